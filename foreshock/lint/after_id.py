@@ -19,8 +19,8 @@ with the turn, and are no evidence against the id.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,8 +77,12 @@ def mismatch_after_ids(batch: RolloutBatch, builder: EvidenceBuilder, *, any_lar
     candidates = _candidates(batch, generated, large)
     surprisal = np.where(compared, -batch.rollout_log_probs, np.float32(0.0))
     k3 = np.expm1(d, dtype=np.float64) - d
-    tokens = _Tokens(generated, np.concatenate([[0], np.cumsum(~generated)]), compared, large, k3, surprisal)
-    found = [_sums_of(batch, int(each), tokens) for each in candidates]
+    masked_before = np.concatenate([[0], np.cumsum(~generated)])
+    columns = {"tokens": compared, "k3": k3, "surprisal": surprisal}
+    found = [
+        _sums_of(batch, np.flatnonzero((batch.response_token_ids == each) & generated), masked_before, large, columns)
+        for each in candidates
+    ]
     # Examples of the id with the largest mean k3 after it, which is the one that a finding names.
     worst = max(found, key=lambda each: each[1][0] / max(each[0][4], 1), default=None)
     for place in worst[2] if worst is not None else ():
@@ -86,21 +90,6 @@ def mismatch_after_ids(batch: RolloutBatch, builder: EvidenceBuilder, *, any_lar
         builder.add_example("mismatch_after_id", example_at(batch, place, text))
     counts, sums = np.array([each[0] for each in found], np.int64), np.array([each[1] for each in found])
     return MismatchAfterIds.of(candidates, counts, sums)
-
-
-@dataclass(frozen=True, slots=True)
-class _Tokens:
-    """The tokens of a batch, [T] each, and the positions `large` [L] of large differences.
-
-    `masked_before` [T + 1] counts the masked tokens before each position; `k3` and `surprisal` are in nats.
-    """
-
-    generated: NDArray[np.bool_]
-    masked_before: Ints
-    compared: NDArray[np.bool_]
-    large: Ints
-    k3: NDArray[np.float64]
-    surprisal: NDArray[np.float32]
 
 
 def _candidates(batch: RolloutBatch, generated: NDArray[np.bool_], large: Ints) -> Ints:
@@ -128,33 +117,32 @@ def _candidates(batch: RolloutBatch, generated: NDArray[np.bool_], large: Ints) 
     unique, inverse = np.unique(of_id[fresh], return_inverse=True)
     windows = np.bincount(inverse)
     nearness = np.bincount(inverse, distance[order][fresh]) / windows
-    occurrences = _occurrences(ids if generated.all() else ids[generated], unique)
+    sampled = ids if generated.all() else ids[generated]
+    if sampled.min() >= 0 and sampled.max() < _LARGEST_VOCABULARY:
+        occurrences = np.bincount(sampled)[unique]
+    else:
+        kept, counts = np.unique(sampled, return_counts=True)
+        occurrences = counts[np.searchsorted(kept, unique)]
     best = np.lexsort((unique, nearness, -(windows.astype(np.float64) ** 2) / occurrences))[:CANDIDATES]
     return np.sort(unique[best]).astype(np.int64)
 
 
-def _occurrences(ids: NDArray[np.integer], unique: NDArray[np.integer]) -> Ints:
-    """Return how often each of the `unique` ids occurs, shape [U]."""
-    if ids.min() >= 0 and ids.max() < _LARGEST_VOCABULARY:
-        return np.asarray(np.bincount(ids)[unique], np.int64)
-    kept, counts = np.unique(ids, return_counts=True)
-    return np.asarray(counts[np.searchsorted(kept, unique)], np.int64)
+def _sums_of(
+    batch: RolloutBatch, places: Ints, masked_before: Ints, large: Ints, columns: Mapping[str, NDArray[Any]]
+) -> tuple[list[int], list[float], list[int]]:
+    """Return the counts and sums of an id, and the positions of three first occurrences that are hits.
 
-
-def _sums_of(batch: RolloutBatch, token_id: int, tokens: _Tokens) -> tuple[list[int], list[float], list[int]]:
-    """Return the counts and sums of an id, and the positions of three first occurrences that are hits."""
-    offsets, large, masked_before = batch.response_offsets, tokens.large, tokens.masked_before
-    places = np.flatnonzero((batch.response_token_ids == token_id) & tokens.generated)
+    `places` are those of the id, `large` those of large differences; `masked_before` [T + 1] counts the masked tokens
+    before each position; `columns` [T] are summed over the tokens before and after.
+    """
+    offsets = batch.response_offsets
     rows, first = np.unique(np.searchsorted(offsets, places, side="right") - 1, return_index=True)
     at = places[first] + 1
     # Rows in turn: the tokens up to the first occurrence, and those after it; a last empty part ends them.
     starts, ends = np.stack([offsets[rows], at], axis=1).ravel(), np.stack([at, offsets[rows + 1]], axis=1).ravel()
     positions, parts = _ranges(starts, ends)
     before, after = (
-        {
-            name: np.bincount(parts, values[positions], starts.size)[side::2]
-            for name, values in (("tokens", tokens.compared), ("k3", tokens.k3), ("surprisal", tokens.surprisal))
-        }
+        {name: np.bincount(parts, values[positions], starts.size)[side::2] for name, values in columns.items()}
         for side in (0, 1)
     )
     kept = after["tokens"] > 0

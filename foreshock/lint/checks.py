@@ -16,7 +16,17 @@ from foreshock.lint.evidence import LintEvidence
 from foreshock.lint.missing_log_probs import check_masked_values, check_missing_engine, check_missing_trainer
 from foreshock.lint.pairs import check_clipping, check_identical, check_k3_per_entropy, check_mean_ratio
 from foreshock.lint.places import check_evenness, check_places
-from foreshock.lint.report import CHECKS, CheckResult, Clean, Finding, LintReport, LintWarning, NotChecked, Outcome
+from foreshock.lint.report import (
+    CHECKS,
+    CheckResult,
+    CheckState,
+    Clean,
+    Finding,
+    LintReport,
+    LintWarning,
+    NotChecked,
+    Outcome,
+)
 from foreshock.lint.sampling import check_declaration, check_sampling
 from foreshock.lint.values import check_finite, check_rounding, check_signs, columns_without_log_probs
 from foreshock.lint.whole_rollouts import check_duplicates, check_responses, check_reward_spread
@@ -98,7 +108,8 @@ def run_checks(
         )
     record(*_yielding(evidence, outcomes, why, model_kind))
     found = [name for name, outcome in outcomes.items() if isinstance(outcome, Finding)]
-    record(*check_sampling(evidence, unreliable=unreliable_surprisal(evidence, found), covered=_covered(outcomes)))
+    covered = not {"processed_log_probs", "mean_ratio"}.intersection(found)
+    record(*check_sampling(evidence, unreliable=unreliable_surprisal(evidence, found), covered=covered))
     record(check_clipping(evidence), check_declaration(evidence, outcomes["raw_log_probs"]))
     record(check_masked_values(evidence, outcomes["pad_id_sampled"]))
     record(check_reward_spread(evidence), *check_responses(evidence))
@@ -135,39 +146,28 @@ def unreliable_surprisal(evidence: LintEvidence, found: Collection[str]) -> str:
     return "too many tokens have no log μ" if too_many else ""
 
 
-def _covered(outcomes: Mapping[str, Outcome]) -> bool:
-    return not any(isinstance(outcomes[name], Finding) for name in ("processed_log_probs", "mean_ratio"))
-
-
 def _report(evidence: LintEvidence, outcomes: Iterable[Outcome]) -> LintReport:
     """Return the report of the outcomes, one for each check, in the order of the catalogue, critical warnings first."""
     by_name = {outcome.check: outcome for outcome in outcomes}
-    findings = [found for name in CHECKS if isinstance(found := by_name[name], Finding)]
-    ordered = sorted(findings, key=lambda each: severity_rank(each.severity))
-    return LintReport(
-        rollouts=evidence.count("rollouts"),
-        tokens=evidence.count("tokens"),
-        warnings=tuple(_warning(evidence, finding) for finding in ordered),
-        checks=tuple(_result(by_name[name]) for name in CHECKS),
-    )
-
-
-def _warning(evidence: LintEvidence, finding: Finding) -> LintWarning:
-    check = CHECKS[finding.check]
-    return LintWarning(
-        name=check.name,
-        severity=finding.severity,
-        title=finding.title or check.title,
-        seen=finding.seen,
-        evidence={name: value for name, value in finding.evidence.items() if math.isfinite(value)},
-        where=evidence.where(check.name) if finding.where is None else finding.where,
-        effect=check.effect,
-        remedy=check.remedy,
-    )
-
-
-def _result(outcome: Outcome) -> CheckResult:
-    title = CHECKS[outcome.check].title
-    if isinstance(outcome, Finding):
-        return CheckResult(outcome.check, title, "warned")
-    return CheckResult(outcome.check, title, "clean" if isinstance(outcome, Clean) else "not checked", outcome.why)
+    warnings, checks = [], []
+    for name, check in CHECKS.items():
+        outcome = by_name[name]
+        if not isinstance(outcome, Finding):
+            state: CheckState = "clean" if isinstance(outcome, Clean) else "not checked"
+            checks.append(CheckResult(name, check.title, state, outcome.why))
+            continue
+        checks.append(CheckResult(name, check.title, "warned"))
+        warnings.append(
+            LintWarning(
+                name=name,
+                severity=outcome.severity,
+                title=outcome.title or check.title,
+                seen=outcome.seen,
+                evidence={key: value for key, value in outcome.evidence.items() if math.isfinite(value)},
+                where=evidence.where(name) if outcome.where is None else outcome.where,
+                effect=check.effect,
+                remedy=check.remedy,
+            )
+        )
+    warnings.sort(key=lambda warning: severity_rank(warning.severity))
+    return LintReport(evidence.count("rollouts"), evidence.count("tokens"), tuple(warnings), tuple(checks))

@@ -125,12 +125,12 @@ class LintEvidence:
 
         These are the truncated responses and, in the summaries of TRAINER_ROLLOUT, the rewards and advantages.
         """
-        of_all = learning_signal_of(measured)
+        known, rewards = learning_signal_of(measured)
         counts = self.counts.copy()
-        for name, count in of_all.counts.items():
+        for name, count in known.items():
             counts[_COUNT_PLACES[name]] = count
         counts[_COUNT_PLACES["rollouts_unseen"]] = measured.step.rollouts - self.count("rollouts")
-        return replace(self, counts=counts, rewards=of_all.rewards or self.rewards)
+        return replace(self, counts=counts, rewards=rewards or self.rewards)
 
     def count(self, name: str) -> int:
         """Return one of COUNTS."""

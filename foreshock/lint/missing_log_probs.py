@@ -87,8 +87,17 @@ def missing_by_token_id(
     behaviour = batch.rollout_log_probs
     if behaviour is None:
         return MissingByTokenId.empty()
-    without_target, masked = _without_target(batch, builder), _masked(batch)
-    without_target = without_target[_is_real(behaviour[without_target])]
+    target, constants, masked = batch.trainer_log_probs, builder.constants["trainer"], _masked(batch)
+    without_target = np.zeros(0, np.int64)
+    if target is not None:
+        # Generated tokens whose log π is 0, NaN, −inf or a constant.
+        missing = ~((target > -np.inf) & (target != 0)) & batch.generated
+        if constants.size:
+            missing |= np.isin(target, constants) & batch.generated
+        without_target = np.flatnonzero(missing)
+        without_target = without_target[_is_real(behaviour[without_target])]
+        for value in constants.tolist():
+            builder.add_example(NO_PI_VALUES, Example(format_number(value)))
     # At a masked token any log μ other than 0 counts, but a constant.
     constant = np.isin(behaviour[masked], masked_constant)
     masked = _outside_overlong(batch, masked[_carries(behaviour[masked]) & ~constant])
@@ -107,40 +116,12 @@ def missing_by_token_id(
     for column, places in enumerate((without_target, masked, sampled)):
         slots = np.searchsorted(ids, batch.response_token_ids[places])
         counts[:, column] = np.bincount(slots, minlength=ids.size)
-    _add_examples(batch, ids, counts, (without_target, masked), builder)
-    return MissingByTokenId.of(ids.astype(np.int64), counts).cut()
-
-
-def _add_examples(
-    batch: RolloutBatch,
-    ids: NDArray[np.integer],
-    counts: Places,
-    found: tuple[Places, Places],
-    builder: EvidenceBuilder,
-) -> None:
-    """Add examples of the id with the most missing log-probs, and of a missing log π at any id."""
-    for column, (places, what) in enumerate(zip(found, ("no log π", "mask 0"), strict=True)):
-        most = ids[counts[:, column].argmax()]
-        for place in places[batch.response_token_ids[places] == most][:3].tolist():
-            builder.add_example("pad_id_sampled", _example(batch, place, what))
-    for place in found[0][:3].tolist():
+        # Of the id with the most missing log-probs.
+        for place in places[slots == counts[:, column].argmax()][:3].tolist() if column < 2 else ():
+            builder.add_example("pad_id_sampled", _example(batch, place, ("no log π", "mask 0")[column]))
+    for place in without_target[:3].tolist():
         builder.add_example("tokens_without_trainer", _example(batch, place, "no log π"))
-
-
-def _without_target(batch: RolloutBatch, builder: EvidenceBuilder) -> Places:
-    """Return the positions of generated tokens whose log π is 0, a constant, NaN or −inf."""
-    target, constants = batch.trainer_log_probs, builder.constants["trainer"]
-    if target is None:
-        return np.zeros(0, np.int64)
-    missing = np.isin(target, [0.0, *constants]) if constants.size else target == 0
-    for value in constants.tolist():
-        builder.add_example(NO_PI_VALUES, Example(format_number(value)))
-    # min() is not finite if any value is NaN or −inf, so that most batches need only one pass.
-    if target.size and not np.isfinite(target.min()):
-        missing |= np.isnan(target) | np.isneginf(target)
-    if batch.response_mask is not None:
-        missing &= batch.response_mask != 0
-    return np.flatnonzero(missing)
+    return MissingByTokenId.of(ids.astype(np.int64), counts).cut()
 
 
 def _masked(batch: RolloutBatch) -> Places:

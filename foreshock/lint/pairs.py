@@ -59,7 +59,10 @@ def count_pairs(batch: RolloutBatch, piece: Piece, builder: EvidenceBuilder) -> 
     assert target is not None
     equal, uncertain = behaviour == target, behaviour < np.float32(_UNCERTAIN)
     builder.count(paired=piece.tokens, equal=int(np.count_nonzero(equal)), uncertain=int(np.count_nonzero(uncertain)))
-    _count_copied(equal & uncertain, uncertain, piece, builder)
+    uncertain_of_rows = row_sums(uncertain, piece.offsets)
+    copiable = uncertain_of_rows >= _LEAST_COPIED
+    copied = copiable & (row_sums(equal & uncertain, piece.offsets) == uncertain_of_rows)
+    builder.count(copiable_rollouts=int(copiable.sum()), copied_rollouts=int(copied.sum()))
     d = target - behaviour
     above, below = d > np.float32(_CLEARLY), d < np.float32(-_CLEARLY)
     certain = below & (behaviour >= np.float32(_CERTAIN))
@@ -76,7 +79,7 @@ def count_pairs(batch: RolloutBatch, piece: Piece, builder: EvidenceBuilder) -> 
             builder.add_example("processed_log_probs", example_at(batch, piece.place(index), text))
     if found or builder.constants["rollout"].size:
         _count_without_behaviour(batch, piece, below | (above & (behaviour != 0)), builder)
-    builder.count(large=_count_large(d))
+    builder.count(large=int(np.count_nonzero(d >= np.float32(LARGE_D)) + np.count_nonzero(d <= np.float32(-LARGE_D))))
     _count_clipped(batch, d, builder)
     np.minimum(d, np.float32(_LARGEST_D), out=d)
     of_d = row_sums(d, piece.offsets)
@@ -101,24 +104,6 @@ def _count_clipped(batch: RolloutBatch, d: NDArray[np.float32], builder: Evidenc
         outside |= d < np.float32(math.log1p(-low))
     builder.count(clip_known=d.size, clipped=int(np.count_nonzero(outside)))
     builder.raise_extremes({"max_clip_low": low, "max_clip_high": high})
-
-
-def _count_large(d: NDArray[np.float32]) -> int:
-    """Return the number of tokens with |d| of LARGE_D or more; two reductions if there is none."""
-    if d.size == 0 or (d.max() < LARGE_D and d.min() > -LARGE_D):
-        return 0
-    return int(np.count_nonzero(np.abs(d) >= np.float32(LARGE_D)))
-
-
-def _count_copied(
-    copied: NDArray[np.bool_], uncertain: NDArray[np.bool_], piece: Piece, builder: EvidenceBuilder
-) -> None:
-    """Count the rollouts in which log π equals log μ at every uncertain token."""
-    of_rows = row_sums(uncertain, piece.offsets)
-    builder.count(copiable_rollouts=int((of_rows >= _LEAST_COPIED).sum()))
-    if np.count_nonzero(copied) >= _LEAST_COPIED:
-        whole = (of_rows >= _LEAST_COPIED) & (row_sums(copied, piece.offsets) == of_rows)
-        builder.count(copied_rollouts=int(whole.sum()))
 
 
 def _count_without_behaviour(

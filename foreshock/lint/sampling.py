@@ -56,7 +56,8 @@ def count_sampling_parameters(batch: RolloutBatch, builder: EvidenceBuilder) -> 
         greedy = temperature < GREEDY
     shaped = tempered | truncated
     unknown = np.isnan(temperature) & np.isnan(top_p) & np.isnan(top_k) & np.isnan(min_p)
-    mode = _logprobs_mode(batch)
+    fingerprint = batch.attributes.engine_fingerprint
+    mode = batch.attributes.logprobs_mode or (None if fingerprint is None else fingerprint.logprobs_mode)
     raw = mode == "raw_logprobs"
     rollouts = batch.num_rollouts
     builder.count(
@@ -85,11 +86,6 @@ def count_sampling_parameters(batch: RolloutBatch, builder: EvidenceBuilder) -> 
                 "max_min_p": _largest(min_p),
             }
         )
-
-
-def _logprobs_mode(batch: RolloutBatch) -> str | None:
-    fingerprint = batch.attributes.engine_fingerprint
-    return batch.attributes.logprobs_mode or (None if fingerprint is None else fingerprint.logprobs_mode)
 
 
 def _declared(batch: RolloutBatch, name: str) -> NDArray[np.float64]:
@@ -301,7 +297,10 @@ def check_sampling(evidence: LintEvidence, *, unreliable: str = "", covered: boo
     `unreliable` is the reason why the surprisal test cannot be made. `covered` is False if mean ρ is known to be off 1.
     """
     sums = SurprisalSums.of(evidence)
-    other: Outcome = _entropy_not_checked(evidence, unreliable)
+    other: Outcome = Clean("entropy_of_trainer")
+    if unreliable or not evidence.sum("target_entropy") > 0:
+        why = unreliable if evidence.sum("target_entropy") > 0 else "needs both log-probs and entropy"
+        other = NotChecked("entropy_of_trainer", why)
     tested: Finding | Clean | NotChecked = check_surprisal(sums)
     if unreliable:
         tested = NotChecked(_CHECK, unreliable)
@@ -311,9 +310,12 @@ def check_sampling(evidence: LintEvidence, *, unreliable: str = "", covered: boo
         elif target_excess(evidence) / (sums.surprisal / sums.entropy - 1.0) < _SHARE_OF_BOTH:
             tested = NotChecked(_CHECK, "`entropy` fits neither μ nor π, which are far apart: log that of μ")
     if declared := evidence.count("raw_and_shaped"):
+        result = "; the surprisal test does not show it" if isinstance(tested, Clean) else ""
+        if isinstance(tested, Finding):
+            result = f"; {tested.seen.rstrip('.')}"
         seen = (
             f"{declared:,} of {evidence.count('rollouts'):,} rollouts were sampled with {_parameters(evidence)}, and "
-            f"the engine logs raw_logprobs, before these are applied{_result_of(tested)}."
+            f"the engine logs raw_logprobs, before these are applied{result}."
         )
         return Finding(_CHECK, "critical", seen, sums.numbers()), other
     if unreliable or not isinstance(tested, NotChecked) or isinstance(other, Finding):
@@ -354,19 +356,6 @@ def _entropy_of_trainer(evidence: LintEvidence, sums: SurprisalSums) -> Finding 
     )
     numbers = {"share_of_mu": share, "share_of_pi": of_target, "tokens": sums.tokens}
     return Finding("entropy_of_trainer", "warning", seen, numbers)
-
-
-def _entropy_not_checked(evidence: LintEvidence, unreliable: str) -> Clean | NotChecked:
-    check = "entropy_of_trainer"
-    if not evidence.sum("target_entropy") > 0:
-        return NotChecked(check, "needs both log-probs and entropy")
-    return NotChecked(check, unreliable) if unreliable else Clean(check)
-
-
-def _result_of(tested: Outcome) -> str:
-    if isinstance(tested, Finding):
-        return f"; {tested.seen.rstrip('.')}"
-    return "; the surprisal test does not show it" if isinstance(tested, Clean) else ""
 
 
 def _parameters(evidence: LintEvidence) -> str:

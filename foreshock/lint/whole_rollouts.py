@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -253,21 +252,13 @@ def _no_rewards(groups: int) -> NDArray[np.float64]:
     return np.tile([0.0, 0.0, -np.inf, -np.inf], (groups, 1))
 
 
-@dataclass(frozen=True, slots=True)
-class LearningSignal:
-    """The counts of `count_learning_signal` that are known of all rollouts, by name, and their rewards, if known."""
-
-    counts: Mapping[str, int]
-    rewards: GroupRewards | None
-
-
-def learning_signal_of(measured: StepMeasurement) -> LearningSignal:
-    """Return the learning signal of the rollouts that a shard of statistics measured."""
+def learning_signal_of(measured: StepMeasurement) -> tuple[dict[str, int], GroupRewards | None]:
+    """Return the counts by name that a shard of statistics knows of all its rollouts, and their rewards, if known."""
     counts = measured.step.truncated_and_known()
     known = {"truncated_rollouts": counts[0], "finish_known": counts[1]}
     pair = measured.comparisons.get(TRAINER_ROLLOUT)
     if pair is None:
-        return LearningSignal(known, None)
+        return known, None
     table = pair.summaries.table
     groups = table.column("group_id").to_pylist()
     advantage = pair.summaries.column("advantage")
@@ -275,7 +266,7 @@ def learning_signal_of(measured: StepMeasurement) -> LearningSignal:
     known["advantages"] = int(np.isfinite(advantage).sum())
     known["advantages_not_zero"] = int((np.isfinite(advantage) & (advantage != 0)).sum())
     keys = keys_of_groups(groups, table.column("sample_id").to_pylist())
-    return LearningSignal(known, GroupRewards.of(keys, pair.summaries.column("reward")))
+    return known, GroupRewards.of(keys, pair.summaries.column("reward"))
 
 
 _OF_A_SAMPLE = "only a sample of the rollouts was sent in full"
