@@ -84,13 +84,9 @@ def cuts_of(offsets: Any) -> NDArray[np.int64]:
     """Return `offsets` [N + 1], the ends of rollouts; raises InvalidRolloutsError if they do not rise from 0."""
     cuts = numbers_of("offsets", offsets, whole=True).astype(np.int64, copy=False)
     if cuts.ndim != 1 or cuts.size == 0 or cuts[0] != 0 or (np.diff(cuts) < 0).any():
-        raise InvalidRolloutsError(f"offsets must rise from 0 and have N + 1 entries, got {_shown(cuts)}")
+        shown = f"shape {cuts.shape}, {np.array2string(cuts.ravel(), threshold=6, edgeitems=3)}"
+        raise InvalidRolloutsError(f"offsets must rise from 0 and have N + 1 entries, got {shown}")
     return cuts
-
-
-def _shown(cuts: NDArray[np.int64]) -> str:
-    """Return the shape and the first entries of the array, for an error message."""
-    return f"shape {cuts.shape}, {np.array2string(cuts.ravel(), threshold=6, edgeitems=3)}"
 
 
 def check_size(column: str, array: NDArray[Any], tokens: int) -> None:

@@ -56,7 +56,6 @@ SUMMARY_SCHEMA = pa.schema(
     ],
     metadata={"statistics_version": str(STATISTICS_VERSION)},
 )
-_KINDS = [(field.name, field.type) for field in SUMMARY_SCHEMA]
 _SUM_OF = {
     "k3_kl": "sum_k3",
     "chi2_token": "sum_chi2",
@@ -90,6 +89,11 @@ class RolloutSummaries:
         without_advantage = sums.advantage_tokens == 0
         skew = sums.column("positive_advantage_skew") + sums.column("negative_advantage_skew")
         truncated, known = truncated_rollouts(batch)
+        turns = None
+        if batch.turn is not None:
+            # The pass counted them if it measured every token that the model sampled.
+            counted = np.array_equal(sums.tokens, sums.generated)
+            turns = sums.turns if counted else turns_of_rollouts(batch)
         columns: dict[str, Any] = {
             "sample_id": batch.sample_ids,
             "group_id": batch.group_ids,
@@ -114,15 +118,19 @@ class RolloutSummaries:
             "sum_advantage_ratio_minus_one": pa.array(skew, mask=without_advantage),
             "reward": None if batch.reward is None else pa.array(batch.reward, mask=np.isnan(batch.reward)),
             "advantage": _optional(_advantages(batch)),
-            "turns": None if batch.turn is None else _turns(batch, sums),
+            "turns": turns,
             "finish_reason": batch.finish_reasons,
             "truncated": pa.array(truncated, mask=~known),
             "lag": None if lag is None else _optional(generated_means(batch, lag)),
         }
-        arrays = [
-            pa.nulls(batch.num_rollouts, kind) if columns[name] is None else _as_type(columns[name], kind)
-            for name, kind in _KINDS
-        ]
+        arrays = []
+        for field in SUMMARY_SCHEMA:
+            values = columns[field.name]
+            if values is None:
+                values = pa.nulls(batch.num_rollouts, field.type)
+            elif not isinstance(values, pa.Array):
+                values = pa.array(values, type=field.type)
+            arrays.append(values.cast(field.type))
         return cls(pa.Table.from_arrays(arrays, schema=SUMMARY_SCHEMA))
 
     @staticmethod
@@ -209,11 +217,6 @@ class RolloutSummaries:
         return cls(table)
 
 
-def _as_type(values: Any, kind: pa.DataType) -> pa.Array:
-    array = values if isinstance(values, pa.Array) else pa.array(values, type=kind)
-    return array if array.type == kind else array.cast(kind)
-
-
 def _optional(values: NDArray[Any]) -> pa.Array:
     return pa.array(values, mask=np.isnan(values))
 
@@ -224,10 +227,3 @@ def _advantages(batch: RolloutBatch) -> NDArray[np.float64]:
     if not batch.advantage_per_token:
         return batch.advantage.astype(np.float64)
     return generated_means(batch, batch.advantage)
-
-
-def _turns(batch: RolloutBatch, sums: RolloutSums) -> NDArray[np.int64]:
-    """Return the number of turns in which the model sampled, [N]; the pass counted them if it measured every such
-    token.
-    """
-    return sums.turns if np.array_equal(sums.tokens, sums.generated) else turns_of_rollouts(batch)

@@ -257,20 +257,13 @@ def _side_branch(
     )
     engine, trainer = middle_of_chain([name for name in chain if name in arrays])
     found = Interval(math.nan, math.nan, math.nan, 0)
-    if engine and trainer:
-        compared = (reference - shared.scores[engine], reference - shared.scores[trainer])
-        found = _difference(*compared, shared)
+    if engine and trainer and shared.tokens:
+        # E[d²] of the engine less that of the trainer.
+        squares = np.square(reference - shared.scores[engine]) - np.square(reference - shared.scores[trainer])
+        sums = np.add.reduceat(squares, shared.offsets[:-1])
+        found = bootstrap_interval(sums, np.diff(shared.offsets), shared.groups, resamples=MORE_RESAMPLES)
     ends = (found.mean, found.low, found.high)
     return SideBranch(REFERENCE, links, engine, trainer, *ends, shared.tokens, shared.rollouts)
-
-
-def _difference(of_engine: Float64, of_trainer: Float64, shared: _Shared) -> Interval:
-    """Return E[d²] of the engine less that of the trainer, with its interval paired by prompt group."""
-    if not shared.tokens:
-        return Interval(math.nan, math.nan, math.nan, 0)
-    differences = np.square(of_engine) - np.square(of_trainer)
-    sums = np.add.reduceat(differences, shared.offsets[:-1])
-    return bootstrap_interval(sums, np.diff(shared.offsets), shared.groups, resamples=MORE_RESAMPLES)
 
 
 @dataclass(frozen=True, slots=True)

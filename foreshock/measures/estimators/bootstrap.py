@@ -98,7 +98,10 @@ def _intervals(of_clusters: Float64, sizes: Float64, resamples: int, seed: int) 
         means = of_clusters.sum(axis=0) / sizes.sum()
         if count >= LEAST_CLUSTERS:
             random = np.random.default_rng(seed)
-            of_clusters, sizes = _combine_clusters(of_clusters, sizes, random)
+            if count > _MOST_CLUSTERS:
+                order, starts = random.permutation(count), np.arange(_MOST_CLUSTERS) * count // _MOST_CLUSTERS
+                of_clusters = np.add.reduceat(of_clusters[order], starts, axis=0)
+                sizes = np.add.reduceat(sizes[order], starts)
             expected = means * sizes[:, None]
             residuals = of_clusters - expected
             # If all clusters have the same mean, rounding alone is left: it is no spread.
@@ -131,15 +134,6 @@ def nonnegative_intervals(
     )
 
 
-def _combine_clusters(sums: Float64, sizes: Float64, random: np.random.Generator) -> tuple[Float64, Float64]:
-    """Combine sums and sizes into at most _MOST_CLUSTERS clusters, with randomly drawn members."""
-    if sizes.size <= _MOST_CLUSTERS:
-        return sums, sizes
-    order = random.permutation(sizes.size)
-    starts = np.arange(_MOST_CLUSTERS) * sizes.size // _MOST_CLUSTERS
-    return np.add.reduceat(sums[order], starts, axis=0), np.add.reduceat(sizes[order], starts)
-
-
 def _studentised(
     of_clusters: Float64, residuals: Float64, sizes: Float64, resamples: int, random: np.random.Generator
 ) -> Float64:
@@ -156,7 +150,10 @@ def _studentised(
     at_once = max(1, _DRAWS_AT_ONCE // groups)
     for start in range(0, resamples, at_once):
         rows = min(at_once, resamples - start)
-        weights = _draws(groups, random, rows)
+        # How often each cluster is drawn in each resample, [rows, G].
+        drawn = random.integers(0, groups, size=(rows, groups))
+        drawn += np.arange(0, rows * groups, groups)[:, None]
+        weights = np.bincount(drawn.ravel(), minlength=rows * groups).reshape(rows, groups).astype(np.float64)
         total, total_squares, *_ = (sums := _product(weights, table)).T[:, :, None]
         of_residuals, of_products, of_squares = (sums[:, 2 + columns * part :][:, :columns] for part in range(3))
         shift = of_residuals / total
@@ -167,10 +164,10 @@ def _studentised(
         cancelled = squares <= _CANCELLED * (of_squares + shifted)
         for column in np.flatnonzero(cancelled.any(axis=0)).tolist():
             at = np.flatnonzero(cancelled[:, column])
-            drawn, sums_of_column = weights[at], of_clusters[:, column]
-            mean = (drawn * sums_of_column).sum(axis=1) / total[at, 0]
-            shift[at, column] = (drawn * residuals[:, column]).sum(axis=1) / total[at, 0]
-            squares[at, column] = (drawn * np.square(sums_of_column - mean[:, None] * sizes)).sum(axis=1)
+            chosen, sums_of_column = weights[at], of_clusters[:, column]
+            mean = (chosen * sums_of_column).sum(axis=1) / total[at, 0]
+            shift[at, column] = (chosen * residuals[:, column]).sum(axis=1) / total[at, 0]
+            squares[at, column] = (chosen * np.square(sums_of_column - mean[:, None] * sizes)).sum(axis=1)
         # A difference within rounding is 0: such a resample has no error, and t* is infinite.
         squares[squares <= _ROUNDING * (of_squares + shifted)] = 0.0
         error = np.sqrt(squares) / total
@@ -182,13 +179,6 @@ def _studentised(
                 has_error, shift / np.where(has_error, error, 1.0), np.where(shift == 0.0, 0.0, shift * math.inf)
             )
     return found
-
-
-def _draws(groups: int, random: np.random.Generator, resamples: int) -> Float64:
-    """Return how often each cluster is drawn in each resample, [resamples, G]."""
-    drawn = random.integers(0, groups, size=(resamples, groups))
-    drawn += np.arange(0, resamples * groups, groups)[:, None]
-    return np.bincount(drawn.ravel(), minlength=resamples * groups).reshape(resamples, groups).astype(np.float64)
 
 
 def _product(weights: Float64, table: Float64) -> Float64:

@@ -148,25 +148,19 @@ def sum_rollouts_compiled(inputs: TokenInputs) -> RolloutSums:
         token_weights=LogWeights.from_array(int(tokens.sum()), totals.token_weights),
         turn_weights=LogWeights.from_array(int(turns.sum()), totals.turn_weights),
     )
-    _fill_buckets(result, totals, layout)
-    return result
-
-
-def _fill_buckets(result: RolloutSums, totals: Totals, layout: Layout) -> None:
-    """Fill the tails and the tables of conditions."""
-    tokens, largest = totals.tokens.sum(axis=0), totals.largest.max(axis=0)
+    bucket_tokens, largest = totals.tokens.sum(axis=0), totals.largest.max(axis=0)
     tails, shape = slice(layout.first_tail, layout.first[0]), (2, len(TAIL_LEVELS), 4)
-    between = tokens[tails].reshape(2, -1)
+    between = bucket_tokens[tails].reshape(2, -1)
     result.tail_counts = np.cumsum(between[:, ::-1], axis=1)[:, ::-1].copy()
     result.tail_sums = sums_beyond(
         CompensatedSums(totals.high[tails].reshape(shape), totals.low[tails].reshape(shape))
     ).value
     for name, first in zip(_CONDITIONS, layout.first.tolist(), strict=True):
         own = slice(first, first + CONDITIONS[name].size)
-        result.conditions[name] = BucketSums(
-            tokens[own], CompensatedSums(totals.high[own], totals.low[own]), largest[own]
-        )
+        sums = CompensatedSums(totals.high[own], totals.low[own])
+        result.conditions[name] = BucketSums(bucket_tokens[own], sums, largest[own])
     result.conditions["length"] = result.sums_by_length()
+    return result
 
 
 def _largest(totals: Totals, side: int) -> Float64:
@@ -268,7 +262,11 @@ def compute_verl_metrics(inputs: TokenInputs) -> dict[str, float]:
     and `verl_chi2_seq`, with the values of `ComparisonStatistics.measures()`. Only `target`, `behaviour`, `offsets` and
     `generated` of `inputs` are used. Values are NaN if no token was measured. Raises ImportError without numba.
     """
-    sums, tokens = _sums_of_ratios(inputs)
+    bare = TokenInputs(inputs.target, inputs.behaviour, inputs.offsets, inputs.generated)
+    totals = _totals(inputs.offsets.size - 1, 0)
+    _machine_code()(_columns(bare, _RowsOfIds(None)), _layout(), totals, False)
+    measured = totals.counts[:, 0] > 0
+    tokens, sums = totals.counts[measured, 0], dict(zip(TOKEN_SUMS, totals.sums[measured].T, strict=True))
     d, k3, above, chi2 = (sums[name] for name in ("d", "k3_kl", "ratio_minus_one", "chi2_token"))
     total = float(tokens.sum())
     log_ppl_diff = -d / tokens
@@ -290,16 +288,6 @@ def compute_verl_metrics(inputs: TokenInputs) -> dict[str, float]:
             "verl_chi2_token": float((chi2 + 2.0 * above).sum()) / total if total else math.nan,
             "verl_chi2_seq": _mean(np.expm1(2.0 * d)),
         }
-
-
-def _sums_of_ratios(inputs: TokenInputs) -> tuple[dict[str, Float64], Int64]:
-    """Return the sums of d, ρ and the log-probs of each rollout with measured tokens, and the numbers of those."""
-    add = _machine_code()
-    bare = TokenInputs(inputs.target, inputs.behaviour, inputs.offsets, inputs.generated)
-    totals = _totals(inputs.offsets.size - 1, 0)
-    add(_columns(bare, _RowsOfIds(None)), _layout(), totals, False)
-    tokens = totals.counts[:, 0]
-    return dict(zip(TOKEN_SUMS, totals.sums[tokens > 0].T, strict=True)), tokens[tokens > 0]
 
 
 def _mean(values: Float64) -> float:
