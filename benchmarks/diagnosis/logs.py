@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from statistics import median
 
 from benchmarks.bars import Line
 from benchmarks.diagnosis.curves import watch
@@ -24,7 +25,6 @@ from foreshock.diagnosis.collapse import BASELINE_OBSERVATIONS, collapse_step, h
 from foreshock.diagnosis.detectors import ClosedStep
 from foreshock.diagnosis.quantities import LENGTH_KEY, REWARD_KEY
 from foreshock.diagnosis.rule import Event
-from foreshock.diagnosis.statistics import median
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 # Column of a log → quantity of the service.

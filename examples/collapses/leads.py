@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Final
 
 from foreshock.backtest.replay import Episode, RecordedRun
 from foreshock.backtest.scoring import Score, score
 from foreshock.diagnosis.collapse import BASELINE_OBSERVATIONS, TRAILING_VALUES
 from foreshock.diagnosis.detectors import ClosedStep
-from foreshock.diagnosis.statistics import median
 
 RATIOS: Final = (1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
 

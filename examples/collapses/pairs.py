@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from statistics import median
 from typing import Final
 
 from examples.collapses.leads import SIGNALS, Signal, episodes, false_rate, rises
@@ -17,7 +18,6 @@ from foreshock.backtest.scoring import Score, score
 from foreshock.diagnosis.collapse import BASELINE_OBSERVATIONS, TRAILING_VALUES
 from foreshock.diagnosis.detectors import ClosedStep
 from foreshock.diagnosis.quantities import REWARD_KEY
-from foreshock.diagnosis.statistics import median
 
 DROPS: Final = (0.0, 0.1, 0.2, 0.3)
 """Shares of the best reward so far; 0: the signal alone."""

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from operator import and_
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from foreshock.diagnosis.collapse import HitWindow, hit_window
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration
 from foreshock.diagnosis.quantities import LENGTH_KEY
 from foreshock.diagnosis.rule import ThresholdRule
-from foreshock.diagnosis.statistics import median, poisson_interval, proportion_interval
+from foreshock.diagnosis.statistics import poisson_interval, proportion_interval
 
 RESAMPLES = 2_000
 

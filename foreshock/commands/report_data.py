@@ -13,8 +13,7 @@ from foreshock.api.watch import AdviceRecord, AlertRecord
 from foreshock.commands.queries import Bucket, Curve, RunQueries, values_of_steps
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.lag_zero import at_lag_zero
-from foreshock.diagnosis.lags import StepLags
-from foreshock.diagnosis.staleness import LagLevels
+from foreshock.diagnosis.lags import LagLevels, StepLags
 from foreshock.errors import ConfigurationError
 from foreshock.json_values import json_value
 from foreshock.measures.registry import K3_BY_LAG, TOKENS_BY_LAG

@@ -7,8 +7,7 @@ An alarm episode is a hit if it starts in [t_c − min(200, t_c / 2), t_c − 3]
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from foreshock.diagnosis.statistics import median
+from statistics import median
 
 TRAILING_VALUES = 5
 HELD_OBSERVATIONS = 10

@@ -6,12 +6,12 @@ weights; one that starts at the floor and grows with every update looks like wei
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.api.diagnosis import DiagnosisCause
-from foreshock.diagnosis.statistics import median
 from foreshock.diagnosis.wording import number
 
 __all__ = ["FIRST_STEP", "FIRST_STEPS", "causes_of_course"]

@@ -179,7 +179,7 @@ class WarningState:
 
     step: int | None = None
     surge: SurgeState = field(default_factory=SurgeState)
-    rules: RulesState = field(default_factory=RulesState.initial)
+    rules: RulesState = field(default_factory=RulesState)
     reward: RewardState = field(default_factory=RewardState)
     loop: LoopState = field(default_factory=LoopState)
     rate_units: int | None = None

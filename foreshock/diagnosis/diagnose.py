@@ -10,17 +10,16 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from statistics import median
 from typing import Any, Final
 
 from foreshock.api.diagnosis import CauseSource, Diagnosis, DiagnosisCause, DiagnosisEvent, MissingData, Verdict
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.collapse import TRAILING_VALUES, floor_of
 from foreshock.diagnosis.course import causes_of_course
-from foreshock.diagnosis.lags import AT_LAG_ZERO, StepLags
+from foreshock.diagnosis.lags import AT_LAG_ZERO, LagLevels, StepLags
 from foreshock.diagnosis.mismatch_order import order_in_words
 from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE
-from foreshock.diagnosis.staleness import LagLevels
-from foreshock.diagnosis.statistics import median
 from foreshock.diagnosis.wording import as_clause, number, plural, reward_number
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import required_range

@@ -1,9 +1,9 @@
 """Which came first, a rise of k3 or a fall of the reward, and k3 before, at and after the fall."""
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
-from foreshock.diagnosis.statistics import median
 from foreshock.diagnosis.wording import number
 
 MISMATCH_VALUES = 3

@@ -22,12 +22,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any, Literal
 
 from foreshock.diagnosis.collapse import HELD_OBSERVATIONS, TRAILING_VALUES, floor_of
 from foreshock.diagnosis.mismatch_order import mismatch_at_fall, mismatch_in_words, order_in_words
 from foreshock.diagnosis.rule import Event
-from foreshock.diagnosis.statistics import Noise, median, neighbour_noise, step_noise
+from foreshock.diagnosis.statistics import Noise, neighbour_noise, step_noise
 from foreshock.diagnosis.wording import reward_number
 from foreshock.severity import Severity
 

@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from statistics import median
 from typing import Literal
 
 from foreshock.comparisons import STEP_ROW
-from foreshock.diagnosis.statistics import MEDIAN_NOISE, Pooling, median, step_noise
+from foreshock.diagnosis.statistics import MEDIAN_NOISE, Pooling, step_noise
 from foreshock.severity import Severity
 
 Change = Literal["fired", "cleared"]
@@ -103,8 +104,9 @@ class ThresholdRule:
                 f"rule {self.name} has the effect {self.effect!r} and no relative threshold; set relative: an absolute "
                 "crossing alone never moves the learning rate"
             )
-        if self.relative is not None and not self._is_beyond_one(self.relative):
-            side = "below 1 and above 0" if self.direction == "below" else "above 1"
+        below = self.direction == "below"
+        if self.relative is not None and not (0.0 < self.relative < 1.0 if below else 1.0 < self.relative < math.inf):
+            side = "below 1 and above 0" if below else "above 1"
             raise ValueError(f"relative of rule {self.name} must be {side}, got {self.relative:g}")
         if self.reference is not None and self.relative is None:
             raise ValueError(f"rule {self.name} has a reference and no relative threshold; set relative")
@@ -113,18 +115,10 @@ class ThresholdRule:
         if self.minimum_duration < 1 or self.cooldown_steps < 0 or self.least_tokens < 0:
             raise ValueError(f"rule {self.name} needs minimum_duration >= 1, cooldown_steps >= 0 and least_tokens >= 0")
 
-    def _is_beyond_one(self, relative: float) -> bool:
-        return 0.0 < relative < 1.0 if self.direction == "below" else math.isfinite(relative) and relative > 1.0
-
-    @property
-    def moves_learning_rate(self) -> bool:
-        """Whether the rule alone lets the advice lower the learning rate."""
-        return self.effect == "halve"
-
     @property
     def quantity(self) -> str:
         """The key without ``@baseline``."""
-        return _quantity_of(self.key)
+        return self.key.removesuffix("@baseline")
 
     @property
     def measure_name(self) -> str:
@@ -154,7 +148,7 @@ class ThresholdRule:
         """The name of the quantity whose baseline the rule has: of distances, one of its own."""
         if self.reference is not None:
             return self.reference
-        return _distance_name(self.quantity, self.ideal) if self.direction == "away" else self.quantity
+        return f"|{self.quantity} - {self.ideal:g}|" if self.direction == "away" else self.quantity
 
     def measure(self, value: float) -> float:
         """Return what is compared with the threshold: the value, or its distance from the ideal."""
@@ -179,19 +173,19 @@ class ThresholdRule:
         return measured < threshold if self.direction == "below" else measured > threshold
 
     def is_back(self, measured: float, threshold: float) -> bool:
-        """Return True if what `measure` returned is back within the hysteresis band."""
-        if self.direction == "below":
-            # Towards the ideal if there is one: 0.9 / 0.7 is beyond any value of a measure that is at most 1.
-            if self.ideal == 0.0 < threshold:
-                return measured >= threshold / HYSTERESIS
-            return measured >= self._towards(self.ideal, threshold, 1.0)
-        return measured <= self._towards(self.ideal if self.direction == "above" else 0.0, threshold, -1.0)
+        """Return True if what `measure` returned is back within the hysteresis band.
 
-    def _towards(self, ideal: float, threshold: float, sign: float) -> float:
-        """Return the end of the band: between threshold and ideal, if the ideal is on the healthy side of it."""
-        if (ideal - threshold) * sign > 0.0:
-            return ideal + HYSTERESIS * (threshold - ideal)
-        return threshold + sign * (1.0 - HYSTERESIS) * abs(threshold)
+        The band ends between threshold and ideal, if the ideal is on the healthy side of the threshold.
+        """
+        below, ideal = self.direction == "below", 0.0 if self.direction == "away" else self.ideal
+        if below and ideal == 0.0 < threshold:
+            # Only without an ideal: 0.9 / 0.7 is beyond any value of a measure that is at most 1.
+            return measured >= threshold / HYSTERESIS
+        if ideal > threshold if below else ideal < threshold:
+            end = ideal + HYSTERESIS * (threshold - ideal)
+        else:
+            end = threshold + (1.0 if below else -1.0) * (1.0 - HYSTERESIS) * abs(threshold)
+        return measured >= end if below else measured <= end
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,17 +214,6 @@ class Baseline:
     def following(self, value: float) -> Baseline:
         """Return the baseline with the newest value instead of the oldest one."""
         return self if value <= 0.0 else Baseline((*self.logs[1:], math.log(value)))
-
-
-# Cached, as every rule asks for its names several times at every step.
-@lru_cache(maxsize=1024)
-def _quantity_of(key: str) -> str:
-    return key.removesuffix("@baseline")
-
-
-@lru_cache(maxsize=1024)
-def _distance_name(quantity: str, ideal: float) -> str:
-    return f"|{quantity} - {ideal:g}|"
 
 
 @lru_cache(maxsize=256)

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Any
 
 from foreshock.diagnosis.lags import NEWEST, Judged, Part, StepLags, judge, lags_in_words, name_of_baseline, parts_of
 from foreshock.diagnosis.rule import Baseline, Event, ThresholdRule
-from foreshock.diagnosis.statistics import AVERAGE_RUN_LENGTH, MEDIAN_VALUES, add_evidence, median, pooled_evidence
+from foreshock.diagnosis.statistics import AVERAGE_RUN_LENGTH, MEDIAN_VALUES, add_evidence, pooled_evidence
 from foreshock.diagnosis.wording import as_clause, number, percent
 from foreshock.json_values import finite_or_none
 
@@ -42,10 +43,6 @@ class RuleState:
     cleared_step: int | None = None
     evidence: tuple[float, ...] = ()
 
-    def with_evidence(self, evidence: tuple[float, ...]) -> RuleState:
-        """Return the state with other evidence."""
-        return RuleState(self.beyond, self.back, self.fired_step, self.cleared_step, evidence)
-
     def to_json(self) -> list[Any]:
         return [self.beyond, self.back, self.fired_step, self.cleared_step, list(self.evidence)]
 
@@ -59,13 +56,9 @@ class RuleState:
 class RulesState:
     """The states of all rules by name, all baselines by ``key@lag``, and the first step of each cause's episode."""
 
-    rules: Mapping[str, RuleState]
-    baselines: Mapping[str, Baseline]
-    episodes: Mapping[str, int]
-
-    @classmethod
-    def initial(cls) -> RulesState:
-        return cls({}, {}, {})
+    rules: Mapping[str, RuleState] = field(default_factory=dict)
+    baselines: Mapping[str, Baseline] = field(default_factory=dict)
+    episodes: Mapping[str, int] = field(default_factory=dict)
 
     def firing(self, rule: ThresholdRule) -> int | None:
         """Return the step at which ``rule`` fired, None if it is not firing."""
@@ -111,26 +104,11 @@ def advance_rules(
     ``learning`` returns whether the reward is rising; it is called only if a rule asks. A firing rule that is not among
     ``rules`` any more clears.
     """
-    states, baselines, events = _advance_each(state, step, values, rules, learning)
-    events += _dropped(states, step, rules)
-    firing = {name: each.fired_step for name, each in states.items() if each.fired_step is not None}
-    episodes = _episodes(state.episodes, firing, rules) if firing else {}
-    return RulesState(states, baselines, episodes), tuple(_with_episode(event, episodes, rules) for event in events)
-
-
-def _advance_each(
-    state: RulesState,
-    step: int,
-    values: Mapping[str, float],
-    rules: tuple[ThresholdRule, ...],
-    learning: Callable[[], bool],
-) -> tuple[dict[str, RuleState], dict[str, Baseline], list[Event]]:
-    """Return the states and baselines after a closed step and the events at it, which name no episode yet."""
     lags = StepLags.of(values)
     states = dict(state.rules)
     of_rules = [parts_of(rule, values, lags) for rule in rules]
     baselines = _with_values(state.baselines, values, rules, of_rules)
-    events: list[Event] = []
+    events: list[tuple[Event, str]] = []
     for rule, parts in zip(rules, of_rules, strict=True):
         judged = judge(rule, parts, baselines)
         if judged is None:
@@ -139,28 +117,19 @@ def _advance_each(
             name = name_of_baseline(rule, parts[0].lag)
             baselines[name] = baselines[name].following(judged.measured)
             continue
-        before = states.get(rule.name, RuleState())
-        if rule.pooled is not None and (rule.pooled == "median" or before.fired_step is None):
-            before = before.with_evidence(_pooled(rule, before.evidence, judged))
-        measured = judged.measured
-        if rule.pooled == "median":
-            if len(before.evidence) < MEDIAN_VALUES:
-                states[rule.name] = before
-                continue
-            measured = median(before.evidence)
-        states[rule.name], event = _advance_rule(rule, before, step, measured, judged.threshold)
+        states[rule.name], event = _advance_rule(rule, states.get(rule.name, RuleState()), step, judged, lags)
         if event is not None:
-            shown = judged.value if rule.direction == "away" else event.value
-            why, evidence = _why(rule, judged, lags), _evidence(rule, event, judged, lags)
-            events.append(replace(event, value=shown, why=why, evidence=evidence))
-    return states, baselines, events
-
-
-def _with_episode(event: Event, episodes: Mapping[str, int], rules: Sequence[ThresholdRule]) -> Event:
-    if event.change != "fired":
-        return event
-    cause = next(rule.cause for rule in rules if rule.name == event.rule)
-    return replace(event, evidence={**event.evidence, "episode": episodes.get(cause, event.step)})
+            events.append((event, rule.cause))
+    dropped = _dropped(states, step, rules)
+    firing = {name: each.fired_step for name, each in states.items() if each.fired_step is not None}
+    episodes = _episodes(state.episodes, firing, rules) if firing else {}
+    told = [
+        replace(event, evidence={**event.evidence, "episode": episodes.get(cause, step)})
+        if event.change == "fired"
+        else event
+        for event, cause in events
+    ]
+    return RulesState(states, baselines, episodes), (*told, *dropped)
 
 
 def _with_values(
@@ -185,39 +154,41 @@ def _with_values(
     return found
 
 
-def _pooled(rule: ThresholdRule, logs: tuple[float, ...], judged: Judged) -> tuple[float, ...]:
-    if rule.pooled == "median":
-        return (*logs, judged.measured)[-MEDIAN_VALUES:]
-    # Deviations keep their sign.
-    deviation = rule.pooled == "deviation"
-    assert rule.pooled is not None
-    return add_evidence(
-        logs, rule.pooled, judged.value - rule.ideal if deviation else judged.measured, judged.threshold
-    )
-
-
 def _advance_rule(
-    rule: ThresholdRule, state: RuleState, step: int, value: float, threshold: float
+    rule: ThresholdRule, state: RuleState, step: int, judged: Judged, lags: StepLags
 ) -> tuple[RuleState, Event | None]:
+    evidence, value, threshold = state.evidence, judged.measured, judged.threshold
+    if rule.pooled == "median":
+        evidence = (*evidence, value)[-MEDIAN_VALUES:]
+        if len(evidence) < MEDIAN_VALUES:
+            return replace(state, evidence=evidence), None
+        value = median(evidence)
+    elif rule.pooled is not None and state.fired_step is None:
+        # Deviations keep their sign.
+        pooled = judged.value - rule.ideal if rule.pooled == "deviation" else value
+        evidence = add_evidence(evidence, rule.pooled, pooled, threshold)
     # Counted up to the duration only: a state must not differ for ever after a late step.
     beyond = min(state.beyond + 1, rule.minimum_duration) if rule.is_beyond(value, threshold) else 0
     back = min(state.back + 1, rule.minimum_duration) if rule.is_back(value, threshold) else 0
-    # Not by `dataclasses.replace`, which takes six times as long: this runs for every rule at every step.
-    state = RuleState(beyond, back, state.fired_step, state.cleared_step, state.evidence)
     if state.fired_step is None:
-        enough = beyond >= rule.minimum_duration
-        if rule.pooled == "median":
-            enough = beyond > 0
-        elif rule.pooled is not None:
-            enough = beyond > 0 and pooled_evidence(state.evidence) >= math.log(AVERAGE_RUN_LENGTH)
         cooling_down = state.cleared_step is not None and step <= state.cleared_step + rule.cooldown_steps
-        if not enough or cooling_down:
-            return state, None
-        return replace(state, fired_step=step), _event(rule, step, value, threshold)
-    if back < (1 if rule.pooled == "median" else rule.minimum_duration):
-        return state, None
-    cleared = replace(_event(rule, step, value, threshold), change="cleared", fired_step=state.fired_step)
-    return replace(state, fired_step=None, cleared_step=step, evidence=()), cleared
+        if rule.pooled is None:
+            changes = beyond >= rule.minimum_duration
+        else:
+            changes = beyond > 0 and (
+                rule.pooled == "median" or pooled_evidence(evidence) >= math.log(AVERAGE_RUN_LENGTH)
+            )
+        changes = changes and not cooling_down
+    else:
+        changes = back >= (1 if rule.pooled == "median" else rule.minimum_duration)
+    if not changes:
+        # Not by `dataclasses.replace`, which takes six times as long: this runs for every rule at every step.
+        return RuleState(beyond, back, state.fired_step, state.cleared_step, evidence), None
+    event = _event(rule, step, value, judged, lags)
+    if state.fired_step is None:
+        return RuleState(beyond, back, step, state.cleared_step, evidence), event
+    cleared = replace(event, change="cleared", fired_step=state.fired_step)
+    return RuleState(beyond, back, None, step, ()), cleared
 
 
 def _dropped(states: dict[str, RuleState], step: int, rules: tuple[ThresholdRule, ...]) -> list[Event]:
@@ -253,29 +224,9 @@ def _episodes(before: Mapping[str, int], firing: Mapping[str, int], rules: Seque
     return found
 
 
-def _event(rule: ThresholdRule, step: int, value: float, threshold: float) -> Event:
-    return Event(
-        rule=rule.name,
-        step=step,
-        value=value,
-        threshold=threshold,
-        severity=rule.severity,
-        why=rule.why,
-        what_to_do=rule.what_to_do,
-        moves_learning_rate=rule.moves_learning_rate,
-    )
-
-
-def _why(rule: ThresholdRule, judged: Judged, lags: StepLags) -> str:
-    """Return the rule's reason, with the lags of the tokens if only a part of the step is judged."""
-    if not judged.lags:
-        return rule.why
-    share = percent(lags.share(judged.lags))
-    text = f"At {lags_in_words(judged.lags)} ({share} of the tokens), {as_clause(rule.why)}"
-    return text if math.isnan(judged.elsewhere) else f"{text} At lag 0 it is {number(judged.elsewhere)}."
-
-
-def _evidence(rule: ThresholdRule, event: Event, judged: Judged, lags: StepLags) -> dict[str, float | int | str]:
+def _event(rule: ThresholdRule, step: int, value: float, judged: Judged, lags: StepLags) -> Event:
+    """Return the event of a rule that fires at ``value``; its reason names the lags if only some are judged."""
+    why = rule.why
     evidence: dict[str, float | int | str] = {
         "key": rule.key,
         "source": rule.source,
@@ -283,7 +234,11 @@ def _evidence(rule: ThresholdRule, event: Event, judged: Judged, lags: StepLags)
         "lag": int(judged.lag) if judged.lag.lstrip("-").isdigit() else judged.lag,
     }
     if judged.lags:
-        evidence |= {"tokens": judged.tokens, "share_of_tokens": lags.share(judged.lags)}
+        share = lags.share(judged.lags)
+        why = f"At {lags_in_words(judged.lags)} ({percent(share)} of the tokens), {as_clause(rule.why)}"
+        if not math.isnan(judged.elsewhere):
+            why += f" At lag 0 it is {number(judged.elsewhere)}."
+        evidence |= {"tokens": judged.tokens, "share_of_tokens": share}
     if rule.pooled is None:
         evidence["measured_steps_in_a_row"] = rule.minimum_duration
     else:
@@ -300,5 +255,16 @@ def _evidence(rule: ThresholdRule, event: Event, judged: Judged, lags: StepLags)
     if rule.relative is not None and not math.isnan(judged.level):
         evidence["baseline"] = judged.level
         evidence["baseline_noise"] = judged.noise
-        evidence["times_baseline"] = event.value / judged.level
-    return evidence
+        evidence["times_baseline"] = value / judged.level
+    return Event(
+        rule=rule.name,
+        step=step,
+        value=judged.value if rule.direction == "away" else value,
+        threshold=judged.threshold,
+        severity=rule.severity,
+        why=why,
+        what_to_do=rule.what_to_do,
+        # A schedule aside, an absolute crossing alone never moves the learning rate.
+        moves_learning_rate=rule.effect == "halve",
+        evidence=evidence,
+    )

@@ -27,21 +27,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from statistics import median
 from typing import Final, Literal
 
 MAD_TO_SIGMA = 1.4826
 """Standard deviation / median absolute deviation of a normal distribution."""
-
-
-def median(values: Sequence[float]) -> float:
-    """Return the median; the mean of the two middle values for an even count. Raises ValueError if empty."""
-    if not values:
-        raise ValueError("median() needs at least one value, got none")
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    if len(ordered) % 2:
-        return ordered[middle]
-    return 0.5 * (ordered[middle - 1] + ordered[middle])
 
 
 def step_noise(values: Sequence[float]) -> float:
@@ -207,12 +197,14 @@ def log_evidence(residuals: Sequence[float]) -> float:
     for shift in SHIFTS:
         total = -math.inf
         for residual in residuals:
-            # log(M + 1), without overflow.
-            above = total + math.log1p(math.exp(-total)) if total > 0.0 else math.log1p(math.exp(total))
-            total = above + shift * min(residual, LARGEST_RESIDUAL) - 0.5 * shift**2
+            total = _log_plus_one(total) + shift * min(residual, LARGEST_RESIDUAL) - 0.5 * shift**2
         logs.append(total)
-    largest = max(logs)
-    return largest + math.log(sum(math.exp(each - largest) for each in logs) / len(logs))
+    return pooled_evidence(logs)
+
+
+def _log_plus_one(log: float) -> float:
+    """Return log(M + 1) of log M, without overflow."""
+    return log + math.log1p(math.exp(-log)) if log > 0.0 else math.log1p(math.exp(log))
 
 
 def onset_of(residuals: Sequence[float]) -> Onset:
@@ -250,26 +242,19 @@ DEVIATION_BETS: Final = (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0)
 
 def add_evidence(logs: tuple[float, ...], pooling: Pooling, value: float, threshold: float) -> tuple[float, ...]:
     """Return log M of each bet after a value; ``logs`` is empty before the first one."""
-    bets = MEAN_BETS if pooling == "mean" else DEVIATION_BETS
-    before = logs or (-math.inf,) * len(bets)
-    return tuple(
-        _added(log, _log_factor(pooling, bet, value, threshold)) for log, bet in zip(before, bets, strict=True)
-    )
-
-
-def _log_factor(pooling: Pooling, bet: float, value: float, threshold: float) -> float:
-    """Return the logarithm of the factor of one bet."""
     if pooling == "mean":
-        return math.log1p(bet * (min(max(value / threshold, 0.0), LARGEST_RATIO) - 1.0))
-    return bet * value - 0.5 * bet * bet
+        bets = MEAN_BETS
+        excess = min(max(value / threshold, 0.0), LARGEST_RATIO) - 1.0
+        factors = [math.log1p(bet * excess) for bet in bets]
+    else:
+        bets = DEVIATION_BETS
+        factors = [bet * value - 0.5 * bet * bet for bet in bets]
+    before = logs or (-math.inf,) * len(bets)
+    after = (_log_plus_one(log) + factor for log, factor in zip(before, factors, strict=True))
+    return tuple(math.floor(log * GRID) / GRID for log in after)
 
 
-def _added(log: float, factor: float) -> float:
-    plus_one = log + math.log1p(math.exp(-log)) if log > 0.0 else math.log1p(math.exp(log))
-    return math.floor((plus_one + factor) * GRID) / GRID
-
-
-def pooled_evidence(logs: tuple[float, ...]) -> float:
+def pooled_evidence(logs: Sequence[float]) -> float:
     """Return log M, averaged over the bets; −inf before any value."""
     if not logs:
         return -math.inf

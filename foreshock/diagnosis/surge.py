@@ -19,12 +19,12 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median
 
 from foreshock.diagnosis.statistics import (
     Noise,
     autocorrelated_noise,
     log_evidence,
-    median,
     onset_of,
     residuals_above,
     slope_of,
