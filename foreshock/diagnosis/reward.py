@@ -30,7 +30,6 @@ from foreshock.diagnosis.mismatch_order import mismatch_at_fall, mismatch_in_wor
 from foreshock.diagnosis.rule import Event
 from foreshock.diagnosis.statistics import Noise, neighbour_noise, step_noise
 from foreshock.diagnosis.wording import reward_number
-from foreshock.severity import Severity
 
 FALL_RULE = "reward_fall"
 COLLAPSE_RULE = "reward_collapse"
@@ -119,13 +118,11 @@ class RewardState:
         return replace(self, steps=(), values=(), mismatch=(), first=(), held=0, fall_back=0, collapse_back=0)
 
     def to_json(self) -> dict[str, Any]:
-        value = {name: getattr(self, name) for name in self.__slots__}
-        return {name: list(each) if isinstance(each, tuple) else each for name, each in value.items()}
+        return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> RewardState:
-        fields: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in value.items()}
-        return cls(**fields)
+        return cls(**{name: tuple(each) if isinstance(each, list) else each for name, each in value.items()})
 
 
 def advance_reward(
@@ -155,38 +152,38 @@ def advance_reward(
         state = replace(state, lowest=reward, lowest_level=level)
     elif not state.held and not state.is_low:
         state = replace(state, lowest=min(state.lowest, reward), lowest_level=min(state.lowest_level, level))
-    reach = _reach(state, settings)
-    is_below = reach > 0.0 and level < _at(state, settings, settings.collapse)
+    levels = _levels(state, level, settings)
+    is_below = levels.reach > 0.0 and level < levels.after(settings.collapse)
     state = replace(state, held=min(state.held + 1, keep) if is_below else 0)
-    state, collapsed = _advance_collapse(state, step, level, settings)
-    state, fallen = _advance_fall(state, step, level, settings)
+    state, collapsed = _advance_collapse(state, step, levels, settings)
+    state, fallen = _advance_fall(state, step, levels, settings)
     return state, fallen + collapsed
 
 
-def _reach(state: RewardState, settings: RewardSettings) -> float:
-    """Return best − floor."""
+@dataclass(frozen=True, slots=True)
+class _Levels:
+    """The present level of the reward, its best, and best − floor; `has_floor`: how far it can fall is known."""
+
+    now: float
+    best: float
+    reach: float
+    has_floor: bool
+
+    def after(self, fall: float) -> float:
+        """Return the reward after a fall from the best, a fraction of the way to the floor."""
+        return self.best - fall * self.reach
+
+
+def _levels(state: RewardState, now: float, settings: RewardSettings) -> _Levels:
     assert state.best is not None
     assert state.lowest is not None
     assert state.lowest_level is not None
-    floor = settings.floor if settings.floor is not None else _known_floor(state.lowest)
+    floor = settings.floor
+    if floor is None and state.lowest >= -1.0:
+        floor = floor_of(state.lowest)
     if floor is not None:
-        return state.best - floor
-    return max(abs(state.best), state.best - state.lowest_level)
-
-
-def _known_floor(lowest: float) -> float | None:
-    """Return the floor of rewards whose lowest is ``lowest``; None below −1."""
-    return floor_of(lowest) if lowest >= -1.0 else None
-
-
-def _has_floor(state: RewardState, settings: RewardSettings) -> bool:
-    return settings.floor is not None or _known_floor(state.lowest or 0.0) is not None
-
-
-def _at(state: RewardState, settings: RewardSettings, fall: float) -> float:
-    """Return the reward after a fall from the best."""
-    assert state.best is not None
-    return state.best - fall * _reach(state, settings)
+        return _Levels(now, state.best, state.best - floor, has_floor=True)
+    return _Levels(now, state.best, max(abs(state.best), state.best - state.lowest_level), has_floor=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,43 +197,46 @@ class Fall:
 
 
 def _advance_collapse(
-    state: RewardState, step: int, level: float, settings: RewardSettings
+    state: RewardState, step: int, levels: _Levels, settings: RewardSettings
 ) -> tuple[RewardState, tuple[Event, ...]]:
     if state.collapse_step is not None:
-        back = state.collapse_back + 1 if level >= _at(state, settings, settings.clearing_collapse) else 0
+        back = state.collapse_back + 1 if levels.now >= levels.after(settings.clearing_collapse) else 0
         if back < settings.clearing_values:
             return replace(state, collapse_back=back), ()
-        event = replace(_event(state, None, "collapse", settings), change="cleared", fired_step=state.collapse_step)
+        event = replace(
+            _event(state, None, "collapse", levels, settings), change="cleared", fired_step=state.collapse_step
+        )
         recoveries = min(state.recoveries + 1, settings.most_recoveries)
         return replace(state, collapse_back=0, collapse_step=None, held=0, recoveries=recoveries), (event,)
     fall = None
     if state.recoveries < settings.most_recoveries:
-        fall = _sharp_fall(state, settings, settings.collapse)
+        fall = _sharp_fall(state, levels, settings.collapse, settings)
     if fall is None:
-        fall = _held_fall(state, settings)
+        fall = _held_fall(state, levels, settings)
     if fall is None:
         return state, ()
-    return replace(state, collapse_step=step), (_event(state, fall, "collapse", settings),)
+    return replace(state, collapse_step=step), (_event(state, fall, "collapse", levels, settings),)
 
 
 def _advance_fall(
-    state: RewardState, step: int, level: float, settings: RewardSettings
+    state: RewardState, step: int, levels: _Levels, settings: RewardSettings
 ) -> tuple[RewardState, tuple[Event, ...]]:
     if state.fall_step is not None:
-        back = state.fall_back + 1 if level >= _at(state, settings, settings.clearing_fall) else 0
+        back = state.fall_back + 1 if levels.now >= levels.after(settings.clearing_fall) else 0
         if back < settings.clearing_values:
             return replace(state, fall_back=back), ()
-        event = replace(_event(state, None, "fall", settings), change="cleared", fired_step=state.fall_step)
+        event = _event(state, None, "fall", levels, settings)
+        event = replace(event, change="cleared", fired_step=state.fall_step)
         return replace(state, fall_back=0, fall_step=None), (event,)
-    fall = None if state.collapse_step is not None else _sharp_fall(state, settings, settings.fall)
+    fall = None if state.collapse_step is not None else _sharp_fall(state, levels, settings.fall, settings)
     if fall is None:
         return state, ()
-    return replace(state, fall_step=step), (_event(state, fall, "fall", settings),)
+    return replace(state, fall_step=step), (_event(state, fall, "fall", levels, settings),)
 
 
-def _sharp_fall(state: RewardState, settings: RewardSettings, fraction: float) -> Fall | None:
+def _sharp_fall(state: RewardState, levels: _Levels, fraction: float, settings: RewardSettings) -> Fall | None:
     """Return a fall by ``fraction`` that is beyond the noise, whatever its shape; None without one."""
-    values, threshold = state.values, _at(state, settings, fraction)
+    values, threshold = state.values, levels.after(fraction)
     if len(values) < settings.least_before + settings.least_after or min(values[-2:]) >= threshold:
         return None
     best = _best_shape(values, settings)
@@ -245,8 +245,7 @@ def _sharp_fall(state: RewardState, settings: RewardSettings, fraction: float) -
     onset, before, slope = best
     after = values[onset:]
     noise = _noise_before(values, onset, settings)
-    reach = _reach(state, settings)
-    if reach < settings.least_reach * noise.of_neighbours:
+    if levels.reach < settings.least_reach * noise.of_neighbours:
         return None
     mean = sum(after) / len(after)
     if slope is None:
@@ -259,12 +258,11 @@ def _sharp_fall(state: RewardState, settings: RewardSettings, fraction: float) -
         # The line alone would go on falling after a ramp has ended.
         now = max(before + slope * len(after), sum(newest) / len(newest) + slope * (len(newest) - 1) / 2)
         bound = now + settings.ahead * slope + settings.allowance * noise.deviation_of_mean(len(newest))
-    assert state.best is not None
-    floor = state.best - reach
+    floor = levels.best - levels.reach
     if bound >= min(threshold, before - fraction * (before - floor)):
         return None
     z = _deviations(before - mean, noise, len(after), min(onset, settings.before_values))
-    needed = settings.z if _has_floor(state, settings) else settings.z_without_floor
+    needed = settings.z if levels.has_floor else settings.z_without_floor
     return Fall(onset, before, now, z) if z >= needed else None
 
 
@@ -300,16 +298,16 @@ def _best_shape(values: Sequence[float], settings: RewardSettings) -> tuple[int,
     return None if best is None else best[1:]
 
 
-def _held_fall(state: RewardState, settings: RewardSettings) -> Fall | None:
+def _held_fall(state: RewardState, levels: _Levels, settings: RewardSettings) -> Fall | None:
     """Return the fall if the definition of a collapse has held long enough, and noise alone is no explanation."""
-    if state.held < HELD_OBSERVATIONS or not _has_floor(state, settings):
+    if state.held < HELD_OBSERVATIONS or not levels.has_floor:
         return None
     values = state.values
     # A median of five is below two values after the reward is.
     onset = max(len(values) - state.held - TRAILING_VALUES // 2, 1)
     earlier, after = values[max(onset - settings.before_values, 0) : onset], values[onset:]
     noise = _noise_before(values, onset, settings)
-    if _reach(state, settings) < settings.least_reach * noise.of_neighbours:
+    if levels.reach < settings.least_reach * noise.of_neighbours:
         return None
     before, now = sum(earlier) / len(earlier), sum(after) / len(after)
     z = _deviations(before - now, noise, len(after), len(earlier))
@@ -338,14 +336,11 @@ def is_rising(state: RewardState, settings: RewardSettings) -> bool:
     return median(newest) - median(before) > settings.rise_z * error
 
 
-Kind = Literal["fall", "collapse"]
-
-_SEVERITY: Mapping[Kind, Severity] = {"fall": "warning", "collapse": "critical"}
 _FALLING = (
     "Compare with the length, the entropy and the mismatch of the same steps. If the data did not change, lower the "
     "learning rate or go back to a checkpoint before the fall."
 )
-_WHERE_TO_LOOK: Mapping[str, str] = {
+_WHERE_TO_LOOK: Mapping[object, str] = {
     "mismatch": "The mismatch rose first: look at the engine and at stale weights.",
     "reward": "The mismatch rose later: look at the learning rate and the data.",
     "no rise": "The mismatch had not risen: look at the learning rate and the data.",
@@ -353,32 +348,23 @@ _WHERE_TO_LOOK: Mapping[str, str] = {
 """Of a collapse, by what `mismatch_at_fall` found first."""
 
 
-def _what_to_do(kind: Kind, evidence: Mapping[str, Any]) -> str:
-    if kind == "fall":
-        return _FALLING
-    where = _WHERE_TO_LOOK.get(evidence.get("first", ""), "Look at the learning rate, the data and the mismatch.")
-    onset = f"step {evidence['onset_step']}" if "onset_step" in evidence else "the fall"
-    return f"Stop, or go back to a checkpoint from before {onset}. {where}"
-
-
-def _event(state: RewardState, fall: Fall | None, kind: Kind, settings: RewardSettings) -> Event:
+def _event(
+    state: RewardState, fall: Fall | None, kind: Literal["fall", "collapse"], levels: _Levels, settings: RewardSettings
+) -> Event:
     """Return the event of a fall; without one, that of a reward that is back."""
-    assert state.best is not None
-    reach = _reach(state, settings)
-    level = median(state.values[-TRAILING_VALUES:])
-    now = level if fall is None else fall.now
-    # A rising run is already above its mean over the values before the onset, a falling one below it.
-    before = state.best
+    is_collapse, best, floor = kind == "collapse", levels.best, levels.best - levels.reach
+    now, before = levels.now, best
     if fall is not None:
+        now = fall.now
+        # A rising run is already above its mean over the values before the onset, a falling one below it.
         before = max(fall.before, median(state.values[max(fall.onset - TRAILING_VALUES, 0) : fall.onset]))
-    share = "a quarter" if kind == "fall" else "half"
-    share_fallen = (state.best - now) / reach if reach > 0.0 else 0.0
+    share_fallen = (best - now) / levels.reach if levels.reach > 0.0 else 0.0
     evidence: dict[str, float | int | str] = {
         "key": "rollout:reward_mean",
         "cause": "reward",
-        "source": "the definition of a collapse" if kind == "collapse" else "half of the fall that is a collapse",
-        "best": state.best,
-        "floor": state.best - reach,
+        "source": "the definition of a collapse" if is_collapse else "half of the fall that is a collapse",
+        "best": best,
+        "floor": floor,
         "fall": share_fallen,
         "before": before,
         "now": now,
@@ -390,17 +376,22 @@ def _event(state: RewardState, fall: Fall | None, kind: Kind, settings: RewardSe
         evidence |= mismatch_at_fall(state.steps, state.mismatch, fall.onset)
     order, mismatch = order_in_words(evidence), mismatch_in_words(evidence)
     headline = f"The reward fell from {reward_number(before)} to {reward_number(now)}" + (order and f"; {order}")
-    fallen = settings.fall if kind == "fall" else settings.collapse
+    fraction = settings.collapse if is_collapse else settings.fall
     # A ramp is found `ahead` of the threshold.
-    is_past = "That is more than" if share_fallen > fallen else "If it goes on, it is within two steps more than"
+    is_past = "That is more than" if share_fallen > fraction else "If it goes on, it is within two steps more than"
+    what_to_do = _FALLING
+    if is_collapse:
+        onset = f"step {evidence['onset_step']}" if fall is not None else "the fall"
+        where = _WHERE_TO_LOOK.get(evidence.get("first", ""), "Look at the learning rate, the data and the mismatch.")
+        what_to_do = f"Stop, or go back to a checkpoint from before {onset}. {where}"
     return Event(
-        rule=FALL_RULE if kind == "fall" else COLLAPSE_RULE,
+        rule=COLLAPSE_RULE if is_collapse else FALL_RULE,
         step=state.steps[-1],
         value=now,
-        threshold=_at(state, settings, fallen),
-        severity=_SEVERITY[kind],
-        why=f"{headline}. {is_past} {share} of the way from its best, {reward_number(state.best)}, to the floor, "
-        f"{reward_number(state.best - reach)}.{mismatch and ' '}{mismatch}",
-        what_to_do=_what_to_do(kind, evidence),
+        threshold=levels.after(fraction),
+        severity="critical" if is_collapse else "warning",
+        why=f"{headline}. {is_past} {'half' if is_collapse else 'a quarter'} of the way from its best, "
+        f"{reward_number(best)}, to the floor, {reward_number(floor)}.{mismatch and ' '}{mismatch}",
+        what_to_do=what_to_do,
         evidence=evidence,
     )

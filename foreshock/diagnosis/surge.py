@@ -17,7 +17,6 @@ All computations use log lengths and step numbers, so missing steps and runs log
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -29,7 +28,6 @@ from foreshock.diagnosis.statistics import (
     residuals_above,
     slope_of,
 )
-from foreshock.diagnosis.steepness import is_steep
 from foreshock.diagnosis.surge_state import (
     Crossing,
     StepLengths,
@@ -41,6 +39,12 @@ from foreshock.diagnosis.surge_state import (
 )
 from foreshock.json_values import finite_or_none
 
+_KEPT_VALUES = 64
+"""Values that are kept at any distance of their steps."""
+
+_STEADY_VALUES = (2, 5, 10, 20)
+"""Values of an earlier stretch: few for an early surge or sparse steps, many for noisy lengths."""
+
 
 def advance_surge(
     state: SurgeState, step: int, lengths: StepLengths, corroborated: bool, settings: SurgeSettings
@@ -49,27 +53,24 @@ def advance_surge(
 
     ``corroborated`` is true if a mismatch, gradient or reward rule is firing at this step.
     """
-    detections: list[SurgeDetection] = []
-    mean = finite_or_none(lengths.mean)
+    detection: SurgeDetection | None = None
+    mean, reward = finite_or_none(lengths.mean), finite_or_none(lengths.reward)
     if mean is None or mean < 0.0:
         state = replace(state, missing=state.missing + 1)
     else:
         # Clamp at one token: log(0) is not finite.
         value = math.log(max(mean, 1.0))
         state = _observe_cap(state, mean, lengths, settings)
-        state, confirmed = _advance_crossing(state, step, value, finite_or_none(lengths.reward), corroborated, settings)
+        state, confirmed = _advance_crossing(state, step, value, reward, corroborated, settings)
         if state.capped < settings.capped_values:
-            state = _remember(state, step, value, finite_or_none(lengths.reward), settings)
+            state = _remember(state, step, value, reward, settings)
         if confirmed is not None:
             detection = _detection_of(state, step, value, confirmed, lengths, corroborated, settings)
-            detections.append(detection)
             state = _after(state, step, confirmed, detection, settings)
         else:
-            state, ramp = _advance_ramp(state, step, settings)
-            detections.extend(ramp)
+            state, detection = _advance_ramp(state, step, settings)
     state, late = _corroborate(state, step, corroborated, settings)
-    detections.extend(late)
-    return state, tuple(detections)
+    return state, tuple(each for each in (detection, late) if each is not None)
 
 
 def _observe_cap(state: SurgeState, mean: float, lengths: StepLengths, settings: SurgeSettings) -> SurgeState:
@@ -110,10 +111,10 @@ def _advance_crossing(
     if count >= settings.abandoning_values and median(crossing.since) < crossing.threshold:
         # The value that ends a crossing may open the next one.
         return replace(state, crossing=None), None
-    if count >= settings.confirmation_values and _is_confirmed(crossing, settings):
-        if not corroborated and not is_steep(state, crossing, _noise(crossing, settings), settings):
-            return replace(state, crossing=None if count >= settings.maximum_crossing_values else crossing), None
-        return replace(state, crossing=None), crossing
+    if count >= settings.confirmation_values:
+        noise = _noise(crossing, settings)
+        if _holds(crossing, noise, settings) and (corroborated or _is_steep(state, crossing, noise, settings)):
+            return replace(state, crossing=None), crossing
     return replace(state, crossing=None if count >= settings.maximum_crossing_values else crossing), None
 
 
@@ -130,32 +131,26 @@ def _opened(
     threshold = baseline + settings.log_growth
     if value < threshold:
         return None
-    before = state.values[max(last - settings.noise_values, 0) : last]
     # A steady drift before the baseline would have carried the lengths from the middle of the baseline to here.
     earlier = state.values[max(first - settings.noise_values, 0) : first]
-    drift = _drift(earlier, settings) * (len(state.values) - 0.5 * (first + last))
+    growth = max(slope_of(earlier), 0.0) if len(earlier) >= settings.drift_values else 0.0
+    drift = growth * (len(state.values) - 0.5 * (first + last))
     threshold = max(threshold + min(drift, settings.largest_drift), _high_water(state, last, settings))
     if value < threshold:
         return None
-    rewards = tuple(each for each in state.rewards[first:last] if each is not None)
     return Crossing(
         step=step,
         baseline=baseline,
         baseline_values=last - first,
         threshold=threshold,
-        before=before,
+        before=state.values[max(last - settings.noise_values, 0) : last],
         # With the value before the growth window, which the first residual needs.
         rising_steps=(*state.steps[last - 1 :], step),
         rising=(*state.values[last - 1 :], value),
         since=(value,),
-        rewards_before=rewards,
+        rewards_before=tuple(each for each in state.rewards[first:last] if each is not None),
         rewards_since=() if reward is None else (reward,),
     )
-
-
-def _drift(earlier: Sequence[float], settings: SurgeSettings) -> float:
-    """Return the steady growth per value before the baseline; 0 if it fell, or if there are too few values."""
-    return max(slope_of(earlier), 0.0) if len(earlier) >= settings.drift_values else 0.0
 
 
 def _baseline_range(state: SurgeState, step: int, settings: SurgeSettings) -> tuple[int, int]:
@@ -169,11 +164,8 @@ def _baseline_range(state: SurgeState, step: int, settings: SurgeSettings) -> tu
 
 def _high_water(state: SurgeState, last: int, settings: SurgeSettings) -> float:
     """Return the highest smoothed log length of the values before the growth window, which begins at index ``last``."""
-    highest = -math.inf if state.high_water is None else state.high_water
-    count = settings.smoothing_values
-    for end in range(count, last + 1):
-        highest = max(highest, median(state.values[end - count : end]))
-    return highest
+    before, count = -math.inf if state.high_water is None else state.high_water, settings.smoothing_values
+    return max([before, *(median(state.values[end - count : end]) for end in range(count, last + 1))])
 
 
 def _noise(crossing: Crossing, settings: SurgeSettings) -> Noise:
@@ -188,30 +180,66 @@ def _residuals(crossing: Crossing, noise: Noise) -> list[float]:
     return residuals_above(crossing.rising, crossing.baseline, crossing.baseline_values, noise)
 
 
-def _is_confirmed(crossing: Crossing, settings: SurgeSettings) -> bool:
-    noise = _noise(crossing, settings)
+def _holds(crossing: Crossing, noise: Noise, settings: SurgeSettings) -> bool:
+    """Return whether a crossing is beyond the wander of the series, and its evidence beyond the run length."""
     wander = math.hypot(noise.deviation_of_mean(len(crossing.since)), noise.deviation_of_mean(crossing.baseline_values))
     if median(crossing.since) - crossing.baseline < settings.rise_z * wander:
         return False
     return log_evidence(_residuals(crossing, noise)) >= math.log(settings.average_run_length)
 
 
+def _is_steep(state: SurgeState, crossing: Crossing, noise: Noise, settings: SurgeSettings) -> bool:
+    """Return whether the lengths have doubled faster than a ramp could, beyond the noise.
+
+    The newest values, at most those since the crossing, are compared with every earlier stretch of values. The
+    difference of the two means must be a doubling, and exceed what a ramp of the largest rate makes of the distance of
+    their centres by some standard errors.
+    """
+    rate = settings.ramp_rate * min(1.0, settings.late_step / crossing.step)
+    # Values at a cap are known to the crossing only.
+    known = bisect_left(state.steps, crossing.rising_steps[0])
+    steps, values = (*state.steps[:known], *crossing.rising_steps), (*state.values[:known], *crossing.rising)
+    count = len(values)
+    sums, places = [0.0], [0]
+    for step, value in zip(steps, values, strict=True):
+        sums.append(sums[-1] + value)
+        places.append(places[-1] + step)
+    for after in range(2, len(crossing.since) + 1, 2):
+        mean = (sums[count] - sums[count - after]) / after
+        centre = (places[count] - places[count - after]) / after
+        of_after = noise.deviation_of_mean(after)
+        for before in _STEADY_VALUES:
+            error = math.hypot(of_after, noise.deviation_of_mean(before))
+            for end in range(count - after, before - 1, -1):
+                risen = mean - (sums[end] - sums[end - before]) / before
+                distance = centre - (places[end] - places[end - before]) / before
+                if distance > settings.maximum_window:
+                    break
+                margin = risen - rate * distance
+                if risen >= settings.log_growth and margin >= settings.steep_z * error:
+                    return True
+    return False
+
+
 def _remember(state: SurgeState, step: int, value: float, reward: float | None, settings: SurgeSettings) -> SurgeState:
     steps, values, rewards = (*state.steps, step), (*state.values, value), (*state.rewards, reward)
     oldest = step - 2 * settings.maximum_window
-    drop = min(bisect_left(steps, oldest), max(len(steps) - settings.kept_values, 0))
+    drop = min(bisect_left(steps, oldest), max(len(steps) - _KEPT_VALUES, 0))
     high = state.high_water
     if drop:
         level = median(values[: drop + settings.smoothing_values - 1][-settings.smoothing_values :])
         high = level if high is None else max(high, level)
     state = replace(state, steps=steps[drop:], values=values[drop:], rewards=rewards[drop:], high_water=high, missing=0)
     if state.anchor is None and len(values) >= settings.smoothing_values:
-        return replace(state, anchor=_level(state, settings), anchor_step=step, anchor_reward=_reward(state, settings))
+        return _anchored(state, step, settings)
     return state
 
 
-def _level(state: SurgeState, settings: SurgeSettings) -> float:
-    return median(state.values[-settings.smoothing_values :])
+def _anchored(state: SurgeState, step: int, settings: SurgeSettings) -> SurgeState:
+    """Return the state with the newest level as the fixed baseline of ramps; without any value it has none."""
+    newest = state.values[-settings.smoothing_values :]
+    reward = _reward(state, settings)
+    return replace(state, anchor=median(newest) if newest else None, anchor_step=step, anchor_reward=reward)
 
 
 def _reward(state: SurgeState, settings: SurgeSettings) -> float | None:
@@ -236,11 +264,13 @@ def _detection_of(
     effective = True
     if state.effective_surge_step is not None:
         kind, effective = "surge_again", False
-    elif _rises_with_reward(crossing, settings) and not corroborated:
+    elif not corroborated and _rises_with_reward(crossing, settings):
         kind, effective = "growth_with_reward", False
     elif crossing.step <= settings.early_surge_step:
         kind, effective = "early_surge", corroborated
     steps = crossing.rising_steps[1:]
+    # Since the detector was first armed: at least the observations that it has tested.
+    armed_steps = 1 if state.armed_since is None else step - state.armed_since + 1
     return SurgeDetection(
         kind=kind,
         step=step,
@@ -254,15 +284,10 @@ def _detection_of(
         onset_first=steps[onset.first],
         onset_last=steps[onset.last],
         log_evidence=evidence,
-        confidence=max(0.0, 1.0 - _armed_steps(state, step) * math.exp(-evidence)),
+        confidence=max(0.0, 1.0 - armed_steps * math.exp(-evidence)),
         truncated=finite_or_none(lengths.truncated),
         reward_change=_reward_change(crossing),
     )
-
-
-def _armed_steps(state: SurgeState, step: int) -> int:
-    """Return the steps since the detector was first armed: at least the observations that it has tested."""
-    return 1 if state.armed_since is None else step - state.armed_since + 1
 
 
 def _surge_step(crossing: Crossing, settings: SurgeSettings) -> int:
@@ -271,8 +296,7 @@ def _surge_step(crossing: Crossing, settings: SurgeSettings) -> int:
     The baseline of a rise that is longer than the growth window is within the rise, so the level before it counts too;
     and a crossing that noise interrupted was opened again later. The surge step prefers early.
     """
-    count = crossing.baseline_values
-    earlier = crossing.before[max(len(crossing.before) - 3 * count, 0) : -count]
+    earlier = crossing.before[-3 * crossing.baseline_values : -crossing.baseline_values]
     baseline = crossing.baseline
     if len(earlier) >= settings.baseline_values:
         baseline = min(baseline, median(earlier))
@@ -296,10 +320,9 @@ def _reward_change(crossing: Crossing) -> float | None:
 def _rises_with_reward(crossing: Crossing, settings: SurgeSettings) -> bool:
     """Return whether the reward since the crossing is higher than at the baseline, beyond its own noise."""
     change = _reward_change(crossing)
-    return change is not None and _is_rise(change, crossing.rewards_before, crossing.rewards_since, settings)
-
-
-def _is_rise(change: float, before: Sequence[float], since: Sequence[float], settings: SurgeSettings) -> bool:
+    if change is None:
+        return False
+    before, since = crossing.rewards_before, crossing.rewards_since
     noise = autocorrelated_noise([before, since])
     error = math.hypot(noise.deviation_of_mean(len(before)), noise.deviation_of_mean(len(since)))
     return change > settings.reward_z * error
@@ -312,7 +335,7 @@ def _after(
     high = _high_water(state, len(state.values), settings)
     known = bisect_left(state.steps, crossing.step)
     waits = detection.kind in ("early_surge", "growth_with_reward") and not detection.effective
-    state = replace(
+    after = replace(
         state,
         steps=state.steps[known:],
         values=state.values[known:],
@@ -322,34 +345,25 @@ def _after(
         pending=detection if waits else state.pending,
         effective_surge_step=detection.surge_step if detection.effective else state.effective_surge_step,
     )
-    return replace(
-        state,
-        anchor=_level(state, settings) if state.values else None,
-        anchor_step=step,
-        anchor_reward=_reward(state, settings),
-    )
+    return _anchored(after, step, settings)
 
 
-def _advance_ramp(
-    state: SurgeState, step: int, settings: SurgeSettings
-) -> tuple[SurgeState, tuple[SurgeDetection, ...]]:
+def _advance_ramp(state: SurgeState, step: int, settings: SurgeSettings) -> tuple[SurgeState, SurgeDetection | None]:
     """Report a doubling that took longer than the growth window, and move the fixed baseline up to it."""
     if state.anchor is None or state.crossing is not None or len(state.values) < 2 * settings.smoothing_values:
-        return state, ()
-    level = _level(state, settings)
+        return state, None
+    level = median(state.values[-settings.smoothing_values :])
     if state.last_confirmed_step is not None and step <= state.last_confirmed_step + settings.quiet_steps:
         # The rest of a surge's own rise is not a ramp.
-        if level > state.anchor:
-            return replace(state, anchor=level), ()
-        return state, ()
+        return replace(state, anchor=max(state.anchor, level)), None
     if level < state.anchor + settings.log_growth or step <= state.anchor_step + settings.window(step):
-        return state, ()
+        return state, None
     _, last = _baseline_range(state, step, settings)
     noise = autocorrelated_noise([state.values[-settings.noise_values :]], settings.least_noise)
     needed = max(settings.log_growth, settings.rise_z * noise.deviation_of_mean(2 * settings.smoothing_values))
     level = median(state.values[-2 * settings.smoothing_values :])
     if level < max(state.anchor + needed, _high_water(state, last, settings)):
-        return state, ()
+        return state, None
     reward = _reward(state, settings)
     detection = SurgeDetection(
         kind="ramp",
@@ -363,11 +377,9 @@ def _advance_ramp(
         onset=state.anchor_step,
         onset_first=state.anchor_step,
         onset_last=step,
-        log_evidence=0.0,
-        confidence=0.0,
         reward_change=None if reward is None or state.anchor_reward is None else reward - state.anchor_reward,
     )
-    return replace(state, anchor=level, anchor_step=step, anchor_reward=reward), (detection,)
+    return replace(state, anchor=level, anchor_step=step, anchor_reward=reward), detection
 
 
 def _tokens(log_length: float) -> float:
@@ -377,14 +389,14 @@ def _tokens(log_length: float) -> float:
 
 def _corroborate(
     state: SurgeState, step: int, corroborated: bool, settings: SurgeSettings
-) -> tuple[SurgeState, tuple[SurgeDetection, ...]]:
+) -> tuple[SurgeState, SurgeDetection | None]:
     """Make a pending surge effective if it is corroborated; drop it when its time is over."""
     pending = state.pending
     if pending is None:
-        return state, ()
+        return state, None
     if state.effective_surge_step is not None or step > pending.step + settings.corroboration_steps:
-        return replace(state, pending=None), ()
+        return replace(state, pending=None), None
     if not corroborated:
-        return state, ()
+        return state, None
     detection = replace(pending, kind="surge", step=step, effective=True)
-    return replace(state, pending=None, effective_surge_step=pending.surge_step), (detection,)
+    return replace(state, pending=None, effective_surge_step=pending.surge_step), detection

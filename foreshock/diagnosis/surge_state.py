@@ -83,11 +83,6 @@ class SurgeSettings:
     def log_growth(self) -> float:
         return math.log(self.growth)
 
-    @property
-    def kept_values(self) -> int:
-        """Values that are kept at any distance of their steps."""
-        return 64
-
 
 SurgeKind = Literal["surge", "early_surge", "surge_again", "growth_with_reward", "ramp"]
 
@@ -125,11 +120,6 @@ class Crossing:
     rewards_before: tuple[float, ...]
     rewards_since: tuple[float, ...]
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Crossing:
-        fields: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in value.items()}
-        return cls(**fields)
-
 
 @dataclass(frozen=True, slots=True)
 class SurgeDetection:
@@ -150,17 +140,10 @@ class SurgeDetection:
     onset: int
     onset_first: int
     onset_last: int
-    log_evidence: float
-    confidence: float
+    log_evidence: float = 0.0
+    confidence: float = 0.0
     truncated: float | None = None
     reward_change: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> SurgeDetection:
-        return cls(**value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,30 +170,25 @@ class SurgeState:
     armed_since: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        value = {name: getattr(self, name) for name in self.__slots__}
-        return value | {
-            "steps": list(self.steps),
-            "values": list(self.values),
-            "rewards": list(self.rewards),
-            "crossing": self.crossing and _lists(asdict(self.crossing)),
-            "pending": self.pending and self.pending.to_json(),
+        return {name: getattr(self, name) for name in self.__slots__} | {
+            "crossing": self.crossing and asdict(self.crossing),
+            "pending": self.pending and asdict(self.pending),
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> SurgeState:
         crossing, pending = value["crossing"], value["pending"]
-        fields = {name: tuple(each) if isinstance(each, list) else each for name, each in value.items()}
         return cls(
-            **fields
+            **_with_tuples(value)
             | {
-                "crossing": crossing and Crossing.from_json(crossing),
-                "pending": pending and SurgeDetection.from_json(pending),
+                "crossing": crossing and Crossing(**_with_tuples(crossing)),
+                "pending": pending and SurgeDetection(**pending),
             }
         )
 
 
-def _lists(value: dict[str, Any]) -> dict[str, Any]:
-    return {name: list(each) if isinstance(each, tuple) else each for name, each in value.items()}
+def _with_tuples(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(each) if isinstance(each, list) else each for name, each in value.items()}
 
 
 MISSING_STEPS = 10
