@@ -10,6 +10,7 @@ over the whole vocabulary.
 import itertools
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from foreshock.comparisons import TRAINER_ROLLOUT, comparison_name
@@ -168,6 +169,14 @@ PLACES = (
 )
 _LOGGED_BY_ENGINE, _DECODE, _PREFILL, _FORWARD, _LOGGED_BY_TRAINER = PLACES
 
+_torch_forward = partial(
+    Scorer,
+    engine="torch",
+    implementation="foreshock_probes.scorers.torch_forward:score",
+    hidden_states="foreshock_probes.layer_divergence.torch_states:TorchStates",
+    routes="foreshock_probes.routing.torch_routes:record",
+)
+
 # Of two scorers at one place, the first one is preferred.
 SCORERS: dict[str, Scorer] = {
     scorer.name: scorer
@@ -225,15 +234,11 @@ SCORERS: dict[str, Scorer] = {
             implementation="foreshock_probes.scorers.sglang_http:score_decode",
             by_default=False,
         ),
-        Scorer(
+        _torch_forward(
             name="torch.trainer",
             title="a torch forward pass set up as the trainer's (precision and master weights by its options)",
             colour=3,
             place=_FORWARD,
-            engine="torch",
-            implementation="foreshock_probes.scorers.torch_forward:score",
-            hidden_states="foreshock_probes.layer_divergence.torch_states:TorchStates",
-            routes="foreshock_probes.routing.torch_routes:record",
         ),
         Scorer(
             name="torch.own",
@@ -259,14 +264,10 @@ SCORERS: dict[str, Scorer] = {
             colour=4,
             place=_LOGGED_BY_TRAINER,
         ),
-        Scorer(
+        _torch_forward(
             name="torch.bfloat16",
             title="a torch forward pass, weights and activations in bfloat16",
             colour=6,
-            engine="torch",
-            implementation="foreshock_probes.scorers.torch_forward:score",
-            hidden_states="foreshock_probes.layer_divergence.torch_states:TorchStates",
-            routes="foreshock_probes.routing.torch_routes:record",
         ),
         Scorer(
             name="torch.decode",
@@ -276,14 +277,10 @@ SCORERS: dict[str, Scorer] = {
             implementation="foreshock_probes.scorers.torch_decode:score",
             by_default=False,
         ),
-        Scorer(
+        _torch_forward(
             name="torch.float32",
             title="a torch forward pass in float32, the reference of the side branch",
             colour=5,
-            engine="torch",
-            implementation="foreshock_probes.scorers.torch_forward:score",
-            hidden_states="foreshock_probes.layer_divergence.torch_states:TorchStates",
-            routes="foreshock_probes.routing.torch_routes:record",
         ),
     )
 }

@@ -45,7 +45,8 @@ def conclude_links(evidence: AttributionEvidence, so_far: Sequence[Conclusion]) 
     unnamed = marked_links(so_far) | of_the_request
     found = [] if known[0].name in unnamed else [_on_the_largest(evidence, known)]
     if evidence.cancellation > MUCH_CANCELLATION and not of_the_request:
-        found.append(_cancellation(evidence))
+        words = f"the sum of their E[d²] is {number(evidence.cancellation)} times that of the whole"
+        found.append(Conclusion("cancellation", f"Links cancel each other in part: {words}."))
     return found
 
 
@@ -101,13 +102,6 @@ def _more_prompts(evidence: AttributionEvidence, largest: LinkEvidence) -> str:
     return f"about {plural(more, 'more prompt')} would do (an estimate, if the share stays as it is)"
 
 
-def _cancellation(evidence: AttributionEvidence) -> Conclusion:
-    times = number(evidence.cancellation)
-    return Conclusion(
-        "cancellation", f"Links cancel each other in part: the sum of their E[d²] is {times} times that of the whole."
-    )
-
-
 FLOAT32_ROUNDING = 1e-9
 """The k3 in nats below which two float32 forward passes count as equal: an rms difference of 4.5e-5. Other batch
 compositions change a float32 pass by 1e-14 to 1e-12, a bfloat16 pass differs from it by 1e-5 or more."""
@@ -120,9 +114,19 @@ def conclude_precision(evidence: AttributionEvidence, so_far: Sequence[Conclusio
     reference = evidence.reference
     if reference is None:
         return []
-    if _trainer_is_float32(evidence, reference):
-        return [_trainer_precision(evidence, reference)]
-    return _nearer(reference)
+    if not _trainer_is_float32(evidence, reference):
+        return _nearer(reference)
+    declared, as_declared = evidence.declared_precision, ""
+    if declared is not None:
+        agrees = declared == "float32"
+        as_declared = ", as its fingerprint declares" if agrees else f", though its fingerprint declares {declared}"
+    sentence = (
+        f"The trainer computes in float32{as_declared}: {reference.reference} reproduces its log-probs (k3 "
+        f"{number(reference.k3_of(_LOGGED))}), and {_REPLAYED} as requested does not (k3 "
+        f"{number(reference.k3_of(_REPLAYED))}). Request the probe again with {_REPLAYED} in float32 (autocast none, "
+        "master_dtype float32)."
+    )
+    return [Conclusion("trainer-precision", sentence, f"{reference.reference}/{_LOGGED}", names_cause=True)]
 
 
 def links_of_wrong_precision(evidence: AttributionEvidence) -> frozenset[str]:
@@ -140,26 +144,6 @@ def _trainer_is_float32(evidence: AttributionEvidence, reference: ReferenceEvide
     """Return whether the reference equals the logged trainer within rounding and the replayed trainer does not."""
     equal = max(FLOAT32_ROUNDING, evidence.floors.get(reference.reference, 0.0))
     return reference.k3_of(_LOGGED) <= equal < reference.k3_of(_REPLAYED)
-
-
-def _trainer_precision(evidence: AttributionEvidence, reference: ReferenceEvidence) -> Conclusion:
-    logged, replayed = reference.k3_of(_LOGGED), reference.k3_of(_REPLAYED)
-    return Conclusion(
-        "trainer-precision",
-        f"The trainer computes in float32{_as_declared(evidence.declared_precision)}: {reference.reference} "
-        f"reproduces its log-probs (k3 {number(logged)}), and "
-        f"{_REPLAYED} as requested does not (k3 {number(replayed)}). Request the probe again with {_REPLAYED} in "
-        "float32 (autocast none, master_dtype float32).",
-        f"{reference.reference}/{_LOGGED}",
-        names_cause=True,
-    )
-
-
-def _as_declared(declared: str | None) -> str:
-    """Return whether the trainer's fingerprint agrees that it computes in float32; nothing if it declares nothing."""
-    if declared is None:
-        return ""
-    return ", as its fingerprint declares" if declared == "float32" else f", though its fingerprint declares {declared}"
 
 
 def _nearer(reference: ReferenceEvidence) -> list[Conclusion]:
@@ -195,17 +179,22 @@ def _interval_of_difference(reference: ReferenceEvidence) -> str:
 
 def conclude_exact(evidence: AttributionEvidence, so_far: Sequence[Conclusion]) -> list[Conclusion]:
     """Return the size of each exact divergence, and whether it is above the noise floor of its two scorers."""
-    return [_on_exact(exact, _half_of_floors(evidence, exact)) for exact in evidence.exact]
+    return [_on_exact(evidence, exact) for exact in evidence.exact]
 
 
-def _on_exact(exact: ExactEvidence, floor: float) -> Conclusion:
+def _on_exact(evidence: AttributionEvidence, exact: ExactEvidence) -> Conclusion:
     pair = ExactPair(*split_comparison(exact.link))
+    # NaN if one is unknown.
+    floor = 0.5 * sum(evidence.floors.get(name, math.nan) for name in (pair.target, pair.behaviour))
     if exact.tokens == 0:
         words = "no state has finite distributions of both scorers"
     elif exact.tv == 0:
         words = f"the two distributions are equal at each of {plural(exact.tokens, 'visited state')}"
     else:
-        words = f"{_size(exact)}{_against_floor(exact, floor)}"
+        words = _size(exact)
+        if exact.kl_low > floor or exact.kl_high <= floor:
+            is_above = "above" if exact.kl_low > floor else "not above"
+            words += f"; it is {is_above} the noise floor of the two scorers, {number(floor)}"
     left_out = ""
     if exact.non_finite and exact.tokens:
         left_out = f" {plural(exact.non_finite, 'state')} with a value that is not finite left out."
@@ -228,25 +217,11 @@ def _size(exact: ExactEvidence) -> str:
     )
 
 
-def _against_floor(exact: ExactEvidence, floor: float) -> str:
-    """Return whether the divergence is above the noise of its two scorers, if the floors and the interval tell."""
-    if exact.kl_low > floor:
-        return f"; it is above the noise floor of the two scorers, {number(floor)}"
-    if exact.kl_high <= floor:
-        return f"; it is not above the noise floor of the two scorers, {number(floor)}"
-    return ""
-
-
-def _half_of_floors(evidence: AttributionEvidence, exact: ExactEvidence) -> float:
-    """Return half the sum of the noise floors of both scorers; NaN if one is unknown."""
-    return 0.5 * sum(evidence.floors.get(name, math.nan) for name in split_comparison(exact.link))
-
-
 def _interval(exact: ExactEvidence, mean: float, low: float, high: float) -> str:
-    few = exact.prompt_groups < LEAST_CLUSTERS and (math.isnan(low) or math.isnan(high))
-    needed = f": {plural(exact.prompt_groups, 'prompt')}, {LEAST_CLUSTERS} are needed" if few else ""
     if math.isfinite(low) and math.isfinite(high):
         return range_in_words(mean, low, high, number)
+    few = exact.prompt_groups < LEAST_CLUSTERS and (math.isnan(low) or math.isnan(high))
+    needed = f": {plural(exact.prompt_groups, 'prompt')}, {LEAST_CLUSTERS} are needed" if few else ""
     return interval_text(low, high) + needed
 
 

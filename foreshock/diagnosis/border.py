@@ -47,8 +47,14 @@ def refuse_values(
     Infinite values, magnitudes beyond `LARGEST` and negative lengths, fractions and learning rates are an
     alert. NaN is a missing value, unless a trainer logged it as a scalar.
     """
-    kept = {key: value if abs(value) >= SMALLEST else 0.0 for key, value in values.items() if _is_usable(key, value)}
-    named = next((key for key in sorted(values) if key not in kept and _is_named(key, values)), None)
+    kept = {
+        key: value if abs(value) >= SMALLEST else 0.0
+        for key, value in values.items()
+        # False for NaN too.
+        if abs(value) <= LARGEST and not (value < 0.0 and key in _NEVER_NEGATIVE)
+    }
+    refused = (key for key in sorted(values) if key not in kept)
+    named = next((key for key in refused if not math.isnan(values[key]) or key.startswith(f"{SCALARS}:")), None)
     if named is None:
         if state.fired_step is None:
             return state, kept, ()
@@ -58,15 +64,6 @@ def refuse_values(
     if state.fired_step is not None:
         return RefusedValues(state.fired_step), kept, ()
     return RefusedValues(step), kept, (_event(step, named, f"{values[named]:g}", None),)
-
-
-def _is_usable(key: str, value: float) -> bool:
-    # False for NaN too.
-    return abs(value) <= LARGEST and not (value < 0.0 and key in _NEVER_NEGATIVE)
-
-
-def _is_named(key: str, values: Mapping[str, float]) -> bool:
-    return not math.isnan(values[key]) or key.startswith(f"{SCALARS}:")
 
 
 def _event(step: int, key: str, value: str, fired_step: int | None) -> Event:

@@ -10,7 +10,7 @@ from typing import Final
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.diagnosis.least_tokens import LEAST_TOKENS
-from foreshock.diagnosis.mismatch_rules import LOWER, PROBE, mismatch_rules
+from foreshock.diagnosis.mismatch_rules import LOWER, mismatch_rules, range_rule
 from foreshock.diagnosis.quantities import ENTROPY_KEY, GRADIENT_NORM_KEY
 from foreshock.diagnosis.rule import ThresholdRule
 from foreshock.diagnosis.weights import ENGINES_OFF, WEIGHTS_DIFFER, WHAT_TO_DO
@@ -20,7 +20,12 @@ from foreshock.ranges import required_range
 
 def default_rules(model_kind: ModelKind | None = None) -> tuple[ThresholdRule, ...]:
     """Return the rules for a kind of model; None (unknown) has the thresholds of a dense model."""
-    rules = (*mismatch_rules(model_kind), *sampling_rules(model_kind), *policy_rules(model_kind))
+    rules = (
+        *mismatch_rules(model_kind),
+        *_tail_rules(model_kind),
+        *_logged_rules(),
+        *policy_rules(model_kind),
+    )
     return tuple(replace(rule, least_tokens=LEAST_TOKENS.get(rule.measure_name, 0)) for rule in rules)
 
 
@@ -33,46 +38,31 @@ _LOGGED = (
 _ASYMMETRY: Final[Mapping[ModelKind, float]] = {"dense": 5e-3, "moe": 5e-2}
 
 
-def sampling_rules(model_kind: ModelKind | None) -> tuple[ThresholdRule, ...]:
-    """Return the rules for a kind of model; None (unknown) has the thresholds of a dense model."""
-    return (*_tail_rules(model_kind), *_sample_size_rules(model_kind), *_logged_rules())
-
-
 def _tail_rules(model_kind: ModelKind | None) -> tuple[ThresholdRule, ...]:
-    tail = required_range("tail_2", model_kind)
+    tail, ess = required_range("tail_2", model_kind), required_range("ess_token", model_kind)
     asymmetry = _ASYMMETRY["dense" if model_kind is None else model_kind]
     return (
-        ThresholdRule(
+        range_rule(
             name="tail_heavy",
             key=f"{TRAINER_ROLLOUT}:tail_2",
             absolute=tail.critical,
             severity="critical",
             minimum_duration=3,
-            lag_zero_only=True,
             why="At more than a tenth of the tokens π and μ differ by more than a factor of 2.",
-            what_to_do=PROBE,
             source=tail.source,
         ),
-        ThresholdRule(
+        range_rule(
             name="tail_asymmetry",
             key=f"{TRAINER_ROLLOUT}:tail_asymmetry_ln2",
             absolute=asymmetry,
             direction="away",
             severity="warning",
-            lag_zero_only=True,
             why="Large differences are one-sided: the share of tokens to which the trainer gives less than half of the "
             f"engine's probability, and that to which it gives more than twice, differ by more than {asymmetry:g}.",
-            what_to_do=PROBE,
             source="our choice: half of the warning of F(2), and a decade above for mixtures of experts; steps of "
             "the recorded dense runs reach 0.002",
         ),
-    )
-
-
-def _sample_size_rules(model_kind: ModelKind | None) -> tuple[ThresholdRule, ...]:
-    ess = required_range("ess_token", model_kind)
-    return (
-        ThresholdRule(
+        range_rule(
             name="effective_sample_size_low",
             key=f"{TRAINER_ROLLOUT}:ess_token",
             absolute=ess.critical,
@@ -80,10 +70,8 @@ def _sample_size_rules(model_kind: ModelKind | None) -> tuple[ThresholdRule, ...
             ideal=1.0,
             severity="critical",
             minimum_duration=3,
-            lag_zero_only=True,
             why=f"The effective sample size of the token weights π / μ is below {ess.critical} of the tokens: a few "
             "tokens would carry most of an update with these weights.",
-            what_to_do=PROBE,
             source=ess.source,
         ),
         ThresholdRule(

@@ -65,6 +65,12 @@ RATE_UNIT_BITS = 120
 LARGEST_RATE = 1e6
 """A larger learning rate is a mistake of the log."""
 
+_OWN_KEYS = frozenset({
+    LENGTH_KEY, LONGEST_KEY, TRUNCATED_KEY, REWARD_KEY, LEARNING_RATE_KEY, *LAG_KEYS, K3, UPDATE_KEY, LAST_STEP_KEY,
+    TOKENS_KEY,
+})  # fmt: skip
+"""The quantities that the detectors read beside those of the rules."""
+
 WATCHING_REASONS: Mapping[Watching, str] = {
     "warming": "There are too few steps for a baseline yet.",
     "no_lengths": "No response lengths are reported, so no length surge can be seen. Log response_length/mean, "
@@ -140,25 +146,11 @@ class WarningConfiguration:
         """Return a digest that changes with the detectors' version and with every constant and rule."""
         return digest_of_json({"version": DETECTOR_VERSION, "configuration": asdict(self)})
 
-    def _all_rules(self) -> tuple[tuple[ThresholdRule, ...], ...]:
-        return (self.rules, *(change.rules for change in self.changed_rules))
-
     @property
     def keys(self) -> tuple[str, ...]:
         """The quantities that the detectors read, as ``comparison:measure``."""
-        own = {
-            LENGTH_KEY,
-            LONGEST_KEY,
-            TRUNCATED_KEY,
-            REWARD_KEY,
-            LEARNING_RATE_KEY,
-            *LAG_KEYS,
-            K3,
-            UPDATE_KEY,
-            LAST_STEP_KEY,
-            TOKENS_KEY,
-        }
-        return tuple(sorted(own | {key for rules in self._all_rules() for rule in rules for key in rule.keys}))
+        all_rules = (self.rules, *(change.rules for change in self.changed_rules))
+        return tuple(sorted(_OWN_KEYS | {key for rules in all_rules for rule in rules for key in rule.keys}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +266,11 @@ def advance(
     )
     surge, detections = advance_surge(state.surge, step, lengths, corroborated, configuration.surge)
     rate = finite_or_none(values.get(LEARNING_RATE_KEY))
-    units = rate_units_after(state.rate_units, 1 if state.step is None else step - state.step, rate)
+    units = state.rate_units
+    if rate is not None:
+        # The steps since the last one had the rate of this one.
+        steps = 1 if state.step is None else step - state.step
+        units = (units or 0) + steps * int(math.ldexp(min(rate, LARGEST_RATE), RATE_UNIT_BITS))
     total = None if units is None else units / 2**RATE_UNIT_BITS
     found = tuple(
         event_of(each, configuration.surge, configuration.schedule_at(each.surge_step), total, rate)
@@ -307,13 +303,6 @@ def stop(state: WarningState, step: int, error: Exception) -> tuple[WarningState
         evidence={"cause": "data", "source": "an error in a detector"},
     )
     return replace(state, step=step, stopped_step=step), (event,)
-
-
-def rate_units_after(units: int | None, steps: int, rate: float | None) -> int | None:
-    """Return Σ η, in units, after `steps` more steps, which had the rate of the last; None before the first rate."""
-    if rate is None:
-        return units
-    return (units or 0) + steps * int(math.ldexp(min(rate, LARGEST_RATE), RATE_UNIT_BITS))
 
 
 def is_corroborated(state: WarningState, configuration: WarningConfiguration) -> bool:

@@ -247,7 +247,8 @@ def _clause(alert: PastAlert, history: History) -> str:
         fell, now = _fall_in_words(alert.evidence, history.reward.newest(TRAILING_VALUES))
         order = order_in_words(alert.evidence)
         return fell + began + now + (f"; {order}" if order else "")
-    return as_clause(_first_sentence(alert.why)) + began
+    first_sentence = re.split(r"(?<=[.!?])\s+(?=[A-Z])", alert.why, maxsplit=1)[0].rstrip(".!? ")
+    return as_clause(first_sentence) + began
 
 
 def _fall_in_words(evidence: Mapping[str, Any], now: float) -> tuple[str, str]:
@@ -256,10 +257,6 @@ def _fall_in_words(evidence: Mapping[str, Any], now: float) -> tuple[str, str]:
     is_recovering = now - found > LITTLE_RECOVERY * (before - found)
     fell = f"the reward fell from {reward_number(before)} to {reward_number(found if is_recovering else now)}"
     return fell, f" and is {reward_number(now)} now" if is_recovering else ""
-
-
-def _first_sentence(text: str) -> str:
-    return re.split(r"(?<=[.!?])\s+(?=[A-Z])", text, maxsplit=1)[0].rstrip(".!? ")
 
 
 def _event(alert: PastAlert) -> DiagnosisEvent:
@@ -281,46 +278,14 @@ def _missing(
 
     `is_judged`: an alert is open, for which too few data do not matter.
     """
+    blocking = []
     waits = [_waits(each) for each in sorted(history.awaited, key=lambda each: each.step)]
-    blocking: list[MissingData] = []
-    copied = next((each for each in alerts if each.rule == "scores_identical" and each.is_open), None)
-    log_both = "Log rollout_log_probs and trainer_log_probs of the same tokens."
-    measured, tokens = len(history.k3.steps), sum(history.tokens[-NEWEST_STEPS:])
-    if history.observed_step is None:
-        blocking = waits[:1] or [MissingData(sentence="no step is complete yet", what_to_do="Wait for the first step.")]
-        waits = waits[1:]
-    elif not measured:
-        sentence = "no step has both log-probs yet"
-        if history.reported_k3 is not None:
-            sentence += f"; the trainer reports a k3 of {number(history.reported_k3)}, which cannot be checked"
-        blocking.append(MissingData(sentence=sentence, what_to_do=log_both))
-    elif history.newest_step is not None and history.k3.steps[-1] < history.newest_step - NEWEST_STEPS:
-        sentence = f"no step since {history.k3.steps[-1]} has both log-probs"
-        blocking.append(MissingData(sentence=sentence, what_to_do=log_both))
-    elif copied is not None:
-        sentence = "the trainer's log-probs equal the engine's bit for bit, as copies do, so nothing is measured"
-        blocking.append(MissingData(sentence=sentence, what_to_do=copied.what_to_do))
-    elif is_judged:
-        pass
-    elif wrong := next((each for each in causes if each.name in NOT_MEASURED), None):
-        sentence = f"{wrong.title or wrong.sentence}, so that k3 is not the mismatch"
-        blocking.append(MissingData(sentence=sentence, what_to_do=wrong.what_to_do))
-    elif measured < LEAST_MEASURED_STEPS:
-        sentence = f"{plural(measured, 'step')} with both log-probs, {LEAST_MEASURED_STEPS} are needed"
-        blocking.append(MissingData(sentence=sentence, what_to_do="Wait for more steps."))
-    elif tokens < LEAST_MEASURED_TOKENS:
-        sentence = f"{plural(tokens, 'token')} measured in the newest steps, {LEAST_MEASURED_TOKENS:,} are needed"
-        blocking.append(MissingData(sentence=sentence, what_to_do="Log more rollouts a step."))
-    elif history.newest_lags.hides_numerics and _k3_now(history) > history.healthy_end:
-        sentence = history.newest_lags.untold(_k3_now(history))
-        fresh = "Log some rollouts of the newest weights, or probe a step that has a checkpoint (`foreshock probe`)."
-        blocking.append(MissingData(sentence=sentence, what_to_do=fresh))
-    elif _judged_k3(history) > history.healthy_end:
-        sentence = (
-            f"{_k3_clause(history)}, above the healthy range, which ends at {number(history.healthy_end)}; "
-            "more steps will tell if it stays there"
-        )
-        blocking.append(MissingData(sentence=sentence, what_to_do="Wait for more steps, or log more rollouts a step."))
+    if history.observed_step is not None:
+        blocking = _untold(history, alerts, causes, is_judged)
+    elif waits:
+        blocking.append(waits.pop(0))
+    else:
+        blocking.append(MissingData(sentence="no step is complete yet", what_to_do="Wait for the first step."))
     lesser = list(waits)
     if history.observed_step is not None and not history.reward.values:
         sentence = "no reward is logged, so that its fall cannot be seen"
@@ -330,6 +295,49 @@ def _missing(
         sentence = "the kind of model is not declared, so that the ranges are those of a dense model"
         lesser.append(MissingData(sentence=sentence, what_to_do="Declare model_kind, dense or moe."))
     return blocking, [*lesser, *history.undeclared]
+
+
+def _untold(
+    history: History, alerts: Sequence[PastAlert], causes: Sequence[DiagnosisCause], is_judged: bool
+) -> list[MissingData]:
+    """Return the one thing that the closed steps must tell before a run is called healthy; empty if they do."""
+    copied = next((each for each in alerts if each.rule == "scores_identical" and each.is_open), None)
+    what_to_do = "Log rollout_log_probs and trainer_log_probs of the same tokens."
+    measured, tokens = len(history.k3.steps), sum(history.tokens[-NEWEST_STEPS:])
+    if not measured:
+        sentence = "no step has both log-probs yet"
+        if history.reported_k3 is not None:
+            sentence += f"; the trainer reports a k3 of {number(history.reported_k3)}, which cannot be checked"
+    elif history.newest_step is not None and history.k3.steps[-1] < history.newest_step - NEWEST_STEPS:
+        sentence = f"no step since {history.k3.steps[-1]} has both log-probs"
+    elif copied is not None:
+        sentence = "the trainer's log-probs equal the engine's bit for bit, as copies do, so nothing is measured"
+        what_to_do = copied.what_to_do
+    elif is_judged:
+        return []
+    elif wrong := next((each for each in causes if each.name in NOT_MEASURED), None):
+        sentence = f"{wrong.title or wrong.sentence}, so that k3 is not the mismatch"
+        what_to_do = wrong.what_to_do
+    elif measured < LEAST_MEASURED_STEPS:
+        sentence = f"{plural(measured, 'step')} with both log-probs, {LEAST_MEASURED_STEPS} are needed"
+        what_to_do = "Wait for more steps."
+    elif tokens < LEAST_MEASURED_TOKENS:
+        sentence = f"{plural(tokens, 'token')} measured in the newest steps, {LEAST_MEASURED_TOKENS:,} are needed"
+        what_to_do = "Log more rollouts a step."
+    elif history.newest_lags.hides_numerics and _k3_now(history) > history.healthy_end:
+        sentence = history.newest_lags.untold(_k3_now(history))
+        what_to_do = (
+            "Log some rollouts of the newest weights, or probe a step that has a checkpoint (`foreshock probe`)."
+        )
+    elif _judged_k3(history) > history.healthy_end:
+        sentence = (
+            f"{_k3_clause(history)}, above the healthy range, which ends at {number(history.healthy_end)}; "
+            "more steps will tell if it stays there"
+        )
+        what_to_do = "Wait for more steps, or log more rollouts a step."
+    else:
+        return []
+    return [MissingData(sentence=sentence, what_to_do=what_to_do)]
 
 
 def _waits(awaited: AwaitedShards) -> MissingData:

@@ -52,8 +52,11 @@ def _on_link(evidence: AttributionEvidence, link: LinkEvidence) -> list[Conclusi
         return []
     other = _step_without(evidence, link)
     if other is not None:
-        return [_drift(evidence, link, other)]
-    known = tuple(each for each in found if each.is_known)
+        points = sorted([(other.step, other.k3_kl), (evidence.step, link.k3_kl)])
+        values = ", ".join(f"{number(k3)} at step {step}" for step, k3 in points)
+        where = "in the same environment: the environment of the replay does not explain it"
+        return [Conclusion("drift", f"k3 of {link.name} is {values}, {where}.", link.name)]
+    known = [each for each in found if each.is_known]
     if known:
         return [Conclusion("environment-differs", _differs(link, earlier, later, known), link.name)]
     return [Conclusion("environment-unknown", _unknown(evidence, link, earlier, later, found), link.name)]
@@ -67,16 +70,12 @@ def _differences(evidence: AttributionEvidence, earlier: str, later: str) -> tup
         # A trainer of another engine than the replay's is the subject of its link; an engine's replay is of the same.
         is_other_trainer = "trainer" in (earlier, later) and before and after and before.engine != after.engine
         return differences(before, after, same_engine=not is_other_trainer)
-    if all(_is_in_own_environment(evidence, name) for name in (earlier, later)):
-        return ()
-    return differences(before, after, same_engine=False)
-
-
-def _is_in_own_environment(evidence: AttributionEvidence, name: str) -> bool:
-    """Return whether a score was made on the hardware that the run used for that side of the chain."""
-    own = "rollout" if SCORERS[name].side == "engine" else "trainer"
-    environments = evidence.environments
-    return not differences(environments.get(own), environments.get(name), same_engine=False)
+    for name, environment in ((earlier, before), (later, after)):
+        # The hardware that the run used for that side of the chain.
+        own = environments.get("rollout" if SCORERS[name].side == "engine" else "trainer")
+        if differences(own, environment, same_engine=False):
+            return differences(before, after, same_engine=False)
+    return ()
 
 
 def _step_without(evidence: AttributionEvidence, link: LinkEvidence) -> DriftPoint | None:
@@ -87,16 +86,6 @@ def _step_without(evidence: AttributionEvidence, link: LinkEvidence) -> DriftPoi
         if point.same_environment and point.k3_kl <= ZERO_K3 and link.k3_kl >= max(LEAST_K3, LEAST_GROWTH * point.k3_kl)
     ]
     return min(points, key=lambda point: point.k3_kl, default=None)
-
-
-def _drift(evidence: AttributionEvidence, link: LinkEvidence, other: DriftPoint) -> Conclusion:
-    points = sorted([(other.step, other.k3_kl), (evidence.step, link.k3_kl)])
-    values = ", ".join(f"{number(k3)} at step {step}" for step, k3 in points)
-    return Conclusion(
-        "drift",
-        f"k3 of {link.name} is {values}, in the same environment: the environment of the replay does not explain it.",
-        link.name,
-    )
 
 
 def _differs(link: LinkEvidence, earlier: str, later: str, known: Sequence[Difference]) -> str:

@@ -5,6 +5,7 @@ They pool steps: a step of a few prompts says little, and healthy k3 changes ten
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from foreshock.comparisons import TRAINER_ROLLOUT, comparison_name
@@ -24,6 +25,9 @@ CHI2_PER_K3 = 5.0
 
 PROBE = "Probe a step that has a checkpoint and read its attribution, which says what the data tells about the cause."
 LOWER = "Lower the learning rate. Find the cause with a probe before you raise it again."
+
+range_rule = partial(ThresholdRule, lag_zero_only=True, what_to_do=PROBE)
+"""A rule on a healthy range: ranges hold at lag 0, and whatever is beyond one needs a cause."""
 
 _MODELS: Final[Mapping[ModelKind | None, str]] = {
     "dense": "a dense model",
@@ -54,29 +58,25 @@ def _levels(known: HealthyRange) -> tuple[float, float]:
 def _k3_rules(k3: HealthyRange, model: str) -> tuple[ThresholdRule, ...]:
     warning, critical = _levels(k3)
     return (
-        ThresholdRule(
+        range_rule(
             name="mismatch_warning",
             key=K3,
             absolute=warning,
             severity="warning",
             pooled="mean",
-            lag_zero_only=True,
             why=f"k3 of {TRAINER_ROLLOUT} is above {threshold_number(warning)} nats per token; {k3.healthy} is healthy "
             f"for {model}.",
-            what_to_do=PROBE,
             source=k3.source,
         ),
-        ThresholdRule(
+        range_rule(
             name="mismatch_critical",
             key=K3,
             absolute=critical,
             severity="critical",
             pooled="mean",
             minimum_duration=3,
-            lag_zero_only=True,
             why=f"k3 of {TRAINER_ROLLOUT} is above {threshold_number(critical)} nats per token; {k3.healthy} is "
             f"healthy for {model}.",
-            what_to_do=PROBE,
             source=k3.source,
         ),
         ThresholdRule(
@@ -126,7 +126,7 @@ def _rising_k3_rules(k3: HealthyRange, model: str) -> tuple[ThresholdRule, ...]:
             what_to_do=LOWER,
             source=f"{k3.source}, and five times the run's own baseline",
         ),
-        ThresholdRule(
+        range_rule(
             name="mismatch_above_noise_floor",
             key=K3,
             reference=NOISE_FLOOR,
@@ -134,10 +134,8 @@ def _rising_k3_rules(k3: HealthyRange, model: str) -> tuple[ThresholdRule, ...]:
             relative=10.0,
             severity="info",
             pooled="mean",
-            lag_zero_only=True,
             why="k3 is more than ten times the engine's own noise floor: scoring the same tokens in other batches "
             "explains little of it.",
-            what_to_do=PROBE,
             source="our choice: half of the engine's noise floor is part of k3, so that a twentieth of it is explained",
         ),
     )
@@ -165,27 +163,23 @@ def _low_probability_rule(k3: HealthyRange) -> ThresholdRule:
 def _per_entropy_rules(known: HealthyRange, model: str) -> tuple[ThresholdRule, ...]:
     warning, critical = _levels(known)
     return (
-        ThresholdRule(
+        range_rule(
             name="mismatch_per_entropy_warning",
             key=K3_PER_ENTROPY,
             absolute=warning,
             severity="warning",
             pooled="mean",
-            lag_zero_only=True,
             why=f"k3 / entropy is above {threshold_number(warning)}; up {known.healthy} is healthy for {model}. It "
             "does not fall with the entropy as k3 does.",
-            what_to_do=PROBE,
             source=known.source,
         ),
-        ThresholdRule(
+        range_rule(
             name="mismatch_per_entropy_critical",
             key=K3_PER_ENTROPY,
             absolute=critical,
             severity="critical",
             pooled="mean",
-            lag_zero_only=True,
             why=f"k3 / entropy is above {threshold_number(critical)}; up {known.healthy} is healthy for {model}.",
-            what_to_do=PROBE,
             source=known.source,
         ),
         ThresholdRule(
@@ -207,15 +201,13 @@ def _per_entropy_rules(known: HealthyRange, model: str) -> tuple[ThresholdRule, 
 def _chi2_rules(k3: HealthyRange) -> tuple[ThresholdRule, ...]:
     warning, _ = _levels(k3)
     return tuple(
-        ThresholdRule(
+        range_rule(
             name=name,
             key=f"{TRAINER_ROLLOUT}:{measure}",
             absolute=CHI2_PER_K3 * warning,
             severity="warning",
             pooled="mean",
-            lag_zero_only=True,
             why=f"{symbol} is above {CHI2_PER_K3 * warning:g} per token: {meaning}.",
-            what_to_do=PROBE,
             source="our choice: five times the range of k3; χ² is 2 · k3 for small d, 3.1 · k3 at d = ±1",
         )
         for name, measure, symbol, meaning in (
@@ -234,49 +226,41 @@ def _trainer_rules(model_kind: ModelKind | None) -> tuple[ThresholdRule, ...]:
         required_range(name, model_kind) for name in ("rollout_probs_diff_mean", "token_mult_prob_error")
     )
     return (
-        ThresholdRule(
+        range_rule(
             name="probability_difference",
             key=f"{TRAINER_ROLLOUT}:rollout_probs_diff_mean",
             absolute=difference.warning,
             severity="warning",
-            lag_zero_only=True,
             why=f"The mean |π − μ| of probabilities is above {difference.warning}.",
-            what_to_do=PROBE,
             source=difference.source,
         ),
-        ThresholdRule(
+        range_rule(
             name="log_perplexity_difference",
             key=f"{TRAINER_ROLLOUT}:log_ppl_abs_diff",
             absolute=0.03,
             severity="warning",
             pooled="mean",
-            lag_zero_only=True,
             why="The mean over responses of |log perplexity of π − that of μ| is above 0.03 nats per token.",
-            what_to_do=PROBE,
             source="our choice: five times the largest step (6e-3) of the healthy recorded run, with short responses",
         ),
-        ThresholdRule(
+        range_rule(
             name="multiplicative_error_warning",
             key=f"{TRAINER_ROLLOUT}:token_mult_prob_error",
             absolute=error.warning,
             # E[exp|d|] is never below 1: hysteresis counts from there.
             ideal=1.0,
             severity="warning",
-            lag_zero_only=True,
             why=_error_in_words(error.warning),
-            what_to_do=PROBE,
             source=error.source,
         ),
-        ThresholdRule(
+        range_rule(
             name="multiplicative_error_critical",
             key=f"{TRAINER_ROLLOUT}:token_mult_prob_error",
             absolute=error.critical,
             ideal=1.0,
             severity="critical",
             minimum_duration=3,
-            lag_zero_only=True,
             why=_error_in_words(error.critical),
-            what_to_do=PROBE,
             source=error.source,
         ),
     )

@@ -122,7 +122,8 @@ class RewardState:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> RewardState:
-        return cls(**{name: tuple(each) if isinstance(each, list) else each for name, each in value.items()})
+        fields: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in value.items()}
+        return cls(**fields)
 
 
 def advance_reward(

@@ -242,12 +242,11 @@ DEVIATION_BETS: Final = (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0)
 
 def add_evidence(logs: tuple[float, ...], pooling: Pooling, value: float, threshold: float) -> tuple[float, ...]:
     """Return log M of each bet after a value; ``logs`` is empty before the first one."""
+    bets: tuple[float, ...] = MEAN_BETS if pooling == "mean" else DEVIATION_BETS
     if pooling == "mean":
-        bets = MEAN_BETS
         excess = min(max(value / threshold, 0.0), LARGEST_RATIO) - 1.0
         factors = [math.log1p(bet * excess) for bet in bets]
     else:
-        bets = DEVIATION_BETS
         factors = [bet * value - 0.5 * bet * bet for bet in bets]
     before = logs or (-math.inf,) * len(bets)
     after = (_log_plus_one(log) + factor for log, factor in zip(before, factors, strict=True))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal
 
+from foreshock.json_values import json_value
 from foreshock.learning_rate.schedule import (
     DECAY_FACTOR,
     DECAY_FLOOR,
@@ -61,10 +62,6 @@ class AdviceAlert:
             why=str(value.get("why", "")),
             what_to_do=str(value.get("what_to_do", "")),
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the alert as JSON values for `from_json`."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,33 +130,15 @@ class Advice:
             want_weights_at_step=None if requested is None else int(requested),
             factor=factor,
             floor=floor,
-            loop=tuple(sorted((LoopPoint.from_json(point) for point in value.get("loop") or ()), key=_step_of)),
+            loop=tuple(sorted(map(LoopPoint.from_json, value.get("loop") or ()), key=attrgetter("step"))),
             run=None if value.get("run") is None else str(value["run"]),
         )
 
     def to_json(self) -> dict[str, Any]:
         """Return the advice as plain JSON values for `from_json`, for a checkpoint."""
-        return {
-            "run": self.run,
-            "attempt": self.attempt,
-            "revision": self.revision,
-            "mode": self.mode,
-            "phase": self.phase,
-            "schedule": self.schedule.to_json() if self.schedule is not None else None,
-            "rule_halvings": halvings_for_older_clients(self.halvings, self.loop, self.factor),
-            "halvings": list(self.halvings),
-            "loop": [asdict(point) for point in self.loop],
-            "observed_step": self.observed_step,
-            "stale": self.stale,
-            "reason": self.reason,
-            "alerts": [alert.to_json() for alert in self.alerts],
-            "want_weights_at_step": self.want_weights_at_step,
-            "factor": self.factor,
-            "floor": self.floor,
-        }
+        older = halvings_for_older_clients(self.halvings, self.loop, self.factor)
+        return {**json_value(self), "rule_halvings": older}
 
-
-_step_of = attrgetter("step")
 
 NOT_ACKNOWLEDGED = "sent to trainers that ask, not acknowledged"
 SHADOW_EFFECT = "shown only, the trainer gets 1.0"
@@ -181,10 +160,8 @@ class Applied:
     def from_json(cls, value: Mapping[str, Any]) -> Applied:
         """Parse the field `applied` of an advice. Raises KeyError, TypeError or ValueError if it is invalid."""
         scale = value.get("scale")
-        return cls(
-            int(value["step"]), float(value["learning_rate"]), int(value["revision"]),
-            None if scale is None else float(scale),
-        )  # fmt: skip
+        known = int(value["step"]), float(value["learning_rate"]), int(value["revision"])
+        return cls(*known, None if scale is None else float(scale))
 
     @property
     def words(self) -> str:

@@ -142,17 +142,17 @@ def fold(log: Iterable[Decision]) -> AdviceState:
         newest = decision
         if decision.kind == "rewind":
             resume_step = decision.effective_from_step
-            active = [_rewound(kept, resume_step) for kept in active if _is_kept_by_rewind(kept, resume_step)]
+            active = [
+                _rewound(kept, resume_step)
+                for kept in active
+                if kept.kind in _KEPT_BY_REWIND or kept.observed_step < resume_step
+            ]
         else:
             active.append(decision)
     state = reduce(_apply, active, AdviceState())
     if newest is None:
         return state
     return replace(state, revision=newest.revision, attempt=newest.attempt, reason=newest.reason, kind=newest.kind)
-
-
-def _is_kept_by_rewind(decision: Decision, resume_step: int) -> bool:
-    return decision.kind in _KEPT_BY_REWIND or decision.observed_step < resume_step
 
 
 def _rewound(decision: Decision, resume_step: int) -> Decision:
@@ -380,18 +380,14 @@ def _reconcile_hold(state: AdviceState, observation: Observation) -> Decision | 
     """Hold while a rule with that effect fires; a hold or a release by an operator stands."""
     if state.held_from_step is None:
         for signal in observation.holds:
-            if not _is_handled(signal, state):
+            # Late data may move the firing of a rule that an operator released.
+            released = max((each.fired_step for each in state.released if each.rule == signal.rule), default=-1)
+            if signal not in state.handled and signal.fired_step > released:
                 reason = f"Rule {signal.rule} fires since step {signal.fired_step}: the learning rate is held."
                 return replace(_new(state, observation, "hold", reason), signal=signal)
     elif state.held_by == "detector" and not observation.holds:
         return _new(state, observation, "release", "No rule that holds the learning rate fires any more.")
     return None
-
-
-def _is_handled(signal: OpenSignal, state: AdviceState) -> bool:
-    """Return whether the signal held before, or an operator released its rule since: late data may move a firing."""
-    released = (each.fired_step for each in state.released if each.rule == signal.rule)
-    return signal in state.handled or signal.fired_step <= max(released, default=-1)
 
 
 def _move_loop(state: AdviceState, observation: Observation) -> Decision | None:

@@ -259,13 +259,18 @@ def advance_loop(state: LoopState, reading: Reading, settings: LoopSettings) -> 
     if not settings.enabled:
         return state
     reading = _checked(reading)
-    state = _with_full_update(_with_driven(_with_plan(state, reading), reading, settings), reading)
+    if reading.last_step is not None and reading.last_step > 0.0:
+        state = replace(state, last_step=reading.last_step)
+    state = _with_driven(replace(state, step=reading.step), reading, settings)
+    state = _with_full_update(state, reading)
     errors = [ERROR_OF_A_RULE] if reading.lowered else []
     if state.driven is not None:
         errors.append(math.log(max(state.driven, SMALLEST) / state.set_point(settings)))
     if state.update is not None:
         errors.append(math.log(max(state.update, SMALLEST) / state.update_point(settings)))
-    if not errors or (max(errors) <= 0.0 and _lacks_a_value(state)):
+    # The driven part or the update is missing, while earlier steps had it: the other one is not enough.
+    lacks_a_value = (state.driven is None and state.average is not None) or (state.update is None and state.updates > 0)
+    if not errors or (max(errors) <= 0.0 and lacks_a_value):
         return replace(state, silent=min(state.silent + 1, SILENT_STEPS))
     error = min(max(*errors, -LARGEST_ERROR), LARGEST_ERROR)
     is_within = error <= 0.0
@@ -295,17 +300,11 @@ def _checked(reading: Reading) -> Reading:
     return replace(reading, k3=k3, k3_at_lag_0=at_lag_0, update=reading.update if moved else None)
 
 
-def _lacks_a_value(state: LoopState) -> bool:
-    """Return whether the step has no driven part, or no update, while earlier ones had it: the other is not enough."""
-    return (state.driven is None and state.average is not None) or (state.update is None and state.updates > 0)
-
-
 def _with_driven(state: LoopState, reading: Reading, settings: LoopSettings) -> LoopState:
     at_lag_0 = reading.k3 if reading.lag == 0.0 else reading.k3_at_lag_0
     if at_lag_0 is not None:
-        old = state.static if state.measured_static else None
-        static = at_lag_0
-        if old is not None:
+        static, old = at_lag_0, state.static
+        if old is not None and state.measured_static:
             most = LARGEST_FACTOR * max(old, settings.set_point)
             static = old + WEIGHT_OF_PARTS * (min(at_lag_0, most) - old)
         state = replace(state, static=static, measured_static=True)
@@ -329,11 +328,6 @@ def _with_baseline(state: LoopState, k3: float | None) -> LoopState:
     if len(baseline) < BASELINE_READINGS:
         return replace(state, baseline=baseline)
     return replace(state, baseline=(), static=statistics.median(baseline))
-
-
-def _with_plan(state: LoopState, reading: Reading) -> LoopState:
-    is_plan = reading.last_step is not None and reading.last_step > 0.0
-    return replace(state, step=reading.step, last_step=reading.last_step if is_plan else state.last_step)
 
 
 def _with_full_update(state: LoopState, reading: Reading) -> LoopState:

@@ -46,7 +46,12 @@ def next_point(
     if state.silent and wanted > now:
         if state.silent < SILENT_STEPS or wanted - now < LEAST_MOVE or not last.is_falling(step) or now <= floor:
             return None
-        return LoopPoint(step, math.exp(now)), state.log_scale - (wanted - now), _reason_of_stop(state, math.exp(now))
+        reason = (
+            f"The last {state.silent} steps, up to step {state.step}, lack "
+            f"{'an update' if state.driven is not None else 'a measured mismatch'}: the control loop keeps the scale "
+            f"at {math.exp(now):.2g} until a step has one."
+        )
+        return LoopPoint(step, math.exp(now)), state.log_scale - (wanted - now), reason
     # None since a decision for the same step: what that one's bounds cut is for later steps.
     steps = min(max(step - last.step, 0), HORIZON)
     rise = LARGEST_RISE * min(steps, STEPS_OF_A_RISE) if settings.raises else 0.0
@@ -73,8 +78,10 @@ def _reason_of_move(state: LoopState, settings: LoopSettings, scale: float, *, r
         if value is not None
     ]
     said = [f"{name} is {value:.2g} nats per token (set point {point:.2g})" for name, value, point in values]
-    if not rises and all(value <= math.exp(ERROR_OF_A_RULE) * point for _, value, point in values):
-        said = [*_rules(state.lowered), *said]
+    names, of_a_rule = state.lowered, math.exp(ERROR_OF_A_RULE)
+    if names and not rises and all(value <= of_a_rule * point for _, value, point in values):
+        fired = f"rule {names[0]} has fired" if len(names) == 1 else f"rules {', '.join(names)} have fired"
+        said = [f"{fired} (counts as {of_a_rule:.2g} × a set point)", *said]
     found = " and ".join(said) or f"step {state.step} lacks a measured mismatch"
     left = state.left
     if left is not None and left < settings.cooldown:
@@ -85,19 +92,3 @@ def _reason_of_move(state: LoopState, settings: LoopSettings, scale: float, *, r
         f"{found[0].upper()}{found[1:]}; recent steps {recent}: "
         f"the control loop {'raises' if rises else 'lowers'} the scale to {scale:.2g}."
     )
-
-
-def _reason_of_stop(state: LoopState, scale: float) -> str:
-    lacking = "an update" if state.driven is not None else "a measured mismatch"
-    return (
-        f"The last {state.silent} steps, up to step {state.step}, lack {lacking}: the control loop keeps the scale at "
-        f"{scale:.2g} until a step has one."
-    )
-
-
-def _rules(names: Sequence[str]) -> list[str]:
-    """Return what is said of the rules that the loop lowers for; nothing without one."""
-    if not names:
-        return []
-    fired = f"rule {names[0]} has fired" if len(names) == 1 else f"rules {', '.join(names)} have fired"
-    return [f"{fired} (counts as {math.exp(ERROR_OF_A_RULE):.2g} × a set point)"]

@@ -59,9 +59,10 @@ def _lowered_before(advice: AdviceState) -> str:
 def _pending_reason(pending: SurgeDetection, schedule: ScheduleSettings) -> str:
     period = schedule.period(pending.surge_step)
     if pending.kind == "growth_with_reward":
+        lower = "halve it" if schedule.factor == DECAY_FACTOR else f"multiply it by {schedule.factor:g}"
         return (
             f"{WATCHING_REASONS['growing_with_reward']} If the reward fell, or the mismatch or the gradient norm rose, "
-            f"the schedule would {_lower('it', schedule.factor)} every {period} steps."
+            f"the schedule would {lower} every {period} steps."
         )
     return _would(pending.surge_step, period, schedule.factor)
 
@@ -70,7 +71,3 @@ def _would(surge_step: int, period: int, factor: float) -> str:
     surged = f"Response lengths surged at step {surge_step}."
     would = "halve" if factor == DECAY_FACTOR else f"be multiplied by {factor:g}"
     return f"{surged} {NO_SIGNAL}: the learning rate would {would} every {period} steps."
-
-
-def _lower(what: str, factor: float) -> str:
-    return f"halve {what}" if factor == DECAY_FACTOR else f"multiply {what} by {factor:g}"

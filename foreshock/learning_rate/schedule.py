@@ -94,19 +94,11 @@ class LengthDecaySchedule:
         last = self._last_effective(step) // self.decay_period
         return tuple(k * self.decay_period for k in range(last - self.halvings_until(step) + 1, last + 1))
 
-    def scale(self, step: int) -> float:
-        """Return η(step) / η₀ of the schedule alone: ``max(floor, factor ** halvings)``."""
-        return max(self.floor, self.factor ** self.halvings_until(step))
-
     def next_boundary(self, step: int) -> int | None:
         """Return the first boundary after ``step``, also if the floor is already reached; None while paused."""
         start = max(step + 1, self.effective_from_step, 1)
         boundary = -(-start // self.decay_period) * self.decay_period
         return boundary if boundary == self._last_effective(boundary) else None
-
-    def next_decay_step(self, step: int) -> int | None:
-        """Return the next step at which the scale falls; None at the floor or while paused."""
-        return None if self.scale(step) <= self.floor else self.next_boundary(step)
 
     def effective_from(self, step: int) -> LengthDecaySchedule:
         """Return the schedule, not paused, with its first boundary at ``step`` or later."""
