@@ -41,11 +41,6 @@ class InstructionSet(enum.Enum):
         order = list(InstructionSet)
         return order.index(self) >= order.index(other)
 
-    @property
-    def title(self) -> str:
-        """The name in texts."""
-        return _TITLES[self]
-
 
 class MklKernels(enum.Enum):
     """The kernels that MKL computes float32 products with.
@@ -62,13 +57,6 @@ class MklKernels(enum.Enum):
     """The SSE4.2 kernels, on an Intel CPU that is held to them."""
 
 
-_TITLES = {
-    InstructionSet.AVX2: "AVX2",
-    InstructionSet.AVX512: "AVX-512",
-    InstructionSet.AVX512_VNNI: "AVX-512 with VNNI",
-    InstructionSet.AVX512_BF16: "AVX-512 with bfloat16",
-    InstructionSet.AMX: "AVX-512 with AMX",
-}
 # The name of what each adds to the one below, in a fingerprint's `cpu_features`.
 _FEATURES = {
     InstructionSet.AVX512: "avx512",
@@ -133,7 +121,13 @@ _MKL_TITLES = {
     MklKernels.AMD.value: "AMD's",
     MklKernels.SSE4_2.value: "those of SSE4.2",
 }
-_ISA_TITLES = {each.value: each.title for each in InstructionSet}
+_ISA_TITLES = {
+    InstructionSet.AVX2.value: "AVX2",
+    InstructionSet.AVX512.value: "AVX-512",
+    InstructionSet.AVX512_VNNI.value: "AVX-512 with VNNI",
+    InstructionSet.AVX512_BF16.value: "AVX-512 with bfloat16",
+    InstructionSet.AMX.value: "AVX-512 with AMX",
+}
 # Words in the names of CPUs; accelerators have none of them.
 _CPU_NAME = re.compile(
     r"\b(CPU|EPYC|Xeon|Ryzen|Threadripper|Opteron|Neoverse|Graviton|Kunpeng|x86_64|aarch64|arm64)\b"

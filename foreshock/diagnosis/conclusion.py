@@ -6,15 +6,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from foreshock.environment import Environment
-from foreshock.model_kind import ModelKind
 
 
 @dataclass(frozen=True, slots=True)
 class LinkEvidence:
-    """A link `target/behaviour` of the chain, in nats per token; see `foreshock.measures.estimators.attribution.Link`.
-
-    `excess_k3_kl` is k3 less half the noise floor of each end; None if a floor is unknown.
-    """
+    """A link `target/behaviour` of the chain, in nats per token; see `measures.estimators.attribution.Link`."""
 
     name: str
     cause: str
@@ -23,7 +19,6 @@ class LinkEvidence:
     share: float = math.nan
     share_low: float = math.nan
     share_high: float = math.nan
-    excess_k3_kl: float | None = None
 
     @property
     def short_cause(self) -> str:
@@ -116,9 +111,8 @@ class AttributionEvidence:
 
     Args:
         chain: available scores, from `rollout` to `trainer`.
-        missing: the other scores of the full chain; their links are merged.
         whole: the comparison of the chain's two ends.
-        prompt_groups, rollouts, tokens: of the rollouts that every score of the chain has.
+        prompt_groups, rollouts: of the rollouts that every score of the chain has.
         floors: the k3 of each scorer against itself in other batches, by scorer.
         reference: the side branch; None if the reference was not scored.
         drift: k3 of each link at the run's other probed steps, by link, in step order.
@@ -133,15 +127,12 @@ class AttributionEvidence:
     chain: tuple[str, ...]
     links: tuple[LinkEvidence, ...]
     whole: LinkEvidence
-    missing: tuple[str, ...] = ()
     prompt_groups: int = 0
     rollouts: int = 0
-    tokens: int = 0
     cancellation: float = math.nan
     floors: Mapping[str, float] = field(default_factory=dict)
     reference: ReferenceEvidence | None = None
     drift: Mapping[str, tuple[DriftPoint, ...]] = field(default_factory=dict)
-    model_kind: ModelKind | None = None
     declared_precision: str | None = None
     environments: Mapping[str, Environment | None] = field(default_factory=dict)
     environment_links: tuple[EnvironmentLinkEvidence, ...] = ()
@@ -151,7 +142,6 @@ class AttributionEvidence:
 ConclusionKind = Literal[
     "environment-differs",
     "environment-unknown",
-    "environment-excluded",
     "environment-measured",
     "cause",
     "cannot-tell",
@@ -162,7 +152,6 @@ ConclusionKind = Literal[
     "nearer-to-reference",
     "exact",
     "drift",
-    "noise-floor",
 ]
 
 # A link with one of these conclusions is named a cause by no later rule.

@@ -279,14 +279,13 @@ def _missing(
     `is_judged`: an alert is open, for which too few data do not matter.
     """
     blocking = []
-    waits = [_waits(each) for each in sorted(history.awaited, key=lambda each: each.step)]
+    lesser = [_waits(each) for each in sorted(history.awaited, key=lambda each: each.step)]
     if history.observed_step is not None:
         blocking = _untold(history, alerts, causes, is_judged)
-    elif waits:
-        blocking.append(waits.pop(0))
+    elif lesser:
+        blocking.append(lesser.pop(0))
     else:
         blocking.append(MissingData(sentence="no step is complete yet", what_to_do="Wait for the first step."))
-    lesser = list(waits)
     if history.observed_step is not None and not history.reward.values:
         sentence = "no reward is logged, so that its fall cannot be seen"
         lesser.append(MissingData(sentence=sentence, what_to_do="Log rewards with the rollouts, or as a scalar."))
@@ -302,7 +301,7 @@ def _untold(
 ) -> list[MissingData]:
     """Return the one thing that the closed steps must tell before a run is called healthy; empty if they do."""
     copied = next((each for each in alerts if each.rule == "scores_identical" and each.is_open), None)
-    what_to_do = "Log rollout_log_probs and trainer_log_probs of the same tokens."
+    advice = "Log rollout_log_probs and trainer_log_probs of the same tokens."
     measured, tokens = len(history.k3.steps), sum(history.tokens[-NEWEST_STEPS:])
     if not measured:
         sentence = "no step has both log-probs yet"
@@ -312,32 +311,30 @@ def _untold(
         sentence = f"no step since {history.k3.steps[-1]} has both log-probs"
     elif copied is not None:
         sentence = "the trainer's log-probs equal the engine's bit for bit, as copies do, so nothing is measured"
-        what_to_do = copied.what_to_do
+        advice = copied.what_to_do
     elif is_judged:
         return []
     elif wrong := next((each for each in causes if each.name in NOT_MEASURED), None):
         sentence = f"{wrong.title or wrong.sentence}, so that k3 is not the mismatch"
-        what_to_do = wrong.what_to_do
+        advice = wrong.what_to_do
     elif measured < LEAST_MEASURED_STEPS:
         sentence = f"{plural(measured, 'step')} with both log-probs, {LEAST_MEASURED_STEPS} are needed"
-        what_to_do = "Wait for more steps."
+        advice = "Wait for more steps."
     elif tokens < LEAST_MEASURED_TOKENS:
         sentence = f"{plural(tokens, 'token')} measured in the newest steps, {LEAST_MEASURED_TOKENS:,} are needed"
-        what_to_do = "Log more rollouts a step."
+        advice = "Log more rollouts a step."
     elif history.newest_lags.hides_numerics and _k3_now(history) > history.healthy_end:
         sentence = history.newest_lags.untold(_k3_now(history))
-        what_to_do = (
-            "Log some rollouts of the newest weights, or probe a step that has a checkpoint (`foreshock probe`)."
-        )
+        advice = "Log some rollouts of the newest weights, or probe a step that has a checkpoint (`foreshock probe`)."
     elif _judged_k3(history) > history.healthy_end:
         sentence = (
             f"{_k3_clause(history)}, above the healthy range, which ends at {number(history.healthy_end)}; "
             "more steps will tell if it stays there"
         )
-        what_to_do = "Wait for more steps, or log more rollouts a step."
+        advice = "Wait for more steps, or log more rollouts a step."
     else:
         return []
-    return [MissingData(sentence=sentence, what_to_do=what_to_do)]
+    return [MissingData(sentence=sentence, what_to_do=advice)]
 
 
 def _waits(awaited: AwaitedShards) -> MissingData:

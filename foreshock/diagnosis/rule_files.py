@@ -34,7 +34,7 @@ import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
-from typing import Any, Final, get_args
+from typing import Any, Final, TypeVar, get_args
 
 from foreshock.diagnosis.border import RULE as REFUSED_RULE
 from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE
@@ -72,6 +72,8 @@ _SWITCHES = ("lag_zero_only", "corroborates_surge", "follows_learning")
 _FIELDS = (*_TEXTS, *_NUMBERS, *_WHOLE, *_SWITCHES, *_LITERALS)
 _DETECTORS = frozenset({*SURGE_RULES.values(), FALL_RULE, COLLAPSE_RULE, REFUSED_RULE, "detection_stopped"})
 _OWN_SOURCE = "a rule of this run"
+
+Settings = TypeVar("Settings", ScheduleSettings, LoopSettings)
 
 
 class InvalidRules(ConfigurationError):
@@ -122,16 +124,14 @@ def parse_rules(text: str) -> RuleChanges:
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
         raise InvalidRules("rules must be tables: [rules.NAME]")
     checked = {name: _checked(name, table) for name, table in sorted(tables.items())}
-    return RuleChanges(first, checked, _schedule(content.get("schedule", {})), _loop(content.get("loop", {})))
+    schedule = _settings(content.get("schedule", {}), "schedule", DEFAULT_SCHEDULE)
+    return RuleChanges(first, checked, schedule, _settings(content.get("loop", {}), "loop", DEFAULT_LOOP))
 
 
 def changes_to_toml(changes: RuleChanges) -> str:
     """Return changes as the file that `parse_rules` reads."""
-    lines = [f"version = {FORMAT_VERSION}", f"effective_from_step = {changes.effective_from_step}"]
-    for name, table in changes.tables.items():
-        fields_of = {"enabled": False} if table is None else table
-        lines += ["", _heading(name), *(f"{field} = {_toml(value)}" for field, value in fields_of.items())]
-    return "\n".join([*lines, *_table_lines(changes.schedule), *_table_lines(changes.loop)]) + "\n"
+    tables = {name: {"enabled": False} if table is None else table for name, table in changes.tables.items()}
+    return _file(changes.effective_from_step, tables, changes.schedule, changes.loop)
 
 
 def to_toml(
@@ -141,22 +141,29 @@ def to_toml(
     loop: LoopSettings = DEFAULT_LOOP,
 ) -> str:
     """Return the rules, the schedule and the loop as a file, without the fields that have their default."""
-    lines = [f"version = {FORMAT_VERSION}", f"effective_from_step = {effective_from_step}"]
+    tables: dict[str, dict[str, Any]] = {}
     for rule in rules:
-        lines += ["", _heading(rule.name)]
-        for field in fields(rule):
-            value = getattr(rule, field.name)
-            if (
-                field.name != "name"
-                and value is not None
-                and (field.default is MISSING or value != field.default or field.name == "cause")
-            ):
-                lines.append(f"{field.name} = {_toml(value)}")
-    return "\n".join([*lines, *_table_lines(schedule), *_table_lines(loop)]) + "\n"
+        values = {field: getattr(rule, field.name) for field in fields(rule) if field.name != "name"}
+        tables[rule.name] = {
+            field.name: value
+            for field, value in values.items()
+            if value is not None and (field.default is MISSING or value != field.default or field.name == "cause")
+        }
+    return _file(effective_from_step, tables, schedule, loop)
 
 
-def _heading(name: str) -> str:
-    return f"[rules.{name if name.isidentifier() else _toml(name)}]"
+def _file(
+    effective_from_step: int, tables: Mapping[str, Mapping[str, Any]], schedule: ScheduleSettings, loop: LoopSettings
+) -> str:
+    """Return the file of these tables of rules, and of the constants that are not the default ones."""
+    lines = [f"version = {FORMAT_VERSION}", f"effective_from_step = {effective_from_step}"]
+    headed = {f"rules.{name if name.isidentifier() else _toml(name)}": table for name, table in tables.items()}
+    for of, settings, usual in (("schedule", asdict(schedule), DEFAULT_SCHEDULE), ("loop", asdict(loop), DEFAULT_LOOP)):
+        if own := {name: value for name, value in settings.items() if value != getattr(usual, name)}:
+            headed[of] = own
+    for heading, table in headed.items():
+        lines += ["", f"[{heading}]", *(f"{field} = {_toml(value)}" for field, value in table.items())]
+    return "\n".join(lines) + "\n"
 
 
 def _toml(value: str | float | bool) -> str:
@@ -211,25 +218,8 @@ def _value(name: str, field: str, value: Any) -> Any:
     return value
 
 
-def _schedule(table: Any) -> ScheduleSettings:
-    _check_fields(table, "schedule", DEFAULT_SCHEDULE)
-    if table.get("multiplier", 1.0) > LARGEST_MULTIPLIER:
-        raise InvalidRules(f"multiplier of the schedule must be at most {LARGEST_MULTIPLIER:,}")
-    try:
-        return replace(DEFAULT_SCHEDULE, **table)
-    except ValueError as error:
-        raise InvalidRules(f"schedule: {error}") from error
-
-
-def _loop(table: Any) -> LoopSettings:
-    _check_fields(table, "loop", DEFAULT_LOOP)
-    try:
-        return replace(DEFAULT_LOOP, **table)
-    except ValueError as error:
-        raise InvalidRules(f"loop: {error}") from error
-
-
-def _check_fields(table: Any, of: str, usual: ScheduleSettings | LoopSettings) -> None:
+def _settings(table: Any, of: str, usual: Settings) -> Settings:
+    """Return the constants of the schedule or of the loop with those that the file's table sets."""
     names = [each.name for each in fields(usual)]
     if not isinstance(table, dict):
         raise InvalidRules(f"{of} must be a table: [{of}]")
@@ -246,14 +236,12 @@ def _check_fields(table: Any, of: str, usual: ScheduleSettings | LoopSettings) -
                 raise InvalidRules(f"{name} of the {of} must be a whole number from 1 to 1,000,000, got {value!r}")
         elif isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise InvalidRules(f"{name} of the {of} must be a finite number, got {value!r}")
-
-
-def _table_lines(settings: ScheduleSettings | LoopSettings) -> list[str]:
-    """Return the table of the constants that are not the default ones; nothing if all are."""
-    of, default = ("schedule", DEFAULT_SCHEDULE) if isinstance(settings, ScheduleSettings) else ("loop", DEFAULT_LOOP)
-    usual = asdict(default)
-    lines = [f"{name} = {_toml(value)}" for name, value in asdict(settings).items() if value != usual[name]]
-    return ["", f"[{of}]", *lines] if lines else []
+    if table.get("multiplier", 1.0) > LARGEST_MULTIPLIER:
+        raise InvalidRules(f"multiplier of the {of} must be at most {LARGEST_MULTIPLIER:,}")
+    try:
+        return replace(usual, **table)
+    except ValueError as error:
+        raise InvalidRules(f"{of}: {error}") from error
 
 
 def _changed(rule: ThresholdRule, table: Mapping[str, Any] | None) -> ThresholdRule | None:

@@ -304,21 +304,18 @@ class AdviceFeed:
         body = {"step": step, "attempt": attempt}
         try:
             answer = self._connection.request("POST", f"/v1/runs/{run}/lr-advice/follow", json_body=body)
-            if answer.content and self._is_too_early(attempt, self._connection.decoded(answer)):
-                return
+            taken = self._connection.decoded(answer) if answer.content else None
+            if isinstance(taken, dict) and "newest_attempt" in taken:
+                newest = taken["newest_attempt"]
+                if newest is None or (attempt is not None and newest < attempt):
+                    # Its attempt has not begun yet: the report did not count.
+                    return
         except ServiceUnavailable:
             raise
         except ServiceError as error:
             # A key that may only read, or a service of the release before, which is told by acknowledgements.
             self._log.warning("follow", f"the step of this trainer is not reported: {error}")
         self._followed_step = step
-
-    def _is_too_early(self, attempt: int | None, answer: Any) -> bool:
-        """Return whether a report did not count because its attempt has not begun yet."""
-        if not isinstance(answer, dict) or "newest_attempt" not in answer:
-            return False
-        newest = answer["newest_attempt"]
-        return newest is None or (attempt is not None and newest < attempt)
 
     def _passed_requested_step(self) -> bool:
         # The ETag does not depend on the step, so the next requested step needs a poll without it: one per step, or a

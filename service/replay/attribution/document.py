@@ -12,9 +12,8 @@ from foreshock.api import replays, runs
 from foreshock.api.records import from_attributes, parse
 from foreshock.diagnosis import attribution, conclusion
 from foreshock.environment import Environment
-from foreshock.json_values import finite_or_none, number_or_nan
+from foreshock.json_values import number_or_nan
 from foreshock.measures.estimators.attribution import METHOD, Attribution, Link, SideBranch
-from foreshock.model_kind import ModelKind
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.replay.attribution.compute import AttributionResult, MeasuredEnvironmentLink, excess_over_floors
 from foreshock_service.replay.probes.environments import declared_precision, precision_in_words
@@ -185,7 +184,6 @@ def evidence_of(
     document: answers.AttributionDocument,
     *,
     earlier: Sequence[answers.AttributionDocument] = (),
-    model_kind: ModelKind | None = None,
     exact: Sequence[answers.ExactOfLinkRecord] = (),
 ) -> conclusion.AttributionEvidence:
     """Return the evidence of a step; `earlier` are the attributions of the run's other probed steps, in step order."""
@@ -199,7 +197,6 @@ def evidence_of(
         floors={floor.scorer: floor.k3_kl for floor in document.floors if math.isfinite(floor.k3_kl)},
         reference=_reference(branch) if branch is not None else None,
         drift=_drift(document, earlier),
-        model_kind=model_kind,
         environments={
             name: environment_in(read) if read is not None else None for name, read in document.environments.items()
         },
@@ -209,7 +206,7 @@ def evidence_of(
 
 
 def _link_evidence(link: answers.LinkRecord) -> conclusion.LinkEvidence:
-    return from_attributes(conclusion.LinkEvidence, link, excess_k3_kl=finite_or_none(link.excess_k3_kl))
+    return from_attributes(conclusion.LinkEvidence, link)
 
 
 def _reference(branch: answers.SideBranchRecord) -> conclusion.ReferenceEvidence:

@@ -131,7 +131,6 @@ def _read(session: Session, run: tables.Run, document: AttributionDocument, stal
     evidence = documents.evidence_of(
         document,
         earlier=[parse(AttributionDocument, each) for _, each in reversed(others) if each is not None],
-        model_kind=run.model_kind,
         exact=exact,
     )
     conclusions = tuple(from_attributes(ConclusionRecord, each) for each in conclude_attribution(evidence))

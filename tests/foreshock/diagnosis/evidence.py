@@ -19,12 +19,10 @@ def evidence_of(found: Attribution, **changes: object) -> AttributionEvidence:
     values: dict[str, object] = {
         "step": 7,
         "chain": found.chain,
-        "missing": found.missing,
         "links": tuple(map(link_of, found.links)),
         "whole": link_of(found.whole),
         "prompt_groups": found.groups,
         "rollouts": found.rollouts,
-        "tokens": found.tokens,
         "cancellation": found.cancellation,
         "environments": {name: environment_of(name) for name in found.chain},
         "reference": None
@@ -51,9 +49,7 @@ def environment_of(score: str) -> Environment:
 
 def link_of(link: Link) -> LinkEvidence:
     """Return a link as evidence."""
-    return LinkEvidence(
-        link.name, link.cause, link.k3_kl, link.rms_d, link.share, link.share_low, link.share_high, None
-    )
+    return LinkEvidence(link.name, link.cause, link.k3_kl, link.rms_d, link.share, link.share_low, link.share_high)
 
 
 def attributed(
