@@ -224,6 +224,10 @@ class Environment:
         return tuple(environment_name(instruction_set, each) for each in kernels)
 
 
+_Values = tuple[str, str | None, str | None]
+"""The title of a field, and its value in each of two environments."""
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """A field in which two environments differ; None: the fingerprint of that score does not tell it."""
@@ -251,31 +255,21 @@ def differences(earlier: Environment | None, later: Environment | None, *, same_
     torch are left out: a trainer's precision is an option of its replay.
     """
     before, after = earlier or Environment(), later or Environment()
-    found = [_differ("the device", before.device, after.device)]
+    found: list[_Values] = [("the device", before.device, after.device)]
     if before.device == after.device == CPU:
-        found.append(
-            _differ(
-                "the CPU's instruction set",
-                _ISA_TITLES.get(before.instruction_set or "", before.instruction_set),
-                _ISA_TITLES.get(after.instruction_set or "", after.instruction_set),
-            )
-        )
-        found.append(
-            _differ(
-                "MKL's kernels, chosen by the CPU's maker",
-                _MKL_TITLES.get(before.mkl_kernels or ""),
-                _MKL_TITLES.get(after.mkl_kernels or ""),
-            )
-        )
+        first, second = (_ISA_TITLES.get(each.instruction_set or "", each.instruction_set) for each in (before, after))
+        found.append(("the CPU's instruction set", first, second))
+        first, second = (_MKL_TITLES.get(each.mkl_kernels or "") for each in (before, after))
+        found.append(("MKL's kernels, chosen by the CPU's maker", first, second))
         found += [
-            _differ(name, before.settings.get(name, "not set"), after.settings.get(name, "not set"))
+            (name, before.settings.get(name, "not set"), after.settings.get(name, "not set"))
             for name in CHOOSING_VARIABLES
         ]
     elif before.device is not None and before.device == after.device:
-        found.append(_differ("the GPU's driver", before.driver, after.driver))
+        found.append(("the GPU's driver", before.driver, after.driver))
     if same_engine:
-        found += _engine_differences(before, after)
-    return tuple(each for each in found if each is not None)
+        found += _of_engine(before, after)
+    return tuple(Difference(*each) for each in found if each[1] is None or each[1] != each[2])
 
 
 def environment_name(instruction_set: InstructionSet, kernels: MklKernels | None) -> str:
@@ -292,20 +286,15 @@ def device_slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def _engine_differences(before: Environment, after: Environment) -> list[Difference | None]:
+def _of_engine(before: Environment, after: Environment) -> list[_Values]:
+    """Return engine and version, and the kernels and flags that both fingerprints tell."""
     if before.engine != after.engine:
-        return [_differ("the engine", before.engine, after.engine)]
-    found = [_differ(f"the version of {before.engine or 'the engine'}", before.engine_version, after.engine_version)]
+        return [("the engine", before.engine, after.engine)]
     optional = {name: title for name, title in _OPTIONAL.items() if before.engine != "torch" or name not in _PRECISION}
     pairs = [(title, getattr(before, name), getattr(after, name)) for name, title in optional.items()]
     pairs += [(title, before.settings.get(name), after.settings.get(name)) for name, title in _SETTINGS.items()]
-    return found + [_differ(*each) for each in pairs if each[1] is not None and each[2] is not None]
-
-
-def _differ(title: str, earlier: str | None, later: str | None) -> Difference | None:
-    if earlier is not None and earlier == later:
-        return None
-    return Difference(title, earlier, later)
+    version = f"the version of {before.engine or 'the engine'}", before.engine_version, after.engine_version
+    return [version, *(each for each in pairs if each[1] is not None and each[2] is not None)]
 
 
 def _device_of(fingerprint: Fingerprint) -> str | None:

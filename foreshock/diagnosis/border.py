@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 from foreshock.diagnosis.quantities import LEARNING_RATE_KEY, LENGTH_KEY, LONGEST_KEY, SCALARS, TRUNCATED_KEY
 from foreshock.diagnosis.rule import Event
@@ -30,13 +30,6 @@ class RefusedValues:
 
     fired_step: int | None = None
     clean: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> RefusedValues:
-        return cls(**value)
 
 
 def refuse_values(

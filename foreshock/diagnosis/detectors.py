@@ -203,9 +203,9 @@ class WarningState:
             "surge": self.surge.to_json(),
             "rules": self.rules.to_json(),
             "reward": self.reward.to_json(),
-            "loop": self.loop.to_json(),
+            "loop": asdict(self.loop),
             "rate_units": self.rate_units,
-            "refused": self.refused.to_json(),
+            "refused": asdict(self.refused),
             "stopped_step": self.stopped_step,
         }
 
@@ -218,7 +218,7 @@ class WarningState:
             RewardState.from_json(value["reward"]),
             LoopState.from_json(value["loop"]),
             value["rate_units"],
-            RefusedValues.from_json(value["refused"]),
+            RefusedValues(**value["refused"]),
             value["stopped_step"],
         )
 

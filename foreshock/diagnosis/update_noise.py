@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from foreshock.api.records import Record
 from foreshock.diagnosis.wording import interval_text, number, plural
 from foreshock.fingerprint import Fingerprint
+from foreshock.json_values import number_or_nan
 from foreshock.layer_divergence import Mean
 from foreshock.measures.comparison import compare
 from foreshock.measures.estimators.intervals import Interval, clustered_interval
@@ -64,7 +65,7 @@ class UpdateToNoise(Record):
     def in_words(self) -> str:
         """Return what was found, in two sentences."""
         updates = plural(self.after_step - self.step, "update")
-        update, floor = _or_nan(self.update_k3.mean), _or_nan(self.floor_k3.mean)
+        update, floor = number_or_nan(self.update_k3.mean), number_or_nan(self.floor_k3.mean)
         against = "without any noise" if floor == 0.0 else f"{number(self.ratio)} × the noise floor of {number(floor)}"
         moved = f"{updates} moved the policy by k3 {number(update)} nats per token, {against}."
         change = self.rewarded_change
@@ -73,7 +74,7 @@ class UpdateToNoise(Record):
                 f"{moved} Whether rewarded answers became likelier needs {LEAST_GROUPS} prompts with different "
                 f"rewards, and {self.rewarded_groups} have them."
             )
-        low, high = _or_nan(change.low), _or_nan(change.high)
+        low, high = number_or_nan(change.low), number_or_nan(change.high)
         verdict = "lost likelihood" if high < 0.0 else "became likelier" if low > 0.0 else "did not clearly change"
         return (
             f"{moved} Answers with more reward than the mean of their prompt {verdict}: log π changed by "
@@ -130,7 +131,3 @@ def _change(summaries: RolloutSummaries, chosen: NDArray[np.bool_]) -> Interval:
         return _UNKNOWN
     sums, tokens = summaries.column("sum_d")[chosen], summaries.column("n_tokens")[chosen]
     return clustered_interval(sums, tokens, summaries.clusters()[chosen])
-
-
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value

@@ -24,14 +24,9 @@ WHAT_TO_DO: Final = (
 _MOST_NAMES = 3
 
 
-def engine_in_words(engine: str, engines: int) -> str:
-    """Return an engine's name: `Engine 3 of 8`."""
-    return f"Engine {engine} of {engines}" if engines > 1 else f"Engine {engine}"
-
-
 def verdict_in_words(engine: str, engines: int, verdict: Verdict) -> str:
     """Return what an engine holds, in one sentence or two."""
-    named = engine_in_words(engine, engines)
+    named = f"Engine {engine} of {engines}" if engines > 1 else f"Engine {engine}"
     if verdict.canary is not None and not verdict.compared:
         text = f"{named} answers a canary prompt as step {verdict.held} does"
         if verdict.held != verdict.step:
@@ -56,11 +51,7 @@ def verdict_in_words(engine: str, engines: int, verdict: Verdict) -> str:
     if exceptions:
         text += f", except {'; and '.join(exceptions)}"
     if verdict.held != verdict.step:
-        text += (
-            f"; the trainer is at step {verdict.step}"
-            if exceptions
-            else f", while the trainer is at step {verdict.step}"
-        )
+        text += f"{';' if exceptions else ', while'} the trainer is at step {verdict.step}"
     return f"{text}."
 
 

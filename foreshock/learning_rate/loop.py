@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 LARGEST_FACTOR: Final = 10.0
@@ -200,9 +200,6 @@ class LoopState:
     """Rules that fire, or fired while no value has been beyond its set point since: the average still holds them."""
     silent: int = 0
     """The newest steps in a row that moved nothing, since they lack a value; at most `SILENT_STEPS`."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> LoopState:
