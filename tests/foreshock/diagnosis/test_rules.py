@@ -223,7 +223,7 @@ def test_absolute_rule_that_moves_the_learning_rate_is_refused() -> None:
             replace(RULE, effect=effect)
     with pytest.raises(ValueError, match="no threshold"):
         replace(RULE, absolute=None)
-    assert all(rule.relative is not None for rule in DEFAULT_RULES if rule.moves_learning_rate)
+    assert all(rule.relative is not None for rule in DEFAULT_RULES if rule.effect == "halve")
 
 
 def test_constant_high_mismatch_alerts_without_moving_the_learning_rate() -> None:

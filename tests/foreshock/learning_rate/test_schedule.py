@@ -53,7 +53,7 @@ def test_scale_is_the_rule_applied_at_every_step(period: int, first: int, last: 
 def test_pausing_freezes_the_scale_from_its_step(period: int, first: int, pause: int, step: int) -> None:
     running = LengthDecaySchedule(100, period, effective_from_step=first)
     paused = running.paused_from(pause)
-    assert paused.scale(step) == running.scale(min(step, pause - 1))
+    assert scale_at(paused, (), step) == scale_at(running, (), min(step, pause - 1))
     if step >= pause:
         assert next_fall(paused, (), step) is None
     assert paused.effective_from(first) == running
