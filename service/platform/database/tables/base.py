@@ -54,6 +54,30 @@ class Base(DeclarativeBase):
     }
 
 
+class RowOfStep:
+    """The columns of rows of a step; they come first in the table and in its primary key."""
+
+    run_id: Mapped[str] = mapped_column(primary_key=True, sort_order=-3)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, sort_order=-2)
+    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, sort_order=-1)
+
+
+def references_attempt() -> sa.ForeignKeyConstraint:
+    """Return the foreign key of rows of an attempt."""
+    return sa.ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"])
+
+
+def references_step() -> sa.ForeignKeyConstraint:
+    """Return the foreign key of rows of a step that has rollouts."""
+    return sa.ForeignKeyConstraint(["run_id", "attempt", "step"], ["steps.run_id", "steps.attempt", "steps.step"])
+
+
+def references_shard() -> sa.ForeignKeyConstraint:
+    """Return the foreign key of rows of a shard."""
+    key = ["run_id", "attempt", "step", "shard"]
+    return sa.ForeignKeyConstraint(key, [f"shards.{name}" for name in key])
+
+
 class CompressedBytes(TypeDecorator[bytes]):
     """A column of bytes that are compressed with zstd in the database."""
 
@@ -72,20 +96,16 @@ class CompressedBytes(TypeDecorator[bytes]):
 class CompressedJson(TypeDecorator[Any]):
     """A column of JSON documents that no query looks into, compressed with zstd in the database."""
 
-    impl = sa.LargeBinary
+    impl = CompressedBytes
     cache_ok = True
 
     def process_bind_param(self, value: Any, dialect: sa.Dialect) -> bytes | None:
-        """Compress the document."""
-        return (
-            None
-            if value is None
-            else zstd.compress(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
-        )
+        """Encode the document."""
+        return None if value is None else json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
     def process_result_value(self, value: bytes | None, dialect: sa.Dialect) -> Any:
         """Return the document."""
-        return None if value is None else json.loads(zstd.decompress(value))
+        return None if value is None else json.loads(value)
 
 
 class AuditEntry(Base):

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from sqlalchemy import ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint
+from sqlalchemy import ForeignKey, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, declared_attr, mapped_column
 
-from foreshock_service.platform.database.tables.base import Base, JsonColumn
+from foreshock_service.platform.database.tables.base import Base, JsonColumn, RowOfStep, references_step
 
 
 class Probe(Base):
@@ -20,7 +20,7 @@ class Probe(Base):
 
     __tablename__ = "probes"
     __table_args__ = (
-        ForeignKeyConstraint(["run_id", "attempt", "step"], ["steps.run_id", "steps.attempt", "steps.step"]),
+        references_step(),
         UniqueConstraint("run_id", "request_digest"),
         Index(None, "run_id", "created_at_us", "id"),
         Index(None, "created_at_us", "id"),
@@ -188,7 +188,7 @@ class PublishedResult(Base):
     @classmethod
     def __table_args__(cls) -> tuple[Any, ...]:
         return (
-            ForeignKeyConstraint(["run_id", "attempt", "step"], ["steps.run_id", "steps.attempt", "steps.step"]),
+            references_step(),
             Index(None, "job_id"),
         )
 
@@ -238,7 +238,7 @@ class ProbeResult(Base):
 
     __tablename__ = "probe_results"
     __table_args__ = (
-        ForeignKeyConstraint(["run_id", "attempt", "step"], ["steps.run_id", "steps.attempt", "steps.step"]),
+        references_step(),
         Index(None, "run_id", "attempt", "step", "kind", "published_at_us"),
     )
 
@@ -253,18 +253,15 @@ class ProbeResult(Base):
     published_at_us: Mapped[int | None]
 
 
-class Attribution(Base):
+class Attribution(RowOfStep, Base):
     """The attribution of a step. `stale`: scores or rollouts arrived since `document` was computed."""
 
     __tablename__ = "attributions"
     __table_args__ = (
-        ForeignKeyConstraint(["run_id", "attempt", "step"], ["steps.run_id", "steps.attempt", "steps.step"]),
+        references_step(),
         Index(None, "stale", "changed_at_us"),
     )
 
-    run_id: Mapped[str] = mapped_column(primary_key=True)
-    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     stale: Mapped[bool]
     changed_at_us: Mapped[int]
     document: Mapped[dict[str, Any] | None] = mapped_column(JsonColumn)

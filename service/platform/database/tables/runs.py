@@ -2,10 +2,11 @@
 
 from typing import Any, Literal
 
-from sqlalchemy import ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint, text
+from sqlalchemy import ForeignKey, Index, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from foreshock.model_kind import ModelKind, known_model_kind
+from foreshock_service.platform.database.tables import base
 from foreshock_service.platform.database.tables.base import Base, CompressedBytes, CompressedJson, JsonColumn
 
 
@@ -95,7 +96,7 @@ class AttemptClient(Base):
 
     __tablename__ = "attempt_clients"
     __table_args__ = (
-        ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),
+        base.references_attempt(),
         Index(None, "run_id", "seen_at_us"),
     )
 
@@ -123,30 +124,24 @@ class RunSetup(Base):
     setup: Mapped[str]
 
 
-class AnnouncedChange(Base):
+class AnnouncedChange(base.RowOfStep, Base):
     """A change that the trainer announced; `values` has `before` and `after`, as far as it gave them."""
 
     __tablename__ = "announced_changes"
-    __table_args__ = (ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),)
+    __table_args__ = (base.references_attempt(),)
 
-    run_id: Mapped[str] = mapped_column(primary_key=True)
-    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     kind: Mapped[str] = mapped_column(primary_key=True)
     note: Mapped[str | None]
     values: Mapped[dict[str, Any]]
     announced_at_us: Mapped[int]
 
 
-class Checkpoint(Base):
+class Checkpoint(base.RowOfStep, Base):
     """Weights under a root that the worker's own configuration names; `path` is relative to it."""
 
     __tablename__ = "checkpoints"
-    __table_args__ = (ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),)
+    __table_args__ = (base.references_attempt(),)
 
-    run_id: Mapped[str] = mapped_column(primary_key=True)
-    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     root: Mapped[str]
     path: Mapped[str]
     format: Mapped[str]
@@ -165,7 +160,7 @@ class WeightsReport(Base):
     """
 
     __tablename__ = "weights_reports"
-    __table_args__ = (ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),)
+    __table_args__ = (base.references_attempt(),)
 
     run_id: Mapped[str] = mapped_column(primary_key=True)
     step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -177,12 +172,12 @@ class WeightsReport(Base):
     received_at_us: Mapped[int]
 
 
-_UNFOLDED = text("folded_shards < received_shards")
-_INCOMPLETE = text("closed_at_us IS NOT NULL AND received_shards < expected_shards")
-_SENT_AS_STATISTICS = text("full_rollouts IS NOT NULL")
+def _where(name: str, condition: str, *columns: str) -> Index:
+    """Return an index of the rows for which a condition holds."""
+    return Index(name, *columns, sqlite_where=text(condition), postgresql_where=text(condition))
 
 
-class Step(Base):
+class Step(base.RowOfStep, Base):
     """All rollouts of one training step in one attempt; `closed_at_us` is set once it is folded.
 
     `folded_shards` is the number of shards that its measurements are of. While it is below `received_shards` the step
@@ -191,25 +186,17 @@ class Step(Base):
 
     __tablename__ = "steps"
     __table_args__ = (
-        ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),
-        Index("ix_steps_unfolded", "last_shard_at_us", sqlite_where=_UNFOLDED, postgresql_where=_UNFOLDED),
+        base.references_attempt(),
+        _where("ix_steps_unfolded", "folded_shards < received_shards", "last_shard_at_us"),
         # Few steps are in these; each answer with curves says which.
-        Index(
-            "ix_steps_incomplete", "run_id", "attempt", "step", sqlite_where=_INCOMPLETE, postgresql_where=_INCOMPLETE
+        _where(
+            "ix_steps_incomplete",
+            "closed_at_us IS NOT NULL AND received_shards < expected_shards",
+            *("run_id", "attempt", "step"),
         ),
-        Index(
-            "ix_steps_sent_as_statistics",
-            "run_id",
-            "attempt",
-            "step",
-            sqlite_where=_SENT_AS_STATISTICS,
-            postgresql_where=_SENT_AS_STATISTICS,
-        ),
+        _where("ix_steps_sent_as_statistics", "full_rollouts IS NOT NULL", "run_id", "attempt", "step"),
     )
 
-    run_id: Mapped[str] = mapped_column(primary_key=True)
-    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     expected_shards: Mapped[int]
     received_shards: Mapped[int]
     folded_shards: Mapped[int]
@@ -227,7 +214,7 @@ class Step(Base):
     tokens_purged_at_us: Mapped[int | None]
 
 
-class Shard(Base):
+class Shard(base.RowOfStep, Base):
     """The catalogue: a row here is the commit point of an upload. `file` is relative to the token store.
 
     `tokens_removed` is why `file` is no longer in the store, `retention` or `deletion`; NULL: it is. `deleted_rollouts`
@@ -235,13 +222,8 @@ class Shard(Base):
     """
 
     __tablename__ = "shards"
-    __table_args__ = (
-        ForeignKeyConstraint(["run_id", "attempt", "step"], ["steps.run_id", "steps.attempt", "steps.step"]),
-    )
+    __table_args__ = (base.references_step(),)
 
-    run_id: Mapped[str] = mapped_column(primary_key=True)
-    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     shard: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     digest: Mapped[str]
     body_bytes: Mapped[int]
@@ -261,7 +243,7 @@ class Shard(Base):
     received_at_us: Mapped[int]
 
 
-class ShardStatistics(Base):
+class ShardStatistics(base.RowOfStep, Base):
     """Statistics of one shard: one row per comparison (`rollout` for lengths, rewards and the like).
 
     A shard that is the whole step has no rows: the step's `measurement_statistics` holds the same bytes. Older steps
@@ -269,16 +251,8 @@ class ShardStatistics(Base):
     """
 
     __tablename__ = "shard_statistics"
-    __table_args__ = (
-        ForeignKeyConstraint(
-            ["run_id", "attempt", "step", "shard"],
-            ["shards.run_id", "shards.attempt", "shards.step", "shards.shard"],
-        ),
-    )
+    __table_args__ = (base.references_shard(),)
 
-    run_id: Mapped[str] = mapped_column(primary_key=True)
-    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     shard: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     comparison: Mapped[str] = mapped_column(primary_key=True)
     statistics_version: Mapped[int]

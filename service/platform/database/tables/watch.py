@@ -6,6 +6,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Mapped, mapped_column
 
 from foreshock.measures.registry import MEASURES
+from foreshock_service.platform.database.tables import base
 from foreshock_service.platform.database.tables.base import Base, CompressedBytes, CompressedJson, JsonColumn
 
 MEASUREMENT_KEY = ("run_id", "attempt", "step", "comparison")
@@ -22,19 +23,16 @@ measurements = sa.Table(
     # True if only some of the step's rollouts were compared, as in a probe of a sample.
     sa.Column("from_sample", sa.Boolean, nullable=False),
     sa.Column("computed_at_us", sa.BigInteger, nullable=False),
-    sa.ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),
+    base.references_attempt(),
 )
 
 
-class MeasurementStatistics(Base):
+class MeasurementStatistics(base.RowOfStep, Base):
     """The folded statistics that a measurement row was computed from; buckets and sequence measures come from them."""
 
     __tablename__ = "measurement_statistics"
-    __table_args__ = (sa.ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),)
+    __table_args__ = (base.references_attempt(),)
 
-    run_id: Mapped[str] = mapped_column(primary_key=True)
-    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     comparison: Mapped[str] = mapped_column(primary_key=True)
     statistics_version: Mapped[int]
     statistics: Mapped[bytes] = mapped_column(CompressedBytes)
@@ -49,7 +47,7 @@ class NewestMeasurement(Base):
     """
 
     __tablename__ = "newest_measurements"
-    __table_args__ = (sa.ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),)
+    __table_args__ = (base.references_attempt(),)
 
     run_id: Mapped[str] = mapped_column(primary_key=True)
     comparison: Mapped[str] = mapped_column(primary_key=True)
@@ -60,54 +58,40 @@ class NewestMeasurement(Base):
     buckets: Mapped[bytes | None]
 
 
-class Scalar(Base):
+class Scalar(base.RowOfStep, Base):
     """One value; NULL if the source reported a number that is not finite."""
 
     __tablename__ = "scalars"
-    __table_args__ = (sa.ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),)
+    __table_args__ = (base.references_attempt(),)
 
-    run_id: Mapped[str] = mapped_column(primary_key=True)
-    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     source: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(primary_key=True)
     value: Mapped[float | None]
     received_at_us: Mapped[int]
 
 
-class ShardLint(Base):
+class ShardLint(base.RowOfStep, Base):
     """The evidence of one shard, and examples by check."""
 
     __tablename__ = "shard_lint"
-    __table_args__ = (
-        sa.ForeignKeyConstraint(
-            ["run_id", "attempt", "step", "shard"],
-            ["shards.run_id", "shards.attempt", "shards.step", "shards.shard"],
-        ),
-    )
+    __table_args__ = (base.references_shard(),)
 
-    run_id: Mapped[str] = mapped_column(primary_key=True)
-    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     shard: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     statistics_version: Mapped[int]
     evidence: Mapped[bytes] = mapped_column(CompressedBytes)
     examples: Mapped[dict[str, Any]]
 
 
-class StepLint(Base):
+class StepLint(base.RowOfStep, Base):
     """The verdict on a closed step: its report, the severity of each warning by its name (`severity`: of the worst,
     NULL: there is none), and the sums of its surprisal test, which add up over the steps of a run."""
 
     __tablename__ = "step_lint"
     __table_args__ = (
-        sa.ForeignKeyConstraint(["run_id", "attempt", "step"], ["steps.run_id", "steps.attempt", "steps.step"]),
+        base.references_step(),
         sa.Index(None, "run_id", "severity"),
     )
 
-    run_id: Mapped[str] = mapped_column(primary_key=True)
-    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     severity: Mapped[str | None]
     warnings: Mapped[dict[str, Any]]
     report: Mapped[dict[str, Any]] = mapped_column(CompressedJson)
@@ -159,7 +143,7 @@ class Alert(Base):
 
     __tablename__ = "alerts"
     __table_args__ = (
-        sa.ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),
+        base.references_attempt(),
         sa.UniqueConstraint("run_id", "attempt", "rule", "step"),
         sa.Index(None, "run_id", "state"),
         sa.Index(None, "run_id", "version"),
@@ -209,7 +193,7 @@ class StoredDiagnosis(Base):
     changed_at_us: Mapped[int]
 
 
-class DetectorSnapshot(Base):
+class DetectorSnapshot(base.RowOfStep, Base):
     """The detectors' state after a step of the active history; those with `milestone` are kept.
 
     A state is derived again if it is missing, or of another release.
@@ -217,14 +201,11 @@ class DetectorSnapshot(Base):
 
     __tablename__ = "detector_snapshots"
     __table_args__ = (
-        sa.ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),
+        base.references_attempt(),
         sa.Index(None, "run_id", "step"),
         sa.Index(None, "run_id", "milestone", "step"),
     )
 
-    run_id: Mapped[str] = mapped_column(primary_key=True)
-    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     configuration_digest: Mapped[str]
     milestone: Mapped[bool]
     state: Mapped[bytes] = mapped_column(CompressedBytes)
@@ -286,15 +267,12 @@ class AdviceDecision(Base):
     decision: Mapped[dict[str, Any]]
 
 
-class AdviceAcknowledgement(Base):
+class AdviceAcknowledgement(base.RowOfStep, Base):
     """The learning rate and the scale that a trainer reported for a step, and the revision of the advice it used."""
 
     __tablename__ = "advice_acknowledgements"
-    __table_args__ = (sa.ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),)
+    __table_args__ = (base.references_attempt(),)
 
-    run_id: Mapped[str] = mapped_column(primary_key=True)
-    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     revision: Mapped[int]
     applied_learning_rate: Mapped[float]
     applied_scale: Mapped[float | None]
@@ -305,7 +283,7 @@ class TrainerProgress(Base):
     """The newest step for which a following trainer requested, and so received, a scale."""
 
     __tablename__ = "trainer_progress"
-    __table_args__ = (sa.ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),)
+    __table_args__ = (base.references_attempt(),)
 
     run_id: Mapped[str] = mapped_column(primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
