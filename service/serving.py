@@ -25,7 +25,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from foreshock.errors import ConfigurationError
 from foreshock.retry import Backoff, retry
-from foreshock_service.platform import audit, keys, logs, process, uploads
+from foreshock_service.platform import audit, keys, logs, process, security, uploads
 from foreshock_service.platform.database import engine, opening
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.settings import Settings, load_settings
@@ -224,7 +224,7 @@ def _make_bootstrap_key(session: Session, secret: str) -> None:
     # A secret that was rotated away must not become a key again.
     if not keys.was_ever_a_secret(session, secret):
         key = keys.create_key(session, secret, "bootstrap", None, {keys.Scope.ADMIN})
-        audit.record(session, audit.BY_SERVICE, "key.create", key.id, after=keys.describe(key))
+        audit.record(session, security.SERVICE, "key.create", key.id, after=keys.describe(key))
 
 
 def application() -> FastAPI:

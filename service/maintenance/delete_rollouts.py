@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import or_, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
@@ -40,6 +40,7 @@ _logger = logging.getLogger(__name__)
 
 Found = TypeVar("Found")
 ScoreRow = tables.ScoreShard | tables.ExactShard
+SummariesRow = tables.ShardStatistics | tables.MeasurementStatistics
 
 
 @dataclass(slots=True)
@@ -47,54 +48,50 @@ class StepRows:
     """The rows of a step that may hold deleted rollouts."""
 
     shards: list[tables.Shard]
-    statistics: list[tables.ShardStatistics]
-    measurements: list[tables.MeasurementStatistics]
+    summaries: list[SummariesRow]
     scores: list[ScoreRow]
 
     @classmethod
     def read(cls, session: Session, key: events.StepKey) -> StepRows:
         """Read the rows of a step."""
         jobs = stored_files.jobs_of_step(key)
+        shards = select(tables.Shard).where(of_step(tables.Shard, key)).order_by(tables.Shard.shard)
+        summaries: list[SummariesRow] = []
+        for table in (tables.ShardStatistics, tables.MeasurementStatistics):
+            summaries += session.scalars(select(table).where(of_step(table, key), table.summaries.is_not(None)))
         scores: list[ScoreRow] = []
-        scores += session.scalars(
-            select(tables.ScoreShard).where(tables.ScoreShard.job_id.in_(jobs)).order_by(tables.ScoreShard.file)
-        )
-        scores += session.scalars(
-            select(tables.ExactShard).where(tables.ExactShard.job_id.in_(jobs)).order_by(tables.ExactShard.file)
-        )
-        return cls(
-            list(session.scalars(select(tables.Shard).where(of_step(tables.Shard, key)).order_by(tables.Shard.shard))),
-            list(session.scalars(select(tables.ShardStatistics).where(of_step(tables.ShardStatistics, key)))),
-            list(
-                session.scalars(select(tables.MeasurementStatistics).where(of_step(tables.MeasurementStatistics, key)))
-            ),
-            scores,
+        for kind in (tables.ScoreShard, tables.ExactShard):
+            scores += session.scalars(select(kind).where(kind.job_id.in_(jobs)).order_by(kind.file))
+        return cls(list(session.scalars(shards)), summaries, scores)
+
+    def version(self) -> tuple[frozenset[object], ...]:
+        """Return what changes if the step got other rows meanwhile."""
+        return (
+            frozenset((row.shard, row.file, row.tokens_removed) for row in self.shards),
+            frozenset((_place(row), hash(row.summaries)) for row in self.summaries),
+            frozenset(row.file for row in self.scores),
         )
 
-    def version(self) -> list[object]:
-        """Return what changes if the step got other rows meanwhile."""
-        return [
-            sorted((row.shard, row.file, row.tokens_removed or "") for row in self.shards),
-            sorted(row.file for row in self.scores),
-            sorted((row.comparison, hash(row.summaries)) for row in self.measurements),
-        ]
+
+def _place(row: SummariesRow) -> tuple[int | None, str]:
+    """Return the shard (None: the row is of the whole step) and the comparison of a row."""
+    return getattr(row, "shard", None), row.comparison
 
 
 @dataclass(slots=True)
 class StepPlan:
     """What replaces the rows of a step; files by the old name."""
 
-    version: list[object]
+    version: tuple[frozenset[object], ...]
     deleted: frozenset[str] = frozenset()
     rollouts: int = 0
     files: dict[str, tuple[str, stored_files.StrippedFile]] = field(default_factory=dict)
-    shard_summaries: dict[tuple[int, str], bytes] = field(default_factory=dict)
-    step_summaries: dict[str, bytes] = field(default_factory=dict)
+    summaries: dict[tuple[int | None, str], bytes] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
         """Return whether the step has no deleted rollouts."""
-        return not (self.files or self.shard_summaries or self.step_summaries)
+        return not (self.files or self.summaries)
 
 
 def carry_out_deletions(
@@ -130,7 +127,7 @@ def _carry_out(context: ServiceContext, deletion: tables.Deletion, go_on: Callab
     place = (deletion.attempt, deletion.step)
     while True:
         with context.database.read() as session:
-            steps = steps_beyond(session, deletion.run_id, place)
+            steps = stored_files.steps_beyond(session, deletion.run_id, place, _STEPS_AT_ONCE)
         if not steps:
             return not context.database.write(partial(_finish, deletion.id, place))
         for key in steps:
@@ -161,7 +158,6 @@ def _plan(
     context: ServiceContext, key: events.StepKey, ids: deletions.DeletedIds, rows: StepRows, *, dry_run: bool
 ) -> StepPlan:
     plan = StepPlan(rows.version())
-    run = context.decoders.run
     deleted: set[str] = set()
     kept: set[str] = set()
     touched: list[tuple[tables.Shard, int]] = []
@@ -176,21 +172,14 @@ def _plan(
             deleted.update(found.deleted)
             touched.append((shard, len(found.deleted)))
     secret = secrets.token_bytes(16)
-    for part in rows.statistics:
-        if part.summaries is not None:
-            deleted |= run(stored_files.deleted_in_summaries, part.summaries, ids)
-            changed = run(stored_files.anonymise_summaries, part.summaries, ids, secret)
-            if changed is not None:
-                plan.shard_summaries[part.shard, part.comparison] = changed
-    for whole in rows.measurements:
-        if whole.summaries is not None:
-            # Those of a step that is one shard are held here alone.
-            deleted |= run(stored_files.deleted_in_summaries, whole.summaries, ids)
-            changed = run(stored_files.anonymise_summaries, whole.summaries, ids, secret)
-            if changed is not None:
-                plan.step_summaries[whole.comparison] = changed
+    for part in rows.summaries:
+        assert part.summaries is not None
+        changed = context.decoders.run(stored_files.anonymise_summaries, part.summaries, ids, secret)
+        if changed is not None:
+            # Those of a step that is one shard are in the summaries of the step alone.
+            deleted |= changed[0]
+            plan.summaries[_place(part)] = changed[1]
     plan.deleted = frozenset(deleted)
-    of_kept = frozenset(kept)
     for shard, number in touched:
         name = shard_file_name(key.run_id, key.attempt, key.step, shard.shard, shard.digest)
         strip = partial(stored_files.strip_rollouts, ids=ids, sampled=shard.sampled_rollouts)
@@ -204,7 +193,7 @@ def _plan(
         exact = isinstance(row, tables.ExactShard)
         make = exact_file_name if exact else score_file_name
         name = make(key.run_id, key.attempt, key.step, row.job_id, row.digest)
-        strip = partial(stored_files.strip_scores, kept=of_kept, exact=exact)
+        strip = partial(stored_files.strip_scores, kept=frozenset(kept), exact=exact)
         stripped = _rewrite(context, row.file, name, strip, dry_run=dry_run)
         if stripped is not None:
             plan.files[row.file] = (name, stripped)
@@ -278,34 +267,18 @@ def _replace(context: ServiceContext, key: events.StepKey, plan: StepPlan, sessi
                 row.file, row.rollouts, row.tokens = name, stripped.rollouts, stripped.tokens
             else:
                 session.delete(row)
-    for part in rows.statistics:
-        part.summaries = plan.shard_summaries.get((part.shard, part.comparison), part.summaries)
-    for whole in rows.measurements:
-        whole.summaries = plan.step_summaries.get(whole.comparison, whole.summaries)
-    _strip_lint(session, key, plan.deleted)
+    for part in rows.summaries:
+        part.summaries = plan.summaries.get(_place(part), part.summaries)
+    for evidence in session.scalars(select(tables.ShardLint).where(of_step(tables.ShardLint, key))):
+        evidence.examples = stored_files.strip_examples(evidence.examples, plan.deleted)
+    verdict = session.get(tables.StepLint, tuple(key))
+    if verdict is not None:
+        verdict.report = stored_files.strip_report(verdict.report, plan.deleted)
     for result in session.scalars(select(tables.ProbeResult).where(of_step(tables.ProbeResult, key))):
         result.document = stored_files.strip_document(result.document, plan.deleted)
     give_up_files(session, given_up, "deletion", context.settings.removal_grace_seconds)
     cancel_jobs_of_step(session, key, _REASON)
     return True
-
-
-def _strip_lint(session: Session, key: events.StepKey, deleted: frozenset[str]) -> None:
-    for evidence in session.scalars(select(tables.ShardLint).filter_by(**key._asdict())):
-        evidence.examples = stored_files.strip_examples(evidence.examples, deleted)
-    verdict: Any = session.get(tables.StepLint, tuple(key))
-    if verdict is not None:
-        verdict.report = stored_files.strip_report(verdict.report, deleted)
-
-
-def steps_beyond(session: Session, run_id: str, place: tuple[int, int]) -> list[events.StepKey]:
-    """Return the next steps of a run beyond (attempt, step), in order."""
-    beyond = or_(tables.Step.attempt > place[0], (tables.Step.attempt == place[0]) & (tables.Step.step > place[1]))
-    query = select(tables.Step.run_id, tables.Step.attempt, tables.Step.step).where(
-        tables.Step.run_id == run_id, beyond
-    )
-    rows = session.execute(query.order_by(tables.Step.attempt, tables.Step.step).limit(_STEPS_AT_ONCE))
-    return [events.StepKey(*row) for row in rows]
 
 
 def _advance(deletion_id: str, place: tuple[int, int], key: events.StepKey, plan: StepPlan, session: Session) -> None:

@@ -5,13 +5,11 @@ files that a row names are given up in the transaction that deletes it, so an in
 them, and the next round continues. The run's own row stays: it is the tombstone.
 """
 
-import getpass
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 from pydantic import ValidationError
@@ -20,12 +18,11 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.errors import ConfigurationError
-from foreshock_service.maintenance.delete_rollouts import carry_out_deletions, steps_beyond, strip_step
-from foreshock_service.maintenance.stored_files import maintenance_context, run_called
+from foreshock_service.maintenance.delete_rollouts import carry_out_deletions, strip_step
+from foreshock_service.maintenance.stored_files import maintenance_context, run_called, steps_beyond
 from foreshock_service.platform import security, settings
 from foreshock_service.platform.context import EventBus, ServiceContext
 from foreshock_service.platform.database import engine, tables
-from foreshock_service.platform.keys import Scope
 from foreshock_service.platform.store.removal import give_up_files
 from foreshock_service.replay.probes import jobs, service
 from foreshock_service.runs.deletions import DeletedIds, DeletionCreate, store_deletion
@@ -35,6 +32,7 @@ from foreshock_service.runs.runs import delete_run
 # A transaction is aimed at this length: a small upload waits for one of them at most.
 _TRANSACTION_SECONDS = 0.03
 _FEWEST_ROWS, _MOST_ROWS = 20, 5_000
+_STEPS_AT_ONCE = 100
 # A round of the periodic task; the next one continues.
 _ROUND_SECONDS = 5.0
 _logger = logging.getLogger(__name__)
@@ -78,7 +76,7 @@ def _delete_some(context: ServiceContext, table: Table, run_id: str, limit: int,
     """Delete up to `limit` rows of a table that belong to the run, give up their files, return the rows."""
     key = list(table.primary_key.columns)
     rows = select(*key).where(_of_run(table, run_id)).limit(limit)
-    if table.name in _FILES_OF:
+    if "file" in table.c:
         # In an order, so that the rows that are deleted are those whose files are given up.
         rows = rows.order_by(*key)
         columns = (table.c.file, table.c.file_bytes if "file_bytes" in table.c else table.c.body_bytes)
@@ -107,76 +105,34 @@ def _keep_failures(session: Session, run_id: str, tries: Mapping[str, int]) -> N
         session.execute(update(tables.RemovedFailures).where(*same).values(tries=tables.RemovedFailures.tries + count))
 
 
-_FILES_OF = frozenset(engine.table_of(each).name for each in (tables.Shard, tables.ScoreShard, tables.ExactShard))
-
-
 def _finish(run_id: str, session: Session) -> None:
     # The tombstone keeps the project and the key, which late uploads and the command line name.
     emptied = dict.fromkeys(("name", "model", "trainer", "engine", "hardware"))
     session.execute(update(tables.Run).where(tables.Run.id == run_id).values(rows_removed_at_us=now_us(), **emptied))
 
 
-@cache
-def _tables_of_runs() -> tuple[Table, ...]:
+def _tables_of_runs() -> list[Table]:
     """Return the tables with rows of runs, those first that others do not point at."""
-    return tuple(_of_foreign_keys())
-
-
-def _of_foreign_keys() -> Iterator[Table]:
     runs = engine.table_of(tables.Run)
-    for table in reversed(tables.Base.metadata.sorted_tables):
+    return [
+        table
+        for table in reversed(tables.Base.metadata.sorted_tables)
         # Rows that outlive their run, such as those of an audit, have no foreign key.
-        if table is not runs and (_points_at(table, runs) or table.name in _BY_JOB):
-            yield table
+        if table is not runs and any(table.c[name].foreign_keys for name in _OWNERS if name in table.c)
+    ]
 
 
-def _points_at(table: Table, runs: Table) -> bool:
-    return "run_id" in table.c and bool(table.c.run_id.foreign_keys)
+# Columns by which a row belongs to a run: of itself, of its job or of its probe.
+_OWNERS = ("run_id", "job_id", "probe_id")
 
 
 def _of_run(table: Table, run_id: str) -> ColumnElement[bool]:
     if "run_id" in table.c:
         return table.c.run_id == run_id
-    return _BY_JOB[table.name](run_id)
-
-
-def _jobs_of_run(run_id: str) -> Any:
-    return (
-        select(tables.ProbeJob.id)
-        .join(tables.Probe, tables.Probe.id == tables.ProbeJob.probe_id)
-        .where(tables.Probe.run_id == run_id)
-    )
-
-
-def _of_job(column: ColumnElement[str]) -> Callable[[str], ColumnElement[bool]]:
-    return lambda run_id: column.in_(_jobs_of_run(run_id))
-
-
-# Tables that belong to a run by the job of a probe.
-_BY_JOB: dict[str, Callable[[str], ColumnElement[bool]]] = {
-    engine.table_of(tables.ProbeJob).name: lambda run_id: tables.ProbeJob.probe_id.in_(
-        select(tables.Probe.id).where(tables.Probe.run_id == run_id)
-    ),
-    **{
-        engine.table_of(each).name: _of_job(engine.table_of(each).c.job_id)
-        for each in (tables.Lease, tables.ScoreShard, tables.ExactShard)
-    },
-}
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorPrincipal(security.Principal):
-    """An operator at the console, who may do everything."""
-
-    @property
-    def actor(self) -> str:
-        """Return the operator's name, for the audit."""
-        return f"console:{getpass.getuser()}"
-
-
-def operator() -> security.Principal:
-    """Return the operator who runs this process."""
-    return OperatorPrincipal(None, None, frozenset(Scope))
+    probes = select(tables.Probe.id).where(tables.Probe.run_id == run_id)
+    if "probe_id" in table.c:
+        return table.c.probe_id.in_(probes)
+    return table.c.job_id.in_(select(tables.ProbeJob.id).where(tables.ProbeJob.probe_id.in_(probes)))
 
 
 def delete_whole_run(run: str, *, dry_run: bool) -> None:
@@ -196,7 +152,7 @@ def delete_whole_run(run: str, *, dry_run: bool) -> None:
             return
         events = EventBus()
         events.subscribe(RunRemoved, service.cancel_jobs_of_run)
-        context.database.write(lambda session: delete_run(session, events, operator(), found.id))
+        context.database.write(lambda session: delete_run(session, events, security.operator(), found.id))
         while delete_rows_of_deleted_runs(context):
             pass
         print(f"{extent} deleted; {_when(context)}")
@@ -217,7 +173,7 @@ def delete_rollouts(run: str, sample_ids: Sequence[str], group_ids: Sequence[str
             rollouts, steps, files = _count(context, found.id, sample_ids, group_ids)
             print(f"{rollouts} rollouts of {steps} steps in {files} files would be deleted; nothing was changed")
             return
-        made = context.database.write(lambda session: store_deletion(session, operator(), found.id, body))
+        made = context.database.write(lambda session: store_deletion(session, security.operator(), found.id, body))
         while carry_out_deletions(context):
             pass
         with context.database.read() as session:
@@ -233,7 +189,7 @@ def _count(
     place = (0, -1)
     while True:
         with context.database.read() as session:
-            keys = steps_beyond(session, run_id, place)
+            keys = steps_beyond(session, run_id, place, _STEPS_AT_ONCE)
         if not keys:
             return rollouts, steps, files
         for key in keys:

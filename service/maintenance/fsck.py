@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -160,7 +160,7 @@ def _repair(
         repaired = repaired or "its contents are intact: the row now has its size"
     if repaired is None:
         return finding
-    return Finding(finding.problem, finding.kind, finding.file, finding.owner, finding.detail, repaired)
+    return replace(finding, repaired=repaired)
 
 
 def _search_again(key: events.StepKey, session: Session) -> None:
@@ -213,7 +213,6 @@ class CataloguedFile:
     kind: str
     name: str
     owner: str
-    digest: str
     rollouts: int | None
     tokens: int | None
     size: int | None
@@ -266,7 +265,6 @@ def _of_shard(row: Row[Any]) -> CataloguedFile:
         kind="rollouts",
         name=shard.file,
         owner=f"run {shard.run_id}, attempt {shard.attempt}, step {shard.step}, shard {shard.shard}",
-        digest=shard.digest,
         # The row keeps the numbers of the upload if rollouts of it were deleted.
         rollouts=None if shard.deleted_rollouts else (shard.rollouts if in_full else shard.full_rollouts),
         tokens=None if shard.deleted_rollouts else (shard.tokens if in_full else shard.full_tokens),
@@ -285,7 +283,6 @@ def _of_job(kind: str, row: Row[Any]) -> CataloguedFile:
         kind=kind,
         name=shard.file,
         owner=f"run {row.run_id}, attempt {row.attempt}, step {row.step}, {what}, shard {shard.shard}",
-        digest=shard.digest,
         rollouts=shard.rollouts,
         tokens=shard.tokens,
         size=None,

@@ -1,6 +1,5 @@
 """Actions of `foreshock keys`, on the database that the settings name."""
 
-import getpass
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from sqlalchemy.orm import Session
 from foreshock.client.connection import configured
 from foreshock.clock import now_us
 from foreshock.errors import ConfigurationError
-from foreshock_service.platform import audit, keys, settings
+from foreshock_service.platform import audit, keys, security, settings
 from foreshock_service.platform.database.opening import existing_database, is_missing, prepare_database, shown
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import ApiKey
@@ -29,7 +28,7 @@ def create(name: str, project: str | None, scopes: Sequence[str], expires_days: 
         key = keys.create_key(
             session, secret, name, project, {keys.Scope(scope) for scope in scopes}, expires_at_us=expires
         )
-        audit.record(session, _author(), "key.create", key.id, project=key.project, after=keys.describe(key))
+        audit.record(session, security.operator(), "key.create", key.id, project=key.project, after=keys.describe(key))
         return key
 
     with _database(make_missing=True) as database:
@@ -50,41 +49,33 @@ def rotate(key_id: str, overlap_hours: float) -> None:
     """Give a key another secret and print it; raises ConfigurationError if there is no valid key with this id."""
     secret = keys.new_secret()
 
-    def change(session: Session) -> ApiKey | None:
-        key = keys.rotate_key(session, key_id, secret, overlap_hours * 3600)
-        if key is not None:
-            audit.record(
-                session, _author(), "key.rotate", key.id, project=key.project, after={"overlap_hours": overlap_hours}
-            )
-        return key
+    def change(session: Session) -> None:
+        key = _known(key_id, keys.rotate_key(session, key_id, secret, overlap_hours * 3600))
+        after = {"overlap_hours": overlap_hours}
+        audit.record(session, security.operator(), "key.rotate", key.id, project=key.project, after=after)
 
     with _database() as database:
-        if database.write(change) is None:
-            raise _unknown(key_id)
+        database.write(change)
     print(f"{key_id} has another secret; the one before is valid for {overlap_hours:g} h. Shown this once:\n{secret}")
 
 
 def revoke(key_id: str) -> None:
     """Revoke a key; raises ConfigurationError if there is none with this id."""
 
-    def change(session: Session) -> ApiKey | None:
-        key = keys.revoke_key(session, key_id)
-        if key is not None:
-            audit.record(session, _author(), "key.revoke", key.id, project=key.project, before=keys.describe(key))
-        return key
+    def change(session: Session) -> None:
+        key = _known(key_id, keys.revoke_key(session, key_id))
+        before = keys.describe(key)
+        audit.record(session, security.operator(), "key.revoke", key.id, project=key.project, before=before)
 
     with _database() as database:
-        if database.write(change) is None:
-            raise _unknown(key_id)
+        database.write(change)
     print(f"{key_id} is revoked")
 
 
-def _author() -> audit.Actor:
-    return audit.Actor(f"console:{getpass.getuser()}")
-
-
-def _unknown(key_id: str) -> ConfigurationError:
-    return ConfigurationError(f"there is no key {key_id}: see `foreshock keys list`")
+def _known(key_id: str, key: ApiKey | None) -> ApiKey:
+    if key is None:
+        raise ConfigurationError(f"there is no key {key_id}: see `foreshock keys list`")
+    return key
 
 
 @contextmanager

@@ -11,12 +11,12 @@ from functools import partial
 
 from fastapi import status
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import and_, delete, exists, or_, select, update
+from sqlalchemy import and_, delete, exists, select, update
 from sqlalchemy.orm import Session
 
 from foreshock import clock, errors
 from foreshock.api.runs import RetentionRecord
-from foreshock_service.maintenance.stored_files import jobs_of_step, maintenance_context, run_called
+from foreshock_service.maintenance.stored_files import jobs_of_step, maintenance_context, run_called, steps_beyond
 from foreshock_service.platform.audit import record
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database import engine, tables
@@ -166,7 +166,9 @@ def _purge_run(
 
 def _purge_step(context: ServiceContext, key: StepKey, files: list[tuple[str, int]], session: Session) -> bool:
     """Purge a step in this transaction; False if something waits for its tokens now, or its files are others."""
-    if lock_run_for_background(session, key.run_id) is None or not _is_settled(session, key):
+    if lock_run_for_background(session, key.run_id) is None:
+        return False
+    if key not in _settled_steps(session, key.run_id, key.step, (key.attempt, key.step - 1), 1):
         return False
     if _files_of_step(session, key) != files:
         return False
@@ -201,18 +203,18 @@ def _settled_steps(session: Session, run_id: str, up_to: int, after: tuple[int, 
         tables.ProbeJob.state.not_in(sorted(ENDED)),
     )
     attributed = exists().where(engine.of_step(tables.Attribution, tables.Step), tables.Attribution.stale)
-    query = select(tables.Step.run_id, tables.Step.attempt, tables.Step.step).where(
-        tables.Step.run_id == run_id,
+    return steps_beyond(
+        session,
+        run_id,
+        after,
+        limit,
         tables.Step.step <= up_to,
-        or_(tables.Step.attempt > after[0], and_(tables.Step.attempt == after[0], tables.Step.step > after[1])),
         tables.Step.closed_at_us.is_not(None),
         tables.Step.folded_shards >= tables.Step.received_shards,
         tables.Step.tokens_purged_at_us.is_(None),
         ~probed,
         ~attributed,
     )
-    rows = session.execute(query.order_by(tables.Step.attempt, tables.Step.step).limit(limit))
-    return [StepKey(*row) for row in rows]
 
 
 def _alert_steps(session: Session, run_id: str) -> set[int]:
@@ -231,11 +233,6 @@ def _files_of_step(session: Session, key: StepKey) -> list[tuple[str, int]]:
         of_jobs = select(table.file, table.body_bytes).where(table.job_id.in_(jobs_of_step(key)))
         found += [(name, size) for name, size in session.execute(of_jobs)]
     return sorted(set(found))
-
-
-def _is_settled(session: Session, key: StepKey) -> bool:
-    """Return whether the step may still be purged, as `_settled_steps` has it."""
-    return key in _settled_steps(session, key.run_id, key.step, (key.attempt, key.step - 1), 1)
 
 
 def _mark_purged(session: Session, key: StepKey, at_us: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from sqlalchemy import Select, or_, select
+from sqlalchemy import ColumnElement, Select, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from foreshock import digests, errors, rollouts
@@ -20,7 +20,7 @@ from foreshock.rollouts import parquet_files
 from foreshock_service.platform import context, uploads
 from foreshock_service.platform.database.engine import of_step
 from foreshock_service.platform.database.opening import existing_database
-from foreshock_service.platform.database.tables import Probe, ProbeJob, Run
+from foreshock_service.platform.database.tables import Probe, ProbeJob, Run, Step
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.settings import Settings
@@ -61,6 +61,15 @@ def run_called(session: Session, name: str) -> Run:
 def jobs_of_step(key: StepKey) -> Select[str]:
     """Return the query for the ids of the probe jobs of a step."""
     return select(ProbeJob.id).join(Probe, Probe.id == ProbeJob.probe_id).where(of_step(Probe, key))
+
+
+def steps_beyond(
+    session: Session, run_id: str, place: tuple[int, int], limit: int, *conditions: ColumnElement[bool]
+) -> list[StepKey]:
+    """Return the next `limit` steps of a run beyond (attempt, step) for which the conditions hold, in order."""
+    order = (Step.attempt, Step.step)
+    query = select(Step.run_id, *order).where(Step.run_id == run_id, tuple_(*order) > place, *conditions)
+    return [StepKey(*row) for row in session.execute(query.order_by(*order).limit(limit))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,30 +165,24 @@ def strip_scores(file: StoredFile, target: Path, kept: frozenset[str], *, exact:
     return StrippedFile(len(rows), int(offsets[-1]), len(rows), len(written))
 
 
-def anonymise_summaries(summaries: bytes, ids: DeletedIds, secret: bytes) -> bytes | None:
+def anonymise_summaries(summaries: bytes, ids: DeletedIds, secret: bytes) -> tuple[frozenset[str], bytes] | None:
     """Replace the ids of deleted rollouts, and of deleted groups, by pseudonyms; None if there are none.
 
-    Equal ids get equal pseudonyms under one secret, so that the rows of a group stay together.
+    Returns the sample ids of deleted rollouts and the changed summaries. Equal ids get equal pseudonyms under one
+    secret, so that the rows of a group stay together.
     """
     table = RolloutSummaries.from_bytes(summaries).table
     samples, groups = table.column("sample_id").to_pylist(), table.column("group_id").to_pylist()
     rows = ids.rows(samples, groups)
     if not any(rows):
         return None
+    deleted = frozenset(sample for sample, gone in zip(samples, rows, strict=True) if gone)
     samples = [_pseudonym(secret, text) if gone else text for text, gone in zip(samples, rows, strict=True)]
     groups = [_pseudonym(secret, text) if ids.has_group(text) else text for text in groups]
     for name, values in (("sample_id", samples), ("group_id", groups)):
         index = table.schema.get_field_index(name)
         table = table.set_column(index, table.schema.field(index), pa.array(values, pa.string()))
-    return RolloutSummaries(table).to_bytes()
-
-
-def deleted_in_summaries(summaries: bytes, ids: DeletedIds) -> frozenset[str]:
-    """Return the sample ids of deleted rollouts in summaries."""
-    table = RolloutSummaries.from_bytes(summaries).table
-    samples = table.column("sample_id").to_pylist()
-    rows = ids.rows(samples, table.column("group_id").to_pylist())
-    return frozenset(sample for sample, gone in zip(samples, rows, strict=True) if gone)
+    return deleted, RolloutSummaries(table).to_bytes()
 
 
 def strip_examples(examples: Mapping[str, Any], deleted: frozenset[str]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ Callers pass names and states, never secrets or rollouts.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import Query
@@ -19,20 +18,9 @@ from foreshock_service.platform.database.engine import insert_rows
 from foreshock_service.platform.database.tables import AuditEntry, new_identifier
 
 
-@dataclass(frozen=True, slots=True)
-class Actor:
-    """Someone who acts without a request: `service` or `console:<user>`."""
-
-    actor: str
-    request_id: str | None = None
-
-
-BY_SERVICE = Actor("service")
-
-
 def record(
     session: Session,
-    author: security.Principal | Actor,
+    author: security.Principal,
     action: str,
     subject: str,
     *,

@@ -3,6 +3,7 @@
 If no key was ever made, the service binds loopback only and every request is an unbound principal with all scopes.
 """
 
+import getpass
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -90,17 +91,18 @@ class ScopeMissing(problem.ProblemError, status=403, problem_type="scope-missing
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The identity of a request. `project` None: bound to no project; `key_id` None: the service has no keys."""
+    """Who acts. `project` None: bound to no project; `key_id` None: the service has no keys, or it acts by itself."""
 
     key_id: str | None
     project: str | None
     scopes: frozenset[keys.Scope]
     request_id: str | None = field(default=None, compare=False)
+    without_key: str = "anonymous"
 
     @property
     def actor(self) -> str:
         """What the audit calls it."""
-        return self.key_id or "anonymous"
+        return self.key_id or self.without_key
 
     def may(self, scope: keys.Scope) -> bool:
         """Return True if the principal has the scope or `admin`."""
@@ -116,6 +118,12 @@ class Principal:
 
 
 UNRESTRICTED = Principal(None, None, frozenset(keys.Scope))
+SERVICE = replace(UNRESTRICTED, without_key="service")
+
+
+def operator() -> Principal:
+    """Return the operator who runs this process at the console."""
+    return replace(UNRESTRICTED, without_key=f"console:{getpass.getuser()}")
 
 
 def require(scope: keys.Scope | str) -> Callable[..., Principal]:

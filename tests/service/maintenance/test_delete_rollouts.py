@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.rollouts import decode_rollouts, decode_scores
 from foreshock_service.maintenance.delete_rollouts import carry_out_deletions
-from foreshock_service.maintenance.delete_runs import delete_rollouts, delete_whole_run, operator
+from foreshock_service.maintenance.delete_runs import delete_rollouts, delete_whole_run
 from foreshock_service.maintenance.fsck import Request, check_store
 from foreshock_service.maintenance.remeasure import remeasure_step
 from foreshock_service.platform.context import ServiceContext
@@ -28,6 +28,7 @@ from foreshock_service.platform.database.tables import (
     Shard,
     ShardStatistics,
 )
+from foreshock_service.platform.security import UNRESTRICTED
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.removal import remove_due_files
 from foreshock_service.platform.store.tokens import LocalFile, shard_file_name
@@ -331,9 +332,8 @@ def test_a_fold_that_was_read_before_a_deletion_is_searched(
         found = fold(session, key)
         if not deleted:
             deleted.append(True)
-            operating = operator()
             body = DeletionCreate(sample_ids=["sample-1-3"])
-            context.database.write(lambda session: store_deletion(session, operating, sender.run, body))
+            context.database.write(lambda session: store_deletion(session, UNRESTRICTED, sender.run, body))
             assert not carry_out_deletions(context, round_seconds=60)
         return found
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import httpx
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DatabaseError
 
-from foreshock_service.platform.audit import Actor, record
+from foreshock_service.platform.audit import record
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Alert, AuditEntry
 from foreshock_service.platform.keys import Scope, create_key, new_secret
+from foreshock_service.platform.security import SERVICE, UNRESTRICTED
 
 
 def make_key(database: Database, *scopes: Scope, project: str | None = None) -> tuple[str, dict[str, str]]:
@@ -101,7 +103,7 @@ def test_only_administrators_read_it_and_those_of_a_project_only_its_entries(
 def test_entries_are_paged_and_filtered(http: httpx.Client, database: Database) -> None:
     _, admin = make_key(database, Scope.ADMIN)
     for number in range(5):
-        author = Actor(f"console:{number % 2}")
+        author = replace(UNRESTRICTED, without_key=f"console:{number % 2}")
         database.write(lambda session, author=author: record(session, author, "key.create", "key_1"))  # type: ignore[misc]
     first = http.get("/v1/audit", headers=admin, params={"limit": 3}).json()
     second = http.get("/v1/audit", headers=admin, params={"limit": 3, "cursor": first["next_cursor"]}).json()
@@ -116,7 +118,7 @@ def test_entries_are_paged_and_filtered(http: httpx.Client, database: Database) 
 
 @pytest.mark.parametrize("change", ["UPDATE audit_entries SET actor = 'someone else'", "DELETE FROM audit_entries"])
 def test_an_entry_can_be_neither_changed_nor_deleted(database: Database, change: str) -> None:
-    database.write(lambda session: record(session, Actor("service"), "key.create", "key_1"))
+    database.write(lambda session: record(session, SERVICE, "key.create", "key_1"))
     with pytest.raises(DatabaseError, match="append-only"):
         database.write(lambda session: session.execute(sa.text(change)))
     with database.read() as session:

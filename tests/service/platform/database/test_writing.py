@@ -19,6 +19,7 @@ from foreshock_service.platform import audit
 from foreshock_service.platform.database.engine import database_now_us, insert_if_absent, upsert
 from foreshock_service.platform.database.session import Database, after_commit
 from foreshock_service.platform.database.tables import ApiKey
+from foreshock_service.platform.security import SERVICE
 
 
 def add_key(session: Session, name: str, *, fail: bool = False) -> str:
@@ -213,7 +214,7 @@ def test_units_that_share_a_transaction_with_one_that_fills_the_disk_keep_their_
     def add(session: Session, name: str, size: int) -> str:
         after_commit(session, lambda: after.append(name))
         add_key(session, name)
-        audit.record(session, audit.BY_SERVICE, "key.create", name, after={"note": "a" * size})
+        audit.record(session, SERVICE, "key.create", name, after={"note": "a" * size})
         return name
 
     after: list[str] = []
@@ -239,7 +240,7 @@ def test_a_unit_that_goes_on_after_sqlite_ended_its_transaction_is_not_acknowled
         pages = session.execute(text("PRAGMA page_count")).scalar_one()
         session.execute(text(f"PRAGMA max_page_count = {pages + 10}"))
         with contextlib.suppress(OperationalError):
-            audit.record(session, audit.BY_SERVICE, "key.create", "lost", after={"note": "a" * 1_000_000})
+            audit.record(session, SERVICE, "key.create", "lost", after={"note": "a" * 1_000_000})
 
     with pytest.raises(OperationalError, match="rolled the transaction back"):
         database.write(go_on)
