@@ -245,7 +245,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     polls.start()
     figures = health.ServiceFigures(context, (jobs, cleaning), polls.count, app.version)
     app.state.figures = figures
-    watching = asyncio.create_task(figures.loop_delays.watch())
+    watching = asyncio.create_task(figures.watch_loop())
 
     def begin_to_stop() -> None:
         context.stopping.set()

@@ -328,19 +328,12 @@ def _quality(accept: str, media_type: str) -> float:
     found = (0, 0.0)
     for part in accept.split(",") if accept.strip() else ["*/*"]:
         name, *parameters = [piece.strip().lower() for piece in part.split(";")]
-        if name not in ("*/*", media_type, media_type.partition("/")[0] + "/*"):
-            continue
-        specific = 3 - name.count("*")
-        found = max(found, (specific, _q(parameters)))
-    return found[1]
-
-
-def _q(parameters: list[str]) -> float:
-    for parameter in parameters:
-        name, _, value = parameter.partition("=")
-        if name.strip() == "q":
+        if name in ("*/*", media_type, media_type.partition("/")[0] + "/*"):
+            # The first of several values counts.
+            named = {key.strip(): value for key, _, value in (each.partition("=") for each in reversed(parameters))}
             try:
-                return min(1.0, max(0.0, float(value)))
+                quality = min(1.0, max(0.0, float(named.get("q", "1"))))
             except ValueError:
-                return 0.0
-    return 1.0
+                quality = 0.0
+            found = max(found, (3 - name.count("*"), quality))
+    return found[1]

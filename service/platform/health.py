@@ -35,20 +35,6 @@ _LOOK_SECONDS = 0.5
 _LOOKS = 120
 
 
-@dataclass
-class LoopDelays:
-    """How late the event loop is: every request waits so long for its turn."""
-
-    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_LOOKS))
-
-    async def watch(self) -> None:
-        """Look at the loop's delay again and again, until cancelled."""
-        while True:
-            begin = time.perf_counter()
-            await asyncio.sleep(_LOOK_SECONDS)
-            self.seconds.append(max(0.0, time.perf_counter() - begin - _LOOK_SECONDS))
-
-
 @dataclass(frozen=True)
 class ServiceFigures:
     """The sources of the figures of this process."""
@@ -57,8 +43,20 @@ class ServiceFigures:
     runners: tuple[jobs.JobRunner, ...]
     count_polls: Callable[[], int]
     version: str
-    loop_delays: LoopDelays = field(default_factory=LoopDelays)
     started_at_us: int = field(default_factory=now_us)
+    loop_delays: deque[float] = field(default_factory=lambda: deque(maxlen=_LOOKS))
+
+    async def watch_loop(self) -> None:
+        """Note how late the event loop is, until cancelled: every request waits so long for its turn."""
+        while True:
+            begin = time.perf_counter()
+            await asyncio.sleep(_LOOK_SECONDS)
+            self.loop_delays.append(max(0.0, time.perf_counter() - begin - _LOOK_SECONDS))
+
+    @property
+    def longest_loop_delay(self) -> float:
+        """Return the longest wait for the event loop in the last minute, in seconds."""
+        return max(self.loop_delays, default=0.0)
 
     @property
     def job_records(self) -> dict[str, jobs.JobRecord]:
@@ -78,6 +76,11 @@ class Gauge:
     name: str
     help: str
     read: Callable[[ServiceFigures], float]
+
+    @property
+    def full_name(self) -> str:
+        """Return the name as Prometheus stores it."""
+        return f"foreshock_service_{self.name}"
 
 
 GAUGES: tuple[Gauge, ...] = (
@@ -108,7 +111,7 @@ GAUGES: tuple[Gauge, ...] = (
     Gauge(
         "event_loop_delay_max_seconds",
         "Longest wait for the event loop in the last minute",
-        lambda own: max(own.loop_delays.seconds, default=0.0),
+        lambda own: own.longest_loop_delay,
     ),
 )
 
@@ -118,15 +121,10 @@ JOB_FAILURES = "foreshock_service_job_failures"
 JOB_LAST_RUN = "foreshock_service_job_last_run_timestamp_seconds"
 
 
-def gauge_name(gauge: Gauge) -> str:
-    """Return the name of a gauge as Prometheus stores it."""
-    return f"foreshock_service_{gauge.name}"
-
-
 def exposed_names() -> dict[str, tuple[str, ...]]:
     """Return the labels of each metric of a process, by its name as Prometheus stores it."""
     jobs = (f"{JOB_RUNS}_total", f"{JOB_FAILURES}_total", JOB_LAST_RUN)
-    return {gauge_name(gauge): () for gauge in GAUGES} | dict.fromkeys(jobs, ("job",))
+    return {gauge.full_name: () for gauge in GAUGES} | dict.fromkeys(jobs, ("job",))
 
 
 class ServiceCollector:
@@ -138,7 +136,7 @@ class ServiceCollector:
     def collect(self) -> Iterator[Metric]:
         """Return the metrics."""
         for gauge in GAUGES:
-            yield GaugeMetricFamily(gauge_name(gauge), gauge.help, value=float(gauge.read(self._figures)))
+            yield GaugeMetricFamily(gauge.full_name, gauge.help, value=float(gauge.read(self._figures)))
         runs = CounterMetricFamily(JOB_RUNS, "Runs of a job in this process", labels=["job"])
         failures = CounterMetricFamily(JOB_FAILURES, "Runs that failed", labels=["job"])
         newest = GaugeMetricFamily(JOB_LAST_RUN, "End of the newest run in this process", labels=["job"])
@@ -268,7 +266,7 @@ async def service_state(context: ServiceContext, figures: ServiceFigures) -> ser
             processes=context.settings.processes,
             started_at_us=figures.started_at_us,
             resident_bytes=resident_bytes(),
-            event_loop_delay_max_seconds=max(figures.loop_delays.seconds, default=0.0),
+            event_loop_delay_max_seconds=figures.longest_loop_delay,
         ),
         readiness=readiness,
         uploads=service.UploadsRecord(

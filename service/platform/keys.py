@@ -126,7 +126,12 @@ def rotate_key(session: Session, key_id: str, secret: str, overlap_seconds: floa
     if not is_valid(key):
         raise ConfigurationError(f"{key_id} is revoked or expired: make another key with `foreshock keys create`")
     now = now_us()
-    _retire(session, key, now + int(overlap_seconds * 1e6))
+    valid_until = now + int(overlap_seconds * 1e6)
+    # Earlier secrets end no later.
+    earlier = update(RetiredSecret).where(RetiredSecret.key_id == key_id, RetiredSecret.valid_until_us > valid_until)
+    session.execute(earlier.values(valid_until_us=valid_until))
+    retired = {"secret_hash": key.secret_hash, "key_id": key_id, "valid_until_us": valid_until}
+    insert_if_absent(session, RetiredSecret, retired)
     key.secret_hash = hash_secret(secret)
     key.sessions_from_us = now
     return key
@@ -149,21 +154,6 @@ def end_session(session: Session, session_hash: str, lifetime_seconds: float) ->
 def _find_by_hash(session: Session, secret_hash: str) -> ApiKey | None:
     """Return the key whose secret has this hash."""
     return session.scalar(select(ApiKey).where(ApiKey.secret_hash == secret_hash))
-
-
-def _retire(session: Session, key: ApiKey, valid_until_us: int) -> None:
-    """Make the key's secret a retired one, and end the earlier retired ones no later."""
-    earlier = update(RetiredSecret).where(RetiredSecret.key_id == key.id, RetiredSecret.valid_until_us > valid_until_us)
-    session.execute(earlier.values(valid_until_us=valid_until_us))
-    row = {"secret_hash": key.secret_hash, "key_id": key.id, "valid_until_us": valid_until_us}
-    insert_if_absent(session, RetiredSecret, row)
-
-
-def _note_use(session: Session, key_id: str, used_at_us: int, least_apart_us: int) -> None:
-    """Note the last use of a key, unless one less than `least_apart_us` before is noted."""
-    before = ApiKey.last_used_at_us <= used_at_us - least_apart_us
-    statement = update(ApiKey).where(ApiKey.id == key_id, or_(ApiKey.last_used_at_us.is_(None), before))
-    session.execute(statement.values(last_used_at_us=used_at_us))
 
 
 _LEAST_APART_US = 60_000_000
@@ -192,7 +182,9 @@ class KeyUses:
 
         def write(session: Session) -> None:
             for key_id, used in due.items():
-                _note_use(session, key_id, used, _LEAST_APART_US)
+                # Another process may have written a newer one.
+                before = or_(ApiKey.last_used_at_us.is_(None), ApiKey.last_used_at_us <= used - _LEAST_APART_US)
+                session.execute(update(ApiKey).where(ApiKey.id == key_id, before).values(last_used_at_us=used))
             session.execute(delete(EndedSession).where(EndedSession.expires_at_us < now_us()))
 
         database.write(write)

@@ -11,8 +11,8 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, MutableMapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import MutableMapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -237,7 +237,17 @@ class _RequestSpans:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        with self._span(scope) as current:
+        from opentelemetry.trace import SpanKind
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        headers = Headers(scope=scope)
+        carrier = {name: headers.get(name, "") for name in ("traceparent", "tracestate")}
+        with self._tracer.start_as_current_span(
+            scope["method"],
+            context=TraceContextTextMapPropagator().extract(carrier),
+            kind=SpanKind.SERVER,
+            attributes={"http.request.method": scope["method"], "url.scheme": scope["scheme"]},
+        ) as current:
 
             async def send_noting(message: Message) -> None:
                 if message["type"] == "http.response.start":
@@ -250,17 +260,3 @@ class _RequestSpans:
             route = getattr(scope.get("route"), "path", "unknown path")
             current.update_name(f"{scope['method']} {route}")
             current.set_attribute("http.route", route)
-
-    @contextmanager
-    def _span(self, scope: Scope) -> Iterator[Any]:
-        from opentelemetry.trace import SpanKind
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-        carrier = {name: Headers(scope=scope).get(name, "") for name in ("traceparent", "tracestate")}
-        with self._tracer.start_as_current_span(
-            scope["method"],
-            context=TraceContextTextMapPropagator().extract(carrier),
-            kind=SpanKind.SERVER,
-            attributes={"http.request.method": scope["method"], "url.scheme": scope["scheme"]},
-        ) as current:
-            yield current

@@ -153,12 +153,6 @@ def _new_stream(encoding: str) -> Any:
     return zlib.decompressobj(_GZIP)
 
 
-def _piece(stream: Any, data: bytes) -> bytes:
-    """Return at most one piece of output, of `data` and of what earlier calls left; b"" if it needs more input."""
-    piece: bytes = stream.decompress(getattr(stream, "unconsumed_tail", b"") + data, _PIECE_BYTES)
-    return piece
-
-
 def body_encoding(content_encoding: str | None) -> str | None:
     """Return `gzip` or `zstd`, None for a body as it is. Raises UnsupportedMediaType (415) for any other encoding."""
     name = (content_encoding or "identity").strip().lower()
@@ -219,6 +213,7 @@ class DecompressedBody:
 
     def _take(self) -> bytes:
         """Return the next piece; b"" if there is none without more input."""
+        piece: bytes
         while True:
             if self._stream.eof:
                 self._pending = self._stream.unused_data + self._pending
@@ -234,7 +229,8 @@ class DecompressedBody:
                 self._stream = _new_stream(self._encoding)
             data, self._pending = self._pending, b""
             self._has_begun = self._has_begun or bool(data)
-            piece = _piece(self._stream, data)
+            # zlib leaves what it did not take, zstd keeps it.
+            piece = self._stream.decompress(getattr(self._stream, "unconsumed_tail", b"") + data, _PIECE_BYTES)
             if piece or not self._stream.eof:
                 return piece
 

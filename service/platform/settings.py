@@ -243,18 +243,13 @@ class Settings(BaseSettings):
         # Clients send a key without the newline that a file of it ends with.
         return value.strip() if isinstance(value, str) else value
 
-    @field_validator("store_endpoint")
-    @classmethod
-    def _is_endpoint(cls, value: str) -> str:
-        return value if not value else web_address(value)
-
     @model_validator(mode="after")
     def _has_both_parts_of_the_key(self) -> Settings:
         if (self.store_access_key_id is None) != (self.store_secret_access_key is None):
             raise ValueError("set both FORESHOCK_STORE_ACCESS_KEY_ID and FORESHOCK_STORE_SECRET_ACCESS_KEY, or neither")
         return self
 
-    @field_validator("public_url", "grafana_url", "traces_url")
+    @field_validator("store_endpoint", "public_url", "grafana_url", "traces_url")
     @classmethod
     def _is_web_address(cls, value: str) -> str:
         return value if not value else web_address(value)

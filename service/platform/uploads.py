@@ -148,22 +148,14 @@ class UploadPlaces:
     def __init__(self, most: int, *, most_of_one_key: int = 0, folders: Sequence[Path] = ()) -> None:
         self.folders = tuple(folders)
         """Those that must have room before an upload is received."""
-        self._most = most
+        self.most = most
+        """Number of places."""
+        self.taken = 0
+        """Number of places that are taken."""
         self._most_of_one_key = most_of_one_key
-        self._taken = 0
         self._taken_by: Counter[str] = Counter()
         # A place needs one thread at a time.
         self._limiter = CapacityLimiter(most)
-
-    @property
-    def most(self) -> int:
-        """Number of places."""
-        return self._most
-
-    @property
-    def taken(self) -> int:
-        """Number of places that are taken."""
-        return self._taken
 
     @asynccontextmanager
     async def place(self, key_id: str | None = None) -> AsyncIterator[None]:
@@ -174,12 +166,12 @@ class UploadPlaces:
                 "service bounds them)",
                 headers={"Retry-After": "1"},
             )
-        if self._taken >= self._most:
+        if self.taken >= self.most:
             raise UploadsBusy(
-                f"{self._most} uploads are under way: try again (FORESHOCK_DECODE_QUEUE bounds them)",
+                f"{self.most} uploads are under way: try again (FORESHOCK_DECODE_QUEUE bounds them)",
                 headers={"Retry-After": "1"},
             )
-        self._taken += 1
+        self.taken += 1
         if key_id is not None:
             self._taken_by[key_id] += 1
         # Copied into the thread that decodes.
@@ -188,7 +180,7 @@ class UploadPlaces:
             yield
         finally:
             decoding_key.reset(token)
-            self._taken -= 1
+            self.taken -= 1
             if key_id is not None:
                 self._taken_by[key_id] -= 1
 

@@ -63,9 +63,10 @@ def upgrade(database_url: str, revision: str = "head") -> None:
             has = current_revision(connection)
             if has in EARLIER:
                 load_python_file(str(MIGRATIONS), "earlier_schemas.py").convert(connection, has)
-                _set_revision(connection, newest_revision())
                 has = newest_revision()
-            newer = has is not None and revision != "head" and revision in _revisions_before(has)
+                connection.execute(text("UPDATE alembic_version SET version_num = :revision"), {"revision": has})
+            # Revisions are numbers of four digits, in their order.
+            newer = has is not None and revision != "head" and revision < has
             (command.downgrade if newer else command.upgrade)(_configuration(connection), revision)
             if current_revision(connection) == newest_revision():
                 kind = Double().compile(connection.dialect)
@@ -94,15 +95,6 @@ def newest_revision() -> str | None:
 def known_revisions() -> frozenset[str]:
     """Return every revision that this release knows."""
     return frozenset(script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions())
-
-
-def _set_revision(connection: Connection, revision: str | None) -> None:
-    connection.execute(text("UPDATE alembic_version SET version_num = :revision"), {"revision": revision})
-
-
-def _revisions_before(revision: str) -> frozenset[str]:
-    scripts = ScriptDirectory(str(MIGRATIONS))
-    return frozenset(script.revision for script in scripts.iterate_revisions(revision, "base")) - {revision}
 
 
 def _configuration(connection: Connection) -> Config:
@@ -241,9 +233,13 @@ def _check(database_url: str) -> str | None:
             revision = current_revision(connection)
             if revision is None:
                 _check_empty(connection, database_url)
-            elif revision in EARLIER:
-                _check_convertible(revision, database_url)
-            elif revision not in known_revisions():
+            elif revision in EARLIER and revision < OLDEST_CONVERTED:
+                raise ConfigurationError(
+                    f"the database {shown(database_url)} has revision {revision}, and this release converts databases "
+                    f"from revision {OLDEST_CONVERTED} on: run `foreshock upgrade` with {_LAST_WITH_EVERY_MIGRATION} "
+                    "first"
+                )
+            elif revision not in EARLIER and revision not in known_revisions():
                 raise ConfigurationError(
                     f"the database {shown(database_url)} has revision {revision}, and this release knows revisions up "
                     f"to {newest_revision()}: a newer release has migrated it. Install that release again; or, to go "
@@ -265,14 +261,6 @@ def _check_writable(connection: Connection, engine: Engine) -> None:
         raise ConfigurationError(
             "the PostgreSQL server is read-only (a standby, or default_transaction_read_only): "
             "FORESHOCK_DATABASE_URL must name the primary"
-        )
-
-
-def _check_convertible(revision: str, database_url: str) -> None:
-    if revision < OLDEST_CONVERTED:
-        raise ConfigurationError(
-            f"the database {shown(database_url)} has revision {revision}, and this release converts databases from "
-            f"revision {OLDEST_CONVERTED} on: run `foreshock upgrade` with {_LAST_WITH_EVERY_MIGRATION} first"
         )
 
 

@@ -199,10 +199,9 @@ def _run_callbacks(session: Session) -> None:
 @dataclass(eq=False, slots=True)
 class _Unit:
     work: Callable[[Session], Any]
-    future: Future[Any] = field(default_factory=Future)
-    result: Any = None
+    future: Future[tuple[Any, Session]] = field(default_factory=Future)
+    done: tuple[Any, Session] | None = None
     error: Exception | None = None
-    session: Session | None = None
 
 
 class GroupCommitWriter:
@@ -234,9 +233,7 @@ class GroupCommitWriter:
             if self._closed:
                 raise RuntimeError("the database is closed")
             self._queue.put(unit)
-        unit.future.result()
-        assert unit.session is not None
-        return unit.result, unit.session
+        return unit.future.result()
 
     def close(self) -> None:
         """Run the queued units of work, then stop."""
@@ -262,19 +259,21 @@ class GroupCommitWriter:
     def _commit(self, batch: list[_Unit]) -> None:
         if len(batch) == 1 or not self._run_together(batch):
             for unit in batch:
-                self._run_alone(unit)
+                # Without a savepoint: the transaction is the unit's own.
+                self._run(unit, self._engine)
         for unit in batch:
             if unit.error is not None:
                 unit.future.set_exception(unit.error)
             else:
-                unit.future.set_result(None)
+                assert unit.done is not None
+                unit.future.set_result(unit.done)
 
     def _run_together(self, batch: list[_Unit]) -> bool:
         """Run units in one transaction; False if SQLite ended it at an error of one, so that none is stored."""
         try:
             with self._engine.begin() as connection:
                 for unit in batch:
-                    self._run_in_savepoint(connection, unit)
+                    self._run(unit, connection)
                     check_transaction(connection)
         except TransactionEnded:
             return False
@@ -283,21 +282,13 @@ class GroupCommitWriter:
                 unit.error = unit.error or error
         return True
 
-    def _run_alone(self, unit: _Unit) -> None:
-        # Without a savepoint: the transaction is the unit's own.
+    def _run(self, unit: _Unit, bind: Engine | Connection) -> None:
+        """Run a unit in a transaction of its own, or in a savepoint of the connection's transaction."""
         unit.error = None
-        try:
-            with Session(self._engine, expire_on_commit=False) as session, session.begin():
-                unit.result = unit.work(session)
-            unit.session = session
-        except Exception as error:
-            unit.error = error
-
-    def _run_in_savepoint(self, connection: Connection, unit: _Unit) -> None:
-        session = Session(connection, join_transaction_mode="create_savepoint", expire_on_commit=False)
+        session = Session(bind, join_transaction_mode="create_savepoint", expire_on_commit=False)
         try:
             with session, session.begin():
-                unit.result = unit.work(session)
-            unit.session = session
+                result = unit.work(session)
+            unit.done = (result, session)
         except Exception as error:
             unit.error = error

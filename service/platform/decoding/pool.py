@@ -193,46 +193,30 @@ class DecoderPool:
     """Pool that runs module-level functions in other processes, which import `preload` when they start. Thread-safe."""
 
     def __init__(self, settings: Settings, preload: Sequence[str] = ()) -> None:
-        self._most_bodies = settings.decode_processes + settings.decode_queue
-        self._bodies = 0
+        self.most_bodies = settings.decode_processes + settings.decode_queue
+        """Number of bodies that may be decoded or wait at a time."""
+        self.bodies = 0
+        """Number of bodies that are decoded or wait for a decoder."""
         self._lock = threading.Lock()
         self._wanted_choice = worker.chosen_token_pass(settings)
         # What the decoders run with: numpy's pass until the compiled one is there.
         self._choice = worker.first_choice(self._wanted_choice)
         self._decoders = [_Decoder(settings, preload) for _ in range(settings.decode_processes)]
         self._turns = Turns(self._decoders)
-        self._state = "starting"
-        self._token_pass = ""
+        self.state = "starting"
+        """State of the decoders: `ok`, or the reason why they are not ready."""
+        self.token_pass = ""
+        """Token pass of the decoders: `compiled`, or numpy and the reason; empty until they have started.
+
+        At the first start of a release it is numpy's until the pass is compiled.
+        """
         self._compiler: subprocess.Popen[bytes] | None = None
         self._closing = threading.Event()
 
     @property
     def is_warm(self) -> bool:
         """Return True if the decoders have started."""
-        return self._state == "ok"
-
-    @property
-    def state(self) -> str:
-        """State of the decoders: `ok`, or the reason why they are not ready."""
-        return self._state
-
-    @property
-    def token_pass(self) -> str:
-        """Token pass of the decoders: `compiled`, or numpy and the reason; empty until they have started.
-
-        At the first start of a release it is numpy's until the pass is compiled.
-        """
-        return self._token_pass
-
-    @property
-    def bodies(self) -> int:
-        """Number of bodies that are decoded or wait for a decoder."""
-        return self._bodies
-
-    @property
-    def most_bodies(self) -> int:
-        """Number of bodies that may be decoded or wait at a time."""
-        return self._most_bodies
+        return self.state == "ok"
 
     def warm_up(self) -> None:
         """Start every process now, so that the first upload does not wait for it."""
@@ -241,17 +225,17 @@ class DecoderPool:
             taken.extend(self._turns.take() for _ in self._decoders)
             passes = [decoder.start(self._choice).token_pass for decoder in taken]
         except Exception as error:
-            self._state = f"failed: {type(error).__name__}"
+            self.state = f"failed: {type(error).__name__}"
             for decoder in taken:
                 decoder.stop()
             raise
         finally:
             for decoder in taken:
                 self._turns.give(decoder)
-        self._token_pass = min(passes, key=lambda found: found == worker.COMPILED)
-        self._state = "ok"
-        if self._choice.compile and not self._choice.for_now and self._token_pass != worker.COMPILED:
-            _logger.warning("tokens are measured by %s", self._token_pass)
+        self.token_pass = min(passes, key=lambda found: found == worker.COMPILED)
+        self.state = "ok"
+        if self._choice.compile and not self._choice.for_now and self.token_pass != worker.COMPILED:
+            _logger.warning("tokens are measured by %s", self.token_pass)
 
     def warm_up_in_background(self) -> None:
         """Start `warm_up` in a thread; until it ends `state` reports it, and tasks wait. It is repeated if it fails.
@@ -264,7 +248,7 @@ class DecoderPool:
             with contextlib.suppress(Exception):
                 self._warm_up_until_it_works()
                 if self._choice.for_now:
-                    _logger.info("tokens are measured by %s", self._token_pass)
+                    _logger.info("tokens are measured by %s", self.token_pass)
                     self._compile()
 
         threading.Thread(target=start, name="foreshock-warm-up", daemon=True).start()
@@ -300,15 +284,15 @@ class DecoderPool:
     ) -> Result:
         """Return `function(*arguments)`, run in a decoder; raises its errors, DecodersBusy or DecoderDied."""
         with self._lock:
-            if self._bodies >= self._most_bodies:
+            if self.bodies >= self.most_bodies:
                 raise DecodersBusy("too many uploads wait to be decoded: try again", headers={"Retry-After": "1"})
-            self._bodies += 1
+            self.bodies += 1
         try:
             with logs.span("decode"):
                 return self._run(partial(function, *arguments, **named))
         finally:
             with self._lock:
-                self._bodies -= 1
+                self.bodies -= 1
 
     def _run(self, task: Callable[[], Result]) -> Result:
         key = decoding_key.get()

@@ -36,6 +36,7 @@ _RETRIES, _RETRY_SECONDS = 2, 5.0
 # Of the error codes of S3 and of servers that speak it: no room, or a quota that is used up.
 _FULL = ("507 Insufficient Storage", "QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "EntityTooLarge")
 _NO_BUCKET = "NoSuchBucket"
+_OPTIONS = ("endpoint", "region", "access_key_id", "secret_access_key", "session_token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +67,7 @@ class ObjectLocation:
 @lru_cache(maxsize=8)
 def _client(location: ObjectLocation) -> S3Store:
     """Return the client of a location, one per process: it keeps connections open."""
-    options: dict[str, str] = {
-        name: value
-        for name, value in (
-            ("endpoint", location.endpoint),
-            ("region", location.region),
-            ("access_key_id", location.access_key_id),
-            ("secret_access_key", location.secret_access_key),
-            ("session_token", location.session_token),
-        )
-        if value
-    }
+    given = {name: getattr(location, name) for name in _OPTIONS}
     return S3Store(
         location.bucket,
         prefix=location.prefix or None,
@@ -86,7 +77,8 @@ def _client(location: ObjectLocation) -> S3Store:
             "connect_timeout": timedelta(seconds=min(5.0, location.timeout_seconds)),
         },
         retry_config={"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)},
-        **options,  # type: ignore[arg-type]
+        # Without those that are not set: the client takes them from its environment.
+        **{name: value for name, value in given.items() if value},
     )
 
 

@@ -58,7 +58,8 @@ def remove_due_files(database: Database, store: TokenStore) -> int:
     removed, size, errors = 0, 0, list[OSError]()
     while removed < _FILES_PER_ROUND and len(errors) < _FAILURES_PER_ROUND:
         with database.read() as session:
-            due = _due(session, now_us(), _FILES_AT_ONCE)
+            query = select(FileRemoval).where(FileRemoval.due_at_us <= now_us())
+            due = session.scalars(query.order_by(FileRemoval.due_at_us).limit(_FILES_AT_ONCE)).all()
         gone: list[FileRemoval] = []
         left: list[str] = []
         for each in due:
@@ -87,11 +88,6 @@ def remove_due_files(database: Database, store: TokenStore) -> int:
 def _waiting(session: Session, names: Sequence[str]) -> set[str]:
     """Return which of these files wait for their removal."""
     return set(session.scalars(select(FileRemoval.file).where(FileRemoval.file.in_(names))))
-
-
-def _due(session: Session, before_us: int, limit: int) -> Sequence[FileRemoval]:
-    query = select(FileRemoval).where(FileRemoval.due_at_us <= before_us)
-    return session.scalars(query.order_by(FileRemoval.due_at_us).limit(limit)).all()
 
 
 def _settle(gone: Sequence[str], left: Sequence[str], session: Session) -> None:

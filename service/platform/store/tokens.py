@@ -289,13 +289,6 @@ class LocalTokenStore(TokenStore):
 
 def _make_folders(folder: Path) -> list[Path]:
     """Make the folder and those above it; return the ones that did not exist."""
-    with suppress(FileNotFoundError):
-        # Usually those of the run and of the attempt are there.
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            return []
-        return [folder]
     missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     return missing
