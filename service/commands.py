@@ -39,7 +39,6 @@ class UpgradeCommand:
     help = "create or migrate the service's database; `foreshock serve` does so too"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Add the option."""
         parser.add_argument(
             "--to",
             metavar="REVISION",
@@ -61,7 +60,6 @@ class KeysCommand:
     help = "make, list, rotate and revoke API keys"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Add the four actions."""
         actions = parser.add_subparsers(dest="action", required=True)
         create = actions.add_parser("create", help="make a key and print it, once")
         create.add_argument("name", type=filled, help="what it is for, such as `trainer`")
@@ -107,7 +105,6 @@ class NotifyCommand:
     help = "list the targets of notifications, or send a test message to one"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Add the two actions."""
         actions = parser.add_subparsers(dest="action", required=True)
         actions.add_parser("list", help="list the targets; their addresses are not shown")
         test = actions.add_parser("test", help="send a test message to one target")
@@ -130,7 +127,6 @@ class RemeasureCommand:
     help = "measure stored rollouts again, after an upgrade that changed what is measured"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Add the options; the FORESHOCK_* variables of the service locate the data."""
         parser.add_argument("run", nargs="?", help="a run's id, key or name (default: every run)")
         parser.add_argument("--step", type=STEP, metavar="N", help="this step only")
         parser.add_argument("--attempt", type=COUNT, metavar="N", help="this attempt only")
@@ -152,7 +148,6 @@ class FsckCommand:
     help = "check that the token store holds what the database says, and repair what can be repaired"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Add the options; the FORESHOCK_* variables of the service locate the data."""
         parser.add_argument("--repair", action="store_true", help="remove orphans, restore files from equal ones")
         parser.add_argument("--quick", action="store_true", help="compare names and sizes, without reading the files")
         parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -170,7 +165,6 @@ class DeleteCommand:
     help = "delete a run, or rollouts of a run by sample id or prompt group"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Add the three actions."""
         actions = parser.add_subparsers(dest="action", required=True)
         for action, text in (
             ("run", "delete a run: a tombstone stays, its key stays taken"),

@@ -140,13 +140,12 @@ def delete_whole_run(run: str, *, dry_run: bool) -> None:
     with maintenance_context(settings.load_settings()) as context:
         with context.database.read() as session:
             found = run_called(session, run)
-            steps = (
-                session.scalar(select(func.count()).select_from(tables.Step).where(tables.Step.run_id == found.id)) or 0
-            )
-            files, size = _files(session, found.id)
-        extent = (
-            f"run {found.id} ({found.project}/{found.key}): {steps} steps, {files} token files, {size / 1e6:,.1f} MB"
-        )
+            steps = session.scalar(select(func.count(tables.Step.step)).where(tables.Step.run_id == found.id)) or 0
+            shards = select(func.count(), func.coalesce(func.sum(tables.Shard.file_bytes), 0))
+            whole = (tables.Shard.run_id == found.id, tables.Shard.tokens_removed.is_(None))
+            files, size = session.execute(shards.where(*whole)).one()
+        what = f"run {found.id} ({found.project}/{found.key})"
+        extent = f"{what}: {steps} steps, {files} token files, {int(size) / 1e6:,.1f} MB"
         if dry_run:
             print(f"{extent} would be deleted; nothing was changed")
             return
@@ -196,14 +195,6 @@ def _count(
             plan = strip_step(context, key, ids, dry_run=True)
             rollouts, steps, files = rollouts + plan.rollouts, steps + (not plan.is_empty), files + len(plan.files)
             place = (key.attempt, key.step)
-
-
-def _files(session: Session, run_id: str) -> tuple[int, int]:
-    query = select(func.count(), func.coalesce(func.sum(tables.Shard.file_bytes), 0))
-    count, size = session.execute(
-        query.where(tables.Shard.run_id == run_id, tables.Shard.tokens_removed.is_(None))
-    ).one()
-    return int(count), int(size)
 
 
 def _when(context: ServiceContext) -> str:

@@ -84,7 +84,8 @@ def check_store(context: ServiceContext, request: Request, progress: Callable[[i
     """Check every row and every file; `progress` is called with the number of rows checked."""
     report = Report()
     orphans = list(find_orphans(context.store, context.database, context.settings.orphan_grace_seconds))
-    spare = {_place(name): file for file in orphans if (name := parse_name(file.name)) is not None}
+    # Two files with equal parts were written from the same bytes for the same row.
+    spare = {name: file for file in orphans if (name := parse_name(file.name)) is not None}
     with ThreadPoolExecutor(context.settings.decode_processes) as threads:
         for page in catalogued_files(context.database):
             sizes = context.store.sizes([file.name for file in page])
@@ -138,13 +139,13 @@ def _difference(context: ServiceContext, name: str, file: CataloguedFile) -> str
 
 
 def _repair(
-    context: ServiceContext, file: CataloguedFile, finding: Finding, spare: dict[tuple[object, ...], ListedFile]
+    context: ServiceContext, file: CataloguedFile, finding: Finding, spare: dict[FileName, ListedFile]
 ) -> Finding:
     repaired: str | None = None
     name = parse_name(file.name)
     if finding.problem in ("missing", "damaged") and name is not None:
         # That of the upload would bring deleted rollouts back.
-        copy = None if file.stripped else spare.get(_place(name))
+        copy = None if file.stripped else spare.get(name)
         if copy is not None and _difference(context, copy.name, file) is None:
             _restore(context, copy.name, file.name)
             repaired = f"restored from {copy.name}, which holds the same"
@@ -192,11 +193,6 @@ def _orphan_findings(context: ServiceContext, orphans: list[ListedFile], *, repa
             detail=f"no row names it; {file.size:,} bytes, {file.age_seconds / 3600:,.1f} hours old",
             repaired="removed" if repair else None,
         )
-
-
-def _place(name: FileName) -> tuple[object, ...]:
-    """Return what two files share that were written from the same bytes for the same row."""
-    return name.run_id, name.attempt, name.step, name.shard, name.job_id, name.digest
 
 
 _ROWS_AT_ONCE = 5_000

@@ -76,8 +76,7 @@ def make_reserve(settings: Settings) -> None:
 
 def _reserve(settings: Settings) -> Path | None:
     url = parse_database_url(settings.database_url)
-    named = url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:")
-    return Path(f"{url.database}.reserve").absolute() if named else None
+    return Path(f"{url.database}.reserve").absolute() if url.get_backend_name() == "sqlite" else None
 
 
 def _free_and_kept(folder: Path) -> tuple[int, int]:

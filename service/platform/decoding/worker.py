@@ -163,7 +163,10 @@ def run_task(seconds: float, memory_bytes: int, task: Callable[[], Result]) -> R
 
     Past `seconds` the process is killed by SIGALRM, whatever native code it is in.
     """
-    _limit_address_space(address_space_bytes() + memory_bytes)
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = address_space_bytes() + memory_bytes
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
@@ -179,11 +182,3 @@ def address_space_bytes(pid: int | None = None) -> int:
             return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
-
-
-def _limit_address_space(size: int) -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if hard != resource.RLIM_INFINITY:
-        size = min(size, hard)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_AS, (size, hard))
