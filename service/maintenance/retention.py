@@ -5,7 +5,7 @@ after the grace. So it may run beside the service, twice at once, and may be int
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -120,7 +120,10 @@ def purge(
 ) -> Iterator[RunReport]:
     """Purge all runs or one of them, and yield a report for each with rules; with `dry_run` change nothing."""
     with context.database.read() as session:
-        runs = _runs(session, run_id)
+        query = select(tables.Run).where(tables.Run.deleted_at_us.is_(None))
+        if run_id is not None:
+            query = query.where(tables.Run.id == run_id)
+        runs = session.scalars(query.order_by(tables.Run.created_at_us, tables.Run.id)).all()
     for run in runs:
         rules = rules_of(context.settings, run)
         if rules.last_steps is not None:
@@ -173,16 +176,15 @@ def _purge_step(context: ServiceContext, key: StepKey, files: list[tuple[str, in
     if _files_of_step(session, key) != files:
         return False
     give_up_files(session, files, "retention", context.settings.removal_grace_seconds)
-    _mark_purged(session, key, clock.now_us())
+    # Its shards keep their rows.
+    now, none = clock.now_us(), {"full_rollouts": 0, "full_tokens": 0}
+    whole = (engine.of_step(tables.Shard, key), tables.Shard.tokens_removed.is_(None))
+    removed = {"tokens_removed": "retention", "tokens_changed_at_us": now, "sampled_rollouts": 0, **none}
+    session.execute(update(tables.Shard).where(*whole).values(removed))
+    session.execute(update(tables.Step).where(engine.of_step(tables.Step, key)).values(tokens_purged_at_us=now, **none))
+    for table in (tables.ScoreShard, tables.ExactShard):
+        session.execute(delete(table).where(table.job_id.in_(jobs_of_step(key))))
     return True
-
-
-def _runs(session: Session, run_id: str | None) -> Sequence[tables.Run]:
-    """Return the runs that are not deleted, or one of them, oldest first."""
-    query = select(tables.Run).where(tables.Run.deleted_at_us.is_(None))
-    if run_id is not None:
-        query = query.where(tables.Run.id == run_id)
-    return session.scalars(query.order_by(tables.Run.created_at_us, tables.Run.id)).all()
 
 
 def _newest_step(session: Session, run_id: str) -> int | None:
@@ -233,24 +235,6 @@ def _files_of_step(session: Session, key: StepKey) -> list[tuple[str, int]]:
         of_jobs = select(table.file, table.body_bytes).where(table.job_id.in_(jobs_of_step(key)))
         found += [(name, size) for name, size in session.execute(of_jobs)]
     return sorted(set(found))
-
-
-def _mark_purged(session: Session, key: StepKey, at_us: int) -> None:
-    """Mark the tokens of a step as purged: its shards keep their rows, its scores and exact divergences theirs."""
-    session.execute(
-        update(tables.Shard)
-        .where(engine.of_step(tables.Shard, key), tables.Shard.tokens_removed.is_(None))
-        .values(
-            tokens_removed="retention", tokens_changed_at_us=at_us, full_rollouts=0, full_tokens=0, sampled_rollouts=0
-        )
-    )
-    session.execute(
-        update(tables.Step)
-        .where(engine.of_step(tables.Step, key))
-        .values(tokens_purged_at_us=at_us, full_rollouts=0, full_tokens=0)
-    )
-    for table in (tables.ScoreShard, tables.ExactShard):
-        session.execute(delete(table).where(table.job_id.in_(jobs_of_step(key))))
 
 
 def retention(run: str | None, *, dry_run: bool) -> None:

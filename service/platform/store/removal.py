@@ -13,10 +13,10 @@ removed.
 import errno
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import Literal, TypeVar
+from typing import Literal
 
 from sqlalchemy import delete, select, tuple_, update
 from sqlalchemy.orm import Session
@@ -32,6 +32,7 @@ RemovalReason = Literal["retention", "deletion", "orphan"]
 _TAKEN_SECONDS = 7 * 86_400.0
 
 _FILES_AT_ONCE = 200
+# SQLite allows 32,766 parameters of a statement.
 _FILES_LISTED_AT_ONCE = 5_000
 # A round of the periodic task; the next one continues.
 _FILES_PER_ROUND = 5_000
@@ -99,7 +100,8 @@ def _settle(gone: Sequence[str], left: Sequence[str], session: Session) -> None:
 
 def find_orphans(store: TokenStore, database: Database, grace_seconds: float) -> Iterator[ListedFile]:
     """Yield the files that no row names, older than the grace. `take_orphan` decides if one may be removed."""
-    for batch in batches(store.list_files(), _FILES_LISTED_AT_ONCE):
+    files = store.list_files()
+    while batch := list(islice(files, _FILES_LISTED_AT_ONCE)):
         parsed = {}
         for file in batch:
             name = parse_name(file.name)
@@ -107,7 +109,7 @@ def find_orphans(store: TokenStore, database: Database, grace_seconds: float) ->
                 parsed[file.name] = name
         if parsed:
             with database.read() as session:
-                named = files_in_catalogue(session, parsed)
+                named = files_in_catalogue(session, parsed.values())
                 # After the catalogue: a transaction that gives a file up adds it here.
                 named |= _waiting(session, list(parsed))
             yield from (file for file in batch if file.name in parsed and file.name not in named)
@@ -141,21 +143,21 @@ def remove_orphans(
 
 def take_orphan(database: Database, file: ListedFile) -> bool:
     """Take an orphan, so that no row can name it from now on; False if one does. The caller removes the file."""
-    return database.write(partial(_take, file))
-
-
-def _take(file: ListedFile, session: Session) -> bool:
     name = parse_name(file.name)
     if name is None:
         return False
-    # Whoever adds a row of the file holds one of these locks, and calls `check_not_taken`.
-    session.execute(select(Run.id).where(Run.id == name.run_id).with_for_update())
-    if name.job_id is not None:
-        session.execute(select(ProbeJob.id).where(ProbeJob.id == name.job_id).with_for_update())
-    if file.name in files_in_catalogue(session, {file.name: name}):
-        return False
-    give_up_files(session, [(file.name, file.size)], "orphan", _TAKEN_SECONDS)
-    return True
+
+    def take(session: Session) -> bool:
+        # Whoever adds a row of the file holds one of these locks, and calls `check_not_taken`.
+        session.execute(select(Run.id).where(Run.id == name.run_id).with_for_update())
+        if name.job_id is not None:
+            session.execute(select(ProbeJob.id).where(ProbeJob.id == name.job_id).with_for_update())
+        if file.name in files_in_catalogue(session, [name]):
+            return False
+        give_up_files(session, [(file.name, file.size)], "orphan", _TAKEN_SECONDS)
+        return True
+
+    return database.write(take)
 
 
 def check_not_taken(session: Session, files: Sequence[str]) -> None:
@@ -164,43 +166,20 @@ def check_not_taken(session: Session, files: Sequence[str]) -> None:
         raise OSError(errno.EIO, f"older than the grace of orphans before its row was committed: {min(taken)}")
 
 
-Item = TypeVar("Item")
-# SQLite allows 32,766 parameters of a statement.
-_JOBS_AT_ONCE = 500
-
-
-def files_in_catalogue(session: Session, names: Mapping[str, FileName]) -> set[str]:
-    """Return which of these files a row names; found by primary keys, since `file` has no index."""
-    return _of_shards(session, names.values()) | _of_jobs(session, names.values())
-
-
-def batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Yield the items in lists of at most `size`."""
-    iterator = iter(items)
-    while batch := list(islice(iterator, size)):
-        yield batch
-
-
-def _of_shards(session: Session, names: Iterable[FileName]) -> set[str]:
+def files_in_catalogue(session: Session, names: Iterable[FileName]) -> set[str]:
+    """Return the files that rows name of the steps and jobs of these, by primary keys: `file` has no index."""
     steps: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    jobs: set[str] = set()
     for name in names:
-        if name.shard is not None:
+        if name.job_id is None:
             steps[name.run_id].append((name.attempt, name.step))
+        else:
+            jobs.add(name.job_id)
     found: set[str] = set()
     place = tuple_(Shard.attempt, Shard.step)
     for run_id, places in steps.items():
         query = select(Shard.file).where(Shard.run_id == run_id, place >= min(places), place <= max(places))
         found.update(session.scalars(query))
-    return found
-
-
-def _of_jobs(session: Session, names: Iterable[FileName]) -> set[str]:
-    jobs: dict[type[ScoreShard] | type[ExactShard], set[str]] = {ScoreShard: set(), ExactShard: set()}
-    for name in names:
-        if name.job_id is not None:
-            jobs[ScoreShard if name.kind == "scores" else ExactShard].add(name.job_id)
-    found: set[str] = set()
-    for table, ids in jobs.items():
-        for some in batches(sorted(ids), _JOBS_AT_ONCE):
-            found.update(session.scalars(select(table.file).where(table.job_id.in_(some))))
+    for table in (ScoreShard, ExactShard):
+        found.update(session.scalars(select(table.file).where(table.job_id.in_(jobs))))
     return found
