@@ -86,11 +86,7 @@ class Gauge:
 GAUGES: tuple[Gauge, ...] = (
     Gauge("start_time_seconds", "Start of this process, in seconds since 1970", lambda own: own.started_at_us / 1e6),
     Gauge("resident_memory_bytes", "Memory of this process", lambda _: resident_bytes()),
-    Gauge(
-        "uploads_in_progress",
-        "Uploads that are received, decoded or stored",
-        lambda own: own.context.uploads.taken,
-    ),
+    Gauge("uploads_in_progress", "Uploads that are received, decoded or stored", lambda own: own.context.uploads.taken),
     Gauge("upload_places", "Uploads that may be under way at a time", lambda own: own.context.uploads.most),
     Gauge("long_polls_waiting", "Requests that wait for a change of advice or alerts", lambda own: own.count_polls()),
     Gauge(
@@ -99,9 +95,7 @@ GAUGES: tuple[Gauge, ...] = (
         lambda own: own.context.decoders.is_warm,
     ),
     Gauge(
-        "writes_waiting",
-        "Units of work that wait for SQLite's writer",
-        lambda own: own.context.database.writes_waiting,
+        "writes_waiting", "Units of work that wait for SQLite's writer", lambda own: own.context.database.writes_waiting
     ),
     Gauge(
         "write_p99_seconds",

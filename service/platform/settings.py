@@ -66,13 +66,7 @@ def web_address(value: str) -> str:
 _MEBIBYTE = 1024 * 1024
 _LIMITS = DecodeLimits()
 _MASK = "********"
-_SECRETS = (
-    "bootstrap_key",
-    "session_secret",
-    "store_access_key_id",
-    "store_secret_access_key",
-    "store_session_token",
-)
+_SECRETS = ("bootstrap_key", "session_secret", "store_access_key_id", "store_secret_access_key", "store_session_token")
 
 
 class Settings(BaseSettings):
@@ -115,9 +109,7 @@ class Settings(BaseSettings):
     session_hours: float = Field(default=12.0, gt=0)
 
     key_requests_per_second: float = Field(
-        default=1000.0,
-        ge=0,
-        description="requests per second of one key in each process; 0: no limit",
+        default=1000.0, ge=0, description="requests per second of one key in each process; 0: no limit"
     )
     key_bytes_per_second: float = Field(
         default=0.0, ge=0, description="bytes of bodies per second of one key in each process; 0: no limit"
@@ -128,11 +120,7 @@ class Settings(BaseSettings):
     key_decoding_per_second: float = Field(
         default=0.0, ge=0, description="seconds of decoders per second of one key in each process; 0: no limit"
     )
-    key_uploads: int = Field(
-        default=48,
-        ge=0,
-        description="uploads of one key at a time in each process; 0: no limit",
-    )
+    key_uploads: int = Field(default=48, ge=0, description="uploads of one key at a time in each process; 0: no limit")
 
     max_body_bytes: int = Field(default=_LIMITS.max_body_bytes, gt=0)
     # Parsing holds the interpreter's lock: a mebibyte for some 20 ms.

@@ -187,10 +187,7 @@ class PublishedResult(Base):
     @declared_attr.directive
     @classmethod
     def __table_args__(cls) -> tuple[Any, ...]:
-        return (
-            references_step(),
-            Index(None, "job_id"),
-        )
+        return (references_step(), Index(None, "job_id"))
 
     run_id: Mapped[str] = mapped_column(primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -237,10 +234,7 @@ class ProbeResult(Base):
     """
 
     __tablename__ = "probe_results"
-    __table_args__ = (
-        references_step(),
-        Index(None, "run_id", "attempt", "step", "kind", "published_at_us"),
-    )
+    __table_args__ = (references_step(), Index(None, "run_id", "attempt", "step", "kind", "published_at_us"))
 
     job_id: Mapped[str] = mapped_column(ForeignKey("probe_jobs.id"), primary_key=True)
     token: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -257,10 +251,7 @@ class Attribution(RowOfStep, Base):
     """The attribution of a step. `stale`: scores or rollouts arrived since `document` was computed."""
 
     __tablename__ = "attributions"
-    __table_args__ = (
-        references_step(),
-        Index(None, "stale", "changed_at_us"),
-    )
+    __table_args__ = (references_step(), Index(None, "stale", "changed_at_us"))
 
     stale: Mapped[bool]
     changed_at_us: Mapped[int]

@@ -95,10 +95,7 @@ class AttemptClient(Base):
     """A client process that logs an attempt: its last sign of life, and the items that it could not deliver."""
 
     __tablename__ = "attempt_clients"
-    __table_args__ = (
-        base.references_attempt(),
-        Index(None, "run_id", "seen_at_us"),
-    )
+    __table_args__ = (base.references_attempt(), Index(None, "run_id", "seen_at_us"))
 
     run_id: Mapped[str] = mapped_column(primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)

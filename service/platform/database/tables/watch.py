@@ -87,10 +87,7 @@ class StepLint(base.RowOfStep, Base):
     NULL: there is none), and the sums of its surprisal test, which add up over the steps of a run."""
 
     __tablename__ = "step_lint"
-    __table_args__ = (
-        base.references_step(),
-        sa.Index(None, "run_id", "severity"),
-    )
+    __table_args__ = (base.references_step(), sa.Index(None, "run_id", "severity"))
 
     severity: Mapped[str | None]
     warnings: Mapped[dict[str, Any]]
