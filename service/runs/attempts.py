@@ -7,14 +7,13 @@ Attempts are numbered as they are registered, and newer is the one whose launch 
 spool while the service was away may arrive, and register it, after the next launch has registered.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import Path, Response, status
 from pydantic import BaseModel, Field
-from sqlalchemy import ColumnElement, and_, bindparam, false, func, or_, select, true, tuple_
+from sqlalchemy import ColumnElement, and_, bindparam, false, func, or_, select, tuple_
 from sqlalchemy.orm import Session, aliased
 
 from foreshock.api.records import from_attributes
@@ -45,43 +44,10 @@ class ActiveRange:
     first: int
     end: int | None
 
-    def contains(self, attempt: Any, step: Any) -> list[ColumnElement[bool]]:
-        """Return the SQL conditions for rows of this range, given the row's two columns."""
-        within = [attempt == self.attempt, step >= self.first]
-        return within if self.end is None else [*within, step < self.end]
-
-    @property
-    def bounds(self) -> dict[str, int]:
-        """The parameters of `in_range`."""
-        return {
-            "attempt": self.attempt,
-            "first": self.first,
-            "end": BEYOND_EVERY_STEP if self.end is None else self.end,
-        }
-
-
-@cache
-def _in_one_range(query: Any, attempt: Any, step: Any) -> Any:
-    # Built once: it is executed at each step.
-    return query.where(attempt == bindparam("attempt"), step >= bindparam("first"), step < bindparam("end"))
-
-
-def active_rows(
-    session: Session,
-    query: Any,
-    columns: tuple[Any, Any],
-    attempts: Sequence[AttemptStart],
-    bounds: tuple[int, int | None],
-    parameters: dict[str, Any],
-) -> Sequence[Any]:
-    """Return the rows of active steps that a statement with parameters finds, in one query.
-
-    `columns` are the table's attempt and step; `bounds[0]` ≤ step ≤ `bounds[1]` (None: no bound).
-    """
-    ranges = active_ranges(attempts, *bounds)
-    if len(ranges) == 1:
-        return session.execute(_in_one_range(query, *columns), parameters | ranges[0].bounds).all()
-    return session.execute(query.where(is_active(attempts, *columns, *bounds)), parameters).all()
+    def contains(self, table: Any) -> list[ColumnElement[bool]]:
+        """Return the SQL conditions for rows of this range in a table of steps."""
+        within = [table.attempt == self.attempt, table.step >= self.first]
+        return within if self.end is None else [*within, table.step < self.end]
 
 
 def active_ranges(attempts: Sequence[AttemptStart], first: int = 0, last: int | None = None) -> list[ActiveRange]:
@@ -106,15 +72,25 @@ def active_attempt_of(attempts: Sequence[AttemptStart], step: int) -> int | None
     return found[0].attempt if found else None
 
 
-def is_active(
-    attempts: Sequence[AttemptStart], attempt: Any, step: Any, first: int = 0, last: int | None = None
+def in_ranges(ranges: Iterable[ActiveRange], table: Any) -> ColumnElement[bool]:
+    """Return the SQL condition for rows of these ranges in a table of steps."""
+    conditions = [and_(*each.contains(table)) for each in ranges]
+    return or_(*conditions) if conditions else false()
+
+
+def active_rows(
+    session: Session, run_id: str, table: Any, first: int = 0, last: int | None = None
 ) -> ColumnElement[bool]:
-    """Return the SQL condition for rows of active steps with `first` ≤ step ≤ `last`, given the row's two columns.
+    """Return the SQL condition for rows of the run's active steps, `first` ≤ step ≤ `last`, in a table of steps.
 
     Bounds that lie within one attempt give a plain range of the primary key, which is read without a sort.
     """
-    conditions = [and_(*each.contains(attempt, step)) for each in active_ranges(attempts, first, last)]
-    return or_(*conditions) if conditions else false()
+    return in_ranges(active_ranges(attempts_of_run(session, run_id), first, last), table)
+
+
+def is_active(session: Session, step: Any) -> bool:
+    """Return whether a step, which is a key, an event or a row, is active in its attempt."""
+    return bool(active_attempt_of(attempts_of_run(session, step.run_id), step.step) == step.attempt)
 
 
 def began_later(attempt: Any, other: Any) -> ColumnElement[bool]:
@@ -125,7 +101,7 @@ def began_later(attempt: Any, other: Any) -> ColumnElement[bool]:
 def is_superseded(run_id: Any, attempt: Any, step: Any) -> ColumnElement[bool]:
     """Return the SQL condition that a newer attempt holds the step, given the three columns of a table.
 
-    `is_active` is faster for the steps of one run.
+    `active_rows` is faster for the steps of one run.
     """
     own, later = aliased(Attempt), aliased(Attempt)
     query = select(later.attempt).join(own, and_(own.run_id == later.run_id, own.attempt == attempt))
@@ -266,8 +242,8 @@ def get_or_create_attempt(
         runs.note_sign_of_life(run, resumed=created)
     is_active_somewhere = any(each.attempt == attempt.attempt for each in active_ranges(starts))
     if created and attempt.attempt > 1 and is_active_somewhere:
-        held = and_(Step.run_id == run_id, is_active(starts, Step.attempt, Step.step))
-        run.last_step = session.scalar(select(func.max(Step.step)).where(held))
+        held = select(func.max(Step.step)).where(Step.run_id == run_id, active_rows(session, run_id, Step))
+        run.last_step = session.scalar(held)
         events.publish(session, AttemptStarted(run_id, attempt.attempt, attempt.resume_step, is_newest))
     return attempt, created
 
@@ -354,22 +330,16 @@ def check_attempt(session: Session, run_id: str, attempt: int) -> None:
 
 
 def rows_of_steps(
-    session: Session,
-    run_id: str,
-    attempt: int | None,
-    columns: tuple[Any, Any],
-    first: int = 0,
-    last: int | None = None,
+    session: Session, run_id: str, attempt: int | None, table: Any, first: int = 0, last: int | None = None
 ) -> ColumnElement[bool]:
-    """Return the SQL condition for rows of one attempt, or of the active steps if it is None.
+    """Return the SQL condition for rows of one attempt, or (None) of the active steps, in a table of steps.
 
-    `columns` are the table's attempt and step; `first` ≤ step ≤ `last`. Raises AttemptNotFound.
+    `first` ≤ step ≤ `last`. Raises AttemptNotFound.
     """
     if attempt is None:
-        return is_active(attempts_of_run(session, run_id), *columns, first, last)
+        return active_rows(session, run_id, table, first, last)
     check_attempt(session, run_id, attempt)
-    number, step = columns
-    return and_(number == attempt, step >= first, true() if last is None else step <= last)
+    return in_ranges([ActiveRange(attempt, first, None if last is None else last + 1)], table)
 
 
 def resolve_step(session: Session, run_id: str, step: int, attempt: int | None) -> StepKey:

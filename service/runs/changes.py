@@ -138,32 +138,28 @@ def newest_changes(session: Session, run_id: str, limit: int) -> list[ChangeReco
     return _changes(session, run_id, _Chosen(limit, newest=True))[-limit:]
 
 
-def rebaselined_steps(session: Session, run_id: str, starts: Sequence[attempts.AttemptStart]) -> list[int]:
+def rebaselined_steps(session: Session, run_id: str) -> list[int]:
     """Return the active steps at which baselines begin anew, in order."""
-    active = attempts.is_active(starts, AnnouncedChange.attempt, AnnouncedChange.step)
+    active = attempts.active_rows(session, run_id, AnnouncedChange)
     query = select(AnnouncedChange.step).where(AnnouncedChange.run_id == run_id, active)
     return list(session.scalars(query.distinct().order_by(AnnouncedChange.step)))
 
 
 def _changes(session: Session, run_id: str, chosen: _Chosen) -> list[ChangeRecord]:
     """Return the chosen changes of both kinds, which may be more than the limit, by step and kind."""
-    starts = attempts.attempts_of_run(session, run_id)
     table = AnnouncedChange
-    query = select(table).where(
-        table.run_id == run_id, attempts.is_active(starts, table.attempt, table.step, chosen.from_step)
-    )
+    active = attempts.active_rows(session, run_id, table, chosen.from_step)
+    query = select(table).where(table.run_id == run_id, active)
     order = (table.step.desc(), table.kind.desc()) if chosen.newest else (table.step, table.kind)
     announced = [_announced(each) for each in session.scalars(query.order_by(*order).limit(chosen.limit))]
-    return sorted([*_observed(session, run_id, starts, chosen), *announced], key=_key_of)
+    return sorted([*_observed(session, run_id, chosen), *announced], key=_key_of)
 
 
-def _observed(
-    session: Session, run_id: str, starts: Sequence[attempts.AttemptStart], chosen: _Chosen
-) -> Iterator[ChangeRecord]:
+def _observed(session: Session, run_id: str, chosen: _Chosen) -> Iterator[ChangeRecord]:
     """Yield the changes of the setup: where the attempts say so, and where the shards of closed steps do."""
     query = select(RunSetup.number, RunSetup.setup).where(RunSetup.run_id == run_id)
     setups: dict[int, str] = {row.number: row.setup for row in session.execute(query)}
-    ranges = attempts.active_ranges(starts)[::-1]
+    ranges = attempts.active_ranges(attempts.attempts_of_run(session, run_id))[::-1]
     found_fingerprints = attempts.fingerprints_of_attempts(session, run_id, [each.attempt for each in ranges])
     fingerprints = {attempt: digests.canonical_json({"attempt": each}) for attempt, each in found_fingerprints.items()}
     before: tuple[str | None, int] | None = None
@@ -202,8 +198,7 @@ def _within(
 
 
 def _naming_setups(run_id: str, active: attempts.ActiveRange) -> list[Any]:
-    within = active.contains(Step.attempt, Step.step)
-    return [Step.run_id == run_id, *within, Step.closed_at_us.is_not(None), Step.setups.is_not(None)]
+    return [Step.run_id == run_id, *active.contains(Step), Step.closed_at_us.is_not(None), Step.setups.is_not(None)]
 
 
 def _of_setup(step: int, attempt: int, fields: list[DifferenceRecord]) -> ChangeRecord:

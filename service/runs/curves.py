@@ -201,9 +201,7 @@ def read_curves(
     kinds: dict[str, columnar.Kind] = {**_KEYS, **dict.fromkeys(measures, "float")}
     # A text that is the same in every row: to fetch and to code it takes a tenth of the time.
     constants = {"comparison": query.comparisons[0]} if len(query.comparisons) == 1 else {}
-    chosen = attempts.rows_of_steps(
-        session, run_id, query.attempt, (wide.attempt, wide.step), query.from_step, query.to_step
-    )
+    chosen = attempts.rows_of_steps(session, run_id, query.attempt, wide, query.from_step, query.to_step)
     statement = select(*(wide[name] for name in kinds if name not in constants)).where(wide.run_id == run_id, chosen)
     if query.comparisons:
         statement = statement.where(wide.comparison.in_(query.comparisons))
@@ -215,7 +213,7 @@ def read_curves(
         table = columnar.read_columns(session, statement, kinds, most, constants)
         table = table.sorted_by("comparison", "step", "attempt")
     incomplete = tuple(incomplete_steps(session, run_id))
-    sent = tuple(statistics_steps(session, run_id, attempts.attempts_of_run(session, run_id)))
+    sent = tuple(statistics_steps(session, run_id))
     if incomplete or sent:
         shown = set(zip(table.array("step").tolist(), table.array("attempt").tolist(), strict=True))
         incomplete = tuple(step for step in incomplete if (step.step, step.attempt) in shown)

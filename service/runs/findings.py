@@ -156,7 +156,7 @@ def add_step(
     `before` has the severities of the findings that the step had, by name. If one is gone or has another severity, the
     run's findings are read anew later.
     """
-    if attempts.active_attempt_of(attempts.attempts_of_run(session, key.run_id), key.step) != key.attempt:
+    if not attempts.is_active(session, key):
         return
     now = {each.name: each.severity for each in found}
     if any(now.get(name) != severity for name, severity in before.items()):

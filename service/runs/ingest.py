@@ -250,8 +250,8 @@ def commit_shard(
     changes.note_setup(session, step, measured.setup)
     if decoded.step is not None:
         shards.mark_closed(step)
-    holder = attempts.active_attempt_of(attempts.attempts_of_run(session, key.run_id), key.step)
-    runs.note_upload(run, key.step if holder == key.attempt else None, measured.rollouts, measured.tokens)
+    active_step = key.step if attempts.is_active(session, key) else None
+    runs.note_upload(run, active_step, measured.rollouts, measured.tokens)
     # First: the rows of the shard have a foreign key to the row of the step.
     session.flush()
     shard = Shard(

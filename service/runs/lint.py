@@ -126,12 +126,10 @@ def store_verdict(session: Session, key: events.StepKey, verdict: judging.StepVe
 
 def findings_of_run(session: Session, run_id: str) -> list[findings.FindingOfSteps]:
     """Return the warnings of the run's active steps, each with the evidence of the newest step that has it."""
-    starts = attempts.attempts_of_run(session, run_id)
     found = []
-    warned = _warned_steps(session, run_id, starts, None, infos=True)
+    warned = _warned_steps(session, run_id, None, infos=True)
     for name, having in _by_name_of_steps(warned).items():
-        newest = having[-1].step
-        key = events.StepKey(run_id, attempts.active_attempt_of(starts, newest) or 0, newest)
+        key = attempts.resolve_step(session, run_id, having[-1].step, None)
         stored = session.get(StepLint, tuple(key))
         # A verdict may have changed since the steps were read: then what is found is not stored, and read again.
         warnings = [] if stored is None else stored.report["warnings"]
@@ -175,28 +173,23 @@ def read_run(
 ) -> records.RunLintRecord:
     """Return the lint of a run, over the active steps or over one attempt."""
     run = runs.get_run(session, principal, run_id)
-    if attempt is not None:
-        attempts.check_attempt(session, run_id, attempt)
-    starts = attempts.attempts_of_run(session, run_id)
-    sums = _run_sums(session, run_id, starts, attempt)
-    warnings = _by_name(_warned_steps(session, run_id, starts, attempt))
+    sums = _run_sums(session, run_id, attempt)
+    warnings = _by_name(_warned_steps(session, run_id, attempt))
     whole, check = _whole_run(sums)
     seen_in_steps = any(warning.name == _SURPRISAL for warning in warnings)
     return records.RunLintRecord(
         checked_steps=sums.steps,
         clean_steps=sums.clean_steps,
         warnings=tuple(warnings),
-        window=_window(session, run, starts, attempt, known={warning.name for warning in warnings}),
+        window=_window(session, run, attempt, known={warning.name for warning in warnings}),
         whole_run=None if seen_in_steps else whole,
         whole_run_check=check,
     )
 
 
-def _window(
-    session: Session, run: Run, starts: Sequence[attempts.AttemptStart], attempt: int | None, known: set[str]
-) -> tuple[records.LintWarningRecord, ...]:
+def _window(session: Session, run: Run, attempt: int | None, known: set[str]) -> tuple[records.LintWarningRecord, ...]:
     """Return the findings of the newest steps together, except those in `known`, which single steps have."""
-    keys = _newest_steps(session, run.id, starts, attempt, WINDOW_STEPS)
+    keys = _newest_steps(session, run.id, attempt, WINDOW_STEPS)
     shards = [shard for key in keys for shard in evidence_of_step(session, key)]
     if not shards or len(shards) > _MOST_WINDOW_SHARDS:
         return ()
@@ -214,27 +207,16 @@ def _logged_entropy(session: Session, run: Run, key: events.StepKey) -> float | 
     return quantities_of(positive, run.scalar_names or {}).get(ENTROPY_KEY)
 
 
-def _newest_steps(
-    session: Session, run_id: str, starts: Sequence[attempts.AttemptStart], attempt: int | None, count: int
-) -> list[events.StepKey]:
+def _newest_steps(session: Session, run_id: str, attempt: int | None, count: int) -> list[events.StepKey]:
     """Return the newest checked steps, ascending: the active ones, or those of one attempt."""
-    query = select(StepLint.run_id, StepLint.attempt, StepLint.step).where(
-        StepLint.run_id == run_id, _chosen(starts, attempt)
-    )
+    query = select(StepLint.run_id, StepLint.attempt, StepLint.step).where(*_chosen(session, run_id, attempt))
     rows = session.execute(query.order_by(StepLint.step.desc(), StepLint.attempt.desc()).limit(count))
     return [events.StepKey(*row) for row in rows][::-1]
 
 
-def _warned_steps(
-    session: Session,
-    run_id: str,
-    starts: Sequence[attempts.AttemptStart],
-    attempt: int | None,
-    *,
-    infos: bool = False,
-) -> list[WarnedStep]:
+def _warned_steps(session: Session, run_id: str, attempt: int | None, *, infos: bool = False) -> list[WarnedStep]:
     """Return the steps with warnings, in order: the active ones, or those of one attempt; `infos`: with these too."""
-    query = select(StepLint.step, StepLint.warnings).where(StepLint.run_id == run_id, _chosen(starts, attempt))
+    query = select(StepLint.step, StepLint.warnings).where(*_chosen(session, run_id, attempt))
     if not infos:
         query = query.where(StepLint.severity.is_not(None))
     found = (
@@ -244,7 +226,7 @@ def _warned_steps(
     return [step for step in found if step.warnings]
 
 
-def _run_sums(session: Session, run_id: str, starts: Sequence[attempts.AttemptStart], attempt: int | None) -> RunSums:
+def _run_sums(session: Session, run_id: str, attempt: int | None) -> RunSums:
     """Return the sums over the active steps, or over those of one attempt."""
     excess = StepLint.surprisal - StepLint.entropy
     query = select(
@@ -257,16 +239,14 @@ def _run_sums(session: Session, run_id: str, starts: Sequence[attempts.AttemptSt
         func.sum(StepLint.surprisal_variance),
         func.max(StepLint.largest_surprisal),
         func.sum(excess * excess),
-    ).where(StepLint.run_id == run_id, _chosen(starts, attempt))
+    ).where(*_chosen(session, run_id, attempt))
     steps, clean, tested, tokens, *sums = session.execute(query).one()
     numbers = [math.nan if value is None else float(value) for value in sums]
     return RunSums(int(steps), int(clean), int(tested), int(tokens), *numbers)
 
 
-def _chosen(starts: Sequence[attempts.AttemptStart], attempt: int | None) -> ColumnElement[bool]:
-    if attempt is not None:
-        return StepLint.attempt == attempt
-    return attempts.is_active(starts, StepLint.attempt, StepLint.step)
+def _chosen(session: Session, run_id: str, attempt: int | None) -> tuple[ColumnElement[bool], ...]:
+    return StepLint.run_id == run_id, attempts.rows_of_steps(session, run_id, attempt, StepLint)
 
 
 def _by_name(steps: Sequence[WarnedStep]) -> list[records.RunWarningRecord]:

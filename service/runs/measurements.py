@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, Literal
 
 import numpy as np
-from sqlalchemy import BigInteger, ColumnElement, Select, bindparam, case, func, select, tuple_
+from sqlalchemy import ColumnElement, case, func, select, tuple_
 from sqlalchemy.orm import Session, aliased
 
 from foreshock import clock, comparisons, json_values
@@ -152,31 +152,21 @@ def stored_statistics(
 
 
 def measures_of_active_steps(
-    session: Session,
-    run_id: str,
-    starts: Sequence[attempts.AttemptStart],
-    comparisons: Sequence[str],
-    columns: Sequence[str],
-    steps: tuple[int, int],
+    session: Session, run_id: str, comparisons: Sequence[str], columns: Sequence[str], first: int, last: int
 ) -> dict[int, dict[tuple[str, str], float]]:
-    """Return step → (comparison, column) → value, for active steps with `steps[0]` ≤ step ≤ `steps[1]`."""
+    """Return step → (comparison, column) → value, for active steps with `first` ≤ step ≤ `last`."""
+    table = tables.measurements.c
+    query = select(table.step, table.comparison, *(table[name] for name in columns)).where(
+        table.run_id == run_id,
+        table.comparison.in_(comparisons),
+        attempts.active_rows(session, run_id, table, first, last),
+    )
     values: defaultdict[int, dict[tuple[str, str], float]] = defaultdict(dict)
-    query, table = _measures_of(tuple(comparisons), tuple(columns)), tables.measurements.c
-    found = attempts.active_rows(session, query, (table.attempt, table.step), starts, steps, {"run_id": run_id})
-    for step, comparison, *row in found:
+    for step, comparison, *row in session.execute(query):
         values[step] |= {
             (comparison, column): value for column, value in zip(columns, row, strict=True) if value is not None
         }
     return values
-
-
-@cache
-def _measures_of(comparisons: tuple[str, ...], columns: tuple[str, ...]) -> Select[Any]:
-    # Built once: it is executed at each step.
-    table = tables.measurements.c
-    return select(table.step, table.comparison, *(table[name] for name in columns)).where(
-        table.run_id == bindparam("run_id"), table.comparison.in_(comparisons)
-    )
 
 
 def newest_steps(
@@ -223,58 +213,37 @@ def newest_steps(
     return {run_id: steps[-count:] for run_id, steps in found.items()}
 
 
-def newest_rows(
-    session: Session, run_id: str, starts: Sequence[attempts.AttemptStart], columns: Sequence[str], count: int
-) -> list[tuple[Any, ...]]:
+def newest_rows(session: Session, run_id: str, columns: Sequence[str], count: int) -> list[tuple[Any, ...]]:
     """Return (step, comparison, the columns) of the logged comparisons of the newest `count` active steps, in order.
 
     Of steps without one of the two comparisons more are returned.
     """
-    ranges = attempts.active_ranges(starts)
-    if not ranges:
-        return []
-    newest, table = ranges[0], tables.measurements.c
-    within = {"run_id": run_id, "rows": 2 * count, "attempt": newest.attempt, "first": newest.first}
-    found = [tuple(row) for row in session.execute(_rows_of_attempt(tuple(columns)), within)]
-    if len(ranges) > 1 and len(found) < 2 * count:
-        # However many attempts came before, one query more.
-        earlier = attempts.is_active(starts, table.attempt, table.step, 0, newest.first - 1)
-        query = _rows_of_comparisons(tuple(columns)).where(earlier)
-        rest = session.execute(query, {"run_id": run_id, "rows": 2 * count - len(found)})
-        found += [tuple(row) for row in rest]
+    table, logged = tables.measurements.c, (comparisons.STEP_ROW, comparisons.TRAINER_ROLLOUT)
+    query = select(table.step, table.comparison, *(table[name] for name in columns))
+    query = query.where(table.run_id == run_id, table.comparison.in_(logged))
+    query = query.order_by(table.step.desc(), table.comparison)
+    ranges = attempts.active_ranges(attempts.attempts_of_run(session, run_id))
+    found: list[tuple[Any, ...]] = []
+    # The newest attempt alone is read without a sort; however many came before, they are one query more.
+    for part in (ranges[:1], ranges[1:]):
+        if part and len(found) < 2 * count:
+            rows = session.execute(query.where(attempts.in_ranges(part, table)).limit(2 * count - len(found)))
+            found += [tuple(row) for row in rows]
     return found[::-1]
 
 
 _LAST_OF_FIRST_STEPS = 256
 
 
-def first_rows(
-    session: Session, run_id: str, starts: Sequence[attempts.AttemptStart], columns: Sequence[str], count: int
-) -> list[tuple[Any, ...]]:
+def first_rows(session: Session, run_id: str, columns: Sequence[str], count: int) -> list[tuple[Any, ...]]:
     """Return (step, the columns) of trainer/rollout at the first `count` active steps, in order; none is above 256."""
     table = tables.measurements.c
     # Bounded, so that a long run of many attempts is not sorted whole.
-    active = attempts.is_active(starts, table.attempt, table.step, 0, _LAST_OF_FIRST_STEPS)
+    active = attempts.active_rows(session, run_id, table, 0, _LAST_OF_FIRST_STEPS)
     query = select(table.step, *(table[name] for name in columns)).where(
         table.run_id == run_id, table.comparison == comparisons.TRAINER_ROLLOUT, active
     )
     return [tuple(row) for row in session.execute(query.order_by(table.step).limit(count))]
-
-
-@cache
-def _rows_of_attempt(columns: tuple[str, ...]) -> Select[Any]:
-    # Built once: it is executed at each step.
-    within = (tables.measurements.c.attempt == bindparam("attempt"), tables.measurements.c.step >= bindparam("first"))
-    return _rows_of_comparisons(columns).where(*within)
-
-
-@cache
-def _rows_of_comparisons(columns: tuple[str, ...]) -> Select[Any]:
-    table = tables.measurements.c
-    query = select(table.step, table.comparison, *(table[name] for name in columns)).where(
-        table.run_id == bindparam("run_id"), table.comparison.in_((comparisons.STEP_ROW, comparisons.TRAINER_ROLLOUT))
-    )
-    return query.order_by(table.step.desc(), table.comparison).limit(bindparam("rows", type_=BigInteger))
 
 
 def blobs_of_steps(

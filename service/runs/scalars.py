@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import Query, Request, Response, status
 from pydantic import BaseModel, Field
-from sqlalchemy import ColumnElement, bindparam, select
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
 from foreshock import clock, json_values
@@ -20,18 +20,13 @@ from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import Scalar
 from foreshock_service.platform.settings import Settings
 from foreshock_service.runs import run_endpoints, runs
-from foreshock_service.runs.attempts import AttemptStart, active_rows, check_attempt, is_active, rows_of_steps
+from foreshock_service.runs.attempts import active_rows, check_attempt, rows_of_steps
 from foreshock_service.runs.events import ScalarsChanged, ScalarsLogged, StepKey
 from foreshock_service.runs.steps import is_closed
 
 router = parameters.api_router(prefix="/v1/runs/{run}", tags=["scalars"])
 
 _KEY = ("run_id", "attempt", "step", "source", "name")
-# Built once: it is executed at each step.
-_OF_NAMES = select(Scalar.step, Scalar.source, Scalar.name, Scalar.value).where(
-    Scalar.run_id == bindparam("run_id"),
-    Scalar.name.in_(bindparam("names", expanding=True)),
-)
 _COLUMNS: Mapping[str, columnar.Kind] = {
     "step": "integer", "attempt": "integer", "source": "label", "name": "label", "value": "float"
 }  # fmt: skip
@@ -101,7 +96,7 @@ def read_scalars(
     parameters.check_step_range(from_step, to_step)
     with context.database.read() as session:
         runs.get_run(session, principal, run)
-        chosen = rows_of_steps(session, run, attempt, (Scalar.attempt, Scalar.step), from_step, to_step)
+        chosen = rows_of_steps(session, run, attempt, Scalar, from_step, to_step)
         table = scalar_table(session, context.settings, run, chosen, source or (), name or (), max_points)
     return columnar.columnar_response(request, columnar.render(table, media_type), media_type)
 
@@ -168,19 +163,21 @@ def scalars_of_step(session: Session, key: StepKey) -> dict[str, float]:
 
 
 def scalars_of_active_steps(
-    session: Session, run_id: str, attempts: Sequence[AttemptStart], names: Sequence[str], steps: tuple[int, int]
+    session: Session, run_id: str, names: Sequence[str], first: int, last: int
 ) -> dict[int, dict[str, float]]:
-    """Return step → name → finite value, from the preferred source, for active steps `steps[0]` ≤ step ≤ `steps[1]`."""
-    parameters = {"run_id": run_id, "names": names}
-    columns = (Scalar.attempt, Scalar.step)
-    return preferred(active_rows(session, _OF_NAMES, columns, attempts, steps, parameters) if names else ())
+    """Return step → name → finite value, from the preferred source, for active steps `first` ≤ step ≤ `last`."""
+    if not names:
+        return {}
+    active = active_rows(session, run_id, Scalar, first, last)
+    query = select(Scalar.step, Scalar.source, Scalar.name, Scalar.value)
+    return preferred(session.execute(query.where(Scalar.run_id == run_id, Scalar.name.in_(names), active)))
 
 
 def steps_with_scalars(
-    session: Session, run_id: str, attempts: Sequence[AttemptStart], names: Sequence[str], after: int, limit: int
+    session: Session, run_id: str, names: Sequence[str], after: int, limit: int
 ) -> list[tuple[int, int]]:
     """Return (step, attempt) of the first `limit` active steps beyond `after` that have a scalar of these names."""
-    active = is_active(attempts, Scalar.attempt, Scalar.step, after + 1)
+    active = active_rows(session, run_id, Scalar, after + 1)
     query = select(Scalar.step, Scalar.attempt).where(Scalar.run_id == run_id, active, Scalar.name.in_(names))
     return [(row[0], row[1]) for row in session.execute(query.distinct().order_by(Scalar.step).limit(limit))]
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from sqlalchemy import ColumnElement, exists, func, select
+from sqlalchemy import exists, func, select
 from sqlalchemy.orm import Session, aliased
 
 from foreshock.api.records import from_attributes
@@ -59,7 +59,7 @@ def list_steps(
 
 def steps_after(session: Session, run_id: str, attempt: int | None, after: int, limit: int) -> list[StepRecord]:
     """Return up to `limit` steps beyond `after` in order: the active ones, or those of one attempt."""
-    chosen = attempts.rows_of_steps(session, run_id, attempt, (Step.attempt, Step.step), after + 1)
+    chosen = attempts.rows_of_steps(session, run_id, attempt, Step, after + 1)
     query = select(Step).where(Step.run_id == run_id, chosen).order_by(Step.step).limit(limit)
     return [_record(step) for step in session.scalars(query)]
 
@@ -157,12 +157,9 @@ def waiting_steps(session: Session, now_us: int, grace_us: int, limit: int) -> l
 
 def arrival_times(session: Session, run_id: str) -> list[tuple[int, int]]:
     """Return each active step with the time of its last shard, UTC microseconds, in order of steps."""
-    query = select(Step.step, Step.last_shard_at_us).where(Step.run_id == run_id, _active(session, run_id))
+    active = attempts.active_rows(session, run_id, Step)
+    query = select(Step.step, Step.last_shard_at_us).where(Step.run_id == run_id, active)
     return [(step, at) for step, at in session.execute(query.order_by(Step.step))]
-
-
-def _active(session: Session, run_id: str, first: int = 0) -> ColumnElement[bool]:
-    return attempts.is_active(attempts.attempts_of_run(session, run_id), Step.attempt, Step.step, first)
 
 
 # The ranks of a step.
@@ -239,7 +236,8 @@ def first_split(session: Session, key: events.StepKey, *, last: int | None = Non
 
 def missing_shards(session: Session, key: events.StepKey, limit: int) -> Sequence[Step]:
     """Return the newest `limit` active steps of the attempt, from this one on, that closed without some shards."""
-    of_attempt = (Step.run_id == key.run_id, Step.attempt == key.attempt, _active(session, key.run_id, key.step))
+    active = attempts.active_rows(session, key.run_id, Step, key.step)
+    of_attempt = (Step.run_id == key.run_id, Step.attempt == key.attempt, active)
     return session.scalars(
         select(Step).where(*of_attempt, *_LACKS_SHARDS).order_by(Step.step.desc()).limit(limit)
     ).all()
@@ -247,7 +245,8 @@ def missing_shards(session: Session, key: events.StepKey, limit: int) -> Sequenc
 
 def incomplete_steps(session: Session, run_id: str) -> list[IncompleteStep]:
     """Return the active steps that closed without some of their shards, newest first, at most MOST_LISTED."""
-    query = select(Step).where(Step.run_id == run_id, *_LACKS_SHARDS, _active(session, run_id))
+    active = attempts.active_rows(session, run_id, Step)
+    query = select(Step).where(Step.run_id == run_id, *_LACKS_SHARDS, active)
     found = session.scalars(query.order_by(Step.step.desc()).limit(MOST_LISTED))
     return [each for step in found if (each := incomplete_step(step)) is not None]
 
@@ -272,7 +271,7 @@ def with_shards(session: Session, run_id: str, step: int, attempt: int | None, a
     return replace(answer, incomplete=incomplete_step(find_step(session, key)))
 
 
-def statistics_steps(session: Session, run_id: str, starts: Sequence[attempts.AttemptStart]) -> list[StatisticsStep]:
+def statistics_steps(session: Session, run_id: str) -> list[StatisticsStep]:
     """Return the newest active steps of which shards were sent as statistics, newest first, at most MOST_LISTED.
 
     Steps whose tokens were purged are left out.
@@ -281,7 +280,7 @@ def statistics_steps(session: Session, run_id: str, starts: Sequence[attempts.At
         Step.run_id == run_id,
         Step.full_rollouts.is_not(None),
         Step.tokens_purged_at_us.is_(None),
-        attempts.is_active(starts, Step.attempt, Step.step),
+        attempts.active_rows(session, run_id, Step),
     )
     return [
         from_attributes(StatisticsStep, step, text=coverage_in_words(step.rollouts, _full_rollouts(step)))

@@ -24,7 +24,7 @@ from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import WeightsReport
 from foreshock_service.runs import findings, run_endpoints, runs, scalars
-from foreshock_service.runs.attempts import attempts_of_run, check_attempt, is_active
+from foreshock_service.runs.attempts import active_rows, check_attempt
 from foreshock_service.runs.events import FindingsChanged, StepKey
 
 router = parameters.api_router(prefix="/v1/runs/{run}", tags=["weights"])
@@ -132,8 +132,7 @@ def store_weights(
 def weights_of_newest_steps(session: Session, run_id: str, steps: int) -> list[WeightsRecord]:
     """Return what the engines held after the newest syncs of active steps, by step and engine."""
     table = WeightsReport
-    active = is_active(attempts_of_run(session, run_id), table.attempt, table.step, 0)
-    judged = (table.run_id == run_id, active, table.verdict.is_not(None))
+    judged = (table.run_id == run_id, active_rows(session, run_id, table), table.verdict.is_not(None))
     newest = select(table.step).where(*judged).distinct().order_by(table.step.desc()).limit(steps)
     rows = session.scalars(select(table).where(*judged, table.step.in_(newest)).order_by(table.step, table.holder))
     return [_record(row) for row in rows]
@@ -205,7 +204,7 @@ def _rows_of_step(session: Session, key: StepKey) -> list[WeightsReport]:
 def _announcements(session: Session, key: StepKey) -> Iterator[tuple[int, Holding]]:
     """Yield the active announcements up to a step that are kept."""
     table = WeightsReport
-    active = is_active(attempts_of_run(session, key.run_id), table.attempt, table.step, 0)
+    active = active_rows(session, key.run_id, table)
     kept = (table.run_id == key.run_id, table.holder == _TRAINER, table.report.is_not(None), table.step <= key.step)
     for row in session.scalars(select(table).where(active, *kept).order_by(table.step.desc()).limit(KEPT_STEPS + 2)):
         yield row.step, _holding(row.report or {})

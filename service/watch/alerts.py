@@ -22,7 +22,7 @@ from foreshock_service.platform.parameters import DEFAULT_LIMIT, Cursor, Limit, 
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Ingester, Principal, Reader
 from foreshock_service.runs import events, runs
-from foreshock_service.runs.attempts import AttemptStart, active_attempt_of, attempts_of_run, is_active
+from foreshock_service.runs.attempts import active_attempt_of, active_rows, attempts_of_run, is_active
 from foreshock_service.runs.run_endpoints import RunIdentifier
 from foreshock_service.watch.detection.derivation import DetectionDerived
 from foreshock_service.watch.diagnosis import compute_before_commit
@@ -130,14 +130,12 @@ def reconcile_alerts(session: Session, derived: DetectionDerived) -> None:
     """Bring the run's alerts in line with what the detectors found. The run is locked."""
     fired = {(event.rule, event.step): (event, attempt) for event, attempt in derived.events if event.change == "fired"}
     cleared = {(event.rule, event.fired_step): event.step for event, _ in derived.events if event.change == "cleared"}
-    known = {
-        (alert.rule, alert.step): alert
-        for alert in active_touching(session, derived.run_id, derived.attempts, derived.from_step)
-    }
+    known = {(alert.rule, alert.step): alert for alert in active_touching(session, derived.run_id, derived.from_step)}
     for rule, step in cleared:
         # It may have fired before the first step that was derived.
         if (rule, step) not in known and (rule, step) not in fired:
-            alert = at_step(session, derived.run_id, active_attempt_of(derived.attempts, step), rule, step)
+            attempt = active_attempt_of(attempts_of_run(session, derived.run_id), step)
+            alert = at_step(session, derived.run_id, attempt, rule, step)
             if alert is not None:
                 known[rule, step] = alert
     changes = {
@@ -161,8 +159,8 @@ def reconcile_alerts(session: Session, derived: DetectionDerived) -> None:
 def resolve_superseded(session: Session, started: events.AttemptStarted) -> None:
     """Resolve the alerts of steps that the new attempt has superseded. The run is locked."""
     run_id = started.run_id
-    active = is_active(attempts_of_run(session, run_id), Alert.attempt, Alert.step)
-    standing = select(Alert).where(Alert.run_id == run_id, Alert.state.in_(("open", "acknowledged")), ~active)
+    superseded = ~active_rows(session, run_id, Alert)
+    standing = select(Alert).where(Alert.run_id == run_id, Alert.state.in_(("open", "acknowledged")), superseded)
     alerts, newest = session.scalars(standing).all(), version(session, run_id)
     for number, alert in enumerate(alerts, start=1):
         stamp = {"version": newest + number, "changed_at_us": now_us(), "changed_by": "rewind"}
@@ -232,13 +230,13 @@ _STANDING_OF_RULE = (
 )
 
 
-def active_touching(session: Session, run_id: str, attempts: Sequence[AttemptStart], from_step: int) -> list[Alert]:
+def active_touching(session: Session, run_id: str, from_step: int) -> list[Alert]:
     """Return the detectors' alerts of active steps that fired or cleared at `from_step` or later, by step and rule."""
     ids = session.scalars(_TOUCHED, {"run_id": run_id, "from_step": from_step}).all()
     if not ids:
         return []
     found = session.scalars(select(Alert).where(Alert.id.in_(ids), Alert.rule.not_in(DELIVERY_RULES))).all()
-    active = [alert for alert in found if active_attempt_of(attempts, alert.step) == alert.attempt]
+    active = (alert for alert in found if is_active(session, alert))
     return sorted(active, key=lambda alert: (alert.step, alert.rule))
 
 

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from foreshock.clock import now_us
 from foreshock_service.platform.database.tables import Alert, new_identifier
 from foreshock_service.runs import events, steps
-from foreshock_service.runs.attempts import active_attempt_of, attempts_of_run
+from foreshock_service.runs.attempts import attempts_of_run, is_active
 from foreshock_service.watch import alerts
 from foreshock_service.watch.rules.service import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS, STALE_RUN
 
@@ -60,7 +60,7 @@ def alert_of_incomplete_step(session: Session, closed: events.StepClosed) -> Non
     incomplete = step.received_shards < step.expected_shards
     if not incomplete and step.expected_shards == 1:
         return
-    if active_attempt_of(attempts_of_run(session, closed.run_id), closed.step) != closed.attempt:
+    if not is_active(session, closed):
         return
     alert = alerts.standing_of_rule(session, closed.run_id, closed.attempt, INCOMPLETE_STEP)
     if incomplete:

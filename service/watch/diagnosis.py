@@ -34,7 +34,7 @@ from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.database.session import before_commit
 from foreshock_service.runs import diagnoses, events, measurements, run_endpoints, runs
-from foreshock_service.runs.attempts import AttemptStart, active_attempt_of, attempts_of_run
+from foreshock_service.runs.attempts import is_active
 from foreshock_service.runs.scalars import scalars_of_active_steps
 from foreshock_service.runs.steps import missing_shards_of
 
@@ -123,21 +123,20 @@ def _compute_locked(run_id: str, session: Session) -> None:
 
 def history_of(session: Session, run_id: str) -> History:
     """Return what the diagnosis reads of a run."""
-    attempts = attempts_of_run(session, run_id)
     run, observed = runs.find_run(session, run_id), _observed_step(session, run_id)
-    rows = measurements.newest_rows(session, run_id, attempts, (*_OF_STEP, *_OF_MISMATCH), WINDOW_STEPS)
+    rows = measurements.newest_rows(session, run_id, (*_OF_STEP, *_OF_MISMATCH), WINDOW_STEPS)
     first = 2 + len(_OF_STEP)
-    of_start = _of_start(session, run_id, attempts, rows)
+    of_start = _of_start(session, run_id, rows)
     of_steps = [(row[0], *row[2:first]) for row in rows if row[1] == comparisons.STEP_ROW]
     measured = [(row[0], row[first:]) for row in rows if row[1] != comparisons.STEP_ROW and row[first] is not None]
     reward, reported_k3 = _stepped((step, value) for step, value, _ in of_steps), SteppedValues()
     if observed is not None and not (reward.values and measured):
-        reported = _reported(session, run, attempts, observed)
+        reported = _reported(session, run, observed)
         reward = reward if reward.values else reported[REWARD_KEY]
         reported_k3 = SteppedValues() if measured else reported[K3]
     causes, undeclared = _causes(session, run_id, [row[0] for row in of_steps])
     return History(
-        alerts=_alerts(session, run_id, attempts),
+        alerts=_alerts(session, run_id),
         observed_step=observed,
         newest_step=of_steps[-1][0] if of_steps else None,
         k3=_stepped((step, values[0]) for step, values in measured),
@@ -150,18 +149,16 @@ def history_of(session: Session, run_id: str) -> History:
         length=_stepped((step, value) for step, _, value in of_steps),
         causes=causes,
         undeclared=undeclared,
-        awaited=_awaited(session, run_id, attempts, observed),
+        awaited=_awaited(session, run_id, observed),
         model_kind=None if run is None else run.model_kind,
     )
 
 
-def _of_start(
-    session: Session, run_id: str, attempts: Sequence[AttemptStart], newest: Sequence[Sequence[Any]]
-) -> list[tuple[int, Sequence[Any]]]:
+def _of_start(session: Session, run_id: str, newest: Sequence[Sequence[Any]]) -> list[tuple[int, Sequence[Any]]]:
     """Return (step, columns of the mismatch) of the first measured steps, if they are before the newest ones."""
     if not newest or newest[0][0] <= FIRST_STEP:
         return []
-    rows = measurements.first_rows(session, run_id, attempts, _OF_MISMATCH, FIRST_STEPS)
+    rows = measurements.first_rows(session, run_id, _OF_MISMATCH, FIRST_STEPS)
     return [(row[0], row[1:]) for row in rows if row[0] < newest[0][0] and row[1] is not None]
 
 
@@ -176,26 +173,24 @@ def _stepped(values: Iterable[tuple[int, float | None]]) -> SteppedValues:
     return SteppedValues(list(known), list(known.values()))
 
 
-def _reported(
-    session: Session, run: tables.Run | None, attempts: Sequence[AttemptStart], observed: int
-) -> Mapping[str, SteppedValues]:
+def _reported(session: Session, run: tables.Run | None, observed: int) -> Mapping[str, SteppedValues]:
     """Return the reward and k3 that the trainer reports as scalars, of the newest steps."""
     quantities = (REWARD_KEY, K3)
     if run is None:
         return dict.fromkeys(quantities, SteppedValues())
     declared = run.scalar_names or {}
-    names, bounds = names_of(quantities, declared), (max(0, observed - WINDOW_STEPS + 1), observed)
-    found = scalars_of_active_steps(session, run.id, attempts, names, bounds)
+    names, first = names_of(quantities, declared), max(0, observed - WINDOW_STEPS + 1)
+    found = scalars_of_active_steps(session, run.id, names, first, observed)
     read = {step: quantities_of(scalars, declared, quantities) for step, scalars in sorted(found.items())}
     return {name: _stepped((step, values.get(name)) for step, values in read.items()) for name in quantities}
 
 
-def _alerts(session: Session, run_id: str, attempts: Sequence[AttemptStart]) -> tuple[PastAlert, ...]:
+def _alerts(session: Session, run_id: str) -> tuple[PastAlert, ...]:
     """Return the alerts of active steps that were not retracted: the open ones, then the newest others."""
     return tuple(
         PastAlert(row.rule, row.severity, row.step, bool(row[0]), *row[4:9])
         for row in session.execute(_PAST_ALERTS, {"run_id": run_id})
-        if active_attempt_of(attempts, row.step) == row.attempt
+        if is_active(session, row)
     )
 
 
@@ -258,13 +253,11 @@ def _causes(
     return tuple(causes), tuple(undeclared)
 
 
-def _awaited(
-    session: Session, run_id: str, attempts: Sequence[AttemptStart], observed: int | None
-) -> tuple[AwaitedShards, ...]:
+def _awaited(session: Session, run_id: str, observed: int | None) -> tuple[AwaitedShards, ...]:
     """Return the oldest steps that wait for shards: all before the first complete step, else those that wait long."""
     before_us = clock.now_us() - (0 if observed is None else int(WAIT_SECONDS * 1e6))
     waiting = session.scalars(_WAITING, {"run_id": run_id, "before_us": before_us + 1})
-    active = [each for each in waiting if active_attempt_of(attempts, each.step) == each.attempt]
+    active = [each for each in waiting if is_active(session, each)]
     return tuple(
         AwaitedShards(
             each.step,
@@ -284,7 +277,18 @@ _NEWEST_RESOLVED = (
     .order_by(tables.Alert.step.desc(), tables.Alert.rule)
     .limit(_MOST_RESOLVED)
 )
-_COLUMNS_OF_ALERTS = ("rule", "severity", "step", "why", "what_to_do", "value", "threshold", "evidence", "attempt")
+_COLUMNS_OF_ALERTS = (
+    "rule",
+    "severity",
+    "step",
+    "why",
+    "what_to_do",
+    "value",
+    "threshold",
+    "evidence",
+    "attempt",
+    "run_id",
+)
 _PAST_ALERTS = (
     select(_STANDING, *(getattr(tables.Alert, name) for name in _COLUMNS_OF_ALERTS))
     .where(tables.Alert.run_id == bindparam("run_id"), or_(_STANDING, tables.Alert.id.in_(_NEWEST_RESOLVED)))

@@ -19,7 +19,6 @@ from foreshock_service.replay.attribution.compute import AttributionResult, Meas
 from foreshock_service.replay.probes.environments import declared_precision, precision_in_words
 from foreshock_service.replay.results.files import environment_of
 from foreshock_service.runs import attempts, findings
-from foreshock_service.runs.attempts import AttemptStart, is_active
 from foreshock_service.runs.events import StepKey
 
 
@@ -117,13 +116,13 @@ def mark_stale(session: Session, key: StepKey, now_us: int) -> None:
 
 
 def newest_documents(
-    session: Session, run_id: str, attempts: Sequence[AttemptStart], limit: int, *chosen: ColumnElement[bool]
+    session: Session, run_id: str, limit: int, *chosen: ColumnElement[bool]
 ) -> list[tuple[StepKey, dict[str, Any] | None]]:
     """Return the documents of up to `limit` active steps that have replayed scores, the newest first.
 
     A document is None before it is computed, and if the scores give no attribution.
     """
-    active = is_active(attempts, tables.Attribution.attempt, tables.Attribution.step)
+    active = attempts.active_rows(session, run_id, tables.Attribution)
     query = select(tables.Attribution.attempt, tables.Attribution.step, tables.Attribution.document)
     query = query.where(tables.Attribution.run_id == run_id, active, *chosen)
     found = session.execute(query.order_by(tables.Attribution.step.desc()).limit(limit))
@@ -157,7 +156,7 @@ _TITLES: dict[conclusion.ConclusionKind, str] = {
 def causes_of_run(session: Session, run_id: str) -> list[findings.FindingOfSteps]:
     """Return the causes that the newest attributions of active steps name, each with its newest sentence."""
     computed = tables.Attribution.computed_at_us.is_not(None)
-    rows = newest_documents(session, run_id, attempts.attempts_of_run(session, run_id), MOST_STEPS, computed)
+    rows = newest_documents(session, run_id, MOST_STEPS, computed)
     read = [(key, parse(answers.AttributionDocument, stored) if stored is not None else None) for key, stored in rows]
     found: list[tuple[int, list[findings.FindingOfStep]]] = []
     for place, (key, document) in enumerate(read):

@@ -29,7 +29,7 @@ from foreshock_service.replay.probes import pinned_rollouts, service
 from foreshock_service.replay.results import files, publishing
 from foreshock_service.replay.results.exact import exact_of_step
 from foreshock_service.runs import events, findings, measurements, run_endpoints, runs, steps
-from foreshock_service.runs.attempts import attempts_of_run, find_attempt, resolve_step
+from foreshock_service.runs.attempts import find_attempt, resolve_step
 
 router = parameters.api_router(prefix="/v1/runs/{run}/steps/{step}", tags=["attribution"])
 
@@ -121,9 +121,8 @@ def attribution_of_step(
 
 def _read(session: Session, run: tables.Run, document: AttributionDocument, stale: bool) -> AttributionRecord:
     """Return the document with the conclusions from it and from the attributions of the run's other probed steps."""
-    attempts = attempts_of_run(session, run.id)
     others = documents.newest_documents(
-        session, run.id, attempts, documents.DRIFT_STEPS,
+        session, run.id, documents.DRIFT_STEPS,
         tables.Attribution.step != document.step, tables.Attribution.computed_at_us.is_not(None),
     )  # fmt: skip
     found = exact_of_step(session, events.StepKey(run.id, document.attempt, document.step))
@@ -147,7 +146,7 @@ def _read(session: Session, run: tables.Run, document: AttributionDocument, stal
 def newest_replayed_steps(session: Session, principal: security.Principal, run_id: str, limit: int) -> Sequence[int]:
     """Return up to `limit` active steps that have replayed scores, the newest first."""
     runs.get_run(session, principal, run_id)
-    found = documents.newest_documents(session, run_id, attempts_of_run(session, run_id), limit)
+    found = documents.newest_documents(session, run_id, limit)
     return [key.step for key, _ in found]
 
 

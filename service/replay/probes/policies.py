@@ -25,7 +25,7 @@ from foreshock_service.replay.probes.requests import check_scorers, request_prob
 from foreshock_service.replay.probes.schemas import Accelerator, ProbeCreate, ScorerRequest
 from foreshock_service.replay.probes.service import ALERT_WINDOW_STEPS, end_jobs, is_near_open_alert, lock_jobs
 from foreshock_service.runs import events, run_endpoints
-from foreshock_service.runs.attempts import AttemptStart, active_attempt_of, attempts_of_run, is_active
+from foreshock_service.runs.attempts import active_attempt_of, active_rows, attempts_of_run
 from foreshock_service.runs.runs import get_run, lock_run
 
 
@@ -190,15 +190,15 @@ def _due_steps(session: Session, run_id: str, policy: ProbePolicyBody) -> list[t
     room = UNFINISHED_AT_ONCE - unfinished_probes(session, run_id)
     if room <= 0:
         return []
-    attempts, now = attempts_of_run(session, run_id), engine.database_now_us(session)
+    now = engine.database_now_us(session)
     due: dict[events.StepKey, str] = {}
     if policy.doctor_on_alerts:
-        due |= dict.fromkeys(steps_to_examine(session, run_id, attempts, now), "doctor")
+        due |= dict.fromkeys(steps_to_examine(session, run_id, now), "doctor")
     if policy.on_alerts:
-        near = steps_near_alerts(session, run_id, attempts, now, room)
+        near = steps_near_alerts(session, run_id, now, room)
         due |= {key: "alert" for key in near if key not in due}
     if policy.every_steps is not None:
-        by_interval = steps_by_interval(session, run_id, attempts, policy.every_steps, now, room)
+        by_interval = steps_by_interval(session, run_id, policy.every_steps, now, room)
         due |= {key: "step" for key in by_interval if key not in due}
     return list(due.items())[:room]
 
@@ -306,48 +306,43 @@ def queued_probes(session: Session, run_id: str) -> Sequence[tables.PolicyProbe]
     return session.scalars(query.order_by(tables.PolicyProbe.step)).all()
 
 
-def steps_near_alerts(
-    session: Session, run_id: str, attempts: Sequence[AttemptStart], now_us: int, limit: int
-) -> Sequence[events.StepKey]:
+def steps_near_alerts(session: Session, run_id: str, now_us: int, limit: int) -> Sequence[events.StepKey]:
     """Return the first steps near an open alert that can be probed and were not."""
     near = is_near_open_alert(run_id, tables.Checkpoint.step)
-    query = select(tables.Checkpoint.attempt, tables.Checkpoint.step).where(_possible(run_id, attempts, now_us), near)
+    query = select(tables.Checkpoint.attempt, tables.Checkpoint.step).where(_possible(session, run_id, now_us), near)
     return [
         events.StepKey(run_id, *row) for row in session.execute(query.order_by(tables.Checkpoint.step).limit(limit))
     ]
 
 
-def steps_to_examine(
-    session: Session, run_id: str, attempts: Sequence[AttemptStart], now_us: int
-) -> Sequence[events.StepKey]:
+def steps_to_examine(session: Session, run_id: str, now_us: int) -> Sequence[events.StepKey]:
     """Return the first step near an open alert on the mismatch that can be examined, if none near it was."""
     examined = select(tables.PolicyProbe.step).where(
         tables.PolicyProbe.run_id == run_id,
         tables.PolicyProbe.cause == "doctor",
         tables.PolicyProbe.probe_id.is_not(None),
-        is_active(attempts, tables.PolicyProbe.attempt, tables.PolicyProbe.step),
+        active_rows(session, run_id, tables.PolicyProbe),
         func.abs(tables.PolicyProbe.step - tables.Checkpoint.step) <= 2 * ALERT_WINDOW_STEPS,
     )
     near = is_near_open_alert(run_id, tables.Checkpoint.step, tables.Alert.rule.not_in(_NOT_ON_MISMATCH))
-    query = select(tables.Checkpoint.attempt, tables.Checkpoint.step).where(_possible(run_id, attempts, now_us), near)
+    query = select(tables.Checkpoint.attempt, tables.Checkpoint.step).where(_possible(session, run_id, now_us), near)
     query = query.where(~examined.exists()).order_by(tables.Checkpoint.step).limit(1)
     return [events.StepKey(run_id, *row) for row in session.execute(query)]
 
 
-def steps_by_interval(
-    session: Session, run_id: str, attempts: Sequence[AttemptStart], every: int, now_us: int, limit: int
-) -> Sequence[events.StepKey]:
+def steps_by_interval(session: Session, run_id: str, every: int, now_us: int, limit: int) -> Sequence[events.StepKey]:
     """Return the first step that can be probed of each `every` steps without an automatic probe."""
     probed = select(tables.PolicyProbe.step).where(
         tables.PolicyProbe.run_id == run_id,
         tables.PolicyProbe.probe_id.is_not(None),
-        is_active(attempts, tables.PolicyProbe.attempt, tables.PolicyProbe.step),
+        active_rows(session, run_id, tables.PolicyProbe),
         tables.PolicyProbe.step // every == tables.Checkpoint.step // every,
     )
     # A step is active in one attempt only.
     first = func.min(tables.Checkpoint.step)
-    query = select(first).where(_possible(run_id, attempts, now_us), ~probed.exists())
+    query = select(first).where(_possible(session, run_id, now_us), ~probed.exists())
     steps = session.scalars(query.group_by(tables.Checkpoint.step // every).order_by(first).limit(limit))
+    attempts = attempts_of_run(session, run_id)
     found = ((active_attempt_of(attempts, step), step) for step in steps)
     return [events.StepKey(run_id, attempt, step) for attempt, step in found if attempt is not None]
 
@@ -368,7 +363,7 @@ def add_policy_probe(
     return engine.insert_if_absent(session, tables.PolicyProbe, row)
 
 
-def _possible(run_id: str, attempts: Sequence[AttemptStart], now_us: int) -> ColumnElement[bool]:
+def _possible(session: Session, run_id: str, now_us: int) -> ColumnElement[bool]:
     """Return the condition for checkpoints of closed, active steps without an automatic probe."""
     closed = select(tables.Step.step).where(
         tables.Step.run_id == run_id,
@@ -383,7 +378,7 @@ def _possible(run_id: str, attempts: Sequence[AttemptStart], now_us: int) -> Col
     )
     return and_(
         tables.Checkpoint.run_id == run_id,
-        is_active(attempts, tables.Checkpoint.attempt, tables.Checkpoint.step),
+        active_rows(session, run_id, tables.Checkpoint),
         or_(tables.Checkpoint.expires_at_us.is_(None), tables.Checkpoint.expires_at_us > now_us),
         closed.exists(),
         ~chosen.exists(),

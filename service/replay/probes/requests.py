@@ -273,7 +273,7 @@ def _weights_of_other(session: Session, principal: Principal, run: Run, against:
     key = events.StepKey(other.id, attempts.active_attempt_of(started, step) or 0, step + 1)
     found = [
         each
-        for each in service.earlier_checkpoints(session, started, key)
+        for each in service.earlier_checkpoints(session, key)
         if each.expires_at_us is None or each.expires_at_us > clock.now_us()
     ]
     if not found:
@@ -297,7 +297,7 @@ def _weights_after(session: Session, key: events.StepKey, body: ProbeCreate) -> 
 def _tried_by_doctor(session: Session, key: events.StepKey, body: ProbeCreate) -> list[dict[str, Any]]:
     """Return the checkpoints that the doctor tries, the nearest and the first ones in turn."""
     now = clock.now_us()
-    earlier = service.earlier_checkpoints(session, attempts.attempts_of_run(session, key.run_id), key)
+    earlier = service.earlier_checkpoints(session, key)
     left = [each for each in earlier if each.expires_at_us is None or each.expires_at_us > now]
     chosen: list[dict[str, Any]] = []
     while left and len(chosen) < body.max_candidates:

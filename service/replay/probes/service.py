@@ -18,7 +18,7 @@ from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
 from foreshock_service.replay.probes.schemas import probe_record
 from foreshock_service.replay.probes.workers import live_workers
 from foreshock_service.runs import events, runs
-from foreshock_service.runs.attempts import AttemptStart, is_active
+from foreshock_service.runs.attempts import active_ranges, attempts_of_run, in_ranges
 from foreshock_service.runs.shards import shards_with_tokens
 
 CANCELLED = "the probe was cancelled"
@@ -261,13 +261,11 @@ def jobs_of(session: Session, probe_ids: Iterable[str]) -> dict[str, list[ProbeJ
     return jobs
 
 
-def earlier_checkpoints(
-    session: Session, attempts: Sequence[AttemptStart], key: events.StepKey
-) -> Sequence[Checkpoint]:
+def earlier_checkpoints(session: Session, key: events.StepKey) -> Sequence[Checkpoint]:
     """Return the checkpoints announced for steps before `key.step` that led to it, by step."""
+    attempts = attempts_of_run(session, key.run_id)
     place = next(place for place, each in enumerate(attempts) if each.attempt == key.attempt)
-    led = attempts[: place + 1]
-    chosen = is_active(led, Checkpoint.attempt, Checkpoint.step, 0, key.step - 1)
+    chosen = in_ranges(active_ranges(attempts[: place + 1], 0, key.step - 1), Checkpoint)
     query = select(Checkpoint).where(Checkpoint.run_id == key.run_id, chosen, Checkpoint.step < key.step)
     return session.scalars(query.order_by(Checkpoint.step)).all()
 

@@ -138,11 +138,10 @@ def causes_of_run(session: Session, run_id: str) -> list[findings.FindingOfSteps
     query = select(ProbeResult).where(ProbeResult.run_id == run_id, ProbeResult.kind == DOCTOR.name)
     query = query.where(ProbeResult.published_at_us.is_not(None))
     order = (ProbeResult.step.desc(), ProbeResult.published_at_us.desc(), ProbeResult.job_id)
-    started = attempts.attempts_of_run(session, run_id)
     reports: dict[int, tuple[Mapping[str, object], tuple[str, ...]]] = {}
     for row in session.scalars(query.order_by(*order).limit(_MOST_STEPS)):
-        if attempts.active_attempt_of(started, row.step) == row.attempt:
-            key = StepKey(run_id, row.attempt, row.step)
+        key = StepKey(run_id, row.attempt, row.step)
+        if attempts.is_active(session, key):
             reports.setdefault(row.step, (row.document, _checksums(session, key)))
     return findings.newest_of_steps(
         (step, [_finding(cause, checksums) for cause in parse(DoctorReport, document).causes])

@@ -282,7 +282,8 @@ def _wanted(known: Snapshot, step: int) -> int | None:
 def decide_after_detection(session: Session, derived: derivation.DetectionDerived) -> None:
     """Append the decisions that follow from the detectors' state after the newest active step."""
     run_id, state = derived.run_id, derived.state
-    attempt = derived.attempts[-1].attempt if derived.attempts else 1
+    started = attempts.attempts_of_run(session, run_id)
+    attempt = started[-1].attempt if started else 1
     observation = decisions.Observation(
         attempt=attempt,
         observed_step=-1 if state.step is None else state.step,

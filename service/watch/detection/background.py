@@ -13,7 +13,7 @@ from foreshock_service.platform.context import EventBus, ServiceContext
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Run, ScalarTail
 from foreshock_service.platform.jobs import Job, JobRunner
-from foreshock_service.runs.attempts import active_attempt_of, attempts_of_run
+from foreshock_service.runs.attempts import attempts_of_run, is_active
 from foreshock_service.runs.events import ScalarsLogged
 from foreshock_service.runs.runs import lock_run_for_background
 from foreshock_service.watch.detection import derivation, history, states
@@ -83,13 +83,13 @@ def derive_run(
     derivation, first = None, 0
     while (due := database.write(partial(_begin, run_id))) is not None:
         with database.read() as session:
-            attempts, watched = attempts_of_run(session, run_id), history.watched_run(session, run_id)
+            watched = history.watched_run(session, run_id)
             if (
                 derivation is None
                 or derivation.watched.digest != watched.digest
                 or not derivation.go_back_before(due.changed_step)
             ):
-                start = states.newest_before(session, run_id, attempts, due.from_step, watched.digest)
+                start = states.newest_before(session, run_id, due.from_step, watched.digest)
                 derivation = Derivation(watched, start)
                 first = derivation.step + 1
         if not _derive_on(database, run_id, derivation, is_stopping):
@@ -114,9 +114,8 @@ def _derive_on(database: Database, run_id: str, derivation: Derivation, is_stopp
     """Derive all steps after the last one; return False if the thread is stopping."""
     while True:
         with database.read() as session:
-            attempts = attempts_of_run(session, run_id)
             steps = history.closed_steps_after(
-                session, run_id, attempts, derivation.step, derivation.watched, _STEPS_READ_AT_ONCE
+                session, run_id, derivation.step, derivation.watched, _STEPS_READ_AT_ONCE
             )
         for step in steps:
             if is_stopping():
@@ -135,10 +134,7 @@ def _store(events: EventBus, run_id: str, first: int, derivation: Derivation, se
         return True
     if due.changed_step <= derivation.step or history.watched_as(session, run).digest != derivation.watched.digest:
         return False
-    attempts = attempts_of_run(session, run_id)
-    steps = history.closed_steps_after(
-        session, run_id, attempts, derivation.step, derivation.watched, STEPS_IN_TRANSACTION + 1
-    )
+    steps = history.closed_steps_after(session, run_id, derivation.step, derivation.watched, STEPS_IN_TRANSACTION + 1)
     if len(steps) > STEPS_IN_TRANSACTION:
         return False
     # The transaction may run again.
@@ -146,7 +142,7 @@ def _store(events: EventBus, run_id: str, first: int, derivation: Derivation, se
     derivation.go_on(steps)
     states.drop(session, run_id, first)
     states.drop_due(session, run_id)
-    store(events, session, run_id, attempts, first, derivation)
+    store(events, session, run_id, first, derivation)
     return True
 
 
@@ -160,10 +156,9 @@ def observe_scalars(events: EventBus, session: Session, logged: ScalarsLogged) -
     """
     if logged.names.isdisjoint(history.watched_run(session, logged.run_id).names):
         return
-    attempts = attempts_of_run(session, logged.run_id)
-    if active_attempt_of(attempts, logged.step) != logged.attempt:
+    if not is_active(session, logged):
         return
-    tail = session.get(ScalarTail, logged.run_id)
+    attempts, tail = attempts_of_run(session, logged.run_id), session.get(ScalarTail, logged.run_id)
     places = {each.attempt: place for place, each in enumerate(attempts)}
     here = (places[logged.attempt], logged.step)
     if tail is None:
@@ -184,7 +179,7 @@ def observe_scalars(events: EventBus, session: Session, logged: ScalarsLogged) -
     if here[0] > before[0] or (here == before and is_newest_attempt and not was_closed):
         # The first step of an attempt, or the step that is open: nothing has closed.
         return
-    derivation.derive_from(events, session, logged.run_id, attempts, min(here, before)[1])
+    derivation.derive_from(events, session, logged.run_id, min(here, before)[1])
 
 
 def close_scalar_tails(context: ServiceContext) -> int:
@@ -216,5 +211,5 @@ def _close(events: EventBus, run_id: str, session: Session) -> bool:
     tail.closed = True
     session.flush()
     if run.last_step is None:
-        derivation.derive_from(events, session, run_id, attempts_of_run(session, run_id), tail.step)
+        derivation.derive_from(events, session, run_id, tail.step)
     return True

@@ -18,13 +18,14 @@ from sqlalchemy.orm import Session
 
 from foreshock.diagnosis import detectors, rule
 from foreshock_service.platform.context import EventBus
-from foreshock_service.runs.attempts import AttemptStart, active_attempt_of, attempts_of_run
+from foreshock_service.runs.attempts import is_active
 from foreshock_service.runs.events import (
     AttemptStarted,
     ModelKindChanged,
     ScalarNamesChanged,
     ScalarsChanged,
     StepEvent,
+    StepKey,
 )
 from foreshock_service.watch.detection import states
 from foreshock_service.watch.detection.history import WatchedRun, closed_steps_after, watched_run
@@ -43,7 +44,6 @@ class DetectionDerived:
     """
 
     run_id: str
-    attempts: Sequence[AttemptStart]
     from_step: int
     events: Sequence[tuple[rule.Event, int]]
     state: detectors.WarningState
@@ -120,9 +120,8 @@ def derive_changed_step(events: EventBus, session: Session, changed: StepEvent) 
     """
     if isinstance(changed, ScalarsChanged) and changed.names.isdisjoint(watched_run(session, changed.run_id).names):
         return
-    attempts = attempts_of_run(session, changed.run_id)
-    if active_attempt_of(attempts, changed.step) == changed.attempt:
-        derive_from(events, session, changed.run_id, attempts, changed.step)
+    if is_active(session, changed):
+        derive_from(events, session, changed.run_id, changed.step)
 
 
 def derive_after_resume(events: EventBus, session: Session, started: AttemptStarted) -> None:
@@ -131,27 +130,24 @@ def derive_after_resume(events: EventBus, session: Session, started: AttemptStar
     if states.due(session, started.run_id) is not None:
         # A derivation that is under way has read the superseded steps.
         states.note_change(session, started.run_id, started.resume_step)
-    attempts = attempts_of_run(session, started.run_id)
-    derive_from(events, session, started.run_id, attempts, started.resume_step)
+    derive_from(events, session, started.run_id, started.resume_step)
 
 
 def derive_all(
     events: EventBus, session: Session, changed: ModelKindChanged | ScalarNamesChanged | RulesChanged
 ) -> None:
     """Derive from the first step: other ranges or rules hold, or other scalars are read."""
-    derive_from(events, session, changed.run_id, attempts_of_run(session, changed.run_id), 0)
+    derive_from(events, session, changed.run_id, 0)
 
 
-def derive_from(
-    events: EventBus, session: Session, run_id: str, attempts: Sequence[AttemptStart], from_step: int
-) -> None:
+def derive_from(events: EventBus, session: Session, run_id: str, from_step: int) -> None:
     """Derive the active history from `from_step` on and publish DetectionDerived; or note that it is due.
 
     While a derivation is due, steps that follow the newest state go on from it, so that alerts are not delayed.
     """
     watched = watched_run(session, run_id)
     derivation = Derivation(watched, detectors.WarningState())
-    follows = _newest_if_it_precedes(session, run_id, attempts, from_step, watched.digest)
+    follows = _newest_if_it_precedes(session, run_id, from_step, watched.digest)
     if follows is not None:
         derivation.state = follows
     elif states.due(session, run_id) is not None:
@@ -159,39 +155,29 @@ def derive_from(
         return
     else:
         # The step is late, follows a rewind or is the first: the states from it on are derived again.
-        derivation.state = states.newest_before(session, run_id, attempts, from_step, watched.digest)
+        derivation.state = states.newest_before(session, run_id, from_step, watched.digest)
     first = derivation.step + 1
-    steps = closed_steps_after(session, run_id, attempts, derivation.step, watched, STEPS_IN_TRANSACTION + 1)
+    steps = closed_steps_after(session, run_id, derivation.step, watched, STEPS_IN_TRANSACTION + 1)
     if len(steps) > STEPS_IN_TRANSACTION:
         states.note_change(session, run_id, from_step)
         return
     if follows is None:
         states.drop(session, run_id, first)
     derivation.go_on(steps)
-    store(events, session, run_id, attempts, first, derivation)
+    store(events, session, run_id, first, derivation)
 
 
-def store(
-    events: EventBus,
-    session: Session,
-    run_id: str,
-    attempts: Sequence[AttemptStart],
-    first: int,
-    derivation: Derivation,
-) -> None:
+def store(events: EventBus, session: Session, run_id: str, first: int, derivation: Derivation) -> None:
     """Store the states of a derivation from step `first` to the newest, and publish DetectionDerived."""
     states.store(session, run_id, derivation.to_store())
     configuration = derivation.watched.configuration
-    events.publish(
-        session, DetectionDerived(run_id, attempts, first, derivation.events, derivation.state, configuration)
-    )
+    derived = DetectionDerived(run_id, first, derivation.events, derivation.state, configuration)
+    events.publish(session, derived)
 
 
-def _newest_if_it_precedes(
-    session: Session, run_id: str, attempts: Sequence[AttemptStart], from_step: int, digest: str
-) -> detectors.WarningState | None:
+def _newest_if_it_precedes(session: Session, run_id: str, from_step: int, digest: str) -> detectors.WarningState | None:
     """Return the run's newest state if steps from `from_step` on can go on from it."""
     newest = states.newest(session, run_id)
     if newest is None or newest.step >= from_step or newest.configuration_digest != digest:
         return None
-    return newest.read() if active_attempt_of(attempts, newest.step) == newest.attempt else None
+    return newest.read() if is_active(session, StepKey(run_id, newest.attempt, newest.step)) else None

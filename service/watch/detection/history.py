@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from sqlalchemy import BigInteger, bindparam, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration
@@ -21,20 +21,12 @@ from foreshock.measures.registry import MEASURES
 from foreshock.model_kind import ModelKind
 from foreshock_service.platform.database.tables import Run, ScalarTail, Step
 from foreshock_service.runs import measurements, runs
-from foreshock_service.runs.attempts import AttemptStart, active_rows
+from foreshock_service.runs.attempts import active_rows, attempts_of_run
 from foreshock_service.runs.changes import rebaselined_steps
 from foreshock_service.runs.scalars import newest_step_with_scalars, scalars_of_active_steps, steps_with_scalars
 from foreshock_service.watch.rules.service import configuration_with, rule_files_of
 
 _COLUMNS = frozenset(measure.column for measure in MEASURES)
-
-# Built once: it is executed at each step.
-_CLOSED = (
-    select(Step.step, Step.attempt)
-    .where(Step.run_id == bindparam("run_id"), Step.closed_at_us.is_not(None))
-    .order_by(Step.step)
-    .limit(bindparam("rows", type_=BigInteger))
-)
 
 _KEPT = 256
 """Configurations that are kept: one for each kind of model, and those of runs with rules or names of their own."""
@@ -84,65 +76,54 @@ def _watched(
 
 
 def closed_steps_after(
-    session: Session,
-    run_id: str,
-    attempts: Sequence[AttemptStart],
-    after: int,
-    watched: WatchedRun,
-    limit: int,
+    session: Session, run_id: str, after: int, watched: WatchedRun, limit: int
 ) -> list[tuple[ClosedStep, int]]:
     """Return the first `limit` active closed steps beyond `after`, each with the values that are watched and its
     attempt. A value that a step does not have is absent. Without rollouts, the steps and values are those of scalars.
     """
-    steps = _steps_after(session, run_id, attempts, after, watched, limit)
+    steps = _steps_after(session, run_id, after, watched, limit)
     if not steps:
         return []
-    bounds = (steps[0][0], steps[-1][0])
+    first, last = steps[0][0], steps[-1][0]
     values: defaultdict[int, dict[str, float]] = defaultdict(dict)
-    values |= _scalars(session, run_id, attempts, watched, bounds)
+    values |= _scalars(session, run_id, watched, first, last)
     measured = _measured(watched)
     if measured:
         pairs = [(comparison, column) for comparison, columns in measured.items() for column in columns]
         every = sorted({pair[1] for pair in pairs})
-        measures_of = measurements.measures_of_active_steps(session, run_id, attempts, sorted(measured), every, bounds)
+        measures_of = measurements.measures_of_active_steps(session, run_id, sorted(measured), every, first, last)
         for step, measures in measures_of.items():
             values[step] |= {f"{pair[0]}:{pair[1]}": measures[pair] for pair in pairs if pair in measures}
-    rebaselined = _first_at_or_after(rebaselined_steps(session, run_id, attempts), after, steps)
+    rebaselined = _first_at_or_after(rebaselined_steps(session, run_id), after, steps)
     return [(ClosedStep(step, values[step], step in rebaselined), attempt) for step, attempt in steps]
 
 
-def _steps_after(
-    session: Session, run_id: str, attempts: Sequence[AttemptStart], after: int, watched: WatchedRun, limit: int
-) -> list[tuple[int, int]]:
-    if watched.scalars_only:
-        return _closed_scalar_steps(session, run_id, attempts, after, watched.names, limit)
-    parameters = {"run_id": run_id, "rows": limit}
-    found = active_rows(session, _CLOSED, (Step.attempt, Step.step), attempts, (after + 1, None), parameters)
-    return [(step, attempt) for step, attempt in found]
-
-
-def _closed_scalar_steps(
-    session: Session, run_id: str, attempts: Sequence[AttemptStart], after: int, names: Sequence[str], limit: int
-) -> list[tuple[int, int]]:
-    """Return (step, attempt) of the first `limit` active steps beyond `after` that scalars have closed, in order."""
-    steps = steps_with_scalars(session, run_id, attempts, names, after, limit)
-    if not steps or steps[-1][1] != (newest := attempts[-1].attempt):
+def _steps_after(session: Session, run_id: str, after: int, watched: WatchedRun, limit: int) -> list[tuple[int, int]]:
+    """Return (step, attempt) of the first `limit` active closed steps beyond `after`, in order."""
+    if not watched.scalars_only:
+        closed_steps = (
+            Step.run_id == run_id,
+            Step.closed_at_us.is_not(None),
+            active_rows(session, run_id, Step, after + 1),
+        )
+        query = select(Step.step, Step.attempt).where(*closed_steps).order_by(Step.step).limit(limit)
+        return [(step, attempt) for step, attempt in session.execute(query)]
+    steps = steps_with_scalars(session, run_id, watched.names, after, limit)
+    if not steps or steps[-1][1] != (newest := attempts_of_run(session, run_id)[-1].attempt):
         return steps
     last = steps[-1][0]
-    if last != newest_step_with_scalars(session, run_id, newest, names):
+    if last != newest_step_with_scalars(session, run_id, newest, watched.names):
         return steps
     tail = session.get(ScalarTail, run_id)
     closed = tail is not None and tail.closed and tail.attempt == newest and tail.step >= last
     return steps if closed else steps[:-1]
 
 
-def _scalars(
-    session: Session, run_id: str, attempts: Sequence[AttemptStart], watched: WatchedRun, bounds: tuple[int, int]
-) -> dict[int, dict[str, float]]:
+def _scalars(session: Session, run_id: str, watched: WatchedRun, first: int, last: int) -> dict[int, dict[str, float]]:
     """Return step → quantity → value of the scalars that are watched."""
     keys = frozenset(watched.keys)
     values = {}
-    for step, scalars in scalars_of_active_steps(session, run_id, attempts, watched.names, bounds).items():
+    for step, scalars in scalars_of_active_steps(session, run_id, watched.names, first, last).items():
         values[step] = {
             name: value
             for name, value in quantities_of(scalars, watched.declared, keys).items()

@@ -15,7 +15,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from foreshock.diagnosis.detectors import WarningState
 from foreshock_service.platform.database.engine import insert_rows, upsert
 from foreshock_service.platform.database.tables import DetectorSnapshot, DueReplay, Run
-from foreshock_service.runs.attempts import AttemptStart, is_active
+from foreshock_service.runs.attempts import active_rows
 
 STEPS_OF_A_BLOCK = 25
 """A state is kept in every block of so many steps. It takes about 5 kB."""
@@ -111,12 +111,10 @@ def watched_runs(session: Session) -> list[Run]:
     return list(session.scalars(select(Run).where(Run.deleted_at_us.is_(None), having.exists())))
 
 
-def newest_before(
-    session: Session, run_id: str, attempts: Sequence[AttemptStart], before: int, configuration_digest: str
-) -> WarningState:
+def newest_before(session: Session, run_id: str, before: int, configuration_digest: str) -> WarningState:
     """Return the newest state of an active step before `before`; the initial state if none can be read."""
     query = _STATES.where(
-        is_active(attempts, DetectorSnapshot.attempt, DetectorSnapshot.step, last=before - 1),
+        active_rows(session, run_id, DetectorSnapshot, last=before - 1),
         DetectorSnapshot.configuration_digest == configuration_digest,
     )
     readable = (StoredState(*row).read() for row in session.execute(query.limit(NEWEST_STATES), {"run_id": run_id}))

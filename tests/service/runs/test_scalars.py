@@ -16,7 +16,6 @@ from foreshock.diagnosis.detectors import WarningConfiguration
 from foreshock_service.app import create_app
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings
-from foreshock_service.runs.attempts import attempts_of_run
 from foreshock_service.runs.events import ScalarsChanged, StepClosed, StepEvent
 from foreshock_service.watch.detection.history import WatchedRun, closed_steps_after
 from tests.service.sending import Sender, make_batch, start_run
@@ -47,8 +46,7 @@ def sender(settings: Settings, decoders: DecoderPool, seen: list[Seen]) -> Itera
     """Start a run in a service with one handler for each step event."""
 
     def note(session: Session, event: StepEvent) -> None:
-        attempts = attempts_of_run(session, event.run_id)
-        history = closed_steps_after(session, event.run_id, attempts, event.step - 1, WATCHED, 10)
+        history = closed_steps_after(session, event.run_id, event.step - 1, WATCHED, 10)
         seen.append(Seen(event, history[0][0].values))
 
     app = create_app(settings, decoders)

@@ -92,7 +92,7 @@ def run_page(viewing: Viewing, run_id: str) -> RunPage:
     (record,) = runs.run_records(session, [run])
     attempts, statistics, baseline = attempts_of_run(session, run_id), None, _baseline(viewing, run)
     if record.last_step is not None:
-        found = steps.statistics_steps(session, run_id, attempts)
+        found = steps.statistics_steps(session, run_id)
         statistics = f"Step {found[0].step}: {found[0].text}." if found else None
     return RunPage(
         run=record,

@@ -69,7 +69,7 @@ def scalar_curves(
     viewing: Viewing, run_id: str, names: Sequence[str], max_points: int | None = MOST_POINTS
 ) -> dict[str, Curve]:
     """Return scalars by name over the active steps; the trainer's value wins over other sources."""
-    active = attempts.rows_of_steps(viewing.session, run_id, None, (Scalar.attempt, Scalar.step))
+    active = attempts.active_rows(viewing.session, run_id, Scalar)
     table = scalars.scalar_table(
         viewing.session, viewing.context.settings, run_id, active, names=names, max_points=max_points
     )

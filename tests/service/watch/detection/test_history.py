@@ -7,7 +7,6 @@ import pytest
 from fastapi import FastAPI
 
 from foreshock.diagnosis.detectors import WarningConfiguration
-from foreshock_service.runs.attempts import attempts_of_run
 from foreshock_service.watch.detection.history import closed_steps_after, watched_run
 from tests.service.sending import make_batch, start_run
 
@@ -28,8 +27,7 @@ def test_history_equals_the_api(http: httpx.Client, app: FastAPI) -> None:
             if key in KEYS and values[row] is not None:
                 expected[step][key] = values[row]
     with app.state.context.database.read() as session:
-        attempts = attempts_of_run(session, run.run)
-        history = closed_steps_after(session, run.run, attempts, -1, watched_run(session, run.run), 10)
+        history = closed_steps_after(session, run.run, -1, watched_run(session, run.run), 10)
     assert [(closed.step, attempt) for closed, attempt in history] == [(3, 1), (5, 1)]
     for closed, _ in history:
         assert "trainer/rollout:k3_kl" in closed.values
