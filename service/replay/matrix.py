@@ -10,15 +10,16 @@ from sqlalchemy.orm import Session
 
 from foreshock import comparisons, configuration_grid, json_values, probe_kinds, scorers
 from foreshock.api.records import from_attributes
-from foreshock.api.replays import MatrixCellRecord, MatrixPairRecord, MatrixRecord, MismatchRecord
+from foreshock.api.replays import MatrixCellRecord, MatrixPairRecord, MatrixRecord
 from foreshock.diagnosis.configurations import MeasuredSetting, Setting, recommend
 from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import database_now_us, of_step
 from foreshock_service.platform.database.tables import Lease, Probe, ProbeJob, ScoreShard
+from foreshock_service.platform.store.tokens import StoredFile
 from foreshock_service.replay.probes import pinned_rollouts, service, workers
 from foreshock_service.replay.probes.jobs import JobState, waiting_reason
-from foreshock_service.replay.results.files import CellFiles, CellMeasures, MeasuredCells, measure_cells
+from foreshock_service.replay.results.files import MeasuredCells, measure_cells
 from foreshock_service.runs import attempts, events, run_endpoints, runs
 
 router = parameters.api_router(prefix="/v1", tags=["probes"])
@@ -41,7 +42,8 @@ class _Cell:
     hardware: str
     options: dict[str, Any]
     reason: str | None
-    files: CellFiles | None
+    files: tuple[StoredFile, ...]
+    """empty before it is done"""
 
     @property
     def id(self) -> str:
@@ -66,20 +68,37 @@ def read_matrix(
     """
     with context.database.read() as session:
         cells, others, rollouts = _cells(context, session, principal, run, step, attempt)
-    scored = [cell.files for cell in cells if cell.files is not None]
-    reference = next((cell for cell in cells if cell.scorer == scorers.REFERENCE and cell.files is not None), None)
-    pairs = _pairs(cells, reference)
+    scored = [cell for cell in cells if cell.files]
+    reference = next((cell.id for cell in scored if cell.scorer == scorers.REFERENCE), None)
+    pairs = _pairs(scored, reference)
+    measured = MeasuredCells()
     with problem.present_file(f"a score of the matrix of step {step}"):
-        measured = context.decoders.run(measure_cells, rollouts, scored, pairs) if scored else None
+        if scored:
+            measured = context.decoders.run(measure_cells, rollouts, {cell.id: cell.files for cell in scored}, pairs)
     changed = _changed(cells)
     first = cells[0].probe
     return from_attributes(
         MatrixRecord,
         first,
         run=first.run_id,
-        reference=reference.id if reference is not None else None,
-        cells=tuple(_cell_read(cell, changed[cell.id], measured, reference) for cell in cells),
-        pairs=tuple(_pair_reads(cells, measured, reference)),
+        reference=reference,
+        cells=tuple(
+            from_attributes(
+                MatrixCellRecord,
+                cell,
+                probe=cell.id,
+                changed=changed[cell.id],
+                state=JobState(cell.job.state).value,
+                against_reference=measured.pairs.get((reference or "", cell.id)),
+                seconds_per_token=json_values.number_or_nan(measured.seconds_per_token.get(cell.id)),
+            )
+            for cell in cells
+        ),
+        pairs=tuple(
+            MatrixPairRecord(trainer=target, engine=behaviour, mismatch=found)
+            for (target, behaviour), found in measured.pairs.items()
+            if target != reference
+        ),
         recommendations=tuple(_recommendations(cells, changed, measured, reference)),
         other_cells=others,
     )
@@ -103,7 +122,8 @@ def _cells(
             f"request one with `foreshock probe matrix {run.key} --step {key.step}`"
         )
     newest = found[0][0]
-    same = [each for each in found if _over(each[0]) == _over(newest)]
+    over = (newest.rollout_set_digest, newest.checkpoint["digest"])
+    same = [each for each in found if (each[0].rollout_set_digest, each[0].checkpoint["digest"]) == over]
     jobs = [job.id for _, job in same]
     leases = newest_leases(session, jobs)
     files = defaultdict(list)
@@ -112,7 +132,6 @@ def _cells(
     live = workers.live_workers(session, run.project, database_now_us(session))
     cells = []
     for probe, job in reversed(same):
-        done = job.state == JobState.DONE and files[job.id]
         cells.append(
             _Cell(
                 probe=probe,
@@ -120,14 +139,10 @@ def _cells(
                 hardware=_hardware(probe, job, leases.get(job.id)),
                 options=dict(next(iter(probe.options.values()), {})),
                 reason=job.reason or (waiting_reason(job, live) if job.state == JobState.QUEUED else None),
-                files=CellFiles(probe.id, tuple(files[job.id])) if done else None,
+                files=tuple(files[job.id]) if job.state == JobState.DONE else (),
             )
         )
     return cells, len(found) - len(same), service.rollouts_of_probe(context, session, newest)
-
-
-def _over(probe: Probe) -> tuple[str, Any]:
-    return probe.rollout_set_digest, probe.checkpoint["digest"]
 
 
 def _hardware(probe: Probe, job: ProbeJob, lease: Lease | None) -> str:
@@ -137,20 +152,22 @@ def _hardware(probe: Probe, job: ProbeJob, lease: Lease | None) -> str:
     return ", ".join([*dict.fromkeys(where), *([environment] if environment else [])])
 
 
-def _pairs(cells: Sequence[_Cell], reference: _Cell | None) -> list[tuple[str, str]]:
-    """Return (target, behaviour) of what is compared: the reference with each, the trainer's with the engine's."""
-    scored = [cell for cell in cells if cell.files is not None]
-    pairs = [(reference.id, cell.id) for cell in scored if cell is not reference] if reference is not None else []
+def _pairs(scored: Sequence[_Cell], reference: str | None) -> dict[tuple[str, str], str]:
+    """Return the comparison of each (target, behaviour): the reference with each, the trainer's with the engine's."""
+    pairs = [(target, cell) for target in scored for cell in scored if target.id == reference != cell.id]
     sides = {
         side: [cell for cell in scored if scorers.SCORERS[cell.scorer].side == side] for side in ("engine", "trainer")
     }
     pairs += [
-        (trainer.id, engine.id)
+        (trainer, engine)
         for trainer in sides["trainer"]
         for engine in sides["engine"]
         if trainer.hardware == engine.hardware
     ]
-    return pairs[:_MOST_PAIRS]
+    return {
+        (target.id, behaviour.id): comparisons.comparison_name(target.scorer, behaviour.scorer)
+        for target, behaviour in pairs[:_MOST_PAIRS]
+    }
 
 
 def _changed(cells: Sequence[_Cell]) -> dict[str, dict[str, Any]]:
@@ -160,84 +177,38 @@ def _changed(cells: Sequence[_Cell]) -> dict[str, dict[str, Any]]:
         before = baseline.get(cell.scorer)
         if before is None or len(cell.options) < len(before.options):
             baseline[cell.scorer] = cell
-    return {cell.id: _difference(baseline[cell.scorer].options, cell.options) for cell in cells}
-
-
-def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in after.items() if name not in before or before[name] != value}
-
-
-def _cell_read(
-    cell: _Cell, changed: dict[str, Any], measured: MeasuredCells | None, reference: _Cell | None
-) -> MatrixCellRecord:
-    seconds = measured.seconds_per_token.get(cell.id) if measured is not None else None
-    found = _measures_of(measured, reference.id if reference is not None else "", cell.id)
-    return from_attributes(
-        MatrixCellRecord,
-        cell,
-        probe=cell.id,
-        changed=changed,
-        state=JobState(cell.job.state).value,
-        against_reference=_mismatch(found, scorers.REFERENCE, cell.scorer) if found is not None else None,
-        seconds_per_token=json_values.number_or_nan(seconds),
-    )
-
-
-def _measures_of(measured: MeasuredCells | None, target: str, behaviour: str) -> CellMeasures | None:
-    pairs = measured.pairs if measured is not None else ()
-    return next((each for each in pairs if (each.target, each.behaviour) == (target, behaviour)), None)
-
-
-def _mismatch(found: CellMeasures, target: str, behaviour: str) -> MismatchRecord:
-    return from_attributes(MismatchRecord, found, comparison=comparisons.comparison_name(target, behaviour))
-
-
-def _pair_reads(
-    cells: Sequence[_Cell], measured: MeasuredCells | None, reference: _Cell | None
-) -> list[MatrixPairRecord]:
-    names = {cell.id: cell.scorer for cell in cells}
-    return [
-        MatrixPairRecord(
-            trainer=each.target, engine=each.behaviour,
-            mismatch=_mismatch(each, names[each.target], names[each.behaviour]),
-        )
-        for each in (measured.pairs if measured is not None else ())
-        if reference is None or each.target != reference.id
-    ]  # fmt: skip
+    return {
+        cell.id: {
+            name: value
+            for name, value in cell.options.items()
+            if name not in baseline[cell.scorer].options or baseline[cell.scorer].options[name] != value
+        }
+        for cell in cells
+    }
 
 
 def _recommendations(
-    cells: Sequence[_Cell],
-    changed: Mapping[str, dict[str, Any]],
-    measured: MeasuredCells | None,
-    reference: _Cell | None,
+    cells: Sequence[_Cell], changed: Mapping[str, dict[str, Any]], measured: MeasuredCells, reference: str | None
 ) -> list[str]:
     """Return a sentence for each hardware and pair of scorers; of a side alone, against the reference."""
-    if measured is None:
-        return []
     of = {cell.id: cell for cell in cells}
     groups: defaultdict[tuple[str, str], list[MeasuredSetting]] = defaultdict(list)
-    paired = {(of[each.behaviour].hardware) for each in measured.pairs if not _is(reference, each.target)}
-    for each in measured.pairs:
-        target, behaviour = of[each.target], of[each.behaviour]
-        if _is(reference, each.target):
+    paired = {of[engine].hardware for target, engine in measured.pairs if target != reference}
+    for ids, found in measured.pairs.items():
+        target, behaviour = of[ids[0]], of[ids[1]]
+        if target.id == reference:
             if behaviour.hardware in paired or scorers.SCORERS[behaviour.scorer].side is None:
                 continue
             varied: tuple[_Cell, ...] = (behaviour,)
         else:
             varied = (behaviour, target)
-        name = comparisons.comparison_name(target.scorer, behaviour.scorer)
         settings = tuple(
             Setting(cell.scorer, changed[cell.id], measured.seconds_per_token.get(cell.id)) for cell in varied
         )
-        setting = MeasuredSetting(name, settings, each.k3_kl, each.low, each.high)
-        groups[behaviour.hardware, name].append(setting)
-    found = [(hardware, recommend(settings)) for (hardware, _), settings in groups.items()]
-    return [f"{hardware}: {sentence}" for hardware, sentence in found if sentence is not None]
-
-
-def _is(reference: _Cell | None, cell: str) -> bool:
-    return reference is not None and reference.id == cell
+        setting = MeasuredSetting(found.comparison, settings, found.k3_kl, found.low, found.high)
+        groups[behaviour.hardware, found.comparison].append(setting)
+    sentences = [(hardware, recommend(settings)) for (hardware, _), settings in groups.items()]
+    return [f"{hardware}: {sentence}" for hardware, sentence in sentences if sentence is not None]
 
 
 def newest_cells(session: Session, key: events.StepKey, most: int) -> list[tuple[Probe, ProbeJob]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -119,7 +119,9 @@ def sweep(context: ServiceContext) -> int:
     with context.database.read() as session:
         now = database_now_us(session)
         due = any_overdue(session, now, _duration_us(context))
-        gone = probes_without_checkpoint(session, now, _EXPIRED_AT_ONCE)
+        queued = (ProbeJob.state == transitions.JobState.QUEUED, Probe.checkpoint_expires_at_us <= now)
+        query = select(Probe.id).join(ProbeJob).where(*queued)
+        gone = session.scalars(query.distinct().limit(_EXPIRED_AT_ONCE)).all()
     changed = context.database.write(lambda session: _expire_overdue(session, context)) if due else 0
     return changed + sum(context.database.write(partial(_skip, probe_id=probe_id)) for probe_id in gone)
 
@@ -127,7 +129,17 @@ def sweep(context: ServiceContext) -> int:
 def claim(session: Session, context: ServiceContext, principal: Principal, request: LeaseRequest) -> LeaseRecord | None:
     """Lease the first job, by priority and age, that the worker can do; None if there is none."""
     now = database_now_us(session)
-    workers.record_worker(session, _worker(principal, request, now))
+    workers.record_worker(
+        session,
+        principal.project or "",
+        request.worker,
+        now,
+        accelerator=request.accelerator,
+        device_name=request.device_name,
+        environments=list(dict.fromkeys(request.environments)),
+        scorers=sorted(set(request.scorers)),
+        exact_pairs=sorted(set(request.exact_pairs)),
+    )
     _expire_overdue(session, context)
     fitting = _fitting_jobs(session, principal, request, now)
     job = lock_next_job(session, principal.project, request.accelerator, fitting) if fitting else None
@@ -153,9 +165,11 @@ def claim(session: Session, context: ServiceContext, principal: Principal, reque
 
 def _fitting_jobs(session: Session, principal: Principal, request: LeaseRequest, now: int) -> dict[JobKind, Fit]:
     """Return the kinds of queued jobs that the worker gets, and how."""
-    waiting = kinds_of_waiting_jobs(session, principal.project, request.accelerator)
+    # Few, however many jobs there are.
+    query = select(*_KIND).join(Probe).join(Run, Run.id == Probe.run_id).distinct()
+    rows = session.execute(query.where(_offered(principal.project, request.accelerator)))
     offered = {*request.scorers, *request.exact_pairs}
-    waiting = [kind for kind in waiting if set(kind.needs.split(",")) <= offered]
+    waiting = [kind for kind in (JobKind(*row) for row in rows) if set(kind.needs.split(",")) <= offered]
     asking = any(kind.environments for kind in waiting)
     live = workers.live_workers(session, principal.project, now) if asking else ()
     worker = (principal.project or "", request.worker)
@@ -170,8 +184,11 @@ def _fitting_jobs(session: Session, principal: Principal, request: LeaseRequest,
 
 
 def _expire_overdue(session: Session, context: ServiceContext) -> int:
+    """Expire leases that are past their end, and return their number; jobs locked elsewhere are skipped."""
     now, settings = database_now_us(session), context.settings
-    overdue = lock_overdue(session, now, _duration_us(context), _EXPIRED_AT_ONCE)
+    query = select(ProbeJob).where(_overdue(now, _duration_us(context))).order_by(ProbeJob.id).limit(_EXPIRED_AT_ONCE)
+    query = query.with_for_update(skip_locked=True).execution_options(populate_existing=True)
+    overdue = session.scalars(query).all()
     for job in overdue:
         transitions.expire(job, session.get_one(Lease, job.lease_id), now, settings.lease_seconds, settings.probe_tries)
     session.flush()
@@ -199,20 +216,6 @@ def _skip(session: Session, probe_id: str) -> int:
     # A worker that has begun may still hold the weights: only queued jobs end.
     queued = [job for job in lock_jobs(session, probe_id) if job.state == transitions.JobState.QUEUED]
     return len(end_jobs(session, queued, "the probe has ended: its checkpoint has expired"))
-
-
-def _worker(principal: Principal, request: LeaseRequest, now: int) -> Worker:
-    return Worker(
-        project=principal.project or "",
-        name=request.worker,
-        accelerator=request.accelerator,
-        device_name=request.device_name,
-        environments=list(dict.fromkeys(request.environments)),
-        scorers=sorted(set(request.scorers)),
-        exact_pairs=sorted(set(request.exact_pairs)),
-        first_seen_at_us=now,
-        last_seen_at_us=now,
-    )
 
 
 def _duration_us(context: ServiceContext) -> int:
@@ -269,12 +272,6 @@ def _find(session: Session, lease_id: str) -> tuple[Lease, ProbeJob, Probe, Run]
     return None if row is None else (row[0], row[1], row[2], row[3])
 
 
-def kinds_of_waiting_jobs(session: Session, project: str | None, accelerator: str) -> list[JobKind]:
-    """Return the distinct kinds of the queued jobs for this accelerator: few, however many jobs there are."""
-    query = select(*_KIND).join(Probe).join(Run, Run.id == Probe.run_id)
-    return [JobKind(*row) for row in session.execute(query.where(_offered(project, accelerator)).distinct())]
-
-
 def kind_of(job: ProbeJob) -> JobKind:
     """Return the kind of a job."""
     return JobKind(job.needs, job.accelerator, job.environments, job.environment_required)
@@ -284,11 +281,14 @@ def lock_next_job(
     session: Session, project: str | None, accelerator: str, kinds: Collection[JobKind]
 ) -> ProbeJob | None:
     """Return the first job of one of these kinds, by rank, locked; jobs that another claim holds are skipped."""
+    of_kinds = (
+        and_(*(column.is_not_distinct_from(value) for column, value in zip(_KIND, kind, strict=True))) for kind in kinds
+    )
     query = (
         select(ProbeJob)
         .join(Probe)
         .join(Run, Run.id == Probe.run_id)
-        .where(_offered(project, accelerator), or_(*map(_is_of_kind, kinds)))
+        .where(_offered(project, accelerator), or_(*of_kinds))
         .order_by(ProbeJob.rank_us, ProbeJob.id)
         .limit(1)
         .with_for_update(skip_locked=True, of=ProbeJob)
@@ -301,23 +301,6 @@ def any_overdue(session: Session, now_us: int, duration_us: int) -> bool:
     return session.scalar(select(ProbeJob.id).where(_overdue(now_us, duration_us)).limit(1)) is not None
 
 
-def lock_overdue(session: Session, now_us: int, duration_us: int, limit: int) -> Sequence[ProbeJob]:
-    """Return up to `limit` jobs whose lease is past its end, locked; jobs locked elsewhere are skipped."""
-    query = select(ProbeJob).where(_overdue(now_us, duration_us)).order_by(ProbeJob.id).limit(limit)
-    query = query.with_for_update(skip_locked=True).execution_options(populate_existing=True)
-    return session.scalars(query).all()
-
-
-def probes_without_checkpoint(session: Session, now_us: int, limit: int) -> Sequence[str]:
-    """Return the ids of probes with queued jobs whose checkpoint has expired."""
-    query = (
-        select(Probe.id)
-        .join(ProbeJob)
-        .where(ProbeJob.state == transitions.JobState.QUEUED, Probe.checkpoint_expires_at_us <= now_us)
-    )
-    return session.scalars(query.distinct().limit(limit)).all()
-
-
 def _offered(project: str | None, accelerator: str) -> ColumnElement[bool]:
     return (
         (ProbeJob.state == transitions.JobState.QUEUED)
@@ -325,10 +308,6 @@ def _offered(project: str | None, accelerator: str) -> ColumnElement[bool]:
         & Run.deleted_at_us.is_(None)
         & (true() if project is None else Run.project == project)
     )
-
-
-def _is_of_kind(kind: JobKind) -> ColumnElement[bool]:
-    return and_(*(column.is_not_distinct_from(value) for column, value in zip(_KIND, kind, strict=True)))
 
 
 def _overdue(now_us: int, duration_us: int) -> ColumnElement[bool]:

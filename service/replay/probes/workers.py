@@ -5,8 +5,9 @@ Times are the database's, in microseconds.
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from sqlalchemy import ColumnElement, func, select, true
+from sqlalchemy import ColumnElement, func, select, true, update
 from sqlalchemy.orm import Session
 
 from foreshock.api import probes, records
@@ -70,16 +71,11 @@ def hardware_of(session: Session, principal: security.Principal) -> probes.Hardw
     )
 
 
-def record_worker(session: Session, worker: Worker) -> None:
-    """Add the worker, or update when it was last seen and what it offers."""
-    names = ("accelerator", "device_name", "environments", "scorers", "exact_pairs", "last_seen_at_us")
-    row = {name: getattr(worker, name) for name in (*names, "project", "name", "first_seen_at_us")}
-    if insert_if_absent(session, Worker, row):
-        return
-    known = session.get(Worker, (worker.project, worker.name), with_for_update=True)
-    assert known is not None
-    for name in names:
-        setattr(known, name, getattr(worker, name))
+def record_worker(session: Session, project: str, name: str, now_us: int, **offered: Any) -> None:
+    """Add a worker, or update when it was last seen and what it offers: the other columns of its row."""
+    key, seen = {"project": project, "name": name}, {**offered, "last_seen_at_us": now_us}
+    if not insert_if_absent(session, Worker, {**key, **seen, "first_seen_at_us": now_us}):
+        session.execute(update(Worker).filter_by(**key).values(**seen))
 
 
 def newest_workers(session: Session, project: str | None, limit: int) -> Sequence[Worker]:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock import environment, errors, rollouts, scorers
+from foreshock.api.replays import MismatchRecord
 from foreshock.fingerprint import Fingerprint
 from foreshock.measures import comparison, exact
 from foreshock.rollouts.parquet_files import find_scores
@@ -260,64 +261,33 @@ def _distance(own: environment.Environment | None, made: environment.Environment
 
 
 @dataclass(frozen=True, slots=True)
-class CellFiles:
-    """A cell, by the id of its probe, and the files of its scores."""
-
-    probe: str
-    files: tuple[StoredFile, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CellMeasures:
-    """The mismatch of two cells: k3 and mean |d| in nats per token.
-
-    `low` and `high` are the bootstrap-t interval of k3 by prompt group.
-    """
-
-    target: str
-    behaviour: str
-    k3_kl: float
-    low: float
-    high: float
-    mean_abs_d: float
-
-
-@dataclass(frozen=True, slots=True)
 class MeasuredCells:
-    """The measures of the asked pairs, and the seconds per response token of each cell; None: unknown."""
+    """The mismatch of each asked pair of cells, and the seconds per response token of each cell; None: unknown."""
 
-    pairs: tuple[CellMeasures, ...]
-    seconds_per_token: dict[str, float | None]
-    rollouts: int
-    tokens: int
+    pairs: dict[tuple[str, str], MismatchRecord] = field(default_factory=dict)
+    seconds_per_token: dict[str, float | None] = field(default_factory=dict)
 
 
 def measure_cells(
-    rollouts: PinnedRollouts, cells: Sequence[CellFiles], pairs: Sequence[tuple[str, str]]
+    rollouts: PinnedRollouts, cells: Mapping[str, Sequence[StoredFile]], pairs: Mapping[tuple[str, str], str]
 ) -> MeasuredCells:
-    """Compare each (target, behaviour) of `pairs`, ids of cells, over the rollouts."""
+    """Compare the (target, behaviour) of each comparison in `pairs`, names of `cells`, over the rollouts."""
     batch = read_rollouts(rollouts)
     values: dict[str, NDArray[np.float32]] = {}
-    seconds: dict[str, float | None] = {}
-    for cell in cells:
-        shards = [read_scores(file) for file in cell.files]
-        values[cell.probe] = align_scores(batch, shards)
+    found = MeasuredCells()
+    for cell, files in cells.items():
+        shards = [read_scores(file) for file in files]
+        values[cell] = align_scores(batch, shards)
         times, tokens = [shard.seconds for shard in shards], sum(shard.num_tokens for shard in shards)
         known = sum(each for each in times if each is not None)
-        seconds[cell.probe] = None if None in times or not tokens else known / tokens
-    measured = tuple(_compare(batch, values, target, behaviour) for target, behaviour in pairs)
-    return MeasuredCells(measured, seconds, batch.num_rollouts, batch.num_tokens)
-
-
-def _compare(
-    batch: rollouts.RolloutBatch, values: dict[str, NDArray[np.float32]], target: str, behaviour: str
-) -> CellMeasures:
-    found = comparison.compare(batch, values[target], values[behaviour]).measures()
-    return CellMeasures(
-        target=target,
-        behaviour=behaviour,
-        k3_kl=found["k3_kl"],
-        low=found["k3_kl_bootstrap_low"],
-        high=found["k3_kl_bootstrap_high"],
-        mean_abs_d=found["mean_abs_d"],
-    )
+        found.seconds_per_token[cell] = None if None in times or not tokens else known / tokens
+    for (target, behaviour), name in pairs.items():
+        measures = comparison.compare(batch, values[target], values[behaviour]).measures()
+        found.pairs[target, behaviour] = MismatchRecord(
+            comparison=name,
+            k3_kl=measures["k3_kl"],
+            low=measures["k3_kl_bootstrap_low"],
+            high=measures["k3_kl_bootstrap_high"],
+            mean_abs_d=measures["mean_abs_d"],
+        )
+    return found
