@@ -138,9 +138,9 @@ def weights_of_newest_steps(session: Session, run_id: str, steps: int) -> list[W
     return [_record(row) for row in rows]
 
 
-def weights_of_step(session: Session, key: StepKey) -> list[WeightsRecord]:
-    """Return what the engines held after the weight sync of a step."""
-    return [_record(row) for row in _rows_of_step(session, key) if row.verdict is not None]
+def checksums_of_step(session: Session, key: StepKey) -> tuple[str, ...]:
+    """Return what each engine held after the weight sync of a step, in a sentence."""
+    return tuple(_record(row).sentence for row in _rows_of_step(session, key) if row.verdict is not None)
 
 
 def findings_of_run(session: Session, run_id: str) -> Sequence[findings.FindingOfSteps]:

@@ -8,6 +8,7 @@ floor is therefore halved before it is subtracted. The result is never clamped: 
 the larger part.
 """
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -84,7 +85,11 @@ def attribute_step(
     scores = files.preferred_scores(published, run)
     replayed = {each.name: files.read_aligned_scores(batch, each.files) for each in scores}
     plain = {each.name: replayed[each.name] for each in scores if not each.variant}
-    attribution = _attribute(batch, {**logged_scores(batch), **plain})
+    attribution: Attribution | None = None
+    # With fewer than two scores of the chain there is none.
+    with contextlib.suppress(errors.ConfigurationError):
+        where = (batch.response_offsets, batch.response_mask, batch.group_ids)
+        attribution = attribute({**logged_scores(batch), **plain}, *where)
     known = {**logged_scores(batch), **replayed}
     pairs = _pairs_of(attribution)
     again = {name: scorers.score_name(name, scorers.NOISE_FLOOR_VARIANT) for name in plain}
@@ -143,13 +148,6 @@ def logged_scores(batch: RolloutBatch) -> dict[str, Values]:
     return {name: values for name, values in logged.items() if values is not None}
 
 
-def _attribute(batch: RolloutBatch, scores: Mapping[str, Values]) -> Attribution | None:
-    try:
-        return attribute(scores, batch.response_offsets, batch.response_mask, batch.group_ids)
-    except errors.ConfigurationError:
-        return None  # Fewer than two scores of the chain.
-
-
 def _pairs_of(attribution: Attribution | None) -> list[tuple[str, str]]:
     """Return (target, behaviour) of any two scores of the chain and of the side branch, except trainer/rollout.
 
@@ -178,7 +176,9 @@ def _compare(
     behaviour: str,
     together: tuple[str, ...],
 ) -> FoldedStatistics:
-    rows = np.flatnonzero(np.logical_and.reduce([_scored_rollouts(batch, scores[name]) for name in together]))
+    # Rollouts with a finite value in each of the scores.
+    finite = [row_counts(np.isfinite(scores[name]), batch.response_offsets) > 0 for name in together]
+    rows = np.flatnonzero(np.logical_and.reduce(finite))
     shared = batch.select(rows)
     tokens = np.repeat(np.isin(np.arange(batch.num_rollouts), rows), batch.response_lengths)
     compared = compare(shared, scores[target][tokens], scores[behaviour][tokens])
@@ -191,11 +191,6 @@ def _compare(
         summaries=compared.summaries.to_bytes(),
         from_sample=rows.size < of_rollouts,
     )
-
-
-def _scored_rollouts(batch: RolloutBatch, values: Values) -> NDArray[np.bool_]:
-    """Return which rollouts have a finite value in this score, [N]."""
-    return row_counts(np.isfinite(values), batch.response_offsets) > 0
 
 
 def _floor(pair: tuple[str, str], folded: FoldedStatistics) -> NoiseFloorRecord:
@@ -216,11 +211,10 @@ def excess_over_floors(comparison: str, k3_kl: float, floors: Mapping[str, float
 
     `floors` maps a scorer to the k3 of its noise floor.
     """
-    known = [_floor_of(name, floors) for name in comparisons.split_comparison(comparison)]
+    known = [
+        next((floors[name] for name in scorers.noise_floor_scorers(scorer) if name in floors), None)
+        for scorer in comparisons.split_comparison(comparison)
+    ]
     if not math.isfinite(k3_kl) or any(floor is None or not math.isfinite(floor) for floor in known):
         return None
     return k3_kl - 0.5 * sum(floor for floor in known if floor is not None)
-
-
-def _floor_of(scorer: str, floors: Mapping[str, float]) -> float | None:
-    return next((floors[name] for name in scorers.noise_floor_scorers(scorer) if name in floors), None)

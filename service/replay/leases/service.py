@@ -190,7 +190,11 @@ def _expire_overdue(session: Session, context: ServiceContext) -> int:
     query = query.with_for_update(skip_locked=True).execution_options(populate_existing=True)
     overdue = session.scalars(query).all()
     for job in overdue:
-        transitions.expire(job, session.get_one(Lease, job.lease_id), now, settings.lease_seconds, settings.probe_tries)
+        lease, reason = (
+            session.get_one(Lease, job.lease_id),
+            f"lease expired: no heartbeat for {settings.lease_seconds:g} s",
+        )
+        transitions.give_back(job, lease, transitions.Outcome.EXPIRED, reason, now, settings.probe_tries)
     session.flush()
     return len(overdue)
 
@@ -206,7 +210,7 @@ def fail(session: Session, context: ServiceContext, principal: Principal, lease_
     now = database_now_us(session)
     outcome = transitions.Outcome(body.kind)
     if outcome is transitions.Outcome.RETRY:
-        transitions.give_back(job, lease, body.reason, now, context.settings.probe_tries)
+        transitions.give_back(job, lease, outcome, body.reason, now, context.settings.probe_tries)
         return
     transitions.end(job, lease, outcome, body.reason, now)
     end_jobs(session, jobs, f"the probe has ended: {body.reason}", transitions.JobState(job.state))

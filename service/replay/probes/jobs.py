@@ -96,17 +96,16 @@ def complete(job: ProbeJob, lease: Lease, now_us: int) -> None:
     _end_job(job, JobState.DONE, None, now_us)
 
 
-def give_back(job: ProbeJob, lease: Lease, reason: str, now_us: int, most_tries: int) -> None:
-    """Queue the job again after a try that failed; after the last try, fail it."""
-    _end_lease(job, lease, Outcome.RETRY, reason, now_us)
-    _count_failed_try(job, lease, reason, now_us, most_tries)
-
-
-def expire(job: ProbeJob, lease: Lease, now_us: int, lease_seconds: float, most_tries: int) -> None:
-    """Queue a job again whose worker sent no heartbeat in time; after the last try, fail it."""
-    reason = f"lease expired: no heartbeat for {lease_seconds:g} s"
-    _end_lease(job, lease, Outcome.EXPIRED, reason, now_us)
-    _count_failed_try(job, lease, reason, now_us, most_tries)
+def give_back(job: ProbeJob, lease: Lease, outcome: Outcome, reason: str, now_us: int, most_tries: int) -> None:
+    """Queue the job again after a try that failed or expired; after the last try, fail it."""
+    _end_lease(job, lease, outcome, reason, now_us)
+    job.reasons = [*job.reasons, _reason_of_try(lease, reason)]
+    if job.tries >= most_tries:
+        _end_job(job, JobState.FAILED, _short(f"given up after {job.tries} tries; last: {reason}"), now_us)
+        return
+    # `queued_at_us` and `rank_us` stay: the job keeps its place in the queue.
+    job.state = JobState.QUEUED
+    job.worker = None
 
 
 def end(job: ProbeJob, lease: Lease, outcome: Outcome, reason: str, now_us: int) -> None:
@@ -144,16 +143,6 @@ def state_of_probe(jobs: list[ProbeJob]) -> tuple[JobState, str | None]:
                 return state, next((job.reason for job in jobs if job.state == state), None)
         return JobState.DONE, None
     return (JobState.QUEUED if states == {JobState.QUEUED} else JobState.RUNNING), None
-
-
-def _count_failed_try(job: ProbeJob, lease: Lease, reason: str, now_us: int, most_tries: int) -> None:
-    job.reasons = [*job.reasons, _reason_of_try(lease, reason)]
-    if job.tries >= most_tries:
-        _end_job(job, JobState.FAILED, _short(f"given up after {job.tries} tries; last: {reason}"), now_us)
-        return
-    # `queued_at_us` and `rank_us` stay: the job keeps its place in the queue.
-    job.state = JobState.QUEUED
-    job.worker = None
 
 
 def _end_lease(job: ProbeJob, lease: Lease, outcome: Outcome, reason: str | None, now_us: int) -> None:
@@ -236,11 +225,14 @@ def new_jobs(
     for engine in sorted({str(SCORERS[name].engine) for name in names}):
         environment = environments.get(engine, WantedEnvironment())
         of_engine = {name for name in names if SCORERS[name].engine == engine}
-        together = _done_together(of_engine, offers)
+        # Those that one live worker offers; all if no live worker offers any of them.
+        together = max((of_engine & offered for offered in offers), key=len, default=set()) or of_engine
         jobs.append(_job(probe, engine, together, scorers, environment, now_us))
         jobs += [_job(probe, name, {name}, scorers, environment, now_us) for name in sorted(of_engine - together)]
-    if not kind.capability:
-        jobs += [_exact_job(probe, pair, environments, now_us) for pair in exact_pairs]
+    for pair in () if kind.capability else exact_pairs:
+        environment = environments.get(str(SCORERS[EXACT_PAIRS[pair].behaviour].engine), WantedEnvironment())
+        jobs.append(_job(probe, f"exact.{pair}", {pair}, (), environment, now_us))
+        jobs[-1].exact_pairs = [pair]
     for job in jobs:
         set_priority(job, priority)
     return jobs
@@ -288,11 +280,6 @@ def _offers(live: Iterable[Worker], accelerator: str | None) -> list[frozenset[s
     return [offers_of(worker) for worker in live if accelerator in (None, worker.accelerator)]
 
 
-def _done_together(names: set[str], offers: Sequence[frozenset[str]]) -> set[str]:
-    """Return the scorers of one job: those that one live worker offers; all if no live worker offers any of them."""
-    return max((names & offered for offered in offers), key=len, default=set()) or names
-
-
 def _job(
     probe: Probe,
     label: str,
@@ -301,26 +288,13 @@ def _job(
     wanted: WantedEnvironment,
     now_us: int,
 ) -> ProbeJob:
-    job = _new_job(probe, label, sorted(names), wanted, now_us)
-    job.scorers = [each.model_dump() for each in scorers if each.scorer in names]
-    return job
-
-
-def _exact_job(probe: Probe, pair: str, wanted: Mapping[str, WantedEnvironment], now_us: int) -> ProbeJob:
-    engine = str(SCORERS[EXACT_PAIRS[pair].behaviour].engine)
-    job = _new_job(probe, f"exact.{pair}", [pair], wanted.get(engine, WantedEnvironment()), now_us)
-    job.exact_pairs = [pair]
-    return job
-
-
-def _new_job(probe: Probe, label: str, needs: Sequence[str], wanted: WantedEnvironment, now_us: int) -> ProbeJob:
     return ProbeJob(
         id=new_identifier("job"),
         probe_id=probe.id,
         engine=label,
-        scorers=[],
+        scorers=[each.model_dump() for each in scorers if each.scorer in names],
         exact_pairs=[],
-        needs=",".join(needs),
+        needs=",".join(sorted(names)),
         accelerator=probe.accelerator,
         environments=wanted.text(),
         environment_required=wanted.is_required,

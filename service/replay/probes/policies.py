@@ -29,10 +29,6 @@ from foreshock_service.runs.attempts import active_attempt_of, active_rows, atte
 from foreshock_service.runs.runs import get_run, lock_run
 
 
-def _default_scorers() -> list[ScorerRequest]:
-    return [ScorerRequest(scorer=name) for name in default_scorers()]
-
-
 class ProbePolicyBody(BaseModel):
     """Which steps are probed automatically. Only steps with an announced checkpoint can be."""
 
@@ -48,7 +44,9 @@ class ProbePolicyBody(BaseModel):
     rollouts: int = Field(
         default=64, ge=1, le=2**31 - 1, description="score a sample of so many rollouts, stratified by length"
     )
-    scorers: list[ScorerRequest] = Field(default_factory=_default_scorers, min_length=1, max_length=32)
+    scorers: list[ScorerRequest] = Field(
+        default_factory=lambda: [ScorerRequest(scorer=name) for name in default_scorers()], min_length=1, max_length=32
+    )
     accelerator: Accelerator | None = Field(default=None, description="only on workers of this accelerator")
     budget_seconds: float | None = Field(
         default=None,
@@ -92,7 +90,8 @@ def read_policy(session: Session, principal: security.Principal, run_id: str) ->
     policy = policy_of(stored)
     budget = budget_of(session, run_id, policy)
     state = "off" if not policy.is_on else "budget_spent" if budget.is_spent else "active"
-    automatic, impossible = policy_counts(session, run_id)
+    counts = select(func.count(tables.PolicyProbe.probe_id), func.count()).where(tables.PolicyProbe.run_id == run_id)
+    automatic, chosen = session.execute(counts).one()
     return records.from_attributes(
         probes.ProbePolicyRecord,
         policy,
@@ -101,7 +100,7 @@ def read_policy(session: Session, principal: security.Principal, run_id: str) ->
         note=_NOTES[state].format(used=budget.in_words()),
         spent_seconds=budget.spent_seconds,
         automatic_probes=automatic,
-        impossible_steps=impossible,
+        impossible_steps=chosen - automatic,
         changed_at_us=stored.changed_at_us if stored is not None else None,
     )
 
@@ -140,8 +139,14 @@ def steps_between_probes(session: Session, run_id: str) -> int | None:
 
 
 def budget_of(session: Session, run_id: str, policy: ProbePolicyBody) -> Budget:
-    """Return the budget of a run with the time that workers have held its jobs."""
-    return Budget(policy.budget_seconds, spent_us(session, run_id, engine.database_now_us(session)) / 1e6)
+    """Return the budget of a run with the time that workers have held its jobs; running leases count until now."""
+    held = func.coalesce(tables.Lease.ended_at_us, engine.database_now_us(session)) - tables.Lease.granted_at_us
+    query = (
+        select(func.sum(held))
+        .join(tables.ProbeJob, tables.ProbeJob.id == tables.Lease.job_id)
+        .join(tables.Probe, tables.Probe.id == tables.ProbeJob.probe_id)
+    )
+    return Budget(policy.budget_seconds, int(session.scalar(query.where(tables.Probe.run_id == run_id)) or 0) / 1e6)
 
 
 _NOTES = {
@@ -163,8 +168,10 @@ _logger = logging.getLogger(__name__)
 
 def make_automatic_probes(context: ServiceContext) -> int:
     """Make the probes that are due, end those that wait in vain for a spent budget, and return how many were made."""
+    of_runs = select(tables.ProbePolicy.run_id).join(tables.Run, tables.Run.id == tables.ProbePolicy.run_id)
+    of_runs = of_runs.where(tables.Run.deleted_at_us.is_(None)).order_by(tables.ProbePolicy.run_id)
     with context.database.read() as session:
-        runs = runs_with_policy(session)
+        runs = session.scalars(of_runs).all()
     made = 0
     for run_id in runs:
         if made >= _MADE_AT_ONCE:
@@ -221,9 +228,13 @@ def _make(context: ServiceContext, key: events.StepKey, cause: str, policy: Prob
             raise  # The decoders are busy or the store is away: the next round tries again.
         problem = str(error)
         _logger.info("step %d of run %s cannot be probed: %s", key.step, key.run_id, problem)
-    context.database.write(
-        lambda session: add_policy_probe(session, key, cause, probe_id, problem, engine.database_now_us(session))
-    )
+    row = {**key._asdict(), "cause": cause, "probe_id": probe_id, "problem": problem}
+
+    def add(session: Session) -> None:
+        made = row | {"made_at_us": engine.database_now_us(session)}
+        engine.insert_if_absent(session, tables.PolicyProbe, made)
+
+    context.database.write(add)
     return probe_id is not None
 
 
@@ -258,30 +269,6 @@ def set_probe_policy(
 def find_policy(session: Session, run_id: str) -> tables.ProbePolicy | None:
     """Return the policy of a run."""
     return session.get(tables.ProbePolicy, run_id)
-
-
-def runs_with_policy(session: Session) -> Sequence[str]:
-    """Return the ids of the runs with a policy that are not deleted."""
-    query = select(tables.ProbePolicy.run_id).join(tables.Run, tables.Run.id == tables.ProbePolicy.run_id)
-    return session.scalars(query.where(tables.Run.deleted_at_us.is_(None)).order_by(tables.ProbePolicy.run_id)).all()
-
-
-def spent_us(session: Session, run_id: str, now_us: int) -> int:
-    """Return the time for which workers held the jobs of the run's probes; running leases count until now."""
-    held = func.coalesce(tables.Lease.ended_at_us, now_us) - tables.Lease.granted_at_us
-    query = (
-        select(func.sum(held))
-        .join(tables.ProbeJob, tables.ProbeJob.id == tables.Lease.job_id)
-        .join(tables.Probe, tables.Probe.id == tables.ProbeJob.probe_id)
-    )
-    return int(session.scalar(query.where(tables.Probe.run_id == run_id)) or 0)
-
-
-def policy_counts(session: Session, run_id: str) -> tuple[int, int]:
-    """Return the number of steps that the policy probed, and of those that could not be."""
-    query = select(func.count(tables.PolicyProbe.probe_id), func.count()).where(tables.PolicyProbe.run_id == run_id)
-    made, chosen = session.execute(query).one()
-    return made, chosen - made
 
 
 def unfinished_probes(session: Session, run_id: str) -> int:
@@ -345,22 +332,6 @@ def steps_by_interval(session: Session, run_id: str, every: int, now_us: int, li
     attempts = attempts_of_run(session, run_id)
     found = ((active_attempt_of(attempts, step), step) for step in steps)
     return [events.StepKey(run_id, attempt, step) for attempt, step in found if attempt is not None]
-
-
-def add_policy_probe(
-    session: Session, key: events.StepKey, cause: str, probe_id: str | None, problem: str | None, now_us: int
-) -> bool:
-    """Record the automatic probe of a step; return whether the step had none."""
-    row = {
-        "run_id": key.run_id,
-        "attempt": key.attempt,
-        "step": key.step,
-        "cause": cause,
-        "probe_id": probe_id,
-        "problem": problem,
-        "made_at_us": now_us,
-    }
-    return engine.insert_if_absent(session, tables.PolicyProbe, row)
 
 
 def _possible(session: Session, run_id: str, now_us: int) -> ColumnElement[bool]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import Path, Query, Response, status
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from foreshock import clock, digests, errors, probe_kinds
@@ -13,7 +14,7 @@ from foreshock.scorers import EXACT_PAIRS, VARIANTS, available_scorers
 from foreshock_service.platform import parameters, problem
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
-from foreshock_service.platform.database.tables import Run, Shard, new_identifier, probes
+from foreshock_service.platform.database.tables import Checkpoint, Run, Shard, new_identifier, probes
 from foreshock_service.platform.security import Ingester, Principal, Reader
 from foreshock_service.replay.probes import environments, jobs, service, workers
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts, RolloutCount, count_rollouts
@@ -215,10 +216,9 @@ def _plan(context: ServiceContext, session: Session, principal: Principal, run_i
         )
     checkpoint = service.find_checkpoint(session, *key)
     if checkpoint is None:
-        newest = service.newest_checkpoints(session, key.run_id, key.attempt, _NAMED_CHECKPOINTS)
         raise service.ProbeNotPossible(
-            f"no checkpoint is announced for step {key.step} of attempt {key.attempt}{_announced(newest)}: the trainer "
-            "announces saved weights with log_checkpoint(step, root=…, path=…)"
+            f"no checkpoint is announced for step {key.step} of attempt {key.attempt}{_announced(session, key)}: the "
+            "trainer announces saved weights with log_checkpoint(step, root=…, path=…)"
         )
     if checkpoint.expires_at_us is not None and checkpoint.expires_at_us <= clock.now_us():
         raise service.ProbeNotPossible(f"the checkpoint of step {key.step} has expired: its weights are gone")
@@ -245,7 +245,10 @@ def _selection(shards: Sequence[Shard]) -> list[list[Any]]:
     return [service.selected_rollouts(shard) for shard in shards if shard.tokens_removed is None]
 
 
-def _announced(steps: Sequence[int]) -> str:
+def _announced(session: Session, key: events.StepKey) -> str:
+    """Return the newest announced steps of an attempt in words."""
+    query = select(Checkpoint.step).filter_by(run_id=key.run_id, attempt=key.attempt)
+    steps = sorted(session.scalars(query.order_by(Checkpoint.step.desc()).limit(_NAMED_CHECKPOINTS)))
     if not steps:
         return ", nor for any other step of it"
     return f" (the newest that are: {', '.join(map(str, steps))})"
@@ -271,11 +274,7 @@ def _weights_of_other(session: Session, principal: Principal, run: Run, against:
         raise service.ProbeNotPossible(f"against must be another run of the project {run.project}, got {title}")
     started = attempts.attempts_of_run(session, other.id)
     key = events.StepKey(other.id, attempts.active_attempt_of(started, step) or 0, step + 1)
-    found = [
-        each
-        for each in service.earlier_checkpoints(session, key)
-        if each.expires_at_us is None or each.expires_at_us > clock.now_us()
-    ]
+    found = service.earlier_checkpoints(session, key)
     if not found:
         raise service.ProbeNotPossible(f"the run {title} has no announced weights up to step {step} that are left")
     return {name: getattr(found[-1], name) for name in _WEIGHTS_FIELDS} | {"run": title}
@@ -296,9 +295,7 @@ def _weights_after(session: Session, key: events.StepKey, body: ProbeCreate) -> 
 
 def _tried_by_doctor(session: Session, key: events.StepKey, body: ProbeCreate) -> list[dict[str, Any]]:
     """Return the checkpoints that the doctor tries, the nearest and the first ones in turn."""
-    now = clock.now_us()
-    earlier = service.earlier_checkpoints(session, key)
-    left = [each for each in earlier if each.expires_at_us is None or each.expires_at_us > now]
+    left = list(service.earlier_checkpoints(session, key))
     chosen: list[dict[str, Any]] = []
     while left and len(chosen) < body.max_candidates:
         each = left.pop() if len(chosen) % 2 == 0 else left.pop(0)
@@ -353,7 +350,7 @@ def _insert(
     assert probe is not None
     if created:
         live = workers.live_workers(session, plan.run.project, now)
-        near = service.is_step_near_open_alert(session, plan.run.id, body.step)
+        near = session.scalar(select(service.is_near_open_alert(plan.run.id, body.step)))
         priority = body.priority or (jobs.Priority.URGENT if near else jobs.Priority.NORMAL)
         session.add_all(jobs.new_jobs(probe, plan.scorers, live, now, wanted, plan.exact_pairs, priority))
         session.flush()

@@ -116,10 +116,6 @@ class ProbeCreate(Examination):
         given = [name for name in ("budget_seconds", "against") if getattr(self, name) is not None]
         if kind is not DOCTOR and given:
             raise ValueError(f"{given[0]} is of the doctor")
-        return self
-
-    @model_validator(mode="after")
-    def _check_anything_asked(self) -> Self:
         if not self.scorers and not self.exact_pairs:
             raise ValueError("a probe needs at least one item in `scorers` or `exact_pairs`, got none")
         return self
@@ -134,19 +130,18 @@ def probe_record(probe: Probe, jobs: Sequence[ProbeJob], waiting: Mapping[str, s
         run=probe.run_id,
         state=state.value,
         reason=reason or next((waiting[job.id] for job in jobs if waiting.get(job.id)), None),
-        jobs=tuple(_job_record(job, waiting.get(job.id)) for job in jobs),
-    )
-
-
-def _job_record(job: ProbeJob, waiting_reason: str | None) -> probes.JobRecord:
-    return records.from_attributes(
-        probes.JobRecord,
-        job,
-        engine=job.engine.partition(".")[0],
-        attempts=job.tries,
-        reason=job.reason or waiting_reason,
-        environments=tuple(name for name in job.environments.split(",") if name),
-        environment_note=environment_note(job),
+        jobs=tuple(
+            records.from_attributes(
+                probes.JobRecord,
+                job,
+                engine=job.engine.partition(".")[0],
+                attempts=job.tries,
+                reason=job.reason or waiting.get(job.id),
+                environments=tuple(name for name in job.environments.split(",") if name),
+                environment_note=environment_note(job),
+            )
+            for job in jobs
+        ),
     )
 
 

@@ -5,10 +5,11 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import ColumnElement, or_, select
 from sqlalchemy.orm import Session
 
 from foreshock.api.probes import ProbeRecord
+from foreshock.clock import now_us
 from foreshock_service.platform import audit, parameters, problem, security
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import database_now_us, of_step
@@ -262,28 +263,18 @@ def jobs_of(session: Session, probe_ids: Iterable[str]) -> dict[str, list[ProbeJ
 
 
 def earlier_checkpoints(session: Session, key: events.StepKey) -> Sequence[Checkpoint]:
-    """Return the checkpoints announced for steps before `key.step` that led to it, by step."""
+    """Return the checkpoints announced for steps before `key.step` that led to it and have not expired, by step."""
     attempts = attempts_of_run(session, key.run_id)
     place = next(place for place, each in enumerate(attempts) if each.attempt == key.attempt)
     chosen = in_ranges(active_ranges(attempts[: place + 1], 0, key.step - 1), Checkpoint)
-    query = select(Checkpoint).where(Checkpoint.run_id == key.run_id, chosen, Checkpoint.step < key.step)
+    left = or_(Checkpoint.expires_at_us.is_(None), Checkpoint.expires_at_us > now_us())
+    query = select(Checkpoint).where(Checkpoint.run_id == key.run_id, chosen, left)
     return session.scalars(query.order_by(Checkpoint.step)).all()
 
 
 def find_checkpoint(session: Session, run_id: str, attempt: int, step: int) -> Checkpoint | None:
     """Return the checkpoint that was announced for a step."""
     return session.get(Checkpoint, (run_id, attempt, step))
-
-
-def newest_checkpoints(session: Session, run_id: str, attempt: int, most: int) -> list[int]:
-    """Return the newest announced steps of an attempt, at most `most` of them, in order."""
-    query = select(Checkpoint.step).where(Checkpoint.run_id == run_id, Checkpoint.attempt == attempt)
-    return sorted(session.scalars(query.order_by(Checkpoint.step.desc()).limit(most)))
-
-
-def is_step_near_open_alert(session: Session, run_id: str, step: int) -> bool:
-    """Return whether the run has an open alert near the step."""
-    return bool(session.scalar(select(is_near_open_alert(run_id, step))))
 
 
 def jobs_to_raise(session: Session, limit: int, *, locked: bool = False) -> Sequence[ProbeJob]:

@@ -20,8 +20,9 @@ from foreshock_service.platform.database.tables import Probe, ProbeJob, ProbeRes
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
 from foreshock_service.replay.probes import requests, schemas
 from foreshock_service.replay.results.documents import DocumentKind
-from foreshock_service.runs import attempts, findings, run_endpoints, weights
+from foreshock_service.runs import attempts, findings, run_endpoints
 from foreshock_service.runs.events import StepKey
+from foreshock_service.runs.weights import checksums_of_step
 
 router = APIRouter(prefix="/v1")
 
@@ -125,12 +126,8 @@ def report_record(session: Session, row: ProbeResult, probe: Probe) -> DoctorSte
         from_sample=probe.from_sample,
         published_at_us=row.published_at_us or 0,
         report=parse(DoctorReport, row.document),
-        checksums=_checksums(session, StepKey(row.run_id, row.attempt, row.step)),
+        checksums=checksums_of_step(session, StepKey(row.run_id, row.attempt, row.step)),
     )
-
-
-def _checksums(session: Session, key: StepKey) -> tuple[str, ...]:
-    return tuple(each.sentence for each in weights.weights_of_step(session, key))
 
 
 def causes_of_run(session: Session, run_id: str) -> list[findings.FindingOfSteps]:
@@ -142,7 +139,7 @@ def causes_of_run(session: Session, run_id: str) -> list[findings.FindingOfSteps
     for row in session.scalars(query.order_by(*order).limit(_MOST_STEPS)):
         key = StepKey(run_id, row.attempt, row.step)
         if attempts.is_active(session, key):
-            reports.setdefault(row.step, (row.document, _checksums(session, key)))
+            reports.setdefault(row.step, (row.document, checksums_of_step(session, key)))
     return findings.newest_of_steps(
         (step, [_finding(cause, checksums) for cause in parse(DoctorReport, document).causes])
         for step, (document, checksums) in reports.items()

@@ -72,7 +72,11 @@ def check_upload(
             values: Values = (
                 rollouts.decode_scores(file, limits) if kind == "scores" else rollouts.decode_exact(file, limits)
             )
-        fingerprints = _fingerprints_of(values)
+        fingerprints = (
+            (values.fingerprint,)
+            if isinstance(values, rollouts.ScoreBatch)
+            else (values.target_fingerprint, values.behaviour_fingerprint)
+        )
         for fingerprint in fingerprints:
             _check_storable(fingerprint)
         _check_rollouts(values, read_rollouts(pinned), "log_probs" if kind == "scores" else "kl")
@@ -158,12 +162,6 @@ def _aligned(
                 for name, values in aligned.items():
                     values[start:end] = getattr(shard, name)[shard.offsets[index] : shard.offsets[index + 1]]
     return aligned
-
-
-def _fingerprints_of(values: Values) -> tuple[Fingerprint, ...]:
-    if isinstance(values, rollouts.ScoreBatch):
-        return (values.fingerprint,)
-    return values.target_fingerprint, values.behaviour_fingerprint
 
 
 def _check_storable(fingerprint: Fingerprint) -> None:

@@ -220,31 +220,23 @@ def store_shard(context: ServiceContext, principal: Principal, address: ShardAdd
     """
     for _ in range(_TRIES):
         with context.database.read() as session:
-            prepared = _prepare(context, session, principal, address, upload)
-        if isinstance(prepared, UploadReceipt):
-            return prepared
+            lease, job, probe = find_lease(session, principal, address.lease_id)
+            stored = _stored(address, session, job, upload)
+            if stored is not None:
+                return stored
+            check_held(lease, job, address.token)
+            prepared = _Prepared(
+                service.rollouts_of_probe(context, session, probe),
+                tuple(_siblings(address, session, job)),
+                address.kind.file_name(probe.run_id, probe.attempt, probe.step, job.id, upload.digest),
+                str(probe.checkpoint["digest"]),
+            )
         checked = _check(context, address, upload, prepared)
         commit = partial(_commit, principal, address, upload, prepared, checked)
         receipt = commit_file(context.database, context.store, prepared.file, commit)
         if receipt is not None:
             return receipt
     raise ShardsBusy("other shards of this result arrived with this one: send it again", headers={"Retry-After": "1"})
-
-
-def _prepare(
-    context: ServiceContext, session: Session, principal: Principal, address: ShardAddress, upload: Upload
-) -> _Prepared | UploadReceipt:
-    lease, job, probe = find_lease(session, principal, address.lease_id)
-    stored = _stored(address, session, job, upload)
-    if stored is not None:
-        return stored
-    check_held(lease, job, address.token)
-    return _Prepared(
-        service.rollouts_of_probe(context, session, probe),
-        tuple(_siblings(address, session, job)),
-        address.kind.file_name(probe.run_id, probe.attempt, probe.step, job.id, upload.digest),
-        str(probe.checkpoint["digest"]),
-    )
 
 
 def _check(context: ServiceContext, address: ShardAddress, upload: Upload, prepared: _Prepared) -> files.CheckedFile:
@@ -278,15 +270,37 @@ def _commit(
     checked: files.CheckedFile,
     session: Session,
 ) -> UploadReceipt | None:
-    """Add the row; None if the shard was checked against other siblings than there are now."""
+    """Add the row; None if the shard was checked against other siblings than there are now.
+
+    Raises WrongFingerprint if its fingerprints differ from those of its siblings.
+    """
     _, job, _ = hold(session, principal, address.lease_id, address.token)
     stored = _stored(address, session, job, upload)
     if stored is not None:
         return stored
-    if {each.digest for each in _siblings(address, session, job)} != {each.digest for each in prepared.siblings}:
+    siblings, kind = _siblings(address, session, job), address.kind
+    if {each.digest for each in siblings} != {each.digest for each in prepared.siblings}:
         return None
     removal.check_not_taken(session, [prepared.file])
-    _add(address, session, job, upload, checked, prepared.file)
+    digests = {name: each.digest() for name, each in zip(kind.digests, checked.fingerprints, strict=True)}
+    if any(getattr(other, name) != digest for other in siblings for name, digest in digests.items()):
+        raise WrongFingerprint("its fingerprint differs from that of the result's other shards")
+    fingerprints = zip(kind.sides, checked.fingerprints, strict=True)
+    row = {
+        "job_id": job.id,
+        "token": address.token,
+        **address.named,
+        "shard": address.shard,
+        "digest": upload.digest,
+        "body_bytes": upload.size,
+        "file": prepared.file,
+        "rollouts": checked.rollouts,
+        "tokens": checked.tokens,
+        **digests,
+        **{f"{side}fingerprint": each.to_dict() for side, each in fingerprints},
+        "received_at_us": now_us(),
+    }
+    insert_if_absent(session, kind.shards, row)
     return UploadReceipt(status="stored", digest=upload.digest, rollouts=checked.rollouts, tokens=checked.tokens)
 
 
@@ -307,31 +321,3 @@ def _stored(address: ShardAddress, session: Session, job: probes.ProbeJob, uploa
 def _siblings(address: ShardAddress, session: Session, job: probes.ProbeJob) -> list[probes.UploadedShard]:
     """Return the stored shards of the same result."""
     return address.kind.shards_of_try(session, job.id, address.token).get(address.key, [])
-
-
-def _add(
-    address: ShardAddress, session: Session, job: probes.ProbeJob, upload: Upload, checked: files.CheckedFile, file: str
-) -> None:
-    """Add the catalogue row; raises if its fingerprints differ from those of its siblings."""
-    digests = {name: each.digest() for name, each in zip(address.kind.digests, checked.fingerprints, strict=True)}
-    for other in _siblings(address, session, job):
-        if any(getattr(other, name) != digest for name, digest in digests.items()):
-            raise WrongFingerprint("its fingerprint differs from that of the result's other shards")
-    row = {
-        "job_id": job.id,
-        "token": address.token,
-        **address.named,
-        "shard": address.shard,
-        "digest": upload.digest,
-        "body_bytes": upload.size,
-        "file": file,
-        "rollouts": checked.rollouts,
-        "tokens": checked.tokens,
-        **digests,
-        **{
-            f"{side}fingerprint": each.to_dict()
-            for side, each in zip(address.kind.sides, checked.fingerprints, strict=True)
-        },
-        "received_at_us": now_us(),
-    }
-    insert_if_absent(session, address.kind.shards, row)
