@@ -45,8 +45,6 @@ _OF_STEP = ("reward_mean", "response_length_mean")
 _LAG_KEYS = (*K3_KEYS.values(), *TOKENS_KEYS.values())
 _OF_MISMATCH = ("k3_kl", "tokens", *(key.partition(":")[2] for key in _LAG_KEYS))
 
-_NO_LAGS = StepLags.of({})
-
 _MOST_AWAITED = 3
 _LEAST_INFO_STEPS, _LEAST_INFO_SHARE = 3, 0.25
 _AT_ONCE = 100
@@ -123,7 +121,10 @@ def _compute_locked(run_id: str, session: Session) -> None:
 
 def history_of(session: Session, run_id: str) -> History:
     """Return what the diagnosis reads of a run."""
-    run, observed = runs.find_run(session, run_id), _observed_step(session, run_id)
+    run = runs.find_run(session, run_id)
+    snapshots = tables.DetectorSnapshot
+    # The newest step that the detectors have seen.
+    observed = session.scalar(select(func.max(snapshots.step)).where(snapshots.run_id == run_id))
     rows = measurements.newest_rows(session, run_id, (*_OF_STEP, *_OF_MISMATCH), WINDOW_STEPS)
     first = 2 + len(_OF_STEP)
     of_start = _of_start(session, run_id, rows)
@@ -164,8 +165,7 @@ def _of_start(session: Session, run_id: str, newest: Sequence[Sequence[Any]]) ->
 
 def _lags(values: Sequence[float | None]) -> StepLags:
     """Return the lags of a step from its columns; those of an earlier release are empty."""
-    known = {key: value for key, value in zip(_LAG_KEYS, values, strict=True) if value is not None}
-    return StepLags.of(known) if known else _NO_LAGS
+    return StepLags.of({key: value for key, value in zip(_LAG_KEYS, values, strict=True) if value is not None})
 
 
 def _stepped(values: Iterable[tuple[int, float | None]]) -> SteppedValues:
@@ -204,8 +204,9 @@ def _causes(
     causes: list[DiagnosisCause] = []
     undeclared: list[MissingData] = []
     catalogue = {name: place for place, name in enumerate(CHECKS)}
+    table = engine.table_of(tables.StoredFinding)
     found = sorted(
-        _findings(session, run_id),
+        session.execute(select(table).where(table.c.run_id == run_id)),
         key=lambda row: (severity.severity_rank(row.severity), catalogue.get(row.name, 0), row.name),
     )
     for row in found:
@@ -307,19 +308,6 @@ _WAITING = (
     )
     .order_by(tables.Step.step)
 )
-
-
-def _observed_step(session: Session, run_id: str) -> int | None:
-    """Return the newest step that the detectors have seen."""
-    return session.scalar(
-        select(func.max(tables.DetectorSnapshot.step)).where(tables.DetectorSnapshot.run_id == run_id)
-    )
-
-
-def _findings(session: Session, run_id: str) -> Sequence[Any]:
-    """Return the rows of what the lint and the attributions have found."""
-    table = engine.table_of(tables.StoredFinding)
-    return session.execute(select(table).where(table.c.run_id == run_id)).all()
 
 
 def _runs_waiting(session: Session, before_us: int, limit: int) -> Sequence[str]:

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from foreshock.clock import now_us
 from foreshock_service.platform.context import EventBus, ServiceContext
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.database.tables import Run, ScalarTail
+from foreshock_service.platform.database.tables import DetectorSnapshot, DueReplay, Run, ScalarTail
 from foreshock_service.platform.jobs import Job, JobRunner
 from foreshock_service.runs.attempts import attempts_of_run, is_active
 from foreshock_service.runs.events import ScalarsLogged
@@ -49,7 +49,8 @@ def note_outdated(database: Database) -> int:
     """
     outdated = []
     with database.read() as session:
-        for run in states.watched_runs(session):
+        having = select(DetectorSnapshot.run_id).where(DetectorSnapshot.run_id == Run.id).exists()
+        for run in session.scalars(select(Run).where(Run.deleted_at_us.is_(None), having)).all():
             newest = states.newest(session, run.id)
             assert newest is not None
             is_other = newest.configuration_digest != history.watched_as(session, run).digest
@@ -69,7 +70,7 @@ def _note_outdated(run_id: str, session: Session) -> None:
 def derive_due(events: EventBus, database: Database, is_stopping: Callable[[], bool] = lambda: False) -> int:
     """Derive every run that is due, one after the other; return how many were derived."""
     with database.read() as session:
-        runs = states.runs_due(session)
+        runs = session.scalars(select(DueReplay.run_id).order_by(DueReplay.run_id)).all()
     if not runs:
         return 0
     with database.exclusive("derive detection") as is_alone:
@@ -185,23 +186,18 @@ def observe_scalars(events: EventBus, session: Session, logged: ScalarsLogged) -
 def close_scalar_tails(context: ServiceContext) -> int:
     """Close the newest steps that got no scalars for the grace time, or whose run has ended; return how many."""
     before = now_us() - int(context.settings.step_grace_seconds * 1e6)
-    with context.database.read() as session:
-        runs = _runs_with_due_tail(session, before, _RUNS_PER_SWEEP)
-    return sum(context.database.write(partial(_close, context.events, run_id)) for run_id in runs)
-
-
-def _runs_with_due_tail(session: Session, before_us: int, limit: int) -> list[str]:
-    """Return up to `limit` runs whose newest scalars are older than that, or which have ended, and are still open."""
-    query = (
+    due = (
         select(ScalarTail.run_id)
         .join(Run, Run.id == ScalarTail.run_id)
         .where(
             ScalarTail.closed.is_(False),
             Run.deleted_at_us.is_(None),
-            or_(ScalarTail.received_at_us < before_us, Run.state.in_(("finished", "failed"))),
+            or_(ScalarTail.received_at_us < before, Run.state.in_(_ENDED)),
         )
     )
-    return list(session.scalars(query.order_by(ScalarTail.run_id).limit(limit)))
+    with context.database.read() as session:
+        runs = session.scalars(due.order_by(ScalarTail.run_id).limit(_RUNS_PER_SWEEP)).all()
+    return sum(context.database.write(partial(_close, context.events, run_id)) for run_id in runs)
 
 
 def _close(events: EventBus, run_id: str, session: Session) -> bool:

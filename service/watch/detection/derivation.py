@@ -147,7 +147,9 @@ def derive_from(events: EventBus, session: Session, run_id: str, from_step: int)
     """
     watched = watched_run(session, run_id)
     derivation = Derivation(watched, detectors.WarningState())
-    follows = _newest_if_it_precedes(session, run_id, from_step, watched.digest)
+    newest, follows = states.newest(session, run_id), None
+    if newest is not None and newest.step < from_step and newest.configuration_digest == watched.digest:
+        follows = newest.read() if is_active(session, StepKey(run_id, newest.attempt, newest.step)) else None
     if follows is not None:
         derivation.state = follows
     elif states.due(session, run_id) is not None:
@@ -173,11 +175,3 @@ def store(events: EventBus, session: Session, run_id: str, first: int, derivatio
     configuration = derivation.watched.configuration
     derived = DetectionDerived(run_id, first, derivation.events, derivation.state, configuration)
     events.publish(session, derived)
-
-
-def _newest_if_it_precedes(session: Session, run_id: str, from_step: int, digest: str) -> detectors.WarningState | None:
-    """Return the run's newest state if steps from `from_step` on can go on from it."""
-    newest = states.newest(session, run_id)
-    if newest is None or newest.step >= from_step or newest.configuration_digest != digest:
-        return None
-    return newest.read() if is_active(session, StepKey(run_id, newest.attempt, newest.step)) else None

@@ -7,7 +7,7 @@ grace time (`background.py`). So which steps are closed, and their values, do no
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -86,16 +86,22 @@ def closed_steps_after(
         return []
     first, last = steps[0][0], steps[-1][0]
     values: defaultdict[int, dict[str, float]] = defaultdict(dict)
-    values |= _scalars(session, run_id, watched, first, last)
-    measured = _measured(watched)
-    if measured:
-        pairs = [(comparison, column) for comparison, columns in measured.items() for column in columns]
-        every = sorted({pair[1] for pair in pairs})
-        measures_of = measurements.measures_of_active_steps(session, run_id, sorted(measured), every, first, last)
+    keys = frozenset(watched.keys)
+    # Without rollouts, scalars stand for measures too.
+    reported = {key for key in keys if watched.scalars_only or key.startswith(f"{SCALARS}:")}
+    for step, scalars in scalars_of_active_steps(session, run_id, watched.names, first, last).items():
+        quantities = quantities_of(scalars, watched.declared, keys)
+        values[step] = {name: value for name, value in quantities.items() if name in reported}
+    pairs = [tuple(key.split(":", 1)) for key in watched.keys if key.partition(":")[2] in _COLUMNS]
+    if pairs and not watched.scalars_only:
+        names, columns = (sorted(set(each)) for each in zip(*pairs, strict=True))
+        measures_of = measurements.measures_of_active_steps(session, run_id, names, columns, first, last)
         for step, measures in measures_of.items():
-            values[step] |= {f"{pair[0]}:{pair[1]}": measures[pair] for pair in pairs if pair in measures}
-    rebaselined = _first_at_or_after(rebaselined_steps(session, run_id), after, steps)
-    return [(ClosedStep(step, values[step], step in rebaselined), attempt) for step, attempt in steps]
+            values[step] |= {":".join(pair): measures[pair] for pair in pairs if pair in measures}
+    # A change takes effect at the first closed step from it on; changes up to `after` have had theirs.
+    numbers = [step for step, _ in steps]
+    changed = {bisect_left(numbers, change) for change in rebaselined_steps(session, run_id) if change > after}
+    return [(ClosedStep(step, values[step], place in changed), attempt) for place, (step, attempt) in enumerate(steps)]
 
 
 def _steps_after(session: Session, run_id: str, after: int, watched: WatchedRun, limit: int) -> list[tuple[int, int]]:
@@ -117,33 +123,3 @@ def _steps_after(session: Session, run_id: str, after: int, watched: WatchedRun,
     tail = session.get(ScalarTail, run_id)
     closed = tail is not None and tail.closed and tail.attempt == newest and tail.step >= last
     return steps if closed else steps[:-1]
-
-
-def _scalars(session: Session, run_id: str, watched: WatchedRun, first: int, last: int) -> dict[int, dict[str, float]]:
-    """Return step → quantity → value of the scalars that are watched."""
-    keys = frozenset(watched.keys)
-    values = {}
-    for step, scalars in scalars_of_active_steps(session, run_id, watched.names, first, last).items():
-        values[step] = {
-            name: value
-            for name, value in quantities_of(scalars, watched.declared, keys).items()
-            if name in keys and (watched.scalars_only or name.startswith(f"{SCALARS}:"))
-        }
-    return values
-
-
-def _measured(watched: WatchedRun) -> dict[str, list[str]]:
-    """Return the columns that are watched of each comparison; of none if the run has scalars only."""
-    found: defaultdict[str, list[str]] = defaultdict(list)
-    for key in () if watched.scalars_only else watched.keys:
-        comparison, _, column = key.partition(":")
-        if column in _COLUMNS:
-            found[comparison].append(column)
-    return found
-
-
-def _first_at_or_after(changes: Sequence[int], after: int, steps: Sequence[tuple[int, int]]) -> set[int]:
-    """Return the first closed step from each change on; changes up to `after` have had theirs."""
-    numbers = [step for step, _ in steps]
-    places = {bisect_left(numbers, change) for change in changes if change > after}
-    return {numbers[place] for place in places if place < len(numbers)}

@@ -105,12 +105,6 @@ def newest(session: Session, run_id: str) -> StoredState | None:
     return None if found is None else StoredState(*found)
 
 
-def watched_runs(session: Session) -> list[Run]:
-    """Return the runs that have a state."""
-    having = select(DetectorSnapshot.run_id).where(DetectorSnapshot.run_id == Run.id)
-    return list(session.scalars(select(Run).where(Run.deleted_at_us.is_(None), having.exists())))
-
-
 def newest_before(session: Session, run_id: str, before: int, configuration_digest: str) -> WarningState:
     """Return the newest state of an active step before `before`; the initial state if none can be read."""
     query = _STATES.where(
@@ -138,11 +132,6 @@ def due(session: Session, run_id: str) -> Due | None:
     query = select(DueReplay.from_step, DueReplay.changed_step).where(DueReplay.run_id == run_id)
     found = session.execute(query).first()
     return None if found is None else Due(*found)
-
-
-def runs_due(session: Session) -> list[str]:
-    """Return the runs of which a derivation is due."""
-    return list(session.scalars(select(DueReplay.run_id).order_by(DueReplay.run_id)))
 
 
 def put_due(session: Session, run_id: str, due: Due) -> None:
