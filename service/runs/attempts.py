@@ -220,11 +220,16 @@ def get_or_create_attempt(
     ends = select(func.max(Attempt.attempt), func.max(Attempt.created_at_us)).where(Attempt.run_id == run_id)
     newest, latest_us = session.execute(ends).one()
     created_at_us = now_us()
+    # By this service's clock. The client sends an age and no time: clocks of two nodes may differ by more than the time
+    # between two launches, and a resume, which is registered within seconds, would be taken for the older. It is
+    # subtracted from a time no earlier than any attempt was registered, so that a clock that is set back, or several
+    # services that differ, do not make a start without an age an older one.
+    began_at_us = max(created_at_us, latest_us or 0) - round(body.age_seconds * 1e6)
     row = {
         "run_id": run_id,
         "attempt": (newest or 0) + 1,
         "created_at_us": created_at_us,
-        "began_at_us": _began_at_us(body, max(created_at_us, latest_us or 0)),
+        "began_at_us": began_at_us,
         **body.model_dump(exclude={"heartbeats", "age_seconds"}),
     }
     created = insert_if_absent(session, Attempt, row)
@@ -246,18 +251,6 @@ def get_or_create_attempt(
         run.last_step = session.scalar(held)
         events.publish(session, AttemptStarted(run_id, attempt.attempt, attempt.resume_step, is_newest))
     return attempt, created
-
-
-def _began_at_us(body: AttemptCreate, now_us: int) -> int:
-    """Return when an attempt began, by this service's clock; without an age it is the newest.
-
-    The client sends an age and no time: clocks of two nodes may differ by more than the time between two launches, and
-    a resume, which is registered within seconds, would be taken for the older. What is left is small: an age is wrong
-    by what the client's clock was set meanwhile, or by the difference of two clocks if another node adopts a spool.
-    `now_us` is no earlier than any attempt of the run was registered, so that a clock that is set back, or several
-    services that differ, do not make a start without an age an older one.
-    """
-    return now_us - round(body.age_seconds * 1e6)
 
 
 def note_heartbeat(

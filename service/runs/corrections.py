@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from foreshock import comparisons, errors
 from foreshock.api import records, runs
 from foreshock.api import steps as answers
-from foreshock.corrections import CORRECTIONS, Evaluation, Evaluator, Population, Threshold, correction_named
+from foreshock.corrections import CORRECTIONS, Evaluation, Evaluator, Threshold, correction_named
 from foreshock.measures import comparison_statistics, rollout_summaries
 from foreshock.theory import GradientNorms, Theory, evaluate_theory, gradient_noise
 from foreshock_service.platform import parameters, problem, security
@@ -140,22 +140,20 @@ def _evaluation_record(found: Evaluation) -> answers.CorrectionRecord:
         affected=records.from_attributes(
             answers.AffectedRecord,
             affected,
-            touched=_population(affected.touched),
-            untouched=_population(affected.untouched),
+            **{
+                name: answers.PopulationRecord(
+                    sequences=each.sequences,
+                    reward_mean=each.reward,
+                    advantage_mean=each.advantage,
+                    length_mean=each.length,
+                    turns_mean=each.turns,
+                    lag_mean=each.lag,
+                )
+                for name, each in (("touched", affected.touched), ("untouched", affected.untouched))
+            },
         ),
         not_estimable=found.not_estimable,
         notes=(*found.notes, *too_large),
-    )
-
-
-def _population(population: Population) -> answers.PopulationRecord:
-    return answers.PopulationRecord(
-        sequences=population.sequences,
-        reward_mean=population.reward,
-        advantage_mean=population.advantage,
-        length_mean=population.length,
-        turns_mean=population.turns,
-        lag_mean=population.lag,
     )
 
 
@@ -235,8 +233,10 @@ def _learning_rate(
     for name in LEARNING_RATE_SCALARS:
         if scalars.get(name, -1.0) >= 0.0:
             return scalars[name], f"the step's scalar {name}"
-    applied = _applied_learning_rate(session, pair)
-    if applied is not None:
+    table = AdviceAcknowledgement
+    query = select(table.step, table.applied_learning_rate).filter_by(run_id=pair.run_id, attempt=pair.attempt)
+    query = query.where(table.step <= pair.step).order_by(table.step.desc()).limit(1)
+    if (applied := session.execute(query).first()) is not None:
         return applied[1], f"what the trainer applied at step {applied[0]}"
     initial = session.get_one(Run, pair.run_id).initial_learning_rate
     return initial, None if initial is None else "the run's initial learning rate, because the step has none of its own"
@@ -254,17 +254,6 @@ def _norms(scalars: Mapping[str, float]) -> tuple[GradientNorms | None, str | No
         named = dict(zip((field.name for field in fields(GradientNorms)), GRADIENT_SCALARS, strict=True))
         return None, f"the scalar {named[error.argument]} is invalid: {error.message}"
     return norms, None
-
-
-def _applied_learning_rate(session: Session, pair: MeasuredPair) -> tuple[int, float | None] | None:
-    """Return the newest step up to this one, and its rate, that the attempt's trainer acknowledged; None without."""
-    query = select(AdviceAcknowledgement.step, AdviceAcknowledgement.applied_learning_rate).where(
-        AdviceAcknowledgement.run_id == pair.run_id,
-        AdviceAcknowledgement.attempt == pair.attempt,
-        AdviceAcknowledgement.step <= pair.step,
-    )
-    row = session.execute(query.order_by(AdviceAcknowledgement.step.desc()).limit(1)).first()
-    return None if row is None else (row[0], row[1])
 
 
 def _record(found: FoundTheory) -> answers.TheoryRecord:

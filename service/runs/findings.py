@@ -225,7 +225,13 @@ def replace_findings(session: Session, run_id: str, source: FindingSource, found
     gone = known.keys() - {row["name"] for row in rows}
     if gone:
         session.execute(delete(StoredFinding).where(*of_source, StoredFinding.name.in_(gone)))
-    upsert(session, StoredFinding, [row for row in rows if not _is_stored(row, known.get(row["name"]))], _KEY)
+    changed = [
+        row
+        for row in rows
+        if (stored := known.get(row["name"])) is None
+        or any(getattr(stored, name) != value for name, value in row.items() if name != "changed_at_us")
+    ]
+    upsert(session, StoredFinding, changed, _KEY)
 
 
 def of_steps(steps: Sequence[int], severities: Sequence[str], newest: FindingOfStep) -> FindingOfSteps:
@@ -261,12 +267,6 @@ def _row(run_id: str, source: FindingSource, found: FindingOfSteps) -> dict[str,
         "confidence": None if newest.confidence is None else to_json(newest.confidence),
         "changed_at_us": now_us(),
     }
-
-
-def _is_stored(row: dict[str, Any], stored: StoredFinding | None) -> bool:
-    return stored is not None and all(
-        getattr(stored, name) == value for name, value in row.items() if name != "changed_at_us"
-    )
 
 
 Sources = Mapping[FindingSource, Callable[[Session, str], Sequence[FindingOfSteps]]]

@@ -246,7 +246,7 @@ def commit_shard(
     if step is None:
         step = steps.open_step(session, key, address.shards)
     steps.check_expected_shards(step, address.shards)
-    steps.count_shard(step, measured.rollouts, measured.tokens, measured.full_rollouts, measured.full_tokens)
+    steps.count_shard(step, measured)
     changes.note_setup(session, step, measured.setup)
     if decoded.step is not None:
         shards.mark_closed(step)

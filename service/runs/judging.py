@@ -86,7 +86,7 @@ def judge_evidence(
         rollouts=found.rollouts,
         tokens=found.tokens,
         warnings=tuple(map(warning_record, found.warnings)),
-        checks=tuple(map(check_record, found.checks)),
+        checks=tuple(records.from_attributes(steps.CheckRecord, each) for each in found.checks),
     )
     sums = sampling.sums_for_run(evidence)
     # A step takes no part in the run's test if damaged log-probs overflow its sums, if its own test is not valid, or if
@@ -126,8 +126,3 @@ def warning_record(warning: lint.LintWarning) -> steps.LintWarningRecord:
         for each in warning.where
     )
     return records.from_attributes(steps.LintWarningRecord, warning, where=where)
-
-
-def check_record(check: lint.CheckResult) -> steps.CheckRecord:
-    """Return a check as it is shown."""
-    return records.from_attributes(steps.CheckRecord, check)

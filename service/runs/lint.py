@@ -1,15 +1,16 @@
 """Lint of stored rollouts: evidence for each shard, a verdict for each closed step, a summary for each run."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal, cast
 
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
+from foreshock import json_values
 from foreshock.api import steps as records
-from foreshock.api.records import parse, to_json
+from foreshock.api.records import from_attributes, parse, to_json
 from foreshock.diagnosis.diagnose import NEWEST_STEPS as WINDOW_STEPS
 from foreshock.diagnosis.quantities import ENTROPY_KEY, quantities_of
 from foreshock.lint import CHECKS, CheckResult, LintWarning, sampling
@@ -28,29 +29,6 @@ _STEP_KEY = ("run_id", "attempt", "step")
 _SURPRISAL = "raw_log_probs"
 # Evidence of a shard is read in about 0.3 ms.
 _MOST_WINDOW_SHARDS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class WarnedStep:
-    """Step with lint warnings: the severity of each warning by its name."""
-
-    step: int
-    warnings: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class RunSums:
-    """Sums over the checked steps of a run. `square_excess` is Σ (surprisal − entropy)² over steps."""
-
-    steps: int
-    clean_steps: int
-    tested_steps: int
-    tokens: int
-    surprisal: float
-    entropy: float
-    variance: float
-    largest: float
-    square_excess: float
 
 
 class LintNotFound(problem.ProblemError, status=404, problem_type="lint-not-found"):
@@ -128,15 +106,14 @@ def findings_of_run(session: Session, run_id: str) -> list[findings.FindingOfSte
     """Return the warnings of the run's active steps, each with the evidence of the newest step that has it."""
     found = []
     warned = _warned_steps(session, run_id, None, infos=True)
-    for name, having in _by_name_of_steps(warned).items():
-        key = attempts.resolve_step(session, run_id, having[-1].step, None)
+    for name, having in warned.items():
+        key = attempts.resolve_step(session, run_id, max(having), None)
         stored = session.get(StepLint, tuple(key))
         # A verdict may have changed since the steps were read: then what is found is not stored, and read again.
         warnings = [] if stored is None else stored.report["warnings"]
         warning = next((each for each in warnings if each["name"] == name), None)
         if warning is not None:
-            steps, severities = [step.step for step in having], [step.warnings[name] for step in having]
-            found.append(findings.of_steps(steps, severities, _finding_of_report(warning)))
+            found.append(findings.of_steps(list(having), list(having.values()), _finding_of_report(warning)))
     return found
 
 
@@ -173,13 +150,13 @@ def read_run(
 ) -> records.RunLintRecord:
     """Return the lint of a run, over the active steps or over one attempt."""
     run = runs.get_run(session, principal, run_id)
-    sums = _run_sums(session, run_id, attempt)
+    checked, clean, sums = _run_sums(session, run_id, attempt)
     warnings = _by_name(_warned_steps(session, run_id, attempt))
-    whole, check = _whole_run(sums)
+    whole, check = _whole_run(sums) if checked else (None, None)
     seen_in_steps = any(warning.name == _SURPRISAL for warning in warnings)
     return records.RunLintRecord(
-        checked_steps=sums.steps,
-        clean_steps=sums.clean_steps,
+        checked_steps=checked,
+        clean_steps=clean,
         warnings=tuple(warnings),
         window=_window(session, run, attempt, known={warning.name for warning in warnings}),
         whole_run=None if seen_in_steps else whole,
@@ -214,20 +191,23 @@ def _newest_steps(session: Session, run_id: str, attempt: int | None, count: int
     return [events.StepKey(*row) for row in rows][::-1]
 
 
-def _warned_steps(session: Session, run_id: str, attempt: int | None, *, infos: bool = False) -> list[WarnedStep]:
-    """Return the steps with warnings, in order: the active ones, or those of one attempt; `infos`: with these too."""
+def _warned_steps(
+    session: Session, run_id: str, attempt: int | None, *, infos: bool = False
+) -> dict[str, dict[int, str]]:
+    """Return warning → step → severity, in order, of the active steps or those of one attempt; `infos`: these too."""
     query = select(StepLint.step, StepLint.warnings).where(*_chosen(session, run_id, attempt))
     if not infos:
         query = query.where(StepLint.severity.is_not(None))
-    found = (
-        WarnedStep(step, {name: severity for name, severity in warnings.items() if infos or severity != "info"})
-        for step, warnings in session.execute(query.order_by(StepLint.step))
-    )
-    return [step for step in found if step.warnings]
+    found: dict[str, dict[int, str]] = {}
+    for step, warnings in session.execute(query.order_by(StepLint.step)):
+        for name, severity in warnings.items():
+            if infos or severity != "info":
+                found.setdefault(name, {})[step] = severity
+    return found
 
 
-def _run_sums(session: Session, run_id: str, attempt: int | None) -> RunSums:
-    """Return the sums over the active steps, or over those of one attempt."""
+def _run_sums(session: Session, run_id: str, attempt: int | None) -> tuple[int, int, sampling.SurprisalSums]:
+    """Return (checked steps, clean steps, sums) of the active steps, or of those of one attempt."""
     excess = StepLint.surprisal - StepLint.entropy
     query = select(
         func.count(),
@@ -241,62 +221,41 @@ def _run_sums(session: Session, run_id: str, attempt: int | None) -> RunSums:
         func.sum(excess * excess),
     ).where(*_chosen(session, run_id, attempt))
     steps, clean, tested, tokens, *sums = session.execute(query).one()
-    numbers = [math.nan if value is None else float(value) for value in sums]
-    return RunSums(int(steps), int(clean), int(tested), int(tokens), *numbers)
+    surprisal, entropy, variance, largest, square_excess = map(json_values.number_or_nan, sums)
+    z = (surprisal - entropy) / math.sqrt(square_excess) if square_excess > 0 else math.nan
+    found = sampling.SurprisalSums(int(tokens), surprisal, entropy, variance, largest, int(tested), z, "steps")
+    return int(steps), int(clean), found
 
 
 def _chosen(session: Session, run_id: str, attempt: int | None) -> tuple[ColumnElement[bool], ...]:
     return StepLint.run_id == run_id, attempts.rows_of_steps(session, run_id, attempt, StepLint)
 
 
-def _by_name(steps: Sequence[WarnedStep]) -> list[records.RunWarningRecord]:
+def _by_name(warned: Mapping[str, Mapping[int, str]]) -> list[records.RunWarningRecord]:
     """Return the warnings of all steps by name, each with the severity of its worst step."""
     warnings = [
         records.RunWarningRecord(
             name=name,
-            severity=cast(records.LintSeverity, min((step.warnings[name] for step in having), key=severity_rank)),
+            severity=cast(records.LintSeverity, min(having.values(), key=severity_rank)),
             title=CHECKS[name].title if name in CHECKS else name,
             steps=len(having),
-            first_step=having[0].step,
-            newest_step=having[-1].step,
+            first_step=min(having),
+            newest_step=max(having),
         )
-        for name, having in _by_name_of_steps(steps).items()
+        for name, having in warned.items()
     ]
     return sorted(warnings, key=lambda each: (severity_rank(each.severity), -each.newest_step, each.name))
 
 
-def _by_name_of_steps(steps: Sequence[WarnedStep]) -> dict[str, list[WarnedStep]]:
-    found: dict[str, list[WarnedStep]] = {}
-    for step in steps:
-        for name in step.warnings:
-            found.setdefault(name, []).append(step)
-    return found
-
-
-def _whole_run(sums: RunSums) -> tuple[records.LintWarningRecord | None, records.CheckRecord | None]:
+def _whole_run(sums: sampling.SurprisalSums) -> tuple[records.LintWarningRecord | None, records.CheckRecord]:
     """Return the surprisal test over all steps, which are independent parts of one martingale."""
-    if not sums.steps:
-        return None, None
-    excess = sums.surprisal - sums.entropy
-    tested = sampling.check_surprisal(
-        sampling.SurprisalSums(
-            tokens=sums.tokens,
-            surprisal=sums.surprisal,
-            entropy=sums.entropy,
-            variance=sums.variance,
-            largest=sums.largest,
-            clusters=sums.tested_steps,
-            z=excess / math.sqrt(sums.square_excess) if sums.square_excess > 0 else math.nan,
-            unit="steps",
-        )
-    )
-    check = CHECKS[_SURPRISAL]
+    tested, check = sampling.check_surprisal(sums), CHECKS[_SURPRISAL]
     if isinstance(tested, Finding):
         evidence = {name: value for name, value in tested.evidence.items() if math.isfinite(value)}
         warning = LintWarning(
             check.name, tested.severity, check.title, tested.seen, evidence, (), check.effect, check.remedy
         )
-        return judging.warning_record(warning), judging.check_record(CheckResult(check.name, check.title, "warned"))
-    if isinstance(tested, NotChecked):
-        return None, judging.check_record(CheckResult(check.name, check.title, "not checked", tested.why))
-    return None, judging.check_record(CheckResult(check.name, check.title, "clean", tested.why))
+        result = CheckResult(check.name, check.title, "warned")
+        return judging.warning_record(warning), from_attributes(records.CheckRecord, result)
+    state: Literal["not checked", "clean"] = "not checked" if isinstance(tested, NotChecked) else "clean"
+    return None, from_attributes(records.CheckRecord, CheckResult(check.name, check.title, state, tested.why))

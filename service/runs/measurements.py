@@ -270,19 +270,13 @@ def pooled_mismatch(session: Session, run_ids: Collection[str]) -> dict[str, poo
     windows = newest_steps(session, run_ids, comparisons.TRAINER_ROLLOUT, _COLUMNS, POOLED_STEPS)
     keys = [step.key for window in windows.values() for step in window]
     known = blobs_of_steps(session, keys, comparisons.TRAINER_ROLLOUT, "summaries")
-    return {
-        run_id: _pool(window, [known[step.key] for step in window if step.key in known])
-        for run_id, window in windows.items()
-    }
-
-
-def _pool(window: Sequence[MeasuredStep], summaries: Sequence[bytes]) -> pooling.PooledMean:
-    """Return the pooled k3 of a window: over prompts if every step has its summaries, else over steps."""
-    if len(summaries) == len(window):
-        return pooling.pool_summaries(
-            [rollout_summaries.RolloutSummaries.from_bytes(each) for each in summaries], ("k3_kl",)
-        )["k3_kl"]
-    k3, tokens = (
-        np.array([json_values.number_or_nan(step.values[name]) for step in window]) for name in ("k3_kl", "tokens")
-    )
-    return pooling.pool_over_steps(k3, tokens)
+    found = {}
+    for run_id, window in windows.items():
+        if all(step.key in known for step in window):
+            summaries = [rollout_summaries.RolloutSummaries.from_bytes(known[step.key]) for step in window]
+            found[run_id] = pooling.pool_summaries(summaries, ("k3_kl",))["k3_kl"]
+        else:
+            # Over steps instead of prompts.
+            values = ([json_values.number_or_nan(step.values[name]) for step in window] for name in _COLUMNS)
+            found[run_id] = pooling.pool_over_steps(*map(np.array, values))
+    return found

@@ -269,7 +269,8 @@ def update_run(
     before = {name: getattr(run, name) for name in _AUDITED}
     mode_before = run.advice_mode
     left_out = {"attempt", "model_kind", "scalar_names"}
-    if changes.attempt is not None and changes.attempt != _newest_attempt(session, run_id):
+    newest = select(Attempt.attempt).where(Attempt.run_id == run_id).order_by(*NEWEST_ATTEMPT_FIRST).limit(1)
+    if changes.attempt is not None and changes.attempt != session.scalar(newest):
         # The end of an earlier launch, from a spool: the run goes on.
         left_out.add("state")
     for name, value in changes.model_dump(exclude_unset=True, exclude=left_out).items():
@@ -292,11 +293,6 @@ def update_run(
             session, principal, "run.update", run.id, project=run.project, run_id=run.id, before=before, after=changed
         )
     return run
-
-
-def _newest_attempt(session: Session, run_id: str) -> int | None:
-    query = select(Attempt.attempt).where(Attempt.run_id == run_id)
-    return session.scalar(query.order_by(*NEWEST_ATTEMPT_FIRST).limit(1))
 
 
 def note_sign_of_life(run: Run, *, resumed: bool = False) -> None:

@@ -146,32 +146,34 @@ class DecodedShard:
 
 
 @contextmanager
-def memory_limit() -> Iterator[None]:
-    """Raise LimitExceededError where a decoder runs out of memory."""
+def _decoder_errors() -> Iterator[None]:
+    """Raise LimitExceededError where a decoder runs out of memory, InvalidRolloutsError for damaged statistics."""
     try:
         yield
+    except errors.StatisticsError as error:
+        raise errors.InvalidRolloutsError(str(error)) from error
     except MemoryError as error:
         raise errors.LimitExceededError(
             "decoding needs more memory than FORESHOCK_DECODE_MEMORY_BYTES allows: send smaller shards"
         ) from error
 
 
+@_decoder_errors()
 def decode_shard(body: Path, stored: Path, limits: DecodeLimits, whole_step: StepKey | None) -> DecodedShard:
     """Check and measure the upload in `body` and write it, in the store's own layout, to `stored`, unless it has it.
 
     `whole_step` is the key of the step if this is its only shard; the step is then folded here. `stored` is not synced
     to disk; `TokenStore.publish` does that. Raises InvalidRolloutsError (names row and column) and LimitExceededError.
     """
-    with memory_limit():
-        with body.open("rb") as file:
-            read = read_rollouts(file, limits)
-        measurement = measure_step(read.batch)
-        evidence = lint_shard(read.batch)
-        measured = _shard(read.batch, measurement, evidence)
-        data = None if read.own_layout else encode_rollouts_view(read.batch)
-        step = fold_whole_step(whole_step, measurement, measured, evidence) if whole_step is not None else None
-    if data is None:
+    with body.open("rb") as file:
+        read = read_rollouts(file, limits)
+    measurement = measure_step(read.batch)
+    evidence = lint_shard(read.batch)
+    measured = _shard(read.batch, measurement, evidence)
+    step = fold_whole_step(whole_step, measurement, measured, evidence) if whole_step is not None else None
+    if read.own_layout:
         return DecodedShard(measured, body.stat().st_size, step, keeps_body=True)
+    data = encode_rollouts_view(read.batch)
     stored.write_bytes(data)
     return DecodedShard(measured, len(data), step)
 
@@ -237,19 +239,12 @@ def _lasting(fingerprint: Fingerprint | None) -> dict[str, Any]:
     return {name: value for name, value in known.items() if name not in _OF_A_STEP}
 
 
+@_decoder_errors()
 def decode_statistics(body: Path, stored: Path, limits: DecodeLimits, whole_step: StepKey | None) -> DecodedShard:
     """Check the upload in `body` and write its rollouts in full, in the store's own layout, to `stored`.
 
     `whole_step` and errors are those of `decode_shard`; damaged statistics raise InvalidRolloutsError.
     """
-    try:
-        with memory_limit():
-            return _decode(body, stored, limits, whole_step)
-    except errors.StatisticsError as error:
-        raise errors.InvalidRolloutsError(str(error)) from error
-
-
-def _decode(body: Path, stored: Path, limits: DecodeLimits, whole_step: StepKey | None) -> DecodedShard:
     shard = statistics_shards.StatisticsShard.from_bytes(body.read_bytes())
     if shard.rollouts > limits.max_rollouts:
         raise errors.LimitExceededError(

@@ -214,14 +214,6 @@ _STEPS_PER_SWEEP = 100
 _LOCKS = tuple(threading.Lock() for _ in range(64))
 
 
-@dataclass(frozen=True, slots=True)
-class _Fold:
-    """The fold of a step, and the shards that it was computed from."""
-
-    shards: ShardVersions
-    step: FoldedStep
-
-
 def store_fold(session: Session, key: events.StepKey, folded: FoldedStep, *, again: bool = False) -> None:
     """Store the measurements of a step and the lint's verdict on it; `again`: it has been closed before.
 
@@ -291,8 +283,8 @@ def _close(context: ServiceContext, key: events.StepKey, grace_us: int | None) -
             return step is not None and step.closed_at_us is not None
         bring_up_to_date(context, key)
         with context.database.read() as session:
-            fold = _fold(session, key)
-        outcome = context.database.write(partial(_store, context, key, fold))
+            versions, folded = _fold(session, key)
+        outcome = context.database.write(partial(_store, context, key, versions, folded))
         if outcome != "changed":
             return outcome == "closed"
     _logger.warning(
@@ -302,9 +294,10 @@ def _close(context: ServiceContext, key: events.StepKey, grace_us: int | None) -
     return False
 
 
-def _fold(session: Session, key: events.StepKey) -> _Fold:
+def _fold(session: Session, key: events.StepKey) -> tuple[ShardVersions, FoldedStep]:
+    """Return the fold of a step, and the shards that it was computed from."""
     parts = statistics_of_step(session, key)
-    shards = frozenset((part.shard, part.statistics_version) for part in parts)
+    versions = frozenset((part.shard, part.statistics_version) for part in parts)
     measurements = fold_step(parts)
     for each in measurements:
         if each.from_sample:
@@ -313,25 +306,24 @@ def _fold(session: Session, key: events.StepKey) -> _Fold:
                 "others: run `foreshock remeasure`",
                 *(each.comparison, key.step, key.attempt, key.run_id),
             )
-    return _Fold(
-        shards, FoldedStep(measurements, judging.judge_step(key.step, key.attempt, lint.evidence_of_step(session, key)))
-    )
+    verdict = judging.judge_step(key.step, key.attempt, lint.evidence_of_step(session, key))
+    return versions, FoldedStep(measurements, verdict)
 
 
 def _store(
-    context: ServiceContext, key: events.StepKey, fold: _Fold, session: Session
+    context: ServiceContext, key: events.StepKey, versions: ShardVersions, folded: FoldedStep, session: Session
 ) -> Literal["closed", "changed", "deleted"]:
     """Store the fold and close the step; `changed` if the step has other shards now, `deleted` if the run is gone."""
     run = runs.lock_run_for_background(session, key.run_id)
     step = steps.find_step(session, key)
     if run is None or step is None:
         return "deleted"
-    if shard_versions(session, key) != fold.shards:
+    if shard_versions(session, key) != versions:
         return "changed"
     if step.folded_shards < step.received_shards:
         again = step.closed_at_us is not None
         mark_closed(step)
-        store_fold(session, key, fold.step, again=again)
+        store_fold(session, key, folded, again=again)
         if run.deletions:
             # The summaries may have been read before a deletion.
             deletions.search_step_again(session, key)

@@ -14,6 +14,7 @@ from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Run, Shard, Step
 from foreshock_service.runs import attempts, events, run_endpoints, runs
+from foreshock_service.runs.shard_decoding import MeasuredShard
 
 router = parameters.api_router(prefix="/v1/runs/{run}/steps", tags=["steps"])
 Answer = TypeVar("Answer", bound=OfStep)
@@ -116,23 +117,18 @@ def open_step(session: Session, key: events.StepKey, shards: int) -> Step:
     return step
 
 
-def count_shard(
-    step: Step, rollouts: int, tokens: int, full_rollouts: int | None = None, full_tokens: int | None = None
-) -> None:
-    """Count a shard that is added in this transaction, in its step. The run is locked.
-
-    `full_rollouts` and `full_tokens` are those that are stored in full; None: all.
-    """
+def count_shard(step: Step, shard: MeasuredShard) -> None:
+    """Count a shard that is added in this transaction, in its step. The run is locked."""
     step.received_shards += 1
     # Its tokens are stored, whatever was purged of the step before.
     step.tokens_purged_at_us = None
-    if full_rollouts is not None or step.full_rollouts is not None:
+    if shard.full_rollouts is not None or step.full_rollouts is not None:
         if step.full_rollouts is None or step.full_tokens is None:
             step.full_rollouts, step.full_tokens = step.rollouts, step.tokens
-        step.full_rollouts += rollouts if full_rollouts is None else full_rollouts
-        step.full_tokens += tokens if full_tokens is None else full_tokens
-    step.rollouts += rollouts
-    step.tokens += tokens
+        step.full_rollouts += shard.rollouts if shard.full_rollouts is None else shard.full_rollouts
+        step.full_tokens += shard.tokens if shard.full_tokens is None else shard.full_tokens
+    step.rollouts += shard.rollouts
+    step.tokens += shard.tokens
     step.last_shard_at_us = now_us()
 
 

@@ -159,7 +159,11 @@ def export_rollouts(
 def _join(context: ServiceContext, key: events.StepKey, files: Sequence[Shard], joined: IO[bytes]) -> None:
     """Write the row groups of these files to a file, and go to its beginning."""
     with problem.stored_file(f"step {key.step}"), parquet_files.arrow_errors():
-        schema = pa.unify_schemas([_schema(context.store.file(each.file)) for each in files])
+        schemas = []
+        for each in files:
+            with context.store.file(each.file).open() as source:
+                schemas.append(pq.read_schema(source))
+        schema = pa.unify_schemas(schemas)
         with pq.ParquetWriter(joined, schema, compression="zstd") as writer:
             for each in files:
                 with context.store.file(each.file).open() as source:
@@ -168,11 +172,6 @@ def _join(context: ServiceContext, key: events.StepKey, files: Sequence[Shard], 
                         rows = [schema.empty_table(), shard.read_row_group(group)]
                         writer.write_table(pa.concat_tables(rows, promote_options="default"))
     joined.seek(0)
-
-
-def _schema(file: parquet_files.OpenableFile) -> pa.Schema:
-    with file.open() as source:
-        return pq.read_schema(source)
 
 
 def _tokens_json(found: FoundTokens) -> bytes:

@@ -186,7 +186,11 @@ def _judge_step(
     findings.add_step(session, key, "notary", before, _findings(records))
     if off or was_wrong:
         events.publish(session, FindingsChanged(key.run_id))
-    _forget_old_reports(session, key)
+    # Old reports are forgotten; the first stays.
+    table = WeightsReport
+    first = select(table.step).where(table.run_id == key.run_id).order_by(table.step).limit(1).scalar_subquery()
+    old = (table.run_id == key.run_id, table.step < key.step - KEPT_STEPS, table.step > first)
+    session.execute(update(table).where(*old, table.report.is_not(None)).values(report=None))
 
 
 def _findings(records: Sequence[WeightsRecord]) -> list[findings.FindingOfStep]:
@@ -216,13 +220,6 @@ def _verdict_before(session: Session, row: WeightsReport) -> Verdict | None:
     query = select(table).where(*of_engine, table.step < row.step).order_by(table.step.desc(), table.attempt.desc())
     before = session.scalars(query.limit(1)).first()
     return None if before is None else _verdict(before)
-
-
-def _forget_old_reports(session: Session, key: StepKey) -> None:
-    table = WeightsReport
-    first = select(table.step).where(table.run_id == key.run_id).order_by(table.step).limit(1).scalar_subquery()
-    old = (table.run_id == key.run_id, table.step < key.step - KEPT_STEPS, table.step > first)
-    session.execute(update(table).where(*old, table.report.is_not(None)).values(report=None))
 
 
 def _holding(report: Mapping[str, Any]) -> Holding:
