@@ -66,11 +66,7 @@ def follow_advice(run: RunIdentifier, body: schemas.FollowedStep, context: Conte
 
     A step of another attempt than the newest one counts for nothing.
     """
-    with context.database.read() as session:
-        is_new, refused = service.look_at_followed_step(session, principal, run, body)
-    if is_new:
-        refused = context.database.write(lambda session: service.note_followed_step(session, principal, run, body))
-    return _counted(refused)
+    return _counted(context.database.write(lambda session: service.note_followed_step(session, principal, run, body)))
 
 
 @router.post("/ack", status_code=status.HTTP_204_NO_CONTENT, responses=_NOT_COUNTED)

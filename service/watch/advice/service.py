@@ -132,31 +132,26 @@ def read_advice(session: Session, principal: security.Principal, run_id: str, st
 
 def states_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, decisions.AdviceState]:
     """Return the state of the advice of each run, in one query."""
-    logs = _logs_of_runs(session, run_ids)
-    return {run_id: decisions.fold(logs.get(run_id, [])) for run_id in run_ids}
-
-
-def look_at_followed_step(
-    session: Session, principal: security.Principal, run_id: str, body: schemas.FollowedStep
-) -> tuple[bool, schemas.ReportNotCounted | None]:
-    """Return whether a following trainer is at a newer step than before, or why its step does not count.
-
-    Raises RunNotFound and RunDeleted.
-    """
-    runs.get_run(session, principal, run_id)
-    newest, _ = _newest_version(session, run_id)
-    refused = _not_counted(session, run_id, body.attempt, newest)
-    return refused is None and body.step > _polled_step(session, run_id, newest), refused
+    table = tables.AdviceDecision
+    query = select(table.run_id, table.decision).where(table.run_id.in_(run_ids))
+    logs: dict[str, list[decisions.Decision]] = {run_id: [] for run_id in run_ids}
+    for run_id, decision in session.execute(query.order_by(table.run_id, table.revision)):
+        logs[run_id].append(decisions.Decision.from_json(decision))
+    return {run_id: decisions.fold(log) for run_id, log in logs.items()}
 
 
 def note_followed_step(
     session: Session, principal: security.Principal, run_id: str, body: schemas.FollowedStep
 ) -> schemas.ReportNotCounted | None:
-    """Note that a following trainer does a step with the scale it has: no later decision may change it."""
+    """Note that a following trainer does a step with the scale it has: no later decision may change it.
+
+    Return why the step does not count, if it does not. Raises RunNotFound and RunDeleted.
+    """
     runs.lock_run(session, principal, run_id)
     newest, _ = _newest_version(session, run_id)
     refused = _not_counted(session, run_id, body.attempt, newest)
-    if refused is None and body.step > _polled_step(session, run_id, newest):
+    polled = session.scalar(select(tables.TrainerProgress.polled_step).filter_by(run_id=run_id, attempt=newest))
+    if refused is None and (polled is None or body.step > polled):
         row = {"run_id": run_id, "attempt": newest, "polled_step": body.step}
         engine.upsert(session, tables.TrainerProgress, [row], ("run_id", "attempt"))
     return refused
@@ -295,8 +290,7 @@ def decide_after_detection(session: Session, derived: derivation.DetectionDerive
         loop=state.loop,
         loop_settings=derived.configuration.loop_at(-1 if state.step is None else state.step),
     )
-    made = decisions.decide(log_of(session, run_id), observation)
-    for decision in made:
+    for decision in decisions.decide(log_of(session, run_id), observation):
         _append(session, run_id, decision)
 
 
@@ -352,19 +346,6 @@ def log_of(session: Session, run_id: str) -> list[decisions.Decision]:
     return [decisions.Decision.from_json(decision) for decision in session.scalars(_LOG, {"run_id": run_id})]
 
 
-def _logs_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, list[decisions.Decision]]:
-    """Return the decisions of each run that has any, in order of revision."""
-    query = select(tables.AdviceDecision.run_id, tables.AdviceDecision.decision).where(
-        tables.AdviceDecision.run_id.in_(run_ids)
-    )
-    logs: dict[str, list[decisions.Decision]] = {}
-    for run_id, decision in session.execute(
-        query.order_by(tables.AdviceDecision.run_id, tables.AdviceDecision.revision)
-    ):
-        logs.setdefault(run_id, []).append(decisions.Decision.from_json(decision))
-    return logs
-
-
 def _append(session: Session, run_id: str, decision: decisions.Decision) -> None:
     """Add a decision; the revision is the primary key, so no two can have the same."""
     row = {
@@ -394,10 +375,3 @@ def _trainer_step(session: Session, run_id: str, attempt: int) -> int:
     """Return the newest step that a trainer of this attempt asked for as a follower, or acknowledged; −1 before any."""
     steps = session.execute(_TRAINER_STEPS, {"run_id": run_id, "attempt": attempt}).one()
     return max(-1 if step is None else step for step in steps)
-
-
-def _polled_step(session: Session, run_id: str, attempt: int) -> int:
-    """Return the newest step that a following trainer asked for; −1 before any."""
-    query = select(tables.TrainerProgress.polled_step).filter_by(run_id=run_id, attempt=attempt)
-    polled = session.scalar(query)
-    return -1 if polled is None else polled

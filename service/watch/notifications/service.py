@@ -53,15 +53,18 @@ def verdicts_to_tell(
     return [(run, f"{_PREFIX}{verdict} {revision}") for run, verdict, revision in session.execute(query)]
 
 
-def verdict_message(session: Session, row: Notification, page_root: str) -> Message | None:
-    """Return the message; None if the run is deleted or has another verdict by now."""
-    run = session.get(Run, row.alert_id)
-    if run is None or run.deleted_at_us is not None:
+def _message(session: Session, row: Notification, page_root: str) -> Message | None:
+    """Return the message of a row; None if the run is deleted, or if the row does not hold any more."""
+    of_verdict = row.change.startswith(_PREFIX)
+    alert = None if of_verdict else session.get(Alert, row.alert_id)
+    run = session.get(Run, row.alert_id if alert is None else alert.run_id)
+    if run is None or run.deleted_at_us is not None or (alert is not None and not _still_says(row, alert)):
         return None
     said = verdicts_of_runs(session, [run.id])[run.id]
-    if said.verdict != row.change.split()[1]:
+    if of_verdict and said.verdict != row.change.split()[1]:
         return None
-    return Message(row.id, "verdict", None, run, page_root + page_addresses.run_page_path(run.project, run.key), said)
+    page = page_root + page_addresses.run_page_path(run.project, run.key)
+    return Message(row.id, "verdict" if of_verdict else row.change, alert, run, page, said)
 
 
 _SECOND_US = 1_000_000
@@ -147,23 +150,30 @@ def _add(session: Session, target: NotificationTarget, found: list[tuple[str, st
 def _lease(
     session: Session, context: ServiceContext, target: NotificationTarget
 ) -> tuple[Notification, Message | None, int] | None:
+    """Return the message that is due first, leased, with the time; None if none is due."""
     now_us = database_now_us(session)
-    row = lease_next(session, target.name, now_us, now_us + _LEASE_US)
+    query = (
+        select(Notification)
+        .where(
+            Notification.target == target.name,
+            Notification.state == "pending",
+            Notification.due_at_us <= now_us,
+            Notification.leased_until_us <= now_us,
+        )
+        .order_by(Notification.due_at_us, Notification.id)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+        .execution_options(populate_existing=True)
+    )
+    row = session.scalar(query)
     if row is None:
         return None
-    if row.change.startswith(_PREFIX):
-        of_verdict = verdict_message(session, row, context.settings.page_root)
-        row.state = row.state if of_verdict is not None else "dropped"
-        return row, of_verdict, now_us
-    query = select(Alert, Run).join(Run, Run.id == Alert.run_id).where(Alert.id == row.alert_id)
-    found = session.execute(query).first()
-    if found is None or found[1].deleted_at_us is not None or not _still_says(row, found[0]):
+    row.lease, row.leased_until_us, row.tries = secrets.token_hex(8), now_us + _LEASE_US, row.tries + 1
+    session.flush()
+    message = _message(session, row, context.settings.page_root)
+    if message is None:
         row.state = "sent" if row.sent_at_us is not None else "dropped"
-        return row, None, now_us
-    alert, run = found
-    page = context.settings.page_root + page_addresses.run_page_path(run.project, run.key)
-    said = verdicts_of_runs(session, [run.id])[run.id]
-    return row, Message(row.id, row.change, alert, run, page, said), now_us
+    return row, message, now_us
 
 
 def _still_says(row: Notification, alert: Alert) -> bool:
@@ -176,7 +186,9 @@ def _still_says(row: Notification, alert: Alert) -> bool:
 
 
 def _settle(session: Session, target: NotificationTarget, sent: Notification, failure: SendingFailed | None) -> None:
-    row = held(session, sent.id, str(sent.lease))
+    # If the lease still holds it.
+    query = select(Notification).where(Notification.id == sent.id, Notification.lease == str(sent.lease))
+    row = session.scalar(query.with_for_update().execution_options(populate_existing=True))
     if row is None:
         return
     now_us = database_now_us(session)
@@ -256,36 +268,6 @@ def add(session: Session, target: str, alert_id: str, change: str, now_us: int, 
         "created_at_us": now_us, "sent_at_us": None,
     }  # fmt: skip
     insert_if_absent(session, Notification, row)
-
-
-def lease_next(session: Session, target: str, now_us: int, until_us: int) -> Notification | None:
-    """Return the message that is due first, leased to the caller until `until_us`; None if none is due."""
-    query = (
-        select(Notification)
-        .where(
-            Notification.target == target,
-            Notification.state == "pending",
-            Notification.due_at_us <= now_us,
-            Notification.leased_until_us <= now_us,
-        )
-        .order_by(Notification.due_at_us, Notification.id)
-        .limit(1)
-        .with_for_update(skip_locked=True)
-        .execution_options(populate_existing=True)
-    )
-    row = session.scalar(query)
-    if row is not None:
-        row.lease = secrets.token_hex(8)
-        row.leased_until_us = until_us
-        row.tries += 1
-        session.flush()
-    return row
-
-
-def held(session: Session, notification_id: str, lease: str) -> Notification | None:
-    """Return the message, locked, if this lease still holds it."""
-    query = select(Notification).where(Notification.id == notification_id, Notification.lease == lease)
-    return session.scalar(query.with_for_update().execution_options(populate_existing=True))
 
 
 def _of_target(target: NotificationTarget, severities: Sequence[str], since_us: int) -> Select[Any]:
