@@ -68,8 +68,7 @@ def active_ranges(attempts: Sequence[AttemptStart], first: int = 0, last: int | 
 
 def active_attempt_of(attempts: Sequence[AttemptStart], step: int) -> int | None:
     """Return the attempt in which the step is active; None if every attempt begins after it."""
-    found = active_ranges(attempts, step, step)
-    return found[0].attempt if found else None
+    return next((each.attempt for each in reversed(attempts) if each.resume_step <= step), None)
 
 
 def in_ranges(ranges: Iterable[ActiveRange], table: Any) -> ColumnElement[bool]:
@@ -333,6 +332,14 @@ def rows_of_steps(
         return active_rows(session, run_id, table, first, last)
     check_attempt(session, run_id, attempt)
     return in_ranges([ActiveRange(attempt, first, None if last is None else last + 1)], table)
+
+
+def visible_step(
+    session: Session, principal: security.Principal, run_id: str, step: int, attempt: int | None
+) -> StepKey:
+    """Return the key of a step that the principal may see, as `resolve_step` does. Raises RunNotFound, RunDeleted."""
+    runs.get_run(session, principal, run_id)
+    return resolve_step(session, run_id, step, attempt)
 
 
 def resolve_step(session: Session, run_id: str, step: int, attempt: int | None) -> StepKey:

@@ -27,7 +27,7 @@ from foreshock_service.platform import columnar, problem, security
 from foreshock_service.platform.context import ScoredShard, ServiceContext
 from foreshock_service.platform.database.tables import Shard
 from foreshock_service.platform.decoding.worker import stored_limits
-from foreshock_service.runs import attempts, events, measurements, runs, shards, steps
+from foreshock_service.runs import attempts, events, measurements, shards, steps
 
 Scores = Mapping[str, NDArray[np.float32]]
 LOG_PROB = "log_prob."
@@ -240,8 +240,7 @@ def sample_tokens(
     drawn_from = groups_read = 0
     is_compared = False
     with context.database.read() as session:
-        runs.get_run(session, principal, run_id)
-        key = attempts.resolve_step(session, run_id, step, attempt)
+        key = attempts.visible_step(session, principal, run_id, step, attempt)
         coverage = steps.coverage_of_step(session, key)
         random = np.random.default_rng(_seed(key))
         opened, is_every_file = _some_files(context, key, shards.shards_with_tokens(session, key), random)

@@ -18,7 +18,7 @@ from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.scorers import SCORERS, VARIANTS, score_name
 from foreshock_service.platform import problem, security
 from foreshock_service.platform.database import engine, tables
-from foreshock_service.runs import attempts, runs, shard_decoding
+from foreshock_service.runs import attempts, shard_decoding
 from foreshock_service.runs.events import StepKey
 
 _FIRST_REVISION = {"revision": 1, "rewritten": 1}
@@ -132,8 +132,7 @@ def stored_statistics(
     measured it.
     """
     check_comparison(comparison)
-    runs.get_run(session, principal, run_id)
-    key = attempts.resolve_step(session, run_id, step, attempt)
+    key = attempts.visible_step(session, principal, run_id, step, attempt)
     found = session.get(tables.MeasurementStatistics, (*key, comparison))
     if found is None:
         query = (

@@ -30,7 +30,6 @@ from foreshock_service.runs import (
     events,
     measurements,
     run_endpoints,
-    runs,
     shards,
     steps,
 )
@@ -134,8 +133,7 @@ def export_rollouts(
     A column that only some shards have is null in the others.
     """
     with context.database.read() as session:
-        runs.get_run(session, principal, run)
-        key = attempts.resolve_step(session, run, step, attempt)
+        key = attempts.visible_step(session, principal, run, step, attempt)
         files = shards.shards_with_tokens(session, key)
     if not files:
         raise RolloutNotFound(f"the run has no rollouts of step {step}")
@@ -210,8 +208,7 @@ def find_tokens(context: ServiceContext, principal: security.Principal, query: T
     target, behaviour = comparisons.split_comparison(query.comparison)
     chosen = chosen_tokens.ChosenTokens(target, behaviour)
     with context.database.read() as session:
-        runs.get_run(session, principal, query.run_id)
-        key = attempts.resolve_step(session, query.run_id, query.step, query.attempt)
+        key = attempts.visible_step(session, principal, query.run_id, query.step, query.attempt)
         coverage = steps.coverage_of_step(session, key)
         incomplete = steps.incomplete_step(steps.find_step(session, key))
         files = shards.shards_with_tokens(session, key)
@@ -281,8 +278,7 @@ def read_whole_rollout(
 ) -> WholeRollout:
     """Return a rollout of the active step. Raises RunNotFound, StepNotFound, RolloutNotFound, TokensPurged."""
     with context.database.read() as session:
-        runs.get_run(session, principal, run_id)
-        key = attempts.resolve_step(session, run_id, step, None)
+        key = attempts.visible_step(session, principal, run_id, step, None)
         found = find_rollout(context, key, shards.shards_with_tokens(session, key), sample_id, _EVERY_COLUMN)
         if found is None:
             raise rollout_not_found(key, sample_id, steps.coverage_of_step(session, key))

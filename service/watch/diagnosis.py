@@ -137,7 +137,12 @@ def history_of(session: Session, run_id: str) -> History:
         reported_k3 = SteppedValues() if measured else reported[K3]
     causes, undeclared = _causes(session, run_id, [row[0] for row in of_steps])
     return History(
-        alerts=_alerts(session, run_id),
+        # Of active steps: the open ones, then the newest others.
+        alerts=tuple(
+            PastAlert(row.rule, row.severity, row.step, bool(row[0]), *row[4:9])
+            for row in session.execute(_PAST_ALERTS, {"run_id": run_id})
+            if is_active(session, row)
+        ),
         observed_step=observed,
         newest_step=of_steps[-1][0] if of_steps else None,
         k3=_stepped((step, values[0]) for step, values in measured),
@@ -183,15 +188,6 @@ def _reported(session: Session, run: tables.Run | None, observed: int) -> Mappin
     found = scalars_of_active_steps(session, run.id, names, first, observed)
     read = {step: quantities_of(scalars, declared, quantities) for step, scalars in sorted(found.items())}
     return {name: _stepped((step, values.get(name)) for step, values in read.items()) for name in quantities}
-
-
-def _alerts(session: Session, run_id: str) -> tuple[PastAlert, ...]:
-    """Return the alerts of active steps that were not retracted: the open ones, then the newest others."""
-    return tuple(
-        PastAlert(row.rule, row.severity, row.step, bool(row[0]), *row[4:9])
-        for row in session.execute(_PAST_ALERTS, {"run_id": run_id})
-        if is_active(session, row)
-    )
 
 
 def _causes(

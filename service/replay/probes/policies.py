@@ -337,16 +337,9 @@ def steps_by_interval(session: Session, run_id: str, every: int, now_us: int, li
 def _possible(session: Session, run_id: str, now_us: int) -> ColumnElement[bool]:
     """Return the condition for checkpoints of closed, active steps without an automatic probe."""
     closed = select(tables.Step.step).where(
-        tables.Step.run_id == run_id,
-        tables.Step.attempt == tables.Checkpoint.attempt,
-        tables.Step.step == tables.Checkpoint.step,
-        tables.Step.closed_at_us.is_not(None),
+        engine.of_step(tables.Step, tables.Checkpoint), tables.Step.closed_at_us.is_not(None)
     )
-    chosen = select(tables.PolicyProbe.step).where(
-        tables.PolicyProbe.run_id == run_id,
-        tables.PolicyProbe.attempt == tables.Checkpoint.attempt,
-        tables.PolicyProbe.step == tables.Checkpoint.step,
-    )
+    chosen = select(tables.PolicyProbe.step).where(engine.of_step(tables.PolicyProbe, tables.Checkpoint))
     return and_(
         tables.Checkpoint.run_id == run_id,
         active_rows(session, run_id, tables.Checkpoint),

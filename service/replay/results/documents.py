@@ -17,11 +17,11 @@ from foreshock.api.runs import FindingSource
 from foreshock.probe_kinds import ProbeKind
 from foreshock_service.platform import parameters, problem
 from foreshock_service.platform.context import ServiceContext
-from foreshock_service.platform.database.engine import upsert
+from foreshock_service.platform.database.engine import of_step, upsert
 from foreshock_service.platform.database.tables import Probe, ProbeJob, ProbeResult
 from foreshock_service.platform.security import Principal
 from foreshock_service.replay.leases.service import hold
-from foreshock_service.runs import attempts, events, runs
+from foreshock_service.runs import attempts, events
 from foreshock_service.runs.findings import mark_due
 
 Body = TypeVar("Body")
@@ -63,7 +63,28 @@ class DocumentKind(Generic[Body]):
             parameters.storable_json(document)
         except ValueError as error:
             raise problem.InvalidRequest(f"body: {error}") from error
-        context.database.write(lambda session: self._store(session, principal, lease_id, token, body, document))
+
+        def store(session: Session) -> None:
+            _, job, probe = hold(session, principal, lease_id, token)
+            if probe.kind != self.probe.name:
+                raise ResultNotAsked(f"the job is of a probe of the kind {probe.kind!r}, expected {self.probe.name!r}")
+            why = self.check(body, job, probe)
+            if why is not None:
+                raise ResultNotAsked(why)
+            row = {
+                "job_id": job.id,
+                "token": token,
+                "run_id": probe.run_id,
+                "attempt": probe.attempt,
+                "step": probe.step,
+                "kind": probe.kind,
+                "pair": self.pair(body),
+                "document": document,
+                "published_at_us": None,
+            }
+            upsert(session, ProbeResult, [row], ("job_id", "token"))
+
+        context.database.write(store)
 
     def publish(self, session: Session, job: ProbeJob, probe: Probe, token: int, now_us: int) -> None:
         """Have the document of a try count. Raises ResultIncomplete if it was not sent."""
@@ -82,7 +103,7 @@ class DocumentKind(Generic[Body]):
     ) -> list[tuple[ProbeResult, Probe]]:
         """Return at most `limit` published documents of a step with their probes, newest first."""
         query = select(ProbeResult, Probe).join(ProbeJob, ProbeJob.id == ProbeResult.job_id).join(Probe)
-        query = query.where(*(getattr(ProbeResult, name) == value for name, value in key._asdict().items()))
+        query = query.where(of_step(ProbeResult, key))
         if pair is not None:
             query = query.where(ProbeResult.pair == pair)
         query = query.where(ProbeResult.kind == self.probe.name, ProbeResult.published_at_us.is_not(None))
@@ -104,7 +125,7 @@ class DocumentKind(Generic[Body]):
         Raises `not_found`, RunNotFound, RunDeleted.
         """
         with context.database.read() as session:
-            key = visible_step(session, principal, run, step, attempt)
+            key = attempts.visible_step(session, principal, run, step, attempt)
             found: dict[str, tuple[ProbeResult, Probe]] = {}
             for row, probe in self.newest(session, key, pair=pair):
                 found.setdefault(row.pair, (row, probe))
@@ -114,34 +135,6 @@ class DocumentKind(Generic[Body]):
                 f"foreshock probe {run} {step} --{self.probe.document}"
             )
         return key, list(found.values())[:most]
-
-    def _store(
-        self, session: Session, principal: Principal, lease_id: str, token: int, body: Body, document: dict[str, Any]
-    ) -> None:
-        _, job, probe = hold(session, principal, lease_id, token)
-        if probe.kind != self.probe.name:
-            raise ResultNotAsked(f"the job is of a probe of the kind {probe.kind!r}, expected {self.probe.name!r}")
-        why = self.check(body, job, probe)
-        if why is not None:
-            raise ResultNotAsked(why)
-        row = {
-            "job_id": job.id,
-            "token": token,
-            "run_id": probe.run_id,
-            "attempt": probe.attempt,
-            "step": probe.step,
-            "kind": probe.kind,
-            "pair": self.pair(body),
-            "document": document,
-            "published_at_us": None,
-        }
-        upsert(session, ProbeResult, [row], ("job_id", "token"))
-
-
-def visible_step(session: Session, principal: Principal, run_id: str, step: int, attempt: int | None) -> events.StepKey:
-    """Return the key of a step that the principal may see. Raises RunNotFound, RunDeleted."""
-    runs.get_run(session, principal, run_id)
-    return attempts.resolve_step(session, run_id, step, attempt)
 
 
 def foreign_weights(fingerprints: Iterable[Mapping[str, Any]], probe: Probe) -> str | None:

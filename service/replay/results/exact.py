@@ -29,10 +29,11 @@ from foreshock_service.replay.leases.service import check_held, find_lease, is_c
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
 from foreshock_service.replay.probes.schemas import PairKey
 from foreshock_service.replay.probes.service import rollouts_of_probe, rollouts_of_step
-from foreshock_service.replay.results.documents import ResultIncomplete, visible_step
+from foreshock_service.replay.results.documents import ResultIncomplete
 from foreshock_service.replay.results.files import align_exact, measure_exact_files, read_exact_shard
 from foreshock_service.replay.results.shards import FileKind, Key, ShardAddress, receive_shard
 from foreshock_service.runs import chosen_tokens, events, run_endpoints, tokens
+from foreshock_service.runs.attempts import visible_step
 
 router = APIRouter(prefix="/v1", tags=["exact divergences"])
 
