@@ -1,7 +1,7 @@
 """The configuration matrix of a step: its cells are probes of the kind `matrix`, measured when they are read."""
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,9 +125,13 @@ def _cells(
     over = (newest.rollout_set_digest, newest.checkpoint["digest"])
     same = [each for each in found if (each[0].rollout_set_digest, each[0].checkpoint["digest"]) == over]
     jobs = [job.id for _, job in same]
-    leases = newest_leases(session, jobs)
+    # Of the newest try of each job.
+    of_leases = select(Lease).join(ProbeJob, (ProbeJob.id == Lease.job_id) & (ProbeJob.fencing_token == Lease.token))
+    leases = {lease.job_id: lease for lease in session.scalars(of_leases.where(Lease.job_id.in_(jobs)))}
+    same_try = (ProbeJob.id == ScoreShard.job_id) & (ProbeJob.fencing_token == ScoreShard.token)
+    of_shards = select(ScoreShard).join(ProbeJob, same_try).where(ScoreShard.job_id.in_(jobs))
     files = defaultdict(list)
-    for shard in shards_of_jobs(session, jobs):
+    for shard in session.scalars(of_shards.order_by(ScoreShard.job_id, ScoreShard.shard)):
         files[shard.job_id].append(context.store.file(shard.file))
     live = workers.live_workers(session, run.project, database_now_us(session))
     cells = []
@@ -218,17 +222,3 @@ def newest_cells(session: Session, key: events.StepKey, most: int) -> list[tuple
     query = query.where(Probe.kind == probe_kinds.MATRIX.name)
     rows = session.execute(query.order_by(Probe.created_at_us.desc(), Probe.id.desc()).limit(most))
     return [(probe, job) for probe, job in rows]
-
-
-def shards_of_jobs(session: Session, job_ids: Collection[str]) -> Sequence[ScoreShard]:
-    """Return the score shards of jobs, of the newest try of each."""
-    query = select(ScoreShard).join(ProbeJob, ProbeJob.id == ScoreShard.job_id)
-    query = query.where(ScoreShard.job_id.in_(job_ids), ScoreShard.token == ProbeJob.fencing_token)
-    return session.scalars(query.order_by(ScoreShard.job_id, ScoreShard.shard)).all()
-
-
-def newest_leases(session: Session, job_ids: Collection[str]) -> dict[str, Lease]:
-    """Return the lease of the newest try of each job, by job id."""
-    query = select(Lease).join(ProbeJob, ProbeJob.id == Lease.job_id)
-    query = query.where(Lease.job_id.in_(job_ids), Lease.token == ProbeJob.fencing_token)
-    return {lease.job_id: lease for lease in session.scalars(query)}

@@ -166,7 +166,9 @@ def read_run(
 
 def _window(session: Session, run: Run, attempt: int | None, known: set[str]) -> tuple[records.LintWarningRecord, ...]:
     """Return the findings of the newest steps together, except those in `known`, which single steps have."""
-    keys = _newest_steps(session, run.id, attempt, WINDOW_STEPS)
+    checked = select(StepLint.run_id, StepLint.attempt, StepLint.step).where(*_chosen(session, run.id, attempt))
+    newest = session.execute(checked.order_by(StepLint.step.desc(), StepLint.attempt.desc()).limit(WINDOW_STEPS))
+    keys = [events.StepKey(*row) for row in newest][::-1]
     shards = [shard for key in keys for shard in evidence_of_step(session, key)]
     if not shards or len(shards) > _MOST_WINDOW_SHARDS:
         return ()
@@ -182,13 +184,6 @@ def _logged_entropy(session: Session, run: Run, key: events.StepKey) -> float | 
     """
     positive = {name: value for name, value in scalars.scalars_of_step(session, key).items() if value > 0.0}
     return quantities_of(positive, run.scalar_names or {}).get(ENTROPY_KEY)
-
-
-def _newest_steps(session: Session, run_id: str, attempt: int | None, count: int) -> list[events.StepKey]:
-    """Return the newest checked steps, ascending: the active ones, or those of one attempt."""
-    query = select(StepLint.run_id, StepLint.attempt, StepLint.step).where(*_chosen(session, run_id, attempt))
-    rows = session.execute(query.order_by(StepLint.step.desc(), StepLint.attempt.desc()).limit(count))
-    return [events.StepKey(*row) for row in rows][::-1]
 
 
 def _warned_steps(

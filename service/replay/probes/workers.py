@@ -35,13 +35,17 @@ def read_hardware(context: Context, principal: security.Reader) -> probes.Hardwa
 
 def hardware_of(session: Session, principal: security.Principal) -> probes.HardwareRecord:
     """Return the workers and accelerators that the principal may see."""
-    workers = newest_workers(session, principal.project, _MOST_WORKERS)
+    offering = select(Worker).where(_works_for(principal.project))
+    offering = offering.order_by(Worker.last_seen_at_us.desc(), Worker.name).limit(_MOST_WORKERS)
+    workers = session.scalars(offering).all()
     live = count_live_workers(session, principal.project, database_now_us(session))
     devices: dict[str, set[str]] = defaultdict(set)
     for each in workers:
         devices[each.accelerator].add(each.device_name)
     made: Counter[str] = Counter()
-    for accelerator, device, count in _published_scores(session, principal.project):
+    device_of = (Score.accelerator, Score.device_name)
+    published = select(*device_of, func.count()).join(Run, Run.id == Score.run_id).group_by(*device_of)
+    for accelerator, device, count in session.execute(published.where(is_visible(principal.project))):
         devices[accelerator].add(device)
         made[accelerator] += count
     jobs: Counter[tuple[str, str]] = Counter()
@@ -78,12 +82,6 @@ def record_worker(session: Session, project: str, name: str, now_us: int, **offe
         session.execute(update(Worker).filter_by(**key).values(**seen))
 
 
-def newest_workers(session: Session, project: str | None, limit: int) -> Sequence[Worker]:
-    """Return up to `limit` workers that may work for the project, the one seen last first; None: of all projects."""
-    query = select(Worker).where(_works_for(project)).order_by(Worker.last_seen_at_us.desc(), Worker.name)
-    return session.scalars(query.limit(limit)).all()
-
-
 def live_workers(session: Session, project: str | None, now_us: int) -> Sequence[Worker]:
     """Return the live workers that may work for the project; None: of all projects."""
     query = select(Worker).where(_works_for(project), _is_live(now_us))
@@ -115,13 +113,6 @@ def jobs_by_state(session: Session, project: str | None) -> Sequence[tuple[str, 
         .where(is_visible(project))
         .group_by(accelerator, ProbeJob.state)
     )
-    return session.execute(query).all()
-
-
-def _published_scores(session: Session, project: str | None) -> Sequence[tuple[str, str, int]]:
-    """Return (accelerator, device name, number of published scores)."""
-    device = (Score.accelerator, Score.device_name)
-    query = select(*device, func.count()).join(Run, Run.id == Score.run_id).where(is_visible(project)).group_by(*device)
     return session.execute(query).all()
 
 
