@@ -16,9 +16,7 @@ from foreshock.severity import Severity
 from foreshock_service.platform import health, keys, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.present.pages import rendering, sessions, view_models
-from foreshock_service.present.pages.presenters import advice, alerts, attribution, rollout, run_list
-from foreshock_service.present.pages.presenters.figures import Asked as AskedFigure
-from foreshock_service.present.pages.presenters.figures import run_plot, step_plot
+from foreshock_service.present.pages.presenters import advice, alerts, attribution, figures, rollout, run_list
 from foreshock_service.present.pages.presenters.run import probes_part, run_page, scalar_addresses, semantics_part
 from foreshock_service.present.pages.presenters.step import step_page, worst_tokens
 from foreshock_service.replay.probes import requests, schemas
@@ -62,10 +60,7 @@ def show_runs(
 
 @pages.get("/alerts")
 def show_alerts(
-    visitor: sessions.ReaderSession,
-    cursor: parameters.Cursor = None,
-    state: Asked = "open",
-    severity: Asked = "",
+    visitor: sessions.ReaderSession, cursor: parameters.Cursor = None, state: Asked = "open", severity: Asked = ""
 ) -> Response:
     """Return the page of the alerts of all runs: the open ones, unless another state or none is asked for."""
     return visitor.page("alerts.html", alerts.alerts_page, state, severity, cursor)
@@ -86,7 +81,7 @@ def show_comparison(visitor: sessions.ReaderSession, run: ComparedRuns = ()) -> 
 @parts.get("/compare/{name}.json")
 def comparison_figure(name: str, visitor: sessions.ReaderSession, run: ComparedRuns = ()) -> Response:
     """Return the curves of one quantity of several runs."""
-    return rendering.json_response(visitor.request, visitor.look(run_list.compared_figure, name, run).to_json())
+    return visitor.figure(run_list.compared_figure, name, run)
 
 
 @pages.get("/runs/{run}")
@@ -125,10 +120,10 @@ def show_rollout(
 
 
 @pages.get("/service")
-async def show_service(context: Context, visitor: sessions.ReaderSession, figures: health.FiguresOfApp) -> Response:
+async def show_service(context: Context, visitor: sessions.ReaderSession, own: health.FiguresOfApp) -> Response:
     """Return the page of the service's own health; for those who may read `GET /v1/service`."""
     security.check_scope(visitor.principal, keys.Scope.ADMIN)
-    state = await health.service_state(context, figures)
+    state = await health.service_state(context, own)
     return rendering.page_response(visitor.request, "service.html", state, visitor.view)
 
 
@@ -222,10 +217,7 @@ def run_figure(
     scalar: Asked = "",
 ) -> Response:
     """Return a figure of a run, as `static/figures.js` draws it."""
-    plot = run_plot(name)
-    asked = AskedFigure(from_step, to_step, scalar)
-    figure = visitor.look(lambda viewing: plot.draw(viewing, get_run(viewing.session, viewing.principal, run), asked))
-    return rendering.json_response(visitor.request, figure.to_json())
+    return visitor.figure(figures.run_figure, run, name, figures.Asked(from_step, to_step, scalar))
 
 
 @parts.get("/runs/{run}/probes")
@@ -253,18 +245,9 @@ def run_axes(run: RunIdentifier, visitor: sessions.ReaderSession) -> Response:
 
 
 @parts.get("/runs/{run}/steps/{step}/figures/{name}.json")
-def step_figure(
-    run: RunIdentifier,
-    step: parameters.StepPath,
-    name: str,
-    visitor: sessions.ReaderSession,
-) -> Response:
+def step_figure(run: RunIdentifier, step: parameters.StepPath, name: str, visitor: sessions.ReaderSession) -> Response:
     """Return a figure of a step."""
-    plot = step_plot(name)
-    figure = visitor.look(
-        lambda viewing: plot.make(viewing, get_run(viewing.session, viewing.principal, run), step, None)
-    )
-    return rendering.json_response(visitor.request, figure.to_json())
+    return visitor.figure(figures.step_figure, run, step, name)
 
 
 @parts.get("/runs/{run}/steps/{step}/tokens")

@@ -19,8 +19,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from tokenizers import Tokenizer
 
-from foreshock import json_values, page_addresses, ranges
-from foreshock.api import attribution, runs
+from foreshock import page_addresses, ranges
+from foreshock.api import runs
 from foreshock.corrections import Threshold
 from foreshock.diagnosis.wording import as_sentence
 from foreshock.doctor.findings import explained, fix_of
@@ -28,7 +28,7 @@ from foreshock.lint import CHECKS
 from foreshock.model_kind import MODEL_KIND_NAMES, ModelKind
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.parameters import matches
-from foreshock_service.present.pages.figures.attribution import percent
+from foreshock_service.present.pages.figures.attribution import share_in_words
 from foreshock_service.present.pages.figures.drawing import scientific
 from foreshock_service.present.pages.view_models import Label, Moment, Tone, Value, Visitor
 
@@ -66,24 +66,6 @@ def number(value: float | None) -> str:
         return "too large" if value > 0 else "−too large"
     text = scientific(value)
     return f"−{text[1:]}" if text.startswith("-") else text
-
-
-def share_in_words(share: float | None, low: float | None, high: float | None) -> str:
-    """Return a share with its interval: `67 % (50 % to 80 %)`."""
-    if share is None or not math.isfinite(share):
-        return "not estimable"
-    if low is None or high is None:
-        return percent(share)
-    return f"{percent(share)} ({percent(low)} to {percent(high)})"
-
-
-def shares_of(link: attribution.LinkRecord) -> tuple[float | None, float | None, float | None]:
-    """Return the share of a link and the ends of its interval; None if not estimable."""
-    return (
-        json_values.finite_or_none(link.share),
-        json_values.finite_or_none(link.share_low),
-        json_values.finite_or_none(link.share_high),
-    )
 
 
 def precise_percent(share: float) -> str:
@@ -280,7 +262,7 @@ def templates() -> Environment:
         "address": run_address,
         "bytes": bytes_in_words,
         "percent": precise_percent,
-        "share": lambda link: share_in_words(*shares_of(link)),
+        "share": share_in_words,
         "threshold": threshold_in_words,
         "sentence": as_sentence,
         "explained": explained,

@@ -13,6 +13,7 @@ from fastapi.routing import APIRoute
 from foreshock_service.platform import keys, problem, request_guards, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.present.pages import rendering, view_models
+from foreshock_service.present.pages.figures import Figure, Missing
 from foreshock_service.present.pages.presenters.viewing import open_viewing
 
 LONGEST_KEY = 200
@@ -33,6 +34,10 @@ class PageSession:
         """Return `read(viewing, *arguments)`; the session of the viewing is closed before anything is sent."""
         with open_viewing(self.context, self.principal) as viewing:
             return read(viewing, *arguments)
+
+    def figure(self, present: Callable[..., Figure | Missing], *arguments: object) -> Response:
+        """Return the figure that the presenter makes, as `static/figures.js` draws it."""
+        return rendering.json_response(self.request, self.look(present, *arguments).to_json())
 
     def page(self, template: str, present: Callable[..., object], *arguments: object) -> Response:
         """Return the page, or part of one, that the presenter makes with these arguments."""

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from textwrap import wrap
 
+from foreshock.api.attribution import AttributionRecord, LinkRecord
+from foreshock.diagnosis.wording import percent
 from foreshock_service.present.pages.figures import buckets, drawing, mismatch
 
 ATTRIBUTION_TITLE = "Where the mismatch comes from"
@@ -13,51 +14,29 @@ ROW_HEIGHT = 74
 LONGEST_LINE = 40
 
 
-@dataclass(frozen=True, slots=True)
-class LinkShare:
-    """A link of the chain, `target/behaviour`: its cause in words, its share E[d_link·d]/E[d²] and an interval."""
-
-    name: str
-    cause: str
-    share: float | None
-    low: float | None
-    high: float | None
-
-    @property
-    def short_cause(self) -> str:
-        """The cause up to its colon; the rest is an explanation."""
-        return self.cause.partition(":")[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """The links of a step from `rollout` to `trainer`, in order, and conclusions and notes for the caption."""
-
-    step: int
-    links: Sequence[LinkShare]
-    notes: Sequence[str] = ()
-
-
-def attribution_figure(chain: Chain | str | None) -> drawing.Figure | drawing.Missing:
+def attribution_figure(
+    read: AttributionRecord | str | None, notes: Sequence[str] = ()
+) -> drawing.Figure | drawing.Missing:
     """Return the stacked bars of the links; a bar to the left is a link that cancels part of another.
 
-    `chain` may be the reason why the step has no chain, or None if nothing was replayed.
+    `read` may be the reason why the step has no attribution, or None if nothing was replayed. `notes`: for the caption.
     """
-    if isinstance(chain, str):
-        return drawing.Missing(ATTRIBUTION_TITLE, chain)
-    if chain is None:
+    if isinstance(read, str):
+        return drawing.Missing(ATTRIBUTION_TITLE, read)
+    if read is None:
         return drawing.Missing(
             ATTRIBUTION_TITLE,
             "Nothing has been replayed yet. Announce a checkpoint and request a probe; "
             "a worker then scores the rollouts with every scorer of the chain.",
         )
-    known = [link for link in chain.links if link.share is not None]
+    words = " ".join([f"Step {read.step}.", *notes])
+    known = [link for link in read.links if math.isfinite(link.share)]
     if not known:
-        return drawing.Missing(ATTRIBUTION_TITLE, " ".join([f"Step {chain.step}.", *chain.notes]))
+        return drawing.Missing(ATTRIBUTION_TITLE, words)
     starts, reached = [], 0.0
     for link in known:
         starts.append(reached)
-        reached += link.share or 0.0
+        reached += link.share
     layout = {
         "xaxis": {
             "title": {"text": "share of the mismatch, E[d of the link · d] / E[d²]"},
@@ -68,20 +47,20 @@ def attribution_figure(chain: Chain | str | None) -> drawing.Figure | drawing.Mi
         "yaxis": {"range": [len(known) - 0.6, -0.78], "visible": False},
         "showlegend": False,
         "hovermode": False,
-        "shapes": _guides(known, starts),
+        "shapes": _guides(starts),
         "annotations": [_name(row, link) for row, link in enumerate(known)],
     }
     caption = (
-        "The shares of the links add up to 100 %; a negative share cancels part of another. Whiskers: the intervals."
+        f"{words} The shares of the links add up to 100 %; a negative share cancels part of another. "
+        "Whiskers: the intervals."
     )
-    caption = " ".join([f"Step {chain.step}.", *chain.notes, caption])
     traces = [_bars(known, starts), *_intervals(known, starts)]
     return drawing.Figure(
         ATTRIBUTION_TITLE, caption, _summary(known), traces, layout, height=90 + ROW_HEIGHT * len(known)
     )
 
 
-def _bars(links: Sequence[LinkShare], starts: Sequence[float]) -> drawing.Json:
+def _bars(links: Sequence[LinkRecord], starts: Sequence[float]) -> drawing.Json:
     return {
         "type": "bar",
         "orientation": "h",
@@ -94,8 +73,8 @@ def _bars(links: Sequence[LinkShare], starts: Sequence[float]) -> drawing.Json:
     }
 
 
-def _name(row: int, link: LinkShare) -> drawing.Json:
-    words = "<br>".join(wrap(link.short_cause, LONGEST_LINE))
+def _name(row: int, link: LinkRecord) -> drawing.Json:
+    words = "<br>".join(wrap(_short_cause(link), LONGEST_LINE))
     return {
         "xref": "paper",
         "x": 0,
@@ -112,7 +91,7 @@ def _name(row: int, link: LinkShare) -> drawing.Json:
     }
 
 
-def _guides(links: Sequence[LinkShare], starts: Sequence[float]) -> list[drawing.Json]:
+def _guides(starts: Sequence[float]) -> list[drawing.Json]:
     """Return lines at 0 and at the whole, and lines that join each bar to the next."""
     thin = {"color": drawing.MUTED, "width": 1, "dash": "dot"}
     ends = [
@@ -123,22 +102,32 @@ def _guides(links: Sequence[LinkShare], starts: Sequence[float]) -> list[drawing
         {"type": "line", "xref": "x", "yref": "y", "x0": at, "x1": at, "y0": row + 0.18, "y1": row + 0.82, "line": thin}
         for row, at in enumerate(starts[1:])
     ]
-    return ends + steps if links else []
+    return ends + steps
 
 
-def percent(share: float | None) -> str:
-    """Return a share as a person reads it: whole percents, a real minus sign, no negative zero."""
-    if share is None:
+def _has_interval(link: LinkRecord) -> bool:
+    return math.isfinite(link.share_low) and math.isfinite(link.share_high)
+
+
+def _short_cause(link: LinkRecord) -> str:
+    """Return the cause up to its colon; the rest is an explanation."""
+    return link.cause.partition(":")[0]
+
+
+def share_in_words(link: LinkRecord) -> str:
+    """Return the share of a link with its interval: `67 % (50 % to 80 %)`."""
+    if not math.isfinite(link.share):
         return "not estimable"
-    text = f"{100 * share:.0f}"
-    return ("0" if text == "-0" else text.replace("-", "−")) + " %"
+    if not _has_interval(link):
+        return percent(link.share)
+    return f"{percent(link.share)} ({percent(link.share_low)} to {percent(link.share_high)})"
 
 
-def _intervals(links: Sequence[LinkShare], starts: Sequence[float]) -> list[drawing.Json]:
+def _intervals(links: Sequence[LinkRecord], starts: Sequence[float]) -> list[drawing.Json]:
     rows = [
-        (row, start + (link.share or 0.0), start + link.low, start + link.high)
+        (row, start + link.share, start + link.share_low, start + link.share_high)
         for row, (link, start) in enumerate(zip(links, starts, strict=True))
-        if link.low is not None and link.high is not None
+        if _has_interval(link)
     ]
     if not rows:
         return []
@@ -162,24 +151,24 @@ def _intervals(links: Sequence[LinkShare], starts: Sequence[float]) -> list[draw
     ]
 
 
-def _range(links: Sequence[LinkShare], starts: Sequence[float]) -> list[float]:
+def _range(links: Sequence[LinkRecord], starts: Sequence[float]) -> list[float]:
     ends = [
         start + edge
         for link, start in zip(links, starts, strict=True)
-        for edge in (0.0, link.share, link.low, link.high)
-        if edge is not None
+        for edge in (0.0, link.share, link.share_low, link.share_high)
+        if math.isfinite(edge)
     ]
     low, high = min([0.0, *ends]), max([1.0, *ends])
     margin = 0.03 * (high - low)
     return [low - margin, high + margin]
 
 
-def _summary(links: Sequence[LinkShare]) -> str:
+def _summary(links: Sequence[LinkRecord]) -> str:
     parts = []
     for link in links:
-        known = link.low is not None and link.high is not None
-        interval = f", interval {percent(link.low)} to {percent(link.high)}" if known else ""
-        parts.append(f"{link.short_cause} ({link.name}): {percent(link.share)}{interval}.")
+        low, high = percent(link.share_low), percent(link.share_high)
+        interval = f", interval {low} to {high}" if _has_interval(link) else ""
+        parts.append(f"{_short_cause(link)} ({link.name}): {percent(link.share)}{interval}.")
     return " ".join(parts)
 
 
@@ -187,32 +176,21 @@ TOKENS_TITLE = "Single tokens"
 _DIGITS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class TokenPoints:
-    """Tokens of one comparison at one step, [S]; `log_behaviour` and `d` in nats.
+def token_figure(
+    comparison: str, step: int, log_behaviour: Sequence[float], d: Sequence[float], drawn: str
+) -> drawing.Figure | drawing.Missing:
+    """Return |d| against the probability, both on log axes, with a series for each sign of d.
 
-    `drawn`: where they were drawn from, in words.
+    `log_behaviour` and `d`: of the tokens, [S], in nats. `drawn`: where they were drawn from, in words.
     """
-
-    comparison: str
-    step: int
-    log_behaviour: Sequence[float]
-    d: Sequence[float]
-    drawn: str
-
-
-def token_figure(points: TokenPoints) -> drawing.Figure | drawing.Missing:
-    """Return |d| against the probability, both on log axes, with a series for each sign of d."""
-    if not points.d:
+    if not d:
         return drawing.Missing(TOKENS_TITLE, "No token of this step has two finite log-probs.")
-    pairs = [(_rounded(math.exp(low)), _rounded(d)) for low, d in zip(points.log_behaviour, points.d, strict=True)]
+    pairs = [(_rounded(math.exp(low)), _rounded(each)) for low, each in zip(log_behaviour, d, strict=True)]
     differing = [(probability, d) for probability, d in pairs if d != 0 and probability > 0]
     equal = sum(d == 0 for _, d in pairs)
     if not differing:
-        return drawing.Missing(
-            TOKENS_TITLE, f"The two scores are equal at all {len(pairs):,} sampled tokens. {points.drawn}"
-        )
-    behaviour = buckets.behaviour_of(points.comparison)
+        return drawing.Missing(TOKENS_TITLE, f"The two scores are equal at all {len(pairs):,} sampled tokens. {drawn}")
+    behaviour = buckets.behaviour_of(comparison)
     traces = [
         _markers("π < μ", [(probability, -d) for probability, d in differing if d < 0], drawing.SERIES[1]),
         _markers("π > μ", [(probability, d) for probability, d in differing if d > 0], drawing.SERIES[0]),
@@ -225,7 +203,7 @@ def token_figure(points: TokenPoints) -> drawing.Figure | drawing.Missing:
     }
     zeros = f" {equal:,} tokens with d = 0 are not drawn." if equal else ""
     caption = (
-        f"{points.comparison} at step {points.step}, one point per token. d = log π − log μ. {points.drawn}{zeros} "
+        f"{comparison} at step {step}, one point per token. d = log π − log μ. {drawn}{zeros} "
         "Rounding errors are larger at rare tokens, so their cloud rises to the left. Look at points far above it, "
         "and at a cloud that is mostly of one colour."
     )

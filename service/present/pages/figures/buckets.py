@@ -4,10 +4,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.measures.statistics.conditions import BucketTable
+from foreshock.measures.statistics.token_ids import TokenIdTable
 from foreshock_service.present.pages.figures import drawing
 
 TITLE = "Mismatch by token probability"
+MISSING = "No closed step has log-probs of two scorers yet."
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,88 +79,60 @@ TOKEN_ID_TITLE = "Mismatch by token id"
 MOST_TOKEN_IDS = 40
 
 
-@dataclass(frozen=True, slots=True)
-class BucketColumns:
-    """One comparison at one step. `edges`: B + 1 values of the condition `by`; the others: B values each."""
-
-    comparison: str
-    step: int
-    edges: Sequence[float]
-    tokens: Sequence[int]
-    mean_abs_d: Sequence[float | None]
-    max_abs_d: Sequence[float | None]
-    by: str = "probability"
-
-
-@dataclass(frozen=True, slots=True)
-class TokenIdColumns:
-    """One comparison at one step, the largest Σ k3 first; `k3_sum_missing`: how much larger a Σ k3 may be."""
-
-    comparison: str
-    step: int
-    token_ids: Sequence[int]
-    tokens: Sequence[int]
-    k3_sum: Sequence[float]
-    k3_sum_missing: Sequence[float]
-
-
-def bucket_figure(columns: BucketColumns | None) -> drawing.Figure | drawing.Missing:
+def bucket_figure(comparison: str, step: int, by: By, table: BucketTable) -> drawing.Figure | drawing.Missing:
     """Return the mean and the largest |d| per bucket, above the number of tokens of each bucket."""
-    if columns is None:
-        return drawing.Missing(TITLE, "No closed step has log-probs of two scorers yet.")
-    by = BY[columns.by]
-    if not any(columns.tokens):
+    held = table.tokens.nonzero()[0].tolist()
+    if not held:
         return drawing.Missing(by.title, by.not_logged or "No token of this step has two finite log-probs.")
-    held = [index for index, count in enumerate(columns.tokens) if count]
-    shown = range(held[0], held[-1] + 1)
-    names = [bucket_name(by, columns.edges[index], columns.edges[index + 1]) for index in shown]
+    shown = slice(held[0], held[-1] + 1)
+    every = [bucket_name(by, low, high) for low, high in pairwise(table.edges.tolist())]
+    names, tokens = every[shown], table.tokens.tolist()
     traces: list[drawing.Json] = [
         {
             "type": "bar", "name": "mean |d|", "x": names,
-            "y": [_positive(columns.mean_abs_d[index]) for index in shown],
+            "y": _positive(table.mean_abs_d[shown]),
             "marker": {"color": drawing.SERIES[0]}, "hovertemplate": "%{y:.2e}",
         },
         {
             "type": "scatter", "mode": "markers", "name": "largest |d|", "x": names,
-            "y": [_positive(columns.max_abs_d[index]) for index in shown],
+            "y": _positive(table.max_abs_d[shown]),
             "marker": {"color": drawing.SERIES[1], "symbol": "line-ew-open", "size": 14, "line": {"width": 3}},
             "hovertemplate": "%{y:.2e}",
         },
-        _token_bars(names, [columns.tokens[index] for index in shown]),
+        _token_bars(names, tokens[shown]),
     ]  # fmt: skip
-    axis = by.axis.format(behaviour=behaviour_of(columns.comparison))
-    caption = f"{_caption(columns.comparison, columns.step)} {by.hint}"
-    layout = _layout(axis, "|d|, nats", traces)
-    return drawing.Figure(by.title, caption, _summary(by, columns, held), traces, layout, height=400)
+    worst, index = max((float(table.mean_abs_d[index]), index) for index in held)
+    summary = (
+        f"Mean |d| is largest, {drawing.scientific(worst)}, if the {by.choice.removeprefix('token ')} is "
+        f"{every[index]} ({tokens[index]} of {sum(tokens)} tokens)."
+    )
+    layout = _layout(by.axis.format(behaviour=behaviour_of(comparison)), "|d|, nats", traces)
+    return drawing.Figure(by.title, f"{_caption(comparison, step)} {by.hint}", summary, traces, layout, height=400)
 
 
-def token_id_figure(columns: TokenIdColumns) -> drawing.Figure | drawing.Missing:
+def token_id_figure(comparison: str, step: int, table: TokenIdTable) -> drawing.Figure | drawing.Missing:
     """Return Σ k3 of the token ids that have the most of it, above the number of tokens of each."""
-    shown = [index for index, total in enumerate(columns.k3_sum) if total > 0][:MOST_TOKEN_IDS]
-    if not shown:
+    # By falling Σ k3: the ids without a mismatch are the last ones.
+    end = int((table.k3_sum > 0).sum())
+    if not end:
         return drawing.Missing(TOKEN_ID_TITLE, "No token of this step differs between the two scores.")
-    names = [str(columns.token_ids[index]) for index in shown]
-    missing = [columns.k3_sum_missing[index] for index in shown]
+    names, sums = [str(each) for each in table.token_ids[:end]], table.k3_sum[:end].tolist()
+    tokens, missing = table.tokens[:end].tolist(), table.k3_sum_missing[:end].tolist()
     bars: drawing.Json = {
-        "type": "bar", "name": "Σ k3", "x": names, "y": [columns.k3_sum[index] for index in shown],
+        "type": "bar", "name": "Σ k3", "x": names, "y": sums,
         "marker": {"color": drawing.SERIES[0]}, "hovertemplate": "%{y:.2e}",
     }  # fmt: skip
     if any(missing):
         bars["error_y"] = {"type": "data", "symmetric": False, "array": missing, "arrayminus": [0] * len(missing)}
     caption = (
-        f"{_caption(columns.comparison, columns.step)} The ids with the largest Σ k3. A whisker is the most that ids "
+        f"{_caption(comparison, step)} The ids with the largest Σ k3. A whisker is the most that ids "
         "dropped from a shard's table can add. A single id far above the rest, such as an end or a padding token, "
         "indicates an error of masking or of the template, not of numerics."
     )
-    worst = shown[0]
-    summary = (
-        f"Token id {columns.token_ids[worst]} has the largest Σ k3, {drawing.scientific(columns.k3_sum[worst])} nats "
-        f"in {columns.tokens[worst]} tokens."
-    )
-    traces = [bars, _token_bars(names, [columns.tokens[index] for index in shown])]
-    return drawing.Figure(
-        TOKEN_ID_TITLE, caption, summary, traces, _layout("token id", "Σ k3, nats", traces), height=400
-    )
+    summary = f"Token id {names[0]} has the largest Σ k3, {drawing.scientific(sums[0])} nats in {tokens[0]} tokens."
+    traces = [bars, _token_bars(names, tokens)]
+    layout = _layout("token id", "Σ k3, nats", traces)
+    return drawing.Figure(TOKEN_ID_TITLE, caption, summary, traces, layout, height=400)
 
 
 def _token_bars(names: Sequence[str], tokens: Sequence[int]) -> drawing.Json:
@@ -188,8 +167,8 @@ def behaviour_of(comparison: str) -> str:
     return comparison.rpartition("/")[2]
 
 
-def _positive(value: float | None) -> float | None:
-    return value if value is not None and value > 0 else None
+def _positive(values: NDArray[np.float64]) -> list[float | None]:
+    return [value if value > 0 else None for value in values.tolist()]
 
 
 def bucket_name(by: By, low: float, high: float) -> str:
@@ -216,68 +195,63 @@ def _short(value: float) -> str:
     return f"{value:.2g}" if value >= 0.01 else drawing.scientific(float(f"{value:.1e}"))
 
 
-def _summary(by: By, columns: BucketColumns, held: Sequence[int]) -> str:
-    known = [(columns.mean_abs_d[index] or 0.0, index) for index in held]
-    worst, index = max(known)
-    bucket = bucket_name(by, columns.edges[index], columns.edges[index + 1])
-    return (
-        f"Mean |d| is largest, {drawing.scientific(worst)}, if the {by.choice.removeprefix('token ')} is {bucket} "
-        f"({columns.tokens[index]} of {sum(columns.tokens)} tokens)."
-    )
-
-
 HEAT_MAP_TITLE = "Mismatch by token probability, over steps"
-MISSING = "No closed step has log-probs of two scorers yet."
 _COLOURS = [[0, "var(--heat-low)"], [0.5, "var(--heat-middle)"], [1, "var(--heat-high)"]]
 
 
-@dataclass(frozen=True, slots=True)
-class HeatMapColumns:
-    """One comparison at S of a run's `of_steps` steps. `edges`: B + 1 probabilities; `tokens`, `mean_abs_d`: [S][B]."""
-
-    comparison: str
-    steps: Sequence[int]
-    of_steps: int
-    edges: Sequence[float]
-    tokens: Sequence[Sequence[int]]
-    mean_abs_d: Sequence[Sequence[float]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Cell:
+class _Cell(NamedTuple):
     step: int
-    width: float
     row: int
     bucket: str
     tokens: int
     mean: float
 
 
-def heat_map_figure(columns: HeatMapColumns) -> drawing.Figure | drawing.Missing:
-    """Return a cell for each bucket that has tokens, coloured by its mean |d|; cells without a mismatch are grey."""
-    held = [bucket for bucket in range(len(columns.edges) - 1) if any(of_step[bucket] for of_step in columns.tokens)]
+def heat_map_figure(
+    comparison: str, tables: Sequence[tuple[int, BucketTable]], of_steps: int
+) -> drawing.Figure | drawing.Missing:
+    """Return a cell for each bucket that has tokens, coloured by its mean |d|; cells without a mismatch are grey.
+
+    `tables`: step and buckets of the token's probability, of some of the run's `of_steps` steps.
+    """
+    held = sorted({bucket for _, table in tables for bucket in table.tokens.nonzero()[0].tolist()})
     if not held:
         return drawing.Missing(HEAT_MAP_TITLE, MISSING)
-    rows = range(held[0], held[-1] + 1)
-    names = [bucket_name(BY["probability"], columns.edges[row], columns.edges[row + 1]) for row in rows]
-    cells = _cells(columns, rows, names)
+    shown = slice(held[0], held[-1] + 1)
+    names = [bucket_name(BY["probability"], low, high) for low, high in pairwise(tables[0][1].edges.tolist())][shown]
+    cells = [
+        _Cell(step, row, names[row], tokens, mean)
+        for step, table in tables
+        for row, (tokens, mean) in enumerate(
+            zip(table.tokens[shown].tolist(), table.mean_abs_d[shown].tolist(), strict=True)
+        )
+        if tokens
+    ]
+    distances = sorted(later - earlier for (earlier, _), (later, _) in pairwise(tables))
+    # A cell is as wide as the distance between steps.
+    width = distances[len(distances) // 2] if distances else 1
     coloured = [cell for cell in cells if cell.mean > 0]
-    traces = [_bars("no mismatch", [cell for cell in cells if cell.mean == 0], {"color": "var(--rule)"})]
+    traces = [_bars("no mismatch", [cell for cell in cells if cell.mean == 0], width, {"color": "var(--rule)"})]
     if coloured:
-        traces.append(_bars("mean |d|", coloured, _marker([math.log10(cell.mean) for cell in coloured])))
+        traces.append(_bars("mean |d|", coloured, width, _marker([math.log10(cell.mean) for cell in coloured])))
     layout: drawing.Json = {
         "xaxis": drawing.step_axis(rangemode="normal"),
         "yaxis": {
-            "title": {"text": f"probability under {behaviour_of(columns.comparison)}"},
-            "range": [-0.5, len(rows) - 0.5], "tickmode": "array", "showgrid": False,
-            "tickvals": list(range(len(rows)))[::2], "ticktext": names[::2],
+            "title": {"text": f"probability under {behaviour_of(comparison)}"},
+            "range": [-0.5, len(names) - 0.5], "tickmode": "array", "showgrid": False,
+            "tickvals": list(range(len(names)))[::2], "ticktext": names[::2],
         },
         "barmode": "overlay", "bargap": 0, "hovermode": "closest", "showlegend": False,
     }  # fmt: skip
-    part = f" {len(columns.steps)} of {columns.of_steps:,} steps, equally far apart." if _is_part(columns) else ""
+    part = f" {len(tables)} of {of_steps:,} steps, equally far apart." if len(tables) < of_steps else ""
     caption = (
-        f"{columns.comparison}: mean |d| of the tokens of each bucket, in nats; grey: no mismatch.{part} A row that "
+        f"{comparison}: mean |d| of the tokens of each bucket, in nats; grey: no mismatch.{part} A row that "
         "darkens alone tells which tokens begin to differ."
+    )
+    worst = max(cells, key=lambda cell: cell.mean)
+    summary = (
+        f"Mean |d| is largest, {drawing.scientific(worst.mean)}, at step {worst.step} for tokens of probability "
+        f"{worst.bucket} ({worst.tokens:,} tokens)."
     )
     values: dict[str, list[float | str | None]] = {
         "training step": [cell.step for cell in cells],
@@ -285,29 +259,13 @@ def heat_map_figure(columns: HeatMapColumns) -> drawing.Figure | drawing.Missing
         "tokens": [cell.tokens for cell in cells],
         "mean |d|, nats": [cell.mean for cell in cells],
     }
-    shown = [trace for trace in traces if trace["x"]]
-    return drawing.Figure(HEAT_MAP_TITLE, caption, _heat_map_summary(cells), shown, layout, height=380, columns=values)
+    drawn = [trace for trace in traces if trace["x"]]
+    return drawing.Figure(HEAT_MAP_TITLE, caption, summary, drawn, layout, height=380, columns=values)
 
 
-def _is_part(columns: HeatMapColumns) -> bool:
-    return len(columns.steps) < columns.of_steps
-
-
-def _cells(columns: HeatMapColumns, rows: range, names: Sequence[str]) -> list[_Cell]:
-    """Return the cells that have tokens; each is as wide as the distance between steps."""
-    distances = [later - earlier for earlier, later in pairwise(columns.steps)]
-    width = sorted(distances)[len(distances) // 2] if distances else 1
-    return [
-        _Cell(step, width, row - rows.start, names[row - rows.start], tokens[row], means[row])
-        for step, tokens, means in zip(columns.steps, columns.tokens, columns.mean_abs_d, strict=True)
-        for row in rows
-        if tokens[row]
-    ]
-
-
-def _bars(name: str, cells: Sequence[_Cell], marker: drawing.Json) -> drawing.Json:
+def _bars(name: str, cells: Sequence[_Cell], width: int, marker: drawing.Json) -> drawing.Json:
     return {
-        "type": "bar", "name": name, "x": [cell.step for cell in cells], "width": [cell.width for cell in cells],
+        "type": "bar", "name": name, "x": [cell.step for cell in cells], "width": [width] * len(cells),
         "base": [cell.row - 0.5 for cell in cells], "y": [1] * len(cells),
         "marker": {"line": {"width": 0}, **marker},
         "hovertext": [
@@ -331,11 +289,3 @@ def _marker(exponents: Sequence[float]) -> drawing.Json:
             "outlinewidth": 0, "title": {"text": "mean |d|", "side": "right"},
         },
     }  # fmt: skip
-
-
-def _heat_map_summary(cells: Sequence[_Cell]) -> str:
-    worst = max(cells, key=lambda cell: cell.mean)
-    return (
-        f"Mean |d| is largest, {drawing.scientific(worst.mean)}, at step {worst.step} for tokens of probability "
-        f"{worst.bucket} ({worst.tokens:,} tokens)."
-    )

@@ -1,9 +1,9 @@
 """The learning-rate advice of a run, and its rules."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 from foreshock import severity
 from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE
@@ -12,7 +12,7 @@ from foreshock.diagnosis.surge_state import RULES as SURGE_RULES
 from foreshock.learning_rate.advice import Applied, effect_in_words
 from foreshock.learning_rate.decisions import AdviceState
 from foreshock.learning_rate.schedule import HORIZON
-from foreshock_service.platform.database.tables import RulesVersion, Run
+from foreshock_service.platform.database.tables import Run
 from foreshock_service.present.pages import rendering, view_models
 from foreshock_service.present.pages.figures.overview import ScaleCurve
 from foreshock_service.present.pages.presenters.viewing import Viewing, last_steps
@@ -131,12 +131,6 @@ def scale_curve(viewing: Viewing, run: Run) -> ScaleCurve | None:
     return ScaleCurve(stairs_of(state, end), now, end, advice.mode == "shadow", acknowledged)
 
 
-def surge_step(viewing: Viewing, run_id: str) -> int | None:
-    """Return the step of the surge on which the schedule is based; None without one."""
-    schedule = advice_of(viewing, run_id).schedule
-    return schedule.surge_step if schedule is not None else None
-
-
 def _schedule(advice: AdviceRead) -> str | None:
     if advice.schedule is None:
         return None
@@ -181,38 +175,25 @@ class RuleCard:
     changed: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class RulesPage:
-    """The rules of a run by the cause that they fire for, and the changes of them."""
-
-    run: Run
-    model_kind: str
-    groups: Mapping[str, Sequence[RuleCard]]
-    versions: Sequence[RulesVersion]
-    first_step: int
-    toml: str
-    severities: Sequence[str]
-    effects: Mapping[Effect, str]
-    detectors: Sequence[str]
-
-
-def rules_page(viewing: Viewing, run_id: str) -> RulesPage:
-    """Return the page of the run's rules. Raises RunNotFound or RunDeleted."""
+def rules_page(viewing: Viewing, run_id: str) -> dict[str, Any]:
+    """Return the rules of a run by the cause that they fire for, and their changes. Raises RunNotFound, RunDeleted."""
     found = rules_of_run(viewing.session, viewing.principal, run_id)
     run = found.run
-    groups = {title: [each for each in found.rules if each.rule.cause == cause] for cause, title in CAUSES.items()}
+    groups = {
+        title: [_card(each) for each in found.rules if each.rule.cause == cause] for cause, title in CAUSES.items()
+    }
     detectors = (*sorted(set(SURGE_RULES.values())), COLLAPSE_RULE, FALL_RULE, *DELIVERY_RULES)
-    return RulesPage(
-        run=run,
-        model_kind=rendering.model_kind_in_words(run),
-        groups={title: [_card(each) for each in rules] for title, rules in groups.items() if rules},
-        versions=found.versions[::-1],
-        first_step=0 if run.last_step is None else run.last_step + 1,
-        toml=found.toml,
-        severities=get_args(severity.Severity),
-        effects=EFFECTS,
-        detectors=[name.replace("_", " ") for name in detectors],
-    )
+    return {
+        "run": run,
+        "model_kind": rendering.model_kind_in_words(run),
+        "groups": {title: cards for title, cards in groups.items() if cards},
+        "versions": found.versions[::-1],
+        "first_step": 0 if run.last_step is None else run.last_step + 1,
+        "toml": found.toml,
+        "severities": get_args(severity.Severity),
+        "effects": EFFECTS,
+        "detectors": [name.replace("_", " ") for name in detectors],
+    }
 
 
 def _card(found: RuleOfRun) -> RuleCard:

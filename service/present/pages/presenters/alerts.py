@@ -1,7 +1,5 @@
 """Alerts, announced changes and their marks in curves."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, get_args
 from urllib.parse import urlencode
@@ -72,11 +70,6 @@ def changes_of(viewing: Viewing, run_id: str) -> list[Mark]:
     ]
 
 
-def changes_in_words(viewing: Viewing, run_id: str) -> list[str]:
-    """Return a sentence for each of the newest changes, the newest first."""
-    return [f"step {mark.step}, {mark.text}" for mark in reversed(changes_of(viewing, run_id))]
-
-
 def change_in_words(change: runs.ChangeRecord) -> str:
     """Return what changed, in a few words."""
     if change.kind == "setup":
@@ -111,24 +104,15 @@ def standing_alerts(viewing: Viewing, run_id: str) -> list[watch.AlertRecord]:
     return [*shown, *ranked[SHOWN_ALERTS:]]
 
 
-@dataclass(frozen=True, slots=True)
-class AlertsPage:
-    """The alerts of all runs that the visitor may see, the last changed first."""
-
-    rows: Sequence[watch.AlertOfRun]
-    state: str
-    severity: str
-    states: Sequence[str]
-    severities: Sequence[str]
-    next_address: str | None
-
-
 ALERTS_ON_A_PAGE = 25
 STATES: tuple[watch.AlertState, ...] = get_args(watch.AlertState)
 
 
-def alerts_page(viewing: Viewing, state: str, severity: str, cursor: str | None) -> AlertsPage:
-    """Return one page of alerts; an empty or unknown state or severity is no restriction. Raises InvalidCursor."""
+def alerts_page(viewing: Viewing, state: str, severity: str, cursor: str | None) -> dict[str, Any]:
+    """Return one page of the alerts of all runs that the visitor may see, the last changed first.
+
+    An empty or unknown state or severity is no restriction. Raises InvalidCursor.
+    """
     chosen = AlertFilter(
         viewing.principal.projects(None),
         (state,) if state in STATES else (),
@@ -137,14 +121,14 @@ def alerts_page(viewing: Viewing, state: str, severity: str, cursor: str | None)
     found = alerts_of_runs(viewing.session, chosen, cursor, ALERTS_ON_A_PAGE)
     # The state is named even if it is empty: without it the page shows the open alerts.
     following = urlencode({"state": state, "severity": severity, "cursor": found.next_cursor or ""})
-    return AlertsPage(
-        rows=found.items,
-        state=state,
-        severity=severity,
-        states=STATES,
-        severities=SEVERITIES,
-        next_address=f"/alerts?{following}" if found.next_cursor else None,
-    )
+    return {
+        "rows": found.items,
+        "state": state,
+        "severity": severity,
+        "states": STATES,
+        "severities": SEVERITIES,
+        "next_address": f"/alerts?{following}" if found.next_cursor else None,
+    }
 
 
 MOST_MARKED = 200

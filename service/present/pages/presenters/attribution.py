@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from foreshock.api.attribution import AttributionRecord
 from foreshock.comparisons import TRAINER_ROLLOUT
-from foreshock.corrections import Evaluation
 from foreshock.diagnosis.lag_zero import holds_for_all_tokens
 from foreshock.diagnosis.lags import StepLags
 from foreshock.interval_names import RANGE, RANGE_NOTE, ends_in_words
@@ -16,9 +16,10 @@ from foreshock.measures.registry import COMPARISON_MEASURES, K3_BY_LAG, measure_
 from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
 from foreshock.model_kind import ModelKind
 from foreshock.theory import GradientNoise, StepNoise
-from foreshock_service.present.pages.figures.attribution import Chain, LinkShare
+from foreshock_service.present.pages.figures import Figure, Missing
+from foreshock_service.present.pages.figures.attribution import attribution_figure
 from foreshock_service.present.pages.presenters.viewing import Viewing
-from foreshock_service.present.pages.rendering import DASH, count, judged_value, number, shares_of
+from foreshock_service.present.pages.rendering import DASH, count, judged_value, number
 from foreshock_service.present.pages.view_models import Value
 from foreshock_service.replay.attribution import service as attributions
 from foreshock_service.runs.corrections import FoundTheory, read_pair, theory_of_pair, usual_evaluations
@@ -28,46 +29,40 @@ from foreshock_service.runs.measurements import MeasurementNotFound, StatisticsO
 STEPS_TRIED = 5
 
 
-def newest_chain(viewing: Viewing, run_id: str) -> Chain | str | None:
-    """Return the chain of the newest step that has one; else why the newest replayed step has none."""
+def newest_attribution(viewing: Viewing, run_id: str) -> AttributionRecord | str | None:
+    """Return the newest attribution of a run; else why the newest replayed step has none."""
     why = None
     for step in attributions.newest_replayed_steps(viewing.session, viewing.principal, run_id, STEPS_TRIED):
-        chain = chain_of_step(viewing, run_id, step, None)
-        if isinstance(chain, Chain):
-            return chain
-        why = why or chain
+        found = attribution_of(viewing, run_id, step, None)
+        if isinstance(found, AttributionRecord):
+            return found
+        why = why or found
     return why
 
 
-def chain_of_step(viewing: Viewing, run_id: str, step: int, attempt: int | None) -> Chain | str | None:
-    """Return the chain of a step; a text if its scores give none (yet), None if nothing was replayed."""
+def attribution_of(viewing: Viewing, run_id: str, step: int, attempt: int | None) -> AttributionRecord | str | None:
+    """Return the attribution of a step; a text if its scores give none (yet), None if nothing was replayed."""
     try:
-        read = attributions.attribution_of_step(viewing.session, viewing.principal, run_id, step, attempt)
+        return attributions.attribution_of_step(viewing.session, viewing.principal, run_id, step, attempt)
     except attributions.AttributionNotFound:
         return None
     except (attributions.AttributionNotPossible, attributions.AttributionPending) as error:
-        return f"{error.detail[0].upper()}{error.detail[1:]}."
-    links = [LinkShare(link.name, link.cause, *shares_of(link)) for link in read.links]
-    return Chain(step, links, [*sentences_of(read), *notes_of(read)])
+        return _sentence(error.detail)
 
 
-def attribution_of(viewing: Viewing, run_id: str, step: int, attempt: int | None) -> AttributionRecord | None:
-    """Return the attribution of a step; None if there is none (yet)."""
-    try:
-        return attributions.attribution_of_step(viewing.session, viewing.principal, run_id, step, attempt)
-    except (attributions.AttributionNotFound, attributions.AttributionNotPossible, attributions.AttributionPending):
-        return None
+def figure_of(read: AttributionRecord | str | None) -> Figure | Missing:
+    """Return the figure of an attribution, with what it concludes; see `attribution_of`."""
+    notes = [*sentences_of(read), *notes_of(read)] if isinstance(read, AttributionRecord) else []
+    return attribution_figure(read, notes)
 
 
-def sentences_of(read: AttributionRecord | None) -> list[str]:
+def sentences_of(read: AttributionRecord) -> list[str]:
     """Return the conclusions from an attribution, verbatim, the headline first."""
-    return [] if read is None else [conclusion.sentence for conclusion in read.conclusions]
+    return [conclusion.sentence for conclusion in read.conclusions]
 
 
-def notes_of(read: AttributionRecord | None) -> list[str]:
+def notes_of(read: AttributionRecord) -> list[str]:
     """Return the notes on what the numbers of an attribution are of."""
-    if read is None:
-        return []
     notes: list[str] = []
     if read.stale:
         notes.append("Scores or rollouts have arrived since; a new attribution is being computed.")
@@ -102,20 +97,6 @@ class MeasureGroup:
     title: str
     rows: Sequence[MeasureRow]
     missing: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class CorrectionsPart:
-    """Corrections and theory of a step: a part of its page that is fetched after it."""
-
-    comparison: str
-    rows: Sequence[Evaluation]
-    has_advantages: bool
-    has_turns: bool
-    not_estimable: Sequence[str]
-    notes: Sequence[str]
-    theory: Sequence[TheoryRow]
-    missing: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,14 +195,17 @@ def _group(group: _Group, columns: Sequence[Values], model_kind: ModelKind | Non
     known = any(column.get(name) not in none for column in columns for name, none in nothing.items())
     if group.not_logged and not known:
         return MeasureGroup(group.title, (), group.not_logged)
-    return MeasureGroup(group.title, [_row(name, columns, model_kind) for name in group.names()])
-
-
-def _row(name: str, columns: Sequence[Values], model_kind: ModelKind | None) -> MeasureRow:
-    measure = measure_named(name)
-    meaning = ": ".join(part for part in (measure.formula, measure.direction) if part)
-    values = [_with_interval(measure.column, column, model_kind) for column in columns]
-    return MeasureRow(measure.name, meaning, values)
+    return MeasureGroup(
+        group.title,
+        [
+            MeasureRow(
+                each.name,
+                ": ".join(part for part in (each.formula, each.direction) if part),
+                [_with_interval(each.column, column, model_kind) for column in columns],
+            )
+            for each in measures
+        ],
+    )
 
 
 def _with_interval(column: str, values: Values, model_kind: ModelKind | None) -> Value:
@@ -235,7 +219,7 @@ def _with_interval(column: str, values: Values, model_kind: ModelKind | None) ->
         value = replace(value, tone="")
     if column == "effective_groups":
         return replace(value, text=effective_of_all(values))
-    if column in _PARETO_REACH and not _ratios_reach_e(values.get(_PARETO_REACH[column])):
+    if column in _PARETO_REACH and abs(values.get(_PARETO_REACH[column]) or 0.0) < PARETO_FAR:
         value = replace(value, tone="")
     for kind, name in (("_bootstrap", "range: "), ("", "Student's t: ")):
         low, high = values.get(f"{column}{kind}_low"), values.get(f"{column}{kind}_high")
@@ -258,44 +242,34 @@ def measure_value(column: str, value: float | None, model_kind: ModelKind | None
     return judged_value(column, value, model_kind)
 
 
-def _ratios_reach_e(largest_d: float | None) -> bool:
-    return largest_d is not None and abs(largest_d) >= PARETO_FAR
-
-
-def corrections_part(viewing: Viewing, run_id: str, step: int) -> CorrectionsPart:
+def corrections_part(viewing: Viewing, run_id: str, step: int) -> dict[str, Any]:
     """Return the corrections of trainer/rollout at the thresholds in use, and the theory of the same step."""
     try:
         pair = read_pair(viewing.session, viewing.principal, run_id, step, None, TRAINER_ROLLOUT)
     except (MeasurementNotFound, StatisticsOutOfDate) as error:
-        return CorrectionsPart(TRAINER_ROLLOUT, (), False, False, (), (), (), f"{error.detail}.")
-    theory = theory_of_pair(viewing.session, pair)
+        return {"rows": (), "missing": f"{error.detail}."}
     evaluations = usual_evaluations(pair)
-    notes = dict.fromkeys(note for found in evaluations for note in found.notes)
-    reasons = dict.fromkeys(found.not_estimable for found in evaluations if found.not_estimable)
-    missing = [f"{_titles(evaluations, reason)}: {reason}." for reason in reasons]
-    return CorrectionsPart(
-        TRAINER_ROLLOUT,
-        [found for found in evaluations if not found.not_estimable],
-        any(math.isfinite(found.advantage_distortion) for found in evaluations),
-        any(math.isfinite(found.affected.untouched.turns) for found in evaluations),
-        missing,
-        [_sentence(note) for note in notes],
-        list(_theory_rows(theory)),
-        "",
-    )
-
-
-def _titles(evaluations: Sequence[Evaluation], reason: str) -> str:
-    return " and ".join(found.correction.title for found in evaluations if found.not_estimable == reason)
+    titles: dict[str, list[str]] = {}
+    for found in evaluations:
+        if found.not_estimable:
+            titles.setdefault(found.not_estimable, []).append(found.correction.title)
+    return {
+        "comparison": TRAINER_ROLLOUT,
+        "rows": [found for found in evaluations if not found.not_estimable],
+        "has_advantages": any(math.isfinite(found.advantage_distortion) for found in evaluations),
+        "has_turns": any(math.isfinite(found.affected.untouched.turns) for found in evaluations),
+        "not_estimable": [f"{' and '.join(names)}: {reason}." for reason, names in titles.items()],
+        "notes": [_sentence(note) for note in dict.fromkeys(note for found in evaluations for note in found.notes)],
+        "theory": list(_theory_rows(theory_of_pair(viewing.session, pair))),
+        "missing": "",
+    }
 
 
 def _theory_rows(found: FoundTheory) -> Iterator[TheoryRow]:
     theory, bias = found.theory, found.theory.bias
-    reach = (
-        f"{RANGE} {number(bias.low)} to {number(bias.high)}"
-        if math.isfinite(bias.high)
-        else ("no interval: too few prompts")
-    )
+    reach = "no interval: too few prompts"
+    if math.isfinite(bias.high):
+        reach = f"{RANGE} {number(bias.low)} to {number(bias.high)}"
     yield (
         "Bound of the gradient's bias, estimated",
         f"{number(bias.per_unit)} · B",
@@ -339,11 +313,8 @@ def _gradient_rows(found: FoundTheory, noise: GradientNoise | None, step: StepNo
         f"(‖g_b‖² − ‖g_B‖²)/(1/b − 1/B); of the whole batch {number(noise.of_batch)}.{notes}",
     )
     if step is None:
-        yield (
-            "Noise of a step",
-            DASH,
-            "Not estimable: neither the step nor the run has a learning rate; log the scalar `lr`.",
-        )
+        why = "neither the step nor the run has a learning rate; log the scalar `lr`"
+        yield ("Noise of a step", DASH, f"Not estimable: {why}.")
         return
     yield (
         "Noise of a step at η, and at η/2",

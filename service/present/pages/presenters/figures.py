@@ -1,9 +1,10 @@
 """The figures of a run and of a step: their names, order and data."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.diagnosis.lag_zero import LAG_ZERO_COLUMNS, at_lag_zero
@@ -16,7 +17,7 @@ from foreshock.ranges import HealthyRange, required_range
 from foreshock_service.platform import parameters, problem
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.present.pages.figures import Curve, Figure, Missing, buckets, drawing, mismatch, overview
-from foreshock_service.present.pages.figures.attribution import ATTRIBUTION_TITLE, TOKENS_TITLE, attribution_figure
+from foreshock_service.present.pages.figures.attribution import ATTRIBUTION_TITLE, TOKENS_TITLE
 from foreshock_service.present.pages.presenters import advice, alerts, attribution, rollout
 from foreshock_service.present.pages.presenters.viewing import (
     NOTHING,
@@ -25,6 +26,7 @@ from foreshock_service.present.pages.presenters.viewing import (
     quantity_curves,
     scalar_curves,
 )
+from foreshock_service.runs.runs import get_run
 
 OVERVIEW_TITLE = "The run, step by step"
 _OVERVIEW: Mapping[str, str] = {
@@ -53,14 +55,13 @@ class Asked:
 
     def part(self, curve: Curve) -> Curve:
         """Return the steps that are asked for."""
-        kept = [
-            point for point in zip(curve.steps, curve.values, strict=True) if self.from_step <= point[0] <= self.to_step
-        ]
-        return Curve([step for step, _ in kept], [value for _, value in kept])
+        start = bisect_left(curve.steps, self.from_step)
+        end = bisect_right(curve.steps, self.to_step)
+        return Curve(curve.steps[start:end], curve.values[start:end])
 
 
 RunFigure = Callable[[Viewing, Run, Asked], Figure | Missing]
-StepFigure = Callable[[Viewing, Run, int, int | None], Figure | Missing]
+StepFigure = Callable[[Viewing, Run, int], Figure | Missing]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +73,10 @@ class RunPlot:
     over_steps: bool = True
     marked: bool = False
 
-    def draw(self, viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
-        """Return the figure."""
-        figure = self.make(viewing, run, asked)
-        if not self.marked or isinstance(figure, Missing):
-            return figure
-        return overview.marked(figure, alerts.marks_of(viewing, run.id), alerts.named_marks(viewing, run))
-
 
 @dataclass(frozen=True, slots=True)
 class StepPlot:
-    """A figure of a step's page; `make` takes the step and its attempt.
+    """A figure of a step's page.
 
     `choices`: the figures that a reader can select in its place, itself first, with a label each.
     """
@@ -91,6 +85,9 @@ class StepPlot:
     make: StepFigure
     wide: bool = False
     choices: Mapping[str, str] = field(default_factory=dict)
+
+
+Plot = TypeVar("Plot", RunPlot, StepPlot)
 
 
 def mismatch_of_run(viewing: Viewing, run: Run, _: Asked) -> Figure | Missing:
@@ -128,13 +125,15 @@ def lengths_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing
         overview.Panel(name, asked.part(found.get(column, NOTHING)), lines=cap)
         for name, column in zip(names, columns, strict=True)
     ]
-    surge = advice.surge_step(viewing, run.id)
-    said = (
-        f"The surge, the first confirmed crossing of twice the smoothed baseline, was at step {surge}."
-        if surge is not None
-        else "No surge so far: the mean has not crossed twice its smoothed baseline in steep growth."
-    )
-    marks = [*alerts.marks_of(viewing, run.id), *([overview.Mark(surge, "the surge")] if surge is not None else [])]
+    marks = alerts.marks_of(viewing, run.id)
+    said = "No surge so far: the mean has not crossed twice its smoothed baseline in steep growth."
+    schedule = advice.advice_of(viewing, run.id).schedule
+    if schedule is not None:
+        said = (
+            "The surge, the first confirmed crossing of twice the smoothed baseline, was at step "
+            f"{schedule.surge_step}."
+        )
+        marks.append(overview.Mark(schedule.surge_step, "the surge"))
     legend = overview.legend_of(marks)
     caption = f"Model-generated tokens per rollout, before any filtering. Dashed: the length cap. {said} {legend}"
     missing = "No rollouts have been uploaded for a closed step yet."
@@ -246,11 +245,6 @@ def _thresholds(known: HealthyRange) -> dict[str, tuple[float, str]]:
     return {name: (level, colour) for name, (level, colour) in levels.items() if level is not None}
 
 
-def attribution_of_step(viewing: Viewing, run: Run, step: int, attempt: int | None) -> Figure | Missing:
-    """Return the attribution of a step."""
-    return attribution_figure(attribution.chain_of_step(viewing, run.id, step, attempt))
-
-
 RUN_PLOTS: Mapping[str, RunPlot] = {
     "overview": RunPlot(OVERVIEW_TITLE, overview_of_run),
     "mismatch": RunPlot(mismatch.MISMATCH_TITLE, mismatch_of_run, marked=True),
@@ -262,7 +256,7 @@ RUN_PLOTS: Mapping[str, RunPlot] = {
     ),
     "attribution": RunPlot(
         ATTRIBUTION_TITLE,
-        lambda viewing, run, _: attribution_figure(attribution.newest_chain(viewing, run.id)),
+        lambda viewing, run, _: attribution.figure_of(attribution.newest_attribution(viewing, run.id)),
         over_steps=False,
     ),
     "buckets": RunPlot(buckets.TITLE, lambda viewing, run, _: rollout.buckets_of_run(viewing, run), over_steps=False),
@@ -272,7 +266,10 @@ RUN_PLOTS: Mapping[str, RunPlot] = {
     "tails": RunPlot(TAILS_TITLE, tails_of_run),
 }
 STEP_PLOTS: Mapping[str, StepPlot] = {
-    "attribution": StepPlot(ATTRIBUTION_TITLE, attribution_of_step),
+    "attribution": StepPlot(
+        ATTRIBUTION_TITLE,
+        lambda viewing, run, step: attribution.figure_of(attribution.attribution_of(viewing, run.id, step, None)),
+    ),
     "buckets": StepPlot(
         buckets.TITLE,
         partial(rollout.buckets_of_step, "probability"),
@@ -295,17 +292,23 @@ CHOSEN_STEP_PLOTS: Mapping[str, StepPlot] = {
 }
 
 
-def run_plot(name: str) -> RunPlot:
-    """Return the plot of this name. Raises FigureNotFound."""
-    known = {**RUN_PLOTS, "scalar": RunPlot("A scalar", scalar_of_run)}
-    if name not in known:
-        raise FigureNotFound(f"unknown figure {name!r}; figures: {', '.join(known)}")
-    return known[name]
+def run_figure(viewing: Viewing, run_id: str, name: str, asked: Asked) -> Figure | Missing:
+    """Return a figure of a run, with alerts and changes marked if it is so. Raises FigureNotFound, RunNotFound."""
+    plot = _plot_named(name, {**RUN_PLOTS, "scalar": RunPlot("A scalar", scalar_of_run)})
+    run = get_run(viewing.session, viewing.principal, run_id)
+    figure = plot.make(viewing, run, asked)
+    if not plot.marked or isinstance(figure, Missing):
+        return figure
+    return overview.marked(figure, alerts.marks_of(viewing, run.id), alerts.named_marks(viewing, run))
 
 
-def step_plot(name: str) -> StepPlot:
-    """Return the plot of this name. Raises FigureNotFound."""
-    known = {**STEP_PLOTS, **CHOSEN_STEP_PLOTS}
+def step_figure(viewing: Viewing, run_id: str, step: int, name: str) -> Figure | Missing:
+    """Return a figure of a step. Raises FigureNotFound, RunNotFound."""
+    plot = _plot_named(name, {**STEP_PLOTS, **CHOSEN_STEP_PLOTS})
+    return plot.make(viewing, get_run(viewing.session, viewing.principal, run_id), step)
+
+
+def _plot_named(name: str, known: Mapping[str, Plot]) -> Plot:
     if name not in known:
         raise FigureNotFound(f"unknown figure {name!r}; figures: {', '.join(known)}")
     return known[name]

@@ -3,7 +3,6 @@
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -21,22 +20,6 @@ from foreshock_service.present.pages.presenters.viewing import Viewing, curves_o
 from foreshock_service.present.pages.rendering import announced_names, count, number, texts_of
 from foreshock_service.runs import attempts, chosen_tokens, curves, events, measurements, runs, tokens
 
-
-@dataclass(frozen=True, slots=True)
-class RolloutPage:
-    """One rollout: what a reader without a script sees. `scored`: by each scorer log-prob and probability of the token
-    with the largest |d|.
-    """
-
-    run: Run
-    step: int
-    sample_id: str
-    facts: Sequence[tuple[str, str]]
-    headline: str
-    scored: Sequence[tuple[str, float, float | None]]
-    note: str
-
-
 MOST_STEPS = 48
 """Columns of the heat map. Each is read from the statistics of its step."""
 
@@ -46,43 +29,24 @@ def buckets_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     newest = curves_of(viewing, run.id, ("k3_kl",), (TRAINER_ROLLOUT,)).get(TRAINER_ROLLOUT, {}).get("k3_kl")
     last = newest.last() if newest else None
     if last is None:
-        return buckets.bucket_figure(None)
-    return buckets_of_step("probability", viewing, run, last[0], None)
+        return Missing(buckets.TITLE, buckets.MISSING)
+    return buckets_of_step("probability", viewing, run, last[0])
 
 
-def buckets_of_step(by: str, viewing: Viewing, run: Run, step: int, attempt: int | None) -> Figure | Missing:
+def buckets_of_step(by: str, viewing: Viewing, run: Run, step: int) -> Figure | Missing:
     """Return trainer/rollout at a step, by one of the conditions."""
-    statistics = _statistics(viewing, run, step, attempt)
+    statistics = _statistics(viewing, run, step)
     if isinstance(statistics, str):
         return Missing(buckets.BY[by].title, statistics)
-    table = statistics.condition_table(by)
-    columns = buckets.BucketColumns(
-        comparison=TRAINER_ROLLOUT,
-        step=step,
-        edges=table.edges.tolist(),
-        tokens=table.tokens.tolist(),
-        mean_abs_d=table.mean_abs_d.tolist(),
-        max_abs_d=table.max_abs_d.tolist(),
-        by=by,
-    )
-    return buckets.bucket_figure(columns)
+    return buckets.bucket_figure(TRAINER_ROLLOUT, step, buckets.BY[by], statistics.condition_table(by))
 
 
-def token_ids_of_step(viewing: Viewing, run: Run, step: int, attempt: int | None) -> Figure | Missing:
+def token_ids_of_step(viewing: Viewing, run: Run, step: int) -> Figure | Missing:
     """Return trainer/rollout at a step, by token id."""
-    statistics = _statistics(viewing, run, step, attempt)
+    statistics = _statistics(viewing, run, step)
     if isinstance(statistics, str):
         return Missing(buckets.TOKEN_ID_TITLE, statistics)
-    table = statistics.token_id_table(buckets.MOST_TOKEN_IDS)
-    columns = buckets.TokenIdColumns(
-        comparison=TRAINER_ROLLOUT,
-        step=step,
-        token_ids=table.token_ids.tolist(),
-        tokens=table.tokens.tolist(),
-        k3_sum=table.k3_sum.tolist(),
-        k3_sum_missing=table.k3_sum_missing.tolist(),
-    )
-    return buckets.token_id_figure(columns)
+    return buckets.token_id_figure(TRAINER_ROLLOUT, step, statistics.token_id_table(buckets.MOST_TOKEN_IDS))
 
 
 def heat_map_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
@@ -96,17 +60,7 @@ def heat_map_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     keys = [events.StepKey(run.id, attempt, step) for step, attempt in shown]
     stored = measurements.blobs_of_steps(viewing.session, keys, TRAINER_ROLLOUT, "statistics")
     found = [(key.step, _bucket_table(stored[key])) for key in keys if key in stored]
-    if not found:
-        return Missing(buckets.HEAT_MAP_TITLE, buckets.MISSING)
-    columns = buckets.HeatMapColumns(
-        comparison=TRAINER_ROLLOUT,
-        steps=[step for step, _ in found],
-        of_steps=len(every),
-        edges=found[0][1].edges.tolist(),
-        tokens=[of_step.tokens.tolist() for _, of_step in found],
-        mean_abs_d=[of_step.mean_abs_d.tolist() for _, of_step in found],
-    )
-    return buckets.heat_map_figure(columns)
+    return buckets.heat_map_figure(TRAINER_ROLLOUT, found, len(every))
 
 
 @functools.lru_cache(maxsize=8 * MOST_STEPS)
@@ -115,16 +69,14 @@ def _bucket_table(statistics: bytes) -> BucketTable:
     return ComparisonStatistics.from_bytes(statistics).buckets()
 
 
-def tokens_of_step(viewing: Viewing, run: Run, step: int, attempt: int | None) -> Figure | Missing:
+def tokens_of_step(viewing: Viewing, run: Run, step: int) -> Figure | Missing:
     """Return |d| against the probability of a sample of the step's tokens."""
     try:
-        sample = chosen_tokens.sample_tokens(viewing.context, viewing.principal, run.id, step, attempt, TRAINER_ROLLOUT)
+        sample = chosen_tokens.sample_tokens(viewing.context, viewing.principal, run.id, step, None, TRAINER_ROLLOUT)
     except (measurements.MeasurementNotFound, TokensPurged, TokensGone) as error:
         return Missing(attribution.TOKENS_TITLE, f"{error.detail}.")
-    points = attribution.TokenPoints(
-        TRAINER_ROLLOUT, step, sample.log_behaviour.tolist(), sample.d.tolist(), _drawn_in_words(sample)
-    )
-    return attribution.token_figure(points)
+    drawn = _drawn_in_words(sample)
+    return attribution.token_figure(TRAINER_ROLLOUT, step, sample.log_behaviour.tolist(), sample.d.tolist(), drawn)
 
 
 def _drawn_in_words(sample: chosen_tokens.TokenSample) -> str:
@@ -137,10 +89,10 @@ def _drawn_in_words(sample: chosen_tokens.TokenSample) -> str:
     return f"{sample.d.size:,} tokens drawn at random from {sample.drawn_from:,}.{stored}"
 
 
-def _statistics(viewing: Viewing, run: Run, step: int, attempt: int | None) -> ComparisonStatistics | str:
+def _statistics(viewing: Viewing, run: Run, step: int) -> ComparisonStatistics | str:
     """Return the statistics of trainer/rollout at a step, or the reason why there are none."""
     try:
-        return measurements.read_statistics(viewing.session, viewing.principal, run.id, step, attempt, TRAINER_ROLLOUT)
+        return measurements.read_statistics(viewing.session, viewing.principal, run.id, step, None, TRAINER_ROLLOUT)
     except (measurements.MeasurementNotFound, measurements.StatisticsOutOfDate) as error:
         return f"{error.detail}."
 
@@ -150,24 +102,26 @@ def rollout_address(run_address: str, step: int, sample_id: str) -> str:
     return f"{run_address}/steps/{step}/rollouts/{quote(sample_id, safe='')}"
 
 
-def rollout_page(viewing: Viewing, run_id: str, step: int, sample_id: str) -> RolloutPage:
-    """Return the page of a rollout. Raises RunNotFound, StepNotFound, RolloutNotFound, TokensPurged."""
+def rollout_page(viewing: Viewing, run_id: str, step: int, sample_id: str) -> dict[str, Any]:
+    """Return one rollout, as a reader without a script sees it. Raises RunNotFound, RolloutNotFound, TokensPurged.
+
+    `scored`: by each scorer log-prob and probability of the token with the largest |d|.
+    """
     run = runs.get_run(viewing.session, viewing.principal, run_id)
     found = tokens.read_whole_rollout(viewing.context, viewing.principal, run_id, step, sample_id)
     comparison = shown_comparison(found)
     worst = None if comparison is None else _largest(difference(found, comparison), found.batch.generated)
     texts = _texts(viewing, found, run)
-    return RolloutPage(
-        run=run,
-        step=step,
-        sample_id=sample_id,
-        facts=_facts(found),
-        headline=_headline(found, comparison, worst, texts),
-        scored=[] if worst is None else _scored(found, worst),
-        note=""
-        if texts is not None
-        else "Token ids: no tokenizer of this run is configured (FORESHOCK_TOKENIZERS_FOLDER).",
-    )
+    no_texts = "Token ids: no tokenizer of this run is configured (FORESHOCK_TOKENIZERS_FOLDER)."
+    return {
+        "run": run,
+        "step": step,
+        "sample_id": sample_id,
+        "facts": _facts(found),
+        "headline": _headline(found, comparison, worst, texts),
+        "scored": [] if worst is None else _scored(found, worst),
+        "note": no_texts if texts is None else "",
+    }
 
 
 def rollout_columns(viewing: Viewing, run_id: str, step: int, sample_id: str) -> dict[str, Any]:
@@ -195,8 +149,7 @@ def rollout_columns(viewing: Viewing, run_id: str, step: int, sample_id: str) ->
 
 def shown_comparison(found: tokens.WholeRollout) -> str | None:
     """Return the comparison whose d colours the tokens: the whole, else the first that the rollout has."""
-    there = [name for name in (TRAINER_ROLLOUT, *scorers.main_comparisons()) if _has(found, name)]
-    return there[0] if there else None
+    return next((name for name in (TRAINER_ROLLOUT, *scorers.main_comparisons()) if _has(found, name)), None)
 
 
 def difference(found: tokens.WholeRollout, comparison: str) -> NDArray[np.float64]:
@@ -227,15 +180,16 @@ def token_texts(viewing: Viewing, run: Run, attempt: int, token_ids: Sequence[in
 
 
 def _texts(viewing: Viewing, found: tokens.WholeRollout, run: Run) -> dict[int, str] | None:
-    batch = found.batch
-    ids = [*batch.response_token_ids.tolist(), *batch.prompt_token_ids.tolist()]
+    ids = [*found.batch.response_token_ids.tolist(), *found.batch.prompt_token_ids.tolist()]
     return token_texts(viewing, run, found.attempt, ids)
 
 
 def _facts(found: tokens.WholeRollout) -> list[tuple[str, str]]:
     batch = found.batch
-    facts = [("Response", f"{count(batch.num_tokens)} tokens")]
-    facts.append(("Prompt", f"{count(batch.prompt_token_ids.size)} tokens"))
+    facts = [
+        ("Response", f"{count(batch.num_tokens)} tokens"),
+        ("Prompt", f"{count(batch.prompt_token_ids.size)} tokens"),
+    ]
     if batch.reward is not None:
         facts.append(("Reward", number(float(batch.reward[0]))))
     if batch.advantage is not None:
@@ -255,14 +209,12 @@ def _headline(
         return "This rollout has log-probs of fewer than two scorers, so no token can be compared."
     if worst is None:
         return f"No token of this rollout has two finite log-probs of {comparison}."
-    d = difference(found, comparison)
+    d = float(difference(found, comparison)[worst])
     token_id = int(found.batch.response_token_ids[worst])
-    name = (
-        f"token id {token_id}"
-        if texts is None
-        else f"“{texts[token_id].strip() or repr(texts[token_id])}” (id {token_id})"
-    )
-    return f"The largest |d| of {comparison} is at position {worst}, {name}: d = {number(float(d[worst]))}."
+    name = f"token id {token_id}"
+    if texts is not None:
+        name = f"“{texts[token_id].strip() or repr(texts[token_id])}” (id {token_id})"
+    return f"The largest |d| of {comparison} is at position {worst}, {name}: d = {number(d)}."
 
 
 def _scored(found: tokens.WholeRollout, position: int) -> list[tuple[str, float, float | None]]:

@@ -1,26 +1,27 @@
 """The page of a run: its diagnosis and alerts as they are stored, the advice, and places for its figures."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Any
 from urllib.parse import urlencode
 
 from foreshock import interval_names, page_addresses
-from foreshock.api.diagnosis import Diagnosis
-from foreshock.api.probes import ProbeRecord
 from foreshock.api.runs import IncompleteStep, RunRecord, WeightsRecord
-from foreshock.api.watch import AlertRecord
 from foreshock.measures.pooling import PooledMean
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.present.pages import rendering, view_models
-from foreshock_service.present.pages.presenters.advice import AdvicePanel, advice_panel
-from foreshock_service.present.pages.presenters.alerts import changes_in_words, run_dashboard, standing_alerts
+from foreshock_service.present.pages.presenters.advice import advice_panel
+from foreshock_service.present.pages.presenters.alerts import changes_of, run_dashboard, standing_alerts
 from foreshock_service.present.pages.presenters.figures import RUN_PLOTS
-from foreshock_service.present.pages.presenters.step import DoctorPanel, LintPanel, doctor_of_run, lint_of_run
+from foreshock_service.present.pages.presenters.step import LintPanel, doctor_of_run, lint_of_run
 from foreshock_service.present.pages.presenters.viewing import Viewing
 from foreshock_service.replay.probes import policies, service
 from foreshock_service.runs import events, measurements, runs, scalars, steps, weights
 from foreshock_service.runs.attempts import attempts_of_run
 from foreshock_service.watch.diagnosis import diagnosis_of_run
+
+MOST_PROBES = 20
+WEIGHTS_STEPS = 12
+"""Newest weight syncs of the table of engines."""
 
 
 def pooled_in_words(pooled: PooledMean | None) -> str | None:
@@ -33,60 +34,11 @@ def pooled_in_words(pooled: PooledMean | None) -> str | None:
     return f"{rendering.number(pooled.mean)} ({words})"
 
 
-MOST_PROBES = 20
+def run_page(viewing: Viewing, run_id: str) -> dict[str, Any]:
+    """Return the page of a run. Raises RunNotFound or RunDeleted.
 
-
-WEIGHTS_STEPS = 12
-"""Newest weight syncs of the table of engines."""
-
-
-@dataclass(frozen=True, slots=True)
-class EnginesTable:
-    """What the engines held after the newest weight syncs: a row an engine, a column a step; None: no report."""
-
-    steps: Sequence[int]
-    engines: Mapping[str, Sequence[WeightsRecord | None]]
-    sentences: Sequence[str]
-    """of the engines that held other weights at the newest step"""
-
-
-@dataclass(frozen=True, slots=True)
-class RunPage:
-    """A run; what the template shows of it is in these records."""
-
-    run: RunRecord
-    address: str
-    model_kind: str
-    attempt: int | None
-    started: view_models.Moment | None
-    baseline: RunRecord | None
-    healthy_run: RunRecord | None
-    """The newest healthy run of the same project and model, to compare with where no baseline is set."""
-    diagnosis: Diagnosis
-    alerts: Sequence[AlertRecord]
-    advice: AdvicePanel | None
-    incomplete: str | None
-    coverage: str | None
-    changes: Sequence[str]
-    engines: EnginesTable | None
-    out_of_date: str | None
-    grafana_address: str | None
-    figures: Sequence[view_models.Plot]
-
-
-@dataclass(frozen=True, slots=True)
-class ProbesPart:
-    """The replays of a run: a part of its page that is fetched when it is opened."""
-
-    run_id: str
-    address: str
-    policy: str | None
-    probes: Sequence[ProbeRecord]
-    doctor: DoctorPanel | None
-
-
-def run_page(viewing: Viewing, run_id: str) -> RunPage:
-    """Return the page of a run. Raises RunNotFound or RunDeleted."""
+    `healthy_run`: the newest healthy run of the same project and model, to compare with where no baseline is set.
+    """
     session = viewing.session
     run = runs.get_run(session, viewing.principal, run_id)
     (record,) = runs.run_records(session, [run])
@@ -94,28 +46,28 @@ def run_page(viewing: Viewing, run_id: str) -> RunPage:
     if record.last_step is not None:
         found = steps.statistics_steps(session, run_id)
         statistics = f"Step {found[0].step}: {found[0].text}." if found else None
-    return RunPage(
-        run=record,
-        address=page_addresses.run_page_path(run.project, run.key),
-        model_kind=rendering.model_kind_in_words(run),
-        attempt=attempts[-1].attempt if attempts else None,
-        started=rendering.moment(run.created_at_us),
-        baseline=None if baseline is None else runs.run_records(session, [baseline])[0],
-        healthy_run=_healthy_run(viewing, run),
-        diagnosis=diagnosis_of_run(session, run_id),
-        alerts=standing_alerts(viewing, run_id),
-        advice=advice_panel(viewing, run, baseline),
-        incomplete=_incomplete(viewing, run_id, steps.incomplete_steps(session, run_id)),
-        coverage=statistics,
-        changes=changes_in_words(viewing, run_id),
-        engines=_engines_table(weights.weights_of_newest_steps(session, run_id, WEIGHTS_STEPS)),
-        out_of_date=rendering.OUT_OF_DATE if measurements.is_run_out_of_date(session, run_id) else None,
-        grafana_address=run_dashboard(viewing.context.settings, run_id),
-        figures=[
+    return {
+        "run": record,
+        "address": page_addresses.run_page_path(run.project, run.key),
+        "model_kind": rendering.model_kind_in_words(run),
+        "attempt": attempts[-1].attempt if attempts else None,
+        "started": rendering.moment(run.created_at_us),
+        "baseline": None if baseline is None else runs.run_records(session, [baseline])[0],
+        "healthy_run": _healthy_run(viewing, run),
+        "diagnosis": diagnosis_of_run(session, run_id),
+        "alerts": standing_alerts(viewing, run_id),
+        "advice": advice_panel(viewing, run, baseline),
+        "incomplete": _incomplete(viewing, run_id, steps.incomplete_steps(session, run_id)),
+        "coverage": statistics,
+        "changes": [f"step {mark.step}, {mark.text}" for mark in reversed(changes_of(viewing, run_id))],
+        "engines": _engines_table(weights.weights_of_newest_steps(session, run_id, WEIGHTS_STEPS)),
+        "out_of_date": rendering.OUT_OF_DATE if measurements.is_run_out_of_date(session, run_id) else None,
+        "grafana_address": run_dashboard(viewing.context.settings, run_id),
+        "figures": [
             view_models.Plot(name, plot.title, f"/pages/runs/{run_id}/figures/{name}.json", over_steps=plot.over_steps)
             for name, plot in RUN_PLOTS.items()
         ],
-    )
+    }
 
 
 def _baseline(viewing: Viewing, run: Run) -> Run | None:
@@ -126,17 +78,21 @@ def _baseline(viewing: Viewing, run: Run) -> Run | None:
     return found
 
 
-def _engines_table(records: Sequence[WeightsRecord]) -> EnginesTable | None:
+def _engines_table(records: Sequence[WeightsRecord]) -> dict[str, Any] | None:
+    """Return what the engines held after the newest weight syncs: a row an engine, a column a step; None: no report.
+
+    `sentences`: of the engines that held other weights at the newest step.
+    """
     if not records:
         return None
     steps = sorted({each.step for each in records})
     found = {(each.engine, each.step): each for each in records}
     names = sorted({each.engine for each in records}, key=lambda name: (len(name), name))
-    return EnginesTable(
-        steps,
-        {name: [found.get((name, step)) for step in steps] for name in names},
-        [each.sentence for each in records if each.step == steps[-1] and not each.is_right],
-    )
+    return {
+        "steps": steps,
+        "engines": {name: [found.get((name, step)) for step in steps] for name in names},
+        "sentences": [each.sentence for each in records if each.step == steps[-1] and not each.is_right],
+    }
 
 
 def _healthy_run(viewing: Viewing, run: Run) -> RunRecord | None:
@@ -157,16 +113,16 @@ def _incomplete(viewing: Viewing, run_id: str, found: Sequence[IncompleteStep]) 
     return f"{text}{others}. Each rank sends one shard; numbers are of the rollouts that arrived."
 
 
-def probes_part(viewing: Viewing, run_id: str) -> ProbesPart:
+def probes_part(viewing: Viewing, run_id: str) -> dict[str, Any]:
     """Return the newest probes of a run, and which ones it asks for by itself."""
     run = runs.get_run(viewing.session, viewing.principal, run_id)
-    return ProbesPart(
-        run_id,
-        page_addresses.run_page_path(run.project, run.key),
-        policies.policy_in_words(viewing.session, viewing.principal, run_id),
-        service.list_probes(viewing.session, viewing.principal, run_id, None, None, MOST_PROBES).items,
-        doctor_of_run(viewing, run_id),
-    )
+    return {
+        "run_id": run_id,
+        "address": page_addresses.run_page_path(run.project, run.key),
+        "policy": policies.policy_in_words(viewing.session, viewing.principal, run_id),
+        "probes": service.list_probes(viewing.session, viewing.principal, run_id, None, None, MOST_PROBES).items,
+        "doctor": doctor_of_run(viewing, run_id),
+    }
 
 
 def semantics_part(viewing: Viewing, run_id: str) -> LintPanel:

@@ -3,12 +3,12 @@
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, get_args
+from typing import Any
 from urllib.parse import urlencode
 
 from foreshock import ranges
-from foreshock.api import diagnosis, probes
-from foreshock.api.runs import RunRecord, ShownRunState
+from foreshock.api import diagnosis
+from foreshock.api.runs import RunRecord
 from foreshock.diagnosis.mismatch_rules import K3
 from foreshock.diagnosis.quantities import ENTROPY_KEY, GRADIENT_NORM_KEY, LENGTH_KEY, REWARD_KEY
 from foreshock_service.platform.database.tables import Run
@@ -44,14 +44,7 @@ class Configuration:
     worst: RunRecord
 
 
-@dataclass(frozen=True, slots=True)
-class HardwarePage:
-    configurations: Sequence[Configuration]
-    accelerators: Sequence[probes.AcceleratorRecord]
-    accelerators_left_out: int
-
-
-def hardware_page(viewing: Viewing) -> HardwarePage:
+def hardware_page(viewing: Viewing) -> dict[str, Any]:
     """Return the newest runs by hardware × configuration, and the accelerators of the workers."""
     runs = list_runs(viewing.session, RunFilter(viewing.principal.projects(None)), None, MOST_RUNS).items
     run_ids = [run.id for run in runs]
@@ -64,7 +57,11 @@ def hardware_page(viewing: Viewing) -> HardwarePage:
     rows = [_configuration(*key, groups[key], k3, judged) for key in sorted(groups)]
     hardware = hardware_of(viewing.session, viewing.principal)
     rows.sort(key=lambda each: -1.0 if each.high is None else each.high, reverse=True)
-    return HardwarePage(rows, hardware.accelerators, hardware.accelerators_left_out)
+    return {
+        "configurations": rows,
+        "accelerators": hardware.accelerators,
+        "accelerators_left_out": hardware.accelerators_left_out,
+    }
 
 
 def _configuration(
@@ -112,30 +109,20 @@ def chosen_runs(viewing: Viewing, run_ids: Sequence[str]) -> list[Run]:
     return [get_run(viewing.session, viewing.principal, run_id) for run_id in unique]
 
 
-@dataclass(frozen=True, slots=True)
-class ComparePage:
-    """Several runs side by side: curves by step, and settings with their value in each run, by name."""
-
-    runs: Sequence[Run]
-    figures: Sequence[view_models.Plot]
-    different: Mapping[str, Sequence[str]]
-    equal: Mapping[str, Sequence[str]]
-
-
-def compare_page(viewing: Viewing, run_ids: Sequence[str]) -> ComparePage:
-    """Return the page of these runs."""
+def compare_page(viewing: Viewing, run_ids: Sequence[str]) -> dict[str, Any]:
+    """Return runs side by side: curves by step, and settings with their value in each run, by name."""
     runs = chosen_runs(viewing, run_ids)
     query = urlencode([("run", run.id) for run in runs])
     rows = _rows(viewing, runs)
-    return ComparePage(
-        runs=runs,
-        figures=[
+    return {
+        "runs": runs,
+        "figures": [
             view_models.Plot(name, each.title, f"/pages/compare/{name}.json?{query}", name == "reward", over_steps=True)
             for name, each in COMPARED.items()
         ],
-        different={name: values for name, values in rows.items() if len(set(values)) > 1},
-        equal={name: values for name, values in rows.items() if len(set(values)) == 1},
-    )
+        "different": {name: values for name, values in rows.items() if len(set(values)) > 1},
+        "equal": {name: values for name, values in rows.items() if len(set(values)) == 1},
+    }
 
 
 def compared_figure(viewing: Viewing, name: str, run_ids: Sequence[str]) -> figures.Figure | figures.Missing:
@@ -191,7 +178,6 @@ def _text(value: object) -> str:
 
 
 RUNS_ON_A_PAGE = 50
-STATES: tuple[ShownRunState, ...] = get_args(ShownRunState)
 VERDICTS: tuple[diagnosis.Verdict, ...] = ("critical", "warning", "unknown", "healthy")
 """The worst first."""
 SORTS = ("verdict", "name", "reward", "k3", "step", "age", "scale")
@@ -254,22 +240,11 @@ class ListedRun:
     is_first_of_group: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RunsPage:
-    """One page of the list; `projects`, `models` and `tags` are what can be chosen."""
+def runs_page(viewing: Viewing, query: RunsQuery) -> dict[str, Any]:
+    """Return one page of the runs that the visitor may see: the worst first, unless another order is asked for.
 
-    query: RunsQuery
-    rows: Sequence[ListedRun]
-    total: int
-    pages: int
-    in_group: Mapping[str, int]
-    projects: Sequence[str]
-    models: Sequence[str]
-    tags: Sequence[str]
-
-
-def runs_page(viewing: Viewing, query: RunsQuery) -> RunsPage:
-    """Return one page of the runs that the visitor may see: the worst first, unless another order is asked for."""
+    `projects`, `models` and `tags` are what can be chosen.
+    """
     session, visible = viewing.session, every_run(viewing.session, viewing.principal.projects(None))
     verdicts = diagnoses.verdicts_of_runs(session, [run.id for run in visible])
     chosen = [run for run in visible if query.matches(run, verdicts[run.id].verdict)]
@@ -291,16 +266,16 @@ def runs_page(viewing: Viewing, query: RunsQuery) -> RunsPage:
         chosen.sort(key=lambda run: order[query.group_of(run)])
     pages = max(1, -(-len(chosen) // RUNS_ON_A_PAGE))
     first = (min(query.page, pages) - 1) * RUNS_ON_A_PAGE
-    return RunsPage(
-        query=replace(query, page=min(query.page, pages)),
-        rows=_rows_of(viewing, query, chosen[first : first + RUNS_ON_A_PAGE]),
-        total=len(chosen),
-        pages=pages,
-        in_group=in_group,
-        projects=sorted({run.project for run in visible}),
-        models=sorted({run.model for run in visible if run.model}),
-        tags=sorted({tag for run in visible for tag in run.tags}),
-    )
+    return {
+        "query": replace(query, page=min(query.page, pages)),
+        "rows": _rows_of(viewing, query, chosen[first : first + RUNS_ON_A_PAGE]),
+        "total": len(chosen),
+        "pages": pages,
+        "in_group": in_group,
+        "projects": sorted({run.project for run in visible}),
+        "models": sorted({run.model for run in visible if run.model}),
+        "tags": sorted({tag for run in visible for tag in run.tags}),
+    }
 
 
 def _active_at(run: Run) -> int:

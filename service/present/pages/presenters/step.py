@@ -1,7 +1,7 @@
 """The page of a step, the list of steps, what the lint and the doctor found."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from foreshock.api.attribution import AttributionRecord
 from foreshock.api.doctor import DoctorStepRecord, Finding
 from foreshock.api.probes import ProbeRecord
 from foreshock.api.runs import StepRecord
-from foreshock.api.steps import CheckRecord, LintRecord, LintWarningRecord, RunWarningRecord
+from foreshock.api.steps import CheckRecord, LintWarningRecord, RunWarningRecord
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.diagnosis.wording import as_sentence, plural
 from foreshock.doctor.findings import tried_in_words
@@ -19,7 +19,6 @@ from foreshock.lint import CHECKS
 from foreshock.measures import registry, rollout_summaries
 from foreshock.probe_kinds import DOCTOR
 from foreshock_service.platform import columnar, keys, problem
-from foreshock_service.platform.database.tables import Run
 from foreshock_service.present.pages import rendering, view_models
 from foreshock_service.present.pages.figures.mismatch import known_first, shown_comparisons
 from foreshock_service.present.pages.presenters import alerts, figures, rollout
@@ -28,7 +27,7 @@ from foreshock_service.present.pages.presenters.viewing import Viewing
 from foreshock_service.replay.probes.service import find_checkpoint, list_probes
 from foreshock_service.replay.results import doctor
 from foreshock_service.runs import events, lint, measurements, runs, steps
-from foreshock_service.runs.curves import CurveQuery, Curves, read_curves
+from foreshock_service.runs.curves import CurveQuery, read_curves
 from foreshock_service.runs.tokens import TokenQuery, find_tokens
 
 _NOT_CHECKED = "Semantics: not checked."
@@ -54,14 +53,10 @@ def lint_of_step(viewing: Viewing, run_id: str, step: int, attempt: int) -> Lint
     except lint.LintNotFound:
         return LintPanel(len(CHECKS), note=_NOT_CHECKED)
     not_checked = [check for check in found.checks if check.state == "not checked"]
-    return LintPanel(len(found.checks), found.warnings, not_checked, _sample_note(found))
-
-
-def _sample_note(found: LintRecord) -> str | None:
-    """Return over how many rollouts the checks were made, if not over all."""
-    if found.coverage is None or found.coverage.rests_on == "all tokens":
-        return None
-    return f"Semantics: checked on {found.coverage.text}."
+    note = None
+    if found.coverage is not None and found.coverage.rests_on != "all tokens":
+        note = f"Semantics: checked on {found.coverage.text}."
+    return LintPanel(len(found.checks), found.warnings, not_checked, note)
 
 
 def lint_of_run(viewing: Viewing, run_id: str, last_step: int | None, run_address: str) -> LintPanel:
@@ -106,16 +101,16 @@ def doctor_of_step(viewing: Viewing, key: events.StepKey) -> DoctorPanel:
     may_ask = can_ask and viewing.principal.may(keys.Scope.INGEST)
     action = f"/runs/{key.run_id}/steps/{key.step}/doctor" if may_ask else None
     record = doctor.report_record(viewing.session, *found[0]) if found else None
-    return panel(record, key.step, _examination_in_words(asked), action, is_possible=can_ask or asked is not None)
+    return _panel(record, key.step, _examination_in_words(asked), action, is_possible=can_ask or asked is not None)
 
 
 def doctor_of_run(viewing: Viewing, run_id: str) -> DoctorPanel | None:
     """Return the newest report on any step of a run; None without one."""
     found = doctor.newest_of_run(viewing.session, run_id)
-    return panel(found[0], found[0].step, "", None) if found else None
+    return _panel(found[0], found[0].step, "", None) if found else None
 
 
-def panel(
+def _panel(
     record: DoctorStepRecord | None, step: int, state: str, action: str | None, *, is_possible: bool = True
 ) -> DoctorPanel:
     """Return a report as a page shows it: found, tried and not named, not tried, and what would come next."""
@@ -135,8 +130,8 @@ def _examination_in_words(asked: ProbeRecord | None) -> str:
     """Return how far an examination is; empty if it is done or was not asked for."""
     if asked is None or asked.state == "done":
         return ""
-    doing = next((job.doing for job in asked.jobs if job.state == "running" and job.doing), "")
-    return f"The examination is {asked.state}{f': {asked.reason or doing}' if asked.reason or doing else ''}."
+    doing = asked.reason or next((job.doing for job in asked.jobs if job.state == "running" and job.doing), "")
+    return f"The examination is {asked.state}{f': {doing}' if doing else ''}."
 
 
 # The step before is searched this many steps back.
@@ -147,141 +142,92 @@ class StepNotFound(problem.ProblemError, status=404, problem_type="step-not-foun
     """The run has no rollouts of this step."""
 
 
-@dataclass(frozen=True, slots=True)
-class Neighbourhood:
-    """An active step, and the steps before and after it."""
-
-    step: StepRecord
-    earlier: int | None
-    later: int | None
-
-
-def neighbourhood(viewing: Viewing, run_id: str, step: int) -> Neighbourhood:
-    """Return the step and its neighbours. Raises StepNotFound."""
-    after = _steps_after(viewing, run_id, step - 1, 2)
-    if not after or after[0].step != step:
-        raise StepNotFound(f"the run has no rollouts of step {step}")
-    before = [each.step for each in _steps_after(viewing, run_id, step - FURTHEST_BACK, FURTHEST_BACK)]
-    earlier = [number for number in before if number < step]
-    return Neighbourhood(after[0], earlier[-1] if earlier else None, after[1].step if len(after) > 1 else None)
-
-
-def _steps_after(viewing: Viewing, run_id: str, step: int, limit: int) -> list[StepRecord]:
-    return steps.steps_after(viewing.session, run_id, None, step, limit)
-
-
 IN_THE_HEADER = frozenset({"num_rollouts", "num_tokens"})
 WORST_TOKENS = 20
 WORST_ROLLOUTS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class StepPage:
-    """A step; `step_measures`: name and value of what is measured of its rollouts."""
+def step_page(viewing: Viewing, run_id: str, number: int) -> dict[str, Any]:
+    """Return the page of an active step. Raises RunNotFound, RunDeleted, StepNotFound.
 
-    run: Run
-    step: StepRecord
-    state: view_models.Label
-    earlier: int | None
-    later: int | None
-    judged: Sequence[links.MeasureRow]
-    out_of_date: str | None
-    lint: LintPanel
-    comparisons: Sequence[str]
-    sampled: Sequence[str]
-    measures: Sequence[links.MeasureGroup]
-    ranges_note: str
-    intervals_note: str
-    tails_note: str
-    step_measures: Sequence[tuple[str, str]]
-    figures: Sequence[view_models.Plot]
-    attribution: AttributionRecord | None
-    conclusions: Sequence[str]
-    links_notes: Sequence[str]
-    doctor: DoctorPanel
-    grafana_address: str | None
+    `step_measures`: name and value of what is measured of its rollouts.
+    """
+    run = runs.get_run(viewing.session, viewing.principal, run_id)
+    found_steps = steps.steps_after(viewing.session, run_id, None, number - 1, 2)
+    if not found_steps or found_steps[0].step != number:
+        raise StepNotFound(f"the run has no rollouts of step {number}")
+    step, *later = found_steps
+    before = steps.steps_after(viewing.session, run_id, None, number - FURTHEST_BACK, FURTHEST_BACK)
+    earlier = [each.step for each in before if each.step < number]
+    query = CurveQuery(from_step=number, to_step=number)
+    curves = read_curves(viewing.session, viewing.context, viewing.principal, run_id, query)
+    values = {
+        comparison: {measure: columnar.floats_or_none(table.array(measure))[0] for measure in curves.measures}
+        for comparison, table in curves.by_comparison().items()
+    }
+    comparisons = shown_comparisons(sorted((name for name in values if name != STEP_ROW), key=known_first))
+    found = links.attribution_of(viewing, run_id, number, None)
+    attribution = found if isinstance(found, AttributionRecord) else None
+    key = events.StepKey(run_id, step.attempt, number)
+    measures = links.measure_groups(values, comparisons, run.model_kind)
+    return {
+        "run": run,
+        "step": step,
+        "state": _state(step),
+        "earlier": earlier[-1] if earlier else None,
+        "later": later[0].step if later else None,
+        "judged": links.measures_at_a_glance(measures, values[comparisons[0]]) if comparisons else [],
+        "out_of_date": rendering.OUT_OF_DATE if measurements.is_out_of_date(viewing.session, key) else None,
+        "lint": lint_of_step(viewing, run_id, number, step.attempt),
+        "comparisons": comparisons,
+        "sampled": [name for name, table in curves.by_comparison().items() if table.array("from_sample")[0]],
+        "measures": measures,
+        "ranges_note": ranges.ranges_note("k3_kl", run.model_kind),
+        "intervals_note": links.INTERVALS_NOTE,
+        "tails_note": f"k̂ above {ranges.required_range('pareto_k', run.model_kind).critical} and ratios that reach e: "
+        "means of ratios and effective sample sizes cannot be trusted.",
+        "step_measures": _of_rollouts(values.get(STEP_ROW, {})),
+        "figures": [
+            _plot(f"/pages/runs/{run_id}/steps/{number}/figures", name, plot)
+            for name, plot in figures.STEP_PLOTS.items()
+        ],
+        "attribution": attribution,
+        "conclusions": [] if attribution is None else links.sentences_of(attribution),
+        "links_notes": [] if attribution is None else links.notes_of(attribution),
+        "doctor": doctor_of_step(viewing, key),
+        "grafana_address": alerts.run_dashboard(viewing.context.settings, run.id),
+    }
 
 
-@dataclass(frozen=True, slots=True)
-class TokensPart:
-    """The worst tokens of a step: a part of its page that is fetched after it, because it reads the step's shards.
+def worst_tokens(viewing: Viewing, run_id: str, step: int) -> dict[str, Any]:
+    """Return the tokens of trainer/rollout that differ most, with every scorer's log-prob; reads the step's shards.
 
     `rows`: sample id, position, token id, d, then the log-prob of each scorer. `rollouts`: sample id, largest |d|, k3,
     length and reward, those with the largest |d| first. `addresses` of rollouts are by sample id.
     """
-
-    comparison: str
-    missing: str
-    scorers: Sequence[str] = ()
-    rows: Sequence[tuple[Any, ...]] = ()
-    texts: Mapping[int, str] | None = None
-    within: str = ""
-    rollouts: Sequence[tuple[str, float, float, int, float]] = ()
-    addresses: Mapping[str, str] = field(default_factory=dict)
-
-
-def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
-    """Return the page of an active step. Raises RunNotFound, RunDeleted, StepNotFound."""
-    run = runs.get_run(viewing.session, viewing.principal, run_id)
-    around = neighbourhood(viewing, run_id, number_of_step)
-    step = around.step
-    query = CurveQuery(from_step=step.step, to_step=step.step)
-    curves = read_curves(viewing.session, viewing.context, viewing.principal, run_id, query)
-    values = _values(curves)
-    comparisons = shown_comparisons(sorted((name for name in values if name != STEP_ROW), key=known_first))
-    attribution = links.attribution_of(viewing, run_id, step.step, None)
-    key = events.StepKey(run_id, step.attempt, step.step)
-    parts = f"/pages/runs/{run_id}/steps/{step.step}"
-    measures = links.measure_groups(values, comparisons, run.model_kind)
-    return StepPage(
-        run=run,
-        step=step,
-        state=_state(step),
-        earlier=around.earlier,
-        later=around.later,
-        judged=links.measures_at_a_glance(measures, values[comparisons[0]]) if comparisons else [],
-        out_of_date=rendering.OUT_OF_DATE if measurements.is_out_of_date(viewing.session, key) else None,
-        lint=lint_of_step(viewing, run_id, step.step, step.attempt),
-        comparisons=comparisons,
-        sampled=[name for name, table in curves.by_comparison().items() if table.array("from_sample")[0]],
-        measures=measures,
-        ranges_note=ranges.ranges_note("k3_kl", run.model_kind),
-        intervals_note=links.INTERVALS_NOTE,
-        tails_note=f"k̂ above {ranges.required_range('pareto_k', run.model_kind).critical} and ratios that reach e: "
-        "means of ratios and effective sample sizes cannot be trusted.",
-        step_measures=_of_rollouts(values.get(STEP_ROW, {})),
-        figures=[_plot(parts, name, plot) for name, plot in figures.STEP_PLOTS.items()],
-        attribution=attribution,
-        conclusions=links.sentences_of(attribution),
-        links_notes=links.notes_of(attribution),
-        doctor=doctor_of_step(viewing, key),
-        grafana_address=alerts.run_dashboard(viewing.context.settings, run.id),
-    )
-
-
-def worst_tokens(viewing: Viewing, run_id: str, step: int) -> TokensPart:
-    """Return the tokens of trainer/rollout that differ most, with every scorer's log-prob; reads the step's shards."""
     run = runs.get_run(viewing.session, viewing.principal, run_id)
     query = TokenQuery(run_id, step, None, TRAINER_ROLLOUT, WORST_TOKENS, None)
     try:
         found = find_tokens(viewing.context, viewing.principal, query)
     except measurements.MeasurementNotFound as error:
-        return TokensPart(TRAINER_ROLLOUT, f"{error.detail}.")
+        return {"rows": (), "missing": f"{error.detail}."}
     table = found.table
     names, token_ids = table.strings("sample_id"), table.array("token_id").tolist()
     floats = [columnar.floats_or_none(values) for values in (table.array("d"), *map(found.log_probs, found.scorers))]
     rollouts = _worst_rollouts(viewing, events.StepKey(run_id, found.attempt, step))
     address = page_addresses.run_page_path(run.project, run.key)
-    return TokensPart(
-        TRAINER_ROLLOUT,
-        "The step has no token with two finite log-probs.",
-        found.scorers,
-        list(zip(names, table.array("position").tolist(), token_ids, *floats, strict=True)),
-        rollout.token_texts(viewing, run, found.attempt, token_ids),
-        "" if found.coverage.rests_on == "all tokens" else f"Among {found.coverage.text} in full.",
-        rollouts,
-        {name: rollout.rollout_address(address, step, name) for name in (*names, *(each[0] for each in rollouts))},
-    )
+    return {
+        "comparison": TRAINER_ROLLOUT,
+        "missing": "The step has no token with two finite log-probs.",
+        "scorers": found.scorers,
+        "rows": list(zip(names, table.array("position").tolist(), token_ids, *floats, strict=True)),
+        "texts": rollout.token_texts(viewing, run, found.attempt, token_ids),
+        "within": "" if found.coverage.rests_on == "all tokens" else f"Among {found.coverage.text} in full.",
+        "rollouts": rollouts,
+        "addresses": {
+            name: rollout.rollout_address(address, step, name) for name in (*names, *(each[0] for each in rollouts))
+        },
+    }
 
 
 def _worst_rollouts(viewing: Viewing, key: events.StepKey) -> list[tuple[str, float, float, int, float]]:
@@ -300,16 +246,9 @@ def _worst_rollouts(viewing: Viewing, key: events.StepKey) -> list[tuple[str, fl
     ]
 
 
-def _plot(parts: str, name: str, plot: figures.StepPlot) -> view_models.Plot:
-    choices = [view_models.Choice(text, f"{parts}/figures/{each}.json") for each, text in plot.choices.items()]
-    return view_models.Plot(name, plot.title, f"{parts}/figures/{name}.json", plot.wide, choices)
-
-
-def _values(curves: Curves) -> dict[str, dict[str, float | None]]:
-    return {
-        comparison: {measure: columnar.floats_or_none(table.array(measure))[0] for measure in curves.measures}
-        for comparison, table in curves.by_comparison().items()
-    }
+def _plot(folder: str, name: str, plot: figures.StepPlot) -> view_models.Plot:
+    choices = [view_models.Choice(text, f"{folder}/{each}.json") for each, text in plot.choices.items()]
+    return view_models.Plot(name, plot.title, f"{folder}/{name}.json", plot.wide, choices)
 
 
 def _of_rollouts(values: Mapping[str, float | None]) -> list[tuple[str, str]]:

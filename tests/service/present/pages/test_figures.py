@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foreshock.api.attribution import AttributionRecord, LinkRecord
+from foreshock.measures.estimators.attribution import attribute
+from foreshock.measures.statistics.conditions import BucketTable
+from foreshock.measures.statistics.token_ids import TokenIdTable
 from foreshock.model_kind import ModelKind
 from foreshock_service.present.pages.figures import Curve, Figure, Missing
-from foreshock_service.present.pages.figures.attribution import Chain, LinkShare, attribution_figure
-from foreshock_service.present.pages.figures.buckets import (
-    BY,
-    BucketColumns,
-    TokenIdColumns,
-    bucket_figure,
-    token_id_figure,
-)
+from foreshock_service.present.pages.figures.attribution import attribution_figure
+from foreshock_service.present.pages.figures.buckets import BY, bucket_figure, token_id_figure
 from foreshock_service.present.pages.figures.drawing import scientific
 from foreshock_service.present.pages.figures.mismatch import mismatch_figure
 from foreshock_service.present.pages.figures.overview import (
@@ -34,6 +35,7 @@ from foreshock_service.present.pages.figures.overview import (
     marked,
     overview_figure,
 )
+from tests.foreshock.commands.attributions import attribution_of
 
 EMPTY = Curve((), ())
 
@@ -159,33 +161,47 @@ class TestLearningRate:
         assert isinstance(learning_rate_figure(None), Missing)
 
 
+def bucket_table(
+    edges: Sequence[float], tokens: Sequence[int], mean_abs_d: Sequence[float], max_abs_d: Sequence[float]
+) -> BucketTable:
+    unused = np.full(len(tokens), math.nan)
+    return BucketTable(
+        np.array(edges), np.array(tokens), np.array(mean_abs_d), unused, unused, np.array(max_abs_d), unused
+    )
+
+
+def bucket_figure_of(table: BucketTable, by: str = "probability") -> Figure | Missing:
+    return bucket_figure("trainer/rollout", 7, BY[by], table)
+
+
+def token_id_figure_of(
+    token_ids: Sequence[int], tokens: Sequence[int], k3_sum: Sequence[float], missing: Sequence[float]
+) -> Figure | Missing:
+    unused = np.full(len(tokens), math.nan)
+    sums, at_most = np.array(k3_sum), np.array(missing)
+    table = TokenIdTable(np.array(token_ids), np.array(tokens), unused, unused, unused, sums, at_most, 0.0)
+    return token_id_figure("trainer/rollout", 7, table)
+
+
 class TestBuckets:
-    COLUMNS = BucketColumns(
-        comparison="trainer/rollout",
-        step=7,
-        edges=[0.0, 1e-8, 1e-4, 0.1, 1.0],
-        tokens=[0, 3, 0, 500],
-        mean_abs_d=[math.nan, 0.2, math.nan, 0.0],
-        max_abs_d=[math.nan, 0.4, math.nan, 0.0],
+    TABLE = bucket_table(
+        [0.0, 1e-8, 1e-4, 0.1, 1.0], [0, 3, 0, 500], [math.nan, 0.2, math.nan, 0.0], [math.nan, 0.4, math.nan, 0.0]
     )
 
     def test_empty_buckets_at_the_ends_are_left_out_and_inside_they_stay(self) -> None:
-        figure = drawn(bucket_figure(self.COLUMNS))
+        figure = drawn(bucket_figure_of(self.TABLE))
         assert trace_named(figure, "tokens")["x"] == ["1e-8–1e-4", "1e-4–0.1", "0.1–1"]
         assert trace_named(figure, "tokens")["y"] == [3, None, 500]
         assert trace_named(figure, "mean |d|")["y"] == [0.2, None, None]
 
     def test_the_summary_names_the_worst_bucket(self) -> None:
-        assert drawn(bucket_figure(self.COLUMNS)).summary == (
+        assert drawn(bucket_figure_of(self.TABLE)).summary == (
             "Mean |d| is largest, 0.2, if the probability is 1e-8–1e-4 (3 of 503 tokens)."
         )
 
     def test_the_axis_names_the_behaviour(self) -> None:
-        title = drawn(bucket_figure(self.COLUMNS)).layout["xaxis"]["title"]["text"]
+        title = drawn(bucket_figure_of(self.TABLE)).layout["xaxis"]["title"]["text"]
         assert title == "probability under rollout"
-
-    def test_without_a_step_there_is_a_text(self) -> None:
-        assert isinstance(bucket_figure(None), Missing)
 
     @pytest.mark.parametrize(
         ("tokens", "dtick"), [([1, 2, 3], "D2"), ([1, 2000, 3], 2), ([1, 3_000_000, 20], 3), ([0, 7, 0], "D2")]
@@ -193,10 +209,8 @@ class TestBuckets:
     def test_an_axis_over_many_decades_has_no_more_labels_than_it_has_room_for(
         self, tokens: list[int], dtick: int | str
     ) -> None:
-        columns = BucketColumns(
-            "trainer/rollout", 7, [0.0, 0.1, 0.2, 1.0], tokens, [0.1] * 3, [1e300, math.inf, 1e-300]
-        )
-        layout = drawn(bucket_figure(columns)).layout
+        table = bucket_table([0.0, 0.1, 0.2, 1.0], tokens, [0.1] * 3, [1e300, math.inf, 1e-300])
+        layout = drawn(bucket_figure_of(table)).layout
         assert layout["yaxis2"]["dtick"] == dtick
         assert layout["yaxis"]["dtick"] in ("D2", 100)
 
@@ -209,56 +223,63 @@ class TestBuckets:
         ],
     )
     def test_buckets_of_counts_name_whole_numbers(self, by: str, edges: list[float], names: list[str]) -> None:
-        columns = BucketColumns("trainer/rollout", 7, edges, [1, 2, 3], [0.1, 0.2, 0.3], [1.0, 1.0, 1.0], by)
-        figure = drawn(bucket_figure(columns))
+        figure = drawn(bucket_figure_of(bucket_table(edges, [1, 2, 3], [0.1, 0.2, 0.3], [1.0, 1.0, 1.0]), by))
         assert trace_named(figure, "tokens")["x"] == names
         assert figure.title == f"Mismatch by {BY[by].choice}"
         assert figure.summary.endswith(f"is {names[2]} (3 of 6 tokens).")
 
     @pytest.mark.parametrize("by", list(BY))
     def test_missing_columns_are_named(self, by: str) -> None:
-        figure = bucket_figure(BucketColumns("trainer/rollout", 7, [0.0, 1.0], [0], [math.nan], [math.nan], by))
+        figure = bucket_figure_of(bucket_table([0.0, 1.0], [0], [math.nan], [math.nan]), by)
         assert isinstance(figure, Missing)
         assert figure.why.endswith(".")
 
     def test_token_ids_are_drawn_with_their_possible_remainder(self) -> None:
-        columns = TokenIdColumns("trainer/rollout", 7, [151643, 9, 4], [2, 100, 50], [3.0, 0.5, 0.0], [0.0, 0.25, 0.0])
-        figure = drawn(token_id_figure(columns))
+        figure = drawn(token_id_figure_of([151643, 9, 4], [2, 100, 50], [3.0, 0.5, 0.0], [0.0, 0.25, 0.0]))
         bars = trace_named(figure, "Σ k3")
         assert (bars["x"], bars["y"]) == (["151643", "9"], [3.0, 0.5])
         assert bars["error_y"]["array"] == [0.0, 0.25]
         assert "Token id 151643 has the largest Σ k3, 3 nats in 2 tokens" in figure.summary
-        nothing = TokenIdColumns("trainer/rollout", 7, [4], [50], [0.0], [0.0])
-        assert isinstance(token_id_figure(nothing), Missing)
+        assert isinstance(token_id_figure_of([4], [50], [0.0], [0.0]), Missing)
+
+
+def link(name: str, cause: str, share: float, low: float = math.nan, high: float = math.nan) -> LinkRecord:
+    sizes = dict.fromkeys(("k3_kl", "excess_k3_kl", "mean_d", "rms_d", "max_abs_d"), math.nan)
+    return LinkRecord(name=name, cause=cause, share=share, share_low=low, share_high=high, **sizes)
+
+
+def attribution_at_seven(*links: LinkRecord) -> AttributionRecord:
+    found = attribute({"rollout": np.zeros(4), "trainer": np.ones(4)}, np.arange(3) * 2, None, ["a", "b"])
+    return replace(attribution_of(7, found), links=links)
 
 
 class TestAttribution:
-    LINKS = (
-        LinkShare("vllm.prefill/rollout", "decode against prefill", 0.0, 0.0, 0.0),
-        LinkShare("torch.trainer/vllm.prefill", "engine against trainer numerics", 1.04, 0.9, 1.1),
-        LinkShare("trainer/torch.trainer", "not reproduced", -0.04, None, None),
+    READ = attribution_at_seven(
+        link("vllm.prefill/rollout", "decode against prefill", 0.0, 0.0, 0.0),
+        link("torch.trainer/vllm.prefill", "engine against trainer numerics", 1.04, 0.9, 1.1),
+        link("trainer/torch.trainer", "not reproduced", -0.04),
     )
 
     def test_bars_of_links_are_stacked_and_end_at_the_whole(self) -> None:
-        figure = drawn(attribution_figure(Chain(7, self.LINKS)))
+        figure = drawn(attribution_figure(self.READ))
         bars = figure.traces[0]
         ends = [base + share for base, share in zip(bars["base"], bars["x"], strict=True)]
         assert bars["base"] == [0.0, *ends[:-1]]
         assert ends[-1] == pytest.approx(1.0)
 
     def test_whiskers_are_the_interval_around_the_bars_end(self) -> None:
-        errors = drawn(attribution_figure(Chain(7, self.LINKS))).traces[1]
+        errors = drawn(attribution_figure(self.READ)).traces[1]
         assert errors["y"] == [0, 1]
         assert errors["error_x"]["array"] == pytest.approx([0.0, 0.06])
         assert errors["error_x"]["arrayminus"] == pytest.approx([0.0, 0.14])
 
     def test_a_negative_share_is_shown_as_such_and_inside_the_axis(self) -> None:
-        figure = drawn(attribution_figure(Chain(7, (LinkShare("a/b", "one", -0.5, None, None),))))
+        figure = drawn(attribution_figure(attribution_at_seven(link("a/b", "one", -0.5))))
         assert "−50 %" in figure.layout["annotations"][0]["text"]
         assert figure.layout["xaxis"]["range"][0] < -0.5
 
     def test_summary_and_notes_are_texts(self) -> None:
-        figure = drawn(attribution_figure(Chain(7, self.LINKS, ("Over 64 of 128 rollouts.",))))
+        figure = drawn(attribution_figure(self.READ, ("Over 64 of 128 rollouts.",)))
         assert "engine against trainer numerics (torch.trainer/vllm.prefill): 104 %, interval 90 % to 110 %." in (
             figure.summary
         )
@@ -267,7 +288,7 @@ class TestAttribution:
     def test_no_replay_and_no_mismatch_have_different_texts(self) -> None:
         nothing = attribution_figure(None)
         agreement = attribution_figure(
-            Chain(7, (LinkShare("a/b", "one", None, None, None),), ("a and b do not differ at any token.",))
+            attribution_at_seven(link("a/b", "one", math.nan)), ("a and b do not differ at any token.",)
         )
         assert isinstance(nothing, Missing)
         assert isinstance(agreement, Missing)

@@ -10,9 +10,10 @@ import httpx
 import numpy as np
 import pytest
 
+from foreshock.measures.statistics.conditions import BucketTable
 from foreshock_service.present.pages.figures import Figure, Missing
-from foreshock_service.present.pages.figures.attribution import TokenPoints, token_figure
-from foreshock_service.present.pages.figures.buckets import HeatMapColumns, heat_map_figure
+from foreshock_service.present.pages.figures.attribution import token_figure
+from foreshock_service.present.pages.figures.buckets import heat_map_figure
 from foreshock_service.present.pages.presenters import rollout as presenter
 from foreshock_service.runs.chosen_tokens import MOST_SAMPLED
 from tests.service.present.pages.browsing import Visit
@@ -29,18 +30,24 @@ def drawn(figure: Figure | Missing) -> Figure:
     return figure
 
 
+def bucket_table(tokens: list[int], mean_abs_d: list[float]) -> BucketTable:
+    edges, unused = np.array([0.0, 1e-4, 1e-2, 0.1, 1.0]), np.full(4, math.nan)
+    return BucketTable(edges, np.array(tokens), np.array(mean_abs_d), unused, unused, unused, unused)
+
+
 class TestHeatMap:
-    COLUMNS = HeatMapColumns(
-        comparison="trainer/rollout",
-        steps=[10, 20, 30],
+    FIGURE = heat_map_figure(
+        "trainer/rollout",
+        [
+            (10, bucket_table([0, 3, 5, 100], [math.nan, 0.2, 0.02, 0.001])),
+            (20, bucket_table([0, 0, 7, 100], [math.nan, math.nan, 0.03, 0.0])),
+            (30, bucket_table([0, 2, 0, 100], [math.nan, 0.9, math.nan, 0.001])),
+        ],
         of_steps=300,
-        edges=[0.0, 1e-4, 1e-2, 0.1, 1.0],
-        tokens=[[0, 3, 5, 100], [0, 0, 7, 100], [0, 2, 0, 100]],
-        mean_abs_d=[[math.nan, 0.2, 0.02, 0.001], [math.nan, math.nan, 0.03, 0.0], [math.nan, 0.9, math.nan, 0.001]],
     )
 
     def test_each_bucket_with_tokens_is_a_cell_at_its_step(self) -> None:
-        figure = drawn(heat_map_figure(self.COLUMNS))
+        figure = drawn(self.FIGURE)
         grey, coloured = figure.traces
         assert list(zip(grey["x"], grey["base"], strict=True)) == [(20, 1.5)]
         cells = zip(coloured["x"], coloured["base"], coloured["marker"]["color"], strict=True)
@@ -57,14 +64,14 @@ class TestHeatMap:
         assert figure.layout["yaxis"]["ticktext"] == ["1e-4–0.01", "0.1–1"]
 
     def test_caption_says_which_steps_and_summary_names_the_worst_cell(self) -> None:
-        figure = drawn(heat_map_figure(self.COLUMNS))
+        figure = drawn(self.FIGURE)
         assert "3 of 300 steps, equally far apart." in figure.caption
         assert figure.summary == (
             "Mean |d| is largest, 0.9, at step 30 for tokens of probability 1e-4–0.01 (2 tokens)."
         )
 
     def test_data_has_a_row_for_each_cell(self) -> None:
-        columns = drawn(heat_map_figure(self.COLUMNS)).to_json()["columns"]
+        columns = drawn(self.FIGURE).to_json()["columns"]
         assert columns["training step"] == [10, 10, 10, 20, 20, 30, 30]
         assert columns["tokens"] == [3, 5, 100, 7, 100, 2, 100]
         assert columns["mean |d|, nats"] == [0.2, 0.02, 0.001, 0.03, 0.0, 0.9, 0.001]
@@ -73,7 +80,7 @@ class TestHeatMap:
 class TestSingleTokens:
     def test_sign_of_d_chooses_the_series_and_zeros_are_counted(self) -> None:
         log_behaviour = [math.log(0.5), math.log(1e-3), math.log(0.25), 0.0]
-        figure = drawn(token_figure(TokenPoints("trainer/rollout", 7, log_behaviour, [-0.1, 0.3, 0.0, 0.0], "All.")))
+        figure = drawn(token_figure("trainer/rollout", 7, log_behaviour, [-0.1, 0.3, 0.0, 0.0], "All."))
         lower, higher = figure.traces
         assert (lower["name"], lower["x"], lower["y"]) == ("π < μ", [0.5], [0.1])
         assert (higher["name"], higher["x"], higher["y"]) == ("π > μ", [0.001], [0.3])
@@ -82,12 +89,12 @@ class TestSingleTokens:
         assert figure.columns["d, nats"] == [-0.1, 0.3, 0.0, 0.0]
 
     def test_equal_scores_are_said_to_be_equal(self) -> None:
-        figure = token_figure(TokenPoints("trainer/rollout", 7, [-1.0, -2.0], [0.0, 0.0], "All 2 tokens."))
+        figure = token_figure("trainer/rollout", 7, [-1.0, -2.0], [0.0, 0.0], "All 2 tokens.")
         assert isinstance(figure, Missing)
         assert figure.why == "The two scores are equal at all 2 sampled tokens. All 2 tokens."
 
     def test_without_tokens_there_is_a_text(self) -> None:
-        assert isinstance(token_figure(TokenPoints("trainer/rollout", 7, [], [], "")), Missing)
+        assert isinstance(token_figure("trainer/rollout", 7, [], [], ""), Missing)
 
 
 def figure_of(http: httpx.Client, run: SentRun, path: str) -> dict[str, Any]:
@@ -151,6 +158,8 @@ def test_run_without_two_scores_has_texts(http: httpx.Client) -> None:
     address = f"/pages/runs/{sender.run}"
     heat_map = http.get(f"{address}/figures/heat-map.json").raise_for_status().json()
     assert heat_map["missing"] == "No closed step has log-probs of two scorers yet."
+    buckets = http.get(f"{address}/figures/buckets.json").raise_for_status().json()
+    assert buckets["missing"] == "No closed step has log-probs of two scorers yet."
     tokens = http.get(f"{address}/steps/1/figures/tokens.json").raise_for_status().json()
     assert tokens["missing"] == "step 1 of attempt 1 has no trainer/rollout."
 
