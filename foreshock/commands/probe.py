@@ -8,10 +8,9 @@ import importlib
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from foreshock.api.attribution import AttributionRecord
 from foreshock.api.probes import PriorityName
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.command import add_run_argument, add_service_options, connect
@@ -22,12 +21,7 @@ from foreshock.commands.text import table, wrap
 from foreshock.comparisons import comparison_name
 from foreshock.errors import ConfigurationError, ServiceUnavailable
 from foreshock.probe_kinds import DOCTOR, EXACT, LAYERS, PROBE_KINDS, UPDATE, ProbeKind
-from foreshock.scorers import (
-    EXACT_PAIRS,
-    default_scorers,
-    noise_floor_scorers,
-    split_score_name,
-)
+from foreshock.scorers import EXACT_PAIRS, default_scorers, noise_floor_scorers, split_score_name
 
 # The scorer that computes what the trainer logged.
 _TRAINER_REPLAY = noise_floor_scorers("trainer")[0]
@@ -87,7 +81,16 @@ class ProbeCommand:
             choices=("float32", "bfloat16"),
             help="dtype of the trainer's weights in the forward pass",
         )
-        _add_other_kinds(parser)
+        for kind in _KINDS_WITH_FLAG:
+            parser.add_argument(f"--{kind.document}", action="store_true", help=kind.flag_help())
+        parser.add_argument(
+            "--checkpoint-step", type=STEP, metavar="N",
+            help="the step with the weights after the update (default: the next)",
+        )  # fmt: skip
+        parser.add_argument(
+            "--max-candidates", type=whole(0), metavar="N",
+            help="earlier checkpoints that the doctor tries (default: 8)",
+        )  # fmt: skip
         add_matrix_arguments(parser)
         parser.add_argument("--no-wait", action="store_true", help="do not wait for the result")
         parser.add_argument(
@@ -112,46 +115,28 @@ class ProbeCommand:
             probe = connection.decoded(connection.request("POST", f"/v1/runs/{run.id}/probes", json_body=body))
             if not arguments.no_wait:
                 probe = wait_for_probe(connection, probe, arguments.timeout)
-            queries, attribution, compared = RunQueries(connection, run.id), None, list[str]()
-            kind = _kind(arguments)
-            if probe["state"] == "done" and kind.report:
+            kind, is_done = _kind(arguments), probe["state"] == "done"
+            result: list[str] = []
+            if is_done and kind.report:
                 path = f"/v1/runs/{run.id}/steps/{probe['step']}/{kind.document}"
-                pair = (
-                    {"pair": comparison_name(*(each["scorer"] for each in probe["scorers"]))} if kind is LAYERS else {}
-                )
-                answer = connection.get_json(path, query={"attempt": probe["attempt"], **pair})
+                query = {"attempt": probe["attempt"]}
+                if kind is LAYERS:
+                    query["pair"] = comparison_name(*(each["scorer"] for each in probe["scorers"]))
                 module, _, function = kind.report.partition(":")
-                compared = getattr(importlib.import_module(module), function)(answer, probe)
-            elif probe["state"] == "done":
+                answer = connection.get_json(path, query=query)
+                result = getattr(importlib.import_module(module), function)(answer, probe)
+            elif is_done:
                 # The attribution is computed after the last job is done: `foreshock report` comes next.
+                queries = RunQueries(connection, run.id)
                 queries.wait_for_attribution(arguments.step)
-                if arguments.exact:
-                    attribution = queries.attribution(arguments.step)
-        print(json.dumps(probe, indent=2, ensure_ascii=False) if arguments.json else "\n".join(probe_lines(probe)))
-        if compared and not arguments.json:
-            print("\n".join(compared))
-        if attribution is not None and not arguments.json:
-            print("\n".join(_found(attribution)))
-        if arguments.no_wait:
-            return 0
-        if probe["state"] == "done" and not arguments.json and not compared:
-            print(f"\nforeshock report {run.id} --step {arguments.step}   shows the result")
-        return 0 if probe["state"] == "done" else 1
-
-
-def _add_other_kinds(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the probes that score no chain."""
-    for kind in _KINDS_WITH_FLAG:
-        parser.add_argument(f"--{kind.document}", action="store_true", help=kind.flag_help())
-    parser.add_argument(
-        "--checkpoint-step",
-        type=STEP,
-        metavar="N",
-        help="the step with the weights after the update (default: the next)",
-    )
-    parser.add_argument(
-        "--max-candidates", type=whole(0), metavar="N", help="earlier checkpoints that the doctor tries (default: 8)"
-    )
+                if arguments.exact and (attribution := queries.attribution(arguments.step)) is not None:
+                    result = [""]
+                    for conclusion in attribution.conclusions:
+                        result += wrap(conclusion.sentence, "    ", "  → ")
+        if is_done and not kind.report and not arguments.no_wait:
+            result += ["", f"foreshock report {run.id} --step {arguments.step}   shows the result"]
+        _print(probe, arguments, result)
+        return 0 if arguments.no_wait or is_done else 1
 
 
 def _kind(arguments: argparse.Namespace) -> ProbeKind:
@@ -178,16 +163,14 @@ def _cancel(arguments: argparse.Namespace) -> int:
         )
     with connect(arguments) as connection:
         probe = connection.decoded(connection.request("DELETE", f"/v1/probes/{arguments.step}"))
-    print(json.dumps(probe, indent=2, ensure_ascii=False) if arguments.json else "\n".join(probe_lines(probe)))
+    _print(probe, arguments)
     return 0
 
 
-def _found(attribution: AttributionRecord) -> list[str]:
-    """Return the conclusions on the step."""
-    lines = [""]
-    for conclusion in attribution.conclusions:
-        lines += wrap(conclusion.sentence, "    ", "  → ")
-    return lines
+def _print(probe: dict[str, Any], arguments: argparse.Namespace, result: Sequence[str] = ()) -> None:
+    """Print a probe as JSON, or as text with what was found."""
+    lines = [*probe_lines(probe), *result]
+    print(json.dumps(probe, indent=2, ensure_ascii=False) if arguments.json else "\n".join(lines))
 
 
 def _request(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -275,9 +258,7 @@ def probe_lines(probe: dict[str, Any]) -> list[str]:
                 ]
             ),
             str(job["state"]),
-            str(job.get("worker") or ""),
-            str(job.get("environment") or ""),
-            str(job.get("reason") or ""),
+            *(str(job.get(name) or "") for name in ("worker", "environment", "reason")),
         ]
         for job in probe.get("jobs") or ()
     ]

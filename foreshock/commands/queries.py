@@ -95,17 +95,16 @@ def wait_for_delivery(client: Client) -> None:
     progress = Progress("delivering", client.counters.accepted)
     delivered, since = -1, time.monotonic()
     while (status := client.flush(0.2)).undelivered:
-        now = client.counters.snapshot()
-        progress.show(now.delivered)
-        if now.delivered != delivered:
-            delivered, since = now.delivered, time.monotonic()
+        now = client.counters.delivered
+        progress.show(now)
+        if now != delivered:
+            delivered, since = now, time.monotonic()
         elif time.monotonic() - since > _STALLED_SECONDS:
             raise ServiceUnavailable(
                 f"nothing was delivered for {_STALLED_SECONDS:.0f} s ({status.reason or 'no answer'}); the rest is "
                 f"kept in {client.settings.spool_directory} and sent by the next import"
             )
-    now = client.counters.snapshot()
-    progress.show(now.delivered)
+    progress.show(client.counters.delivered)
     refuse_losses(client)
 
 
@@ -284,11 +283,9 @@ class RunQueries:
     def wait_for_attribution(self, step: int, timeout_seconds: float = 60.0) -> bool:
         """Wait until the stored attribution is of all published scores of the step; return False after the timeout."""
         deadline = time.monotonic() + timeout_seconds
-        while True:
-            _, is_current = self._stored_attribution(step)
-            if is_current or time.monotonic() >= deadline:
-                return is_current
+        while not (is_current := self._stored_attribution(step)[1]) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
+        return is_current
 
     def _stored_attribution(self, step: int) -> tuple[AttributionRecord | None, bool]:
         """Return the attribution, None if there is none, and False if the service is computing another one."""

@@ -8,17 +8,12 @@ from pathlib import Path
 
 from foreshock.client.connection import run_url
 from foreshock.commands import report_data, report_page, report_text
-from foreshock.commands.command import (
-    add_run_argument,
-    add_service_options,
-    check_output,
-    connect,
-    write_output,
-)
+from foreshock.commands.command import add_run_argument, add_service_options, check_output, connect, write_output
 from foreshock.commands.option_types import STEP
 from foreshock.commands.queries import RunQueries, find_run
 from foreshock.commands.text import Paint
 from foreshock.errors import ConfigurationError
+from foreshock.json_values import json_value
 from foreshock.model_kind import MODEL_KINDS
 
 
@@ -39,12 +34,9 @@ class ReportCommand:
         )
         parser.add_argument("--json", action="store_true", help="print JSON instead of text")
         parser.add_argument(
-            "-o",
-            "--output",
-            type=Path,
-            metavar="FILE",
+            "-o", "--output", type=Path, metavar="FILE",
             help="write to this file: a page to send (.html), JSON (.json) or text (.txt)",
-        )
+        )  # fmt: skip
         add_service_options(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -56,13 +48,8 @@ class ReportCommand:
         with connect(arguments) as connection:
             run = find_run(connection, arguments.run, arguments.project)
             queries = RunQueries(connection, run.id)
-            found = report_data.collect(
-                queries,
-                run,
-                run_url(connection.url, run.project, run.key),
-                step=arguments.step,
-                model_kind=arguments.model_kind,
-            )
+            url = run_url(connection.url, run.project, run.key)
+            found = report_data.collect(queries, run, url, step=arguments.step, model_kind=arguments.model_kind)
         if form is None:
             whole = arguments.full or arguments.step is not None
             lines = report_text.render if whole else report_text.render_screen
@@ -74,7 +61,7 @@ class ReportCommand:
 
 
 def _json(found: report_data.ReportData) -> str:
-    return json.dumps(report_data.to_json(found), indent=2, ensure_ascii=False, allow_nan=False)
+    return json.dumps(json_value(found), indent=2, ensure_ascii=False, allow_nan=False)
 
 
 _WRITERS: dict[str, Callable[[report_data.ReportData], str]] = {
@@ -87,10 +74,8 @@ _WRITERS: dict[str, Callable[[report_data.ReportData], str]] = {
 def _form(output: Path, *, as_json: bool) -> str:
     form = output.suffix.lower()
     if form not in _WRITERS or (as_json and form != ".json"):
-        known = (
-            "a name that ends with .json beside --json" if as_json else f"a name that ends with {', '.join(_WRITERS)}"
-        )
-        raise ConfigurationError(f"--output must be {known}, got {output}")
+        known = ".json beside --json" if as_json else ", ".join(_WRITERS)
+        raise ConfigurationError(f"--output must be a name that ends with {known}, got {output}")
     return form
 
 

@@ -4,7 +4,6 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from foreshock.api.attribution import AttributionRecord
 from foreshock.api.diagnosis import Diagnosis
@@ -15,7 +14,6 @@ from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.lag_zero import at_lag_zero
 from foreshock.diagnosis.lags import LagLevels, StepLags
 from foreshock.errors import ConfigurationError
-from foreshock.json_values import json_value
 from foreshock.measures.registry import K3_BY_LAG, TOKENS_BY_LAG
 from foreshock.model_kind import ModelKind, other_kind_note
 
@@ -90,6 +88,11 @@ class ReportData:
     def kind_note(self) -> str:
         """What to know if the ranges are of another kind of model than that of the diagnosis; else empty."""
         return other_kind_note(self.model_kind, self.run.model_kind)
+
+    @property
+    def standing_alerts(self) -> list[AlertRecord]:
+        """The alerts that were not retracted."""
+        return [alert for alert in self.alerts if alert.state != "retracted"]
 
     @property
     def newest_lags(self) -> LagLevels:
@@ -170,9 +173,3 @@ def recent_mean(values: Sequence[float], tokens: Sequence[float]) -> float:
     newest = known[-RECENT_STEPS:]
     whole = sum(count for _, count in newest)
     return sum(value * count for value, count in newest) / whole if whole else math.nan
-
-
-def to_json(report: ReportData) -> dict[str, Any]:
-    """Return the report as JSON values; NaN and ±inf become null."""
-    value: dict[str, Any] = json_value(report)
-    return value

@@ -3,14 +3,15 @@
 import html
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from foreshock.api.watch import AlertRecord
 from foreshock.commands import report_text
 from foreshock.commands.report_data import ReportData
 from foreshock.commands.text import Paint, moment, number
-from foreshock.ranges import range_of, threshold_number
+from foreshock.ranges import required_range, threshold_number
 
 WIDTH, HEIGHT = 560, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 12, 26
@@ -29,19 +30,10 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Threshold:
-    """A horizontal line at `value`, in the colour of `severity` ("warning" or "critical")."""
-
-    value: float
-    severity: str
-    label: str
-
-
-@dataclass(frozen=True, slots=True)
 class Mark:
-    """A vertical line at `step`, in the colour of `severity`, with a text for the pointer."""
+    """A line in the colour of `severity`, with a text for the pointer: of a threshold at a value, else at a step."""
 
-    step: int
+    at: float
     severity: str
     label: str
 
@@ -60,12 +52,8 @@ class _Scale:
         return _LEFT + (step - self.first) / max(1, self.last - self.first) * _COLUMNS
 
     def y(self, value: float) -> float:
-        at = math.log10(value) if self.logarithmic else value
-        share = (min(max(at, self.low), self.high) - self.low) / (self.high - self.low)
+        share = (min(max(_place(value, self.logarithmic), self.low), self.high) - self.low) / (self.high - self.low)
         return _TOP + (1 - share) * (HEIGHT - _TOP - _BOTTOM)
-
-    def drawable(self, value: float) -> bool:
-        return math.isfinite(value) and (value > 0 or not self.logarithmic)
 
 
 def svg_curve(
@@ -74,7 +62,7 @@ def svg_curve(
     series: Sequence[Series],
     *,
     logarithmic: bool = False,
-    thresholds: Sequence[Threshold] = (),
+    thresholds: Sequence[Mark] = (),
     marks: Sequence[Mark] = (),
 ) -> str:
     """Return an SVG element of the series, [len(steps)] each; empty text if no value can be drawn.
@@ -87,15 +75,15 @@ def svg_curve(
         return ""
     parts = [_axes(scale)]
     for threshold in thresholds:
-        if scale.drawable(threshold.value) and scale.low <= _place(threshold.value, logarithmic) <= scale.high:
-            y = scale.y(threshold.value)
+        if scale.low <= _place(threshold.at, logarithmic) <= scale.high:
+            y = scale.y(threshold.at)
             parts.append(
                 f'<line class="threshold {threshold.severity}" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" '
                 f'y2="{y:.1f}"><title>{html.escape(threshold.label)}</title></line>'
             )
     for mark in marks:
-        if scale.first <= mark.step <= scale.last:
-            x = scale.x(mark.step)
+        if scale.first <= mark.at <= scale.last:
+            x = scale.x(mark.at)
             parts.append(
                 f'<line class="mark {mark.severity}" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}">'
                 f"<title>{html.escape(mark.label)}</title></line>"
@@ -109,17 +97,16 @@ def svg_curve(
 
 
 def _place(value: float, logarithmic: bool) -> float:
+    """Return the place of a value on its axis; NaN if it has none."""
+    if not math.isfinite(value) or (logarithmic and value <= 0):
+        return math.nan
     return math.log10(value) if logarithmic else value
 
 
 def _scale_of(steps: Sequence[int], series: Iterable[Series], logarithmic: bool) -> _Scale | None:
     """Return a scale that shows every value of the lines; bands may be cut."""
-    shown = [
-        _place(value, logarithmic)
-        for each in series
-        for value in each.values
-        if math.isfinite(value) and (value > 0 or not logarithmic)
-    ]
+    places = (_place(value, logarithmic) for each in series for value in each.values)
+    shown = [place for place in places if not math.isnan(place)]
     if not shown:
         return None
     low, high = min(shown), max(shown)
@@ -169,37 +156,28 @@ def _ticks(scale: _Scale) -> list[float]:
 
 
 def _line(scale: _Scale, steps: Sequence[int], values: Sequence[float]) -> str:
-    """Return the path of a line."""
-    drawable = ((step, value) for step, value in zip(steps, values, strict=True) if scale.drawable(value))
-    points = _drawn_points(drawable, lambda step: int(scale.x(step)))
-    moves = [f"{scale.x(step):.1f} {scale.y(value):.1f}" for step, value in points]
+    """Return the path of a line: of each column of pixels its first, least, largest and last value."""
+    columns: dict[int, list[tuple[int, float]]] = {}
+    for step, value in zip(steps, values, strict=True):
+        if not math.isnan(_place(value, scale.logarithmic)):
+            columns.setdefault(int(scale.x(step)), []).append((step, value))
+    moves = []
+    for inside in columns.values():
+        least, largest = min(inside, key=itemgetter(1)), max(inside, key=itemgetter(1))
+        drawn = sorted({inside[0], least, largest, inside[-1]})
+        moves += [f"{scale.x(step):.1f} {scale.y(value):.1f}" for step, value in drawn]
     if len(moves) == 1:
         return f"M{moves[0]}h0.01"  # a lone step is a dot
     return "M" + "L".join(moves)
-
-
-def _drawn_points(points: Iterable[tuple[int, float]], column_of: Callable[[int], int]) -> list[tuple[int, float]]:
-    """Return the first, least, largest and last (step, value) of each column of pixels, in step order.
-
-    `points` are finite and in step order; `column_of` gives the column of a step.
-    """
-    columns: dict[int, list[tuple[int, float]]] = {}
-    for point in points:
-        columns.setdefault(column_of(point[0]), []).append(point)
-    drawn: list[tuple[int, float]] = []
-    for inside in columns.values():
-        least, largest = min(inside, key=lambda each: each[1]), max(inside, key=lambda each: each[1])
-        drawn += sorted({inside[0], least, largest, inside[-1]})
-    return drawn
 
 
 def _band(scale: _Scale, steps: Sequence[int], low: Sequence[float], high: Sequence[float]) -> str:
     """Return the path of the area between two bounds, the widest of each column of pixels."""
     columns: dict[int, tuple[float, float]] = {}
     for step, lower, upper in zip(steps, low, high, strict=True):
-        if math.isfinite(upper) and scale.drawable(upper) and not math.isnan(lower):
-            bottom = scale.y(lower) if scale.drawable(lower) else float(HEIGHT - _BOTTOM)
-            top = scale.y(upper)
+        if not (math.isnan(_place(upper, scale.logarithmic)) or math.isnan(lower)):
+            is_below = math.isnan(_place(lower, scale.logarithmic))
+            bottom, top = float(HEIGHT - _BOTTOM) if is_below else scale.y(lower), scale.y(upper)
             before = columns.get(int(scale.x(step)), (top, bottom))
             columns[int(scale.x(step))] = min(top, before[0]), max(bottom, before[1])
     if not columns:
@@ -245,6 +223,7 @@ def render_page(report: ReportData) -> str:
     """Return the page. It has no script and loads nothing, so that it may be sent and opened anywhere."""
     run = report.run
     title, url = html.escape(f"{run.title}: report by Foreshock"), html.escape(report.url)
+    text = "\n".join(report_text.render(report, Paint.off()))
     described = " · ".join(
         html.escape(value)
         for value in (run.project, run.model, run.trainer, run.engine, run.hardware, run.state)
@@ -257,9 +236,9 @@ def render_page(report: ReportData) -> str:
         _verdict(report),
         f'<div class="curves">{"".join(_figures(report))}</div>',
         _cause(report),
-        _alerts(report.alerts),
+        _alerts(report.standing_alerts),
         "<h2>The whole report, as text</h2>",
-        f"<details><summary>Show it</summary><pre>{html.escape(_text(report))}</pre></details>",
+        f"<details><summary>Show it</summary><pre>{html.escape(text)}</pre></details>",
         f'<p class="muted">The page of the run: <a href="{url}">{url}</a></p>',
     ]
     return (
@@ -267,10 +246,6 @@ def render_page(report: ReportData) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{_STYLE}</style></head>\n<body>\n" + "\n".join(body) + "\n</body></html>\n"
     )
-
-
-def _text(report: ReportData) -> str:
-    return "\n".join(report_text.render(report, Paint.off()))
 
 
 def _verdict(report: ReportData) -> str:
@@ -287,18 +262,17 @@ def _figures(report: ReportData) -> list[str]:
     mismatch, rollouts = report.mismatch, report.rollouts
     marks = [
         Mark(each.step, each.severity, f"{each.severity}: {each.rule}, step {each.step}, {each.state}")
-        for each in _shown(report.alerts)
+        for each in report.standing_alerts
     ]
     found = []
     if mismatch.known("k3_kl"):
         band = (mismatch.of("k3_kl_bootstrap_low"), mismatch.of("k3_kl_bootstrap_high"))
-        known = range_of("k3_kl", report.model_kind)
-        lines = (("warning", known.warning), ("critical", known.critical)) if known is not None else ()
+        known = required_range("k3_kl", report.model_kind)
         is_mixed = report.newest_lags.is_mixed
         at = " at lag 0" if is_mixed else ""
         limits = [
-            Threshold(value, severity, f"{severity} above {number(value)}{at}")
-            for severity, value in lines
+            Mark(value, severity, f"{severity} above {number(value)}{at}")
+            for severity, value in (("warning", known.warning), ("critical", known.critical))
             if value is not None
         ]
         k3 = [Series("all lags" if is_mixed else "k3", mismatch.of("k3_kl"), *band)]
@@ -318,9 +292,8 @@ def _figures(report: ReportData) -> list[str]:
     for name, label in _SINGLE:
         if rollouts.known(name):
             label = rollouts.label(name, label)
-            found.append(
-                _figure(label, "", svg_curve(label, rollouts.steps, [Series(label, rollouts.of(name))], marks=marks))
-            )
+            curve = svg_curve(label, rollouts.steps, [Series(label, rollouts.of(name))], marks=marks)
+            found.append(_figure(label, "", curve))
     return [figure for figure in found if figure] or ["<p>No step is complete yet.</p>"]
 
 
@@ -343,8 +316,7 @@ def _cause(report: ReportData) -> str:
     return f"<h2>Where the mismatch comes from: step {newest.step}</h2>{lines or '<p>No conclusion can be drawn.</p>'}"
 
 
-def _alerts(alerts: tuple[AlertRecord, ...]) -> str:
-    shown = _shown(alerts)
+def _alerts(shown: Sequence[AlertRecord]) -> str:
     if not shown:
         return "<h2>Alerts</h2><p>No alert has fired.</p>"
     items = []
@@ -355,10 +327,6 @@ def _alerts(alerts: tuple[AlertRecord, ...]) -> str:
         text = "".join(f"<p>{_words(line)}</p>" for line in (each.why, each.what_to_do) if line)
         items.append(f'<details><summary><b class="{severity}">{severity}</b> {head}</summary>{text}</details>')
     return "<h2>Alerts</h2>" + "".join(items)
-
-
-def _shown(alerts: tuple[AlertRecord, ...]) -> list[AlertRecord]:
-    return [alert for alert in alerts if alert.state != "retracted"]
 
 
 def _words(sentence: str) -> str:

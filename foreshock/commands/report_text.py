@@ -32,7 +32,7 @@ from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.lags import AT_LAG_ZERO
 from foreshock.diagnosis.wording import plural
 from foreshock.interval_names import RANGE, ends_in_words
-from foreshock.learning_rate.advice import effect_in_words
+from foreshock.learning_rate.advice import Advice, effect_in_words
 from foreshock.measures.estimators.bootstrap import effective_of_all, interval_warning
 from foreshock.measures.statistics.conditions import LOW_PROBABILITY
 from foreshock.model_kind import MODEL_KIND_NAMES, UNDECLARED_NOTE, ModelKind
@@ -181,7 +181,7 @@ def _pareto_meaning(shape: float, reach: float, model_kind: ModelKind | None) ->
 
 def _all_zero(curve: Curve) -> bool:
     fractions = [value for value in curve.of("zero_fraction") if math.isfinite(value)]
-    return bool(fractions) and min(fractions) == 1.0
+    return min(fractions, default=0.0) == 1.0
 
 
 def buckets_section(report: ReportData, paint: Paint) -> list[str]:
@@ -298,32 +298,20 @@ def _heading(report: ReportData, paint: Paint) -> list[str]:
     if report.rollouts.steps and not report.rollouts.has_rollouts:
         received = " of scalars, no rollouts yet"
     lines.append(f"  {of_steps}{received}; newest data {moment(run.updated_at_us)}")
-    lines += _incomplete(report)
-    lines += _coverage(report)
+    missing = report.rollouts.incomplete or report.mismatch.incomplete
+    if missing:
+        newest = max(missing)
+        text = "step {}: {} of {} shards".format(newest, *missing[newest])
+        if len(missing) > 1:
+            text += f", and {len(missing) - 1} earlier incomplete steps"
+        lines += wrap(f"closed incomplete, numbers are of the rollouts that arrived: {text}", "    ", "  ! ")
+    coverage = report.rollouts.coverage or report.mismatch.coverage
+    if coverage:
+        newest = max(coverage)
+        lines += wrap(f"step {newest}: {coverage[newest]}", "    ", "  ")
     if report.ignored:
         lines += wrap(f"step {steps[-1]}: {report.ignored}", "    ", "  ")
     return lines
-
-
-def _incomplete(report: ReportData) -> list[str]:
-    """Return the lines on steps that closed without some of their shards."""
-    missing = report.rollouts.incomplete or report.mismatch.incomplete
-    if not missing:
-        return []
-    newest = max(missing)
-    text = "step {}: {} of {} shards".format(newest, *missing[newest])
-    if len(missing) > 1:
-        text += f", and {len(missing) - 1} earlier incomplete steps"
-    return wrap(f"closed incomplete, numbers are of the rollouts that arrived: {text}", "    ", "  ! ")
-
-
-def _coverage(report: ReportData) -> list[str]:
-    """Return the line on what the measures rest on, if shards were sent as statistics."""
-    found = report.rollouts.coverage or report.mismatch.coverage
-    if not found:
-        return []
-    newest = max(found)
-    return wrap(f"step {newest}: {found[newest]}", "    ", "  ")
 
 
 def _lengths(report: ReportData, paint: Paint) -> list[str]:
@@ -349,14 +337,12 @@ def _lengths(report: ReportData, paint: Paint) -> list[str]:
     if not rows:
         return []
     header = ["", f"steps {curve.steps[0]} to {curve.steps[-1]}", "first", "now", "least", "most"]
-    return [
-        section_title("Lengths (tokens the model generated), rewards, entropy", paint),
-        *table(header, rows, left=(0, 1)),
-    ]
+    title = section_title("Lengths (tokens the model generated), rewards, entropy", paint)
+    return [title, *table(header, rows, left=(0, 1))]
 
 
 def _alerts(report: ReportData, paint: Paint) -> list[str]:
-    shown = [alert for alert in report.alerts if alert.state != "retracted"]
+    shown = report.standing_alerts
     is_open = [alert for alert in shown if alert.state in ("open", "acknowledged")]
     aside = f"{len(is_open)} open" if is_open else "none open"
     worst = "critical" if any(alert.severity == "critical" for alert in is_open) else "warning" if is_open else "good"
@@ -384,11 +370,9 @@ def _advice(report: ReportData, paint: Paint) -> list[str]:
             f"  surge at step {advice.schedule.surge_step}: × {advice.schedule.factor:g} every "
             f"{advice.schedule.decay_period} steps, not below {advice.schedule.floor:g}"
         )
-    ahead = _boundaries(report)
-    if ahead:
-        lines.append("  falls at " + ", ".join(f"{step} (to {scale:g})" for step, scale in ahead))
-    elif reading.next_decay_step is not None:
-        lines.append(f"  next fall at step {reading.next_decay_step}")
+    if reading.next_decay_step is not None:
+        ahead = [f"{step} (to {scale:g})" for step, scale in _falls(advice, reading.next_decay_step)]
+        lines.append(f"  falls at {', '.join(ahead)}" if ahead else f"  next fall at step {reading.next_decay_step}")
     if advice.stale:
         lines.append("  stale: newer steps are still being measured")
     if advice.want_weights_at_step is not None:
@@ -396,17 +380,13 @@ def _advice(report: ReportData, paint: Paint) -> list[str]:
     return lines
 
 
-def _boundaries(report: ReportData) -> list[tuple[int, float]]:
-    """Return the next steps at which the advised scale falls, with the new scale."""
-    reading = report.advice
-    if reading is None or reading.next_decay_step is None:
-        return []
-    advice, step, found = reading.advice, reading.next_decay_step, []
-    scale = advice.advised_scale(step - 1)
-    for candidate in range(step, step + 5_000):
-        now = advice.advised_scale(candidate)
+def _falls(advice: Advice, first: int) -> list[tuple[int, float]]:
+    """Return the next four steps, from the first on, at which the advised scale falls, with the new scale."""
+    found, scale = [], advice.advised_scale(first - 1)
+    for step in range(first, first + 5_000):
+        now = advice.advised_scale(step)
         if now < scale:
-            found.append((candidate, now))
+            found.append((step, now))
             scale = now
             if len(found) == 4:
                 break

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from foreshock.errors import ConfigurationError
 from foreshock.model_kind import MODEL_KINDS, ModelKind
@@ -49,21 +49,13 @@ class RulesCommand:
         old, new = {rule.name: rule for rule in before}, {rule.name: rule for rule in after}
         lines = [f"{name}: disabled" for name in old if name not in new]
         lines += [f"{name}: added" for name in new if name not in old]
-        for name in old:
-            if name in new and new[name] != old[name]:
-                lines += [
-                    f"{name}: {field} {getattr(old[name], field)!r} → {getattr(new[name], field)!r}"
-                    for field in old[name].__slots__
-                    if getattr(old[name], field) != getattr(new[name], field)
-                ]
-        for of, default, chosen in (
-            ("schedule", DEFAULT_SCHEDULE, changes.schedule),
-            ("loop", DEFAULT_LOOP, changes.loop),
-        ):
+        compared: list[tuple[str, Any, Any]] = [(name, old[name], new[name]) for name in old if name in new]
+        compared += [("schedule", DEFAULT_SCHEDULE, changes.schedule), ("loop", DEFAULT_LOOP, changes.loop)]
+        for name, default, chosen in compared:
             for each in fields(default):
                 usual, value = getattr(default, each.name), getattr(chosen, each.name)
                 if value != usual:
-                    lines.append(f"{of}: {each.name} {usual!r} → {value!r}")
+                    lines.append(f"{name}: {each.name} {usual!r} → {value!r}")
         print("\n".join([f"{arguments.file} is valid; from step {first} on:", *(lines or ["nothing changes"])]))
         return 0
 

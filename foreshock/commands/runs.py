@@ -58,13 +58,9 @@ def _alerts_by_run(alerts: Iterable[AlertOfRun]) -> dict[str, str]:
     for alert in alerts:
         counted.setdefault(alert.run, Counter())[alert.severity] += 1
     return {
-        run: ", ".join(f"{number} {severity}" for severity, number in sorted(found.items(), key=_gravest_first))
+        run: ", ".join(f"{found[severity]} {severity}" for severity in sorted(found, key=severity_rank))
         for run, found in counted.items()
     }
-
-
-def _gravest_first(counted: tuple[Severity, int]) -> int:
-    return severity_rank(counted[0])
 
 
 def _row(run: RunRecord, alerts: str) -> list[str]:

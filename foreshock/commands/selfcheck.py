@@ -22,6 +22,7 @@ from foreshock.commands.import_dumps import (
 from foreshock.commands.import_rollouts import ShardFile, find_recording, read_shard
 from foreshock.commands.option_types import STEP
 from foreshock.commands.text import STYLES, Paint, Progress, count, wrap
+from foreshock.diagnosis.wording import plural
 from foreshock.errors import ConfigurationError, RolloutsError
 from foreshock.importers import Dump, DumpFormat, ReadOptions, find_dumps
 from foreshock.lint import LintEvidence, LintReport, LintWarning, collect_evidence, run_checks
@@ -97,16 +98,12 @@ def _summary(steps: Sequence[CheckedStep], together: CheckedStep | None, paint: 
     made = checks - sum(len(names) for names in left_out.values())
     result = "clean" if clean == len(steps) else f"{count(clean)} of them clean"
     if len(steps) == 1:
-        result = "clean" if clean else _counted(len(of_all.warnings), "warning")
-    totals = (_counted(len(steps), "step"), _counted(of_all.rollouts, "rollout"), _counted(of_all.tokens, "token"))
+        result = "clean" if clean else plural(len(of_all.warnings), "warning")
+    totals = (plural(len(steps), "step"), plural(of_all.rollouts, "rollout"), plural(of_all.tokens, "token"))
     of_checks = f"{made} checks" if made == checks else f"{made} of {checks} checks"
     yield paint(f"{', '.join(totals)}, {of_checks}: {result}.", "bold")
     for why, names in left_out.items():
         yield from wrap(f"not checked: {', '.join(names)}: {why}", _INDENT, first=" ")
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{count(number)} {what if number == 1 else what + 's'}"
 
 
 def _not_checked(steps: Sequence[CheckedStep], together: CheckedStep | None) -> dict[str, list[str]]:

@@ -101,9 +101,8 @@ def _resend(rejected: RejectedItems, items: Sequence[RejectedItem], settings: Cl
 
 
 def _print_list(items: Sequence[RejectedItem], directory: Path, *, as_json: bool) -> None:
-    waiting = waiting_folders(directory)
+    waiting, records = waiting_folders(directory), [_record(item) for item in items]
     if as_json:
-        records = [_record(item) for item in items]
         folders = [{"folder": str(each.path), "items": each.items, "bytes": each.bytes} for each in waiting]
         print(json.dumps({"directory": str(directory), "rejected": records, "waiting": folders}, indent=2))
         return
@@ -113,15 +112,12 @@ def _print_list(items: Sequence[RejectedItem], directory: Path, *, as_json: bool
     if not items:
         print(f"{directory}: nothing was rejected")
         return
-    rows = [
-        [text["item"], text["run"], text["request"], text["rejected"], text["bytes"], text["answer"]]
-        for text in ({name: str(value) for name, value in _record(item).items()} for item in items)
-    ]
-    header = ["item", "run", "request", "rejected", "bytes", "answer"]
-    print("\n".join(table(header, rows, left=(0, 1, 2, 3, 5), indent="")))
+    rows = [[str(value) for value in record.values()] for record in records]
+    print("\n".join(table([*records[0]], rows, left=(0, 1, 2, 3, 5), indent="")))
 
 
 def _record(item: RejectedItem) -> dict[str, object]:
+    """Return what is shown of an item: its columns, in their order."""
     when, _, _ = item.name.partition("-")
     unreadable = "damaged" if item.name.startswith(DAMAGED) or not item.request else "no reason was recorded"
     status = item.problem.get("status")

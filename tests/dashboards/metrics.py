@@ -9,7 +9,7 @@ from foreshock_service.platform.health import exposed_names as service_names
 from foreshock_service.present.exporter.families import FAMILIES, OF_COMPARISONS, OF_STEPS
 
 LABELS = {
-    **{family.name + ("_total" if family.kind == "counter" else ""): set(family.labels) for family in FAMILIES},
+    **{family.sample_name: set(family.labels) for family in FAMILIES},
     **{name: set(labels) for name, labels in service_names().items()},
 }
 METRIC = re.compile(r"foreshock_\w+")

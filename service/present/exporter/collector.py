@@ -47,14 +47,10 @@ def active_runs(session: Session, project: str | None, limit: int) -> Sequence[t
 def newest_closed_steps(session: Session, run_ids: Collection[str]) -> Sequence[tuple[str, int, int, int]]:
     """Return (run_id, step, received_shards, expected_shards) of the newest closed step of each run."""
     newest = tables.NewestMeasurement
-    query = select(
-        tables.Step.run_id, tables.Step.step, tables.Step.received_shards, tables.Step.expected_shards
-    ).select_from(newest)
-    return session.execute(
-        query.join(tables.Step, engine.of_step(tables.Step, newest)).where(
-            newest.run_id.in_(run_ids), newest.comparison == STEP_ROW
-        )
-    ).all()
+    step = tables.Step
+    query = select(step.run_id, step.step, step.received_shards, step.expected_shards).select_from(newest)
+    query = query.join(step, engine.of_step(step, newest))
+    return session.execute(query.where(newest.run_id.in_(run_ids), newest.comparison == STEP_ROW)).all()
 
 
 def newest_measurements(session: Session, run_ids: Collection[str], columns: Sequence[str]) -> Sequence[Any]:
@@ -83,32 +79,24 @@ def newest_scalars(session: Session, run_ids: Collection[str]) -> dict[str, dict
 
 def newest_attributions(session: Session, run_ids: Collection[str]) -> dict[str, tables.Attribution]:
     """Return the newest attribution of each run that was computed."""
-    computed = tables.Attribution.computed_at_us.is_not(None)
+    table = tables.Attribution
     newest = (
-        select(tables.Attribution.run_id, tables.Attribution.attempt, func.max(tables.Attribution.step).label("step"))
-        .where(tables.Attribution.run_id.in_(run_ids), computed)
-        .group_by(tables.Attribution.run_id, tables.Attribution.attempt)
+        select(table.run_id, table.attempt, func.max(table.step).label("step"))
+        .where(table.run_id.in_(run_ids), table.computed_at_us.is_not(None))
+        .group_by(table.run_id, table.attempt)
         .subquery()
     )
-    query = (
-        select(tables.Attribution)
-        .join(newest, engine.of_step(tables.Attribution, newest.c))
-        .order_by(tables.Attribution.attempt)
-    )
+    query = select(table).join(newest, engine.of_step(table, newest.c)).order_by(table.attempt)
     return {each.run_id: each for each in session.scalars(query)}
 
 
 def newest_acknowledgements(session: Session, run_ids: Collection[str]) -> dict[str, tables.AdviceAcknowledgement]:
     """Return the newest acknowledgement of each run's trainer."""
-    table = tables.AdviceAcknowledgement
-    newest = select(table.step).where(table.run_id == tables.Attempt.run_id, table.attempt == tables.Attempt.attempt)
-    newest = newest.order_by(table.step.desc()).limit(1).correlate(tables.Attempt)
-    same = and_(
-        table.run_id == tables.Attempt.run_id,
-        table.attempt == tables.Attempt.attempt,
-        table.step == newest.scalar_subquery(),
-    )
-    query = select(table).select_from(tables.Attempt).join(table, same).where(tables.Attempt.run_id.in_(run_ids))
+    table, attempt = tables.AdviceAcknowledgement, tables.Attempt
+    same = and_(table.run_id == attempt.run_id, table.attempt == attempt.attempt)
+    newest = select(table.step).where(same).order_by(table.step.desc()).limit(1).correlate(attempt).scalar_subquery()
+    query = select(table).select_from(attempt).join(table, and_(same, table.step == newest))
+    query = query.where(attempt.run_id.in_(run_ids))
     return {each.run_id: each for each in session.scalars(query.order_by(*tables.OLDEST_ATTEMPT_FIRST))}
 
 
@@ -117,22 +105,19 @@ def failures_by_accelerator(session: Session, project: str | None) -> Mapping[st
 
     Tries of runs that were deleted since then are in it.
     """
-    kept = select(tables.Lease.accelerator, func.count()).join(
-        tables.ProbeJob, tables.ProbeJob.id == tables.Lease.job_id
-    )
+    lease, of_deleted = tables.Lease, tables.RemovedFailures
     kept = (
-        kept.join(tables.Probe)
+        select(lease.accelerator, func.count())
+        .join(tables.ProbeJob, tables.ProbeJob.id == lease.job_id)
+        .join(tables.Probe)
         .join(tables.Run, tables.Run.id == tables.Probe.run_id)
-        .where(tables.Lease.outcome.in_(FAILURES))
+        .where(lease.outcome.in_(FAILURES))
     )
-    removed = select(tables.RemovedFailures.accelerator, func.sum(tables.RemovedFailures.tries))
+    removed = select(of_deleted.accelerator, func.sum(of_deleted.tries))
     if project is not None:
-        kept, removed = (
-            kept.where(tables.Run.project == project),
-            removed.where(tables.RemovedFailures.project == project),
-        )
+        kept, removed = kept.where(tables.Run.project == project), removed.where(of_deleted.project == project)
     total: Counter[str] = Counter()
-    for query, accelerator in ((kept, tables.Lease.accelerator), (removed, tables.RemovedFailures.accelerator)):
+    for query, accelerator in ((kept, lease.accelerator), (removed, of_deleted.accelerator)):
         for name, tries in session.execute(query.group_by(accelerator)):
             total[name] += int(tries)
     return total
@@ -172,13 +157,14 @@ class Accelerators:
 
     def __init__(self, further: str) -> None:
         self._declared = DECLARED | {name.strip() for name in further.split(",")}
-        self._others: set[str] = set()
+        self.others: set[str] = set()
+        """The names that became `other`."""
 
     def label(self, accelerator: str) -> str:
         """Return the label of an accelerator."""
         if accelerator in self._declared:
             return accelerator
-        self._others.add(accelerator)
+        self.others.add(accelerator)
         return OTHER
 
     def added(self, counts: Mapping[str, int]) -> Mapping[str, int]:
@@ -187,11 +173,6 @@ class Accelerators:
         for accelerator, count in counts.items():
             labelled[self.label(accelerator)] += count
         return labelled
-
-    @property
-    def others(self) -> int:
-        """Number of names that became `other`."""
-        return len(self._others)
 
 
 def scrape(context: ServiceContext, version: str, project: str | None) -> families.Scrape:
@@ -261,12 +242,11 @@ def _probes(session: Session, scrape: families.Scrape, project: str | None, know
         scrape.add(families.JOBS, labels, count)
     for label, oldest_us in oldest.items():
         scrape.add(families.OLDEST_WAITING, (label,), max(0, now - oldest_us) / 1e6)
-    failures = known.added(failures_by_accelerator(session, project))
-    for label, count in failures.items():
+    for label, count in known.added(failures_by_accelerator(session, project)).items():
         scrape.add(families.JOB_FAILURES, (label,), count)
     for label, count in known.added(count_live_workers(session, project, now)).items():
         scrape.add(families.WORKERS, (label,), count)
-    scrape.add(families.OTHER_ACCELERATORS, (), known.others)
+    scrape.add(families.OTHER_ACCELERATORS, (), len(known.others))
 
 
 def _measurements(session: Session, scrape: families.Scrape, run_ids: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ is never a label; the newest step is a value (`foreshock_step`).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isfinite
 from typing import Literal
 
@@ -31,11 +31,10 @@ class Family:
     labels: tuple[str, ...] = ()
     kind: Kind = "gauge"
 
-    sample_name: str = field(init=False)
-    """The name of its samples: a counter's ends with `_total`, in both formats."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sample_name", self.name + ("_total" if self.kind == "counter" else ""))
+    @property
+    def sample_name(self) -> str:
+        """The name of its samples, in both formats and in Prometheus: a counter's ends with `_total`."""
+        return f"{self.name}_total" if self.kind == "counter" else self.name
 
 
 # Column of the wide table → name without its prefix, and help; of the newest step of the run that has the comparison.
@@ -206,11 +205,6 @@ FAMILIES: tuple[Family, ...] = (
     APPLIED_SCALE,
     JOBS, OLDEST_WAITING, JOB_FAILURES, WORKERS, OTHER_ACCELERATORS,
 )  # fmt: skip
-
-
-def exposed_names() -> set[str]:
-    """Return the names as Prometheus stores them: a counter's with `_total`."""
-    return {family.sample_name for family in FAMILIES}
 
 
 class Scrape:

@@ -15,7 +15,7 @@ from foreshock.probe_kinds import DOCTOR
 from foreshock.severity import Severity
 from foreshock_service.platform import health, keys, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.present.pages import rendering, sessions, view_models
+from foreshock_service.present.pages import rendering, sessions
 from foreshock_service.present.pages.presenters import advice, alerts, attribution, figures, rollout, run_list
 from foreshock_service.present.pages.presenters.run import probes_part, run_page, scalar_addresses, semantics_part
 from foreshock_service.present.pages.presenters.step import step_page, worst_tokens
@@ -276,7 +276,8 @@ def step_corrections(run: RunIdentifier, step: parameters.StepPath, visitor: ses
 @pages.get("/login")
 def show_login(request: Request, next_path: Annotated[str, Query(alias="next", max_length=2000)] = "/") -> Response:
     """Return the form that takes an API key."""
-    return rendering.page_response(request, "login.html", view_models.LoginPage(sessions.local_path(next_path)), None)
+    page = {"next": sessions.local_path(next_path), "error": None}
+    return rendering.page_response(request, "login.html", page, None)
 
 
 @pages.post("/login")
@@ -290,7 +291,7 @@ def log_in(
     try:
         return sessions.sign_in(context, request, api_key, next_path)
     except (security.AuthenticationRequired, security.ScopeMissing) as error:
-        page = view_models.LoginPage(sessions.local_path(next_path), f"{error.detail}.")
+        page = {"next": sessions.local_path(next_path), "error": f"{error.detail}."}
         return rendering.page_response(request, "login.html", page, None, status=error.status)
 
 

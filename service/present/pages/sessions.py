@@ -14,7 +14,7 @@ from foreshock_service.platform import keys, problem, request_guards, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.present.pages import rendering, view_models
 from foreshock_service.present.pages.figures import Figure, Missing
-from foreshock_service.present.pages.presenters.viewing import open_viewing
+from foreshock_service.present.pages.presenters.viewing import Viewing
 
 LONGEST_KEY = 200
 _MOST_FAULTS = 3
@@ -31,9 +31,9 @@ class PageSession:
     view: view_models.Visitor
 
     def look(self, read: Callable[..., Result], *arguments: object) -> Result:
-        """Return `read(viewing, *arguments)`; the session of the viewing is closed before anything is sent."""
-        with open_viewing(self.context, self.principal) as viewing:
-            return read(viewing, *arguments)
+        """Return `read(viewing, *arguments)`; the viewing's session is closed before anything is sent."""
+        with self.context.database.read() as session:
+            return read(Viewing(self.context, session, self.principal), *arguments)
 
     def figure(self, present: Callable[..., Figure | Missing], *arguments: object) -> Response:
         """Return the figure that the presenter makes, as `static/figures.js` draws it."""
@@ -52,7 +52,8 @@ def page_session(request: Request, context: Context) -> PageSession:
         signed_in=security.SESSION_COOKIE in request.cookies and principal.key_id is not None,
         may_answer_alerts=principal.may(keys.Scope.INGEST),
         may_operate=principal.may(keys.Scope.ADMIN),
-        csrf_token=csrf_token(context, request),
+        # Without a session the token is one of this service process.
+        csrf_token=security.form_token(context.session_secret, request.cookies.get(security.SESSION_COOKIE, "")),
     )
     return PageSession(request, context, principal, visitor)
 
@@ -79,11 +80,6 @@ def form_sender(scope: keys.Scope) -> Callable[..., PageSession]:
 # The same scopes as in the API.
 IngesterSession = Annotated[PageSession, Depends(form_sender(keys.Scope.INGEST))]
 OperatorSession = Annotated[PageSession, Depends(form_sender(keys.Scope.ADMIN))]
-
-
-def csrf_token(context: ServiceContext, request: Request) -> str:
-    """Return the token of this session's forms; without a session, one of this service process."""
-    return security.form_token(context.session_secret, request.cookies.get(security.SESSION_COOKIE, ""))
 
 
 def require_form_token(context: ServiceContext, request: Request, token: str) -> None:
@@ -169,10 +165,10 @@ def unknown_address(request: Request, error: Exception) -> Response:
     asks_for_page = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/v1/")
     if not asks_for_page:
         return problem.framework_error(request, error)
-    page = view_models.ProblemPage("There is no such page", f"{request.url.path} is no address of this service.")
+    page = {"title": "There is no such page", "detail": f"{request.url.path} is no address of this service."}
     return rendering.page_response(request, "problem.html", page, None, status=404)
 
 
 def _problem_page(request: Request, error: problem.ProblemError) -> Response:
-    page = view_models.ProblemPage(error.document().title, error.detail)
+    page = {"title": error.document().title, "detail": error.detail}
     return rendering.page_response(request, "problem.html", page, None, status=error.status)

@@ -61,15 +61,3 @@ class Value:
     text: str
     tone: Tone = ""
     interval: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LoginPage:
-    next: str
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ProblemPage:
-    title: str
-    detail: str

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreshock.commands.report_page import HEIGHT, WIDTH, Mark, Series, Threshold, svg_curve
+from foreshock.commands.report_page import HEIGHT, WIDTH, Mark, Series, svg_curve
 
 NUMBERS = re.compile(r"-?\d+(?:\.\d+)?")
 
@@ -43,7 +43,7 @@ def test_values_that_a_logarithm_does_not_have_are_left_out() -> None:
 def test_thresholds_and_marks_are_drawn_where_they_fit() -> None:
     svg = svg_curve(
         "k3", [10, 20], [Series("k3", [1e-4, 1e-2])], logarithmic=True,
-        thresholds=[Threshold(1e-3, "warning", "above 1e-3"), Threshold(5.0, "critical", "far above")],
+        thresholds=[Mark(1e-3, "warning", "above 1e-3"), Mark(5.0, "critical", "far above")],
         marks=[Mark(15, "critical", "a <rule>"), Mark(99, "info", "later")],
     )  # fmt: skip
     root = ElementTree.fromstring(svg)

@@ -34,10 +34,6 @@ class Curve:
             if value is not None and math.isfinite(value)
         ]
 
-    def last(self) -> tuple[int, float] | None:
-        points = self.points()
-        return points[-1] if points else None
-
     def __bool__(self) -> bool:
         return bool(self.points())
 

@@ -136,8 +136,7 @@ def _caption(curves: Mapping[str, drawing.Curve], model_kind: ModelKind | None) 
     ]
     bands = (
         "k3 per token, named target/behaviour. Against rollout, which sampled the tokens, it estimates KL(μ‖π); "
-        "between other scores it is the size of a link, no KL. "
-        f"{ranges_note('k3_kl', model_kind)}"
+        f"between other scores it is the size of a link, no KL. {ranges_note('k3_kl', model_kind)}"
     )
     is_long = any(len(curve.points()) > overview.MOST_COLUMNS for curve in curves.values())
     lines = ["Lines: the mean of neighbouring steps; bands: their range."] if is_long else []
@@ -149,13 +148,11 @@ def _caption(curves: Mapping[str, drawing.Curve], model_kind: ModelKind | None) 
 def _summary(curves: Mapping[str, drawing.Curve]) -> str:
     sentences = []
     for name, curve in curves.items():
-        values = [value for _, value in curve.points()]
-        last = curve.last()
-        if last is not None:
-            sentences.append(
-                f"{name}: {drawing.scientific(last[1])} at step {last[0]}, between {drawing.scientific(min(values))} "
-                f"and {drawing.scientific(max(values))} over {len(values)} steps."
-            )
+        steps, values = zip(*curve.points(), strict=True)
+        sentences.append(
+            f"{name}: {drawing.scientific(values[-1])} at step {steps[-1]}, between {drawing.scientific(min(values))} "
+            f"and {drawing.scientific(max(values))} over {len(values)} steps."
+        )
     return " ".join(sentences)
 
 
@@ -172,23 +169,13 @@ def comparison_figure(
         axis |= drawing.log_axis([value for _, _, curve in shown for _, value in curve.points()])
     absent = [name for name, curve in curves if not curve]
     caption = f"Not logged by {', '.join(absent)}." if absent else ""
-    return drawing.Figure(
-        title, caption, _comparison_summary(shown), traces, {"xaxis": drawing.step_axis(), "yaxis": axis}
-    )
+    newest = [(name, curve.points()[-1]) for _, name, curve in shown]
+    summary = " ".join(f"{name}: {drawing.scientific(value)} at step {step}." for name, (step, value) in newest)
+    return drawing.Figure(title, caption, summary, traces, {"xaxis": drawing.step_axis(), "yaxis": axis})
 
 
 def _line(at: int, name: str, curve: drawing.Curve, logarithmic: bool) -> drawing.Json:
     values = [None if value is None or (logarithmic and value <= 0) else value for value in curve.values]
     dash = DASHES[at // len(drawing.SERIES) % len(DASHES)]
-    return drawing.line(
-        drawing.Curve(curve.steps, values),
-        name,
-        drawing.SERIES[at % len(drawing.SERIES)],
-        line={"dash": dash},
-        hovertemplate="%{y:.4g}",
-    )
-
-
-def _comparison_summary(shown: Sequence[tuple[int, str, drawing.Curve]]) -> str:
-    newest = [(name, curve.points()[-1]) for _, name, curve in shown]
-    return " ".join(f"{name}: {drawing.scientific(value)} at step {step}." for name, (step, value) in newest)
+    colour = drawing.SERIES[at % len(drawing.SERIES)]
+    return drawing.line(drawing.Curve(curve.steps, values), name, colour, line={"dash": dash}, hovertemplate="%{y:.4g}")

@@ -1,7 +1,7 @@
 """The strip of a run's curves, and the curve of its learning rate."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import itemgetter
 
@@ -94,13 +94,8 @@ def _traces(panel: Panel, axis: str) -> list[drawing.Json]:
         steps, means, low, high = ([each[at] for at in kept] for each in (steps, means, low, high))
         low = [least if least > 0 else mean for least, mean in zip(low, means, strict=True)]
     on = {"xaxis": f"x{axis}", "yaxis": f"y{axis}"}
-    mean = drawing.line(
-        drawing.Curve([int(step) for step in steps], means),
-        panel.name,
-        drawing.SERIES[0],
-        hovertemplate="%{y:.4g}",
-        **on,
-    )
+    curve = drawing.Curve([int(step) for step in steps], means)
+    mean = drawing.line(curve, panel.name, drawing.SERIES[0], hovertemplate="%{y:.4g}", **on)
     mean["line"]["width"] = 1.6
     if low == high:
         return [mean]
@@ -157,7 +152,7 @@ def marked(figure: drawing.Figure, marks: Sequence[Mark], named: Sequence[Mark])
         layout["shapes"].append(shape)
         layout["annotations"].append(label)
     caption = f"{figure.caption} {legend_of(marks)}".strip()
-    return drawing.Figure(figure.title, caption, figure.summary, figure.traces, layout, figure.height, figure.columns)
+    return replace(figure, caption=caption, layout=layout)
 
 
 def legend_of(marks: Sequence[Mark]) -> str:
@@ -199,9 +194,11 @@ def learning_rate_figure(curve: ScaleCurve | None) -> drawing.Figure | drawing.M
     """Return a step curve in [0, 1], which multiplies the base schedule of the trainer."""
     if curve is None or not curve.stairs:
         return drawing.Missing(LEARNING_RATE_TITLE, "No advice yet: the first closed step starts it.")
-    past = [(step, scale) for step, scale in curve.stairs if step <= curve.now]
-    past.append((curve.now, _scale_at(curve.stairs, curve.now)))
-    plan = [(curve.now, past[-1][1]), *((step, scale) for step, scale in curve.stairs if step > curve.now)]
+    past = [stair for stair in curve.stairs if stair[0] <= curve.now]
+    coming = curve.stairs[len(past) :]
+    now = past[-1][1] if past else 1.0
+    past.append((curve.now, now))
+    plan = [(curve.now, now), *coming]
     plan.append((curve.end, plan[-1][1]))
     advised = "advised (shadow mode: the trainer gets 1.0)" if curve.shadow else "advised"
     traces = [
@@ -215,7 +212,7 @@ def learning_rate_figure(curve: ScaleCurve | None) -> drawing.Figure | drawing.M
             "marker": {"color": drawing.SERIES[1], "symbol": "diamond", "size": 8}, "hovertemplate": "%{y:.3g}",
         })  # fmt: skip
     # The label is above the staircase, or below it while it is high.
-    row = 0.12 if past[-1][1] > 0.5 else 1.0
+    row = 0.12 if now > 0.5 else 1.0
     shape, label = drawing.vertical_marker(
         curve.now, f"now, {curve.now}", drawing.MUTED, row=row, left=curve.now > 0.7 * curve.end
     )
@@ -225,13 +222,11 @@ def learning_rate_figure(curve: ScaleCurve | None) -> drawing.Figure | drawing.M
         "shapes": [shape],
         "annotations": [label],
     }
-    return drawing.Figure(
-        LEARNING_RATE_TITLE, _learning_rate_caption(curve), _learning_rate_summary(curve), traces, layout, height=260
-    )
-
-
-def _scale_at(stairs: Sequence[tuple[int, float]], step: int) -> float:
-    return [scale for at, scale in stairs if at <= step][-1] if stairs and stairs[0][0] <= step else 1.0
+    effect = "Shadow mode: the trainer gets 1.0." if curve.shadow else "Apply mode: the trainer gets this scale."
+    caption = f"The scale multiplies the trainer's own schedule. {effect}"
+    change = f"Next change: {coming[0][1]:.3g} from step {coming[0][0]}." if coming else "No change is planned."
+    summary = f"Scale {now:.3g} at step {curve.now}. {change}"
+    return drawing.Figure(LEARNING_RATE_TITLE, caption, summary, traces, layout, height=260)
 
 
 def _thinned(stairs: Sequence[tuple[int, float]]) -> Sequence[tuple[int, float]]:
@@ -253,14 +248,3 @@ def _stairs(points: Sequence[tuple[int, float]], name: str, colour: str, dash: s
         "y": [scale for _, scale in points], "line": {"shape": "hv", "color": colour, "width": 2.5, "dash": dash},
         "hovertemplate": "%{y:.3g}",
     }  # fmt: skip
-
-
-def _learning_rate_caption(curve: ScaleCurve) -> str:
-    effect = "Shadow mode: the trainer gets 1.0." if curve.shadow else "Apply mode: the trainer gets this scale."
-    return f"The scale multiplies the trainer's own schedule. {effect}"
-
-
-def _learning_rate_summary(curve: ScaleCurve) -> str:
-    coming = [(step, scale) for step, scale in curve.stairs if step > curve.now]
-    plan = f" Next change: {coming[0][1]:.3g} from step {coming[0][0]}." if coming else " No change is planned."
-    return f"Scale {_scale_at(curve.stairs, curve.now):.3g} at step {curve.now}.{plan}"

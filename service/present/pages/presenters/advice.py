@@ -1,6 +1,5 @@
 """The learning-rate advice of a run, and its rules."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Final, get_args
@@ -13,7 +12,7 @@ from foreshock.learning_rate.advice import Applied, effect_in_words
 from foreshock.learning_rate.decisions import AdviceState
 from foreshock.learning_rate.schedule import HORIZON
 from foreshock_service.platform.database.tables import Run
-from foreshock_service.present.pages import rendering, view_models
+from foreshock_service.present.pages import rendering
 from foreshock_service.present.pages.figures.overview import ScaleCurve
 from foreshock_service.present.pages.presenters.viewing import Viewing, last_steps
 from foreshock_service.runs import listing
@@ -29,19 +28,6 @@ class Action:
     kind: str
     text: str
     meaning: str
-
-
-@dataclass(frozen=True, slots=True)
-class AdvicePanel:
-    """The advice as it is served, with the actions that would change it now. `baseline`: how the other run fares."""
-
-    advice: AdviceRead
-    mode: view_models.Label
-    phase: str
-    schedule: str | None
-    applied: str
-    baseline: str | None
-    actions: Sequence[Action]
 
 
 HOLD = Action("hold", "Hold", "Freeze the scale until it is released.")
@@ -85,22 +71,31 @@ def advice_of(viewing: Viewing, run_id: str) -> AdviceRead:
     return read_advice(viewing.session, viewing.principal, run_id, None)
 
 
-def advice_panel(viewing: Viewing, run: Run, baseline: Run | None) -> AdvicePanel | None:
-    """Return the panel; None before the first closed step. `baseline`: the run to compare with."""
+def advice_panel(viewing: Viewing, run: Run, baseline: Run | None) -> dict[str, Any] | None:
+    """Return the advice as it is served, with the actions that would change it now; None before the first closed step.
+
+    `baseline`: the run to compare with; in the answer, how it fares.
+    """
     advice = advice_of(viewing, run.id)
     if advice.observed_step is None:
         return None
     applied = None if advice.applied is None else Applied.from_json(advice.applied.model_dump())
-    return AdvicePanel(
-        advice=advice,
-        mode=rendering.MODES[advice.mode],
-        phase=rendering.PHASES[advice.phase],
-        schedule=_schedule(advice),
-        applied=effect_in_words(advice.mode, advice.revision, applied),
-        baseline=None if baseline is None else _beside(viewing, run, baseline),
+    schedule = None
+    if advice.schedule is not None:
+        schedule = (
+            f"× {advice.schedule.factor:g} every {advice.schedule.decay_period} steps (surge at "
+            f"{advice.schedule.surge_step}), floor {advice.schedule.floor:g}"
+        )
+    return {
+        "advice": advice,
+        "mode": rendering.MODES[advice.mode],
+        "phase": rendering.PHASES[advice.phase],
+        "schedule": schedule,
+        "applied": effect_in_words(advice.mode, advice.revision, applied),
+        "baseline": None if baseline is None else _beside(viewing, run, baseline),
         # The rate of a run that has ended cannot be changed.
-        actions=_actions(advice) if run.state == "running" else (),
-    )
+        "actions": _actions(advice) if run.state == "running" else (),
+    }
 
 
 def _beside(viewing: Viewing, run: Run, baseline: Run) -> str | None:
@@ -131,13 +126,6 @@ def scale_curve(viewing: Viewing, run: Run) -> ScaleCurve | None:
     return ScaleCurve(stairs_of(state, end), now, end, advice.mode == "shadow", acknowledged)
 
 
-def _schedule(advice: AdviceRead) -> str | None:
-    if advice.schedule is None:
-        return None
-    rule = f"× {advice.schedule.factor:g} every {advice.schedule.decay_period} steps"
-    return f"{rule} (surge at {advice.schedule.surge_step}), floor {advice.schedule.floor:g}"
-
-
 def _actions(advice: AdviceRead) -> list[Action]:
     """Return the actions that would change something now; the service refuses the others."""
     actions = [RELEASE if advice.phase == "held" else HOLD]
@@ -164,17 +152,6 @@ CAUSES: Final[dict[Cause, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RuleCard:
-    """A rule as one line, `threshold`, and in full. `changed`: what differs from the default, and since when."""
-
-    found: RuleOfRun
-    threshold: str
-    state: str | None
-    evidence: str
-    changed: Sequence[str]
-
-
 def rules_page(viewing: Viewing, run_id: str) -> dict[str, Any]:
     """Return the rules of a run by the cause that they fire for, and their changes. Raises RunNotFound, RunDeleted."""
     found = rules_of_run(viewing.session, viewing.principal, run_id)
@@ -196,9 +173,15 @@ def rules_page(viewing: Viewing, run_id: str) -> dict[str, Any]:
     }
 
 
-def _card(found: RuleOfRun) -> RuleCard:
-    changed = [f"{field} {_value(value)}, default {_value(before)}" for field, value, before in found.changes()]
-    return RuleCard(found, threshold_in_words(found.rule), _state(found), _evidence(found.rule), changed)
+def _card(found: RuleOfRun) -> dict[str, Any]:
+    """Return a rule as one line, `threshold`, and in full. `changed`: what differs from the default."""
+    return {
+        "found": found,
+        "threshold": threshold_in_words(found.rule),
+        "state": _state(found),
+        "evidence": _evidence(found.rule),
+        "changed": [f"{field} {_value(value)}, default {_value(before)}" for field, value, before in found.changes()],
+    }
 
 
 def threshold_in_words(rule: ThresholdRule) -> str:

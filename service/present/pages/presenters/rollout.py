@@ -16,7 +16,7 @@ from foreshock.measures.statistics.conditions import BucketTable
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.problem import TokensGone, TokensPurged
 from foreshock_service.present.pages.figures import Figure, Missing, attribution, buckets
-from foreshock_service.present.pages.presenters.viewing import Viewing, curves_of
+from foreshock_service.present.pages.presenters.viewing import NOTHING, Viewing, curves_of
 from foreshock_service.present.pages.rendering import announced_names, count, number, texts_of
 from foreshock_service.runs import attempts, chosen_tokens, curves, events, measurements, runs, tokens
 
@@ -26,11 +26,10 @@ MOST_STEPS = 48
 
 def buckets_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     """Return the probability buckets of the newest closed step."""
-    newest = curves_of(viewing, run.id, ("k3_kl",), (TRAINER_ROLLOUT,)).get(TRAINER_ROLLOUT, {}).get("k3_kl")
-    last = newest.last() if newest else None
-    if last is None:
+    k3 = curves_of(viewing, run.id, ("k3_kl",), (TRAINER_ROLLOUT,)).get(TRAINER_ROLLOUT, {}).get("k3_kl", NOTHING)
+    if not k3:
         return Missing(buckets.TITLE, buckets.MISSING)
-    return buckets_of_step("probability", viewing, run, last[0])
+    return buckets_of_step("probability", viewing, run, k3.points()[-1][0])
 
 
 def buckets_of_step(by: str, viewing: Viewing, run: Run, step: int) -> Figure | Missing:

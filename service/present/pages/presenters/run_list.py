@@ -28,22 +28,6 @@ from foreshock_service.watch.detection.states import observed_steps
 MOST_RUNS = 200
 
 
-@dataclass(frozen=True, slots=True)
-class Configuration:
-    """The runs of one configuration on one kind of hardware: least and largest k3, and the run with the largest.
-
-    k3 is that of the tokens at lag 0; of a run with too few of them that of all, which has no tone.
-    """
-
-    hardware: str
-    configuration: str
-    runs: int
-    low: float | None
-    high: float | None
-    tone: view_models.Tone
-    worst: RunRecord
-
-
 def hardware_page(viewing: Viewing) -> dict[str, Any]:
     """Return the newest runs by hardware × configuration, and the accelerators of the workers."""
     runs = list_runs(viewing.session, RunFilter(viewing.principal.projects(None)), None, MOST_RUNS).items
@@ -56,7 +40,7 @@ def hardware_page(viewing: Viewing) -> dict[str, Any]:
         groups[run.hardware or "not declared", ", ".join(names)].append(run)
     rows = [_configuration(*key, groups[key], k3, judged) for key in sorted(groups)]
     hardware = hardware_of(viewing.session, viewing.principal)
-    rows.sort(key=lambda each: -1.0 if each.high is None else each.high, reverse=True)
+    rows.sort(key=lambda each: -1.0 if each["high"] is None else each["high"], reverse=True)
     return {
         "configurations": rows,
         "accelerators": hardware.accelerators,
@@ -65,18 +49,23 @@ def hardware_page(viewing: Viewing) -> dict[str, Any]:
 
 
 def _configuration(
-    hardware: str,
-    configuration: str,
-    runs: list[RunRecord],
-    k3: Mapping[str, float],
-    judged: Mapping[str, float],
-) -> Configuration:
+    hardware: str, configuration: str, runs: list[RunRecord], k3: Mapping[str, float], judged: Mapping[str, float]
+) -> dict[str, Any]:
+    """Return the runs of one configuration on one kind of hardware: least and largest k3, the run with the largest.
+
+    k3 is that of the tokens at lag 0; of a run with too few of them that of all, which has no tone.
+    """
     means = {run.id: k3[run.id] for run in runs if run.id in k3}
-    worst = max(runs, key=lambda run: means.get(run.id, -1.0))
-    low, high = min(means.values(), default=None), max(means.values(), default=None)
     verdicts = [ranges.verdict_of("k3_kl", judged[run.id], run.model_kind) for run in runs if run.id in judged]
-    tone = rendering.VERDICT_TONES[ranges.worst(verdicts)]
-    return Configuration(hardware, configuration, len(runs), low, high, tone, worst)
+    return {
+        "hardware": hardware,
+        "configuration": configuration,
+        "runs": len(runs),
+        "low": min(means.values(), default=None),
+        "high": max(means.values(), default=None),
+        "tone": rendering.VERDICT_TONES[ranges.worst(verdicts)],
+        "worst": max(runs, key=lambda run: means.get(run.id, -1.0)),
+    }
 
 
 MOST_COMPARED = 20
@@ -226,20 +215,6 @@ class RunsQuery:
         return str(getattr(run, self.group) or "not declared") if self.group else ""
 
 
-@dataclass(frozen=True, slots=True)
-class ListedRun:
-    """A row of the list; `newest` and `paths` are by quantity."""
-
-    run: RunRecord
-    active_at: view_models.Moment | None
-    newest: Mapping[str, float]
-    paths: Mapping[str, str]
-    scale: float | None
-    incomplete: int
-    group: str
-    is_first_of_group: bool
-
-
 def runs_page(viewing: Viewing, query: RunsQuery) -> dict[str, Any]:
     """Return one page of the runs that the visitor may see: the worst first, unless another order is asked for.
 
@@ -301,8 +276,8 @@ def _scales(viewing: Viewing, runs: Sequence[Run]) -> dict[str, float]:
     return {run_id: states[run_id].scale(step + 1) for run_id, step in observed.items()}
 
 
-def _rows_of(viewing: Viewing, query: RunsQuery, runs: Sequence[Run]) -> list[ListedRun]:
-    run_ids = [run.id for run in runs]
+def _rows_of(viewing: Viewing, query: RunsQuery, runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return the rows of the list; `newest` and `paths` are by quantity."""
     tokens = {run.id: run.tokens for run in runs}
     versions = {run_id: (step, tokens[run_id]) for run_id, step in last_steps(viewing.session, runs).items()}
     curves = listing.short_curves(viewing.session, versions)
@@ -312,18 +287,18 @@ def _rows_of(viewing: Viewing, query: RunsQuery, runs: Sequence[Run]) -> list[Li
         )
         for name in listing.QUANTITIES
     }
-    scales, incomplete = _scales(viewing, runs), steps.incomplete_counts(viewing.session, run_ids)
+    scales, incomplete = _scales(viewing, runs), steps.incomplete_counts(viewing.session, [run.id for run in runs])
     groups = [query.group_of(run) for run in runs]
     return [
-        ListedRun(
-            run=record,
-            active_at=rendering.moment(_active_at(run)),
-            newest={name: curve.newest for name, curve in curves.get(run.id, {}).items()},
-            paths={name: of_runs[run.id] for name, of_runs in paths.items() if run.id in of_runs},
-            scale=scales.get(run.id),
-            incomplete=incomplete.get(run.id, 0),
-            group=groups[at],
-            is_first_of_group=bool(query.group) and (at == 0 or groups[at] != groups[at - 1]),
-        )
+        {
+            "run": record,
+            "active_at": rendering.moment(_active_at(run)),
+            "newest": {name: curve.newest for name, curve in curves.get(run.id, {}).items()},
+            "paths": {name: of_runs[run.id] for name, of_runs in paths.items() if run.id in of_runs},
+            "scale": scales.get(run.id),
+            "incomplete": incomplete.get(run.id, 0),
+            "group": groups[at],
+            "is_first_of_group": bool(query.group) and (at == 0 or groups[at] != groups[at - 1]),
+        }
         for at, (run, record) in enumerate(zip(runs, run_records(viewing.session, runs), strict=True))
     ]

@@ -8,7 +8,7 @@ import numpy as np
 
 from foreshock import page_addresses, ranges
 from foreshock.api.attribution import AttributionRecord
-from foreshock.api.doctor import DoctorStepRecord, Finding
+from foreshock.api.doctor import DoctorStepRecord
 from foreshock.api.probes import ProbeRecord
 from foreshock.api.runs import StepRecord
 from foreshock.api.steps import CheckRecord, LintWarningRecord, RunWarningRecord
@@ -77,22 +77,7 @@ _MOST_PROBES = 50
 _MOST_NOT_TRIED = 5
 
 
-@dataclass(frozen=True, slots=True)
-class DoctorPanel:
-    """The doctor's newest report on `step`, and the state of one that is not done.
-
-    `action`: where a form asks for an examination; None: nobody may, or one runs. `is_possible`: the step has weights.
-    """
-
-    step: int
-    findings: Sequence[Finding]
-    notes: Sequence[str]
-    state: str
-    action: str | None
-    is_possible: bool
-
-
-def doctor_of_step(viewing: Viewing, key: events.StepKey) -> DoctorPanel:
+def doctor_of_step(viewing: Viewing, key: events.StepKey) -> dict[str, Any]:
     """Return the newest report on a step, the state of an examination that is not done, and whether one can be."""
     probes = list_probes(viewing.session, viewing.principal, key.run_id, key.step, None, _MOST_PROBES).items
     asked = next((each for each in probes if each.kind == DOCTOR.name and each.attempt == key.attempt), None)
@@ -104,7 +89,7 @@ def doctor_of_step(viewing: Viewing, key: events.StepKey) -> DoctorPanel:
     return _panel(record, key.step, _examination_in_words(asked), action, is_possible=can_ask or asked is not None)
 
 
-def doctor_of_run(viewing: Viewing, run_id: str) -> DoctorPanel | None:
+def doctor_of_run(viewing: Viewing, run_id: str) -> dict[str, Any] | None:
     """Return the newest report on any step of a run; None without one."""
     found = doctor.newest_of_run(viewing.session, run_id)
     return _panel(found[0], found[0].step, "", None) if found else None
@@ -112,10 +97,15 @@ def doctor_of_run(viewing: Viewing, run_id: str) -> DoctorPanel | None:
 
 def _panel(
     record: DoctorStepRecord | None, step: int, state: str, action: str | None, *, is_possible: bool = True
-) -> DoctorPanel:
-    """Return a report as a page shows it: found, tried and not named, not tried, and what would come next."""
+) -> dict[str, Any]:
+    """Return a report as a page shows it: found, tried and not named, not tried, and what would come next.
+
+    `state`: of an examination that is not done. `action`: where a form asks for one; None: nobody may, or one runs.
+    `is_possible`: the step has weights.
+    """
+    panel = {"step": step, "findings": (), "notes": (), "state": state, "action": action, "is_possible": is_possible}
     if record is None:
-        return DoctorPanel(step, (), (), state, action, is_possible)
+        return panel
     report = record.report
     notes = [f"Checksums: {each}" for each in record.checksums]
     notes += [as_sentence(tried_in_words(report))] if report.ruled_out else []
@@ -123,7 +113,7 @@ def _panel(
     more = len(report.not_tried) - _MOST_NOT_TRIED
     notes += [f"{plural(more, 'more variant')} could not be tried."] if more > 0 else []
     notes.append(f"Price: {plural(report.replays, 'replay')}, {report.seconds:.1f} s; {report.ended}.")
-    return DoctorPanel(step, report.findings, notes, state, action, is_possible)
+    return panel | {"findings": report.findings, "notes": notes}
 
 
 def _examination_in_words(asked: ProbeRecord | None) -> str:

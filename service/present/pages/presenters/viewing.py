@@ -1,7 +1,6 @@
 """The database as one page's presenters see it, and the rows of the wide table as curves over steps."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,13 +23,6 @@ class Viewing:
     context: ServiceContext
     session: Session
     principal: security.Principal
-
-
-@contextmanager
-def open_viewing(context: ServiceContext, principal: security.Principal) -> Iterator[Viewing]:
-    """Give the viewing of one request; its session is closed at the end."""
-    with context.database.read() as session:
-        yield Viewing(context, session, principal)
 
 
 NOTHING = Curve((), ())
