@@ -81,16 +81,7 @@ class ProbeCommand:
             choices=("float32", "bfloat16"),
             help="dtype of the trainer's weights in the forward pass",
         )
-        for kind in _KINDS_WITH_FLAG:
-            parser.add_argument(f"--{kind.document}", action="store_true", help=kind.flag_help())
-        parser.add_argument(
-            "--checkpoint-step", type=STEP, metavar="N",
-            help="the step with the weights after the update (default: the next)",
-        )  # fmt: skip
-        parser.add_argument(
-            "--max-candidates", type=whole(0), metavar="N",
-            help="earlier checkpoints that the doctor tries (default: 8)",
-        )  # fmt: skip
+        _add_other_kinds(parser)
         add_matrix_arguments(parser)
         parser.add_argument("--no-wait", action="store_true", help="do not wait for the result")
         parser.add_argument(
@@ -137,6 +128,20 @@ class ProbeCommand:
             result += ["", f"foreshock report {run.id} --step {arguments.step}   shows the result"]
         _print(probe, arguments, result)
         return 0 if arguments.no_wait or is_done else 1
+
+
+def _add_other_kinds(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the probes that score no chain."""
+    for kind in _KINDS_WITH_FLAG:
+        parser.add_argument(f"--{kind.document}", action="store_true", help=kind.flag_help())
+    parser.add_argument(
+        "--checkpoint-step", type=STEP, metavar="N",
+        help="the step with the weights after the update (default: the next)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-candidates", type=whole(0), metavar="N",
+        help="earlier checkpoints that the doctor tries (default: 8)",
+    )  # fmt: skip
 
 
 def _kind(arguments: argparse.Namespace) -> ProbeKind:
