@@ -26,17 +26,20 @@ from typing import Any
 
 import httpx
 
+from benchmarks import bars
 from benchmarks.bad_input.addresses import send_cursors, send_queries
 from benchmarks.bad_input.answers import Tally
 from benchmarks.bad_input.described import send_described
 from benchmarks.bad_input.floods import send_floods, watched
 from benchmarks.bad_input.mutated import send_mutated
 from benchmarks.bad_input.scene import DECODER_CAP, Scene, scene
+from benchmarks.bars import Line
 from tests.service.postgres import start_postgres
 
 MUTATIONS = 10_000
 EXAMPLES = 12
 CURSORS, QUERIES, FLOODS = 3_000, 6_000, 10_000
+_MEBIBYTE = 1 << 20
 LIVE_SECONDS, FLOOD_BYTES = 0.1, 100 << 20
 SERVICE_BYTES, DECODER_BYTES = 1 << 30, DECODER_CAP + (1 << 29)
 
@@ -59,10 +62,9 @@ def main() -> int:
         }
 
     with in_scene() as (service, _):
-        flood_pairs, floods_missed = run_floods(service, arguments.floods, seed)
+        lines = run_floods(service, arguments.floods, seed)
     if arguments.only_floods:
-        print("\n", " ".join(flood_pairs), f" reached={str(not floods_missed).lower()}", sep="")
-        return int(floods_missed)
+        return bars.report(lines)
     with in_scene() as (service, document):
         tallies = {
             "mutated": send_mutated(service, document, arguments.mutations, seed),
@@ -70,30 +72,29 @@ def main() -> int:
             # Last: it may end the lease and the run.
             "described": send_described(service, arguments.examples, seed),
         }
-        missed, pairs = report("sqlite", service, tallies)
+        lines += judged("sqlite", service, tallies)
     cluster = start_postgres()
     try:
         with in_scene(cluster.new_database()) as (service, document):
-            missed_there, pairs_there = report("postgresql", service, reads(service, document))
+            lines += judged("postgresql", service, reads(service, document))
     finally:
         cluster.stop()
-    is_reached = not missed and not missed_there and not floods_missed
-    print("\n", " ".join([*flood_pairs, *pairs, *pairs_there]), f" reached={str(is_reached).lower()}", sep="")
-    return 0 if is_reached else 1
+    return bars.report(lines)
 
 
-def run_floods(service: Scene, count: int, seed: int) -> tuple[list[str], bool]:
-    """Send the floods, print what was found, and return the figures as pairs, and whether a bar is missed."""
+def run_floods(service: Scene, count: int, seed: int) -> list[Line]:
+    """Send the floods, print what was found, and return the lines of the table."""
     before = service.process.memory_info().rss
     with watched(service.url) as seconds:
         tally = send_floods(service, count, seed)
     grown = service.peaks()["service"] - before
     live = sorted(seconds)
-    p99, longest = live[int(len(live) * 0.99)], live[-1]
-    missed, pairs = report("floods", service, {"floods": tally})
-    pairs += [f"floods_livez_p99_ms={p99 * 1e3:.0f}", f"floods_livez_max_ms={longest * 1e3:.0f}",
-              f"floods_grown_mib={grown >> 20}"]  # fmt: skip
-    return pairs, bool(missed) or p99 > LIVE_SECONDS or grown > FLOOD_BYTES
+    return [
+        *judged("floods", service, {"floods": tally}),
+        Line("floods_livez_p99_ms", "floods: /livez at p99, ms", 1e3 * live[int(len(live) * 0.99)], 1e3 * LIVE_SECONDS),
+        Line("floods_livez_max_ms", "floods: /livez, the longest, ms", 1e3 * live[-1]),
+        Line("floods_grown_mib", "floods: growth of the service, MiB", grown / _MEBIBYTE, FLOOD_BYTES / _MEBIBYTE),
+    ]
 
 
 @contextmanager
@@ -106,9 +107,9 @@ def in_scene(database_url: str | None = None) -> Iterator[tuple[Scene, dict[str,
         yield service, httpx.get(f"{service.url}/openapi.json", timeout=120).json()
 
 
-def report(database: str, service: Scene, tallies: dict[str, Tally]) -> tuple[int, list[str]]:
-    """Print a table; return the number of bars that are not reached, and the figures as pairs."""
-    print(f"\n{database}")
+def judged(part: str, service: Scene, tallies: dict[str, Tally]) -> list[Line]:
+    """Print the answers and the faults of a part; return the lines of the table."""
+    print(f"\n{part}")
     for name, tally in tallies.items():
         statuses = ", ".join(f"{status or 'none'} × {count}" for status, count in sorted(tally.statuses.items()))
         print(f"{name:18} {tally.requests:6} requests: {statuses}")
@@ -119,17 +120,19 @@ def report(database: str, service: Scene, tallies: dict[str, Tally]) -> tuple[in
     print(f"files outside the store: {', '.join(strays[:20]) or 'none'}")
     answered_5xx = sum(count for each in tallies.values() for status, count in each.statuses.items() if status >= 500)
     undocumented = sum(sum(each.faults.values()) for each in tallies.values()) - answered_5xx
-    missed = [
-        answered_5xx > 0, undocumented > 0, not alive, peaks["service"] > SERVICE_BYTES,
-        peaks["decoder"] > DECODER_BYTES, bool(strays),
-    ]  # fmt: skip
-    figures = {name: tally.requests for name, tally in tallies.items()} | {
-        "5xx": answered_5xx, "undocumented": undocumented, "alive": int(alive),
-        "service_mib": peaks["service"] >> 20, "decoder_mib": peaks["decoder"] >> 20, "stray_files": len(strays),
-    }  # fmt: skip
-    if any(missed):
+    service_mib, decoder_mib = (peaks[name] / _MEBIBYTE for name in ("service", "decoder"))
+    lines = [
+        *(Line(f"{part}_{name}", f"{part}: {name}, requests", tally.requests) for name, tally in tallies.items()),
+        Line(f"{part}_5xx", f"{part}: answers with 5xx", answered_5xx, 0),
+        Line(f"{part}_undocumented", f"{part}: answers that are not documented", undocumented, 0),
+        Line(f"{part}_alive", f"{part}: the service lives", int(alive), 1, at_least=True),
+        Line(f"{part}_service_mib", f"{part}: peak of the service, MiB", service_mib, SERVICE_BYTES / _MEBIBYTE),
+        Line(f"{part}_decoder_mib", f"{part}: peak of a decoder, MiB", decoder_mib, DECODER_BYTES / _MEBIBYTE),
+        Line(f"{part}_stray_files", f"{part}: files outside the store", len(strays), 0),
+    ]
+    if not all(line.is_reached for line in lines):
         print((service.folder / "serve.log").read_text()[-4000:], file=sys.stderr)
-    return sum(missed), [f"{database}_{name}={value}" for name, value in figures.items()]
+    return lines
 
 
 if __name__ == "__main__":

@@ -6,17 +6,14 @@ import base64
 import json
 import random
 import re
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-import httpx
 from fastapi.routing import APIRoute
 
 from benchmarks.bad_input.answers import Tally
-from benchmarks.bad_input.scene import STEP, Scene
+from benchmarks.bad_input.scene import STEP, Request, Scene, send_all
 from foreshock_service.present.pages.endpoints import ROUTERS
 
 # The shapes that lists have, most of the time, so that the parts come to the database.
@@ -40,12 +37,12 @@ def send_cursors(scene: Scene, document: dict[str, Any], count: int, seed: int) 
         if any(each["name"] == "cursor" for each in operations.get("get", {}).get("parameters", ()))
     ]
 
-    def request(number: int) -> tuple[str, str, dict[str, Any]]:
+    def request(number: int) -> Request:
         source = random.Random(f"{seed}/{number}")
         path, operation = lists[number % len(lists)]
-        return path, f"{path.format(run=scene.run)}?cursor={forged_cursor(source)}", operation["responses"]
+        return Request(path, f"{path.format(run=scene.run)}?cursor={forged_cursor(source)}", operation["responses"])
 
-    return _send_all(scene, request, count, f"seed {seed}")
+    return send_all(scene, request, count, seed)
 
 
 def forged_cursor(source: random.Random) -> str:
@@ -85,37 +82,27 @@ class Route:
 
 def send_queries(scene: Scene, document: dict[str, Any], count: int, seed: int) -> Tally:
     """Send `count` requests of pages and of the API, each route as often; the same seed gives the same ones."""
-    routes, real = [*page_routes(), *_api_routes(document)], _real_names(scene)
-
-    def request(number: int) -> tuple[str, str, dict[str, Any] | None]:
-        route = routes[number % len(routes)]
-        address = hostile_address(route, real, random.Random(f"{seed}/{number}"))
-        return route.path, address, route.responses
-
-    return _send_all(scene, request, count, f"seed {seed}")
-
-
-def page_routes() -> list[Route]:
-    """Return every GET of the pages and their parts."""
-    found = []
-    for router in ROUTERS:
-        for route in router.routes:
-            if isinstance(route, APIRoute) and "GET" in route.methods:
-                names = tuple(each.alias for each in route.dependant.query_params)
-                found.append(Route(route.path, names, None))
-    return found
-
-
-def _api_routes(document: dict[str, Any]) -> list[Route]:
-    return [
-        Route(path, _query_of(get), get["responses"])
-        for path, operations in document["paths"].items()
-        if (get := operations.get("get")) is not None
+    routes = [
+        Route(route.path, tuple(each.alias for each in route.dependant.query_params), None)
+        for router in ROUTERS
+        for route in router.routes
+        if isinstance(route, APIRoute) and "GET" in route.methods
     ]
+    for path, operations in document["paths"].items():
+        if (get := operations.get("get")) is not None:
+            names = (each["name"] for each in get.get("parameters", ()) if each["in"] == "query")
+            routes.append(Route(path, tuple(names), get["responses"]))
+    real = {
+        "run": scene.run, "step": str(STEP), "shard": "0", "attempt": "1", "project": "default", "key": "a run",
+        "probe": str(scene.holder.lease["job"]["probe"]), "lease": str(scene.holder.lease["lease"]),
+        "sample_id": scene.sample_id,
+    }  # fmt: skip
 
+    def request(number: int) -> Request:
+        route = routes[number % len(routes)]
+        return Request(route.path, hostile_address(route, real, random.Random(f"{seed}/{number}")), route.responses)
 
-def _query_of(operation: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(each["name"] for each in operation.get("parameters", ()) if each["in"] == "query")
+    return send_all(scene, request, count, seed)
 
 
 def hostile_address(route: Route, real: dict[str, str], source: random.Random) -> str:
@@ -138,41 +125,3 @@ def hostile_address(route: Route, real: dict[str, str], source: random.Random) -
     if source.random() < 0.1:
         pairs.append(f"{quote(source.choice(_TEXTS), safe='')}={quote(source.choice(_TEXTS), safe='')}")
     return path + ("?" + "&".join(pairs) if pairs else "")
-
-
-def _real_names(scene: Scene) -> dict[str, str]:
-    return {
-        "run": scene.run, "step": str(STEP), "shard": "0", "attempt": "1", "project": "default", "key": "a run",
-        "probe": str(scene.holder.lease["job"]["probe"]), "lease": str(scene.holder.lease["lease"]),
-        "sample_id": scene.sample_id,
-    }  # fmt: skip
-
-
-# Of a number: the path as routes declare it, the address, and its responses in the OpenAPI document; None for a page.
-_Made = Callable[[int], tuple[str, str, dict[str, Any] | None]]
-
-
-def _send_all(scene: Scene, made: _Made, count: int, name: str, threads: int = 4) -> Tally:
-    """Send what `made` returns for each number, with the key of the scope `admin`."""
-    tally = Tally()
-
-    def send(number: int) -> tuple[str, str, dict[str, Any] | None, httpx.Response | httpx.HTTPError]:
-        path, address, responses = made(number)
-        try:
-            return path, address, responses, http.get(address)
-        except httpx.HTTPError as error:
-            return path, address, responses, error
-
-    with (
-        httpx.Client(base_url=scene.url, headers=scene.headers("admin"), timeout=120) as http,
-        ThreadPoolExecutor(threads) as pool,
-    ):
-        for number, (path, address, responses, answer) in enumerate(pool.map(send, range(count))):
-            example = f"{name}, number {number}, GET {address[:300]}"
-            if isinstance(answer, httpx.HTTPError):
-                tally.note(f"GET {path}: no answer", f"{example}: {answer!r}")
-            elif responses is None:
-                tally.judge_page(path, answer.status_code, answer.headers, answer.content, example)
-            else:
-                tally.judge(("GET", path), responses, answer.status_code, answer.headers, answer.content, example)
-    return tally

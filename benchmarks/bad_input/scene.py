@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 
+from benchmarks.bad_input.answers import Tally
 from benchmarks.running_service import running_service
 from foreshock.rollouts import encode_rollouts, encode_scores
 from foreshock.statistics_shards import FullRollouts, encode_statistics_shard
@@ -88,6 +91,46 @@ class Scene:
         files = [path.relative_to(self.folder) for path in sorted(self.folder.rglob("*")) if path.is_file()]
         own = ("foreshock-data/tokens/", "foreshock-data/foreshock.db", "serve.log")
         return [str(path) for path in files if not path.as_posix().startswith(own)]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A hostile request: `path` as routes declare it, its `responses` in the OpenAPI document (None for a page)."""
+
+    path: str
+    url: str
+    responses: dict[str, Any] | None
+    method: str = "GET"
+    scope: str = "admin"
+    content: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+def send_all(scene: Scene, made: Callable[[int], Request], count: int, seed: int) -> Tally:
+    """Send what `made` returns for each number, a few at a time; return what the answers were."""
+    tally = Tally()
+
+    def send(number: int) -> tuple[Request, httpx.Response | httpx.HTTPError]:
+        request = made(number)
+        headers = scene.headers(request.scope) | request.headers
+        try:
+            return request, http.request(request.method, request.url, content=request.content, headers=headers)
+        except httpx.HTTPError as error:
+            return request, error
+
+    with httpx.Client(base_url=scene.url, timeout=120) as http, ThreadPoolExecutor(4) as pool:
+        for number, (request, answer) in enumerate(pool.map(send, range(count))):
+            sent = f"{request.method} {request.url[:300]}, {len(request.content)} bytes"
+            example = f"seed {seed}, number {number}, {sent}"
+            if isinstance(answer, httpx.HTTPError):
+                tally.note(f"{request.method} {request.path}: no answer", f"{example}: {answer!r}")
+                continue
+            of_answer = (answer.status_code, answer.headers, answer.content, example)
+            if request.responses is None:
+                tally.judge_page(request.path, *of_answer)
+            else:
+                tally.judge((request.method, request.path), request.responses, *of_answer)
+    return tally
 
 
 @contextmanager

@@ -31,7 +31,13 @@ def hostile_table(body: bytes, source: random.Random) -> bytes:
         # A change may not fit a table that was changed before: of no columns, or of two with one name.
         with contextlib.suppress(pa.ArrowException, LookupError, ValueError):
             table = source.choice(_CHANGES)(table, source)
-    return _written(table, source)
+    return _written(
+        table,
+        compression=source.choice(_CODECS),
+        use_dictionary=source.random() < 0.5,
+        row_group_size=source.choice([None, 1, 2]),
+        data_page_version=source.choice(["1.0", "2.0"]),
+    )
 
 
 def bomb(source: random.Random) -> bytes:
@@ -211,17 +217,9 @@ def _column(rows: int, source: random.Random) -> pa.Array:
     return source.choice(makers)()
 
 
-def _written(table: pa.Table, source: random.Random, **options: object) -> bytes:
+def _written(table: pa.Table, **options: object) -> bytes:
     sink = io.BytesIO()
-    pq.write_table(
-        table,
-        sink,
-        compression=source.choice(_CODECS),
-        use_dictionary=source.random() < 0.5,
-        row_group_size=source.choice([None, 1, 2]),
-        data_page_version=source.choice(["1.0", "2.0"]),
-        **options,
-    )
+    pq.write_table(table, sink, **options)
     return sink.getvalue()
 
 
@@ -241,39 +239,31 @@ def _dictionary_bomb(source: random.Random) -> bytes:
     """A string of a mebibyte in a dictionary, used by every row: gigabytes when it is read as plain strings."""
     rows = source.choice([1_000, 8_000])
     ids = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array(["x" * (1 << 20)]))
-    sink = io.BytesIO()
     table = _rollouts(rows, pa.array(np.zeros(rows, np.int32)), ids)
-    pq.write_table(table, sink, compression="zstd", use_dictionary=["sample_id"])
-    return sink.getvalue()
+    return _written(table, compression="zstd", use_dictionary=["sample_id"])
 
 
 def _run_bomb(source: random.Random) -> bytes:
     """Millions of equal tokens, in kilobytes."""
     tokens = source.choice([2_000_000, 30_000_000])
-    sink = io.BytesIO()
-    ids = pa.array([f"s{row}" for row in range(4)])
-    pq.write_table(_rollouts(4, pa.array(np.zeros(tokens, np.int32)), ids), sink, compression="zstd")
-    return sink.getvalue()
+    return _written(_rollouts(4, pa.array(np.zeros(tokens, np.int32)), _names(4)), compression="zstd")
 
 
 def _many_row_groups(source: random.Random) -> bytes:
-    sink = io.BytesIO()
     rows = 2_000
-    ids = pa.array([f"s{row}" for row in range(rows)])
-    pq.write_table(_rollouts(rows, pa.array(np.zeros(rows, np.int32)), ids), sink, row_group_size=1)
-    return sink.getvalue()
+    return _written(_rollouts(rows, pa.array(np.zeros(rows, np.int32)), _names(rows)), row_group_size=1)
+
+
+def _names(rows: int) -> pa.Array:
+    return pa.array([f"s{row}" for row in range(rows)])
 
 
 def _many_columns(source: random.Random) -> bytes:
-    sink = io.BytesIO()
-    pq.write_table(pa.table({f"column-{number}": [1] for number in range(3_000)}), sink)
-    return sink.getvalue()
+    return _written(pa.table({f"column-{number}": [1] for number in range(3_000)}))
 
 
 def _deep_nesting(source: random.Random) -> bytes:
     kind: pa.DataType = pa.int32()
     for level in range(source.choice([50, 200])):
         kind = pa.list_(kind) if level % 2 else pa.struct([("a", kind)])
-    sink = io.BytesIO()
-    pq.write_table(pa.table({"sample_id": pa.array([None], kind)}), sink)
-    return sink.getvalue()
+    return _written(pa.table({"sample_id": pa.array([None], kind)}))

@@ -1,13 +1,18 @@
-"""Measure what the diagnosis finds: `make bench-diagnosis`. A family is a module with `measure() -> list[Line]`."""
+"""Measure what the diagnosis finds: `make bench-diagnosis`; names of families select some."""
 
 from __future__ import annotations
 
 import sys
 
-from benchmarks.bars import report
+from benchmarks.bars import report_parts
 from benchmarks.diagnosis import collapses, field_kinds, logs, surges
 
-FAMILIES = (collapses, logs, surges, field_kinds)
+FAMILIES = {
+    "collapses": collapses.measure,
+    "logs": logs.measure,
+    "surges": surges.measure,
+    "field_kinds": field_kinds.measure,
+}
 
 if __name__ == "__main__":
-    sys.exit(report([line for family in FAMILIES for line in family.measure()]))
+    sys.exit(report_parts(FAMILIES, sys.argv[1:]))

@@ -2,7 +2,7 @@
 
 Each batch has 128 rollouts of 16 prompts from random softmax policies; μ sampled the tokens, π is a slightly different
 computation of the same policy, and the fault is put in. A finding is right if it is the one of the kind, false if it is
-none that is true of the batch, and a batch without any finding is silent: `python -m benchmarks.diagnosis.field_kinds`.
+none that is true of the batch, and a batch without any finding is silent: `python -m benchmarks.diagnosis field_kinds`.
 """
 
 from __future__ import annotations
@@ -122,16 +122,25 @@ def shifted(random: Random) -> World:
     return world
 
 
-def truncated(random: Random) -> World:
-    world = drawn(random, top_p=random.uniform(0.8, 0.92))
-    world.attributes = BatchAttributes()
-    return world
+def sampled_by(**sampling: tuple[float, float]) -> Callable[[Random], World]:
+    """Return worlds sampled with an undeclared temperature or top-p between two values."""
+
+    def make(random: Random) -> World:
+        values = {name: random.uniform(*between) for name, between in sampling.items()}
+        return replace(drawn(random, **values), attributes=BatchAttributes())
+
+    return make
 
 
-def temperature(random: Random) -> World:
-    world = drawn(random, temperature=random.uniform(0.5, 0.75))
-    world.attributes = BatchAttributes()
-    return world
+def off_at(where: Callable[[World, Random], NDArray[np.bool_]], least: float, most: float) -> Callable[[Random], World]:
+    """Return worlds in which π is off at the chosen tokens, by noise of a size between two values."""
+
+    def make(random: Random) -> World:
+        world = drawn(random)
+        off(world, where(world, random), random.uniform(least, most), random)
+        return world
+
+    return make
 
 
 def zero_at_end(random: Random) -> World:
@@ -168,23 +177,14 @@ def sentinels(random: Random) -> World:
     return world
 
 
-def later_turn(random: Random) -> World:
-    world, border = drawn(random), int(random.integers(8, 20))
-    world.columns["turn"] = (world.index >= border).astype(np.int16)
-    off(world, world.index >= border, random.uniform(0.5, 1.5), random)
-    return world
+def later_turn(world: World, random: Random) -> NDArray[np.bool_]:
+    later = world.index >= int(random.integers(8, 20))
+    world.columns["turn"] = later.astype(np.int16)
+    return np.asarray(later)
 
 
-def truncated_tail(random: Random) -> World:
-    world = drawn(random)
-    off(world, (world.from_end < random.integers(1, 5)) & world.truncated[world.row], random.uniform(1.5, 3.0), random)
-    return world
-
-
-def sliding_window(random: Random) -> World:
-    world = drawn(random)
-    off(world, world.index >= int(random.choice([16, 32])), random.uniform(0.5, 1.5), random)
-    return world
+def truncated_tail(world: World, random: Random) -> NDArray[np.bool_]:
+    return (world.from_end < random.integers(1, 5)) & world.truncated[world.row]
 
 
 def stale_prefix(random: Random) -> World:
@@ -199,18 +199,6 @@ def lagged(random: Random) -> World:
     world.columns["weights_version"] = (9 - lag).astype(np.int32)
     world.attributes = replace(RAW, trainer_weights_version=9)
     off(world, np.ones(world.ids.size), random.uniform(0.3, 0.6) * lag, random)
-    return world
-
-
-def replica(random: Random) -> World:
-    world = drawn(random)
-    off(world, (random.random(_ROLLOUTS) < random.uniform(0.08, 0.25))[world.row], random.uniform(0.5, 1.5), random)
-    return world
-
-
-def everywhere(random: Random) -> World:
-    world = drawn(random)
-    off(world, np.ones(world.ids.size), random.uniform(0.25, 1.0), random)
     return world
 
 
@@ -260,32 +248,25 @@ def top_k(random: Random) -> World:
     logs = log_softmax(world.logits)
     logs = np.where(logs >= np.sort(logs, axis=1)[:, -kept, None], logs, -np.inf)
     logs -= np.log(np.exp(logs).sum(axis=1, keepdims=True))
-    world.ids, world.mu, world.pi = sample(world.logits, logs, world.states, random)
-    world.attributes = BatchAttributes()
-    return world
+    ids, mu, pi = sample(world.logits, logs, world.states, random)
+    return replace(world, ids=ids, mu=mu, pi=pi, attributes=BatchAttributes())
 
 
-def chunk_borders(random: Random) -> World:
-    """Return wrong log π of the first token of each chunk of a context-parallel trainer."""
-    world, chunk = drawn(random), int(random.choice([8, 16]))
-    off(world, (world.index % chunk == 0) & (world.index > 0), random.uniform(1.5, 3.0), random)
-    return world
+def first_of_chunks(world: World, random: Random) -> NDArray[np.bool_]:
+    """Return the first token of each chunk of a context-parallel trainer."""
+    return np.asarray((world.index % int(random.choice([8, 16])) == 0) & (world.index > 0))
 
 
-def data_source(random: Random) -> World:
-    world = drawn(random)
+def data_source(world: World, random: Random) -> NDArray[np.bool_]:
     chosen = np.arange(_ROLLOUTS) % _PROMPTS < int(random.integers(3, 7))
     world.columns["data_sources"] = ["vision" if each else "text" for each in chosen]
-    off(world, chosen[world.row], random.uniform(0.5, 1.5), random)
-    return world
+    return chosen[world.row]
 
 
-def retokenised(random: Random) -> World:
-    """Return a fifth of the rollouts whose text became other tokens somewhere, unlike those that were sampled."""
-    world = drawn(random)
+def retokenised(world: World, random: Random) -> NDArray[np.bool_]:
+    """Return the tokens from somewhere on in a fifth of the rollouts, whose text became other tokens than sampled."""
     begins = (random.random(_ROLLOUTS) * np.diff(world.offsets))[world.row]
-    off(world, (world.index >= begins) & (random.random(_ROLLOUTS) < 0.2)[world.row], random.uniform(1.0, 2.0), random)
-    return world
+    return (world.index >= begins) & (random.random(_ROLLOUTS) < 0.2)[world.row]
 
 
 def appended_end(random: Random) -> World:
@@ -297,8 +278,7 @@ def appended_end(random: Random) -> World:
 
 def clamped(random: Random) -> World:
     world = drawn(random)
-    world.mu, world.attributes = np.maximum(world.mu, -random.uniform(2.0, 4.0)), BatchAttributes()
-    return world
+    return replace(world, mu=np.maximum(world.mu, -random.uniform(2.0, 4.0)), attributes=BatchAttributes())
 
 
 def half_precision(random: Random) -> World:
@@ -339,29 +319,34 @@ _PLACE, _EVEN = "mismatch_by_place", "mismatch_everywhere"
 KINDS: dict[str, Kind] = {
     "healthy": Kind(drawn, ()),
     "shift": Kind(shifted, ("shifted_log_probs",)),
-    "top-p, not declared": Kind(truncated, ("processed_log_probs",)),
-    "temperature, not declared": Kind(temperature, ("temperatures_differ",)),
+    "top-p, not declared": Kind(sampled_by(top_p=(0.8, 0.92)), ("processed_log_probs",)),
+    "temperature, not declared": Kind(sampled_by(temperature=(0.5, 0.75)), ("temperatures_differ",)),
     "0 at the end of sequence": Kind(
         zero_at_end, ("tokens_without_engine", "tokens_without_trainer"), ("pad_id_sampled",)
     ),
     "engine's last log-probs are 0": Kind(short_mu, ("tokens_without_engine",)),
     "tool output without a mask": Kind(tool_tokens, ("tokens_without_engine", "placeholder_log_probs")),
     "sentinels": Kind(sentinels, ("placeholder_log_probs",)),
-    "from a later turn on": Kind(later_turn, (_PLACE,)),
-    "last tokens of truncated responses": Kind(truncated_tail, (_PLACE,)),
-    "sliding window": Kind(sliding_window, (_PLACE,)),
+    "from a later turn on": Kind(off_at(later_turn, 0.5, 1.5), (_PLACE,)),
+    "last tokens of truncated responses": Kind(off_at(truncated_tail, 1.5, 3.0), (_PLACE,)),
+    "sliding window": Kind(
+        off_at(lambda world, random: world.index >= int(random.choice([16, 32])), 0.5, 1.5), (_PLACE,)
+    ),
     "stale prompt cache": Kind(stale_prefix, (_PLACE,)),
     "mixed versions": Kind(lagged, (_PLACE,)),
-    "one replica": Kind(replica, (_PLACE,)),
-    "dropout or FP8": Kind(everywhere, (_EVEN,)),
+    "one replica": Kind(
+        off_at(lambda world, random: (random.random(_ROLLOUTS) < random.uniform(0.08, 0.25))[world.row], 0.5, 1.5),
+        (_PLACE,),
+    ),
+    "dropout or FP8": Kind(off_at(lambda world, _: np.ones(world.ids.size, bool), 0.25, 1.0), (_EVEN,)),
     "stale head": Kind(stale_head, (_EVEN, "mean_ratio")),
     "rows in another order": Kind(other_rows, (_EVEN, "mean_ratio")),
     "log μ of the likeliest token": Kind(likeliest, ("mean_ratio", "raw_log_probs"), ("duplicated_rollouts",)),
     "another temperature in a quarter": Kind(other_temperature, (_PLACE, "temperatures_differ")),
     "top-k, not declared": Kind(top_k, ("processed_log_probs",)),
-    "first token of each chunk": Kind(chunk_borders, (_PLACE,)),
-    "one data source": Kind(data_source, (_PLACE,)),
-    "tokenised again in a fifth": Kind(retokenised, (_PLACE,)),
+    "first token of each chunk": Kind(off_at(first_of_chunks, 1.5, 3.0), (_PLACE,)),
+    "one data source": Kind(off_at(data_source, 0.5, 1.5), (_PLACE,)),
+    "tokenised again in a fifth": Kind(off_at(retokenised, 1.0, 2.0), (_PLACE,)),
     "appended end of sequence is NaN": Kind(appended_end, ("non_finite_log_probs", "tokens_without_engine")),
     "log μ is clamped": Kind(clamped, ("mean_ratio",)),
     "log π in float16": Kind(half_precision, ("rounded_log_probs",)),
@@ -396,7 +381,3 @@ def measure() -> list[Line]:
         Line("field_kinds_least_right", "right findings of the worst kind", least, LEAST_RIGHT, at_least=True),
         Line("field_kinds_false", "false findings", false_findings, 0),
     ]
-
-
-if __name__ == "__main__":
-    measure()

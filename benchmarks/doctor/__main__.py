@@ -23,6 +23,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.bars import Line, report
 from benchmarks.doctor.case import Case, Fault
 from benchmarks.doctor.faults import CONTROLS, FAULTS, FOREIGN
 from benchmarks.doctor.lab import batch_of
@@ -134,7 +135,6 @@ def _run(group: str, name: str, faults: tuple[Fault, ...], kind: str, size: int,
     case.sampled()
     for fault in faults:
         fault.inject(case)
-    assert case.rows is not None
     batch = batch_of(case.rows, case.pi, BatchAttributes(**case.attributes), **case.columns)
     with tempfile.TemporaryDirectory() as folder:
         engine, trainer, old = case.folders(Path(folder))
@@ -158,43 +158,37 @@ def _line(result: Result) -> str:
     )
 
 
-def _share(values: list[bool]) -> float:
-    return sum(values) / len(values) if values else float("nan")
+def _share(values: list[bool]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def _summary(results: list[Result]) -> int:
     groups = {
         name: [each for each in results if each.group == name] for name in ("faults", "pairs", "controls", "foreign")
     }
-    faults = groups["faults"]
-    figures = {
-        "causes": len({each.wanted for each in faults}),
-        "first_right": _share([each.is_first_right for each in faults]),
-        "side_right_nothing_false": _share([each.has_all and each.is_free_of_false for each in faults]),
-        "pairs_both": _share([each.has_all for each in groups["pairs"]]),
-        "false_in_controls": sum(not each.is_free_of_false for each in groups["controls"]),
-        "false_in_foreign": sum(not each.is_free_of_false for each in groups["foreign"]),
-        "foreign_unknown": _share([each.is_said_unknown for each in groups["foreign"]]),
-        "median_replays": statistics.median([each.replays for each in faults]) if faults else 0,
-        "median_seconds": statistics.median([each.seconds for each in faults]) if faults else 0,
-    }
+    faults, pairs, controls, foreign = groups.values()
     print(", ".join(f"{name}: {len(each)} cases" for name, each in groups.items()))
     for size in range(3):
         of_size = [each for each in faults if each.name.endswith(f", {size}]")]
         right = sum(each.is_right for each in of_size)
         print(f"size {size}: {right} of {len(of_size)} faults right, nothing false")
     print("replays: a screening on some rollouts counts as their share of the tokens, a decode twice")
-    print(" ".join(f"{name}={value:.3g}" for name, value in figures.items()))
-    least = {
-        "causes": 24 if faults else 0,
-        "first_right": 0.95,
-        "side_right_nothing_false": 0.90,
-        "pairs_both": 0.85,
-        "foreign_unknown": 1,
-    }
-    most = {"false_in_controls": 0, "false_in_foreign": 0, "median_replays": 6, "median_seconds": 120}
-    below = any(figures[name] < bar for name, bar in least.items())
-    return int(below or any(figures[name] > bar for name, bar in most.items()))
+    side_right = _share([each.has_all and each.is_free_of_false for each in faults])
+    replays = statistics.median([each.replays for each in faults]) if faults else 0
+    seconds = statistics.median([each.seconds for each in faults]) if faults else 0
+    return report(
+        [
+            Line("causes", "causes", len({each.wanted for each in faults}), 24 if faults else None, at_least=True),
+            Line("first_right", "first right", _share([each.is_first_right for each in faults]), 0.95, at_least=True),
+            Line("side_right_nothing_false", "side right, nothing false", side_right, 0.90, at_least=True),
+            Line("pairs_both", "pairs, both named", _share([each.has_all for each in pairs]), 0.85, at_least=True),
+            Line("false_in_controls", "controls, false", sum(not each.is_free_of_false for each in controls), 0),
+            Line("false_in_foreign", "foreign, false", sum(not each.is_free_of_false for each in foreign), 0),
+            Line("foreign_unknown", "… unknown", _share([each.is_said_unknown for each in foreign]), 1, at_least=True),
+            Line("median_replays", "replays, median", replays, 6),
+            Line("median_seconds", "seconds, median", seconds, 120),
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ class Case:
     model: Any
     old: Any
     size: int = 1
-    rows: Rows | None = None
+    rows: Rows = field(default_factory=lambda: Rows([], [], [], []))
     pi: LogProbs = field(default_factory=list)
     attributes: dict[str, Any] = field(default_factory=dict)
     columns: dict[str, Any] = field(default_factory=dict)
@@ -47,10 +47,12 @@ class Case:
 
     def rescored(self, how: Pass, model: Any = None, side: str = "trainer") -> None:
         """Replace what a side logged by another pass over the same tokens."""
-        assert self.rows is not None
         if side == "rollout" and how.precision == "autocast":
             how.precision = "bfloat16"
-        values = score(model or self.model, self.rows, how)
+        self.log(side, score(model or self.model, self.rows, how))
+
+    def log(self, side: str, values: LogProbs) -> None:
+        """Replace what a side logged."""
         if side == "trainer":
             self.pi = values
         else:
@@ -58,7 +60,6 @@ class Case:
 
     def logged(self, side: str) -> LogProbs:
         """Return what a side logged."""
-        assert self.rows is not None
         return self.pi if side == "trainer" else self.rows.mu
 
     def folders(self, root: Path) -> tuple[Path, Path, Path]:

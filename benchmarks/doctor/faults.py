@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from benchmarks.doctor import foreign, healthy, inject
@@ -14,124 +13,39 @@ from benchmarks.doctor.case import UNTRAINED, Fault
 FAULTS: tuple[Fault, ...] = (
     Fault("one token shifted", "trainer", ("shift",), inject.changed_data(inject.shift, "trainer")),
     Fault("an id zeroed", "trainer", ("zeros",), inject.changed_data(inject.end_zero, "trainer")),
-    Fault(
-        "last tokens 0",
-        "rollout",
-        ("zeros",),
-        inject.changed_data(
-            lambda case, row, values, _: inject.put(values, slice(-1 - case.size, None), 0.0) if row % 2 else values,
-            "rollout",
-        ),
-    ),
-    Fault(
-        "sentinels",
-        "rollout",
-        ("sentinels",),
-        inject.changed_data(
-            lambda case, row, values, _: inject.put(values, slice(None, None, (9, 5, 2)[case.size]), -9999.0), "rollout"
-        ),
-    ),
-    Fault(
-        "clamped",
-        "trainer",
-        ("clamp",),
-        inject.changed_data(
-            lambda case, _, values, __: np.maximum(
-                values, (-3.0, -2.0, -1.0)[case.size] if case.kind != "trained" else -0.2
-            ),
-            "trainer",
-        ),
-    ),
-    Fault(
-        "base 10 or 2",
-        "rollout",
-        ("log_base",),
-        inject.changed_data(
-            lambda case, _, values, __: (values / np.log(2 if case.size == 1 else 10)).astype(np.float32), "rollout"
-        ),
-    ),
+    Fault("last tokens 0", "rollout", ("zeros",), inject.changed_data(inject.last_zero, "rollout")),
+    Fault("sentinels", "rollout", ("sentinels",), inject.changed_data(inject.sentinels, "rollout")),
+    Fault("clamped", "trainer", ("clamp",), inject.changed_data(inject.clamped, "trainer")),
+    Fault("base 10 or 2", "rollout", ("log_base",), inject.changed_data(inject.other_base, "rollout")),
     Fault("other order", "trainer", ("permuted",), inject.permuted, UNTRAINED),
     Fault(
-        "temperature, undeclared",
-        "rollout",
-        ("temperature",),
-        inject.processed(lambda case, logits, *_: logits / (0.9, 0.8, 0.6)[case.size]),
+        "temperature, undeclared", "rollout", ("temperature",), inject.of_logits(torch.div, 0.9, 0.8, 0.6)
     ),
     Fault("temperature, not in the trainer", "trainer", ("temperature",), inject.declared),
     Fault("temperature, raw", "both", ("temperature",), inject.raw),
-    Fault(
-        "top-p",
-        "rollout",
-        ("top_p",),
-        inject.processed(lambda case, logits, *_: inject.top_p(logits, (0.95, 0.9, 0.7)[case.size])),
-    ),
-    Fault(
-        "top-k",
-        "rollout",
-        ("top_k",),
-        inject.processed(
-            lambda case, logits, *_: inject.top_k(logits, (20, 8, 4)[case.size] if case.kind != "trained" else 2)
-        ),
-        UNTRAINED,
-    ),
-    Fault(
-        "min-p",
-        "rollout",
-        ("min_p",),
-        inject.processed(lambda case, logits, *_: inject.min_p(logits, (0.05, 0.1, 0.2)[case.size])),
-        UNTRAINED,
-    ),
-    Fault(
-        "banned ids",
-        "rollout",
-        ("token_bias",),
-        inject.processed(lambda case, logits, *_: inject.add(logits, inject.frequent(case), -torch.inf)),
-    ),
-    Fault(
-        "logit bias",
-        "rollout",
-        ("token_bias",),
-        inject.processed(
-            lambda case, logits, *_: inject.add(logits, inject.frequent(case), (1.0, 2.0, 3.0)[case.size])
-        ),
-        UNTRAINED,
-    ),
-    Fault(
-        "no end early", "rollout", ("banned_end",), inject.processed(lambda *given: inject.no_end(*given)), UNTRAINED
-    ),
+    Fault("top-p", "rollout", ("top_p",), inject.of_logits(inject.top_p, 0.95, 0.9, 0.7)),
+    Fault("top-k", "rollout", ("top_k",), inject.of_logits(inject.top_k, 20, 8, 4), UNTRAINED),
+    Fault("min-p", "rollout", ("min_p",), inject.of_logits(inject.min_p, 0.05, 0.1, 0.2), UNTRAINED),
+    Fault("banned ids", "rollout", ("token_bias",), inject.processed(inject.banned)),
+    Fault("logit bias", "rollout", ("token_bias",), inject.of_logits(inject.biased, 1.0, 2.0, 3.0), UNTRAINED),
+    Fault("no end early", "rollout", ("banned_end",), inject.processed(inject.no_end), UNTRAINED),
     Fault("repetition penalty", "rollout", ("repetition_penalty",), inject.processed(inject.repetition)),
     Fault(
-        "repetition penalty of the response",
-        "rollout",
-        ("repetition_penalty",),
-        inject.processed(lambda *given: inject.repetition(*given, of_response=True)),
-        UNTRAINED,
+        "repetition penalty of the response", "rollout", ("repetition_penalty",),
+        inject.processed(inject.repetition_of_response), UNTRAINED,
     ),
     Fault("presence penalty", "rollout", ("presence_penalty",), inject.processed(inject.presence), UNTRAINED),
-    Fault(
-        "soft cap",
-        "rollout",
-        ("softcap",),
-        inject.processed(lambda case, logits, *_: (cap := (8.0, 5.0, 3.0)[case.size]) * torch.tanh(logits / cap)),
-    ),
+    Fault("soft cap", "rollout", ("softcap",), inject.of_logits(inject.soft_cap, 8.0, 5.0, 3.0)),
     Fault("older weights", "rollout", ("other_weights",), inject.stale),
     Fault("older weights on some ranks", "rollout", ("other_weights",), inject.mixture),
     Fault("weights in flight", "rollout", ("other_weights",), inject.in_flight),
     Fault("cached prompts", "rollout", ("prompt_cache",), inject.prompt_cache, UNTRAINED),
     Fault(
-        "head of older weights",
-        "rollout",
-        ("part_of_weights",),
-        inject.part(lambda name, model: name == "lm_head.weight"),
+        "head of older weights", "rollout", ("part_of_weights",), inject.part("lm_head.weight"),
         ("random", "moe", "trained"),
     ),
-    Fault(
-        "layers of older weights",
-        "rollout",
-        ("part_of_weights", "layer_of_weights"),
-        inject.part(lambda name, model: "layers." in name),
-    ),
-    Fault("one layer of older weights", "rollout", ("layer_of_weights",), inject.part(inject.layer(1))),
+    Fault("layers of older weights", "rollout", ("part_of_weights", "layer_of_weights"), inject.part("layers.")),
+    Fault("one layer of older weights", "rollout", ("layer_of_weights",), inject.part("layers.1.")),
     Fault("update applied twice", "rollout", ("update_scaled",), inject.twice),
     Fault("quantised", "rollout", ("quantised_weights",), inject.quantised),
     Fault("rotary base", "rollout", ("rope_theta",), inject.config(rope_theta=(5e5, 1e5, 1e6))),
@@ -150,48 +64,33 @@ FAULTS: tuple[Fault, ...] = (
     Fault("query and key norms", "rollout", ("qk_norm",), inject.no_qk_norm, ("random", "tied")),
     Fault("norm weights", "rollout", ("norm_weights",), inject.edited(inject.norm_one)),
     Fault(
-        "activation",
-        "rollout",
-        ("activation",),
-        inject.config(hidden_act=("gelu", "relu", "gelu_pytorch_tanh")),
+        "activation", "rollout", ("activation",), inject.config(hidden_act=("gelu", "relu", "gelu_pytorch_tanh")),
         ("random", "tied", "trained"),
     ),
     Fault("experts", "rollout", ("experts",), inject.config(num_experts_per_tok=(3, 1, 1)), ("moe",)),
     Fault("layers exchanged", "rollout", ("layers",), inject.edited(inject.swap)),
     Fault("configurations differ", "both", ("configuration",), inject.other_configuration, ("random", "moe")),
     Fault("bypass", "trainer", ("bypass",), inject.bypass),
-)
+)  # fmt: skip
 """Faults that a row of the catalogue describes."""
 
 
 FOREIGN: tuple[Fault, ...] = (
-    Fault("noise of logits", "rollout", (), foreign.noisy(0.4)),
+    Fault("noise of logits", "rollout", (), inject.processed(foreign.noisy)),
     Fault("weights of nobody", "rollout", (), foreign.random_updates),
     Fault("dropout", "trainer", (), foreign.dropout, UNTRAINED),
     Fault("heads in another order", "rollout", (), inject.edited(foreign.heads)),
     Fault("another prompt", "rollout", (), foreign.wrong_prompt),
     Fault("noise in the last tokens", "rollout", (), inject.changed_data(foreign.tail, "rollout")),
-    Fault(
-        "temperature grows with the position",
-        "rollout",
-        (),
-        inject.processed(lambda case, logits, ids, given, step: logits / (0.5 + 0.06 * step)),
-    ),
+    Fault("temperature grows with the position", "rollout", (), inject.processed(foreign.growing_temperature)),
     Fault("a feed-forward missing", "rollout", (), inject.edited(foreign.scaled("layers.1.mlp", 0.5))),
     Fault("values scaled", "rollout", (), inject.edited(foreign.scaled("v_proj", 1.4))),
     Fault("embeddings noisy", "rollout", (), inject.edited(foreign.noisy_embeddings), ("random", "moe")),
     Fault(
         "rows of the head exchanged", "rollout", (), inject.edited(foreign.exchanged_rows), ("random", "moe", "trained")
     ),
-    Fault(
-        "log-probs with an offset by rollout",
-        "trainer",
-        (),
-        inject.changed_data(
-            lambda case, row, values, _: np.minimum(values + np.float32(0.5 * np.sin(row)), 0), "trainer"
-        ),
-    ),
-    Fault("one head lost", "rollout", (), inject.edited(foreign.head_lost), ("random", "tied", "moe")),
+    Fault("log-probs with an offset by rollout", "trainer", (), inject.changed_data(foreign.offset, "trainer")),
+    Fault("one head lost", "rollout", (), inject.edited(foreign.head_lost), UNTRAINED),
     Fault("value heads exchanged", "rollout", (), inject.edited(foreign.values_exchanged), ("random", "moe")),
     Fault("two experts alike", "rollout", (), inject.edited(foreign.experts_alike), ("moe",)),
     Fault("means over three tokens", "trainer", (), inject.changed_data(foreign.smoothed, "trainer")),

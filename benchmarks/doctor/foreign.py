@@ -10,13 +10,18 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.doctor.case import Case
-from benchmarks.doctor.inject import processed
 from benchmarks.doctor.lab import Pass, score, updated, with_config
 
 
-def noisy(size: float) -> Callable[[Case], None]:
-    """Noise of the logits that no two passes share."""
-    return processed(lambda case, logits, *_: logits + size * torch.randn_like(logits))
+def noisy(case: Case, logits: torch.Tensor, *_: object) -> torch.Tensor:
+    """Noise that no two passes share."""
+    return logits + 0.4 * torch.randn_like(logits)
+
+
+def growing_temperature(
+    case: Case, logits: torch.Tensor, ids: torch.Tensor, given: torch.Tensor, step: int
+) -> torch.Tensor:
+    return logits / (0.5 + 0.06 * step)
 
 
 def dropout(case: Case) -> None:
@@ -36,7 +41,6 @@ def heads(case: Case, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def wrong_prompt(case: Case) -> None:
-    assert case.rows is not None
     other = copy.deepcopy(case.rows)
     other.prompts = [[*prompt[:2], 2 + (prompt[2] + 1) % 13, *prompt[3:]] for prompt in other.prompts]
     case.rows.mu = score(case.model, other, Pass("bfloat16"))
@@ -46,6 +50,11 @@ def tail(case: Case, row: int, values: NDArray[np.float32], tokens: list[int]) -
     random = np.random.default_rng(case.seed * 100 + row)
     values[-6:] = np.minimum(values[-6:] + random.normal(0, 1, values[-6:].shape), 0)
     return values
+
+
+def offset(case: Case, row: int, values: NDArray[np.float32], tokens: list[int]) -> NDArray[np.float32]:
+    """Each rollout has an offset of its own."""
+    return np.asarray(np.minimum(values + np.float32(0.5 * np.sin(row)), 0))
 
 
 def scaled(part: str, factor: float) -> Callable[[Case, dict[str, torch.Tensor]], None]:

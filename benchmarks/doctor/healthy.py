@@ -27,7 +27,6 @@ def precision(side: str, precision: str, size: int = 16) -> Callable[[Case], Non
 def declared_lag(case: Case) -> None:
     """The engine samples with older weights, which the rollouts declare."""
     case.sampled(case.old)
-    assert case.rows is not None
     case.columns = {"weights_version": [[7] * len(each) for each in case.rows.responses]}
 
 
@@ -35,17 +34,12 @@ def other_instructions(side: str) -> Callable[[Case], None]:
     """Return a side that scores in a process whose torch and oneDNN may not use the wide vectors of this CPU."""
 
     def inject(case: Case) -> None:
-        assert case.rows is not None
         how = Pass("bfloat16" if side == "rollout" else "autocast")
         with (
             patch.dict(os.environ, _NO_WIDE_VECTORS),
             ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool,
         ):
-            values = pool.submit(score, case.model, case.rows, how).result()
-        if side == "trainer":
-            case.pi = values
-        else:
-            case.rows.mu = values
+            case.log(side, pool.submit(score, case.model, case.rows, how).result())
 
     return inject
 
@@ -64,7 +58,6 @@ def _trained(case: Case, reward: Reward, learning_rate: float, updates: int) -> 
     """Let the case begin with the policy after updates by REINFORCE; the weights before them are known too."""
     case.old, case.model = case.model, copy.deepcopy(case.model)
     optimizer = torch.optim.Adam(case.model.parameters(), lr=learning_rate)
-    assert case.rows is not None
     prompts = [case.rows.prompts[case.rows.groups.index(group)] for group in sorted(set(case.rows.groups))]
     for update in range(updates):
         rows = sample(case.model, prompts, case.seed + update)
@@ -74,7 +67,6 @@ def _trained(case: Case, reward: Reward, learning_rate: float, updates: int) -> 
         torch.autograd.backward(_loss(case.model, rows, torch.from_numpy(advantages).float()))
         optimizer.step()
     case.sampled()
-    assert case.rows is not None
     case.columns = {"reward": [reward(each) for each in case.rows.responses]}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ def changed_data(
     change: Callable[[Case, int, NDArray[np.float32], list[int]], NDArray[np.float32]], side: str
 ) -> Callable[[Case], None]:
     def inject(case: Case) -> None:
-        assert case.rows is not None
         values = case.logged(side)
         for row, tokens in enumerate(case.rows.responses):
             values[row] = change(case, row, values[row].copy(), tokens)
@@ -26,19 +26,37 @@ def changed_data(
     return inject
 
 
-def put(values: NDArray[np.float32], where: Any, value: float) -> NDArray[np.float32]:
-    values[where] = value
-    return values
-
-
 def shift(case: Case, row: int, values: NDArray[np.float32], tokens: list[int]) -> NDArray[np.float32]:
     concerned = (True, row % 2 == 0, row % 5 == 0)[case.size]
     return np.concatenate([values[1:], values[:1]]) if concerned else values
 
 
+def last_zero(case: Case, row: int, values: NDArray[np.float32], tokens: list[int]) -> NDArray[np.float32]:
+    if row % 2:
+        values[-1 - case.size :] = 0.0
+    return values
+
+
+def sentinels(case: Case, row: int, values: NDArray[np.float32], tokens: list[int]) -> NDArray[np.float32]:
+    values[:: (9, 5, 2)[case.size]] = -9999.0
+    return values
+
+
+def clamped(case: Case, row: int, values: NDArray[np.float32], tokens: list[int]) -> NDArray[np.float32]:
+    return np.asarray(np.maximum(values, -0.2 if case.kind == "trained" else (-3.0, -2.0, -1.0)[case.size]))
+
+
+def other_base(case: Case, row: int, values: NDArray[np.float32], tokens: list[int]) -> NDArray[np.float32]:
+    return np.asarray(values / np.log(2 if case.size == 1 else 10), np.float32)
+
+
+def end_zero(case: Case, row: int, values: NDArray[np.float32], tokens: list[int]) -> NDArray[np.float32]:
+    values[np.array(tokens) == (9 if case.kind == "trained" else (1, 5, 3)[case.size])] = 0.0
+    return values
+
+
 def permuted(case: Case) -> None:
     """The rollouts of each length are logged in another order."""
-    assert case.rows is not None
     lengths = np.array([len(each) for each in case.rows.responses])
     source = np.arange(lengths.size)
     for length in np.unique(lengths):
@@ -51,11 +69,12 @@ def processed(
     change: Callable[[Case, torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor],
 ) -> Callable[[Case], None]:
     """Return an engine that processes its logits before it samples and logs."""
+    return lambda case: case.sampled(process=partial(change, case))
 
-    def inject(case: Case) -> None:
-        case.sampled(process=lambda logits, ids, given, step: change(case, logits, ids, given, step))
 
-    return inject
+def of_logits(change: Callable[[torch.Tensor, Any], torch.Tensor], *sizes: float) -> Callable[[Case], None]:
+    """Return an engine that processes its logits by a function of them and a number for each size."""
+    return processed(lambda case, logits, *_: change(logits, sizes[case.size]))
 
 
 def top_p(logits: torch.Tensor, top_p: float) -> torch.Tensor:
@@ -77,18 +96,16 @@ def _seen(ids: torch.Tensor, vocabulary: int) -> torch.Tensor:
     return torch.zeros(ids.shape[0], vocabulary).scatter_add_(1, ids, torch.ones_like(ids, dtype=torch.float32))
 
 
-def repetition(
-    case: Case,
-    logits: torch.Tensor,
-    ids: torch.Tensor,
-    given: torch.Tensor,
-    step: int,
-    *,
-    of_response: bool = False,
-) -> torch.Tensor:
+def repetition(case: Case, logits: torch.Tensor, ids: torch.Tensor, given: torch.Tensor, step: int) -> torch.Tensor:
     factor = (1.1, 1.25, 1.5)[case.size]
-    hit = _seen(ids[:, int(given[0]) :] if of_response else ids, logits.shape[-1]) > 0
-    return torch.where(hit, torch.where(logits > 0, logits / factor, logits * factor), logits)
+    penalised = torch.where(logits > 0, logits / factor, logits * factor)
+    return torch.where(_seen(ids, logits.shape[-1]) > 0, penalised, logits)
+
+
+def repetition_of_response(
+    case: Case, logits: torch.Tensor, ids: torch.Tensor, given: torch.Tensor, step: int
+) -> torch.Tensor:
+    return repetition(case, logits, ids[:, int(given[0]) :], given, step)
 
 
 def presence(case: Case, logits: torch.Tensor, ids: torch.Tensor, given: torch.Tensor, step: int) -> torch.Tensor:
@@ -96,37 +113,42 @@ def presence(case: Case, logits: torch.Tensor, ids: torch.Tensor, given: torch.T
     return logits - (0.5, 1.0, 1.5)[case.size] * (_seen(response, logits.shape[-1]) > 0)
 
 
-def add(logits: torch.Tensor, token: int, value: float) -> torch.Tensor:
+def soft_cap(logits: torch.Tensor, cap: float) -> torch.Tensor:
+    return cap * torch.tanh(logits / cap)
+
+
+def biased(logits: torch.Tensor, value: float, token: int = 5) -> torch.Tensor:
     logits[:, token] += value
     return logits
 
 
-def frequent(case: Case) -> int:
-    return 9 if case.kind == "trained" else 5
+def banned(case: Case, logits: torch.Tensor, ids: torch.Tensor, given: torch.Tensor, step: int) -> torch.Tensor:
+    return biased(logits, -torch.inf, token=9 if case.kind == "trained" else 5)
 
 
 def no_end(case: Case, logits: torch.Tensor, ids: torch.Tensor, given: torch.Tensor, step: int) -> torch.Tensor:
-    return add(logits, 1, -torch.inf) if step < (4, 8, 12)[case.size] else logits
+    return biased(logits, -torch.inf, token=1) if step < (4, 8, 12)[case.size] else logits
+
+
+def _older(case: Case, size: float) -> Any:
+    """Let the known older weights be this far from the announced ones, and return them."""
+    case.old = updated(case.model, case.seed + 1, size)
+    return case.old
 
 
 def stale(case: Case) -> None:
-    case.old = updated(case.model, case.seed + 1, (0.02, 0.05, 0.2)[case.size])
-    case.sampled(case.old)
+    case.sampled(_older(case, (0.02, 0.05, 0.2)[case.size]))
 
 
 def mixture(case: Case) -> None:
     """Some ranks of the engine hold older weights; they sampled every second, third or fourth rollout."""
-    assert case.rows is not None
-    case.old = updated(case.model, case.seed + 1, 0.06)
-    held = score(case.old, case.rows, Pass("bfloat16"))
+    held = score(_older(case, 0.06), case.rows, Pass("bfloat16"))
     case.rows.mu = [held[row] if row % (2 + case.size) == 0 else each for row, each in enumerate(case.rows.mu)]
 
 
 def in_flight(case: Case) -> None:
     """New weights arrive in the middle of each response."""
-    assert case.rows is not None
-    case.old = updated(case.model, case.seed + 1, 0.06)
-    held = score(case.old, case.rows, Pass("bfloat16"))
+    held = score(_older(case, 0.06), case.rows, Pass("bfloat16"))
     part = (0.3, 0.5, 0.7)[case.size]
     for row, values in enumerate(case.rows.mu):
         first = int(part * len(values))
@@ -135,9 +157,8 @@ def in_flight(case: Case) -> None:
 
 @torch.no_grad()
 def prompt_cache(case: Case) -> None:
-    assert case.rows is not None
-    case.old = updated(case.model, case.seed + 1, (0.04, 0.08, 0.16)[case.size])
-    old, new = copy.deepcopy(case.old).to(torch.bfloat16), copy.deepcopy(case.model).to(torch.bfloat16)
+    older = _older(case, (0.04, 0.08, 0.16)[case.size])
+    old, new = (copy.deepcopy(each).to(torch.bfloat16) for each in (older, case.model))
     for row, (prompt, response) in enumerate(zip(case.rows.prompts, case.rows.responses, strict=True)):
         past = old(torch.tensor([prompt[:-1]]), use_cache=True).past_key_values
         values = []
@@ -148,38 +169,36 @@ def prompt_cache(case: Case) -> None:
         case.rows.mu[row] = np.array(values, np.float32)
 
 
-def part(pick: Callable[[str, Any], bool]) -> Callable[[Case], None]:
+def part(of_name: str) -> Callable[[Case], None]:
+    """Return an engine whose tensors with this part of a name are those of older weights."""
+
     def inject(case: Case) -> None:
-        case.old = updated(case.model, case.seed + 1, (0.05, 0.1, 0.2)[case.size])
+        older = _older(case, (0.05, 0.1, 0.2)[case.size]).state_dict()
         engine = copy.deepcopy(case.model)
-        state = {name: value for name, value in case.old.state_dict().items() if pick(name, case.model)}
-        engine.load_state_dict(state, strict=False)
+        engine.load_state_dict({name: value for name, value in older.items() if of_name in name}, strict=False)
         case.sampled(engine)
 
     return inject
 
 
+@torch.no_grad()
 def twice(case: Case) -> None:
     engine = copy.deepcopy(case.model)
-    case.old = updated(case.model, case.seed + 1, (0.03, 0.06, 0.12)[case.size])
-    with torch.no_grad():
-        for mine, before in zip(engine.parameters(), case.old.parameters(), strict=True):
-            mine.add_(mine - before)
+    older = _older(case, (0.03, 0.06, 0.12)[case.size])
+    for mine, before in zip(engine.parameters(), older.parameters(), strict=True):
+        mine.add_(mine - before)
     case.sampled(engine)
 
 
+@torch.no_grad()
 def quantised(case: Case) -> None:
+    """Layers in FP8 or, of a larger size, in four bits, with a scale for each row."""
     engine = copy.deepcopy(case.model)
-    with torch.no_grad():
-        for name, value in engine.named_parameters():
-            if value.dim() > 1 and "layers." in name:
-                if case.size == 0:
-                    scale = value.abs().amax(-1, keepdim=True) / 448
-                    value.copy_((value / scale).to(torch.float8_e4m3fn).float() * scale)
-                else:
-                    most = 7
-                    scale = value.abs().amax(-1, keepdim=True) / most
-                    value.copy_((value / scale).round() * scale)
+    for name, value in engine.named_parameters():
+        if value.dim() > 1 and "layers." in name:
+            scale = value.abs().amax(-1, keepdim=True) / (7 if case.size else 448)
+            scaled = value / scale
+            value.copy_((scaled.round() if case.size else scaled.to(torch.float8_e4m3fn).float()) * scale)
     case.sampled(engine)
 
 
@@ -211,23 +230,9 @@ def swap(case: Case, tensors: dict[str, torch.Tensor]) -> None:
             other.copy_(kept)
 
 
-def _ones(name_part: str, add: bool = False) -> Callable[[Case, dict[str, torch.Tensor]], None]:
-    def edit(case: Case, tensors: dict[str, torch.Tensor]) -> None:
-        for name, value in tensors.items():
-            if name_part in name and "_norm.weight"[1:] in name:
-                value.copy_(value + 1 if add else torch.ones_like(value))
-
-    return edit
-
-
-def scored(side: str, **how: Any) -> Callable[[Case], None]:
-    """Return a side that scores by a changed pass; functions of a case's size are called with it."""
-
-    def inject(case: Case) -> None:
-        values = {name: value(case) if name in ("positions", "mask") else value for name, value in how.items()}
-        case.rescored(Pass(**values), side=side)
-
-    return inject
+def scored(side: str, **how: Callable[[Case], Any]) -> Callable[[Case], None]:
+    """Return a side that scores by a pass whose fields are functions of the case."""
+    return lambda case: case.rescored(Pass(**{name: value(case) for name, value in how.items()}), side=side)
 
 
 def positions(case: Case) -> Callable[[int, int], NDArray[np.int64]]:
@@ -261,35 +266,33 @@ def window(case: Case) -> Callable[[int, int], NDArray[np.bool_]]:
 
 
 @torch.no_grad()
+def _autocast_log_probs(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        log_probs: torch.Tensor = model(ids, use_cache=False).logits[0].float().log_softmax(-1)
+    return log_probs
+
+
 def packed(case: Case) -> None:
-    assert case.rows is not None
     together = (2, 4, 8)[case.size]
     sequences = case.rows.sequences
     for start in range(0, len(sequences), together):
         part = sequences[start : start + together]
         ids = torch.tensor([[token for each in part for token in each]])
-        with torch.autocast("cpu", torch.bfloat16):
-            log_probs = case.model(ids, use_cache=False).logits[0].float().log_softmax(-1)
+        log_probs = _autocast_log_probs(case.model, ids)
         at = 0
         for row, sequence in enumerate(part, start):
-            prompt = len(case.rows.prompts[row])
-            places = range(at + prompt - 1, at + len(sequence) - 1)
+            places = range(at + len(case.rows.prompts[row]) - 1, at + len(sequence) - 1)
             case.pi[row] = np.array([float(log_probs[each, ids[0, each + 1]]) for each in places], np.float32)
             at += len(sequence)
 
 
-@torch.no_grad()
 def pads(case: Case) -> None:
     """Prompts are padded on the left, and the padding is attended to."""
-    assert case.rows is not None
     longest = max(map(len, case.rows.prompts))
     for row, (prompt, response) in enumerate(zip(case.rows.prompts, case.rows.responses, strict=True)):
         ids = torch.tensor([[0] * (longest - len(prompt)) + prompt + response])
-        with torch.autocast("cpu", torch.bfloat16):
-            log_probs = case.model(ids, use_cache=False).logits[0].float().log_softmax(-1)
-        case.pi[row] = np.array(
-            [float(log_probs[longest - 1 + at, each]) for at, each in enumerate(response)], np.float32
-        )
+        log_probs = _autocast_log_probs(case.model, ids)[longest - 1 :]
+        case.pi[row] = np.array([float(log_probs[at, each]) for at, each in enumerate(response)], np.float32)
 
 
 def kv(case: Case) -> None:
@@ -312,8 +315,7 @@ def kv(case: Case) -> None:
         case.sampled(engine)
     finally:
         module.apply_rotary_pos_emb = plain
-    assert case.rows is not None
-    case.pi = score(case.model, case.rows)
+    case.rescored(Pass())
 
 
 def scale(case: Case) -> None:
@@ -333,8 +335,7 @@ def declared(case: Case) -> None:
 def raw(case: Case) -> None:
     """The engine logs raw log-probs and the trainer applies the declared temperature."""
     heat = (0.9, 0.8, 0.6)[case.size]
-    assert case.rows is not None
-    case.pi = score(case.model, case.rows, Pass(process=lambda logits, *_: logits / heat))
+    case.rescored(Pass(process=lambda logits, *_: logits / heat))
     case.attributes = {"temperature": heat, "logprobs_mode": "raw_logprobs"}
 
 
@@ -346,7 +347,6 @@ def other_configuration(case: Case) -> None:
 
 
 def bypass(case: Case) -> None:
-    assert case.rows is not None
     case.pi = [each.copy() for each in case.rows.mu]
 
 
@@ -356,20 +356,13 @@ def norm_one(case: Case, tensors: dict[str, torch.Tensor]) -> None:
             value.add_(1)
 
 
+@torch.no_grad()
 def no_qk_norm(case: Case) -> None:
     """Give the model real norms of queries and keys; the engine does not apply their weights."""
     torch.manual_seed(case.seed)
-    with torch.no_grad():
-        for name, value in case.model.named_parameters():
-            if "q_norm" in name or "k_norm" in name:
-                value.copy_(1 + (0.2, 0.4, 0.8)[case.size] * torch.rand_like(value))
-    edited(_ones("self_attn"))(case)
-
-
-def end_zero(case: Case, row: int, values: NDArray[np.float32], tokens: list[int]) -> NDArray[np.float32]:
-    common = (1, frequent(case), 3)[case.size] if case.kind != "trained" else 9
-    return put(values, np.array(tokens) == common, 0.0)
-
-
-def layer(number: int) -> Callable[[str, Any], bool]:
-    return lambda name, model: f"layers.{number}." in name
+    engine = copy.deepcopy(case.model)
+    for (name, value), mine in zip(case.model.named_parameters(), engine.parameters(), strict=True):
+        if "q_norm" in name or "k_norm" in name:
+            value.copy_(1 + (0.2, 0.4, 0.8)[case.size] * torch.rand_like(value))
+            mine.fill_(1.0)
+    case.sampled(engine)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +150,6 @@ class Pass:
     process: Process | None = None
     size: int = 16
     train: bool = False
-    extra: dict[str, Any] = field(default_factory=dict)
 
 
 @torch.no_grad()
