@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -25,6 +26,14 @@ class Line:
         if self.value is None or self.bar is None:
             return True
         return self.value >= self.bar if self.at_least else self.value <= self.bar
+
+
+def report_parts(parts: Mapping[str, Callable[[], Sequence[Line]]], names: Sequence[str]) -> int:
+    """Measure the parts with these names, all without one, and report them; return 2 for an unknown name."""
+    if unknown := sorted(set(names) - set(parts)):
+        print(f"unknown part {unknown[0]!r}; parts: {', '.join(parts)}", file=sys.stderr)
+        return 2
+    return report([line for name in names or parts for line in parts[name]()])
 
 
 def report(lines: Sequence[Line], **figures: float) -> int:

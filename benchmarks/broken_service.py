@@ -21,6 +21,8 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import chain, repeat
 from typing import NamedTuple
 
 from benchmarks.bars import Line, report
@@ -29,6 +31,7 @@ CLIENTS = (1, 3, 8)
 EXIT_SECONDS, OWN_EXIT_SECONDS = 3.0, 0.5
 MOST_CALL_SECONDS, MOST_GROWTH_BYTES = 1e-3, 64 << 20
 _OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+_NO = b'{"detail": "no"}'
 
 
 def _answer(body: bytes, *headers: bytes, status: bytes = b"200 OK") -> bytes:
@@ -36,30 +39,22 @@ def _answer(body: bytes, *headers: bytes, status: bytes = b"200 OK") -> bytes:
     return b"\r\n".join(head) + b"\r\n\r\n" + body
 
 
-def _status(status: bytes, *headers: bytes, body: bytes = b'{"detail": "no"}') -> bytes:
-    return _answer(body, *headers, status=status)
+def _endless(first: bytes, piece: bytes) -> Iterator[bytes]:
+    return chain([first], repeat(piece))
 
 
-def _endless(piece: bytes) -> Iterator[bytes]:
-    while True:
-        yield piece
-
-
-def _slow(data: bytes) -> Iterator[bytes]:
+def _slow(first: bytes, data: bytes) -> Iterator[bytes]:
+    yield first
     for byte in data:
         yield bytes([byte])
         time.sleep(0.05)
 
 
-def _pauses() -> Iterator[bytes]:
+def _pauses(first: bytes) -> Iterator[bytes]:
+    yield first
     while True:
         time.sleep(1)
         yield b""
-
-
-def _then(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
-    yield first
-    yield from rest
 
 
 _CHUNK = b"10000\r\n" + b" " * 65_536 + b"\r\n"
@@ -75,20 +70,22 @@ def _json(**changed: object) -> bytes:
 Kind = Callable[[], Iterator[bytes] | bytes | None]
 """What is sent for each request: bytes, pieces without an end, or nothing at all (None)."""
 
+_REFUSALS = ("401", "403", "404", "409", "413", "422", "500")
+
 KINDS: dict[str, Kind] = {
     "silent": lambda: None,
     "closes": lambda: b"",
-    "half of the headers": lambda: _then(_OK, _pauses()),
-    "headers a byte at a time": lambda: _slow(_OK * 1000),
-    "headers without an end": lambda: _then(_OK, _endless(b"X-A: " + b"a" * 1000 + b"\r\n")),
-    "1xx without an end": lambda: _endless(b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n" * 100),
-    "chunks without an end": lambda: _then(_OK + b"Transfer-Encoding: chunked\r\n\r\n", _endless(_CHUNK)),
-    "chunks of a byte": lambda: _then(_OK + b"Transfer-Encoding: chunked\r\n\r\n", _endless(b"1\r\n \r\n" * 1000)),
-    "body without an end": lambda: _then(_OK + b"\r\n", _endless(b" " * 65_536)),
-    "body of an exabyte": lambda: _then(_OK + b"Content-Length: 999999999999999999\r\n\r\n", _endless(b"[" * 65_536)),
-    "body a byte at a time": lambda: _then(_OK + b"Content-Length: 99999\r\n\r\n", _slow(b" " * 99_999)),
+    "half of the headers": lambda: _pauses(_OK),
+    "headers a byte at a time": lambda: _slow(b"", _OK * 1000),
+    "headers without an end": lambda: _endless(_OK, b"X-A: " + b"a" * 1000 + b"\r\n"),
+    "1xx without an end": lambda: _endless(b"", b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n" * 100),
+    "chunks without an end": lambda: _endless(_OK + b"Transfer-Encoding: chunked\r\n\r\n", _CHUNK),
+    "chunks of a byte": lambda: _endless(_OK + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n" * 1000),
+    "body without an end": lambda: _endless(_OK + b"\r\n", b" " * 65_536),
+    "body of an exabyte": lambda: _endless(_OK + b"Content-Length: 999999999999999999\r\n\r\n", b"[" * 65_536),
+    "body a byte at a time": lambda: _slow(_OK + b"Content-Length: 99999\r\n\r\n", b" " * 99_999),
     "gzip bomb": lambda: _answer(_GZIP, b"Content-Encoding: gzip"),
-    "gzip bomb as an error": lambda: _status(b"503 X", b"Content-Encoding: gzip", body=_GZIP),
+    "gzip bomb as an error": lambda: _answer(_GZIP, b"Content-Encoding: gzip", status=b"503 X"),
     "deflate": lambda: _answer(zlib.compress(bytes(100 << 20)), b"Content-Encoding: deflate"),
     "unknown encoding": lambda: _answer(b"{}", b"Content-Encoding: rot13"),
     "gzip of many layers": lambda: _answer(gzip.compress(_GZIP), b"Content-Encoding: gzip, gzip"),
@@ -102,18 +99,12 @@ KINDS: dict[str, Kind] = {
     "empty": lambda: _answer(b""),
     "204": lambda: b"HTTP/1.1 204 No Content\r\n\r\n",
     "101": lambda: b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
-    "redirect": lambda: _status(b"307 X", b"Location: http://127.0.0.1:1/"),
-    "401": lambda: _status(b"401 X"),
-    "403": lambda: _status(b"403 X"),
-    "404": lambda: _status(b"404 X"),
-    "409": lambda: _status(b"409 X"),
-    "413": lambda: _status(b"413 X"),
-    "422": lambda: _status(b"422 X"),
-    "429 for ever": lambda: _status(b"429 X", b"Retry-After: " + b"9" * 400),
-    "429 with no number": lambda: _status(b"429 X", b"Retry-After: \xb2"),
-    "503 until the year 9999": lambda: _status(b"503 X", b"Retry-After: Fri, 31 Dec 9999 23:59:59 GMT"),
-    "500": lambda: _status(b"500 X"),
-    "long detail": lambda: _status(b"503 X", body=json.dumps({"detail": "\x1b[2J\n" * 100_000}).encode()),
+    "redirect": lambda: _answer(_NO, b"Location: http://127.0.0.1:1/", status=b"307 X"),
+    **{each: partial(_answer, _NO, status=f"{each} X".encode()) for each in _REFUSALS},
+    "429 for ever": lambda: _answer(_NO, b"Retry-After: " + b"9" * 400, status=b"429 X"),
+    "429 with no number": lambda: _answer(_NO, b"Retry-After: \xb2", status=b"429 X"),
+    "503 until the year 9999": lambda: _answer(_NO, b"Retry-After: Fri, 31 Dec 9999 23:59:59 GMT", status=b"503 X"),
+    "long detail": lambda: _answer(json.dumps({"detail": "\x1b[2J\n" * 100_000}).encode(), status=b"503 X"),
     "id is a path": lambda: _json(id="../../other"),
     "id is null": lambda: _json(id=None),
     "id is a megabyte": lambda: _json(id="r" * 500_000),
@@ -197,9 +188,11 @@ def run_trainer(kind: str, clients: int) -> Outcome:
 def trainer(url: str, spool: str, count: int) -> None:
     """Log as a trainer does, print the median call and the growth of memory, and end."""
     import numpy as np
+    import psutil
 
     from foreshock import Client
 
+    process = psutil.Process()
     tokens = np.arange(4096, dtype=np.int32)
     batch = {
         "prompt_token_ids": tokens[:256], "prompt_offsets": np.arange(0, 257, 64), "response_token_ids": tokens,
@@ -210,7 +203,7 @@ def trainer(url: str, spool: str, count: int) -> None:
     first.log_rollouts(0, batch)
     first.log_scalars(0, {"a": 1.0})
     time.sleep(0.3)
-    before = _resident()
+    before = process.memory_info().rss
     logged = [
         Client(
             url, run_key=f"run-{each}", spool_directory=f"{spool}/{each}", exit_seconds=EXIT_SECONDS, timeout_seconds=5
@@ -229,13 +222,8 @@ def trainer(url: str, spool: str, count: int) -> None:
     peak = before
     for _ in range(20):
         time.sleep(0.1)
-        peak = max(peak, _resident())
+        peak = max(peak, process.memory_info().rss)
     print(json.dumps([statistics.median(seconds), peak - before]), flush=True)
-
-
-def _resident() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * 4096
 
 
 def main() -> int:

@@ -28,6 +28,7 @@ from benchmarks.diagnosis.logs import real_curves
 from examples.closed_loop.__main__ import RESULTS, main
 from examples.closed_loop.analyse import LEAST_RATE, LEAST_REWARD
 from examples.closed_loop.outcome import (
+    ArmOutcome,
     Outcome,
     against,
     compare,
@@ -102,11 +103,9 @@ def _bars(found: Sequence[Outcome]) -> dict[str, float]:
     """Return each bar: 1 reached, 0 not, NaN not measured with all seeds in all settings."""
     bars = {}
     for setting in SETTINGS:
-        seeds = compared_seeds(found, setting.name)
-        arms = {each.arm: each for each in compare(found, setting.name, seeds)} if seeds else {}
+        arms, is_full = _arms(found, setting)
         name = setting.dose.replace("-", "_")
-        safe = bool(arms) and any(arms[arm].collapsed <= 1 for arm in arms if arm not in ("twin", "advice"))
-        is_full = len(seeds) >= SEEDS
+        safe = any(arms[arm].collapsed <= 1 for arm in arms if arm not in ("twin", "advice"))
         bars[f"{name}_collapses"] = float(arms["advice"].collapsed <= 1 or not safe) if is_full else math.nan
         best = max((arms[arm].last_reward for arm in arms if arm not in NO_RIVALS), default=0.0)
         bars[f"{name}_reward"] = float(arms["advice"].last_reward >= 0.97 * best) if is_full else math.nan
@@ -114,14 +113,18 @@ def _bars(found: Sequence[Outcome]) -> dict[str, float]:
         bars[f"above_{rival}"] = _settings_above(found, [rival], "advice", 3)
     bars["with_masking"] = _settings_above(found, ["advice", "sequence-mis"], "advice-mis", 2)
     for setting in HARM:
-        seeds = compared_seeds(found, setting.name)
-        arms = {each.arm: each for each in compare(found, setting.name, seeds)} if seeds else {}
+        arms, is_full = _arms(found, setting)
         kept = bool(arms) and arms["advice"].last_reward >= LEAST_REWARD * arms["constant"].last_reward
         name = f"harm_{setting.dose.replace('-', '_')}"
-        bars[name] = (
-            float(kept and arms["advice"].learning_rate_share >= LEAST_RATE) if len(seeds) >= SEEDS else math.nan
-        )
+        bars[name] = float(kept and arms["advice"].learning_rate_share >= LEAST_RATE) if is_full else math.nan
     return bars
+
+
+def _arms(found: Sequence[Outcome], setting: Setting) -> tuple[dict[Arm, ArmOutcome], bool]:
+    """Return the outcome of each arm, and whether all seeds are measured."""
+    seeds = compared_seeds(found, setting.name)
+    arms = {each.arm: each for each in compare(found, setting.name, seeds)} if seeds else {}
+    return arms, len(seeds) >= SEEDS
 
 
 def _settings_above(found: Sequence[Outcome], rivals: Sequence[Arm], arm: Arm, needed: int) -> float:

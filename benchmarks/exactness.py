@@ -18,13 +18,14 @@ import httpx
 import numpy as np
 
 from benchmarks.bars import Line, report
-from benchmarks.ingest import PARQUET, service, start_run
 from benchmarks.recorded_runs import SHIPPED
+from benchmarks.running_service import service
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.measures.estimators.attribution import attribute
-from foreshock.rollouts import RolloutBatch, decode_rollouts, encode_rollouts
+from foreshock.rollouts import RolloutBatch, decode_rollouts
 from foreshock.scorers import CHAIN, SCORERS
 from tests.foreshock.measures.direct import direct_measures
+from tests.service.sending import start_run
 
 BAR_MEASURES = 1e-9
 BAR_TELESCOPING = 1e-12
@@ -68,13 +69,8 @@ def measured(client: httpx.Client, name: str, batch: RolloutBatch) -> dict[str, 
     run = start_run(client, name)
     half = batch.num_rollouts // 2
     for shard, rows in enumerate((range(half), range(half, batch.num_rollouts))):
-        client.put(
-            f"/v1/runs/{run}/steps/1/rollouts/{shard}",
-            params={"attempt": 1, "shards": 2},
-            content=encode_rollouts(batch.select(np.array(rows))),
-            headers={"Content-Type": PARQUET},
-        ).raise_for_status()
-    answer = client.get(f"/v1/runs/{run}/measurements", params={"comparison": TRAINER_ROLLOUT}).raise_for_status()
+        run.put_shard(1, batch.select(np.array(rows)), shard, shards=2).raise_for_status()
+    answer = run.get("measurements", comparison=TRAINER_ROLLOUT).raise_for_status()
     return {name: column[0] for name, column in answer.json()["columns"].items()}
 
 

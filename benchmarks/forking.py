@@ -52,6 +52,11 @@ _forker = functools.cache(_Forker)
 _IMPORTED = ("foreshock_service.app", "foreshock.commands.report", "foreshock.commands.backtest")
 
 
+def environment(**settings: str) -> dict[str, str]:
+    """Return this process's environment with these variables, and no other settings of Foreshock."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")} | settings
+
+
 def fork_service(environment: Mapping[str, str], folder: Path, log: Path) -> psutil.Process:
     """Start `foreshock serve` in `folder` with this environment, and return its process, the first of its own group.
 

@@ -25,15 +25,15 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from statistics import median
 
-import httpx
 import numpy as np
 import psutil
 
 from benchmarks.bars import Line, report
-from benchmarks.running_service import running_service
+from benchmarks.running_service import service
 from foreshock.rollouts import RolloutBatch, encode_rollouts
+from tests.paths import REPOSITORY
+from tests.service.sending import Sender, start_run
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 BESIDE = "edd6602"
 """The revision before this package was halved, with the import names of today."""
 BAR_CPU, BAR_TOKENS, BAR_MEMORY, BAR_GROWTH, BAR_STEPS, BAR_BYTES = 1.1, 5e6, 1024.0, 1.1, 20.0, 20_000
@@ -41,7 +41,6 @@ LARGE, SMALL = (128, 3_000), (8, 20)
 CONNECTIONS = 4
 WARM_UP, WINDOW, WINDOWS = 8, 8, 9
 SMALL_STEPS = 600
-PARQUET = "application/vnd.apache.parquet"
 # Distinct bodies that are sent over and over, under new step numbers.
 DISTINCT = 16
 
@@ -68,26 +67,18 @@ def encoded_shards(rollouts: int, tokens: int, count: int) -> list[bytes]:
     return bodies
 
 
-def start_run(http: httpx.Client, key: str, **description: object) -> str:
-    """Create a run with one attempt; return its id."""
-    run: str = http.post("/v1/runs", json={"key": key, **description}).raise_for_status().json()["id"]
-    http.post(f"/v1/runs/{run}/attempts", json={"key": "first"}).raise_for_status()
-    return run
-
-
-def put_step(http: httpx.Client, run: str, step: int, body: bytes) -> float:
+def put_step(run: Sender, step: int, body: bytes) -> float:
     """Upload a step of one shard, which closes it; return the seconds."""
     begin = time.perf_counter()
-    path = f"/v1/runs/{run}/steps/{step}/rollouts/0"
-    answer = http.put(path, params={"shards": 1}, content=body, headers={"Content-Type": PARQUET})
-    assert answer.raise_for_status().json()["step_closed"], f"{path} did not close its step"
+    answer = run.put_shard(step, body).raise_for_status()
+    assert answer.json()["step_closed"], f"step {step} of {run.run} did not close"
     return time.perf_counter() - begin
 
 
-def send_steps(http: httpx.Client, run: str, bodies: Sequence[bytes], numbers: range) -> None:
+def send_steps(run: Sender, bodies: Sequence[bytes], numbers: range) -> None:
     """Upload the steps in order, a few at a time, and wait until all are committed, measured and closed."""
     with ThreadPoolExecutor(CONNECTIONS) as pool:
-        list(pool.map(lambda step: put_step(http, run, step, bodies[step % len(bodies)]), numbers))
+        list(pool.map(lambda step: put_step(run, step, bodies[step % len(bodies)]), numbers))
 
 
 def service_processes(folder: str = "") -> list[psutil.Process]:
@@ -134,25 +125,12 @@ def growth(samples: Sequence[int]) -> float:
     return max(samples[2 * third :]) / max(samples[third : 2 * third] or samples)
 
 
-def measured(
-    http: httpx.Client, run: str, bodies: Sequence[bytes], numbers: range, parent: str = ""
-) -> tuple[float, float]:
+def measured(run: Sender, bodies: Sequence[bytes], numbers: range, parent: str = "") -> tuple[float, float]:
     """Upload the steps; return how many a second, and the CPU seconds of each. `parent` limits these to one service."""
     cpu, begin = cpu_seconds(parent), time.perf_counter()
-    send_steps(http, run, bodies, numbers)
+    send_steps(run, bodies, numbers)
     seconds = time.perf_counter() - begin
     return len(numbers) / seconds, (cpu_seconds(parent) - cpu) / len(numbers)
-
-
-@contextmanager
-def service(**settings: str) -> Iterator[tuple[Path, httpx.Client]]:
-    """Start a service in a folder of its own; give the folder, and a client that asks for plain bodies."""
-    with (
-        tempfile.TemporaryDirectory(prefix="foreshock-bench-") as folder,
-        running_service(Path(folder), **settings) as url,
-        httpx.Client(base_url=url, timeout=600, headers={"Accept-Encoding": "identity"}) as http,
-    ):
-        yield Path(folder), http
 
 
 @contextmanager
@@ -175,12 +153,12 @@ def paired_cpu(revision: str) -> tuple[float, float]:
         runs = {}
         for name, source in (("before", tree), ("now", REPOSITORY)):
             folder, http = stack.enter_context(service(PYTHONPATH=str(source)))
-            runs[name] = (http, start_run(http, "large"), str(folder))
+            runs[name] = (start_run(http, "large"), str(folder))
         for window in range(WINDOWS + 1):
             numbers = range(window * WINDOW, (window + 1) * WINDOW)
             for name in sorted(runs, reverse=bool(window % 2)):
-                http, run, folder_name = runs[name]
-                _, cpu = measured(http, run, bodies, numbers, folder_name)
+                run, folder_name = runs[name]
+                _, cpu = measured(run, bodies, numbers, folder_name)
                 if window:  # the first one warms up
                     found[name].append(cpu)
     return median(found["before"]), median(found["now"])
@@ -191,10 +169,10 @@ def large_steps(tokens: float) -> tuple[float, list[int]]:
     bodies = encoded_shards(*LARGE, 4)
     with service() as (_, http):
         run = start_run(http, "large")
-        send_steps(http, run, bodies, range(WARM_UP))
+        send_steps(run, bodies, range(WARM_UP))
         numbers = range(WARM_UP, WARM_UP + max(WARM_UP, round(tokens / (LARGE[0] * LARGE[1]))))
         with sampled_memory() as memory:
-            per_second, _ = measured(http, run, bodies, numbers)
+            per_second, _ = measured(run, bodies, numbers)
     return per_second * LARGE[0] * LARGE[1], memory
 
 
@@ -203,10 +181,10 @@ def small_steps() -> tuple[float, float]:
     bodies = encoded_shards(*SMALL, DISTINCT)
     with service() as (folder, http):
         run = start_run(http, "small")
-        send_steps(http, run, bodies, range(SMALL_STEPS // 2))
+        send_steps(run, bodies, range(SMALL_STEPS // 2))
         database = folder / "foreshock-data" / "foreshock.db"
         before = database_bytes(database)
-        per_second, _ = measured(http, run, bodies, range(SMALL_STEPS // 2, SMALL_STEPS * 3 // 2))
+        per_second, _ = measured(run, bodies, range(SMALL_STEPS // 2, SMALL_STEPS * 3 // 2))
         return per_second, (database_bytes(database) - before) / SMALL_STEPS
 
 

@@ -15,10 +15,11 @@ import numpy as np
 from playwright.sync_api import Browser, CDPSession, Page
 
 from benchmarks.bars import Line, report
-from benchmarks.ingest import PARQUET, service, start_run
 from benchmarks.queries import fill_steps
-from foreshock.rollouts import BatchAttributes, RolloutBatch, encode_rollouts
+from benchmarks.running_service import service
+from foreshock.rollouts import BatchAttributes, RolloutBatch
 from scripts.chromium import MISSING, chromium_program, running_chromium
+from tests.service.sending import start_run
 
 STEPS, TOKENS, REPEATS = 10_000, 32_768, 5
 BAR_FIRST_PLOT_SECONDS = 0.7
@@ -37,7 +38,7 @@ def main() -> int:
         return 1
     with service(FORESHOCK_TOKEN_PASS="numpy") as (folder, http), running_chromium() as browser:
         url = str(http.base_url).rstrip("/")
-        run = start_run(http, "long")
+        run = start_run(http, "long").run
         fill_steps(folder, run, STEPS)
         rollout = send_long_rollout(http)
         plots = [first_plot(browser, f"{url}/runs/{run}") for _ in range(REPEATS)]
@@ -129,9 +130,7 @@ def send_long_rollout(http: httpx.Client) -> str:
         trainer_log_probs=np.minimum(behaviour + random.normal(0.0, 0.02, TOKENS), 0.0).astype(np.float32),
         attributes=BatchAttributes(temperature=1.0),
     )
-    run = start_run(http, "rollout")
-    headers = {"Content-Type": PARQUET}
-    http.put(f"/v1/runs/{run}/steps/1/rollouts/0", content=encode_rollouts(batch), headers=headers).raise_for_status()
+    start_run(http, "rollout").put_shard(1, batch).raise_for_status()
     return "/runs/default/rollout/steps/1/rollouts/long"
 
 

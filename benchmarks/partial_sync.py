@@ -35,20 +35,6 @@ from foreshock.digests import weights_digest
 from foreshock.rollouts import encode_rollouts
 from foreshock_probes.doctor.experimenter import part_of
 
-__all__ = [
-    "ANNOUNCED",
-    "FAULTS",
-    "STEP",
-    "TIED",
-    "TIED_STEPS",
-    "Fault",
-    "checkpoint_folder",
-    "record_faults",
-    "record_tied",
-    "rollouts_file",
-    "tied_folder",
-]
-
 ANNOUNCED = (1, 45, 160, 161)
 STEP = 161
 PROMPTS, RESPONSES = 8, 16

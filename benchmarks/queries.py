@@ -17,7 +17,7 @@ import multiprocessing
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
@@ -26,11 +26,13 @@ from statistics import median
 import httpx
 import numpy as np
 
-from benchmarks.bars import Line, report
-from benchmarks.ingest import encoded_shards, put_step, service, start_run
+from benchmarks.bars import Line, report_parts
+from benchmarks.ingest import encoded_shards, put_step
+from benchmarks.running_service import service
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.measures.registry import MEASURES, STEP_MEASURES
 from foreshock.measures.statistics.conditions import BUCKET_EDGES
+from tests.service.sending import Sender, start_run
 
 DATABASE = "foreshock-data/foreshock.db"
 MEASURED = [measure.name for measure in MEASURES if measure not in STEP_MEASURES][:20]
@@ -38,9 +40,6 @@ LARGE, SMALL = (128, 1_000), (8, 20)
 CURVE_STEPS, REPEATS, TOKENS_PER_SECOND, BAR_CURVES = 10_000, 200, 1e6, 0.1
 RUNS, CHANGES, BAR_POLL = 1_000, 200, 1.5
 DERIVED_STEPS, BAR_DERIVED, BAR_SLOWER, BAR_UPLOAD = 5_000, 10.0, 2.0, 1.0
-
-Found = tuple[list[Line], dict[str, float]]
-"""Values with bars, and other figures."""
 
 
 def fill_steps(folder: Path, run: str, steps: int) -> None:
@@ -89,54 +88,56 @@ def _upload(url: str, run: str, size: tuple[int, int], each: float, first: int, 
     with httpx.Client(base_url=url, timeout=600) as http:
         due = time.monotonic()
         while True:
-            put_step(http, run, first + sent.value, body)
+            put_step(Sender(http, run), first + sent.value, body)
             sent.value += 1
             due = max(due + each, time.monotonic() - 1)
             time.sleep(max(0.0, due - time.monotonic()))
 
 
-def curves() -> Found:
+def curves() -> list[Line]:
     """Ask for the curves of a run again and again while its steps arrive."""
     with service() as (folder, http):
         run = start_run(http, "curves")
-        fill_steps(folder, run, CURVE_STEPS)
+        fill_steps(folder, run.run, CURVE_STEPS)
         # The first upload derives the detection of the steps that SQL wrote; the part `derivation` measures that.
         (body,) = encoded_shards(*SMALL, 1)
-        put_step(http, run, CURVE_STEPS, body)
+        put_step(run, CURVE_STEPS, body)
         _until_derived(folder)
-        alone = _curve_seconds(http, run, REPEATS // 2)
+        alone = _curve_seconds(run, REPEATS // 2)
         tokens = LARGE[0] * LARGE[1]
-        with steady_uploads(str(http.base_url), run, LARGE, tokens / TOKENS_PER_SECOND, CURVE_STEPS + 1) as sent:
+        with steady_uploads(str(http.base_url), run.run, LARGE, tokens / TOKENS_PER_SECOND, CURVE_STEPS + 1) as sent:
             before, begin = sent.value, time.perf_counter()
-            seconds = _curve_seconds(http, run, REPEATS)
+            seconds = _curve_seconds(run, REPEATS)
             rate = tokens * (sent.value - before) / (time.perf_counter() - begin)
-    lines = [
+    return [
         Line("curves_p99_ms", "curves at p99, ms", 1e3 * float(np.percentile(seconds, 99)), 1e3 * BAR_CURVES),
         Line("curves_tokens_per_s", "tokens/s meanwhile", rate, 0.98 * TOKENS_PER_SECOND, at_least=True),
+        Line("curves_alone_p99_ms", "curves without uploads, at p99, ms", 1e3 * float(np.percentile(alone, 99))),
+        Line("curves_median_ms", "curves, the median, ms", 1e3 * median(seconds)),
     ]
-    alone_p99 = 1e3 * float(np.percentile(alone, 99))
-    return lines, {"curves_alone_p99_ms": alone_p99, "curves_median_ms": 1e3 * median(seconds)}
 
 
-def _curve_seconds(http: httpx.Client, run: str, repeats: int) -> list[float]:
+def _curve_seconds(run: Sender, repeats: int) -> list[float]:
     seconds = []
     for _ in range(repeats):
         asked = time.perf_counter()
-        query = {"comparison": "trainer/rollout", "measure": MEASURED}
-        answer = http.get(f"/v1/runs/{run}/measurements", params=query).raise_for_status()
+        answer = run.get("measurements", comparison=TRAINER_ROLLOUT, measure=MEASURED).raise_for_status()
         seconds.append(time.perf_counter() - asked)
         assert answer.content.count(b'"trainer/rollout"') >= CURVE_STEPS
         time.sleep(0.1)
     return seconds
 
 
-def polls() -> Found:
+def polls() -> list[Line]:
     """Change the advice of one run after the other, while the trainer of each polls it."""
     with service(FORESHOCK_TOKEN_PASS="numpy") as (_, http):
-        runs = [start_run(http, f"polled-{number}", advice_mode="apply") for number in range(RUNS)]
+        runs = [start_run(http, f"polled-{number}", advice_mode="apply").run for number in range(RUNS)]
         seconds = asyncio.run(_changes(str(http.base_url), runs))
-    line = Line("poll_p99_s", "a trainer hears of a change, p99, s", float(np.percentile(seconds, 99)), BAR_POLL)
-    return [line], {"poll_median_s": median(seconds), "poll_max_s": max(seconds)}
+    return [
+        Line("poll_p99_s", "a trainer hears of a change, p99, s", float(np.percentile(seconds, 99)), BAR_POLL),
+        Line("poll_median_s", "… the median, s", median(seconds)),
+        Line("poll_max_s", "… the longest, s", max(seconds)),
+    ]
 
 
 async def _changes(url: str, runs: list[str]) -> list[float]:
@@ -182,28 +183,28 @@ async def _changes(url: str, runs: list[str]) -> list[float]:
     return seconds
 
 
-def derivation() -> Found:
+def derivation() -> list[Line]:
     """Let other ranges hold for a long run, from its first step on, while another one uploads."""
     (body,) = encoded_shards(*SMALL, 1)
     with service() as (folder, http):
         long, other = start_run(http, "long"), start_run(http, "other")
-        fill_steps(folder, long, DERIVED_STEPS)
-        put_step(http, long, DERIVED_STEPS, body)
+        fill_steps(folder, long.run, DERIVED_STEPS)
+        put_step(long, DERIVED_STEPS, body)
         _until_derived(folder)
-        quiet = [put_step(http, other, step, body) for step in range(100)]
+        quiet = [put_step(other, step, body) for step in range(100)]
         begin = time.perf_counter()
-        http.patch(f"/v1/runs/{long}", json={"model_kind": "moe"}).raise_for_status()
+        http.patch(f"/v1/runs/{long.run}", json={"model_kind": "moe"}).raise_for_status()
         busy: list[float] = []
         while not _is_derived(folder):
-            busy.append(put_step(http, other, 100 + len(busy), body))
+            busy.append(put_step(other, 100 + len(busy), body))
             time.sleep(0.05)
         seconds = time.perf_counter() - begin
-    lines = [
+    return [
         Line("derived_s", f"{DERIVED_STEPS:,} steps derived again, s", seconds, BAR_DERIVED),
         Line("upload_times", "uploads meanwhile, times the median", median(busy) / median(quiet), BAR_SLOWER),
         Line("upload_max_s", "the slowest of them, s", max(busy), BAR_UPLOAD),
+        Line("uploads", "uploads meanwhile", len(busy)),
     ]
-    return lines, {"uploads": float(len(busy))}
 
 
 def _is_derived(folder: Path) -> bool:
@@ -216,21 +217,7 @@ def _until_derived(folder: Path) -> None:
         time.sleep(0.1)
 
 
-PARTS: dict[str, Callable[[], Found]] = {"curves": curves, "polls": polls, "derivation": derivation}
-
-
-def main(names: list[str]) -> int:
-    """Measure the parts with these names, all without one; return 1 if a bar is not reached."""
-    if unknown := sorted(set(names) - set(PARTS)):
-        print(f"unknown part {unknown[0]!r}; parts: {', '.join(PARTS)}", file=sys.stderr)
-        return 2
-    lines, figures = list[Line](), dict[str, float]()
-    for name in names or PARTS:
-        measured, others = PARTS[name]()
-        lines += measured
-        figures |= others
-    return report(lines, **figures)
-
+PARTS = {"curves": curves, "polls": polls, "derivation": derivation}
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(report_parts(PARTS, sys.argv[1:]))

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import httpx
 import psutil
 
-from benchmarks.forking import fork_service
+from benchmarks.forking import environment, fork_service
 from foreshock_service.platform.decoding.worker import FOR_NOW
 from tests.ports import free_port
 
@@ -31,25 +31,44 @@ def running_service(folder: Path, **settings: str) -> AbstractContextManager[str
     return _running(folder, settings, forked=False)
 
 
+@contextmanager
+def service(**settings: str) -> Iterator[tuple[Path, httpx.Client]]:
+    """Start a service in a folder of its own; give the folder, and a client that asks for plain bodies."""
+    with (
+        tempfile.TemporaryDirectory(prefix="foreshock-bench-") as folder,
+        running_service(Path(folder), **settings) as url,
+        httpx.Client(base_url=url, timeout=600, headers={"Accept-Encoding": "identity"}) as http,
+    ):
+        yield Path(folder), http
+
+
 def forked_service(folder: Path, **settings: str) -> AbstractContextManager[str]:
     """As `running_service`, in a process that is forked as in `forking`: for tests."""
     return _running(folder, settings, forked=True)
+
+
+def wait_until(reached: Callable[[], bool], seconds: float) -> bool:
+    """Wait until something is so; return False if it is not in time."""
+    deadline = time.monotonic() + seconds
+    while not reached():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 @contextmanager
 def _running(folder: Path, settings: Mapping[str, str], *, forked: bool) -> Iterator[str]:
     port = free_port()
     log = folder / "serve.log"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")}
-    environment |= settings
-    environment["FORESHOCK_PORT"] = str(port)
+    surroundings = environment(**settings, FORESHOCK_PORT=str(port))
     server: subprocess.Popen[bytes] | psutil.Process
     if forked:
-        server = fork_service(environment, folder, log)
+        server = fork_service(surroundings, folder, log)
     else:
         with log.open("w") as sink:
             command = [sys.executable, "-m", "foreshock.commands.main", "serve"]
-            server = subprocess.Popen(command, cwd=folder, stdout=sink, stderr=subprocess.STDOUT, env=environment)
+            server = subprocess.Popen(command, cwd=folder, stdout=sink, stderr=subprocess.STDOUT, env=surroundings)
     address = f"http://127.0.0.1:{port}"
     try:
         _wait_until_ready(address, server, log)

@@ -31,8 +31,6 @@ from examples.tiny_rl.sglang_sampler import IN_BFLOAT16, running_sglang
 from foreshock.doctor import Budget, examine
 from foreshock_probes.doctor.experimenter import TorchExperimenter
 
-__all__ = ["FAULTS", "judged"]
-
 SEED, END = 1, 1
 
 

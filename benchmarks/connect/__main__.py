@@ -1,31 +1,16 @@
 """Is a trainer connected without cost, and without a lost rank?
 
-    python -m benchmarks.connect [PART …]
-
-Parts, each a module beside this one with `run() -> list[Line]`: `stall`, `statistics_mode`, `ranks`.
+python -m benchmarks.connect [PART …]
 """
 
 from __future__ import annotations
 
-import importlib
 import sys
 
-from benchmarks.bars import Line, report
+from benchmarks.bars import report_parts
+from benchmarks.connect import ranks, stall, statistics_mode
 
-PARTS = ("stall", "statistics_mode", "ranks")
-
-
-def main(names: list[str]) -> int:
-    """Run the chosen parts; return 1 if a bar is missed."""
-    if unknown := set(names) - set(PARTS):
-        print(f"unknown part {min(unknown)!r}; parts: {', '.join(PARTS)}", file=sys.stderr)
-        return 2
-    lines: list[Line] = []
-    for name in names or PARTS:
-        print(f"\n{name}\n", flush=True)
-        lines += importlib.import_module(f"benchmarks.connect.{name}").run()
-    return report(lines)
-
+PARTS = {"stall": stall.run, "statistics_mode": statistics_mode.run, "ranks": ranks.run}
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(report_parts(PARTS, sys.argv[1:]))

@@ -29,7 +29,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -112,25 +111,6 @@ def _print_row(thread: str, service: str, steps: Steps, control: Steps) -> tuple
     return cost, stall
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One step of training, in ms; `net` is without the time in which other processes had the cores."""
-
-    logged: bool
-    longest_gap: float
-    longest_stall: float
-    """Net."""
-    call: float
-    """Wall time of `log_rollouts`."""
-    call_net: float
-    waited: float
-    """Time in which the thread was neither on a core nor ready."""
-    iterations_per_second: float
-    """Per second on a core."""
-    background_cpu: float
-    """CPU of all other threads of the process."""
-
-
 class _Schedule:
     """What the system knows of the calling thread."""
 
@@ -163,8 +143,8 @@ def arrays(seed: int) -> dict[str, Any]:
     }
 
 
-def train(compute: Callable[[], object], log: Callable[[], None] | None) -> Step:
-    """Compute for one step, call `log` after a second, and return what the thread lost."""
+def train(compute: Callable[[], object], log: Callable[[], None] | None) -> dict[str, float]:
+    """Compute for one step, call `log` after a second, and return what the thread lost, in ms."""
     schedule = _Schedule()
     gap = stall = call = call_net = 0.0
     iterations = 0
@@ -193,16 +173,15 @@ def train(compute: Callable[[], object], log: Callable[[], None] | None) -> Step
         last = now
     running, ready = schedule.read()
     on_core = running - running_begin
-    return Step(
-        logged=call > 0,
-        longest_gap=1e3 * gap,
-        longest_stall=1e3 * stall,
-        call=1e3 * call,
-        call_net=1e3 * call_net,
-        waited=1e3 * (time.perf_counter() - begin - on_core - (ready - ready_begin)),
-        iterations_per_second=iterations / on_core,
-        background_cpu=1e3 * (time.process_time() - process_begin - on_core),
-    )
+    return {
+        "logged": call > 0,
+        "longest_gap": 1e3 * gap,
+        "longest_stall": 1e3 * stall,
+        "call_net": 1e3 * call_net,
+        "waited": 1e3 * (time.perf_counter() - begin - on_core - (ready - ready_begin)),
+        "iterations_per_second": iterations / on_core,
+        "background_cpu": 1e3 * (time.process_time() - process_begin - on_core),
+    }
 
 
 def computation(kind: str) -> Callable[[], object]:
@@ -231,8 +210,8 @@ def train_and_log() -> None:
             client.log_rollouts(step, rollouts)
             client.log_scalars(step, {"grad_norm": 0.3})
 
-        print(json.dumps(asdict(train(compute, None))), flush=True)
-        print(json.dumps(asdict(train(compute, log))), flush=True)
+        print(json.dumps(train(compute, None)), flush=True)
+        print(json.dumps(train(compute, log)), flush=True)
     counters = client.counters.snapshot()
     if counters.dropped or counters.invalid or counters.accepted != 1 + 2 * STEPS:
         raise SystemExit(f"not everything was logged: {counters}")

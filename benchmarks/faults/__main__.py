@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.bars import Line, report
 from benchmarks.faults.client_kills import run_client_kills
 from benchmarks.faults.kills import Campaign
 from benchmarks.faults.outages import NEEDS, kill_what_is_needed
@@ -116,12 +117,12 @@ def main() -> int:
         run_client_kills(totals["client"], most=arguments.client_kills, seed=arguments.seed)
     for name, each in totals.items():
         print_table(name, each)
-    problems = sum(len(found.findings.problems) for found in totals.values())
-    pairs = [f"{name}_kills={found.done}" for name, found in totals.items()]
-    counted = ("acknowledged_shards", "lost", "doubled", "missing_files", "mismatches", "orphans")
-    pairs += [f"{what}={sum(found.findings.counts[what] for found in totals.values())}" for what in counted]
-    print(*pairs, f"problems={problems}", f"seconds={time.monotonic() - begun:.0f}")
-    return 1 if problems else 0
+    lines = [Line(f"{name}_kills", f"{name}, kills", found.done) for name, found in totals.items()]
+    for what in ("acknowledged_shards", "lost", "doubled", "missing_files", "mismatches", "orphans"):
+        count = sum(found.findings.counts[what] for found in totals.values())
+        lines.append(Line(what, what.replace("_", " "), count))
+    lines.append(Line("problems", "problems", sum(len(found.findings.problems) for found in totals.values()), 0))
+    return report(lines, seconds=time.monotonic() - begun)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
 import re
 import socket
@@ -26,6 +25,7 @@ from sqlalchemy import select
 from benchmarks.faults.kill_points import CLIENT_POINTS, VARIABLE
 from benchmarks.faults.served import Served
 from benchmarks.faults.verify import Totals, check_files
+from benchmarks.forking import environment
 from foreshock.digests import digest_of_bytes
 from foreshock_service.platform.database.tables import Attempt, Run, Scalar, Shard, Step
 
@@ -118,7 +118,9 @@ def run_client_kills(totals: Totals, *, most: int, seed: int) -> None:
             gate.set("open")
             drained_by = time.monotonic() + _DRAIN_SECONDS
             while next(_spooled(spool), None) is not None and time.monotonic() < drained_by:
-                subprocess.run(_command(gate.url, spool, number, number * _STEPS, 0), check=True, env=_environment(""))
+                with _started_trainer(gate, spool, number, 0) as last:
+                    if last.wait():
+                        raise RuntimeError(f"the last trainer ended with status {last.returncode}")
             _verify(totals, served, spool, expected)
         finally:
             gate.close()
@@ -130,39 +132,31 @@ def _one_launch(draw: random.Random, gate: Gate, spool: Path, number: int) -> st
     gate.set("open" if draw.random() < 0.8 else "closed")
     point = draw.choice(tuple(CLIENT_POINTS)) if draw.random() < 0.7 else None
     kill_at = "" if point is None else f"{point}:{draw.randint(1, 4)}"
-    command = _command(gate.url, spool, number, number * _STEPS, _STEPS)
-    trainer = subprocess.Popen(
-        command, env=_environment(kill_at), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
-    assert trainer.stdout is not None
-    trainer.stdout.readline()
-    time.sleep(draw.uniform(0.0, 0.25))
-    gate.set(draw.choice(_MODES))
-    reason = "random"
-    if point is not None:
-        try:
-            trainer.wait(_POINT_SECONDS)
-            reason = point
-        except subprocess.TimeoutExpired:
-            reason = "random, point not reached"
-    else:
-        time.sleep(draw.uniform(0.0, 1.0))
-    trainer.kill()
-    trainer.wait()
-    for stream in (trainer.stdin, trainer.stdout):
-        if stream is not None:
-            stream.close()
+    with _started_trainer(gate, spool, number, _STEPS, kill_at) as trainer:
+        assert trainer.stdout is not None
+        trainer.stdout.readline()
+        time.sleep(draw.uniform(0.0, 0.25))
+        gate.set(draw.choice(_MODES))
+        reason = "random"
+        if point is not None:
+            try:
+                trainer.wait(_POINT_SECONDS)
+                reason = point
+            except subprocess.TimeoutExpired:
+                reason = "random, point not reached"
+        else:
+            time.sleep(draw.uniform(0.0, 1.0))
+        trainer.kill()
     return reason
 
 
-def _command(url: str, spool: Path, number: int, first: int, steps: int) -> list[str]:
-    texts = [url, str(spool), *map(str, (number, first, steps))]
-    return [sys.executable, "-m", "benchmarks.faults.trainer", *texts]
-
-
-def _environment(kill_at: str) -> dict[str, str]:
-    others = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")}
-    return {**others, VARIABLE: kill_at}
+def _started_trainer(gate: Gate, spool: Path, number: int, steps: int, kill_at: str = "") -> subprocess.Popen[bytes]:
+    texts = [gate.url, str(spool), *map(str, (number, number * _STEPS, steps))]
+    command = [sys.executable, "-m", "benchmarks.faults.trainer", *texts]
+    surroundings = environment(**{VARIABLE: kill_at})
+    return subprocess.Popen(
+        command, env=surroundings, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
 
 
 def _spooled(spool: Path) -> Iterator[tuple[Spooled, str]]:

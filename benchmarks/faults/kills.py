@@ -155,15 +155,16 @@ class Campaign:
 
     def _at_random(self, draw: random.Random, served: Served, sender: RunSender, senders: threading.Thread) -> str:
         """Wait for some acknowledged requests and some milliseconds; sometimes end a decoder meanwhile."""
-        first = sender.journal.answers
-        wanted = first + draw.randrange(14)
+        first, wanted = sender.journal.answers, draw.randrange(14)
         decoder_at = first + draw.randrange(8) if draw.random() < DECODER_SHARE / RANDOM_SHARE else None
-        deadline = time.monotonic() + _POINT_SECONDS
-        while sender.journal.answers < wanted and senders.is_alive() and time.monotonic() < deadline:
+
+        def end_decoder() -> None:
+            nonlocal decoder_at
             if decoder_at is not None and sender.journal.answers >= decoder_at and served.kill_decoder():
                 self.totals.decoder_kills += 1
                 decoder_at = None
-            time.sleep(0.002)
+
+        sender.wait_for_answers(wanted, senders, _POINT_SECONDS, end_decoder)
         time.sleep(draw.uniform(0.0, 0.05))
         return "random"
 

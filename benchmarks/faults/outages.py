@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -70,7 +69,8 @@ def _one_run(
     sender = RunSender(served.url, plan)
     with sender.running() as thread:
         while thread.is_alive() and totals.done < most:
-            _wait_for_answers(draw, sender, thread)
+            sender.wait_for_answers(draw.randrange(1, 14), thread, _LONGEST_RUNNING_SECONDS)
+            time.sleep(draw.uniform(0.0, 0.05))
             need.kill()
             totals.kills[f"{name} was killed"] += 1
             time.sleep(draw.uniform(0.0, _LONGEST_AWAY_SECONDS))
@@ -84,14 +84,6 @@ def _one_run(
         f"problems {len(totals.findings.problems)}",
         flush=True,
     )
-
-
-def _wait_for_answers(draw: random.Random, sender: RunSender, senders: threading.Thread) -> None:
-    """Wait until some more requests are acknowledged, and some milliseconds."""
-    wanted, deadline = sender.journal.answers + draw.randrange(1, 14), time.monotonic() + _LONGEST_RUNNING_SECONDS
-    while senders.is_alive() and sender.journal.answers < wanted and time.monotonic() < deadline:
-        time.sleep(0.002)
-    time.sleep(draw.uniform(0.0, 0.05))
 
 
 def _files_of(served: Served) -> Path:

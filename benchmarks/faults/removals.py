@@ -22,9 +22,10 @@ from sqlalchemy import func, select
 from benchmarks.faults.served import Served
 from benchmarks.faults.verify import ORPHAN_GRACE_SECONDS, Findings, Totals, check_catalogue
 from benchmarks.faults.workload import make_batch
-from foreshock.rollouts import RolloutBatch, decode_rollouts, encode_rollouts
+from benchmarks.running_service import wait_until
+from foreshock.rollouts import RolloutBatch, decode_rollouts
 from foreshock_service.platform.database.tables import FileRemoval, Shard
-from tests.service.sending import PARQUET
+from tests.service.sending import start_run
 
 _STEPS, _SHARDS, _KEPT_STEPS = 8, 2, 2
 _DONE_SECONDS = 60.0
@@ -89,24 +90,20 @@ class _Round:
                 self._served.wait_until()
         asked.join()
         self._served.wait_until("/readyz")
-        if not _wait_until(self._is_done, _DONE_SECONDS):
+        if not wait_until(self._is_done, _DONE_SECONDS):
             self._findings.problem("not_removed", f"{self._name}: removals are not done after {_DONE_SECONDS:.0f} s")
             return
         self._verify(before)
 
     def _upload(self, what: str) -> None:
         with httpx.Client(base_url=self._served.url, timeout=60) as http:
-            run = http.post("/v1/runs", json={"key": f"{what}-{self._name}"}).raise_for_status().json()["id"]
-            http.post(f"/v1/runs/{run}/attempts", json={"key": "first"}).raise_for_status()
-            self._runs[what] = run
+            run = start_run(http, f"{what}-{self._name}")
+            self._runs[what] = run.run
             for step in range(_STEPS):
                 for shard in range(_SHARDS):
                     batch = make_batch(self._draw.randrange(2**31), 1, step, shard)
                     self._batches[what, step, shard] = batch
-                    url = f"/v1/runs/{run}/steps/{step}/rollouts/{shard}"
-                    headers = {"Content-Type": PARQUET}
-                    body = encode_rollouts(batch)
-                    http.put(url, params={"shards": _SHARDS}, content=body, headers=headers).raise_for_status()
+                    run.put_shard(step, batch, shard, _SHARDS).raise_for_status()
 
     def _ask(self) -> None:
         """Ask for the three removals until each is acknowledged."""
@@ -174,12 +171,3 @@ class _Round:
 
     def _url(self, what: str) -> str:
         return f"{self._served.url}/v1/runs/{self._runs[what]}"
-
-
-def _wait_until(reached: Callable[[], bool], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not reached():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.2)
-    return True

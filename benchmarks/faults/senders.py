@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import httpx
 
 from benchmarks.faults.workload import Item, Phase, RunPlan
 from foreshock.digests import digest_of_bytes
-from foreshock.rollouts import encode_scores
+from foreshock.rollouts import decode_rollouts, encode_scores
 from tests.service.working import LeaseHolder, lease_request, noisy, scores_of
 
 _AGAIN = frozenset({408, 425, 429})
@@ -95,6 +96,15 @@ class RunSender:
             raise
         thread.join()
 
+    def wait_for_answers(
+        self, count: int, senders: threading.Thread, seconds: float, meanwhile: Callable[[], None] = lambda: None
+    ) -> None:
+        """Wait until so many more requests are acknowledged, the senders end, or some seconds are over."""
+        wanted, deadline = self.journal.answers + count, time.monotonic() + seconds
+        while self.journal.answers < wanted and senders.is_alive() and time.monotonic() < deadline:
+            meanwhile()
+            time.sleep(0.002)
+
     def _register(self, http: httpx.Client, phase: Phase) -> None:
         body = {"key": self.plan.key, "initial_learning_rate": 1e-6, "advice_mode": "apply", "model_kind": "dense"}
         run = self._until_answered(lambda: http.post("/v1/runs", json=body))
@@ -149,7 +159,7 @@ class RunSender:
         for item in phase.probe:
             self._send(http, item)
         probe = self._probe_of(http, phase.probe[-1].step)
-        while not self._stop.is_set() and not _ended(probe):
+        while not self._stop.is_set() and probe["state"] in ("queued", "leased", "running"):
             lease = self._until_answered(lambda: http.post("/v1/leases", json=lease_request()), "lease")
             if lease.status_code == 200:
                 self._work(LeaseHolder(http, lease.json()))
@@ -163,12 +173,11 @@ class RunSender:
         rollouts = self._until_answered(holder.get_rollouts, lost=True)
         if not rollouts.is_success:
             return
-        batch = _decoded(rollouts.content)
+        batch = decode_rollouts(rollouts.content)
         for each in holder.lease["job"]["scorers"]:
             values = noisy(batch, seed=len(each["scorer"]))
             body = encode_scores(scores_of(batch, values, engine=each["scorer"].partition(".")[0]))
-            put = _put_scores(holder, body, each["scorer"])
-            answer = self._until_answered(put, lost=True)
+            answer = self._until_answered(partial(holder.put_scores, body, each["scorer"]), lost=True)
             if not answer.is_success:
                 return
             self.journal.scores.append((each["scorer"], digest_of_bytes(body)))
@@ -205,17 +214,3 @@ class RunSender:
 
 class Stopped(Exception):
     """The sender was told to stop."""
-
-
-def _put_scores(holder: LeaseHolder, body: bytes, scorer: str) -> Callable[[], httpx.Response]:
-    return lambda: holder.put_scores(body, scorer)
-
-
-def _ended(probe: dict[str, Any]) -> bool:
-    return str(probe["state"]) not in ("queued", "leased", "running")
-
-
-def _decoded(content: bytes) -> Any:
-    from foreshock.rollouts import decode_rollouts
-
-    return decode_rollouts(content)

@@ -15,7 +15,7 @@ import httpx
 import psutil
 
 from benchmarks.faults.kill_points import VARIABLE
-from benchmarks.forking import fork_service
+from benchmarks.forking import environment, fork_service
 from foreshock_service.platform.database.session import Database
 from tests.ports import free_port
 
@@ -49,10 +49,10 @@ class Served:
 
     def start(self, kill_at: tuple[str, int] | None = None) -> None:
         """Start it; with `kill_at` it ends itself at that call of that point. Does not wait."""
-        others = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")}
         armed = {VARIABLE: "" if kill_at is None else f"{kill_at[0]}:{kill_at[1]}"}
         with contextlib.suppress(psutil.NoSuchProcess):
-            self._process = fork_service(others | self.settings | armed, self.folder, self.folder / "service.log")
+            log = self.folder / "service.log"
+            self._process = fork_service(environment(**self.settings, **armed), self.folder, log)
 
     def wait_until(self, path: str = "/livez", seconds: float = PATIENCE_SECONDS) -> bool:
         """Wait until a path is answered with 200; False if the service has ended."""

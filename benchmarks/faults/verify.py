@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,11 @@ import httpx
 import numpy as np
 from sqlalchemy import select
 
-from benchmarks.faults.senders import Journal, RunSender
+from benchmarks.faults.senders import RunSender
 from benchmarks.faults.served import Served
 from benchmarks.faults.workload import Item, RunPlan
+from benchmarks.forking import environment, run_forked
+from benchmarks.running_service import wait_until
 from foreshock.digests import digest_of_bytes
 from foreshock.rollouts import RolloutBatch, decode_rollouts
 from foreshock_service.platform.database.engine import table_of
@@ -83,21 +83,14 @@ class Totals:
         return sum(self.kills.values())
 
 
-def wait_until_settled(database: Database, run_id: str) -> bool:
-    """Wait until every step of the run is closed, and no attribution and no finding is due: after a crash that is the
-    sweeper's.
-    """
-    deadline = time.monotonic() + _SETTLE_SECONDS
-    while time.monotonic() < deadline:
-        with database.read() as session:
-            steps = session.scalars(select(Step).where(Step.run_id == run_id)).all()
-            stale = session.scalars(select(Attribution.stale).where(Attribution.run_id == run_id)).all()
-            due = session.scalars(select(DueFindings.source).where(DueFindings.run_id == run_id)).all()
-        closed = all(step.closed_at_us is not None and step.folded_shards == step.received_shards for step in steps)
-        if closed and not any(stale) and not due:
-            return True
-        time.sleep(0.2)
-    return False
+def is_settled(database: Database, run_id: str) -> bool:
+    """Return whether every step of the run is closed, and no attribution and no finding is due."""
+    with database.read() as session:
+        steps = session.scalars(select(Step).where(Step.run_id == run_id)).all()
+        stale = session.scalars(select(Attribution.stale).where(Attribution.run_id == run_id)).all()
+        due = session.scalars(select(DueFindings.source).where(DueFindings.run_id == run_id)).all()
+    closed = all(step.closed_at_us is not None and step.folded_shards == step.received_shards for step in steps)
+    return closed and not any(stale) and not due
 
 
 def verify_run(
@@ -108,7 +101,8 @@ def verify_run(
     clean.run()
     with served.database() as database, clean_service.database() as clean_database:
         for each, run_id in ((database, sender.run_id), (clean_database, clean.run_id)):
-            if not wait_until_settled(each, run_id):
+            # After a crash this is the sweeper's work.
+            if not wait_until(partial(is_settled, each, run_id), _SETTLE_SECONDS):
                 findings.problem("not_closed", f"{sender.plan.key}: steps stay open or attributions stale")
         _check_run(findings, database, files(), sender, clean, clean_database)
         _check_answers(findings, sender, served.url, clean, clean_service.url)
@@ -285,13 +279,9 @@ def _check_advice(
         findings.counts["compared_decisions"] += len(theirs)
         if ours != theirs:
             findings.problem("mismatches", f"{where}: advice: {_first_difference(ours, theirs)}")
-    seen = _polled(sender.journal)
+    seen = [(each["attempt"], each["revision"]) for each in sender.journal.advice]
     if seen != sorted(seen):
         findings.problem("advice_went_back", f"{where}: a poll got an older revision than an earlier poll: {seen}")
-
-
-def _polled(journal: Journal) -> list[tuple[int, int]]:
-    return [(each["attempt"], each["revision"]) for each in journal.advice]
 
 
 def _check_answers(findings: Findings, sender: RunSender, url: str, clean: RunSender, clean_url: str) -> None:
@@ -367,9 +357,7 @@ def check_catalogue(findings: Findings, served: Served) -> None:
 
 
 def _fsck(served: Served) -> dict[str, Any]:
-    others = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")}
-    command = [sys.executable, "-m", "foreshock.commands.main", "fsck", "--json"]
-    done = subprocess.run(command, env={**others, **served.settings}, capture_output=True, text=True, timeout=300)
+    done = run_forked(["fsck", "--json"], environment(**served.settings), served.folder)
     if not done.stdout.startswith("{"):
         raise RuntimeError(f"foreshock fsck failed: {done.stdout[-1000:]} {done.stderr[-2000:]}")
     report: dict[str, Any] = json.loads(done.stdout)

@@ -125,18 +125,8 @@ def _items_of_step(draw: random.Random, seed: int, attempt: int, step: int, *, p
         as_statistics = not probed and draw.random() < 0.25
         content = encode_statistics_shard(batch, seed="a", full=_FULL) if as_statistics else encode_rollouts(batch)
         kind: Kind = "statistics" if as_statistics else "rollouts"
-        items.append(
-            Item(
-                kind,
-                step,
-                attempt,
-                "PUT",
-                f"steps/{step}/{kind}/{shard}",
-                {"attempt": attempt, "shards": shards},
-                content,
-                STATISTICS if as_statistics else PARQUET,
-            )
-        )
+        query, media_type = {"attempt": attempt, "shards": shards}, STATISTICS if as_statistics else PARQUET
+        items.append(Item(kind, step, attempt, "PUT", f"steps/{step}/{kind}/{shard}", query, content, media_type))
     values = {"grad_norm": 0.3 + 0.01 * draw.random() + (0.5 if step > 30 else 0.0), "entropy": 1.0 + draw.random() / 9}
     scalars = {"source": "trainer", "values": values}
     items.insert(0, Item("scalars", step, attempt, "PUT", f"steps/{step}/scalars", {"attempt": attempt}, body=scalars))

@@ -22,6 +22,7 @@ import time
 import traceback
 from pathlib import Path
 
+from benchmarks.bars import Line, report
 from benchmarks.truth.bench import Bench, open_bench
 from benchmarks.truth.case import Case, Verdict, judge
 
@@ -86,15 +87,19 @@ def main() -> int:
             case_began = time.monotonic()
             verdicts.append(run_case(bench, case))
             print(row(topic, verdicts[-1], time.monotonic() - case_began), flush=True)
-    false = sum(not verdict.true for verdict in verdicts)
     with_cause = [verdict for verdict in verdicts if verdict.must_be_named]
     partial = bool(arguments.topic or arguments.case)
-    print(
-        f"cases={len(verdicts)} false={false} false_causes={sum(verdict.false_cause for verdict in verdicts)} "
-        f"named={sum(verdict.named for verdict in with_cause)} of={len(with_cause)} "
-        f"seconds={time.monotonic() - began:.0f} partial={str(partial).lower()}"
+    return report(
+        [
+            Line("cases", "cases", len(verdicts), None if partial else LEAST_CASES, at_least=True),
+            Line("false", "false ones", sum(not verdict.true for verdict in verdicts), 0),
+            Line("false_causes", "… that name a false cause", sum(verdict.false_cause for verdict in verdicts)),
+            Line("named", "causes that are named", sum(verdict.named for verdict in with_cause)),
+            Line("of", "… of those that must be", len(with_cause)),
+        ],
+        seconds=time.monotonic() - began,
+        partial=partial,
     )
-    return 1 if false or (len(verdicts) < LEAST_CASES and not partial) else 0
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import contextlib
 import logging
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
@@ -24,7 +23,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from benchmarks.running_service import running_service
+from benchmarks.running_service import running_service, wait_until
 from benchmarks.truth.case import Outcome, Sentence
 from foreshock import Client
 from foreshock.client.connection import ServiceConnection
@@ -43,8 +42,6 @@ from foreshock_probes.engines.protocol import ScoreCommand
 from foreshock_probes.scorers.request import Report
 from foreshock_probes.settings import WorkerSettings
 from foreshock_probes.worker import Worker
-
-__all__ = ["WEIGHTS_ROOT", "Bench", "RefusedError", "open_bench"]
 
 T = TypeVar("T")
 
@@ -125,7 +122,9 @@ class Bench:
                 raise RuntimeError(f"the service did not accept the run {key}: {client.counters!r}")
             run = client.run_id
         assert run is not None
-        self._wait_until_closed(run, len(steps))
+        linted = f"/v1/runs/{run}/lint"
+        if not wait_until(lambda: self.connection.get_json(linted)["checked_steps"] >= len(steps), _PATIENCE_SECONDS):
+            raise RuntimeError(f"the service did not close the steps of run {run} in time")
         return run
 
     def probe(
@@ -228,16 +227,6 @@ class Bench:
         shutil.copytree(weights, self.weights_root / path, dirs_exist_ok=True)
         folder = self.weights_root / path
         client.log_checkpoint(step, root=WEIGHTS_ROOT, path=path, local_folder=folder, weights_version=step)
-
-    def _wait_until_closed(self, run: str, steps: int) -> None:
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while self._closed_steps(run) < steps:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"the service did not close the steps of run {run} in time")
-            time.sleep(0.05)
-
-    def _closed_steps(self, run: str) -> int:
-        return int(self.connection.get_json(f"/v1/runs/{run}/lint")["checked_steps"])
 
     def _optional(self, path: str) -> Any:
         try:

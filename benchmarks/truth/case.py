@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from benchmarks.truth.bench import Bench
 
-__all__ = ["Case", "Outcome", "Sentence", "Verdict", "judge"]
-
 
 # These say how large the mismatch is or where, what to declare, or what the rewards are.
 _OBSERVATIONS = {

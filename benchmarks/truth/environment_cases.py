@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.recorded_runs import SHIPPED, recorded_runs, shipped_run
+from benchmarks.recorded_runs import SHIPPED, RecordedRun, recorded_runs, shipped_run
 from benchmarks.truth.bench import Bench
 from benchmarks.truth.case import Case, Outcome
 from examples.tiny_rl.record import RunRecord
@@ -25,8 +25,6 @@ from foreshock_probes.engines.environment import (
     available_instruction_sets,
     offered_environments,
 )
-
-__all__ = ["CASES"]
 
 # What the runs are made of, so it may be named beside anything else.
 _NUMERICS = "engine against trainer numerics"
@@ -55,62 +53,37 @@ def without_fingerprint(batch: RolloutBatch) -> RolloutBatch:
 
 
 def replayed(
-    name: str, fingerprints: Fingerprints, environments: tuple[str | None, ...], step: int
+    name: str,
+    fingerprints: Fingerprints,
+    *replays: tuple[int, str | None],
+    run: RecordedRun | None = None,
+    sampled: Mapping[int, int] | None = None,
 ) -> Callable[[Bench], Outcome]:
-    """Return a case's function: log a step with these fingerprints, probe it once in each environment."""
+    """Return a case's function: log steps with these fingerprints, and replay each in an environment.
 
-    def case(bench: Bench) -> Outcome:
-        run = shipped_run()
-        steps = {step: without_fingerprint(run.rollouts(step))}
-        checkpoints = {step: run.checkpoint(step)}
-        logged = bench.log_run(
-            f"environment-{name}", steps, checkpoints=checkpoints, model_kind="dense", fingerprint=fingerprints
-        )
-        for environment in environments:
-            bench.probe(logged, step, _SCORERS, environment=environment or AS_IT_IS)
-        return bench.shown(logged, step)
-
-    return case
-
-
-def drift(name: str, fingerprints: Fingerprints, environments: tuple[str, str]) -> Callable[[Bench], Outcome]:
-    """Return a case's function: the first step's replay is 0, and a later step announces other weights than sampled it.
-
-    The two steps are replayed in `environments`.
+    `sampled` gives the steps whose weights sampled the rollouts of a step, if they are not those that it announces.
     """
 
     def case(bench: Bench) -> Outcome:
-        run = shipped_run()
-        first, middle, last = run.steps()
-        steps = {first: without_fingerprint(run.rollouts(first)), last: without_fingerprint(run.rollouts(middle))}
-        checkpoints = {first: run.checkpoint(first), last: run.checkpoint(last)}
+        recorded = run or shipped_run()
+        steps = {step: without_fingerprint(recorded.rollouts((sampled or {}).get(step, step))) for step, _ in replays}
+        checkpoints = {step: recorded.checkpoint(step) for step in steps}
         logged = bench.log_run(
             f"environment-{name}", steps, checkpoints=checkpoints, model_kind="dense", fingerprint=fingerprints
         )
-        for step, environment in zip((first, last), environments, strict=True):
+        for step, environment in replays:
             bench.probe(logged, step, _SCORERS, environment=environment or AS_IT_IS)
-        return bench.shown(logged, last)
+        return bench.shown(logged, replays[-1][0])
 
     return case
 
 
-def unknown_run(index: int) -> Callable[[Bench], Outcome]:
+def unknown_run(run: RecordedRun) -> Callable[[Bench], Outcome]:
     """Return a case's function: a recorded run without fingerprints, replayed where its values come out bit for bit."""
-
-    def case(bench: Bench) -> Outcome:
-        run = recorded_runs()[index]
-        step = run.steps()[1]
-        logged = bench.log_run(
-            f"environment-{run.name}", {step: without_fingerprint(run.rollouts(step))},
-            checkpoints={step: run.checkpoint(step)}, model_kind="dense",
-        )  # fmt: skip
-        held = run.environment.nearest()
-        assert held.instruction_set is not None
-        name = environment_name(held.instruction_set, held.mkl or mkl_kernels())
-        bench.probe(logged, step, _SCORERS, environment=name)
-        return bench.shown(logged, step)
-
-    return case
+    held = run.environment.nearest()
+    assert held.instruction_set is not None
+    name = environment_name(held.instruction_set, held.mkl or mkl_kernels())
+    return replayed(run.name, {}, (run.steps()[1], name), run=run)
 
 
 _NEAREST = shipped_run().environment.nearest()
@@ -127,38 +100,35 @@ def _cases() -> tuple[Case, ...]:
     other = environment_name(highest, mkl_kernels())
     known = own_fingerprints()
     true_of_drift = ("sampling-time state", "not reproduced", "weights", _NUMERICS)
+    # The first step's replay is 0, and the last one announces other weights than sampled it.
+    drift = replayed("drift", {}, (first, own), (last, own), sampled={last: middle})
     found = [
-        _case(
-            "environment same, chosen by the service", _NUMERICS, replayed("same", own_fingerprints(), (None,), last)
-        ),
-        _case("environment same, required", _NUMERICS, replayed("run", known, ("run",), middle)),
-        _case("environment unknown, bit for bit equal", _NUMERICS, replayed("equal", {}, (own,), middle)),
-        _case("environment unknown, drift", "drift", drift("drift", {}, (own, own)), true_of_drift),
+        _case("environment same, chosen by the service", _NUMERICS, replayed("same", known, (last, None))),
+        _case("environment same, required", _NUMERICS, replayed("run", known, (middle, "run"))),
+        _case("environment unknown, bit for bit equal", _NUMERICS, replayed("equal", {}, (middle, own))),
+        _case("environment unknown, drift", "drift", drift, true_of_drift),
     ]
     if highest is InstructionSet.AVX2:
         return tuple(found)
     differs = "the CPU's instruction set: AVX2 at sampling, AVX-512"
-    both = replayed("two", known, (own, other), last)
+    both = replayed("two", known, (last, own), (last, other))
     found += [
-        _case("fingerprint of another CPU, equal", _NUMERICS, replayed("claimed", claimed(), (own,), middle)),
+        _case("fingerprint of another CPU, equal", _NUMERICS, replayed("claimed", claimed(), (middle, own))),
         _case("two environments, one is the run's", "environment-measured", both),
     ]
     found += [
-        _case(
-            f"environment differs, step {step}",
-            differs,
-            replayed(f"differs-{step}", known, (other,), step),
-        )
+        _case(f"environment differs, step {step}", differs, replayed(f"differs-{step}", known, (step, other)))
         for step in (first, middle, last)
     ]
-    found.append(_case("environment unknown, another", "environment-unknown", replayed("unknown", {}, (other,), last)))
+    found.append(_case("environment unknown, another", "environment-unknown", replayed("unknown", {}, (last, other))))
     found += [
-        _case(f"run {run.name} without fingerprints, equal", _NUMERICS, unknown_run(index))
-        for index, run in enumerate(recorded_runs())
+        _case(f"run {run.name} without fingerprints, equal", _NUMERICS, unknown_run(run))
+        for run in recorded_runs()
         if run.name != "recorded" and run.environment.instruction_set in available_instruction_sets()
     ]
-    neither = replayed("neither", {}, (other, environment_name(InstructionSet.AVX512, mkl_kernels())), last)
-    clears_nothing = drift("drift-two", {}, (own, other))
+    unknown = environment_name(InstructionSet.AVX512, mkl_kernels())
+    neither = replayed("neither", {}, (last, other), (last, unknown))
+    clears_nothing = replayed("drift-two", {}, (first, own), (last, other), sampled={last: middle})
     return (
         *found,
         _case("two environments, neither is known to be the run's", "(an assumption)", neither),

@@ -16,8 +16,6 @@ from benchmarks.truth.case import Case, Outcome
 from foreshock.model_kind import ModelKind
 from foreshock.rollouts import RolloutBatch
 
-__all__ = ["CASES"]
-
 # Tokens that are almost certain keep their log-prob: noise would make it positive.
 _NOISY_BELOW = -0.2
 

@@ -16,8 +16,6 @@ from benchmarks.truth.policies import addition_prompts, log_probs, sample_rollou
 from examples.tiny_rl.task import PAD
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 
-__all__ = ["CASES"]
-
 Edit = Callable[[RolloutBatch], RolloutBatch]
 Steps = dict[int, RolloutBatch]
 

@@ -19,8 +19,6 @@ from examples.tiny_rl.model import load_model, save_model
 from examples.tiny_rl.task import END_OF_SEQUENCE, MAX_RESPONSE_TOKENS, PAD, draw_problem
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 
-__all__ = ["addition_prompts", "log_probs", "sample_rollouts", "save_llama", "save_with_sampled_pad"]
-
 
 def addition_prompts(count: int, seed: int = 0) -> list[list[int]]:
     """Return prompts of the task of examples/tiny_rl."""

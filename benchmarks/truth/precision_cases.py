@@ -17,8 +17,6 @@ from foreshock.rollouts import RolloutBatch
 from foreshock.rollouts.scores import ScoreBatch
 from foreshock.scorers import ENGINE_REPLAY, REFERENCE, TRAINER_REPLAY
 
-__all__ = ["CASES"]
-
 FLOAT32 = {"autocast": None, "master_dtype": "float32"}
 BFLOAT16 = {"autocast": None, "master_dtype": "bfloat16"}
 AUTOCAST = {"autocast": "bfloat16", "master_dtype": "float32"}

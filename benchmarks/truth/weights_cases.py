@@ -24,8 +24,6 @@ from foreshock.probe_kinds import DOCTOR
 from foreshock.rollouts import RolloutBatch, decode_rollouts
 from foreshock_probes.engines.environment import offered_environments
 
-__all__ = ["CASES", "recorded"]
-
 # Other true statements: engine and trainer are two programs, and what little they differ by may be most of a mismatch.
 _NUMERICS = ("engine against trainer numerics",)
 # The link that wrong weights are in, with its list of causes.
