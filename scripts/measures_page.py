@@ -7,7 +7,6 @@ The tables come from foreshock/measures/registry.py and conditions.py; the text 
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections.abc import Callable, Iterable
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from foreshock.measures.registry import MEASURES, Measure
 from foreshock.measures.statistics.conditions import CONDITIONS, Condition
+from scripts.generated import write_or_check
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "measures.md"
 
@@ -342,17 +342,5 @@ def page() -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if the page is not current")
-    if parser.parse_args().check:
-        current = PAGE.exists() and PAGE.read_text() == page()
-        if not current:
-            print(f"{PAGE} is not current; run python -m scripts.measures_page", file=sys.stderr)
-        return 0 if current else 1
-    PAGE.write_text(page())
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check("measures_page", {PAGE: page()}))

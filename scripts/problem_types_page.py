@@ -1,14 +1,16 @@
-"""Write the table of problem types into docs/api.md: `python -m scripts.problem_types_page`."""
+"""Write the table of problem types into docs/api.md: `python -m scripts.problem_types_page [--check]`."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import foreshock_service.app  # noqa: F401  (imports every module that declares an error)
 from foreshock_service.platform.problem import ProblemError
+from scripts.generated import write_or_check
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "api.md"
 _BLOCK: Final = re.compile(r"(<!-- problem types -->\n).*?(<!-- end of problem types -->)", re.DOTALL)
@@ -36,4 +38,4 @@ def _meaning(error: type[ProblemError]) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    sys.exit(write_or_check("problem_types_page", {PAGE: page()}))

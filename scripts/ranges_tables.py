@@ -5,7 +5,6 @@ A table stands between `<!-- ranges: NAME -->` and `<!-- end of ranges -->`; its
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +13,7 @@ from typing import Final
 
 from foreshock.model_kind import MODEL_KIND_NAMES
 from foreshock.ranges import RANGES, HealthyRange
+from scripts.generated import write_or_check
 
 REPOSITORY: Final = Path(__file__).resolve().parents[1]
 _BLOCK: Final = re.compile(r"(<!-- ranges: (\w+) -->\n).*?(<!-- end of ranges -->)", re.DOTALL)
@@ -40,11 +40,6 @@ def current_text(document: Path) -> str:
     return _BLOCK.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[3]}", document.read_text())
 
 
-def stale_documents() -> list[Path]:
-    """Return the documents whose tables are not current."""
-    return [document for document in DOCUMENTS if document.read_text() != current_text(document)]
-
-
 def _quantity(each: HealthyRange) -> str:
     return each.label if each.model_kind is None else f"{each.label}, {MODEL_KIND_NAMES[each.model_kind]}"
 
@@ -59,19 +54,5 @@ def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def main() -> int:
-    """Write the tables, or report the documents that are not current."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a document is not current")
-    stale = stale_documents()
-    if parser.parse_args().check:
-        for document in stale:
-            print(f"not current: {document}; run python -m scripts.ranges_tables", file=sys.stderr)
-        return 1 if stale else 0
-    for document in stale:
-        document.write_text(current_text(document))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check("ranges_tables", {document: current_text(document) for document in DOCUMENTS}))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from pathlib import Path
 
 from foreshock.rollouts.schema import ROLLOUT_COLUMNS, ColumnSpec
+from scripts.generated import write_or_check
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "rollout-table.md"
 
@@ -78,18 +78,5 @@ def _valid(column: ColumnSpec) -> str:
     return ", ".join(bounds)
 
 
-def main() -> int:
-    """Write the page, or check it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if the page is stale")
-    if parser.parse_args().check:
-        current = PAGE.exists() and PAGE.read_text() == page()
-        if not current:
-            print(f"stale: {PAGE}; run python -m scripts.rollout_table_page", file=sys.stderr)
-        return 0 if current else 1
-    PAGE.write_text(page())
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check("rollout_table_page", {PAGE: page()}))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from foreshock.ranges import RANGES
-from scripts import ranges_tables
-from scripts.ranges_tables import DOCUMENTS, TABLES, current_text, stale_documents
+from scripts.ranges_tables import DOCUMENTS, TABLES, current_text
 
 
 def test_the_documents_are_current() -> None:
-    assert stale_documents() == [], "run python -m scripts.ranges_tables"
+    stale = [document for document in DOCUMENTS if document.read_text() != current_text(document)]
+    assert stale == [], "run python -m scripts.ranges_tables"
 
 
 def test_every_document_has_a_table() -> None:
@@ -20,12 +18,10 @@ def test_every_document_has_a_table() -> None:
         assert "<!-- ranges: " in document.read_text(), document.name
 
 
-def test_a_changed_number_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_changed_number_is_found(tmp_path: Path) -> None:
     copy = tmp_path / "page.md"
     copy.write_text(DOCUMENTS[0].read_text().replace("> 0.01", "> 0.05"))
-    monkeypatch.setattr(ranges_tables, "DOCUMENTS", (copy,))
-    assert stale_documents() == [copy]
-    assert current_text(copy) == DOCUMENTS[0].read_text()
+    assert copy.read_text() != current_text(copy) == DOCUMENTS[0].read_text()
 
 
 def test_the_whole_table_has_every_range_and_its_source() -> None:
