@@ -110,12 +110,18 @@ def judge_window(
 
 
 def _readable(shards: Sequence[LintPart]) -> list[lint.LintEvidence]:
-    parts = []
+    parts, reason = list[lint.LintEvidence](), ""
     for shard in shards:
         try:
             parts.append(lint.LintEvidence.from_bytes(shard.evidence, shard.examples))
         except errors.StatisticsError as error:
-            _logger.warning("the lint's evidence of a shard cannot be read: %s", error)
+            reason = str(error)
+    if reason:
+        # Evidence of an earlier release, as a rule; once for all shards, of which a window has many.
+        _logger.warning(
+            "the lint's evidence of %d of %d shards cannot be read (%s): `foreshock remeasure` collects it again",
+            len(shards) - len(parts), len(shards), reason,
+        )  # fmt: skip
     return parts
 
 
