@@ -58,7 +58,7 @@ CLIENT_POINTS = {
     "client.spooled": KillPoint(_SPOOL, "Spool.write", "after"),
     "client.synced": KillPoint(_SPOOL, "Spool.sync", "after"),
     "client.before-send": KillPoint(_REGISTRAR, "Registrar.send", "before"),
-    "client.answered": KillPoint(_SENDER, "Sender._note_success", "before"),
+    "client.answered": KillPoint(_SENDER, "Sender._delivered", "before"),
     "client.removed": KillPoint(_SPOOL, "Spool.remove", "after"),
 }
 KILL_POINTS = SERVICE_POINTS | CLIENT_POINTS
