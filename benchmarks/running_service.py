@@ -61,7 +61,7 @@ def wait_until(reached: Callable[[], bool], seconds: float) -> bool:
 def _running(folder: Path, settings: Mapping[str, str], *, forked: bool) -> Iterator[str]:
     port = free_port()
     log = folder / "serve.log"
-    surroundings = environment(**settings, FORESHOCK_PORT=str(port))
+    surroundings = environment(**{**settings, "FORESHOCK_PORT": str(port)})
     server: subprocess.Popen[bytes] | psutil.Process
     if forked:
         server = fork_service(surroundings, folder, log)
