@@ -18,7 +18,18 @@ from starlette.concurrency import run_in_threadpool
 
 from foreshock.clock import now_us
 from foreshock_service.maintenance import delete_rollouts, delete_runs, retention
-from foreshock_service.platform import audit, health, keys, logs, openapi, problem, process, request_guards, security
+from foreshock_service.platform import (
+    audit,
+    health,
+    keys,
+    logs,
+    openapi,
+    problem,
+    process,
+    request_guards,
+    security,
+    uploads,
+)
 from foreshock_service.platform.context import EventBus, ServiceContext
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.decoding.pool import DecoderPool
@@ -26,7 +37,6 @@ from foreshock_service.platform.jobs import Job, JobRunner
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.removal import remove_due_files, remove_orphans
 from foreshock_service.platform.store.tokens import open_store
-from foreshock_service.platform.uploads import UploadPlaces, folders_to_watch
 from foreshock_service.present.exporter import collector as exporter
 from foreshock_service.present.pages.endpoints import ROUTERS as PAGES
 from foreshock_service.present.pages.sessions import unknown_address
@@ -140,10 +150,10 @@ def _make_context(settings: Settings, decoders: DecoderPool | None) -> ServiceCo
         database=Database(settings.database_url, connections=settings.connections_per_process),
         store=open_store(settings),
         decoders=decoders or DecoderPool(settings, shard_decoding.PRELOAD),
-        uploads=UploadPlaces(
+        uploads=uploads.UploadPlaces(
             settings.decode_processes + settings.decode_queue,
             most_of_one_key=settings.key_uploads,
-            folders=folders_to_watch(settings),
+            folders=uploads.folders_to_watch(settings),
         ),
         key_limits=keys.KeyLimits(
             settings.key_requests_per_second,

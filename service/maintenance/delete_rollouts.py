@@ -24,8 +24,7 @@ from foreshock.clock import now_us
 from foreshock.errors import RolloutsError
 from foreshock_service.maintenance import stored_files
 from foreshock_service.platform.context import ServiceContext
-from foreshock_service.platform.database import tables
-from foreshock_service.platform.database.engine import of_step
+from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.decoding.pool import DecoderDied
 from foreshock_service.platform.store.removal import check_not_taken, give_up_files
 from foreshock_service.platform.store.tokens import StoredFile, exact_file_name, score_file_name, shard_file_name
@@ -55,10 +54,10 @@ class StepRows:
     def read(cls, session: Session, key: events.StepKey) -> StepRows:
         """Read the rows of a step."""
         jobs = stored_files.jobs_of_step(key)
-        shards = select(tables.Shard).where(of_step(tables.Shard, key)).order_by(tables.Shard.shard)
+        shards = select(tables.Shard).where(engine.of_step(tables.Shard, key)).order_by(tables.Shard.shard)
         summaries: list[SummariesRow] = []
         for table in (tables.ShardStatistics, tables.MeasurementStatistics):
-            summaries += session.scalars(select(table).where(of_step(table, key), table.summaries.is_not(None)))
+            summaries += session.scalars(select(table).where(engine.of_step(table, key), table.summaries.is_not(None)))
         scores: list[ScoreRow] = []
         for kind in (tables.ScoreShard, tables.ExactShard):
             scores += session.scalars(select(kind).where(kind.job_id.in_(jobs)).order_by(kind.file))
@@ -269,12 +268,12 @@ def _replace(context: ServiceContext, key: events.StepKey, plan: StepPlan, sessi
                 session.delete(row)
     for part in rows.summaries:
         part.summaries = plan.summaries.get(_place(part), part.summaries)
-    for evidence in session.scalars(select(tables.ShardLint).where(of_step(tables.ShardLint, key))):
+    for evidence in session.scalars(select(tables.ShardLint).where(engine.of_step(tables.ShardLint, key))):
         evidence.examples = stored_files.strip_examples(evidence.examples, plan.deleted)
     verdict = session.get(tables.StepLint, tuple(key))
     if verdict is not None:
         verdict.report = stored_files.strip_report(verdict.report, plan.deleted)
-    for result in session.scalars(select(tables.ProbeResult).where(of_step(tables.ProbeResult, key))):
+    for result in session.scalars(select(tables.ProbeResult).where(engine.of_step(tables.ProbeResult, key))):
         result.document = stored_files.strip_document(result.document, plan.deleted)
     give_up_files(session, given_up, "deletion", context.settings.removal_grace_seconds)
     cancel_jobs_of_step(session, key, _REASON)

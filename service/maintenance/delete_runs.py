@@ -16,8 +16,7 @@ from pydantic import ValidationError
 from sqlalchemy import ColumnElement, CursorResult, Table, delete, func, select, tuple_, update
 from sqlalchemy.orm import Session
 
-from foreshock.clock import now_us
-from foreshock.errors import ConfigurationError
+from foreshock import clock, errors
 from foreshock_service.maintenance.delete_rollouts import carry_out_deletions, strip_step
 from foreshock_service.maintenance.stored_files import maintenance_context, run_called, steps_beyond
 from foreshock_service.platform import security, settings
@@ -108,7 +107,9 @@ def _keep_failures(session: Session, run_id: str, tries: Mapping[str, int]) -> N
 def _finish(run_id: str, session: Session) -> None:
     # The tombstone keeps the project and the key, which late uploads and the command line name.
     emptied = dict.fromkeys(("name", "model", "trainer", "engine", "hardware"))
-    session.execute(update(tables.Run).where(tables.Run.id == run_id).values(rows_removed_at_us=now_us(), **emptied))
+    session.execute(
+        update(tables.Run).where(tables.Run.id == run_id).values(rows_removed_at_us=clock.now_us(), **emptied)
+    )
 
 
 def _tables_of_runs() -> list[Table]:
@@ -164,7 +165,7 @@ def delete_rollouts(run: str, sample_ids: Sequence[str], group_ids: Sequence[str
     except ValidationError as error:
         fault = error.errors(include_input=False)[0]
         place = ": ".join(str(part) for part in fault["loc"])
-        raise ConfigurationError(f"{f'{place}: ' if place else ''}{fault['msg']}") from None
+        raise errors.ConfigurationError(f"{f'{place}: ' if place else ''}{fault['msg']}") from None
     with maintenance_context(settings.load_settings()) as context:
         with context.database.read() as session:
             found = run_called(session, run)

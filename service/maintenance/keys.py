@@ -8,9 +8,8 @@ from datetime import UTC, datetime
 import httpx
 from sqlalchemy.orm import Session
 
+from foreshock import clock, errors
 from foreshock.client.connection import configured
-from foreshock.clock import now_us
-from foreshock.errors import ConfigurationError
 from foreshock_service.platform import audit, keys, security, settings
 from foreshock_service.platform.database.opening import existing_database, is_missing, prepare_database, shown
 from foreshock_service.platform.database.session import Database
@@ -22,7 +21,7 @@ _DAY_US = 86_400_000_000
 def create(name: str, project: str | None, scopes: Sequence[str], expires_days: float | None) -> None:
     """Make a key and print its secret, which is stored nowhere."""
     secret = keys.new_secret()
-    expires = None if expires_days is None else now_us() + int(expires_days * _DAY_US)
+    expires = None if expires_days is None else clock.now_us() + int(expires_days * _DAY_US)
 
     def make(session: Session) -> ApiKey:
         key = keys.create_key(
@@ -74,7 +73,7 @@ def revoke(key_id: str) -> None:
 
 def _known(key_id: str, key: ApiKey | None) -> ApiKey:
     if key is None:
-        raise ConfigurationError(f"there is no key {key_id}: see `foreshock keys list`")
+        raise errors.ConfigurationError(f"there is no key {key_id}: see `foreshock keys list`")
     return key
 
 
@@ -101,7 +100,7 @@ def _refuse_beside_a_service(url: str) -> None:
     except (httpx.HTTPError, httpx.InvalidURL, ValueError):
         return
     if answers:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"{shown(url)} does not exist, and the service at {address} uses another database; set "
             "FORESHOCK_DATABASE_URL to that of the service, and run this where it runs"
         )

@@ -28,8 +28,7 @@ from foreshock_service.platform import problem, settings
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.decoding.pool import DecoderPool
-from foreshock_service.replay.attribution.compute import AttributionResult, attribute_step
-from foreshock_service.replay.attribution.service import AttributionInputs, attribution_inputs, store_attribution
+from foreshock_service.replay.attribution import compute, service
 from foreshock_service.replay.results.exact import remeasure_exact
 from foreshock_service.runs import events, judging, shard_decoding, shards, steps
 from foreshock_service.runs.runs import lock_run_for_background
@@ -52,14 +51,14 @@ class _Stored:
     files: tuple[tables.Shard, ...] = field(compare=False)
     contents: tuple[tuple[int, str, str | None, int | None], ...]
     # None if tokens were removed: then nothing is measured again.
-    scored: AttributionInputs | None
+    scored: service.AttributionInputs | None
 
     @classmethod
     def read(cls, context: ServiceContext, session: Session, key: events.StepKey) -> _Stored:
         files = tuple(shards.shards_of_step(session, key))
         contents = tuple((each.shard, each.file, each.tokens_removed, each.deleted_rollouts) for each in files)
         whole = all(file.tokens_removed is None for file in files)
-        return cls(files, contents, attribution_inputs(context, session, key) if whole else None)
+        return cls(files, contents, service.attribution_inputs(context, session, key) if whole else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ class _Measured:
     stored: _Stored
     shards: tuple[shard_decoding.MeasuredShard, ...]
     folded: shard_decoding.FoldedStep
-    attribution: AttributionResult | None
+    attribution: compute.AttributionResult | None
 
 
 def remeasure_step(context: ServiceContext, key: events.StepKey) -> StepReport:
@@ -127,7 +126,9 @@ def _measure(context: ServiceContext, key: events.StepKey, stored: _Stored) -> t
     attribution = None
     scored = stored.scored
     if scored is not None and scored.scores and gone is None:
-        attribution = context.decoders.run(attribute_step, scored.rollouts, scored.scores, scored.attempt_fingerprint)
+        attribution = context.decoders.run(
+            compute.attribute_step, scored.rollouts, scored.scores, scored.attempt_fingerprint
+        )
     return _Measured(stored, measured, folded, attribution), gone
 
 
@@ -142,11 +143,11 @@ def _replace(context: ServiceContext, key: events.StepKey, measured: _Measured, 
     if steps.is_closed(session, key):
         shards.store_fold(session, key, measured.folded, again=True)
     if measured.attribution is not None and measured.stored.scored is not None:
-        store_attribution(context, session, key, measured.stored.scored.version, measured.attribution)
+        service.store_attribution(context, session, key, measured.stored.scored.version, measured.attribution)
     return True
 
 
-def _gone_scores(scored: AttributionInputs | None) -> str | None:
+def _gone_scores(scored: service.AttributionInputs | None) -> str | None:
     if scored is None:
         return None
     gone = [file.name for score in scored.scores for file in score.files if not file.exists()]

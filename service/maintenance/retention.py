@@ -17,16 +17,13 @@ from sqlalchemy.orm import Session
 from foreshock import clock, errors
 from foreshock.api.runs import RetentionRecord
 from foreshock_service.maintenance.stored_files import jobs_of_step, maintenance_context, run_called, steps_beyond
-from foreshock_service.platform.audit import record
+from foreshock_service.platform import audit, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database import engine, tables
-from foreshock_service.platform.parameters import LARGEST_STEP, api_router
-from foreshock_service.platform.security import Administrator, Principal, Reader
 from foreshock_service.platform.settings import Settings, load_settings
 from foreshock_service.platform.store.removal import give_up_files
 from foreshock_service.replay.probes.jobs import ENDED
-from foreshock_service.runs.events import StepKey
-from foreshock_service.runs.run_endpoints import RunIdentifier
+from foreshock_service.runs import events, run_endpoints
 from foreshock_service.runs.runs import get_run, lock_run, lock_run_for_background
 
 
@@ -36,9 +33,14 @@ class RetentionRules(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     last_steps: int | None = Field(
-        default=None, ge=1, le=LARGEST_STEP, description="tokens of the newest so many steps; null: of all steps"
+        default=None,
+        ge=1,
+        le=parameters.LARGEST_STEP,
+        description="tokens of the newest so many steps; null: of all steps",
     )
-    every_steps: int | None = Field(default=None, ge=1, le=LARGEST_STEP, description="tokens of each such step too")
+    every_steps: int | None = Field(
+        default=None, ge=1, le=parameters.LARGEST_STEP, description="tokens of each such step too"
+    )
     alert_steps: int = Field(
         default=2, ge=0, le=10_000, description="tokens of so many steps before and after each alert too"
     )
@@ -73,7 +75,7 @@ class RunReport:
     first_step: int | None = None
     last_step: int | None = None
 
-    def count(self, key: StepKey, files: list[tuple[str, int]]) -> None:
+    def count(self, key: events.StepKey, files: list[tuple[str, int]]) -> None:
         """Count a step with these files, given as (name, bytes)."""
         self.steps += 1
         self.files += len(files)
@@ -94,21 +96,23 @@ def rules_of(settings: Settings, run: tables.Run) -> RetentionRules:
     )
 
 
-def read_rules(session: Session, settings: Settings, principal: Principal, run_id: str) -> RetentionRecord:
+def read_rules(session: Session, settings: Settings, principal: security.Principal, run_id: str) -> RetentionRecord:
     """Return the rules of a run. Raises RunNotFound, RunDeleted."""
     run = get_run(session, principal, run_id)
     rules = rules_of(settings, run)
     return RetentionRecord(**rules.model_dump(), source="settings" if run.retention is None else "run")
 
 
-def set_rules(session: Session, principal: Principal, run_id: str, rules: RetentionRules | None) -> None:
+def set_rules(session: Session, principal: security.Principal, run_id: str, rules: RetentionRules | None) -> None:
     """Set the run's own rules, or remove them. Raises RunNotFound, RunDeleted."""
     run = lock_run(session, principal, run_id)
     before = run.retention
     run.retention = None if rules is None else rules.model_dump()
     run.updated_at_us = clock.now_us()
     action = "retention.set" if rules is not None else "retention.remove"
-    record(session, principal, action, run.id, project=run.project, run_id=run.id, before=before, after=run.retention)
+    audit.record(
+        session, principal, action, run.id, project=run.project, run_id=run.id, before=before, after=run.retention
+    )
 
 
 def purge(
@@ -152,7 +156,7 @@ def _purge_run(
         alerts = _alert_steps(session, run.id)
     if newest is None or rules.last_steps is None:
         return report
-    after, steps = (0, -1), [StepKey(run.id, 0, -1)]
+    after, steps = (0, -1), [events.StepKey(run.id, 0, -1)]
     while steps and go_on():
         with context.database.read() as session:
             steps = _settled_steps(session, run.id, newest - rules.last_steps, after, _STEPS_AT_ONCE)
@@ -167,7 +171,7 @@ def _purge_run(
     return report
 
 
-def _purge_step(context: ServiceContext, key: StepKey, files: list[tuple[str, int]], session: Session) -> bool:
+def _purge_step(context: ServiceContext, key: events.StepKey, files: list[tuple[str, int]], session: Session) -> bool:
     """Purge a step in this transaction; False if something waits for its tokens now, or its files are others."""
     if lock_run_for_background(session, key.run_id) is None:
         return False
@@ -194,7 +198,9 @@ def _newest_step(session: Session, run_id: str) -> int | None:
     return session.scalar(query.order_by(*tables.NEWEST_ATTEMPT_FIRST, tables.Step.step.desc()).limit(1))
 
 
-def _settled_steps(session: Session, run_id: str, up_to: int, after: tuple[int, int], limit: int) -> list[StepKey]:
+def _settled_steps(
+    session: Session, run_id: str, up_to: int, after: tuple[int, int], limit: int
+) -> list[events.StepKey]:
     """Return up to `limit` steps beyond `after` (attempt, step) that have tokens and wait for nothing.
 
     Open steps, those with shards to fold, unfinished jobs or an attribution to compute are left out.
@@ -225,7 +231,7 @@ def _alert_steps(session: Session, run_id: str) -> set[int]:
     return set(session.scalars(query.distinct()))
 
 
-def _files_of_step(session: Session, key: StepKey) -> list[tuple[str, int]]:
+def _files_of_step(session: Session, key: events.StepKey) -> list[tuple[str, int]]:
     """Return name and bytes of every file of a step: rollouts, scores and exact divergences."""
     own = select(tables.Shard.file, tables.Shard.file_bytes).where(
         engine.of_step(tables.Shard, key), tables.Shard.tokens_removed.is_(None)
@@ -270,11 +276,11 @@ def _in_words(rules: RetentionRules) -> str:
     return f"the last {rules.last_steps}{every}, {rules.alert_steps} before and after alerts"
 
 
-router = api_router(prefix="/v1/runs/{run}/retention", tags=["retention"])
+router = parameters.api_router(prefix="/v1/runs/{run}/retention", tags=["retention"])
 
 
 @router.get("")
-def read_retention(run: RunIdentifier, context: Context, principal: Reader) -> RetentionRecord:
+def read_retention(run: run_endpoints.RunIdentifier, context: Context, principal: security.Reader) -> RetentionRecord:
     """Return the rules by which tokens of the run are kept: its own, else those of the service's settings."""
     with context.database.read() as session:
         return read_rules(session, context.settings, principal, run)
@@ -282,7 +288,7 @@ def read_retention(run: RunIdentifier, context: Context, principal: Reader) -> R
 
 @router.put("")
 def set_retention(
-    run: RunIdentifier, body: RetentionRules, context: Context, principal: Administrator
+    run: run_endpoints.RunIdentifier, body: RetentionRules, context: Context, principal: security.Administrator
 ) -> RetentionRecord:
     """Give the run rules of its own; `last_steps` null keeps all its tokens, whatever the settings say."""
     context.database.write(lambda session: set_rules(session, principal, run, body))
@@ -291,6 +297,6 @@ def set_retention(
 
 
 @router.delete("", status_code=status.HTTP_204_NO_CONTENT)
-def remove_retention(run: RunIdentifier, context: Context, principal: Administrator) -> None:
+def remove_retention(run: run_endpoints.RunIdentifier, context: Context, principal: security.Administrator) -> None:
     """Remove the run's own rules: those of the settings hold again."""
     context.database.write(lambda session: set_rules(session, principal, run, None))

@@ -18,28 +18,24 @@ from foreshock import digests, errors, rollouts
 from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.rollouts import parquet_files
 from foreshock_service.platform import context, uploads
-from foreshock_service.platform.database.engine import of_step
-from foreshock_service.platform.database.opening import existing_database
+from foreshock_service.platform.database import engine, opening
 from foreshock_service.platform.database.tables import Probe, ProbeJob, Run, Step
-from foreshock_service.platform.decoding.pool import DecoderPool
-from foreshock_service.platform.decoding.worker import stored_limits
+from foreshock_service.platform.decoding import pool, worker
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.tokens import StoredFile, open_store
-from foreshock_service.runs.deletions import DeletedIds
-from foreshock_service.runs.events import StepKey
-from foreshock_service.runs.shard_decoding import PRELOAD
+from foreshock_service.runs import deletions, events, shard_decoding
 
 
 @contextmanager
-def maintenance_context(settings: Settings, shared: DecoderPool | None = None) -> Iterator[context.ServiceContext]:
+def maintenance_context(settings: Settings, shared: pool.DecoderPool | None = None) -> Iterator[context.ServiceContext]:
     """Give the parts of a service; raises ConfigurationError if data is missing or of another release.
 
     It has no event handlers. `shared` are decoders to use; without it there is a pool of the command's own.
     """
     store = open_store(settings)
-    with existing_database(settings.database_url) as database:
+    with opening.existing_database(settings.database_url) as database:
         store.check_exists()
-        decoders = shared or DecoderPool(settings, PRELOAD)
+        decoders = shared or pool.DecoderPool(settings, shard_decoding.PRELOAD)
         try:
             yield context.ServiceContext(settings, database, store, decoders, b"", uploads.UploadPlaces(1))
         finally:
@@ -58,18 +54,18 @@ def run_called(session: Session, name: str) -> Run:
     return runs[0]
 
 
-def jobs_of_step(key: StepKey) -> Select[str]:
+def jobs_of_step(key: events.StepKey) -> Select[str]:
     """Return the query for the ids of the probe jobs of a step."""
-    return select(ProbeJob.id).join(Probe, Probe.id == ProbeJob.probe_id).where(of_step(Probe, key))
+    return select(ProbeJob.id).join(Probe, Probe.id == ProbeJob.probe_id).where(engine.of_step(Probe, key))
 
 
 def steps_beyond(
     session: Session, run_id: str, place: tuple[int, int], limit: int, *conditions: ColumnElement[bool]
-) -> list[StepKey]:
+) -> list[events.StepKey]:
     """Return the next `limit` steps of a run beyond (attempt, step) for which the conditions hold, in order."""
     order = (Step.attempt, Step.step)
     query = select(Step.run_id, *order).where(Step.run_id == run_id, tuple_(*order) > place, *conditions)
-    return [StepKey(*row) for row in session.execute(query.order_by(*order).limit(limit))]
+    return [events.StepKey(*row) for row in session.execute(query.order_by(*order).limit(limit))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +81,12 @@ def read_contents(file: StoredFile, kind: str) -> Contents:
     """Return the contents of a file; raises FileNotFoundError, and RolloutsError if a page or a value is damaged."""
     data = file.read_bytes()
     if kind == "rollouts":
-        batch = rollouts.decode_rollouts(data, stored_limits())
+        batch = rollouts.decode_rollouts(data, worker.stored_limits())
         return Contents(batch.num_rollouts, batch.num_tokens, digests.rollout_set_digest(batch.sample_ids))
     shard = (
-        rollouts.decode_scores(data, stored_limits())
+        rollouts.decode_scores(data, worker.stored_limits())
         if kind == "scores"
-        else rollouts.decode_exact(data, stored_limits())
+        else rollouts.decode_exact(data, worker.stored_limits())
     )
     return Contents(shard.num_rollouts, shard.num_tokens, digests.rollout_set_digest(shard.sample_ids))
 
@@ -113,7 +109,7 @@ class StrippedFile:
     file_bytes: int
 
 
-def find_rollouts(file: StoredFile, ids: DeletedIds) -> FoundRollouts:
+def find_rollouts(file: StoredFile, ids: deletions.DeletedIds) -> FoundRollouts:
     """Look for deleted rollouts; reads two columns. Raises FileNotFoundError, and RolloutsError for a damaged file."""
     with parquet_files.arrow_errors(), file.open() as source:
         parquet = pq.ParquetFile(source, page_checksum_verification=True)
@@ -126,12 +122,12 @@ def find_rollouts(file: StoredFile, ids: DeletedIds) -> FoundRollouts:
     return FoundRollouts(deleted, tuple(sample for sample, gone in zip(samples, rows, strict=True) if not gone))
 
 
-def strip_rollouts(file: StoredFile, target: Path, ids: DeletedIds, sampled: int | None) -> StrippedFile:
+def strip_rollouts(file: StoredFile, target: Path, ids: deletions.DeletedIds, sampled: int | None) -> StrippedFile:
     """Write the rollouts of a token file that are not deleted; raises as `find_rollouts`.
 
     The first `sampled` rollouts of the file are an unbiased sample; None: all of them.
     """
-    batch = rollouts.decode_rollouts(file.read_bytes(), stored_limits())
+    batch = rollouts.decode_rollouts(file.read_bytes(), worker.stored_limits())
     rows = np.flatnonzero(~np.array(ids.rows(batch.sample_ids, batch.group_ids)))
     of_sample = int(rows.size if sampled is None else (rows < sampled).sum())
     if not rows.size:
@@ -146,7 +142,9 @@ def strip_scores(file: StoredFile, target: Path, kept: frozenset[str], *, exact:
     """Write the kept rollouts of a file of scores or exact divergences; raises as `find_rollouts`."""
     data = file.read_bytes()
     batch: Any = (
-        rollouts.decode_exact(data, stored_limits()) if exact else rollouts.decode_scores(data, stored_limits())
+        rollouts.decode_exact(data, worker.stored_limits())
+        if exact
+        else rollouts.decode_scores(data, worker.stored_limits())
     )
     rows = [row for row, sample in enumerate(batch.sample_ids) if sample in kept]
     if not rows:
@@ -165,7 +163,9 @@ def strip_scores(file: StoredFile, target: Path, kept: frozenset[str], *, exact:
     return StrippedFile(len(rows), int(offsets[-1]), len(rows), len(written))
 
 
-def anonymise_summaries(summaries: bytes, ids: DeletedIds, secret: bytes) -> tuple[frozenset[str], bytes] | None:
+def anonymise_summaries(
+    summaries: bytes, ids: deletions.DeletedIds, secret: bytes
+) -> tuple[frozenset[str], bytes] | None:
     """Replace the ids of deleted rollouts, and of deleted groups, by pseudonyms; None if there are none.
 
     Returns the sample ids of deleted rollouts and the changed summaries. Equal ids get equal pseudonyms under one

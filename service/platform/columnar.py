@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Select
 from sqlalchemy.orm import Session
 
-from foreshock_service.platform import problem, request_guards
-from foreshock_service.platform.compression import compressed
+from foreshock_service.platform import compression, problem, request_guards
 from foreshock_service.platform.parameters import content_etag, matches
 
 Kind = Literal["integer", "float", "boolean", "label"]
@@ -273,7 +272,7 @@ def columnar_response(request: Request, body: bytes, media_type: str) -> Respons
     headers = {"ETag": etag, "Vary": "Accept, Accept-Encoding", "Cache-Control": "private, no-cache"}
     if matches(request.headers.get("if-none-match"), etag):
         return Response(status_code=304, headers=headers)
-    body, encoding = compressed(body, request.headers.get("accept-encoding"))
+    body, encoding = compression.compressed(body, request.headers.get("accept-encoding"))
     return Response(body, media_type=media_type, headers=headers | encoding)
 
 

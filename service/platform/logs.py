@@ -22,8 +22,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog import contextvars, processors, stdlib
 
-from foreshock.errors import ConfigurationError
-from foreshock.installing import install_command
+from foreshock import errors, installing
 from foreshock_service.platform.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -134,7 +133,7 @@ def _known_secrets() -> list[str]:
     found = {os.environ.get(name, "") for name in _SECRET_VARIABLES}
     try:
         found |= load_settings().secrets()
-    except ConfigurationError:
+    except errors.ConfigurationError:
         return sorted(filter(None, found), key=len, reverse=True)
     # Shorter ones would mask ordinary words.
     return sorted((secret for secret in found if len(secret) >= 6), key=len, reverse=True)
@@ -203,7 +202,9 @@ def add_tracing(app: FastAPI, settings: Settings) -> None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        raise ConfigurationError(f"FORESHOCK_TRACES_URL needs the extra: {install_command('otlp')}") from error
+        raise errors.ConfigurationError(
+            f"FORESHOCK_TRACES_URL needs the extra: {installing.install_command('otlp')}"
+        ) from error
     global _tracer
     provider = TracerProvider(
         resource=Resource.create({"service.name": "foreshock", "service.version": app.version}),

@@ -19,8 +19,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foreshock import errors, statistics_shards
-from foreshock_service.platform import keys, parameters, problem
-from foreshock_service.platform.compression import zstd
+from foreshock_service.platform import compression, keys, parameters, problem
 from foreshock_service.platform.settings import Settings
 
 PARQUET_MEDIA_TYPE = "application/vnd.apache.parquet"
@@ -149,7 +148,9 @@ class InvalidBodyEncoding(problem.ProblemError, status=400, problem_type="invali
 def _new_stream(encoding: str) -> Any:
     """Return a decompressor of one member (gzip) or frame (zstd)."""
     if encoding == "zstd":
-        return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG})
+        return compression.zstd.ZstdDecompressor(
+            options={compression.zstd.DecompressionParameter.window_log_max: _WINDOW_LOG}
+        )
     return zlib.decompressobj(_GZIP)
 
 
@@ -190,7 +191,7 @@ class DecompressedBody:
             try:
                 # The GIL is free meanwhile: the event loop serves others.
                 piece = await run_in_threadpool(self._take) if self._pending or self._has_begun else b""
-            except (zlib.error, zstd.ZstdError) as error:
+            except (zlib.error, compression.zstd.ZstdError) as error:
                 raise problem.BodyRefused(
                     InvalidBodyEncoding(f"the body is not {self._encoding}, as its Content-Encoding says: {error}")
                 ) from error

@@ -9,8 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from foreshock import comparisons, configuration_grid, json_values, probe_kinds, scorers
-from foreshock.api.records import from_attributes
-from foreshock.api.replays import MatrixCellRecord, MatrixPairRecord, MatrixRecord
+from foreshock.api import records, replays
 from foreshock.diagnosis.configurations import MeasuredSetting, Setting, recommend
 from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context, ServiceContext
@@ -61,7 +60,7 @@ def read_matrix(
     context: Context,
     principal: security.Reader,
     attempt: parameters.ActiveOrAttempt = None,
-) -> MatrixRecord:
+) -> replays.MatrixRecord:
     """Return hardware × configuration of a step: mismatch and cost of each cell, and what is recommended.
 
     The cells are probes of the kind `matrix`; 404 `matrix-not-found` if none was requested.
@@ -77,14 +76,14 @@ def read_matrix(
             measured = context.decoders.run(measure_cells, rollouts, {cell.id: cell.files for cell in scored}, pairs)
     changed = _changed(cells)
     first = cells[0].probe
-    return from_attributes(
-        MatrixRecord,
+    return records.from_attributes(
+        replays.MatrixRecord,
         first,
         run=first.run_id,
         reference=reference,
         cells=tuple(
-            from_attributes(
-                MatrixCellRecord,
+            records.from_attributes(
+                replays.MatrixCellRecord,
                 cell,
                 probe=cell.id,
                 changed=changed[cell.id],
@@ -95,7 +94,7 @@ def read_matrix(
             for cell in cells
         ),
         pairs=tuple(
-            MatrixPairRecord(trainer=target, engine=behaviour, mismatch=found)
+            replays.MatrixPairRecord(trainer=target, engine=behaviour, mismatch=found)
             for (target, behaviour), found in measured.pairs.items()
             if target != reference
         ),

@@ -21,8 +21,7 @@ from sqlalchemy.orm import Session
 from foreshock import comparisons, rollouts
 from foreshock.api.runs import Coverage
 from foreshock.measures.rollout_summaries import RolloutSummaries
-from foreshock.rollouts.parquet_files import RolloutFile
-from foreshock.rollouts.schema import are_log_probs
+from foreshock.rollouts import parquet_files, schema
 from foreshock_service.platform import columnar, problem, security
 from foreshock_service.platform.context import ScoredShard, ServiceContext
 from foreshock_service.platform.database.tables import Shard
@@ -149,11 +148,13 @@ def read_worst_first(
 
     `bounds` has the largest |d| of rollouts by sample id; of others it is unknown. Raises TokensGone, TokensDamaged.
     """
-    opened: dict[int, RolloutFile] = {}
+    opened: dict[int, parquet_files.RolloutFile] = {}
     order: list[tuple[float, int, int]] = []
     for file in files:
         with problem.stored_file(f"shard {file.shard} of step {key.step}"):
-            opened[file.shard] = RolloutFile(context.store.file(file.file), stored_limits(), only=TOKEN_COLUMNS)
+            opened[file.shard] = parquet_files.RolloutFile(
+                context.store.file(file.file), stored_limits(), only=TOKEN_COLUMNS
+            )
         for group, names in enumerate(opened[file.shard].sample_ids):
             bound = max((bounds.get(name, math.inf) for name in names), default=-math.inf)
             order.append((-bound, file.shard, group))
@@ -258,7 +259,7 @@ def sample_tokens(
             is_compared = True
             with np.errstate(invalid="ignore"):
                 d = scores[target].astype(np.float64) - scores[behaviour].astype(np.float64)
-            usable = batch.generated & are_log_probs(scores[target]) & are_log_probs(scores[behaviour])
+            usable = batch.generated & schema.are_log_probs(scores[target]) & schema.are_log_probs(scores[behaviour])
             drawn_from += int(usable.sum())
             drawn_log_behaviour.append(scores[behaviour][usable])
             drawn_d.append(d[usable])
@@ -279,14 +280,16 @@ def sample_tokens(
 
 def _some_files(
     context: ServiceContext, key: events.StepKey, files: Sequence[Shard], random: np.random.Generator
-) -> tuple[dict[int, RolloutFile], bool]:
+) -> tuple[dict[int, parquet_files.RolloutFile], bool]:
     """Return at most MOST_GROUPS_READ of the files by shard, opened, and whether those are all."""
-    opened: dict[int, RolloutFile] = {}
+    opened: dict[int, parquet_files.RolloutFile] = {}
     # Opening a file reads all its sample ids.
     for at in sorted(random.permutation(len(files))[:MOST_GROUPS_READ].tolist()):
         file = files[at]
         with problem.stored_file(f"shard {file.shard} of step {key.step}"):
-            opened[file.shard] = RolloutFile(context.store.file(file.file), stored_limits(), only=TOKEN_COLUMNS)
+            opened[file.shard] = parquet_files.RolloutFile(
+                context.store.file(file.file), stored_limits(), only=TOKEN_COLUMNS
+            )
     return opened, len(opened) == len(files)
 
 

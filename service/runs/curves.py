@@ -19,8 +19,7 @@ from foreshock.api.steps import BucketColumns, BucketsRecord, TokenIdColumns, To
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.errors import did_you_mean
 from foreshock.measures.registry import MEASURES, measure_named
-from foreshock.measures.statistics.conditions import CONDITIONS
-from foreshock.measures.statistics.token_ids import KEPT_TOKEN_IDS
+from foreshock.measures.statistics import conditions, token_ids
 from foreshock_service.platform import columnar, parameters, problem, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.tables import NewestMeasurement, measurements
@@ -139,7 +138,9 @@ def read_buckets(
     principal: security.Reader,
     comparison: Comparison = TRAINER_ROLLOUT,
     by: Annotated[By, Query(description="condition that defines the buckets")] = "probability",
-    limit: Annotated[int, Query(ge=1, le=KEPT_TOKEN_IDS, description="maximum number of token ids")] = KEPT_TOKEN_IDS,
+    limit: Annotated[
+        int, Query(ge=1, le=token_ids.KEPT_TOKEN_IDS, description="maximum number of token ids")
+    ] = token_ids.KEPT_TOKEN_IDS,
     attempt: parameters.ActiveOrAttempt = None,
     format_name: columnar.Format = None,
 ) -> Response:
@@ -169,8 +170,8 @@ def read_buckets(
             table = statistics.condition_table(by)
             found = BucketsRecord(
                 by=by,
-                meaning=CONDITIONS[by].meaning,
-                unit=CONDITIONS[by].unit,
+                meaning=conditions.CONDITIONS[by].meaning,
+                unit=conditions.CONDITIONS[by].unit,
                 edges=tuple(table.edges.tolist()),
                 columns=parse(BucketColumns, table.columns()),
                 coverage=coverage,

@@ -15,17 +15,11 @@ from starlette.concurrency import run_in_threadpool
 from foreshock.api.runs import ShardReceipt
 from foreshock.clock import now_us
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
+from foreshock_service.platform import parameters, problem, request_guards, security, uploads
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.tables import Shard, Step
-from foreshock_service.platform.decoding.pool import decoding_seconds
-from foreshock_service.platform.decoding.worker import decode_limits
-from foreshock_service.platform.parameters import LARGEST_STEP, AttemptQuery, StepPath, api_router
-from foreshock_service.platform.problem import InvalidRequest, ProblemError
-from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE
-from foreshock_service.platform.security import Ingester, Principal
-from foreshock_service.platform.store.removal import check_not_taken
-from foreshock_service.platform.store.tokens import shard_file_name
-from foreshock_service.platform.uploads import PARQUET_BODY, STATISTICS_BODY, Upload, commit_file, received_upload
+from foreshock_service.platform.decoding import pool, worker
+from foreshock_service.platform.store import removal, tokens
 from foreshock_service.runs import (
     attempts,
     changes,
@@ -38,13 +32,13 @@ from foreshock_service.runs import (
     steps,
 )
 
-router = api_router(prefix="/v1/runs/{run}/steps/{step}", tags=["rollouts"])
+router = parameters.api_router(prefix="/v1/runs/{run}/steps/{step}", tags=["rollouts"])
 
 _DUPLICATE: dict[int | str, dict[str, Any]] = {
     200: {"model": ShardReceipt, "description": "The same bytes were stored before"}
 }
-ShardPath = Annotated[int, Path(ge=0, le=LARGEST_STEP)]
-Shards = Annotated[int, Query(ge=1, le=LARGEST_STEP, description="number of shards of the whole step")]
+ShardPath = Annotated[int, Path(ge=0, le=parameters.LARGEST_STEP)]
+Shards = Annotated[int, Query(ge=1, le=parameters.LARGEST_STEP, description="number of shards of the whole step")]
 # The name of the route of shards that are sent as statistics.
 _OF_STATISTICS = "put_statistics"
 _logger = logging.getLogger(__name__)
@@ -60,7 +54,7 @@ class ShardAddress:
     as_statistics: bool = False
 
 
-class ShardConflict(ProblemError, status=409, problem_type="shard-conflict"):
+class ShardConflict(problem.ProblemError, status=409, problem_type="shard-conflict"):
     """Other bytes are already stored under this attempt, step and shard."""
 
 
@@ -70,7 +64,9 @@ class _Stored(NamedTuple):
     step: Step
 
 
-@router.put("/rollouts/{shard}", status_code=status.HTTP_201_CREATED, responses=_DUPLICATE, openapi_extra=PARQUET_BODY)
+@router.put(
+    "/rollouts/{shard}", status_code=status.HTTP_201_CREATED, responses=_DUPLICATE, openapi_extra=uploads.PARQUET_BODY
+)
 @router.put(
     "/statistics/{shard}",
     name=_OF_STATISTICS,
@@ -79,17 +75,17 @@ class _Stored(NamedTuple):
     "is of one kind.",
     status_code=status.HTTP_201_CREATED,
     responses=_DUPLICATE,
-    openapi_extra=STATISTICS_BODY,
+    openapi_extra=uploads.STATISTICS_BODY,
 )
 async def put_shard(
     run: run_endpoints.RunIdentifier,
-    step: StepPath,
+    step: parameters.StepPath,
     shard: ShardPath,
     request: Request,
     context: Context,
-    principal: Ingester,
+    principal: security.Ingester,
     response: Response,
-    attempt: AttemptQuery = 1,
+    attempt: parameters.AttemptQuery = 1,
     shards: Shards = 1,
 ) -> ShardReceipt:
     """Store one shard of a step's rollouts: 201 if it is new, 200 for the same bytes again, 409 for other bytes."""
@@ -97,25 +93,27 @@ async def put_shard(
     address = ShardAddress(events.StepKey(run, attempt, step), shard, shards, as_statistics)
     # Before the body: a refused upload is not received.
     is_known = await run_in_threadpool(check_address, context, principal, address)
-    expected = STATISTICS_MEDIA_TYPE if as_statistics else PARQUET_MEDIA_TYPE
+    expected = STATISTICS_MEDIA_TYPE if as_statistics else request_guards.PARQUET_MEDIA_TYPE
     most_bytes = context.settings.max_body_bytes
-    async with received_upload(request, context.uploads, context.store, most_bytes, expected) as upload:
+    async with uploads.received_upload(request, context.uploads, context.store, most_bytes, expected) as upload:
         receipt = await context.uploads.run(ingest_shard, context, principal, address, upload, is_known)
     if receipt.status == "duplicate":
         response.status_code = status.HTTP_200_OK
     return receipt
 
 
-def check_address(context: ServiceContext, principal: Principal, address: ShardAddress) -> bool:
+def check_address(context: ServiceContext, principal: security.Principal, address: ShardAddress) -> bool:
     """Check the address of an upload before its body is read; return whether the step has shards already.
 
     Raises RunNotFound, RunDeleted, AttemptNotFound, InvalidRequest if there is no such shard, and ShardCountConflict if
     the step was opened with another number of shards.
     """
     if address.shards > context.settings.max_shards:
-        raise InvalidRequest(f"query.shards must be at most {context.settings.max_shards:,}, got {address.shards:,}")
+        raise problem.InvalidRequest(
+            f"query.shards must be at most {context.settings.max_shards:,}, got {address.shards:,}"
+        )
     if address.shard >= address.shards:
-        raise InvalidRequest(
+        raise problem.InvalidRequest(
             f"shard must satisfy 0 <= shard < shards, got shard={address.shard}, shards={address.shards}"
         )
     key = address.step_key
@@ -129,7 +127,11 @@ def check_address(context: ServiceContext, principal: Principal, address: ShardA
 
 
 def ingest_shard(
-    context: ServiceContext, principal: Principal, address: ShardAddress, upload: Upload, is_known: bool
+    context: ServiceContext,
+    principal: security.Principal,
+    address: ShardAddress,
+    upload: uploads.Upload,
+    is_known: bool,
 ) -> ShardReceipt:
     """Store a received body as a shard; the same bytes again change nothing.
 
@@ -144,7 +146,7 @@ def ingest_shard(
             step = steps.find_step(session, address.step_key)
             stored = None if step is None else _shard_before(session, address, upload.digest, step)
     if stored is None:
-        name = shard_file_name(*address.step_key, address.shard, upload.digest)
+        name = tokens.shard_file_name(*address.step_key, address.shard, upload.digest)
         stored = _store_shard(context, principal, address, upload, name)
     elif stored.shard.tokens_removed is None:
         _restore(context, address, stored.shard, upload)
@@ -174,7 +176,7 @@ def _shard_before(session: Session, address: ShardAddress, digest: str, step: St
     return _Stored("duplicate", shard, step)
 
 
-def _restore(context: ServiceContext, address: ShardAddress, shard: Shard, upload: Upload) -> None:
+def _restore(context: ServiceContext, address: ShardAddress, shard: Shard, upload: uploads.Upload) -> None:
     """Write the token file of a stored shard again if it is gone or damaged."""
     if context.decoders.run(shard_decoding.is_intact, context.store.file(shard.file)):
         return
@@ -190,13 +192,15 @@ def _restore(context: ServiceContext, address: ShardAddress, shard: Shard, uploa
 
 
 def _decode_to(
-    context: ServiceContext, address: ShardAddress, upload: Upload, name: str, whole_step: events.StepKey | None
+    context: ServiceContext, address: ShardAddress, upload: uploads.Upload, name: str, whole_step: events.StepKey | None
 ) -> shard_decoding.DecodedShard:
     """Decode and measure the upload, and publish its tokens in the store under `name`."""
     decode = shard_decoding.decode_statistics if address.as_statistics else shard_decoding.decode_shard
     temporary = context.store.temporary_file()
     try:
-        decoded = context.decoders.run(decode, upload.path, temporary, decode_limits(context.settings), whole_step)
+        decoded = context.decoders.run(
+            decode, upload.path, temporary, worker.decode_limits(context.settings), whole_step
+        )
         context.store.publish(upload.path if decoded.keeps_body else temporary, name)
     finally:
         temporary.unlink(missing_ok=True)
@@ -204,19 +208,19 @@ def _decode_to(
 
 
 def _store_shard(
-    context: ServiceContext, principal: Principal, address: ShardAddress, upload: Upload, name: str
+    context: ServiceContext, principal: security.Principal, address: ShardAddress, upload: uploads.Upload, name: str
 ) -> _Stored:
     whole_step = address.step_key if address.shards == 1 else None
-    decoding_seconds.set(0.0)
+    pool.decoding_seconds.set(0.0)
     try:
         decoded = _decode_to(context, address, upload, name, whole_step)
     finally:
         # Also for a body that is refused.
         if principal.key_id is not None:
-            context.key_limits.charge(principal.key_id, decoding_seconds=decoding_seconds.get())
+            context.key_limits.charge(principal.key_id, decoding_seconds=pool.decoding_seconds.get())
     if principal.key_id is not None:
         context.key_limits.charge(principal.key_id, tokens=decoded.measured.tokens)
-    stored = commit_file(
+    stored = uploads.commit_file(
         context.database, context.store, name,
         lambda session: commit_shard(session, context, principal, address, upload, decoded, name),
     )  # fmt: skip
@@ -228,9 +232,9 @@ def _store_shard(
 def commit_shard(
     session: Session,
     context: ServiceContext,
-    principal: Principal,
+    principal: security.Principal,
     address: ShardAddress,
-    upload: Upload,
+    upload: uploads.Upload,
     decoded: shard_decoding.DecodedShard,
     file: str,
 ) -> _Stored:
@@ -242,7 +246,7 @@ def commit_shard(
     stored = None if step is None else _shard_before(session, address, upload.digest, step)
     if stored is not None:
         return stored
-    check_not_taken(session, [file])
+    removal.check_not_taken(session, [file])
     if step is None:
         step = steps.open_step(session, key, address.shards)
     steps.check_expected_shards(step, address.shards)

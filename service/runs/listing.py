@@ -12,10 +12,8 @@ from sqlalchemy import Select, and_, case, func, select, tuple_
 from sqlalchemy.orm import Session
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
-from foreshock.diagnosis.lag_zero import LAG_ZERO_COLUMNS, at_lag_zero
+from foreshock.diagnosis import lag_zero, mismatch_rules, quantities
 from foreshock.diagnosis.lags import LAG_KEY
-from foreshock.diagnosis.mismatch_rules import K3
-from foreshock.diagnosis.quantities import REWARD_KEY, names_of, preferred_values
 from foreshock.measures.registry import TOKENS_BY_LAG
 from foreshock_service.platform.database.tables import OLDEST_ATTEMPT_FIRST, Attempt, Run, Scalar, measurements
 from foreshock_service.runs.attempts import is_superseded
@@ -35,8 +33,8 @@ class Quantity:
 
 
 QUANTITIES: Mapping[str, Quantity] = {
-    "reward": Quantity(STEP_ROW, "reward_mean", REWARD_KEY),
-    "k3": Quantity(TRAINER_ROLLOUT, "k3_kl", K3),
+    "reward": Quantity(STEP_ROW, "reward_mean", quantities.REWARD_KEY),
+    "k3": Quantity(TRAINER_ROLLOUT, "k3_kl", mismatch_rules.K3),
 }
 
 _FRESH_TOKENS = TOKENS_BY_LAG[0].column
@@ -77,7 +75,7 @@ def judged_k3(session: Session, run_ids: Collection[str]) -> dict[str, float]:
 
     These are those at lag 0. A run without a step that has enough of them is absent.
     """
-    of_tokens = newest_steps(session, run_ids, TRAINER_ROLLOUT, LAG_ZERO_COLUMNS, POOLED_STEPS)
+    of_tokens = newest_steps(session, run_ids, TRAINER_ROLLOUT, lag_zero.LAG_ZERO_COLUMNS, POOLED_STEPS)
     of_rollouts = newest_steps(session, run_ids, STEP_ROW, ("lag_mean",), POOLED_STEPS)
     lags = {each.key: each.values["lag_mean"] for steps in of_rollouts.values() for each in steps}
     found: dict[str, float] = {}
@@ -85,7 +83,7 @@ def judged_k3(session: Session, run_ids: Collection[str]) -> dict[str, float]:
         total = tokens = 0.0
         for step in steps:
             values = {f"{TRAINER_ROLLOUT}:{name}": value for name, value in step.values.items()}
-            judged = at_lag_zero("k3_kl", values | {LAG_KEY: lags.get(step.key)})
+            judged = lag_zero.at_lag_zero("k3_kl", values | {LAG_KEY: lags.get(step.key)})
             weight = step.values[_FRESH_TOKENS] or step.values["tokens"]
             if judged is not None and weight:
                 total, tokens = total + judged * weight, tokens + weight
@@ -119,7 +117,7 @@ def newest_or_reported(session: Session, name: str, last_steps: Mapping[str, int
 def _names_by_run(session: Session, quantity: Quantity, run_ids: Collection[str]) -> dict[str, tuple[str, ...]]:
     """Return by run the scalars' names of a quantity, the preferred one first: those that the run declares, if any."""
     query = select(Run.id, Run.scalar_names).where(Run.id.in_(run_ids))
-    return {run_id: names_of([quantity.key], declared or {}) for run_id, declared in session.execute(query)}
+    return {run_id: quantities.names_of([quantity.key], declared or {}) for run_id, declared in session.execute(query)}
 
 
 def short_curves(session: Session, versions: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, ShortCurve]]:
@@ -175,7 +173,7 @@ def _reported(
     found: defaultdict[str, defaultdict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     for run_id, place, mean, name in session.execute(query.add_columns(Scalar.name).group_by(Scalar.name)):
         found[run_id][name][place] = mean
-    curves = {run_id: preferred_values(of_names, names_by_run[run_id]) for run_id, of_names in found.items()}
+    curves = {run_id: quantities.preferred_values(of_names, names_by_run[run_id]) for run_id, of_names in found.items()}
     return {run_id: list(curve.items()) for run_id, curve in curves.items() if curve}
 
 

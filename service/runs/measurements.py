@@ -11,15 +11,13 @@ import numpy as np
 from sqlalchemy import ColumnElement, case, func, select, tuple_
 from sqlalchemy.orm import Session, aliased
 
-from foreshock import clock, comparisons, json_values
-from foreshock.errors import did_you_mean
+from foreshock import clock, comparisons, errors, json_values
 from foreshock.measures import comparison_statistics, pooling, registry, rollout_summaries
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.scorers import SCORERS, VARIANTS, score_name
 from foreshock_service.platform import problem, security
 from foreshock_service.platform.database import engine, tables
-from foreshock_service.runs import attempts, shard_decoding
-from foreshock_service.runs.events import StepKey
+from foreshock_service.runs import attempts, events, shard_decoding
 
 _FIRST_REVISION = {"revision": 1, "rewritten": 1}
 _UNMEASURED: dict[str, float | None] = dict.fromkeys(measure.column for measure in registry.MEASURES)
@@ -29,7 +27,7 @@ _UNMEASURED: dict[str, float | None] = dict.fromkeys(measure.column for measure 
 class MeasuredStep:
     """The measures of one comparison at one active step, by column; None if not estimable."""
 
-    key: StepKey
+    key: events.StepKey
     values: dict[str, float | None]
 
 
@@ -53,11 +51,14 @@ def check_comparison(name: str) -> None:
         known = [comparisons.comparison_name(first, second) for first in scores for second in scores if first != second]
         scorers = ", ".join(SCORERS)
         raise UnknownComparison(
-            f"query.comparison: unknown comparison {name!r}{did_you_mean(name, known)} (target/behaviour of {scorers})"
+            f"query.comparison: unknown comparison {name!r}{errors.did_you_mean(name, known)} "
+            f"(target/behaviour of {scorers})"
         )
 
 
-def store_measurements(session: Session, step: StepKey, folded: Sequence[shard_decoding.FoldedStatistics]) -> None:
+def store_measurements(
+    session: Session, step: events.StepKey, folded: Sequence[shard_decoding.FoldedStatistics]
+) -> None:
     """Store (or overwrite) measures and statistics of comparisons at one step; NaN is stored as NULL.
 
     The run is locked.
@@ -96,12 +97,12 @@ def _noting(statement: Any) -> Any:
     return statement.on_conflict_do_update(index_elements=["run_id", "comparison"], set_=changed)
 
 
-def has_measurement(session: Session, key: StepKey, comparison: str) -> bool:
+def has_measurement(session: Session, key: events.StepKey, comparison: str) -> bool:
     """Return whether the step has statistics of this comparison, of whatever version."""
     return session.get(tables.MeasurementStatistics, (*key, comparison)) is not None
 
 
-def is_out_of_date(session: Session, key: StepKey) -> bool:
+def is_out_of_date(session: Session, key: events.StepKey) -> bool:
     """Return whether statistics of the step are of another version than this release's."""
     versions = session.scalars(select(tables.MeasurementStatistics.statistics_version).filter_by(**key._asdict()))
     return any(version != STATISTICS_VERSION for version in versions)
@@ -208,7 +209,7 @@ def newest_steps(
     for run_id, attempt, step, *row in session.execute(query):
         if step is not None:
             values = dict(zip(columns, row, strict=True))
-            found[run_id].append(MeasuredStep(StepKey(run_id, attempt, step), values))
+            found[run_id].append(MeasuredStep(events.StepKey(run_id, attempt, step), values))
     return {run_id: steps[-count:] for run_id, steps in found.items()}
 
 
@@ -246,8 +247,8 @@ def first_rows(session: Session, run_id: str, columns: Sequence[str], count: int
 
 
 def blobs_of_steps(
-    session: Session, keys: Collection[StepKey], comparison: str, blob: Literal["statistics", "summaries"]
-) -> dict[StepKey, bytes]:
+    session: Session, keys: Collection[events.StepKey], comparison: str, blob: Literal["statistics", "summaries"]
+) -> dict[events.StepKey, bytes]:
     """Return the folded statistics or the rollout summaries of these steps that this release can read, in one query."""
     table = tables.MeasurementStatistics
     query = select(table.run_id, table.attempt, table.step, getattr(table, blob)).where(
@@ -255,7 +256,7 @@ def blobs_of_steps(
         table.comparison == comparison,
         table.statistics_version == STATISTICS_VERSION,
     )
-    return {StepKey(*row[:3]): row[3] for row in session.execute(query) if row[3] is not None}
+    return {events.StepKey(*row[:3]): row[3] for row in session.execute(query) if row[3] is not None}
 
 
 POOLED_STEPS = 10

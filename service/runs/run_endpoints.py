@@ -6,8 +6,7 @@ from fastapi import Depends, Path, Query, Request, Response, status
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
-from foreshock.api.diagnosis import Verdict
-from foreshock.api.runs import RunRecord, ShownRunState
+from foreshock.api import diagnosis, runs
 from foreshock.model_kind import ModelKind
 from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
@@ -52,14 +51,14 @@ router = parameters.api_router(prefix="/v1/runs", tags=["runs"])
 
 
 @router.post(
-    "", status_code=status.HTTP_201_CREATED, responses={200: {"model": RunRecord, "description": "It existed"}}
+    "", status_code=status.HTTP_201_CREATED, responses={200: {"model": runs.RunRecord, "description": "It existed"}}
 )
 def create_run(
     body: service.RunCreate, context: Context, principal: security.Ingester, response: Response
-) -> RunRecord:
+) -> runs.RunRecord:
     """Get or create the run of (project, key): 201 if it is new, 200 with the unchanged run otherwise."""
 
-    def create(session: Session) -> tuple[RunRecord, bool]:
+    def create(session: Session) -> tuple[runs.RunRecord, bool]:
         run, created = service.get_or_create_run(session, context.events, principal, body)
         return service.run_records(session, [run])[0], created
 
@@ -77,12 +76,14 @@ def list_runs(
     key: Annotated[parameters.Name | None, Query(description="only runs with this client key: one per project")] = None,
     model: Annotated[parameters.Name | None, Query()] = None,
     model_kind: Annotated[ModelKind | None, Query()] = None,
-    state: Annotated[list[ShownRunState] | None, Query(max_length=4, description="absent: all")] = None,
+    state: Annotated[list[runs.ShownRunState] | None, Query(max_length=4, description="absent: all")] = None,
     search: Annotated[parameters.Name | None, Query(description="a part of the name or key, in any case")] = None,
-    verdict: Annotated[Verdict | None, Query(description="only runs whose diagnosis has this verdict")] = None,
+    verdict: Annotated[
+        diagnosis.Verdict | None, Query(description="only runs whose diagnosis has this verdict")
+    ] = None,
     cursor: parameters.Cursor = None,
     limit: parameters.Limit = 50,
-) -> parameters.Page[RunRecord]:
+) -> parameters.Page[runs.RunRecord]:
     """List runs, newest first."""
     chosen = service.RunFilter(principal.projects(project), key, model, model_kind, tuple(state or ()), search, verdict)
     with context.database.read() as session:
@@ -90,7 +91,7 @@ def list_runs(
 
 
 @router.get("/{run}")
-def read_run(run: RunIdentifier, context: Context, principal: security.Reader) -> RunRecord:
+def read_run(run: RunIdentifier, context: Context, principal: security.Reader) -> runs.RunRecord:
     """Return one run."""
     with context.database.read() as session:
         return service.run_records(session, [service.get_run(session, principal, run)])[0]
@@ -99,10 +100,10 @@ def read_run(run: RunIdentifier, context: Context, principal: security.Reader) -
 @router.patch("/{run}")
 def update_run(
     run: RunIdentifier, body: service.RunUpdate, context: Context, principal: security.Ingester
-) -> RunRecord:
+) -> runs.RunRecord:
     """Change a run's state, name, advice mode or model kind."""
 
-    def update(session: Session) -> RunRecord:
+    def update(session: Session) -> runs.RunRecord:
         changed = service.update_run(session, context.events, principal, run, body)
         return service.run_records(session, [changed])[0]
 

@@ -13,11 +13,10 @@ from foreshock.api.runs import RunRecord, ShownRunState
 from foreshock.diagnosis.quantities import check_declared
 from foreshock.learning_rate.advice import AdviceMode
 from foreshock.model_kind import ModelKind
-from foreshock_service.platform import audit, parameters, problem
+from foreshock_service.platform import audit, parameters, problem, security
 from foreshock_service.platform.context import EventBus, ServiceContext
 from foreshock_service.platform.database.engine import insert_if_absent
 from foreshock_service.platform.database.tables import NEWEST_ATTEMPT_FIRST, Attempt, Run, new_identifier
-from foreshock_service.platform.security import Principal, ScopeMissing
 from foreshock_service.runs.diagnoses import has_verdict, verdicts_of_runs
 from foreshock_service.runs.events import (
     AdviceModeChanged,
@@ -140,7 +139,7 @@ class RunKeyAmbiguous(problem.ProblemError, status=409, problem_type="run-key-am
     """A run key without its project that several visible projects have."""
 
 
-def get_run(session: Session, principal: Principal, run_id: str) -> Run:
+def get_run(session: Session, principal: security.Principal, run_id: str) -> Run:
     """Return the run if the principal may see it; raise RunNotFound or RunDeleted."""
     return check_visible(session.get(Run, run_id), principal, run_id)
 
@@ -150,7 +149,7 @@ def find_run(session: Session, run_id: str) -> Run | None:
     return session.get(Run, run_id)
 
 
-def check_visible(run: RunFound | None, principal: Principal, run_id: str) -> RunFound:
+def check_visible(run: RunFound | None, principal: security.Principal, run_id: str) -> RunFound:
     """Return what was found of a run if the principal may see it; raise RunNotFound or RunDeleted."""
     if run is None or not principal.sees(run.project):
         raise RunNotFound(f"there is no run {run_id}")
@@ -159,7 +158,7 @@ def check_visible(run: RunFound | None, principal: Principal, run_id: str) -> Ru
     return run
 
 
-def id_of_key(session: Session, principal: Principal, project: str | None, key: str) -> str:
+def id_of_key(session: Session, principal: security.Principal, project: str | None, key: str) -> str:
     """Return the id of the run with this key, in `project` or in the one visible project that has it.
 
     Raises RunNotFound for runs of projects that the principal may not see as for runs that do not exist.
@@ -178,7 +177,7 @@ def id_of_key(session: Session, principal: Principal, project: str | None, key: 
     return check_visible(found[0] if found else None, principal, key).id
 
 
-def lock_run(session: Session, principal: Principal, run_id: str) -> Run:
+def lock_run(session: Session, principal: security.Principal, run_id: str) -> Run:
     """Return the run as `get_run` does, and lock it until this transaction ends.
 
     Steps of a run close one after the other, so that observers see them in one order.
@@ -192,13 +191,15 @@ def lock_run_for_background(session: Session, run_id: str) -> Run | None:
     return run if run is not None and run.deleted_at_us is None else None
 
 
-def get_or_create_run(session: Session, events: EventBus, principal: Principal, body: RunCreate) -> tuple[Run, bool]:
+def get_or_create_run(
+    session: Session, events: EventBus, principal: security.Principal, body: RunCreate
+) -> tuple[Run, bool]:
     """Return the run of (project, key), and True if it is new. Raises RunDeleted if that key was deleted before.
 
     An existing run is changed only by adding a model kind if it has none.
     """
     if not principal.sees(body.project):
-        raise ScopeMissing(f"this key is bound to another project than {body.project!r}")
+        raise security.ScopeMissing(f"this key is bound to another project than {body.project!r}")
     now = clock.now_us()
     row = {
         "id": new_identifier("run"),
@@ -260,7 +261,12 @@ def run_records(session: Session, runs: Sequence[Run]) -> list[RunRecord]:
 
 
 def update_run(
-    session: Session, events: EventBus, principal: Principal, run_id: str, changes: RunUpdate, reason: str | None = None
+    session: Session,
+    events: EventBus,
+    principal: security.Principal,
+    run_id: str,
+    changes: RunUpdate,
+    reason: str | None = None,
 ) -> Run:
     """Change the fields that `changes` sets; the audit keeps the `reason`. Raises RunNotFound (also: the baseline)."""
     run = lock_run(session, principal, run_id)
@@ -346,7 +352,7 @@ def note_derived_model_kind(session: Session, events: EventBus, run: Run, model_
         _set_model_kind(session, events, run, "derived_model_kind", model_kind)
 
 
-def delete_run(session: Session, events: EventBus, principal: Principal, run_id: str) -> None:
+def delete_run(session: Session, events: EventBus, principal: security.Principal, run_id: str) -> None:
     """Put a tombstone on the run: later calls return 410, and its rows and files are removed in the background."""
     run = lock_run(session, principal, run_id)
     run.deleted_at_us = run.updated_at_us = clock.now_us()

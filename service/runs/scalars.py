@@ -19,10 +19,8 @@ from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import Scalar
 from foreshock_service.platform.settings import Settings
-from foreshock_service.runs import run_endpoints, runs
-from foreshock_service.runs.attempts import active_rows, check_attempt, rows_of_steps
+from foreshock_service.runs import attempts, run_endpoints, runs, steps
 from foreshock_service.runs.events import ScalarsChanged, ScalarsLogged, StepKey
-from foreshock_service.runs.steps import is_closed
 
 router = parameters.api_router(prefix="/v1/runs/{run}", tags=["scalars"])
 
@@ -96,7 +94,7 @@ def read_scalars(
     parameters.check_step_range(from_step, to_step)
     with context.database.read() as session:
         runs.get_run(session, principal, run)
-        chosen = rows_of_steps(session, run, attempt, Scalar, from_step, to_step)
+        chosen = attempts.rows_of_steps(session, run, attempt, Scalar, from_step, to_step)
         table = scalar_table(session, context.settings, run, chosen, source or (), name or (), max_points)
     return columnar.columnar_response(request, columnar.render(table, media_type), media_type)
 
@@ -132,7 +130,7 @@ def store_scalars(
 ) -> None:
     """Store the scalars of a source for a step, before or after the step closes."""
     run = runs.lock_run(session, principal, key.run_id)
-    check_attempt(session, key.run_id, key.attempt)
+    attempts.check_attempt(session, key.run_id, key.attempt)
     now = clock.now_us()
     rows: list[dict[str, Any]] = [
         {
@@ -145,7 +143,7 @@ def store_scalars(
         for name, value in sorted(body.values.items())
     ]
     upsert(session, Scalar, rows, _KEY)
-    if is_closed(session, key):
+    if steps.is_closed(session, key):
         events.publish(session, ScalarsChanged(*key, frozenset(body.values)))
     elif run.last_step is None:
         events.publish(session, ScalarsLogged(*key, frozenset(body.values)))
@@ -168,7 +166,7 @@ def scalars_of_active_steps(
     """Return step → name → finite value, from the preferred source, for active steps `first` ≤ step ≤ `last`."""
     if not names:
         return {}
-    active = active_rows(session, run_id, Scalar, first, last)
+    active = attempts.active_rows(session, run_id, Scalar, first, last)
     query = select(Scalar.step, Scalar.source, Scalar.name, Scalar.value)
     return preferred(session.execute(query.where(Scalar.run_id == run_id, Scalar.name.in_(names), active)))
 
@@ -177,7 +175,7 @@ def steps_with_scalars(
     session: Session, run_id: str, names: Sequence[str], after: int, limit: int
 ) -> list[tuple[int, int]]:
     """Return (step, attempt) of the first `limit` active steps beyond `after` that have a scalar of these names."""
-    active = active_rows(session, run_id, Scalar, after + 1)
+    active = attempts.active_rows(session, run_id, Scalar, after + 1)
     query = select(Scalar.step, Scalar.attempt).where(Scalar.run_id == run_id, active, Scalar.name.in_(names))
     return [(row[0], row[1]) for row in session.execute(query.distinct().order_by(Scalar.step).limit(limit))]
 

@@ -18,13 +18,11 @@ from foreshock.lint import LintEvidence
 from foreshock.measures import comparison_statistics, rollout_summaries, step_statistics
 from foreshock.measures.comparison import Comparison, StepMeasurement, measure_step
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
-from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts, encode_rollouts
+from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts, encode_rollouts, parquet
 from foreshock.rollouts.attributes import BatchAttributes
-from foreshock.rollouts.parquet import encode_rollouts_view, read_rollouts
 from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.store.tokens import StoredFile
-from foreshock_service.runs.events import StepKey
-from foreshock_service.runs.judging import LintPart, StepVerdict, judge_evidence, lint_shard
+from foreshock_service.runs import events, judging
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +115,7 @@ class MeasuredShard:
     tokens: int
     rollout_set_digest: str
     parts: tuple[statistics_shards.ShardPart, ...]
-    lint: LintPart
+    lint: judging.LintPart
     setup: str
     full_rollouts: int | None = None
     full_tokens: int | None = None
@@ -129,7 +127,7 @@ class FoldedStep:
     """A folded step: a measurement of each comparison, and the lint's verdict (None: no evidence)."""
 
     measurements: tuple[FoldedStatistics, ...]
-    verdict: StepVerdict | None
+    verdict: judging.StepVerdict | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,21 +157,21 @@ def _decoder_errors() -> Iterator[None]:
 
 
 @_decoder_errors()
-def decode_shard(body: Path, stored: Path, limits: DecodeLimits, whole_step: StepKey | None) -> DecodedShard:
+def decode_shard(body: Path, stored: Path, limits: DecodeLimits, whole_step: events.StepKey | None) -> DecodedShard:
     """Check and measure the upload in `body` and write it, in the store's own layout, to `stored`, unless it has it.
 
     `whole_step` is the key of the step if this is its only shard; the step is then folded here. `stored` is not synced
     to disk; `TokenStore.publish` does that. Raises InvalidRolloutsError (names row and column) and LimitExceededError.
     """
     with body.open("rb") as file:
-        read = read_rollouts(file, limits)
+        read = parquet.read_rollouts(file, limits)
     measurement = measure_step(read.batch)
-    evidence = lint_shard(read.batch)
+    evidence = judging.lint_shard(read.batch)
     measured = _shard(read.batch, measurement, evidence)
     step = fold_whole_step(whole_step, measurement, measured, evidence) if whole_step is not None else None
     if read.own_layout:
         return DecodedShard(measured, body.stat().st_size, step, keeps_body=True)
-    data = encode_rollouts_view(read.batch)
+    data = parquet.encode_rollouts_view(read.batch)
     stored.write_bytes(data)
     return DecodedShard(measured, len(data), step)
 
@@ -181,7 +179,7 @@ def decode_shard(body: Path, stored: Path, limits: DecodeLimits, whole_step: Ste
 def measure_stored(stored: StoredFile) -> MeasuredShard:
     """Measure a file of the store again. Raises FileNotFoundError, and RolloutsError if the file is damaged."""
     batch = decode_rollouts(stored.read_bytes(), stored_limits())
-    return _shard(batch, measure_step(batch), lint_shard(batch))
+    return _shard(batch, measure_step(batch), judging.lint_shard(batch))
 
 
 def is_intact(stored: StoredFile) -> bool:
@@ -197,11 +195,11 @@ def _shard(batch: RolloutBatch, measurement: StepMeasurement, evidence: LintEvid
     digest = digests.rollout_set_digest(batch.sample_ids)
     setup = setup_of(batch.attributes)
     parts = statistics_shards.statistics_of_shard(measurement)
-    return MeasuredShard(batch.num_rollouts, batch.num_tokens, digest, parts, LintPart.of(evidence), setup)
+    return MeasuredShard(batch.num_rollouts, batch.num_tokens, digest, parts, judging.LintPart.of(evidence), setup)
 
 
 def fold_whole_step(
-    key: StepKey, measurement: StepMeasurement, shard: MeasuredShard, evidence: LintEvidence
+    key: events.StepKey, measurement: StepMeasurement, shard: MeasuredShard, evidence: LintEvidence
 ) -> FoldedStep:
     """Return the fold of a step with one shard, whose statistics are those of the shard."""
     measures = {STEP_ROW: measurement.step.measures()}
@@ -218,7 +216,7 @@ def fold_whole_step(
         )
         for part in shard.parts
     )
-    return FoldedStep(tuple(folded), judge_evidence(key.step, key.attempt, [evidence]))
+    return FoldedStep(tuple(folded), judging.judge_evidence(key.step, key.attempt, [evidence]))
 
 
 def setup_of(attributes: BatchAttributes) -> str:
@@ -240,7 +238,9 @@ def _lasting(fingerprint: Fingerprint | None) -> dict[str, Any]:
 
 
 @_decoder_errors()
-def decode_statistics(body: Path, stored: Path, limits: DecodeLimits, whole_step: StepKey | None) -> DecodedShard:
+def decode_statistics(
+    body: Path, stored: Path, limits: DecodeLimits, whole_step: events.StepKey | None
+) -> DecodedShard:
     """Check the upload in `body` and write its rollouts in full, in the store's own layout, to `stored`.
 
     `whole_step` and errors are those of `decode_shard`; damaged statistics raise InvalidRolloutsError.
@@ -253,7 +253,7 @@ def decode_statistics(body: Path, stored: Path, limits: DecodeLimits, whole_step
     batch = decode_rollouts(io.BytesIO(shard.full), limits)
     measurement = _measurement(shard)
     _check(shard, measurement, batch)
-    evidence = lint_shard(batch.select(np.arange(shard.sampled)))
+    evidence = judging.lint_shard(batch.select(np.arange(shard.sampled)))
     if shard.sampled < shard.rollouts:
         evidence = evidence.of_sample(measurement)
     measured = MeasuredShard(
@@ -261,7 +261,7 @@ def decode_statistics(body: Path, stored: Path, limits: DecodeLimits, whole_step
         shard.tokens,
         shard.rollout_set_digest,
         shard.statistics,
-        LintPart.of(evidence),
+        judging.LintPart.of(evidence),
         setup_of(batch.attributes),
         *((batch.num_rollouts, batch.num_tokens, shard.sampled) if batch.num_rollouts < shard.rollouts else ()),
     )

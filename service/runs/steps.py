@@ -13,8 +13,7 @@ from foreshock.clock import now_us
 from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Run, Shard, Step
-from foreshock_service.runs import attempts, events, run_endpoints, runs
-from foreshock_service.runs.shard_decoding import MeasuredShard
+from foreshock_service.runs import attempts, events, run_endpoints, runs, shard_decoding
 
 router = parameters.api_router(prefix="/v1/runs/{run}/steps", tags=["steps"])
 Answer = TypeVar("Answer", bound=OfStep)
@@ -117,7 +116,7 @@ def open_step(session: Session, key: events.StepKey, shards: int) -> Step:
     return step
 
 
-def count_shard(step: Step, shard: MeasuredShard) -> None:
+def count_shard(step: Step, shard: shard_decoding.MeasuredShard) -> None:
     """Count a shard that is added in this transaction, in its step. The run is locked."""
     step.received_shards += 1
     # Its tokens are stored, whatever was purged of the step before.

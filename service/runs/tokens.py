@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from starlette.background import BackgroundTask
 
 from foreshock import comparisons, rollouts
-from foreshock.api.records import to_json
-from foreshock.api.runs import Coverage, IncompleteStep
+from foreshock.api import records, runs
 from foreshock.api.steps import TokensRecord
 from foreshock.rollouts import parquet_files, schema
 from foreshock_service.platform import columnar, parameters, problem, request_guards, security
@@ -77,8 +76,8 @@ class FoundTokens:
     sample_id: str | None
     prompt: list[int] | None
     scorers: tuple[str, ...]
-    coverage: Coverage
-    incomplete: IncompleteStep | None
+    coverage: runs.Coverage
+    incomplete: runs.IncompleteStep | None
     table: columnar.ColumnTable
 
     def log_probs(self, scorer: str) -> NDArray[np.float32]:
@@ -185,14 +184,14 @@ def _tokens_json(found: FoundTokens) -> bytes:
     # NaN and infinite values become null.
     return orjson.dumps(
         {
-            "incomplete": to_json(found.incomplete) if found.incomplete is not None else None,
+            "incomplete": records.to_json(found.incomplete) if found.incomplete is not None else None,
             "comparison": found.comparison,
             "step": found.step,
             "attempt": found.attempt,
             "sample_id": found.sample_id,
             "prompt_token_ids": found.prompt,
             "scorers": found.scorers,
-            "coverage": to_json(found.coverage),
+            "coverage": records.to_json(found.coverage),
             "items": items,
         }
     )
@@ -242,7 +241,7 @@ def find_tokens(context: ServiceContext, principal: security.Principal, query: T
     )
 
 
-def rollout_not_found(key: events.StepKey, sample_id: str, coverage: Coverage) -> RolloutNotFound:
+def rollout_not_found(key: events.StepKey, sample_id: str, coverage: runs.Coverage) -> RolloutNotFound:
     """Return the error that names the step, the rollout, and among which rollouts it was sought."""
     among = "" if coverage.rests_on == "all tokens" else f" among the {coverage.text} that are stored in full"
     return RolloutNotFound(f"step {key.step} of attempt {key.attempt} has no rollout {sample_id!r}{among}")

@@ -23,8 +23,7 @@ from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import WeightsReport
-from foreshock_service.runs import findings, run_endpoints, runs, scalars
-from foreshock_service.runs.attempts import active_rows, check_attempt
+from foreshock_service.runs import attempts, findings, run_endpoints, runs, scalars
 from foreshock_service.runs.events import FindingsChanged, StepKey
 
 router = parameters.api_router(prefix="/v1/runs/{run}", tags=["weights"])
@@ -115,7 +114,7 @@ def store_weights(
 ) -> None:
     """Store reports of a step and judge the engines that have one."""
     runs.lock_run(session, principal, key.run_id)
-    check_attempt(session, key.run_id, key.attempt)
+    attempts.check_attempt(session, key.run_id, key.attempt)
     holders = {f"{_ENGINE}{name}": each for name, each in body.engines.items()}
     holders |= {f"{_VARIANT}{name}": each for name, each in body.variants.items()}
     if body.trainer is not None:
@@ -132,7 +131,7 @@ def store_weights(
 def weights_of_newest_steps(session: Session, run_id: str, steps: int) -> list[WeightsRecord]:
     """Return what the engines held after the newest syncs of active steps, by step and engine."""
     table = WeightsReport
-    judged = (table.run_id == run_id, active_rows(session, run_id, table), table.verdict.is_not(None))
+    judged = (table.run_id == run_id, attempts.active_rows(session, run_id, table), table.verdict.is_not(None))
     newest = select(table.step).where(*judged).distinct().order_by(table.step.desc()).limit(steps)
     rows = session.scalars(select(table).where(*judged, table.step.in_(newest)).order_by(table.step, table.holder))
     return [_record(row) for row in rows]
@@ -208,7 +207,7 @@ def _rows_of_step(session: Session, key: StepKey) -> list[WeightsReport]:
 def _announcements(session: Session, key: StepKey) -> Iterator[tuple[int, Holding]]:
     """Yield the active announcements up to a step that are kept."""
     table = WeightsReport
-    active = active_rows(session, key.run_id, table)
+    active = attempts.active_rows(session, key.run_id, table)
     kept = (table.run_id == key.run_id, table.holder == _TRAINER, table.report.is_not(None), table.step <= key.step)
     for row in session.scalars(select(table).where(active, *kept).order_by(table.step.desc()).limit(KEPT_STEPS + 2)):
         yield row.step, _holding(row.report or {})

@@ -15,18 +15,12 @@ from foreshock.api.watch import AlertOfRun, AlertRecord, AlertState
 from foreshock.clock import now_us
 from foreshock.diagnosis.rule import Event
 from foreshock.severity import Severity
-from foreshock_service.platform.audit import record
+from foreshock_service.platform import audit, parameters, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Alert, Run, new_identifier
-from foreshock_service.platform.parameters import DEFAULT_LIMIT, Cursor, Limit, Name, Page, api_router, page_of_query
-from foreshock_service.platform.problem import ProblemError
-from foreshock_service.platform.security import Ingester, Principal, Reader
-from foreshock_service.runs import events, runs
-from foreshock_service.runs.attempts import active_attempt_of, active_rows, attempts_of_run, is_active
-from foreshock_service.runs.run_endpoints import RunIdentifier
+from foreshock_service.runs import attempts, events, run_endpoints, runs
+from foreshock_service.watch import diagnosis, long_polls
 from foreshock_service.watch.detection.derivation import DetectionDerived
-from foreshock_service.watch.diagnosis import compute_before_commit
-from foreshock_service.watch.long_polls import LONGEST_WAIT_SECONDS, NOT_MODIFIED, LongPollsOfApp, tagged_response
 from foreshock_service.watch.rules.service import DELIVERY_RULES
 
 
@@ -42,29 +36,36 @@ class AlertFilter(NamedTuple):
 _ACTIONS: Mapping[AlertState, str] = {"acknowledged": "alert.acknowledge", "resolved": "alert.resolve"}
 
 
-class AlertNotFound(ProblemError, status=404, problem_type="alert-not-found"):
+class AlertNotFound(problem.ProblemError, status=404, problem_type="alert-not-found"):
     """The run has no such alert."""
 
 
-class AlertConflict(ProblemError, status=409, problem_type="alert-conflict"):
+class AlertConflict(problem.ProblemError, status=409, problem_type="alert-conflict"):
     """The alert's state does not allow the change."""
 
 
 def alerts_of_run(
-    session: Session, principal: Principal, run_id: str, states: Sequence[AlertState], cursor: str | None, limit: int
-) -> Page[AlertRecord]:
+    session: Session,
+    principal: security.Principal,
+    run_id: str,
+    states: Sequence[AlertState],
+    cursor: str | None,
+    limit: int,
+) -> parameters.Page[AlertRecord]:
     """Return one page of a run's alerts, newest step first; no states: all of them. Raises RunNotFound, RunDeleted."""
     runs.get_run(session, principal, run_id)
     query = select(Alert).where(Alert.run_id == run_id)
     if states:
         query = query.where(Alert.state.in_(states))
-    return page_of_query(
+    return parameters.page_of_query(
         session, query, (Alert.step, Alert.id), cursor, limit,
         lambda rows: [from_attributes(AlertRecord, row) for (row,) in rows],
     )  # fmt: skip
 
 
-def alerts_of_runs(session: Session, chosen: AlertFilter, cursor: str | None, limit: int) -> Page[AlertOfRun]:
+def alerts_of_runs(
+    session: Session, chosen: AlertFilter, cursor: str | None, limit: int
+) -> parameters.Page[AlertOfRun]:
     """Return one page of the alerts of all chosen runs that are not deleted, the last changed first."""
     query = select(Alert, Run.key, Run.project).join(Run, Run.id == Alert.run_id).where(Run.deleted_at_us.is_(None))
     query = query.where(*(Run.project == project for project in chosen.projects))
@@ -74,7 +75,7 @@ def alerts_of_runs(session: Session, chosen: AlertFilter, cursor: str | None, li
     def read(rows: Sequence[Any]) -> list[AlertOfRun]:
         return [from_attributes(AlertOfRun, row, run=row.run_id, run_key=key, project=of) for row, key, of in rows]
 
-    return page_of_query(session, query, (Alert.changed_at_us, Alert.id), cursor, limit, read)
+    return parameters.page_of_query(session, query, (Alert.changed_at_us, Alert.id), cursor, limit, read)
 
 
 def open_alerts(session: Session, run_id: str) -> Sequence[Alert]:
@@ -83,7 +84,7 @@ def open_alerts(session: Session, run_id: str) -> Sequence[Alert]:
     return session.scalars(query.order_by(Alert.step.desc(), Alert.id.desc())).all()
 
 
-def acknowledge(session: Session, principal: Principal, run_id: str, alert_id: str) -> Alert:
+def acknowledge(session: Session, principal: security.Principal, run_id: str, alert_id: str) -> Alert:
     """Mark the alert as seen by a person. Raises AlertConflict if it is resolved or retracted."""
     run, alert = _locked(session, principal, run_id, alert_id)
     if alert.state in ("resolved", "retracted"):
@@ -91,7 +92,9 @@ def acknowledge(session: Session, principal: Principal, run_id: str, alert_id: s
     return _change(session, principal, run, alert, "acknowledged")
 
 
-def resolve(session: Session, principal: Principal, run_id: str, alert_id: str, reason: str | None = None) -> Alert:
+def resolve(
+    session: Session, principal: security.Principal, run_id: str, alert_id: str, reason: str | None = None
+) -> Alert:
     """Resolve the alert; the audit keeps the `reason`. Raises AlertConflict if it was retracted."""
     run, alert = _locked(session, principal, run_id, alert_id)
     if alert.state == "retracted":
@@ -99,7 +102,7 @@ def resolve(session: Session, principal: Principal, run_id: str, alert_id: str, 
     return _change(session, principal, run, alert, "resolved", reason)
 
 
-def _locked(session: Session, principal: Principal, run_id: str, alert_id: str) -> tuple[Run, Alert]:
+def _locked(session: Session, principal: security.Principal, run_id: str, alert_id: str) -> tuple[Run, Alert]:
     run = runs.lock_run(session, principal, run_id)
     alert = session.scalar(select(Alert).where(Alert.run_id == run_id, Alert.id == alert_id))
     if alert is None:
@@ -108,12 +111,17 @@ def _locked(session: Session, principal: Principal, run_id: str, alert_id: str) 
 
 
 def _change(
-    session: Session, principal: Principal, run: Run, alert: Alert, state: AlertState, reason: str | None = None
+    session: Session,
+    principal: security.Principal,
+    run: Run,
+    alert: Alert,
+    state: AlertState,
+    reason: str | None = None,
 ) -> Alert:
     if alert.state != state:
         before = {"state": alert.state, "rule": alert.rule, "step": alert.step}
         after = {"state": state} | ({"reason": reason} if reason is not None else {})
-        record(
+        audit.record(
             session, principal, _ACTIONS[state], alert.id,
             project=run.project, run_id=run.id, before=before, after=after,
         )  # fmt: skip
@@ -122,7 +130,7 @@ def _change(
         alert.changed_by = "operator"
         alert.changed_at_us = now_us()
         session.flush()
-        compute_before_commit(session, run.id)
+        diagnosis.compute_before_commit(session, run.id)
     return alert
 
 
@@ -134,7 +142,7 @@ def reconcile_alerts(session: Session, derived: DetectionDerived) -> None:
     for rule, step in cleared:
         # It may have fired before the first step that was derived.
         if (rule, step) not in known and (rule, step) not in fired:
-            attempt = active_attempt_of(attempts_of_run(session, derived.run_id), step)
+            attempt = attempts.active_attempt_of(attempts.attempts_of_run(session, derived.run_id), step)
             alert = at_step(session, derived.run_id, attempt, rule, step)
             if alert is not None:
                 known[rule, step] = alert
@@ -159,7 +167,7 @@ def reconcile_alerts(session: Session, derived: DetectionDerived) -> None:
 def resolve_superseded(session: Session, started: events.AttemptStarted) -> None:
     """Resolve the alerts of steps that the new attempt has superseded. The run is locked."""
     run_id = started.run_id
-    superseded = ~active_rows(session, run_id, Alert)
+    superseded = ~attempts.active_rows(session, run_id, Alert)
     standing = select(Alert).where(Alert.run_id == run_id, Alert.state.in_(("open", "acknowledged")), superseded)
     alerts, newest = session.scalars(standing).all(), version(session, run_id)
     for number, alert in enumerate(alerts, start=1):
@@ -236,7 +244,7 @@ def active_touching(session: Session, run_id: str, from_step: int) -> list[Alert
     if not ids:
         return []
     found = session.scalars(select(Alert).where(Alert.id.in_(ids), Alert.rule.not_in(DELIVERY_RULES))).all()
-    active = (alert for alert in found if is_active(session, alert))
+    active = (alert for alert in found if attempts.is_active(session, alert))
     return sorted(active, key=lambda alert: (alert.step, alert.rule))
 
 
@@ -255,24 +263,24 @@ def version(session: Session, run_id: str) -> int:
     return session.scalar(select(func.max(Alert.version)).where(Alert.run_id == run_id)) or 0
 
 
-router = api_router(prefix="/v1", tags=["alerts"])
+router = parameters.api_router(prefix="/v1", tags=["alerts"])
 
 Several = Query(max_length=20, description="absent: all")
 
 AlertIdentifier = Annotated[str, Path(max_length=100, pattern=r"^[A-Za-z0-9_]+$")]
 
 
-@router.get("/runs/{run}/alerts", response_model=Page[AlertRecord], responses=NOT_MODIFIED)
+@router.get("/runs/{run}/alerts", response_model=parameters.Page[AlertRecord], responses=long_polls.NOT_MODIFIED)
 async def list_alerts(
-    run: RunIdentifier,
+    run: run_endpoints.RunIdentifier,
     context: Context,
-    principal: Reader,
-    polls: LongPollsOfApp,
+    principal: security.Reader,
+    polls: long_polls.LongPollsOfApp,
     state: Annotated[list[AlertState] | None, Query(max_length=4, description="absent: all")] = None,
-    cursor: Cursor = None,
-    limit: Limit = DEFAULT_LIMIT,
+    cursor: parameters.Cursor = None,
+    limit: parameters.Limit = parameters.DEFAULT_LIMIT,
     wait: Annotated[
-        float, Query(ge=0, le=LONGEST_WAIT_SECONDS, description="seconds to wait for a change of an alert")
+        float, Query(ge=0, le=long_polls.LONGEST_WAIT_SECONDS, description="seconds to wait for a change of an alert")
     ] = 0.0,
     if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
 ) -> Response:
@@ -287,7 +295,7 @@ async def list_alerts(
             # First, since alerts that are newer than their entity tag end the next poll, but older ones would be kept.
             newest = version(session, run)
             found = alerts_of_run(session, principal, run, state or (), cursor, limit)
-        return tagged_response(str(newest), found, if_none_match)
+        return long_polls.tagged_response(str(newest), found, if_none_match)
 
     return await run_in_threadpool(answer)
 
@@ -295,14 +303,14 @@ async def list_alerts(
 @router.get("/alerts")
 def list_alerts_of_runs(
     context: Context,
-    principal: Reader,
-    project: Annotated[Name | None, Query()] = None,
+    principal: security.Reader,
+    project: Annotated[parameters.Name | None, Query()] = None,
     state: Annotated[list[AlertState] | None, Several] = None,
     severity: Annotated[list[Severity] | None, Several] = None,
-    rule: Annotated[list[Name] | None, Several] = None,
-    cursor: Cursor = None,
-    limit: Limit = 50,
-) -> Page[AlertOfRun]:
+    rule: Annotated[list[parameters.Name] | None, Several] = None,
+    cursor: parameters.Cursor = None,
+    limit: parameters.Limit = 50,
+) -> parameters.Page[AlertOfRun]:
     """Return the alerts of all runs that the key may see, the last changed first."""
     chosen = AlertFilter(principal.projects(project), tuple(state or ()), tuple(severity or ()), tuple(rule or ()))
     with context.database.read() as session:
@@ -310,7 +318,9 @@ def list_alerts_of_runs(
 
 
 @router.post("/runs/{run}/alerts/{alert}/acknowledge")
-def acknowledge_alert(run: RunIdentifier, alert: AlertIdentifier, context: Context, principal: Ingester) -> AlertRecord:
+def acknowledge_alert(
+    run: run_endpoints.RunIdentifier, alert: AlertIdentifier, context: Context, principal: security.Ingester
+) -> AlertRecord:
     """Mark the alert as seen by a person; 409 if it is resolved or retracted."""
     return context.database.write(
         lambda session: from_attributes(AlertRecord, acknowledge(session, principal, run, alert))
@@ -318,6 +328,8 @@ def acknowledge_alert(run: RunIdentifier, alert: AlertIdentifier, context: Conte
 
 
 @router.post("/runs/{run}/alerts/{alert}/resolve")
-def resolve_alert(run: RunIdentifier, alert: AlertIdentifier, context: Context, principal: Ingester) -> AlertRecord:
+def resolve_alert(
+    run: run_endpoints.RunIdentifier, alert: AlertIdentifier, context: Context, principal: security.Ingester
+) -> AlertRecord:
     """Resolve the alert; the rule may fire again later, as a new alert."""
     return context.database.write(lambda session: from_attributes(AlertRecord, resolve(session, principal, run, alert)))

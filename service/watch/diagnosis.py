@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from foreshock import clock, comparisons, severity
 from foreshock.api.diagnosis import CauseSource, Diagnosis, DiagnosisCause, MissingData
-from foreshock.diagnosis.course import FIRST_STEP, FIRST_STEPS
+from foreshock.diagnosis import course, lags, mismatch_rules, wording
 from foreshock.diagnosis.diagnose import (
     NEWEST_STEPS,
     WINDOW_STEPS,
@@ -24,17 +24,13 @@ from foreshock.diagnosis.diagnose import (
     SteppedValues,
     diagnose,
 )
-from foreshock.diagnosis.lags import K3_KEYS, TOKENS_KEYS, StepLags
-from foreshock.diagnosis.mismatch_rules import K3
 from foreshock.diagnosis.quantities import REWARD_KEY, names_of, quantities_of
-from foreshock.diagnosis.wording import plural
 from foreshock.lint import CHECKS
 from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.database.session import before_commit
-from foreshock_service.runs import diagnoses, events, measurements, run_endpoints, runs
-from foreshock_service.runs.attempts import is_active
+from foreshock_service.runs import attempts, diagnoses, events, measurements, run_endpoints, runs
 from foreshock_service.runs.scalars import scalars_of_active_steps
 from foreshock_service.runs.steps import missing_shards_of
 
@@ -42,7 +38,7 @@ WAIT_SECONDS: Final = 30.0
 """A step whose shards do not come for so long is named; before the first complete step, at once."""
 
 _OF_STEP = ("reward_mean", "response_length_mean")
-_LAG_KEYS = (*K3_KEYS.values(), *TOKENS_KEYS.values())
+_LAG_KEYS = (*lags.K3_KEYS.values(), *lags.TOKENS_KEYS.values())
 _OF_MISMATCH = ("k3_kl", "tokens", *(key.partition(":")[2] for key in _LAG_KEYS))
 
 _MOST_AWAITED = 3
@@ -134,14 +130,14 @@ def history_of(session: Session, run_id: str) -> History:
     if observed is not None and not (reward.values and measured):
         reported = _reported(session, run, observed)
         reward = reward if reward.values else reported[REWARD_KEY]
-        reported_k3 = SteppedValues() if measured else reported[K3]
+        reported_k3 = SteppedValues() if measured else reported[mismatch_rules.K3]
     causes, undeclared = _causes(session, run_id, [row[0] for row in of_steps])
     return History(
         # Of active steps: the open ones, then the newest others.
         alerts=tuple(
             PastAlert(row.rule, row.severity, row.step, bool(row[0]), *row[4:9])
             for row in session.execute(_PAST_ALERTS, {"run_id": run_id})
-            if is_active(session, row)
+            if attempts.is_active(session, row)
         ),
         observed_step=observed,
         newest_step=of_steps[-1][0] if of_steps else None,
@@ -162,15 +158,15 @@ def history_of(session: Session, run_id: str) -> History:
 
 def _of_start(session: Session, run_id: str, newest: Sequence[Sequence[Any]]) -> list[tuple[int, Sequence[Any]]]:
     """Return (step, columns of the mismatch) of the first measured steps, if they are before the newest ones."""
-    if not newest or newest[0][0] <= FIRST_STEP:
+    if not newest or newest[0][0] <= course.FIRST_STEP:
         return []
-    rows = measurements.first_rows(session, run_id, _OF_MISMATCH, FIRST_STEPS)
+    rows = measurements.first_rows(session, run_id, _OF_MISMATCH, course.FIRST_STEPS)
     return [(row[0], row[1:]) for row in rows if row[0] < newest[0][0] and row[1] is not None]
 
 
-def _lags(values: Sequence[float | None]) -> StepLags:
+def _lags(values: Sequence[float | None]) -> lags.StepLags:
     """Return the lags of a step from its columns; those of an earlier release are empty."""
-    return StepLags.of({key: value for key, value in zip(_LAG_KEYS, values, strict=True) if value is not None})
+    return lags.StepLags.of({key: value for key, value in zip(_LAG_KEYS, values, strict=True) if value is not None})
 
 
 def _stepped(values: Iterable[tuple[int, float | None]]) -> SteppedValues:
@@ -180,7 +176,7 @@ def _stepped(values: Iterable[tuple[int, float | None]]) -> SteppedValues:
 
 def _reported(session: Session, run: tables.Run | None, observed: int) -> Mapping[str, SteppedValues]:
     """Return the reward and k3 that the trainer reports as scalars, of the newest steps."""
-    quantities = (REWARD_KEY, K3)
+    quantities = (REWARD_KEY, mismatch_rules.K3)
     if run is None:
         return dict.fromkeys(quantities, SteppedValues())
     declared = run.scalar_names or {}
@@ -232,7 +228,7 @@ def _causes(
             undeclared.append(MissingData(sentence=f"{title}: {sentence.rstrip('.')}", what_to_do=remedy or ""))
             continue
         of_all = steps == newest - first + 1 and steps > 1
-        when = f"in {plural(steps, 'step')}, {first} to {newest}"
+        when = f"in {wording.plural(steps, 'step')}, {first} to {newest}"
         if of_all:
             is_there = not newest_steps or newest >= newest_steps[-1]
             when = f"in every step since {first}" if is_there else f"in every step from {first} to {newest}"
@@ -254,7 +250,7 @@ def _awaited(session: Session, run_id: str, observed: int | None) -> tuple[Await
     """Return the oldest steps that wait for shards: all before the first complete step, else those that wait long."""
     before_us = clock.now_us() - (0 if observed is None else int(WAIT_SECONDS * 1e6))
     waiting = session.scalars(_WAITING, {"run_id": run_id, "before_us": before_us + 1})
-    active = [each for each in waiting if is_active(session, each)]
+    active = [each for each in waiting if attempts.is_active(session, each)]
     return tuple(
         AwaitedShards(
             each.step,

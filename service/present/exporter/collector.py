@@ -18,9 +18,8 @@ from sqlalchemy.orm import Session
 
 from foreshock.api.diagnosis import VERDICTS
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
-from foreshock.diagnosis.lag_zero import LAG_ZERO_COLUMNS, at_lag_zero
+from foreshock.diagnosis import lag_zero, quantities
 from foreshock.diagnosis.lags import LAG_KEY
-from foreshock.diagnosis.quantities import quantities_of
 from foreshock.measures.statistics.conditions import BUCKET_EDGES
 from foreshock_service.platform import compression, health, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
@@ -130,7 +129,7 @@ _QUANTITIES: Mapping[str, tuple[Any, ...]] = {
     **{f"{TRAINER_ROLLOUT}:{name}": (family, TRAINER_ROLLOUT) for name, family in families.OF_COMPARISONS.items()},
 }
 # Columns that tell which tokens a range is compared with, beside the exported ones.
-_OF_LAGS = [column for column in LAG_ZERO_COLUMNS if column not in families.OF_COMPARISONS]
+_OF_LAGS = [column for column in lag_zero.LAG_ZERO_COLUMNS if column not in families.OF_COMPARISONS]
 _OF_RUN = (families.ROLLOUTS, families.TOKENS, families.LAST_INGEST, families.LAST_SEEN)
 _OF_NEWEST_STEP = (families.STEP, families.STEP_SHARDS, families.STEP_EXPECTED_SHARDS)
 _OF_ADVICE = (families.ADVICE_REVISION, families.ADVISED_SCALE)
@@ -273,7 +272,7 @@ def _measurements(session: Session, scrape: families.Scrape, run_ids: Sequence[s
 def _at_lag_zero(scrape: families.Scrape, run_id: str, values: Mapping[str, float | None]) -> None:
     """Add what healthy ranges are compared with, of a step's values by `comparison:measure`."""
     for measure, family in families.AT_LAG_ZERO.items():
-        scrape.add(family, (run_id, TRAINER_ROLLOUT), at_lag_zero(measure, values))
+        scrape.add(family, (run_id, TRAINER_ROLLOUT), lag_zero.at_lag_zero(measure, values))
 
 
 def _scalars(session: Session, scrape: families.Scrape, runs: Mapping[str, tables.Run]) -> None:
@@ -281,7 +280,7 @@ def _scalars(session: Session, scrape: families.Scrape, runs: Mapping[str, table
     for run_id, step in observed_steps(session, runs).items():
         scrape.add(families.STEP, (run_id,), step)
     for run_id, values in newest_scalars(session, runs).items():
-        found = quantities_of(values, runs[run_id].scalar_names or {}, _QUANTITIES)
+        found = quantities.quantities_of(values, runs[run_id].scalar_names or {}, _QUANTITIES)
         for quantity, (family, *further) in _QUANTITIES.items():
             scrape.add(family, (run_id, *further), found.get(quantity))
         _at_lag_zero(scrape, run_id, found)

@@ -11,12 +11,10 @@ from typing import Literal
 
 from prometheus_client.metrics_core import Metric
 
-from foreshock.comparisons import TRAINER_ROLLOUT
-from foreshock.diagnosis.lags import NEARLY_ALL
-from foreshock.diagnosis.least_tokens import LEAST_TOKENS
+from foreshock import comparisons, ranges
+from foreshock.diagnosis import lags, least_tokens
 from foreshock.measures.registry import COMPARISON_MEASURES
 from foreshock.measures.statistics.conditions import LOW_PROBABILITY
-from foreshock.ranges import required_range
 from foreshock_service.replay.probes.jobs import LIVE_MINUTES
 
 Kind = Literal["gauge", "counter"]
@@ -90,7 +88,7 @@ def _help_of_comparison(column: str, text: str) -> str:
     """Return the help of a metric of a comparison, with the thresholds of its measure if they belong there."""
     if column not in _WITH_THRESHOLDS:
         return text
-    known = required_range(column)
+    known = ranges.required_range(column)
     warning, critical = (known.threshold_text(threshold) for threshold in (known.warning, known.critical))
     return f"{text} (at lag 0: warning {warning}, critical {critical})"
 
@@ -108,14 +106,15 @@ OF_STEPS = {column: Family(f"foreshock_{name}", text, ("run",)) for column, (nam
 AT_LAG_ZERO = {
     "k3_kl": Family(
         "foreshock_lag_zero_k3_kl_nats",
-        f"k3 of {TRAINER_ROLLOUT} of the tokens at lag 0, for which its range holds; no sample if fewer than "
-        f"{LEAST_TOKENS['k3_kl']} tokens are at lag 0",
+        f"k3 of {comparisons.TRAINER_ROLLOUT} of the tokens at lag 0, for which its range holds; no sample if fewer "
+        f"than {least_tokens.LEAST_TOKENS['k3_kl']} tokens are at lag 0",
         ("run", "comparison"),
     ),
     "tail_2": Family(
         "foreshock_lag_zero_tail_2_ratio",
-        f"foreshock_tail_2_ratio of {TRAINER_ROLLOUT}, if its range holds; no sample if less than "
-        f"{100 * NEARLY_ALL:g} % of the tokens are at lag 0, or the step has fewer than {LEAST_TOKENS['tail_2']}",
+        f"foreshock_tail_2_ratio of {comparisons.TRAINER_ROLLOUT}, if its range holds; no sample if less than "
+        f"{100 * lags.NEARLY_ALL:g} % of the tokens are at lag 0, or the step has fewer than "
+        f"{least_tokens.LEAST_TOKENS['tail_2']}",
         ("run", "comparison"),
     ),
 }

@@ -8,10 +8,9 @@ from fastapi.responses import RedirectResponse
 from pydantic import StringConstraints
 from starlette.exceptions import HTTPException
 
+from foreshock import page_addresses, probe_kinds
 from foreshock.diagnosis.rule import Effect
 from foreshock.diagnosis.rule_files import LARGEST_TEXT
-from foreshock.page_addresses import run_page_path
-from foreshock.probe_kinds import DOCTOR
 from foreshock.severity import Severity
 from foreshock_service.platform import health, keys, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
@@ -195,7 +194,9 @@ def examine_step(
     run: RunIdentifier, step: parameters.StepPath, context: Context, visitor: sessions.IngesterSession
 ) -> Response:
     """Ask for an examination of the step by the doctor, then redirect to the step."""
-    requests.request_probe(context, visitor.principal, run, schemas.ProbeCreate(step=step, kind=DOCTOR.name))
+    requests.request_probe(
+        context, visitor.principal, run, schemas.ProbeCreate(step=step, kind=probe_kinds.DOCTOR.name)
+    )
     return RedirectResponse(f"/runs/{run}/steps/{step}", status_code=303, headers=rendering.PAGE_HEADERS)
 
 
@@ -203,7 +204,7 @@ def back_to_run(context: ServiceContext, visitor: sessions.PageSession, run_id: 
     """Redirect to the page of the run, or to that of its rules, which can be loaded again."""
     with context.database.read() as session:
         run = get_run(session, visitor.principal, run_id)
-        address = f"{run_page_path(run.project, run.key)}{part}"
+        address = f"{page_addresses.run_page_path(run.project, run.key)}{part}"
     return RedirectResponse(address, status_code=303, headers=rendering.PAGE_HEADERS)
 
 

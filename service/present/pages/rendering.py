@@ -28,8 +28,7 @@ from foreshock.lint import CHECKS
 from foreshock.model_kind import MODEL_KIND_NAMES, ModelKind
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.parameters import matches
-from foreshock_service.present.pages.figures.attribution import share_in_words
-from foreshock_service.present.pages.figures.drawing import scientific
+from foreshock_service.present.pages.figures import attribution, drawing
 from foreshock_service.present.pages.view_models import Label, Moment, Tone, Value, Visitor
 
 DASH = "–"
@@ -64,7 +63,7 @@ def number(value: float | None) -> str:
         return DASH
     if math.isinf(value):
         return "too large" if value > 0 else "−too large"
-    text = scientific(value)
+    text = drawing.scientific(value)
     return f"−{text[1:]}" if text.startswith("-") else text
 
 
@@ -262,7 +261,7 @@ def templates() -> Environment:
         "address": run_address,
         "bytes": bytes_in_words,
         "percent": precise_percent,
-        "share": share_in_words,
+        "share": attribution.share_in_words,
         "threshold": threshold_in_words,
         "sentence": as_sentence,
         "explained": explained,

@@ -29,8 +29,7 @@ from foreshock.measures.estimators.attribution import (
     environment_link,
     excess_over_environments,
 )
-from foreshock.rollouts import RolloutBatch
-from foreshock.rollouts.arrays import row_counts
+from foreshock.rollouts import RolloutBatch, arrays
 from foreshock_service.replay.probes.environments import run_fingerprints
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts, read_rollouts
 from foreshock_service.replay.results import files
@@ -177,7 +176,7 @@ def _compare(
     together: tuple[str, ...],
 ) -> FoldedStatistics:
     # Rollouts with a finite value in each of the scores.
-    finite = [row_counts(np.isfinite(scores[name]), batch.response_offsets) > 0 for name in together]
+    finite = [arrays.row_counts(np.isfinite(scores[name]), batch.response_offsets) > 0 for name in together]
     rows = np.flatnonzero(np.logical_and.reduce(finite))
     shared = batch.select(rows)
     tokens = np.repeat(np.isin(np.arange(batch.num_rollouts), rows), batch.response_lengths)

@@ -18,12 +18,11 @@ from foreshock_service.platform.database import engine, tables
 from foreshock_service.replay.attribution.compute import AttributionResult, MeasuredEnvironmentLink, excess_over_floors
 from foreshock_service.replay.probes.environments import declared_precision, precision_in_words
 from foreshock_service.replay.results.files import environment_of
-from foreshock_service.runs import attempts, findings
-from foreshock_service.runs.events import StepKey
+from foreshock_service.runs import attempts, events, findings
 
 
 def document_of(
-    key: StepKey,
+    key: events.StepKey,
     attribution: Attribution,
     result: AttributionResult,
     scores: Sequence[answers.ScoreSourceRecord],
@@ -109,15 +108,15 @@ def _environment(environment: Environment) -> answers.EnvironmentRecord:
     return from_attributes(answers.EnvironmentRecord, environment, words=environment.describe())
 
 
-def mark_stale(session: Session, key: StepKey, now_us: int) -> None:
+def mark_stale(session: Session, key: events.StepKey, now_us: int) -> None:
     """Mark the step's attribution as stale; adds a row without a document if there is none."""
     row = {**key._asdict(), "stale": True, "changed_at_us": now_us}
-    engine.upsert(session, tables.Attribution, [row], StepKey._fields)
+    engine.upsert(session, tables.Attribution, [row], events.StepKey._fields)
 
 
 def newest_documents(
     session: Session, run_id: str, limit: int, *chosen: ColumnElement[bool]
-) -> list[tuple[StepKey, dict[str, Any] | None]]:
+) -> list[tuple[events.StepKey, dict[str, Any] | None]]:
     """Return the documents of up to `limit` active steps that have replayed scores, the newest first.
 
     A document is None before it is computed, and if the scores give no attribution.
@@ -126,10 +125,10 @@ def newest_documents(
     query = select(tables.Attribution.attempt, tables.Attribution.step, tables.Attribution.document)
     query = query.where(tables.Attribution.run_id == run_id, active, *chosen)
     found = session.execute(query.order_by(tables.Attribution.step.desc()).limit(limit))
-    return [(StepKey(run_id, attempt, step), document) for attempt, step, document in found]
+    return [(events.StepKey(run_id, attempt, step), document) for attempt, step, document in found]
 
 
-def stale_before(session: Session, before_us: int, limit: int) -> list[StepKey]:
+def stale_before(session: Session, before_us: int, limit: int) -> list[events.StepKey]:
     """Return up to `limit` steps whose attribution became stale before a time, the longest ago first."""
     query = (
         select(tables.Attribution.run_id, tables.Attribution.attempt, tables.Attribution.step)
@@ -140,7 +139,7 @@ def stale_before(session: Session, before_us: int, limit: int) -> list[StepKey]:
         .order_by(tables.Attribution.changed_at_us)
         .limit(limit)
     )
-    return [StepKey(*row) for row in session.execute(query)]
+    return [events.StepKey(*row) for row in session.execute(query)]
 
 
 DRIFT_STEPS = 20

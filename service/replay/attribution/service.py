@@ -23,13 +23,12 @@ from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.database.session import after_commit
+from foreshock_service.replay.attribution import compute
 from foreshock_service.replay.attribution import document as documents
-from foreshock_service.replay.attribution.compute import AttributionResult, attribute_step
 from foreshock_service.replay.probes import pinned_rollouts, service
 from foreshock_service.replay.results import files, publishing
 from foreshock_service.replay.results.exact import exact_of_step
-from foreshock_service.runs import events, findings, measurements, run_endpoints, runs, steps
-from foreshock_service.runs.attempts import find_attempt, resolve_step
+from foreshock_service.runs import attempts, events, findings, measurements, run_endpoints, runs, steps
 
 router = parameters.api_router(prefix="/v1/runs/{run}/steps/{step}", tags=["attribution"])
 
@@ -96,7 +95,7 @@ def attribution_of_step(
     Raises AttributionNotFound, AttributionNotPossible, AttributionPending, RunNotFound, RunDeleted.
     """
     run = runs.get_run(session, principal, run_id)
-    key = resolve_step(session, run_id, step, attempt)
+    key = attempts.resolve_step(session, run_id, step, attempt)
     found = session.get(tables.Attribution, tuple(key))
     if found is None:
         raise AttributionNotFound(
@@ -196,7 +195,9 @@ def compute_attribution(context: ServiceContext, key: events.StepKey) -> None:
         if inputs is None:
             context.database.write(partial(_settle, key))
             return
-        result = context.decoders.run(attribute_step, inputs.rollouts, inputs.scores, inputs.attempt_fingerprint)
+        result = context.decoders.run(
+            compute.attribute_step, inputs.rollouts, inputs.scores, inputs.attempt_fingerprint
+        )
         if context.database.write(partial(_store_and_publish, context, key, inputs.version, result)):
             return
 
@@ -218,7 +219,7 @@ def attribution_inputs(context: ServiceContext, session: Session, key: events.St
     """Return the files of the step's rollouts and of its newest scores. Raises TokensPurged."""
     rollouts = service.rollouts_of_step(context, session, key)
     chosen = publishing.newest_scores(session, key)
-    attempt = find_attempt(session, key.run_id, key.attempt)
+    attempt = attempts.find_attempt(session, key.run_id, key.attempt)
     lines = [f"{score.scorer} {score.variant} {score.job_id} {score.token}" for score in chosen]
     lines += [path.name for path in rollouts.files]
     return AttributionInputs(
@@ -233,7 +234,7 @@ def attribution_inputs(context: ServiceContext, session: Session, key: events.St
 
 
 def store_attribution(
-    context: ServiceContext, session: Session, key: events.StepKey, version: str, result: AttributionResult
+    context: ServiceContext, session: Session, key: events.StepKey, version: str, result: compute.AttributionResult
 ) -> bool:
     """Store the attribution of the inputs of `version`; False if the inputs have changed. The run is locked."""
     # Until the transaction ends, so that nothing marks it as stale meanwhile.
@@ -260,7 +261,7 @@ def store_attribution(
 
 
 def _store_and_publish(
-    context: ServiceContext, key: events.StepKey, version: str, result: AttributionResult, session: Session
+    context: ServiceContext, key: events.StepKey, version: str, result: compute.AttributionResult, session: Session
 ) -> bool:
     if runs.lock_run_for_background(session, key.run_id) is None:
         return True

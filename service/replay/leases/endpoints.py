@@ -15,10 +15,8 @@ from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 
 from foreshock.api.leases import LeaseRecord
+from foreshock_service.platform import parameters, request_guards, security
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.parameters import Name, api_router
-from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE
-from foreshock_service.platform.security import Worker
 from foreshock_service.replay.leases import service
 from foreshock_service.replay.probes.schemas import Accelerator, EnvironmentName, PairKey, ScorerName
 
@@ -31,7 +29,7 @@ def _storable(text: str) -> str:
 class LeaseRequest(BaseModel):
     """A worker's request for a job that it can do."""
 
-    worker: Name = Field(description="unique name of the worker")
+    worker: parameters.Name = Field(description="unique name of the worker")
     accelerator: Accelerator = "cpu"
     device_name: Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
     environments: list[EnvironmentName] = Field(
@@ -80,7 +78,7 @@ class UploadReceipt(BaseModel):
     tokens: int = Field(description="response tokens")
 
 
-router = api_router(prefix="/v1/leases", tags=["leases"])
+router = parameters.api_router(prefix="/v1/leases", tags=["leases"])
 
 LeaseIdentifier = Annotated[str, Path(max_length=100, pattern=r"^[A-Za-z0-9_]+$")]
 LeaseToken = Annotated[int, Header(alias="X-Foreshock-Lease-Token", ge=1, lt=2**63)]
@@ -94,7 +92,7 @@ _POLL_SECONDS = 0.5
     responses={204: {"description": "No job is queued that this worker can do"}},
 )
 async def request_lease(
-    body: LeaseRequest, request: Request, context: Context, principal: Worker
+    body: LeaseRequest, request: Request, context: Context, principal: security.Worker
 ) -> LeaseRecord | Response:
     """Lease the longest-queued job that this worker can do; waits up to `wait` seconds for one."""
     deadline = time.monotonic() + body.wait
@@ -114,7 +112,9 @@ async def request_lease(
 
 
 @router.post("/{lease}/heartbeat")
-def heartbeat(lease: LeaseIdentifier, body: HeartbeatBody, context: Context, principal: Worker) -> HeartbeatRead:
+def heartbeat(
+    lease: LeaseIdentifier, body: HeartbeatBody, context: Context, principal: security.Worker
+) -> HeartbeatRead:
     """Extend the lease; 409 `lease-lost` means that another try has the job or the job has ended."""
     ends = context.database.write(lambda session: service.heartbeat(session, context, principal, lease, body))
     return HeartbeatRead(expires_at_us=ends)
@@ -123,16 +123,20 @@ def heartbeat(lease: LeaseIdentifier, body: HeartbeatBody, context: Context, pri
 @router.get(
     "/{lease}/rollouts",
     response_class=FileResponse,
-    responses={200: {"content": {PARQUET_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}},
+    responses={
+        200: {"content": {request_guards.PARQUET_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
+    },
 )
-def read_rollouts(lease: LeaseIdentifier, token: LeaseToken, context: Context, principal: Worker) -> FileResponse:
+def read_rollouts(
+    lease: LeaseIdentifier, token: LeaseToken, context: Context, principal: security.Worker
+) -> FileResponse:
     """Return the job's rollouts as Parquet."""
     path = service.write_job_rollouts(context, principal, lease, token)
     remove = BackgroundTask(path.unlink, missing_ok=True)
-    return FileResponse(path, media_type=PARQUET_MEDIA_TYPE, background=remove)
+    return FileResponse(path, media_type=request_guards.PARQUET_MEDIA_TYPE, background=remove)
 
 
 @router.post("/{lease}/fail", status_code=status.HTTP_204_NO_CONTENT)
-def fail(lease: LeaseIdentifier, body: FailBody, context: Context, principal: Worker) -> None:
+def fail(lease: LeaseIdentifier, body: FailBody, context: Context, principal: security.Worker) -> None:
     """Report that the try failed. retry: the job is queued again or given up; final, skipped: the probe ends."""
     context.database.write(lambda session: service.fail(session, context, principal, lease, body))

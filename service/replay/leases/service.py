@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sqlalchemy import ColumnElement, and_, or_, select, true, update
 from sqlalchemy.orm import Session
 
-from foreshock.api.leases import JobRolloutsRecord, JobWeightsRecord, LeasedJobRecord, LeaseRecord
-from foreshock.api.records import from_attributes, parse
+from foreshock.api import leases, records
 from foreshock.probe_kinds import DOCTOR_SECONDS
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
@@ -19,10 +18,8 @@ from foreshock_service.platform.database.tables import Lease, Probe, ProbeJob, R
 from foreshock_service.platform.problem import ProblemError, stored_file
 from foreshock_service.platform.security import Principal
 from foreshock_service.replay.probes import jobs as transitions
-from foreshock_service.replay.probes import pinned_rollouts, workers
+from foreshock_service.replay.probes import pinned_rollouts, schemas, service, workers
 from foreshock_service.replay.probes.environments import Fit, WantedEnvironment, fit, other_offers
-from foreshock_service.replay.probes.schemas import scorers_of_pairs
-from foreshock_service.replay.probes.service import end_jobs, lock_jobs, rollouts_of_probe
 from foreshock_service.runs.runs import get_run
 
 if TYPE_CHECKING:
@@ -64,7 +61,7 @@ def write_job_rollouts(context: ServiceContext, principal: Principal, lease_id: 
     with context.database.read() as session:
         lease, job, probe = find_lease(session, principal, lease_id)
         check_held(lease, job, token)
-        pinned = rollouts_of_probe(context, session, probe)
+        pinned = service.rollouts_of_probe(context, session, probe)
     target = context.store.temporary_file()
     try:
         with stored_file(f"a shard of step {probe.step}"):
@@ -126,7 +123,9 @@ def sweep(context: ServiceContext) -> int:
     return changed + sum(context.database.write(partial(_skip, probe_id=probe_id)) for probe_id in gone)
 
 
-def claim(session: Session, context: ServiceContext, principal: Principal, request: LeaseRequest) -> LeaseRecord | None:
+def claim(
+    session: Session, context: ServiceContext, principal: Principal, request: LeaseRequest
+) -> leases.LeaseRecord | None:
     """Lease the first job, by priority and age, that the worker can do; None if there is none."""
     now = database_now_us(session)
     workers.record_worker(
@@ -202,7 +201,7 @@ def _expire_overdue(session: Session, context: ServiceContext) -> int:
 def fail(session: Session, context: ServiceContext, principal: Principal, lease_id: str, body: FailBody) -> None:
     """Record why the worker did not do the job. Raises LeaseNotFound, LeaseLost."""
     lease, job, probe = find_lease(session, principal, lease_id)
-    jobs = lock_jobs(session, probe.id)
+    jobs = service.lock_jobs(session, probe.id)
     session.refresh(lease)
     if lease.outcome == body.kind and lease.token == body.token:
         return  # A repeated request: the first answer was lost.
@@ -213,30 +212,30 @@ def fail(session: Session, context: ServiceContext, principal: Principal, lease_
         transitions.give_back(job, lease, outcome, body.reason, now, context.settings.probe_tries)
         return
     transitions.end(job, lease, outcome, body.reason, now)
-    end_jobs(session, jobs, f"the probe has ended: {body.reason}", transitions.JobState(job.state))
+    service.end_jobs(session, jobs, f"the probe has ended: {body.reason}", transitions.JobState(job.state))
 
 
 def _skip(session: Session, probe_id: str) -> int:
     # A worker that has begun may still hold the weights: only queued jobs end.
-    queued = [job for job in lock_jobs(session, probe_id) if job.state == transitions.JobState.QUEUED]
-    return len(end_jobs(session, queued, "the probe has ended: its checkpoint has expired"))
+    queued = [job for job in service.lock_jobs(session, probe_id) if job.state == transitions.JobState.QUEUED]
+    return len(service.end_jobs(session, queued, "the probe has ended: its checkpoint has expired"))
 
 
 def _duration_us(context: ServiceContext) -> int:
     return int(context.settings.lease_seconds * 1e6)
 
 
-def _read(context: ServiceContext, lease: Lease, job: ProbeJob, probe: Probe, run: Run) -> LeaseRecord:
+def _read(context: ServiceContext, lease: Lease, job: ProbeJob, probe: Probe, run: Run) -> leases.LeaseRecord:
     assert job.lease_expires_at_us is not None
-    asked = {each["scorer"] for each in job.scorers} | scorers_of_pairs(job.exact_pairs)
-    weights = [parse(JobWeightsRecord, each) for each in (probe.checkpoint, *(probe.candidates or ()))]
-    return LeaseRecord(
+    asked = {each["scorer"] for each in job.scorers} | schemas.scorers_of_pairs(job.exact_pairs)
+    weights = [records.parse(leases.JobWeightsRecord, each) for each in (probe.checkpoint, *(probe.candidates or ()))]
+    return leases.LeaseRecord(
         lease=lease.id,
         token=lease.token,
         expires_at_us=job.lease_expires_at_us,
         heartbeat_seconds=context.settings.lease_seconds / _HEARTBEATS,
-        job=from_attributes(
-            LeasedJobRecord,
+        job=records.from_attributes(
+            leases.LeasedJobRecord,
             job,
             probe=probe.id,
             run=run.id,
@@ -248,7 +247,9 @@ def _read(context: ServiceContext, lease: Lease, job: ProbeJob, probe: Probe, ru
             checkpoint=weights[0],
             candidates=tuple(weights[1:]),
             budget_seconds=probe.budget_seconds or DOCTOR_SECONDS,
-            rollouts=JobRolloutsRecord(count=probe.rollouts, tokens=probe.tokens, digest=probe.rollout_set_digest),
+            rollouts=leases.JobRolloutsRecord(
+                count=probe.rollouts, tokens=probe.tokens, digest=probe.rollout_set_digest
+            ),
         ),
     )
 

@@ -10,20 +10,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import ColumnElement, and_, distinct, func, or_, select
 from sqlalchemy.orm import Session
 
+from foreshock import errors, probe_kinds
 from foreshock.api import probes, records
 from foreshock.clock import now_us
 from foreshock.diagnosis import default_rules, diagnose
-from foreshock.errors import InvalidRolloutsError
-from foreshock.probe_kinds import DOCTOR, EXACT
 from foreshock.scorers import default_scorers
 from foreshock_service.platform import audit, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.problem import ProblemError
-from foreshock_service.replay.probes.jobs import JobState
-from foreshock_service.replay.probes.requests import check_scorers, request_probe
-from foreshock_service.replay.probes.schemas import Accelerator, ProbeCreate, ScorerRequest
-from foreshock_service.replay.probes.service import ALERT_WINDOW_STEPS, end_jobs, is_near_open_alert, lock_jobs
+from foreshock_service.replay.probes import jobs, requests, schemas, service
 from foreshock_service.runs import events, run_endpoints
 from foreshock_service.runs.attempts import active_attempt_of, active_rows, attempts_of_run
 from foreshock_service.runs.runs import get_run, lock_run
@@ -44,10 +40,12 @@ class ProbePolicyBody(BaseModel):
     rollouts: int = Field(
         default=64, ge=1, le=2**31 - 1, description="score a sample of so many rollouts, stratified by length"
     )
-    scorers: list[ScorerRequest] = Field(
-        default_factory=lambda: [ScorerRequest(scorer=name) for name in default_scorers()], min_length=1, max_length=32
+    scorers: list[schemas.ScorerRequest] = Field(
+        default_factory=lambda: [schemas.ScorerRequest(scorer=name) for name in default_scorers()],
+        min_length=1,
+        max_length=32,
     )
-    accelerator: Accelerator | None = Field(default=None, description="only on workers of this accelerator")
+    accelerator: schemas.Accelerator | None = Field(default=None, description="only on workers of this accelerator")
     budget_seconds: float | None = Field(
         default=None,
         ge=0,
@@ -114,7 +112,7 @@ def policy_in_words(session: Session, principal: security.Principal, run_id: str
 
 def set_policy(session: Session, principal: security.Principal, run_id: str, body: ProbePolicyBody) -> None:
     """Set the run's policy. Raises RunNotFound, RunDeleted, UnknownScorer, ProbeNotPossible."""
-    check_scorers(ProbeCreate(step=0, scorers=body.scorers))
+    requests.check_scorers(schemas.ProbeCreate(step=0, scorers=body.scorers))
     run = lock_run(session, principal, run_id)
     stored, policy = find_policy(session, run_id), body.model_dump(mode="json")
     before = stored.policy if stored is not None else None
@@ -212,18 +210,20 @@ def _due_steps(session: Session, run_id: str, policy: ProbePolicyBody) -> list[t
 
 def _make(context: ServiceContext, key: events.StepKey, cause: str, policy: ProbePolicyBody) -> bool:
     """Probe a step; return whether that was possible. An equal request finds the same probe, so it may be repeated."""
-    body = ProbeCreate(
+    body = schemas.ProbeCreate(
         step=key.step,
         attempt=key.attempt,
-        kind=DOCTOR.name if cause == "doctor" else EXACT.name,
+        kind=probe_kinds.DOCTOR.name if cause == "doctor" else probe_kinds.EXACT.name,
         scorers=[] if cause == "doctor" else policy.scorers,
         accelerator=policy.accelerator,
-        max_rollouts=min(policy.rollouts, DOCTOR.most_rollouts or 1) if cause == "doctor" else policy.rollouts,
+        max_rollouts=min(policy.rollouts, probe_kinds.DOCTOR.most_rollouts or 1)
+        if cause == "doctor"
+        else policy.rollouts,
     )
     probe_id, problem = None, None
     try:
-        probe_id = request_probe(context, _SERVICE, key.run_id, body)[0].id
-    except (ProblemError, InvalidRolloutsError) as error:
+        probe_id = requests.request_probe(context, _SERVICE, key.run_id, body)[0].id
+    except (ProblemError, errors.InvalidRolloutsError) as error:
         if isinstance(error, ProblemError) and error.status >= 500:
             raise  # The decoders are busy or the store is away: the next round tries again.
         problem = str(error)
@@ -241,8 +241,8 @@ def _make(context: ServiceContext, key: events.StepKey, cause: str, policy: Prob
 def _end_queued(session: Session, run_id: str, reason: str) -> None:
     for made in queued_probes(session, run_id):
         assert made.probe_id is not None
-        queued = [job for job in lock_jobs(session, made.probe_id) if job.state == JobState.QUEUED]
-        end_jobs(session, queued, reason)
+        queued = [job for job in service.lock_jobs(session, made.probe_id) if job.state == jobs.JobState.QUEUED]
+        service.end_jobs(session, queued, reason)
         made.problem = reason
     session.flush()
 
@@ -277,7 +277,7 @@ def unfinished_probes(session: Session, run_id: str) -> int:
         tables.ProbeJob, tables.ProbeJob.probe_id == tables.PolicyProbe.probe_id
     )
     query = query.where(
-        tables.PolicyProbe.run_id == run_id, tables.ProbeJob.state.in_((JobState.QUEUED, JobState.RUNNING))
+        tables.PolicyProbe.run_id == run_id, tables.ProbeJob.state.in_((jobs.JobState.QUEUED, jobs.JobState.RUNNING))
     )
     return session.scalar(query) or 0
 
@@ -285,7 +285,7 @@ def unfinished_probes(session: Session, run_id: str) -> int:
 def queued_probes(session: Session, run_id: str) -> Sequence[tables.PolicyProbe]:
     """Return the automatic probes of the run with queued jobs, those that the budget ended before left out."""
     queued = select(tables.ProbeJob.id).where(
-        tables.ProbeJob.probe_id == tables.PolicyProbe.probe_id, tables.ProbeJob.state == JobState.QUEUED
+        tables.ProbeJob.probe_id == tables.PolicyProbe.probe_id, tables.ProbeJob.state == jobs.JobState.QUEUED
     )
     query = select(tables.PolicyProbe).where(
         tables.PolicyProbe.run_id == run_id, tables.PolicyProbe.problem.is_(None), queued.exists()
@@ -295,7 +295,7 @@ def queued_probes(session: Session, run_id: str) -> Sequence[tables.PolicyProbe]
 
 def steps_near_alerts(session: Session, run_id: str, now_us: int, limit: int) -> Sequence[events.StepKey]:
     """Return the first steps near an open alert that can be probed and were not."""
-    near = is_near_open_alert(run_id, tables.Checkpoint.step)
+    near = service.is_near_open_alert(run_id, tables.Checkpoint.step)
     query = select(tables.Checkpoint.attempt, tables.Checkpoint.step).where(_possible(session, run_id, now_us), near)
     return [
         events.StepKey(run_id, *row) for row in session.execute(query.order_by(tables.Checkpoint.step).limit(limit))
@@ -309,9 +309,9 @@ def steps_to_examine(session: Session, run_id: str, now_us: int) -> Sequence[eve
         tables.PolicyProbe.cause == "doctor",
         tables.PolicyProbe.probe_id.is_not(None),
         active_rows(session, run_id, tables.PolicyProbe),
-        func.abs(tables.PolicyProbe.step - tables.Checkpoint.step) <= 2 * ALERT_WINDOW_STEPS,
+        func.abs(tables.PolicyProbe.step - tables.Checkpoint.step) <= 2 * service.ALERT_WINDOW_STEPS,
     )
-    near = is_near_open_alert(run_id, tables.Checkpoint.step, tables.Alert.rule.not_in(_NOT_ON_MISMATCH))
+    near = service.is_near_open_alert(run_id, tables.Checkpoint.step, tables.Alert.rule.not_in(_NOT_ON_MISMATCH))
     query = select(tables.Checkpoint.attempt, tables.Checkpoint.step).where(_possible(session, run_id, now_us), near)
     query = query.where(~examined.exists()).order_by(tables.Checkpoint.step).limit(1)
     return [events.StepKey(run_id, *row) for row in session.execute(query)]

@@ -11,14 +11,11 @@ from sqlalchemy.orm import Session
 from foreshock import clock, digests, errors, probe_kinds
 from foreshock.api.probes import ProbeRecord
 from foreshock.scorers import EXACT_PAIRS, VARIANTS, available_scorers
-from foreshock_service.platform import parameters, problem
+from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
 from foreshock_service.platform.database.tables import Checkpoint, Run, Shard, new_identifier, probes
-from foreshock_service.platform.security import Ingester, Principal, Reader
-from foreshock_service.replay.probes import environments, jobs, service, workers
-from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts, RolloutCount, count_rollouts
-from foreshock_service.replay.probes.schemas import ProbeCreate, ScorerRequest, scorers_of_pairs
+from foreshock_service.replay.probes import environments, jobs, pinned_rollouts, schemas, service, workers
 from foreshock_service.runs import attempts, events, run_endpoints, runs
 from foreshock_service.runs.shards import removed_in_words, shards_of_step
 from foreshock_service.runs.steps import find_step
@@ -33,7 +30,11 @@ ProbeIdentifier = Annotated[str, Path(max_length=100, pattern=r"^[A-Za-z0-9_]+$"
     responses={200: {"model": ProbeRecord, "description": "An equal request exists; this is its probe"}},
 )
 def create_probe(
-    run: run_endpoints.RunIdentifier, body: ProbeCreate, context: Context, principal: Ingester, response: Response
+    run: run_endpoints.RunIdentifier,
+    body: schemas.ProbeCreate,
+    context: Context,
+    principal: security.Ingester,
+    response: Response,
 ) -> ProbeRecord:
     """Request that workers score a step's rollouts again; an equal request returns the same probe."""
     probe, created = request_probe(context, principal, run, body)
@@ -46,7 +47,7 @@ def create_probe(
 def list_probes(
     run: run_endpoints.RunIdentifier,
     context: Context,
-    principal: Reader,
+    principal: security.Reader,
     step: Annotated[int | None, Query(ge=0, le=parameters.LARGEST_STEP)] = None,
     cursor: parameters.Cursor = None,
     limit: parameters.Limit = 50,
@@ -59,7 +60,7 @@ def list_probes(
 @router.get("/probes")
 def list_probes_of_runs(
     context: Context,
-    principal: Reader,
+    principal: security.Reader,
     project: Annotated[parameters.Name | None, Query()] = None,
     kind: Annotated[parameters.Name | None, Query(description="such as `exact` or `doctor`; absent: all")] = None,
     cursor: parameters.Cursor = None,
@@ -71,20 +72,20 @@ def list_probes_of_runs(
 
 
 @router.get("/probes/{probe}")
-def read_probe(probe: ProbeIdentifier, context: Context, principal: Reader) -> ProbeRecord:
+def read_probe(probe: ProbeIdentifier, context: Context, principal: security.Reader) -> ProbeRecord:
     """Return a probe with its jobs, their states and the reasons of failures and of waiting."""
     with context.database.read() as session:
         return service.read_probe(session, principal, probe)
 
 
 @router.post("/probes/{probe}/retry")
-def retry_probe(probe: ProbeIdentifier, context: Context, principal: Ingester) -> ProbeRecord:
+def retry_probe(probe: ProbeIdentifier, context: Context, principal: security.Ingester) -> ProbeRecord:
     """Queue the failed and skipped jobs of an ended probe again, for example when the weights are back."""
     return context.database.write(lambda session: service.retry_probe(session, principal, probe))
 
 
 @router.delete("/probes/{probe}")
-def cancel_probe(probe: ProbeIdentifier, context: Context, principal: Ingester) -> ProbeRecord:
+def cancel_probe(probe: ProbeIdentifier, context: Context, principal: security.Ingester) -> ProbeRecord:
     """Cancel a probe: its unfinished jobs are skipped, and what a worker still sends for them is refused.
 
     Scores of jobs that are done stay. A cancelled probe can be retried; an equal request finds it as it is.
@@ -108,16 +109,16 @@ class _Plan:
 
     run: Run
     attempt: int
-    body: ProbeCreate
+    body: schemas.ProbeCreate
     selection: list[list[Any]]
-    rollouts: PinnedRollouts
+    rollouts: pinned_rollouts.PinnedRollouts
     weights: dict[str, Any]
     weights_expire_at_us: int | None
     attempt_fingerprint: dict[str, Any]
     candidates: list[dict[str, Any]] | None
 
     @property
-    def scorers(self) -> list[ScorerRequest]:
+    def scorers(self) -> list[schemas.ScorerRequest]:
         if probe_kinds.PROBE_KINDS[self.body.kind].scorers == 2:
             return self.body.scorers  # the second one is the reference, or gives μ
         return sorted(self.body.scorers, key=lambda each: (each.scorer, each.variant))
@@ -141,7 +142,7 @@ class _Plan:
 
 
 def request_probe(
-    context: ServiceContext, principal: Principal, run_id: str, body: ProbeCreate
+    context: ServiceContext, principal: security.Principal, run_id: str, body: schemas.ProbeCreate
 ) -> tuple[ProbeRecord, bool]:
     """Return the probe of this request and whether it is new. Raises UnknownScorer, ProbeNotPossible."""
     check_scorers(body)
@@ -151,7 +152,7 @@ def request_probe(
         if known is not None and body.priority in (None, known.priority):
             return service.shown(session, plan.run, known), False
     with problem.present_file(f"a shard of step {body.step}"):
-        count = context.decoders.run(count_rollouts, plan.rollouts)
+        count = context.decoders.run(pinned_rollouts.count_rollouts, plan.rollouts)
     if body.kind == probe_kinds.DOCTOR.name and not count.with_log_probs:
         raise service.ProbeNotPossible(
             f"the rollouts of step {body.step} have neither rollout_log_probs nor trainer_log_probs: there is nothing "
@@ -164,14 +165,14 @@ def request_probe(
             "the environment of this run is unknown: log its rollouts with the batch attributes `engine_fingerprint` "
             "and `trainer_fingerprint`, or ask for an environment by name, or for `any`"
         )
-    scorers = {asked.scorer for asked in body.scorers} | scorers_of_pairs(body.exact_pairs)
+    scorers = {asked.scorer for asked in body.scorers} | schemas.scorers_of_pairs(body.exact_pairs)
     options = environments.with_declared_precision(
         body.options, scorers, fingerprints["trainer"], complete=body.kind == probe_kinds.MATRIX.name
     )
     return context.database.write(lambda session: _insert(session, principal, plan, count, wanted, options))
 
 
-def check_scorers(body: ProbeCreate) -> None:
+def check_scorers(body: schemas.ProbeCreate) -> None:
     """Raise UnknownScorer or ProbeNotPossible if a request names scorers, pairs or options that are not available."""
     kind = probe_kinds.PROBE_KINDS[body.kind]
     for asked in body.scorers:
@@ -194,12 +195,14 @@ def check_scorers(body: ProbeCreate) -> None:
         raise service.ProbeNotPossible(
             "a scorer is named twice: name each scorer and variant, and each exact pair, once"
         )
-    unused = set(body.options) - {asked.scorer for asked in body.scorers} - scorers_of_pairs(body.exact_pairs)
+    unused = set(body.options) - {asked.scorer for asked in body.scorers} - schemas.scorers_of_pairs(body.exact_pairs)
     if unused:
         raise service.ProbeNotPossible(f"options name {', '.join(sorted(unused))}, which is not among the scorers")
 
 
-def _plan(context: ServiceContext, session: Session, principal: Principal, run_id: str, body: ProbeCreate) -> _Plan:
+def _plan(
+    context: ServiceContext, session: Session, principal: security.Principal, run_id: str, body: schemas.ProbeCreate
+) -> _Plan:
     run = runs.get_run(session, principal, run_id)
     key = attempts.resolve_step(session, run_id, body.step, body.attempt)
     step = find_step(session, key)
@@ -255,7 +258,7 @@ def _announced(session: Session, key: events.StepKey) -> str:
 
 
 def _candidates(
-    session: Session, principal: Principal, run: Run, key: events.StepKey, body: ProbeCreate
+    session: Session, principal: security.Principal, run: Run, key: events.StepKey, body: schemas.ProbeCreate
 ) -> list[dict[str, Any]] | None:
     """Return the other weights: those that the doctor tries, or those after the update; None: the kind has none."""
     if body.kind == probe_kinds.UPDATE.name:
@@ -266,7 +269,9 @@ def _candidates(
     return of_other + _tried_by_doctor(session, key, body)
 
 
-def _weights_of_other(session: Session, principal: Principal, run: Run, against: str, step: int) -> dict[str, Any]:
+def _weights_of_other(
+    session: Session, principal: security.Principal, run: Run, against: str, step: int
+) -> dict[str, Any]:
     """Return the newest weights up to `step` of the run `against`, with its title."""
     other = runs.get_run(session, principal, against)
     title = other.name or other.key
@@ -280,7 +285,7 @@ def _weights_of_other(session: Session, principal: Principal, run: Run, against:
     return {name: getattr(found[-1], name) for name in _WEIGHTS_FIELDS} | {"run": title}
 
 
-def _weights_after(session: Session, key: events.StepKey, body: ProbeCreate) -> dict[str, Any]:
+def _weights_after(session: Session, key: events.StepKey, body: schemas.ProbeCreate) -> dict[str, Any]:
     step = key.step + 1 if body.checkpoint_step is None else body.checkpoint_step
     if step <= key.step:
         raise service.ProbeNotPossible(f"checkpoint_step must be after step {key.step}, got {step}")
@@ -293,7 +298,7 @@ def _weights_after(session: Session, key: events.StepKey, body: ProbeCreate) -> 
     return {name: getattr(found, name) for name in _WEIGHTS_FIELDS}
 
 
-def _tried_by_doctor(session: Session, key: events.StepKey, body: ProbeCreate) -> list[dict[str, Any]]:
+def _tried_by_doctor(session: Session, key: events.StepKey, body: schemas.ProbeCreate) -> list[dict[str, Any]]:
     """Return the checkpoints that the doctor tries, the nearest and the first ones in turn."""
     left = list(service.earlier_checkpoints(session, key))
     chosen: list[dict[str, Any]] = []
@@ -305,9 +310,9 @@ def _tried_by_doctor(session: Session, key: events.StepKey, body: ProbeCreate) -
 
 def _insert(
     session: Session,
-    principal: Principal,
+    principal: security.Principal,
     plan: _Plan,
-    count: RolloutCount,
+    count: pinned_rollouts.RolloutCount,
     wanted: Mapping[str, environments.WantedEnvironment],
     options: dict[str, dict[str, Any]],
 ) -> tuple[ProbeRecord, bool]:

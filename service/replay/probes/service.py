@@ -15,9 +15,8 @@ from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import database_now_us, of_step
 from foreshock_service.platform.database.tables import Alert, Checkpoint, Lease, Probe, ProbeJob, Run, Shard, Worker
 from foreshock_service.replay.probes import jobs as transitions
+from foreshock_service.replay.probes import schemas, workers
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
-from foreshock_service.replay.probes.schemas import probe_record
-from foreshock_service.replay.probes.workers import live_workers
 from foreshock_service.runs import events, runs
 from foreshock_service.runs.attempts import active_ranges, attempts_of_run, in_ranges
 from foreshock_service.runs.shards import shards_with_tokens
@@ -172,9 +171,9 @@ def _read(session: Session, probes: Sequence[Any]) -> list[ProbeRecord]:
         for job in jobs[probe.id]:
             if job.state == transitions.JobState.QUEUED:
                 if project not in live:
-                    live[project] = live_workers(session, project, database_now_us(session))
+                    live[project] = workers.live_workers(session, project, database_now_us(session))
                 waiting[job.id] = transitions.waiting_reason(job, live[project])
-    return [probe_record(probe, jobs[probe.id], waiting) for probe, _ in probes]
+    return [schemas.probe_record(probe, jobs[probe.id], waiting) for probe, _ in probes]
 
 
 def change_priority(

@@ -7,10 +7,7 @@ from pydantic import Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from foreshock.api.doctor import DoctorReport, DoctorStepRecord, Finding
-from foreshock.api.probes import ProbeRecord
-from foreshock.api.records import parse
-from foreshock.api.runs import ConfidenceRecord
+from foreshock.api import doctor, probes, records, runs
 from foreshock.diagnosis.wording import as_sentence
 from foreshock.doctor.findings import explained, fix_of
 from foreshock.probe_kinds import DOCTOR
@@ -20,9 +17,7 @@ from foreshock_service.platform.database.tables import Probe, ProbeJob, ProbeRes
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
 from foreshock_service.replay.probes import requests, schemas
 from foreshock_service.replay.results.documents import DocumentKind
-from foreshock_service.runs import attempts, findings, run_endpoints
-from foreshock_service.runs.events import StepKey
-from foreshock_service.runs.weights import checksums_of_step
+from foreshock_service.runs import attempts, events, findings, run_endpoints, weights
 
 router = APIRouter(prefix="/v1")
 
@@ -51,7 +46,7 @@ class DoctorRequest(schemas.Examination):
     )
 
 
-def _check(body: DoctorReport, job: ProbeJob, probe: Probe) -> str | None:
+def _check(body: doctor.DoctorReport, job: ProbeJob, probe: Probe) -> str | None:
     if body.tokens != probe.tokens:  # rollouts without a token are left out
         return f"got a report on {body.tokens} tokens, expected one on the {probe.tokens} of the job"
     if len(body.findings) > MOST_FINDINGS or len(body.ruled_out) + len(body.not_tried) > MOST_VARIANTS:
@@ -72,7 +67,7 @@ KIND = DocumentKind(
 @router.post(
     "/runs/{run}/steps/{step}/doctor",
     status_code=status.HTTP_201_CREATED,
-    responses={200: {"model": ProbeRecord, "description": "An equal request exists; this is its probe"}},
+    responses={200: {"model": probes.ProbeRecord, "description": "An equal request exists; this is its probe"}},
     tags=["doctor"],
 )
 def examine_step(
@@ -82,7 +77,7 @@ def examine_step(
     context: Context,
     principal: security.Ingester,
     response: Response,
-) -> ProbeRecord:
+) -> probes.ProbeRecord:
     """Have a worker find the change that reproduces what a step logged: weights, sampling, forward pass or data."""
     asked = schemas.ProbeCreate(step=step, kind=DOCTOR.name, **body.model_dump())
     probe, is_new = requests.request_probe(context, principal, run, asked)
@@ -93,7 +88,7 @@ def examine_step(
 
 @router.put("/leases/{lease}/doctor", status_code=status.HTTP_204_NO_CONTENT, tags=["leases"])
 def put_report(
-    lease: LeaseIdentifier, token: LeaseToken, body: DoctorReport, context: Context, principal: security.Worker
+    lease: LeaseIdentifier, token: LeaseToken, body: doctor.DoctorReport, context: Context, principal: security.Worker
 ) -> None:
     """Store a report of the doctor; it counts when the job is complete."""
     KIND.store(context, principal, lease, token, body)
@@ -106,7 +101,7 @@ def read_report(
     context: Context,
     principal: security.Reader,
     attempt: parameters.ActiveOrAttempt = None,
-) -> DoctorStepRecord:
+) -> doctor.DoctorStepRecord:
     """Return the newest report of the doctor on a step: found, tried and not named, not tried, and the price.
 
     404 `doctor-not-found`: the step was not examined; request it with POST at this address.
@@ -116,17 +111,17 @@ def read_report(
         return report_record(session, *found[0])
 
 
-def report_record(session: Session, row: ProbeResult, probe: Probe) -> DoctorStepRecord:
+def report_record(session: Session, row: ProbeResult, probe: Probe) -> doctor.DoctorStepRecord:
     """Return a stored report as it is shown."""
-    return DoctorStepRecord(
+    return doctor.DoctorStepRecord(
         run=row.run_id,
         attempt=row.attempt,
         step=row.step,
         probe=probe.id,
         from_sample=probe.from_sample,
         published_at_us=row.published_at_us or 0,
-        report=parse(DoctorReport, row.document),
-        checksums=checksums_of_step(session, StepKey(row.run_id, row.attempt, row.step)),
+        report=records.parse(doctor.DoctorReport, row.document),
+        checksums=weights.checksums_of_step(session, events.StepKey(row.run_id, row.attempt, row.step)),
     )
 
 
@@ -137,16 +132,16 @@ def causes_of_run(session: Session, run_id: str) -> list[findings.FindingOfSteps
     order = (ProbeResult.step.desc(), ProbeResult.published_at_us.desc(), ProbeResult.job_id)
     reports: dict[int, tuple[Mapping[str, object], tuple[str, ...]]] = {}
     for row in session.scalars(query.order_by(*order).limit(_MOST_STEPS)):
-        key = StepKey(run_id, row.attempt, row.step)
+        key = events.StepKey(run_id, row.attempt, row.step)
         if attempts.is_active(session, key):
-            reports.setdefault(row.step, (row.document, checksums_of_step(session, key)))
+            reports.setdefault(row.step, (row.document, weights.checksums_of_step(session, key)))
     return findings.newest_of_steps(
-        (step, [_finding(cause, checksums) for cause in parse(DoctorReport, document).causes])
+        (step, [_finding(cause, checksums) for cause in records.parse(doctor.DoctorReport, document).causes])
         for step, (document, checksums) in reports.items()
     )
 
 
-def _finding(cause: Finding, checksums: Sequence[str]) -> findings.FindingOfStep:
+def _finding(cause: doctor.Finding, checksums: Sequence[str]) -> findings.FindingOfStep:
     sentence = ": ".join(filter(None, (cause.sentence, explained(cause))))
     if cause.side == "rollout" and checksums:
         sentence += f"; checksums: {' '.join(checksums)}"
@@ -156,11 +151,11 @@ def _finding(cause: Finding, checksums: Sequence[str]) -> findings.FindingOfStep
         title=cause.cause.replace("_", " "),
         sentence=as_sentence(sentence),
         remedy=fix_of(cause) or None,
-        confidence=ConfidenceRecord(share=cause.share, low=cause.share_low, high=cause.share_high),
+        confidence=runs.ConfidenceRecord(share=cause.share, low=cause.share_low, high=cause.share_high),
     )
 
 
-def newest_of_run(session: Session, run_id: str) -> Sequence[DoctorStepRecord]:
+def newest_of_run(session: Session, run_id: str) -> Sequence[doctor.DoctorStepRecord]:
     """Return the report of the newest examined step of a run, if there is one."""
     query = select(ProbeResult, Probe).join(ProbeJob, ProbeJob.id == ProbeResult.job_id).join(Probe)
     query = query.where(ProbeResult.run_id == run_id, ProbeResult.kind == DOCTOR.name)

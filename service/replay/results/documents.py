@@ -12,14 +12,12 @@ from pydantic import BaseModel
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from foreshock.api.records import to_json
-from foreshock.api.runs import FindingSource
+from foreshock.api import records, runs
 from foreshock.probe_kinds import ProbeKind
-from foreshock_service.platform import parameters, problem
+from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import of_step, upsert
 from foreshock_service.platform.database.tables import Probe, ProbeJob, ProbeResult
-from foreshock_service.platform.security import Principal
 from foreshock_service.replay.leases.service import hold
 from foreshock_service.runs import attempts, events
 from foreshock_service.runs.findings import mark_due
@@ -54,11 +52,13 @@ class DocumentKind(Generic[Body]):
     check: Callable[[Body, ProbeJob, Probe], str | None]
     not_found: type[problem.ProblemError] = ResultNotFound
     pair: Callable[[Body], str] = lambda body: ""
-    findings: FindingSource | None = None
+    findings: runs.FindingSource | None = None
 
-    def store(self, context: ServiceContext, principal: Principal, lease_id: str, token: int, body: Body) -> None:
+    def store(
+        self, context: ServiceContext, principal: security.Principal, lease_id: str, token: int, body: Body
+    ) -> None:
         """Store the document of a leased job. Raises LeaseNotFound, LeaseLost, ResultNotAsked, InvalidRequest."""
-        document = body.model_dump(mode="json") if isinstance(body, BaseModel) else to_json(body)
+        document = body.model_dump(mode="json") if isinstance(body, BaseModel) else records.to_json(body)
         try:
             parameters.storable_json(document)
         except ValueError as error:
@@ -113,7 +113,7 @@ class DocumentKind(Generic[Body]):
     def of_step(
         self,
         context: ServiceContext,
-        principal: Principal,
+        principal: security.Principal,
         run: str,
         step: int,
         attempt: int | None,

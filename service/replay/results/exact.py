@@ -15,30 +15,23 @@ from foreshock.measures.estimators.intervals import Interval
 from foreshock.measures.exact import ExactMeasures
 from foreshock.rollouts import ExactBatch, RolloutBatch, parquet_files
 from foreshock.scorers import EXACT_PAIRS, ExactPair
-from foreshock_service.platform.columnar import AnswerTooLarge
+from foreshock_service.platform import columnar, parameters, problem, security, uploads
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.decoding.worker import stored_limits
-from foreshock_service.platform.parameters import LARGEST_STEP, ActiveOrAttempt, StepPath
-from foreshock_service.platform.problem import ProblemError, TokensPurged, stored_file
-from foreshock_service.platform.security import Principal, Reader, Worker
 from foreshock_service.platform.store.tokens import StoredFile, exact_file_name
-from foreshock_service.platform.uploads import PARQUET_BODY
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken, UploadReceipt
 from foreshock_service.replay.leases.service import check_held, find_lease, is_completed
-from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
-from foreshock_service.replay.probes.schemas import PairKey
-from foreshock_service.replay.probes.service import rollouts_of_probe, rollouts_of_step
+from foreshock_service.replay.probes import pinned_rollouts, schemas, service
 from foreshock_service.replay.results.documents import ResultIncomplete
 from foreshock_service.replay.results.files import align_exact, measure_exact_files, read_exact_shard
 from foreshock_service.replay.results.shards import FileKind, Key, ShardAddress, receive_shard
-from foreshock_service.runs import chosen_tokens, events, run_endpoints, tokens
-from foreshock_service.runs.attempts import visible_step
+from foreshock_service.runs import attempts, chosen_tokens, events, run_endpoints, tokens
 
 router = APIRouter(prefix="/v1", tags=["exact divergences"])
 
 
-class ExactNotFound(ProblemError, status=404, problem_type="exact-not-found"):
+class ExactNotFound(problem.ProblemError, status=404, problem_type="exact-not-found"):
     """No exact divergences of this step are published: request a probe with `exact_pairs`."""
 
 
@@ -66,16 +59,16 @@ class MeasuredPair:
     "/leases/{lease}/exact/{shard}",
     status_code=status.HTTP_201_CREATED,
     responses={200: {"model": UploadReceipt, "description": "The same bytes were stored before"}},
-    openapi_extra=PARQUET_BODY,
+    openapi_extra=uploads.PARQUET_BODY,
 )
 async def put_exact(
     lease: LeaseIdentifier,
-    shard: Annotated[int, Path(ge=0, le=LARGEST_STEP)],
+    shard: Annotated[int, Path(ge=0, le=parameters.LARGEST_STEP)],
     token: LeaseToken,
-    pair: Annotated[PairKey, Query()],
+    pair: Annotated[schemas.PairKey, Query()],
     request: Request,
     context: Context,
-    principal: Worker,
+    principal: security.Worker,
     response: Response,
 ) -> UploadReceipt:
     """Store one shard of a pair's divergences: 201 if it is new, 200 for the same bytes, 409 for other bytes."""
@@ -85,14 +78,14 @@ async def put_exact(
 @router.get("/runs/{run}/steps/{step}/exact")
 def read_exact(
     run: run_endpoints.RunIdentifier,
-    step: StepPath,
+    step: parameters.StepPath,
     context: Context,
-    principal: Reader,
-    attempt: ActiveOrAttempt = None,
+    principal: security.Reader,
+    attempt: parameters.ActiveOrAttempt = None,
 ) -> replays.ExactStepRecord:
     """Return the exact divergences of the step's pairs; 404 `exact-not-found` if none are published."""
     with context.database.read() as session:
-        key = visible_step(session, principal, run, step, attempt)
+        key = attempts.visible_step(session, principal, run, step, attempt)
         items = tuple(exact_of_step(session, key))
     if not items:
         pair = next(iter(EXACT_PAIRS))
@@ -131,14 +124,16 @@ def newest_exact(session: Session, key: events.StepKey) -> list[tables.ExactDive
     return sorted(EXACT.newest_of_step(session, key, lambda row: row.pair).values(), key=lambda row: row.pair)
 
 
-def measure_job(context: ServiceContext, principal: Principal, lease_id: str, token: int) -> Mapping[str, MeasuredPair]:
+def measure_job(
+    context: ServiceContext, principal: security.Principal, lease_id: str, token: int
+) -> Mapping[str, MeasuredPair]:
     """Return the measures of each pair of the lease's job, before it is completed; empty if it has no pairs."""
     with context.database.read() as session:
         lease, job, probe = find_lease(session, principal, lease_id)
         if not job.exact_pairs or is_completed(lease, token):
             return {}
         check_held(lease, job, token)
-        pinned = rollouts_of_probe(context, session, probe)
+        pinned = service.rollouts_of_probe(context, session, probe)
         sent = EXACT.shards_of_try(session, job.id, token)
         for key in EXACT.asked(job):
             EXACT.check_complete(key, sent.get(key, []), probe)
@@ -146,7 +141,7 @@ def measure_job(context: ServiceContext, principal: Principal, lease_id: str, to
         digests = {pair: tuple(shard.digest for shard in sent[pair,]) for pair in job.exact_pairs}
     found = {}
     for pair, stored in files.items():
-        with stored_file(f"a shard of {pair}"):
+        with problem.stored_file(f"a shard of {pair}"):
             measures = context.decoders.run(measure_exact_files, pinned, stored)
         found[pair] = MeasuredPair(digests[pair], records.to_json(measures_record(measures)))
     return found
@@ -168,7 +163,7 @@ def remeasure_exact(context: ServiceContext, key: events.StepKey) -> str | None:
     left = None
     with context.database.read() as session:
         rows = EXACT.of_step(session, key)
-        rollouts = rollouts_of_step(context, session, key) if rows else None
+        rollouts = service.rollouts_of_step(context, session, key) if rows else None
         files = [[context.store.file(shard.file) for shard in EXACT.shards_of(session, row)] for row in rows]
     for row, stored in zip(rows, files, strict=True):
         gone = [file.name for file in stored if not file.exists()]
@@ -194,11 +189,11 @@ _VALUES_OF_TOKEN = len(replays.ExactTokenRecord.__slots__)
 @router.get("/runs/{run}/steps/{step}/exact/tokens")
 def read_exact_tokens(
     run: run_endpoints.RunIdentifier,
-    step: StepPath,
+    step: parameters.StepPath,
     context: Context,
-    principal: Reader,
-    attempt: ActiveOrAttempt = None,
-    pair: Annotated[PairKey, Query()] = _DEFAULT_PAIR,
+    principal: security.Reader,
+    attempt: parameters.ActiveOrAttempt = None,
+    pair: Annotated[schemas.PairKey, Query()] = _DEFAULT_PAIR,
     worst: Annotated[int, Query(ge=1, le=1000, description="number of tokens, largest KL(μ‖π) first")] = 20,
     sample_id: Annotated[
         str | None, Query(max_length=tokens.LONGEST_SAMPLE_ID, description="return all tokens of this rollout instead")
@@ -210,15 +205,17 @@ def read_exact_tokens(
 ) -> replays.ExactTokensRecord:
     """Return the tokens with the largest divergences, or one rollout token by token."""
     with context.database.read() as session:
-        key = visible_step(session, principal, run, step, attempt)
+        key = attempts.visible_step(session, principal, run, step, attempt)
         row = next((each for each in newest_exact(session, key) if each.pair == pair), None)
         if row is None:
             raise ExactNotFound(f"no exact divergences of {pair} are published at step {step}")
         files = [context.store.file(shard.file) for shard in EXACT.shards_of(session, row)]
-        rollouts = rollouts_of_step(context, session, key)
+        rollouts = service.rollouts_of_step(context, session, key)
         if not files:
-            raise TokensPurged(f"the exact divergences of step {key.step} at single tokens were purged by retention")
-    with stored_file(f"step {key.step}, or of its exact divergences,"):
+            raise problem.TokensPurged(
+                f"the exact divergences of step {key.step} at single tokens were purged by retention"
+            )
+    with problem.stored_file(f"step {key.step}, or of its exact divergences,"):
         if sample_id is None:
             items = _worst(rollouts, files, worst)
         else:
@@ -232,7 +229,9 @@ def read_exact_tokens(
     )
 
 
-def _worst(rollouts: PinnedRollouts, files: Sequence[StoredFile], most: int) -> list[replays.ExactTokenRecord]:
+def _worst(
+    rollouts: pinned_rollouts.PinnedRollouts, files: Sequence[StoredFile], most: int
+) -> list[replays.ExactTokenRecord]:
     """Return the tokens with the largest KL; one row group of rollouts is in memory."""
     worst: list[tuple[float, replays.ExactTokenRecord]] = []
     for _, read in _row_groups(rollouts):
@@ -251,7 +250,11 @@ def _worst(rollouts: PinnedRollouts, files: Sequence[StoredFile], most: int) -> 
 
 
 def _of_rollout(
-    rollouts: PinnedRollouts, files: Sequence[StoredFile], sample_id: str, asked: range, most_values: int
+    rollouts: pinned_rollouts.PinnedRollouts,
+    files: Sequence[StoredFile],
+    sample_id: str,
+    asked: range,
+    most_values: int,
 ) -> list[replays.ExactTokenRecord] | None:
     """Return the tokens of a rollout at the positions `asked`; None if no rollout has this sample id.
 
@@ -262,7 +265,7 @@ def _of_rollout(
             batch = read().select([names.index(sample_id)])
             positions = asked[: max(batch.num_tokens - asked.start, 0)]
             if len(positions) * _VALUES_OF_TOKEN > most_values:
-                raise AnswerTooLarge(
+                raise columnar.AnswerTooLarge(
                     f"the answer has {len(positions) * _VALUES_OF_TOKEN:,} values, more than the {most_values:,} of "
                     "FORESHOCK_MAX_ANSWER_VALUES: ask for a part of the rollout (from_position, to_position)"
                 )
@@ -272,7 +275,7 @@ def _of_rollout(
     return None
 
 
-def _row_groups(rollouts: PinnedRollouts) -> Iterator[tuple[list[str], Callable[[], RolloutBatch]]]:
+def _row_groups(rollouts: pinned_rollouts.PinnedRollouts) -> Iterator[tuple[list[str], Callable[[], RolloutBatch]]]:
     """Yield the sample ids of each row group, and what reads its rollouts, those that are pinned."""
     samples = rollouts.samples or (None,) * len(rollouts.files)
     for file, sample in zip(rollouts.files, samples, strict=True):

@@ -6,9 +6,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, status
 
-from foreshock import comparisons, probe_kinds
+from foreshock import comparisons, layer_divergence, probe_kinds
 from foreshock.api.records import Record, from_attributes
-from foreshock.layer_divergence import ComparedLayer, Departure, Distance, LayerComparison, names_of_places
 from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Probe, ProbeJob
@@ -32,11 +31,11 @@ class LayerRecord(Record):
     """One place as it is shown: `embeddings`, the output of `layers.N`, or `norm`, the input of the head."""
 
     name: str
-    distance: Distance
+    distance: layer_divergence.Distance
     """of the compared scorer from the reference"""
-    compared_floor: Distance
+    compared_floor: layer_divergence.Distance
     """of the compared scorer in other batches from itself"""
-    reference_floor: Distance
+    reference_floor: layer_divergence.Distance
     """of the reference in other batches from itself"""
     departs: bool
     """the interval of `relative_l2` lies above those of both noise floors"""
@@ -60,7 +59,7 @@ class LayersRecord(Record):
     """compared states, at each place"""
     non_finite: int
     """states left out: a distance is NaN or infinite"""
-    departure: Departure | None
+    departure: layer_divergence.Departure | None
     """null: no layer departs beyond its noise floor"""
     sentence: str
     layers: tuple[LayerRecord, ...]
@@ -78,7 +77,7 @@ class LayersStepRecord(Record):
     items: tuple[LayersRecord, ...]
 
 
-def _check(body: LayerComparison, job: ProbeJob, probe: Probe) -> str | None:
+def _check(body: layer_divergence.LayerComparison, job: ProbeJob, probe: Probe) -> str | None:
     asked = [each["scorer"] for each in job.scorers]
     if (body.step, [body.compared, body.reference]) != (probe.step, asked):
         return (
@@ -87,7 +86,7 @@ def _check(body: LayerComparison, job: ProbeJob, probe: Probe) -> str | None:
         )
     if not 3 <= len(body.layers) <= MOST_LAYERS + 2:
         return f"a comparison has 3 to {MOST_LAYERS + 2} places, got {len(body.layers)}"
-    expected = names_of_places(len(body.layers) - 2)
+    expected = layer_divergence.names_of_places(len(body.layers) - 2)
     if tuple(layer.name for layer in body.layers) != expected:
         return f"layers must be {expected[0]}, {expected[1]}, … {expected[-1]} in this order"
     if min(body.rollouts, body.groups, body.tokens, body.states, body.non_finite, *map(_smallest, body.layers)) < 0:
@@ -95,7 +94,7 @@ def _check(body: LayerComparison, job: ProbeJob, probe: Probe) -> str | None:
     return foreign_weights((body.compared_fingerprint, body.reference_fingerprint), probe)
 
 
-def _smallest(layer: ComparedLayer) -> float:
+def _smallest(layer: layer_divergence.ComparedLayer) -> float:
     distances = (layer.distance, layer.compared_floor, layer.reference_floor)
     means = [mean for each in distances for mean in (each.relative_l2, each.cosine)]
     values = [each for mean in means for each in (mean.mean, mean.low, mean.high)]
@@ -113,7 +112,11 @@ KIND = DocumentKind(
 
 @router.put("/leases/{lease}/layers", status_code=status.HTTP_204_NO_CONTENT, tags=["leases"])
 def put_layers(
-    lease: LeaseIdentifier, token: LeaseToken, body: LayerComparison, context: Context, principal: security.Worker
+    lease: LeaseIdentifier,
+    token: LeaseToken,
+    body: layer_divergence.LayerComparison,
+    context: Context,
+    principal: security.Worker,
 ) -> None:
     """Store a comparison by layer; it counts when the job is complete."""
     KIND.store(context, principal, lease, token, body)
@@ -133,10 +136,10 @@ def read_layers(
     404 `layers-not-found`: none is done; request a probe of the kind `layers`.
     """
     key, found = KIND.of_step(context, principal, run, step, attempt, _MOST_PAIRS, pair)
-    items = tuple(_record(row.pair, LayerComparison.from_dict(row.document)) for row, _ in found)
+    items = tuple(_record(row.pair, layer_divergence.LayerComparison.from_dict(row.document)) for row, _ in found)
     return LayersStepRecord(run=run, step=key.step, attempt=key.attempt, items=items)
 
 
-def _record(pair: str, found: LayerComparison) -> LayersRecord:
+def _record(pair: str, found: layer_divergence.LayerComparison) -> LayersRecord:
     layers = tuple(from_attributes(LayerRecord, layer) for layer in found.layers)
     return from_attributes(LayersRecord, found, pair=pair, sentence=found.in_words(), layers=layers)

@@ -19,8 +19,7 @@ from foreshock_service.platform.context import Context, ScoredShard, ServiceCont
 from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.platform.database.tables import Score, ScoreShard
 from foreshock_service.platform.store.tokens import TokenStore, score_file_name
-from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken, TokenBody, UploadReceipt
-from foreshock_service.replay.leases.service import check_held, is_completed, lock_lease
+from foreshock_service.replay.leases import endpoints, service
 from foreshock_service.replay.probes import environments, jobs, schemas
 from foreshock_service.replay.results import documents, exact, shards
 from foreshock_service.replay.results.files import ScoreFiles, environment_of, preferred_scores, read_aligned_scores
@@ -46,20 +45,20 @@ SCORES = shards.FileKind(
     "/v1/leases/{lease}/scores/{shard}",
     tags=["leases"],
     status_code=status.HTTP_201_CREATED,
-    responses={200: {"model": UploadReceipt, "description": "The same bytes were stored before"}},
+    responses={200: {"model": endpoints.UploadReceipt, "description": "The same bytes were stored before"}},
     openapi_extra=uploads.PARQUET_BODY,
 )
 async def put_scores(
-    lease: LeaseIdentifier,
+    lease: endpoints.LeaseIdentifier,
     shard: Annotated[int, Path(ge=0, le=parameters.LARGEST_STEP)],
-    token: LeaseToken,
+    token: endpoints.LeaseToken,
     scorer: Annotated[schemas.ScorerName, Query()],
     request: Request,
     context: Context,
     principal: security.Worker,
     response: Response,
     variant: Annotated[schemas.VariantName, Query()] = "",
-) -> UploadReceipt:
+) -> endpoints.UploadReceipt:
     """Store one shard of a scorer's log-probs: 201 if it is new, 200 for the same bytes, 409 for other bytes."""
     address = shards.ShardAddress(SCORES, lease, token, (scorer, variant), shard)
     return await shards.receive_shard(request, response, context, principal, address)
@@ -117,7 +116,9 @@ for each in probe_kinds.PROBE_KINDS.values():
 
 
 @router.post("/v1/leases/{lease}/complete", status_code=status.HTTP_204_NO_CONTENT, tags=["leases"])
-def complete(lease: LeaseIdentifier, body: TokenBody, context: Context, principal: security.Worker) -> None:
+def complete(
+    lease: endpoints.LeaseIdentifier, body: endpoints.TokenBody, context: Context, principal: security.Worker
+) -> None:
     """Publish the job's scores. The answer comes after the step's attribution was computed with them."""
     measured = exact.measure_job(context, principal, lease, body.token)
     context.database.write(lambda session: publish_job(session, context, principal, lease, body.token, measured))
@@ -136,10 +137,10 @@ def publish_job(
     `measured` are the measures of the exact pairs. Raises LeaseNotFound, LeaseLost unless the token is the newest, and
     the error of a kind of which some are missing.
     """
-    lease, job, probe = lock_lease(session, principal, lease_id)
-    if is_completed(lease, token):
+    lease, job, probe = service.lock_lease(session, principal, lease_id)
+    if service.is_completed(lease, token):
         return
-    check_held(lease, job, token)
+    service.check_held(lease, job, token)
     for kind in (SCORES, exact.EXACT):
         sent: Mapping[Any, Any] = kind.shards_of_try(session, job.id, token)
         for key in sorted(kind.asked(job)):

@@ -7,10 +7,9 @@ from fastapi import APIRouter, status
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from foreshock import comparisons, interval_names, probe_kinds, routing, scorers
-from foreshock_service.platform import problem, security
+from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Probe, ProbeJob
-from foreshock_service.platform.parameters import ActiveOrAttempt, JsonObject, StepPath
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
 from foreshock_service.replay.results.documents import DocumentKind, foreign_weights
 from foreshock_service.runs.run_endpoints import RunIdentifier
@@ -90,8 +89,8 @@ class RoutingBody(_Strict):
 
     target: ScoreName = Field(description="the score that gives π: a scorer, or scorer@variant")
     behaviour: ScoreName = Field(description="the score that gives μ: a scorer, or scorer@variant")
-    target_fingerprint: JsonObject
-    behaviour_fingerprint: JsonObject
+    target_fingerprint: parameters.JsonObject
+    behaviour_fingerprint: parameters.JsonObject
     measures: RoutingMeasuresBody
 
 
@@ -153,7 +152,11 @@ def put_routing(
 
 @router.get("/runs/{run}/steps/{step}/routing", tags=["routing"])
 def read_routing(
-    run: RunIdentifier, step: StepPath, context: Context, principal: security.Reader, attempt: ActiveOrAttempt = None
+    run: RunIdentifier,
+    step: parameters.StepPath,
+    context: Context,
+    principal: security.Reader,
+    attempt: parameters.ActiveOrAttempt = None,
 ) -> RoutingStepRead:
     """Return the newest comparison of routed experts of each pair of scorers at a step.
 

@@ -17,14 +17,12 @@ from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from foreshock.clock import now_us
+from foreshock_service.platform import problem, security, uploads
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import insert_if_absent, table_of, upsert
 from foreshock_service.platform.database.tables import probes
 from foreshock_service.platform.decoding.worker import decode_limits
-from foreshock_service.platform.problem import ProblemError, present_file
-from foreshock_service.platform.security import Principal
 from foreshock_service.platform.store import removal, tokens
-from foreshock_service.platform.uploads import Upload, commit_file, received_upload
 from foreshock_service.replay.leases.endpoints import UploadReceipt
 from foreshock_service.replay.leases.service import check_held, find_lease, hold, is_completed
 from foreshock_service.replay.probes import pinned_rollouts, service
@@ -39,15 +37,15 @@ Shard = TypeVar("Shard", bound=probes.UploadedShard)
 Published = TypeVar("Published", bound=probes.PublishedResult)
 
 
-class ShardsBusy(ProblemError, status=503, problem_type="shards-busy"):
+class ShardsBusy(problem.ProblemError, status=503, problem_type="shards-busy"):
     """Other shards of the same result were committed whenever this one was checked."""
 
 
-class ResultConflict(ProblemError, status=409, problem_type="result-conflict"):
+class ResultConflict(problem.ProblemError, status=409, problem_type="result-conflict"):
     """Other bytes are already stored under this lease, result and shard."""
 
 
-class WrongFingerprint(ProblemError, status=422, problem_type="wrong-fingerprint"):
+class WrongFingerprint(problem.ProblemError, status=422, problem_type="wrong-fingerprint"):
     """A fingerprint has other weights than the job, or differs from that of the result's other shards."""
 
 
@@ -179,20 +177,20 @@ async def receive_shard(
     request: Request,
     response: Response,
     context: ServiceContext,
-    principal: Principal,
+    principal: security.Principal,
     address: ShardAddress,
 ) -> UploadReceipt:
     """Store the body of a request as a shard; the status is 200 if the same bytes were stored before."""
     await run_in_threadpool(check_address, context, principal, address)
     most_bytes = context.settings.max_body_bytes
-    async with received_upload(request, context.uploads, context.store, most_bytes) as upload:
+    async with uploads.received_upload(request, context.uploads, context.store, most_bytes) as upload:
         receipt = await context.uploads.run(store_shard, context, principal, address, upload)
     if receipt.status == "duplicate":
         response.status_code = status.HTTP_200_OK
     return receipt
 
 
-def check_address(context: ServiceContext, principal: Principal, address: ShardAddress) -> None:
+def check_address(context: ServiceContext, principal: security.Principal, address: ShardAddress) -> None:
     """Check the address of an upload before its body is read. Raises LeaseNotFound, LeaseLost, ResultNotAsked."""
     with context.database.read() as session:
         lease, job, _ = find_lease(session, principal, address.lease_id)
@@ -212,7 +210,9 @@ class _Prepared:
     weights: str
 
 
-def store_shard(context: ServiceContext, principal: Principal, address: ShardAddress, upload: Upload) -> UploadReceipt:
+def store_shard(
+    context: ServiceContext, principal: security.Principal, address: ShardAddress, upload: uploads.Upload
+) -> UploadReceipt:
     """Store a received body as a shard, once.
 
     Stores nothing and raises InvalidRolloutsError naming row and column, the errors of the kind, LeaseLost, or
@@ -233,18 +233,20 @@ def store_shard(context: ServiceContext, principal: Principal, address: ShardAdd
             )
         checked = _check(context, address, upload, prepared)
         commit = partial(_commit, principal, address, upload, prepared, checked)
-        receipt = commit_file(context.database, context.store, prepared.file, commit)
+        receipt = uploads.commit_file(context.database, context.store, prepared.file, commit)
         if receipt is not None:
             return receipt
     raise ShardsBusy("other shards of this result arrived with this one: send it again", headers={"Retry-After": "1"})
 
 
-def _check(context: ServiceContext, address: ShardAddress, upload: Upload, prepared: _Prepared) -> files.CheckedFile:
+def _check(
+    context: ServiceContext, address: ShardAddress, upload: uploads.Upload, prepared: _Prepared
+) -> files.CheckedFile:
     """Check the upload in a decoder process and publish its file."""
     temporary = context.store.temporary_file()
     try:
         siblings: tuple[tokens.StoredFile, ...] = tuple(context.store.file(each.file) for each in prepared.siblings)
-        with present_file("the probe's rollouts, or of another shard of this result,"):
+        with problem.present_file("the probe's rollouts, or of another shard of this result,"):
             checked = context.decoders.run(
                 files.check_upload, address.kind.name, upload.path, temporary, prepared.pinned, siblings,
                 decode_limits(context.settings),
@@ -263,9 +265,9 @@ def _check(context: ServiceContext, address: ShardAddress, upload: Upload, prepa
 
 
 def _commit(
-    principal: Principal,
+    principal: security.Principal,
     address: ShardAddress,
-    upload: Upload,
+    upload: uploads.Upload,
     prepared: _Prepared,
     checked: files.CheckedFile,
     session: Session,
@@ -304,7 +306,9 @@ def _commit(
     return UploadReceipt(status="stored", digest=upload.digest, rollouts=checked.rollouts, tokens=checked.tokens)
 
 
-def _stored(address: ShardAddress, session: Session, job: probes.ProbeJob, upload: Upload) -> UploadReceipt | None:
+def _stored(
+    address: ShardAddress, session: Session, job: probes.ProbeJob, upload: uploads.Upload
+) -> UploadReceipt | None:
     """Return the receipt of the shard that is stored here; raises ResultConflict for other bytes."""
     row = session.get(
         address.kind.shards, {"job_id": job.id, "token": address.token, "shard": address.shard, **address.named}

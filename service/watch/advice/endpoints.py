@@ -6,14 +6,13 @@ from fastapi import Header, Query, Response, status
 from starlette.concurrency import run_in_threadpool
 
 from foreshock.api.watch import DecisionRecord
+from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.platform.parameters import LARGEST_STEP, Cursor, Limit, Page, api_router
-from foreshock_service.platform.security import Administrator, Ingester, Principal, Reader
 from foreshock_service.runs.run_endpoints import RunIdentifier
 from foreshock_service.watch import long_polls
 from foreshock_service.watch.advice import schemas, service
 
-router = api_router(prefix="/v1/runs/{run}/lr-advice", tags=["advice"])
+router = parameters.api_router(prefix="/v1/runs/{run}/lr-advice", tags=["advice"])
 _NOT_COUNTED: dict[int | str, dict[str, Any]] = {
     200: {"model": schemas.ReportNotCounted, "description": "It is of another attempt than the newest one"}
 }
@@ -23,9 +22,11 @@ _NOT_COUNTED: dict[int | str, dict[str, Any]] = {
 async def read_advice(
     run: RunIdentifier,
     context: Context,
-    principal: Reader,
+    principal: security.Reader,
     polls: long_polls.LongPollsOfApp,
-    step: Annotated[int | None, Query(ge=0, le=LARGEST_STEP, description="the step the trainer is about to do")] = None,
+    step: Annotated[
+        int | None, Query(ge=0, le=parameters.LARGEST_STEP, description="the step the trainer is about to do")
+    ] = None,
     wait: Annotated[
         float,
         Query(
@@ -53,7 +54,7 @@ async def read_advice(
 
 
 def _advice(
-    context: ServiceContext, principal: Principal, run: str, step: int | None, if_none_match: str | None
+    context: ServiceContext, principal: security.Principal, run: str, step: int | None, if_none_match: str | None
 ) -> Response:
     with context.database.read() as session:
         found = service.read_snapshot(session, principal, run)
@@ -61,7 +62,9 @@ def _advice(
 
 
 @router.post("/follow", status_code=status.HTTP_204_NO_CONTENT, responses=_NOT_COUNTED)
-def follow_advice(run: RunIdentifier, body: schemas.FollowedStep, context: Context, principal: Ingester) -> Response:
+def follow_advice(
+    run: RunIdentifier, body: schemas.FollowedStep, context: Context, principal: security.Ingester
+) -> Response:
     """Report the step that a trainer does with the advice: later decisions do not change steps up to it.
 
     A step of another attempt than the newest one counts for nothing.
@@ -71,7 +74,7 @@ def follow_advice(run: RunIdentifier, body: schemas.FollowedStep, context: Conte
 
 @router.post("/ack", status_code=status.HTTP_204_NO_CONTENT, responses=_NOT_COUNTED)
 def acknowledge(
-    run: RunIdentifier, body: schemas.AcknowledgementCreate, context: Context, principal: Ingester
+    run: RunIdentifier, body: schemas.AcknowledgementCreate, context: Context, principal: security.Ingester
 ) -> Response:
     """Report the learning rate used at a step; a repeated report overwrites the older one.
 
@@ -89,8 +92,12 @@ def _counted(refused: schemas.ReportNotCounted | None) -> Response:
 
 @router.get("/decisions")
 def list_decisions(
-    run: RunIdentifier, context: Context, principal: Reader, cursor: Cursor = None, limit: Limit = 200
-) -> Page[DecisionRecord]:
+    run: RunIdentifier,
+    context: Context,
+    principal: security.Reader,
+    cursor: parameters.Cursor = None,
+    limit: parameters.Limit = 200,
+) -> parameters.Page[DecisionRecord]:
     """Return a page of the append-only log of decisions, oldest first."""
     with context.database.read() as session:
         return service.list_decisions(session, principal, run, cursor, limit)
@@ -98,7 +105,7 @@ def list_decisions(
 
 @router.post("/decisions", status_code=status.HTTP_201_CREATED)
 def operate(
-    run: RunIdentifier, body: schemas.OperatorDecisionCreate, context: Context, principal: Administrator
+    run: RunIdentifier, body: schemas.OperatorDecisionCreate, context: Context, principal: security.Administrator
 ) -> schemas.AdviceRead:
     """Hold, release, raise or halve as an operator; 409 if it changes nothing. The answer is the advice."""
     return context.database.write(lambda session: service.operate(session, principal, run, body))

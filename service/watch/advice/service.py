@@ -10,16 +10,13 @@ from dataclasses import dataclass
 from sqlalchemy import BindParameter, bindparam, func, select
 from sqlalchemy.orm import Session
 
+from foreshock import clock, comparisons
 from foreshock.api import records, watch
-from foreshock.clock import now_us
-from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.detectors import WarningConfiguration, WarningState, holding_signals
-from foreshock.learning_rate import decisions
+from foreshock.learning_rate import decisions, reasons, schedule
 from foreshock.learning_rate.advice import AdviceMode
 from foreshock.learning_rate.loop import LoopSettings, LoopState, finding
-from foreshock.learning_rate.reasons import RUN_HAS_ENDED, advice_reason
 from foreshock.learning_rate.remedies import Remedies, evaluate_remedies, favoured, is_wanted
-from foreshock.learning_rate.schedule import halvings_for_older_clients, newest_points
 from foreshock_service.platform import audit, parameters, problem, security
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.replay.probes.policies import steps_between_probes
@@ -64,7 +61,7 @@ class Snapshot:
         observed = detectors.step
         asked = step if step is not None else 0 if observed is None else observed + 1
         mode: AdviceMode = "apply" if run.advice_mode == "apply" else "shadow"
-        advised, points = state.scale(asked), newest_points(state.loop)
+        advised, points = state.scale(asked), schedule.newest_points(state.loop)
         has_ended = run.state in ENDED
         warming = detectors.watching(self.configuration.surge) == "warming"
         return schemas.AdviceRead(
@@ -75,7 +72,7 @@ class Snapshot:
             advised_scale=advised,
             schedule=schemas.ScheduleRead(**state.schedule.to_json()) if state.schedule is not None else None,
             halvings=list(state.halvings),
-            rule_halvings=halvings_for_older_clients(state.halvings, points, state.factor),
+            rule_halvings=schedule.halvings_for_older_clients(state.halvings, points, state.factor),
             loop=[schemas.LoopPointRead.model_validate(point) for point in points],
             control=_control(detectors.loop, self.configuration.loop_at(asked)),
             also=list(self.remedies.also),
@@ -90,7 +87,7 @@ class Snapshot:
             observed_step=observed,
             learning_rate_sum=detectors.learning_rate_sum,
             stale=step is not None and step - (-1 if observed is None else observed) > STALE_AFTER_STEPS,
-            reason=advice_reason(state, detectors, self.configuration, mode, has_ended=has_ended),
+            reason=reasons.advice_reason(state, detectors, self.configuration, mode, has_ended=has_ended),
             alerts=[schemas.AdviceAlertRead.model_validate(alert) for alert in self.opened],
             want_weights_at_step=_wanted(self, asked),
             applied=self.applied,
@@ -119,7 +116,7 @@ def _remedies(
     if detectors.step is None or not loop.enabled or not is_wanted(detectors.loop, loop):
         return Remedies()
     try:
-        pair = corrections.read_pair(session, principal, run_id, detectors.step, None, TRAINER_ROLLOUT)
+        pair = corrections.read_pair(session, principal, run_id, detectors.step, None, comparisons.TRAINER_ROLLOUT)
     except (measurements.MeasurementNotFound, measurements.StatisticsOutOfDate):
         return favoured(detectors.loop, loop, ())
     return favoured(detectors.loop, loop, evaluate_remedies(pair.statistics, pair.summaries))
@@ -189,7 +186,7 @@ def acknowledge(
         "revision": body.revision,
         "applied_learning_rate": body.applied_lr,
         "applied_scale": body.applied_scale,
-        "received_at_us": now_us(),
+        "received_at_us": clock.now_us(),
     }
     engine.upsert(session, tables.AdviceAcknowledgement, [row], ("run_id", "attempt", "step"))
     return _not_counted(session, run_id, attempt, newest)
@@ -201,7 +198,7 @@ def operate(
     """Add an operator's decision. Raises AdviceConflict if it changes nothing."""
     run = runs.lock_run(session, principal, run_id)
     if run.state in ENDED:
-        raise AdviceConflict(f"{RUN_HAS_ENDED} Its state is {run.state!r}; set it to 'running' if it goes on")
+        raise AdviceConflict(f"{reasons.RUN_HAS_ENDED} Its state is {run.state!r}; set it to 'running' if it goes on")
     log = log_of(session, run_id)
     try:
         decision = decisions.decide_as_operator(
@@ -284,7 +281,7 @@ def decide_after_detection(session: Session, derived: derivation.DetectionDerive
         observed_step=-1 if state.step is None else state.step,
         trainer_step=_trainer_step(session, run_id, attempt),
         surge_step=state.surge_step,
-        at_us=now_us(),
+        at_us=clock.now_us(),
         schedule=derived.configuration.schedule_at(-1 if state.surge_step is None else state.surge_step),
         holds=holding_signals(state, derived.configuration),
         loop=state.loop,
@@ -299,7 +296,7 @@ def rewind_log(session: Session, started: events.AttemptStarted) -> None:
     if not started.is_newest:
         return
     log = log_of(session, started.run_id)
-    _append(session, started.run_id, decisions.rewind(log, started.attempt, started.resume_step, now_us()))
+    _append(session, started.run_id, decisions.rewind(log, started.attempt, started.resume_step, clock.now_us()))
 
 
 def record_mode(session: Session, changed: events.AdviceModeChanged) -> None:
@@ -319,7 +316,7 @@ def observation_of(session: Session, run_id: str) -> decisions.Observation:
         observed_step=observed,
         trainer_step=_trainer_step(session, run_id, state.attempt),
         surge_step=None,
-        at_us=now_us(),
+        at_us=clock.now_us(),
     )
 
 

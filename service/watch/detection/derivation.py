@@ -27,8 +27,7 @@ from foreshock_service.runs.events import (
     StepEvent,
     StepKey,
 )
-from foreshock_service.watch.detection import states
-from foreshock_service.watch.detection.history import WatchedRun, closed_steps_after, watched_run
+from foreshock_service.watch.detection import history, states
 from foreshock_service.watch.rules.service import RulesChanged
 
 _logger = logging.getLogger(__name__)
@@ -56,7 +55,7 @@ class Derivation:
     to be stored.
     """
 
-    watched: WatchedRun
+    watched: history.WatchedRun
     state: detectors.WarningState
     events: list[tuple[rule.Event, int]] = field(default_factory=list)
     milestones: list[states.StoredState] = field(default_factory=list)
@@ -118,7 +117,9 @@ def derive_changed_step(events: EventBus, session: Session, changed: StepEvent) 
 
     Steps of superseded tails change nothing, and neither do scalars that no detector reads.
     """
-    if isinstance(changed, ScalarsChanged) and changed.names.isdisjoint(watched_run(session, changed.run_id).names):
+    if isinstance(changed, ScalarsChanged) and changed.names.isdisjoint(
+        history.watched_run(session, changed.run_id).names
+    ):
         return
     if is_active(session, changed):
         derive_from(events, session, changed.run_id, changed.step)
@@ -145,7 +146,7 @@ def derive_from(events: EventBus, session: Session, run_id: str, from_step: int)
 
     While a derivation is due, steps that follow the newest state go on from it, so that alerts are not delayed.
     """
-    watched = watched_run(session, run_id)
+    watched = history.watched_run(session, run_id)
     derivation = Derivation(watched, detectors.WarningState())
     newest, follows = states.newest(session, run_id), None
     if newest is not None and newest.step < from_step and newest.configuration_digest == watched.digest:
@@ -159,7 +160,7 @@ def derive_from(events: EventBus, session: Session, run_id: str, from_step: int)
         # The step is late, follows a rewind or is the first: the states from it on are derived again.
         derivation.state = states.newest_before(session, run_id, from_step, watched.digest)
     first = derivation.step + 1
-    steps = closed_steps_after(session, run_id, derivation.step, watched, STEPS_IN_TRANSACTION + 1)
+    steps = history.closed_steps_after(session, run_id, derivation.step, watched, STEPS_IN_TRANSACTION + 1)
     if len(steps) > STEPS_IN_TRANSACTION:
         states.note_change(session, run_id, from_step)
         return

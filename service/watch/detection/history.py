@@ -20,9 +20,7 @@ from foreshock.digests import digest_of_json
 from foreshock.measures.registry import MEASURES
 from foreshock.model_kind import ModelKind
 from foreshock_service.platform.database.tables import Run, ScalarTail, Step
-from foreshock_service.runs import measurements, runs
-from foreshock_service.runs.attempts import active_rows, attempts_of_run
-from foreshock_service.runs.changes import rebaselined_steps
+from foreshock_service.runs import attempts, changes, measurements, runs
 from foreshock_service.runs.scalars import newest_step_with_scalars, scalars_of_active_steps, steps_with_scalars
 from foreshock_service.watch.rules.service import configuration_with, rule_files_of
 
@@ -100,7 +98,7 @@ def closed_steps_after(
             values[step] |= {":".join(pair): measures[pair] for pair in pairs if pair in measures}
     # A change takes effect at the first closed step from it on; changes up to `after` have had theirs.
     numbers = [step for step, _ in steps]
-    changed = {bisect_left(numbers, change) for change in rebaselined_steps(session, run_id) if change > after}
+    changed = {bisect_left(numbers, change) for change in changes.rebaselined_steps(session, run_id) if change > after}
     return [(ClosedStep(step, values[step], place in changed), attempt) for place, (step, attempt) in enumerate(steps)]
 
 
@@ -110,12 +108,12 @@ def _steps_after(session: Session, run_id: str, after: int, watched: WatchedRun,
         closed_steps = (
             Step.run_id == run_id,
             Step.closed_at_us.is_not(None),
-            active_rows(session, run_id, Step, after + 1),
+            attempts.active_rows(session, run_id, Step, after + 1),
         )
         query = select(Step.step, Step.attempt).where(*closed_steps).order_by(Step.step).limit(limit)
         return [(step, attempt) for step, attempt in session.execute(query)]
     steps = steps_with_scalars(session, run_id, watched.names, after, limit)
-    if not steps or steps[-1][1] != (newest := attempts_of_run(session, run_id)[-1].attempt):
+    if not steps or steps[-1][1] != (newest := attempts.attempts_of_run(session, run_id)[-1].attempt):
         return steps
     last = steps[-1][0]
     if last != newest_step_with_scalars(session, run_id, newest, watched.names):

@@ -22,8 +22,7 @@ from foreshock.model_kind import ModelKind
 from foreshock_service.platform import audit, parameters, problem, security
 from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.tables import RulesVersion, Run
-from foreshock_service.runs.run_endpoints import RunIdentifier
-from foreshock_service.runs.runs import get_run, lock_run
+from foreshock_service.runs import run_endpoints, runs
 
 router = parameters.api_router(prefix="/v1", tags=["rules"])
 
@@ -71,7 +70,7 @@ def read_default_rules(
 
 @router.get("/runs/{run}/rules")
 def read_rules(
-    run: RunIdentifier,
+    run: run_endpoints.RunIdentifier,
     context: Context,
     principal: security.Reader,
     step: Annotated[int, Query(ge=0, le=parameters.LARGEST_STEP, description="absent: the last one")] = (
@@ -80,7 +79,7 @@ def read_rules(
 ) -> watch.RunRulesRecord:
     """Return the rules that hold at a step, and every version of the run's changes."""
     with context.database.read() as session:
-        found = get_run(session, principal, run)
+        found = runs.get_run(session, principal, run)
         versions = versions_of(session, run)
         configuration = configuration_with(found.model_kind, rule_files_of(session, found))
     rules = configuration.rules_at(step)
@@ -95,7 +94,7 @@ def read_rules(
 
 @router.put("/runs/{run}/rules")
 def set_rules(
-    run: RunIdentifier, body: RulesPut, context: Context, principal: security.Administrator
+    run: run_endpoints.RunIdentifier, body: RulesPut, context: Context, principal: security.Administrator
 ) -> watch.RulesVersionRecord:
     """Change the run's rules from the file's step on; its alerts are derived again, its learning rate does not rise.
 
@@ -117,7 +116,7 @@ def store_rules(
     reason: str | None = None,
 ) -> RulesVersion:
     """Add a version of the run's rules and derive its alerts again; the audit keeps `reason`. Raises RulesInvalid."""
-    run = lock_run(session, principal, run_id)
+    run = runs.lock_run(session, principal, run_id)
     version = (run.rules_version or 0) + 1
     if version > MOST_VERSIONS:
         raise RulesInvalid(f"a run may have at most {MOST_VERSIONS} versions of its rules")
@@ -217,7 +216,7 @@ class RulesOfRun:
 
 def rules_of_run(session: Session, principal: security.Principal, run_id: str) -> RulesOfRun:
     """Return the run's rules with their changes. Raises RunNotFound or RunDeleted."""
-    run = get_run(session, principal, run_id)
+    run = runs.get_run(session, principal, run_id)
     versions = tuple(versions_of(session, run_id))
     configuration = configuration_with(run.model_kind, [version.toml for version in versions])
     # The rules change at these steps only.
@@ -250,7 +249,7 @@ def change_rule(
     """
     if not 0 <= first_step <= parameters.LARGEST_STEP:
         raise RulesInvalid(f"first_step must be from 0 to {parameters.LARGEST_STEP}, got {first_step}")
-    lock_run(session, principal, run_id)
+    runs.lock_run(session, principal, run_id)
     found = rules_of_run(session, principal, run_id)
     rule = next((each for each in found.rules if each.rule.name == name), None)
     if rule is None:

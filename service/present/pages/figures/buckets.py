@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.statistics.conditions import BucketTable
-from foreshock.measures.statistics.token_ids import TokenIdTable
+from foreshock.measures.statistics import conditions, token_ids
 from foreshock_service.present.pages.figures import drawing
 
 TITLE = "Mismatch by token probability"
@@ -79,7 +78,9 @@ TOKEN_ID_TITLE = "Mismatch by token id"
 MOST_TOKEN_IDS = 40
 
 
-def bucket_figure(comparison: str, step: int, by: By, table: BucketTable) -> drawing.Figure | drawing.Missing:
+def bucket_figure(
+    comparison: str, step: int, by: By, table: conditions.BucketTable
+) -> drawing.Figure | drawing.Missing:
     """Return the mean and the largest |d| per bucket, above the number of tokens of each bucket."""
     held = table.tokens.nonzero()[0].tolist()
     if not held:
@@ -110,7 +111,7 @@ def bucket_figure(comparison: str, step: int, by: By, table: BucketTable) -> dra
     return drawing.Figure(by.title, f"{_caption(comparison, step)} {by.hint}", summary, traces, layout, height=400)
 
 
-def token_id_figure(comparison: str, step: int, table: TokenIdTable) -> drawing.Figure | drawing.Missing:
+def token_id_figure(comparison: str, step: int, table: token_ids.TokenIdTable) -> drawing.Figure | drawing.Missing:
     """Return Σ k3 of the token ids that have the most of it, above the number of tokens of each."""
     # By falling Σ k3: the ids without a mismatch are the last ones.
     end = int((table.k3_sum > 0).sum())
@@ -208,7 +209,7 @@ class _Cell(NamedTuple):
 
 
 def heat_map_figure(
-    comparison: str, tables: Sequence[tuple[int, BucketTable]], of_steps: int
+    comparison: str, tables: Sequence[tuple[int, conditions.BucketTable]], of_steps: int
 ) -> drawing.Figure | drawing.Missing:
     """Return a cell for each bucket that has tokens, coloured by its mean |d|; cells without a mismatch are grey.
 

@@ -16,8 +16,7 @@ from foreshock_service.present.pages import rendering
 from foreshock_service.present.pages.figures.overview import ScaleCurve
 from foreshock_service.present.pages.presenters.viewing import Viewing, last_steps
 from foreshock_service.runs import listing
-from foreshock_service.watch.advice.schemas import AdviceRead
-from foreshock_service.watch.advice.service import read_advice, read_snapshot
+from foreshock_service.watch.advice import schemas, service
 from foreshock_service.watch.rules.service import DELIVERY_RULES, RuleOfRun, rules_of_run
 
 
@@ -66,9 +65,9 @@ def outlook_of(state: AdviceState, now: int) -> int:
     return now + BOUNDARIES_AHEAD * state.schedule.decay_period
 
 
-def advice_of(viewing: Viewing, run_id: str) -> AdviceRead:
+def advice_of(viewing: Viewing, run_id: str) -> schemas.AdviceRead:
     """Return the advice at the step after the newest closed one."""
-    return read_advice(viewing.session, viewing.principal, run_id, None)
+    return service.read_advice(viewing.session, viewing.principal, run_id, None)
 
 
 def advice_panel(viewing: Viewing, run: Run, baseline: Run | None) -> dict[str, Any] | None:
@@ -112,7 +111,7 @@ def _beside(viewing: Viewing, run: Run, baseline: Run) -> str | None:
 
 def scale_curve(viewing: Viewing, run: Run) -> ScaleCurve | None:
     """Return the staircase of the scale; None before the first closed step."""
-    snapshot = read_snapshot(viewing.session, viewing.principal, run.id)
+    snapshot = service.read_snapshot(viewing.session, viewing.principal, run.id)
     state, advice = snapshot.state, snapshot.advice(None)
     if advice.observed_step is None:
         return None
@@ -126,7 +125,7 @@ def scale_curve(viewing: Viewing, run: Run) -> ScaleCurve | None:
     return ScaleCurve(stairs_of(state, end), now, end, advice.mode == "shadow", acknowledged)
 
 
-def _actions(advice: AdviceRead) -> list[Action]:
+def _actions(advice: schemas.AdviceRead) -> list[Action]:
     """Return the actions that would change something now; the service refuses the others."""
     actions = [RELEASE if advice.phase == "held" else HOLD]
     if advice.advised_scale > advice.floor:

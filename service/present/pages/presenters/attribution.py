@@ -16,14 +16,12 @@ from foreshock.measures.registry import COMPARISON_MEASURES, K3_BY_LAG, measure_
 from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
 from foreshock.model_kind import ModelKind
 from foreshock.theory import GradientNoise, StepNoise
-from foreshock_service.present.pages.figures import Figure, Missing
-from foreshock_service.present.pages.figures.attribution import attribution_figure
+from foreshock_service.present.pages.figures import Figure, Missing, attribution
 from foreshock_service.present.pages.presenters.viewing import Viewing
 from foreshock_service.present.pages.rendering import DASH, count, judged_value, number
 from foreshock_service.present.pages.view_models import Value
 from foreshock_service.replay.attribution import service as attributions
-from foreshock_service.runs.corrections import FoundTheory, read_pair, theory_of_pair, usual_evaluations
-from foreshock_service.runs.measurements import MeasurementNotFound, StatisticsOutOfDate
+from foreshock_service.runs import corrections, measurements
 
 # A step whose probe is not complete has replayed scores and no attribution: look a little further back.
 STEPS_TRIED = 5
@@ -53,7 +51,7 @@ def attribution_of(viewing: Viewing, run_id: str, step: int, attempt: int | None
 def figure_of(read: AttributionRecord | str | None) -> Figure | Missing:
     """Return the figure of an attribution, with what it concludes; see `attribution_of`."""
     notes = [*sentences_of(read), *notes_of(read)] if isinstance(read, AttributionRecord) else []
-    return attribution_figure(read, notes)
+    return attribution.attribution_figure(read, notes)
 
 
 def sentences_of(read: AttributionRecord) -> list[str]:
@@ -245,10 +243,10 @@ def measure_value(column: str, value: float | None, model_kind: ModelKind | None
 def corrections_part(viewing: Viewing, run_id: str, step: int) -> dict[str, Any]:
     """Return the corrections of trainer/rollout at the thresholds in use, and the theory of the same step."""
     try:
-        pair = read_pair(viewing.session, viewing.principal, run_id, step, None, TRAINER_ROLLOUT)
-    except (MeasurementNotFound, StatisticsOutOfDate) as error:
+        pair = corrections.read_pair(viewing.session, viewing.principal, run_id, step, None, TRAINER_ROLLOUT)
+    except (measurements.MeasurementNotFound, measurements.StatisticsOutOfDate) as error:
         return {"rows": (), "missing": f"{error.detail}."}
-    evaluations = usual_evaluations(pair)
+    evaluations = corrections.usual_evaluations(pair)
     titles: dict[str, list[str]] = {}
     for found in evaluations:
         if found.not_estimable:
@@ -260,12 +258,12 @@ def corrections_part(viewing: Viewing, run_id: str, step: int) -> dict[str, Any]
         "has_turns": any(math.isfinite(found.affected.untouched.turns) for found in evaluations),
         "not_estimable": [f"{' and '.join(names)}: {reason}." for reason, names in titles.items()],
         "notes": [_sentence(note) for note in dict.fromkeys(note for found in evaluations for note in found.notes)],
-        "theory": list(_theory_rows(theory_of_pair(viewing.session, pair))),
+        "theory": list(_theory_rows(corrections.theory_of_pair(viewing.session, pair))),
         "missing": "",
     }
 
 
-def _theory_rows(found: FoundTheory) -> Iterator[TheoryRow]:
+def _theory_rows(found: corrections.FoundTheory) -> Iterator[TheoryRow]:
     theory, bias = found.theory, found.theory.bias
     reach = "no interval: too few prompts"
     if math.isfinite(bias.high):
@@ -301,7 +299,9 @@ def _theory_rows(found: FoundTheory) -> Iterator[TheoryRow]:
     yield from _gradient_rows(found, theory.gradient, theory.step_noise)
 
 
-def _gradient_rows(found: FoundTheory, noise: GradientNoise | None, step: StepNoise | None) -> Iterator[TheoryRow]:
+def _gradient_rows(
+    found: corrections.FoundTheory, noise: GradientNoise | None, step: StepNoise | None
+) -> Iterator[TheoryRow]:
     name = "Variance of a prompt's gradient, V̂"
     if noise is None:
         yield (name, DASH, f"Not estimable: {found.gradient_missing}.")

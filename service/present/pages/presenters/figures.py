@@ -7,10 +7,8 @@ from functools import partial
 from typing import TypeVar
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
-from foreshock.diagnosis.lag_zero import LAG_ZERO_COLUMNS, at_lag_zero
+from foreshock.diagnosis import lag_zero, mismatch_rules, quantities
 from foreshock.diagnosis.lags import LAG_KEY
-from foreshock.diagnosis.mismatch_rules import K3
-from foreshock.diagnosis.quantities import ENTROPY_KEY, GRADIENT_NORM_KEY, LEARNING_RATE_KEY, LENGTH_KEY, REWARD_KEY
 from foreshock.measures.registry import TOKENS_BY_LAG
 from foreshock.measures.statistics import conditions, tails
 from foreshock.ranges import HealthyRange, required_range
@@ -30,12 +28,12 @@ from foreshock_service.runs.runs import get_run
 
 OVERVIEW_TITLE = "The run, step by step"
 _OVERVIEW: Mapping[str, str] = {
-    "Reward": REWARD_KEY,
-    "Mismatch, k3": K3,
-    "Response length": LENGTH_KEY,
-    "Entropy": ENTROPY_KEY,
-    "Gradient norm": GRADIENT_NORM_KEY,
-    "Learning rate": LEARNING_RATE_KEY,
+    "Reward": quantities.REWARD_KEY,
+    "Mismatch, k3": mismatch_rules.K3,
+    "Response length": quantities.LENGTH_KEY,
+    "Entropy": quantities.ENTROPY_KEY,
+    "Gradient norm": quantities.GRADIENT_NORM_KEY,
+    "Learning rate": quantities.LEARNING_RATE_KEY,
 }
 LENGTH_TITLE = "Response length"
 TAILS_TITLE = "Tails and effective sample size"
@@ -99,7 +97,7 @@ def mismatch_of_run(viewing: Viewing, run: Run, _: Asked) -> Figure | Missing:
 
 def _at_lag_zero(viewing: Viewing, run: Run, measures: Sequence[str]) -> dict[str, Curve]:
     """Return measures of trainer/rollout as their ranges judge each step; empty if every token is at lag 0."""
-    columns = sorted({*measures, *LAG_ZERO_COLUMNS, "lag_mean"})
+    columns = sorted({*measures, *lag_zero.LAG_ZERO_COLUMNS, "lag_mean"})
     found = curves_of(viewing, run.id, columns, (TRAINER_ROLLOUT, STEP_ROW), max_points=None)
     of_tokens = found.get(TRAINER_ROLLOUT, {})
     if not any(any(of_tokens[each.column].values) for each in TOKENS_BY_LAG[1:] if each.column in of_tokens):
@@ -112,7 +110,7 @@ def _at_lag_zero(viewing: Viewing, run: Run, measures: Sequence[str]) -> dict[st
         | {LAG_KEY: lags.get(step)}
         for place, step in enumerate(steps)
     ]
-    return {each: Curve(steps, [at_lag_zero(each, values) for values in of_steps]) for each in measures}
+    return {each: Curve(steps, [lag_zero.at_lag_zero(each, values) for values in of_steps]) for each in measures}
 
 
 def lengths_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
@@ -145,13 +143,15 @@ def overview_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missin
     curves = quantity_curves(viewing, run, tuple(_OVERVIEW.values()), max_points=None)
     panels = []
     for title, key in _OVERVIEW.items():
-        is_k3 = key == K3
+        is_k3 = key == mismatch_rules.K3
         lines = _lines_of_k3(viewing, run) if is_k3 else {}
         if is_k3 and (fresh := _at_lag_zero(viewing, run, ("k3_kl",)).get("k3_kl")):
             panels.append(overview.Panel(f"{title} at lag 0", asked.part(fresh), logarithmic=True, lines=lines))
             title, lines = f"{title} of all tokens", {}
         panels.append(
-            overview.Panel(title, asked.part(curves[key]), logarithmic=is_k3 or key == GRADIENT_NORM_KEY, lines=lines)
+            overview.Panel(
+                title, asked.part(curves[key]), logarithmic=is_k3 or key == quantities.GRADIENT_NORM_KEY, lines=lines
+            )
         )
     if not panels[-1].curve:
         panels[-1] = overview.Panel("Learning rate ×", asked.part(_advised(viewing, run)))
@@ -180,7 +180,7 @@ def _lines_of_k3(viewing: Viewing, run: Run) -> dict[str, tuple[float, str]]:
     """Return the thresholds, and the run's own baseline as its newest alert of k3 has it."""
     lines = _thresholds(required_range("k3_kl", run.model_kind))
     for alert in alerts.standing_alerts(viewing, run.id):
-        if alert.evidence.get("key") == K3 and "baseline" in alert.evidence:
+        if alert.evidence.get("key") == mismatch_rules.K3 and "baseline" in alert.evidence:
             lines["baseline"] = (alert.evidence["baseline"], drawing.HEALTHY)
     return lines
 

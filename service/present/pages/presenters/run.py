@@ -9,9 +9,7 @@ from foreshock.api.runs import IncompleteStep, RunRecord, WeightsRecord
 from foreshock.measures.pooling import PooledMean
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.present.pages import rendering, view_models
-from foreshock_service.present.pages.presenters.advice import advice_panel
-from foreshock_service.present.pages.presenters.alerts import changes_of, run_dashboard, standing_alerts
-from foreshock_service.present.pages.presenters.figures import RUN_PLOTS
+from foreshock_service.present.pages.presenters import advice, alerts, figures
 from foreshock_service.present.pages.presenters.step import LintPanel, doctor_of_run, lint_of_run
 from foreshock_service.present.pages.presenters.viewing import Viewing
 from foreshock_service.replay.probes import policies, service
@@ -55,17 +53,17 @@ def run_page(viewing: Viewing, run_id: str) -> dict[str, Any]:
         "baseline": None if baseline is None else runs.run_records(session, [baseline])[0],
         "healthy_run": _healthy_run(viewing, run),
         "diagnosis": diagnosis_of_run(session, run_id),
-        "alerts": standing_alerts(viewing, run_id),
-        "advice": advice_panel(viewing, run, baseline),
+        "alerts": alerts.standing_alerts(viewing, run_id),
+        "advice": advice.advice_panel(viewing, run, baseline),
         "incomplete": _incomplete(viewing, run_id, steps.incomplete_steps(session, run_id)),
         "coverage": statistics,
-        "changes": [f"step {mark.step}, {mark.text}" for mark in reversed(changes_of(viewing, run_id))],
+        "changes": [f"step {mark.step}, {mark.text}" for mark in reversed(alerts.changes_of(viewing, run_id))],
         "engines": _engines_table(weights.weights_of_newest_steps(session, run_id, WEIGHTS_STEPS)),
         "out_of_date": rendering.OUT_OF_DATE if measurements.is_run_out_of_date(session, run_id) else None,
-        "grafana_address": run_dashboard(viewing.context.settings, run_id),
+        "grafana_address": alerts.run_dashboard(viewing.context.settings, run_id),
         "figures": [
             view_models.Plot(name, plot.title, f"/pages/runs/{run_id}/figures/{name}.json", over_steps=plot.over_steps)
-            for name, plot in RUN_PLOTS.items()
+            for name, plot in figures.RUN_PLOTS.items()
         ],
     }
 

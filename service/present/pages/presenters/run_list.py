@@ -9,8 +9,7 @@ from urllib.parse import urlencode
 from foreshock import ranges
 from foreshock.api import diagnosis
 from foreshock.api.runs import RunRecord
-from foreshock.diagnosis.mismatch_rules import K3
-from foreshock.diagnosis.quantities import ENTROPY_KEY, GRADIENT_NORM_KEY, LENGTH_KEY, REWARD_KEY
+from foreshock.diagnosis import mismatch_rules, quantities
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.problem import InvalidRequest
 from foreshock_service.present.pages import figures, rendering, view_models
@@ -82,11 +81,11 @@ class Compared:
 
 
 COMPARED: Mapping[str, Compared] = {
-    "reward": Compared("Reward", "reward", REWARD_KEY),
-    "k3": Compared("Mismatch per token (k3)", "k3, nats per token", K3, logarithmic=True),
-    "length": Compared("Response length", "tokens per response", LENGTH_KEY),
-    "entropy": Compared("Entropy", "nats per token", ENTROPY_KEY),
-    "gradient-norm": Compared("Gradient norm", "gradient norm", GRADIENT_NORM_KEY, logarithmic=True),
+    "reward": Compared("Reward", "reward", quantities.REWARD_KEY),
+    "k3": Compared("Mismatch per token (k3)", "k3, nats per token", mismatch_rules.K3, logarithmic=True),
+    "length": Compared("Response length", "tokens per response", quantities.LENGTH_KEY),
+    "entropy": Compared("Entropy", "nats per token", quantities.ENTROPY_KEY),
+    "gradient-norm": Compared("Gradient norm", "gradient norm", quantities.GRADIENT_NORM_KEY, logarithmic=True),
 }
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from foreshock import page_addresses, ranges
+from foreshock import page_addresses, probe_kinds, ranges
 from foreshock.api.attribution import AttributionRecord
 from foreshock.api.doctor import DoctorStepRecord
 from foreshock.api.probes import ProbeRecord
@@ -17,7 +17,6 @@ from foreshock.diagnosis.wording import as_sentence, plural
 from foreshock.doctor.findings import tried_in_words
 from foreshock.lint import CHECKS
 from foreshock.measures import registry, rollout_summaries
-from foreshock.probe_kinds import DOCTOR
 from foreshock_service.platform import columnar, keys, problem
 from foreshock_service.present.pages import rendering, view_models
 from foreshock_service.present.pages.figures.mismatch import known_first, shown_comparisons
@@ -80,7 +79,9 @@ _MOST_NOT_TRIED = 5
 def doctor_of_step(viewing: Viewing, key: events.StepKey) -> dict[str, Any]:
     """Return the newest report on a step, the state of an examination that is not done, and whether one can be."""
     probes = list_probes(viewing.session, viewing.principal, key.run_id, key.step, None, _MOST_PROBES).items
-    asked = next((each for each in probes if each.kind == DOCTOR.name and each.attempt == key.attempt), None)
+    asked = next(
+        (each for each in probes if each.kind == probe_kinds.DOCTOR.name and each.attempt == key.attempt), None
+    )
     found = doctor.KIND.newest(viewing.session, key, 1)
     can_ask = find_checkpoint(viewing.session, *key) is not None and (asked is None or asked.state != "running")
     may_ask = can_ask and viewing.principal.may(keys.Scope.INGEST)
