@@ -14,7 +14,8 @@ from sqlalchemy.orm import Session
 
 from foreshock import clock, comparisons, severity
 from foreshock.api.diagnosis import CauseSource, Diagnosis, DiagnosisCause, MissingData
-from foreshock.diagnosis import course, lags, mismatch_rules, wording
+from foreshock.diagnosis import lags, mismatch_rules, wording
+from foreshock.diagnosis.course import FIRST_STEP, FIRST_STEPS
 from foreshock.diagnosis.diagnose import (
     NEWEST_STEPS,
     WINDOW_STEPS,
@@ -158,9 +159,9 @@ def history_of(session: Session, run_id: str) -> History:
 
 def _of_start(session: Session, run_id: str, newest: Sequence[Sequence[Any]]) -> list[tuple[int, Sequence[Any]]]:
     """Return (step, columns of the mismatch) of the first measured steps, if they are before the newest ones."""
-    if not newest or newest[0][0] <= course.FIRST_STEP:
+    if not newest or newest[0][0] <= FIRST_STEP:
         return []
-    rows = measurements.first_rows(session, run_id, _OF_MISMATCH, course.FIRST_STEPS)
+    rows = measurements.first_rows(session, run_id, _OF_MISMATCH, FIRST_STEPS)
     return [(row[0], row[1:]) for row in rows if row[0] < newest[0][0] and row[1] is not None]
 
 

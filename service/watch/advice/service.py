@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from sqlalchemy import BindParameter, bindparam, func, select
 from sqlalchemy.orm import Session
 
-from foreshock import clock, comparisons
+from foreshock import comparisons
 from foreshock.api import records, watch
+from foreshock.clock import now_us
 from foreshock.diagnosis.detectors import WarningConfiguration, WarningState, holding_signals
 from foreshock.learning_rate import decisions, reasons, schedule
 from foreshock.learning_rate.advice import AdviceMode
@@ -186,7 +187,7 @@ def acknowledge(
         "revision": body.revision,
         "applied_learning_rate": body.applied_lr,
         "applied_scale": body.applied_scale,
-        "received_at_us": clock.now_us(),
+        "received_at_us": now_us(),
     }
     engine.upsert(session, tables.AdviceAcknowledgement, [row], ("run_id", "attempt", "step"))
     return _not_counted(session, run_id, attempt, newest)
@@ -281,7 +282,7 @@ def decide_after_detection(session: Session, derived: derivation.DetectionDerive
         observed_step=-1 if state.step is None else state.step,
         trainer_step=_trainer_step(session, run_id, attempt),
         surge_step=state.surge_step,
-        at_us=clock.now_us(),
+        at_us=now_us(),
         schedule=derived.configuration.schedule_at(-1 if state.surge_step is None else state.surge_step),
         holds=holding_signals(state, derived.configuration),
         loop=state.loop,
@@ -296,7 +297,7 @@ def rewind_log(session: Session, started: events.AttemptStarted) -> None:
     if not started.is_newest:
         return
     log = log_of(session, started.run_id)
-    _append(session, started.run_id, decisions.rewind(log, started.attempt, started.resume_step, clock.now_us()))
+    _append(session, started.run_id, decisions.rewind(log, started.attempt, started.resume_step, now_us()))
 
 
 def record_mode(session: Session, changed: events.AdviceModeChanged) -> None:
@@ -316,7 +317,7 @@ def observation_of(session: Session, run_id: str) -> decisions.Observation:
         observed_step=observed,
         trainer_step=_trainer_step(session, run_id, state.attempt),
         surge_step=None,
-        at_us=clock.now_us(),
+        at_us=now_us(),
     )
 
 
