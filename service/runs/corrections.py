@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from foreshock import comparisons, errors
 from foreshock.api import records, runs
 from foreshock.api import steps as answers
-from foreshock.corrections import CORRECTIONS, Evaluation, Evaluator, Threshold, correction_named
+from foreshock.corrections import CORRECTIONS, Evaluation, Evaluator, Population, Threshold, correction_named
 from foreshock.measures import comparison_statistics, rollout_summaries
 from foreshock.theory import GradientNorms, Theory, evaluate_theory, gradient_noise
 from foreshock_service.platform import parameters, problem, security
@@ -140,20 +140,22 @@ def _evaluation_record(found: Evaluation) -> answers.CorrectionRecord:
         affected=records.from_attributes(
             answers.AffectedRecord,
             affected,
-            **{
-                name: answers.PopulationRecord(
-                    sequences=each.sequences,
-                    reward_mean=each.reward,
-                    advantage_mean=each.advantage,
-                    length_mean=each.length,
-                    turns_mean=each.turns,
-                    lag_mean=each.lag,
-                )
-                for name, each in (("touched", affected.touched), ("untouched", affected.untouched))
-            },
+            touched=_population(affected.touched),
+            untouched=_population(affected.untouched),
         ),
         not_estimable=found.not_estimable,
         notes=(*found.notes, *too_large),
+    )
+
+
+def _population(population: Population) -> answers.PopulationRecord:
+    return answers.PopulationRecord(
+        sequences=population.sequences,
+        reward_mean=population.reward,
+        advantage_mean=population.advantage,
+        length_mean=population.length,
+        turns_mean=population.turns,
+        lag_mean=population.lag,
     )
 
 

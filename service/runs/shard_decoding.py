@@ -144,19 +144,26 @@ class DecodedShard:
 
 
 @contextmanager
-def _decoder_errors() -> Iterator[None]:
-    """Raise LimitExceededError where a decoder runs out of memory, InvalidRolloutsError for damaged statistics."""
+def _damaged_statistics() -> Iterator[None]:
+    """Raise InvalidRolloutsError for statistics that cannot be read; those of other uploads are the service's own."""
     try:
         yield
     except errors.StatisticsError as error:
         raise errors.InvalidRolloutsError(str(error)) from error
+
+
+@contextmanager
+def _memory_limit() -> Iterator[None]:
+    """Raise LimitExceededError where a decoder runs out of memory."""
+    try:
+        yield
     except MemoryError as error:
         raise errors.LimitExceededError(
             "decoding needs more memory than FORESHOCK_DECODE_MEMORY_BYTES allows: send smaller shards"
         ) from error
 
 
-@_decoder_errors()
+@_memory_limit()
 def decode_shard(body: Path, stored: Path, limits: DecodeLimits, whole_step: events.StepKey | None) -> DecodedShard:
     """Check and measure the upload in `body` and write it, in the store's own layout, to `stored`, unless it has it.
 
@@ -237,7 +244,8 @@ def _lasting(fingerprint: Fingerprint | None) -> dict[str, Any]:
     return {name: value for name, value in known.items() if name not in _OF_A_STEP}
 
 
-@_decoder_errors()
+@_damaged_statistics()
+@_memory_limit()
 def decode_statistics(
     body: Path, stored: Path, limits: DecodeLimits, whole_step: events.StepKey | None
 ) -> DecodedShard:
