@@ -225,11 +225,13 @@ class Pipeline:
         Judged is the first delivered shard of this client's attempt. By identity, since each item that is read from
         disk has a registration of its own; those that other processes left there do not count.
         """
-        own, registration = self._own, delivery.registration
+        own = self._own
+        registration = delivery.registration
         if own is None or self._own_has_begun or registration.attempt_identity != own.attempt_identity:
             return
         self._own_has_begun = True
-        attempt, step = self.registrar.attempt_number(registration), delivery.step
+        attempt = self.registrar.attempt_number(registration)
+        step = delivery.step
         if (attempt or 0) > 1 and step > 1 and not registration.attempt.get("resume_step"):
             self._log.warning(
                 "start at 0",

@@ -106,7 +106,8 @@ class ProbeCommand:
             probe = connection.decoded(connection.request("POST", f"/v1/runs/{run.id}/probes", json_body=body))
             if not arguments.no_wait:
                 probe = wait_for_probe(connection, probe, arguments.timeout)
-            kind, is_done = _kind(arguments), probe["state"] == "done"
+            kind = _kind(arguments)
+            is_done = probe["state"] == "done"
             result: list[str] = []
             if is_done and kind.report:
                 path = f"/v1/runs/{run.id}/steps/{probe['step']}/{kind.document}"

@@ -98,7 +98,8 @@ def wait_for_delivery(client: Client) -> None:
         now = client.counters.delivered
         progress.show(now)
         if now != delivered:
-            delivered, since = now, time.monotonic()
+            delivered = now
+            since = time.monotonic()
         elif time.monotonic() - since > _STALLED_SECONDS:
             raise ServiceUnavailable(
                 f"nothing was delivered for {_STALLED_SECONDS:.0f} s ({status.reason or 'no answer'}); the rest is "

@@ -163,7 +163,8 @@ def _line(scale: _Scale, steps: Sequence[int], values: Sequence[float]) -> str:
             columns.setdefault(int(scale.x(step)), []).append((step, value))
     moves = []
     for inside in columns.values():
-        least, largest = min(inside, key=itemgetter(1)), max(inside, key=itemgetter(1))
+        least = min(inside, key=itemgetter(1))
+        largest = max(inside, key=itemgetter(1))
         drawn = sorted({inside[0], least, largest, inside[-1]})
         moves += [f"{scale.x(step):.1f} {scale.y(value):.1f}" for step, value in drawn]
     if len(moves) == 1:
@@ -177,7 +178,8 @@ def _band(scale: _Scale, steps: Sequence[int], low: Sequence[float], high: Seque
     for step, lower, upper in zip(steps, low, high, strict=True):
         if not (math.isnan(_place(upper, scale.logarithmic)) or math.isnan(lower)):
             is_below = math.isnan(_place(lower, scale.logarithmic))
-            bottom, top = float(HEIGHT - _BOTTOM) if is_below else scale.y(lower), scale.y(upper)
+            bottom = float(HEIGHT - _BOTTOM) if is_below else scale.y(lower)
+            top = scale.y(upper)
             before = columns.get(int(scale.x(step)), (top, bottom))
             columns[int(scale.x(step))] = min(top, before[0]), max(bottom, before[1])
     if not columns:

@@ -382,7 +382,8 @@ def _advice(report: ReportData, paint: Paint) -> list[str]:
 
 def _falls(advice: Advice, first: int) -> list[tuple[int, float]]:
     """Return the next four steps, from the first on, at which the advised scale falls, with the new scale."""
-    found, scale = [], advice.advised_scale(first - 1)
+    found = []
+    scale = advice.advised_scale(first - 1)
     for step in range(first, first + 5_000):
         now = advice.advised_scale(step)
         if now < scale:

@@ -101,7 +101,8 @@ def _resend(rejected: RejectedItems, items: Sequence[RejectedItem], settings: Cl
 
 
 def _print_list(items: Sequence[RejectedItem], directory: Path, *, as_json: bool) -> None:
-    waiting, records = waiting_folders(directory), [_record(item) for item in items]
+    waiting = waiting_folders(directory)
+    records = [_record(item) for item in items]
     if as_json:
         folders = [{"folder": str(each.path), "items": each.items, "bytes": each.bytes} for each in waiting]
         print(json.dumps({"directory": str(directory), "rejected": records, "waiting": folders}, indent=2))

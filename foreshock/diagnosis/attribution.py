@@ -116,7 +116,8 @@ def conclude_precision(evidence: AttributionEvidence, so_far: Sequence[Conclusio
         return []
     if not _trainer_is_float32(evidence, reference):
         return _nearer(reference)
-    declared, as_declared = evidence.declared_precision, ""
+    declared = evidence.declared_precision
+    as_declared = ""
     if declared is not None:
         agrees = declared == "float32"
         as_declared = ", as its fingerprint declares" if agrees else f", though its fingerprint declares {declared}"

@@ -237,7 +237,8 @@ def _advance_fall(
 
 def _sharp_fall(state: RewardState, levels: _Levels, fraction: float, settings: RewardSettings) -> Fall | None:
     """Return a fall by ``fraction`` that is beyond the noise, whatever its shape; None without one."""
-    values, threshold = state.values, levels.after(fraction)
+    values = state.values
+    threshold = levels.after(fraction)
     if len(values) < settings.least_before + settings.least_after or min(values[-2:]) >= threshold:
         return None
     best = _best_shape(values, settings)
@@ -353,8 +354,11 @@ def _event(
     state: RewardState, fall: Fall | None, kind: Literal["fall", "collapse"], levels: _Levels, settings: RewardSettings
 ) -> Event:
     """Return the event of a fall; without one, that of a reward that is back."""
-    is_collapse, best, floor = kind == "collapse", levels.best, levels.best - levels.reach
-    now, before = levels.now, best
+    is_collapse = kind == "collapse"
+    best = levels.best
+    floor = levels.best - levels.reach
+    now = levels.now
+    before = best
     if fall is not None:
         now = fall.now
         # A rising run is already above its mean over the values before the onset, a falling one below it.

@@ -177,7 +177,8 @@ class ThresholdRule:
 
         The band ends between threshold and ideal, if the ideal is on the healthy side of the threshold.
         """
-        below, ideal = self.direction == "below", 0.0 if self.direction == "away" else self.ideal
+        below = self.direction == "below"
+        ideal = 0.0 if self.direction == "away" else self.ideal
         if below and ideal == 0.0 < threshold:
             # Only without an ideal: 0.9 / 0.7 is beyond any value of a measure that is at most 1.
             return measured >= threshold / HYSTERESIS

@@ -157,7 +157,9 @@ def _with_values(
 def _advance_rule(
     rule: ThresholdRule, state: RuleState, step: int, judged: Judged, lags: StepLags
 ) -> tuple[RuleState, Event | None]:
-    evidence, value, threshold = state.evidence, judged.measured, judged.threshold
+    evidence = state.evidence
+    value = judged.measured
+    threshold = judged.threshold
     if rule.pooled == "median":
         evidence = (*evidence, value)[-MEDIAN_VALUES:]
         if len(evidence) < MEDIAN_VALUES:

@@ -164,7 +164,8 @@ def _baseline_range(state: SurgeState, step: int, settings: SurgeSettings) -> tu
 
 def _high_water(state: SurgeState, last: int, settings: SurgeSettings) -> float:
     """Return the highest smoothed log length of the values before the growth window, which begins at index ``last``."""
-    before, count = -math.inf if state.high_water is None else state.high_water, settings.smoothing_values
+    before = -math.inf if state.high_water is None else state.high_water
+    count = settings.smoothing_values
     return max([before, *(median(state.values[end - count : end]) for end in range(count, last + 1))])
 
 
@@ -198,9 +199,11 @@ def _is_steep(state: SurgeState, crossing: Crossing, noise: Noise, settings: Sur
     rate = settings.ramp_rate * min(1.0, settings.late_step / crossing.step)
     # Values at a cap are known to the crossing only.
     known = bisect_left(state.steps, crossing.rising_steps[0])
-    steps, values = (*state.steps[:known], *crossing.rising_steps), (*state.values[:known], *crossing.rising)
+    steps = (*state.steps[:known], *crossing.rising_steps)
+    values = (*state.values[:known], *crossing.rising)
     count = len(values)
-    sums, places = [0.0], [0]
+    sums = [0.0]
+    places = [0]
     for step, value in zip(steps, values, strict=True):
         sums.append(sums[-1] + value)
         places.append(places[-1] + step)

@@ -300,7 +300,8 @@ def _checked(reading: Reading) -> Reading:
 def _with_driven(state: LoopState, reading: Reading, settings: LoopSettings) -> LoopState:
     at_lag_0 = reading.k3 if reading.lag == 0.0 else reading.k3_at_lag_0
     if at_lag_0 is not None:
-        static, old = at_lag_0, state.static
+        static = at_lag_0
+        old = state.static
         if old is not None and state.measured_static:
             most = LARGEST_FACTOR * max(old, settings.set_point)
             static = old + WEIGHT_OF_PARTS * (min(at_lag_0, most) - old)

@@ -78,7 +78,8 @@ def _reason_of_move(state: LoopState, settings: LoopSettings, scale: float, *, r
         if value is not None
     ]
     said = [f"{name} is {value:.2g} nats per token (set point {point:.2g})" for name, value, point in values]
-    names, of_a_rule = state.lowered, math.exp(ERROR_OF_A_RULE)
+    names = state.lowered
+    of_a_rule = math.exp(ERROR_OF_A_RULE)
     if names and not rises and all(value <= of_a_rule * point for _, value, point in values):
         fired = f"rule {names[0]} has fired" if len(names) == 1 else f"rules {', '.join(names)} have fired"
         said = [f"{fired} (counts as {of_a_rule:.2g} × a set point)", *said]

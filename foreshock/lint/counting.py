@@ -277,8 +277,10 @@ class GroupSums(KeyedSums):
 
     def mean_and_t(self, column: str) -> tuple[float, float]:
         """Return the token mean and its Student's t against 0, clustered by group; NaN if not estimable."""
-        values, tokens = self.sums.value[:, self.SUMS.index(column)], self.counts[:, 0]
-        total, groups = int(tokens.sum()), self.with_tokens
+        values = self.sums.value[:, self.SUMS.index(column)]
+        tokens = self.counts[:, 0]
+        total = int(tokens.sum())
+        groups = self.with_tokens
         if total == 0:
             return math.nan, math.nan
         mean = float(values.sum()) / total

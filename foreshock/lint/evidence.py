@@ -244,7 +244,8 @@ def collect_evidence(batch: RolloutBatch) -> LintEvidence:
     after_ids = mismatch_after_ids(batch, builder, any_large=builder.counts["large"] > 0)
     count_learning_signal(batch, builder)
     keys = keys_of_groups(batch.group_ids or [None] * batch.num_rollouts, batch.sample_ids)
-    places, hashes = sum_places(batch, builder), hash_rollouts(batch, builder)
+    places = sum_places(batch, builder)
+    hashes = hash_rollouts(batch, builder)
     sums = np.array([builder.sums[name] for name in SUMS])
     return LintEvidence(
         np.array([builder.counts[name] for name in COUNTS], dtype=np.int64),

@@ -87,7 +87,9 @@ def missing_by_token_id(
     behaviour = batch.rollout_log_probs
     if behaviour is None:
         return MissingByTokenId.empty()
-    target, constants, masked = batch.trainer_log_probs, builder.constants["trainer"], _masked(batch)
+    target = batch.trainer_log_probs
+    constants = builder.constants["trainer"]
+    masked = _masked(batch)
     without_target = np.zeros(0, np.int64)
     if target is not None:
         # Generated tokens whose log π is 0, NaN, −inf or a constant.

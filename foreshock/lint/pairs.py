@@ -60,7 +60,8 @@ def count_pairs(batch: RolloutBatch, piece: Piece, builder: EvidenceBuilder) -> 
     equal, uncertain = behaviour == target, behaviour < np.float32(_UNCERTAIN)
     builder.count(paired=piece.tokens, equal=int(np.count_nonzero(equal)), uncertain=int(np.count_nonzero(uncertain)))
     uncertain_of_rows = row_sums(uncertain, piece.offsets)
-    copiable, copied = uncertain_of_rows >= _LEAST_COPIED, equal & uncertain
+    copiable = uncertain_of_rows >= _LEAST_COPIED
+    copied = equal & uncertain
     builder.count(copiable_rollouts=int(copiable.sum()))
     if np.count_nonzero(copied) >= _LEAST_COPIED:
         whole = copiable & (row_sums(copied, piece.offsets) == uncertain_of_rows)

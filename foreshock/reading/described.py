@@ -108,7 +108,8 @@ def get(
     """Return the method that reads the JSON of an answer, or its bytes; `read` replaces the reader of its type."""
 
     def describe(kind: Any, values: Values) -> Request[Any]:
-        of_path, wait = _path(path, values), values.pop("wait_seconds", 0.0)
+        of_path = _path(path, values)
+        wait = values.pop("wait_seconds", 0.0)
         query = [*fixed, *_query(values, renamed)]
         if kind is bytes:
             return Request(of_path, query, bytes, accept="*/*", in_project=in_project)

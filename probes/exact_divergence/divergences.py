@@ -244,7 +244,8 @@ def exact_divergences(
     held_in = torch.promote_types(target.held_in, behaviour.held_in)
     shape = (rows, target.vocabulary)
     whole = (torch.empty(shape, dtype=held_in, device=device), torch.empty(shape, dtype=held_in, device=device))
-    reduce, top_k = _reduction_on(device), min(max(top_ks, default=1), target.vocabulary)
+    reduce = _reduction_on(device)
+    top_k = min(max(top_ks, default=1), target.vocabulary)
     parts = []
     with torch.no_grad():
         for start in range(0, max(target.tokens, 1), rows):

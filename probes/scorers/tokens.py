@@ -48,7 +48,8 @@ def score_by_temperature(
     They are NaN for rows that are not scored (`is_scored` [N]), and for a first token without a prompt.
     """
     log_probs = np.full(rollouts.num_tokens, np.nan, dtype=np.float32)
-    prompts, done = np.maximum(np.diff(rollouts.prompt_offsets), 1), 0
+    prompts = np.maximum(np.diff(rollouts.prompt_offsets), 1)
+    done = 0
     for rows in batches:
         for value in np.unique(temperature[rows]):
             chosen = rows[(temperature[rows] == value) & is_scored[rows]]

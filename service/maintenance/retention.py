@@ -156,7 +156,8 @@ def _purge_run(
         alerts = _alert_steps(session, run.id)
     if newest is None or rules.last_steps is None:
         return report
-    after, steps = (0, -1), [events.StepKey(run.id, 0, -1)]
+    after = (0, -1)
+    steps = [events.StepKey(run.id, 0, -1)]
     while steps and go_on():
         with context.database.read() as session:
             steps = _settled_steps(session, run.id, newest - rules.last_steps, after, _STEPS_AT_ONCE)
@@ -181,11 +182,14 @@ def _purge_step(context: ServiceContext, key: events.StepKey, files: list[tuple[
         return False
     give_up_files(session, files, "retention", context.settings.removal_grace_seconds)
     # Its shards keep their rows.
-    now, none = clock.now_us(), {"full_rollouts": 0, "full_tokens": 0}
+    now = clock.now_us()
+    none_stored = {"full_rollouts": 0, "full_tokens": 0}
     whole = (engine.of_step(tables.Shard, key), tables.Shard.tokens_removed.is_(None))
-    removed = {"tokens_removed": "retention", "tokens_changed_at_us": now, "sampled_rollouts": 0, **none}
+    removed = {"tokens_removed": "retention", "tokens_changed_at_us": now, "sampled_rollouts": 0, **none_stored}
     session.execute(update(tables.Shard).where(*whole).values(removed))
-    session.execute(update(tables.Step).where(engine.of_step(tables.Step, key)).values(tokens_purged_at_us=now, **none))
+    session.execute(
+        update(tables.Step).where(engine.of_step(tables.Step, key)).values(tokens_purged_at_us=now, **none_stored)
+    )
     for table in (tables.ScoreShard, tables.ExactShard):
         session.execute(delete(table).where(table.job_id.in_(jobs_of_step(key))))
     return True

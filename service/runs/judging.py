@@ -110,7 +110,8 @@ def judge_window(
 
 
 def _readable(shards: Sequence[LintPart]) -> list[lint.LintEvidence]:
-    parts, reason = list[lint.LintEvidence](), ""
+    parts = list[lint.LintEvidence]()
+    reason = ""
     for shard in shards:
         try:
             parts.append(lint.LintEvidence.from_bytes(shard.evidence, shard.examples))

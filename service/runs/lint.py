@@ -244,7 +244,8 @@ def _by_name(warned: Mapping[str, Mapping[int, str]]) -> list[records.RunWarning
 
 def _whole_run(sums: sampling.SurprisalSums) -> tuple[records.LintWarningRecord | None, records.CheckRecord]:
     """Return the surprisal test over all steps, which are independent parts of one martingale."""
-    tested, check = sampling.check_surprisal(sums), CHECKS[_SURPRISAL]
+    tested = sampling.check_surprisal(sums)
+    check = CHECKS[_SURPRISAL]
     if isinstance(tested, Finding):
         evidence = {name: value for name, value in tested.evidence.items() if math.isfinite(value)}
         warning = LintWarning(

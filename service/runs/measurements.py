@@ -218,7 +218,8 @@ def newest_rows(session: Session, run_id: str, columns: Sequence[str], count: in
 
     Of steps without one of the two comparisons more are returned.
     """
-    table, logged = tables.measurements.c, (comparisons.STEP_ROW, comparisons.TRAINER_ROLLOUT)
+    table = tables.measurements.c
+    logged = (comparisons.STEP_ROW, comparisons.TRAINER_ROLLOUT)
     query = select(table.step, table.comparison, *(table[name] for name in columns))
     query = query.where(table.run_id == run_id, table.comparison.in_(logged))
     query = query.order_by(table.step.desc(), table.comparison)

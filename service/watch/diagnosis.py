@@ -181,7 +181,8 @@ def _reported(session: Session, run: tables.Run | None, observed: int) -> Mappin
     if run is None:
         return dict.fromkeys(quantities, SteppedValues())
     declared = run.scalar_names or {}
-    names, first = names_of(quantities, declared), max(0, observed - WINDOW_STEPS + 1)
+    names = names_of(quantities, declared)
+    first = max(0, observed - WINDOW_STEPS + 1)
     found = scalars_of_active_steps(session, run.id, names, first, observed)
     read = {step: quantities_of(scalars, declared, quantities) for step, scalars in sorted(found.items())}
     return {name: _stepped((step, values.get(name)) for step, values in read.items()) for name in quantities}

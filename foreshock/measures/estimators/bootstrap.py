@@ -99,7 +99,8 @@ def _intervals(of_clusters: Float64, sizes: Float64, resamples: int, seed: int) 
         if count >= LEAST_CLUSTERS:
             random = np.random.default_rng(seed)
             if count > _MOST_CLUSTERS:
-                order, starts = random.permutation(count), np.arange(_MOST_CLUSTERS) * count // _MOST_CLUSTERS
+                order = random.permutation(count)
+                starts = np.arange(_MOST_CLUSTERS) * count // _MOST_CLUSTERS
                 of_clusters = np.add.reduceat(of_clusters[order], starts, axis=0)
                 sizes = np.add.reduceat(sizes[order], starts)
             expected = means * sizes[:, None]
@@ -164,7 +165,8 @@ def _studentised(
         cancelled = squares <= _CANCELLED * (of_squares + shifted)
         for column in np.flatnonzero(cancelled.any(axis=0)).tolist():
             at = np.flatnonzero(cancelled[:, column])
-            chosen, sums_of_column = weights[at], of_clusters[:, column]
+            chosen = weights[at]
+            sums_of_column = of_clusters[:, column]
             mean = (chosen * sums_of_column).sum(axis=1) / total[at, 0]
             shift[at, column] = (chosen * residuals[:, column]).sum(axis=1) / total[at, 0]
             squares[at, column] = (chosen * np.square(sums_of_column - mean[:, None] * sizes)).sum(axis=1)

@@ -21,7 +21,8 @@ __all__ = ["comparison_measures"]
 
 def comparison_measures(statistics: ComparisonSums) -> dict[str, float]:
     """Return all comparison and sequence measures of the registry by column."""
-    tokens, k3 = statistics.tokens, statistics.sum("k3_kl")
+    tokens = statistics.tokens
+    k3 = statistics.sum("k3_kl")
     low_probability = slice(BUCKET_EDGES.index(LOW_PROBABILITY))
     low_tokens, low_abs_d = statistics.conditions["probability"].mean_of("abs_d", low_probability)
     entropy_tokens = statistics.count("entropy_tokens")
@@ -193,7 +194,8 @@ def _advantages(statistics: ComparisonSums) -> dict[str, float]:
     positive, negative = (
         _ratio(statistics.sum(name), tokens) for name in ("positive_advantage_skew", "negative_advantage_skew")
     )
-    names, covariance = ("advantage_d", "advantage", "d_with_advantage"), math.nan
+    names = ("advantage_d", "advantage", "d_with_advantage")
+    covariance = math.nan
     if tokens and all(math.isfinite(statistics.sum(name)) for name in names):
         # Σ A·d / n − (Σ A)(Σ d) / n², in exact rational arithmetic.
         of_both, of_advantage, of_d = map(statistics.exact_sum, names)

@@ -148,7 +148,8 @@ def sum_rollouts_compiled(inputs: TokenInputs) -> RolloutSums:
         token_weights=LogWeights.from_array(int(tokens.sum()), totals.token_weights),
         turn_weights=LogWeights.from_array(int(turns.sum()), totals.turn_weights),
     )
-    bucket_tokens, largest = totals.tokens.sum(axis=0), totals.largest.max(axis=0)
+    bucket_tokens = totals.tokens.sum(axis=0)
+    largest = totals.largest.max(axis=0)
     tails, shape = slice(layout.first_tail, layout.first[0]), (2, len(TAIL_LEVELS), 4)
     between = bucket_tokens[tails].reshape(2, -1)
     result.tail_counts = np.cumsum(between[:, ::-1], axis=1)[:, ::-1].copy()
@@ -266,7 +267,8 @@ def compute_verl_metrics(inputs: TokenInputs) -> dict[str, float]:
     totals = _totals(inputs.offsets.size - 1, 0)
     _machine_code()(_columns(bare, _RowsOfIds(None)), _layout(), totals, False)
     measured = totals.counts[:, 0] > 0
-    tokens, sums = totals.counts[measured, 0], dict(zip(TOKEN_SUMS, totals.sums[measured].T, strict=True))
+    tokens = totals.counts[measured, 0]
+    sums = dict(zip(TOKEN_SUMS, totals.sums[measured].T, strict=True))
     d, k3, above, chi2 = (sums[name] for name in ("d", "k3_kl", "ratio_minus_one", "chi2_token"))
     total = float(tokens.sum())
     log_ppl_diff = -d / tokens

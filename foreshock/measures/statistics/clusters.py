@@ -52,7 +52,9 @@ class ClusterSums:
             )
         rows = np.flatnonzero(grouped)
         if rows.size == 0:
-            unique, of_groups, totals = keys[:0], tokens[:0], sums[:0]
+            unique = keys[:0]
+            of_groups = tokens[:0]
+            totals = sums[:0]
         else:
             unique, inverse = np.unique(keys[rows], return_inverse=True)
             order = rows[np.argsort(inverse, kind="stable")]
@@ -64,7 +66,8 @@ class ClusterSums:
     def merge(self, other: ClusterSums) -> ClusterSums:
         """Return the sums over the rollouts of both; the sums of groups that both have are added."""
         union = np.union1d(self.keys, other.keys)
-        tokens, sums = np.zeros(union.size, np.int64), CompensatedSums.zeros(union.size, len(CLUSTER_COLUMNS))
+        tokens = np.zeros(union.size, np.int64)
+        sums = CompensatedSums.zeros(union.size, len(CLUSTER_COLUMNS))
         for part in (self, other):
             slots = np.searchsorted(union, part.keys)
             tokens[slots] += part.tokens

@@ -189,10 +189,8 @@ def _expire_overdue(session: Session, context: ServiceContext) -> int:
     query = query.with_for_update(skip_locked=True).execution_options(populate_existing=True)
     overdue = session.scalars(query).all()
     for job in overdue:
-        lease, reason = (
-            session.get_one(Lease, job.lease_id),
-            f"lease expired: no heartbeat for {settings.lease_seconds:g} s",
-        )
+        lease = session.get_one(Lease, job.lease_id)
+        reason = f"lease expired: no heartbeat for {settings.lease_seconds:g} s"
         transitions.give_back(job, lease, transitions.Outcome.EXPIRED, reason, now, settings.probe_tries)
     session.flush()
     return len(overdue)

@@ -280,7 +280,8 @@ def _commit(
     stored = _stored(address, session, job, upload)
     if stored is not None:
         return stored
-    siblings, kind = _siblings(address, session, job), address.kind
+    siblings = _siblings(address, session, job)
+    kind = address.kind
     if {each.digest for each in siblings} != {each.digest for each in prepared.siblings}:
         return None
     removal.check_not_taken(session, [prepared.file])

@@ -62,7 +62,8 @@ class Snapshot:
         observed = detectors.step
         asked = step if step is not None else 0 if observed is None else observed + 1
         mode: AdviceMode = "apply" if run.advice_mode == "apply" else "shadow"
-        advised, points = state.scale(asked), schedule.newest_points(state.loop)
+        advised = state.scale(asked)
+        points = schedule.newest_points(state.loop)
         has_ended = run.state in ENDED
         warming = detectors.watching(self.configuration.surge) == "warming"
         return schemas.AdviceRead(

@@ -159,7 +159,8 @@ def observe_scalars(events: EventBus, session: Session, logged: ScalarsLogged) -
         return
     if not is_active(session, logged):
         return
-    attempts, tail = attempts_of_run(session, logged.run_id), session.get(ScalarTail, logged.run_id)
+    attempts = attempts_of_run(session, logged.run_id)
+    tail = session.get(ScalarTail, logged.run_id)
     places = {each.attempt: place for place, each in enumerate(attempts)}
     here = (places[logged.attempt], logged.step)
     if tail is None:

@@ -148,7 +148,8 @@ def derive_from(events: EventBus, session: Session, run_id: str, from_step: int)
     """
     watched = history.watched_run(session, run_id)
     derivation = Derivation(watched, detectors.WarningState())
-    newest, follows = states.newest(session, run_id), None
+    newest = states.newest(session, run_id)
+    follows = None
     if newest is not None and newest.step < from_step and newest.configuration_digest == watched.digest:
         follows = newest.read() if is_active(session, StepKey(run_id, newest.attempt, newest.step)) else None
     if follows is not None:

@@ -82,7 +82,8 @@ def closed_steps_after(
     steps = _steps_after(session, run_id, after, watched, limit)
     if not steps:
         return []
-    first, last = steps[0][0], steps[-1][0]
+    first = steps[0][0]
+    last = steps[-1][0]
     values: defaultdict[int, dict[str, float]] = defaultdict(dict)
     keys = frozenset(watched.keys)
     # Without rollouts, scalars stand for measures too.

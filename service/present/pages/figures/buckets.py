@@ -87,7 +87,8 @@ def bucket_figure(
         return drawing.Missing(by.title, by.not_logged or "No token of this step has two finite log-probs.")
     shown = slice(held[0], held[-1] + 1)
     every = [bucket_name(by, low, high) for low, high in pairwise(table.edges.tolist())]
-    names, tokens = every[shown], table.tokens.tolist()
+    names = every[shown]
+    tokens = table.tokens.tolist()
     traces: list[drawing.Json] = [
         {
             "type": "bar", "name": "mean |d|", "x": names,
@@ -117,8 +118,10 @@ def token_id_figure(comparison: str, step: int, table: token_ids.TokenIdTable) -
     end = int((table.k3_sum > 0).sum())
     if not end:
         return drawing.Missing(TOKEN_ID_TITLE, "No token of this step differs between the two scores.")
-    names, sums = [str(each) for each in table.token_ids[:end]], table.k3_sum[:end].tolist()
-    tokens, missing = table.tokens[:end].tolist(), table.k3_sum_missing[:end].tolist()
+    names = [str(each) for each in table.token_ids[:end]]
+    sums = table.k3_sum[:end].tolist()
+    tokens = table.tokens[:end].tolist()
+    missing = table.k3_sum_missing[:end].tolist()
     bars: drawing.Json = {
         "type": "bar", "name": "Σ k3", "x": names, "y": sums,
         "marker": {"color": drawing.SERIES[0]}, "hovertemplate": "%{y:.2e}",

@@ -286,7 +286,8 @@ def _rows_of(viewing: Viewing, query: RunsQuery, runs: Sequence[Run]) -> list[di
         )
         for name in listing.QUANTITIES
     }
-    scales, incomplete = _scales(viewing, runs), steps.incomplete_counts(viewing.session, [run.id for run in runs])
+    scales = _scales(viewing, runs)
+    incomplete = steps.incomplete_counts(viewing.session, [run.id for run in runs])
     groups = [query.group_of(run) for run in runs]
     return [
         {
