@@ -235,6 +235,7 @@ def application() -> FastAPI:
     from foreshock_service.app import create_app
 
     process.end_with_parent()
+    process.spare_pandas()
     made = create_app(load_settings())
     process.spare_collections()
     gc.enable()

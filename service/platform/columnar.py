@@ -228,8 +228,6 @@ FormatName = Literal["json", "csv", "parquet"]
 Format = Annotated[
     FormatName | None, Query(alias="format", description="format of the answer; absent: by the Accept header")
 ]
-# Arrow imports pandas, if it is installed, when it makes its first array: not during a request.
-pa.array([0])
 
 # For `responses` of an endpoint that answers in these formats; its response model is the JSON.
 FORMATS: dict[int | str, dict[str, Any]] = {

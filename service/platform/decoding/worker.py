@@ -25,7 +25,7 @@ from foreshock.installing import install_command
 from foreshock.measures.passes import compiled
 from foreshock.measures.passes.compiling import one_at_a_time, package_folder
 from foreshock.rollouts import DecodeLimits
-from foreshock_service.platform.process import end_with_parent, spare_collections
+from foreshock_service.platform.process import end_with_parent, spare_collections, spare_pandas
 
 if TYPE_CHECKING:
     from foreshock_service.platform.settings import Settings
@@ -142,6 +142,7 @@ def prepare_process(choice: TokenPassChoice, preload: Sequence[str]) -> None:
     # First, because the rest may take a minute.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
+    spare_pandas()
     import pyarrow as pa
 
     for module in preload:
