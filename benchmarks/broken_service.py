@@ -9,6 +9,7 @@ each client, waits two seconds for the background to meet the service, and ends.
 from __future__ import annotations
 
 import argparse
+import functools
 import gzip
 import json
 import socket
@@ -58,8 +59,15 @@ def _pauses(first: bytes) -> Iterator[bytes]:
 
 
 _CHUNK = b"10000\r\n" + b" " * 65_536 + b"\r\n"
-_BOMB = zlib.compressobj(9, wbits=31)
-_GZIP = b"".join([*(_BOMB.compress(bytes(1 << 20)) for _ in range(1024)), _BOMB.flush()])
+
+
+@functools.cache
+def _gzip_of_zeros() -> bytes:
+    """Return 1 GiB in 1 MB."""
+    compressor = zlib.compressobj(9, wbits=31)
+    return b"".join([*(compressor.compress(bytes(1 << 20)) for _ in range(1024)), compressor.flush()])
+
+
 _CREATED = {"id": "run_1", "attempt": 1}
 
 
@@ -84,11 +92,11 @@ KINDS: dict[str, Kind] = {
     "body without an end": lambda: _endless(_OK + b"\r\n", b" " * 65_536),
     "body of an exabyte": lambda: _endless(_OK + b"Content-Length: 999999999999999999\r\n\r\n", b"[" * 65_536),
     "body a byte at a time": lambda: _slow(_OK + b"Content-Length: 99999\r\n\r\n", b" " * 99_999),
-    "gzip bomb": lambda: _answer(_GZIP, b"Content-Encoding: gzip"),
-    "gzip bomb as an error": lambda: _answer(_GZIP, b"Content-Encoding: gzip", status=b"503 X"),
+    "gzip bomb": lambda: _answer(_gzip_of_zeros(), b"Content-Encoding: gzip"),
+    "gzip bomb as an error": lambda: _answer(_gzip_of_zeros(), b"Content-Encoding: gzip", status=b"503 X"),
     "deflate": lambda: _answer(zlib.compress(bytes(100 << 20)), b"Content-Encoding: deflate"),
     "unknown encoding": lambda: _answer(b"{}", b"Content-Encoding: rot13"),
-    "gzip of many layers": lambda: _answer(gzip.compress(_GZIP), b"Content-Encoding: gzip, gzip"),
+    "gzip of many layers": lambda: _answer(gzip.compress(_gzip_of_zeros()), b"Content-Encoding: gzip, gzip"),
     "nested JSON": lambda: _answer(b"[" * 500_000),
     "empty lists": lambda: _answer(b"[" + b"[]," * 300_000 + b"[]]"),
     "digits": lambda: _answer(b"9" * 500_000),

@@ -226,9 +226,11 @@ async def received_upload(
 
 async def _receive(request: Request, places: UploadPlaces, most_bytes: int, path: Path) -> Upload:
     """Write the body to `path` in blocks, and hash it."""
-    digest, size, block = hashlib.sha256(), 0, bytearray()
+    digest, size, written = hashlib.sha256(), 0, 0
+    waiting: list[bytes] = []
 
-    def write(file: BinaryIO, data: bytes) -> None:
+    def write(file: BinaryIO, chunks: list[bytes]) -> None:
+        data = b"".join(chunks)
         file.write(data)
         digest.update(data)
 
@@ -240,13 +242,13 @@ async def _receive(request: Request, places: UploadPlaces, most_bytes: int, path
                     raise problem.LimitExceeded(
                         f"the body has more than the {most_bytes:,} bytes of one shard: send smaller shards"
                     )
-                block += chunk
-                if len(block) >= _BLOCK_BYTES:
-                    await places.run(write, file, bytes(block))
-                    block.clear()
+                waiting.append(chunk)
+                if size - written >= _BLOCK_BYTES:
+                    await places.run(write, file, waiting)
+                    waiting, written = [], size
         except ClientDisconnect as error:
             raise UploadIncomplete("the connection ended before the body did") from error
-        await places.run(write, file, bytes(block))
+        await places.run(write, file, waiting)
     return Upload("sha256:" + digest.hexdigest(), size, path)
 
 
