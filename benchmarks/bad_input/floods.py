@@ -65,7 +65,9 @@ def _frames(source: random.Random, size: int) -> Body:
 
 
 def _members(source: random.Random, size: int) -> Body:
-    member = source.choice([gzip.compress(b""), gzip.compress(b"[" * 100), gzip.compress(bytes(1 << 16))])
+    member = source.choice(
+        [gzip.compress(b"", mtime=0), gzip.compress(b"[" * 100, mtime=0), gzip.compress(bytes(1 << 16), mtime=0)]
+    )
     return Body("members", (member * (size // len(member) + 1))[:_MOST_BYTES], "gzip")
 
 
@@ -73,7 +75,7 @@ def _bomb(source: random.Random, size: int) -> Body:
     piece = source.choice([b"\0", b"[", b'{"a":', b" "])
     inner = piece * (size * 64 // len(piece))
     encoding = source.choice(["gzip", "zstd"])
-    return Body("bombs", gzip.compress(inner) if encoding == "gzip" else zstd.compress(inner), encoding)
+    return Body("bombs", gzip.compress(inner, mtime=0) if encoding == "gzip" else zstd.compress(inner), encoding)
 
 
 def _chunks(source: random.Random, size: int) -> Body:

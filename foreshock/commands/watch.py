@@ -11,7 +11,7 @@ from foreshock.api.runs import RunRecord
 from foreshock.api.watch import AlertRecord
 from foreshock.commands.command import add_run_argument, add_service_options, connect
 from foreshock.commands.option_types import POSITIVE, STEP
-from foreshock.commands.queries import RunQueries, find_run, values_of_steps
+from foreshock.commands.queries import Curve, RunQueries, find_run, values_of_steps
 from foreshock.commands.text import STYLES, WIDTH, Paint, number, sparkline, wrap
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.lag_zero import LAG_ZERO_COLUMNS, at_lag_zero
@@ -27,13 +27,17 @@ _ROLLOUTS = ("response_length_mean", "truncated_fraction", "reward_mean", "entro
 
 @dataclass(slots=True)
 class _Watch:
-    """The state of watching: the next step, the attempts that have begun, and the alerts already printed."""
+    """The state of watching: the next step, the attempts that have begun, and the alerts already printed.
+
+    `seen_step` is the newest step at the last look.
+    """
 
     queries: RunQueries
     paint: Paint
     model_kind: ModelKind | None
     first_step: int
     next_step: int
+    seen_step: int = -1
     attempts: int = 0
     headline: str = ""
     alerts: set[str] = field(default_factory=set)
@@ -41,13 +45,15 @@ class _Watch:
     def print_new(self, run: RunRecord, *, is_last: bool) -> None:
         """Print new steps and alerts of the run as it is now. Raises ServiceError.
 
-        Without rollouts the newest step of a run that goes on is left for later: more of its scalars may come.
+        The newest step of a run that goes on is left for later if its scalars may be on their way.
         """
         self._go_back_to_resumes()
         rollouts = self.queries.rollouts(run, _ROLLOUTS, from_step=self.next_step)
         mismatch = self.queries.curve(TRAINER_ROLLOUT, LAG_ZERO_COLUMNS, from_step=self.next_step)
         of_steps = dict(zip(mismatch.steps, values_of_steps(mismatch, rollouts), strict=True))
-        steps = rollouts.steps if is_last or rollouts.has_rollouts else rollouts.steps[:-1]
+        steps = rollouts.steps
+        if steps and not is_last and self._awaits_scalars(rollouts):
+            steps = steps[:-1]
         for index, step in enumerate(steps):
             values = of_steps.get(step, {})
             k3, error = (values.get(f"{TRAINER_ROLLOUT}:{name}", math.nan) for name in _MISMATCH)
@@ -66,6 +72,14 @@ class _Watch:
             if alert.id not in self.alerts and alert.state in ("open", "acknowledged"):
                 self.alerts.add(alert.id)
                 print("\n".join(_lines_of(alert, self.paint)), flush=True)
+
+    def _awaits_scalars(self, rollouts: Curve) -> bool:
+        """Return whether scalars of the newest step may come: without rollouts always, else at the first look at it.
+
+        A trainer reports its reward after the rollouts, which close the step.
+        """
+        is_new, self.seen_step = rollouts.steps[-1] != self.seen_step, rollouts.steps[-1]
+        return not rollouts.has_rollouts or (is_new and math.isnan(rollouts.of("reward_mean")[-1]))
 
     def _go_back_to_resumes(self) -> None:
         """Print the steps anew that an attempt repeats: it has other rollouts of them. Raises ServiceError."""

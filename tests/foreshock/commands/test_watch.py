@@ -64,3 +64,35 @@ def test_k3_of_a_step_without_enough_tokens_at_lag_zero_has_no_colour(capsys: py
         line = line_of(values, capsys, lag)
         assert "k3 0.0660 " in line
         assert "\x1b[" not in line
+
+
+def test_a_step_is_printed_with_the_reward_that_its_trainer_reports_after_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rewards = {5: 0.5}
+
+    def curve(comparison: str, measures: Any, *, from_step: int = 0) -> Curve:
+        steps = tuple(range(from_step, 8))
+        columns = {name: (math.nan,) * len(steps) for name in measures}
+        return Curve(comparison, steps, columns | {"reward_mean": tuple(rewards.get(step, math.nan) for step in steps)})
+
+    def look() -> list[str]:
+        watch.print_new(cast(RunRecord, SimpleNamespace()), is_last=False)
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+        return [f"{line.split()[1]} {line.partition('reward ')[2].split()[0]}" for line in lines]
+
+    found = Diagnosis(verdict="healthy", headline="Healthy.")
+    queries = SimpleNamespace(
+        curve=curve, rollouts=lambda _, *words, **named: curve(STEP_ROW, *words, **named), diagnosis=lambda: found,
+        alerts=list, attempts=list,
+    )  # fmt: skip
+    watch = _Watch(cast(RunQueries, queries), Paint(Terminal()), None, 5, 5)
+    # Step 6 has no reward, as there is a later one; that of step 7 may come.
+    assert look() == ["5 0.500", "6 –"]
+    rewards[7] = 0.75
+    assert look() == ["7 0.750"]
+    watch.next_step, watch.seen_step = 7, 6
+    del rewards[7]
+    assert look() == []
+    # It did not come until the next look.
+    assert look() == ["7 –"]
