@@ -31,6 +31,11 @@ class LinkRecord(Record):
     share_low: Measured = field(metadata=_SHARE_INTERVAL)
     share_high: Measured
 
+    @property
+    def short_cause(self) -> str:
+        """The cause up to its colon; the rest is an explanation."""
+        return self.cause.partition(":")[0]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideBranchRecord(Record):
@@ -53,6 +58,10 @@ class SideBranchRecord(Record):
     difference_high: Measured = NAN
     tokens: int
     rollouts: int
+
+    def k3_of(self, score: str) -> float:
+        """Return the k3 of the reference against a score; NaN if it was not compared."""
+        return next((link.k3_kl for link in self.links if link.name == f"{self.reference}/{score}"), NAN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

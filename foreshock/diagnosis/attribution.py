@@ -10,20 +10,14 @@ link of the chain and says nothing of the others.
 import math
 from collections.abc import Sequence
 
-from foreshock.comparisons import split_comparison
-from foreshock.diagnosis.conclusion import (
-    AttributionEvidence,
-    Conclusion,
-    ExactEvidence,
-    LinkEvidence,
-    ReferenceEvidence,
-    marked_links,
-)
+from foreshock.api.attribution import AttributionDocument, ExactOfLinkRecord, LinkRecord, SideBranchRecord
+from foreshock.api.replays import MeanRecord
+from foreshock.diagnosis.conclusion import Conclusion, marked_links
 from foreshock.diagnosis.environments import conclude_environments
 from foreshock.diagnosis.wording import interval_of_share, interval_text, number, percent, plural
 from foreshock.interval_names import range_in_words
 from foreshock.measures.estimators.bootstrap import LEAST_CLUSTERS
-from foreshock.scorers import TRAINER_REPLAY, ExactPair
+from foreshock.scorers import TRAINER_REPLAY
 
 MAJORITY = 0.5
 MUCH_CANCELLATION = 1.2
@@ -33,24 +27,24 @@ MUCH_CANCELLATION = 1.2
 _MOST_PROMPTS = 1_000_000
 
 
-def conclude_links(evidence: AttributionEvidence, so_far: Sequence[Conclusion]) -> list[Conclusion]:
+def conclude_links(document: AttributionDocument, so_far: Sequence[Conclusion]) -> list[Conclusion]:
     """Return the cause of most of the mismatch, or why none can be named."""
-    if evidence.whole.rms_d == 0:
-        ends = f"{evidence.chain[0]} and {evidence.chain[-1]}"
-        return [Conclusion("no-difference", f"{ends} do not differ at any token.", evidence.whole.name)]
-    known = sorted((link for link in evidence.links if math.isfinite(link.share)), key=lambda link: -link.share)
+    if document.whole.rms_d == 0:
+        ends = f"{document.chain[0]} and {document.chain[-1]}"
+        return [Conclusion("no-difference", f"{ends} do not differ at any token.", document.whole.name)]
+    known = sorted((link for link in document.links if math.isfinite(link.share)), key=lambda link: -link.share)
     if not known:
         return []
-    of_the_request = links_of_wrong_precision(evidence)
+    of_the_request = links_of_wrong_precision(document)
     unnamed = marked_links(so_far) | of_the_request
-    found = [] if known[0].name in unnamed else [_on_the_largest(evidence, known)]
-    if evidence.cancellation > MUCH_CANCELLATION and not of_the_request:
-        words = f"the sum of their E[d²] is {number(evidence.cancellation)} times that of the whole"
+    found = [] if known[0].name in unnamed else [_on_the_largest(document, known)]
+    if document.cancellation > MUCH_CANCELLATION and not of_the_request:
+        words = f"the sum of their E[d²] is {number(document.cancellation)} times that of the whole"
         found.append(Conclusion("cancellation", f"Links cancel each other in part: {words}."))
     return found
 
 
-def prompts_needed(link: LinkEvidence, prompt_groups: int) -> int | None:
+def prompts_needed(link: LinkRecord, prompt_groups: int) -> int | None:
     """Return how many prompts would put the lower end of the link's share above one half.
 
     An estimate: the share stays, and the distance to the lower end falls with the square root of the number of prompts.
@@ -62,7 +56,7 @@ def prompts_needed(link: LinkEvidence, prompt_groups: int) -> int | None:
     return math.ceil(prompt_groups * (reach / beyond) ** 2)
 
 
-def _on_the_largest(evidence: AttributionEvidence, known: Sequence[LinkEvidence]) -> Conclusion:
+def _on_the_largest(document: AttributionDocument, known: Sequence[LinkRecord]) -> Conclusion:
     largest = known[0]
     interval = interval_of_share(largest.share_low, largest.share_high)
     if largest.share_low > MAJORITY:
@@ -78,25 +72,25 @@ def _on_the_largest(evidence: AttributionEvidence, known: Sequence[LinkEvidence]
             for link in known
         )
         return Conclusion("no-majority", f"No single link is most of the mismatch: {shares}.")
-    return Conclusion("cannot-tell", _cannot_tell(evidence, known), largest.name)
+    return Conclusion("cannot-tell", _cannot_tell(document, known), largest.name)
 
 
-def _cannot_tell(evidence: AttributionEvidence, known: Sequence[LinkEvidence]) -> str:
+def _cannot_tell(document: AttributionDocument, known: Sequence[LinkRecord]) -> str:
     largest = known[0]
     others = f" from {known[1].short_cause}" if len(known) > 1 else ""
-    asked = f"{plural(evidence.rollouts, 'rollout')} of {plural(evidence.prompt_groups, 'prompt')}"
+    asked = f"{plural(document.rollouts, 'rollout')} of {plural(document.groups, 'prompt')}"
     words = f"Cannot tell {largest.short_cause}{others} with {asked}"
     shares = (
         f"the largest share is {percent(largest.share)}, {interval_of_share(largest.share_low, largest.share_high)}"
     )
-    return f"{words}: {shares}; {_more_prompts(evidence, largest)}."
+    return f"{words}: {shares}; {_more_prompts(document, largest)}."
 
 
-def _more_prompts(evidence: AttributionEvidence, largest: LinkEvidence) -> str:
-    needed = prompts_needed(largest, evidence.prompt_groups)
+def _more_prompts(document: AttributionDocument, largest: LinkRecord) -> str:
+    needed = prompts_needed(largest, document.groups)
     if needed is None:
         return "more prompts are needed" if math.isnan(largest.share_low) else "more prompts would narrow the intervals"
-    more = max(needed - evidence.prompt_groups, 1)
+    more = max(needed - document.groups, 1)
     if more > _MOST_PROMPTS:
         return "the shares are too equal to be told apart by more prompts"
     return f"about {plural(more, 'more prompt')} would do (an estimate, if the share stays as it is)"
@@ -109,14 +103,14 @@ compositions change a float32 pass by 1e-14 to 1e-12, a bfloat16 pass differs fr
 _LOGGED, _REPLAYED = "trainer", TRAINER_REPLAY
 
 
-def conclude_precision(evidence: AttributionEvidence, so_far: Sequence[Conclusion]) -> list[Conclusion]:
+def conclude_precision(document: AttributionDocument) -> list[Conclusion]:
     """Return the conclusions from the side branch; none if the reference was not scored."""
-    reference = evidence.reference
+    reference = document.side_branch
     if reference is None:
         return []
-    if not _trainer_is_float32(evidence, reference):
+    if not _trainer_is_float32(document, reference):
         return _nearer(reference)
-    declared = evidence.declared_precision
+    declared = document.declared_precision
     as_declared = ""
     if declared is not None:
         agrees = declared == "float32"
@@ -130,24 +124,30 @@ def conclude_precision(evidence: AttributionEvidence, so_far: Sequence[Conclusio
     return [Conclusion("trainer-precision", sentence, f"{reference.reference}/{_LOGGED}", names_cause=True)]
 
 
-def links_of_wrong_precision(evidence: AttributionEvidence) -> frozenset[str]:
+def links_of_wrong_precision(document: AttributionDocument) -> frozenset[str]:
     """Return the links that end in a replay of the trainer in a precision that is not the trainer's.
 
     Their shares are due to the request of the probe; none of them is named a cause.
     """
-    reference = evidence.reference
-    if reference is None or not _trainer_is_float32(evidence, reference):
+    reference = document.side_branch
+    if reference is None or not _trainer_is_float32(document, reference):
         return frozenset()
-    return frozenset(link.name for link in evidence.links if _REPLAYED in link.name.split("/"))
+    return frozenset(link.name for link in document.links if _REPLAYED in link.name.split("/"))
 
 
-def _trainer_is_float32(evidence: AttributionEvidence, reference: ReferenceEvidence) -> bool:
+def _trainer_is_float32(document: AttributionDocument, reference: SideBranchRecord) -> bool:
     """Return whether the reference equals the logged trainer within rounding and the replayed trainer does not."""
-    equal = max(FLOAT32_ROUNDING, evidence.floors.get(reference.reference, 0.0))
+    floor = _noise_floor(document, reference.reference)
+    equal = FLOAT32_ROUNDING if math.isnan(floor) else max(FLOAT32_ROUNDING, floor)
     return reference.k3_of(_LOGGED) <= equal < reference.k3_of(_REPLAYED)
 
 
-def _nearer(reference: ReferenceEvidence) -> list[Conclusion]:
+def _noise_floor(document: AttributionDocument, scorer: str) -> float:
+    """Return the k3 of a scorer against itself in other batches; NaN if unknown."""
+    return next((floor.k3_kl for floor in document.floors if floor.scorer == scorer), math.nan)
+
+
+def _nearer(reference: SideBranchRecord) -> list[Conclusion]:
     engine, trainer = reference.engine, reference.trainer
     if engine is None or trainer is None or math.isnan(reference.difference):
         return []
@@ -171,68 +171,69 @@ def _nearer(reference: ReferenceEvidence) -> list[Conclusion]:
     ]
 
 
-def _interval_of_difference(reference: ReferenceEvidence) -> str:
+def _interval_of_difference(reference: SideBranchRecord) -> str:
     if math.isnan(reference.difference_low):
         return f"{number(reference.difference)}, without an interval: too few prompts"
     ends = interval_text(reference.difference_low, reference.difference_high)
     return f"{number(reference.difference)}, {ends}"
 
 
-def conclude_exact(evidence: AttributionEvidence, so_far: Sequence[Conclusion]) -> list[Conclusion]:
+def conclude_exact(document: AttributionDocument, found: Sequence[ExactOfLinkRecord]) -> list[Conclusion]:
     """Return the size of each exact divergence, and whether it is above the noise floor of its two scorers."""
-    return [_on_exact(evidence, exact) for exact in evidence.exact]
+    return [_on_exact(document, exact) for exact in found]
 
 
-def _on_exact(evidence: AttributionEvidence, exact: ExactEvidence) -> Conclusion:
-    pair = ExactPair(*split_comparison(exact.link))
+def _on_exact(document: AttributionDocument, exact: ExactOfLinkRecord) -> Conclusion:
     # NaN if one is unknown.
-    floor = 0.5 * sum(evidence.floors.get(name, math.nan) for name in (pair.target, pair.behaviour))
+    floor = 0.5 * sum(_noise_floor(document, name) for name in (exact.target, exact.behaviour))
     if exact.tokens == 0:
         words = "no state has finite distributions of both scorers"
-    elif exact.tv == 0:
+    elif exact.tv.mean == 0:
         words = f"the two distributions are equal at each of {plural(exact.tokens, 'visited state')}"
     else:
         words = _size(exact)
-        if exact.kl_low > floor or exact.kl_high <= floor:
-            is_above = "above" if exact.kl_low > floor else "not above"
+        if exact.kl.low > floor or exact.kl.high <= floor:
+            is_above = "above" if exact.kl.low > floor else "not above"
             words += f"; it is {is_above} the noise floor of the two scorers, {number(floor)}"
     left_out = ""
     if exact.non_finite and exact.tokens:
         left_out = f" {plural(exact.non_finite, 'state')} with a value that is not finite left out."
     scope = (
-        f"This compares {pair.target} (π) with {pair.behaviour} (μ) with the same weights: engine against trainer "
+        f"This compares {exact.target} (π) with {exact.behaviour} (μ) with the same weights: engine against trainer "
         "numerics, not the whole of trainer/rollout."
     )
     if exact.other_settings:
         scope += f" Its settings are not those of the link's scores: {', '.join(exact.other_settings)} differ."
-    return Conclusion("exact", f"{pair.name}: {words}.{left_out} {scope}", exact.link)
+    return Conclusion("exact", f"{exact.name}: {words}.{left_out} {scope}", exact.pair)
 
 
-def _size(exact: ExactEvidence) -> str:
+def _size(exact: ExactOfLinkRecord) -> str:
     return (
-        f"KL(μ‖π) over the whole vocabulary is {number(exact.kl)} nats per token "
-        f"({_interval(exact, exact.kl, exact.kl_low, exact.kl_high)}), without the sampling noise of k3 at the "
-        f"same tokens, {number(exact.k3_kl)} ({_interval(exact, exact.k3_kl, exact.k3_low, exact.k3_high)}); total "
-        f"variation {number(exact.tv)}, Δmax {number(exact.delta_max)}, the likeliest token differs at "
-        f"{number(100 * exact.top1_flip)} % of {plural(exact.tokens, 'visited state')}"
+        f"KL(μ‖π) over the whole vocabulary is {number(exact.kl.mean)} nats per token "
+        f"({_interval(exact.kl, exact.groups)}), without the sampling noise of k3 at the same tokens, "
+        f"{number(exact.k3_kl.mean)} ({_interval(exact.k3_kl, exact.groups)}); total variation "
+        f"{number(exact.tv.mean)}, Δmax {number(exact.delta_max)}, the likeliest token differs at "
+        f"{number(100 * exact.top1_flip.mean)} % of {plural(exact.tokens, 'visited state')}"
     )
 
 
-def _interval(exact: ExactEvidence, mean: float, low: float, high: float) -> str:
-    if math.isfinite(low) and math.isfinite(high):
-        return range_in_words(mean, low, high, number)
-    few = exact.prompt_groups < LEAST_CLUSTERS and (math.isnan(low) or math.isnan(high))
-    needed = f": {plural(exact.prompt_groups, 'prompt')}, {LEAST_CLUSTERS} are needed" if few else ""
-    return interval_text(low, high) + needed
+def _interval(found: MeanRecord, prompt_groups: int) -> str:
+    if math.isfinite(found.low) and math.isfinite(found.high):
+        return range_in_words(found.mean, found.low, found.high, number)
+    few = prompt_groups < LEAST_CLUSTERS and (math.isnan(found.low) or math.isnan(found.high))
+    needed = f": {plural(prompt_groups, 'prompt')}, {LEAST_CLUSTERS} are needed" if few else ""
+    return interval_text(found.low, found.high) + needed
 
 
-# Each rule sees the conclusions of the rules before it.
-_RULES = (conclude_environments, conclude_links, conclude_precision, conclude_exact)
+def conclude_attribution(
+    document: AttributionDocument,
+    others: Sequence[AttributionDocument] = (),
+    exact: Sequence[ExactOfLinkRecord] = (),
+) -> tuple[Conclusion, ...]:
+    """Return the conclusions on a step's attribution; the first one is the headline.
 
-
-def conclude_attribution(evidence: AttributionEvidence) -> tuple[Conclusion, ...]:
-    """Return the conclusions on a step's attribution; the first one is the headline."""
-    found: list[Conclusion] = []
-    for conclude in _RULES:
-        found += conclude(evidence, tuple(found))
-    return tuple(found)
+    `others` are the attributions of the run's other probed steps, in step order; `exact` are of this step.
+    """
+    found = conclude_environments(document, others)
+    found += conclude_links(document, found)
+    return (*found, *conclude_precision(document), *conclude_exact(document, exact))

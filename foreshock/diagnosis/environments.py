@@ -13,15 +13,11 @@ cause is named for it. Three kinds of evidence clear a link:
 import math
 from collections.abc import Sequence
 
-from foreshock.diagnosis.conclusion import (
-    AttributionEvidence,
-    Conclusion,
-    DriftPoint,
-    EnvironmentLinkEvidence,
-    LinkEvidence,
-)
+from foreshock.api.attribution import AttributionDocument, EnvironmentLinkRecord, EnvironmentRecord, LinkRecord
+from foreshock.api.records import from_attributes
+from foreshock.diagnosis.conclusion import Conclusion
 from foreshock.diagnosis.wording import interval_of_share, interval_text, number, percent
-from foreshock.environment import Difference, differences
+from foreshock.environment import Difference, Environment, differences
 from foreshock.scorers import SCORERS
 
 ZERO_K3 = 1e-13
@@ -37,34 +33,39 @@ _LOGGED = {"rollout": "at sampling", "trainer": "in the trainer"}
 _ATTRIBUTES = {"rollout": "engine_fingerprint", "trainer": "trainer_fingerprint"}
 
 
-def conclude_environments(evidence: AttributionEvidence, so_far: Sequence[Conclusion]) -> list[Conclusion]:
-    """Return what differs between the environments of each link's ends, and what replays in two of them show."""
-    found = [each for link in evidence.links for each in _on_link(evidence, link)]
-    return found + [each for link in evidence.environment_links for each in _on_two_environments(evidence, link)]
+def conclude_environments(document: AttributionDocument, others: Sequence[AttributionDocument]) -> list[Conclusion]:
+    """Return what differs between the environments of each link's ends, and what replays in two of them show.
+
+    `others` are the attributions of the run's other probed steps.
+    """
+    found = [each for link in document.links for each in _on_link(document, link, others)]
+    return found + [each for link in document.environment_links for each in _on_two_environments(link)]
 
 
-def _on_link(evidence: AttributionEvidence, link: LinkEvidence) -> list[Conclusion]:
+def _on_link(
+    document: AttributionDocument, link: LinkRecord, others: Sequence[AttributionDocument]
+) -> list[Conclusion]:
     later, earlier = link.name.split("/")
     if not link.rms_d > 0 or {earlier, later} <= set(_LOGGED):
         return []
-    found = _differences(evidence, earlier, later)
+    found = _differences(document, earlier, later)
     if not found:
         return []
-    other = _step_without(evidence, link)
-    if other is not None:
-        points = sorted([(other.step, other.k3_kl), (evidence.step, link.k3_kl)])
+    zero = _step_without(document, link, others)
+    if zero is not None:
+        points = sorted([zero, (document.step, link.k3_kl)])
         values = ", ".join(f"{number(k3)} at step {step}" for step, k3 in points)
         where = "in the same environment: the environment of the replay does not explain it"
         return [Conclusion("drift", f"k3 of {link.name} is {values}, {where}.", link.name)]
     known = [each for each in found if each.is_known]
     if known:
         return [Conclusion("environment-differs", _differs(link, earlier, later, known), link.name)]
-    return [Conclusion("environment-unknown", _unknown(evidence, link, earlier, later, found), link.name)]
+    return [Conclusion("environment-unknown", _unknown(document, link, earlier, later, found), link.name)]
 
 
-def _differences(evidence: AttributionEvidence, earlier: str, later: str) -> tuple[Difference, ...]:
+def _differences(document: AttributionDocument, earlier: str, later: str) -> tuple[Difference, ...]:
     """Return what differs between the environments of a link's ends and is not the link's own subject."""
-    environments = evidence.environments
+    environments = {name: _environment(read) for name, read in document.environments.items() if read is not None}
     before, after = environments.get(earlier), environments.get(later)
     if SCORERS[earlier].side == SCORERS[later].side:
         # A trainer of another engine than the replay's is the subject of its link; an engine's replay is of the same.
@@ -78,17 +79,29 @@ def _differences(evidence: AttributionEvidence, earlier: str, later: str) -> tup
     return ()
 
 
-def _step_without(evidence: AttributionEvidence, link: LinkEvidence) -> DriftPoint | None:
-    """Return the probed step at which the link is 0 in the same environments, if it is not 0 now."""
-    points = [
-        point
-        for point in evidence.drift.get(link.name, ())
-        if point.same_environment and point.k3_kl <= ZERO_K3 and link.k3_kl >= max(LEAST_K3, LEAST_GROWTH * point.k3_kl)
+def _environment(record: EnvironmentRecord) -> Environment:
+    return from_attributes(Environment, record)
+
+
+def _step_without(
+    document: AttributionDocument, link: LinkRecord, others: Sequence[AttributionDocument]
+) -> tuple[int, float] | None:
+    """Return the probed step of this attempt at which the link is 0 in the same environments, if it is not 0 now.
+
+    With the link's k3 there. Of several, the one with the least k3.
+    """
+    found = [
+        (other.step, each.k3_kl)
+        for other in others
+        if other.attempt == document.attempt
+        and all(other.environments.get(name) == document.environments.get(name) for name in link.name.split("/"))
+        for each in other.links
+        if each.name == link.name and each.k3_kl <= ZERO_K3 and link.k3_kl >= max(LEAST_K3, LEAST_GROWTH * each.k3_kl)
     ]
-    return min(points, key=lambda point: point.k3_kl, default=None)
+    return min(found, key=lambda point: point[1], default=None)
 
 
-def _differs(link: LinkEvidence, earlier: str, later: str, known: Sequence[Difference]) -> str:
+def _differs(link: LinkRecord, earlier: str, later: str, known: Sequence[Difference]) -> str:
     before, after = _place(earlier, later), _place(later, earlier)
     what = "; ".join(each.words(before, after) for each in known)
     return (
@@ -99,10 +112,10 @@ def _differs(link: LinkEvidence, earlier: str, later: str, known: Sequence[Diffe
 
 
 def _unknown(
-    evidence: AttributionEvidence, link: LinkEvidence, earlier: str, later: str, found: Sequence[Difference]
+    document: AttributionDocument, link: LinkRecord, earlier: str, later: str, found: Sequence[Difference]
 ) -> str:
     what = ", ".join(each.title for each in found)
-    unknown = [name for name in (earlier, later) if evidence.environments.get(name) is None] or [
+    unknown = [name for name in (earlier, later) if document.environments.get(name) is None] or [
         name for name in (earlier, later) if name in _LOGGED
     ]
     names = " and ".join(unknown or (earlier, later))
@@ -114,13 +127,13 @@ def _unknown(
     )
 
 
-def _on_two_environments(evidence: AttributionEvidence, link: EnvironmentLinkEvidence) -> list[Conclusion]:
+def _on_two_environments(link: EnvironmentLinkRecord) -> list[Conclusion]:
     share = f", {percent(link.share)} of the mismatch" if math.isfinite(link.share) else ""
     if share:
         share += f" ({interval_of_share(link.share_low, link.share_high)})"
-    first, second = link.first.describe(), link.second.describe()
+    first, second = link.first.words, link.second.words
     if first == second:
-        differ = differences(link.first, link.second, same_engine=True)
+        differ = differences(_environment(link.first), _environment(link.second), same_engine=True)
         second = f"{second} ({'; '.join(each.words('before', 'now') for each in differ)})"
     found = [
         Conclusion(
@@ -150,6 +163,6 @@ def _place(name: str, other: str) -> str:
     return "in the replay" if other in _LOGGED else f"in {name}"
 
 
-def _share(link: LinkEvidence) -> str:
+def _share(link: LinkRecord) -> str:
     """Return the link's share in words; none if links cancel so that it is no part of the whole."""
     return f" ({percent(link.share)} of the difference)" if 0.0 <= link.share <= 1.0 else ""

@@ -1,4 +1,4 @@
-"""The stored document of an attribution: made, stored, and read as evidence for conclusions and as causes of a run."""
+"""The stored document of an attribution: made, stored, and read as causes of a run."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -50,11 +50,6 @@ def document_of(
         declared_precision=precision_in_words(declared_precision(result.run_fingerprints.get("trainer"))),
         computed_at_us=computed_at_us,
     )
-
-
-def environment_in(record: answers.EnvironmentRecord) -> Environment:
-    """Return the environment that a document names."""
-    return from_attributes(Environment, record)
 
 
 def exact_of_link(exact: replays.ExactRecord, scores: Sequence[answers.ScoreSourceRecord]) -> answers.ExactOfLinkRecord:
@@ -164,87 +159,14 @@ def causes_of_run(session: Session, run_id: str) -> list[findings.FindingOfSteps
         others = [*read[: min(place, DRIFT_STEPS)], *read[place + 1 :]][:DRIFT_STEPS]
         earlier = [other for _, other in reversed(others) if other is not None]
         # Exact divergences name no cause, so they are not read.
-        evidence = evidence_of(document, earlier=earlier)
-        causes = [each for each in attribution.conclude_attribution(evidence) if each.names_cause]
-        found.append((key.step, [_finding(evidence, cause) for cause in causes]))
+        causes = [each for each in attribution.conclude_attribution(document, earlier) if each.names_cause]
+        found.append((key.step, [_finding(document, cause) for cause in causes]))
     return findings.newest_of_steps(found)
 
 
-def _finding(evidence: conclusion.AttributionEvidence, cause: conclusion.Conclusion) -> findings.FindingOfStep:
-    link = next((link for link in evidence.links if link.name == cause.link), None)
+def _finding(document: answers.AttributionDocument, cause: conclusion.Conclusion) -> findings.FindingOfStep:
+    link = next((link for link in document.links if link.name == cause.link), None)
     if cause.kind != "cause" or link is None:
         return findings.FindingOfStep(cause.kind, "info", _TITLES.get(cause.kind, cause.kind), cause.sentence)
     confidence = runs.ConfidenceRecord(share=link.share, low=link.share_low, high=link.share_high)
     return findings.FindingOfStep(link.name, "info", link.short_cause, cause.sentence, confidence=confidence)
-
-
-def evidence_of(
-    document: answers.AttributionDocument,
-    *,
-    earlier: Sequence[answers.AttributionDocument] = (),
-    exact: Sequence[answers.ExactOfLinkRecord] = (),
-) -> conclusion.AttributionEvidence:
-    """Return the evidence of a step; `earlier` are the attributions of the run's other probed steps, in step order."""
-    branch = document.side_branch
-    return from_attributes(
-        conclusion.AttributionEvidence,
-        document,
-        links=tuple(map(_link_evidence, document.links)),
-        whole=_link_evidence(document.whole),
-        prompt_groups=document.groups,
-        floors={floor.scorer: floor.k3_kl for floor in document.floors if math.isfinite(floor.k3_kl)},
-        reference=_reference(branch) if branch is not None else None,
-        drift=_drift(document, earlier),
-        environments={
-            name: environment_in(read) if read is not None else None for name, read in document.environments.items()
-        },
-        environment_links=tuple(map(_environment_evidence, document.environment_links)),
-        exact=tuple(map(_exact_evidence, exact)),
-    )
-
-
-def _link_evidence(link: answers.LinkRecord) -> conclusion.LinkEvidence:
-    return from_attributes(conclusion.LinkEvidence, link)
-
-
-def _reference(branch: answers.SideBranchRecord) -> conclusion.ReferenceEvidence:
-    links = tuple(map(_link_evidence, branch.links))
-    return from_attributes(conclusion.ReferenceEvidence, branch, links=links)
-
-
-def _environment_evidence(link: answers.EnvironmentLinkRecord) -> conclusion.EnvironmentLinkEvidence:
-    environments = {"first": environment_in(link.first), "second": environment_in(link.second)}
-    return from_attributes(conclusion.EnvironmentLinkEvidence, link, **environments)
-
-
-def _exact_evidence(read: answers.ExactOfLinkRecord) -> conclusion.ExactEvidence:
-    return conclusion.ExactEvidence(
-        link=read.pair,
-        kl=read.kl.mean,
-        kl_low=read.kl.low,
-        kl_high=read.kl.high,
-        tv=read.tv.mean,
-        delta_max=read.delta_max,
-        top1_flip=read.top1_flip.mean,
-        k3_kl=read.k3_kl.mean,
-        k3_low=read.k3_kl.low,
-        k3_high=read.k3_kl.high,
-        tokens=read.tokens,
-        prompt_groups=read.groups,
-        non_finite=read.non_finite,
-        other_settings=read.other_settings,
-    )
-
-
-def _drift(
-    now: answers.AttributionDocument, documents: Sequence[answers.AttributionDocument]
-) -> Mapping[str, tuple[conclusion.DriftPoint, ...]]:
-    found: dict[str, list[conclusion.DriftPoint]] = {}
-    for document in documents:
-        for link in document.links:
-            if math.isfinite(link.k3_kl):
-                same = document.attempt == now.attempt and all(
-                    document.environments.get(name) == now.environments.get(name) for name in link.name.split("/")
-                )
-                found.setdefault(link.name, []).append(conclusion.DriftPoint(document.step, link.k3_kl, same))
-    return {name: tuple(points) for name, points in found.items()}

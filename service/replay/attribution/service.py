@@ -126,18 +126,14 @@ def _read(session: Session, run: tables.Run, document: AttributionDocument, stal
     )  # fmt: skip
     found = exact_of_step(session, events.StepKey(run.id, document.attempt, document.step))
     exact = tuple(documents.exact_of_link(each, document.scores) for each in found)
-    evidence = documents.evidence_of(
-        document,
-        earlier=[parse(AttributionDocument, each) for _, each in reversed(others) if each is not None],
-        exact=exact,
-    )
-    conclusions = tuple(from_attributes(ConclusionRecord, each) for each in conclude_attribution(evidence))
+    earlier = [parse(AttributionDocument, each) for _, each in reversed(others) if each is not None]
+    conclusions = conclude_attribution(document, earlier, exact)
     return from_attributes(
         AttributionRecord,
         document,
         stale=stale,
         exact=exact,
-        conclusions=conclusions,
+        conclusions=tuple(from_attributes(ConclusionRecord, each) for each in conclusions),
         incomplete=None,
     )
 

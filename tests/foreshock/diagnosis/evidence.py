@@ -4,52 +4,34 @@ from __future__ import annotations
 
 import numpy as np
 
-from foreshock.diagnosis.conclusion import AttributionEvidence, Conclusion, LinkEvidence, ReferenceEvidence
+from foreshock.api.attribution import AttributionDocument, EnvironmentRecord
+from foreshock.api.records import from_attributes
+from foreshock.diagnosis.conclusion import Conclusion
 from foreshock.environment import Environment
-from foreshock.measures.estimators.attribution import Attribution, Link, attribute
+from foreshock.measures.estimators.attribution import Attribution, attribute
 from foreshock.scorers import SCORERS
+from tests.foreshock.commands.attributions import attribution_of
 
 TOKENS = 40
 CHAIN = ("vllm.prefill", "torch.trainer", "trainer")
 
 
-def evidence_of(found: Attribution, **changes: object) -> AttributionEvidence:
-    """Return the evidence of an attribution, as the service makes it from the stored document."""
-    branch = found.side_branch
-    values: dict[str, object] = {
-        "step": 7,
-        "chain": found.chain,
-        "links": tuple(map(link_of, found.links)),
-        "whole": link_of(found.whole),
-        "prompt_groups": found.groups,
-        "rollouts": found.rollouts,
-        "cancellation": found.cancellation,
-        "environments": {name: environment_of(name) for name in found.chain},
-        "reference": None
-        if branch is None
-        else ReferenceEvidence(
-            branch.reference,
-            tuple(map(link_of, branch.links)),
-            branch.engine,
-            branch.trainer,
-            branch.difference,
-            branch.difference_low,
-            branch.difference_high,
-        ),
-    }
-    return AttributionEvidence(**(values | changes))  # type: ignore[arg-type]
+def evidence_of(found: Attribution, **changes: object) -> AttributionDocument:
+    """Return an attribution as the service stores it."""
+    environments = {name: environment_of(name) for name in found.chain}
+    return attribution_of(7, found, **{"environments": environments, **changes})
 
 
-def environment_of(score: str) -> Environment:
+def environment_of(score: str) -> EnvironmentRecord:
     """Return the environment of a score in a run whose replays ran in its own environment."""
     side = SCORERS[score].side
     engine, version = ("vllm", "0.32.0") if side == "engine" else ("torch", "2.13.0")
-    return Environment("NVIDIA H200", driver="580.1", engine=engine, engine_version=version)
+    return recorded(Environment("NVIDIA H200", driver="580.1", engine=engine, engine_version=version))
 
 
-def link_of(link: Link) -> LinkEvidence:
-    """Return a link as evidence."""
-    return LinkEvidence(link.name, link.cause, link.k3_kl, link.rms_d, link.share, link.share_low, link.share_high)
+def recorded(environment: Environment) -> EnvironmentRecord:
+    """Return an environment as the service stores it."""
+    return from_attributes(EnvironmentRecord, environment, words=environment.describe())
 
 
 def attributed(

@@ -9,8 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from foreshock.api.attribution import AttributionDocument, ExactOfLinkRecord, NoiseFloorRecord
+from foreshock.api.records import NAN
+from foreshock.api.replays import MeanRecord
 from foreshock.diagnosis.attribution import conclude_attribution, conclude_links, prompts_needed
-from foreshock.diagnosis.conclusion import AttributionEvidence, Conclusion, ExactEvidence
+from foreshock.diagnosis.conclusion import Conclusion
 from foreshock.measures.estimators.attribution import attribute
 from foreshock.scorers import EXACT_PAIRS
 from tests.foreshock.diagnosis.evidence import TOKENS, attributed, evidence_of, kinds_of
@@ -52,9 +55,9 @@ def test_few_prompts_say_how_many_more_would_do() -> None:
 def test_estimated_number_of_prompts_suffices(seed: int) -> None:
     few = evidence_of(attributed((0.02, 0.03, 0.0), prompts=8, spread=0.5, seed=seed))
     link = max(few.links, key=lambda each: each.share)
-    needed = prompts_needed(link, few.prompt_groups)
+    needed = prompts_needed(link, few.groups)
     assert needed is not None
-    assert needed > few.prompt_groups
+    assert needed > few.groups
     many = evidence_of(attributed((0.02, 0.03, 0.0), prompts=needed, spread=0.5, seed=seed + 100))
     assert conclude_attribution(many)[0].names_cause
 
@@ -95,7 +98,7 @@ def test_cancelling_links_are_reported() -> None:
 ROUNDING = 1e-7
 
 
-def evidence(engine: float, replay: float, trainer: float, prompts: int = 32, seed: int = 0) -> AttributionEvidence:
+def evidence(engine: float, replay: float, trainer: float, prompts: int = 32, seed: int = 0) -> AttributionDocument:
     """Return the evidence where each score is float32's with noise of these sizes; the engine logs what it replays."""
     generator = np.random.default_rng(seed)
     truth = -generator.exponential(1.0, prompts * 4 * TOKENS) - 2.0
@@ -154,16 +157,31 @@ def test_equal_distances_are_not_told_apart() -> None:
 
 
 LINK = next(iter(EXACT_PAIRS))
-EXACT = ExactEvidence(
-    link=LINK, kl=3.7e-6, kl_low=1.7e-6, kl_high=1.1e-5, tv=6.1e-5, delta_max=0.019, top1_flip=3e-4, k3_kl=3.5e-6,
-    k3_low=2.9e-7, k3_high=5.8e-4, tokens=3294, prompt_groups=8,
+
+
+def mean(value: float, low: float = NAN, high: float = NAN) -> MeanRecord:
+    return MeanRecord(mean=value, low=low, high=high)
+
+
+EXACT = ExactOfLinkRecord(
+    kl=mean(3.7e-6, 1.7e-6, 1.1e-5), reverse_kl=mean(NAN), tv=mean(6.1e-5), delta_max=0.019, top1_flip=mean(3e-4),
+    target_entropy=mean(NAN), behaviour_entropy=mean(NAN), k3_kl=mean(3.5e-6, 2.9e-7, 5.8e-4), tokens=3294,
+    rollouts=32, groups=8, effective_groups=8.0, non_finite=0, pair=LINK, name=EXACT_PAIRS[LINK].name,
+    target=EXACT_PAIRS[LINK].target, behaviour=EXACT_PAIRS[LINK].behaviour, from_sample=False, target_fingerprint={},
+    behaviour_fingerprint={}, accelerator="cpu", device_name="", published_at_us=1, other_settings=(),
 )  # fmt: skip
 
 
-def said_of(exact: ExactEvidence, floor: float | None = None) -> Conclusion:
-    floors = {} if floor is None else dict.fromkeys(LINK.split("/"), floor)
-    found = evidence_of(attributed((0.01, 0.01, 0.01)), exact=(exact,), floors=floors)
-    (said,) = [each for each in conclude_attribution(found) if each.kind == "exact"]
+def floor_of(scorer: str, k3_kl: float) -> NoiseFloorRecord:
+    return NoiseFloorRecord(
+        scorer=scorer, comparison="", k3_kl=k3_kl, mean_abs_d=NAN, max_abs_d=NAN, rollouts=32, tokens=3294
+    )
+
+
+def said_of(exact: ExactOfLinkRecord, floor: float | None = None) -> Conclusion:
+    floors = () if floor is None else tuple(floor_of(scorer, floor) for scorer in LINK.split("/"))
+    found = evidence_of(attributed((0.01, 0.01, 0.01)), floors=floors)
+    (said,) = [each for each in conclude_attribution(found, exact=(exact,)) if each.kind == "exact"]
     return said
 
 
@@ -197,20 +215,20 @@ def test_noise_floor_is_not_mentioned_if_it_is_unknown_or_in_the_interval(floor:
 
 
 def test_noise_floor_is_not_mentioned_without_an_interval() -> None:
-    said = said_of(replace(EXACT, kl_low=math.nan, kl_high=math.nan, prompt_groups=3), 1e-9)
+    said = said_of(replace(EXACT, kl=mean(EXACT.kl.mean), groups=3), 1e-9)
     assert "noise floor" not in said.sentence
     assert "(no range: 3 prompts, 5 are needed)" in said.sentence
 
 
 def test_equal_distributions_are_called_equal() -> None:
-    said = said_of(replace(EXACT, kl=0.0, kl_low=0.0, kl_high=0.0, tv=0.0, delta_max=0.0, top1_flip=0.0))
+    said = said_of(replace(EXACT, kl=mean(0.0, 0.0, 0.0), tv=mean(0.0), delta_max=0.0, top1_flip=mean(0.0)))
     assert "the two distributions are equal at each of 3,294 visited states." in said.sentence
     assert "equal" not in said_of(EXACT).sentence
 
 
 def test_states_left_out_and_other_settings_are_said() -> None:
     assert "2 states with a value that is not finite left out." in said_of(replace(EXACT, non_finite=2)).sentence
-    nothing = replace(EXACT, tokens=0, kl=math.nan, tv=math.nan, non_finite=9)
+    nothing = replace(EXACT, tokens=0, kl=mean(NAN), tv=mean(NAN), non_finite=9)
     assert "no state has finite distributions of both scorers." in said_of(nothing).sentence
     other = said_of(replace(EXACT, other_settings=("autocast", "dtype")))
     assert other.sentence.endswith("Its settings are not those of the link's scores: autocast, dtype differ.")

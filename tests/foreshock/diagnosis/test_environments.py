@@ -7,35 +7,31 @@ from typing import Any
 
 import pytest
 
+from foreshock.api.attribution import AttributionDocument, EnvironmentLinkRecord, EnvironmentRecord
+from foreshock.api.records import NAN
 from foreshock.diagnosis.attribution import conclude_attribution
-from foreshock.diagnosis.conclusion import (
-    AttributionEvidence,
-    Conclusion,
-    DriftPoint,
-    EnvironmentLinkEvidence,
-    LinkEvidence,
-)
+from foreshock.diagnosis.conclusion import Conclusion
 from foreshock.diagnosis.environments import conclude_environments
 from foreshock.environment import Environment
-from tests.foreshock.diagnosis.evidence import attributed, evidence_of
+from tests.foreshock.diagnosis.evidence import attributed, evidence_of, recorded
 
 VLLM = {"device": "CPU", "mkl_kernels": "intel", "engine": "vllm", "engine_version": "0.32.0"}
 ENGINE_LINK, MIDDLE, TRAINER_LINK = "vllm.prefill/rollout", "torch.trainer/vllm.prefill", "trainer/torch.trainer"
 
 
-def engine(instruction_set: str | None = "avx2", **changes: str) -> Environment:
-    return Environment(**{**VLLM, "instruction_set": instruction_set, **changes})  # type: ignore[arg-type]
+def engine(instruction_set: str | None = "avx2", **changes: str) -> EnvironmentRecord:
+    return recorded(Environment(**{**VLLM, "instruction_set": instruction_set, **changes}))  # type: ignore[arg-type]
 
 
-def trainer(instruction_set: str | None = "avx2", **changes: str) -> Environment:
+def trainer(instruction_set: str | None = "avx2", **changes: str) -> EnvironmentRecord:
     return engine(instruction_set, **{"engine": "torch", "engine_version": "2.13.0", **changes})
 
 
 def evidence(
-    sizes: tuple[float, float, float] = (0.1, 0.02, 0.02), **environments: Environment | None
-) -> AttributionEvidence:
+    sizes: tuple[float, float, float] = (0.1, 0.02, 0.02), **environments: EnvironmentRecord | None
+) -> AttributionDocument:
     """A chain whose first link is most of the mismatch, all in one environment but for `environments`."""
-    known: dict[str, Environment | None] = {
+    known: dict[str, EnvironmentRecord | None] = {
         "rollout": engine(),
         "vllm_prefill": engine(),
         "torch_trainer": trainer(),
@@ -45,12 +41,18 @@ def evidence(
     return evidence_of(attributed(sizes), environments=made)
 
 
-def kinds(found: AttributionEvidence) -> dict[str | None, str]:
-    return {each.link: each.kind for each in conclude_environments(found, ())}
+def kinds(found: AttributionDocument, *others: AttributionDocument) -> dict[str | None, str]:
+    return {each.link: each.kind for each in conclude_environments(found, others)}
 
 
-def named_causes(found: AttributionEvidence) -> list[Conclusion]:
-    return [each for each in conclude_attribution(found) if each.names_cause]
+def named_causes(found: AttributionDocument, *others: AttributionDocument) -> list[Conclusion]:
+    return [each for each in conclude_attribution(found, others) if each.names_cause]
+
+
+def at_step_1(found: AttributionDocument, k3: float, **changes: Any) -> AttributionDocument:
+    """Return the same attribution at step 1, with this k3 of the engine's link."""
+    links = tuple(replace(link, k3_kl=k3) if link.name == ENGINE_LINK else link for link in found.links)
+    return replace(found, step=1, links=links, **changes)
 
 
 def test_equal_environments_are_not_mentioned_and_the_cause_is_named() -> None:
@@ -123,38 +125,54 @@ def test_chain_without_replays_has_no_environment_to_compare() -> None:
 
 def test_drift_in_one_environment_clears_the_link_and_the_cause_is_named() -> None:
     for unknown in (evidence(rollout=None), evidence(rollout=engine("amx"))):
-        found = replace(unknown, step=60, drift={ENGINE_LINK: (DriftPoint(1, 4e-14, same_environment=True),)})
-        (drift,) = conclude_environments(found, ())
+        found = replace(unknown, step=60)
+        other = at_step_1(found, 4e-14)
+        (drift,) = conclude_environments(found, (other,))
         assert drift.kind == "drift"
         assert "4.0e-14 at step 1, " in drift.sentence
         assert " at step 60, in the same environment" in drift.sentence
-        assert [each.link for each in named_causes(found)] == [ENGINE_LINK]
+        assert [each.link for each in named_causes(found, other)] == [ENGINE_LINK]
 
 
 @pytest.mark.parametrize(
-    "point",
+    ("k3", "changes"),
     [
-        DriftPoint(1, 4e-14, same_environment=False),
-        DriftPoint(1, 1e-6, same_environment=True),
+        (4e-14, {"environments": {"rollout": None, "vllm.prefill": engine("amx")}}),
+        (4e-14, {"attempt": 2}),
+        (1e-6, {}),
         # The least that two instruction sets gave in bfloat16, at a checkpoint of the shipped run.
-        DriftPoint(1, 2.8e-12, same_environment=True),
+        (2.8e-12, {}),
+        (NAN, {}),
     ],
-    ids=["another environment", "not zero", "two environments that hardly differ at that step"],
+    ids=[
+        "another environment",
+        "another attempt",
+        "not zero",
+        "two environments that hardly differ at that step",
+        "not estimable",
+    ],
 )
-def test_a_step_in_another_environment_or_with_a_difference_clears_nothing(point: DriftPoint) -> None:
-    found = replace(evidence(rollout=None), step=60, drift={ENGINE_LINK: (point,)})
-    assert kinds(found) == {ENGINE_LINK: "environment-unknown"}
-    assert named_causes(found) == []
+def test_a_step_in_another_environment_or_with_a_difference_clears_nothing(k3: float, changes: dict[str, Any]) -> None:
+    found = replace(evidence(rollout=None), step=60)
+    other = at_step_1(found, k3, **changes)
+    assert kinds(found, other) == {ENGINE_LINK: "environment-unknown"}
+    assert named_causes(found, other) == []
 
 
 def test_link_that_is_small_at_both_steps_has_not_grown() -> None:
     found = evidence((1e-4, 0.02, 0.02), rollout=None)
-    found = replace(found, drift={ENGINE_LINK: (DriftPoint(1, 4e-14, same_environment=True),)})
-    assert kinds(found) == {ENGINE_LINK: "environment-unknown"}
+    assert kinds(found, at_step_1(found, 4e-14)) == {ENGINE_LINK: "environment-unknown"}
+
+
+def two_environments(**fields: Any) -> EnvironmentLinkRecord:
+    """Return a replay of the engine in two environments; numbers that are not given are unknown."""
+    numbers = ("rms_d", "max_abs_d", "share", "share_low", "share_high", "excess", "excess_low", "excess_high")
+    known = {"logged": None, "scorer": "vllm.prefill", "first": engine(), "second": engine("amx"), "k3_kl": 6.6e-4}
+    return EnvironmentLinkRecord(**{**dict.fromkeys(numbers, NAN), **known, **fields})
 
 
 def test_two_environments_of_one_scorer_are_compared_in_words() -> None:
-    link = EnvironmentLinkEvidence("vllm.prefill", engine(), engine("amx"), 6.6e-4, 0.6, 0.5, 0.7)
+    link = two_environments(share=0.6, share_low=0.5, share_high=0.7)
     found = conclude_environments(replace(evidence(), environment_links=(link,)), ())
     assert [(each.kind, each.names_cause) for each in found] == [("environment-measured", False)]
     assert found[0].sentence == (
@@ -164,10 +182,7 @@ def test_two_environments_of_one_scorer_are_compared_in_words() -> None:
 
 
 def test_excess_over_two_environments_names_its_assumption() -> None:
-    link = EnvironmentLinkEvidence(
-        "vllm.prefill", engine(), engine("amx"), 6.6e-4, logged="rollout", excess=1e-4, excess_low=5e-5,
-        excess_high=2e-4,
-    )  # fmt: skip
+    link = two_environments(logged="rollout", excess=1e-4, excess_low=5e-5, excess_high=2e-4)
     _, excess = conclude_environments(replace(evidence(), environment_links=(link,)), ())
     assert "1.0e-4 nats per token (range over the prompts 5.0e-5 to 2.0e-4)" in excess.sentence
     assert "(an assumption)" in excess.sentence
@@ -176,5 +191,5 @@ def test_excess_over_two_environments_names_its_assumption() -> None:
 
 def test_link_without_a_share_is_marked_all_the_same() -> None:
     found = evidence(rollout=None)
-    links = tuple(LinkEvidence(each.name, each.cause, each.k3_kl, each.rms_d) for each in found.links)
+    links = tuple(replace(each, share=NAN, share_low=NAN, share_high=NAN) for each in found.links)
     assert kinds(replace(found, links=links)) == {ENGINE_LINK: "environment-unknown"}

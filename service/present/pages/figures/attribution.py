@@ -74,7 +74,7 @@ def _bars(links: Sequence[LinkRecord], starts: Sequence[float]) -> drawing.Json:
 
 
 def _name(row: int, link: LinkRecord) -> drawing.Json:
-    words = "<br>".join(wrap(_short_cause(link), LONGEST_LINE))
+    words = "<br>".join(wrap(link.short_cause, LONGEST_LINE))
     return {
         "xref": "paper",
         "x": 0,
@@ -107,11 +107,6 @@ def _guides(starts: Sequence[float]) -> list[drawing.Json]:
 
 def _has_interval(link: LinkRecord) -> bool:
     return math.isfinite(link.share_low) and math.isfinite(link.share_high)
-
-
-def _short_cause(link: LinkRecord) -> str:
-    """Return the cause up to its colon; the rest is an explanation."""
-    return link.cause.partition(":")[0]
 
 
 def share_in_words(link: LinkRecord) -> str:
@@ -168,7 +163,7 @@ def _summary(links: Sequence[LinkRecord]) -> str:
     for link in links:
         low, high = percent(link.share_low), percent(link.share_high)
         interval = f", interval {low} to {high}" if _has_interval(link) else ""
-        parts.append(f"{_short_cause(link)} ({link.name}): {percent(link.share)}{interval}.")
+        parts.append(f"{link.short_cause} ({link.name}): {percent(link.share)}{interval}.")
     return " ".join(parts)
 
 
