@@ -55,7 +55,7 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
         "entropy", "policy/entropy", "actor/entropy", "actor/entropy_loss", "entropy_mean", "entropy_loss",
         "entropy/all/mean", "entropy/mean", "approx_entropy",
     ),
-    GRADIENT_NORM_KEY: ("grad_norm", "actor/grad_norm", "train/grad_norm", "optim/grad_norm"),
+    GRADIENT_NORM_KEY: ("grad_norm", "actor/grad_norm", "optim/grad_norm"),
     LEARNING_RATE_KEY: ("lr", "learning_rate", "actor/lr", "lr-pg_0", "optim/lr"),
     UPDATE_KEY: ("update_k3", "actor/update_k3"),
     LAST_STEP_KEY: (LAST_STEP_NAME,),

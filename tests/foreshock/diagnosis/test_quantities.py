@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from foreshock.diagnosis.quantities import (
@@ -22,6 +22,8 @@ DECLARED: tuple[dict[str, str], ...] = ({}, {"reward": "my/score"}, {"lr": "entr
 LOGGED = sorted({name for declared in DECLARED for name in names_of(QUANTITIES, declared)} | {"my/score", "loss"})
 
 
+# A name is known with and without its prefix, at one rank.
+@example(steps={0: {"actor/grad_norm": 1.0, "train/grad_norm": 0.0}}, declared={})
 @given(
     steps=st.dictionaries(
         st.integers(0, 5), st.dictionaries(st.sampled_from(LOGGED), st.floats(-1e3, 1e3), max_size=6), max_size=5
