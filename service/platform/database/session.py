@@ -22,14 +22,7 @@ from sqlalchemy.exc import PendingRollbackError
 from sqlalchemy.orm import Session
 
 from foreshock.retry import Backoff, retry
-from foreshock_service.platform.database.engine import (
-    DEFAULT_CONNECTIONS,
-    TransactionEnded,
-    check_transaction,
-    is_retryable,
-    make_engine,
-    make_reading_engine,
-)
+from foreshock_service.platform.database import engine
 from foreshock_service.platform.logs import span
 
 Result = TypeVar("Result")
@@ -74,11 +67,11 @@ def _do_last_work(session: Session) -> None:
 class Database:
     """One database: PostgreSQL with a transaction for each unit of work, SQLite with one writer and many readers."""
 
-    def __init__(self, url: str, *, connections: int = DEFAULT_CONNECTIONS) -> None:
+    def __init__(self, url: str, *, connections: int = engine.DEFAULT_CONNECTIONS) -> None:
         self.url = url
-        self._write_engine = make_engine(url, connections=connections)
+        self._write_engine = engine.make_engine(url, connections=connections)
         self.is_sqlite = self._write_engine.dialect.name == "sqlite"
-        self._read_engine = make_reading_engine(self._write_engine, connections=connections)
+        self._read_engine = engine.make_reading_engine(self._write_engine, connections=connections)
         self._writer = GroupCommitWriter(self._write_engine) if self.is_sqlite else None
         # Of the newest writes, waiting included.
         self.write_seconds: deque[float] = deque(maxlen=_REMEMBERED_WRITES)
@@ -125,7 +118,7 @@ class Database:
                     result, session = retry(
                         lambda: self._write_directly(work),
                         Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS),
-                        is_retryable=is_retryable,
+                        is_retryable=engine.is_retryable,
                         max_attempts=_MAX_ATTEMPTS,
                     )
         finally:
@@ -171,10 +164,10 @@ class Database:
         """Finish the queued writes and close every connection; one that a thread still uses, when it gives it back."""
         if self._writer is not None:
             self._writer.close()
-        for engine in (self._write_engine, self._read_engine):
+        for each in (self._write_engine, self._read_engine):
             # `dispose` closes the idle ones only; the others would go back to a pool that nobody empties.
-            event.listen(engine.pool, "checkin", _close_connection)
-            engine.dispose()
+            event.listen(each.pool, "checkin", _close_connection)
+            each.dispose()
 
     def _write_directly(self, work: Callable[[Session], Result]) -> tuple[Result, Session]:
         with Session(self._write_engine, expire_on_commit=False) as session, session.begin():
@@ -274,8 +267,8 @@ class GroupCommitWriter:
             with self._engine.begin() as connection:
                 for unit in batch:
                     self._run(unit, connection)
-                    check_transaction(connection)
-        except TransactionEnded:
+                    engine.check_transaction(connection)
+        except engine.TransactionEnded:
             return False
         except Exception as error:
             for unit in batch:
