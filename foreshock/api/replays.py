@@ -18,11 +18,11 @@ class MeanRecord(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExactMeasuresRecord(Record):
+class ExactMeasures(Record):
     """Token means over the whole vocabulary at the states before model-generated tokens, μ the behaviour, π the target.
 
     The intervals show how the means vary with prompts and rollouts: the states were sampled. The sampling noise of the
-    single token, which `k3_kl` has, is not in them.
+    single token, which `k3_kl` has, is not in them. Without states the values are NaN.
     """
 
     kl: MeanRecord = field(metadata=described("KL(μ‖π), in nats per token"))
@@ -41,7 +41,7 @@ class ExactMeasuresRecord(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExactRecord(ExactMeasuresRecord):
+class ExactRecord(ExactMeasures):
     """The exact divergences of a pair at a step, with the fingerprints of both scorers."""
 
     pair: str

@@ -7,13 +7,14 @@ of the same scores at the same tokens stands beside it: its interval has both ki
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from foreshock.api.records import from_attributes
+from foreshock.api.replays import ExactMeasures, MeanRecord
 from foreshock.measures.estimators.bootstrap import effective_number, nonnegative_intervals
-from foreshock.measures.estimators.intervals import Interval, sums_of_clusters
+from foreshock.measures.estimators.intervals import sums_of_clusters
 from foreshock.measures.estimators.token import k3_kl
 from foreshock.measures.inputs import check_size, group_names, numbers_of
 from foreshock.measures.statistics.clusters import clusters_of
@@ -25,32 +26,6 @@ __all__ = ["ExactMeasures", "measure_exact"]
 Float64 = NDArray[np.float64]
 
 _MEANS = ("kl", "reverse_kl", "tv", "top1_flip", "target_entropy", "behaviour_entropy", "k3_kl")
-
-
-@dataclass(frozen=True, slots=True)
-class ExactMeasures:
-    """Token means over the states before model-generated tokens, each with its interval by prompt group.
-
-    `kl` is KL(μ‖π) and `reverse_kl` KL(π‖μ), in nats per token; `tv` the total variation; `delta_max` its largest
-    value, NaN without states; `top1_flip` the share of states whose likeliest tokens differ; the entropies H(π) and
-    H(μ) in nats; `k3_kl` the sampled estimate of `kl` from the log-probs of the same tokens. `non_finite` states have a
-    divergence or log-prob that is NaN or infinite; they are excluded and not among `tokens`. `effective_groups` is
-    (Σ S_g)²/Σ S_g² of KL(μ‖π) over `groups` prompt groups.
-    """
-
-    kl: Interval
-    reverse_kl: Interval
-    tv: Interval
-    top1_flip: Interval
-    target_entropy: Interval
-    behaviour_entropy: Interval
-    k3_kl: Interval
-    delta_max: float
-    tokens: int
-    rollouts: int
-    groups: int
-    effective_groups: float
-    non_finite: int
 
 
 def measure_exact(
@@ -73,10 +48,10 @@ def measure_exact(
     keep = generated & finite
     sums, tokens = row_sums(np.where(keep[:, None], columns, 0.0), exact.offsets), row_counts(keep, exact.offsets)
     clusters = clusters_of(names)
-    means = dict(zip(_MEANS, nonnegative_intervals(sums, tokens, clusters), strict=True))
+    means = [from_attributes(MeanRecord, each) for each in nonnegative_intervals(sums, tokens, clusters)]
     of_groups, sizes = sums_of_clusters(sums[:, :1], tokens, clusters)
     return ExactMeasures(
-        **means,
+        **dict(zip(_MEANS, means, strict=True)),
         delta_max=float(exact.tv[keep].max()) if keep.any() else math.nan,
         tokens=int(tokens.sum()),
         rollouts=int(np.count_nonzero(tokens)),

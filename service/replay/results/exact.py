@@ -11,8 +11,6 @@ from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from foreshock.api import records, replays
-from foreshock.measures.estimators.intervals import Interval
-from foreshock.measures.exact import ExactMeasures
 from foreshock.rollouts import ExactBatch, RolloutBatch, parquet_files
 from foreshock.scorers import EXACT_PAIRS, ExactPair
 from foreshock_service.platform import columnar, parameters, problem, security, uploads
@@ -101,20 +99,10 @@ def exact_of_step(session: Session, key: events.StepKey) -> list[replays.ExactRe
     return [_record(row) for row in newest_exact(session, key)]
 
 
-def measures_record(measures: ExactMeasures) -> replays.ExactMeasuresRecord:
-    """Return the measures as they are stored."""
-    means = {
-        name: records.from_attributes(replays.MeanRecord, value)
-        for name in ExactMeasures.__slots__
-        if isinstance(value := getattr(measures, name), Interval)
-    }
-    return records.from_attributes(replays.ExactMeasuresRecord, measures, **means)
-
-
 def _record(row: tables.ExactDivergence) -> replays.ExactRecord:
     pair = EXACT_PAIRS.get(row.pair) or ExactPair(*row.pair.split("/", 1))
-    measures = records.parse(replays.ExactMeasuresRecord, row.measures)
-    own = {name: getattr(measures, name) for name in replays.ExactMeasuresRecord.__slots__}
+    measures = records.parse(replays.ExactMeasures, row.measures)
+    own = {name: getattr(measures, name) for name in replays.ExactMeasures.__slots__}
     names = {"name": pair.name, "target": pair.target, "behaviour": pair.behaviour}
     return records.from_attributes(replays.ExactRecord, row, **own, **names)
 
@@ -143,7 +131,7 @@ def measure_job(
     for pair, stored in files.items():
         with problem.stored_file(f"a shard of {pair}"):
             measures = context.decoders.run(measure_exact_files, pinned, stored)
-        found[pair] = MeasuredPair(digests[pair], records.to_json(measures_record(measures)))
+        found[pair] = MeasuredPair(digests[pair], records.to_json(measures))
     return found
 
 
@@ -170,7 +158,7 @@ def remeasure_exact(context: ServiceContext, key: events.StepKey) -> str | None:
         if gone or rollouts is None:
             left = f"{len(gone)} files of its exact divergences are missing, such as {gone[0]}"
             continue
-        measures = measures_record(context.decoders.run(measure_exact_files, rollouts, stored))
+        measures = context.decoders.run(measure_exact_files, rollouts, stored)
         context.database.write(partial(_replace_measures, row, records.to_json(measures)))
     return left
 

@@ -215,7 +215,7 @@ class Score(PublishedResult):
 
 
 class ExactDivergence(PublishedResult):
-    """The finished divergences of a pair, and their measures: an `ExactMeasuresRecord` of `foreshock.api.replays`."""
+    """The finished divergences of a pair, and their measures: an `ExactMeasures` of `foreshock.api.replays`."""
 
     __tablename__ = "exact_divergences"
 

@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI
 from sqlalchemy import update
 
-from foreshock.api.replays import ExactMeasuresRecord, ExactTokenRecord
+from foreshock.api.replays import ExactMeasures, ExactTokenRecord
 from foreshock.measures.exact import measure_exact
 from foreshock.rollouts import ExactBatch, RolloutBatch, decode_exact, encode_exact
 from foreshock_service.app import create_app
@@ -296,7 +296,7 @@ def test_remeasuring_gives_the_measures_of_the_stored_files(run: Sender, app: Fa
     before = run.get("steps/1/exact").json()
     nothing = {"mean": 0.0, "low": 0.0, "high": 0.0}
     changed = {name: nothing if isinstance(value, dict) else value for name, value in before["items"][0].items()}
-    changed = {name: changed[name] for name in ExactMeasuresRecord.__slots__}
+    changed = {name: changed[name] for name in ExactMeasures.__slots__}
     app.state.context.database.write(lambda session: session.execute(update(ExactDivergence).values(measures=changed)))
     assert run.get("steps/1/exact").json() != before
     key = StepKey(run.run, run.attempt, 1)
