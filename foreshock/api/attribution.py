@@ -8,7 +8,9 @@ from foreshock.api.records import NAN, Measured, Record, described
 from foreshock.api.replays import ExactRecord
 from foreshock.api.runs import IncompleteStep
 from foreshock.interval_names import RANGE, RANGE_NOTE
-from foreshock.measures.estimators.attribution import OLD_METHOD
+
+OLD_METHOD = "percentiles of resamples, by an older release, until `foreshock remeasure` computes the step again"
+"""How the ends of shares were computed in a document that does not say."""
 
 _SHARE_INTERVAL = described(f"bootstrap-t by prompt group: a {RANGE}. {RANGE_NOTE}")
 

@@ -2,11 +2,10 @@
 
 import math
 
-from foreshock.api.attribution import AttributionRecord, LinkRecord, SideBranchRecord
+from foreshock.api.attribution import OLD_METHOD, AttributionRecord, LinkRecord, SideBranchRecord
 from foreshock.commands.report_data import ReportData
 from foreshock.commands.text import Paint, bar, count, note, number, section_title, table, wrap
 from foreshock.interval_names import RANGE
-from foreshock.measures.estimators.attribution import OLD_METHOD
 
 
 def attribution_section(report: ReportData, paint: Paint) -> list[str]:

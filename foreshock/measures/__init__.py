@@ -1,8 +1,9 @@
 """Measures of the mismatch between the sampling policy (μ) and the trained policy (π); `registry.py` lists them."""
 
+from foreshock.api.attribution import LinkRecord as Link
 from foreshock.measures.comparison import Comparison, StepMeasurement, compare, fold, measure_step
 from foreshock.measures.comparison_statistics import ComparisonStatistics
-from foreshock.measures.estimators.attribution import Attribution, Link, attribute
+from foreshock.measures.estimators.attribution import Attribution, attribute
 from foreshock.measures.estimators.intervals import Interval
 from foreshock.measures.registry import MEASURES, Measure, measure_named
 from foreshock.measures.rollout_summaries import RolloutSummaries

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from foreshock.api.attribution import LinkRecord as Link
+from foreshock.api.attribution import SideBranchRecord as SideBranch
 from foreshock.comparisons import comparison_name
 from foreshock.errors import ConfigurationError
 from foreshock.measures.estimators import token
@@ -31,61 +33,6 @@ Float64 = NDArray[np.float64]
 METHOD = "bootstrap-t over prompt groups"
 """How the ends of shares and of the paired difference are computed."""
 
-OLD_METHOD = "percentiles of resamples, by an older release, until `foreshock remeasure` computes the step again"
-"""How they were computed in a document that does not say."""
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """One comparison `target/behaviour` of neighbours in the chain, or of its two ends.
-
-    k3_kl, mean_d, rms_d and max_abs_d are in nats per token, d = log target − log behaviour. `share` is
-    E[d_link·d]/E[d²], with the ends of its bootstrap-t interval by prompt group; NaN if d
-    is 0 everywhere.
-    """
-
-    name: str
-    cause: str
-    k3_kl: float
-    mean_d: float
-    rms_d: float
-    max_abs_d: float
-    share: float
-    share_low: float
-    share_high: float
-
-
-@dataclass(frozen=True, slots=True)
-class SideBranch:
-    """Every score against the same weights at float32: the nearer of engine and trainer has the smaller numerical
-    error.
-
-    `links` are comparisons `torch.float32/<score>`; `engine` and `trainer` name the compared scores. `difference` is
-    E[d²] of the engine's less that of the trainer's, in nats², with its bootstrap-t interval paired by prompt group;
-    NaN if one is missing, the bounds also with too few groups. `nearer` is the
-    score that the interval finds nearer, "equal" if both are equally near at every token, None if the data does not
-    tell. `tokens` and `rollouts` are those shared by all of these scores.
-    """
-
-    reference: str
-    links: tuple[Link, ...]
-    engine: str | None
-    trainer: str | None
-    difference: float
-    difference_low: float
-    difference_high: float
-    tokens: int
-    rollouts: int
-
-    @property
-    def nearer(self) -> str | None:
-        """The score that is nearer to the reference, "equal", or None if the interval includes 0 or is unknown."""
-        if self.difference_low == self.difference_high == 0.0:
-            return "equal"
-        if self.difference_low > 0.0:
-            return self.trainer
-        return self.engine if self.difference_high < 0.0 else None
-
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
@@ -94,7 +41,7 @@ class Attribution:
     `chain` lists the available scores, `missing` the other scores of the full chain: their links are merged into one
     that names both causes. All moments are over the `tokens` of the `rollouts` that every score of the chain has.
     `cancellation` is Σ E[d_link²]/E[d²]: 1 for independent links, above 1 if they cancel. `telescoping_error` is the
-    largest |Σ d_link − d| of a token, in nats.
+    largest |Σ d_link − d| of a token, in nats. Noise floors are unknown here: the links have no `excess_k3_kl`.
     """
 
     chain: tuple[str, ...]
@@ -226,12 +173,24 @@ def _link(
     target: str, behaviour: str, cause: str, shared: _Shared, d: Float64, share: tuple[float, float, float]
 ) -> Link:
     """Return the moments of one link over the shared tokens."""
-    if not shared.tokens:
-        return Link(comparison_name(target, behaviour), cause, math.nan, math.nan, math.nan, math.nan, *share)
-    terms = (token.k3_kl(d), d, np.square(d))
-    of_rollouts = np.stack([np.add.reduceat(term, shared.offsets[:-1]) for term in terms], axis=1)
-    k3, mean, square = (CompensatedSums.over_first_axis(of_rollouts).value / shared.tokens).tolist()
-    return Link(comparison_name(target, behaviour), cause, k3, mean, math.sqrt(square), float(np.abs(d).max()), *share)
+    k3 = mean = square = largest = math.nan
+    if shared.tokens:
+        terms = (token.k3_kl(d), d, np.square(d))
+        of_rollouts = np.stack([np.add.reduceat(term, shared.offsets[:-1]) for term in terms], axis=1)
+        k3, mean, square = (CompensatedSums.over_first_axis(of_rollouts).value / shared.tokens).tolist()
+        largest = float(np.abs(d).max())
+    return Link(
+        name=comparison_name(target, behaviour),
+        cause=cause,
+        k3_kl=k3,
+        excess_k3_kl=math.nan,
+        mean_d=mean,
+        rms_d=math.sqrt(square),
+        max_abs_d=largest,
+        share=share[0],
+        share_low=share[1],
+        share_high=share[2],
+    )
 
 
 def _side_branch(
@@ -241,7 +200,10 @@ def _side_branch(
     group_ids: Iterable[object] | None,
     chain: Sequence[str],
 ) -> SideBranch | None:
-    """Compare every score with the float32 forward pass over the tokens that all of them share."""
+    """Compare every score with the float32 forward pass over the tokens that all of them share.
+
+    The score that is nearer to it has the smaller numerical error.
+    """
     if REFERENCE not in arrays:
         return None
     shared = _share(arrays, offsets, generated, group_ids)
@@ -262,8 +224,27 @@ def _side_branch(
         squares = np.square(reference - shared.scores[engine]) - np.square(reference - shared.scores[trainer])
         sums = np.add.reduceat(squares, shared.offsets[:-1])
         found = bootstrap_interval(sums, np.diff(shared.offsets), shared.groups, resamples=MORE_RESAMPLES)
-    ends = (found.mean, found.low, found.high)
-    return SideBranch(REFERENCE, links, engine, trainer, *ends, shared.tokens, shared.rollouts)
+    return SideBranch(
+        reference=REFERENCE,
+        links=links,
+        engine=engine,
+        trainer=trainer,
+        nearer=_nearer(engine, trainer, found),
+        difference=found.mean,
+        difference_low=found.low,
+        difference_high=found.high,
+        tokens=shared.tokens,
+        rollouts=shared.rollouts,
+    )
+
+
+def _nearer(engine: str | None, trainer: str | None, difference: Interval) -> str | None:
+    """Return the score that is nearer to the reference, "equal", or None if the interval includes 0 or is unknown."""
+    if difference.low == difference.high == 0.0:
+        return "equal"
+    if difference.low > 0.0:
+        return trainer
+    return engine if difference.high < 0.0 else None
 
 
 @dataclass(frozen=True, slots=True)

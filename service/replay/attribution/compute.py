@@ -205,15 +205,14 @@ def _floor(pair: tuple[str, str], folded: FoldedStatistics) -> NoiseFloorRecord:
     )
 
 
-def excess_over_floors(comparison: str, k3_kl: float, floors: Mapping[str, float]) -> float | None:
-    """Return k3 − ½·floor(target) − ½·floor(behaviour) in nats; None if a floor is unknown or k3 is not finite.
+def excess_over_floors(comparison: str, k3_kl: float, floors: Mapping[str, float]) -> float:
+    """Return k3 − ½·floor(target) − ½·floor(behaviour) in nats; NaN if a floor is unknown or k3 is not finite.
 
     `floors` maps a scorer to the k3 of its noise floor.
     """
     known = [
-        next((floors[name] for name in scorers.noise_floor_scorers(scorer) if name in floors), None)
+        next((floors[name] for name in scorers.noise_floor_scorers(scorer) if name in floors), math.nan)
         for scorer in comparisons.split_comparison(comparison)
     ]
-    if not math.isfinite(k3_kl) or any(floor is None or not math.isfinite(floor) for floor in known):
-        return None
-    return k3_kl - 0.5 * sum(floor for floor in known if floor is not None)
+    excess = k3_kl - 0.5 * sum(known)
+    return excess if math.isfinite(excess) else math.nan

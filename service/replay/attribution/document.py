@@ -1,7 +1,8 @@
 """The stored document of an attribution: made, stored, and read as causes of a run."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, select
@@ -12,8 +13,7 @@ from foreshock.api import replays, runs
 from foreshock.api.records import from_attributes, parse
 from foreshock.diagnosis import attribution, conclusion
 from foreshock.environment import Environment
-from foreshock.json_values import number_or_nan
-from foreshock.measures.estimators.attribution import METHOD, Attribution, Link, SideBranch
+from foreshock.measures.estimators.attribution import METHOD, Attribution
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.replay.attribution.compute import AttributionResult, MeasuredEnvironmentLink, excess_over_floors
 from foreshock_service.replay.probes.environments import declared_precision, precision_in_words
@@ -37,9 +37,9 @@ def document_of(
         run=key.run_id,
         attempt=key.attempt,
         step=key.step,
-        links=tuple(_link(link, of_scorer) for link in attribution.links),
-        whole=_link(attribution.whole, of_scorer),
-        side_branch=_side_branch(branch, of_scorer) if branch is not None else None,
+        links=_with_excess(attribution.links, of_scorer),
+        whole=_with_excess([attribution.whole], of_scorer)[0],
+        side_branch=branch and replace(branch, links=_with_excess(branch.links, of_scorer)),
         floors=result.floors,
         of_rollouts=result.of_rollouts,
         from_sample=attribution.rollouts < result.of_rollouts,
@@ -64,14 +64,8 @@ def exact_of_link(exact: replays.ExactRecord, scores: Sequence[answers.ScoreSour
     )
 
 
-def _link(link: Link, floors: Mapping[str, float]) -> answers.LinkRecord:
-    excess = number_or_nan(excess_over_floors(link.name, link.k3_kl, floors))
-    return from_attributes(answers.LinkRecord, link, excess_k3_kl=excess)
-
-
-def _side_branch(branch: SideBranch, floors: Mapping[str, float]) -> answers.SideBranchRecord:
-    links = tuple(_link(link, floors) for link in branch.links)
-    return from_attributes(answers.SideBranchRecord, branch, links=links)
+def _with_excess(links: Iterable[answers.LinkRecord], floors: Mapping[str, float]) -> tuple[answers.LinkRecord, ...]:
+    return tuple(replace(link, excess_k3_kl=excess_over_floors(link.name, link.k3_kl, floors)) for link in links)
 
 
 def _environment_link(measured: MeasuredEnvironmentLink) -> answers.EnvironmentLinkRecord:

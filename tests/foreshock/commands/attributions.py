@@ -6,18 +6,14 @@ from dataclasses import asdict
 from typing import Any
 
 from foreshock.api.attribution import AttributionRecord
-from foreshock.api.records import NAN, parse
+from foreshock.api.records import parse
 from foreshock.measures.estimators.attribution import Attribution
 
 
 def attribution_of(step: int, found: Attribution, **fields: Any) -> AttributionRecord:
     """Return the attribution of a step without floors, exact divergences and conclusions."""
-    answer = asdict(found)
-    branch = answer["side_branch"]
-    for link in (*answer["links"], answer["whole"], *(branch["links"] if branch else ())):
-        link["excess_k3_kl"] = NAN
-    if found.side_branch is not None:
-        branch["nearer"] = found.side_branch.nearer
     empty = dict.fromkeys(("floors", "scores", "exact", "conclusions"), ())
     flags = {"from_sample": False, "stale": False, "of_rollouts": found.rollouts, "computed_at_us": 1}
-    return parse(AttributionRecord, {"run": "run_1", "step": step, "attempt": 1, **empty, **flags, **answer, **fields})
+    return parse(
+        AttributionRecord, {"run": "run_1", "step": step, "attempt": 1, **empty, **flags, **asdict(found), **fields}
+    )

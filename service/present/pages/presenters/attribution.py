@@ -5,12 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from foreshock.api.attribution import AttributionRecord
+from foreshock.api.attribution import OLD_METHOD, AttributionRecord
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.lag_zero import holds_for_all_tokens
 from foreshock.diagnosis.lags import StepLags
 from foreshock.interval_names import RANGE, RANGE_NOTE, ends_in_words
-from foreshock.measures.estimators.attribution import OLD_METHOD
 from foreshock.measures.estimators.bootstrap import effective_of_all
 from foreshock.measures.registry import COMPARISON_MEASURES, K3_BY_LAG, measure_named
 from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
