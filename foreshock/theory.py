@@ -16,6 +16,7 @@ import numpy as np
 from foreshock.api.steps import BiasRecord as BiasBound
 from foreshock.api.steps import GradientRecord as GradientNoise
 from foreshock.api.steps import HorizonRecord as HorizonBound
+from foreshock.api.steps import PinskerRecord as PinskerBound
 from foreshock.api.steps import SequenceChi2Record as SequenceChi2
 from foreshock.api.steps import StepNoiseRecord as StepNoise
 from foreshock.corrections.sequence_level import mean, undersampling_notes
@@ -29,6 +30,7 @@ __all__ = [
     "GradientNoise",
     "GradientNorms",
     "HorizonBound",
+    "PinskerBound",
     "SequenceChi2",
     "StepNoise",
     "Theory",
@@ -187,15 +189,12 @@ def step_noise(learning_rate: float, variance: float, bias_norm: float = 0.0) ->
 class Theory:
     """The bounds of one step; None if a needed value was not logged.
 
-    `pinsker` bounds the token mean of D_TV and `tv_token` estimates it; `pinsker_notes` has a reason if the bound does
-    not hold. `step_noise_with_bias` also counts the bias at its bound; None without B or if that bound overflows.
+    `step_noise_with_bias` also counts the bias at its bound; None without B or if that bound overflows.
     """
 
     bias: BiasBound
     horizon: HorizonBound
-    pinsker: float
-    tv_token: float
-    pinsker_notes: tuple[str, ...]
+    pinsker: PinskerBound
     sequence_chi2: SequenceChi2 | None
     gradient: GradientNoise | None
     step_noise: StepNoise | None
@@ -232,10 +231,10 @@ def evaluate_theory(
     return Theory(
         bias=bias,
         horizon=horizon_bound(longest, delta_max),
-        pinsker=pinsker,
-        tv_token=variation,
         # The two are equal if all |1 − ρ| are equal; then chance decides which one is larger.
-        pinsker_notes=_uncovered(1.0 + above) if variation > 1.01 * pinsker else (),
+        pinsker=PinskerBound(
+            bound=pinsker, tv_token=variation, notes=_uncovered(1.0 + above) if variation > 1.01 * pinsker else ()
+        ),
         sequence_chi2=sequence_chi2(chi2, tokens / measured) if measured else None,
         gradient=noise,
         step_noise=steps[0],

@@ -9,12 +9,12 @@ from fastapi import Query
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from foreshock import comparisons, errors
+from foreshock import comparisons, errors, json_values
 from foreshock.api import records, runs
 from foreshock.api import steps as answers
 from foreshock.corrections import CORRECTIONS, Evaluation, Evaluator, Population, Threshold, correction_named
 from foreshock.measures import comparison_statistics, rollout_summaries
-from foreshock.theory import GradientNorms, Theory, evaluate_theory, gradient_noise
+from foreshock.theory import GradientNorms, evaluate_theory, gradient_noise
 from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import AdviceAcknowledgement, Run
@@ -188,7 +188,9 @@ def read_theory(
     with context.database.read() as session:
         pair = read_pair(session, principal, run, step, attempt, comparison)
         found = theory_of_pair(session, pair, delta_max, gradient_bound)
-        return steps.with_shards(session, run, step, attempt, _record(found))
+        if math.isinf(found.bias.per_unit):
+            found = replace(found, bias=replace(found.bias, notes=(*found.bias.notes, TOO_LARGE)))
+        return steps.with_shards(session, run, step, attempt, found)
 
 
 # Scalars from which the gradient's variance is computed, in the order of GradientNorms; norms before clipping.
@@ -196,23 +198,12 @@ GRADIENT_SCALARS = ("grad_norm_micro_batch", "grad_norm_batch", "micro_batch_pro
 LEARNING_RATE_SCALARS = ("learning_rate", "lr")
 
 
-@dataclass(frozen=True, slots=True)
-class FoundTheory:
-    """Evaluated theory, the source of η, and the reason if there is no gradient noise."""
-
-    pair: MeasuredPair
-    theory: Theory
-    learning_rate: float | None
-    learning_rate_source: str | None
-    gradient_missing: str | None
-
-
 def theory_of_pair(
     session: Session,
     pair: MeasuredPair,
     delta_max: float | None = None,
     gradient_bound: float | None = None,
-) -> FoundTheory:
+) -> answers.TheoryRecord:
     """Evaluate the theory of a pair; the caller gives the unmeasurable `delta_max` and `gradient_bound`."""
     scalars = scalars_of_step(session, events.StepKey(pair.run_id, pair.attempt, pair.step))
     rate, source = _learning_rate(session, pair, scalars)
@@ -225,7 +216,18 @@ def theory_of_pair(
         learning_rate=rate,
         gradient_bound=gradient_bound,
     )
-    return FoundTheory(pair, theory, rate, source, missing)
+    return records.from_attributes(
+        answers.TheoryRecord,
+        theory,
+        comparison=pair.comparison,
+        step=pair.step,
+        attempt=pair.attempt,
+        coverage=pair.coverage,
+        incomplete=None,
+        gradient_missing=missing,
+        learning_rate=json_values.number_or_nan(rate),
+        learning_rate_source=source,
+    )
 
 
 def _learning_rate(
@@ -256,27 +258,3 @@ def _norms(scalars: Mapping[str, float]) -> tuple[GradientNorms | None, str | No
         named = dict(zip((field.name for field in fields(GradientNorms)), GRADIENT_SCALARS, strict=True))
         return None, f"the scalar {named[error.argument]} is invalid: {error.message}"
     return norms, None
-
-
-def _record(found: FoundTheory) -> answers.TheoryRecord:
-    """Return the theory as it is shown."""
-    theory, pair = found.theory, found.pair
-    too_large = (TOO_LARGE,) if math.isinf(theory.bias.per_unit) else ()
-    return answers.TheoryRecord(
-        comparison=pair.comparison,
-        step=pair.step,
-        attempt=pair.attempt,
-        coverage=pair.coverage,
-        bias=replace(theory.bias, notes=(*theory.bias.notes, *too_large)),
-        horizon=theory.horizon,
-        pinsker=answers.PinskerRecord(
-            bound=theory.pinsker, tv_token=theory.tv_token, notes=tuple(theory.pinsker_notes)
-        ),
-        sequence_chi2=theory.sequence_chi2,
-        gradient=theory.gradient,
-        gradient_missing=found.gradient_missing,
-        learning_rate=records.NAN if found.learning_rate is None else found.learning_rate,
-        learning_rate_source=found.learning_rate_source,
-        step_noise=theory.step_noise,
-        step_noise_with_bias=theory.step_noise_with_bias,
-    )

@@ -95,10 +95,10 @@ def test_total_variation_above_bound_notes_missing_coverage() -> None:
     # Top-p 0.9 logged with what it sampled from: every ρ is 0.9, D_TV is 0.1, and ½√χ² is 0.05.
     truncated = compared(batch_of([[math.log(0.9)] * 5] * 4))
     found = evaluate_theory(truncated.statistics, truncated.summaries)
-    assert (found.tv_token, found.pinsker) == pytest.approx((0.1, 0.05), rel=1e-4)
-    assert "mean ratio is 0.9:" in found.pinsker_notes[0]
+    assert (found.pinsker.tv_token, found.pinsker.bound) == pytest.approx((0.1, 0.05), rel=1e-4)
+    assert "mean ratio is 0.9:" in found.pinsker.notes[0]
     covered = compared(batch_of([[math.log(0.5), math.log(1.5)]] * 4))
-    assert evaluate_theory(covered.statistics, covered.summaries).pinsker_notes == ()
+    assert evaluate_theory(covered.statistics, covered.summaries).pinsker.notes == ()
 
 
 def test_vacuous_bias_bound_is_noted() -> None:
@@ -146,8 +146,8 @@ def test_theory_of_a_step_is_computed_from_statistics() -> None:
     assert comparison.statistics.count("measured_rollouts") < comparison.summaries.num_rollouts
     found = evaluate_theory(comparison.statistics, comparison.summaries)
     measures = comparison.statistics.measures()
-    assert found.tv_token == pytest.approx(measures["tv_token"])
-    assert found.tv_token <= found.pinsker == pytest.approx(0.5 * math.sqrt(measures["chi2_token"]))
+    assert found.pinsker.tv_token == pytest.approx(measures["tv_token"])
+    assert found.pinsker.tv_token <= found.pinsker.bound == pytest.approx(0.5 * math.sqrt(measures["chi2_token"]))
     assert found.sequence_chi2 is not None
     mean_length = measures["tokens"] / int((comparison.summaries.column("n_tokens") > 0).sum())
     assert found.sequence_chi2.log10 == pytest.approx(mean_length * math.log10(1 + measures["chi2_token"]))
@@ -155,4 +155,4 @@ def test_theory_of_a_step_is_computed_from_statistics() -> None:
     nothing = compared(batch_of([[]]))
     empty = evaluate_theory(nothing.statistics, nothing.summaries)
     assert empty.sequence_chi2 is None
-    assert math.isnan(empty.pinsker)
+    assert math.isnan(empty.pinsker.bound)

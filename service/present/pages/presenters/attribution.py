@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from foreshock.api.attribution import OLD_METHOD, AttributionRecord
+from foreshock.api.steps import TheoryRecord
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.lag_zero import holds_for_all_tokens
 from foreshock.diagnosis.lags import StepLags
@@ -14,7 +15,6 @@ from foreshock.measures.estimators.bootstrap import effective_of_all
 from foreshock.measures.registry import COMPARISON_MEASURES, K3_BY_LAG, measure_named
 from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
 from foreshock.model_kind import ModelKind
-from foreshock.theory import GradientNoise, StepNoise
 from foreshock_service.present.pages.figures import Figure, Missing, attribution
 from foreshock_service.present.pages.presenters.viewing import Viewing
 from foreshock_service.present.pages.rendering import DASH, count, judged_value, number
@@ -262,8 +262,8 @@ def corrections_part(viewing: Viewing, run_id: str, step: int) -> dict[str, Any]
     }
 
 
-def _theory_rows(found: corrections.FoundTheory) -> Iterator[TheoryRow]:
-    theory, bias = found.theory, found.theory.bias
+def _theory_rows(theory: TheoryRecord) -> Iterator[TheoryRow]:
+    bias, pinsker = theory.bias, theory.pinsker
     reach = "no interval: too few prompts"
     if math.isfinite(bias.high):
         reach = f"{RANGE} {number(bias.low)} to {number(bias.high)}"
@@ -280,9 +280,9 @@ def _theory_rows(found: corrections.FoundTheory) -> Iterator[TheoryRow]:
         yield ("The same, as 2·B·Δmax·T²", DASH, _sentence(theory.horizon.not_estimable))
     yield (
         "Total variation of a token, at most",
-        number(theory.pinsker),
-        f"½√χ² of the token mean of χ². The estimate of the total variation itself is {number(theory.tv_token)}."
-        + "".join(f" {_sentence(note)}" for note in theory.pinsker_notes),
+        number(pinsker.bound),
+        f"½√χ² of the token mean of χ². The estimate of the total variation itself is {number(pinsker.tv_token)}."
+        + "".join(f" {_sentence(note)}" for note in pinsker.notes),
     )
     if theory.sequence_chi2 is not None:
         of_sequence = theory.sequence_chi2
@@ -295,15 +295,14 @@ def _theory_rows(found: corrections.FoundTheory) -> Iterator[TheoryRow]:
                 "were independent and all alike. An extrapolation, no bound."
             ),
         )
-    yield from _gradient_rows(found, theory.gradient, theory.step_noise)
+    yield from _gradient_rows(theory)
 
 
-def _gradient_rows(
-    found: corrections.FoundTheory, noise: GradientNoise | None, step: StepNoise | None
-) -> Iterator[TheoryRow]:
+def _gradient_rows(theory: TheoryRecord) -> Iterator[TheoryRow]:
+    noise, step = theory.gradient, theory.step_noise
     name = "Variance of a prompt's gradient, V̂"
     if noise is None:
-        yield (name, DASH, f"Not estimable: {found.gradient_missing}.")
+        yield (name, DASH, f"Not estimable: {theory.gradient_missing}.")
         return
     notes = "".join(f" {_sentence(note)}" for note in noise.notes)
     yield (
@@ -319,7 +318,7 @@ def _gradient_rows(
         "Noise of a step at η, and at η/2",
         f"{number(step.at_learning_rate)} · L, {number(step.at_half)} · L",
         (
-            f"(Lη²/2)·Var with η = {number(found.learning_rate)} ({found.learning_rate_source}); L bounds the "
+            f"(Lη²/2)·Var with η = {number(theory.learning_rate)} ({theory.learning_rate_source}); L bounds the "
             "curvature of the objective. The bias adds to it, and norms cannot show it."
         ),
     )
