@@ -4,13 +4,13 @@
 comparison (`token_level.py`), sequence corrections from its rollout summaries (`sequence_level.py`).
 """
 
+from foreshock.api.steps import AffectedRecord as AffectedSequences
+from foreshock.api.steps import PopulationRecord as Population
 from foreshock.corrections.catalogue import (
     CORRECTIONS,
-    AffectedSequences,
     Bounds,
     Correction,
     Evaluation,
-    Population,
     Threshold,
     WeightMoments,
     correction_named,

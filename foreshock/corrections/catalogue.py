@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from foreshock.api.records import NAN
+from foreshock.api.steps import AffectedRecord, PopulationRecord
 from foreshock.errors import InvalidArgumentError
 
 
@@ -74,37 +76,6 @@ def _expected(lower: float | None, upper: float | None, bounds: Bounds) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Population:
-    """A number of sequences and the means of their logged values; NaN if a value was not logged.
-
-    `length` is in model-generated tokens, `lag` in weights versions.
-    """
-
-    sequences: int
-    reward: float = math.nan
-    advantage: float = math.nan
-    length: float = math.nan
-    turns: float = math.nan
-    lag: float = math.nan
-
-
-@dataclass(frozen=True, slots=True)
-class AffectedSequences:
-    """The sequences that a correction would drop or truncate (`touched`), and the others.
-
-    A token correction touches a sequence if it touches at least one of its tokens. Of the prompt groups of two or more
-    sequences, `groups_touched` is the share with a touched sequence, `groups_emptied` the share with all sequences
-    touched; NaN if there is no such group.
-    """
-
-    touched: Population
-    untouched: Population
-    groups: int = 0
-    groups_touched: float = math.nan
-    groups_emptied: float = math.nan
-
-
-@dataclass(frozen=True, slots=True)
 class WeightMoments:
     """Moments of the corrected weights w over all tokens or sequences; a dropped one has w = 0.
 
@@ -119,6 +90,14 @@ class WeightMoments:
     def standard_deviation(self) -> float:
         """√variance."""
         return math.sqrt(self.variance)
+
+
+_NO_SEQUENCES = PopulationRecord(
+    sequences=0, reward_mean=NAN, advantage_mean=NAN, length_mean=NAN, turns_mean=NAN, lag_mean=NAN
+)
+_NOT_COMPARED = AffectedRecord(
+    touched=_NO_SEQUENCES, untouched=_NO_SEQUENCES, groups=0, groups_touched=NAN, groups_emptied=NAN
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +125,7 @@ class Evaluation:
     uncorrected_distortion: float = math.nan
     token_distortion: float = math.nan
     advantage_distortion: float = math.nan
-    affected: AffectedSequences = field(default_factory=lambda: AffectedSequences(Population(0), Population(0)))
+    affected: AffectedRecord = _NOT_COMPARED
     not_estimable: str | None = None
     notes: tuple[str, ...] = ()
 

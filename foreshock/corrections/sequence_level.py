@@ -14,14 +14,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from foreshock.corrections.catalogue import (
-    AffectedSequences,
-    Correction,
-    Evaluation,
-    Population,
-    Threshold,
-    WeightMoments,
-)
+from foreshock.api.steps import AffectedRecord, PopulationRecord
+from foreshock.corrections.catalogue import Correction, Evaluation, Threshold, WeightMoments
 from foreshock.errors import InvalidArgumentError
 from foreshock.measures.estimators.token import k3_kl
 from foreshock.measures.rollout_summaries import RolloutSummaries
@@ -91,7 +85,7 @@ class ExactKl:
 Float64 = NDArray[np.float64]
 Booleans = NDArray[np.bool_]
 
-# The columns of the summaries whose means a Population holds, under the same names.
+# The columns of the summaries whose means a population holds.
 _POPULATION_COLUMNS = ("reward", "advantage", "length", "turns", "lag")
 
 
@@ -163,7 +157,7 @@ class Sequences:
         """[G] sequences per prompt group; a rollout without a group is a group of its own."""
         return np.bincount(self.clusters, minlength=1)
 
-    def affected(self, touched: Booleans) -> AffectedSequences:
+    def affected(self, touched: Booleans) -> AffectedRecord:
         """Compare the sequences that a correction touches, `touched` [M], with the others."""
         real = self.group_sizes >= 2
         groups = int(real.sum())
@@ -172,20 +166,25 @@ class Sequences:
             per_group = np.bincount(self.clusters[touched], minlength=self.group_sizes.size)[real]
             emptied = per_group == self.group_sizes[real]
             shares = (float((per_group > 0).sum() / groups), float(emptied.sum() / groups))
-        return AffectedSequences(self._population(touched), self._population(~touched), groups, *shares)
+        return AffectedRecord(
+            touched=self._population(touched),
+            untouched=self._population(~touched),
+            groups=groups,
+            groups_touched=shares[0],
+            groups_emptied=shares[1],
+        )
 
     @cached_property
-    def _all(self) -> Population:
+    def _all(self) -> PopulationRecord:
         return self._means(slice(None), self.count)
 
-    def _population(self, chosen: Booleans) -> Population:
+    def _population(self, chosen: Booleans) -> PopulationRecord:
         count = int(chosen.sum())
         return self._all if count == self.count else self._means(chosen, count)
 
-    def _means(self, chosen: Booleans | slice, count: int) -> Population:
-        if count == 0:
-            return Population(0)
-        return Population(count, *(self._mean_of(name, chosen) for name in _POPULATION_COLUMNS))
+    def _means(self, chosen: Booleans | slice, count: int) -> PopulationRecord:
+        means = {f"{name}_mean": self._mean_of(name, chosen) for name in _POPULATION_COLUMNS}
+        return PopulationRecord(sequences=count, **means)
 
     def _mean_of(self, name: str, chosen: Booleans | slice) -> float:
         values = self.columns[name][chosen]

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from foreshock import comparisons, errors, json_values
 from foreshock.api import records, runs
 from foreshock.api import steps as answers
-from foreshock.corrections import CORRECTIONS, Evaluation, Evaluator, Population, Threshold, correction_named
+from foreshock.corrections import CORRECTIONS, Evaluation, Evaluator, Threshold, correction_named
 from foreshock.measures import comparison_statistics, rollout_summaries
 from foreshock.theory import GradientNorms, evaluate_theory, gradient_noise
 from foreshock_service.platform import parameters, problem, security
@@ -112,7 +112,7 @@ def usual_evaluations(pair: MeasuredPair) -> list[Evaluation]:
 
 
 def _evaluation_record(found: Evaluation) -> answers.CorrectionRecord:
-    correction, affected = found.correction, found.affected
+    correction = found.correction
     figures = {
         "kept_tokens": found.kept_tokens,
         "kept_sequences": found.kept_sequences,
@@ -137,25 +137,9 @@ def _evaluation_record(found: Evaluation) -> answers.CorrectionRecord:
         threshold_used=_text(found.used),
         exact=found.is_exact,
         **figures,
-        affected=records.from_attributes(
-            answers.AffectedRecord,
-            affected,
-            touched=_population(affected.touched),
-            untouched=_population(affected.untouched),
-        ),
+        affected=found.affected,
         not_estimable=found.not_estimable,
         notes=(*found.notes, *too_large),
-    )
-
-
-def _population(population: Population) -> answers.PopulationRecord:
-    return answers.PopulationRecord(
-        sequences=population.sequences,
-        reward_mean=population.reward,
-        advantage_mean=population.advantage,
-        length_mean=population.length,
-        turns_mean=population.turns,
-        lag_mean=population.lag,
     )
 
 

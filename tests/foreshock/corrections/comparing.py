@@ -33,8 +33,8 @@ def flat(evaluation: Evaluation) -> dict[str, float]:
     }
     for side, population in (("touched", affected.touched), ("untouched", affected.untouched)):
         result[f"{side}_sequences"] = population.sequences
-        result[f"{side}_reward"] = population.reward
-        result[f"{side}_length"] = population.length
+        result[f"{side}_reward"] = population.reward_mean
+        result[f"{side}_length"] = population.length_mean
     return result
 
 

@@ -161,13 +161,13 @@ def test_affected_sequences_are_compared_with_the_others() -> None:
     )
     comparison = compared(batch)
     found = evaluate("token_mis", comparison.statistics, comparison.summaries).affected
-    assert (found.touched.sequences, found.touched.length) == (3, 2.0)
-    assert found.touched.reward == pytest.approx(2.5 / 3)
-    assert (found.untouched.sequences, found.untouched.reward, found.untouched.length) == (2, 0.0, 1.0)
-    assert found.touched.turns == pytest.approx(5 / 3)
-    assert found.untouched.turns == 1.0
-    assert math.isnan(found.touched.advantage)
-    assert math.isnan(found.touched.lag)
+    assert (found.touched.sequences, found.touched.length_mean) == (3, 2.0)
+    assert found.touched.reward_mean == pytest.approx(2.5 / 3)
+    assert (found.untouched.sequences, found.untouched.reward_mean, found.untouched.length_mean) == (2, 0.0, 1.0)
+    assert found.touched.turns_mean == pytest.approx(5 / 3)
+    assert found.untouched.turns_mean == 1.0
+    assert math.isnan(found.touched.advantage_mean)
+    assert math.isnan(found.touched.lag_mean)
     # A group of one sequence has no baseline, and is not counted.
     assert (found.groups, found.groups_touched, found.groups_emptied) == (2, 1.0, 0.5)
 

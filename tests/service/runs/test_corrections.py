@@ -69,7 +69,7 @@ def test_figures_equal_library_on_whole_step(sender: Sender) -> None:
         assert read(item["advantage_distortion"]) == approximately(found.advantage_distortion)
         touched = item["affected"]["touched"]
         assert touched["sequences"] == found.affected.touched.sequences
-        assert read(touched["reward_mean"]) == approximately(found.affected.touched.reward)
+        assert read(touched["reward_mean"]) == approximately(found.affected.touched.reward_mean)
     dropping = [item for item in answer["items"] if item["effect"] == "dropped" and item["kept_sequences"] is not None]
     assert any(item["kept_sequences"] < 1 for item in dropping)
 

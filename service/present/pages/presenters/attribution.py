@@ -254,7 +254,7 @@ def corrections_part(viewing: Viewing, run_id: str, step: int) -> dict[str, Any]
         "comparison": TRAINER_ROLLOUT,
         "rows": [found for found in evaluations if not found.not_estimable],
         "has_advantages": any(math.isfinite(found.advantage_distortion) for found in evaluations),
-        "has_turns": any(math.isfinite(found.affected.untouched.turns) for found in evaluations),
+        "has_turns": any(math.isfinite(found.affected.untouched.turns_mean) for found in evaluations),
         "not_estimable": [f"{' and '.join(names)}: {reason}." for reason, names in titles.items()],
         "notes": [_sentence(note) for note in dict.fromkeys(note for found in evaluations for note in found.notes)],
         "theory": list(_theory_rows(corrections.theory_of_pair(viewing.session, pair))),
