@@ -9,6 +9,7 @@ from foreshock.api.runs import Coverage, OfStep
 from foreshock.interval_names import RANGE, RANGE_NOTE
 
 LintSeverity = Literal["critical", "warning", "info"]
+CheckState = Literal["clean", "warned", "not checked"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,10 @@ class LintExampleRecord(Record):
     token: int | None = None
     """index in the response, from 0; null: the whole rollout"""
     text: str
+
+    def __str__(self) -> str:
+        place = self.sample_id if self.token is None else f"{self.sample_id}, token {self.token}"
+        return f"{place}: {self.text}" if self.text else place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +49,7 @@ class CheckRecord(Record):
 
     name: str
     title: str
-    state: Literal["clean", "warned", "not checked"]
+    state: CheckState
     why: str
 
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
+from foreshock.api.steps import CheckRecord, CheckState, LintWarningRecord
 from foreshock.lint.after_id import check_after_id
 from foreshock.lint.alignment import check_log_base, check_shift, check_temperatures, check_trainer_temperature
 from foreshock.lint.evidence import LintEvidence
@@ -18,12 +19,10 @@ from foreshock.lint.pairs import check_clipping, check_identical, check_k3_per_e
 from foreshock.lint.places import check_evenness, check_places
 from foreshock.lint.report import (
     CHECKS,
-    CheckResult,
-    CheckState,
     Clean,
+    Example,
     Finding,
     LintReport,
-    LintWarning,
     NotChecked,
     Outcome,
 )
@@ -146,28 +145,33 @@ def unreliable_surprisal(evidence: LintEvidence, found: Collection[str]) -> str:
     return "too many tokens have no log μ" if too_many else ""
 
 
+def outcome_records(outcome: Outcome, where: Iterable[Example] = ()) -> tuple[LintWarningRecord | None, CheckRecord]:
+    """Return an outcome as it is shown: its warning if it is a finding, and the result of its check.
+
+    `where` are the examples of a finding that names none of its own.
+    """
+    check = CHECKS[outcome.check]
+    if not isinstance(outcome, Finding):
+        state: CheckState = "clean" if isinstance(outcome, Clean) else "not checked"
+        return None, CheckRecord(name=check.name, title=check.title, state=state, why=outcome.why)
+    warning = LintWarningRecord(
+        name=check.name,
+        severity=outcome.severity,
+        title=outcome.title or check.title,
+        seen=outcome.seen,
+        evidence={key: float(value) for key, value in outcome.evidence.items() if math.isfinite(value)},
+        where=tuple(example.record() for example in (where if outcome.where is None else outcome.where)),
+        effect=check.effect,
+        remedy=check.remedy,
+    )
+    return warning, CheckRecord(name=check.name, title=check.title, state="warned", why="")
+
+
 def _report(evidence: LintEvidence, outcomes: Iterable[Outcome]) -> LintReport:
     """Return the report of the outcomes, one for each check, in the order of the catalogue, critical warnings first."""
     by_name = {outcome.check: outcome for outcome in outcomes}
-    warnings, checks = [], []
-    for name, check in CHECKS.items():
-        outcome = by_name[name]
-        if not isinstance(outcome, Finding):
-            state: CheckState = "clean" if isinstance(outcome, Clean) else "not checked"
-            checks.append(CheckResult(name, check.title, state, outcome.why))
-            continue
-        checks.append(CheckResult(name, check.title, "warned"))
-        warnings.append(
-            LintWarning(
-                name=name,
-                severity=outcome.severity,
-                title=outcome.title or check.title,
-                seen=outcome.seen,
-                evidence={key: value for key, value in outcome.evidence.items() if math.isfinite(value)},
-                where=evidence.where(name) if outcome.where is None else outcome.where,
-                effect=check.effect,
-                remedy=check.remedy,
-            )
-        )
+    found = [outcome_records(by_name[name], evidence.where(name)) for name in CHECKS]
+    warnings = [warning for warning, _ in found if warning is not None]
     warnings.sort(key=lambda warning: severity_rank(warning.severity))
-    return LintReport(evidence.count("rollouts"), evidence.count("tokens"), tuple(warnings), tuple(checks))
+    results = tuple(result for _, result in found)
+    return LintReport(evidence.count("rollouts"), evidence.count("tokens"), tuple(warnings), results)

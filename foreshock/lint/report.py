@@ -6,11 +6,10 @@ The order of the catalogue is that of the report: findings that make all other n
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
+from foreshock.api.steps import CheckRecord, LintExampleRecord, LintWarningRecord
 from foreshock.severity import Severity
-
-CheckState = Literal["clean", "warned", "not checked"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -21,37 +20,10 @@ class Example:
     token: int = -1  # −1: the rollout as a whole
     text: str = ""
 
-    def __str__(self) -> str:
-        place = f"{self.sample_id}, token {self.token}" if self.token >= 0 else self.sample_id
-        return f"{place}: {self.text}" if self.text else place
-
-
-@dataclass(frozen=True, slots=True)
-class LintWarning:
-    """A named warning. `critical`: measures of this data are wrong; `warning`: they may mislead; `info`: neither.
-
-    `seen` is one sentence with the numbers, `evidence` the finite numbers by name, `where` up to three examples,
-    `effect` the consequence for the measures, `remedy` what to do.
-    """
-
-    name: str
-    severity: Severity
-    title: str
-    seen: str
-    evidence: Mapping[str, float]
-    where: tuple[Example, ...]
-    effect: str
-    remedy: str
-
-
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """One check: `clean`, `warned` (see the warning of its name), or `not checked` because of `why`."""
-
-    name: str
-    title: str
-    state: CheckState
-    why: str = ""
+    def record(self) -> LintExampleRecord:
+        """Return the place as it is shown."""
+        token = self.token if self.token >= 0 else None
+        return LintExampleRecord(sample_id=self.sample_id, token=token, text=self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +32,8 @@ class LintReport:
 
     rollouts: int
     tokens: int
-    warnings: tuple[LintWarning, ...] = ()
-    checks: tuple[CheckResult, ...] = field(default=())
+    warnings: tuple[LintWarningRecord, ...] = ()
+    checks: tuple[CheckRecord, ...] = field(default=())
 
     @property
     def is_clean(self) -> bool:
@@ -69,7 +41,7 @@ class LintReport:
         return all(warning.severity == "info" for warning in self.warnings)
 
     @property
-    def not_checked(self) -> tuple[CheckResult, ...]:
+    def not_checked(self) -> tuple[CheckRecord, ...]:
         """The checks that could not be made, with the reasons."""
         return tuple(check for check in self.checks if check.state == "not checked")
 
@@ -79,11 +51,15 @@ class LintReport:
             "rollouts": self.rollouts,
             "tokens": self.tokens,
             "warnings": [
-                {**asdict(warning), "where": [asdict(example) for example in warning.where]}
+                {**asdict(warning), "where": [_place(example) for example in warning.where]}
                 for warning in self.warnings
             ],
             "checks": [asdict(check) for check in self.checks],
         }
+
+
+def _place(example: LintExampleRecord) -> dict[str, Any]:
+    return {**asdict(example), "token": -1 if example.token is None else example.token}
 
 
 # The chance of a false alarm of one statistical check at a healthy step. Four checks over 1000 steps: 0.4 %.

@@ -10,7 +10,7 @@ from functools import reduce
 from typing import Any
 
 from foreshock import errors, lint, rollouts
-from foreshock.api import records, steps
+from foreshock.api import steps
 from foreshock.lint import checks, sampling
 from foreshock.lint.evidence import examples_from_json
 from foreshock.model_kind import ModelKind
@@ -85,8 +85,8 @@ def judge_evidence(
         shards=len(parts),
         rollouts=found.rollouts,
         tokens=found.tokens,
-        warnings=tuple(map(warning_record, found.warnings)),
-        checks=tuple(records.from_attributes(steps.CheckRecord, each) for each in found.checks),
+        warnings=found.warnings,
+        checks=found.checks,
     )
     sums = sampling.sums_for_run(evidence)
     # A step takes no part in the run's test if damaged log-probs overflow its sums, if its own test is not valid, or if
@@ -100,7 +100,7 @@ def judge_evidence(
 
 def judge_window(
     shards: Sequence[LintPart], entropy: float | None, model_kind: ModelKind | None
-) -> tuple[lint.LintWarning, ...]:
+) -> tuple[steps.LintWarningRecord, ...]:
     """Return the findings of WINDOW_CHECKS on the shards of several steps together."""
     parts = [part.across_steps() for part in _readable(shards)]
     if not parts:
@@ -124,12 +124,3 @@ def _readable(shards: Sequence[LintPart]) -> list[lint.LintEvidence]:
             len(shards) - len(parts), len(shards), reason,
         )  # fmt: skip
     return parts
-
-
-def warning_record(warning: lint.LintWarning) -> steps.LintWarningRecord:
-    """Return a warning as it is shown."""
-    where = tuple(
-        steps.LintExampleRecord(sample_id=each.sample_id, token=each.token if each.token >= 0 else None, text=each.text)
-        for each in warning.where
-    )
-    return records.from_attributes(steps.LintWarningRecord, warning, where=where)

@@ -3,18 +3,18 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from foreshock import json_values
 from foreshock.api import steps as records
-from foreshock.api.records import from_attributes, parse, to_json
+from foreshock.api.records import parse, to_json
 from foreshock.diagnosis.diagnose import NEWEST_STEPS as WINDOW_STEPS
 from foreshock.diagnosis.quantities import ENTROPY_KEY, quantities_of
-from foreshock.lint import CHECKS, CheckResult, LintWarning, sampling
-from foreshock.lint.report import Finding, NotChecked
+from foreshock.lint import CHECKS, sampling
+from foreshock.lint.checks import outcome_records
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.severity import severity_rank
 from foreshock_service.platform import parameters, problem, security
@@ -152,7 +152,8 @@ def read_run(
     run = runs.get_run(session, principal, run_id)
     checked, clean, sums = _run_sums(session, run_id, attempt)
     warnings = _by_name(_warned_steps(session, run_id, attempt))
-    whole, check = _whole_run(sums) if checked else (None, None)
+    # The steps are independent parts of one martingale.
+    whole, check = outcome_records(sampling.check_surprisal(sums)) if checked else (None, None)
     seen_in_steps = any(warning.name == _SURPRISAL for warning in warnings)
     return records.RunLintRecord(
         checked_steps=checked,
@@ -174,7 +175,7 @@ def _window(session: Session, run: Run, attempt: int | None, known: set[str]) ->
         return ()
     logged = [value for key in keys if (value := _logged_entropy(session, run, key)) is not None]
     found = judging.judge_window(shards, sum(logged) / len(logged) if logged else None, run.model_kind)
-    return tuple(judging.warning_record(warning) for warning in found if warning.name not in known)
+    return tuple(warning for warning in found if warning.name not in known)
 
 
 def _logged_entropy(session: Session, run: Run, key: events.StepKey) -> float | None:
@@ -240,18 +241,3 @@ def _by_name(warned: Mapping[str, Mapping[int, str]]) -> list[records.RunWarning
         for name, having in warned.items()
     ]
     return sorted(warnings, key=lambda each: (severity_rank(each.severity), -each.newest_step, each.name))
-
-
-def _whole_run(sums: sampling.SurprisalSums) -> tuple[records.LintWarningRecord | None, records.CheckRecord]:
-    """Return the surprisal test over all steps, which are independent parts of one martingale."""
-    tested = sampling.check_surprisal(sums)
-    check = CHECKS[_SURPRISAL]
-    if isinstance(tested, Finding):
-        evidence = {name: value for name, value in tested.evidence.items() if math.isfinite(value)}
-        warning = LintWarning(
-            check.name, tested.severity, check.title, tested.seen, evidence, (), check.effect, check.remedy
-        )
-        result = CheckResult(check.name, check.title, "warned")
-        return judging.warning_record(warning), from_attributes(records.CheckRecord, result)
-    state: Literal["not checked", "clean"] = "not checked" if isinstance(tested, NotChecked) else "clean"
-    return None, from_attributes(records.CheckRecord, CheckResult(check.name, check.title, state, tested.why))

@@ -57,6 +57,7 @@ def test_shift_in_a_part_of_a_large_batch_is_found_in_a_sample(first: int, found
         for place in warning.where:
             row, start = int(place.sample_id.removeprefix("rollout-")), place.token
             assert row % 4 == 0
+            assert start is not None
             assert f"log μ {' '.join(f'{value:.3g}' for value in mu[row, start : start + 4].tolist())}," in place.text
 
 
