@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock import comparisons, errors, fingerprint, scorers
-from foreshock.api.attribution import NoiseFloorRecord
+from foreshock.api.attribution import EnvironmentLinkRecord, EnvironmentRecord, NoiseFloorRecord
+from foreshock.api.records import from_attributes
 from foreshock.environment import Environment, differences
 from foreshock.measures.comparison import compare
 from foreshock.measures.estimators.attribution import (
     Attribution,
-    EnvironmentLink,
     attribute,
     environment_link,
     excess_over_environments,
@@ -36,21 +36,6 @@ from foreshock_service.replay.results import files
 from foreshock_service.runs.shard_decoding import FoldedStatistics
 
 Values = NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredEnvironmentLink:
-    """A scorer in two environments: `first`, that of the chain, and `second`.
-
-    `excess` are value and bounds of `excess_over_environments`, None if one of the two is the run's own.
-    """
-
-    scorer: str
-    first: Environment
-    second: Environment
-    link: EnvironmentLink
-    logged: str | None
-    excess: tuple[float, float, float] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +51,7 @@ class AttributionResult:
     of_rollouts: int
     used: tuple[files.ScoreFiles, ...]
     run_fingerprints: Mapping[str, fingerprint.Fingerprint | None]
-    environment_links: tuple[MeasuredEnvironmentLink, ...]
+    environment_links: tuple[EnvironmentLinkRecord, ...]
 
 
 def attribute_step(
@@ -114,7 +99,7 @@ def _environment_links(
     chosen: Sequence[files.ScoreFiles],
     known: Mapping[str, Values],
     run: Mapping[str, fingerprint.Fingerprint | None],
-) -> Iterator[MeasuredEnvironmentLink]:
+) -> Iterator[EnvironmentLinkRecord]:
     """Compare each scorer of the chain with its scores in other environments."""
     where = (batch.response_offsets, batch.response_mask, batch.group_ids)
     whole = (known["trainer"], known["rollout"]) if {"trainer", "rollout"} <= set(known) else None
@@ -127,11 +112,26 @@ def _environment_links(
         own = run.get(logged) if logged is not None else None
         for other in files.other_environments(published, score):
             second, again = files.environment_of(other), files.read_aligned_scores(batch, other.files)
-            excess = None
+            excess = (math.nan, math.nan, math.nan)
+            # Only if neither of the two is the run's own.
             if logged is not None and logged in known and not _is_one_of(own, (first, second)):
                 excess = excess_over_environments(known[logged], values, again, *where)
-            link = environment_link(values, again, whole, *where)
-            yield MeasuredEnvironmentLink(score.scorer, first, second, link, logged, excess)
+            yield from_attributes(
+                EnvironmentLinkRecord,
+                environment_link(values, again, whole, *where),
+                scorer=score.scorer,
+                first=environment_record(first),
+                second=environment_record(second),
+                logged=logged,
+                excess=excess[0],
+                excess_low=excess[1],
+                excess_high=excess[2],
+            )
+
+
+def environment_record(environment: Environment) -> EnvironmentRecord:
+    """Return an environment as a document names it."""
+    return from_attributes(EnvironmentRecord, environment, words=environment.describe())
 
 
 def _is_one_of(own: fingerprint.Fingerprint | None, environments: Iterable[Environment]) -> bool:

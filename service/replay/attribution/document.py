@@ -1,6 +1,5 @@
 """The stored document of an attribution: made, stored, and read as causes of a run."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,7 @@ from foreshock.diagnosis import attribution, conclusion
 from foreshock.environment import Environment
 from foreshock.measures.estimators.attribution import METHOD, Attribution
 from foreshock_service.platform.database import engine, tables
-from foreshock_service.replay.attribution.compute import AttributionResult, MeasuredEnvironmentLink, excess_over_floors
+from foreshock_service.replay.attribution.compute import AttributionResult, environment_record, excess_over_floors
 from foreshock_service.replay.probes.environments import declared_precision, precision_in_words
 from foreshock_service.replay.results.files import environment_of
 from foreshock_service.runs import attempts, events, findings
@@ -45,7 +44,7 @@ def document_of(
         from_sample=attribution.rollouts < result.of_rollouts,
         scores=tuple(scores),
         environments=_environments(attribution.chain, result),
-        environment_links=tuple(map(_environment_link, result.environment_links)),
+        environment_links=result.environment_links,
         method=METHOD,
         declared_precision=precision_in_words(declared_precision(result.run_fingerprints.get("trainer"))),
         computed_at_us=computed_at_us,
@@ -68,21 +67,6 @@ def _with_excess(links: Iterable[answers.LinkRecord], floors: Mapping[str, float
     return tuple(replace(link, excess_k3_kl=excess_over_floors(link.name, link.k3_kl, floors)) for link in links)
 
 
-def _environment_link(measured: MeasuredEnvironmentLink) -> answers.EnvironmentLinkRecord:
-    excess, low, high = measured.excess or (math.nan,) * 3
-    return from_attributes(
-        answers.EnvironmentLinkRecord,
-        measured.link,
-        scorer=measured.scorer,
-        first=_environment(measured.first),
-        second=_environment(measured.second),
-        logged=measured.logged,
-        excess=excess,
-        excess_low=low,
-        excess_high=high,
-    )
-
-
 def _environments(chain: Sequence[str], result: AttributionResult) -> dict[str, answers.EnvironmentRecord | None]:
     made = {
         name: Environment.of_fingerprint(fingerprint)
@@ -90,11 +74,7 @@ def _environments(chain: Sequence[str], result: AttributionResult) -> dict[str, 
         if fingerprint is not None
     }
     made |= {score.name: environment_of(score) for score in result.used}
-    return {name: _environment(made[name]) if name in made else None for name in chain}
-
-
-def _environment(environment: Environment) -> answers.EnvironmentRecord:
-    return from_attributes(answers.EnvironmentRecord, environment, words=environment.describe())
+    return {name: environment_record(made[name]) if name in made else None for name in chain}
 
 
 def mark_stale(session: Session, key: events.StepKey, now_us: int) -> None:
