@@ -9,9 +9,9 @@ what other rules corroborate moves with them, as it would if an operator made al
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from operator import and_
 from statistics import median
 from typing import Any
 
@@ -71,10 +71,10 @@ def score(rule: str, runs: Sequence[RecordedRun], episodes: Sequence[Sequence[Ep
             hits, misses = hits + bool(starts), misses + (not starts)
             leads.extend([run.collapse - min(starts)] if starts and run.collapse is not None else [])
         false += sum(_is_healthy(episode.start, window) for episode in mine)
-        well = [_is_healthy(step, window) for step in run.steps]
-        armed += sum(map(and_, well, run.armed))
-        healthy_steps = [step for step, is_well in zip(run.steps, well, strict=True) if is_well]
-        times.append((sum(any(each.holds(step) for each in mine) for step in healthy_steps), len(healthy_steps)))
+        # Steps rise: the healthy ones are the first.
+        well = len(run.steps) if window is None else bisect_left(run.steps, window.first)
+        armed += sum(run.armed[:well])
+        times.append((sum(any(each.holds(step) for each in mine) for step in run.steps[:well]) if mine else 0, well))
     alarmed, healthy = sum(each[0] for each in times), sum(each[1] for each in times)
     low, high = poisson_interval(false)
     scale = 1000.0 / armed if armed else 0.0
