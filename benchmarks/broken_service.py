@@ -60,8 +60,8 @@ def _pauses(first: bytes) -> Iterator[bytes]:
 _CHUNK = b"10000\r\n" + b" " * 65_536 + b"\r\n"
 # 1 GiB of zeros in 1 MB and one member: a piece that ends with a full flush may be repeated. Only the checksum, which
 # comes last, is wrong.
-_PIECE = zlib.compressobj(9, wbits=-15)
-_ZEROS = _PIECE.compress(bytes(1 << 20)) + _PIECE.flush(zlib.Z_FULL_FLUSH)
+_DEFLATE = zlib.compressobj(9, wbits=-15)
+_ZEROS = _DEFLATE.compress(bytes(1 << 20)) + _DEFLATE.flush(zlib.Z_FULL_FLUSH)
 _GZIP = gzip.compress(b"")[:10] + _ZEROS * 1024 + gzip.compress(b"")[10:]
 _CREATED = {"id": "run_1", "attempt": 1}
 

@@ -54,6 +54,8 @@ class _Watch:
         steps = rollouts.steps
         if steps and not is_last and self._awaits_scalars(rollouts):
             steps = steps[:-1]
+        if rollouts.steps:
+            self.seen_step = rollouts.steps[-1]
         for index, step in enumerate(steps):
             values = of_steps.get(step, {})
             k3, error = (values.get(f"{TRAINER_ROLLOUT}:{name}", math.nan) for name in _MISMATCH)
@@ -78,7 +80,7 @@ class _Watch:
 
         A trainer reports its reward after the rollouts, which close the step.
         """
-        is_new, self.seen_step = rollouts.steps[-1] != self.seen_step, rollouts.steps[-1]
+        is_new = rollouts.steps[-1] != self.seen_step
         return not rollouts.has_rollouts or (is_new and math.isnan(rollouts.of("reward_mean")[-1]))
 
     def _go_back_to_resumes(self) -> None:

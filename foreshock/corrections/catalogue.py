@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-from foreshock.api.records import NAN
 from foreshock.api.steps import AffectedRecord, PopulationRecord
 from foreshock.errors import InvalidArgumentError
 
@@ -92,11 +91,16 @@ class WeightMoments:
         return math.sqrt(self.variance)
 
 
-_NO_SEQUENCES = PopulationRecord(
-    sequences=0, reward_mean=NAN, advantage_mean=NAN, length_mean=NAN, turns_mean=NAN, lag_mean=NAN
+NO_SEQUENCES = PopulationRecord(
+    sequences=0,
+    reward_mean=math.nan,
+    advantage_mean=math.nan,
+    length_mean=math.nan,
+    turns_mean=math.nan,
+    lag_mean=math.nan,
 )
 _NOT_COMPARED = AffectedRecord(
-    touched=_NO_SEQUENCES, untouched=_NO_SEQUENCES, groups=0, groups_touched=NAN, groups_emptied=NAN
+    touched=NO_SEQUENCES, untouched=NO_SEQUENCES, groups=0, groups_touched=math.nan, groups_emptied=math.nan
 )
 
 

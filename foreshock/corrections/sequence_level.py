@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from foreshock.api.steps import AffectedRecord, PopulationRecord
-from foreshock.corrections.catalogue import Correction, Evaluation, Threshold, WeightMoments
+from foreshock.corrections.catalogue import NO_SEQUENCES, Correction, Evaluation, Threshold, WeightMoments
 from foreshock.errors import InvalidArgumentError
 from foreshock.measures.estimators.token import k3_kl
 from foreshock.measures.rollout_summaries import RolloutSummaries
@@ -183,6 +183,8 @@ class Sequences:
         return self._all if count == self.count else self._means(chosen, count)
 
     def _means(self, chosen: Booleans | slice, count: int) -> PopulationRecord:
+        if count == 0:
+            return NO_SEQUENCES
         means = {f"{name}_mean": self._mean_of(name, chosen) for name in _POPULATION_COLUMNS}
         return PopulationRecord(sequences=count, **means)
 
