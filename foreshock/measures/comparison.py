@@ -91,8 +91,10 @@ def _without_placeholders(values: NDArray[Any]) -> NDArray[Any]:
     """Return the values with NaN in place of those that can be no log-probs, such as -9999."""
     if values.dtype.kind != "f":
         return values
-    valid = are_log_probs(values)
-    return values if valid.all() else np.where(valid, values, np.asarray(np.nan, values.dtype))
+    # Most batches have none, which the extremes tell without an array of flags; those of NaN are NaN.
+    if bool(are_log_probs(np.array([values.min(initial=0.0), values.max(initial=0.0)])).all()):
+        return values
+    return np.where(are_log_probs(values), values, np.asarray(np.nan, values.dtype))
 
 
 def _advantage(batch: RolloutBatch) -> NDArray[np.float32] | None:

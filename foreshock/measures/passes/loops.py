@@ -27,8 +27,8 @@ _BLOCKS_BETWEEN_FLUSHES = 16  # of plain sums into compensated sums
 _BUFFER = 4096
 # The counts of a rollout, in this order.
 TOKENS, GENERATED, ENTROPY_TOKENS, ADVANTAGE_TOKENS, TURNS = range(5)
-# The places of conditions in Layout.
-PROBABILITY, POSITION, TURN, OF_ENTROPY, LAG = range(5)
+# The places of conditions in Layout.edges; the last three have buckets of their own.
+PROBABILITY, OF_ENTROPY, POSITION, TURN, LAG = range(5)
 
 
 class Columns(NamedTuple):
@@ -48,18 +48,20 @@ class Columns(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The buckets: those of the weights' grid, of the tails, and of each condition, one after the other.
+    """The buckets: those of the weights' grid, of the tails, of position, turn and lag, and of probability × entropy.
 
-    A grid is (bits of the mantissa that are dropped, first bin, last bin); see `BitGrid`.
+    A grid is (bits of the mantissa that are dropped, first bin, last bin); see `BitGrid`. A token's probability and its
+    entropy have one bucket in common, so that its terms are added once; `compiled` sums the rows and the columns.
     """
 
     fine: Int64
     coarse: Int64
     levels: Float64  # of tails, rising
     first_tail: int
-    first: Int64  # [K]: the first bucket of each condition
-    edges: Float64  # [K, E]: edge i is the lower one of bucket i + 1; padded with ∞ to a multiple of 4
-    unknown: int  # the bucket of tokens whose value is unknown, the last
+    first: Int64  # [5]: the first bucket of each condition; that of probability × entropy at PROBABILITY
+    edges: Float64  # [5, E]: edge i is the lower one of bucket i + 1; padded with ∞ to a multiple of 4
+    entropies: int  # buckets of the entropy; one more, the last of each probability, is of unknown entropy
+    size: int  # of all buckets
 
 
 class Totals(NamedTuple):
@@ -136,8 +138,9 @@ def _keep_largest(n: int, side: int, most: float, totals: Totals) -> None:
     kept, floor = totals.kept[side], totals.floors[side]
     for i in range(n):
         value = sign * work[terms.D, i]
-        values[kept] = value
-        kept += value > floor
+        if value > floor:
+            values[kept] = value
+            kept += 1
     if kept > _BUFFER - BLOCK:
         terms.move_largest_first(values[:kept], LARGEST_VALUES)
         kept, totals.floors[side] = LARGEST_VALUES, terms.range_of(values[:LARGEST_VALUES])[0]
@@ -149,7 +152,8 @@ def _add_tokens(n: int, totals: Totals) -> None:
     """Add n tokens to their buckets."""
     work, buckets = totals.work, totals.buckets
     for i in range(n):
-        bank, bucket, abs_d = i & 1, buckets[i], work[terms.ABS_D, i]
+        # Unsigned, so that no index counts from the end.
+        bank, bucket, abs_d = np.uint64(i & 1), np.uint64(buckets[i]), work[terms.ABS_D, i]
         d, k3, difference = work[terms.D, i], work[terms.K3, i], work[terms.DIFFERENCE, i]
         totals.plain[bank, bucket, 0] += abs_d
         totals.plain[bank, bucket, 1] += d
@@ -211,14 +215,14 @@ def _add_grids(n: int, with_advantage: bool, layout: Layout, totals: Totals) -> 
     work, buckets, zeros = totals.work, totals.buckets, 0
     terms.fill_bins(n, layout.fine, work, buckets)
     for i in range(n):
-        totals.histogram[buckets[i]] += 1
+        totals.histogram[np.uint64(buckets[i])] += 1
     for i in range(n):
         zeros += work[terms.ABS_D, i] == 0.0
     totals.histogram[0] -= zeros
     totals.histogram[2 * layout.fine[2] + 2] += zeros
     terms.fill_bins(n, layout.coarse, work, buckets)
     for i in range(n):
-        bank, bucket, above = i & 1, buckets[i], work[terms.ABOVE, i]
+        bank, bucket, above = np.uint64(i & 1), np.uint64(buckets[i]), work[terms.ABOVE, i]
         totals.plain[bank, bucket, 0] += above
         totals.plain[bank, bucket, 1] += above * above
         if with_advantage:
@@ -252,7 +256,7 @@ def _add_token_ids(n: int, rows: Int64, totals: Totals) -> None:
     """Add n tokens to the table by token id; `rows` are those of the ids, or empty."""
     work, table, ids = totals.work, totals.token_ids, totals.integers
     for i in range(n):
-        row = ids[i] if rows.size == 0 else rows[ids[i]]
+        row = np.uint64(ids[i] if rows.size == 0 else rows[np.uint64(ids[i])])
         d, abs_d, k3 = work[terms.D, i], work[terms.ABS_D, i], work[terms.K3, i]
         table[row, 0] += 1.0
         table[row, 1] += d
@@ -346,16 +350,17 @@ def _add_block(columns: Columns, row: int, at: int, n: int, measured: int, layou
     terms.add_weights(measured, most, work, totals.token_weights)
     _keep_largest(measured, 0, -least, totals)
     _keep_largest(measured, 1, most, totals)
-    edges, first, unknown, buckets = layout.edges, layout.first, layout.unknown, totals.buckets
-    terms.fill_buckets(work[terms.LOG_BEHAVIOUR, :measured], edges[PROBABILITY], first[PROBABILITY], unknown, buckets)
-    _add_tokens(measured, totals)
+    edges, buckets, of_entropy = layout.edges, totals.buckets, totals.integers
+    terms.fill_buckets(work[terms.LOG_BEHAVIOUR, :measured], edges[PROBABILITY], 0, buckets)
     if columns.entropy[0].size + columns.entropy[1].size > 0:
         _read(columns.entropy, at, n, measured, places, work[terms.ENTROPY])
         counts[ENTROPY_TOKENS] += terms.sum_entropies(measured, work, block)
-        terms.fill_buckets(
-            work[terms.ENTROPY, :measured], edges[OF_ENTROPY], first[OF_ENTROPY], layout.unknown, totals.buckets
-        )
-        _add_tokens(measured, totals)
+        terms.fill_buckets(work[terms.ENTROPY, :measured], edges[OF_ENTROPY], layout.entropies, of_entropy)
+    else:
+        of_entropy[:measured] = layout.entropies
+    for i in range(measured):
+        buckets[i] = layout.first[PROBABILITY] + buckets[i] * (layout.entropies + 1) + of_entropy[i]
+    _add_tokens(measured, totals)
     for i in range(measured):
         place = at - columns.offsets[row] + (i if measured == n else places[i])
         # The exponent of the power of two at or below position + 1.

@@ -301,10 +301,10 @@ def add_weights(n: int, most: float, work: Float64, weights: Float64) -> None:
 
 
 @compiled
-def fill_buckets(values: Float64, edges: Float64, first: int, unknown: int, buckets: Int64) -> None:
-    """Write the bucket of each value: `first` + the number of edges that are no larger; `unknown` if not finite."""
+def fill_buckets(values: Float64, edges: Float64, unknown: int, buckets: Int64) -> None:
+    """Write the bucket of each value: the number of edges that are no larger; `unknown` if it is not finite."""
     for i in range(values.size):
-        buckets[i] = first
+        buckets[i] = 0
     for at in range(0, edges.size, 4):
         e0, e1, e2, e3 = edges[at], edges[at + 1], edges[at + 2], edges[at + 3]
         if e0 < math.inf:
