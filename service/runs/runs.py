@@ -1,7 +1,7 @@
 """Runs: get or create, list, change, delete (a tombstone stays)."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, NamedTuple, Protocol, TypeVar
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from sqlalchemy import func, or_, select, update
@@ -109,17 +109,6 @@ class RunFilter(NamedTuple):
     verdict: diagnosis.Verdict | None = None
 
 
-class FoundRun(Protocol):
-    """A run, or a part of one."""
-
-    @property
-    def project(self) -> str: ...
-    @property
-    def deleted_at_us(self) -> int | None: ...
-
-
-RunFound = TypeVar("RunFound", bound=FoundRun)
-
 # Projects that an error lists.
 _MOST_PROJECTS = 10
 _REMOVABLE = ("name", "note", "baseline")
@@ -141,7 +130,7 @@ class RunKeyAmbiguous(problem.ProblemError, status=409, problem_type="run-key-am
 
 def get_run(session: Session, principal: security.Principal, run_id: str) -> Run:
     """Return the run if the principal may see it; raise RunNotFound or RunDeleted."""
-    return check_visible(session.get(Run, run_id), principal, run_id)
+    return _visible(session.get(Run, run_id), principal, run_id)
 
 
 def find_run(session: Session, run_id: str) -> Run | None:
@@ -149,8 +138,8 @@ def find_run(session: Session, run_id: str) -> Run | None:
     return session.get(Run, run_id)
 
 
-def check_visible(run: RunFound | None, principal: security.Principal, run_id: str) -> RunFound:
-    """Return what was found of a run if the principal may see it; raise RunNotFound or RunDeleted."""
+def _visible(run: Run | None, principal: security.Principal, run_id: str) -> Run:
+    """Return a run that was found if the principal may see it; raise RunNotFound or RunDeleted."""
     if run is None or not principal.sees(run.project):
         raise RunNotFound(f"there is no run {run_id}")
     if run.deleted_at_us is not None:
@@ -174,7 +163,7 @@ def id_of_key(session: Session, principal: security.Principal, project: str | No
     if len(found) > 1:
         projects = ", ".join(run.project for run in found)
         raise RunKeyAmbiguous(f"several projects have a run {key}: add ?project= with one of {projects}")
-    return check_visible(found[0] if found else None, principal, key).id
+    return _visible(found[0] if found else None, principal, key).id
 
 
 def lock_run(session: Session, principal: security.Principal, run_id: str) -> Run:
@@ -182,7 +171,7 @@ def lock_run(session: Session, principal: security.Principal, run_id: str) -> Ru
 
     Steps of a run close one after the other, so that observers see them in one order.
     """
-    return check_visible(_find_and_lock(session, run_id), principal, run_id)
+    return _visible(_find_and_lock(session, run_id), principal, run_id)
 
 
 def lock_run_for_background(session: Session, run_id: str) -> Run | None:

@@ -17,12 +17,10 @@ from fastapi import Depends, Request, Response, status
 from pydantic import BaseModel
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
-from starlette.concurrency import run_in_threadpool
 
 from foreshock_service.platform import parameters, security
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import AdviceDecision, Alert, Run
-from foreshock_service.runs.runs import check_visible
 
 LONGEST_WAIT_SECONDS = 30
 LOOK_SECONDS = 0.5
@@ -142,18 +140,23 @@ class LongPolls:
         if_none_match: str | None,
         seconds: float,
     ) -> None:
-        """Wait for a change of a part of the run's version, if `if_none_match` names the part that it has now.
+        """Wait until `if_none_match` does not name this part of the run's version, or the principal may not see it.
 
-        Raises RunNotFound and RunDeleted.
+        Looks tell both, the next one first: a poll reads nothing by itself before it waits.
         """
-        if seconds <= 0:
+        if seconds <= 0 or if_none_match is None:
             return
-        found = await run_in_threadpool(self._read, [run_id])
-        known = part(check_visible(found.get(run_id), principal, run_id))
-        if parameters.names_version(if_none_match, known):
-            await self.wait(
-                run_id, lambda now: now is None or now.deleted_at_us is not None or part(now) != known, seconds
-            )
+        known: str | None = None
+
+        def is_over(now: RunVersion | None) -> bool:
+            nonlocal known
+            if now is None or now.deleted_at_us is not None or not principal.sees(now.project):
+                return True
+            if known is None and parameters.names_version(if_none_match, part(now)):
+                known = part(now)
+            return part(now) != known
+
+        await self.wait(run_id, is_over, seconds)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

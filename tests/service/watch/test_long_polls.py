@@ -15,6 +15,7 @@ from sqlalchemy import event
 
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.keys import Scope
+from foreshock_service.platform.security import UNRESTRICTED
 from foreshock_service.watch.long_polls import LOOK_SECONDS, LongPolls, RunVersion, read_versions
 from tests.service.keys import make_key
 from tests.service.watch.recorded import K3, RecordedRun
@@ -159,3 +160,31 @@ def test_change_by_another_process_ends_a_poll(http: httpx.Client, app: FastAPI,
     assert answer.status_code == 200
     assert {alert["state"] for alert in answer.json()["items"]} == {"acknowledged"}
     changing.join()
+
+
+@on_sqlite
+def test_poll_reads_nothing_by_itself_before_it_waits(database: Database) -> None:
+    run = RecordedRun(database).begin()
+    known = version_of(database, run.run).of_advice
+    polls = LongPolls(database)  # which does not look
+    statements: list[str] = []
+    event.listen(database._read_engine, "before_cursor_execute", lambda *each: statements.append(each[2]))
+    asyncio.run(polls.until_changed(UNRESTRICTED, run.run, lambda now: now.of_advice, f'"{known}.0"', 0.1))
+    assert not statements
+
+
+@on_sqlite
+def test_tag_of_an_older_version_is_answered_at_the_next_look(database: Database) -> None:
+    run = RecordedRun(database).begin()
+    known = version_of(database, run.run).of_advice
+    run.close_all({K3: [0.2] * 12}, range(1, 13))
+
+    async def poll(tag: str) -> float:
+        polls = LongPolls(database)
+        polls.start()
+        begin = time.monotonic()
+        await polls.until_changed(UNRESTRICTED, run.run, lambda now: now.of_advice, tag, 60)
+        await polls.stop()
+        return time.monotonic() - begin
+
+    assert asyncio.run(poll(f'"{known}.0"')) < 30
