@@ -1,10 +1,10 @@
 """The catalogue of corrections, their thresholds, and the form of a correction's evaluation.
 
 ρ = π/μ of a token, ρ_seq is the product over a sequence, w the weight that the correction would give. A mask without a
-ratio gives the weight 1 to what it keeps.
+ratio gives the weight 1 to the tokens or sequences that it keeps.
 
-The text form of a threshold is that of verl: `2`, or `0.5_5` for a lower and an upper bound. Tokens and sequences are
-compared with a threshold by the logarithm, never by ρ.
+Thresholds are written as in verl: `2`, or `0.5_5` for a lower and an upper bound. Tokens and sequences are compared
+with a threshold in log space, never by ρ.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class Threshold:
         return math.inf if self.upper is None else math.log(self.upper)
 
     def __str__(self) -> str:
-        # Ten digits distinguish a threshold from an exact level beside it, and are read back as the same number.
+        # Ten digits distinguish a threshold from a nearby exact level, and parse back to the same number.
         bounds = [f"{bound:.10g}" for bound in (self.lower, self.upper) if bound is not None]
         return "_".join(bounds) or "none"
 
 
 def _expected(lower: float | None, upper: float | None, bounds: Bounds) -> str:
-    """Return a description of the bounds that fit; an empty string if these do."""
+    """Return a description of the expected bounds; an empty string if the given bounds fit."""
     if bounds is Bounds.FLOOR:
         fits = lower is not None and upper is None and lower <= 1.0
         return "" if fits else "one ratio of at most 1, such as 1e-4"
@@ -108,14 +108,13 @@ _NOT_COMPARED = AffectedRecord(
 class Evaluation:
     """The effect that one correction would have on a batch; nothing is applied. NaN means not estimable.
 
-    `used` is the threshold of the figures. It differs from `asked` if a token threshold lies between two edges of the
+    The figures are for the threshold `used`. It differs from `asked` if a token threshold lies between two edges of the
     histogram. `kept_tokens` and `kept_sequences` are fractions (a token correction keeps a sequence if it drops none of
-    its tokens); `touched_tokens` is the fraction whose weight the threshold changes.
+    its tokens); `touched_tokens` is the fraction of tokens whose weight the threshold changes.
 
-    `distortion` is E|w − ρ| and `advantage_distortion` E[(w − ρ)·A], over the tokens or sequences of the correction's
-    level (for the latter: those with an advantage); `uncorrected_distortion` is E|1 − ρ| over the same.
-    `token_distortion` is E|w − ρ| over tokens with the ρ of the token, at either level; NaN if the weight is that of a
-    whole sequence.
+    `distortion` is E|w − ρ| and `uncorrected_distortion` is E|1 − ρ|, over the tokens or sequences of the correction's
+    level. `advantage_distortion` is E[(w − ρ)·A] over those with an advantage. `token_distortion` is E|w − ρ| over
+    tokens with the ρ of the token, at either level; NaN if the correction weights whole sequences.
     """
 
     correction: Correction
@@ -149,7 +148,7 @@ COLLAPSE = "Liu, Li et al. 2025, When Speed Kills Stability"
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """One correction. `effect` is what happens to a weight beyond the threshold; `usual` are the thresholds in use."""
+    """One correction. `effect` is what happens to a weight beyond the threshold; `usual` has the thresholds in use."""
 
     name: str
     title: str

@@ -14,7 +14,7 @@ class Evaluator:
     """Evaluate any number of corrections and thresholds on the rollouts of one comparison.
 
     `exact_kl` has a row for each row of `summaries`, and a KL for each row with a measured token. Raises
-    InvalidArgumentError if the arguments are not of the same rollouts.
+    InvalidArgumentError if the arguments describe different rollouts.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class Evaluator:
         self._exact_kl = exact_kl
 
     def evaluate(self, name: str, threshold: Threshold | None = None) -> Evaluation:
-        """Return the effect of the correction `name`; without `threshold`, at its first usual one.
+        """Return the effect of the correction `name` at `threshold`; by default at its first usual threshold.
 
         Sequence thresholds are exact. Token thresholds are exact at ratios of 1, 2, e, 5, 10 and so on (TAIL_LEVELS);
         otherwise the nearest edge of the histogram is used and reported in `used`. Raises InvalidArgumentError for an
@@ -43,8 +43,8 @@ class Evaluator:
     def evaluate_usual(self) -> tuple[Evaluation, ...]:
         """Return every correction at each of its usual thresholds, in the order of the catalogue.
 
-        A correction without a usual threshold is included once, as not estimable. With exact KLs it is left out: call
-        `evaluate` with a threshold.
+        A correction without a usual threshold is included once, as not estimable. If exact KLs were passed it is left
+        out: call `evaluate` with a threshold.
         """
         return tuple(
             self.evaluate(name, threshold)
@@ -68,7 +68,7 @@ def evaluate(
     threshold: Threshold | None = None,
     exact_kl: ExactKl | None = None,
 ) -> Evaluation:
-    """Return the effect of one correction on one comparison; arguments and errors as of `Evaluator.evaluate`."""
+    """Return the effect of one correction on one comparison; see `Evaluator.evaluate` for arguments and errors."""
     return Evaluator(statistics, summaries, exact_kl).evaluate(name, threshold)
 
 

@@ -1,7 +1,7 @@
 """Sequence corrections, exact at any threshold, from one row of summaries per rollout.
 
-A row counts with its measured tokens; ρ_seq = exp(Σ d) over them, infinite on overflow. Trust region masks also need
-the exact KLs of tokens over the whole vocabulary.
+Only measured tokens count: ρ_seq = exp(Σ d) over them, infinite on overflow. Trust region masks also need the exact KL
+of each token over the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def mean(values: NDArray[np.float64]) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExactKl:
-    """The largest and the mean exact KL(μ‖π) of the tokens of N rollouts, [N] in nats; NaN for one without tokens."""
+    """The largest and the mean exact KL(μ‖π) of the tokens of N rollouts, [N] in nats; NaN for an empty rollout."""
 
     largest: NDArray[np.float64]
     mean: NDArray[np.float64]
 
     @classmethod
     def of_tokens(cls, kl: ArrayLike, offsets: ArrayLike, generated: ArrayLike | None = None) -> ExactKl:
-        """Return them from the exact KL of each token, [T] in nats, of rollouts cut at `offsets` [N + 1].
+        """Return the KLs of N rollouts, cut at `offsets` [N + 1], from the exact KL of each token, [T] in nats.
 
         `generated` [T] is False for tokens that the model did not sample. A KL is infinite if π is 0 for a token that μ
         may sample; no threshold keeps such a rollout. Raises InvalidArgumentError if the sizes do not fit, or if a KL
@@ -91,9 +91,9 @@ _POPULATION_COLUMNS = ("reward", "advantage", "length", "turns", "lag")
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """The M of N rollouts that have a measured token.
+    """The M rollouts, of N, that have a measured token.
 
-    `measured` [N] is True for these. `columns` maps names of the rollout summaries to float64 arrays [M], NaN if not
+    `measured` [N] is True for these M. `columns` maps names of the rollout summaries to float64 arrays [M], NaN if not
     logged; `clusters` [M] numbers the prompt groups.
     """
 
@@ -158,7 +158,7 @@ class Sequences:
         return np.bincount(self.clusters, minlength=1)
 
     def affected(self, touched: Booleans) -> AffectedRecord:
-        """Compare the sequences that a correction touches, `touched` [M], with the others."""
+        """Compare the sequences that a correction touches (`touched` [M] is True) with the untouched ones."""
         real = self.group_sizes >= 2
         groups = int(real.sum())
         shares = (math.nan, math.nan)
@@ -308,7 +308,7 @@ class _Weights:
         return WeightMoments(average, variance, LogWeights.of(kept).effective_fraction() * share)
 
     def token_distortion(self) -> float:
-        """Return E|w − ρ_t| over tokens, of a mask; NaN if the weight is that of a whole sequence."""
+        """Return E|w − ρ_t| over tokens for a mask; NaN if the correction weights whole sequences."""
         if self._has_ratio:
             return math.nan
         above = self.sequences.columns["sum_ratio_minus_one"]

@@ -1,4 +1,4 @@
-"""Token corrections, from sums over the tokens below the lower bound, between the bounds, and above the upper one.
+"""Token corrections, from sums over three regions: below the lower bound, between the bounds, above the upper bound.
 
 Every sum is of ρ − 1, which keeps its precision near ρ = 1. E|w − ρ|, E[(w − ρ)·A] and the moments of w − 1 follow from
 the sums of the three regions.
@@ -45,7 +45,7 @@ class SideSums:
 class Cut:
     """The tokens of one side within and beyond `level`, in nats of |d|; inf if there is no cut.
 
-    A token at the level itself is within if `exact_level`, and beyond at an edge of the grid.
+    A token exactly at the level is within if `exact_level` is True, else beyond.
     """
 
     level: float
@@ -99,7 +99,7 @@ class SideBins:
         within, beyond = self._between(0, edge), self._between(edge, WEIGHT_GRID.size)
         if self._none_between(level, edge):
             return Cut(level, True, within, beyond)
-        # Beyond 0 lies the whole side ABOVE; the tokens with d = 0 are in BELOW.
+        # At level 0 the whole side ABOVE is beyond; tokens with d = 0 are in BELOW.
         return Cut(at_edge, edge == 0, within, beyond)
 
     def _none_between(self, level: float, edge: int) -> bool:
@@ -117,7 +117,7 @@ class SideBins:
         level = TAIL_LEVELS[kept]
         tokens = int(self._tail_counts[kept])
         beyond = SideSums(tokens, *self._tails.value[kept].tolist())
-        # The level divides its bin: the part within is the bin without the tail.
+        # The level splits bin `index`: the part within is the sum from this bin on, minus the tail.
         index = int(WEIGHT_GRID.bins(np.array([level]))[0])
         whole = self._between(0, index)
         inside = int(self._counted[-1]) - tokens - whole.tokens
@@ -132,7 +132,7 @@ class SideBins:
         return Cut(level, True, within, beyond)
 
     def _rest(self, kept: int, index: int, column: int) -> float:
-        """Return the sum over the bins from `index` on, without the tail."""
+        """Return the sum over the bins from `index` on, minus the tail."""
         parts = (self._sums.high[index:, column], self._sums.low[index:, column])
         tail = (-self._tails.high[kept, column], -self._tails.low[kept, column])
         return exact_sum([*parts[0].tolist(), *parts[1].tolist(), *(float(part) for part in tail)])
@@ -141,7 +141,7 @@ class SideBins:
         """Return `value` clamped to the range that `tokens` tokens between the bin's edge and the level can have.
 
         If the tail holds a ratio of 1e10, the difference of two sums has no correct digit. The sum over the bin and the
-        counts in the bins of the finer grid bound it.
+        counts in the bins of the finer grid bound the result.
         """
         first, end = int(_FINE_BINS[index]), int(_FINE_BINS[index + 1])
         cut = int(LOG_RATIO_GRID.bins(np.array([level]))[0])
@@ -162,10 +162,10 @@ class SideBins:
         return float(min(sums)), float(max(sums))
 
 
-# Below this mean of w², 1 + 2·E[w − 1] + E[(w − 1)²] cancels to too few digits.
+# Below this mean of w², 1 + 2·E[w − 1] + E[(w − 1)²] loses too many digits to cancellation.
 _SMALLEST_SQUARE = 1e-9
 
-# The corrections that keep a token with the weight 1 and not ρ.
+# The corrections that give a kept token the weight 1 instead of ρ.
 _WITHOUT_RATIO = frozenset({"none", "token_mask"})
 
 
@@ -240,7 +240,7 @@ class _Weights:
 
     def distortion(self) -> float:
         """Return E|w − ρ| over tokens."""
-        # With w = 1 for ρ this is |1 − ρ|, whose sign is that of d.
+        # If w = 1, the term is |1 − ρ|; ρ − 1 has the sign of d.
         kept = 0.0 if self._keeps_ratio else self.above.within.ratio_minus_one - self.below.within.ratio_minus_one
         if self.correction.effect == "truncated":
             beyond = self._cut_off()
@@ -262,7 +262,7 @@ class _Weights:
             side = self.above.beyond
             total = (self._cap - 1.0) * side.advantage - side.advantage_ratio_minus_one
         else:
-            # With w = 1 for ρ, w − ρ is 1 − ρ, less 1 for a dropped token.
+            # If w = 1, w − ρ is 1 − ρ; for a dropped token it is 1 less.
             changed = self._beyond if self._keeps_ratio else self.sides
             dropped = (side.advantage for side in self._beyond)
             total = 0.0 - exact_sum([*(side.advantage_ratio_minus_one for side in changed), *dropped])
