@@ -1,4 +1,4 @@
-"""The semantics lint: check that log-probs, masks and rollouts mean what they are taken for.
+"""The semantics lint: check that log-probs, masks and rollouts have the meaning that their columns claim.
 
 `lint_batch` checks one batch, for example a trainer's first. It is `collect_evidence` followed by `run_checks`: the
 evidence of shards merges, and the merged evidence is checked like that of one batch.

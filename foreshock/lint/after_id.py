@@ -1,20 +1,20 @@
-"""A token id at which the mismatch begins: an attention mask that drops an id which the model sampled.
+"""Find a token id after which the mismatch begins: the attention mask drops an id that the model sampled.
 
-A trainer that makes its attention mask from `id != pad` scores what follows a sampled padding id in another context:
-every uncertain token after it differs. The id is not declared, so the data name it. A token with |d| of `LARGE_D` or
-more hardly occurs in a healthy batch; the ids that stand before the first one of a response, and rarely elsewhere, are
-the candidates. At most `CANDIDATES` of them are summed over the whole batch; without large differences there are none,
-and nothing is computed.
+A trainer that computes its attention mask as `id != pad` also masks a padding id that the model sampled. All uncertain
+tokens after it are then scored in another context and differ. The padding id is not declared, so it is inferred from
+the data. |d| of `LARGE_D` or more is rare in a healthy batch. The candidates are ids that stand before the first large
+difference of a response, and rarely elsewhere. At most `CANDIDATES` of them are summed over the whole batch. Without
+large differences there are no candidates, and nothing is computed.
 
 Faulty masks give a mean k3 after the id of 349 to 4,424 times that of all tokens, measured on recorded runs; any other
-id of those runs gives at most 8. Single large differences can follow a rare id by chance, and a policy that is
-uncertain only after an id has most of its k3 there. So the id is compared with the responses that do not have it, in k3
-per token and in k3 per nat of surprisal, and with the tokens before it; and large differences must follow it in several
-responses of several prompts.
+id of those runs gives at most 8 times. Single large differences can follow a rare id by chance, and a policy that is
+uncertain only after an id has most of its k3 there. So the tokens after the id are compared with responses without the
+id, in k3 per token and in k3 per nat of surprisal, and with the tokens before the id. Large differences must also
+follow the id in several responses of several prompts.
 
-Only tokens that the model sampled count, as candidates and as first occurrences: template tokens and tool output stand
-before every later turn. If masked tokens stand before the id, or between it and the large differences, these may begin
-with the turn, and are no evidence against the id.
+Only tokens that the model sampled count, as candidates and as first occurrences, because template tokens and tool
+output stand before every later turn. If masked tokens stand before the id, or between the id and the large differences,
+the differences may come from the new turn, and are no evidence against the id.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 LARGE_D = 0.5
 CANDIDATES = 8
-# Rollouts in which candidates are looked for, and how far before the first large difference.
+# Candidates are searched in at most this many rollouts and tokens before the first large difference.
 _ROLLOUTS_SEARCHED, _TOKENS_SEARCHED = 256, 64
 _LARGEST_D = 20.0
-# A dropped id moves the very next tokens.
+# A large difference within this many tokens is near the id: a dropped id changes the very next tokens.
 _NEAR = 8
 # Larger ids, which no vocabulary has, are counted by sorting.
 _LARGEST_VOCABULARY = 1 << 22
@@ -49,23 +49,23 @@ _LARGEST_VOCABULARY = 1 << 22
 class MismatchAfterIds(KeyedSums):
     """Sums after the first sampled occurrence of an id in a response, by token id, in nats (k3, and −log μ).
 
-    An id of one batch may be missing in another, where no large difference follows it.
+    A batch may lack an id of another batch, if no large difference follows the id there.
     """
 
     __slots__ = ()
     COUNTS = (
         "rollouts",  # with a compared token after the first occurrence
         "hits",  # of these: with |d| of LARGE_D or more after it
-        "near",  # of the hits: within the next tokens, with no masked token from the one before the id on
-        "groups",  # prompt groups of the hits; a group that shards share counts once for each
-        "tokens",  # compared tokens after it, and before it or at it
-        "tokens_before",
+        "near",  # of the hits: first large |d| within _NEAR tokens, no masked token from the one before the id up to it
+        "groups",  # prompt groups of the hits; a group in several shards counts once per shard
+        "tokens",  # compared tokens after the first occurrence
+        "tokens_before",  # compared tokens before it or at it
     )
     SUMS = ("k3", "k3_before", "surprisal", "surprisal_before")
 
 
 def mismatch_after_ids(batch: RolloutBatch, builder: EvidenceBuilder, *, any_large: bool) -> MismatchAfterIds:
-    """Return the sums of the candidates of a batch. `any_large`: some |d| of a compared token reaches LARGE_D."""
+    """Return the sums of the candidates of a batch. `any_large`: |d| of some compared token reaches LARGE_D."""
     if not any_large or batch.rollout_log_probs is None or batch.trainer_log_probs is None:
         return MismatchAfterIds.empty()
     d = batch.trainer_log_probs - batch.rollout_log_probs
@@ -83,7 +83,7 @@ def mismatch_after_ids(batch: RolloutBatch, builder: EvidenceBuilder, *, any_lar
         _sums_of(batch, np.flatnonzero((batch.response_token_ids == each) & generated), masked_before, large, columns)
         for each in candidates
     ]
-    # Examples of the id with the largest mean k3 after it, which is the one that a finding names.
+    # Keep examples of the id with the largest mean k3 after it; a finding names this id.
     worst = max(found, key=lambda each: each[1][0] / max(each[0][4], 1), default=None)
     for place in worst[2] if worst is not None else ():
         text = f"id {batch.response_token_ids[place]}, log μ {batch.rollout_log_probs[place]:.4g}; large |d| follow"
@@ -93,9 +93,9 @@ def mismatch_after_ids(batch: RolloutBatch, builder: EvidenceBuilder, *, any_lar
 
 
 def _candidates(batch: RolloutBatch, generated: NDArray[np.bool_], large: Ints) -> Ints:
-    """Return at most CANDIDATES ids, ascending: those before the first large difference of responses, rare elsewhere.
+    """Return at most CANDIDATES ids, ascending, that stand before the first large difference and rarely elsewhere.
 
-    The order is by R² / occurrences, for an id that stands in R of the searched windows; then by how near it stands.
+    Ids rank by R² / occurrences, where R is the number of searched windows with the id; ties rank by distance.
     """
     offsets, ids = batch.response_offsets, batch.response_token_ids
     rows, first = np.unique(np.searchsorted(offsets, large, side="right") - 1, return_index=True)
@@ -132,13 +132,13 @@ def _sums_of(
 ) -> tuple[list[int], list[float], list[int]]:
     """Return the counts and sums of an id, and the positions of three first occurrences that are hits.
 
-    `places` are those of the id, `large` those of large differences; `masked_before` [T + 1] counts the masked tokens
-    before each position; `columns` [T] are summed over the tokens before and after.
+    `places` are the positions of the id, and `large` those of large differences; `masked_before` [T + 1] counts the
+    masked tokens before each position; `columns` [T] are summed over the tokens before and after the first occurrence.
     """
     offsets = batch.response_offsets
     rows, first = np.unique(np.searchsorted(offsets, places, side="right") - 1, return_index=True)
     at = places[first] + 1
-    # Rows in turn: the tokens up to the first occurrence, and those after it; a last empty part ends them.
+    # Two parts per row: the tokens up to the first occurrence, and those after it (may be empty).
     starts, ends = np.stack([offsets[rows], at], axis=1).ravel(), np.stack([at, offsets[rows + 1]], axis=1).ravel()
     positions, parts = _ranges(starts, ends)
     before, after = (
@@ -161,7 +161,7 @@ def _sums_of(
 
 
 def _ranges(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
-    """Return all positions from each start up to its end, [P], and the number of the range of each, [P]."""
+    """Return all positions with start ≤ position < end, [P], and the index of the range of each position, [P]."""
     lengths = ends - starts
     parts = np.repeat(np.arange(starts.size), lengths)
     return np.arange(parts.size) + (starts - np.cumsum(lengths) + lengths)[parts], parts
@@ -173,9 +173,9 @@ _TIMES_THEIR_RATE = 20.0
 _NEAR_SHARE, _TIMES_BEFORE, _SHARE_OF_K3 = 0.5, 10.0, 0.8
 # With two prompts, 3 of 2,222 healthy batches have an id that large differences follow by chance.
 _LEAST_HITS, _LEAST_GROUPS, _HIT_SHARE = 3, 3, 0.2
-# An id that nearly every response has leaves no others to compare with.
+# If nearly every response has the id, too few other tokens are left to compare with.
 _LEAST_OTHERS = 0.1
-# float32 log-probs give no smaller k3.
+# float32 log-probs do not resolve a smaller k3.
 _LEAST_K3 = 1e-9
 
 
@@ -201,12 +201,12 @@ def _finding(evidence: LintEvidence, index: int) -> Finding | None:
     surprisal_left = evidence.sum("paired_surprisal") - surprisal - of_id["surprisal_before"]
     surprisal_of_others = max(surprisal_left / others, _LEAST_K3)
     mean, mean_before = k3 / after, max(k3_before / before, _LEAST_K3)
-    # k3 / mean surprisal, so that tokens are compared with equally uncertain ones.
+    # k3 per nat of surprisal compares tokens with equally uncertain ones.
     times_rate = (k3 / max(surprisal, _LEAST_K3)) / (of_others / surprisal_of_others)
     begins_here = mean >= _TIMES_THE_OTHERS * max(of_others, mean_before)
     if not begins_here or times_rate < _TIMES_THEIR_RATE:
         return None
-    # Without the tokens after the id, all others must be at one level.
+    # All other tokens must be at one level, and most of k3 must be after the id.
     if of_others > _TIMES_BEFORE * mean_before or k3 < _SHARE_OF_K3 * whole_k3:
         return None
     over_mean = mean / (whole_k3 / whole)

@@ -1,4 +1,4 @@
-"""How log μ and log π align: a shift by one token, two bases, or the temperature that the trainer does not apply."""
+"""Check how log μ and log π align: a shift by one token, two log bases, a temperature that the trainer ignores."""
 
 from __future__ import annotations
 
@@ -19,21 +19,24 @@ if TYPE_CHECKING:
     from foreshock.lint.evidence import LintEvidence
 
 
-# A sample is enough: a shift is in every rollout of a rank or a data source. In a larger batch one stretch is taken of
-# each of so many rollouts, at places that spread over the responses, since a later turn may be shifted alone.
+# A sample is enough: a shift affects every rollout of a rank or a data source. From a larger batch, one stretch of each
+# of up to this many rollouts is taken. The stretches spread over the responses: a later turn may be shifted alone.
 _MOST_TOKENS, _MOST_ROLLOUTS = 1 << 16, 1024
 _SPREAD = 0.5 * (math.sqrt(5.0) - 1.0)
 # Each difference counts at most this much, in nats, so that one outlier does not decide.
 _SHIFT_CAP = 5.0
-# A rollout is clearly shifted if it has this many tokens, a mean difference of 0.1 nats or more, and a quarter of that
-# against its neighbour.
+# A rollout is clearly shifted if it has this many tokens, a mean difference of 0.1 nats or more, and at most a quarter
+# of that difference against the neighbouring token.
 _CLEAR_TOKENS, _CLEAR_GAP, _CLEAR_FACTOR = 6, 0.1, 0.25
-# log μ of a likely token, the largest log-prob of an uncertain one, and the least that is taken, in nats.
+# In nats: a token above _LIKELY is likely; only log-probs between _LEAST_LOG_PROB and _BELOW_ZERO are used.
 _LIKELY, _BELOW_ZERO, _LEAST_LOG_PROB = -1.0, -0.01, -100.0
 
 
 class Sample(NamedTuple):
-    """log μ [T] and log π [T] of a stretch of each of some rollouts, `offsets` [N + 1]; where each begins."""
+    """log μ [T] and log π [T] of one stretch of each of N rollouts, cut at `offsets` [N + 1].
+
+    `rows` [N] are the rollouts' rows in the batch, `first_tokens` [N] the token of the response at which each begins.
+    """
 
     behaviour: NDArray[np.float32]
     target: NDArray[np.float32]
@@ -69,7 +72,7 @@ def _sample_of_rollouts(batch: RolloutBatch) -> Sample | None:
 
 
 def _count_scale(behaviour: NDArray[np.float32], target: NDArray[np.float32], builder: EvidenceBuilder) -> None:
-    """Sum products of the two log-probs over likely and over unlikely tokens; a factor shows in both."""
+    """Sum products of the two log-probs over likely and over unlikely tokens; a constant factor shows in both."""
     below = (behaviour < np.float32(_BELOW_ZERO)) & (target < np.float32(_BELOW_ZERO))
     chosen = (below & (behaviour > _LEAST_LOG_PROB) & (target > _LEAST_LOG_PROB)).nonzero()[0]
     mu, pi = behaviour[chosen], target[chosen]
@@ -137,13 +140,13 @@ _LEAST_SHIFT_ROLLOUTS = 4
 _SHIFT_FACTOR = 0.5
 _SHIFT_SHARE = 0.6
 _LEAST_GAP = 0.01
-# By chance hardly any rollout of six tokens or more fits its neighbour four times as well.
+# Hardly any rollout of six tokens or more fits the neighbouring token four times as well by chance.
 _LEAST_CLEAR_SHIFTS, _CLEAR_SHIFT_SHARE = 2, 0.02
 _LEAST_SCALE_TOKENS = 100
-# The factor has to be within 3 % of one of these, and to explain 97 % of the squares.
+# The factor must be within 3 % of one of these, and explain 97 % of the sum of squares.
 _BASES = {"log π is in base 2": 1 / math.log(2), "log π is in base 10": 1 / math.log(10)}
 _SCALE_NEAR, _SCALE_FIT = 0.03, 0.97
-# If the trainer does not apply the temperature, a factor moves from 1 towards it by 0.5 or more of the way (measured).
+# If the trainer does not apply the temperature, a factor moves at least half of the way from 1 to it (measured).
 # A lag that softens or sharpens the policy moves it by a few per cent: temperatures within 0.15 of 1 are not checked.
 _TOWARDS_TEMPERATURE, _LEAST_HEAT = 0.4, 0.15
 # Temperatures of 0.4 to 0.7 against 1 give slopes of one sign, and R² of 0.36 to 0.9; a stale engine, dropout and
@@ -154,7 +157,7 @@ NO_PAIRS = "needs rollout_log_probs and trainer_log_probs"
 
 
 def check_log_base(evidence: LintEvidence) -> Outcome:
-    """Check for logarithms of two bases: one column is the other one times a constant."""
+    """Check for two log bases: one column is a constant times the other."""
     check = "wrong_log_base"
     tokens = evidence.count("scale_tokens")
     if not evidence.count("paired"):
@@ -213,10 +216,10 @@ def check_trainer_temperature(evidence: LintEvidence) -> Outcome:
 
 
 def check_temperatures(evidence: LintEvidence, model_kind: ModelKind | None = None) -> Outcome:
-    """Check if log π looks like log μ at another temperature: d is nearly a straight line of either.
+    """Check if log π looks like log μ at another temperature: d is nearly linear in both.
 
-    Noise of one side gives slopes of different signs against log μ and log π, and a bad fit against one of them. Other
-    policies can look the same, so the finding names a possible cause.
+    Noise on one side gives slopes of different signs against log μ and log π, and a bad fit against one of them. Other
+    policies can look the same, so the finding names only a possible cause.
     """
     check, tokens = "temperatures_differ", evidence.count("scale_tokens")
     if not evidence.count("paired"):
@@ -287,7 +290,7 @@ def check_shift(evidence: LintEvidence) -> Outcome:
 
 
 def _partly_shifted(evidence: LintEvidence) -> Outcome:
-    """Check for clearly shifted rollouts beside others that are not, as of one rank or one data source."""
+    """Check if only some rollouts are clearly shifted, for example those of one rank or one data source."""
     check, rollouts = "shifted_log_probs", evidence.count("shift_rollouts")
     clear = {name: evidence.count(f"shift_clear_{name}") for name in _OTHER}
     best = max(clear, key=lambda name: clear[name])

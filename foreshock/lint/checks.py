@@ -1,4 +1,4 @@
-"""Run all checks on evidence, in an order in which an earlier finding can rule out later checks.
+"""Run all checks on the evidence. An earlier finding can rule out later checks.
 
 A healthy run of a thousand steps should give no warning. Checks for a pattern that sampling cannot produce (a copied
 column, one dropped id, a rounded type) have a negligible chance of a false alarm. The four that test a number
@@ -52,10 +52,10 @@ _INVALIDATING = {
     "tokens_without_trainer": "some tokens have no log π",
     "pad_id_sampled": "some tokens have no log π",
 }
-# Those that leave log μ valid.
+# Those of _INVALIDATING that leave log μ valid.
 _TRAINER_ONLY = ("tokens_without_trainer", "pad_id_sampled")
 _MOST_WITHOUT = 1e-3
-# Findings that say less than others of the same data.
+# Findings that are dropped if a more specific finding explains the same data.
 _YIELDS = {
     "temperatures_differ": ("temperature_of_trainer", "processed_log_probs"),
     "mean_ratio": ("mismatch_by_place", "mismatch_after_id"),
@@ -70,7 +70,7 @@ def run_checks(
     """Return the report over all rollouts of the evidence.
 
     `entropy` is the trainer's mean entropy in nats, used if the rollouts have none per token. `model_kind` chooses the
-    healthy range of k3 / entropy; None: the wider one of mixtures of experts.
+    healthy ranges; None takes the wider ones of mixtures of experts.
     """
     outcomes: dict[str, Outcome] = {}
 
@@ -120,7 +120,7 @@ def run_checks(
 def _yielding(
     evidence: LintEvidence, outcomes: Mapping[str, Outcome], why: str, model_kind: ModelKind | None
 ) -> list[Outcome]:
-    """Return the outcomes of checks that yield to findings which say more."""
+    """Return the outcomes of checks that a more specific finding replaces."""
     found = [name for name in _OF_PAIRS if isinstance(outcomes[name], Finding) and name != "k3_per_entropy"]
     why = why or (f"explained by {found[0]}" if found else "")
     even = NotChecked("mismatch_everywhere", why) if why else check_evenness(evidence, model_kind)
@@ -133,7 +133,7 @@ def _yielding(
 
 
 def unreliable_surprisal(evidence: LintEvidence, found: Collection[str]) -> str:
-    """Return the reason why findings of these names make the surprisal test invalid; an empty string if none does."""
+    """Return why the surprisal test is invalid, given the names of the findings; an empty string if it is valid."""
     if "processed_log_probs" in found:
         return "the log-probs are processed, and `entropy` may be that of the distribution before processing"
     if why := next((why for name, why in _INVALIDATING.items() if name in found and name not in _TRAINER_ONLY), ""):
@@ -146,9 +146,9 @@ def unreliable_surprisal(evidence: LintEvidence, found: Collection[str]) -> str:
 
 
 def outcome_records(outcome: Outcome, where: Iterable[Example] = ()) -> tuple[LintWarningRecord | None, CheckRecord]:
-    """Return an outcome as it is shown: its warning if it is a finding, and the result of its check.
+    """Return the records to show for an outcome: a warning if it is a finding, and the result of its check.
 
-    `where` are the examples of a finding that names none of its own.
+    `where` holds the examples for a finding without examples of its own.
     """
     check = CHECKS[outcome.check]
     if not isinstance(outcome, Finding):

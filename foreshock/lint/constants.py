@@ -1,4 +1,4 @@
-"""Constants in the place of log-probs, such as −3.0 at tool tokens: written by a program, not by a model."""
+"""Find constants in place of log-probs, such as −3.0 at tool tokens: written by a program, not by a model."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Floats = NDArray[np.float32]
 _MOST_SAMPLED, _SAMPLE = 1 << 16, 4096
 # Nearer to 0, log-probs of certain tokens are multiples of a coarse step and repeat by chance.
 _LEAST_SIZE = 0.01
-# A log-prob that repeats is one of one prompt and one id; 16 bits repeat all of their numbers about equally often.
+# A real log-prob repeats only for one prompt and one id; 16-bit log-probs repeat all values about equally often.
 _LEAST_REPEATED, _LEAST_IDS, _LEAST_SHARE = 4, 3, 0.005
 _TIMES_OF_OTHERS, _OTHERS = 4, 4
-# A policy that is uniform over its ids gives one number too.
+# A policy that is uniform over its ids also gives a single value.
 _MOST_SHARE = 0.9
 _MASKED_SHARE = 0.9
 
@@ -25,8 +25,8 @@ _MASKED_SHARE = 0.9
 def constants_among(values: Floats | None, batch: RolloutBatch) -> Floats:
     """Return the constants [C] among the generated tokens of a column [T] of log-probs.
 
-    A constant has up to three decimal digits, as none of a softmax has but by chance, stands at several ids, and is far
-    more frequent than other values that do.
+    A constant has up to three decimal digits, which values of a softmax have only by chance. It stands at several ids,
+    and is far more frequent than other values at several ids.
     """
     if values is None or values.size == 0:
         return np.zeros(0, np.float32)
@@ -50,7 +50,7 @@ def constants_among(values: Floats | None, batch: RolloutBatch) -> Floats:
 
 
 def constant_of_masked(values: Floats) -> Floats:
-    """Return the constant [1] that nearly all of these values [M] at masked tokens are; none [0] if they differ."""
+    """Return the constant, shape [1], that nearly all values [M] at masked tokens equal; shape [0] if they differ."""
     sample = values[:: max(1, values.size // _SAMPLE)]
     known = sample[are_log_probs(sample) & (np.abs(sample) > _LEAST_SIZE)]
     unique, counts = np.unique(known, return_counts=True)

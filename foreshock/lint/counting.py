@@ -1,8 +1,7 @@
-"""What the evidence of a batch is counted with: names, sums by prompt group, pieces of the batch, and the builder.
+"""The parts that count the evidence of a batch: names, sums by prompt group, pieces of the batch, and the builder.
 
-The names of counts, sums and extremes are in the order in which they are stored. Counts and sums merge by adding,
-extremes by taking the larger. A stored blob holds them by position: append a name only together with a new version in
-`evidence.py`.
+Counts, sums and extremes are named in the order in which they are stored. Counts and sums merge by adding, extremes by
+taking the larger. A stored blob holds them by position: a new name needs a new version in `evidence.py`.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ _OF_COLUMNS = (
     "plus_inf",
     "placeholders",  # finite, but no log-prob of a sampled token: see `are_log_probs`
     "placeholders_above",  # of these: above 0
-    "placeholders_beside",  # beside another one
+    "placeholders_beside",  # next to another one
     "positive",  # finite and above 0 by more than float32 rounds
     "negative",  # finite and below 0 by more than rounding
     "above_one",
     "rounding_seen",  # tokens of the sample that was tested for rounding
     "as_bfloat16",  # of these: exactly representable in bfloat16
     "as_float16",
-    "large_seen",  # of `rounding_seen`: |log-prob| of 0.5 or more: few such values fit by chance
+    "large_seen",  # of `rounding_seen`: |log-prob| of 0.5 or more; few such values fit by chance
     "large_as_bfloat16",
     "large_as_float16",
     "non_finite_first",  # not finite, at the first or the last generated token of a response
@@ -47,7 +46,7 @@ _OF_COLUMNS = (
 
 COUNTS = (
     "rollouts",
-    "rollouts_unseen",  # of the same shards, which were sent as statistics with a sample: those outside the sample
+    "rollouts_unseen",  # rollouts outside the sample, of shards that were sent as statistics with a sample
     "tokens",  # generated
     "tool_tokens",
     *(f"{column}_{name}" for column in COLUMNS for name in _OF_COLUMNS),
@@ -57,14 +56,14 @@ COUNTS = (
     "copiable_rollouts",  # rollouts with eight uncertain tokens or more
     "copied_rollouts",  # of these: log π equals log μ at every uncertain token
     "certain_behaviour",  # log μ = 0, and log π clearly below
-    "no_mu",  # log μ = 0 in every bit, and log π clearly below; or a constant, and log π clearly another number
+    "no_mu",  # log μ exactly 0 and log π clearly below; or log μ a constant and log π clearly different
     "no_mu_first",  # of `no_mu`: at the first token of a response, at the last, in a run of zeros up to the end
     "no_mu_last",
     "no_mu_trailing",
-    "no_mu_beside",  # of `no_mu`: beside another one
+    "no_mu_beside",  # of `no_mu`: next to another one
     "above_zero",  # d clearly above 0
     "below_zero",  # d clearly below 0
-    "far_below_zero",  # d below that of any usual truncation
+    "far_below_zero",  # d below what usual truncation can give
     "large",  # |d| of LARGE_D or more
     "clip_known",  # of `paired`: with a declared clip range
     "clipped",  # of these: with a ratio outside it
@@ -154,7 +153,7 @@ EXTREMES = (
 
 
 EXAMPLES_KEPT = 3  # per check
-# The names under which the numbers in the place of a log-prob are kept as examples: 0 and constants such as −3.
+# Example names for the values found in place of a log-prob: 0 and constants such as −3.
 NO_MU_VALUES, NO_PI_VALUES = "values of no_mu", "values of no log π"
 
 
@@ -162,7 +161,7 @@ NO_MU_VALUES, NO_PI_VALUES = "values of no_mu", "values of no log π"
 class EvidenceBuilder:
     """COUNTS, SUMS and EXTREMES by name, and up to EXAMPLES_KEPT examples of each check.
 
-    `constants` are those among the generated tokens of each column, [C].
+    `constants` holds the constants among the generated tokens of each column, [C].
     """
 
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
@@ -204,7 +203,7 @@ Keys = NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyedSums:
-    """Counts [K, C] and sums [K, S] by rising keys [K]; COUNTS and SUMS name the columns."""
+    """Counts [K, C] and sums [K, S] by ascending keys [K]; COUNTS and SUMS name the columns."""
 
     COUNTS: ClassVar[tuple[str, ...]] = ()
     SUMS: ClassVar[tuple[str, ...]] = ()
@@ -222,7 +221,7 @@ class KeyedSums:
 
     @classmethod
     def empty(cls) -> Self:
-        """Return a table without a key."""
+        """Return an empty table."""
         return cls.of(np.zeros(0, np.int64), np.zeros(0))
 
     def merge(self, other: Self) -> Self:
@@ -236,7 +235,7 @@ class KeyedSums:
         return merged
 
     def rows(self, chosen: NDArray[Any]) -> Self:
-        """Return some of the rows, in their order."""
+        """Return the chosen rows."""
         sums = CompensatedSums(self.sums.high[chosen], self.sums.low[chosen])
         return type(self)(self.keys[chosen], self.counts[chosen], sums)
 
@@ -338,7 +337,7 @@ class Piece:
         return self.start + index if self.places is None else int(self.places[index])
 
     def select(self, keep: NDArray[np.bool_]) -> Piece:
-        """Return the tokens at which `keep` [T] is True; the piece itself if that is all."""
+        """Return a piece of the tokens at which `keep` [T] is True; the piece itself if all are."""
         if keep.all():
             return self
         chosen = np.flatnonzero(keep)

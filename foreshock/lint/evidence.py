@@ -76,10 +76,10 @@ Examples = Mapping[str, tuple[Example, ...]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LintEvidence:
-    """Counts, sums and extremes named in `counting.py`, sums and rewards by prompt group, missing log-probs by token
-    id, sums after the first occurrence of an id, hashes of rollouts, and up to three examples of each check.
+    """The evidence of some rollouts. Merging in any order gives the same; sums agree up to float64 rounding.
 
-    Merging in any order gives the same evidence; sums agree up to float64 rounding.
+    It holds the counts, sums and extremes named in `counting.py`, sums and rewards by prompt group, missing log-probs
+    by token id, sums after the first occurrence of an id, hashes of rollouts, and up to three examples of each check.
     """
 
     counts: NDArray[np.int64]
@@ -112,7 +112,7 @@ class LintEvidence:
         )
 
     def across_steps(self) -> LintEvidence:
-        """Return the evidence without what is compared within a step: equal rollouts, rewards, levels of rollouts."""
+        """Return the evidence without what is compared only within a step: hashes, rewards and levels of rollouts."""
         return replace(
             self,
             rollout_hashes=RolloutHashes.empty(),
@@ -121,9 +121,9 @@ class LintEvidence:
         )
 
     def of_sample(self, measured: StepMeasurement) -> LintEvidence:
-        """Return the evidence of a sample of the rollouts in `measured`, with what that knows of all of them.
+        """Return this evidence of a sample, completed with what `measured` knows about all rollouts.
 
-        These are the truncated responses and, in the summaries of TRAINER_ROLLOUT, the rewards and advantages.
+        It knows the truncated responses and, in the summaries of TRAINER_ROLLOUT, the rewards and advantages.
         """
         known, rewards = learning_signal_of(measured)
         counts = self.counts.copy()
@@ -149,7 +149,7 @@ class LintEvidence:
         return self.examples.get(check, ())
 
     def to_bytes(self) -> bytes:
-        """Return all but the examples as a blob for `from_bytes`: a JSON header and raw arrays."""
+        """Return everything except the examples as a blob for `from_bytes`: a JSON header and raw arrays."""
         hashes = self.rollout_hashes
         return blob.pack(
             _KIND,
@@ -187,7 +187,7 @@ class LintEvidence:
 
     @classmethod
     def from_bytes(cls, data: bytes, examples: Mapping[str, Any] | None = None) -> LintEvidence:
-        """Return the evidence of `to_bytes()` and `examples_to_json()`.
+        """Restore the evidence from `to_bytes()` and `examples_to_json()`.
 
         Raises StatisticsError if the blob is damaged or of another version.
         """
@@ -209,7 +209,7 @@ class LintEvidence:
 
 
 def examples_from_json(values: Mapping[str, Any]) -> Examples:
-    """Return the examples of `examples_to_json()`."""
+    """Restore the examples from `examples_to_json()`."""
     return {name: tuple(Example(**example) for example in examples) for name, examples in values.items()}
 
 

@@ -34,8 +34,9 @@ Places = NDArray[np.int64]
 class MissingByTokenId(KeyedSums):
     """Missing log-probs by token id, of at most 256 ids.
 
-    The counts are of generated tokens with a real log μ and no log π (0, NaN or −inf); of masked tokens with a log μ;
-    and of all tokens of the id that are masked with a log μ or have a real log μ.
+    `without_target` counts generated tokens with a real log μ and no log π (0, NaN, −inf or a constant); `masked`
+    counts masked tokens with a log μ; `sampled` counts all tokens of the id that have a real log μ, or are masked with
+    a log μ.
     """
 
     __slots__ = ()
@@ -52,7 +53,7 @@ class MissingByTokenId(KeyedSums):
 
 
 def count_masked_values(batch: RolloutBatch, builder: EvidenceBuilder) -> NDArray[np.float32]:
-    """Count masked tokens that carry a log-prob, an entropy or an advantage other than 0; return μ's constant there."""
+    """Count masked tokens with a log-prob, an entropy or an advantage other than 0; return their constant log μ."""
     constants: dict[str, NDArray[np.float32]] = {}
     masked = _masked(batch)
     if masked.size == 0:
@@ -83,7 +84,7 @@ def count_masked_values(batch: RolloutBatch, builder: EvidenceBuilder) -> NDArra
 def missing_by_token_id(
     batch: RolloutBatch, builder: EvidenceBuilder, masked_constant: NDArray[np.float32]
 ) -> MissingByTokenId:
-    """Return the token ids that miss log-probs at tokens which, by their log μ, the model sampled."""
+    """Return the token ids without log-probs at tokens that the model sampled, judging by log μ."""
     behaviour = batch.rollout_log_probs
     if behaviour is None:
         return MissingByTokenId.empty()
@@ -100,7 +101,7 @@ def missing_by_token_id(
         without_target = without_target[_is_real(behaviour[without_target])]
         for value in constants.tolist():
             builder.add_example(NO_PI_VALUES, Example(format_number(value)))
-    # At a masked token any log μ other than 0 counts, but a constant.
+    # At a masked token any log μ other than 0 and the constant counts.
     constant = np.isin(behaviour[masked], masked_constant)
     masked = _outside_overlong(batch, masked[_carries(behaviour[masked]) & ~constant])
     if without_target.size == 0 and masked.size == 0:
@@ -118,7 +119,7 @@ def missing_by_token_id(
     for column, places in enumerate((without_target, masked, sampled)):
         slots = np.searchsorted(ids, batch.response_token_ids[places])
         counts[:, column] = np.bincount(slots, minlength=ids.size)
-        # Of the id with the most missing log-probs.
+        # Keep examples of the id with the most missing log-probs.
         for place in places[slots == counts[:, column].argmax()][:3].tolist() if column < 2 else ():
             builder.add_example("pad_id_sampled", _example(batch, place, ("no log π", "mask 0")[column]))
     for place in without_target[:3].tolist():
@@ -131,9 +132,9 @@ def _masked(batch: RolloutBatch) -> Places:
 
 
 def _outside_overlong(batch: RolloutBatch, masked: Places) -> Places:
-    """Return the masked places but those of truncated responses that are masked as a whole.
+    """Return the masked places without those of truncated responses that are masked as a whole.
 
-    Overlong filtering (DAPO) keeps these out of the loss: the model sampled them, and no value contradicts the mask.
+    Overlong filtering (DAPO) masks these to keep them out of the loss. The model sampled them, so they may have values.
     """
     if not masked.size:
         return masked
@@ -161,11 +162,11 @@ _NEARLY_ALL = 0.9
 # NaN and −inf have other causes too: fewer at one id are no evidence against the id.
 _LEAST_NON_FINITE = 3
 _LEAST_WITHOUT_ENGINE = 4
-# The mean log π of tokens that μ is certain of is above this; that of tokens that the engine did not score is below.
+# Mean log π is above this at tokens that μ is certain of, and below it at tokens that the engine did not score.
 _CERTAIN_LOG_PI = -0.2
-# Truncation and a low temperature make a token certain that π does not find this unlikely.
+# Tokens that truncation or a low temperature makes certain have a mean log π above this.
 _UNSAMPLED_LOG_PI = -1.6
-# If more of all tokens than this are the first (or last) of their response, the position is no evidence.
+# If more than this share of all tokens are the first (or last) of their response, the position is no evidence.
 _MOST_AT_A_PLACE = 0.6
 _NO_MU = "needs rollout_log_probs"
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _UNCERTAIN = -0.01
 # Truncation keeps more than a fifth of the mass: d is not below log 0.2.
 _FAR_BELOW = -1.6
-# |d| above this is clearly not 0, and a log π below minus this is clearly uncertain.
+# |d| above this is clearly not 0.
 _CLEARLY = 0.01
 _CERTAIN = -1e-6
 # This many uncertain tokens of a rollout agree bit for bit only if one column is a copy of the other.
@@ -86,7 +86,7 @@ def count_pairs(batch: RolloutBatch, piece: Piece, builder: EvidenceBuilder) -> 
     _count_clipped(batch, d, builder)
     np.minimum(d, np.float32(_LARGEST_D), out=d)
     of_d = row_sums(d, piece.offsets)
-    # In float32 a CPU with AVX-512 rounds it in another way than one without.
+    # Not in float32: there expm1 rounds differently on CPUs with and without AVX-512.
     beyond_one = np.expm1(d, dtype=np.float64)
     of_ratio = row_sums(beyond_one, piece.offsets)
     builder.add(paired_k3=float((of_ratio - of_d).sum()), paired_surprisal=-float(behaviour.sum(dtype=np.float64)))
@@ -112,9 +112,9 @@ def _count_clipped(batch: RolloutBatch, d: NDArray[np.float32], builder: Evidenc
 def _count_without_behaviour(
     batch: RolloutBatch, piece: Piece, differs: NDArray[np.bool_], builder: EvidenceBuilder
 ) -> None:
-    """Count tokens with log μ = 0 or a constant, at which log π `differs`: also first ones, last ones, runs to the end.
+    """Count tokens with log μ = 0 or a constant at which log π `differs`; also by position in the response.
 
-    A run to the end is an unbroken row of such a log μ up to the last token of the response.
+    Positions: the first token, the last, and runs: such a log μ at every token up to the last one.
     """
     assert piece.rollout is not None
     assert piece.trainer is not None
@@ -230,10 +230,10 @@ def check_mean_ratio(evidence: LintEvidence) -> tuple[Outcome, Outcome]:
 
 
 def _certain_by_truncation(evidence: LintEvidence, mean: float, t: float, groups: int) -> bool:
-    """Return whether tokens are certain under μ only because μ was truncated, whatever the size of its effect.
+    """Return True if truncation explains the tokens that are certain under μ only, however small its effect.
 
     Log-probs of rounded logits, or rounded to few decimals, make tokens certain too. But rounding moves d both ways and
-    leaves mean ρ near 1, within 0.01 for bfloat16; truncation moves all d below 0, which a mismatch may hide.
+    leaves mean ρ near 1, within 0.01 for bfloat16. Truncation moves all d below 0, though a mismatch may hide that.
     """
     certain, paired = evidence.count("certain_behaviour"), evidence.count("paired")
     above, below = evidence.count("above_zero"), evidence.count("below_zero")
@@ -298,10 +298,10 @@ _LEVEL = 0.975
 def check_k3_per_entropy(
     evidence: LintEvidence, entropy: float | None = None, model_kind: ModelKind | None = None
 ) -> Outcome:
-    """Check that the lower end of k3's interval, Student's t, divided by the mean entropy, is in the healthy range.
+    """Check that k3 / mean entropy is in the healthy range, at the lower end of k3's interval (Student's t).
 
-    The mean entropy is that of the rollouts' tokens; without any it is `entropy`, which the trainer logged, in nats.
-    Half of k3 can be a few tokens of one prompt, so the interval is over prompt groups.
+    The mean entropy is over the rollouts' tokens; without any it is `entropy`, which the trainer logged, in nats. A few
+    tokens of one prompt can give half of k3, so the interval is clustered by prompt group.
     """
     if not evidence.count("paired"):
         return NotChecked(_CHECK, "needs rollout_log_probs and trainer_log_probs")

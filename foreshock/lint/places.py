@@ -1,9 +1,9 @@
-"""Where the mismatch is: in which turns, positions, lags, ends of responses, and in how many rollouts.
+"""Locate the mismatch: in turns, positions, lags, ends of responses, data sources, engines, or some of the rollouts.
 
-A concentration is an observation and no cause. It is reported if one part of the tokens has most of all k3, at a mean
+A concentration is an observation, not a cause. It is reported if one part of the tokens has most of all k3, at a mean
 far above that of the rest, in several prompts. Sums are over an even sample of the rollouts. Single tokens with a large
 |d| carry most of a healthy k3, so a second measure must agree: the mean √|d| over uncertain tokens, which one token in
-thirty hardly moves.
+thirty hardly changes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # Stored by position: append only.
 DIMENSIONS = ("turn", "position", "end_of_truncated", "end_of_stopped", "lag", "rollout", "data_source", "engine")
-# Dimensions of names, which the examples keep, and the fields that have them.
+# The dimensions whose buckets are names, and their batch fields. The names are kept as examples.
 _NAMED = {"data_source": "data_sources", "engine": "engine_ids"}
 # Buckets of a dimension are 0 to 999; a key is 1000 times the dimension's number plus the bucket.
 _WIDTH = 1000
@@ -46,10 +46,10 @@ _LOWEST_LEVEL = -40
 
 
 class PlaceSums(KeyedSums):
-    """The tokens at each place: a key is that of its dimension and bucket. Sums are in nats, √nat."""
+    """Sums over the tokens at each place; a key holds the dimension and the bucket. Sums are in nats, √nat."""
 
     __slots__ = ()
-    # A group that shards share counts once for each. `roots` is Σ √|d| over uncertain tokens.
+    # A group in several shards counts once per shard. `roots` is Σ √|d| over uncertain tokens.
     COUNTS = ("tokens", "uncertain", "rollouts", "groups")
     SUMS = ("k3", "roots")
 
@@ -66,7 +66,7 @@ class PlaceSums(KeyedSums):
 def sum_places(batch: RolloutBatch, builder: EvidenceBuilder) -> PlaceSums:
     """Return the sums of a batch by place; empty if either log-prob was not logged.
 
-    The names of its data sources and engines are kept as examples, by the code of each.
+    Names of data sources and engines are kept as examples, under their codes.
     """
     behaviour, target = batch.rollout_log_probs, batch.trainer_log_probs
     if behaviour is None or target is None or not batch.num_tokens:
@@ -100,7 +100,7 @@ def sum_places(batch: RolloutBatch, builder: EvidenceBuilder) -> PlaceSums:
 
 
 def _starts(offsets: Ints, columns: list[Ints]) -> Ints:
-    """Return where the place changes in a sample of rollouts, rising: at powers of two, and with `columns`."""
+    """Return the positions at which the place changes, ascending: at powers of two, and if one of `columns` changes."""
     first, end = offsets[:-1, None], offsets[1:, None]
     powers = 1 << np.arange(np.diff(offsets).max(initial=1).item().bit_length())
     changes = np.zeros(offsets[-1], np.bool_)
@@ -144,7 +144,7 @@ def _levels(table: NDArray[np.float64], of_row: Ints, rows: int) -> Ints:
 
 
 def _groups(batch: RolloutBatch, rows: Ints) -> Ints:
-    """Return a number of the prompt group of each row; a rollout without a group is one of its own."""
+    """Return a number for the prompt group of each row; a rollout without a group is a group of its own."""
     if batch.group_ids is None:
         return rows
     names = [batch.group_ids[row] for row in rows.tolist()]
@@ -155,7 +155,7 @@ def _groups(batch: RolloutBatch, rows: Ints) -> Ints:
 def _codes_of_names(
     named: list[str | None] | None, rows: Ints, builder: EvidenceBuilder, dimension: str
 ) -> Ints | None:
-    """Return a code of the name of each row, the same in every shard; None if there are no names, or too many."""
+    """Return a code for the name of each row, equal in all shards; None if there are no names, too many, or a clash."""
     if named is None:
         return None
     names = [named[row] or "" for row in rows.tolist()]
@@ -173,7 +173,7 @@ def _codes_of_names(
 def _add_up(places: Ints, table: NDArray[np.float64], members: tuple[Ints, Ints]) -> PlaceSums:
     """Return the sums of S segments with the keys `places` [D, S]; a key of −1 is left out.
 
-    `table` [S, 4] is that of `_sums_of_segments`; `members` are the numbers of their rollouts and groups, from 0.
+    `table` [S, 4] comes from `_sums_of_segments`; `members` number the rollout and the group of each segment, from 0.
     """
     of_dimension, segment = np.nonzero(places >= 0)
     keys, slots = np.unique(places[of_dimension, segment], return_inverse=True)
@@ -187,12 +187,12 @@ def _add_up(places: Ints, table: NDArray[np.float64], members: tuple[Ints, Ints]
 
 
 _CHECK = "mismatch_by_place"
-# The part has this share of all k3, at a mean of this many times the rest's, in k3 and in √|d| squared.
+# The part has this share of all k3, and a mean this many times that of the rest: in k3, and in (mean √|d|)².
 _SHARE, _TIMES, _TIMES_OF_ROOTS = 0.6, 10.0, 3.0
 _MOST_TOKENS_SHARE, _LEAST_UNCERTAIN, _LEAST_GROUPS = 0.9, 20, 3
 _MOST_ROLLOUTS = 0.4
-# Rollouts differ a lot in healthy runs. Those of another kind are apart: few have a level between, over a factor of 2.8
-# in |d|, such as those of which only the last tokens are concerned.
+# Rollouts differ a lot in healthy runs. Affected rollouts stand apart: few others have a level within a factor of 2.8
+# in |d| below theirs, such as rollouts of which only the last tokens are affected.
 _GAP, _BETWEEN = 3, 0.25
 
 
@@ -225,7 +225,7 @@ def check_places(evidence: LintEvidence, model_kind: ModelKind | None = None) ->
     found = [part for name in DIMENSIONS for part in _parts(evidence, name) if part.k3 > healthy]
     best = max(found, key=lambda part: (part.share >= 0.9, part.times * part.share), default=None)
     if best is not None and best.dimension == "rollout":
-        # The same rollouts, with a name.
+        # Prefer a data source or an engine that names the same rollouts.
         named = (part for part in found if part.dimension in _NAMED and part.share >= 0.9 * best.share)
         best = max(named, key=lambda part: part.share, default=best)
     if best is None:
@@ -288,7 +288,7 @@ def check_evenness(evidence: LintEvidence, model_kind: ModelKind | None = None) 
     ratio = format_number(1.0 + mean)
     sides = f"π is above μ as much as below it (mean ρ {ratio})"
     if abs(mean) >= _MEAN_NEAR and abs(t) >= _MEAN_T:
-        # Else `mean_ratio` would have been found, and this not be checked.
+        # Not significant enough for `mean_ratio`: with that finding, this check is not made.
         sides = f"mean ρ is {ratio}, which these prompt groups do not tell from 1"
     surprisal = evidence.sum("paired_surprisal") / evidence.count("paired")
     looks = "like numerics or like weights of another step"
@@ -303,8 +303,8 @@ def check_evenness(evidence: LintEvidence, model_kind: ModelKind | None = None) 
 
 _LEAST_LAGS, _LEAST_POSITIONS, _TIMES_OF_LAGS, _TIMES_OF_POSITIONS = 2, 4, 2.0, 3.0
 _EVEN, _MEAN_NEAR, _MEAN_T = 2.0, 0.02, 4.0
-# The usual |d| over the mean of −log μ: at least 0.39 for rows of other rollouts, at most 0.25 for FP8, while dropout
-# (0.3 to 0.7) and weights of seven steps ago (0.4) reach both.
+# The usual |d| divided by the mean of −log μ: at least 0.39 for rows of other rollouts, at most 0.25 for FP8, 0.3 to
+# 0.7 for dropout, and 0.4 for weights of seven steps ago.
 _LIKE_OTHER_ROWS = 0.3
 _STATE_BEFORE = (
     " It looks like a state from before the response, such as a cache of the prompt made with other weights."
@@ -318,11 +318,11 @@ _HINTS = {
 
 
 def _parts(evidence: LintEvidence, dimension: str) -> list[_Part]:
-    """Return the beginnings and the ends of a dimension's buckets, and single buckets, that stand out."""
+    """Return the ranges of a dimension's buckets that stand out: the first ones, the last ones, or a single name."""
     buckets, table = evidence.places.of_dimension(dimension)
     size = buckets.size
     if dimension.startswith("end_of"):
-        # The rest includes every other response.
+        # The rest includes the tokens of all other responses.
         cuts = [(0, stop) for stop in range(1, size) if buckets[stop - 1] < _FAR_FROM_END]
         everything = evidence.places.of_dimension("position")[1].sum(axis=0)
     elif dimension in _NAMED:
@@ -344,7 +344,7 @@ def _part(
     stop: int,
 ) -> _Part | None:
     inside = table[start:stop].sum(axis=0)
-    # Rollouts and groups of several buckets may be the same ones: the bucket with the most is a lower bound.
+    # A group may be in several buckets: the largest number in one bucket is a lower bound.
     groups = inside[3] if dimension == "rollout" else table[start:stop, 3].max()
     outside = everything - inside
     tokens, uncertain, k3, roots = inside[0], inside[1], inside[4], inside[5]
@@ -370,7 +370,7 @@ def _part(
 
 
 def _words(part: _Part, evidence: LintEvidence) -> str:
-    """Return which tokens a part has."""
+    """Return the words for the place of a part's tokens."""
     low, high = part.low, part.high
     if part.dimension == "turn":
         if low == 0:

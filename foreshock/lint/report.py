@@ -1,6 +1,6 @@
 """The report of the lint: the catalogue of its checks, the outcome of each, warnings with their evidence.
 
-The order of the catalogue is that of the report: findings that make all other numbers meaningless come first.
+The report has the order of the catalogue: findings that make all other numbers meaningless come first.
 """
 
 import math
@@ -21,7 +21,7 @@ class Example:
     text: str = ""
 
     def record(self) -> LintExampleRecord:
-        """Return the place as it is shown."""
+        """Return the record to show."""
         token = self.token if self.token >= 0 else None
         return LintExampleRecord(sample_id=self.sample_id, token=token, text=self.text)
 
@@ -72,7 +72,7 @@ LEAST_GROUPS = 4
 class Finding:
     """The check found a problem: `seen` in one sentence with its numbers, `evidence` by name.
 
-    `title` replaces the title of the check where the finding says which part of the data is concerned.
+    `title` replaces the title of the check if the finding names the affected part of the data.
     """
 
     check: str
@@ -85,7 +85,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Clean:
-    """The check found nothing; `why` gives the basis if that is not the data."""
+    """The check found nothing; `why` gives the reason if it is not the data."""
 
     check: str
     why: str = ""
@@ -130,7 +130,7 @@ class Check:
     title: str
     effect: str
     remedy: str
-    # False: the data do not prove it, other causes look alike.
+    # False: the data do not prove it; other causes look the same.
     proven: bool = True
 
 
@@ -342,5 +342,5 @@ CHECKS: dict[str, Check] = {check.name: check for check in _ALL}
 
 
 def title_of_part(check: str) -> str:
-    """Return the title of a check's finding that concerns some of the rollouts only."""
+    """Return the title of a finding that concerns only some of the rollouts."""
     return f"{CHECKS[check].title} in a part of the rollouts"

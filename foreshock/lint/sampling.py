@@ -1,11 +1,11 @@
-"""Whether the logged μ is the sampling distribution: by the declared sampling, and by the surprisal test.
+"""Check if the logged μ is the sampling distribution, by the declared sampling and by the surprisal test.
 
 If the logged μ is the sampling distribution, Σ(−log μ(a) − H(μ)) is a martingale: its mean is 0 for any text. Log-probs
 taken before temperature or truncation leave every ratio ρ unchanged, and only this sum is off.
 
 The size of its chance deviations needs the variance of s = −log μ(a), which is not logged. The sample variance can be
 far too small: if a policy is sharp, rare tokens carry nearly all of the variance, and a batch may contain none of them.
-There (H ≤ 0.5) it is taken from the entropy: E[s²] ≈ H·(H + 4 + log⁺(1/H)), the value for one likely token beside a
+For H ≤ 0.5, E[s²] is therefore computed from the entropy: ≈ H·(H + 4 + log⁺(1/H)), the value for one likely token and a
 dozen unlikely ones. As s ≥ 0, P(Σ(H − s) ≥ x) ≤ exp(−x²/2V) with V = Σ E[s²], for any dependence on the past (Maurer
 2003, "A bound on the deviation probability for sums of non-negative random variables"; the proof also holds for
 martingales). If a policy is broad, no single token matters, and the sample variance is used from 500 tokens on.
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from foreshock.lint.evidence import LintEvidence
 
 
-# Engines take the likeliest token below this temperature, and leave the log-probs as they are (vLLM: _SAMPLING_EPS).
+# Below this temperature engines take the likeliest token and leave the log-probs unchanged (vLLM: _SAMPLING_EPS).
 GREEDY = 1e-5
 
 
 def count_sampling_parameters(batch: RolloutBatch, builder: EvidenceBuilder) -> None:
-    """Count rollouts by the sampling columns, else the batch attributes, else the engine's fingerprint."""
+    """Count rollouts by declared sampling: the columns, else the batch attributes, else the engine's fingerprint."""
     values = {name: _declared(batch, name) for name in ("temperature", "top_p", "top_k", "min_p")}
     temperature, top_p, top_k, min_p = (values[name] for name in ("temperature", "top_p", "top_k", "min_p"))
     # NaN (not declared) compares False: such a rollout counts as neither tempered nor truncated.
@@ -145,7 +145,7 @@ def sum_surprisals(piece: Piece, builder: EvidenceBuilder) -> NDArray[np.float64
 
 
 _CHECK = "raw_log_probs"
-# Below this share of the entropy the difference may be that between μ and a π whose entropy was logged.
+# A difference below this share of the entropy may be that between μ and π, if the entropy of π was logged.
 _LEAST_SHARE = 0.02
 # The clustered test only has to agree: the bound that does not rely on the sample variance decides.
 _CLUSTERED_CHANCE = 0.01
@@ -204,10 +204,10 @@ class SurprisalSums:
         return self.z * math.sqrt((self.clusters - 1) / left)
 
     def log_chance(self) -> float:
-        """Return an upper bound of the log of the chance of such an excess if the logged μ sampled the tokens.
+        """Return an upper bound of the log-probability of such an excess if the logged μ sampled the tokens.
 
-        A surprisal below the entropy is bounded as the module says, one above it by Bernstein's inequality
-        with the largest surprisal seen.
+        The bound of the module docstring is for a surprisal below the entropy. Above it, Bernstein's inequality with
+        the largest surprisal seen is used.
         """
         excess, variance = self.surprisal - self.entropy, self.variance
         if excess > 0:
@@ -261,9 +261,9 @@ def check_surprisal(sums: SurprisalSums) -> Finding | Clean | NotChecked:
 
 
 def sums_for_run(evidence: LintEvidence) -> SurprisalSums:
-    """Return what a step adds to the test over its run: the sums of μ or those of π, whichever fit the entropy better.
+    """Return the sums of a step for the test over its run: those of μ or of π, whichever fit the entropy better.
 
-    Trainers log the entropy of π. A lag moves it away from that of μ, in the same direction at every step.
+    Trainers log the entropy of π. With a lag it differs from that of μ, in the same direction at every step.
     """
     sums = SurprisalSums.of(evidence)
     excess, of_target = sums.surprisal - sums.entropy, target_excess(evidence) * sums.entropy
@@ -271,13 +271,13 @@ def sums_for_run(evidence: LintEvidence) -> SurprisalSums:
 
 
 def target_excess(evidence: LintEvidence) -> float:
-    """Return Σ(−ρ·log π − H) / Σ H: near 0 if the entropies are those of π and μ sampled; NaN if not estimable."""
+    """Return Σ(−ρ·log π − H) / Σ H: near 0 if H is the entropy of π and μ sampled the tokens; NaN if not estimable."""
     entropy = evidence.sum("target_entropy")
     return evidence.sum("target_surprisal") / entropy - 1.0 if entropy > 0 else math.nan
 
 
 def _variance(evidence: LintEvidence) -> float:
-    """Return the bound of the variance of Σ −log μ, in nats², as the module says."""
+    """Return the bound of the variance of Σ −log μ, in nats²; see the module docstring."""
     of_broad = evidence.sum("broad_bound")
     if evidence.count("broad_tokens") >= _LEAST_BROAD_TOKENS:
         of_broad = max(evidence.sum("broad_squares"), _LEAST_PART_OF_BOUND * of_broad)
@@ -292,7 +292,7 @@ _SHARE_OF_BOTH = 0.75
 
 
 def check_sampling(evidence: LintEvidence, *, unreliable: str = "", covered: bool = True) -> tuple[Outcome, Outcome]:
-    """Check for raw log-probs under temperature or truncation, and for the entropy of π in the place of that of μ.
+    """Check for raw log-probs under temperature or truncation, and for an entropy of π instead of μ.
 
     `unreliable` is the reason why the surprisal test cannot be made. `covered` is False if mean ρ is known to be off 1.
     """
@@ -330,7 +330,7 @@ def check_sampling(evidence: LintEvidence, *, unreliable: str = "", covered: boo
 
 
 def check_declaration(evidence: LintEvidence, raw: Outcome) -> Outcome:
-    """Check if neither what was declared nor the entropies tell whether the logged μ is the sampling distribution."""
+    """Check if neither the declaration nor the entropies show whether the logged μ is the sampling distribution."""
     check, rollouts = "sampling_not_declared", evidence.count("rollouts")
     if not evidence.count("rollout_logged"):
         return NotChecked(check, "needs rollout_log_probs")

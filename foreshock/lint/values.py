@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 _MOST_SAMPLED = 1 << 16
 # Nearer to 0, float32 log-probs are multiples of a coarse step and often fit into a shorter type by chance.
 _LEAST_SIZE = 0.01
-# Beyond this few do: a difference of logits in the hundreds still has six bits more than float16.
+# Larger values rarely fit by chance: a difference of logits in the hundreds still has six bits more than float16.
 _LARGE = 0.5
 
 
 def count_values(batch: RolloutBatch, piece: Piece, name: str, builder: EvidenceBuilder) -> NDArray[np.bool_] | None:
-    """Count the invalid values of a column; return a mask [T] of the log-probs among its values, or None if all are."""
+    """Count the invalid values of a column; return a mask [T] of the valid log-probs, or None if all are valid."""
     values = piece.column(name)
     if values is None or values.size == 0:
         return None
@@ -149,7 +149,7 @@ def _add_examples(
 
 _SIGNS = ("probabilities_as_log_probs", "negated_log_probs", "positive_log_probs")
 _LEAST_ROUNDING_SEEN = 50
-# A part of a column: far more than chance gives among values of 0.5 or more.
+# A part of a column counts as rounded from here on: far more than chance gives among values of 0.5 or more.
 _LEAST_PARTLY, _PARTLY = 20, 0.1
 _ALL = 0.999
 _MOST_BESIDE = 0.9
@@ -196,7 +196,7 @@ def check_signs(evidence: LintEvidence) -> list[Outcome]:
 
 
 def _placeholders(evidence: LintEvidence) -> Outcome:
-    """Return the values that were set apart because no sampled token has such a log-prob."""
+    """Check for placeholders: values that were set apart because no sampled token has such a log-prob."""
     check = "placeholder_log_probs"
     parts: list[str] = []
     numbers: dict[str, float] = {}

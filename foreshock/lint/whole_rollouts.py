@@ -1,4 +1,4 @@
-"""Whole rollouts: those logged more than once, rewards without a spread, empty and truncated responses."""
+"""Check whole rollouts: duplicates, rewards without a spread, empty and truncated responses."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ class RolloutHashes:
         )
 
     def are_distinct(self) -> bool:
-        """Return whether no rollout repeats another one; `repeats` then counts none at any level."""
+        """Return True if no rollout repeats another one; `repeats` then counts 0 at every level."""
         rising = np.sort(self.contents)
         return not bool((rising[1:] == rising[:-1]).any())
 
     def repeats(self, *at_most: float) -> list[tuple[int, float]]:
         """Return how many rollouts repeat an earlier one bit for bit, and how many are expected to by chance.
 
-        The chance that a rollout equals one of those before it is Σ μ(y) over the distinct earlier ones of its prompt,
+        The chance that a rollout repeats an earlier one is Σ μ(y) over the distinct earlier responses y of its prompt,
         for any policy: the difference of the two numbers is a martingale with mean 0. The same holds if only responses
         y with log μ(y) ≤ a level count; a single repeat among unlikely responses is significant. There is one result
         for each level of `at_most`.
@@ -111,7 +111,7 @@ def hash_rollouts(batch: RolloutBatch, builder: EvidenceBuilder) -> RolloutHashe
 def _add_examples(
     batch: RolloutBatch, rows: NDArray[np.int64], hashes: RolloutHashes, builder: EvidenceBuilder
 ) -> None:
-    """Add the least likely of the rollouts that repeat another one."""
+    """Add the least likely of the repeated rollouts as examples."""
     if hashes.are_distinct():
         return
     _, first, inverse = np.unique(hashes.contents, return_index=True, return_inverse=True)
@@ -130,7 +130,7 @@ def _digests(batch: RolloutBatch, log_probs: NDArray[np.float32]) -> tuple[Keys,
     of_prompts, of_responses = batch.prompt_offsets.tolist(), batch.response_offsets.tolist()
     for begin, end, first, last in zip(of_prompts, of_prompts[1:], of_responses, of_responses[1:], strict=False):
         prompt = sha256(prompt_ids[begin:end].data).digest()[:8]
-        content = sha256(prompt)  # in silicon: twice as fast as blake2b
+        content = sha256(prompt)  # CPUs have instructions for it: twice as fast as blake2b
         content.update(response_ids[first:last].data)
         content.update(log_probs[first:last].data)
         prompts.append(prompt)
@@ -155,7 +155,7 @@ def check_duplicates(evidence: LintEvidence, *, distribution_known: bool = True)
     if evidence.count("unknown_repeat_chance") or not distribution_known:
         why = "log μ may not be the sampling distribution: the chance of equal responses is not known"
         return NotChecked(check, why)
-    # A sample has few of the copies.
+    # A sample contains few of the copies.
     nothing: Outcome = NotChecked(check, _OF_A_SAMPLE) if evidence.count("rollouts_unseen") else Clean(check)
     if hashes.are_distinct():
         return nothing
@@ -180,9 +180,9 @@ def check_duplicates(evidence: LintEvidence, *, distribution_known: bool = True)
 
 
 def _log_chance(repeated: int, expected: float) -> float:
-    """Return Chernoff's bound of the log of the chance of this many repeats.
+    """Return Chernoff's bound of the log-probability of this many repeats.
 
-    It is the bound of a Poisson tail, which holds for a sum of events whose chances depend on the past (Freedman 1975).
+    This bound of a Poisson tail also holds for events whose probabilities depend on the past (Freedman 1975).
     """
     expected = max(expected, 1e-300)
     return repeated - expected - repeated * math.log(repeated / expected) if repeated > expected else 0.0
@@ -214,7 +214,7 @@ REWARD_COLUMNS = ("rollouts", "rewards", "minus_min_reward", "max_reward")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupRewards:
-    """The rewards of G prompt groups: REWARD_COLUMNS [G, 4] by rising keys [G]."""
+    """The rewards of G prompt groups: REWARD_COLUMNS [G, 4] by ascending keys [G]."""
 
     keys: Keys
     values: NDArray[np.float64]
@@ -253,7 +253,7 @@ def _no_rewards(groups: int) -> NDArray[np.float64]:
 
 
 def learning_signal_of(measured: StepMeasurement) -> tuple[dict[str, int], GroupRewards | None]:
-    """Return the counts by name that a shard of statistics knows of all its rollouts, and their rewards, if known."""
+    """Return the counts by name, and the rewards or None, that a shard of statistics knows of all its rollouts."""
     counts = measured.step.truncated_and_known()
     known = {"truncated_rollouts": counts[0], "finish_known": counts[1]}
     pair = measured.comparisons.get(TRAINER_ROLLOUT)
