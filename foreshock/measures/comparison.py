@@ -1,4 +1,4 @@
-"""Measure a batch: one comparison of two scores, or all that a trainer logged of a step; merge the results."""
+"""Measure a batch: one comparison of two scores, or everything that a trainer logged for a step; merge the results."""
 
 from __future__ import annotations
 
@@ -88,10 +88,10 @@ def compare(batch: RolloutBatch, target: ArrayLike, behaviour: ArrayLike) -> Com
 
 
 def _without_placeholders(values: NDArray[Any]) -> NDArray[Any]:
-    """Return the values with NaN in place of those that can be no log-probs, such as -9999."""
+    """Replace values that cannot be log-probs, such as -9999, by NaN."""
     if values.dtype.kind != "f":
         return values
-    # Most batches have none, which the extremes tell without an array of flags; those of NaN are NaN.
+    # Most batches have none; the extremes show this without an array of flags, and are NaN if a value is NaN.
     if bool(are_log_probs(np.array([values.min(initial=0.0), values.max(initial=0.0)])).all()):
         return values
     return np.where(are_log_probs(values), values, np.asarray(np.nan, values.dtype))

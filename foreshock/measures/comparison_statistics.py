@@ -52,8 +52,7 @@ class ComparisonStatistics(ComparisonSums):
         token_ids: ArrayLike | None = None,
         advantage: ArrayLike | None = None,
     ) -> ComparisonStatistics:
-        """Return the statistics of log π `target` and log μ `behaviour`, both [T], of N rollouts cut at `offsets` [N +
-        1].
+        """Return the statistics of log π `target` and log μ `behaviour`, [T] each; `offsets` [N + 1] cut N rollouts.
 
         `mask` [T] is 0 for tokens that the model did not sample; `group_ids` [N] name the prompts by strings or
         integers (None: a cluster by itself); `entropy` [T] is that of μ in nats; `turn` [T] numbers the turns; `lag`

@@ -1,8 +1,8 @@
 """Measures of exact divergences: token means with intervals, for one pair of scorers at one step.
 
 The divergence at a visited state is a sum over the vocabulary, without the sampling noise of the token. The states were
-sampled, so that its mean still varies with the prompts and rollouts of the step; the intervals show that variation. k3
-of the same scores at the same tokens stands beside it: its interval has both kinds of noise.
+sampled, so its mean still varies with the prompts and rollouts of the step; the intervals show that variation. k3 of
+the same scores at the same tokens is included for comparison: its interval has both kinds of noise.
 """
 
 import math
@@ -34,8 +34,8 @@ def measure_exact(
     """Return the measures of `exact`.
 
     `mask` [T] is 0 for tokens that the model did not sample: their states are excluded. `group_ids` [N] name the
-    prompts, by which intervals are clustered; a rollout without one is a group. Raises InvalidRolloutsError if sizes do
-    not fit.
+    prompts, by which intervals are clustered; a rollout without one is its own group. Raises InvalidRolloutsError if
+    sizes do not fit.
     """
     generated = np.ones(exact.num_tokens, np.bool_) if mask is None else numbers_of("response_mask", mask) != 0
     check_size("response_mask", generated, exact.num_tokens)

@@ -70,9 +70,7 @@ def token_inputs(
 
 
 def numbers_of(column: str, value: Any, *, whole: bool = False) -> NDArray[Any]:
-    """Return `value` as an array of real numbers, or of integers if `whole`; raises InvalidRolloutsError naming
-    `column`.
-    """
+    """Return `value` as an array of numbers, or integers if `whole`; raises InvalidRolloutsError naming `column`."""
     array = as_array(value, column)
     kinds, expected = ("iub", "integers") if whole else ("iubf", "real numbers")
     if array.size and array.dtype.kind not in kinds:
@@ -81,7 +79,7 @@ def numbers_of(column: str, value: Any, *, whole: bool = False) -> NDArray[Any]:
 
 
 def cuts_of(offsets: Any) -> NDArray[np.int64]:
-    """Return `offsets` [N + 1], the ends of rollouts; raises InvalidRolloutsError if they do not rise from 0."""
+    """Return `offsets` [N + 1] of rollouts; raises InvalidRolloutsError unless they start at 0 and never fall."""
     cuts = numbers_of("offsets", offsets, whole=True).astype(np.int64, copy=False)
     if cuts.ndim != 1 or cuts.size == 0 or cuts[0] != 0 or (np.diff(cuts) < 0).any():
         shown = f"shape {cuts.shape}, {np.array2string(cuts.ravel(), threshold=6, edgeitems=3)}"
@@ -111,7 +109,7 @@ def group_names(group_ids: Iterable[object] | None, rollouts: int) -> list[str |
 
 
 def truncated_rollouts(batch: RolloutBatch) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return if each rollout was truncated, [N], and if that is known, [N].
+    """Return whether each rollout was truncated, [N], and whether that is known, [N].
 
     A rollout is truncated if its finish reason is `length`, or, without a reason, if it is as long as the batch's cap.
     """

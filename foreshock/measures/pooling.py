@@ -1,8 +1,8 @@
 """Means pooled over a window of steps, Σ sums / Σ tokens, with intervals over prompt × step.
 
 A window's pooled mean estimates the mean over its tokens. The median of its steps does not: most of k3 can come from
-few prompts, most steps then lack them, and the median was 8.6 times below the pooled mean on uneven prompts. Steps draw
-their prompts anew, so each prompt of each step is a cluster.
+few prompts, which most steps lack; on uneven prompts the median was 8.6 times below the pooled mean. Each step draws
+new prompts, so each prompt of each step is a cluster.
 """
 
 import math
@@ -18,12 +18,12 @@ from foreshock.measures.rollout_summaries import RolloutSummaries
 Float64 = NDArray[np.float64]
 
 CLUSTERED_BY_PROMPT = {"k3_kl": "sum_k3", "rollout_probs_diff_mean": "sum_abs_probability_difference"}
-"""Token means whose sums each rollout's summary has, with their columns."""
+"""Token means whose sums are in the rollout summaries, with their columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class PooledMean:
-    """A token mean over a window; the ends of its interval are NaN with too few clusters for one.
+    """A token mean over a window; the ends of its interval are NaN if there are too few clusters.
 
     `effective` is the effective number of clusters, (Σ S)²/Σ S². `by_prompt`: clusters are prompt × step, not steps.
     """
@@ -52,9 +52,7 @@ def pool_summaries(steps: Sequence[RolloutSummaries], measures: Sequence[str]) -
 
 
 def pool_over_steps(means: Float64, tokens: Float64) -> PooledMean:
-    """Return the pooled mean of a measure that only each step's mean [S] and tokens [S] are known of; clusters are the
-    steps, so that the interval is a wide one.
-    """
+    """Return the pooled mean from each step's mean [S] and tokens [S]; clusters are steps, so the interval is wide."""
     known = np.isfinite(means) & (tokens > 0)
     if not known.any():
         return _UNKNOWN
@@ -74,7 +72,7 @@ def _sums_of_prompts(step: RolloutSummaries, measures: Sequence[str]) -> Float64
 
 
 def _pool(table: Float64) -> list[PooledMean]:
-    """Return the pooled means of the sums [G, K] beside the tokens [G] of G clusters."""
+    """Return K pooled means from a table [G, K + 1] of the sums of G clusters; the last column counts tokens."""
     sums, tokens = table[:, :-1], table[:, -1]
     intervals = nonnegative_intervals(sums, tokens, resamples=MORE_RESAMPLES)
     return [

@@ -1,7 +1,7 @@
 """One row per rollout: its sums of d and its metadata.
 
-They are kept beside the statistics for results that no fold of sums gives: sequence-level measures at any threshold,
-the rollouts that a correction would drop, and intervals clustered by rollout or group.
+The rows are kept beside the statistics for results that a fold of sums cannot give: sequence-level measures at any
+threshold, the rollouts that a correction would drop, and intervals clustered by rollout or group.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class RolloutSummaries:
 
     @classmethod
     def of(cls, batch: RolloutBatch, sums: RolloutSums, lag: NDArray[np.integer] | None = None) -> RolloutSummaries:
-        """Return the rows of a batch from its sums by `sum_rollouts`; `lag` is that of its tokens, [T], if known."""
+        """Return the rows of a batch from its sums by `sum_rollouts`; `lag` [T] is the lag of its tokens, if known."""
         measured = sums.tokens > 0
         above = sums.column("ratio_minus_one")
         squares = sums.column("chi2_token") + 2.0 * above + sums.tokens
@@ -91,7 +91,7 @@ class RolloutSummaries:
         truncated, known = truncated_rollouts(batch)
         turns = None
         if batch.turn is not None:
-            # The pass counted them if it measured every token that the model sampled.
+            # The pass counted the turns only if it measured every token that the model sampled.
             counted = np.array_equal(sums.tokens, sums.generated)
             turns = sums.turns if counted else turns_of_rollouts(batch)
         columns: dict[str, Any] = {
@@ -167,14 +167,14 @@ class RolloutSummaries:
         return measures
 
     def clusters(self, of_names: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """Return a number for each rollout's prompt group, [N], by rising id; a number of its own without a group.
+        """Return a number for each rollout's prompt group, [N], in order of ids; without a group, its own number.
 
         `of_names` are the ranks by sample id, if known.
         """
         rows, groups = self.num_rollouts, self.table.column("group_id")
         if groups.null_count == 0:
             return self.ranks("group_id")
-        # Ids are unique in a shard, but not over several shards or ranks: then the largest rank is below N.
+        # Sample ids are unique in a shard, but may repeat over shards or ranks: then the largest rank is below N.
         if of_names is None or of_names.max(initial=0) < rows:
             of_names = self.ranks("sample_id", "first")
         if groups.null_count == rows:
@@ -183,9 +183,7 @@ class RolloutSummaries:
         return np.where(grouped, self.ranks("group_id"), rows + of_names)
 
     def ranks(self, name: str, ties: str = "dense") -> NDArray[np.int64]:
-        """Return the rank of each row by a column, [N]; equal values share a rank, or with "first" are ranked in row
-        order.
-        """
+        """Return the rank of each row by a column, [N]; equal values share one, or with "first" rank in row order."""
         return np.asarray(pc.rank(self.table.column(name).combine_chunks(), tiebreaker=ties), dtype=np.int64)
 
     def to_bytes(self) -> bytes:
@@ -200,7 +198,7 @@ class RolloutSummaries:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> RolloutSummaries:
-        """Return the table of `to_bytes()`. Raises StatisticsError if damaged or of another version."""
+        """Restore the table from `to_bytes()`. Raises StatisticsError if damaged or of another version."""
         try:
             table = pa.ipc.open_file(pa.py_buffer(data)).read_all()
             table.validate(full=True)

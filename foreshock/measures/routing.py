@@ -1,12 +1,12 @@
-"""Measures of routed experts: how often two forward passes of a mixture of experts choose the same ones.
+"""Measures of routed experts: how often two forward passes of a mixture of experts choose the same experts.
 
 A router picks k experts for each token and layer. Two forward passes whose router logits differ by rounding pick
 different experts if two logits are close; the token then runs through other weights. The experts of a response token
-are those at the state before it, which its log-prob is computed from. The order of the k experts has no effect on the
+are those at the state before it, from which its log-prob is computed. The order of the k experts has no effect on the
 model and is ignored.
 
-d of a token depends on the experts of the earlier tokens too, through attention: tokens without a difference of their
-own still follow tokens that have one.
+d of a token also depends on the experts of earlier tokens, through attention: a token whose experts agree may follow
+tokens whose experts differ.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class RoutedTokens:
 class RoutingMeasures:
     """Agreement of the routed experts of π and μ over the model-generated tokens of a step.
 
-    `any_difference` is the share of tokens with another set of experts in at least one layer. `agreeing` tokens have
-    none, `differing` tokens have one. `k3_share` is the share of Σ k3 that the differing tokens carry. `top_k` experts
-    are routed to in each layer. `excluded` tokens have a log-prob that is not finite, or no state before them. The
+    `any_difference` is the share of tokens with another set of experts in at least one layer: the `differing` tokens,
+    not the `agreeing` ones. `k3_share` is the share of Σ k3 that the differing tokens carry. `top_k` experts are chosen
+    in each layer. `excluded` counts tokens with a log-prob that is not finite, or without a state before them. The
     intervals are by prompt group.
     """
 
@@ -95,9 +95,9 @@ def measure_routing(
     """Return the measures of the experts [T, L, k] and log-probs [T] of π (target) and μ (behaviour).
 
     `offsets` [N + 1] cut the tokens into rollouts. `mask` [T] is 0 for tokens that the model did not sample.
-    `group_ids` [N] name the prompts, by which intervals are clustered; a rollout without one is a group. `layers` [L]
-    are the numbers of the layers, 0 … L − 1 if absent. Raises InvalidRolloutsError if sizes do not fit or if an expert
-    is chosen twice by one token and layer.
+    `group_ids` [N] name the prompts, by which intervals are clustered; a rollout without one is its own group. `layers`
+    [L] are the numbers of the layers, by default 0 … L − 1. Raises InvalidRolloutsError if sizes do not fit or if a
+    token has the same expert twice in a layer.
     """
     cuts = cuts_of(offsets)
     tokens = int(cuts[-1])
@@ -209,7 +209,7 @@ def _experts_of(column: str, value: ArrayLike, tokens: int) -> NDArray[np.intege
 
 
 def _common_experts(target: NDArray[np.integer], behaviour: NDArray[np.integer]) -> NDArray[np.int16]:
-    """Return how many experts both sides chose, [T, L]; one layer at a time, because k² values of each token are."""
+    """Return how many experts both sides chose, [T, L]; one layer at a time, to hold only k² values per token."""
     common = np.empty(target.shape[:2], np.int16)
     for layer in range(target.shape[1]):
         same = target[:, layer, :, None] == behaviour[:, layer, None, :]
@@ -218,7 +218,7 @@ def _common_experts(target: NDArray[np.integer], behaviour: NDArray[np.integer])
 
 
 def _share(found: Interval) -> Interval:
-    """Return the interval of a share: at most 1, which rounding and the bootstrap may exceed."""
+    """Return the interval of a share, cut at 1, which rounding and the bootstrap may exceed."""
     # min(nan, 1.0) is NaN.
     return replace(found, mean=min(found.mean, 1.0), low=min(found.low, 1.0), high=min(found.high, 1.0))
 

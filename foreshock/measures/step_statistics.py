@@ -130,7 +130,7 @@ class StepStatistics:
         return self.lengths.total
 
     def truncated_and_known(self) -> tuple[int, int]:
-        """Return how many rollouts were truncated, and of how many that is known."""
+        """Return how many rollouts were truncated, and for how many this is known."""
         truncated, known = (int(self.counts[COUNTS.index(name)]) for name in ("truncated", "truncation_known"))
         return truncated, known
 
@@ -168,7 +168,7 @@ class StepStatistics:
     def _reward_deviation(self, count: int) -> float:
         if count < 2:
             return math.nan
-        # Whole numbers, whose quotient is rounded once as that of Fractions would be.
+        # Integers: their quotient is rounded once, as with Fractions.
         total, of_total = self.sums.exact_ratio(SUMS.index("reward"))
         square, of_square = self.sums.exact_ratio(SUMS.index("reward_squared"))
         difference = square * of_total * of_total * count - total * total * of_square
@@ -189,7 +189,7 @@ class StepStatistics:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> StepStatistics:
-        """Return the statistics of `to_bytes()`. Raises StatisticsError if damaged or of another version."""
+        """Restore the statistics from `to_bytes()`. Raises StatisticsError if damaged or of another version."""
         arrays = blob.unpack(_KIND, data, _LAYOUT)
         return cls(
             arrays["counts"],

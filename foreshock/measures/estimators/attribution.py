@@ -4,8 +4,8 @@ For each token, d of the chain is the sum of d of its links. A link's share is E
 negative share means that the link cancels part of the others. k3 values of links do not add; except for the first link
 they are not KLs under the policy that sampled.
 
-A scorer that was replayed in two environments has a link of its own: the size of what the environment alone changes,
-and what it does not explain (`environment_link`, `excess_over_environments`).
+A scorer that was replayed in two environments gives one more link: `environment_link` measures what the environment
+alone changes, and `excess_over_environments` what environments do not explain.
 """
 
 import itertools
@@ -31,7 +31,7 @@ from foreshock.scorers import REFERENCE, cause_of_link, chain_of, middle_of_chai
 Float64 = NDArray[np.float64]
 
 METHOD = "bootstrap-t over prompt groups"
-"""How the ends of shares and of the paired difference are computed."""
+"""The method of the intervals of shares and of the paired difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ def _side_branch(
     engine, trainer = middle_of_chain([name for name in chain if name in arrays])
     found = Interval(math.nan, math.nan, math.nan, 0)
     if engine and trainer and shared.tokens:
-        # E[d²] of the engine less that of the trainer.
+        # E[d²] of the engine minus that of the trainer.
         squares = np.square(reference - shared.scores[engine]) - np.square(reference - shared.scores[trainer])
         sums = np.add.reduceat(squares, shared.offsets[:-1])
         found = bootstrap_interval(sums, np.diff(shared.offsets), shared.groups, resamples=MORE_RESAMPLES)
@@ -239,7 +239,7 @@ def _side_branch(
 
 
 def _nearer(engine: str | None, trainer: str | None, difference: Interval) -> str | None:
-    """Return the score that is nearer to the reference, "equal", or None if the interval includes 0 or is unknown."""
+    """Return the score nearer to the reference, "equal", or None if the interval includes 0 or is unknown."""
     if difference.low == difference.high == 0.0:
         return "equal"
     if difference.low > 0.0:
@@ -251,8 +251,8 @@ def _nearer(engine: str | None, trainer: str | None, difference: Interval) -> st
 class EnvironmentLink:
     """The link `scorer@second / scorer@first`, d = log second − log first, in nats per token.
 
-    `share` is E[d_link·d]/E[d²] with d of the whole chain, and the ends of its bootstrap-t interval by prompt group;
-    NaN without the whole. `tokens` are those that all of these scores have.
+    `share` is E[d_link·d]/E[d²] with d of the whole chain, `share_low` to `share_high` its bootstrap-t interval by
+    prompt group; NaN if the whole is not given. `tokens` counts the tokens that all of these scores have.
     """
 
     k3_kl: float
@@ -274,8 +274,8 @@ def environment_link(
 ) -> EnvironmentLink:
     """Return the link between two replays of a scorer, [T] over the tokens of N rollouts cut at `offsets` [N + 1].
 
-    `whole` has the last and the first score of the chain, [T] each. Values that are not finite are excluded with their
-    token. Raises InvalidRolloutsError if sizes or types do not fit.
+    `whole` has the last and the first score of the chain, [T] each. A token with a value that is not finite is
+    excluded. Raises InvalidRolloutsError if sizes or types do not fit.
     """
     given = {"first": first, "second": second}
     if whole is not None:
@@ -309,11 +309,11 @@ def excess_over_environments(
     `logged` is a, a score of the run; `first` and `second` are r₁ and r₂, its replays in two environments other than
     the run's; all [T] log-probs in nats. The result is in nats per token, comparable with k3 of small differences.
 
-    With a = t + e₀ and rᵢ = t + s + eᵢ, where t is common, s the difference that is no environment's, and e₀, e₁ and e₂
-    what each environment adds, E[(r₁ − a)(r₂ − a)] = E[s²] + E[e₀²] and ½E[(r₁ − r₂)²] = ½(E[e₁²] + E[e₂²]), if s and
-    the e are uncorrelated. **If the three environments are exchangeable** (E[e₀²] = E[e₁²] = E[e₂²]) the result is
-    ½E[s²], and 0 in expectation if the environments explain everything. It may be negative and is never clamped. Two
-    replays cannot test the assumption. The bounds are NaN with too few prompt groups.
+    Let a = t + e₀ and rᵢ = t + s + eᵢ: t is common, s is the difference that no environment causes, and e₀, e₁ and e₂
+    are what each environment adds. If s and the e are uncorrelated, E[(r₁ − a)(r₂ − a)] = E[s²] + E[e₀²] and
+    ½E[(r₁ − r₂)²] = ½(E[e₁²] + E[e₂²]). **If the three environments are exchangeable** (E[e₀²] = E[e₁²] = E[e₂²]) the
+    result is ½E[s²], and 0 in expectation if the environments explain everything. It may be negative and is never
+    clamped. Two replays cannot test the assumption. The bounds are NaN with too few prompt groups.
     """
     given = {"logged": logged, "first": first, "second": second}
     shared = _share(*_checked(given, offsets, mask), group_ids)

@@ -5,12 +5,12 @@ that is too small; Student's t, which is symmetric, then misses the true value o
 groups with replacement, divides each resample's deviation by its own clustered error, and uses the quantiles of t* =
 (m* − m)/e*. Low means come with small errors, so the interval extends further upwards.
 
-It was chosen by its coverage of the exact values of tiny policies, on others than those of the table in
-`benchmarks/results/coverage.txt`. With 128 prompts × 8 rollouts all kinds hold; they differ for few groups and heavy
+The method was chosen by its coverage of the exact values of tiny policies, other ones than in the table of
+`benchmarks/results/coverage.txt`. With 128 prompts × 8 rollouts all methods cover; they differ for few groups and heavy
 tails. With 8 groups the percentile interval and BCa cover 84–89 %, the bootstrap-t 91–95 %. With 128 groups of very
 uneven prompts, Student's t covers 88–94 %, the percentile interval and BCa 90–94 %, the bootstrap-t 92–95 %. (If
-prompts that no batch holds carry χ², none covers: about 70 %.) A bootstrap-t of the logarithm covers no better and has
-infinite upper ends for few groups.
+prompts that no batch contains carry χ², every method covers only about 70 %.) A bootstrap-t of the logarithm covers no
+better and has infinite upper ends for few groups.
 
 If prompts differ in scale, few groups often miss the large ones: with 8 groups and a log-standard deviation of |d| of
 0.8 the bootstrap-t covers about 80 %. `nonnegative_intervals` widens the upper end from the spread of the groups and
@@ -21,8 +21,8 @@ converges to the mean for any distribution of the groups.
 
 What limits the range of k3: too few prompt groups, or tokens so rare that most batches lack them. k3 ≈ d²/2 has a
 finite variance if the shape k of the tail of |d| is below ¼; estimates k̂ scatter by about 0.05. The effective number
-of groups is reported and is no criterion: with uneven prompts, a batch with a low number holds one of the large groups,
-and a batch that looks even lacks them.
+of groups is reported but is not a criterion: with uneven prompts, a batch with a low number contains one of the large
+groups, and a batch that looks even lacks them.
 
 Sources: Efron, "Nonparametric standard errors and confidence intervals" (1981); Hall, "The Bootstrap and Edgeworth
 Expansion" (1992), for its second-order correctness; Cameron, Gelbach and Miller (2008), for clusters; Zhou and Gao,
@@ -45,11 +45,11 @@ Int64 = NDArray[np.int64]
 
 RESAMPLES = 999  # so that 2.5 % and 97.5 % are order statistics
 MORE_RESAMPLES = 3_999
-"""Resamples where an interval decides a verdict and is computed once: windows of steps and attributions. Another seed
+"""Resamples of an interval that decides a verdict and is computed once: windows of steps and attributions. Another seed
 moves an end by 2 to 5 % of the interval's width with 999, by 1 to 3 % with 3,999 (8 to 320 clusters, even and uneven);
-80 clusters take 0.6 and 2 to 4 ms."""
+80 clusters take 0.6 ms and 2 to 4 ms."""
 SEED = 2009
-# With fewer clusters, resamples of a single cluster, which have no error, reach the quantiles.
+# With fewer clusters, resamples of one repeated cluster, which have no error, reach the quantiles.
 LEAST_CLUSTERS = 5
 # More clusters are combined at random: the sums stay independent, and 2,048 suffice to estimate the skew.
 _MOST_CLUSTERS = 2048
@@ -66,7 +66,7 @@ def bootstrap_interval(
 ) -> Interval:
     """Return the nominal 95 % interval of Σ sums / Σ tokens, [N] each, one per rollout; `clusters` [N] is the group.
 
-    Without `clusters` each rollout is one. Rollouts without tokens are excluded. The bounds are NaN below
+    Without `clusters` each rollout is its own cluster. Rollouts without tokens are excluded. The bounds are NaN below
     LEAST_CLUSTERS clusters, if sums are not finite, and if one cluster contributes all but a millionth of the mean,
     because resamples without it carry no information. The same input gives the same interval.
     """
@@ -105,7 +105,7 @@ def _intervals(of_clusters: Float64, sizes: Float64, resamples: int, seed: int) 
                 sizes = np.add.reduceat(sizes[order], starts)
             expected = means * sizes[:, None]
             residuals = of_clusters - expected
-            # If all clusters have the same mean, rounding alone is left: it is no spread.
+            # If all clusters have the same mean, only rounding is left, which is no spread.
             residuals[np.abs(residuals) <= _ROUNDING * np.abs(expected)] = 0.0
             errors = np.sqrt(np.square(residuals).sum(axis=0)) / sizes.sum()
             below, above = _quantiles(_studentised(of_clusters, residuals, sizes, resamples, random))
@@ -160,8 +160,8 @@ def _studentised(
         shift = of_residuals / total
         shifted = np.square(shift) * total_squares
         squares = of_squares - 2.0 * shift * of_products + shifted
-        # Where the terms cancel, rounding is what is left, and differs between the matrix products of two CPUs. A
-        # resample without the one large cluster has m* far below m: its residuals are S − m*·T, without m.
+        # If the terms cancel, only rounding is left, and it differs between the matrix products of two CPUs. This
+        # happens if a resample lacks the one large cluster: m* is far below m. Compute its residuals as S − m*·T.
         cancelled = squares <= _CANCELLED * (of_squares + shifted)
         for column in np.flatnonzero(cancelled.any(axis=0)).tolist():
             at = np.flatnonzero(cancelled[:, column])
@@ -194,9 +194,7 @@ def _product(weights: Float64, table: Float64) -> Float64:
 
 
 def _quantiles(values: Float64) -> tuple[Float64, Float64]:
-    """Return the 2.5 % and 97.5 % quantiles of each column of [R, K], each [K]; the p-th is the value of rank p·(R +
-    1).
-    """
+    """Return the 2.5 % and 97.5 % quantiles of each column of [R, K], [K] each; quantile p has the rank p·(R + 1)."""
     last = values.shape[0] - 1
     ranked = np.sort(values, axis=0)
     found = []
@@ -252,7 +250,7 @@ Values = Mapping[str, float | None]
 
 
 def interval_warning(values: Values) -> str | None:
-    """Return what makes the range of k3 too short or impossible as a sentence; None if nothing is known to.
+    """Return a sentence on why the range of k3 is too short or impossible; None if no reason is known.
 
     `values` are measures by column: `prompt_groups`, `pareto_k` and `pareto_k_inverse`.
     """

@@ -118,7 +118,7 @@ def _moment(statistics: ComparisonSums, within: str, between: str, first: str, s
     sums = [statistics.sum(name) for name in (within, between, first, second or first)]
     if not statistics.tokens or not all(map(math.isfinite, sums)):
         return math.nan
-    # Whole numbers: their quotient is rounded once, as that of Fractions, which would reduce every term.
+    # Integers: their quotient is rounded once, as with Fractions, but no term is reduced.
     total, of_total = statistics.exact_ratio(between)
     one, of_one = statistics.exact_ratio(first)
     other, of_other = statistics.exact_ratio(second or first)
@@ -153,7 +153,7 @@ def _tails(statistics: ComparisonSums) -> dict[str, float]:
         measures[f"tail_{threshold}"] = _ratio(sum(both), tokens)
     for name, level in TAIL_ASYMMETRY_LEVELS.items():
         below, above = statistics.tail_count(BELOW, level), statistics.tail_count(ABOVE, level)
-        # Σ ρ = Σ (ρ − 1) + their number.
+        # Σ ρ = Σ (ρ − 1) + number of tokens.
         under_target = statistics.tail_sum(ABOVE, level, "ratio_minus_one") + above
         measures[f"tail_below_{name}"] = _ratio(below, tokens)
         measures[f"tail_above_{name}"] = _ratio(above, tokens)
@@ -175,7 +175,7 @@ def _sequences(statistics: ComparisonSums) -> dict[str, float]:
         "verl_chi2_seq": _ratio(statistics.sum("squared_weight_minus_one"), rollouts),
         "ess_turn": _estimable(statistics.turn_weights, statistics.sum("k3_kl")),
         "ess_seq": _estimable(statistics.sequence_weights, statistics.sum("k3_kl")),
-        # KL·T is the KL of a whole sequence: Σ k3 over their number.
+        # KL·T is the KL of a whole sequence: Σ k3 / number of sequences.
         "ess_seq_predicted": math.exp(-2.0 * _ratio(statistics.sum("k3_kl"), rollouts)),
         # verl's perplexities, unclamped.
         "training_ppl": _ratio(statistics.sum("target_ppl"), rollouts),
@@ -212,7 +212,7 @@ def _advantages(statistics: ComparisonSums) -> dict[str, float]:
 def _estimable(weights: LogWeights, k3_sum: float) -> float:
     """Return the effective fraction, or NaN if 2·KL·T > ln N, because a sample of N cannot show less than 1/N.
 
-    KL·T is the KL of a whole turn or sequence: Σ k3 over their number.
+    KL·T is the KL of a whole turn or sequence: Σ k3 / their number.
     """
     if weights.count == 0 or not 2.0 * k3_sum / weights.count <= math.log(weights.count):
         return math.nan

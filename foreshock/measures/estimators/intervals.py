@@ -45,7 +45,7 @@ class Interval:
 def clustered_interval(sums: Float64, tokens: NDArray[np.int64], clusters: NDArray[np.int64] | None = None) -> Interval:
     """Return the interval of Σ sums / Σ tokens, both [N], one per rollout; `clusters` [N] is each rollout's cluster.
 
-    Without `clusters` each rollout is one. Rollouts without tokens are excluded.
+    Without `clusters` each rollout is its own cluster. Rollouts without tokens are excluded.
     """
     of_clusters, sizes = sums_of_clusters(sums[:, None], tokens, clusters)
     if sizes.size == 0:
@@ -79,7 +79,7 @@ def sums_of_clusters(
     if clusters is not None:
         numbers = _numbers_of(clusters)
         if numbers.size and int(numbers[-1]) == numbers.size - 1:
-            # Each rollout is a cluster, in its place. `bincount` adds to 0.0, which makes 0.0 of −0.0.
+            # Each rollout is its own cluster, already in order. Add 0.0, as `bincount` does: −0.0 becomes 0.0.
             sizes, sums = sizes + 0.0, np.add(sums, 0.0, dtype=np.float64, order="C")
         else:
             sizes = np.bincount(numbers, weights=sizes).astype(np.float64)
@@ -89,7 +89,7 @@ def sums_of_clusters(
 
 
 def _numbers_of(clusters: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the place of each cluster, [N], among the different ones, rising; rows are mostly sorted by it."""
+    """Return the rank of each row's cluster among the distinct clusters, [N]; fast if rows are sorted by cluster."""
     steps = clusters[1:] - clusters[:-1]
     if (steps < 0).any():
         unsorted: NDArray[np.int64] = np.unique(clusters, return_inverse=True)[1]

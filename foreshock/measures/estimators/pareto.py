@@ -1,4 +1,4 @@
-"""The shape k̂ of the tail of importance weights, from the largest of them.
+"""The shape k̂ of the tail of importance weights, from the largest weights.
 
 Above a high threshold the weights of almost any distribution follow a generalised Pareto distribution with shape k.
 Moments of order below 1/k are finite. At k ≥ ½ the variance of ρ is infinite, and with it the error of χ², of ESS and
@@ -33,7 +33,7 @@ def tail_size(count: int) -> int:
 def pareto_shape(largest: Float64, count: int) -> float:
     """Return k̂ of the weights exp(`largest`), `count` in all.
 
-    `largest` [n] are the n largest log weights, falling; if n < count the smallest of them is the lowest possible
+    `largest` [n] are the n largest log weights, descending; if n < count the smallest of them is the lowest possible
     threshold, so the tail has at most n − 1 values. For ρ pass the largest d, for 1/ρ the largest −d. All computations
     are on logarithms relative to the largest: no weight overflows, and a common factor changes nothing.
 
@@ -52,7 +52,7 @@ def pareto_shape(largest: Float64, count: int) -> float:
     tail = tail[tail > threshold]
     if tail.size < LEAST_TAIL or tail[0] == tail[-1]:
         return math.nan
-    # log(exp(tail) − exp(threshold)): the logarithms of what lies above the threshold.
+    # log(exp(tail) − exp(threshold)): the logarithms of the exceedances.
     exceedances = tail + np.log(-np.expm1(threshold - tail))
     shape = _zhang_stephens(exceedances - exceedances[0])
     size = int(tail.size)
@@ -60,7 +60,7 @@ def pareto_shape(largest: Float64, count: int) -> float:
 
 
 def _zhang_stephens(logs: Float64) -> float:
-    """Return k of values above 0 from their logarithms [n], falling from 0 (the largest value is 1).
+    """Return k of values above 0 from their logarithms [n], descending from 0 (the largest value is 1).
 
     The likelihood of the generalised Pareto distribution, written in θ = −k/σ, has its maximum over k in closed form:
     k(θ) = mean log(1 − θx). θ is averaged under its profile likelihood and a prior made from a quartile of the values,
@@ -80,7 +80,7 @@ def _zhang_stephens(logs: Float64) -> float:
 
 
 def _profile_shapes(thetas: Float64, logs: Float64) -> Float64:
-    """Return k(θ) = mean log(1 − θ·exp(logs)) of each θ, [J] rising; θ·exp(logs) < 1."""
+    """Return k(θ) = mean log(1 − θ·exp(logs)) of each θ, [J] ascending; θ·exp(logs) < 1."""
     values: list[float] = thetas.tolist()
     shapes = np.zeros(len(values))
     for chosen, sign in ((slice(bisect_left(values, 0.0)), -1.0), (slice(bisect_right(values, 0.0), None), 1.0)):
@@ -89,6 +89,6 @@ def _profile_shapes(thetas: Float64, logs: Float64) -> Float64:
             scales = np.array([math.log(sign * theta) for theta in values[chosen]])
             products = scales[:, None] + logs
             terms = np.logaddexp(0.0, products) if sign < 0.0 else np.log1p(-np.exp(products))
-            # As `mean`, without its checks.
+            # Same as `mean`, without its checks.
             shapes[chosen] = np.add.reduce(terms, axis=1) / logs.size
     return shapes

@@ -2,8 +2,8 @@
 
 μ is the sampling policy, π the trained policy, ρ = exp(d); tokens are drawn from μ. All formulas use expm1, never
 exp(d) − 1: in float32 `exp(d) − d − 1` is wrong by a factor of two for k3 below 1e-7. In float64 `expm1(d) − d` is
-wrong by as much for |d| below 1e-15, and in the tenth digit at 1e-6; k3 near agreement therefore is a series. For |d|
-beyond 709 a formula may overflow to infinity, without a warning.
+wrong by as much for |d| below 1e-15, and in the tenth digit at 1e-6, so k3 near agreement is computed as a series. For
+|d| beyond 709 a formula may overflow to infinity, without a warning.
 
 Many formulas need ρ − 1 (`rho_minus_one`) or 1/ρ − 1 (`inverse_minus_one`), the expensive part: pass them if already
 computed.

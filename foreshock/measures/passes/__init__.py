@@ -1,7 +1,7 @@
 """Passes over the tokens of a batch: a numpy reference and a compiled pass, which give the same sums.
 
-`sum_rollouts` uses the compiled pass if `compiled.prepare()` has run in this process, else numpy. Nothing compiles, or
-imports numba, without that call: compiling takes seconds.
+`sum_rollouts` uses the compiled pass if `compiled.prepare()` has run in this process, else numpy. Without that call
+nothing is compiled and numba is not imported: compiling takes seconds.
 """
 
 from foreshock.measures.inputs import TokenInputs

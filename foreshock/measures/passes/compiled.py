@@ -69,8 +69,8 @@ def _machine_code() -> AddRollouts:
             try:
                 _add_rollouts = _compile(cached=True)
             except Exception:
-                # numba has no writable folder, the disk is full, or a cached file is truncated, for which its reader
-                # raises exceptions of any type. Compile for this process only; an error in the loops is raised again.
+                # numba has no writable folder, the disk is full, or a cached file is truncated: its reader then raises
+                # exceptions of any type. Compile for this process only; an error in the loops is raised again.
                 _add_rollouts = _compile(cached=False)
         return _add_rollouts
 
@@ -97,7 +97,7 @@ def _layout() -> Layout:
     from foreshock.measures.passes.loops import Layout
 
     inner = [np.array(CONDITIONS[name].edges[1:-1]) for name in _CONDITIONS]
-    # Edges of log μ, which the loops have at hand.
+    # Edges of log μ, which the loops have read already.
     inner[0] = np.array([math.log(edge) for edge in inner[0]])
     # Edges of log₂(position + 1).
     inner[2] = np.log2(inner[2] + 1)
@@ -172,7 +172,7 @@ def sum_rollouts_compiled(inputs: TokenInputs) -> RolloutSums:
     both, of_both = slice(*layout.first[:2]), (-1, layout.entropies + 1)
     tokens_of_both, largest_of_both = bucket_tokens[both].reshape(of_both), largest[both].reshape(of_both)
     high, low = (each[both].reshape(*of_both, 4) for each in (totals.high, totals.low))
-    # The sums of the rows, then those of the columns but the last, which are of unknown entropy.
+    # Sum each row for the probability, and each column but the last (unknown entropy) for the entropy.
     for name, axis in (("probability", 1), ("entropy", 0)):
         own = slice(CONDITIONS[name].size)
         sums = CompensatedSums.over_first_axis(high.swapaxes(0, axis), low.swapaxes(0, axis))
@@ -186,7 +186,7 @@ def sum_rollouts_compiled(inputs: TokenInputs) -> RolloutSums:
 
 
 def _largest(totals: Totals, side: int) -> Float64:
-    """Return the largest values of d (side 1) or of −d (side 0), falling."""
+    """Return the largest values of d (side 1) or of −d (side 0), descending."""
     return np.sort(totals.extremes[side, : totals.kept[side]])[::-1][:LARGEST_VALUES].copy()
 
 
@@ -198,7 +198,7 @@ def _totals(rollouts: int, ids: int) -> Totals:
 
 
 def _columns(inputs: TokenInputs, ids: _RowsOfIds) -> Columns:
-    """Return the columns of the loops: those of `inputs` in place if they are contiguous and of a supported type."""
+    """Return the columns of the loops; those that are contiguous and of a supported type are not copied."""
     from foreshock.measures.passes.loops import Columns
 
     advantage = inputs.advantage
@@ -236,7 +236,7 @@ def _integers(values: NDArray[np.integer] | None) -> Integers:
 
 
 def _read_only(values: NDArray[Any], dtype: type[Scalar]) -> NDArray[Scalar]:
-    """Return a contiguous array of this type that is read-only, which is a type of its own in numba."""
+    """Return a contiguous read-only array of this type; to numba a writable array is of another type."""
     view = np.ascontiguousarray(values, dtype).view()
     view.flags.writeable = False
     return view
@@ -247,7 +247,7 @@ _NO_INTEGERS = _read_only(np.zeros(0), np.int32), _read_only(np.zeros(0), np.int
 
 
 class _RowsOfIds:
-    """The rows of token ids in a table; `ids` [V], rising, are those of the rows.
+    """The rows of token ids in a table; `ids` [V], ascending, are the ids of the rows.
 
     `places` holds the row of each value of `column`; if it is empty, the values are the rows.
     """

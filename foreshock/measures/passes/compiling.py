@@ -20,7 +20,7 @@ _NICENESS = 10
 
 @contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Hold the lock of compilers in `folder`: of the processes that start together, one compiles and others load."""
+    """Hold the compile lock in `folder`: of processes that start together, one compiles and the others load."""
     folder.mkdir(exist_ok=True)
     with (folder / "compiling.lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -28,12 +28,12 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
 
 
 def package_folder() -> Path:
-    """Return the folder of the compiled pass, beside whose sources numba keeps the machine code."""
+    """Return the source folder of the compiled pass, in which numba keeps the machine code."""
     return Path(str(compiled.__file__)).parent
 
 
 def compile_elsewhere() -> None:
-    """Fill numba's cache from another process, of low priority. Does nothing if that fails: the caller compiles."""
+    """Fill numba's cache from another process of low priority. If that fails, nothing happens: the caller compiles."""
     try:
         subprocess.run(
             [sys.executable, "-m", __name__],
@@ -52,7 +52,7 @@ def _compile() -> None:
     cache = os.environ.get("NUMBA_CACHE_DIR")
     folder = Path(cache) if cache else package_folder() / "__pycache__"
     if not os.access(folder if folder.exists() else folder.parent, os.W_OK):
-        # Machine code cannot be kept, so that compiling here is of no use.
+        # The machine code could not be stored, so compiling here is useless.
         return
     with one_at_a_time(folder):
         compiled.prepare()

@@ -1,6 +1,6 @@
-"""The loops of the compiled pass, for numba, which this module imports: a rollout is added a block of tokens at a time.
+"""The loops of the compiled pass, which add a rollout in blocks of tokens. One machine code serves all batches.
 
-One machine code serves all batches.
+Importing this module imports numba.
 """
 
 import math
@@ -17,7 +17,7 @@ from foreshock.measures.statistics.tails import LARGEST_VALUES
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
-# A column as (narrow, wide), float32 and float64 or int32 and int64: one is empty, and both if it was not logged.
+# A column as (narrow, wide): float32 and float64, or int32 and int64. One is empty; both are if it was not logged.
 Floats = tuple[NDArray[np.float32], Float64]
 Integers = tuple[NDArray[np.int32], Int64]
 
@@ -50,13 +50,13 @@ class Columns(NamedTuple):
 class Layout(NamedTuple):
     """The buckets: those of the weights' grid, of the tails, of position, turn and lag, and of probability × entropy.
 
-    A grid is (bits of the mantissa that are dropped, first bin, last bin); see `BitGrid`. A token's probability and its
-    entropy have one bucket in common, so that its terms are added once; `compiled` sums the rows and the columns.
+    A grid is (bits of the mantissa that are dropped, first bin, last bin); see `BitGrid`. A token has one bucket for
+    its probability and its entropy, so that its terms are added once; `compiled` sums the rows and the columns.
     """
 
     fine: Int64
     coarse: Int64
-    levels: Float64  # of tails, rising
+    levels: Float64  # of tails, ascending
     first_tail: int
     first: Int64  # [5]: the first bucket of each condition; that of probability × entropy at PROBABILITY
     edges: Float64  # [5, E]: edge i is the lower one of bucket i + 1; padded with ∞ to a multiple of 4
@@ -67,7 +67,7 @@ class Layout(NamedTuple):
 class Totals(NamedTuple):
     """The sums: of each of N rollouts, and over all of them.
 
-    Even and odd tokens have buckets of their own, since a sum must be stored before it is loaded again. The plain sums
+    Even and odd tokens have separate buckets, because a sum must be stored before it is loaded again. The plain sums
     are flushed into the compensated pairs `high` and `low`.
     """
 
@@ -88,7 +88,7 @@ class Totals(NamedTuple):
     turn_weights: Float64  # [3]
     extremes: Float64  # [2, _BUFFER]: the largest −d and d, in any order
     kept: Int64  # [2]: their number
-    floors: Float64  # [2]: what is no larger need not be kept
+    floors: Float64  # [2]: values up to this need not be kept
     turn: Int64  # [2]: the open turn, the number of turns of its rollout
     turn_d: Float64  # [1]: Σ d of the open turn
     block: Float64  # [TOKEN_SUMS]
@@ -166,9 +166,10 @@ def _add_tokens(n: int, totals: Totals) -> None:
 
 @inner
 def _add_runs(n: int, condition: int, before: int, most: float, layout: Layout, totals: Totals) -> None:
-    """Add n tokens by `integers`, which rarely change: a run of equal ones at a time, mostly the whole block.
+    """Add n tokens to the buckets of their `integers`, one run of equal integers at a time.
 
-    `most` is the block's largest |d|, `before` the number of the rollout's earlier tokens.
+    Integers rarely change: a run is mostly the whole block. `most` is the block's largest |d|, `before` the number of
+    the rollout's earlier tokens.
     """
     values, work, block = totals.integers, totals.work, totals.block
     others = 0
@@ -200,7 +201,7 @@ def _add_runs(n: int, condition: int, before: int, most: float, layout: Layout, 
 
 @inner
 def _add_turn(turn: int, d: float, is_first: bool, totals: Totals) -> None:
-    """Add a run of tokens to the open turn of the rollout, or close that one and open another."""
+    """Add a run of tokens to the open turn of the rollout; another turn number closes it and opens the next."""
     if not is_first and turn != totals.turn[0]:
         terms.add_scaled(totals.turn_weights, totals.turn_d[0], 1.0, 1.0)
     if is_first or turn != totals.turn[0]:
@@ -275,7 +276,7 @@ def _flush(totals: Totals) -> None:
         of_value = total - before
         lost = (before - (total - of_value)) + (value - of_value)
         high[i] = total
-        # Keeps an infinite sum infinite: the low part of one would be NaN.
+        # An infinite sum must stay infinite: its low part would be NaN.
         low[i] += lost if lost - lost == 0.0 else 0.0
         even[i] = odd[i] = 0.0
 
@@ -323,7 +324,7 @@ def _read_log_probs(columns: Columns, row: int, at: int, n: int, totals: Totals)
 
 @inner
 def _add_block(columns: Columns, row: int, at: int, n: int, measured: int, layout: Layout, totals: Totals) -> None:
-    """Add the measured ones of n tokens to everything but `sums` and the sums over ratios in `block`."""
+    """Add the measured tokens among n to all totals except `sums` and the sums over ratios in `block`."""
     work, block, places = totals.work, totals.block, totals.places
     counts, before = totals.counts[row], totals.counts[row, TOKENS]
     terms.fill_probabilities(measured, work)
@@ -381,9 +382,9 @@ def _add_block(columns: Columns, row: int, at: int, n: int, measured: int, layou
 
 
 def entry(sources: int) -> Callable[[Columns, Layout, Totals, bool], int]:
-    """Return the function to compile, which returns `sources`.
+    """Return the function to compile, which returns `sources`, a digest of the other files.
 
-    numba's cache detects edits of this file and another `sources`, a digest of the other files.
+    numba's cache detects edits of this file and a change of `sources`.
     """
 
     def add_rollouts(columns: Columns, layout: Layout, totals: Totals, everything: bool) -> int:

@@ -1,4 +1,4 @@
-"""The token pass in numpy: the reference for every sum. It takes a cache-sized chunk of rollouts at a time.
+"""The token pass in numpy: the reference for every sum. It works on cache-sized chunks of rollouts.
 
 Each sum over a chunk is exact to a few units in the 20th digit of the largest term, and chunks are added with
 compensation. The result therefore does not depend on chunks or shards, even if the terms cancel.
@@ -92,7 +92,7 @@ class _Chunk:
 
 
 def _chunks(inputs: TokenInputs, result: RolloutSums) -> Iterator[_Chunk]:
-    """Yield the measured tokens of the batch; fill the numbers of generated, measured and non-finite ones."""
+    """Yield the measured tokens of the batch; count generated, measured and non-finite tokens in `result`."""
     for first, last in row_ranges(inputs.offsets, CHUNK_TOKENS):
         start, stop = int(inputs.offsets[first]), int(inputs.offsets[last])
         offsets = inputs.offsets[first : last + 1] - start
@@ -175,7 +175,7 @@ def _add_counts(result: RolloutSums, chunk: _Chunk) -> None:
 
 
 class _Totals:
-    """Sums over all chunks that are kept with compensation."""
+    """Compensated sums over all chunks."""
 
     def __init__(self, token_ids: NDArray[np.integer] | None) -> None:
         self.token_ids = TokenIdTotals(token_ids)
@@ -215,7 +215,7 @@ class _Totals:
         self.weight_sums += _sums_by_side(bins, of_tails, WEIGHT_GRID.size)
         far = np.flatnonzero(distance > TAIL_LEVELS[0])
         if far.size:
-            # The number of levels that a token exceeds, less one.
+            # The number of levels that a token exceeds, minus one.
             beyond = np.searchsorted(np.array(TAIL_LEVELS), distance[far], side="left") - 1
             buckets = beyond + np.where(d[far] > 0, ABOVE * len(TAIL_LEVELS), 0)
             between = np.bincount(buckets, minlength=2 * len(TAIL_LEVELS)).reshape(2, -1)
@@ -225,7 +225,7 @@ class _Totals:
 
 
 def _token_terms(chunk: _Chunk) -> Terms:
-    """Return by name the terms of TOKEN_SUMS that depend on one token's log-probs alone."""
+    """Return the terms of TOKEN_SUMS that depend only on a token's log-probs, by name."""
     d = chunk.d
     above, below = token.ratio_minus_one(d), token.ratio_minus_one(-d)
     target_probability, behaviour_probability = np.exp(chunk.target), np.exp(chunk.behaviour)
@@ -250,7 +250,7 @@ def _token_terms(chunk: _Chunk) -> Terms:
 
 
 def _add_rollouts(result: RolloutSums, chunk: _Chunk, terms: Terms) -> None:
-    """Fill the sums of each rollout, and the second moments of probabilities about its own mean."""
+    """Fill the sums of each rollout, and the second moments of probabilities about the rollout's mean."""
 
     def put(name: str, values: Float64) -> None:
         result.sums[chunk.rows, TOKEN_SUMS.index(name)] = chunk.sum(values)
@@ -283,7 +283,7 @@ def _add_rollouts(result: RolloutSums, chunk: _Chunk, terms: Terms) -> None:
 
 
 def _without_nan(advantage: Float64, above: Float64) -> Float64:
-    """Return A·(ρ − 1), 0 if A is 0 and ρ infinite."""
+    """Return A·(ρ − 1); 0 if A is 0, even if ρ is infinite."""
     return np.multiply(advantage, above, where=advantage != 0, out=np.zeros_like(above))
 
 
@@ -306,7 +306,7 @@ def _sums_by_side(buckets: Int64, terms: list[Float64 | None], size: int) -> Com
 
 
 def _buckets_by_condition(chunk: _Chunk, terms: Terms) -> Iterator[tuple[str, BucketSums]]:
-    """Yield the chunk's bucket sums for each known condition but the length."""
+    """Yield the chunk's bucket sums for each known condition except the length."""
     distance = terms["abs_d"]
     parts = [summable_parts(terms[name]) for name in BUCKET_SUMS]
     size = CONDITIONS["probability"].size

@@ -19,14 +19,14 @@ Int64 = NDArray[np.int64]
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}, "_nrt": False}
 _Loop = TypeVar("_Loop", bound=Callable[..., Any])
 compiled: Callable[[_Loop], _Loop] = numba.njit(**OPTIONS)
-# Without wrappers for calls from Python, which take most of the time to compile for many arrays.
+# No wrappers for calls from Python: for many arrays they take most of the compile time.
 inner: Callable[[_Loop], _Loop] = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)
-# Vectorised sums and fused multiply-adds; NaN and infinity as IEEE 754 has them.
+# Vectorised sums and fused multiply-adds; NaN and infinity follow IEEE 754.
 reduction: Callable[[_Loop], _Loop] = numba.njit(**(OPTIONS | {"fastmath": {"reassoc", "contract"}}))
 
 # Up to this |d| the sums of ρ and ρ² of a block are within the range of a float64.
 _PLAIN_LIMIT = 300.0
-_MAGNITUDE = 0x7FFF_FFFF_FFFF_FFFF  # all bits of a float64 but its sign
+_MAGNITUDE = 0x7FFF_FFFF_FFFF_FFFF  # all bits of a float64 except the sign
 
 # Rows of `work`, [ROWS, BLOCK]. GROWTH is exp|d| − 1, SHRINKAGE 1 − exp(−|d|), DECAY exp(−|d|), ABOVE ρ − 1; TARGET and
 # BEHAVIOUR are probabilities; SKEW is A·(ρ − 1).
@@ -47,11 +47,11 @@ _LN2_HIGH = 6.93147180369123816490e-01
 _LN2_LOW = 1.90821492927058770002e-10
 # Above this e^x is infinite: the exponent field overflows to infinity by itself.
 _OVERFLOWS = 710.0
-# Below this e^x is smaller than the smallest normal number, and taken as 0.
+# Below this e^x is smaller than the smallest normal number, and counts as 0.
 _UNDERFLOWS = -707.0
-# Replaces infinity where ∞·0 would follow.
+# Replaces infinity to avoid ∞·0.
 _HUGE = 1e300
-# Below this k is 0, so that the polynomial alone is e^x − 1 − x.
+# Below this x, k is 0 and the polynomial alone is e^x − 1 − x.
 _HALF_LN2 = 0.34
 _C = tuple(1.0 / math.factorial(power) for power in range(2, 14))
 
@@ -158,7 +158,7 @@ def sum_probabilities(n: int, work: Float64, block: Float64) -> None:
 
 @compiled
 def join_moments(before: int, n: int, sums: Float64, block: Float64) -> None:
-    """Add to the block's moments what lies between its means and those of the rollout's `before` earlier tokens.
+    """Add to the block's moments the part between its means and those of the rollout's `before` earlier tokens.
 
     Chan, Golub and LeVeque (1979).
     """
@@ -187,9 +187,9 @@ def sum_entropies(n: int, work: Float64, block: Float64) -> int:
 
 @reduction
 def sum_advantages(n: int, work: Float64, block: Float64) -> int:
-    """Set ADVANTAGE to 0 if not finite, SKEW to 0 if A is 0, also where ρ is infinite; return the number of finite A.
+    """Sum the terms of A; return the number of finite A.
 
-    Sum the terms of A.
+    Set ADVANTAGE to 0 if A is not finite, and SKEW to 0 if A is 0, even if ρ is infinite.
     """
     advantages, squares, products, of_d, count = 0.0, 0.0, 0.0, 0.0, 0
     for i in range(n):
@@ -226,7 +226,7 @@ def count_bad_updates(n: int, work: Float64) -> int:
     if close == 0:
         return bad
     bad = 0
-    for i in range(n):  # with the C library's functions, as in numpy
+    for i in range(n):  # again, with the C library's functions, as in numpy
         lost = (work[ADVANTAGE, i] < 0.0) & (work[D, i] < 0.0)
         bad += lost and math.exp(work[LOG_BEHAVIOUR, i]) * -math.expm1(work[D, i]) >= DPPO_PROBABILITY_GAP
     return bad
@@ -236,7 +236,7 @@ def count_bad_updates(n: int, work: Float64) -> int:
 def range_of(values: Float64) -> tuple[float, float]:
     """Return the least and the largest of some values, none of which is NaN.
 
-    They are compared as integers in the same order, because a comparison of floats is not vectorised.
+    Values are compared as integers in the same order, because a comparison of floats is not vectorised.
     """
     bits = values.view(np.int64)
     least = most = bits[0] ^ ((bits[0] >> 63) & _MAGNITUDE)
@@ -286,7 +286,7 @@ def add_scaled(weights: Float64, largest: float, total: float, squares: float) -
 
 @compiled
 def add_weights(n: int, most: float, work: Float64, weights: Float64) -> None:
-    """Add the weights ρ of n tokens, of which `most` is the largest d."""
+    """Add the weights ρ of n tokens; `most` is their largest d."""
     if abs(most) < _PLAIN_LIMIT:
         total, squares = _sums_of_weights(n, work)
         scale = math.exp(-most)
@@ -318,7 +318,7 @@ def fill_buckets(values: Float64, edges: Float64, unknown: int, buckets: Int64) 
 
 @compiled
 def fill_bins(n: int, grid: Int64, work: Float64, buckets: Int64) -> None:
-    """Write the bin of each |d| on a grid (see `Layout`); those of positive d come after those of negative ones."""
+    """Write the bin of each |d| on a grid (see `Layout`); the bins of positive d come after those of negative d."""
     dropped, first, last = grid[0], grid[1], grid[2]
     for i in range(n):
         bits, positive = np.float64(work[ABS_D, i]).view(np.int64), work[D, i] > 0.0

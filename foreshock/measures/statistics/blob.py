@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from foreshock.digests import canonical_json
 from foreshock.errors import StatisticsError
 
-# Increase it if the meaning of a stored number changes; blobs of two versions never mix.
+# Increase this if the meaning of a stored number changes; blobs of two versions never mix.
 STATISTICS_VERSION = 3
 
-# Of zlib: equal arrays give equal bytes.
+# zlib's level; fixed, so that equal arrays give equal bytes.
 _COMPRESSION_LEVEL = 1
 _MAGIC = b"FSST"
 _MAX_HEADER_BYTES = 1 << 20
@@ -77,7 +77,7 @@ def unpack(kind: str, data: bytes, expected: Mapping[str, tuple[str, tuple[int |
 
 
 def read_header(data: bytes, magic: bytes, noun: str, largest: int) -> tuple[dict[str, Any], int]:
-    """Return the JSON header of a `noun`, of at most `largest` bytes, and the position of what follows it.
+    """Return the JSON header of a `noun`, of at most `largest` bytes, and the position after it.
 
     4 bytes `magic` | 4 bytes length, little-endian | header. Raises StatisticsError.
     """
@@ -96,7 +96,7 @@ def read_header(data: bytes, magic: bytes, noun: str, largest: int) -> tuple[dic
 
 
 def _checked_shape(name: str, given: object, dtype: str, shape: tuple[int | None, ...]) -> tuple[int, ...]:
-    """Return the shape in the header; it must equal `shape`; None in it allows any length."""
+    """Return the shape in the header, which must equal `shape`; None in `shape` allows any length."""
     if not isinstance(given, list) or len(given) != 2 or given[0] != dtype or not isinstance(given[1], list):
         raise StatisticsError(f"the blob is damaged: `{name}` must be {dtype}, got {given!r}")
     sizes = given[1]

@@ -1,4 +1,4 @@
-"""Sums by prompt group for the errors of means; they merge over shards that cut through a group.
+"""Sums by prompt group for the errors of means; they merge also if a group is split over shards.
 
 A group is kept under a 64-bit hash of its id with its own sums. A rollout without a group is a cluster by itself; for
 these only sums of squares and products are kept, which is all that their residuals need.
@@ -39,7 +39,7 @@ class ClusterSums:
 
     @classmethod
     def of(cls, tokens: NDArray[np.int64], sums: Float64, group_ids: Iterable[object] | None) -> ClusterSums:
-        """Return the sums of N rollouts: `tokens` [N], `sums` [N, C]; rollouts without tokens take no part."""
+        """Return the sums of N rollouts: `tokens` [N], `sums` [N, C]; rollouts without tokens are left out."""
         keys, grouped = group_keys(group_ids, tokens.size)
         measured = tokens > 0
         lone = measured & ~grouped
@@ -102,7 +102,7 @@ class ClusterSums:
 
 
 def group_keys(group_ids: Iterable[object] | None, rollouts: int) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-    """Return the 64-bit key of each rollout's group, [N], and if it has one, [N]. Integers are valid names.
+    """Return the 64-bit key of each rollout's group, [N], and whether it has one, [N]. Integers are valid names.
 
     Raises InvalidRolloutsError if the number of ids is not N.
     """

@@ -129,7 +129,7 @@ class ComparisonSums:
         return int(self.tail_counts[side, level_index(level)])
 
     def tail_sum(self, side: int, level: float, name: str) -> float:
-        """Return one of TAIL_SUMS over those tokens."""
+        """Return one of TAIL_SUMS over the tokens of `tail_count`."""
         return self.tail_sums.at((side, level_index(level), TAIL_SUMS.index(name)))
 
     def tail(self, threshold: float) -> float:
@@ -187,7 +187,7 @@ class ComparisonSums:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Return the sums of `to_bytes()`. Raises StatisticsError if damaged or of another version."""
+        """Restore the sums from `to_bytes()`. Raises StatisticsError if damaged or of another version."""
         arrays = blob.unpack(_KIND, data, _LAYOUT)
         _check(arrays)
         sums = {name: CompensatedSums.from_array(values) for name, values in arrays.items() if name.endswith("sums")}
@@ -225,14 +225,14 @@ class ComparisonSums:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Processes exchange the stored form: exact sums of a whole vocabulary are about a hundred times as large.
+        # Processes exchange the stored form: sums over a whole vocabulary are about a hundred times as large.
         return type(self).from_bytes, (self.to_bytes(),)
 
 
 _KIND = "comparison"
 # The entry of COUNTS that holds the number of weights, for each of the three weights.
 _WEIGHTED = ("tokens", "turns", "measured_rollouts")
-# The fields that are stored as they are, and those that are compensated sums.
+# The fields that are stored unchanged, and those that are compensated sums.
 _STORED_ARRAYS = ("counts", "extremes", "histogram", "tail_counts", "largest_d", "largest_minus_d")
 _STORED_SUMS = ("sums", "tail_sums", "weight_sums")
 

@@ -1,8 +1,8 @@
 """Sums that do not lose digits or overflow: compensated float64 sums, and sums of importance weights in log space.
 
-A compensated value is a pair (high, low) of float64 whose unrounded sum it is. A pair carries about 106 bits, so sums
-of pairs agree in all bits of a float64, in any order and however they are split into shards (Dekker 1971; Shewchuk
-1997). An infinite term makes the sum infinite, never NaN.
+A compensated value is the unrounded sum of a pair (high, low) of float64. A pair carries about 106 bits, so sums of
+pairs agree in all bits of a float64, in any order and however they are split into shards (Dekker 1971; Shewchuk 1997).
+An infinite term makes the sum infinite, never NaN.
 
 A product of ratios over a long response can exceed the range of a float64; its logarithm cannot.
 """
@@ -67,7 +67,7 @@ def sums_by_bucket(cells: NDArray[np.int64], parts: Parts, size: int) -> Parts:
 
 
 def sums_by_run(starts: NDArray[np.int64], parts: Parts) -> Parts:
-    """Return the sums from each start to the next, [R], as summable parts; `starts` rise from 0."""
+    """Return the sums from each start to the next, [R], as summable parts; `starts` ascend from 0."""
     high, low = parts
     return np.add.reduceat(high, starts), np.add.reduceat(low, starts)
 
@@ -92,7 +92,7 @@ class CompensatedSums:
         if high.shape[0] == 0:
             return cls.zeros(*high.shape[1:])
         while high.shape[0] > 1:
-            # In rounds of pairs; the last of an odd number of rows goes to the next round.
+            # Add rows in pairs; the last of an odd number of rows goes to the next round.
             half = high.shape[0] // 2
             total, lost = two_sum(high[:half], high[half : 2 * half])
             lost = lost + (low[:half] + low[half : 2 * half])
@@ -122,7 +122,7 @@ class CompensatedSums:
 
     @classmethod
     def from_array(cls, values: Float64) -> CompensatedSums:
-        """Return the sums of `to_array()`."""
+        """Restore the sums from `to_array()`."""
         return cls(values[0], values[1])
 
     def exact(self, index: int) -> Fraction:
@@ -130,7 +130,7 @@ class CompensatedSums:
         return Fraction(*self.exact_ratio(index))
 
     def exact_ratio(self, index: int) -> tuple[int, int]:
-        """Return the numerator and the denominator of `exact`, a power of two, before they are reduced."""
+        """Return `exact` as a numerator and a denominator, which is a power of two; not reduced."""
         high, of_high = float(self.high[index]).as_integer_ratio()
         low, of_low = float(self.low[index]).as_integer_ratio()
         return high * of_low + low * of_high, of_high * of_low
@@ -200,5 +200,5 @@ class LogWeights:
 
     @classmethod
     def from_array(cls, count: int, values: Float64) -> LogWeights:
-        """Return the sums of `to_array()`."""
+        """Restore the sums from `to_array()`."""
         return cls(count, float(values[0]), float(values[1]), float(values[2]))

@@ -59,7 +59,7 @@ LAG_BUCKETS: dict[str, slice] = {
     "9-16": slice(7, 8),
     "17+": slice(8, None),
 }
-"""The lags of which k3 is a measure of its own, with their buckets. Lags below 0 are an error of what was logged."""
+"""The lags for which k3 is a separate measure, with their buckets. Lags below 0 are an error of the logged versions."""
 
 CONDITIONS: dict[str, Condition] = {
     condition.name: condition

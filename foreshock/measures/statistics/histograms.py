@@ -69,7 +69,7 @@ class BitGrid:
         return [int(running.searchsorted(rank)) for rank in ranks]
 
     def quantiles(self, counts: NDArray[np.int64], fractions: Sequence[float]) -> list[float]:
-        """Return that value of each fraction, as the geometric middle of its bin; NaN if there are no values."""
+        """Return the quantile of each fraction, as the geometric middle of its bin; NaN if there are no values."""
         return [self._middle(index) for index in self.quantile_bins(counts, fractions)]
 
     def _middle(self, index: int) -> float:
@@ -130,7 +130,7 @@ class LengthStatistics:
         """Return the standard deviation with n − 1; NaN below two lengths."""
         if self.count < 2:
             return math.nan
-        # Python integers have any size: no cancellation.
+        # Python integers are exact: no cancellation.
         square = self.count * int(self.moments[2]) - self.total * self.total
         return math.sqrt(square / (self.count * (self.count - 1)))
 
@@ -143,8 +143,9 @@ class LengthStatistics:
         return float(self.moments[4]) if self.count else math.nan
 
     def quantile(self, fraction: float) -> float:
-        """Return the smallest length with at least `fraction` of all at or below it; exact below 256, else within 0.4
-        %.
+        """Return the smallest length with at least `fraction` of all at or below it.
+
+        Exact below 256, else within 0.4 %.
         """
         return self.quantiles((fraction,))[0]
 

@@ -1,11 +1,11 @@
 """The sums of one pass over the tokens of a comparison: the result of both passes.
 
-`passes/numpy_pass.py` is the reference, `passes/compiled.py` the fast one. The sums of a rollout depend on its tokens
-alone, so they are the same for any split into shards. Integers, ranges and largest values of d agree exactly between
+`passes/numpy_pass.py` is the reference, `passes/compiled.py` the fast one. The sums of a rollout depend only on its
+tokens, so they are the same for any split into shards. Integers, ranges and largest values of d agree exactly between
 the passes, float sums to 1e-12 of the sum of absolute values.
 
-`sequence_sums` makes of them what is summed over whole rollouts: per-sequence means, sequence weights, and moments
-between rollouts.
+`sequence_sums` computes from them the terms that are summed over rollouts: per-sequence means, sequence weights, and
+moments between rollouts.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class RolloutSums:
     Over all rollouts: `histogram` [2, LOG_RATIO_GRID.size] counts |d| of negative and of positive d, `zero_tokens`
     those with d = 0. `weight_sums` [2, WEIGHT_GRID.size, len(TAIL_SUMS)] are sums on the coarser grid of the same |d|,
     with d = 0 in the first bin of BELOW. `tail_counts` [2, len(TAIL_LEVELS)] and `tail_sums` [2, len(TAIL_LEVELS),
-    len(TAIL_SUMS)] are those beyond each level, BELOW first. `conditions` holds a bucket table for each of CONDITIONS;
-    `largest_d` and `largest_minus_d` are the LARGEST_VALUES largest d and −d, falling.
+    len(TAIL_SUMS)] are over the tokens beyond each level, BELOW first. `conditions` holds a bucket table for each of
+    CONDITIONS; `largest_d` and `largest_minus_d` are the LARGEST_VALUES largest d and −d, descending.
     """
 
     tokens: NDArray[np.int64]
@@ -163,16 +163,15 @@ SEQUENCE_SUMS = (
     *MOMENTS,
 )
 
-# Places of these among TOKEN_SUMS.
+# Indices of these in TOKEN_SUMS.
 _MEANS = np.array([TOKEN_SUMS.index(name) for name in SEQUENCE_MEANS])
 _FIRST, _SECOND = (np.array([TOKEN_SUMS.index(pair[place]) for pair in MOMENTS.values()]) for place in (0, 1))
 
 
 def sequence_sums(rollouts: RolloutSums) -> tuple[Float64, Float64, Float64]:
-    """Return the terms [M, len(SEQUENCE_SUMS)] of the M rollouts with measured tokens, their rounding errors, and Σd,
-    [M].
+    """Return the terms [M, len(SEQUENCE_SUMS)] of the M rollouts with measured tokens, their errors, and Σ d [M].
 
-    Rounding errors, of the shape of the terms, are kept for the moments only, because those cancel later.
+    Rounding errors, of the shape of the terms, are kept only for the moments, because these cancel later.
     """
     measured = rollouts.tokens > 0
     tokens = rollouts.tokens[measured].astype(np.float64)
@@ -187,7 +186,7 @@ def sequence_sums(rollouts: RolloutSums) -> tuple[Float64, Float64, Float64]:
         columns += [np.abs(mean_d), np.abs(log_weights), np.expm1(mean_d), np.expm1(-mean_d)]
         columns += [column for value in log_ppl for column in (np.exp(value), value)]
         columns.append(np.expm1(2.0 * log_weights))
-    # All moments at once: for a few rollouts each operation takes longer to begin than to do.
+    # All moments at once: for a few rollouts the overhead of a numpy call exceeds its work.
     quotients, remainders = _product_over(table[_FIRST], table[_SECOND], tokens)
     exact = len(columns)
     terms, errors = np.empty((tokens.size, len(SEQUENCE_SUMS))), np.zeros((tokens.size, len(SEQUENCE_SUMS)))

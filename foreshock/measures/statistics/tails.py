@@ -13,7 +13,7 @@ from foreshock.measures.statistics.compensated_sums import CompensatedSums
 
 Float64 = NDArray[np.float64]
 
-# In nats, rising. ln 2, ln 5 and ln 10 are the ratios that F(τ), TIS, MIS and IcePop cut at; ln 1e4 is the veto's.
+# In nats, ascending. F(τ), TIS, MIS and IcePop cut at the ratios 2, 5 and 10, the veto at 1e4.
 TAIL_LEVELS: tuple[float, ...] = (math.log(2), 1.0, math.log(5), math.log(10), 3.0, math.log(1e4), 10.0)
 
 # The sides of an array of tails.
@@ -41,7 +41,7 @@ def level_index(level: float) -> int:
 
 
 def merge_largest(known: Float64, values: Float64, count: int) -> Float64:
-    """Return the `count` largest (or all, if fewer) of `known`, falling, and `values`, in any order; falling."""
+    """Return the `count` largest (or all, if fewer) of `known` (descending) and `values` (any order), descending."""
     if known.size >= count:
         values = values[values > known[-1]]
         if values.size == 0:

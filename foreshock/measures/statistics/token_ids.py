@@ -24,11 +24,11 @@ Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenIdSums:
-    """Sums by token id: `ids` [V] rising, `tokens` [V], `sums` [V, 3] of TOKEN_ID_SUMS in nats.
+    """Sums by token id: `ids` [V] ascending, `tokens` [V], `sums` [V, 3] of TOKEN_ID_SUMS in nats.
 
-    `bound` is the most Σ k3 of an unnamed id in the parts that were cut; `covered` [V] is the part of `bound` of parts
-    that name the id. The true Σ k3 of an id lies between its sum and its sum + bound − covered. An id's `tokens` and
-    other sums are over the parts that name it.
+    `bound` is the largest Σ k3 that an unnamed id can have in the parts that were cut; `covered` [V] is the part of
+    `bound` from the parts that name the id. The true Σ k3 of an id lies between its sum and its sum + bound − covered.
+    An id's `tokens` and other sums are over the parts that name it.
     """
 
     ids: Int64
@@ -67,7 +67,7 @@ class TokenIdSums:
         return TokenIdSums(ids, tokens, sums, covered, self.bound + other.bound)
 
     def missing(self) -> Float64:
-        """Return the most Σ k3 of each id, [V], that cuts may have removed from its sum."""
+        """Return the largest Σ k3 that cuts may have removed from the sum of each id, [V]."""
         with np.errstate(invalid="ignore"):
             missing = self.bound - self.covered
         # ∞ − ∞: a cut dropped an infinite sum of an unknown id.
@@ -86,7 +86,7 @@ class TokenIdSums:
         return TokenIdSums(self.ids[rows], self.tokens[rows], sums, covered, bound)
 
     def table(self, limit: int = KEPT_TOKEN_IDS) -> TokenIdTable:
-        """Return the `limit` ids with the largest Σ k3, falling."""
+        """Return the `limit` ids with the largest Σ k3, descending."""
         values = self.sums.value
         k3 = values[:, TOKEN_ID_SUMS.index("k3_kl")]
         candidates = np.arange(k3.size)
@@ -103,10 +103,10 @@ class TokenIdSums:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenIdTable:
-    """Means per token id, [V], by falling Σ k3: of d = log π − log μ, |d| and k3, in nats.
+    """Means per token id, [V], by descending Σ k3: of d = log π − log μ, |d| and k3, in nats.
 
-    The true Σ k3 of an id lies between `k3_sum` and `k3_sum` + `k3_sum_missing`; that of an id in no part is at most
-    `k3_sum_unnamed`. Both are 0 if no part was cut.
+    The true Σ k3 of an id lies between `k3_sum` and `k3_sum` + `k3_sum_missing`; an id that no part names has at most
+    `k3_sum_unnamed`. Both bounds are 0 if no part was cut.
     """
 
     token_ids: Int64
@@ -143,7 +143,7 @@ class TokenIdTotals:
 
 
 def _sorted(token_ids: NDArray[np.integer]) -> tuple[Int64, Int64]:
-    """Return the ids in rising order, and their original positions."""
+    """Return the ids in ascending order, and their original positions."""
     bits = token_ids.size.bit_length()
     ids = token_ids.astype(np.int64)
     if int(ids.max()) >= 1 << (62 - bits):
