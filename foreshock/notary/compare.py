@@ -1,4 +1,4 @@
-"""The notary's judgement: which step's weights an engine holds, and which of its tensors are others, and how.
+"""The notary's judgement: which step's weights an engine holds, which of its tensors are wrong, and how.
 
 `judge` is pure. It reads what the trainer announced at some steps and what one engine reported after a weight sync.
 """
@@ -19,8 +19,8 @@ How = Literal["step", "missing", "dtype", "replicas", "swapped", "variant", "unk
 HEAD, EMBEDDINGS = "lm_head.weight", "embed_tokens.weight"
 
 CANARY_RATIO = 3.0
-"""Weights of another step are named by a canary if its log-probs are so many times nearer to them (root mean square).
-Between an engine and its trainer the difference is that of numerics, at any step; between two updates it is larger."""
+"""A canary shows weights of another step if its log-probs are this many times nearer to them (root mean square).
+An engine and its trainer differ by numerics, at any step; two updates differ by more."""
 
 _LEAST_CANARY_TOKENS = 8
 
@@ -64,7 +64,7 @@ class Verdict:
 
     @property
     def is_right(self) -> bool:
-        """Return whether the engine holds all that was compared, and something was."""
+        """True if the engine holds the weights of `step` and no compared tensor is wrong."""
         return self.held == self.step and not self.wrong
 
 
@@ -93,8 +93,8 @@ def judge(
     Args:
         step: the trainer's newest step; `announced` has it, and earlier ones as far as they are kept.
         held: what the engine reported.
-        before: the engine's verdict of the sync before.
-        variants: other weights by what they are, such as "without the adapter", which the trainer announced at `step`.
+        before: the engine's verdict after the previous sync.
+        variants: other weights that the trainer announced at `step`, by description, such as "without the adapter".
     """
     wholes = {known: dict(each.wholes) for known, each in announced.items()}
     pieces = held.tensors
@@ -125,9 +125,9 @@ def judge(
 
 
 def _nearest(step: int, announced: Mapping[int, Mapping[str, Whole | None]], found: Mapping[str, Whole | None]) -> int:
-    """Return the step that most tensors are of; `step` if none has the half of them.
+    """Return the step to which most tensors belong; `step` if no step has half of them.
 
-    Of equally good ones the newest: tensors that do not change are those of every step.
+    Ties go to `step`, then to the newest step: a tensor that never changes belongs to every step.
     """
     right = {known: sum(tensors.get(name) == found[name] for name in found) for known, tensors in announced.items()}
     best = max(right, key=lambda known: (right[known], known == step, known))
@@ -154,7 +154,7 @@ def _wrong(
     announced: Mapping[int, Mapping[str, Whole | None]],
     before: Wrong | None,
 ) -> Wrong:
-    """Return what a tensor is that is not as it should be."""
+    """Return how a wrong tensor differs from the announced one."""
     expected, held = announced[step][name], whole_of(pieces)
     dtypes = {piece.dtype for piece in pieces}
     if expected is None:
@@ -172,7 +172,7 @@ def _wrong(
     if swapped := _swapped(pieces, expected.digest):
         return Wrong(name, "swapped", detail=swapped, digest=digest, since=step)
     if before is not None and before.digest == digest:
-        # The announcement that it is of is no longer kept, or there was none.
+        # The announcement of these weights is no longer kept, or there was none.
         return before
     return Wrong(name, "unknown", digest=digest, since=step)
 
@@ -180,7 +180,7 @@ def _wrong(
 def _ranks_off(
     step: int, name: str, pieces: Sequence[Piece], announced: Mapping[int, Mapping[str, Whole | None]]
 ) -> str:
-    """Return which ranks hold which other step, as whole tensors say that every rank should hold alike."""
+    """Return which ranks hold the copy of which other step; every rank should hold the same whole tensor."""
     found = []
     for piece in pieces:
         whole = Whole(*piece[:4])
@@ -195,7 +195,7 @@ def _since(before: Wrong | None, digest: str, step: int) -> int:
 
 
 def _swapped(pieces: Sequence[Piece], expected: int) -> str:
-    """Return which parts changed places, if the tensor is as expected with them back; else an empty text."""
+    """Return the ranks whose parts changed places, if moving them back gives the expected digest; else no text."""
     placed = list({(piece.row, piece.column): piece for piece in pieces}.items())
     for first, second in combinations(range(len(placed)), 2):
         places = [place for place, _ in placed]
@@ -206,7 +206,7 @@ def _swapped(pieces: Sequence[Piece], expected: int) -> str:
 
 
 def _add_tied_head(tensors: dict[str, Whole | None]) -> None:
-    """Add a head that is not announced: it is tied to the embeddings. An engine may keep a copy of its own."""
+    """Add a head that was not announced: it is tied to the embeddings, of which an engine may keep a second copy."""
     embeddings = [name for name in tensors if name.endswith(EMBEDDINGS)]
     if HEAD not in tensors and len(embeddings) == 1:
         tensors[HEAD] = tensors[embeddings[0]]

@@ -1,13 +1,13 @@
-"""Digests of weights that add up: the digest of a tensor is computed from those of its parts, wherever they are.
+"""Additive digests of weights: the digest of a tensor is computed from the digests of its parts, wherever they are.
 
 A tensor is a table of rows (its first dimension) of 32-bit words w. Its digest is Σ w[i, j] · G^i · H^j mod 2⁶⁴. A part
 is digested as if it began at row 0 and column 0; its place is a factor G^row · H^column. So the digest of q_proj is
 found in the rows of a fused qkv_proj, and in the shards of any tensor-parallel rank or FSDP rank, and parts that
-changed places are recognised. Every bit counts: no part is sampled. Accidental equality of other weights has a chance
-of about 2⁻⁴⁰ for tensors of the largest models; the digest is no protection against a forger.
+changed places are recognised. Every bit counts: no part is sampled. Other weights have the same digest by accident with
+a chance of about 2⁻⁴⁰ for tensors of the largest models; the digest does not protect against forgery.
 
-The bits are those of the dtype that is digested: a trainer with float32 weights names the dtype that it delivers, and
-each tensor is cast as its delivery casts it. Equal values in another dtype have other digests, and the dtype says so.
+The bits are those of the digested dtype: a trainer with float32 weights names the dtype that it sends, and each tensor
+is cast in the same way. Equal values in another dtype have another digest, and the recorded dtype shows why.
 
 Cost: two passes of integer arithmetic on the device that has the tensor, about 24 bytes of memory traffic per word.
 """
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import torch
 
 _WORDS_AT_ONCE, _WORDS_IN_CACHE = 1 << 24, 1 << 16
-"""Of a table that is digested at a time, on a GPU and on a CPU: there the products stay in the cache, which is nine
-times as fast as in memory that the system has to provide (1.15 and 0.12 GB/s)."""
+"""Words of a table that are digested at a time, on a GPU and on a CPU. On a CPU the products then stay in the cache:
+nine times as fast as in newly allocated memory (1.15 and 0.12 GB/s)."""
 
 
 class Part(NamedTuple):
@@ -49,7 +49,7 @@ def tensors_of(
     Args:
         named: tensors by the name that they have in the checkpoint. Of a DTensor (FSDP2, tensor parallelism) the local
             shard is digested: join the answers of all ranks with `joined`.
-        dtype: the dtype that the engines are sent; None: each tensor's own.
+        dtype: the dtype in which engines receive the weights; None: each tensor's own.
         rank: this process's number.
     """
     pairs = named.items() if isinstance(named, Mapping) else named
@@ -57,7 +57,7 @@ def tensors_of(
 
 
 def pieces_of(parts: Iterable[Part], dtype: torch.dtype | None = None, rank: int = 0) -> dict[str, list[Piece]]:
-    """Return the digests of parts, which are on one device; the host waits for the device once."""
+    """Return the digests of parts on one device; the host waits for the device only once."""
     import torch
 
     found, sums = [], []
@@ -126,7 +126,7 @@ def _local_part(name: str, values: Any) -> Part:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     _, offsets = compute_local_shape_and_global_offset(values.shape, values.device_mesh, values.placements)
-    # A shard of a later dimension than the second begins at an offset of the flattened row.
+    # A shard of a dimension after the second begins inside the flattened row.
     row, *others = offsets
     if any(others[1:]):
         raise ValueError(f"{name} is sharded beyond its second dimension; gather it before it is digested")

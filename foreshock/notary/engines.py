@@ -1,9 +1,9 @@
-"""What an inference engine holds: the digests of its tensors under the names that the checkpoint has.
+"""Digests of the tensors that an inference engine holds, under the checkpoint's names.
 
 Engines fuse tensors (qkv_proj, gate_up_proj), shard them over tensor-parallel ranks and pad embeddings. The layers of
-vLLM and SGLang, which share their ancestry, say how in the same attributes; here they are read, and no engine is
-imported. Quantised weights and stacked experts have no part in the checkpoint: they keep the engine's name, and are
-not compared with the trainer's. The names of `packed_modules_mapping` are those of the parts of a fused layer.
+vLLM and SGLang, which have a common origin, describe this in the same attributes. They are read here without importing
+an engine. Quantised weights and stacked experts have no counterpart in the checkpoint: they keep the engine's name, and
+are not compared with the trainer's. `packed_modules_mapping` names the parts of a fused layer.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ def held_by_worker(worker: Any) -> dict[str, list[Piece]]:
 
 
 def ask_vllm(engine: Any, method: str | Callable[[Any], Any] = "foreshock_weights") -> dict[str, list[Piece]]:
-    """Return what a `vllm.LLM` with `WorkerExtension` holds; of an engine in this process, `method=held_by_worker`."""
+    """Return what a `vllm.LLM` with `WorkerExtension` holds; for an engine in this process pass `held_by_worker`."""
     return of_ranks(engine.collective_rpc(method))
 
 
 def of_ranks(reports: Iterable[Mapping[str, Iterable[Iterable[Any]]]]) -> dict[str, list[Piece]]:
-    """Return the pieces of vLLM's workers, which arrive as lists from another process, together."""
+    """Join the pieces of vLLM's workers, which arrive from other processes as lists."""
     return joined({name: [Piece(*each) for each in pieces] for name, pieces in rank.items()} for rank in reports)
 
 
 def ask_sglang(url: str, timeout_seconds: float = 60.0) -> dict[str, list[Piece]]:
-    """Return what an SGLang server holds; `foreshock` must be installed beside it, which adds the digests to it.
+    """Return what an SGLang server holds; `foreshock` must be installed in its environment to add the digests.
 
-    Raises ValueError if the server gives its own checksums only, and httpx's errors.
+    Raises ValueError if the server returns only its own checksums, and httpx's errors.
     """
     import httpx
 
@@ -140,7 +140,7 @@ def _split(module: Any, values: Any, names: list[str], *, is_bias: bool) -> Iter
     elif len(names) == 1 and _is_split(module, "input_size") and not is_bias:
         yield Part(names[0], values, column=rank * values.shape[1])
     else:
-        # Of a fused layer that does not say how, the whole has the parts' joint name, which no trainer announces.
+        # A fused layer of unknown layout stays whole, under the joined names of its parts, which no trainer announces.
         yield Part("+".join(names), values)
 
 
@@ -150,7 +150,7 @@ def _is_split(module: Any, size: str) -> bool:
 
 
 def _places(module: Any, kind: str, parameter: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the values of a parameter from each place that the engine keeps them in."""
+    """Yield the values of a parameter from each place in which the engine keeps them."""
     if parameter.numel():
         yield parameter
     if kind == "weight" and is_packed(module):
@@ -158,7 +158,7 @@ def _places(module: Any, kind: str, parameter: torch.Tensor) -> Iterator[torch.T
 
 
 def is_packed(module: Any) -> bool:
-    """Return whether vLLM on a CPU keeps the weights of this layer packed for a kernel, perhaps beside the others."""
+    """Return True if vLLM on a CPU keeps this layer's weights packed for a kernel, perhaps beside unpacked ones."""
     return hasattr(module, "cpu_linear") and hasattr(getattr(module, "quant_method", None), "apply")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-# Both are 5 mod 8, so that their powers repeat after 2⁶² only.
+# Both are 5 mod 8, so their powers repeat only after 2⁶².
 ROW_FACTOR, COLUMN_FACTOR = 0x9E3779B97F4A7C15, 0xD1342543DE82EF95
 MODULUS = 1 << 64
 
@@ -31,7 +31,7 @@ Tensors = Mapping[str, list[Piece]]
 
 
 class Whole(NamedTuple):
-    """A tensor: its dtype, digest, rows and 32-bit words a row; equal tensors are equal."""
+    """A tensor: its dtype, digest, rows and 32-bit words per row; equal tensors compare equal."""
 
     dtype: str
     digest: int
