@@ -1,6 +1,6 @@
 """Ragged arrays: flat values of all rows, and offsets [N + 1] at which rows begin and end.
 
-What frameworks hold (lists, torch tensors, padded [N, L] arrays) is converted to them.
+Lists, torch tensors and padded [N, L] arrays of frameworks are converted to them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def row_sums(values: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.flo
     """Return the float64 sum of each row, [N, …] of [T, …]; 0 for an empty row."""
     sums = np.zeros((offsets.size - 1, *values.shape[1:]))
     filled = np.flatnonzero(lengths_of_offsets(offsets))
-    # Integers of 32 bits are summed as such, which is twice as fast; no row is long enough for 64 bits to overflow.
+    # Integers of up to 32 bits are summed as int64: twice as fast, and no row is long enough to overflow.
     dtype = np.int64 if values.dtype.kind in "iu" and values.dtype.itemsize <= 4 else np.float64
     if filled.size:
         sums[filled] = np.add.reduceat(values, offsets[filled], axis=0, dtype=dtype)
@@ -122,8 +122,8 @@ def _of_tensor(tensor: Any) -> NDArray[Any]:
 class Padding:
     """The places of the tokens of N rows in [N, width] arrays.
 
-    Row i has its tokens from `first[i]` up to `stop[i]`; if `inside` [N, width] is not None, only those at which it is
-    True.
+    The tokens of row i are those from `first[i]` up to `stop[i]`; if `inside` [N, width] is not None, only those at
+    which `inside` is True.
     """
 
     width: int
@@ -133,7 +133,7 @@ class Padding:
 
     @classmethod
     def of(cls, mask: NDArray[np.bool_], *, holes: bool) -> Padding:
-        """Return every row from its first True to its last; with `holes=False` without the False ones in between."""
+        """Return each row from its first True to its last; with `holes=False`, without the False places in between."""
         rows, width = mask.shape
         if mask.size == 0:
             return cls(width, np.zeros(rows, np.int64), np.zeros(rows, np.int64), None)

@@ -30,10 +30,10 @@ class BatchAttributes:
     truncation, "processed_logprobs" if after; without it, truncation may look like agreement. `trainer_policy` is the
     kind of `trainer_log_probs`: recomputed with the old weights before the update ("recomputed_old"), of the current
     policy ("current"), or a copy of the engine's ("bypass"). `length_cap` is the largest number of response tokens that
-    generation allowed. `engine_fingerprint` describes what sampled, `trainer_fingerprint` what computed
-    `trainer_log_probs`: with them a replay is asked for in the same environment, and compared with it. `clip_low` and
-    `clip_high` are the ε of the trainer's clip range, 1 − clip_low to 1 + clip_high. Raises ConfigurationError for an
-    invalid value.
+    generation allowed. `engine_fingerprint` describes the engine that sampled, `trainer_fingerprint` the trainer that
+    computed `trainer_log_probs`: a replay is requested in the same environment, and its environment is compared.
+    `clip_low` and `clip_high` are the ε of the trainer's clip range, 1 − clip_low to 1 + clip_high. Raises
+    ConfigurationError for an invalid value.
     """
 
     temperature: float | None = None
@@ -72,7 +72,7 @@ class BatchAttributes:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> BatchAttributes:
-        """Return the attributes of `to_json()`; an attribute of a newer release is ignored.
+        """Restore the attributes from `to_json()`; an attribute of a newer release is ignored.
 
         Raises InvalidRolloutsError if `text` is not a JSON object or a value is invalid.
         """

@@ -19,8 +19,8 @@ from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.schema import ROLLOUT_COLUMNS, ColumnSpec, DecodeLimits
 
-# The columns by their key in a line; of two keys of a column the later one counts. Sample and group ids are made from
-# `step` and `group`.
+# The columns by their key in a line; if two keys of a column are present, the later one in this table counts. Sample
+# and group ids are made from `step` and `group`.
 _COLUMNS = {
     "old_log_probs": next(column for column in ROLLOUT_COLUMNS if column.name == "trainer_log_probs"),
     **{column.name: column for column in ROLLOUT_COLUMNS if column.name not in ("sample_id", "group_id")},
@@ -62,9 +62,9 @@ def read_jsonl(
     """Return the validated rollouts of one file, gzipped or not; with `check_values=False` only shapes are validated.
 
     `step` is used in the ids; the default is the step in the file's name. `attributes` are those of the batch, such as
-    the temperature. With `note`, rollouts whose lists differ in length are left out, and it gets the remark that counts
-    them; without it, or if none is left, they raise. Raises InvalidRolloutsError naming the line (from 0) and the key,
-    LimitExceededError if the file is too large.
+    the temperature. With `note`, rollouts whose lists differ in length are left out, and `note` gets a message that
+    counts them; without `note`, or if no rollout would be left, they are an error. Raises InvalidRolloutsError naming
+    the line (from 0) and the key, LimitExceededError if the file is too large.
     """
     path = Path(path)
     step = step_of_file(path) if step is None else step
@@ -90,9 +90,9 @@ def read_jsonl(
 def filled_lines(
     file: IO[bytes] | gzip.GzipFile, limits: DecodeLimits, name: str = "the file"
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the number, from 1, and the bytes of each line that is not blank; limits hold while it is decompressed.
+    """Yield the number, from 1, and the bytes of each line that is not blank; check limits while decompressing.
 
-    Raises LimitExceededError, which begins with `name`.
+    Raises LimitExceededError, whose message begins with `name`.
     """
     number = size = rollouts = 0
     while text := file.readline(limits.max_uncompressed_bytes - size + 1):
@@ -122,7 +122,7 @@ def _lines(file: IO[bytes] | gzip.GzipFile, step: int, limits: DecodeLimits) -> 
 
 
 def _has_other_length(line: dict[str, Any]) -> bool:
-    """Return whether a list of a value per response token has another length than the response."""
+    """Return True if lists with one value per response token differ in length."""
     of_tokens = [line[key] for key, column in _COLUMNS.items() if column.side == "response" and key in line]
     return len({len(value) for value in of_tokens if isinstance(value, list)}) > 1
 

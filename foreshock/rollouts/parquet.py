@@ -1,8 +1,8 @@
 """Encode and decode rollouts, scores and exact divergences as Parquet: plain lists that any Parquet reader reads.
 
 A row group has 64 rollouts, so that one rollout can be read without the rest. Compression is zstd; lists of floats are
-split by byte position first (BYTE_STREAM_SPLIT), without which log-probs hardly compress. Arrays are handed to Arrow as
-buffers: `pyarrow.array` imports pandas if it is installed, half a second in which a trainer's threads wait for imports.
+split by byte position first (BYTE_STREAM_SPLIT), without which log-probs hardly compress. Arrow gets arrays as buffers:
+`pyarrow.array` imports pandas if it is installed, and a trainer's threads would wait half a second for that import.
 
 A body is not trusted; `parquet_files.py` opens and checks it. Every error that Arrow raises becomes an
 InvalidRolloutsError.
@@ -102,14 +102,14 @@ def decode_rollouts(data: Body, limits: DecodeLimits | None = None, *, check_val
 
 @dataclass(frozen=True, slots=True)
 class ReadRollouts:
-    """The validated batch of a body; `own_layout`: the body can be stored as it is (see `has_own_layout`)."""
+    """The validated batch of a body; `own_layout` is True if it can be stored unchanged (see `has_own_layout`)."""
 
     batch: RolloutBatch
     own_layout: bool
 
 
 def read_rollouts(data: Body, limits: DecodeLimits) -> ReadRollouts:
-    """Decode and validate as `decode_rollouts`, and tell whether the body can be stored as it is."""
+    """Decode and validate as `decode_rollouts`; also return whether the body can be stored unchanged."""
     with arrow_errors():
         body = _body(data, limits)
         file = open_checked(pa.BufferReader(body), ROLLOUT_COLUMNS, limits)
@@ -187,7 +187,7 @@ def _body(data: Body, limits: DecodeLimits) -> pa.Buffer:
 
 
 def _read_most(file: Any, most: int) -> bytes:
-    """Read up to `most` bytes. Python allocates what is asked for: of a file that has fewer, only its own size."""
+    """Read up to `most` bytes. Python allocates as many as requested, so request no more than the file has."""
     if file.seekable():
         begin = file.tell()
         most = min(most, file.seek(0, io.SEEK_END) - begin)
@@ -197,7 +197,7 @@ def _read_most(file: Any, most: int) -> bytes:
 
 
 def _number_array(values: NDArray[Any], *, missing: NDArray[np.bool_] | None = None) -> pa.Array:
-    """Return numbers [N] as an Arrow array of the same type that shares their memory; null where `missing` [N]."""
+    """Return numbers [N] as an Arrow array of the same type that shares their memory; null if `missing` [N]."""
     values = np.ascontiguousarray(values)
     arrow_type = getattr(pa, values.dtype.name)()
     return pa.Array.from_buffers(arrow_type, values.size, [_bitmap(missing), pa.py_buffer(values)])

@@ -1,6 +1,6 @@
 """Convert decoded Parquet columns to batches of numpy arrays without changing a value.
 
-What does not fit into its column's type is an error that names its row.
+A value that does not fit into its column's type is an error that names its row.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _sample_ids(reader: ColumnReader, column: ColumnSpec) -> list[str]:
 class ColumnReader:
     """The columns of a decoded table, whose types `parquet_files.py` has accepted. Each can be read once.
 
-    A column that was read is let go: a shard of 60 million tokens would be in memory twice otherwise.
+    A column is released when it is read: otherwise a shard of 60 million tokens would be in memory twice.
     """
 
     def __init__(self, table: pa.Table, limits: DecodeLimits) -> None:
@@ -214,8 +214,9 @@ def _longest(strings: pa.Array) -> int:
 
 
 def _texts(strings: pa.Array) -> list[Any]:
-    """Return a chunk as a list. Arrow makes an object for each value of a dictionary array, which takes ten times as
-    long as looking its index up.
+    """Return a chunk as a list.
+
+    Arrow makes an object for each value of a dictionary array; looking its index up takes a tenth of the time.
     """
     if not pa.types.is_dictionary(strings.type):
         texts: list[Any] = strings.to_pylist()

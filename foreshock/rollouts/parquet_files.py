@@ -1,9 +1,10 @@
 """Open Parquet files that are not trusted, and read all or some of their rollouts.
 
-The footer is checked before a value is decoded: rows, row groups, decoded bytes, metadata and columns. It does not give
-the number of tokens in a safe way (Arrow ends the process if a damaged column chunk is asked for it), so tokens are
-counted while row groups are decoded. What a page claims beyond that is bounded by the memory of the process: decode
-bodies from outside in one that has a limit, and with pyarrow > 23.0.0; older releases can crash on damaged pages.
+The footer is checked before a value is decoded: rows, row groups, decoded bytes, metadata and columns. The number of
+tokens cannot be read from it safely (Arrow ends the process if it reads this from a damaged column chunk), so tokens
+are counted while row groups are decoded. Only the memory of the process bounds what a page claims beyond that: decode
+bodies from outside in a process with a memory limit, and with pyarrow > 23.0.0; older releases can crash on damaged
+pages.
 """
 
 import contextlib
@@ -75,7 +76,7 @@ def find_exact(file: OpenableFile, sample_ids: Collection[str], limits: DecodeLi
 
 
 class RolloutFile:
-    """A file of rollouts that is read a row group at a time: what is in memory has the size of one."""
+    """A file of rollouts that is read one row group at a time; only one is in memory."""
 
     def __init__(self, file: OpenableFile, limits: DecodeLimits, *, only: Collection[str] = _ALL) -> None:
         """Read the footer and all sample ids; `only` as in `find_rollouts`.
@@ -122,7 +123,7 @@ def open_checked(source: pa.NativeFile, columns: tuple[ColumnSpec, ...], limits:
 
 
 def read_all(file: pq.ParquetFile, limits: DecodeLimits) -> ColumnReader:
-    """Return all columns; a few rows are decoded at a time, and their bytes and tokens are counted."""
+    """Return all columns; decode a few rows at a time, and check their bytes and tokens against `limits`."""
     batches, decoded, tokens = [], 0, dict.fromkeys(file.schema_arrow.names, 0)
     for batch in file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
         batches.append(batch)
@@ -144,18 +145,18 @@ def read_all(file: pq.ParquetFile, limits: DecodeLimits) -> ColumnReader:
 
 
 def has_own_layout(file: pq.ParquetFile, body: pa.Buffer) -> bool:
-    """Return True if a body is laid out as `encode_rollouts` does it, so that it can be stored as it is.
+    """Return True if a body has the layout of `encode_rollouts`, so that it can be stored unchanged.
 
-    Encoding again takes as long as decoding. What another writer made, such as without page checksums or with one large
-    row group, is encoded again, so that every stored file is read in the same way. Call it for a file that was read:
-    Arrow ends the process if it is asked for a column chunk that it could not read.
+    Encoding again takes as long as decoding. A body of another writer, for example without page checksums or with one
+    large row group, is encoded again, so that all stored files are read in the same way. Call this only for a file that
+    was read: Arrow ends the process if it is asked for a column chunk that it could not read.
     """
     metadata = file.metadata
     schema = metadata.schema.to_arrow_schema()
     specs = [column for column in ROLLOUT_COLUMNS if column.name in schema.names]
     if [column.name for column in specs] != schema.names or sorted(metadata.metadata or {}) != _OWN_KEYS:
         return False
-    # Arrow reads the end only; other readers refuse a file that does not begin as one.
+    # Arrow checks only the end; other readers refuse a file that does not begin with the magic bytes.
     if bytes(memoryview(body)[: len(_MAGIC)]) != _MAGIC:
         return False
     rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
@@ -183,9 +184,9 @@ def has_own_layout(file: pq.ParquetFile, body: pa.Buffer) -> bool:
 
 @contextlib.contextmanager
 def arrow_errors() -> Iterator[None]:
-    """Convert whatever Arrow raises for a damaged or hostile file to an InvalidRolloutsError.
+    """Convert any error that Arrow raises for a damaged or hostile file to an InvalidRolloutsError.
 
-    Errors of the system, which have an `errno`, pass: the file is missing or cannot be read.
+    Errors of the system, which have an `errno`, are raised unchanged: the file is missing or cannot be read.
     """
     try:
         yield

@@ -12,9 +12,9 @@ def select_rollouts(
 ) -> NDArray[np.int64]:
     """Return the ascending row indices of at most `most` of N rollouts; all N if `most` is None or not below N.
 
-    A systematic sample over the rollouts sorted by length: every part of the length distribution has its proportion. It
-    depends on ids, lengths and seed only, so that the same request always selects the same rollouts. With a seed every
-    rollout has the same chance; without one the middle of each part is taken.
+    A systematic sample over the rollouts sorted by length: every part of the length distribution has its proportion.
+    The sample depends only on ids, lengths and seed: the same request always selects the same rollouts. With a seed
+    every rollout has the same chance; without a seed the middle of each part is taken.
     """
     total = len(sample_ids)
     if most is None or most >= total:
@@ -27,7 +27,7 @@ def select_rollouts(
 
 
 def _phase(seed: str | None) -> float:
-    """Return where in each part its rollout is taken, from 0 to below 1."""
+    """Return the place in each part at which a rollout is taken, from 0 to below 1."""
     if seed is None:
         return 0.5
     digest = hashlib.sha256(seed.encode()).digest()

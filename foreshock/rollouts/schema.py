@@ -45,7 +45,7 @@ ValueType = Literal["string", "uint8", "int16", "int32", "float32"]
 class ValidRange:
     """The valid values of a column, both ends included. `rule` completes the error of an invalid one: "-1 {rule}".
 
-    NaN passes, and so does +inf in a column of floats: such values are counted apart when they are measured.
+    NaN passes, and so does +inf in a column of floats: measures count such values separately.
     """
 
     rule: str
@@ -65,8 +65,8 @@ class ValidRange:
 class ColumnSpec:
     """One column of a table.
 
-    `field` is the attribute of `RolloutBatch` that holds the column; the name unless given. `null_value` replaces a
-    null in an integer column of level "rollout", unless the batch attribute of the same name has a value; floats are
+    `field` is the attribute of `RolloutBatch` that holds the column; by default the name. `null_value` replaces a null
+    in an integer column of level "rollout", unless the batch attribute of the same name has a value; a null float is
     NaN. `repeatable`: a padded batch may give one value per rollout, which is repeated for its tokens.
     """
 
@@ -146,7 +146,7 @@ LOG_PROBS = ValidRange(
 def are_log_probs(values: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Return True for values that can be log-probs of sampled tokens; False for NaN, ±inf and placeholders.
 
-    Measures count the others apart and leave them out.
+    Measures leave the others out and count them separately.
     """
     return np.asarray((values >= LEAST_LOG_PROB) & (values <= LARGEST_LOG_PROB))
 

@@ -31,8 +31,8 @@ def validate_rollouts(batch: RolloutBatch, limits: DecodeLimits | None = None, *
 
     There must be rows; sample ids must be present, short and unique; all lists of a rollout must have equal lengths;
     values must lie in the range that the schema declares. NaN, infinite and single other values that are no log-probs
-    are accepted among log-probs: they are counted apart when they are measured. With `check_values=False` values are
-    not checked, so that the semantics lint can name what is wrong with them.
+    are accepted among log-probs: measures count them separately. With `check_values=False` values are not checked, so
+    that the semantics lint can report what is wrong with them.
     """
     limits = limits or DecodeLimits()
     check_sample_ids(batch.sample_ids, limits)
@@ -106,7 +106,7 @@ def _check_strings(name: str, strings: Sequence[str | None] | None, limits: Deco
 
 
 def _check_offsets(name: str, offsets: NDArray[np.int64], rollouts: int, values: int, limits: DecodeLimits) -> None:
-    """Raise unless the offsets are those of `rollouts` rows over `values` values, with no row above the limit."""
+    """Raise unless the offsets cut `values` values into `rollouts` rows, with no row above the limit."""
     if offsets.size != rollouts + 1:
         raise InvalidRolloutsError(
             f"has {offsets.size - 1} rows, but `sample_id` has {rollouts}: offsets need N + 1 entries", column=name
@@ -149,8 +149,8 @@ def _check_range(
 ) -> None:
     """Raise for the first value out of range, with its value, its row and its place in the list.
 
-    With `allow_few` log-probs are refused only if the column as a whole holds something else; `generated` [T] are the
-    tokens that count.
+    With `allow_few`, log-probs are refused only if the column as a whole holds something else; `generated` [T] is True
+    for the tokens that count.
     """
     if column.valid is None:
         return
