@@ -1,4 +1,4 @@
-"""Changes that a trainer announces within a run, after which earlier values are no baseline of later ones."""
+"""Changes that a trainer announces within a run: values before a change are no baseline for values after it."""
 
 from typing import Literal, get_args
 

@@ -1,4 +1,4 @@
-"""Names of comparisons: `target/behaviour`, an ordered pair of scorers such as `trainer/rollout` (π of μ)."""
+"""Names of comparisons: `target/behaviour`, an ordered pair of scorers such as `trainer/rollout` (π/μ)."""
 
 from foreshock.errors import ConfigurationError
 

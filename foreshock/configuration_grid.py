@@ -9,11 +9,10 @@ from typing import Any
 from foreshock.errors import ConfigurationError
 from foreshock.scorers import ENGINE_REPLAY, REFERENCE, SCORERS, TRAINER_REPLAY
 
-# The kind of probe that replays one cell.
 MOST_CELLS = 32
 VARIATION_EXAMPLE = f"{TRAINER_REPLAY}:head_dtype=null,float32"
 
-# One change at a time from the scorer's defaults, which are the run's own settings where it declares them.
+# One change at a time from the scorer's defaults, which are the run's own settings if it declares them.
 DEFAULT_VARIATIONS: dict[str, tuple[Mapping[str, Any], ...]] = {
     ENGINE_REPLAY: (
         {"head_dtype": "float32"},
@@ -39,14 +38,14 @@ DEFAULT_VARIATIONS: dict[str, tuple[Mapping[str, Any], ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A scorer with options; none: its defaults."""
+    """A scorer with options; without options it runs with its defaults."""
 
     scorer: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def default_cells(scorers: Sequence[str] = ()) -> list[Cell]:
-    """Return the reference, and for each scorer its defaults and `DEFAULT_VARIATIONS`; none named: all that have any.
+    """Return the reference, and for each scorer its defaults and `DEFAULT_VARIATIONS`; by default all that have any.
 
     Raises ConfigurationError for a scorer that workers cannot run.
     """

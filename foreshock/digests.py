@@ -44,9 +44,9 @@ def rollout_set_digest(sample_ids: Iterable[str]) -> str:
 def weights_digest(folder: str | Path) -> str:
     """Return the digest of a Hugging Face checkpoint: name, size and content of `*.safetensors` and `config.json`.
 
-    Of a LoRA adapter, which has no `config.json`, `adapter_config.json`, which has its scale, counts instead. Other
-    files, such as those of the tokenizer, do not change the model and are left out. Raises WeightsError if the folder
-    or its safetensors are missing or cannot be read.
+    A LoRA adapter has no `config.json`: its `adapter_config.json`, with its scale, counts instead. Other files, such as
+    those of the tokenizer, do not change the model and are left out. Raises WeightsError if the folder or its
+    safetensors are missing or cannot be read.
     """
     root = Path(folder)
     try:

@@ -3,7 +3,7 @@
 The same weights and tokens give other log-probs on another device, under another instruction set of a CPU, or with
 other kernels. A replay in another environment than the run's contains that difference, whatever else it shows.
 
-A field that a fingerprint does not tell is unknown, and unknown is not equal.
+A field that a fingerprint lacks is unknown, and unknown is not equal.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ class InstructionSet(enum.Enum):
 
 
 class MklKernels(enum.Enum):
-    """The kernels that MKL computes float32 products with.
+    """The kernels with which MKL computes float32 products.
 
-    On an AMD CPU MKL has kernels of its own for every instruction set; they cannot be selected on an Intel CPU. The
-    SSE4.2 kernels are the nearest to them: with torch 2.13 they give the same bits in attention over bfloat16 up to 192
-    keys, and differ in the last bits beyond that and in float32 products.
+    On an AMD CPU MKL uses other kernels for every instruction set; they cannot be selected on an Intel CPU. The SSE4.2
+    kernels are the nearest to them: with torch 2.13 they give the same bits in attention over bfloat16 up to 192 keys,
+    and differ in the last bits beyond that and in float32 products.
     """
 
     INTEL = "intel"
     """The kernels of the instruction set, on an Intel CPU."""
     AMD = "amd"
     SSE4_2 = "sse4.2"
-    """The SSE4.2 kernels, on an Intel CPU that is held to them."""
+    """The SSE4.2 kernels, on an Intel CPU that is restricted to them."""
 
 
-# The name of what each adds to the one below, in a fingerprint's `cpu_features`.
+# The feature that each instruction set adds to the one below, as named in a fingerprint's `cpu_features`.
 _FEATURES = {
     InstructionSet.AVX512: "avx512",
     InstructionSet.AVX512_VNNI: "vnni",
@@ -67,10 +67,10 @@ _FEATURES = {
 
 
 def instruction_set_of(fingerprint: Fingerprint) -> InstructionSet | None:
-    """Return the instruction set that made a score on a CPU; None if its fingerprint does not tell.
+    """Return the instruction set that computed a score on a CPU; None if its fingerprint does not show it.
 
-    It is in `cpu_isa` (what torch chose) and in the flag `cpu_features` (what others choose by); from AVX-512 on both
-    are needed. The two contradict each other if only torch was held, by `ATEN_CPU_CAPABILITY` alone.
+    `cpu_isa` has the choice of torch, and the flag `cpu_features` the features by which other libraries choose; from
+    AVX-512 on both are needed. The two contradict each other if `ATEN_CPU_CAPABILITY` restricted only torch.
     """
     features = set(fingerprint.flags.get("cpu_features", "").split()) - {"none"}
     if fingerprint.cpu_isa == "AVX2" and not features:
@@ -86,7 +86,7 @@ def instruction_set_of(fingerprint: Fingerprint) -> InstructionSet | None:
 
 
 def mkl_kernels_of(fingerprint: Fingerprint) -> MklKernels | None:
-    """Return whose kernels MKL used for a score on a CPU: its flag, else by the CPU's maker; None if unknown."""
+    """Return the kernels that MKL used for a score on a CPU, by the flag, else by the CPU's maker; None if unknown."""
     kernels = fingerprint.flags.get("mkl_kernels")
     if kernels in {each.value for each in MklKernels}:
         return MklKernels(kernels)
@@ -96,7 +96,7 @@ def mkl_kernels_of(fingerprint: Fingerprint) -> MklKernels | None:
 
 CPU = "CPU"
 # Flags of a fingerprint that choose kernels or their order of summation, with their titles. Other flags describe the
-# batches and caches of sampling, which are what a replay is meant to leave out, or do not change a result.
+# batches and caches of sampling, which a replay leaves out on purpose, or do not change a result.
 _SETTINGS = {
     "enforce_eager": "eager mode (no torch.compile, no CUDA graphs)",
     "tensor_parallel_size": "the tensor-parallel size",
@@ -114,7 +114,7 @@ _OPTIONAL = {
     "quantization": "the quantization",
     "attention_backend": "the attention kernels",
 }
-# A trainer's precision is an option of its replay, which conclusions on precision are about.
+# Not compared for torch: a trainer's precision is an option of its replay, the subject of conclusions on precision.
 _PRECISION = ("dtype", "head_dtype")
 _MKL_TITLES = {
     MklKernels.INTEL.value: "Intel's",
@@ -205,7 +205,7 @@ class Environment:
         )
 
     def offer_names(self) -> tuple[str, ...]:
-        """Return the names that workers offer this environment by, the exact one first, then those that come near.
+        """Return the names under which workers offer this environment, the exact one first, then the nearest ones.
 
         On an Intel CPU, MKL's SSE4.2 kernels come nearest to AMD's. Empty if no worker can be asked for it.
         """
@@ -230,7 +230,7 @@ _Values = tuple[str, str | None, str | None]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A field in which two environments differ; None: the fingerprint of that score does not tell it."""
+    """A field in which two environments differ; None: the fingerprint of that score lacks it."""
 
     title: str
     earlier: str | None
@@ -249,10 +249,10 @@ class Difference:
 def differences(earlier: Environment | None, later: Environment | None, *, same_engine: bool) -> tuple[Difference, ...]:
     """Return what differs between the environments of two scores, or is unknown in one of them.
 
-    The device, the instruction set and MKL's kernels of a CPU, and the driver of a GPU always count. `same_engine`: the
-    engine, its version, its kernels and the flags that choose them count too; of these, only engine and version count
-    as different if they are unknown, because a replay cannot tell what was not logged of the others. The dtypes of
-    torch are left out: a trainer's precision is an option of its replay.
+    The device, the instruction set and MKL's kernels of a CPU, and the driver of a GPU always count. With `same_engine`
+    the engine, its version, its kernels and the flags that choose them count too; of these, only engine and version
+    count as different if they are unknown, because a replay cannot know the others if they were not logged. The dtypes
+    of torch are left out: a trainer's precision is an option of its replay.
     """
     before, after = earlier or Environment(), later or Environment()
     found: list[_Values] = [("the device", before.device, after.device)]
@@ -273,7 +273,7 @@ def differences(earlier: Environment | None, later: Environment | None, *, same_
 
 
 def environment_name(instruction_set: InstructionSet, kernels: MklKernels | None) -> str:
-    """Return the name that a worker offers an environment of a CPU by: "avx2", "avx2-amd", "avx512-sse4.2".
+    """Return the name under which a worker offers an environment of a CPU: "avx2", "avx2-amd", "avx512-sse4.2".
 
     The suffix names MKL's kernels if they are not those of an Intel CPU's instruction set.
     """
@@ -282,12 +282,12 @@ def environment_name(instruction_set: InstructionSet, kernels: MklKernels | None
 
 
 def device_slug(name: str) -> str:
-    """Return a device's name as accelerator type and environment are named: "nvidia-h200"."""
+    """Return a device's name in the form of accelerator types and environments: "nvidia-h200"."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def _of_engine(before: Environment, after: Environment) -> list[_Values]:
-    """Return engine and version, and the kernels and flags that both fingerprints tell."""
+    """Return engine and version, and the kernels and flags that both fingerprints have."""
     if before.engine != after.engine:
         return [("the engine", before.engine, after.engine)]
     optional = {name: title for name, title in _OPTIONAL.items() if before.engine != "torch" or name not in _PRECISION}
@@ -307,7 +307,7 @@ def _device_of(fingerprint: Fingerprint) -> str | None:
 
 
 def _instruction_set_name(fingerprint: Fingerprint) -> str | None:
-    """Return the name of the instruction set; None if the fingerprint does not tell which of several it is."""
+    """Return the name of the instruction set; None if the fingerprint does not show which of several it is."""
     found = instruction_set_of(fingerprint)
     if found is not None:
         return found.value

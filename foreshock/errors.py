@@ -53,7 +53,7 @@ class ForeshockError(Exception):
     """Base class: `except ForeshockError` catches every error that Foreshock raises on purpose."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The default calls the class with `args`, which forgets keyword-only fields.
+        # The default calls the class with `args`, which loses keyword-only fields.
         return _rebuild, (type(self), self.args, dict(self.__dict__))
 
 

@@ -76,7 +76,7 @@ class Fingerprint:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Fingerprint:
-        """Return the fingerprint of `to_dict()`. A field of a newer release is ignored.
+        """Restore the fingerprint from `to_dict()`. A field of a newer release is ignored.
 
         Raises ConfigurationError if a field has another type or `engine` is missing.
         """
@@ -92,7 +92,7 @@ class Fingerprint:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Fingerprint:
-        """Return the fingerprint of `to_json()`. Raises ConfigurationError if `text` is not one."""
+        """Restore the fingerprint from `to_json()`. Raises ConfigurationError if `text` is not one."""
         try:
             values = json.loads(text)
         except (ValueError, RecursionError) as error:

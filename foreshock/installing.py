@@ -1,4 +1,4 @@
-"""How to install an extra beside this Foreshock: from where it was installed itself, which need not be an index."""
+"""The command that installs an extra from the place this Foreshock was installed from, which need not be an index."""
 
 import importlib.metadata
 import json
@@ -18,10 +18,10 @@ def install_command(extra: str) -> str:
 
 
 def requirement(extra: str, origin: str | None) -> str:
-    """Return what pip is to install, quoted for a shell.
+    """Return the requirement for pip, quoted for a shell.
 
-    `origin` is the text of `direct_url.json` (PEP 610), which pip writes for what came from a folder, a file or a
-    repository; None for what came from an index.
+    `origin` is the text of `direct_url.json` (PEP 610), which pip writes if it installs from a folder, a file or a
+    repository; None if it installed from an index.
     """
     found = json.loads(origin) if origin else {}
     url = found.get("url", "")

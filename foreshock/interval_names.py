@@ -1,9 +1,9 @@
-"""What intervals are called. Sentences, pages, the report and the API use these words.
+"""The names of intervals. Sentences, pages, the report and the API use these words.
 
-None is called a 95 % interval. The range holds the mean of the run's prompts nearly that often where prompts are alike,
-but in 16 % of the batches of 8 prompts, and 43 % of those of 32, where one prompt in 50 has ten times the |d|
-(`benchmarks/coverage.py`). No number of a batch tells these cases apart: the tail shape k̂ is low in just the batches
-that lack the heavy prompt.
+No interval is called a 95 % interval. The range contains the mean of the run's prompts nearly that often if prompts are
+alike. If one prompt in 50 has ten times the |d|, it contains the mean in only 16 % of the batches of 8 prompts and 43 %
+of those of 32 (`benchmarks/coverage.py`). No number of a batch distinguishes these cases: the tail shape k̂ is low in
+exactly the batches that lack the heavy prompt.
 """
 
 from collections.abc import Callable
@@ -19,19 +19,19 @@ UNTOLD = "cannot tell"
 _WIDEST = 100.0
 
 _STILL_TELLS = 0.01
-"""An upper end below it says that a k3 is not critical, however wide the range is."""
+"""An upper end below this shows that a k3 is not critical, however wide the range is."""
 
 
 def ends_in_words(mean: float, low: float, high: float, number: Callable[[float], str], between: str = " to ") -> str:
     """Return the ends of a range of a mean that is never negative; UNTOLD if it ends beyond 100 times the mean.
 
-    0 … 2639 for a k3 of 1 is what one heavy prompt among few gives: no user can act on it.
+    One heavy prompt among few gives a range such as 0 … 2639 for a k3 of 1, on which no user can act.
     """
     return UNTOLD if high > max(_WIDEST * mean, _STILL_TELLS) else between_ends(number(low), number(high), between)
 
 
 def between_ends(low: str, high: str, between: str = " to ") -> str:
-    """Return the two ends of a range, written as they are shown; one if they are shown alike."""
+    """Return the two ends of a range as text, or one end if both have the same text."""
     return low if low == high else f"{low}{between}{high}"
 
 

@@ -1,9 +1,9 @@
-"""Where in the network two set-ups of one model depart: distances of their hidden states, layer by layer.
+"""Find where in the network two set-ups of one model depart: distances of their hidden states, layer by layer.
 
 Both set-ups compute the same tokens with the same weights. At each place of the network the state of the compared
-scorer, h, is set against that of the reference, r: the relative L2 distance ‖h − r‖/‖r‖ and the cosine distance. The
-noise floor of a scorer is its distance from itself in other batches. A layer departs if the interval of its mean lies
-above the intervals of both floors.
+scorer, h, is compared with that of the reference, r: by the relative L2 distance ‖h − r‖/‖r‖ and the cosine distance.
+The noise floor of a scorer is its distance from itself in other batches. A layer departs if the interval of its mean
+lies above the intervals of both floors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Float64 = NDArray[np.float64]
 
 HIGH_QUANTILE = 0.99
 EMBEDDINGS, FINAL_NORM = "embeddings", "norm"
-# A comparison is served and sent as it is: no other fields, only finite numbers.
+# A comparison is served and sent unchanged: no other fields, only finite numbers.
 _SENT: Mapping[str, Any] = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}
 
 
@@ -50,11 +50,11 @@ class Mean:
 
     @property
     def known(self) -> bool:
-        """Whether there is an interval."""
+        """True if there is an interval."""
         return self.low is not None and self.high is not None
 
     def is_above(self, other: Mean) -> bool:
-        """Return whether the interval lies above that of `other`; False if one of the two is not known."""
+        """Return True if the interval lies above that of `other`; False if either is unknown."""
         return self.low is not None and other.high is not None and self.low > other.high
 
 
@@ -94,12 +94,12 @@ class ComparedLayer:
 
     @property
     def departs(self) -> bool:
-        """Whether the interval of the relative L2 distance lies above those of both noise floors."""
+        """True if the interval of the relative L2 distance lies above those of both noise floors."""
         return all(self.distance.relative_l2.is_above(floor) for floor in self.floors)
 
     @property
     def may_depart(self) -> bool:
-        """Whether the mean is above both floors', or cannot be compared with them."""
+        """True if the mean is above those of both floors, or a mean is unknown."""
         means = [mean.mean for mean in (self.distance.relative_l2, *self.floors)]
         if any(mean is None for mean in means):
             return True
@@ -120,7 +120,7 @@ class Departure:
 
     @property
     def is_certain(self) -> bool:
-        """Whether no earlier layer may depart."""
+        """True if no earlier layer may depart."""
         return self.layer == self.earliest
 
 
@@ -180,7 +180,7 @@ class LayerComparison:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> LayerComparison:
-        """Return the comparison of `to_dict()`; other values are ignored."""
+        """Restore the comparison from `to_dict()`; other values are ignored."""
         return parse(cls, values)
 
 
@@ -241,7 +241,7 @@ def state_distances(states: ArrayLike, reference: ArrayLike) -> tuple[Float64, F
 
 
 def distances_of(sums: DistanceSums, group_ids: Iterable[object] | None = None) -> tuple[Distance, ...]:
-    """Return the mean distances at each place, with intervals by prompt group; a rollout without one is a group.
+    """Return the mean distances at each place, with intervals by prompt group (a lone rollout is its own group).
 
     If nearly all of a sum is in one group, as in a noise floor of few rounded digits, the bootstrap has no interval;
     the range of the groups' means takes its place, which is wider. Raises InvalidRolloutsError unless there are as many
@@ -265,7 +265,7 @@ def count_groups(sums: DistanceSums, group_ids: Iterable[object] | None = None) 
 
 
 def names_of_places(layers: int) -> tuple[str, ...]:
-    """Return the names of the places of a network with so many layers."""
+    """Return the names of the places of a network with this many layers."""
     return (EMBEDDINGS, *(f"layers.{number}" for number in range(layers)), FINAL_NORM)
 
 
@@ -274,7 +274,7 @@ def compared_layers(
 ) -> tuple[ComparedLayer, ...]:
     """Return the places with the distance of the pair and the noise floors of both scorers.
 
-    Raises InvalidRolloutsError if the three are of different places or rollouts.
+    Raises InvalidRolloutsError if the three have different places or rollouts.
     """
     shapes = {sums.relative_l2.shape for sums in (pair, compared, reference)}
     if len(shapes) != 1:

@@ -27,7 +27,7 @@ _LARGEST_FILE_BYTES: Final = 1 << 20
 
 
 def judged_as(model_kind: ModelKind | None) -> ModelKind:
-    """Return the kind whose ranges hold: an unknown kind is judged as dense, the stricter one."""
+    """Return the kind whose ranges apply: an unknown kind is judged as dense, the stricter one."""
     return "dense" if model_kind is None else model_kind
 
 
@@ -36,7 +36,7 @@ def known_model_kind(value: object) -> ModelKind | None:
     return next((kind for kind in MODEL_KINDS if kind == value), None)
 
 
-# Stands beside every verdict on a run whose model kind is unknown.
+# Shown with every verdict on a run whose model kind is unknown.
 UNDECLARED_NOTE: Final = (
     "The model kind is unknown, so the ranges of a dense model hold. If the model is a mixture of experts, declare it: "
     'start_run(model_kind="moe"), or PATCH the run.'
@@ -44,7 +44,7 @@ UNDECLARED_NOTE: Final = (
 
 
 def other_kind_note(shown: ModelKind | None, of_run: ModelKind | None) -> str:
-    """Return that ranges are shown of another kind than the run is judged by; empty if they are of the same."""
+    """Return a note if the shown ranges are of another kind than those that judge the run; empty if not."""
     if judged_as(shown) == judged_as(of_run):
         return ""
     return (
@@ -89,7 +89,7 @@ def _parts(configuration: Mapping[str, Any], depth: int) -> Iterator[Mapping[str
 
 
 def _largest(value: object) -> int:
-    """Return a number of experts; of a list (a number for each layer or modality) the largest; 0 if it is neither."""
+    """Return a number of experts; the largest of a list (one per layer or modality); 0 if `value` is neither."""
     if isinstance(value, bool):
         return 0
     if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""The table of kinds of probes: what a request may ask for, what a worker must be able to do, and what does it.
+"""The table of kinds of probes: what a request may ask for, what a worker must offer, and which code does the job.
 
 The service, the worker and `foreshock probe` read it. To add a kind, add its row here, the worker's code that the row
 names, and a file for its result in `service/replay/results`, named as `document`.
@@ -22,9 +22,9 @@ __all__ = [
 ]
 
 DOCTOR_SECONDS = 600.0
-"""The time for replays of an examination that names none."""
+"""The default time for the replays of an examination."""
 DOCTOR_CANDIDATES = 8
-"""The earlier announced checkpoints that an examination tries, unless it names another number."""
+"""The default number of earlier announced checkpoints that an examination tries."""
 
 _WORDS = {1: "one scorer", 2: "two scorers"}
 
@@ -35,19 +35,19 @@ class ProbeKind:
 
     Args:
         name: `kind` of a request.
-        noun: what a request of it is called in errors.
-        job: `module:function` of the worker's code that does a job of it.
-        capability: what a worker offers, beside its scorers, if it can do it; empty: scoring is enough.
+        noun: the name of a request in errors.
+        job: `module:function` of the worker's code that does a job of this kind.
+        capability: what a worker must offer besides its scorers; empty: scoring is enough.
         scorers: the number of its scorers, whose order counts; None: any number.
         default_scorers: the scorers of a request that names none.
-        able: the field of a scorer's row that it must have; None: every scorer can be used.
-        unable, can: how a scorer without that field and those with it are called in errors.
+        able: the field that a scorer's row must have; None: every scorer can be used.
+        unable, can: the words in errors for a scorer without that field, and for the scorers with it.
         has_variants: a request may name variants of its scorers.
         rollouts, most_rollouts: the default and the largest sample of rollouts; None: all, no limit.
         sends_scores: its workers send the log-probs of its scorers.
-        in_chain: these are scores of the run's own set-up and part of its chain.
-        document: the end of the address that its result is sent to and read from, and its flag of `foreshock probe`;
-            empty: it has none but scores and divergences.
+        in_chain: its scores are of the run's own set-up and part of the run's chain.
+        document: the end of the address of its result (sent and read), and its flag of `foreshock probe`; empty: its
+            results are only scores and divergences.
         meaning: what it does, for the API.
         help: what its flag does.
         report: `module:function` that returns the lines of its result, given the answer and the probe; empty: it is in
@@ -74,7 +74,7 @@ class ProbeKind:
     report: str = ""
 
     def usable_scorers(self) -> tuple[str, ...]:
-        """Return the names of the scorers that it can be asked for."""
+        """Return the names of the scorers that a request may name."""
         return tuple(
             name
             for name, scorer in SCORERS.items()
@@ -91,7 +91,7 @@ class ProbeKind:
         )
 
     def check(self, scorers: int, exact_pairs: int, *, with_variants: bool) -> None:
-        """Raise ValueError unless a request may have so many scorers and exact pairs."""
+        """Raise ValueError unless a request may have this many scorers and exact pairs."""
         if self.scorers is None:
             return
         if scorers != self.scorers or exact_pairs or (with_variants and not self.has_variants):
@@ -99,7 +99,7 @@ class ProbeKind:
             raise ValueError(f"{self.noun} has {_WORDS[self.scorers]}{variants} and no exact pair")
 
     def sample(self, asked: int | None) -> int | None:
-        """Return the number of rollouts of a request that asks for so many. Raises ValueError if it is too large."""
+        """Return the rollouts of a request that asks for `asked` (None: the default). Raises ValueError if too many."""
         rollouts = self.rollouts if asked is None else asked
         if rollouts is not None and self.most_rollouts is not None and rollouts > self.most_rollouts:
             raise ValueError(f"{self.noun} has at most {self.most_rollouts} rollouts, got {rollouts}")

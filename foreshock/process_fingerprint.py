@@ -2,7 +2,7 @@
 
 `cpu_isa` is the instruction set that torch dispatches to, the flag `cpu_features` the further ones that kernels query,
 and the flag `mkl_kernels` the vendor whose kernels MKL uses: each can change the last bits of a log-prob. A worker's
-process that is held to a lower instruction set has the values of a CPU without the higher ones.
+process that is restricted to a lower instruction set has the values of a CPU without the higher ones.
 
 torch is imported by the functions that need it, not with this module.
 """
@@ -83,7 +83,7 @@ def nvidia_driver() -> str | None:
     return found.group(1) if found else None
 
 
-# The variable and the value that hold MKL to its SSE4.2 kernels.
+# The variable and the value that restrict MKL to its SSE4.2 kernels.
 MKL_VARIABLE, MKL_SSE4_2 = "MKL_ENABLE_INSTRUCTIONS", "SSE4_2"
 
 _PACKAGES = (
@@ -104,7 +104,7 @@ def process_fingerprint(
 
     Call it in the process that computes the log-probs, such as a trainer's rank, and log it as a batch attribute
     (`engine_fingerprint`, `trainer_fingerprint`). `known` are further fields of `Fingerprint`, such as `dtype`.
-    `held_by` are the variables that hold this process to an instruction set.
+    `held_by` are the variables that restrict this process to an instruction set.
     """
     import torch
 
@@ -137,7 +137,7 @@ def library_versions() -> dict[str, str]:
 def kernel_flags(held_by: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the flags of a fingerprint that, with `cpu_isa`, determine this process's kernels on a CPU.
 
-    They include environment variables that choose other kernels, unless they hold this process (`held_by`).
+    They include environment variables that choose other kernels, unless these restrict this process (`held_by`).
     """
     import torch
 

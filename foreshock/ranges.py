@@ -132,7 +132,7 @@ def required_range(measure: str, model_kind: ModelKind | None = None) -> Healthy
 
 
 def ranges_note(measure: str, model_kind: ModelKind | None) -> str:
-    """Return sentences for a caption: whose range holds, its thresholds, and what to do if the kind is unknown."""
+    """Return sentences for a caption: whose range applies, its thresholds, and what to do if the kind is unknown."""
     known, kind = required_range(measure, model_kind), MODEL_KIND_NAMES[judged_as(model_kind)]
     thresholds = f"warning {known.threshold_text(known.warning)}, critical {known.threshold_text(known.critical)}"
     note = f"Ranges of a {kind} at lag 0: {thresholds}."

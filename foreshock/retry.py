@@ -20,7 +20,7 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 Wait = Callable[[float], bool]
-"""Wait so many seconds; True if the wait was interrupted to stop. `threading.Event.wait` of a stop event is one."""
+"""Wait for a number of seconds; True if interrupted in order to stop. `threading.Event.wait` of a stop event is one."""
 
 LONGEST_RETRY_AFTER_SECONDS = 60.0
 """Cap on Retry-After: a wrong header must not stop delivery for hours."""
@@ -30,7 +30,7 @@ _POLL_SECONDS = 0.2
 
 @dataclass(slots=True)
 class Backoff:
-    """The delays between attempts at one thing; `reset` it after a success. Not thread-safe."""
+    """The delays between attempts of one call; call `reset` after a success. Not thread-safe."""
 
     first_seconds: float
     longest_seconds: float
@@ -70,9 +70,9 @@ def retry(
 ) -> Result:
     """Return the result of `call`, calling it again after failures that `is_retryable` accepts.
 
-    Raises the last error if it is not retryable, after `max_attempts` calls, if the next delay would end beyond
-    `deadline_seconds` from now, or if `wait` was interrupted. `on_retry(error, delay)` is called before each wait. The
-    delay is at least the error's `retry_after_seconds`, if it has one. `wait` is `time.sleep` by default.
+    Raises the last error if it is not retryable, after `max_attempts` calls, if the next delay would end later than
+    `deadline_seconds` after the start, or if `wait` was interrupted. `on_retry(error, delay)` is called before each
+    wait. The delay is at least the error's `retry_after_seconds`, if it has one. `wait` is `time.sleep` by default.
     """
     delay_after = _delays(backoff, is_retryable, max_attempts, deadline_seconds, on_retry)
     while True:
@@ -92,7 +92,7 @@ async def retry_async(
     deadline_seconds: float | None = None,
     on_retry: Callable[[Exception, float], None] | None = None,
 ) -> Result:
-    """Return what `call` awaits to, as `retry` does; the waits are `asyncio.sleep`, which a cancellation ends."""
+    """Await `call` and return its result, as `retry` does; the waits are `asyncio.sleep`, which a cancellation ends."""
     delay_after = _delays(backoff, is_retryable, max_attempts, deadline_seconds, on_retry)
     while True:
         try:
@@ -108,7 +108,7 @@ def _delays(
     deadline_seconds: float | None,
     on_retry: Callable[[Exception, float], None] | None,
 ) -> Callable[[Exception], float]:
-    """Return the function that gives the seconds before the attempt after an error, or raises it if there is none."""
+    """Return a function from an error to the seconds before the next attempt; it raises the error if there is none."""
     deadline = math.inf if deadline_seconds is None else time.monotonic() + deadline_seconds
     attempts = itertools.count(1)
 

@@ -1,7 +1,7 @@
 """Routing probes: two scorers replay a step and the routed experts of a mixture of experts are compared.
 
-The experts of all tokens are larger than their log-probs by the number of layers times that of experts per token, so
-they stay on the worker: it computes the measures and sends those.
+The experts of all tokens are larger than their log-probs, by the number of layers times the number of experts per
+token. They stay on the worker, which computes the measures and sends only these.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ MOST_LAYERS = 512
 
 @dataclass(frozen=True, slots=True)
 class RoutingComparison:
-    """The routes of the scores `target` (π) and `behaviour` (μ) at one step, such as `vllm.prefill` or
-    `torch.float32@rebatched`, compared."""
+    """The compared routes of two scores at one step, `target` (π) and `behaviour` (μ).
+
+    A score is named like `vllm.prefill` or `torch.float32@rebatched`.
+    """
 
     target: str
     behaviour: str
@@ -45,7 +47,7 @@ class RoutingComparison:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RoutingComparison:
-        """Return the comparison of `to_dict()`; other keys of `values` are ignored."""
+        """Restore the comparison from `to_dict()`; other keys of `values` are ignored."""
         return cls(
             target=values["target"],
             behaviour=values["behaviour"],

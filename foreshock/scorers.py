@@ -52,7 +52,7 @@ VARIANTS = ("", NOISE_FLOOR_VARIANT)
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine that a worker runs scorers in, a process of its own. `packages` must be installed there.
+    """An engine in which a worker runs scorers, in a separate process. `packages` must be installed there.
 
     `forks`: its process imports the engine once and forks a child for each model, which may load other weights of the
     same model in place. `remote`: the model is in a running server that the worker's configuration names.
@@ -68,8 +68,8 @@ class Engine:
 class Place:
     """A place in the chain from the sampled to the trained log-probs.
 
-    `cause` is what can differ between the score at the place before and the score at this one: a short name, a colon
-    and an explanation. It is empty at the first place.
+    `cause` names what can differ between the score at the previous place and the score at this one: a short name, a
+    colon and an explanation. It is empty at the first place.
     """
 
     name: str
@@ -84,13 +84,13 @@ class Scorer:
     Args:
         name: `engine.way` of a replay; a bare name of a score that the run logs.
         title: the computation in one line.
-        colour: number of its colour in the pages' palette, from 1; lines and bars of the link that ends here have it.
+        colour: number of its colour in the pages' palette, from 1; used for lines and bars of the link that ends here.
         place: its place in the chain; None: the scorer is compared with `REFERENCE` only, or is the reference.
-        engine: the engine that a worker runs it in; None: the run logs the score.
+        engine: the engine in which a worker runs it; None: the run logs the score.
         implementation: `module:function` of the worker's code; None: logged.
         hidden_states: `module:function` of the worker's code that gives its hidden states by layer; None: it does not.
         routes: `module:function` of the worker's code that records the experts of each token; None: it cannot.
-        by_default: scored by probes that name no scorer. One that costs as much as sampling did is not.
+        by_default: scored by probes that name no scorer. False for one that costs as much as sampling did.
     """
 
     name: str
@@ -288,7 +288,7 @@ SCORERS: dict[str, Scorer] = {
 # Rows of other packages come last, so that of two scorers at one place the built-in one is preferred.
 SCORERS |= (_FOUND := found_in_packages(Scorer, frozenset(SCORERS), frozenset(ENGINES))).rows
 REFUSED_SCORERS: tuple[str, ...] = _FOUND.refused
-"""Why scorers of other packages are not in the table, a sentence each; a worker does not start with one."""
+"""Why scorers of other packages were refused, one sentence each; a worker does not start if there is one."""
 
 EXACT_PAIRS: dict[str, ExactPair] = {
     pair.key: pair for pair in (ExactPair(target="torch.trainer", behaviour="vllm.prefill"),)
@@ -318,8 +318,8 @@ def default_scorers() -> tuple[str, ...]:
 def main_comparisons() -> tuple[str, ...]:
     """Return the comparisons that pages and dashboards show, in the order of reading.
 
-    They are the whole, the links between neighbours that a probe scores by default, and the reference with the replay
-    of the engine and with that of the trainer.
+    They are the whole, the links between neighbours that a probe scores by default, and the reference against the
+    replays of the engine and of the trainer.
     """
     scored = [name for name in CHAIN if SCORERS[name].engine is None or SCORERS[name].by_default]
     links = (comparison_name(later, earlier) for earlier, later in itertools.pairwise(scored))
@@ -389,6 +389,6 @@ _ENGINE_REPLAY, _TRAINER_REPLAY = middle_of_chain(CHAIN)
 assert _ENGINE_REPLAY is not None
 assert _TRAINER_REPLAY is not None
 ENGINE_REPLAY: str = _ENGINE_REPLAY
-"""The scorer that replays with the inference engine what the trainer's forward pass is compared with."""
+"""The scorer that replays with the inference engine; the trainer's forward pass is compared with it."""
 TRAINER_REPLAY: str = _TRAINER_REPLAY
 """The scorer that replays the trainer's forward pass."""

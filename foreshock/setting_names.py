@@ -27,15 +27,15 @@ OTHER_NAMES = frozenset(
         "WEIGHTS_ROOT", "NOTARY",
         # The worker's engines, the example for Slurm, and tests of crashes.
         "INSTRUCTION_SET", "KEY_FILE",
-        # docker-compose.yml, which hands them on by other names.
+        # docker-compose.yml, which passes them on under other names.
         "BIND", "CHECKPOINTS", "PROXY_BIND", "PUBLIC_HOST", "PUBLIC_PORT", "READER_PASSWORD", "SCRAPE_API_KEY",
         "SERVICE_MEMORY", "WORKER_MEMORY",
         "WORKER_API_KEY",
     }
 )  # fmt: skip
-"""Names, without the prefix, that are read elsewhere than in a settings object."""
+"""Names, without the prefix, that are not read by a settings object."""
 
-# Kubernetes gives these to the containers of a namespace that has a Service with the name `foreshock`.
+# Kubernetes sets these in the containers of a namespace that has a Service with the name `foreshock`.
 _OF_KUBERNETES = re.compile(r"SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP)(_\w+)?")
 
 _logger = logging.getLogger("foreshock")
@@ -44,7 +44,7 @@ _told: set[str] = set()
 
 @cache
 def setting_names() -> frozenset[str]:
-    """Return every known name without the prefix; nothing if the sources of service and worker cannot be read."""
+    """Return every known name without the prefix; no name if the sources of service and worker cannot be read."""
     folder = Path(__file__).parent.parent
     try:
         declared = [_fields(folder / path, name) for path, name in _SETTINGS.items()]

@@ -59,8 +59,8 @@ _LARGEST_COUNT = 2**53
 class StatisticsShard:
     """Statistics over all `rollouts` and response `tokens` of a shard, and a Parquet file of some of its rollouts.
 
-    The first `sampled` rows of the file are the sample that keeps the distribution of lengths; the others were chosen
-    for their large |d|, so that they are a biased sample. `rollout_set_digest` is of all rollouts.
+    The first `sampled` rows of the file are the sample that keeps the distribution of lengths; the other rows were
+    chosen for their large |d| and are a biased sample. `rollout_set_digest` is the digest of all rollouts.
     """
 
     rollouts: int
@@ -92,10 +92,10 @@ class StatisticsShard:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> StatisticsShard:
-        """Return the shard of `to_bytes()`; its parts are not read.
+        """Restore the shard from `to_bytes()`; its parts are not decoded.
 
         Raises StatisticsError if the body is damaged, or of another version of the statistics: such a shard cannot be
-        measured again where its tokens are not.
+        measured again, because its tokens are not in it.
         """
         header, position = read_header(data, _MAGIC, "shard", _MAX_HEADER_BYTES)
         version = header.get("statistics_version")
@@ -146,7 +146,8 @@ def _listed(header: dict[str, Any]) -> list[tuple[str, int, int]]:
 
 # Room for the header of the body, whose numbers are not known yet.
 _HEADER_BYTES = 1024
-# A second try aims this much below the bound, and is made if the first one used less of it than _FULL_ENOUGH.
+# A second try aims at _MARGIN of the bound. It is made if the first one exceeded the bound or used less than
+# _FULL_ENOUGH of it.
 _MARGIN, _FULL_ENOUGH = 0.97, 0.9
 
 Rows = NDArray[np.int64]
@@ -166,7 +167,7 @@ class FullRollouts:
     def of_shard(self, shard: int, shards: int) -> FullRollouts:
         """Return the part of one shard, if these numbers are for a whole step of `shards` shards.
 
-        Every shard sends at least one of both: it does not know whether others have worse ones.
+        Every shard sends at least one of each kind, because it does not know whether others have worse ones.
         """
         sampled = self.sampled // shards + (shard < self.sampled % shards)
         worst = max(1, self.worst // shards) if self.worst else 0

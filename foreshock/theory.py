@@ -142,7 +142,7 @@ class GradientNorms:
 
 
 def gradient_noise(norms: GradientNorms) -> GradientNoise:
-    """Return V̂ = (‖g_b‖² − ‖g_B‖²) / (1/b − 1/B) and what follows from it.
+    """Return V̂ = (‖g_b‖² − ‖g_B‖²) / (1/b − 1/B) and the quantities that follow from it.
 
     V̂ is the trace of the covariance of one prompt's gradient; the noise scale is NaN if the signal is not positive.
     Raises InvalidArgumentError for norms that are negative or whose squares are not finite, and unless 1 ≤ b < B.

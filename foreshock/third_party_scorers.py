@@ -2,7 +2,7 @@
 
 An entry has the scorer's name and points to its row, a `foreshock.scorers.Scorer`. The row's module is imported
 wherever the table is, so it must import its engine inside the function that scores. An entry that is broken or takes a
-name that is in use is refused and never raised here: a trainer imports the table too.
+name in use is refused without an error here, because a trainer imports the table too.
 """
 
 import importlib.metadata
@@ -26,14 +26,14 @@ class Found(Generic[Row]):
 
 
 def found_in_packages(kind: type[Row], taken: Collection[str], engines: Collection[str]) -> Found[Row]:
-    """Return the rows that installed packages add. `taken` are the names in use, `engines` those a row may run in."""
+    """Return the rows that installed packages add. `taken` are the names in use, `engines` the allowed engines."""
     return rows_of(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP), kind, taken, engines)
 
 
 def rows_of(
     points: Iterable[importlib.metadata.EntryPoint], kind: type[Row], taken: Collection[str], engines: Collection[str]
 ) -> Found[Row]:
-    """Return the rows of entry points; of two with one name neither is taken."""
+    """Return the rows of entry points; if two have one name, both are refused."""
     by_name: dict[str, list[importlib.metadata.EntryPoint]] = {}
     for point in points:
         by_name.setdefault(point.name, []).append(point)
