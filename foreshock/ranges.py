@@ -17,7 +17,6 @@ __all__ = [
     "Verdict",
     "range_of",
     "ranges_note",
-    "ranges_of",
     "required_range",
     "threshold_number",
     "verdict_of",
@@ -114,11 +113,6 @@ RANGES: Final[tuple[HealthyRange, ...]] = (
 _BY_KIND: dict[ModelKind, dict[str, HealthyRange]] = {
     kind: {each.measure: each for each in RANGES if each.model_kind in (None, kind)} for kind in MODEL_KINDS
 }
-
-
-def ranges_of(model_kind: ModelKind | None) -> tuple[HealthyRange, ...]:
-    """Return the ranges of a kind of model; None (unknown) has those of a dense model."""
-    return tuple(_BY_KIND[judged_as(model_kind)].values())
 
 
 def range_of(measure: str, model_kind: ModelKind | None) -> HealthyRange | None:

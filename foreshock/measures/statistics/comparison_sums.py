@@ -116,10 +116,6 @@ class ComparisonSums:
         """Return the mismatch by the token's probability under μ."""
         return self.condition_table("probability")
 
-    def position_buckets(self) -> BucketTable:
-        """Return the mismatch by the token's position in the response."""
-        return self.condition_table("position")
-
     def token_id_table(self, limit: int = KEPT_TOKEN_IDS) -> TokenIdTable:
         """Return the mismatch by token id: the `limit` ids with the largest Σ k3."""
         return self.token_ids.table(limit)

@@ -142,15 +142,11 @@ class LengthStatistics:
         """Return the longest length; NaN if there is none."""
         return float(self.moments[4]) if self.count else math.nan
 
-    def quantile(self, fraction: float) -> float:
-        """Return the smallest length with at least `fraction` of all at or below it.
+    def quantiles(self, fractions: Sequence[float]) -> list[float]:
+        """Return the smallest length with at least each fraction of all at or below it.
 
         Exact below 256, else within 0.4 %.
         """
-        return self.quantiles((fraction,))[0]
-
-    def quantiles(self, fractions: Sequence[float]) -> list[float]:
-        """Return `quantile` of each fraction."""
         return [self._middle(index) for index in LENGTH_GRID.quantile_bins(self.histogram, fractions)]
 
     def _middle(self, index: int) -> float:

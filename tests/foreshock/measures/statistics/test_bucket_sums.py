@@ -73,13 +73,12 @@ def test_buckets_combine_to_the_whole(by: str) -> None:
     assert len(table.edges) == len(table.tokens) + 1
 
 
-def test_tables_by_probability_and_by_position_have_names_of_their_own() -> None:
+def test_buckets_are_the_table_by_probability() -> None:
     batch = random_batch(2)
     assert batch.trainer_log_probs is not None
     assert batch.rollout_log_probs is not None
     statistics = compare(batch, batch.trainer_log_probs, batch.rollout_log_probs).statistics
     assert statistics.buckets().columns() == statistics.condition_table("probability").columns()
-    assert statistics.position_buckets().columns() == statistics.condition_table("position").columns()
     assert statistics.buckets().edges.tolist() == list(BUCKET_EDGES)
 
 
