@@ -1,1 +1,1 @@
-"""service"""
+"""The Foreshock service: REST API, pages, background jobs and maintenance commands."""

@@ -24,7 +24,7 @@ from foreshock_service.platform.parameters import content_etag, matches
 
 Kind = Literal["integer", "float", "boolean", "label"]
 _DTYPES: Mapping[Kind, type] = {"integer": np.int64, "float": np.float64, "boolean": np.bool_, "label": np.object_}
-# Python objects of so many rows exist at a time; more gives no more speed.
+# Rows that are fetched at a time, as Python objects. Larger blocks are not faster.
 _BLOCK_ROWS = 4096
 
 
@@ -80,7 +80,7 @@ class ColumnTable:
         return ColumnTable({name: column[chosen] for name, column in self.columns.items()})
 
     def joined_with(self, other: ColumnTable) -> ColumnTable:
-        """Return the rows of both, which have the same columns and the same names of labels."""
+        """Return the rows of both tables, which have the same columns and label names."""
         joined: dict[str, Column] = {}
         for name, column in self.columns.items():
             more = other.columns[name]
@@ -91,7 +91,7 @@ class ColumnTable:
         return ColumnTable(joined)
 
     def sorted_by(self, *names: str) -> ColumnTable:
-        """Return the rows in the order of these columns, the first one first."""
+        """Return the rows sorted by these columns; the first is the primary key of the order."""
         keys = [self.columns[name] for name in reversed(names)]
         return self.rows(np.lexsort([key.ranks() if isinstance(key, Labels) else key for key in keys]))
 
@@ -108,7 +108,7 @@ class ColumnTable:
         return column.strings()
 
     def groups(self, *names: str) -> list[tuple[int, int]]:
-        """Return (first row, row after the last) of each stretch of rows that are equal in these columns."""
+        """Return (first row, row after the last) of each stretch of rows with equal values in these columns."""
         if self.num_rows == 0:
             return []
         changed = np.zeros(self.num_rows - 1, dtype=bool)
@@ -128,10 +128,10 @@ def floats_or_none(values: NDArray[np.floating[Any]]) -> list[float | None]:
 def read_columns(
     session: Session, query: Select[Any], kinds: Mapping[str, Kind], most_values: int, constants: Mapping[str, str]
 ) -> ColumnTable:
-    """Return the query's rows as columns; `kinds` names and types them in the order of the query, NULL is NaN.
+    """Return the query's rows as columns. `kinds` maps names to types in the query's order; NULL becomes NaN.
 
-    Columns of labels that are `constants` are not in the query. The rows are not sorted here. Raises AnswerTooLarge if
-    they have more than `most_values` values, and reads no more.
+    `constants` are label columns with one value, which the query does not select. The rows are not sorted. Raises
+    AnswerTooLarge as soon as more than `most_values` values were read.
     """
     row_type = np.dtype([(name, _DTYPES[kind]) for name, kind in kinds.items() if name not in constants])
     codes: dict[str, dict[str, int]] = {name: {} for name, kind in kinds.items() if kind == "label"}
@@ -156,7 +156,7 @@ def read_columns(
 
 
 def check_rows(rows: int, columns: int, most_values: int) -> None:
-    """Raise AnswerTooLarge if so many rows have more than `most_values` values."""
+    """Raise AnswerTooLarge if rows × columns exceeds `most_values`."""
     if rows > most_values // columns:
         raise AnswerTooLarge(
             f"the answer has more than {most_values // columns:,} rows of {columns} columns: ask for fewer names or a "
@@ -178,22 +178,22 @@ def _blocks(session: Session, query: Select[Any]) -> Iterator[Sequence[tuple[Any
     connection = session.connection()
     if connection.dialect.name == "sqlite":
         with closing(connection.execute(query)) as result:
-            # The driver's own rows: SQLAlchemy's take three times as long, and no column here needs a conversion.
+            # Rows of the driver: SQLAlchemy's rows take three times as long, and no column needs a conversion.
             while block := result.cursor.fetchmany(_BLOCK_ROWS):
                 yield block
     else:
-        # Streamed: psycopg would otherwise hold the whole answer.
+        # Streamed, because psycopg otherwise loads the whole result into memory.
         with closing(connection.execute(query, execution_options={"stream_results": True})) as result:
             while block := result.fetchmany(_BLOCK_ROWS):
                 yield [tuple(row) for row in block]
 
 
 def keep_extremes(table: ColumnTable, curves: Sequence[str], measures: Sequence[str], max_points: int) -> ColumnTable:
-    """Keep at most about `max_points` rows per curve, as they were measured and never averaged.
+    """Keep about `max_points` rows per curve, as they were measured; nothing is averaged.
 
-    A curve is a stretch of rows with equal values in the columns `curves`. Its first and last row stay; between them
-    each of equally long stretches keeps, for each measure, the row of its smallest and of its largest finite value.
-    With many measures there are at least two rows a measure, whatever `max_points`.
+    A curve is a stretch of rows with equal values in the columns `curves`. Its first and last row are kept. The curve
+    is divided into parts of equal length; each part keeps, for each measure, the rows with the smallest and the largest
+    finite value. With many measures at least two rows per measure are kept, even beyond `max_points`.
     """
     values = [table.array(name) for name in measures]
     kept = [_of_one_curve(values, first, end, max_points) for first, end in table.groups(*curves)]
@@ -229,7 +229,7 @@ Format = Annotated[
     FormatName | None, Query(alias="format", description="format of the answer; absent: by the Accept header")
 ]
 
-# For `responses` of an endpoint that answers in these formats; its response model is the JSON.
+# For `responses` of an endpoint that answers in these formats; its response model describes the JSON.
 FORMATS: dict[int | str, dict[str, Any]] = {
     200: {
         "content": {
@@ -262,7 +262,7 @@ def choose_format(accept: str | None, name: FormatName | None = None) -> str:
 
 
 def columnar_response(request: Request, body: bytes, media_type: str) -> Response:
-    """Return the body with the entity tag of its content; 304 if the client has it.
+    """Return the body with the entity tag of its content; 304 if the client already has it.
 
     Takes milliseconds for a megabyte: call it in a thread, not in the event loop.
     """
@@ -275,12 +275,12 @@ def columnar_response(request: Request, body: bytes, media_type: str) -> Respons
 
 
 def render(table: ColumnTable, media_type: str, beside: Mapping[str, Any] | None = None) -> bytes:
-    """Return the table in a format; a missing value is null, in CSV empty.
+    """Return the table in this format. A missing value is null, in CSV empty.
 
-    `beside` has what JSON has beside `columns`; CSV and Parquet have the columns only.
+    `beside` has further members of the JSON, next to `columns`; CSV and Parquet have the columns only.
     """
     if media_type == JSON_MEDIA_TYPE:
-        # One join: each copy of some megabytes takes a millisecond.
+        # Joined once: each copy of a few megabytes takes a millisecond.
         parts = [b'{"columns":{']
         for name, column in table.columns.items():
             parts += [orjson.dumps(name), b":", _json_of(column), b","]
@@ -326,7 +326,7 @@ def _quality(accept: str, media_type: str) -> float:
     for part in accept.split(",") if accept.strip() else ["*/*"]:
         name, *parameters = [piece.strip().lower() for piece in part.split(";")]
         if name in ("*/*", media_type, media_type.partition("/")[0] + "/*"):
-            # The first of several values counts.
+            # Of a repeated parameter the first value counts.
             named = {key.strip(): value for key, _, value in (each.partition("=") for each in reversed(parameters))}
             try:
                 quality = min(1.0, max(0.0, float(named.get("q", "1"))))

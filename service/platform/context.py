@@ -1,8 +1,8 @@
 """The long-lived parts of one service process, and the typed events by which its parts notify each other.
 
-`app.py` subscribes the handlers of events. A handler runs inside the transaction of the publisher, in the order of
-subscription; what it writes is committed with the publisher's work, and an error rolls both back. Work that takes long
-is done after the commit: a handler asks for it (`after_commit` in `database/session.py`).
+`app.py` subscribes the handlers. Handlers run inside the publisher's transaction, in the order of subscription. Their
+writes are committed with the publisher's work, and an error rolls both back. A handler defers long work until after the
+commit with `after_commit` (`database/session.py`).
 """
 
 import threading
@@ -70,10 +70,10 @@ class ServiceContext:
     uploads: UploadPlaces
     key_limits: keys.KeyLimits = field(default_factory=keys.KeyLimits)
     key_uses: keys.KeyUses = field(default_factory=keys.KeyUses)
-    # Checks that hang keep their thread; beyond these, later checks fail without one.
+    # Threads of readiness checks. A check that hangs keeps its thread; if all are taken, further checks fail.
     check_threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(12))
     stopping: threading.Event = field(default_factory=threading.Event)
-    """Set when the service is asked to stop, before it waits for the requests in flight: waits end then."""
+    """Set when the service is asked to stop, before it waits for requests in flight. Waits and long jobs end then."""
     ingest_rate: IngestRate = field(default_factory=IngestRate)
     events: EventBus = field(default_factory=EventBus)
     score_readers: tuple[ScoreReader, ...] = ()
@@ -81,7 +81,7 @@ class ServiceContext:
 
 async def context_of(request: Request) -> ServiceContext:
     """Return the context of the application that serves this request."""
-    # A coroutine, since FastAPI runs plain functions in a thread.
+    # A coroutine, because FastAPI runs plain functions in a thread.
     return cast(ServiceContext, request.app.state.context)
 
 

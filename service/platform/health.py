@@ -1,4 +1,4 @@
-"""HTTP: `/livez` for liveness, `/readyz` for readiness to take an upload, `/v1/service` for operators; its figures."""
+"""HTTP: `/livez` (liveness), `/readyz` (readiness for uploads), `/v1/service` (for operators), and process metrics."""
 
 import asyncio
 import os
@@ -31,13 +31,13 @@ from foreshock_service.platform.database.opening import current_revision, newest
 from foreshock_service.platform.database.tables import AttemptClient, DueReplay, FileRemoval, Run, Step
 
 _LOOK_SECONDS = 0.5
-# A minute of looks at the event loop.
+# Samples of the event loop's delay that are kept: those of a minute.
 _LOOKS = 120
 
 
 @dataclass(frozen=True)
 class ServiceFigures:
-    """The sources of the figures of this process."""
+    """The sources of this process's metrics."""
 
     context: ServiceContext
     runners: tuple[jobs.JobRunner, ...]
@@ -47,7 +47,7 @@ class ServiceFigures:
     loop_delays: deque[float] = field(default_factory=lambda: deque(maxlen=_LOOKS))
 
     async def watch_loop(self) -> None:
-        """Note how late the event loop is, until cancelled: every request waits so long for its turn."""
+        """Sample the event loop's delay until cancelled; every request waits that long for its turn."""
         while True:
             begin = time.perf_counter()
             await asyncio.sleep(_LOOK_SECONDS)
@@ -60,7 +60,7 @@ class ServiceFigures:
 
     @property
     def job_records(self) -> dict[str, jobs.JobRecord]:
-        """Return how the runs of each job in this process went."""
+        """Return the record of each job in this process, by the job's name."""
         return {name: record for runner in self.runners for name, record in runner.records.items()}
 
     @property
@@ -71,7 +71,7 @@ class ServiceFigures:
 
 @dataclass(frozen=True)
 class Gauge:
-    """A gauge of one service process: its name, its help and how it is read."""
+    """A gauge of one service process: name, help text, and the function that reads its value."""
 
     name: str
     help: str
@@ -122,7 +122,7 @@ def exposed_names() -> dict[str, tuple[str, ...]]:
 
 
 class ServiceCollector:
-    """The figures as Prometheus metrics; a scrape of several processes behind one port gets those of one of them."""
+    """Prometheus collector of this process's metrics. If several processes share a port, a scrape reads one of them."""
 
     def __init__(self, figures: ServiceFigures) -> None:
         self._figures = figures
@@ -143,12 +143,12 @@ class ServiceCollector:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return a percentile; 0 of no values."""
+    """Return a percentile of the values; 0 if there are none."""
     return float(np.percentile(values, share)) if values else 0.0
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process; 0 where /proc does not tell it."""
+    """Return the resident memory of this process in bytes; 0 if /proc does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -159,9 +159,9 @@ Part = TypeVar("Part")
 router = parameters.api_router(tags=["health"])
 
 CHECK_SECONDS = 3.0
-"""A check that takes longer has failed: a frozen database answers nothing."""
+"""A check that takes longer has failed: a frozen database never answers."""
 
-# A client sends a sign of life at least every half a minute.
+# A client without a heartbeat for so long is not counted; by default one is sent every 30 s.
 _HEARD_SECONDS = 120
 
 
@@ -174,7 +174,7 @@ class Liveness(BaseModel):
 @router.get("/livez")
 async def livez() -> Liveness:
     """Report that the process answers; restart it if it does not."""
-    # A coroutine: it needs no thread, so it answers while all of them are taken.
+    # A coroutine: it needs no thread, so it answers even if all threads are taken.
     return Liveness(status="alive")
 
 
@@ -285,7 +285,7 @@ async def service_state(context: ServiceContext, figures: ServiceFigures) -> ser
 
 
 async def _in_time(context: ServiceContext, read: Callable[[], Part]) -> Part | None:
-    """Return what `read` returns; None if it fails or takes longer than a check of readiness may."""
+    """Return the result of `read`; None if it fails or takes longer than CHECK_SECONDS."""
     with suppress(Exception):
         with fail_after(CHECK_SECONDS):
             return await to_thread.run_sync(read, abandon_on_cancel=True, limiter=context.check_threads)
@@ -307,7 +307,7 @@ def _jobs(figures: ServiceFigures) -> tuple[service.ServiceJobRecord, ...]:
 
 
 def read_storage(context: ServiceContext) -> service.StorageRecord:
-    """Return the space that is taken and left. Raises what the database and the file system raise."""
+    """Return the used and the free space. Raises the errors of the database and of the file system."""
     settings = context.settings
     with context.database.read() as session:
         taken, revision = _database_bytes(session), current_revision(session.connection())
@@ -323,7 +323,7 @@ def read_storage(context: ServiceContext) -> service.StorageRecord:
 
 
 def read_backlog(context: ServiceContext) -> service.BacklogRecord:
-    """Return the work that waits."""
+    """Return the amounts of pending work."""
     heard = AttemptClient.seen_at_us > now_us() - _HEARD_SECONDS * 1_000_000
     clients = select(func.count(), func.coalesce(func.sum(AttemptClient.undelivered), 0))
     with context.database.read() as session:
@@ -351,7 +351,7 @@ def _database_bytes(session: Session) -> int:
 
 
 def _space(folder: Path) -> service.SpaceRecord:
-    # A folder that does not exist yet will be in the first one above it that does.
+    # A folder that does not exist yet will be made inside its nearest existing parent.
     existing = next(each for each in (folder, *folder.parents) if each.exists())
     usage = shutil.disk_usage(existing)
     return service.SpaceRecord(free_bytes=usage.free, total_bytes=usage.total)

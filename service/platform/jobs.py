@@ -1,6 +1,6 @@
-"""The thread of a process that does the periodic jobs, such as closing steps whose shards are overdue.
+"""Run periodic jobs in a thread of the service process, such as closing steps whose shards are overdue.
 
-Of several processes on PostgreSQL one does the shared jobs at a time; SQLite has one process.
+If several processes share a PostgreSQL database, one of them at a time runs the shared jobs. SQLite has one process.
 """
 
 import logging
@@ -29,9 +29,9 @@ def process_name() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A periodic task. `shared`: it works on the database, so one process is enough; else each process does its own.
+    """A periodic task. `shared`: it works on the database, so one process runs it for all; else each process runs it.
 
-    It is done in each round, at most once in `every_seconds`.
+    It runs in each round, but at most once per `every_seconds`.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Job:
 
 @dataclass(slots=True)
 class JobRecord:
-    """How the runs of a job in this process went."""
+    """Counts of a job's runs in this process, and the newest run."""
 
     runs: int = 0
     failures: int = 0
@@ -52,9 +52,9 @@ class JobRecord:
 
 
 class JobRunner:
-    """Thread that does the jobs each `interval_seconds`; a job that raises is logged and runs again.
+    """Thread that runs the jobs every `interval_seconds`. The error of a job is logged, and the job runs again.
 
-    `name` is what runners of several processes share that must not run at the same time.
+    Runners with the same `name` in several processes do not run their shared jobs at the same time.
     """
 
     def __init__(self, name: str, database: Database, jobs: Sequence[Job], interval_seconds: float) -> None:
@@ -69,13 +69,13 @@ class JobRunner:
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish the current job, then end the thread; a job that takes long is left behind, as by a crash."""
+        """End the thread after the current job. A job that takes longer than 5 s is abandoned, as in a crash."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(_STOP_SECONDS)
 
     def run_round(self) -> None:
-        """Do the jobs, the shared ones unless another process does them at this moment."""
+        """Run the due jobs; the shared ones only if no other process runs them at this moment."""
         due = [job for job in self._jobs if time.monotonic() >= self._due[job.name]]
         is_shared = any(job.shared for job in due)
         with self._database.exclusive(self._name) if is_shared else nullcontext(False) as is_alone:

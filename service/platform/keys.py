@@ -1,4 +1,4 @@
-"""API keys: what they are, their scopes, their limits and their last use. Only the hash of a key is stored."""
+"""API keys: their secrets, scopes, limits and last use. Only the hash of a secret is stored."""
 
 import hashlib
 import hmac
@@ -39,7 +39,7 @@ def new_secret() -> str:
 
 
 def hash_secret(secret: str) -> str:
-    """Return the SHA-256 that is stored of a key; its 256 random bits make a slow hash unnecessary."""
+    """Return the SHA-256 that is stored for a secret; its 256 random bits make a slow hash unnecessary."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
@@ -52,7 +52,7 @@ def create_key(
     *,
     expires_at_us: int | None = None,
 ) -> ApiKey:
-    """Store the hash of `secret` with its project and scopes; an equal secret keeps the row it has."""
+    """Store the hash of `secret` with its project and scopes. If the secret is stored already, return that row."""
     if not scopes:
         raise ConfigurationError("a key needs at least one scope: ingest, read, worker or admin")
     row = {
@@ -74,7 +74,7 @@ def create_key(
 
 
 def find_key_by_secret(session: Session, secret: str) -> ApiKey | None:
-    """Return the key with this secret, revoked or not; also by a secret that a rotation still keeps valid.
+    """Return the key with this secret, revoked or not. A secret that was rotated away counts while it is still valid.
 
     Hashes are compared in constant time.
     """
@@ -101,12 +101,12 @@ def is_valid(key: ApiKey) -> bool:
 
 
 def describe(key: ApiKey) -> dict[str, Any]:
-    """Return what the audit says of a key: its name, project, scopes and expiry."""
+    """Return what the audit records of a key: its name, project, scopes and expiry."""
     return {"name": key.name, "project": key.project, "scopes": list(key.scopes), "expires_at_us": key.expires_at_us}
 
 
 def keys_exist(session: Session) -> bool:
-    """Return whether a key was ever made, revoked ones included: then requests without a key are refused."""
+    """Return whether a key was ever made, even a revoked one. If so, requests without a key are refused."""
     return session.scalar(select(ApiKey.id).limit(1)) is not None
 
 
@@ -116,9 +116,9 @@ def list_keys(session: Session) -> Sequence[ApiKey]:
 
 
 def rotate_key(session: Session, key_id: str, secret: str, overlap_seconds: float) -> ApiKey | None:
-    """Give a key another secret; None if there is no such key.
+    """Give a key a new secret; return None if there is no such key.
 
-    The replaced secret stays valid for `overlap_seconds`, page sessions made before end at once.
+    The old secret stays valid for `overlap_seconds`. Existing page sessions end at once.
     """
     key = session.get(ApiKey, key_id)
     if key is None:
@@ -127,7 +127,7 @@ def rotate_key(session: Session, key_id: str, secret: str, overlap_seconds: floa
         raise ConfigurationError(f"{key_id} is revoked or expired: make another key with `foreshock keys create`")
     now = now_us()
     valid_until = now + int(overlap_seconds * 1e6)
-    # Earlier secrets end no later.
+    # Earlier secrets must not stay valid for longer than the one replaced now.
     earlier = update(RetiredSecret).where(RetiredSecret.key_id == key_id, RetiredSecret.valid_until_us > valid_until)
     session.execute(earlier.values(valid_until_us=valid_until))
     retired = {"secret_hash": key.secret_hash, "key_id": key_id, "valid_until_us": valid_until}
@@ -146,7 +146,7 @@ def revoke_key(session: Session, key_id: str) -> ApiKey | None:
 
 
 def end_session(session: Session, session_hash: str, lifetime_seconds: float) -> None:
-    """End a page session for good; the note of it is kept for the lifetime of a session."""
+    """End a page session for good; the row is kept for the lifetime of a session."""
     row = {"session_hash": session_hash, "expires_at_us": now_us() + int(lifetime_seconds * 1e6)}
     insert_if_absent(session, EndedSession, row)
 
@@ -160,7 +160,7 @@ _LEAST_APART_US = 60_000_000
 
 
 class KeyUses:
-    """The uses of one process. Thread-safe: single operations on a dict are atomic."""
+    """Uses of keys in this process. Thread-safe: single operations on a dict are atomic."""
 
     def __init__(self) -> None:
         self._noted: dict[str, int] = {}
@@ -171,7 +171,7 @@ class KeyUses:
         self._noted[key_id] = now_us()
 
     def write(self, database: Database) -> None:
-        """Write the noted uses that are a minute after the last ones written, and forget expired sessions."""
+        """Write the last use of each key, at most once a minute per key, and delete expired sessions."""
         due = {
             key_id: used
             for key_id, used in list(self._noted.items())
@@ -182,7 +182,7 @@ class KeyUses:
 
         def write(session: Session) -> None:
             for key_id, used in due.items():
-                # Another process may have written a newer one.
+                # Another process may have written a newer use.
                 before = or_(ApiKey.last_used_at_us.is_(None), ApiKey.last_used_at_us <= used - _LEAST_APART_US)
                 session.execute(update(ApiKey).where(ApiKey.id == key_id, before).values(last_used_at_us=used))
             session.execute(delete(EndedSession).where(EndedSession.expires_at_us < now_us()))
@@ -191,7 +191,7 @@ class KeyUses:
         self._written |= due
 
 
-# A key may save up this many seconds of its rate: a thousand trainers that are woken at once ask again at once.
+# A key may save up this many seconds of its rate: a thousand trainers whose polls end together poll again together.
 BURST_SECONDS = 5.0
 
 
@@ -199,7 +199,7 @@ class TooManyRequests(ProblemError, status=429, problem_type="too-many-requests"
     """A key beyond its limit of requests, bytes or uploads; the same request succeeds after Retry-After."""
 
 
-# What a key is limited in, the least that admits a request, and the setting that bounds it.
+# Limited quantity → the amount that must be left to admit a request, and the setting of the rate.
 _LIMITED = {
     "requests": (1.0, "FORESHOCK_KEY_REQUESTS_PER_SECOND"),
     "bytes": (0.0, "FORESHOCK_KEY_BYTES_PER_SECOND"),
@@ -217,7 +217,7 @@ class _Buckets:
 
 
 class KeyLimits:
-    """The buckets of every key that was used. A rate of 0 is no limit. Thread-safe."""
+    """Limits of every key, as buckets that refill at a rate. A rate of 0 means no limit. Thread-safe."""
 
     def __init__(
         self,
@@ -230,7 +230,7 @@ class KeyLimits:
     ) -> None:
         rates = (requests_per_second, bytes_per_second, tokens_per_second, decoding_per_second)
         self._rates = dict(zip(_LIMITED, (rate or math.inf for rate in rates), strict=True))
-        # At least one request, so that a rate below one in five seconds admits any.
+        # At least one request: otherwise a rate below one per five seconds would admit none.
         self._most = {name: max(_LIMITED[name][0], rate * BURST_SECONDS) for name, rate in self._rates.items()}
         self._clock = clock
         self._lock = threading.Lock()
@@ -252,7 +252,7 @@ class KeyLimits:
             left["requests"] -= 1.0
 
     def charge(self, key_id: str, size: int = 0, *, tokens: int = 0, decoding_seconds: float = 0.0) -> None:
-        """Charge the bytes of a body, its tokens and the time that a decoder took for it to its key."""
+        """Charge the key for a body: its bytes, its tokens and its decoding time."""
         with self._lock:
             left = self._refilled(key_id)
             left["bytes"] -= size

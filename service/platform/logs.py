@@ -41,14 +41,14 @@ _SECRET_VARIABLES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "PGPASSWORD")
 _MASK = "********"
 _FIELDS = ("method", "path", "status", "seconds", "client", "user_agent")
 _requests = logging.getLogger("foreshock.requests")
-# Of this process; None: no traces.
+# The tracer of this process; None if traces are off.
 _tracer: Tracer | None = None
 
 Event = MutableMapping[str, Any]
 
 
 def current_request_id() -> str | None:
-    """Return the id of the request that this code serves; None outside of one."""
+    """Return the id of the current request; None outside a request."""
     found: str | None = contextvars.get_contextvars().get("request_id")
     return found
 
@@ -70,7 +70,7 @@ def log_configuration(log_format: str, level: str) -> dict[str, Any]:
 def line_formatter(log_format: str) -> logging.Formatter:
     """Return the formatter of text or JSON lines.
 
-    JSON has time, level, logger, message, process, and request_id, the fields of a request and exception if there are.
+    JSON has time, level, logger, message and process; also request_id, a request's fields and exception if available.
     Text is `2026-01-31T12:00:00.000000Z INFO     logger [request id] message`; the lines of a traceback are indented.
     """
     return stdlib.ProcessorFormatter(
@@ -94,7 +94,7 @@ def line_formatter(log_format: str) -> logging.Formatter:
 
 
 def _shorten_outage(_: Any, __: str, event: Event) -> Event:
-    """Replace the traceback of a PostgreSQL server that does not answer: background tasks meet it twice a second."""
+    """Replace the traceback by the message if PostgreSQL does not answer: background tasks log it twice a second."""
     error = (event.get("exc_info") or (None, None))[1]
     if isinstance(error, OperationalError) and type(error.orig).__module__.startswith("psycopg"):
         return {**event, "exc_info": None, "exception": str(error.orig)}
@@ -145,7 +145,7 @@ def _escape(found: re.Match[str]) -> str:
 
 
 class RequestIds:
-    """Middleware that gives each request its id, the caller's if it is valid, and logs a line for each if asked to.
+    """Middleware that gives each request an id (the caller's if valid), and logs each request if `log_requests`.
 
     The id is in the answer's `X-Request-Id`, in problem documents, in every line of the log and in traces.
     """
@@ -183,7 +183,7 @@ class RequestIds:
 
 
 def span(name: str, **attributes: str | int | float) -> AbstractContextManager[object]:
-    """Return a context that is a span of the current trace; nothing if traces are off."""
+    """Return a context manager that is a span of the current trace; it does nothing if traces are off."""
     if _tracer is None:
         return nullcontext()
     return _tracer.start_as_current_span(name, attributes=attributes)
@@ -210,7 +210,7 @@ def add_tracing(app: FastAPI, settings: Settings) -> None:
         resource=Resource.create({"service.name": "foreshock", "service.version": app.version}),
         shutdown_on_exit=False,
     )
-    # In a thread of its own; spans that a collector does not take are dropped, never waited for.
+    # Sends in its own thread. Spans that the collector does not accept are dropped; nothing waits for it.
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=settings.traces_url, timeout=5)))
     _tracer = provider.get_tracer("foreshock")
     app.state.traces = provider
@@ -218,7 +218,7 @@ def add_tracing(app: FastAPI, settings: Settings) -> None:
 
 
 def stop_tracing(app: FastAPI) -> None:
-    """Send what is left of the application's traces."""
+    """Send the remaining traces of the application, then end tracing."""
     global _tracer
     provider: TracerProvider | None = getattr(app.state, "traces", None)
     if provider is not None:
@@ -257,7 +257,7 @@ class _RequestSpans:
                 await send(message)
 
             await self._app(scope, receive, send_noting)
-            # Known only now: the template of the path, without what a client wrote in it.
+            # The template of the path, without the client's values; known only after routing.
             route = getattr(scope.get("route"), "path", "unknown path")
             current.update_name(f"{scope['method']} {route}")
             current.set_attribute("http.route", route)

@@ -1,9 +1,9 @@
 """OpenAPI document that declares every error of every operation by its status, with its problem types.
 
-The problems of a route are read from its code, so that no list has to be kept beside it: each error class that is named
-by the endpoint, by its dependencies, or by a function or class of the service that these name in turn. Calls through
-objects are followed for the parts of the context (`context.decoders.run`) and for parameters whose annotation is a
-class of the service; events are not followed.
+The problems of a route are read from its code, so that no separate list is needed: each error class that the endpoint,
+its dependencies, or the service's functions and classes that these use refer to. Calls of methods are followed for the
+parts of the context (`context.decoders.run`) and for parameters annotated with a class of the service. Events are not
+followed.
 """
 
 from collections import defaultdict
@@ -23,7 +23,7 @@ from foreshock_service.platform import context, problem, request_guards, uploads
 Problem = type[problem.ProblemError]
 
 _OWN = "foreshock_service."
-# What middleware and handlers answer with; a body may come with any request, but only some read it.
+# Answers of middleware and handlers. Any request may have a body, but only some routes read it.
 _EVERY_ROUTE = {
     request_guards.HostNotAllowed,
     problem.LimitExceeded,
@@ -60,7 +60,7 @@ def _with_problems(document: dict[str, Any], routes: Sequence[APIRoute]) -> dict
             operation = document["paths"].get(route.path_format, {}).get(method.lower())
             if operation is None:
                 continue
-            # The framework's own, with another schema.
+            # FastAPI's own 422 has another schema.
             operation["responses"].pop("422", None)
             by_status: defaultdict[int, list[Problem]] = defaultdict(list)
             for each in problems_of(route, method, has_body="requestBody" in operation):
@@ -82,15 +82,15 @@ def _response(problems: list[Problem]) -> dict[str, Any]:
 
 
 def problems_of(route: APIRoute, method: str, *, has_body: bool) -> set[Problem]:
-    """Return the classes of the problems that a route can answer a request of this method with."""
+    """Return the problem classes with which a route can answer a request of this method."""
     found: set[Problem] = set(_EVERY_ROUTE)
     for function in _with_dependencies(route.endpoint):
         found |= _raised(function)
     if route.path.startswith("/v1/"):
-        # Also for a query parameter that no route has.
+        # Every route of the API refuses unknown query parameters.
         found.add(problem.InvalidRequest)
     found = found - _UNSAFE if method.upper() in request_guards.SAFE_METHODS else found | _UNSAFE
-    # A table that is sent is checked by the library, whose errors have no class here.
+    # The library checks uploaded tables; its errors are not problem classes.
     if uploads.UploadIncomplete in found:
         found.add(problem.InvalidRollouts)
     return found | _WITH_BODY if has_body or uploads.UploadIncomplete in found else found
@@ -110,7 +110,7 @@ def _with_dependencies(call: Callable[..., Any]) -> Iterator[FunctionType]:
 
 @cache
 def _raised(function: FunctionType) -> frozenset[Problem]:
-    """Return the problems that a function names, or one that it names does, and so on."""
+    """Return the problems that a function refers to, directly or through other functions and classes."""
     found: set[Problem] = set()
     seen: set[tuple[CodeType, type | None]] = set()
     waiting: list[tuple[FunctionType, type | None]] = [(function, None)]
@@ -124,7 +124,7 @@ def _raised(function: FunctionType) -> frozenset[Problem]:
             if isclass(value) and issubclass(value, problem.ProblemError):
                 found.add(value)
             elif isclass(value):
-                # What derives from a class of the service is called by the names of that class, elsewhere.
+                # Other code may call a subclass through its base class of the service, so all its methods count.
                 derives = any(base.__module__.startswith(_OWN) for base in value.__mro__[1:])
                 called = frozenset(dir(value)) if derives else names | {"__init__", "__post_init__"}
                 waiting += [(method, value) for method in _methods(value, called)]
@@ -135,9 +135,9 @@ def _raised(function: FunctionType) -> frozenset[Problem]:
 
 
 def _named(function: FunctionType, names: frozenset[str], owner: type | None) -> Iterator[Any]:
-    """Yield the functions and classes of the service that a function names, and methods of `owner`, its class."""
+    """Yield the service's functions and classes that a function refers to, and methods of `owner`, its class."""
     for name in names & function.__globals__.keys():
-        # Context managers, for one, are wrapped.
+        # Context managers, for example, are wrapped.
         value = unwrap(function.__globals__[name])
         if ismodule(value) and value.__name__.startswith(_OWN):
             yield from filter(_is_own, (unwrap(vars(value)[each]) for each in names & vars(value).keys()))
@@ -155,7 +155,7 @@ def _named(function: FunctionType, names: frozenset[str], owner: type | None) ->
 
 
 def _of_row(value: object) -> Iterator[Any]:
-    """Yield the functions and classes of the service in a row of a table of kinds, a dataclass of the service."""
+    """Yield the service's functions and classes that a row of a table of kinds (a dataclass of the service) holds."""
     if is_dataclass(value) and type(value).__module__.startswith(_OWN):
         yield type(value)
         for field in fields(value):

@@ -44,7 +44,7 @@ ToStep = Annotated[int, Query(ge=0, le=LARGEST_STEP, description="included")]
 
 
 def is_storable_text(text: str) -> bool:
-    """Return whether both databases take the text: no NUL and no lone surrogate."""
+    """Return whether both databases can store the text: no NUL and no lone surrogate."""
     return "\x00" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
@@ -80,15 +80,15 @@ _API = "/v1/"
 _STAND_IN = "\x1f"
 _ENCODED_SLASH = re.compile(rb"%2f", re.IGNORECASE)
 
-# The query parameters of each endpoint that was called with some.
+# Cache: the query parameters that an endpoint declares.
 _known: dict[Callable[..., Any], list[str]] = {}
 
 SEGMENT_PATTERN = r"^[^\x00-\x1e\x7f]+$"
-"""What a path parameter may hold that `decoded_segment` decodes: a name, and the stand-in of an encoded slash."""
+"""Pattern of a path parameter that `decoded_segment` decodes: a name, with stand-ins for its encoded slashes."""
 
 
 def at_most(count: int) -> BeforeValidator:
-    """Return the validator of a mapping of up to `count` values; more are one error, and not one for each."""
+    """Return the validator of a mapping of up to `count` values. A larger one gives one error, not one per value."""
 
     def check(values: object) -> object:
         if isinstance(values, dict) and len(values) > count:
@@ -113,7 +113,7 @@ async def refuse_unknown_parameters(request: Request) -> None:
     unknown = [name for name in dict.fromkeys(request.query_params) if name not in known]
     if not unknown:
         return
-    # A name may have as many characters as the headers, and there may be thousands: comparing names takes a while.
+    # There may be thousands of names, each as long as the headers allow, and comparing names is slow.
     items = [
         ProblemItem(
             location=f"query.{name[:60]}",
@@ -139,10 +139,10 @@ def _declared(route: APIRoute) -> list[str]:
 
 
 def keep_encoded_slashes(scope: Scope) -> Scope:
-    """Return the scope of a request with a stand-in in its path for each encoded slash (RFC 3986, section 2.2).
+    """Return the request's scope with each encoded slash of its path replaced by a stand-in (RFC 3986, section 2.2).
 
     The framework decodes a path before it looks for a route, which makes every slash a separator. The stand-in is a
-    control character that no name may contain; `decoded_segment` turns it into the slash.
+    control character that no name may contain; `decoded_segment` turns it back into a slash.
     """
     raw: bytes = scope.get("raw_path") or b""
     if not _ENCODED_SLASH.search(raw):
@@ -152,7 +152,7 @@ def keep_encoded_slashes(scope: Scope) -> Scope:
 
 
 def decoded_segment(segment: str) -> str:
-    """Return a path parameter with its slashes."""
+    """Return a path parameter with its encoded slashes restored."""
     return segment.replace(_STAND_IN, "/")
 
 
@@ -194,7 +194,7 @@ def decode_cursor(cursor: str, shape: tuple[type, ...]) -> CursorKey:
 
 
 def _can_be_a_parameter(part: str | int) -> bool:
-    """Return whether both databases take the value."""
+    """Return whether both databases accept the value as a parameter."""
     return abs(part) <= LARGEST_INTEGER if isinstance(part, int) else is_storable_text(part)
 
 
@@ -215,9 +215,9 @@ def page_of_query(
     *,
     rising: bool = False,
 ) -> Page[Item]:
-    """Return a page of the query's rows beyond a cursor, by `columns` of the first entity, which tell rows apart.
+    """Return a page of the query's rows beyond a cursor, ordered by `columns`, a unique key of the first entity.
 
-    The largest come first unless `rising`. `read` makes the items of rows.
+    The order is descending unless `rising`. `read` converts rows to items.
     """
     key = columns[0] if len(columns) == 1 else tuple_(*columns)
     if cursor is not None:
@@ -240,7 +240,7 @@ def etag_of(version: str, body: bytes) -> str:
 
 def content_etag(body: bytes) -> str:
     """Return the entity tag of a body; weak, since its compressed forms share it."""
-    # SHA-256 is an instruction of today's processors: a third of the time of BLAKE2.
+    # Today's processors have instructions for SHA-256: it takes a third of the time of BLAKE2.
     return f'W/"{hashlib.sha256(body).hexdigest()[:24]}"'
 
 
@@ -251,7 +251,7 @@ def matches(if_none_match: str | None, etag: str) -> bool:
 
 
 def names_version(if_none_match: str | None, version: str) -> bool:
-    """Return True if an If-None-Match header names a tag of this version, of whatever body, or is `*`."""
+    """Return True if an If-None-Match header names a tag of this version, with any body, or is `*`."""
     return any(each == "*" or each.strip('"').partition(".")[0] == version for each in _candidates(if_none_match))
 
 

@@ -2,8 +2,8 @@
 
 An error carries its own status: `class RunNotFound(ProblemError): status = 404`. The framework's own 404, 405 and 422,
 the library's `InvalidRolloutsError` and `LimitExceededError`, and failures of storage have the same shape
-(`request_guards.py` adds the 500). A full disk or a database that does not answer is not the client's fault and ends:
-those answers say when to send the same bytes again.
+(`request_guards.py` adds the 500). A full disk or a database that does not answer is temporary and not the client's
+fault: those answers say when to send the same bytes again.
 """
 
 import errno
@@ -28,10 +28,10 @@ _RETRY_AFTER = {"Retry-After": "30"}
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _UNAVAILABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 DATABASE_ERRORS = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError)
-"""Of a database that does not answer, or whose pool has no free connection."""
+"""Errors of a database that does not answer, or whose pool has no free connection."""
 
 _logger = logging.getLogger(__name__)
-# Of one problem document: a request may have a fault for each of its values, and name a parameter of 60 kB.
+# Bounds of one problem document: a request may have a fault in each of its values, and a parameter name of 60 kB.
 _MOST_ITEMS, _MOST_CHARACTERS, _MOST_DETAIL = 20, 300, 4000
 
 
@@ -65,7 +65,7 @@ class ProblemError(Exception):
     problem_type: ClassVar[str]
 
     def __init_subclass__(cls, *, status: int, problem_type: str) -> None:
-        """Take what the class line gives; Python refuses a class without them."""
+        """Take the status and the type from the class statement; Python refuses a class without them."""
         cls.status, cls.problem_type = status, problem_type
 
     def __init__(
@@ -110,7 +110,7 @@ class InvalidRequest(ProblemError, status=422, problem_type="invalid-request"):
 
     @classmethod
     def of_items(cls, items: Sequence[ProblemItem], count: int) -> Self:
-        """Return the error of `count` faults, of which `items` are the first; twenty of them are shown."""
+        """Return the error of `count` faults. `items` are the first of them; up to twenty are shown."""
         shown = items[:_MOST_ITEMS]
         detail = "; ".join(f"{_clipped(item.location)}: {_clipped(item.message)}" for item in shown)
         more = f"; and {count - len(shown):,} more" if count > len(shown) else ""
@@ -154,7 +154,7 @@ class DatabaseUnavailable(ProblemError, status=503, problem_type="database-unava
 
 
 class BodyRefused(HTTPException):
-    """A problem that is found while a body is read: FastAPI passes an HTTPException through, others become a 400."""
+    """A problem found while a body is read. An HTTPException, because FastAPI turns other exceptions into a 400."""
 
     def __init__(self, problem: ProblemError) -> None:
         super().__init__(problem.status, problem.detail, headers=problem.headers or None)
@@ -188,7 +188,7 @@ def install_problem_handlers(app: FastAPI) -> None:
 
 
 def storage_problem(error: OSError) -> ProblemError | None:
-    """Return the problem of an error of the file system; None if it is no failure of storage."""
+    """Return the problem for an error of the file system; None if the error is not a failure of storage."""
     if error.errno in _FULL:
         return StorageFull("the token store is full: nothing was stored; free space or extend it", headers=_RETRY_AFTER)
     if error.errno in _UNAVAILABLE:
@@ -199,7 +199,7 @@ def storage_problem(error: OSError) -> ProblemError | None:
 
 
 def database_problem(error: Exception) -> ProblemError:
-    """Return the problem of an error of the database."""
+    """Return the problem for an error of the database."""
     if "database or disk is full" in str(error):
         return StorageFull("the database is full: nothing was stored; free space or extend it", headers=_RETRY_AFTER)
     return DatabaseUnavailable(
@@ -215,7 +215,7 @@ def _own_error(_: Request, error: Exception) -> JSONResponse:
 def _request_invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     if isinstance(error.body, bytes) and any(fault["loc"] == ("body",) for fault in error.errors()):
-        # The framework leaves a body of another type as bytes; curl sends a form unless it is told the type.
+        # FastAPI leaves a body of another media type as bytes. By default curl sends a form.
         sent = request.headers.get("content-type", "").partition(";")[0].strip()[:100] or "a body without a type"
         return problem_response(UnsupportedMediaType(f"send JSON with Content-Type: application/json, not {sent}"))
     faults = error.errors()
@@ -233,7 +233,7 @@ def _item(fault: Mapping[str, Any], body: object) -> ProblemItem:
 
 
 def _fault_of_json(cause: BaseException | None) -> str | None:
-    """Return what is wrong with a body whose parsing ended with `cause`; None if the cause is no fault of a JSON."""
+    """Return the fault of a JSON body whose parsing raised `cause`; None if the cause is something else."""
     if isinstance(cause, UnicodeDecodeError):
         return f"the body is not UTF-8: byte {cause.start:,} cannot be read; send JSON in UTF-8"
     if isinstance(cause, RecursionError):
@@ -244,11 +244,11 @@ def _fault_of_json(cause: BaseException | None) -> str | None:
 
 
 def framework_error(_: Request, error: Exception) -> JSONResponse:
-    """Return the problem of an error that the framework found."""
+    """Return the answer to an error that the framework raised."""
     assert isinstance(error, HTTPException)
     if isinstance(error, BodyRefused):
         return problem_response(error.problem)
-    # The framework says only that there was an error.
+    # FastAPI's own message says only that there was an error.
     fault = _fault_of_json(error.__cause__)
     if fault is not None:
         return problem_response(BadRequest(fault))
@@ -302,7 +302,7 @@ class TokensDamaged(ProblemError, status=500, problem_type="tokens-damaged"):
 
 @contextmanager
 def present_file(what: str) -> Iterator[None]:
-    """Raise TokensGone if a file of the store is missing; for a block whose other errors may be of an upload."""
+    """Raise TokensGone if a file of the store is missing. For a block whose other errors may come from an upload."""
     try:
         yield
     except FileNotFoundError as error:
@@ -313,7 +313,7 @@ def present_file(what: str) -> Iterator[None]:
 
 @contextmanager
 def stored_file(what: str) -> Iterator[None]:
-    """Raise TokensGone or TokensDamaged for a file of the store that cannot be read; `what` says whose it is."""
+    """Raise TokensGone or TokensDamaged for a file of the store that cannot be read; `what` names its owner."""
     try:
         with present_file(what):
             yield

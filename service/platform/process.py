@@ -1,4 +1,4 @@
-"""Life of a process of the service: what it spares itself at the start, its stop, and its end with its parent."""
+"""Lifecycle of a service process: a cheaper start, its stop on signals, and its end with its parent."""
 
 import gc
 import os
@@ -13,15 +13,15 @@ from typing import Any
 
 import pyarrow as pa
 
-# Ctrl+C reaches a process from the terminal and again from its supervisor: that is one wish.
+# Ctrl+C reaches a process twice, from the terminal and from its supervisor: within this time both count as one.
 _SAME_WISH_SECONDS = 1.0
 
 
 def handle_signals(begin: Callable[[], object]) -> None:
-    """Call `begin` at the first SIGTERM or SIGINT, and make a second one end the process at once.
+    """Call `begin` at the first SIGTERM or SIGINT; a second signal ends the process at once.
 
-    uvicorn tells the application that it stops only after the requests in flight, and so after the long polls.
-    `begin` is called inside the signal handler. Does nothing outside of the main thread, which alone handles signals.
+    uvicorn itself notifies the application only after the requests in flight, and so after the long polls. `begin` is
+    called inside the signal handler. Does nothing outside the main thread, because only that handles signals.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -43,9 +43,9 @@ def handle_signals(begin: Callable[[], object]) -> None:
 
 
 def end_with_parent() -> None:
-    """From now on end this process as soon as its parent ends, without any clean-up; do nothing if it has none.
+    """End this process, without clean-up, as soon as its parent ends; do nothing if it has no parent.
 
-    A parent that is killed cannot stop its children, which would keep its port and its memory.
+    A killed parent cannot stop its children, which would keep the port and their memory.
     """
     parent = parent_process()
     if parent is not None:
@@ -58,18 +58,18 @@ def _end_after(parent: int) -> None:
 
 
 _YOUNG_OBJECTS = 20_000
-"""Objects made before a collection looks at them; a small shard makes some thousands, which hold no cycles. Python's
-own default is 700."""
+"""New objects after which the youngest generation is collected. A small shard makes a few thousand, without cycles.
+Python's default is 700."""
 
 _COLLECTIONS = 20
-"""Collections of one generation before the next older one is looked at; Python's own default is 10."""
+"""Collections of one generation after which the next older one is collected. Python's default is 10."""
 
 
 def spare_collections() -> None:
-    """Keep what was imported out of later garbage collections, and collect less often.
+    """Exclude all present objects from later garbage collections, and collect less often.
 
-    A full collection visits every object of the libraries and stops every request meanwhile; with a thousand polls
-    that wait, whose objects are young for long, there were several at each change.
+    A full collection visits every object of the libraries and stops all requests meanwhile. With a thousand waiting
+    polls, whose objects stay young for long, each change caused several full collections.
     """
     gc.collect()
     gc.freeze()
@@ -77,7 +77,7 @@ def spare_collections() -> None:
 
 
 class _WithoutPandas:
-    """Refuses to import pandas."""
+    """Import hook that refuses pandas."""
 
     def find_spec(self, name: str, *_: Any) -> None:
         """Raise ModuleNotFoundError for pandas; leave other modules to the next finder."""
@@ -86,9 +86,9 @@ class _WithoutPandas:
 
 
 def spare_pandas() -> None:
-    """Make Arrow's first array without pandas, which it would import: up to a second of CPU time, and 50 MB.
+    """Make Arrow's first array without importing pandas, which takes up to a second of CPU time and 50 MB.
 
-    Nothing in the service uses pandas. What calls for it later still gets it.
+    Nothing in the service uses pandas. Later imports of pandas still work.
     """
     refusing = _WithoutPandas()
     sys.meta_path.insert(0, refusing)

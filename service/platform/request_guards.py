@@ -1,4 +1,4 @@
-"""ASGI middleware around every request: Host and Origin, its key, the size, encoding and pace of its body, and errors.
+"""ASGI middleware that checks every request (Host, Origin, key; size, encoding and pace of the body), and its errors.
 
 The key is checked before the body is read. A body is counted as it is received and never stored here.
 `Content-Encoding: gzip` and `zstd` are decompressed piece by piece in a thread, under caps on the bytes and on the
@@ -27,7 +27,7 @@ _TABLES = (PARQUET_MEDIA_TYPE, statistics_shards.MEDIA_TYPE)
 # The longest time that a refused client may go on writing.
 _LINGER_SECONDS = 2.0
 API = "/v1/"
-# A page's form has a key, a token or some numbers.
+# Limit of a page's form, which has a key, a token or a few numbers.
 _FORM_BYTES = 64 * 1024
 
 
@@ -37,7 +37,7 @@ def media_type_of(request: Request) -> str:
 
 
 def body_limit(request: Request, settings: Settings) -> int:
-    """Return the most bytes that the request's body may have.
+    """Return the largest size in bytes that the request's body may have.
 
     Raises LimitExceeded if Content-Length is above the limit.
     """
@@ -56,11 +56,11 @@ def body_limit(request: Request, settings: Settings) -> int:
 async def refuse_unread(
     error: problem.ProblemError, scope: Scope, receive: Receive, send: Send, most_bytes: int
 ) -> None:
-    """Answer before the body, then close the connection.
+    """Answer before the body is read, then close the connection.
 
-    A client that still writes would see a reset connection instead of the answer if it were closed at once. So the
-    answer's end is sent after `most_bytes` or `_LINGER_SECONDS`, during which the body is read and discarded; its
-    headers and its whole text are sent before.
+    If the connection were closed at once, a client that still writes would see a reset instead of the answer. So the
+    headers and the whole text are sent first. Then up to `most_bytes` of the body are read and discarded, for at most
+    `_LINGER_SECONDS`, before the answer ends.
     """
 
     async def send_lingering(message: Message) -> None:
@@ -82,15 +82,15 @@ async def refuse_unread(
 
 
 def too_large(limit: int, how: str = "") -> problem.BodyRefused:
-    """Return the error for a body of more than `limit` bytes, counted `how`."""
+    """Return the error for a body of more than `limit` bytes; `how` says how they were counted."""
     more = f"more than the {limit:,} bytes allowed{f', {how}' if how else ''}"
     return problem.BodyRefused(problem.LimitExceeded(f"the body has {more}: send more, smaller shards"))
 
 
 class ReceivedBody:
-    """The body of a request while it is received; `received` is its bytes so far.
+    """The body of a request while it is received; `received` is the number of its bytes so far.
 
-    Its pauses are bounded, after the longest pause its average speed too, and its size.
+    Its size and its pauses are bounded; so is its average speed, once it has taken as long as the longest pause.
     """
 
     def __init__(self, receive: Receive, limit: int, settings: Settings) -> None:
@@ -102,9 +102,9 @@ class ReceivedBody:
         self.received = 0
 
     async def receive(self) -> Message:
-        """Receive as ASGI does. Raises BodyRefused: 413 beyond the size, 408 for a body that stalls or trickles."""
+        """Receive an ASGI message. Raises BodyRefused: 413 beyond the size, 408 for a body that stalls or trickles."""
         if self._is_complete:
-            # What comes next is the end of the connection.
+            # The next message is the end of the connection.
             return await self._receive()
         try:
             async with asyncio.timeout(self._seconds):
@@ -130,14 +130,14 @@ def _stalled(detail: str) -> problem.BodyRefused:
     return problem.BodyRefused(problem.RequestTimeout(detail, headers={"Connection": "close"}))
 
 
-# What one call of a decompressor may return: the memory of a body that is larger decompressed does not grow with it.
+# Most bytes that one call of a decompressor returns, so that memory does not grow with the decompressed size.
 _PIECE_BYTES = 256 * 1024
 _GZIP = 16 + zlib.MAX_WBITS
-# 8 MiB, what RFC 9659 asks decoders of HTTP to accept: a frame names its window, up to 2 GiB, and it is allocated.
+# 8 MiB, which RFC 9659 requires HTTP decoders to accept. A frame may ask for a window of 2 GiB, which is allocated.
 _WINDOW_LOG = 23
 
 
-# A body is one; those of a compressor that works in parallel have one for each block of a mebibyte or so.
+# Most bodies have one member. A parallel compressor writes one for each block of about 1 MiB.
 MOST_MEMBERS = 1000
 
 
@@ -155,7 +155,7 @@ def _new_stream(encoding: str) -> Any:
 
 
 def body_encoding(content_encoding: str | None) -> str | None:
-    """Return `gzip` or `zstd`, None for a body as it is. Raises UnsupportedMediaType (415) for any other encoding."""
+    """Return `gzip`, `x-gzip` or `zstd`; None for a plain body. Raises UnsupportedMediaType (415) for others."""
     name = (content_encoding or "identity").strip().lower()
     if name == "identity":
         return None
@@ -168,7 +168,7 @@ def body_encoding(content_encoding: str | None) -> str | None:
 
 
 class DecompressedBody:
-    """The decompressed body of a request while it is received; `received` is its bytes so far."""
+    """The decompressed body of a request while it is received; `received` is the number of its bytes so far."""
 
     def __init__(self, receive: Receive, encoding: str, limit: int) -> None:
         self._receive = receive
@@ -182,14 +182,14 @@ class DecompressedBody:
         self.received = 0
 
     async def receive(self) -> Message:
-        """Receive as ASGI does, at most a piece at a time.
+        """Receive an ASGI message with at most one piece of the body.
 
         Raises BodyRefused: 413 once the body has more than `limit` bytes or 1000 members, 400 if it is not in its
         encoding.
         """
         while True:
             try:
-                # The GIL is free meanwhile: the event loop serves others.
+                # Decompression releases the GIL, so the event loop serves other requests meanwhile.
                 piece = await run_in_threadpool(self._take) if self._pending or self._has_begun else b""
             except (zlib.error, compression.zstd.ZstdError) as error:
                 raise problem.BodyRefused(
@@ -220,7 +220,7 @@ class DecompressedBody:
                 self._pending = self._stream.unused_data + self._pending
                 if not self._pending:
                     return b""
-                # Members and frames may follow each other.
+                # A body may have several members or frames.
                 self._members += 1
                 if self._members > MOST_MEMBERS:
                     name = "frames" if self._encoding == "zstd" else "members"
@@ -230,7 +230,7 @@ class DecompressedBody:
                 self._stream = _new_stream(self._encoding)
             data, self._pending = self._pending, b""
             self._has_begun = self._has_begun or bool(data)
-            # zlib leaves what it did not take, zstd keeps it.
+            # zlib hands back the input that it did not use; zstd keeps it.
             piece = self._stream.decompress(getattr(self._stream, "unconsumed_tail", b"") + data, _PIECE_BYTES)
             if piece or not self._stream.eof:
                 return piece
@@ -253,8 +253,8 @@ class HostNotAllowed(problem.ProblemError, status=400, problem_type=errors.HOST_
 class RequestGuard:
     """Middleware that checks Host, Origin, the key, and the size of the body: as declared, and while it is received.
 
-    `authenticate` is called in a thread, before the body of a call of the API is read. It raises a problem, or leaves
-    the principal in the request's state for the route. The bytes of the body are charged to the key.
+    For a request of the API, `authenticate` is called in a thread before the body is read. It raises a problem, or
+    stores the principal in the request's state for the route. The bytes of the body are charged to the key.
     """
 
     def __init__(
@@ -324,7 +324,7 @@ class RequestGuard:
         # Not Starlette's TrustedHostMiddleware: it answers text/plain instead of application/problem+json, and it does
         # not read the body, so a client that still writes would see a reset connection instead of the 400.
         hosts = request.headers.getlist("host")
-        # A second Host could be the one that a proxy in between looked at (RFC 9112, section 3.2: 400).
+        # With two Host headers, a proxy in between may have checked the other one (RFC 9112, section 3.2: 400).
         if len(hosts) != 1 or _host_name(hosts[0]) not in self._hosts:
             raise HostNotAllowed("this Host is not allowed: add it to FORESHOCK_ALLOWED_HOSTS")
         if request.method in SAFE_METHODS:

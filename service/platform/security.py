@@ -27,19 +27,19 @@ _ALGORITHM = {"key_derivation": "hmac", "digest_method": hashlib.sha256}
 
 @dataclass(frozen=True, slots=True)
 class SignedSession:
-    """What a session cookie holds: the key, and when it was signed."""
+    """The contents of a session cookie: the key, and the time of signing."""
 
     key_id: str
     signed_at_us: int
 
 
 def sign_session(secret: bytes, key_id: str) -> str:
-    """Return the value of a new session cookie; a random part makes each one differ."""
+    """Return the value of a new session cookie; a random part makes each value unique."""
     return _sessions(secret).dumps([key_id, now_us(), token_urlsafe(12)])
 
 
 def verify_session(secret: bytes, cookie: str, lifetime_seconds: float) -> SignedSession | None:
-    """Return what a session cookie holds; None if it was not signed here or is older than its lifetime."""
+    """Return the contents of a session cookie; None if it was not signed here or is older than its lifetime."""
     try:
         held = _sessions(secret).loads(cookie, max_age=int(lifetime_seconds))
     except BadSignature:
@@ -50,7 +50,7 @@ def verify_session(secret: bytes, cookie: str, lifetime_seconds: float) -> Signe
 
 
 def session_hash(cookie: str) -> str:
-    """Return what is stored of a session that was ended."""
+    """Return the hash under which an ended session is stored."""
     return hashlib.sha256(cookie.encode()).hexdigest()
 
 
@@ -60,7 +60,7 @@ def form_token(secret: bytes, cookie: str) -> str:
 
 
 def is_form_token(secret: bytes, cookie: str, token: str) -> bool:
-    """Return True if the token is that of the session, in constant time."""
+    """Return True if the token belongs to the session; compared in constant time."""
     return _forms(secret).verify_signature(cookie, token.encode())
 
 
@@ -73,7 +73,7 @@ def _forms(secret: bytes) -> Signer:
 
 
 SESSION_COOKIE = "foreshock_session"
-# For the description of the API: `authenticate` reads the header itself.
+# For the OpenAPI document only: `authenticate` reads the header itself.
 _BEARER = HTTPBearer(auto_error=False, description="An API key: `Authorization: Bearer fsk_…`")
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]
 
@@ -91,7 +91,7 @@ class ScopeMissing(problem.ProblemError, status=403, problem_type="scope-missing
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who acts. `project` None: bound to no project; `key_id` None: the service has no keys, or it acts by itself."""
+    """Who acts. `project` None: every project. `key_id` None: no key exists, or the service or its operator acts."""
 
     key_id: str | None
     project: str | None
@@ -101,7 +101,7 @@ class Principal:
 
     @property
     def actor(self) -> str:
-        """What the audit calls it."""
+        """Its name in the audit."""
         return self.key_id or self.without_key
 
     def may(self, scope: keys.Scope) -> bool:
@@ -113,7 +113,7 @@ class Principal:
         return self.project is None or self.project == project
 
     def projects(self, asked: str | None) -> tuple[str, ...]:
-        """Return the names that a run's project must equal, all of them, in a list of the project `asked`."""
+        """Return the conditions on a run's project in a list: it must equal the principal's, and `asked` if given."""
         return tuple(project for project in (self.project, asked) if project is not None)
 
 

@@ -123,7 +123,7 @@ class Settings(BaseSettings):
     key_uploads: int = Field(default=48, ge=0, description="uploads of one key at a time in each process; 0: no limit")
 
     max_body_bytes: int = Field(default=_LIMITS.max_body_bytes, gt=0)
-    # Parsing holds the interpreter's lock: a mebibyte for some 20 ms.
+    # Parsing 1 MiB holds the GIL for about 20 ms.
     max_json_bytes: int = Field(default=_MEBIBYTE, gt=0)
     max_rollouts: int = Field(default=_LIMITS.max_rollouts, gt=0, description="rollouts in one shard")
     max_tokens: int = Field(default=_LIMITS.max_tokens, gt=0, description="prompt and response tokens in one shard")
@@ -148,7 +148,7 @@ class Settings(BaseSettings):
         default=4096 * _MEBIBYTE, ge=256 * _MEBIBYTE, description="address space above the idle size; at least 256 MiB"
     )
     decode_timeout_seconds: float = Field(default=300.0, gt=0)
-    # Two processes start in about 3 s of CPU: 0.3 ms for each of so many shards.
+    # Two processes take about 3 s of CPU to start: 0.3 ms per shard.
     decode_recycle_after: int = Field(default=10_000, gt=0, description="shards after which decoders are replaced")
     decode_queue: int = Field(default=64, gt=0, description="shards that may wait before clients get a 503")
 
@@ -228,7 +228,7 @@ class Settings(BaseSettings):
     @field_validator("bootstrap_key", mode="before")
     @classmethod
     def _without_white_space(cls, value: object) -> object:
-        # Clients send a key without the newline that a file of it ends with.
+        # A file with the key ends with a newline, which clients do not send.
         return value.strip() if isinstance(value, str) else value
 
     @model_validator(mode="after")
@@ -261,7 +261,7 @@ class Settings(BaseSettings):
         for name in _SECRETS:
             shown[name] = _MASK if getattr(self, name) is not None else "(not set)"
         shown["notifications"] = ", ".join(f"{each.name} ({each.kind})" for each in self.notifications) or "(none)"
-        # A store may be named by a URL with a key in it.
+        # The URL of a store may contain a key.
         shown["store_url"] = re.sub(r"(?<=://)[^/@]*@", f"{_MASK}@", self.store_url)
         shown["database_url"] = make_url(self.database_url).render_as_string(hide_password=True)
         return {f"FORESHOCK_{name.upper()}": value for name, value in shown.items()}
@@ -314,7 +314,7 @@ def load_settings() -> Settings:
     try:
         return Settings()
     except SettingsError as error:
-        # Its cause has the value, which may be a secret.
+        # Not chained: its cause has the value, which may be a secret.
         raise ConfigurationError(f"{error}: it must be JSON") from None
     except ValidationError as error:
         faults = [_in_words(fault["loc"], fault["type"], fault["msg"]) for fault in error.errors(include_input=False)]
@@ -322,7 +322,7 @@ def load_settings() -> Settings:
 
 
 def _in_words(place: tuple[int | str, ...], kind: str, message: str) -> str:
-    """Return a fault with the name of its variable; `place` is that of a value in it, such as a target's field."""
+    """Return a fault's message with the name of the variable; `place` locates the value, such as a target's field."""
     message = message.removeprefix("Value error, ")
     if not place:
         return message

@@ -1,10 +1,10 @@
-"""Uploads: a bounded number at a time, of which one key gets a part; each body goes to a temporary file.
+"""Receive uploads into temporary files; the number of uploads at a time is bounded, in all and per key.
 
-Uploads have threads of their own, so that other requests are served while uploads wait for a decoder. An upload beyond
-the bound is refused before its body is read, and the client sends it again later.
+Uploads have their own threads, so that other requests are served while uploads wait for a decoder. An upload beyond the
+bound is refused before its body is read, and the client sends it again later.
 
-Uploads are refused while little room is left on the disks: deletions and retention write to the database before they
-free anything. SQLite opens no database on a disk without any room: a file beside it is given up at such a start.
+Uploads are refused while the disks are nearly full, because deletions and retention write to the database before they
+free space. SQLite opens no database on a full disk: so a reserve file beside it is deleted at such a start.
 """
 
 import contextlib
@@ -40,14 +40,14 @@ _NEEDED_TO_OPEN = 1 << 20
 
 
 def folders_to_watch(settings: Settings) -> list[Path]:
-    """Return the folders of this machine that uploads fill: that of the store, and that of a SQLite database."""
+    """Return the local folders that uploads fill: the store's, and a SQLite database's."""
     reserve = _reserve(settings)
     folders = [settings.store_folder] if settings.store_is_folder else []
     return folders if reserve is None else [*folders, reserve.parent]
 
 
 def check_room(folders: Sequence[Path]) -> None:
-    """Raise StorageFull if an upload into these folders would take what deletions and retention need."""
+    """Raise StorageFull if one of these folders has only the room left that deletions and retention need."""
     for folder in folders:
         free, kept = _free_and_kept(folder)
         if free < kept:
@@ -57,14 +57,14 @@ def check_room(folders: Sequence[Path]) -> None:
 
 
 def free_reserve(settings: Settings) -> None:
-    """Give up the file that was kept beside a SQLite database, if its disk is full."""
+    """Delete the reserve file of a SQLite database if its disk is full."""
     reserve = _reserve(settings)
     if reserve is not None and reserve.exists() and _free_and_kept(reserve.parent)[0] < _NEEDED_TO_OPEN:
         reserve.unlink()
 
 
 def make_reserve(settings: Settings) -> None:
-    """Keep a file beside a SQLite database, if its disk has room."""
+    """Make the reserve file of a SQLite database if its disk has room."""
     reserve = _reserve(settings)
     if reserve is None or reserve.exists():
         return
@@ -80,7 +80,7 @@ def _reserve(settings: Settings) -> Path | None:
 
 
 def _free_and_kept(folder: Path) -> tuple[int, int]:
-    """Return the free bytes of a folder's disk, and those that uploads leave free: 16 MiB, of a small disk 1/16."""
+    """Return a disk's free bytes, and the bytes that uploads must leave free: 16 MiB, or 1/16 of a small disk."""
     while not folder.exists():
         folder = folder.parent
     usage = shutil.disk_usage(folder)
@@ -91,7 +91,7 @@ RATE_SECONDS = 60
 
 
 class IngestRate:
-    """Shards and tokens by the second in which they were stored. Thread-safe."""
+    """Stored shards and tokens, counted by second over the last minute. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -142,11 +142,11 @@ class UploadIncomplete(problem.ProblemError, status=400, problem_type="upload-in
 
 
 class UploadPlaces:
-    """The places of one application. Used by the coroutines of one event loop."""
+    """The places for uploads of one application. For coroutines of one event loop only."""
 
     def __init__(self, most: int, *, most_of_one_key: int = 0, folders: Sequence[Path] = ()) -> None:
         self.folders = tuple(folders)
-        """Those that must have room before an upload is received."""
+        """Folders that must have room before an upload is received."""
         self.most = most
         """Number of places."""
         self.taken = 0
@@ -158,7 +158,7 @@ class UploadPlaces:
 
     @asynccontextmanager
     async def place(self, key_id: str | None = None) -> AsyncIterator[None]:
-        """Hold a place; raises UploadsBusy if there is none, TooManyRequests if the key has its part already."""
+        """Hold a place; raises UploadsBusy if none is free, TooManyRequests if the key holds as many as it may."""
         if key_id is not None and 0 < self._most_of_one_key <= self._taken_by[key_id]:
             raise keys.TooManyRequests(
                 f"this key has {self._most_of_one_key} uploads under way: try again (FORESHOCK_KEY_UPLOADS of the "
@@ -173,7 +173,7 @@ class UploadPlaces:
         self.taken += 1
         if key_id is not None:
             self._taken_by[key_id] += 1
-        # Copied into the thread that decodes.
+        # The context is copied into the thread that decodes.
         token = decoding_key.set(key_id)
         try:
             yield
@@ -186,7 +186,7 @@ class UploadPlaces:
     async def run(
         self, function: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
     ) -> Result:
-        """Run a part of an upload that has a place in one of the threads."""
+        """Run a part of an upload, which holds a place, in one of the threads for uploads."""
         return await to_thread.run_sync(partial(function, *arguments, **named), limiter=self._limiter)
 
 
@@ -209,8 +209,8 @@ async def received_upload(
 ) -> AsyncIterator[Upload]:
     """Receive the request's body of the expected type into a temporary file, which is deleted afterwards.
 
-    The upload holds a place until then. Raises UnsupportedMediaType (415); before the body is read UploadsBusy (503)
-    and TooManyRequests (429); LimitExceeded (413, before the rest is read) and UploadIncomplete.
+    The upload holds a place until then. Before the body is read, raises UnsupportedMediaType (415), UploadsBusy (503),
+    TooManyRequests (429) and StorageFull (507); later LimitExceeded (413, at once) and UploadIncomplete (400).
     """
     media_type = request_guards.media_type_of(request)
     if media_type != expected:
@@ -253,7 +253,7 @@ async def _receive(request: Request, places: UploadPlaces, most_bytes: int, path
 
 
 class Committed(Protocol):
-    """What a transaction that names a file returns."""
+    """The result of a transaction that names a file."""
 
     @property
     def status(self) -> str: ...
@@ -263,9 +263,9 @@ Outcome = TypeVar("Outcome", bound=Committed | None)
 
 
 def commit_file(database: Database, store: TokenStore, file: str, commit: Callable[[Session], Outcome]) -> Outcome:
-    """Run the transaction that names a published file; the file is removed unless its status is `stored`.
+    """Run the transaction that names a published file; remove the file unless the result's status is `stored`.
 
-    An error of the commit itself does not tell whether it happened: the file stays, at worst as an orphan.
+    If the commit itself fails, it may have happened all the same: the file stays, at worst as an orphan.
     """
     may_be_committed = False
 

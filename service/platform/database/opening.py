@@ -1,14 +1,14 @@
 """Open a database: check that it answers, can be written, and has a schema that this release knows; then migrate it.
 
-Whatever is wrong becomes a ConfigurationError that says what was found and which command or setting helps.
+Every fault becomes a ConfigurationError that says what was found and which command or setting helps.
 
-A new table or column: change the classes in `tables`, then write the next migration with
-`python -m foreshock_service.platform.database.opening draft "what changes"`, from the difference between an empty,
-migrated SQLite database and the classes. A test compares the migrated database with these classes. The column of a new
-measure needs no migration: `upgrade` adds it.
+To add a table or column, change the classes in `tables`, then draft the next migration with
+`python -m foreshock_service.platform.database.opening draft "what changes"`. The draft has the differences between an
+empty, migrated SQLite database and the classes. A test compares the migrated database with these classes. The column of
+a new measure needs no migration: `upgrade` adds it.
 
-Until release 0.1 the first migration (0040) is changed instead. Databases of the schemas before it (0003 to 0039) are
-converted by `migrations/earlier_schemas.py`, whose docstring says what to add there.
+Databases of the schemas before the first migration (0003 to 0039) are converted by `migrations/earlier_schemas.py`. Its
+docstring says what to add there if a table changes.
 """
 
 import errno
@@ -54,7 +54,7 @@ def upgrade(database_url: str, revision: str = "head") -> None:
     """
     engine = make_engine(database_url)
     if engine.dialect.name == "sqlite":
-        # To change a column of a table SQLite makes the table anew, which rows of other tables may point to.
+        # To change a column SQLite makes the table anew, while rows of other tables may point to it.
         event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA foreign_keys = OFF").close())
     try:
         with engine.begin() as connection:
@@ -65,7 +65,7 @@ def upgrade(database_url: str, revision: str = "head") -> None:
                 load_python_file(str(MIGRATIONS), "earlier_schemas.py").convert(connection, has)
                 has = newest_revision()
                 connection.execute(text("UPDATE alembic_version SET version_num = :revision"), {"revision": has})
-            # Revisions are numbers of four digits, in their order.
+            # Revisions are ascending numbers of four digits, so they compare as text.
             newer = has is not None and revision != "head" and revision < has
             (command.downgrade if newer else command.upgrade)(_configuration(connection), revision)
             if current_revision(connection) == newest_revision():
@@ -122,9 +122,9 @@ if __name__ == "__main__":
 
 
 _LAST_WITH_EVERY_MIGRATION = "Foreshock 0.1.0 at commit edd6602"
-# Of file systems that have no locks; a service on one starts all the same.
+# Errors of file systems without locks; there a service starts without the lock.
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
-# A host that drops packets answers never; the operating system would wait for minutes.
+# A host that drops packets never answers; the operating system would wait for minutes.
 _CONNECT_SECONDS = "10"
 
 
@@ -144,7 +144,7 @@ def prepare_database(database_url: str, *, upgrade_older: bool = True, revision:
 
 @contextmanager
 def existing_database(database_url: str, connections: int = DEFAULT_CONNECTIONS) -> Iterator[session.Database]:
-    """Give the database of a service to a command; creates and migrates nothing. Raises ConfigurationError."""
+    """Open the service's database for a command; create and migrate nothing. Raises ConfigurationError."""
     with _reported(database_url):
         if is_missing(database_url):
             raise ConfigurationError(
@@ -180,10 +180,10 @@ def upgrade_command(revision: str | None) -> None:
 
 @contextmanager
 def only_service(database_url: str) -> Iterator[None]:
-    """Hold a SQLite file for this service during a `with` block; PostgreSQL takes any number of services.
+    """Lock a SQLite file for this service during a `with` block; PostgreSQL allows any number of services.
 
-    Two would both do each background job. The lock ends with the process, and its decoders do not inherit it. Commands
-    that run beside a service take none. Raises ConfigurationError if another service holds the file.
+    Two services on one file would both do each background job. The lock ends with the process, and its decoders do not
+    inherit it. Commands that run beside a service take no lock. Raises ConfigurationError if another service holds it.
     """
     url = parse_database_url(database_url)
     if url.get_backend_name() != "sqlite":
@@ -224,7 +224,7 @@ def _lock(descriptor: int, database: str) -> None:
 def _check(database_url: str) -> str | None:
     """Return the revision of a database that can be written, None if it is empty; raises ConfigurationError.
 
-    The text differs from every revision if the newest lacks the column of a measure.
+    If the newest revision lacks the column of a measure, the text names it and equals no revision.
     """
     engine = make_engine(_impatient(database_url), connections=2)
     try:
@@ -255,7 +255,7 @@ def _check(database_url: str) -> str | None:
 
 def _check_writable(connection: Connection, engine: Engine) -> None:
     if engine.dialect.name == "sqlite":
-        # Writes the first page, with the value that it has.
+        # Writes the first page without changing it.
         connection.exec_driver_sql("PRAGMA user_version = 0")
     elif connection.exec_driver_sql("SHOW transaction_read_only").scalar_one() == "on":
         raise ConfigurationError(
@@ -311,7 +311,7 @@ def _reported(database_url: str) -> Iterator[None]:
 
 
 _INSUFFICIENT_PRIVILEGE = "42501"
-# What the database says, as a regular expression, and what to do; the first that matches counts.
+# A regular expression for the database's message, and what to do; the first match counts.
 _HELP = (
     ("password authentication failed", "the user or the password in FORESHOCK_DATABASE_URL is wrong"),
     ("no password supplied", "FORESHOCK_DATABASE_URL has no password: postgresql://USER:PASSWORD@HOST/DATABASE"),
@@ -339,7 +339,7 @@ def _message(error: DBAPIError) -> str:
 
 
 def shown(database_url: str) -> str:
-    """Return the URL for messages: without the password, a file of SQLite with its whole path."""
+    """Return the database as messages show it: its URL without the password, or the whole path of a SQLite file."""
     url = parse_database_url(database_url)
     if url.get_backend_name() == "sqlite":
         return str(Path(str(url.database)).absolute())

@@ -1,7 +1,7 @@
 """Sessions: `read` gives a read-only session, `write` runs a unit of work in a transaction. No other code commits.
 
-On SQLite one thread writes: it runs the queued units of work and commits those that wait together. A caller gets its
-result after the commit, so the result is durable. `after_commit` is the one place for what follows a commit.
+On SQLite one thread writes: it runs the queued units of work and commits waiting units together. A caller gets its
+result after the commit, so the result is durable. `after_commit` is the one way to do something after a commit.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from foreshock_service.platform.logs import span
 Result = TypeVar("Result")
 _MAX_ATTEMPTS = 5
 _REMEMBERED_WRITES = 1000
-# A deadlock's other transaction takes milliseconds; jitter keeps the two from meeting again.
+# The other transaction of a deadlock takes milliseconds. Jitter keeps the two from colliding again.
 _FIRST_RETRY_SECONDS = 0.01
 _LONGEST_RETRY_SECONDS = 0.2
 _LARGEST_BATCH = 64
@@ -38,18 +38,18 @@ _logger = logging.getLogger(__name__)
 
 
 def after_commit(session: Session, callback: Callable[[], object]) -> None:
-    """Call `callback` once the session's transaction is committed, before `Database.write` returns, in its thread.
+    """Call `callback` once the session's transaction is committed, in the thread of `Database.write` before it returns.
 
-    Dropped if the transaction rolls back. A crash may come before it: it may only do early what a periodic task also
-    does, such as waking a long poll.
+    The callback is dropped if the transaction rolls back. A crash may prevent it, so it may only do early what a
+    periodic task also does, such as waking a long poll.
     """
     session.info.setdefault(_CALLBACKS, []).append(callback)
 
 
 def before_commit(session: Session, key: str, work: Callable[[Session], object]) -> None:
-    """Call `work(session)` when everything else of the session's transaction is done; once for each key.
+    """Call `work(session)` at the end of the session's transaction, once for each key.
 
-    What it raises rolls the transaction back.
+    An error that it raises rolls the transaction back.
     """
     waiting: dict[str, Callable[[Session], object]] | None = session.info.get(_LAST_WORK)
     if waiting is None:
@@ -83,9 +83,9 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """Give a session for reading; the loaded objects stay readable.
+        """Open a session for reading; the loaded objects stay readable afterwards.
 
-        Their changes are not stored, and the database refuses statements that write.
+        Changes of these objects are not stored, and the database refuses statements that write.
         """
         with Session(self._read_engine, expire_on_commit=False) as session:
             try:
@@ -96,18 +96,17 @@ class Database:
                 raise
             session.expunge_all()
             try:
-                # Not a rollback: after one psycopg has every statement prepared anew, as it may have undone a DDL.
+                # Not a rollback: after one psycopg prepares every statement again, as it may have undone a DDL.
                 session.commit()
             except PendingRollbackError:
-                # The connection was lost, and the caller went on.
+                # The connection was lost, and the caller ignored the error.
                 session.rollback()
 
     def write(self, work: Callable[[Session], Result]) -> Result:
         """Run `work(session)` in a transaction and return its result after the commit.
 
-        `work` runs again if PostgreSQL aborts it for a deadlock, or SQLite the transaction that it shares: it changes
-        nothing but the session.
-        Raises what `work` raises, after rolling back.
+        `work` runs again if PostgreSQL aborts it for a deadlock, or if SQLite ends the transaction that it shares with
+        other units. So it must change nothing but the session. Raises the errors of `work`, after rolling back.
         """
         begin = time.perf_counter()
         try:
@@ -129,7 +128,7 @@ class Database:
     def check_writable(self) -> None:
         """Raise unless a transaction that writes can begin and commit."""
         if self.is_sqlite:
-            # Writes the first page, with the value that it has.
+            # Writes the first page without changing it.
             self.write(lambda session: session.execute(text("PRAGMA user_version = 0")))
             return
         # Not the engine for reading, whose transactions are always read-only.
@@ -140,10 +139,10 @@ class Database:
 
     @contextmanager
     def exclusive(self, name: str) -> Iterator[bool]:
-        """Give True if no other process holds this name for the length of its `with` block, else False.
+        """Hold this name during a `with` block and give True; give False if another process holds it.
 
-        For background work that one process at a time does. PostgreSQL releases the name with the connection, however
-        the process ends; SQLite has one service process.
+        For background work that one process at a time does. PostgreSQL releases the name when the connection ends, even
+        after a crash. SQLite has one service process.
         """
         if self.is_sqlite:
             yield True
@@ -161,11 +160,11 @@ class Database:
                     connection.commit()
 
     def close(self) -> None:
-        """Finish the queued writes and close every connection; one that a thread still uses, when it gives it back."""
+        """Finish the queued writes and close every connection. One in use is closed when its thread returns it."""
         if self._writer is not None:
             self._writer.close()
         for each in (self._write_engine, self._read_engine):
-            # `dispose` closes the idle ones only; the others would go back to a pool that nobody empties.
+            # `dispose` closes idle connections only; the others would return to a pool that nobody empties.
             event.listen(each.pool, "checkin", _close_connection)
             each.dispose()
 
@@ -200,8 +199,8 @@ class _Unit:
 class GroupCommitWriter:
     """The one writer of SQLite; `run` may be called from any thread but the writer's own.
 
-    A unit that raises is rolled back alone: each unit of a transaction has a savepoint of its own. If SQLite ends the
-    transaction at an error, such as that of a full disk, the savepoints are gone: the units run again, one at a time.
+    A unit that raises is rolled back alone, because each unit has its own savepoint. If SQLite ends the transaction
+    itself at an error, such as a full disk, the savepoints are lost, and the units run again, one at a time.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -252,7 +251,7 @@ class GroupCommitWriter:
     def _commit(self, batch: list[_Unit]) -> None:
         if len(batch) == 1 or not self._run_together(batch):
             for unit in batch:
-                # Without a savepoint: the transaction is the unit's own.
+                # Without a savepoint: the unit has its own transaction.
                 self._run(unit, self._engine)
         for unit in batch:
             if unit.error is not None:
@@ -262,7 +261,7 @@ class GroupCommitWriter:
                 unit.future.set_result(unit.done)
 
     def _run_together(self, batch: list[_Unit]) -> bool:
-        """Run units in one transaction; False if SQLite ended it at an error of one, so that none is stored."""
+        """Run units in one transaction; False if SQLite ended it at the error of a unit: then none is stored."""
         try:
             with self._engine.begin() as connection:
                 for unit in batch:

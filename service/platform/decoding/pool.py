@@ -1,12 +1,12 @@
 """The pool of decoders: spawned processes with limits on memory and time, replaced after a crash or a number of tasks.
 
-Each decoder is an executor of one process, so that nothing that a body does to its decoder reaches another upload. When
-a decoder dies (out of memory, out of time, a crash in native code), its body is tried once more, in a new process: if
-that dies too, the body is the cause, and is refused. What arrives meanwhile is decoded by the others.
+Each decoder is an executor of one process, so that a body that breaks its decoder affects no other upload. If a decoder
+dies (out of memory, out of time, a crash in native code), its body is tried once more in a new process. If that dies
+too, the body is the cause and is refused. The other decoders decode the other uploads meanwhile.
 
-Next comes the body of the key which took the least decoding time of late. One key's heavy bodies (60 M constant tokens
-are 5 kB, and seconds of a decoder) then delay another key's by one body at most. While another key is active, the last
-free decoder is not given to a key that has one.
+The next body is that of the key with the least recent decoding time. So one key's heavy bodies (60 M constant tokens
+are 5 kB, and take seconds to decode) delay another key's body by at most one body. While another key is active, a key
+that already uses a decoder does not get the last free one.
 """
 
 import contextlib
@@ -37,23 +37,23 @@ decoding_key: ContextVar[str | None] = ContextVar("decoding_key", default=None)
 """The key of the upload that this code serves; None: the service's own work."""
 
 decoding_seconds: ContextVar[float] = ContextVar("decoding_seconds", default=0.0)
-"""The seconds that a decoder worked for this code the last time; waiting for one does not count."""
+"""The seconds that a decoder worked for this code's last task; waiting for a decoder does not count."""
 
 _HALF_LIFE_SECONDS = 60.0
 _ACTIVE_SECONDS = 600.0
 
 
 class Turns(Generic[Place]):
-    """Places that are taken one at a time, in a fair order of keys. Thread-safe."""
+    """Places that are given out one at a time, in a fair order of keys. Thread-safe."""
 
     def __init__(self, places: Sequence[Place], clock: Callable[[], float] = time.monotonic) -> None:
         self._idle = list(places)
         self._clock = clock
         self._changed = threading.Condition()
-        # The keys that wait, in the order in which they came.
+        # Ticket → key of each waiting thread, in the order of arrival.
         self._waiting: dict[object, str | None] = {}
         self._running: Counter[str | None] = Counter()
-        # By key: seconds of decoding that halve each minute, and when they were counted.
+        # Key → (seconds of decoding, which halve each minute; the time when they were counted).
         self._used: dict[str | None, tuple[float, float]] = {}
         self._closed = False
 
@@ -68,14 +68,14 @@ class Turns(Generic[Place]):
                 if self._closed:
                     raise RuntimeError("the decoders are closed")
                 self._running[key] += 1
-                # The last one that was used: its caches are warm.
+                # The most recently used place: its caches are warm.
                 return self._idle.pop()
             finally:
                 del self._waiting[ticket]
                 self._changed.notify_all()
 
     def give(self, place: Place, key: str | None = None, seconds: float = 0.0) -> None:
-        """Give a place back that the key used for so long."""
+        """Give back a place that the key used for `seconds`."""
         with self._changed:
             self._idle.append(place)
             self._running[key] -= 1
@@ -83,17 +83,17 @@ class Turns(Generic[Place]):
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Refuse everyone who waits, and whoever comes."""
+        """Make every waiting and later `take` raise RuntimeError."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def _next(self) -> object | None:
-        """Return who is next; None if no place is free for anyone who waits."""
+        """Return the ticket that is next; None if no waiting key may take a place."""
         best: tuple[float, object] | None = None
         for ticket, key in self._waiting.items() if self._idle else ():
             used = self._recent(key)
-            # The first of equals came first.
+            # Of equals the first one wins: it came first.
             if self._may_take(key) and (best is None or used < best[0]):
                 best = (used, ticket)
         return None if best is None else best[1]
@@ -113,12 +113,12 @@ class Turns(Generic[Place]):
 _logger = logging.getLogger(__name__)
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-# A start fails if a starting process is killed, such as by the kernel on a machine without memory.
+# A start fails if the process is killed, for example by the kernel when memory runs out.
 _FIRST_RETRY_SECONDS = 1.0
 _LONGEST_RETRY_SECONDS = 60.0
 _TRIES = 2
-# Inherited by decoders. Arrow's allocator reserves address space in arenas, by default of 1 GiB, and takes all of it if
-# 1 GiB is allowed. The C library gives large arrays back at once: their page faults took a fifth of a step's CPU.
+# Inherited by decoders. Arrow's allocator reserves address space in arenas, of 1 GiB by default, and so uses up a limit
+# of 1 GiB. By default the C library returns large arrays at once: the page faults took a fifth of a step's CPU time.
 _ALLOCATORS = {
     "MIMALLOC_ARENA_RESERVE": "64MiB",
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
@@ -129,7 +129,7 @@ _ALLOCATORS = {
 class DecoderDied(problem.ProblemError, status=413, problem_type="decoder-died"):
     """A body that ends the process which decodes it, twice: by the memory limit, the time limit or a crash."""
 
-    # Of this body, not of the service: a client sends what is behind it first.
+    # 413, since the body is at fault and not the service: a client sends the items behind it first.
 
 
 class DecodersBusy(problem.ProblemError, status=503, problem_type="decoders-busy"):
@@ -137,7 +137,7 @@ class DecodersBusy(problem.ProblemError, status=503, problem_type="decoders-busy
 
 
 class _Decoder:
-    """One process, which is started when it is needed; used by one thread at a time."""
+    """One process, started on demand; used by one thread at a time."""
 
     def __init__(self, settings: Settings, preload: Sequence[str]) -> None:
         self._settings = settings
@@ -183,7 +183,7 @@ class _Decoder:
             raise
 
     def stop(self, *, wait: bool = False) -> None:
-        """End the process, which has no task."""
+        """End the process; it must have no task."""
         if self._executor is not None:
             self._executor.shutdown(wait=wait)
         self._executor = self._started = None
@@ -199,7 +199,7 @@ class DecoderPool:
         """Number of bodies that are decoded or wait for a decoder."""
         self._lock = threading.Lock()
         self._wanted_choice = worker.chosen_token_pass(settings)
-        # What the decoders run with: numpy's pass until the compiled one is there.
+        # What the decoders run with: numpy's pass until the compiled one is available.
         self._choice = worker.first_choice(self._wanted_choice)
         self._decoders = [_Decoder(settings, preload) for _ in range(settings.decode_processes)]
         self._turns = Turns(self._decoders)
@@ -238,13 +238,13 @@ class DecoderPool:
             _logger.warning("tokens are measured by %s", self.token_pass)
 
     def warm_up_in_background(self) -> None:
-        """Start `warm_up` in a thread; until it ends `state` reports it, and tasks wait. It is repeated if it fails.
+        """Run `warm_up` in a thread, again if it fails. Until it succeeds tasks wait, and `state` gives the reason.
 
-        Then the pass over tokens is compiled, if it must be, and the decoders are replaced by some that use it.
+        Then compile the pass over tokens, if necessary, and replace the decoders by ones that use it.
         """
 
         def start() -> None:
-            # The last error is that of closing.
+            # `retry` raises the last error once the pool is closing.
             with contextlib.suppress(Exception):
                 self._warm_up_until_it_works()
                 if self._choice.for_now:
@@ -275,7 +275,7 @@ class DecoderPool:
             self._compiler = subprocess.Popen(command, env=os.environ | folder, stdin=subprocess.DEVNULL)
         self._compiler.wait()
         if not self._closing.is_set():
-            # If it failed, the decoders try it, and report why they cannot.
+            # If compiling failed, the decoders try it themselves and report the reason.
             self._choice = self._wanted_choice
             self._warm_up_until_it_works()
 

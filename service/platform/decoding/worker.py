@@ -1,8 +1,8 @@
 """Code of a decoder process: what it loads when it starts, and the limits on the memory and time of each task.
 
-It measures tokens with the compiled pass, else with numpy's, which gives the same numbers. Compiling takes a while.
-Numba keeps the machine code on disk, and one process at a time compiles. At the first start of a release decoders use
-numpy's pass until another process has compiled; a marker beside the machine code says that they can load it.
+It measures tokens with the compiled pass, else with numpy's, which gives the same numbers. Compiling takes about a
+minute. Numba keeps the machine code on disk, and one process at a time compiles. At the first start of a release
+decoders use numpy's pass until another process has compiled; a marker file beside the machine code then exists.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _found = f"{_SLOWER}: nothing was prepared"
 
 @dataclass(frozen=True, slots=True)
 class TokenPassChoice:
-    """The choice to compile, and the folder of compiled code (None: numba's default, beside the package).
+    """Whether to compile, and the folder of compiled code (None: numba's default, beside the package).
 
-    `for_now`: numpy's pass until another process has compiled.
+    `for_now`: use numpy's pass until another process has compiled.
     """
 
     compile: bool
@@ -95,16 +95,16 @@ def prepare_token_pass(choice: TokenPassChoice) -> None:
 
 
 def first_choice(choice: TokenPassChoice) -> TokenPassChoice:
-    """Return what decoders start with: the choice itself, or numpy's pass for now if they would have to compile."""
+    """Return the choice that decoders start with: numpy's pass for now if they would have to compile, else `choice`."""
     must_compile = choice.compile and compiled.available() and not _marker(choice).exists()
     return replace(choice, for_now=must_compile)
 
 
 def _marker(choice: TokenPassChoice) -> Path:
-    """Return the file that is there once this release's pass was compiled with these libraries on such a machine."""
+    """Return the path of the marker that these sources were compiled with these libraries on such a machine."""
     parts = [sys.version, platform.machine()]
     parts += [f"{name} {version(name)}" for name in ("numba", "numpy")]
-    # As numba: machine code is of the sources as they are.
+    # By size and time, as numba decides whether a source has changed.
     for source in sorted(package_folder().glob("*.py")):
         found = source.stat()
         parts.append(f"{source.name} {found.st_size} {found.st_mtime_ns}")
@@ -160,9 +160,9 @@ def report_start() -> StartedDecoder:
 
 
 def run_task(seconds: float, memory_bytes: int, task: Callable[[], Result]) -> Result:
-    """Run a task within limits on its time and on the memory that it takes beyond what the process holds before it.
+    """Run a task within limits on its time and on the memory that it adds to the process.
 
-    Past `seconds` the process is killed by SIGALRM, whatever native code it is in.
+    After `seconds` SIGALRM kills the process, even inside native code.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     most = address_space_bytes() + memory_bytes

@@ -1,7 +1,7 @@
 """Token files in an S3-compatible store: one object per file, written whole, read by ranges.
 
 Bodies are received and decoded in a folder of this machine; only finished files are uploaded. An object appears whole
-or not at all, also one that is uploaded in parts.
+or not at all, even if it is uploaded in parts.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from foreshock_service.platform.store.tokens import ListedFile, TokenStore
 _TEMPORARY = "temporary/"
 _PART_BYTES = 8 << 20
 _LISTED_AT_ONCE = 1000
-# A rollout is looked for in the sample ids of every row group: a request each takes longer than so many bytes.
+# Objects up to this size are read whole. A search for a rollout reads the sample ids of every row group, and a request
+# per row group takes longer.
 _READ_WHOLE_BYTES = 32 << 20
-# Retries of the client itself are short: an upload that fails is answered with 503, and the trainer's client sends it
-# again. They cover a connection that the server closed between two requests.
+# The S3 client's own retries are short: they cover a connection that the server closed between two requests. An upload
+# that fails is answered with 503, and the trainer's client sends it again.
 _RETRIES, _RETRY_SECONDS = 2, 5.0
-# Of the error codes of S3 and of servers that speak it: no room, or a quota that is used up.
+# Error codes of S3-compatible servers for a full store or an exhausted quota.
 _FULL = ("507 Insufficient Storage", "QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "EntityTooLarge")
 _NO_BUCKET = "NoSuchBucket"
 _OPTIONS = ("endpoint", "region", "access_key_id", "secret_access_key", "session_token")
@@ -77,7 +78,7 @@ def _client(location: ObjectLocation) -> S3Store:
             "connect_timeout": timedelta(seconds=min(5.0, location.timeout_seconds)),
         },
         retry_config={"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)},
-        # Without those that are not set: the client takes them from its environment.
+        # Options that are not set are left out: the client takes them from its environment.
         **{name: value for name, value in given.items() if value},
     )
 
@@ -114,7 +115,7 @@ class ObjectFile:
             return bytes(obstore.get(_client(self.location), self.name).bytes())
 
     def open(self) -> BinaryIO:
-        """Open the object: a small one is read whole, by one request; else each read fetches its range."""
+        """Open the object. A small one is read whole by one request; of a larger one each read fetches its range."""
         with _as_os_errors(self.name):
             found = obstore.get(_client(self.location), self.name)
             size = found.meta["size"]
@@ -196,7 +197,7 @@ class ObjectTokenStore(TokenStore):
             return
 
     def list_files(self) -> Iterator[ListedFile]:
-        """Yield every object below the prefix but those of readiness checks."""
+        """Yield every object below the prefix except those of readiness checks."""
         now = datetime.now(UTC)
         for found in self._list(None, None):
             if not found["path"].startswith(_TEMPORARY):

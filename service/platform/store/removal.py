@@ -1,13 +1,13 @@
-"""Removal of files: those that the catalogue has given up, and those that no row names.
+"""Remove files that the catalogue has given up, and orphans, which no row names.
 
-A row of `file_removals` names a file that retention or a deletion has given up, in the transaction that gave it up. It
-is removed after a grace, so that a backup that began with a database snapshot of before still finds it.
+The transaction in which retention or a deletion gives up a file adds a row to `file_removals`. The file is removed
+after a grace period, so that a backup with an older database snapshot still finds it.
 
-A file that no row names is an orphan: what a crash leaves between publishing a file and committing its row. It is
-removed once it is older than the grace. The sweep first takes it, in a transaction that holds the locks of its run and
-job and finds no row: so a commit of its row is over and seen, or it finds the file taken and fails, in any process and
-whatever the grace. The client sends such an upload again. Files with other names than the service makes are never
-removed.
+A crash between publishing a file and committing its row leaves an orphan, which is removed once it is older than the
+grace period. The sweep first takes it: a transaction locks its run and job, checks that no row names the file, and
+records it. A commit of a row for this file then has either finished, and the sweep sees the row; or it comes later,
+finds the file taken, and fails. This holds in any process and for any grace. The client sends such an upload again.
+Files with names that the service does not make are never removed.
 """
 
 import errno
@@ -28,15 +28,15 @@ from foreshock_service.platform.database.tables import ExactShard, FileRemoval, 
 from foreshock_service.platform.store.tokens import FileName, ListedFile, TokenStore, parse_name
 
 RemovalReason = Literal["retention", "deletion", "orphan"]
-# A row of a taken orphan stays for so long: no process is suspended longer between publishing a file and its commit.
+# The row of a taken orphan stays this long: no process is suspended longer between publishing a file and its commit.
 _TAKEN_SECONDS = 7 * 86_400.0
 
 _FILES_AT_ONCE = 200
 # SQLite allows 32,766 parameters of a statement.
 _FILES_LISTED_AT_ONCE = 5_000
-# A round of the periodic task; the next one continues.
+# In a round of the periodic task; the next round continues.
 _FILES_PER_ROUND = 5_000
-# A round ends after so many files that cannot be removed: a store that does not answer takes a minute for each.
+# A round ends after this many files that cannot be removed: a store that does not answer takes a minute for each.
 _FAILURES_PER_ROUND = 20
 _RETRY_SECONDS = 3_600.0
 _logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ _logger = logging.getLogger(__name__)
 def give_up_files(
     session: Session, files: Iterable[tuple[str, int]], reason: RemovalReason, grace_seconds: float
 ) -> None:
-    """Remove files, given as (name, bytes), once the grace is over; in the transaction that gives them up."""
+    """Schedule the removal of files, (name, bytes), after the grace. For the transaction that gives them up."""
     due = now_us() + int(grace_seconds * 1e6)
     for name, size in files:
         insert_if_absent(session, FileRemoval, {"file": name, "file_bytes": size, "reason": reason, "due_at_us": due})
@@ -54,7 +54,7 @@ def give_up_files(
 def remove_due_files(database: Database, store: TokenStore) -> int:
     """Remove the files whose grace is over and return their number. Repeated calls change nothing.
 
-    One that cannot be removed is tried again after an hour, and the others go on; raises its error in the end.
+    A file that cannot be removed is tried again after an hour. The others are removed; then the first error is raised.
     """
     removed, size, errors = 0, 0, list[OSError]()
     while removed < _FILES_PER_ROUND and len(errors) < _FAILURES_PER_ROUND:
@@ -110,7 +110,7 @@ def find_orphans(store: TokenStore, database: Database, grace_seconds: float) ->
         if parsed:
             with database.read() as session:
                 named = files_in_catalogue(session, parsed.values())
-                # After the catalogue: a transaction that gives a file up adds it here.
+                # Read after the catalogue: a file that is given up meanwhile is found here.
                 named |= _waiting(session, list(parsed))
             yield from (file for file in batch if file.name in parsed and file.name not in named)
 
@@ -120,7 +120,7 @@ def remove_orphans(
 ) -> int:
     """Remove the orphans and return their number; ends early once `go_on` returns False.
 
-    One that cannot be removed is left to `remove_due_files`, and the others go on; raises its error in the end.
+    One that cannot be removed is left to `remove_due_files`. The others are removed; then the first error is raised.
     """
     removed, size, errors = 0, 0, list[OSError]()
     for file in find_orphans(store, database, grace_seconds):
@@ -142,13 +142,13 @@ def remove_orphans(
 
 
 def take_orphan(database: Database, file: ListedFile) -> bool:
-    """Take an orphan, so that no row can name it from now on; False if one does. The caller removes the file."""
+    """Take an orphan, so that no row can name it any more; False if a row names it. The caller removes the file."""
     name = parse_name(file.name)
     if name is None:
         return False
 
     def take(session: Session) -> bool:
-        # Whoever adds a row of the file holds one of these locks, and calls `check_not_taken`.
+        # Code that adds a row of the file holds one of these locks and calls `check_not_taken`.
         session.execute(select(Run.id).where(Run.id == name.run_id).with_for_update())
         if name.job_id is not None:
             session.execute(select(ProbeJob.id).where(ProbeJob.id == name.job_id).with_for_update())
@@ -161,13 +161,13 @@ def take_orphan(database: Database, file: ListedFile) -> bool:
 
 
 def check_not_taken(session: Session, files: Sequence[str]) -> None:
-    """Raise OSError if a sweep took one of these files; in the transaction that adds their rows, under its lock."""
+    """Raise OSError if a sweep took one of these files. For the transaction that adds their rows, under its lock."""
     if taken := _waiting(session, files):
         raise OSError(errno.EIO, f"older than the grace of orphans before its row was committed: {min(taken)}")
 
 
 def files_in_catalogue(session: Session, names: Iterable[FileName]) -> set[str]:
-    """Return the files that rows name of the steps and jobs of these, by primary keys: `file` has no index."""
+    """Return the files that the rows of these files' steps and jobs name; by primary key, since `file` has no index."""
     steps: dict[str, list[tuple[int, int]]] = defaultdict(list)
     jobs: set[str] = set()
     for name in names:

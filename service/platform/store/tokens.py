@@ -1,15 +1,15 @@
 """The token store: immutable files that the catalogue in the database names, in a folder or an S3-compatible store.
 
-A file is written aside, then published under its name as a whole or not at all. A file that no catalogue row names (a
-crash between publishing and the commit) is an orphan, which `removal.py` removes. No client string is part of a name;
-names are made of the server's ids, integers and the body's digest:
+A file is written to a temporary place, then published under its name as a whole or not at all. A file that no catalogue
+row names (after a crash between publishing and the commit) is an orphan, which `removal.py` removes. Names contain no
+client strings, only the server's ids, integers and the body's digest:
 
     <run>/<attempt>/<step>/<shard>-<digest>-<upload>.parquet           rollouts of a shard
     <run>/<attempt>/<step>/scores/<job>-<digest>-<upload>.parquet      scores of a job
     <run>/<attempt>/<step>/exact/<job>-<digest>-<upload>.parquet       exact divergences of a job
 
-`<upload>` is random, so that no two uploads share a file: the loser of a race removes only its own, and a file that no
-row names stays one until it is removed.
+`<upload>` is random, so that no two uploads share a file: the loser of a race removes only its own file, and an orphan
+stays an orphan until it is removed.
 """
 
 import errno
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol
 from foreshock.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    # Decoder processes import this module, and no database.
+    # Decoder processes import this module, but no settings and no database.
     from foreshock_service.platform.settings import Settings
 
 _DIGEST_DIGITS = 16
@@ -43,7 +43,7 @@ _NAME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class FileName:
-    """The parts of a name: a file of the shard `shard`, or of the job `job`."""
+    """The parts of a name. A file belongs either to the shard `shard` or to the job `job_id`."""
 
     run_id: str
     attempt: int
@@ -96,7 +96,7 @@ def _suffix(digest: str) -> str:
 
 
 _TEMPORARY_SECONDS = 3600.0
-"""Age at which a temporary file is of a crash: no upload pauses for so long."""
+"""An older temporary file was left by a crash: no upload pauses for so long."""
 
 
 class StoredFile(Protocol):
@@ -107,7 +107,7 @@ class StoredFile(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in the store, with `/`."""
+        """The file's name in the store, with `/`."""
 
     def read_bytes(self) -> bytes:
         """Return the whole file."""
@@ -139,7 +139,7 @@ class TokenStore(ABC):
 
     @abstractmethod
     def publish(self, temporary: Path, name: str) -> None:
-        """Give a temporary file its name, durably: once this returns a power cut loses none of it."""
+        """Give a temporary file its name, durably: after this returns, a power cut loses nothing."""
 
     @abstractmethod
     def file(self, name: str) -> StoredFile:
@@ -151,7 +151,7 @@ class TokenStore(ABC):
 
     @abstractmethod
     def list_files(self) -> Iterator[ListedFile]:
-        """Yield every file of the store, sorted within a folder; temporary files are none of them."""
+        """Yield every file of the store except temporary ones, sorted within a folder."""
 
     @abstractmethod
     def sizes(self, names: Sequence[str]) -> dict[str, int]:
@@ -166,7 +166,7 @@ class TokenStore(ABC):
         """Raise OSError unless a file can be written."""
 
     def temporary_file(self) -> Path:
-        """Give a new, empty file on this machine that only this user may read, to be published or deleted."""
+        """Return a new, empty file on this machine that only this user may read. The caller publishes or deletes it."""
         self._temporary_folder.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=self._temporary_folder)
         os.close(descriptor)
@@ -185,7 +185,7 @@ class TokenStore(ABC):
 
 
 _TEMPORARY = "temporary"
-# A folder that a removal prunes at the same moment is made again.
+# A concurrent removal may delete the folder, which is then made again.
 _PUBLISH_TRIES = 10
 
 
@@ -215,7 +215,7 @@ class LocalTokenStore(TokenStore):
 
     def publish(self, temporary: Path, name: str) -> None:
         """Sync a temporary file, give it its name, and sync its folders."""
-        # Synced before it is renamed: the name may be that of an equal file that a row names already.
+        # Synced before the rename, because the name may belong to an equal file that a row names already.
         _sync(temporary)
         final = self.path_of(name)
         for remaining in reversed(range(_PUBLISH_TRIES)):
@@ -227,7 +227,7 @@ class LocalTokenStore(TokenStore):
                 return
             except FileNotFoundError:
                 if not temporary.exists():
-                    # A sweep took the file at once, and its folder with it.
+                    # The sweep of orphans removed the new file at once, with its folder.
                     raise OSError(errno.EIO, f"removed before its row was committed: {name}") from None
                 if not remaining:
                     raise
@@ -306,7 +306,7 @@ def open_store(settings: "Settings") -> TokenStore:
     """Return the store of FORESHOCK_STORE_URL; raises ConfigurationError if that is neither a folder nor `s3://…`."""
     if settings.store_is_folder:
         return LocalTokenStore(settings.store_folder)
-    # Its client takes a tenth of a second to import.
+    # Imported only here: the S3 client takes a tenth of a second to import.
     from foreshock_service.platform.store.objects import ObjectLocation, ObjectTokenStore
 
     bucket, prefix = ObjectLocation.of_url(settings.store_url)

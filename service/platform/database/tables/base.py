@@ -30,7 +30,7 @@ def is_identifier(kind: str, text: str) -> bool:
 
 JsonColumn = sa.JSON().with_variant(JSONB(), "postgresql")
 
-# Alembic needs names that are the same everywhere.
+# Alembic needs names that are the same in every database.
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
     "uq": "uq_%(table_name)s_%(column_0_N_name)s",
@@ -55,7 +55,7 @@ class Base(DeclarativeBase):
 
 
 class RowOfStep:
-    """The columns of rows of a step; they come first in the table and in its primary key."""
+    """The key columns of a step's rows; they come first in the table and in its primary key."""
 
     run_id: Mapped[str] = mapped_column(primary_key=True, sort_order=-3)
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, sort_order=-2)
@@ -109,7 +109,7 @@ class CompressedJson(TypeDecorator[Any]):
 
 
 class AuditEntry(Base):
-    """One action. `actor` is a key's id, or `anonymous`, `service`, `console:<user>`; it never holds a secret.
+    """One action, without secrets. `actor` is a key's id, or `anonymous`, `service`, `console:<user>`.
 
     `project` NULL: an action on the whole service. `run_id` has no foreign key: entries outlive their runs.
     """
@@ -153,7 +153,7 @@ def make_append_only(connection: sa.Connection) -> None:
 
 
 class ApiKey(Base):
-    """`project` NULL: every project. A revoked key is kept, so that a service that had keys stays closed.
+    """An API key. `project` NULL: every project. Revoked keys are kept, so that a service that had keys requires one.
 
     `last_used_at_us` is written at most once a minute. Page sessions signed before `sessions_from_us` have ended.
     """
@@ -184,7 +184,7 @@ class RetiredSecret(Base):
 
 
 class EndedSession(Base):
-    """A page session that was ended by logging out; the row goes when the session would have expired."""
+    """A page session that was ended by logging out; the row is deleted once the session would have expired."""
 
     __tablename__ = "ended_sessions"
     __table_args__ = (sa.Index(None, "expires_at_us"),)

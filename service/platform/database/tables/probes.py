@@ -11,10 +11,10 @@ from foreshock_service.platform.database.tables.base import Base, JsonColumn, Ro
 class Probe(Base):
     """A request to score rollouts of one step. The rollouts and the checkpoint are pinned when it is made.
 
-    `selection` is `[[shard, digest], …]`, the shards whose rollouts are scored, with the file of a shard of which
-    rollouts were deleted; `max_rollouts` set: that many of them.
+    `selection` is `[[shard, digest], …]`: the shards whose rollouts are scored, and also the file of a shard if some of
+    its rollouts were deleted. `max_rollouts` set: only that many rollouts.
     `exact_pairs` are the comparisons `target/behaviour` that are computed over the whole vocabulary.
-    `priority` is the requested one; None: the service chooses that of the jobs.
+    `priority` is the requested one; None: the service chooses the priority of the jobs.
     `candidates` are the other checkpoints that the doctor tries, in this order; `budget_seconds` is its time.
     """
 
@@ -58,10 +58,10 @@ class ProbeJob(Base):
     `exact.` and the pair, or `layers` for a comparison by layer, whose scorers send no scores. `needs` names its
     scorers, pairs and abilities, sorted and joined by commas: a worker must offer them all. `reasons` keeps the
     failure of each try; `lease_id` and `lease_expires_at_us` are set while it is leased. `environments` names the
-    environments to score in, best first and joined by commas; empty: any. `environment_required`: no other will do.
-    `environment` is the one of the newest try, None if its worker was used as it is. The queued job with the lowest
-    `rank_us` is leased first: it follows from `priority` and `queued_at_us`. `doing` is what the newest heartbeat says
-    that it tries.
+    environments to score in, best first and joined by commas; empty: any. `environment_required`: no other is accepted.
+    `environment` is that of the newest try, None if its worker ran unchanged. The queued job with the lowest `rank_us`,
+    which follows from `priority` and `queued_at_us`, is leased first. `doing` is what the worker tries now, by its
+    newest heartbeat.
     """
 
     __tablename__ = "probe_jobs"
@@ -112,7 +112,7 @@ class Lease(Base):
 
 
 class RemovedFailures(Base):
-    """Tries that failed, of runs whose rows were removed: the exporter's counter must not fall."""
+    """Failed tries of runs whose rows were removed: the exporter's counter must not decrease."""
 
     __tablename__ = "removed_failures"
 
@@ -230,7 +230,7 @@ class ExactDivergence(PublishedResult):
 class ProbeResult(Base):
     """A result that one try of a job sent as a document; it counts once that try completed its job.
 
-    `kind` is that of its probe (`foreshock.probe_kinds`), `pair` the comparison that it is of, empty if of none.
+    `kind` is the kind of its probe (`foreshock.probe_kinds`). `pair` is its comparison, empty if it has none.
     """
 
     __tablename__ = "probe_results"

@@ -14,12 +14,12 @@ class Run(Base):
     """One training job. `deleted_at_us` set: a tombstone, so that late uploads are answered with 410.
 
     `rows_removed_at_us` is set once the rows of a deleted run are gone, and only the tombstone is left. `deletions`
-    counts the requests to delete some of its rollouts. `retention` has its own rules, None: those of the settings.
+    counts the requests to delete some of its rollouts. `retention` has its own rules; None: those of the settings hold.
 
     `seen_at_us` is the last sign of life of its clients, None if they send none. `rollouts` and `tokens` (of responses)
-    count what was received, superseded steps included; they never fall. `scalar_names` are the run's own names of
-    quantities that the detectors read, None: the well-known ones. `rules_version` is the newest version of its
-    own rules. `tags`, `note` and `baseline`, the id of a run to compare with, are what people write on it.
+    count everything received, superseded steps included; they never decrease. `scalar_names` are the run's own names of
+    quantities that the detectors read; None: the well-known ones. `rules_version` is the newest version of its own
+    rules. People set `tags`, `note` and `baseline` (the id of a run to compare with).
     """
 
     __tablename__ = "runs"
@@ -72,7 +72,7 @@ class Run(Base):
 class Attempt(Base):
     """A run's start or resume; attempts of a run count from 1, as they are registered.
 
-    `OLDEST_ATTEMPT_FIRST` is their order in time: a launch may be registered after the one that followed it.
+    `OLDEST_ATTEMPT_FIRST` is their order in time: a launch may be registered after a later launch.
     """
 
     __tablename__ = "attempts"
@@ -122,7 +122,7 @@ class RunSetup(Base):
 
 
 class AnnouncedChange(base.RowOfStep, Base):
-    """A change that the trainer announced; `values` has `before` and `after`, as far as it gave them."""
+    """A change that the trainer announced; `values` has `before` and `after`, if they were given."""
 
     __tablename__ = "announced_changes"
     __table_args__ = (base.references_attempt(),)
@@ -150,10 +150,10 @@ class Checkpoint(base.RowOfStep, Base):
 
 
 class WeightsReport(Base):
-    """What the trainer announced (`holder` "trainer", "variant:…") or an engine holds ("engine:…") after a weight sync.
+    """Weights after a sync: of the trainer (`holder` "trainer", "variant:…"), or held by an engine ("engine:…").
 
-    `report` has digests by tensor, NULL once it is no longer kept; `verdict` is the notary's, of an engine. `engines`
-    is how many there are, as far as the report says.
+    `report` has digests by tensor, NULL once it is no longer kept. `verdict` is the notary's verdict on an engine.
+    `engines` is the number of engines, if the report gives it.
     """
 
     __tablename__ = "weights_reports"
@@ -177,7 +177,7 @@ def _where(name: str, condition: str, *columns: str) -> Index:
 class Step(base.RowOfStep, Base):
     """All rollouts of one training step in one attempt; `closed_at_us` is set once it is folded.
 
-    `folded_shards` is the number of shards that its measurements are of. While it is below `received_shards` the step
+    `folded_shards` is the number of shards that its measurements include. While it is below `received_shards` the step
     is open, or a late shard waits to be folded.
     """
 
@@ -185,7 +185,7 @@ class Step(base.RowOfStep, Base):
     __table_args__ = (
         base.references_attempt(),
         _where("ix_steps_unfolded", "folded_shards < received_shards", "last_shard_at_us"),
-        # Few steps are in these; each answer with curves says which.
+        # These two hold few steps; each answer with curves lists them.
         _where(
             "ix_steps_incomplete",
             "closed_at_us IS NOT NULL AND received_shards < expected_shards",
@@ -199,10 +199,10 @@ class Step(base.RowOfStep, Base):
     folded_shards: Mapped[int]
     rollouts: Mapped[int]
     tokens: Mapped[int]
-    # NULL: all rollouts of the step are stored in full; otherwise those that are, and their response tokens.
+    # Rollouts that are stored in full, and their response tokens; NULL: all rollouts of the step are.
     full_rollouts: Mapped[int | None]
     full_tokens: Mapped[int | None]
-    # Numbers of the shards' setups, ascending, with commas; NULL: no shard names one.
+    # Numbers of the shards' setups, ascending, separated by commas; NULL: no shard names one.
     setups: Mapped[str | None]
     first_shard_at_us: Mapped[int]
     last_shard_at_us: Mapped[int]
@@ -214,8 +214,8 @@ class Step(base.RowOfStep, Base):
 class Shard(base.RowOfStep, Base):
     """The catalogue: a row here is the commit point of an upload. `file` is relative to the token store.
 
-    `tokens_removed` is why `file` is no longer in the store, `retention` or `deletion`; NULL: it is. `deleted_rollouts`
-    counts the rollouts that were deleted, `tokens_changed_at_us` is when the tokens last became fewer.
+    `tokens_removed` is the reason why `file` is no longer in the store (`retention` or `deletion`); NULL: it is there.
+    `deleted_rollouts` counts the deleted rollouts; `tokens_changed_at_us` is the last time that tokens were removed.
     """
 
     __tablename__ = "shards"
@@ -228,8 +228,8 @@ class Shard(base.RowOfStep, Base):
     file_bytes: Mapped[int]
     rollouts: Mapped[int]
     tokens: Mapped[int]
-    # NULL: `file` holds all rollouts; otherwise those that it holds, beside statistics that the client sent. The first
-    # `sampled_rollouts` of them are an unbiased sample.
+    # Rollouts in `file` and their response tokens; NULL: all. They are fewer if the client sent statistics, or if some
+    # were removed. The first `sampled_rollouts` of them are an unbiased sample.
     full_rollouts: Mapped[int | None]
     full_tokens: Mapped[int | None]
     sampled_rollouts: Mapped[int | None]
@@ -244,7 +244,7 @@ class ShardStatistics(base.RowOfStep, Base):
     """Statistics of one shard: one row per comparison (`rollout` for lengths, rewards and the like).
 
     A shard that is the whole step has no rows: the step's `measurement_statistics` holds the same bytes. Older steps
-    have rows for it, with `statistics` NULL.
+    have such rows, with `statistics` NULL.
     """
 
     __tablename__ = "shard_statistics"

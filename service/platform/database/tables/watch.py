@@ -11,7 +11,7 @@ from foreshock_service.platform.database.tables.base import Base, CompressedByte
 
 MEASUREMENT_KEY = ("run_id", "attempt", "step", "comparison")
 
-# NULL: not estimable, or not of this kind of comparison.
+# A measure is NULL if it is not estimable or does not apply to the comparison.
 measurements = sa.Table(
     "measurements",
     Base.metadata,
@@ -40,10 +40,11 @@ class MeasurementStatistics(base.RowOfStep, Base):
 
 
 class NewestMeasurement(Base):
-    """The newest step that has a comparison, in the newest attempt that has one: what /metrics shows of the run.
+    """The newest step that has a comparison, in the newest attempt that has one: /metrics shows this step.
 
-    `revision` grows whenever a measurement of the comparison is stored; `rewritten` is its value at the last one that
-    was not of a newer step. `buckets`: tokens, then mean k3, float64, of each bucket of probability; NULL if not kept.
+    `revision` grows whenever a measurement of the comparison is stored. `rewritten` is the revision of the last one
+    that did not add a newer step. `buckets`: the tokens, then the mean k3, float64, of each bucket of probability; NULL
+    if not kept.
     """
 
     __tablename__ = "newest_measurements"
@@ -83,8 +84,11 @@ class ShardLint(base.RowOfStep, Base):
 
 
 class StepLint(base.RowOfStep, Base):
-    """The verdict on a closed step: its report, the severity of each warning by its name (`severity`: of the worst,
-    NULL: there is none), and the sums of its surprisal test, which add up over the steps of a run."""
+    """The lint's verdict on a closed step: its report, and the severity of each warning by its name.
+
+    `severity` is the worst one, NULL if all are `info` or there are none. The sums of the surprisal test add up over
+    the steps of a run.
+    """
 
     __tablename__ = "step_lint"
     __table_args__ = (base.references_step(), sa.Index(None, "run_id", "severity"))
@@ -120,9 +124,9 @@ class StoredFinding(Base):
 
 
 class DueFindings(Base):
-    """The findings of this source must be read anew from the run's steps.
+    """A mark that the findings of this source must be read again from the run's steps.
 
-    `changes` grows with every change of the steps, so that what was read before one is not stored.
+    `changes` grows with every change of the steps, so that findings read before a change are not stored.
     """
 
     __tablename__ = "due_findings"
@@ -172,8 +176,8 @@ class Alert(Base):
 class StoredDiagnosis(Base):
     """The diagnosis of a run; `document` has all of it, the columns are for queries.
 
-    `revision` grows with each change of the content. `judged_by` is the version of the judge: what another one wrote is
-    computed again. `awaits_shards`: it names shards that an open step waits for.
+    `revision` grows with each change of the content. `judged_by` is the version of the judge; a diagnosis of another
+    version is computed again. `awaits_shards`: the diagnosis names shards that an open step waits for.
     """
 
     __tablename__ = "diagnoses"
@@ -191,9 +195,9 @@ class StoredDiagnosis(Base):
 
 
 class DetectorSnapshot(base.RowOfStep, Base):
-    """The detectors' state after a step of the active history; those with `milestone` are kept.
+    """The detectors' state after a step of the active history; rows with `milestone` are kept.
 
-    A state is derived again if it is missing, or of another release.
+    A state that is missing or was written by another release is derived again.
     """
 
     __tablename__ = "detector_snapshots"
@@ -209,9 +213,10 @@ class DetectorSnapshot(base.RowOfStep, Base):
 
 
 class DueReplay(Base):
-    """The detection of a run is to be derived again from `from_step` on.
+    """A mark that the detection of a run must be derived again from `from_step` on.
 
-    `changed_step` is the first step that changed since a derivation began, so that an older history is not stored.
+    `changed_step` is the first step that changed since a derivation began, so that results of an older history are not
+    stored.
     """
 
     __tablename__ = "due_replays"
@@ -222,9 +227,9 @@ class DueReplay(Base):
 
 
 class ScalarTail(Base):
-    """The newest step that has watched scalars of a run without rollouts: no later step closes it.
+    """The newest step with watched scalars in a run without rollouts: no later step closes it.
 
-    It closes `FORESHOCK_STEP_GRACE_SECONDS` after its last scalars, or when the run ends; `closed` is true then.
+    It closes `FORESHOCK_STEP_GRACE_SECONDS` after its last scalars, or when the run ends; then `closed` is true.
     """
 
     __tablename__ = "scalar_tails"
@@ -277,7 +282,7 @@ class AdviceAcknowledgement(base.RowOfStep, Base):
 
 
 class TrainerProgress(Base):
-    """The newest step for which a following trainer requested, and so received, a scale."""
+    """The newest step for which a trainer that follows the advice requested, and so received, a scale."""
 
     __tablename__ = "trainer_progress"
     __table_args__ = (base.references_attempt(),)
@@ -288,10 +293,10 @@ class TrainerProgress(Base):
 
 
 class Notification(Base):
-    """The message to one target that an alert was opened or resolved; one of each in the life of an alert.
+    """A message to one target that an alert was opened or resolved; at most one of each kind for an alert.
 
-    `state` is `pending`, `sent`, `dropped` (there is nothing to say any more) or `failed`. While a process sends it,
-    `leased_until_us` is in the future and `lease` is a random name of this try.
+    `state` is `pending`, `sent`, `dropped` (it is obsolete) or `failed`. While a process sends it, `leased_until_us` is
+    in the future and `lease` is a random name of this try.
     """
 
     __tablename__ = "notifications"
