@@ -3,8 +3,8 @@
 A step is active in the newest attempt whose `resume_step` ≤ step. Steps of older attempts from there on are superseded;
 they are kept and not shown by default.
 
-Attempts are numbered as they are registered, and newer is the one whose launch began later: what a launch left in its
-spool while the service was away may arrive, and register it, after the next launch has registered.
+Attempts are numbered in the order of registration, but the newer of two is the one whose launch began later: a launch
+whose data stayed in its spool while the service was away may register after the next launch.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -53,8 +53,7 @@ class ActiveRange:
 def active_ranges(attempts: Sequence[AttemptStart], first: int = 0, last: int | None = None) -> list[ActiveRange]:
     """Return the ranges of active steps within `first` ≤ step ≤ `last` (None: no bound), newest attempt first.
 
-    `attempts` are in the order in which they began. The ranges do not overlap, and each begins beyond the end of the
-    next.
+    `attempts` are in the order in which they began. The ranges do not overlap; each begins where the next one ends.
     """
     ranges: list[ActiveRange] = []
     end = None if last is None else last + 1
@@ -219,10 +218,10 @@ def get_or_create_attempt(
     ends = select(func.max(Attempt.attempt), func.max(Attempt.created_at_us)).where(Attempt.run_id == run_id)
     newest, latest_us = session.execute(ends).one()
     created_at_us = now_us()
-    # By this service's clock. The client sends an age and no time: clocks of two nodes may differ by more than the time
-    # between two launches, and a resume, which is registered within seconds, would be taken for the older. It is
-    # subtracted from a time no earlier than any attempt was registered, so that a clock that is set back, or several
-    # services that differ, do not make a start without an age an older one.
+    # By this service's clock. The client sends an age, not a time: the clocks of two nodes may differ by more than the
+    # time between two launches, and a resume, which is registered within seconds, would seem older. The age is
+    # subtracted from a time no earlier than the newest registration: so a start without an age is never an older one,
+    # even if the clock was set back or the clocks of several services differ.
     began_at_us = max(created_at_us, latest_us or 0) - round(body.age_seconds * 1e6)
     row = {
         "run_id": run_id,
@@ -242,7 +241,7 @@ def get_or_create_attempt(
     starts = attempts_of_run(session, run_id)
     is_newest = starts[-1].attempt == attempt.attempt
     if body.heartbeats and (is_newest or not created):
-        # Registered late, from a spool: its trainer is no more.
+        # Not for an older attempt that is registered late, from a spool: its trainer has ended.
         runs.note_sign_of_life(run, resumed=created)
     is_active_somewhere = any(each.attempt == attempt.attempt for each in active_ranges(starts))
     if created and attempt.attempt > 1 and is_active_somewhere:
@@ -297,7 +296,7 @@ _STARTS = (
 
 
 def attempts_of_run(session: Session, run_id: str) -> Sequence[AttemptStart]:
-    """Return where every attempt of a run begins, in the order in which they began; a session asks once."""
+    """Return the start of every attempt of a run, in the order in which they began; queried once per session."""
     known: dict[str, Sequence[AttemptStart]] = session.info.setdefault(_KNOWN, {})
     if run_id not in known:
         known[run_id] = [AttemptStart(*row) for row in session.execute(_STARTS, {"run_id": run_id})]

@@ -1,7 +1,7 @@
 """Changes within a run: announced by its trainer, or read from the setups that its shards name.
 
-Changes of the setup are derived when they are asked for, so that the order in which the shards arrived does not matter.
-A run that names one setup only, which is the common case, costs one query.
+Changes of the setup are derived on request, so that the order in which the shards arrived does not matter. In the
+common case, a run that names only one setup, this takes one query.
 """
 
 import json
@@ -26,7 +26,7 @@ from foreshock_service.runs.events import ChangeAnnounced, StepKey
 router = parameters.api_router(prefix="/v1/runs/{run}/changes", tags=["changes"])
 
 MOST_SETUPS = 100
-"""Setups of a run that are told apart: a run whose shards name more is taken to name none from there on."""
+"""Setups of a run that are stored; shards with further setups count as if they named none."""
 LONGEST_SETUP = 100_000
 """Characters of a setup as JSON; a longer one is not stored."""
 
@@ -44,7 +44,7 @@ class ChangePut(BaseModel):
 
 
 class _Chosen(NamedTuple):
-    """Up to `limit` changes from `from_step` on: the oldest, or the newest of them."""
+    """Selects up to `limit` changes from `from_step` on: the oldest ones, or the newest if `newest`."""
 
     limit: int
     from_step: int = 0
@@ -117,9 +117,9 @@ def announce_change(
     kind: changes.ChangeKind,
     body: ChangePut,
 ) -> tuple[ChangeRecord, bool]:
-    """Store a change that the trainer announces, overwriting an older one of the kind at the step.
+    """Store a change that the trainer announces, overwriting an older one of the same kind at the step.
 
-    Return it, and True if it is the first. The detectors replay from its step.
+    Return the change, and True if it is the first. The detectors replay from its step.
     """
     runs.lock_run(session, principal, key.run_id)
     attempts.check_attempt(session, key.run_id, key.attempt)
@@ -156,7 +156,7 @@ def _changes(session: Session, run_id: str, chosen: _Chosen) -> list[ChangeRecor
 
 
 def _observed(session: Session, run_id: str, chosen: _Chosen) -> Iterator[ChangeRecord]:
-    """Yield the changes of the setup: where the attempts say so, and where the shards of closed steps do."""
+    """Yield the changes of the setup: between the fingerprints of attempts, and between shards of closed steps."""
     query = select(RunSetup.number, RunSetup.setup).where(RunSetup.run_id == run_id)
     setups: dict[int, str] = {row.number: row.setup for row in session.execute(query)}
     ranges = attempts.active_ranges(attempts.attempts_of_run(session, run_id))[::-1]
@@ -206,7 +206,7 @@ def _of_setup(step: int, attempt: int, fields: list[DifferenceRecord]) -> Change
 
 
 def _between(setups: dict[int, str], before: str, after: str) -> list[DifferenceRecord]:
-    """Return what differs between the setups of two steps, by their numbers; empty if one only says more."""
+    """Return the differences between the setups of two steps, given by number; empty if one only has more fields."""
     old, new = (tuple(setups[number] for number in _numbers(each)) for each in (before, after))
     return [] if old == new else _differences(old, new)
 
@@ -245,7 +245,7 @@ def _fields(setup: Setup) -> dict[str, Any]:
 
 
 def _values(setups: Sequence[Mapping[str, Any]], name: str) -> dict[str, Plain]:
-    """Return the different values of a field by their JSON text, in its order."""
+    """Return the distinct values of a field by their JSON text, sorted by it."""
     values = {digests.canonical_json(fields[name]): fields[name] for fields in setups if fields.get(name) is not None}
     return {text: value if isinstance(value, Plain) else text for text, value in sorted(values.items())}
 

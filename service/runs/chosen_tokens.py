@@ -1,11 +1,11 @@
-"""Tokens chosen while rollouts of a step are read part by part: of one rollout, the worst by |d|, or a random sample.
+"""Choose tokens of a step while its rollouts are read in parts: of one rollout, the worst by |d|, or a random sample.
 
-The summary of a rollout has its smallest and largest d, so that it bounds |d| of each of its tokens. Row groups are
-read from the largest bound down, one at a time, until no other can hold a token as bad as the worst that were found.
-Without summaries of the comparison all row groups are read, still one at a time.
+The summary of a rollout has its smallest and largest d, which bound |d| of its tokens. Row groups are read one at a
+time, the largest bound first, until no other group can hold a token as bad as the worst that were found. Without
+summaries of the comparison all row groups are read, still one at a time.
 
-For a sample a few files are opened, whole row groups of them are read in a random order until they have enough tokens,
-and tokens are drawn from those. Drawing from all tokens would read every file of the step.
+For a sample, row groups of a few files are read in random order until they have enough tokens; the sample is drawn from
+these. Drawing from all tokens would read every file of the step.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ LOG_PROB = "log_prob."
 TOKEN_COLUMNS = (
     "sample_id", "prompt_token_ids", "response_token_ids", "response_mask", "rollout_log_probs", "trainer_log_probs"
 )  # fmt: skip
-"""What is read of rollouts to show their tokens."""
+"""The columns that are read to show the tokens of rollouts."""
 
 
 class ChosenTokens:
@@ -45,7 +45,7 @@ class ChosenTokens:
         self.compared = False
         self.parts: list[tuple[tuple[int, int], dict[str, Any]]] = []
         self.prompt: list[int] = []
-        # Every token with a smaller |d| is not among the worst.
+        # Tokens with a smaller |d| are not among the worst.
         self.least = 0.0
 
     def add_rollout(self, shard: int, batch: rollouts.RolloutBatch, scores: Scores, first: int, last: int) -> None:
@@ -55,9 +55,9 @@ class ChosenTokens:
         self._add((shard, 0), batch, scores, d, np.arange(first, min(last + 1, batch.num_tokens)))
 
     def add_worst(self, place: tuple[int, int], batch: rollouts.RolloutBatch, scores: Scores, most: int) -> None:
-        """Add those tokens of `batch` that may be among the worst; `place` is (shard, row group).
+        """Add the tokens of `batch` that may be among the worst; `place` is (shard, row group).
 
-        Of equal |d|, the earlier place and token come first, in whatever order places are added.
+        Of equal |d|, the earlier place and token come first, regardless of the order in which places are added.
         """
         d = self._difference(scores, batch.num_tokens)
         sizes = np.where(np.isfinite(d) & batch.generated, np.abs(d), -1.0)
@@ -131,7 +131,7 @@ def _values(part: dict[str, Any], column: str) -> NDArray[Any]:
     return values
 
 
-# The scores that rollouts come with. Replayed ones may be newer than their summaries.
+# Logged scores. Replayed ones may be newer than the summaries.
 _LOGGED = frozenset({"rollout", "trainer"})
 # Sums of log-probs are taken in another order than differences of single tokens.
 _ROUNDING = 1e-9
@@ -146,7 +146,7 @@ def read_worst_first(
 ) -> Iterator[tuple[tuple[int, int], rollouts.RolloutBatch]]:
     """Yield ((shard, row group), rollouts) until no other row group can add to `so_far`.
 
-    `bounds` has the largest |d| of rollouts by sample id; of others it is unknown. Raises TokensGone, TokensDamaged.
+    `bounds` has a bound on |d| by sample id; other rollouts have no known bound. Raises TokensGone, TokensDamaged.
     """
     opened: dict[int, parquet_files.RolloutFile] = {}
     order: list[tuple[float, int, int]] = []
@@ -159,7 +159,7 @@ def read_worst_first(
             bound = max((bounds.get(name, math.inf) for name in names), default=-math.inf)
             order.append((-bound, file.shard, group))
     for place, (negative_bound, shard, group) in enumerate(sorted(order)):
-        # The first is read in any case: its columns say which scores there are.
+        # The first one is always read: its columns show which scores exist.
         if place and -negative_bound < so_far.least:
             return
         with problem.stored_file(f"shard {shard} of step {key.step}"):
@@ -168,7 +168,7 @@ def read_worst_first(
 
 
 def bounds_of_rollouts(session: Session, key: events.StepKey, comparison: str) -> dict[str, float]:
-    """Return at most how large |d| of a token of each rollout is, by sample id, for those whose summary says it."""
+    """Return an upper bound of |d| over each rollout's tokens, by sample id, for rollouts with a summary."""
     if not _LOGGED.issuperset(comparison.split("/")):
         return {}
     stored = measurements.blobs_of_steps(session, [key], comparison, "summaries").get(key)
@@ -176,17 +176,17 @@ def bounds_of_rollouts(session: Session, key: events.StepKey, comparison: str) -
         return {}
     summaries = RolloutSummaries.from_bytes(stored)
     sizes = np.fmax(np.abs(summaries.column("min_d")), np.abs(summaries.column("max_d")))
-    # Without a measured token there is nothing that could be among the worst.
+    # A rollout without a measured token has none of the worst tokens.
     sizes = np.where(np.isnan(sizes), -math.inf, sizes * (1.0 + _ROUNDING) + _ROUNDING)
     bounds: dict[str, float] = {}
     for name, size in zip(summaries.table.column("sample_id").to_pylist(), sizes.tolist(), strict=True):
-        # Two shards may have rollouts of the same name.
+        # Two shards may have rollouts with the same id.
         bounds[name] = max(size, bounds.get(name, -math.inf))
     return bounds
 
 
 def scores_of(context: ServiceContext, session: Session, key: events.StepKey, batch: rollouts.RolloutBatch) -> Scores:
-    """Return every score of the rollouts by name, [T]: those that they came with, and those of probes."""
+    """Return every score of the rollouts by name, [T]: the logged ones and those of probes."""
     scores: dict[str, NDArray[np.float32]] = {}
     if batch.rollout_log_probs is not None:
         scores["rollout"] = batch.rollout_log_probs
@@ -231,7 +231,7 @@ def sample_tokens(
     comparison: str,
     most: int = MOST_SAMPLED,
 ) -> TokenSample:
-    """Return at most `most` tokens of a step, the same ones whenever the same step is asked for.
+    """Return at most `most` random tokens of a step; they are the same for each call with the same step.
 
     Raises UnknownComparison, StepNotFound, TokensPurged, and MeasurementNotFound if one of the scores is missing.
     """
@@ -281,7 +281,7 @@ def sample_tokens(
 def _some_files(
     context: ServiceContext, key: events.StepKey, files: Sequence[Shard], random: np.random.Generator
 ) -> tuple[dict[int, parquet_files.RolloutFile], bool]:
-    """Return at most MOST_GROUPS_READ of the files by shard, opened, and whether those are all."""
+    """Open at most MOST_GROUPS_READ of the files; return them by shard, and whether those are all files."""
     opened: dict[int, parquet_files.RolloutFile] = {}
     # Opening a file reads all its sample ids.
     for at in sorted(random.permutation(len(files))[:MOST_GROUPS_READ].tolist()):

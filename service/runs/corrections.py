@@ -1,4 +1,4 @@
-"""Corrections and theory of a step: what a correction would do to its tokens, and bounds that hold for its mismatch."""
+"""Corrections and theory of a step: the effect of a correction on its tokens, and bounds that hold for its mismatch."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -106,7 +106,7 @@ def read_pair(
 
 
 def usual_evaluations(pair: MeasuredPair) -> list[Evaluation]:
-    """Evaluate every correction at its first threshold in use; the API has every other one."""
+    """Evaluate every correction at the first of its thresholds in use; the API evaluates the others too."""
     evaluator = Evaluator(pair.statistics, pair.summaries)
     return [evaluator.evaluate(name, next(iter(each.usual), None)) for name, each in CORRECTIONS.items()]
 

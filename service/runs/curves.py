@@ -84,9 +84,9 @@ class Curves:
     table: columnar.ColumnTable
     measures: tuple[str, ...]
     incomplete: tuple[IncompleteStep, ...] = ()
-    """Those of the steps that closed without some of their shards."""
+    """The steps among them that closed without some of their shards."""
     statistics: tuple[StatisticsStep, ...] = ()
-    """Those of the steps of which shards were sent as statistics."""
+    """The steps among them of which shards were sent as statistics."""
 
     def by_comparison(self) -> dict[str, columnar.ColumnTable]:
         """Return the rows of each comparison."""
@@ -200,7 +200,7 @@ def read_curves(
     parameters.check_step_range(query.from_step, query.to_step)
     settings, wide = context.settings, measurements.c
     kinds: dict[str, columnar.Kind] = {**_KEYS, **dict.fromkeys(measures, "float")}
-    # A text that is the same in every row: to fetch and to code it takes a tenth of the time.
+    # The comparison is not selected if it is the same in every row: fetching and encoding it is a tenth of the time.
     constants = {"comparison": query.comparisons[0]} if len(query.comparisons) == 1 else {}
     chosen = attempts.rows_of_steps(session, run_id, query.attempt, wide, query.from_step, query.to_step)
     statement = select(*(wide[name] for name in kinds if name not in constants)).where(wide.run_id == run_id, chosen)
@@ -234,7 +234,7 @@ class _Kept:
     table: columnar.ColumnTable
 
 
-# The driver makes an object of each value: 10,000 steps of 20 measures take 70 ms, and pages ask again and again.
+# A cache: the driver makes an object of each value, 70 ms for 10,000 steps of 20 measures, and pages repeat queries.
 _kept: LRUCache[tuple[object, ...], _Kept] = LRUCache(64 << 20, getsizeof=lambda each: 8 * each.table.num_values + 1024)
 _kept_lock = threading.Lock()
 
@@ -247,10 +247,10 @@ def _active_rows(
     most_values: int,
     constants: Mapping[str, str],
 ) -> columnar.ColumnTable:
-    """Return all active rows of one comparison by step. Of what was read before only newer rows are read.
+    """Return all active rows of one comparison by step. Rows read before are cached; only newer ones are read.
 
-    `newest_measurements` tells whether another row was written since: a late shard, a resume, a deletion of rollouts.
-    Raises AnswerTooLarge.
+    `newest_measurements` shows whether an older row was written since (a late shard, a resume, a deletion of rollouts);
+    then all rows are read again. Raises AnswerTooLarge.
     """
     noted = session.scalar(select(NewestMeasurement).filter_by(run_id=run_id, **constants))
     if noted is None:
@@ -260,9 +260,9 @@ def _active_rows(
     key = (run_id, *constants.values(), *kinds, active)
     with _kept_lock:
         before = _kept.get(key)
-    # What was committed after `noted` was read is left for the next time.
+    # Rows that were committed after `noted` was read are left for the next call.
     statement = statement.where(place <= newest)
-    # Another request may have kept what this snapshot does not see yet.
+    # Another request may have cached rows that this snapshot does not see yet.
     if before is not None and noted.rewritten <= before.revision <= noted.revision:
         statement, table = statement.where(place > before.newest), before.table
         if before.newest != newest:
@@ -280,7 +280,7 @@ def _active_rows(
 
 
 def columns_of(names: Sequence[str]) -> Sequence[str]:
-    """Return the columns of these measures, of all for no name. Raises UnknownMeasure naming each unknown one."""
+    """Return the columns of these measures; without names, of all. Raises UnknownMeasure naming each unknown one."""
     known = {measure.column: None for measure in MEASURES}
     if not names:
         return list(known)

@@ -1,7 +1,7 @@
 """Deletions: requests to delete rollouts of a run by their ids, of which only digests are kept.
 
-`service/maintenance/deletion` carries them out. A deletion stays in force: a shard that arrives later makes it search
-that shard's step again.
+`service/maintenance/delete_rollouts.py` carries them out. A deletion stays in force: if a shard arrives later, its step
+is searched again.
 """
 
 from __future__ import annotations
@@ -96,12 +96,12 @@ class DeletedIds:
 
 
 def _digest(run_id: str, text: str) -> str:
-    # With the run's random id: equal ids of two runs have other digests.
+    # Includes the run's random id, so that equal ids in two runs have different digests.
     return hashlib.sha256(f"{run_id}\0{text}".encode()).hexdigest()
 
 
 def store_deletion(session: Session, principal: security.Principal, run_id: str, body: DeletionCreate) -> Deletion:
-    """Store the request; the rollouts go in the background. Raises InvalidRequest without an id, RunDeleted."""
+    """Store the request; the rollouts are deleted later. Raises InvalidRequest if no id is given, RunDeleted."""
     if not body.sample_ids and not body.group_ids:
         raise problem.InvalidRequest("body: name at least one id in sample_ids or group_ids")
     run = runs.lock_run(session, principal, run_id)
@@ -120,14 +120,14 @@ def store_deletion(session: Session, principal: security.Principal, run_id: str,
 
 
 def deletion_record(row: Deletion) -> DeletionRecord:
-    """Return a deletion as it is shown."""
+    """Return a deletion as the API shows it."""
     state = "running" if row.finished_at_us is None else "done"
     asked = {"sample_ids": len(row.sample_digests), "group_ids": len(row.group_digests)}
     return from_attributes(DeletionRecord, row, state=state, **asked)
 
 
 def search_step_again(session: Session, key: events.StepKey) -> None:
-    """Make the deletions of the run search a step again that got rollouts. The run is locked."""
+    """Make the run's deletions search a step again, because it got rollouts. The run is locked."""
     beyond: ColumnElement[bool] = or_(
         Deletion.attempt > key.attempt, (Deletion.attempt == key.attempt) & (Deletion.step > key.step - 1)
     )

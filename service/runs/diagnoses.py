@@ -22,7 +22,7 @@ def find_diagnosis(session: Session, run_id: str) -> diagnosis.Diagnosis | None:
 
 
 def verdicts_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, diagnosis.RunVerdict]:
-    """Return the verdict and the headline of each run, in one query; without a row those of a run without data."""
+    """Return the verdict and headline of each run, in one query; a run without a row counts as one without data."""
     table = StoredDiagnosis
     query = select(
         table.run_id, table.verdict, table.since_step, table.headline, table.observed_step, table.revision

@@ -7,7 +7,7 @@ from foreshock.model_kind import ModelKind
 
 
 class StepKey(NamedTuple):
-    """Key of a step, in the order of the tables' primary keys. The steps of two attempts differ; one is active."""
+    """Key of a step, in the order of the tables' primary keys. Two attempts may have the same step; one is active."""
 
     run_id: str
     attempt: int
@@ -42,7 +42,7 @@ class ScalarsChanged(StepEvent):
 
 @dataclass(frozen=True, slots=True)
 class ScalarsLogged(StepEvent):
-    """Scalars of these names of a run that has no rollouts yet. The step is not closed by them, a later one may be."""
+    """Scalars of these names in a run without rollouts. They do not close their step; those of a later step may."""
 
     names: frozenset[str]
 
@@ -54,14 +54,14 @@ class MeasurementsChanged(StepEvent):
 
 @dataclass(frozen=True, slots=True)
 class ChangeAnnounced(StepEvent):
-    """Step, closed or not, from which on earlier values are no baseline: the trainer announced a change."""
+    """Step, closed or not, at which the trainer announced a change: from it on, earlier values are no baseline."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptStarted:
     """Resume of a run at `resume_step`; the steps of older attempts from there on are superseded.
 
-    Not `is_newest`: it is registered late, and leads to the first step of the attempt that followed it.
+    If not `is_newest`, it was registered late, and its steps end where the attempt that followed it begins.
     """
 
     run_id: str
@@ -100,7 +100,7 @@ class RanksCompared(StepEvent):
 
 @dataclass(frozen=True, slots=True)
 class ItemsLost(StepEvent):
-    """Items that the clients of an attempt do not deliver, `lost` in all; `step` is the run's newest one."""
+    """Items that the clients of an attempt will not deliver, `lost` in total; `step` is the run's newest step."""
 
     lost: int
     reason: str | None
@@ -113,7 +113,7 @@ class ShardAwaitsOthers(StepEvent):
 
 @dataclass(frozen=True, slots=True)
 class FindingsChanged:
-    """Change of the findings of a run that its stored steps have."""
+    """Change of the findings that a run's stored steps give."""
 
     run_id: str
 

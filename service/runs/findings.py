@@ -1,8 +1,8 @@
 """Findings of runs: what the service has concluded from their stored data, by run, source and name.
 
-A source adds the findings of a new step in the transaction that stores them. Whatever takes findings away (a late
-shard, a measurement made again, a resume) marks the run's source as due, and a background job reads it anew outside the
-writer, and stores it if no step changed meanwhile.
+A source adds the findings of a new step in the transaction that stores them. An event that may remove findings (a late
+shard, a repeated measurement, a resume) marks the run's source as due. A background job then reads the findings again
+outside the writer, and stores them if no step changed meanwhile.
 """
 
 import logging
@@ -37,7 +37,7 @@ _logger = logging.getLogger(__name__)
 
 
 class FindingFilter(NamedTuple):
-    """Which findings; empty: no restriction. A run's project must equal all of `projects`."""
+    """Selects findings; an empty field restricts nothing. A run's project must equal all of `projects`."""
 
     projects: tuple[str, ...] = ()
     run_id: str | None = None
@@ -153,8 +153,8 @@ def add_step(
 ) -> None:
     """Add the findings of a step to those of its run, which the caller has locked.
 
-    `before` has the severities of the findings that the step had, by name. If one is gone or has another severity, the
-    run's findings are read anew later.
+    `before` has the severities of the step's previous findings, by name. If one of these is gone or has another
+    severity, the run's findings are read again later.
     """
     if not attempts.is_active(session, key):
         return
@@ -170,11 +170,11 @@ def add_step(
         for each in found
     ]
     session.execute(_adding(insert_for(session, table_of(StoredFinding))), rows)
-    # Findings that are being read anew must be read once more.
+    # If the background job is reading the findings now, it must read them once more.
     session.execute(_COUNTED, {"of_run": key.run_id, "of_source": source})
 
 
-# Kept: it takes longer to build than to execute.
+# Cached: the statement takes longer to build than to execute.
 @cache
 def _adding(statement: Any) -> Any:
     table = table_of(StoredFinding)
@@ -200,7 +200,7 @@ def _rank(severity: ColumnElement[str]) -> ColumnElement[int]:
 
 
 def mark_due(session: Session, run_id: str, source: FindingSource) -> None:
-    """Mark the findings of a run's source as to be read anew by the background job, and count the change."""
+    """Mark the findings of a run's source as due, so that the background job reads them again; count the change."""
     statement = insert_for(session, _due)
     again = statement.on_conflict_do_update(
         index_elements=("run_id", "source"), set_={"changes": _due.c.changes + statement.excluded.changes}
@@ -209,7 +209,7 @@ def mark_due(session: Session, run_id: str, source: FindingSource) -> None:
 
 
 def forget_superseded(session: Session, started: events.AttemptStarted) -> None:
-    """Have the findings read anew that include steps which the new attempt supersedes."""
+    """Mark the findings as due that include steps which the new attempt supersedes."""
     query = select(StoredFinding.source).where(
         StoredFinding.run_id == started.run_id, StoredFinding.newest_step >= started.resume_step
     )
@@ -218,7 +218,7 @@ def forget_superseded(session: Session, started: events.AttemptStarted) -> None:
 
 
 def replace_findings(session: Session, run_id: str, source: FindingSource, found: Sequence[FindingOfSteps]) -> None:
-    """Store the findings of a run's source instead of those that it has; unchanged ones keep their time."""
+    """Replace the findings of a run's source; unchanged ones keep their time of change."""
     of_source = (StoredFinding.run_id == run_id, StoredFinding.source == source)
     known = {each.name: each for each in session.scalars(select(StoredFinding).where(*of_source))}
     rows = [_row(run_id, source, each) for each in found]
@@ -241,7 +241,7 @@ def of_steps(steps: Sequence[int], severities: Sequence[str], newest: FindingOfS
 
 
 def newest_of_steps(found: Iterable[tuple[int, Iterable[FindingOfStep]]]) -> list[FindingOfSteps]:
-    """Return each finding of steps, newest first, over its steps: as the newest of them has it."""
+    """Return each finding of these steps, which are given newest first, with the content of its newest step."""
     newest: dict[str, FindingOfStep] = {}
     steps: defaultdict[str, list[int]] = defaultdict(list)
     for step, of_step in found:
@@ -270,11 +270,11 @@ def _row(run_id: str, source: FindingSource, found: FindingOfSteps) -> dict[str,
 
 
 Sources = Mapping[FindingSource, Callable[[Session, str], Sequence[FindingOfSteps]]]
-"""What reads the findings of a run, by source. `service/app.py` names them: some are above this part."""
+"""Functions that read the findings of a run, by source. `service/app.py` lists them: some are in higher parts."""
 
 
 class Due(NamedTuple):
-    """Findings of a run's source that must be read anew, as of a number of changes."""
+    """Findings of a run's source that must be read again, as of a number of changes."""
 
     run_id: str
     source: FindingSource
@@ -282,7 +282,7 @@ class Due(NamedTuple):
 
 
 def rebuild_due_findings(context: ServiceContext, sources: Sources) -> int:
-    """Read the findings anew that are due, and return the number of runs × sources that are done. For the sweeper."""
+    """Read the due findings again and return the number of pairs (run, source) that are done. For the sweeper."""
     query = (
         select(DueFindings.run_id, DueFindings.source, DueFindings.changes)
         .join(Run, Run.id == DueFindings.run_id)
@@ -307,7 +307,7 @@ def _try_to_rebuild(context: ServiceContext, sources: Sources, due: Due) -> bool
 
 
 def _store(context: ServiceContext, due: Due, found: Sequence[FindingOfSteps], session: Session) -> bool:
-    """Store the findings and take the mark away; False if the steps have changed since they were read."""
+    """Store the findings and remove the mark; False if the steps have changed since they were read."""
     if runs.lock_run_for_background(session, due.run_id) is None:
         return False
     settled = session.execute(delete(DueFindings).filter_by(**due._asdict()))

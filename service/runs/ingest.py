@@ -91,7 +91,7 @@ async def put_shard(
     """Store one shard of a step's rollouts: 201 if it is new, 200 for the same bytes again, 409 for other bytes."""
     as_statistics = request.scope["route"].name == _OF_STATISTICS
     address = ShardAddress(events.StepKey(run, attempt, step), shard, shards, as_statistics)
-    # Before the body: a refused upload is not received.
+    # Checked before the body, so that a refused upload is not received.
     is_known = await run_in_threadpool(check_address, context, principal, address)
     expected = STATISTICS_MEDIA_TYPE if as_statistics else request_guards.PARQUET_MEDIA_TYPE
     most_bytes = context.settings.max_body_bytes
@@ -135,7 +135,7 @@ def ingest_shard(
 ) -> ShardReceipt:
     """Store a received body as a shard; the same bytes again change nothing.
 
-    If the step is known, it is looked before the body is decoded whether the shard is stored.
+    If the step `is_known`, the shard is looked up before the body is decoded.
 
     Raises InvalidRolloutsError and LimitExceededError for an invalid body, ShardConflict if other bytes are stored,
     RunDeleted and AttemptNotFound. After any of these nothing is stored.
@@ -215,7 +215,7 @@ def _store_shard(
     try:
         decoded = _decode_to(context, address, upload, name, whole_step)
     finally:
-        # Also for a body that is refused.
+        # A refused body is charged too.
         if principal.key_id is not None:
             context.key_limits.charge(principal.key_id, decoding_seconds=pool.decoding_seconds.get())
     if principal.key_id is not None:
@@ -256,7 +256,7 @@ def commit_shard(
         shards.mark_closed(step)
     active_step = key.step if attempts.is_active(session, key) else None
     runs.note_upload(run, active_step, measured.rollouts, measured.tokens)
-    # First: the rows of the shard have a foreign key to the row of the step.
+    # The step first: the rows of the shard have a foreign key to it.
     session.flush()
     shard = Shard(
         **key._asdict(),

@@ -1,4 +1,4 @@
-"""Collect the lint's evidence of a shard and judge a step by that of its shards. Independent of the database."""
+"""Collect the lint's evidence of a shard; judge a step by its shards' evidence. Independent of the database."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def judge_evidence(
         checks=found.checks,
     )
     sums = sampling.sums_for_run(evidence)
-    # A step takes no part in the run's test if damaged log-probs overflow its sums, if its own test is not valid, or if
-    # its entropies are those of π: the test is of μ.
+    # A step is left out of the run's test if damaged log-probs overflow its sums, if its own test is not valid, or if
+    # its entropies are those of π, since the test is about μ.
     names = {warning.name for warning in report.warnings}
     counts = all(map(math.isfinite, (sums.surprisal, sums.entropy, sums.variance, sums.largest)))
     if not counts or "entropy_of_trainer" in names or checks.unreliable_surprisal(evidence, names):
@@ -118,7 +118,7 @@ def _readable(shards: Sequence[LintPart]) -> list[lint.LintEvidence]:
         except errors.StatisticsError as error:
             reason = str(error)
     if reason:
-        # Evidence of an earlier release, as a rule; once for all shards, of which a window has many.
+        # Usually evidence of an earlier release. Logged once for all shards, since a window has many.
         _logger.warning(
             "the lint's evidence of %d of %d shards cannot be read (%s): `foreshock remeasure` collects it again",
             len(shards) - len(parts), len(shards), reason,

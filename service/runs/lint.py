@@ -109,7 +109,7 @@ def findings_of_run(session: Session, run_id: str) -> list[findings.FindingOfSte
     for name, having in warned.items():
         key = attempts.resolve_step(session, run_id, max(having), None)
         stored = session.get(StepLint, tuple(key))
-        # A verdict may have changed since the steps were read: then what is found is not stored, and read again.
+        # If a verdict has changed since the steps were read, the findings are not stored but read again.
         warnings = [] if stored is None else stored.report["warnings"]
         warning = next((each for each in warnings if each["name"] == name), None)
         if warning is not None:
@@ -129,7 +129,7 @@ def read_step(
     """Return the verdict on a step; if it is open, on the shards that have arrived. Raise LintNotFound."""
     run = runs.get_run(session, principal, run_id)
     key = attempts.resolve_step(session, run_id, step, attempt)
-    # The stored verdict knows neither scalars, which may arrive later, nor the kind of the model, which may change.
+    # Judged again: the stored verdict uses no scalars, which may arrive later, and no model kind, which may change.
     entropy = _logged_entropy(session, run, key)
     verdict = judging.judge_step(step, key.attempt, evidence_of_step(session, key), entropy, run.model_kind)
     if verdict is None and (stored := session.get(StepLint, tuple(key))) is not None:
@@ -190,7 +190,7 @@ def _logged_entropy(session: Session, run: Run, key: events.StepKey) -> float | 
 def _warned_steps(
     session: Session, run_id: str, attempt: int | None, *, infos: bool = False
 ) -> dict[str, dict[int, str]]:
-    """Return warning → step → severity, in order, of the active steps or those of one attempt; `infos`: these too."""
+    """Return warning → step → severity, in order, of the active steps or of one attempt; `infos`: with infos."""
     query = select(StepLint.step, StepLint.warnings).where(*_chosen(session, run_id, attempt))
     if not infos:
         query = query.where(StepLint.severity.is_not(None))

@@ -1,4 +1,4 @@
-"""What the list of runs shows of whole runs: the newest values, and short curves of reward and k3."""
+"""Values of whole runs for the list of runs: the newest values, and short curves of reward and k3."""
 
 import statistics
 import threading
@@ -20,12 +20,12 @@ from foreshock_service.runs.attempts import is_superseded
 from foreshock_service.runs.measurements import POOLED_STEPS, newest_steps
 
 SHORT = 60
-"""Points of a short curve: each is the mean of as many neighbouring steps as it takes."""
+"""Points of a short curve. Each is the mean of an equal part of the run's steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """A measure of the list, and the scalar that stands for it in runs without rollouts."""
+    """A measure of the list, and the scalar that replaces it in runs without rollouts."""
 
     comparison: str
     column: str
@@ -48,7 +48,7 @@ class ShortCurve:
     newest: float
 
 
-# 50 runs of 2,000 steps are read in 1.4 s of CPU time, and a list refreshes itself every 10 s.
+# A cache: reading 50 runs of 2,000 steps takes 1.4 s of CPU time, and a list refreshes itself every 10 s.
 _kept: TTLCache[tuple[str, int, int, int], dict[str, ShortCurve]] = TTLCache(4096, ttl=600)
 _kept_lock = threading.Lock()
 
@@ -71,9 +71,9 @@ def newest_values(session: Session, run_ids: Collection[str]) -> dict[str, dict[
 
 
 def judged_k3(session: Session, run_ids: Collection[str]) -> dict[str, float]:
-    """Return by run k3 per token over the newest measured steps, of the tokens for which its range holds.
+    """Return by run k3 per token over the newest measured steps, of the tokens at lag 0.
 
-    These are those at lag 0. A run without a step that has enough of them is absent.
+    The healthy range of k3 holds for these tokens only. A run is absent if no step has enough of them.
     """
     of_tokens = newest_steps(session, run_ids, TRAINER_ROLLOUT, lag_zero.LAG_ZERO_COLUMNS, POOLED_STEPS)
     of_rollouts = newest_steps(session, run_ids, STEP_ROW, ("lag_mean",), POOLED_STEPS)
@@ -123,7 +123,7 @@ def _names_by_run(session: Session, quantity: Quantity, run_ids: Collection[str]
 def short_curves(session: Session, versions: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, ShortCurve]]:
     """Return by run and quantity its short curve over the active steps; a quantity that is not logged is absent.
 
-    `versions`: of each run its newest step, and the tokens that it has received, which grow with every upload. A run
+    `versions` has for each run its newest step and its number of received tokens, which grows with every upload. A run
     without the measure has the curve of the scalar that its trainer reports.
     """
     query = select(Attempt.run_id, func.max(Attempt.attempt)).where(Attempt.run_id.in_(versions))

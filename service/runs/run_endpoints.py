@@ -1,4 +1,4 @@
-"""HTTP: runs, and how a path names one."""
+"""HTTP: runs, and the run that a path names."""
 
 from typing import Annotated
 

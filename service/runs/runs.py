@@ -27,7 +27,7 @@ from foreshock_service.runs.events import (
 )
 
 RunState = Literal["running", "finished", "failed"]
-"""What a client or an operator sets."""
+"""The states that a client or an operator sets."""
 
 
 def _declared(names: dict[str, str]) -> dict[str, str]:
@@ -41,7 +41,7 @@ ScalarNames = Annotated[
     AfterValidator(_declared),
     Field(max_length=100),
 ]
-"""What the run calls the quantities that are watched: {"reward": "my/score"}."""
+"""The run's own names of the quantities that are watched: {"reward": "my/score"}."""
 
 Tag = Annotated[parameters.Name, Field(max_length=60)]
 Tags = Annotated[list[Tag], AfterValidator(lambda tags: list(dict.fromkeys(tags)))]
@@ -95,7 +95,7 @@ class RunUpdate(BaseModel):
 
 
 class RunFilter(NamedTuple):
-    """Which runs; empty or None: no restriction. The project must equal all of `projects`.
+    """Selects runs; an empty or None field restricts nothing. The project must equal all of `projects`.
 
     `search` is a part of the name or key, in any case.
     """
@@ -109,7 +109,7 @@ class RunFilter(NamedTuple):
     verdict: diagnosis.Verdict | None = None
 
 
-# Projects that an error lists.
+# Most projects that an error lists.
 _MOST_PROJECTS = 10
 _REMOVABLE = ("name", "note", "baseline")
 # Fields that change rules or advice: their changes are recorded in the audit.
@@ -150,7 +150,7 @@ def _visible(run: Run | None, principal: security.Principal, run_id: str) -> Run
 def id_of_key(session: Session, principal: security.Principal, project: str | None, key: str) -> str:
     """Return the id of the run with this key, in `project` or in the one visible project that has it.
 
-    Raises RunNotFound for runs of projects that the principal may not see as for runs that do not exist.
+    Raises RunNotFound if the run does not exist, and also if the principal may not see its project.
     """
     if principal.project is not None and project is None:
         project = principal.project
@@ -257,7 +257,7 @@ def update_run(
     changes: RunUpdate,
     reason: str | None = None,
 ) -> Run:
-    """Change the fields that `changes` sets; the audit keeps the `reason`. Raises RunNotFound (also: the baseline)."""
+    """Change the fields that `changes` sets; the audit keeps the `reason`. Raises RunNotFound, for the baseline too."""
     run = lock_run(session, principal, run_id)
     if changes.baseline is not None:
         get_run(session, principal, changes.baseline)
@@ -266,7 +266,7 @@ def update_run(
     left_out = {"attempt", "model_kind", "scalar_names"}
     newest = select(Attempt.attempt).where(Attempt.run_id == run_id).order_by(*NEWEST_ATTEMPT_FIRST).limit(1)
     if changes.attempt is not None and changes.attempt != session.scalar(newest):
-        # The end of an earlier launch, from a spool: the run goes on.
+        # An earlier launch reports its end late, from a spool; the run goes on.
         left_out.add("state")
     for name, value in changes.model_dump(exclude_unset=True, exclude=left_out).items():
         if value is not None or name in _REMOVABLE:
@@ -291,7 +291,7 @@ def update_run(
 
 
 def note_sign_of_life(run: Run, *, resumed: bool = False) -> None:
-    """Note that a client of the run lives; `resumed`: it starts an attempt, after whatever end. The run is locked."""
+    """Note that a client of the run lives; `resumed`: it starts an attempt, even after an end. The run is locked."""
     run.seen_at_us = clock.now_us()
     if resumed or run.state == "stale":
         run.state = "running"
@@ -300,7 +300,7 @@ def note_sign_of_life(run: Run, *, resumed: bool = False) -> None:
 def note_upload(run: Run, step: int | None, rollouts: int, tokens: int) -> None:
     """Note that rollouts of a step arrived: the newest step and totals of the run, and that its client lives.
 
-    `step` is None if a newer attempt holds it. A run whose clients send no heartbeats has no sign of life. The run is
+    `step` is None if a newer attempt holds it. If the clients send no heartbeats, no sign of life is noted. The run is
     locked.
     """
     if step is not None:
@@ -315,7 +315,7 @@ def note_upload(run: Run, step: int | None, rollouts: int, tokens: int) -> None:
 def mark_stale_runs(context: ServiceContext, counted_from_us: int) -> int:
     """Mark the running runs that gave no sign of life for `stale_seconds`; return how many.
 
-    Nothing is stale earlier than that after `counted_from_us`, when this process began to listen.
+    No run is marked before `stale_seconds` after `counted_from_us`, when this process began to listen.
     """
     before = clock.now_us() - int(context.settings.stale_seconds * 1e6)
     if before < counted_from_us:

@@ -182,7 +182,7 @@ def steps_with_scalars(
 
 def newest_step_with_scalars(session: Session, run_id: str, attempt: int, names: Sequence[str]) -> int | None:
     """Return the newest step of the attempt that has a scalar of these names; None if none has."""
-    # By falling step: the primary key is read from its end, and the first row usually is one.
+    # In descending order: the primary key is read from its end, and the first row usually matches.
     query = select(Scalar.step).where(Scalar.run_id == run_id, Scalar.attempt == attempt, Scalar.name.in_(names))
     return session.scalar(query.order_by(Scalar.step.desc()).limit(1))
 

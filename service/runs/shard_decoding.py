@@ -93,11 +93,11 @@ def bucket_bytes(comparison: str, statistics: comparison_statistics.ComparisonSt
 # Modules that a decoder process imports when it starts.
 PRELOAD = (__name__,)
 
-# Between sums of the compiled pass and of numpy's, relative to the sum of absolute values.
+# Tolerance between the sums of the compiled pass and of numpy's, relative to the sum of absolute values.
 _TOLERANCE = 1e-9
 _COMPARED = (("n_tokens", "n_tokens"), ("sum_d", "sum_abs_d"), ("sum_k3", "sum_k3"))
 
-# Of fingerprints: they differ from step to step in every run.
+# Fields of fingerprints that differ from step to step in every run.
 _OF_A_STEP = frozenset({"weights_version", "weights_digest", "batch_composition"})
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "logprobs_mode", "length_cap", "trainer_policy")
 
@@ -134,7 +134,7 @@ class FoldedStep:
 class DecodedShard:
     """A valid shard, the bytes of its file for the store, and the folded step if this is its only shard.
 
-    `keeps_body`: the body is laid out as the store's files are, and is stored as it came; nothing was written.
+    `keeps_body`: the body has the layout of the store's files and is stored unchanged; nothing was written.
     """
 
     measured: MeasuredShard
@@ -145,7 +145,7 @@ class DecodedShard:
 
 @contextmanager
 def _damaged_statistics() -> Iterator[None]:
-    """Raise InvalidRolloutsError for statistics that cannot be read; those of other uploads are the service's own."""
+    """Raise InvalidRolloutsError for unreadable statistics: in this upload they are the client's, not the service's."""
     try:
         yield
     except errors.StatisticsError as error:
@@ -154,7 +154,7 @@ def _damaged_statistics() -> Iterator[None]:
 
 @contextmanager
 def _memory_limit() -> Iterator[None]:
-    """Raise LimitExceededError where a decoder runs out of memory."""
+    """Raise LimitExceededError if a decoder runs out of memory."""
     try:
         yield
     except MemoryError as error:
@@ -165,7 +165,7 @@ def _memory_limit() -> Iterator[None]:
 
 @_memory_limit()
 def decode_shard(body: Path, stored: Path, limits: DecodeLimits, whole_step: events.StepKey | None) -> DecodedShard:
-    """Check and measure the upload in `body` and write it, in the store's own layout, to `stored`, unless it has it.
+    """Check and measure the upload in `body`; write it to `stored` in the store's layout, unless `body` has it already.
 
     `whole_step` is the key of the step if this is its only shard; the step is then folded here. `stored` is not synced
     to disk; `TokenStore.publish` does that. Raises InvalidRolloutsError (names row and column) and LimitExceededError.
@@ -190,7 +190,7 @@ def measure_stored(stored: StoredFile) -> MeasuredShard:
 
 
 def is_intact(stored: StoredFile) -> bool:
-    """Return whether a file of the store is there and reads as it was written."""
+    """Return whether a file of the store exists and is undamaged."""
     try:
         decode_rollouts(stored.read_bytes(), stored_limits())
     except (FileNotFoundError, errors.RolloutsError):
@@ -227,9 +227,10 @@ def fold_whole_step(
 
 
 def setup_of(attributes: BatchAttributes) -> str:
-    """Return the setup of a shard with these attributes: what they say about what sampled and trained, canonical JSON.
+    """Return the setup of a shard as canonical JSON: what its attributes say about engine, trainer and sampling.
 
-    It has every field of the fingerprints; `foreshock/environment.py` has those that make two scores comparable.
+    It has every field of the fingerprints except those that differ from step to step; `foreshock/environment.py` has
+    the fields that make two scores comparable.
     """
     parts: dict[str, dict[str, Any]] = {
         "engine": _lasting(attributes.engine_fingerprint),

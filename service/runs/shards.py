@@ -1,7 +1,7 @@
 """Stored shards of rollouts: their catalogue rows, statistics and evidence of the lint; and the steps that they close.
 
-Statistics of two versions never merge, so the shards of a step must agree before they are folded. After an upgrade that
-concerns the one step that was open then, or one that a late shard reaches; `foreshock remeasure` is for all others.
+Statistics of two versions never merge, so all shards of a step must have one version before they are folded. After an
+upgrade, shards are measured again if their step was open or gets a late shard; `foreshock remeasure` is for all others.
 
 A step of one shard is folded by the decoder and closed by the transaction that commits the shard. Any other step is
 folded here after its last shard is committed, outside the writer and the run's lock, from a snapshot of its shards'
@@ -36,14 +36,14 @@ from foreshock_service.runs.shard_decoding import FoldedStep, MeasuredShard, fol
 ShardVersions = frozenset[tuple[int, int]]
 """(shard, version of its statistics): equal for two reads of a step unless a shard was added or measured again."""
 
-# What a shard is measured by; a step has the comparisons of its probes beside them.
+# The comparisons of a shard; a step also has those of its probes.
 _OF_SHARDS = (comparisons.STEP_ROW, comparisons.TRAINER_ROLLOUT)
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPart(ShardPart):
-    """What the shard with this number contributes to one comparison of its step."""
+    """The contribution of the shard with this number to one comparison of its step."""
 
     shard: int = 0
 
@@ -106,7 +106,7 @@ def statistics_of_step(session: Session, key: events.StepKey) -> list[StoredPart
 
 
 def shard_versions(session: Session, key: events.StepKey) -> ShardVersions:
-    """Return which shards a step has, and of which version the statistics of each are."""
+    """Return the shards of a step and the version of each one's statistics."""
     own = select(ShardStatistics.shard, ShardStatistics.statistics_version).filter_by(**key._asdict())
     found = frozenset((shard, version) for shard, version in session.execute(own))
     whole = _of_whole_step(key, MeasurementStatistics.statistics_version)
@@ -114,7 +114,7 @@ def shard_versions(session: Session, key: events.StepKey) -> ShardVersions:
 
 
 def _of_whole_step(key: events.StepKey, *columns: Any) -> Select[Any]:
-    """Return the query for the statistics of a step's only shard, which the step holds; none of other steps."""
+    """Return the query for the statistics of a step's only shard, stored with the step; empty for other steps."""
     whole = MeasurementStatistics
     query = select(*columns).filter_by(**key._asdict())
     query = query.join(Step, of_step(Step, whole))
@@ -159,8 +159,8 @@ def _statistics_rows(key: events.StepKey, shard: int, measured: MeasuredShard) -
 def measure_again(context: ServiceContext, shard: Shard) -> MeasuredShard:
     """Measure the token file of a shard again.
 
-    Raises RolloutsError, naming the file, if its contents differ from the upload, or if the shard was sent as
-    statistics or lost rollouts to retention or a deletion: the tokens that the statistics are of are not stored.
+    Raises RolloutsError, naming the file, if its contents differ from the upload; also if the shard was sent as
+    statistics or lost rollouts to retention or a deletion, because not all of its tokens are stored.
     """
     removed = why_not_whole(shard)
     if removed is not None:
@@ -210,7 +210,7 @@ _TRIES = 5
 
 _STEPS_PER_SWEEP = 100
 
-# A process folds a step once at a time: a concurrent fold would repeat the work. Unrelated steps may share a lock.
+# At most one fold of a step at a time per process: a second would repeat the work. Unrelated steps may share a lock.
 _LOCKS = tuple(threading.Lock() for _ in range(64))
 
 
@@ -219,7 +219,7 @@ def store_fold(session: Session, key: events.StepKey, folded: FoldedStep, *, aga
 
     The caller holds the run's lock.
     """
-    # A fold of a part of the shards (the others have another statistics version) never replaces a fold of all.
+    # A fold of some shards (the others have another statistics version) never replaces a fold of all.
     kept = [
         each
         for each in folded.measurements
@@ -265,7 +265,7 @@ def try_to_close(context: ServiceContext, key: events.StepKey, grace_us: int | N
 
 
 def close_waiting_steps(context: ServiceContext) -> int:
-    """Close the steps that got no shard for the grace time, and those that a crash left complete but open.
+    """Close the steps that got no shard for the grace time, and those that a crash left complete but not folded.
 
     Return the number of closed steps.
     """

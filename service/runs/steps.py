@@ -1,4 +1,4 @@
-"""Steps: opened by their first shard, counted, listed, and what the answers about a step rest on."""
+"""Steps: opening, counting and listing them, and the data that an answer about a step is based on."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ Answer = TypeVar("Answer", bound=OfStep)
 
 MOST_LISTED = 1000
 """Steps that are listed as incomplete, or as sent in statistics."""
-# Missing shards that a sentence names.
+# Most missing shards that a sentence names.
 _MOST_NAMED = 8
 _LACKS_SHARDS = (Step.closed_at_us.is_not(None), Step.received_shards < Step.expected_shards)
 
@@ -119,7 +119,7 @@ def open_step(session: Session, key: events.StepKey, shards: int) -> Step:
 def count_shard(step: Step, shard: shard_decoding.MeasuredShard) -> None:
     """Count a shard that is added in this transaction, in its step. The run is locked."""
     step.received_shards += 1
-    # Its tokens are stored, whatever was purged of the step before.
+    # The shard's tokens are stored, even if the step was purged before.
     step.tokens_purged_at_us = None
     if shard.full_rollouts is not None or step.full_rollouts is not None:
         if step.full_rollouts is None or step.full_tokens is None:
@@ -182,7 +182,7 @@ def shards_in_words(shards: int, expected_shards: int, missing: Sequence[int] = 
 
 
 def compared_ranks(session: Session, key: events.StepKey) -> list[events.RanksCompared]:
-    """Return an event for the step's attempt, and for each later one, that began together with an older one.
+    """Return an event for each attempt, this one or a later one, that began together with an older one.
 
     Empty for most runs: no other attempt began within a minute of the step's.
     """
@@ -226,7 +226,7 @@ def first_split(session: Session, key: events.StepKey, *, last: int | None = Non
     return RanksSplit(step, stored[0], other, stored[1], expected_shards)
 
 
-# What an answer about a step rests on.
+# The data that an answer about a step is based on.
 
 
 def missing_shards(session: Session, key: events.StepKey, limit: int) -> Sequence[Step]:
@@ -254,14 +254,14 @@ def incomplete_counts(session: Session, run_ids: Collection[str]) -> dict[str, i
 
 
 def incomplete_step(step: Step | None) -> IncompleteStep | None:
-    """Return what a step lacks that closed without some of its shards; None if it lacks nothing."""
+    """Return what a step lacks that closed without some of its shards; None for other steps."""
     if step is None or step.closed_at_us is None or step.received_shards >= step.expected_shards:
         return None
     return from_attributes(IncompleteStep, step, shards=step.received_shards)
 
 
 def with_shards(session: Session, run_id: str, step: int, attempt: int | None, answer: Answer) -> Answer:
-    """Return the answer about a step with what the step lacks."""
+    """Return the answer with a note of the shards that its step lacks."""
     key = attempts.resolve_step(session, run_id, step, attempt)
     return replace(answer, incomplete=incomplete_step(find_step(session, key)))
 
@@ -284,7 +284,7 @@ def statistics_steps(session: Session, run_id: str) -> list[StatisticsStep]:
 
 
 def coverage_of_step(session: Session, key: events.StepKey, used: int | None = None) -> Coverage:
-    """Return what an answer about a step rests on: `used` of its rollouts; None: those that are stored in full."""
+    """Return the coverage of an answer that uses `used` rollouts of a step; None: those that are stored in full."""
     step = find_step(session, key)
     rollouts, full = (0, 0) if step is None else (step.rollouts, _full_rollouts(step))
     used = full if used is None else used
@@ -299,7 +299,7 @@ def coverage_of_step(session: Session, key: events.StepKey, used: int | None = N
 
 
 def coverage_in_words(rollouts: int, full_rollouts: int) -> str:
-    """Return what the measures of a step rest on."""
+    """Return in words which data the measures of a step are based on."""
     if full_rollouts >= rollouts:
         return "all tokens"
     return f"all tokens, in statistics; {full_rollouts:,} of {rollouts:,} rollouts in full"

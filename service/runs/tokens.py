@@ -136,7 +136,7 @@ def export_rollouts(
         files = shards.shards_with_tokens(session, key)
     if not files:
         raise RolloutNotFound(f"the run has no rollouts of step {step}")
-    # On the store's disk: the system's folder may be in memory. Without a name, so that a crash leaves nothing.
+    # On the store's disk, since the system's folder may be in memory. Unlinked at once, so that a crash leaves nothing.
     path = context.store.temporary_file()
     joined = path.open("w+b")  # the end of the answer closes it
     path.unlink()
@@ -242,7 +242,7 @@ def find_tokens(context: ServiceContext, principal: security.Principal, query: T
 
 
 def rollout_not_found(key: events.StepKey, sample_id: str, coverage: runs.Coverage) -> RolloutNotFound:
-    """Return the error that names the step, the rollout, and among which rollouts it was sought."""
+    """Return the error that names the step, the rollout, and the rollouts that were searched."""
     among = "" if coverage.rests_on == "all tokens" else f" among the {coverage.text} that are stored in full"
     return RolloutNotFound(f"step {key.step} of attempt {key.attempt} has no rollout {sample_id!r}{among}")
 

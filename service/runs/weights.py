@@ -1,8 +1,8 @@
 """The notary: what the trainer announced and what each engine holds after a weight sync, with a verdict on each engine.
 
 An engine's report is judged as soon as the trainer's announcement of the step is there too, in either order. The number
-of engines that hold other weights is a scalar of the step, which a rule watches; the sentences are a finding. Reports
-have no job of a worker, as the results of probes have.
+of engines that hold other weights is a scalar of the step, which a rule watches; the sentences are a finding. Unlike
+results of probes, reports belong to no job of a worker.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,8 @@ from foreshock_service.runs.events import FindingsChanged, StepKey
 router = parameters.api_router(prefix="/v1/runs/{run}", tags=["weights"])
 
 KEPT_STEPS = 64
-"""Steps whose digests are kept, beside the run's first: a tensor of one between them is found by what it was before."""
+"""Newest steps whose digests are kept, besides the run's first step. A tensor that an engine kept from an older step is
+identified by the engine's previous verdict."""
 MOST_ENGINES = 1000
 MOST_TENSORS = 100_000
 MOST_CANARY_TOKENS = 4096
@@ -138,7 +139,7 @@ def weights_of_newest_steps(session: Session, run_id: str, steps: int) -> list[W
 
 
 def checksums_of_step(session: Session, key: StepKey) -> tuple[str, ...]:
-    """Return what each engine held after the weight sync of a step, in a sentence."""
+    """Return a sentence for each engine about what it held after the weight sync of a step."""
     return tuple(_record(row).sentence for row in _rows_of_step(session, key) if row.verdict is not None)
 
 
@@ -185,7 +186,7 @@ def _judge_step(
     findings.add_step(session, key, "notary", before, _findings(records))
     if off or was_wrong:
         events.publish(session, FindingsChanged(key.run_id))
-    # Old reports are forgotten; the first stays.
+    # Old reports are deleted; the first stays.
     table = WeightsReport
     first = select(table.step).where(table.run_id == key.run_id).order_by(table.step).limit(1).scalar_subquery()
     old = (table.run_id == key.run_id, table.step < key.step - KEPT_STEPS, table.step > first)
