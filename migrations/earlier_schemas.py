@@ -1,16 +1,16 @@
 """Convert a database of the schemas 0003 to 0039, which unreleased versions made, to the newest schema, in place.
 
-Alembic compares the database with the declared tables, and its operations make what differs: tables, columns, indexes.
-What this file holds is what a comparison cannot know. If a table changes:
+Alembic compares the database with the declared tables, and its operations apply the differences in tables, columns and
+indexes. This file has what a comparison cannot know. If a table changes:
 
 - a new column that is not NULL and has no `server_default`: its value in old rows goes into `_NEW_VALUES`;
 - a value that follows from others, or moves to another table or column: a statement in `_BEFORE` (runs before the
   operations, while the old columns are there), or in `_AFTER` (runs after them, before old tables are dropped);
-- a table whose rows another one takes: a row in `_MOVED`;
+- a table whose rows move to another table: a row in `_MOVED`;
 - a column whose stored form changes: a conversion of its rows in pages, as in `_convert_blobs`.
 
-States of the detectors that do not fit this release are derived again when the service starts; revision 0038 kept
-the newest ones in memory only, which are noted as due here.
+States of the detectors that do not fit this release are derived again when the service starts. Revision 0038 kept the
+newest ones in memory only; these are marked as due here.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _NEW_VALUES: dict[tuple[str, str], str] = {
     ("workers", "exact_pairs"): "'[]'",
     ("due_replays", "changed_step"): "0",
 }
-# Each with the first revision that needs it no more.
+# Each statement with the first revision that no longer needs it.
 _BEFORE = (("0039", "DELETE FROM detector_snapshots WHERE state IS NULL"),)
 _AFTER = (
     ("0040", "UPDATE attempts SET began_at_us = created_at_us"),
@@ -71,7 +71,7 @@ _AFTER = (
     ("0006", "UPDATE alerts SET rule = replace(rule, '_look', '_warning') WHERE rule LIKE '%\\_look' ESCAPE '\\'"),
     ("0006", "UPDATE alerts SET rule = replace(rule, '_bad', '_critical') WHERE rule LIKE '%\\_bad' ESCAPE '\\'"),
     ("0007", "UPDATE steps SET folded_shards = received_shards WHERE closed_at_us IS NOT NULL"),
-    # They are computed again, with the environments of their scores.
+    # Attributions are computed again, with the environments of their scores.
     ("0010", "UPDATE attributions SET stale = true"),
     (
         "0022",
@@ -107,7 +107,7 @@ _AFTER = (
         ),
     ),
 )
-# The rows of tables that are dropped: columns of `probe_results` that these had not.
+# Dropped tables whose rows move to `probe_results`: the values of its columns `kind` and `pair`.
 _MOVED = {
     "weights_searches": "'weights', ''",
     "layer_comparisons": "'layers', pair",
@@ -121,7 +121,7 @@ _RENAMED_SEVERITIES = {"look": "warning", "bad": "critical"}
 
 
 def convert(connection: sa.Connection, revision: str) -> None:
-    """Give a database of this revision the declared tables; the caller notes its new revision."""
+    """Convert a database of this revision to the declared tables; the caller stores its new revision."""
     _convert_lint_reports(connection, revision)
     in_memory = connection.execute(_STATES_IN_MEMORY).all()
     for needless_from, statement in _BEFORE:
@@ -149,7 +149,7 @@ def convert(connection: sa.Connection, revision: str) -> None:
 
 
 def _make_declared_tables(connection: sa.Connection) -> list[str]:
-    """Run the operations by which the database gets the declared tables; return the tables that are left to drop."""
+    """Apply the differences to the declared tables, except dropped tables; return these tables."""
     drops = []
     context = MigrationContext.configure(connection, opts={"compare_type": True})
     operations = Operations(context)
@@ -180,7 +180,7 @@ def _flat(operations: Any, table_name: str | None = None) -> Iterator[tuple[str 
 
 
 def _convert_lint_reports(connection: sa.Connection, revision: str) -> None:
-    """Make the JSON column `report` of old lint verdicts one of bytes, which `_convert_blobs` compresses."""
+    """Convert the JSON column `report` of old lint verdicts to bytes, which `_convert_blobs` compresses."""
     if not "0005" <= revision < "0023":
         return
     connection.execute(sa.text("ALTER TABLE step_lint RENAME COLUMN report TO old_report"))
@@ -210,7 +210,7 @@ def _renamed(severity: str | None) -> str | None:
 
 
 def _convert_blobs(connection: sa.Connection) -> None:
-    """Unpack what is packed, and compress it as the declared tables do."""
+    """Unpack packed values, and compress all values as the declared tables do."""
     unpack: Callable[[bytes], bytes] = load_python_file(str(Path(__file__).parent), "unpacking.py").unpack
     for name, key, column in _BLOBS:
         table = sa.table(name, *map(sa.column, key), sa.column(column, sa.LargeBinary()))
@@ -232,7 +232,7 @@ def _convert_blobs(connection: sa.Connection) -> None:
 def _pages(
     connection: sa.Connection, table: sa.TableClause, key: Sequence[str], columns: Sequence[str]
 ) -> Iterator[Sequence[Any]]:
-    """Yield the rows of a table in pages, however many there are, by its key."""
+    """Yield the rows of a table in pages, in the order of its key."""
     of_key = [table.c[name] for name in key]
     query = sa.select(*of_key, *(table.c[name] for name in columns)).order_by(*of_key).limit(_ROWS_AT_A_TIME)
     rows = connection.execute(query).all()

@@ -1,4 +1,4 @@
-"""Alembic's environment: migrate over the connection that `foreshock_service.platform.database.opening` hands in."""
+"""Alembic's environment: migrate over the connection that `foreshock_service.platform.database.opening` passes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from foreshock_service.platform.database.tables.base import CompressedBytes, Com
 
 
 def render_item(kind: str, item: Any, autogenerate: AutogenContext) -> str | Literal[False]:
-    """Return the text of a type of ours in a drafted migration; False: Alembic's own."""
+    """Return the text of one of our column types in a drafted migration; False: Alembic renders the type."""
     if kind == "type" and item is JsonColumn:
         autogenerate.imports.add("from sqlalchemy.dialects import postgresql")
         return 'sa.JSON().with_variant(postgresql.JSONB(), "postgresql")'

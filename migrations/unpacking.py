@@ -1,17 +1,18 @@
-"""Read what revisions 0023 to 0039 packed into columns of the database. Nothing is packed so any more.
+"""Unpack columns of the database that revisions 0023 to 0039 packed. No release packs them any more.
 
-The packings are told apart by a mark and a byte; what has no mark was stored as it is.
+A mark and a byte identify the packing; data without the mark was stored unchanged.
 
 - DEFLATED: zlib with the dictionary in `packing_dictionary.bin`.
-- SPARSE: a blob of statistics (`foreshock/measures/statistics/blob.py`) as its header, a bit for each 8-byte word that
-  is not zero, and those words; then DEFLATED. MIRRORED: the sorted negative differences are those of the sorted ones.
+- SPARSE: a blob of statistics (`foreshock/measures/statistics/blob.py`) as its header, a bit for each 8-byte word (set
+  if it is not zero), and the words that are not zero; then DEFLATED. MIRRORED: SPARSE, with the array
+  `largest_minus_d` left out, since it is `largest_d` reversed and negated.
 - PLANED: SPARSE, with the integers and then the other words in planes: the lowest byte of each, then the next one.
 - DERIVED: statistics that list the d of every token. Sums that follow from the list are stored as the difference
   between their bits and those of a prediction.
 
 All constants belong to the stored form. A prediction uses integers, and additions and multiplications of float64 in a
-fixed order, so that every machine predicts the same bits; the checksum in the header of statistics tells if one does
-not.
+fixed order, so that every machine predicts the same bits. If one does not, the checksum in the statistics' header
+shows it.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ def _layout_of(start_of_header: bytes) -> _Layout:
     for name, place in places.items():
         if arrays[name][0] == "<i8":
             kinds[place.all] = _INTEGER
-    # Predicted, so that its words are not among the integers, which are read first.
+    # The histogram is predicted, so its words are not among the integers, which are read first.
     kinds[places["histogram"].all] = _NEAR
     return _Layout(places, kinds)
 
@@ -162,20 +163,20 @@ def _unzigzag(words: Words) -> Words:
     return (words >> np.uint64(1)) ^ (np.uint64(0) - (words & np.uint64(1)))
 
 
-# Of |d|: bins per power of two as a power of two, the lowest power, and the number of bins; 2^7 is the highest.
+# Bins of |d|: log2 of the bins per power of two, the lowest power, and the number of bins; the highest power is 2^7.
 _FINE_BITS, _FINE_LOWEST, _FINE_SIZE = 6, -27, ((7 + 27) << 6) + 2
 _COARSE_BITS, _COARSE_LOWEST, _COARSE_SIZE = 4, -12, ((7 + 12) << 4) + 2
 _CONDITIONS = ("probability", "position", "turn", "length", "entropy", "lag")
-# Of `counts` the measured tokens; of `sums` Σ log π and Σ log μ, and the columns of a bucket: |d|, d, k3 and |π − μ|.
+# Places: in `counts` the measured tokens; in `sums` Σ log π, Σ log μ, and a bucket's columns |d|, d, k3 and |π − μ|.
 _TOKENS, _LOG_TARGET, _LOG_BEHAVIOUR = 4, 9, 10
 _BUCKET_COLUMNS = np.array([1, 0, 3, 13])
 _FOUR, _OF_ALL_SUMS = np.arange(4), np.arange(_LOG_TARGET)
-# k3 = exp(d) − 1 − d = d²·(1/2! + d/3! + …): nearly all bits for |d| < 0.5, where nearly all tokens are.
+# k3 = exp(d) − 1 − d = d²·(1/2! + d/3! + …): nearly all bits are right for |d| < 0.5, where nearly all tokens are.
 _K3_SERIES = tuple(1.0 / math.factorial(power) for power in range(2, 16))
 
 
 class _Place(NamedTuple):
-    """Where the words of an array are, and its shape."""
+    """The place of an array's words, and its shape."""
 
     start: int
     shape: tuple[int, ...]
@@ -187,13 +188,13 @@ class _Place(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """Places of words, which follow from the integers of the statistics and the list of d alone.
+    """Places of words. They follow from the integers of the statistics and the list of d alone.
 
-    `bins` and `cell_of_tokens` are those of |d| of each token. `listed` are those that should be one of d,
-    `listed_sizes` one of |d|. `first` and `second` are predicted nearly, in this order; so is the histogram. `single`
-    are Σ d of the token ids of one token, `several` of the others, with Σ |d| in the next word; `cells` are Σ(ρ − 1) of
-    the bins of |d| that have tokens; `buckets`, of each condition that all tokens have, the sums [B, 4] of those that
-    have tokens, most tokens first.
+    `bins` and `cell_of_tokens` are the fine and the coarse bin of each token's |d|. Words at `listed` should equal one
+    of d, at `listed_sizes` one of |d|. `first` and `second`, in this order, and the histogram are predicted nearly.
+    `single` has Σ d of the token ids with one token, `several` that of other ids; Σ |d| is in the next word. `cells`
+    has Σ(ρ − 1) of the coarse bins with tokens. `buckets` has, for each condition that all tokens have, the sums [B, 4]
+    of the buckets with tokens, most tokens first.
     """
 
     bins: Int64
@@ -243,9 +244,9 @@ class _Plan(NamedTuple):
 def _predictions(
     places: Mapping[str, _Place], plan: _Plan, words: Words, d: Float64
 ) -> Iterator[tuple[slice | Int64, Words, bool]]:
-    """Yield places of words, the bits that are predicted for them, and whether these are near or else equal or wrong.
+    """Yield places of words, the bits predicted for them, and whether these are near; if not, they are equal or wrong.
 
-    One after the other: each prediction uses words that are not predicted, or were before.
+    The order matters: each prediction uses words that are not predicted or were restored before.
     """
     histogram = np.bincount((plan.bins + (d > 0) * _FINE_SIZE)[d != 0], minlength=2 * _FINE_SIZE)
     yield places["histogram"].all, histogram.view(np.uint64), True
@@ -313,7 +314,7 @@ def _coarse_bins(fine: Int64) -> Int64:
 
 
 class _PlaneReader:
-    """Reads what was written one after the other. Raises ValueError if bytes are missing."""
+    """Sequential reader of packed data. Raises ValueError if bytes are missing."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._position = data, 0
@@ -331,7 +332,7 @@ class _PlaneReader:
         return np.flatnonzero(np.unpackbits(np.frombuffer(self.take(-(-count // 8)), np.uint8), count=count))
 
     def words(self) -> Words:
-        """Return the words of `words_in_planes`."""
+        """Return the next words, which are stored in planes."""
         count, planes = int.from_bytes(self.take(_COUNT_BYTES), "little"), self.take(1)[0]
         of_words = np.zeros((count, 8), np.uint8)
         of_words[:, :planes] = np.frombuffer(self.take(count * planes), np.uint8).reshape(planes, count).T

@@ -1,4 +1,4 @@
-"""Stored weights searches, which an earlier release made, as reports of the doctor, who makes them now."""
+"""Convert stored weights searches of an earlier release to reports of the doctor, which now searches weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SEARCHES = "SELECT id FROM probes WHERE kind = 'weights'"
 
 
 def convert(connection: sa.Connection) -> None:
-    """Turn stored searches into reports, and end those that wait or run."""
+    """Convert stored results of searches to reports, and end searches that wait or run."""
     rows = connection.execute(sa.select(_RESULTS).where(_RESULTS.c.kind == "weights")).all()
     for row in rows:
         same = (_RESULTS.c.job_id == row.job_id, _RESULTS.c.token == row.token)
@@ -35,7 +35,7 @@ def convert(connection: sa.Connection) -> None:
 
 
 def report_of_search(search: dict[str, Any]) -> dict[str, Any]:
-    """Return the report of the doctor that says what a stored search found, by the thresholds of searches."""
+    """Return the doctor's report of what a stored search found, by the thresholds of searches."""
     floor = search.get("floor_k3") or 0.0
     done = sorted((each for each in search["replays"] if each["k3_kl"] is not None), key=lambda each: each["k3_kl"])
     announced = next((each for each in done if each["step"] == search["step"]), None)
@@ -79,7 +79,7 @@ def report_of_search(search: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_shown(best: float, announced: float | None, confirmed: float | None, floor: float) -> bool:
-    """Whether other weights are at the noise floor, ten times nearer than the announced ones, and confirmed."""
+    """Return whether other weights are at the noise floor, ten times nearer than the announced ones, and confirmed."""
     least = max(1e-12, floor)
     is_clear = announced is None or announced >= 10 * max(best, least)
     return is_clear and best <= max(1e-6, 4 * floor) and confirmed is not None and abs(confirmed - best) <= least

@@ -74,7 +74,7 @@ from foreshock_service.watch.detection import background, derivation
 from foreshock_service.watch.notifications.service import notifiers
 from foreshock_service.watch.rules import service as rules
 
-# The routers of every noun; the pages come last, since theirs are the loosest paths.
+# The routers of every noun. The routers of pages follow them, since their paths match the most.
 _NOUNS: tuple[Any, ...] = (
     *(health, audit, run_endpoints, attempts, steps, ingest, tokens, scalars, changes, checkpoints, curves, lint),
     *(findings, requests, policies, leases, publishing, matrix, attribution, workers, exporter, alerts, rules),
@@ -88,7 +88,7 @@ FINDING_SOURCES: findings.Sources = {
     "doctor": doctor.causes_of_run,
     "notary": weights.findings_of_run,
 }
-"""What reads the findings of a run, by source."""
+"""The functions that read the findings of a run, by source."""
 
 
 CHANGES_OF_RUNS: tuple[type, ...] = (
@@ -108,13 +108,13 @@ CHANGES_OF_RUNS: tuple[type, ...] = (
 
 
 def api_routes() -> list[APIRoute]:
-    """Return the routes of the API; pages are none."""
+    """Return the routes of the API, without the pages."""
     return [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
 
 
 def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastAPI:
     """Return the application for these settings; `decoders` lets several applications of one process share a pool."""
-    # Its documentation page serves its own script, because clusters often reach no CDN.
+    # FastAPIOffline serves the documentation page's script itself, because clusters often cannot reach a CDN.
     app = FastAPIOffline(
         redoc_url=None,
         title="Foreshock",
@@ -128,9 +128,9 @@ def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastA
     app.state.long_polls = long_polls.LongPolls(app.state.context.database)
     problem.install_problem_handlers(app)
     app.add_exception_handler(404, unknown_address)
-    # Routes hold nothing of an application, so that those of one process share them.
+    # Routes hold no state of an application, so that all applications of one process can share them.
     app.router.routes.extend(route for router in (*ROUTERS, *PAGES) for route in router.routes)
-    # The last one that is added comes first.
+    # The middleware that is added last runs first.
     logs.add_tracing(app, settings)
     app.add_middleware(
         request_guards.RequestGuard,
@@ -244,9 +244,9 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     context: ServiceContext = app.state.context
     jobs = JobRunner("jobs", context.database, _frequent_jobs(context), context.settings.sweep_interval_seconds)
     if not context.decoders.is_warm:
-        # Compiling takes a while: /readyz reports when they have started, and an upload before that waits.
+        # Compiling takes a while: /readyz reports when the decoders have started, and uploads wait until then.
         context.decoders.warm_up_in_background()
-    # Apart from the other jobs, which must not wait for them: these may take long.
+    # In a runner of their own: these jobs may take long, and the others must not wait for them.
     cleaning = JobRunner("cleaning", context.database, _long_jobs(context), context.settings.sweep_interval_seconds)
     runners = [jobs, cleaning, background.derivations(context), *notifiers(context)]
     for runner in runners:

@@ -1,4 +1,4 @@
-"""The commands of the service: `foreshock serve`, `upgrade`, `keys`, `notify`, `remeasure` and `retention`."""
+"""The commands `foreshock serve`, `upgrade`, `keys`, `notify`, `remeasure`, `fsck`, `delete` and `retention`."""
 
 import argparse
 import os

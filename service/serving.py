@@ -1,8 +1,8 @@
 """Start the service: check the settings, migrate the database, then run uvicorn.
 
-One connection is read by uvicorn's httptools protocol, with bounds on everything that is not a body. httptools parses
-in C, and bounds nothing. h11 bounds headers, but parses in Python: a body in chunks of one byte kept the event loop
-busy for two seconds a megabyte.
+Connections are read by uvicorn's httptools protocol, with bounds on everything except the body. httptools parses in C,
+but has no bounds. h11 bounds headers, but parses in Python: a body in chunks of one byte kept the event loop busy for
+two seconds per megabyte.
 """
 
 import asyncio
@@ -31,28 +31,28 @@ from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.settings import Settings, load_settings
 from foreshock_service.platform.store.tokens import open_store
 
-# Parsed at a time: a bound is checked, and the connection may be closed, between two pieces.
+# Bytes parsed at a time. Between two pieces the bound is checked, and the connection may be closed.
 _PIECE_BYTES = 16 * 1024
 _MOST_HEADERS = 200
-# Framing of chunks, for each byte that headers may have: 100,000 chunks of a byte by default.
+# Allowed bytes of chunk framing per allowed byte of headers: by default enough for 100,000 chunks of one byte.
 _FRAMING = 8
-# Chunks of 100 bytes and more have no framing that counts.
+# Each 16 bytes of a body pay for one byte of framing, so the framing of chunks of 100 bytes and more does not count.
 _BODY_BYTES_PER_FRAMING_BYTE = 16
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Refuses headers beyond `max_header_bytes`, more than 200 of them, and bodies that are mostly framing."""
+    """Protocol that refuses headers beyond `max_header_bytes`, more than 200 headers, and bodies of mostly framing."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._most = int(self.config.h11_max_incomplete_event_size or 65_536)
         self._limit = self._most
-        # Bytes of heads, trailers and framing since the last request that was answered.
+        # Bytes of headers, trailers and framing since the last request that was answered.
         self._counted = 0.0
         self._piece = 0
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, a piece at a time."""
+        """Parse the received bytes, a piece at a time."""
         for start in range(0, len(data), _PIECE_BYTES):
             if self.transport.is_closing():
                 return
@@ -64,25 +64,25 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._refuse()
 
     def on_message_begin(self) -> None:
-        """Begin to count anew, unless the request came before the one in front of it was answered."""
+        """Reset the count, unless the previous request is not answered yet."""
         if self.cycle is None or self.cycle.response_complete:
             self._counted = float(self._piece)
             self._limit = self._most
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header. Raises ValueError beyond the bound, which is answered as what is no HTTP is."""
+        """Take a header. Raises ValueError beyond the bound, which is answered like invalid HTTP."""
         if len(self.headers) >= _MOST_HEADERS:
             raise ValueError(f"more than {_MOST_HEADERS} headers")
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Go on to the body."""
+        """Go on to the body, which has the larger limit for framing."""
         super().on_headers_complete()
         self._limit = self._most * _FRAMING
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of a body, which does not count."""
+        """Take a part of a body; its bytes do not count."""
         self._counted = max(0.0, self._counted - len(body) * (1 + 1 / _BODY_BYTES_PER_FRAMING_BYTE))
         super().on_body(body)
 
@@ -97,14 +97,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 KEEP_ALIVE_SECONDS = 30
-"""Idle connections are closed then. Longer than httpx keeps one, which therefore closes it first."""
+"""Idle connections are closed after this time. httpx keeps one for less, so the client closes it first."""
 
 _PORT_SECONDS = 2.0
-"""The processes of a service that was killed end, and free its port, a moment after it."""
+"""How long a taken port is waited for: the processes of a killed service end, and free its port, a moment later."""
 
 _ANSWER_SECONDS = 60
-"""A process of several that does not answer for so long is replaced. With uvicorn's default of 5 s, processes on a busy
-machine are killed while they start, again and again."""
+"""One of several processes that does not answer for so long is replaced. With uvicorn's default of 5 s, processes on a
+busy machine are killed again and again while they start."""
 
 
 def serve(*, show_settings: bool = False) -> None:
@@ -116,7 +116,7 @@ def serve(*, show_settings: bool = False) -> None:
     if show_settings:
         print("\n".join(f"{name}={value}" for name, value in settings.printable().items()), flush=True)
     check_processes(settings)
-    # First: a service that cannot have its port makes no database and no folder.
+    # The port first: a service that cannot have it must not make a database or a folder.
     with bound_socket(settings.host, settings.port) as bound:
         port: int = bound.getsockname()[1]
         uploads.free_reserve(settings)
@@ -168,11 +168,11 @@ def _cannot_listen(host: str, port: int, error: OSError) -> ConfigurationError:
 
 def _run(settings: Settings, port: int) -> None:
     """Run uvicorn until a signal ends it, and end this process with status 0."""
-    # A long poll is a connection; the usual soft limit is 1024 open files.
+    # Each long poll is an open connection; the usual soft limit is 1024 open files.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     threading.Thread(target=_report_listening, args=(settings.host, port), daemon=True).start()
-    # uvicorn raises the signal again once it has stopped, for whoever handled it before.
+    # uvicorn raises the signal again once it has stopped, for the previous handler.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _exit)
     uvicorn.run(
@@ -192,12 +192,12 @@ def _run(settings: Settings, port: int) -> None:
 def http_options(settings: Settings) -> dict[str, Any]:
     """Return the options of uvicorn that concern HTTP.
 
-    A request for a WebSocket is served as HTTP, past no check.
+    A request for a WebSocket is served as HTTP, so it passes every check.
     """
     return {
         "http": BoundedProtocol,
         "ws": "none",
-        # The one setting of uvicorn that bounds headers.
+        # The only setting of uvicorn that bounds headers.
         "h11_max_incomplete_event_size": settings.max_header_bytes,
         "timeout_keep_alive": KEEP_ALIVE_SECONDS,
         "server_header": False,
@@ -231,7 +231,7 @@ def application() -> FastAPI:
     """Return the application for the environment's settings; each uvicorn process makes one."""
     # Garbage collections during the imports take a sixth of the CPU time of the start, and find nothing.
     gc.disable()
-    # Not before: a refused start, and the process that supervises several, do without its second of imports.
+    # Imported only here: it takes a second, which a refused start and the supervisor of several processes save.
     from foreshock_service.app import create_app
 
     process.end_with_parent()
@@ -252,7 +252,7 @@ def check_processes(settings: Settings) -> None:
 
 
 def check_store(settings: Settings) -> None:
-    """Raise ConfigurationError if no file can be written to the token store; a full one is read and deleted from."""
+    """Raise ConfigurationError if the token store cannot be written; a full one still serves reads and deletions."""
     store = open_store(settings)
     try:
         store.check_writable()
@@ -267,7 +267,7 @@ def check_store(settings: Settings) -> None:
 
 
 def prepare_keys(settings: Settings) -> None:
-    """Store the bootstrap key, if one is set; raises ConfigurationError for an open port that no key guards."""
+    """Store the bootstrap key, if one is set; raises ConfigurationError if an open port has no key."""
     database = Database(settings.database_url)
     try:
         if settings.bootstrap_key is not None:

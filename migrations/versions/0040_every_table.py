@@ -1,7 +1,4 @@
-"""Every table, by subject in the folder `every_table`.
-
-Until release 0.1 a change of a table class in `service/platform/database/tables` is made there as well.
-"""
+"""Every table of this revision, by subject in the folder `every_table`."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-# In the order in which foreign keys allow it.
+# In the order that foreign keys allow.
 SUBJECTS = ("runs", "watch", "probes")
 
 

@@ -1,4 +1,4 @@
-"""One table of the results of probes that are documents."""
+"""One table for the results of probes that are documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The failed tries of runs that were removed, which a counter goes on with."""
+"""The failed tries of removed runs, so that a counter does not decrease."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the launch of an attempt began, which gives the attempts of a run their order."""
+"""The time at which the launch of an attempt began: it orders the attempts of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ depends_on = None
 
 def upgrade() -> None:
     op.add_column('attempts', sa.Column('began_at_us', sa.BigInteger(), nullable=False, server_default="0"))
-    # The newest time up to each keeps the order of the numbers, also if the clock was once set back.
+    # The latest time up to each attempt keeps the order of the numbers, even if the clock was once set back.
     op.execute(
         "UPDATE attempts SET began_at_us = (SELECT max(earlier.created_at_us) FROM attempts AS earlier "
         "WHERE earlier.run_id = attempts.run_id AND earlier.attempt <= attempts.attempt)"

@@ -1,9 +1,9 @@
-"""Carry out deletions of rollouts: step by step, new files first, then one transaction a step.
+"""Carry out deletions of rollouts step by step: first write new files, then change the rows in one transaction a step.
 
-Of a step with deleted rollouts every file that holds them is written anew without them, under a name of its own; the
-transaction that names the new files gives up the old ones, which are removed after the grace. Summaries keep their rows
-under pseudonyms, since measures and intervals are of them; aggregates stay as they are. An interruption leaves each
-step as it was or done, and at worst files that no row names.
+Every file of a step that holds deleted rollouts is rewritten without them, under a new name. The transaction that names
+the new files gives up the old ones, which are removed after the grace. Summaries keep their rows under pseudonyms,
+since measures and intervals are computed from them; aggregates stay unchanged. After an interruption each step is
+either unchanged or done, and at worst there are files that no row names.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class StepRows:
         return cls(list(session.scalars(shards)), summaries, scores)
 
     def version(self) -> tuple[frozenset[object], ...]:
-        """Return what changes if the step got other rows meanwhile."""
+        """Return a value that differs if the step has got other rows."""
         return (
             frozenset((row.shard, row.file, row.tokens_removed) for row in self.shards),
             frozenset((_place(row), hash(row.summaries)) for row in self.summaries),
@@ -79,7 +79,7 @@ def _place(row: SummariesRow) -> tuple[int | None, str]:
 
 @dataclass(slots=True)
 class StepPlan:
-    """What replaces the rows of a step; files by the old name."""
+    """The replacements of a step's rows; `files` by the old name."""
 
     version: tuple[frozenset[object], ...]
     deleted: frozenset[str] = frozenset()
@@ -98,7 +98,7 @@ def carry_out_deletions(
 ) -> bool:
     """Search steps for about `round_seconds`; return whether steps are left for the next call.
 
-    A deletion that fails is left for the next call, and the others go on; raises its error in the end.
+    A deletion that fails is left for the next call. The others are carried out; then the first error is raised.
     """
     end = time.monotonic() + round_seconds
     with context.database.read() as session:
@@ -175,7 +175,7 @@ def _plan(
         assert part.summaries is not None
         changed = context.decoders.run(stored_files.anonymise_summaries, part.summaries, ids, secret)
         if changed is not None:
-            # Those of a step that is one shard are in the summaries of the step alone.
+            # The summaries of a step of one shard are stored with the step only.
             deleted |= changed[0]
             plan.summaries[_place(part)] = changed[1]
     plan.deleted = frozenset(deleted)
@@ -202,7 +202,7 @@ def _plan(
 def _read(context: ServiceContext, name: str, read: Callable[..., Found], *arguments: Any) -> Found | None:
     """Return `read(file, *arguments)` of a stored file, run in a decoder; None if the file is gone or damaged.
 
-    A shard's bytes sent again restore its file, and make the step be searched again.
+    If a shard's bytes are sent again, its file is restored and the step is searched again.
     """
     try:
         return context.decoders.run(read, context.store.file(name), *arguments)
@@ -230,7 +230,7 @@ def _rewrite(
 
 
 def _replace(context: ServiceContext, key: events.StepKey, plan: StepPlan, session: Session) -> bool:
-    """Replace the rows in this transaction; False if they are others than the plan was made of."""
+    """Replace the rows in this transaction; False if they have changed since the plan was made."""
     if runs.lock_run_for_background(session, key.run_id) is None:
         return True
     rows = StepRows.read(session, key)

@@ -1,8 +1,8 @@
-"""Delete runs: `foreshock delete`, and the rows of deleted runs in transactions so short that uploads hardly wait.
+"""`foreshock delete`, and the removal of deleted runs' rows in transactions so short that uploads hardly wait.
 
-A transaction deletes a few rows of one table; the tables come in the order in which their foreign keys allow it. The
-files that a row names are given up in the transaction that deletes it, so an interruption at any point loses none of
-them, and the next round continues. The run's own row stays: it is the tombstone.
+Each transaction deletes a few rows of one table, in the order of tables that foreign keys allow. It also gives up the
+files that these rows name, so an interruption at any point loses no file, and the next round continues. The run's own
+row stays as the tombstone.
 """
 
 import logging
@@ -28,7 +28,7 @@ from foreshock_service.runs.deletions import DeletedIds, DeletionCreate, store_d
 from foreshock_service.runs.events import RunRemoved
 from foreshock_service.runs.runs import delete_run
 
-# A transaction is aimed at this length: a small upload waits for one of them at most.
+# Target length of a transaction: a small upload waits for at most one of them.
 _TRANSACTION_SECONDS = 0.03
 _FEWEST_ROWS, _MOST_ROWS = 20, 5_000
 _STEPS_AT_ONCE = 100
@@ -54,7 +54,7 @@ def delete_rows_of_deleted_runs(
         chunk = _MOST_ROWS // 20
         for table in _tables_of_runs():
             while True:
-                # Each round deletes something, however long it looks for rows.
+                # Each round deletes something, even if it takes long to find rows.
                 if (deleted and time.monotonic() - begin > round_seconds) or not go_on():
                     return True
                 started = time.monotonic()
@@ -72,11 +72,11 @@ def delete_rows_of_deleted_runs(
 
 
 def _delete_some(context: ServiceContext, table: Table, run_id: str, limit: int, session: Session) -> int:
-    """Delete up to `limit` rows of a table that belong to the run, give up their files, return the rows."""
+    """Delete up to `limit` rows of a table that belong to the run, give up their files, return the number of rows."""
     key = list(table.primary_key.columns)
     rows = select(*key).where(_of_run(table, run_id)).limit(limit)
     if "file" in table.c:
-        # In an order, so that the rows that are deleted are those whose files are given up.
+        # Ordered, so that exactly the rows are deleted whose files are given up.
         rows = rows.order_by(*key)
         columns = (table.c.file, table.c.file_bytes if "file_bytes" in table.c else table.c.body_bytes)
         chosen = session.execute(rows.add_columns(*columns)).all()
@@ -113,7 +113,7 @@ def _finish(run_id: str, session: Session) -> None:
 
 
 def _tables_of_runs() -> list[Table]:
-    """Return the tables with rows of runs, those first that others do not point at."""
+    """Return the tables with rows of runs; a table comes after those that point at it."""
     runs = engine.table_of(tables.Run)
     return [
         table
@@ -123,7 +123,7 @@ def _tables_of_runs() -> list[Table]:
     ]
 
 
-# Columns by which a row belongs to a run: of itself, of its job or of its probe.
+# Columns that link a row to a run: directly, by its job, or by its probe.
 _OWNERS = ("run_id", "job_id", "probe_id")
 
 

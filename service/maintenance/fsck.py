@@ -35,7 +35,7 @@ Problem = Literal["missing", "damaged", "wrong size", "orphan"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A file that is not as the catalogue says; `repaired` tells how it was repaired, None if it was not."""
+    """A file that differs from its catalogue row; `repaired` says how it was repaired, None if it was not."""
 
     problem: Problem
     kind: str
@@ -46,7 +46,7 @@ class Finding:
 
     @property
     def to_do(self) -> str | None:
-        """What an operator does; None if it was repaired."""
+        """What the operator should do; None if it was repaired."""
         if self.repaired is not None:
             return None
         if self.problem in ("missing", "damaged"):
@@ -59,7 +59,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Report:
-    """The outcome: files checked by kind, rows whose tokens were purged, files of others, and the findings."""
+    """Numbers of checked files by kind, of rows with purged tokens and of files of other programs; the findings."""
 
     checked: Counter[str] = field(default_factory=Counter)
     purged: int = 0
@@ -144,7 +144,7 @@ def _repair(
     repaired: str | None = None
     name = parse_name(file.name)
     if finding.problem in ("missing", "damaged") and name is not None:
-        # That of the upload would bring deleted rollouts back.
+        # A copy of the upload would bring deleted rollouts back.
         copy = None if file.stripped else spare.get(name)
         if copy is not None and _difference(context, copy.name, file) is None:
             _restore(context, copy.name, file.name)
@@ -290,7 +290,7 @@ def _of_job(kind: str, row: Row[Any]) -> CataloguedFile:
 def fsck(request: Request, *, as_json: bool, decoders: DecoderPool | None = None) -> int:
     """Check the store and print the report; return 0 if nothing is left to repair, else 1. Raises ConfigurationError.
 
-    `decoders` lets a process that has a pool share it.
+    `decoders` is a pool to share; None: it makes one.
     """
     # Nothing is measured, so nothing needs to be compiled.
     settings = load_settings().model_copy(update={"token_pass": "numpy"})

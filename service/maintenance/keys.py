@@ -79,7 +79,7 @@ def _known(key_id: str, key: ApiKey | None) -> ApiKey:
 
 @contextmanager
 def _database(*, make_missing: bool = False) -> Iterator[Database]:
-    """Give the database of the settings; `make_missing`: a key may be made before the service first starts."""
+    """Open the database of the settings. `make_missing`: create it, so that keys can precede the first start."""
     url = settings.load_settings().database_url
     if make_missing:
         made = is_missing(url)
@@ -93,7 +93,7 @@ def _database(*, make_missing: bool = False) -> Iterator[Database]:
 
 
 def _refuse_beside_a_service(url: str) -> None:
-    """Raise ConfigurationError if a service answers here: it uses another database, and would not know the key."""
+    """Raise ConfigurationError if a service answers here: it uses another database and would not know the new key."""
     address, _ = configured(None, None)
     try:
         answers = httpx.get(f"{address}/livez", timeout=2.0).json() == {"status": "alive"}

@@ -1,10 +1,10 @@
 """Measure a stored step again: its shards from their token files, its replayed scores from theirs.
 
-Everything is computed before the transaction that replaces it, one for a step; that transaction checks that nothing
-has arrived since. So it may run beside the service, twice at once, and may be interrupted: each step is as it was or as
-it is measured now. SQLite serialises its transactions with the service's own, which wait for milliseconds.
+Everything is computed first; then one transaction per step replaces it, after a check that nothing has arrived since.
+So it may run beside the service or twice at once, and may be interrupted: each step has either its old or its new
+measures. On SQLite the service's transactions wait for milliseconds.
 
-The same token files give the same statistics. What alerts and advice made of the values when they were new stays.
+The same token files give the same statistics. Alerts and advice that were based on the old values stay.
 """
 
 from __future__ import annotations
@@ -200,9 +200,9 @@ def steps_to_measure(session: Session, run_id: str | None, request: Request) -> 
 
 
 def _without_newest_measures() -> ColumnElement[bool]:
-    """Whether a step has a comparison that was measured before a column existed: a measured count is never NULL.
+    """Return the condition that a comparison of the step was measured before a column existed; counts are never NULL.
 
-    A new measure without a count of its own is not found: `--everything` computes it for older steps.
+    A new measure without its own count is not found: `--everything` computes it for older steps.
     """
     columns = tables.measurements.c
     return exists().where(
@@ -221,7 +221,7 @@ def _of_another_version(
 def remeasure(request: Request, decoders: DecoderPool | None = None) -> int:
     """Measure the requested steps again; return 0 if nothing was left unchanged, else 1. Raises ConfigurationError.
 
-    `decoders` lets a process that has a pool share it.
+    `decoders` is a pool to share; None: it makes one.
     """
     with maintenance_context(settings.load_settings(), decoders) as context:
         keys = _chosen(context, request)

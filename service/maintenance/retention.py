@@ -88,7 +88,7 @@ def rules_of(settings: Settings, run: tables.Run) -> RetentionRules:
     """Return the rules of a run: its own, else those of the settings."""
     if run.retention is not None:
         return RetentionRules.model_construct(**run.retention)
-    # The settings have bounds of their own.
+    # Not validated: the settings have their own bounds.
     return RetentionRules.model_construct(
         last_steps=settings.retention_last_steps,
         every_steps=settings.retention_every_steps,
@@ -173,7 +173,7 @@ def _purge_run(
 
 
 def _purge_step(context: ServiceContext, key: events.StepKey, files: list[tuple[str, int]], session: Session) -> bool:
-    """Purge a step in this transaction; False if something waits for its tokens now, or its files are others."""
+    """Purge a step in this transaction; False if something waits for its tokens now, or its files have changed."""
     if lock_run_for_background(session, key.run_id) is None:
         return False
     if key not in _settled_steps(session, key.run_id, key.step, (key.attempt, key.step - 1), 1):
@@ -230,7 +230,7 @@ def _settled_steps(
 
 
 def _alert_steps(session: Session, run_id: str) -> set[int]:
-    """Return the steps at which alerts of the run fired, but those that were retracted."""
+    """Return the steps at which alerts of the run fired, except retracted alerts."""
     query = select(tables.Alert.step).where(tables.Alert.run_id == run_id, tables.Alert.state != "retracted")
     return set(session.scalars(query.distinct()))
 

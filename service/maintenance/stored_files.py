@@ -1,4 +1,4 @@
-"""What maintenance commands open, and the stored files that they look at, copy and remove."""
+"""Shared parts of the maintenance commands: opening the service's data, and reading and rewriting stored files."""
 
 import hashlib
 import hmac
@@ -28,9 +28,9 @@ from foreshock_service.runs import deletions, events, shard_decoding
 
 @contextmanager
 def maintenance_context(settings: Settings, shared: pool.DecoderPool | None = None) -> Iterator[context.ServiceContext]:
-    """Give the parts of a service; raises ConfigurationError if data is missing or of another release.
+    """Open the parts of a service for a command; raises ConfigurationError if data is missing or of another release.
 
-    It has no event handlers. `shared` are decoders to use; without it there is a pool of the command's own.
+    There are no event handlers. `shared` is a pool of decoders to use; without it the command has its own pool.
     """
     store = open_store(settings)
     with opening.existing_database(settings.database_url) as database:
@@ -110,7 +110,7 @@ class StrippedFile:
 
 
 def find_rollouts(file: StoredFile, ids: deletions.DeletedIds) -> FoundRollouts:
-    """Look for deleted rollouts; reads two columns. Raises FileNotFoundError, and RolloutsError for a damaged file."""
+    """Find the deleted rollouts of a file; reads two columns. Raises FileNotFoundError, RolloutsError if damaged."""
     with parquet_files.arrow_errors(), file.open() as source:
         parquet = pq.ParquetFile(source, page_checksum_verification=True)
         names = [name for name in ("sample_id", "group_id") if name in parquet.schema_arrow.names]
