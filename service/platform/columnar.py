@@ -91,7 +91,7 @@ class ColumnTable:
         return ColumnTable(joined)
 
     def sorted_by(self, *names: str) -> ColumnTable:
-        """Return the rows sorted by these columns; the first is the primary key of the order."""
+        """Return the rows sorted by these columns; the first one is the primary sort key."""
         keys = [self.columns[name] for name in reversed(names)]
         return self.rows(np.lexsort([key.ranks() if isinstance(key, Labels) else key for key in keys]))
 

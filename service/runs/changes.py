@@ -139,7 +139,7 @@ def newest_changes(session: Session, run_id: str, limit: int) -> list[ChangeReco
 
 
 def rebaselined_steps(session: Session, run_id: str) -> list[int]:
-    """Return the active steps at which baselines begin anew, in order."""
+    """Return the active steps at which baselines are reset, in order."""
     active = attempts.active_rows(session, run_id, AnnouncedChange)
     query = select(AnnouncedChange.step).where(AnnouncedChange.run_id == run_id, active)
     return list(session.scalars(query.distinct().order_by(AnnouncedChange.step)))

@@ -98,7 +98,7 @@ def _noting(statement: Any) -> Any:
 
 
 def has_measurement(session: Session, key: events.StepKey, comparison: str) -> bool:
-    """Return whether the step has statistics of this comparison, of whatever version."""
+    """Return whether the step has statistics of this comparison, of any version."""
     return session.get(tables.MeasurementStatistics, (*key, comparison)) is not None
 
 

@@ -63,7 +63,7 @@ def make_engine(text: str | URL, *, connections: int = DEFAULT_CONNECTIONS) -> E
 
 
 def make_reading_engine(writing: Engine, *, connections: int = DEFAULT_CONNECTIONS) -> Engine:
-    """Return an engine for the database of `writing` that refuses to write in its transactions.
+    """Return an engine for the database of `writing`; the database refuses writes in its transactions.
 
     On PostgreSQL it shares the connections of `writing`. On SQLite it has its own, sees a snapshot and takes no lock.
     """
