@@ -33,7 +33,7 @@ from sqlalchemy.exc import DatabaseError, DBAPIError, InterfaceError, Operationa
 from foreshock.errors import ConfigurationError
 from foreshock.measures.registry import MEASURES
 from foreshock_service.platform.database import session, tables
-from foreshock_service.platform.database.engine import DEFAULT_CONNECTIONS, make_engine, parse_database_url
+from foreshock_service.platform.database.engine import make_engine, parse_database_url
 from foreshock_service.platform.settings import load_settings
 
 _SERVICE = Path(__file__).parents[2]
@@ -54,7 +54,7 @@ def upgrade(database_url: str, revision: str = "head") -> None:
     """
     engine = make_engine(database_url)
     if engine.dialect.name == "sqlite":
-        # To change a column SQLite makes the table anew, while rows of other tables may point to it.
+        # SQLite rebuilds a table to change a column, while rows of other tables may point to it.
         event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA foreign_keys = OFF").close())
     try:
         with engine.begin() as connection:
@@ -143,7 +143,7 @@ def prepare_database(database_url: str, *, upgrade_older: bool = True, revision:
 
 
 @contextmanager
-def existing_database(database_url: str, connections: int = DEFAULT_CONNECTIONS) -> Iterator[session.Database]:
+def existing_database(database_url: str) -> Iterator[session.Database]:
     """Open the service's database for a command; create and migrate nothing. Raises ConfigurationError."""
     with _reported(database_url):
         if is_missing(database_url):
@@ -158,7 +158,7 @@ def existing_database(database_url: str, connections: int = DEFAULT_CONNECTIONS)
             )
         if revision != newest_revision():
             raise _older(database_url, revision)
-    database = session.Database(database_url, connections=connections)
+    database = session.Database(database_url)
     try:
         yield database
     finally:
