@@ -1,9 +1,9 @@
 """OpenAPI document that declares every error of every operation by its status, with its problem types.
 
-The problems of a route are read from its code, so that no separate list is needed: each error class that the endpoint,
-its dependencies, or the service's functions and classes that these use refer to. Calls of methods are followed for the
-parts of the context (`context.decoders.run`) and for parameters annotated with a class of the service. Events are not
-followed.
+The problems of a route are read from its code, so that no separate list is needed. They are the error classes to which
+the endpoint and its dependencies refer, directly or through functions and classes of the service. Calls of methods are
+followed for the parts of the context (`context.decoders.run`) and for parameters annotated with a class of the service.
+Events are not followed.
 """
 
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""ASGI middleware that checks every request (Host, Origin, key; size, encoding and pace of the body), and its errors.
+"""ASGI middleware: check the Host, Origin, key and body of every request, and answer unexpected errors.
 
 The key is checked before the body is read. A body is counted as it is received and never stored here.
 `Content-Encoding: gzip` and `zstd` are decompressed piece by piece in a thread, under caps on the bytes and on the

@@ -186,7 +186,7 @@ def _judge_step(
     findings.add_step(session, key, "notary", before, _findings(records))
     if off or was_wrong:
         events.publish(session, FindingsChanged(key.run_id))
-    # Old reports are deleted; the first stays.
+    # Old reports are cleared; that of the first step stays.
     table = WeightsReport
     first = select(table.step).where(table.run_id == key.run_id).order_by(table.step).limit(1).scalar_subquery()
     old = (table.run_id == key.run_id, table.step < key.step - KEPT_STEPS, table.step > first)
