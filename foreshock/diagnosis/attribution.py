@@ -3,8 +3,8 @@
 A link is most of the mismatch if the lower end of its share's interval is above one half. If its share is above one
 half and the interval's lower end is not, the conclusion says how many more prompts would probably do.
 
-An exact divergence states a size and names no cause: its pair compares two replays with the same weights, which is one
-link of the chain and says nothing of the others.
+An exact divergence states a size and names no cause: it compares two replays with the same weights, which is one link
+of the chain and not the whole.
 """
 
 import math
@@ -21,9 +21,9 @@ from foreshock.scorers import TRAINER_REPLAY
 
 MAJORITY = 0.5
 MUCH_CANCELLATION = 1.2
-"""Σ E[d_link²]/E[d²] above which links are said to cancel; independent links have 1."""
+"""Σ E[d_link²]/E[d²] above which links are reported to cancel; independent links have 1."""
 
-# An estimate of more prompts than this says only that the data is far from enough.
+# A larger estimate only means that there is far too little data.
 _MOST_PROMPTS = 1_000_000
 
 
@@ -47,8 +47,8 @@ def conclude_links(document: AttributionDocument, so_far: Sequence[Conclusion]) 
 def prompts_needed(link: LinkRecord, prompt_groups: int) -> int | None:
     """Return how many prompts would put the lower end of the link's share above one half.
 
-    An estimate: the share stays, and the distance to the lower end falls with the square root of the number of prompts.
-    None if the share is not above one half or its interval is unknown.
+    The estimate assumes that the share stays the same and that the distance to the lower end falls with the square root
+    of the number of prompts. None if the share is not above one half or its interval is unknown.
     """
     reach, beyond = link.share - link.share_low, link.share - MAJORITY
     if not (beyond > 0 and reach > 0) or prompt_groups < 1:
@@ -184,7 +184,7 @@ def conclude_exact(document: AttributionDocument, found: Sequence[ExactOfLinkRec
 
 
 def _on_exact(document: AttributionDocument, exact: ExactOfLinkRecord) -> Conclusion:
-    # NaN if one is unknown.
+    # NaN if one of the two floors is unknown.
     floor = 0.5 * sum(_noise_floor(document, name) for name in (exact.target, exact.behaviour))
     if exact.tokens == 0:
         words = "no state has finite distributions of both scorers"

@@ -1,4 +1,4 @@
-"""The detectors' border: values that no arithmetic can bear are named, and reach no detector."""
+"""Input check of the detectors: values that their arithmetic cannot handle are reported and reach no detector."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foreshock.diagnosis.rule import Event
 RULE: Final = "value_refused"
 
 LARGEST: Final = 1e30
-"""A larger magnitude is a mistake or an overflow: squares and ratios of what is below are finite."""
+"""A larger magnitude is a mistake or an overflow: squares and ratios of smaller values are finite."""
 
 SMALLEST: Final = 1e-100
 """A smaller magnitude counts as 0."""
@@ -26,7 +26,7 @@ _NEVER_NEGATIVE: Final = frozenset({LENGTH_KEY, LONGEST_KEY, TRUNCATED_KEY, LEAR
 
 @dataclass(frozen=True, slots=True)
 class RefusedValues:
-    """Since when the alert is open, and the steps without a refused value since."""
+    """The step at which the open alert fired, and the number of steps since the last refused value."""
 
     fired_step: int | None = None
     clean: int = 0
@@ -37,8 +37,8 @@ def refuse_values(
 ) -> tuple[RefusedValues, dict[str, float], tuple[Event, ...]]:
     """Return the state after ``step``, the values that detectors may read, and the events.
 
-    Infinite values, magnitudes beyond `LARGEST` and negative lengths, fractions and learning rates are an
-    alert. NaN is a missing value, unless a trainer logged it as a scalar.
+    Infinite values, magnitudes beyond `LARGEST` and negative lengths, fractions and learning rates raise an alert. NaN
+    is a missing value, unless a trainer logged it as a scalar.
     """
     kept = {
         key: value if abs(value) >= SMALLEST else 0.0

@@ -15,7 +15,7 @@ LONGEST_LEAD = 200
 SHORTEST_LEAD = 3
 
 SMALL_PENALTY = 0.1
-"""Mean rewards down to its negative are those of a reward from 0 to 1 with small penalties, whose floor is 0."""
+"""If the lowest mean reward is at least −0.1, the reward counts as one from 0 to 1 with small penalties: floor 0."""
 
 BASELINE_OBSERVATIONS = 10
 """A run that collapses within so many observations has no baseline: its collapse is unusable for a lead time."""
@@ -47,7 +47,7 @@ def collapse_step(steps: Sequence[int], rewards: Sequence[float], floor: float) 
 
 
 def floor_of(lowest: float) -> float:
-    """Return the floor of rewards whose lowest is ``lowest`` if none is documented: 0, −1, or the lowest one."""
+    """Return the floor to assume if none is documented: 0, −1, or ``lowest``, the lowest reward."""
     if lowest >= -SMALL_PENALTY:
         return 0.0
     return -1.0 if lowest >= -1.0 else lowest

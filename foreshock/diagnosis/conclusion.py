@@ -19,7 +19,7 @@ ConclusionKind = Literal[
     "drift",
 ]
 
-# A link with one of these conclusions is named a cause by no later rule.
+# No later rule names a link with one of these conclusions a cause.
 _MARKS: frozenset[ConclusionKind] = frozenset({"environment-differs", "environment-unknown"})
 
 
@@ -27,8 +27,8 @@ _MARKS: frozenset[ConclusionKind] = frozenset({"environment-differs", "environme
 class Conclusion:
     """A sentence that the stored numbers support.
 
-    `link` is the comparison `target/behaviour` that it is about, if it is about one. `names_cause` is True only if the
-    sentence blames something.
+    `link` is the comparison `target/behaviour` that the sentence is about; None if it is about no single one.
+    `names_cause` is True only if the sentence blames something.
     """
 
     kind: ConclusionKind

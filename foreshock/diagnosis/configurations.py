@@ -1,11 +1,11 @@
-"""The recommendation of a configuration matrix: the change that lowers the mismatch most, with its price in time."""
+"""The recommendation from a configuration matrix: the change that lowers the mismatch most, with its price in time."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Of configurations whose k3 is within this factor of the lowest, the one that takes the least time is recommended.
+# Among configurations whose k3 is within this factor of the lowest, the fastest is recommended.
 NEARLY_LOWEST = 1.25
 
 
@@ -35,7 +35,7 @@ class MeasuredSetting:
 
 
 def recommend(measured: Sequence[MeasuredSetting]) -> str | None:
-    """Return the recommended change and its price, or that none is better; None without a baseline.
+    """Return a sentence: the recommended change and its price, or that none is better. None without a baseline.
 
     `measured` are settings of one comparison on one hardware. A setting is better if its interval is below that of
     the baseline.

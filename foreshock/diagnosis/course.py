@@ -1,7 +1,8 @@
-"""What the course of k3 over the steps tells: a jump in one step, a growth from the first step on, or none at all.
+"""Causes seen in k3 over the steps: a jump in one step, growth from the first step on, or no change since then.
 
-At a run's first step engine and trainer hold the same weights. A mismatch that is there from the start is not one of
-weights; one that starts at the floor and grows with every update looks like weights that do not arrive.
+At a run's first step engine and trainer hold the same weights. So stale weights do not explain a mismatch that is
+present from the start. One that starts at the floor and grows with every update looks like weights that do not reach
+the engine.
 """
 
 import math
@@ -20,17 +21,17 @@ FIRST_STEP = 1
 """The largest number that a run's first step may have."""
 
 FIRST_STEPS = 16
-"""Measured steps, from the run's first one on, that tell whether k3 grew from its start."""
+"""Number of measured steps, from the run's first one on, that show whether k3 grew from the start."""
 
-# A jump is this large, between levels of this many steps, and so many deviations of a step. A smaller k3 is ignored.
+# Least factor of a jump, least steps on either side, least deviations of one step. A k3 below the last is ignored.
 _LEAST_JUMP, _LEAST_SIDE, _DEVIATIONS, _LEAST_K3 = 1.5, 5, 6.0, 1e-4
-# A side may drift by this part of the jump.
+# The values on either side may drift by at most this fraction of the jump.
 _MOST_DRIFT = 0.35
 _LEAST_STEPS = 4
-# What grew since the first step is there as long as the newest values are not below this part of it.
+# Growth still counts while the median of the newest 5 values is at least half of the level that k3 grew to.
 _STILL_THERE, _NEWEST = 0.5, 5
 _HEALTHY_START, _GROWTH, _STATIC = 1e-3, 8.0, 1.6
-# These say nothing against numerics.
+# Other known causes already explain a k3 that is present since the first step.
 _OPEN = ("mismatch_everywhere", "no_reward_spread", "sampling_not_declared", "k3_per_entropy")
 
 
@@ -42,9 +43,9 @@ def causes_of_course(
     quantity: str = "k3",
     first: Mapping[int, float] | None = None,
 ) -> tuple[DiagnosisCause, ...]:
-    """Return what the values of k3 at ascending steps tell; `named` are the causes that are known from elsewhere.
+    """Return the causes seen in k3 at ascending steps; `named` are the causes already known from elsewhere.
 
-    A k3 up to `healthy_end` needs no cause; `quantity` is what the sentences call the values. `first` has the values
+    A k3 up to `healthy_end` needs no cause; `quantity` is the name of the values in sentences. `first` has the values
     of the run's first steps, if they are before `steps`.
     """
     at, logs = _known(zip(steps, k3, strict=True))
@@ -57,7 +58,7 @@ def causes_of_course(
 
 
 def _known(values: Iterable[tuple[int, float]]) -> tuple[list[int], NDArray[np.float64]]:
-    """Return the steps, and the logs, of values that have one."""
+    """Return the steps and the logs of the positive finite values."""
     known = [(step, value) for step, value in values if value > 0 and math.isfinite(value)]
     return [step for step, _ in known], np.log([value for _, value in known])
 
@@ -65,7 +66,7 @@ def _known(values: Iterable[tuple[int, float]]) -> tuple[list[int], NDArray[np.f
 def _jump(steps: Sequence[int], logs: NDArray[np.float64], quantity: str) -> DiagnosisCause | None:
     """Return a jump of k3 from one level to another between two neighbouring steps."""
     if logs.max() < math.log(_LEAST_K3) or np.ptp(logs) < math.log(_LEAST_JUMP):
-        # No level can be high enough, or far enough from another: most steps of healthy runs end here.
+        # No level is high enough, or no two are far enough apart: most steps of healthy runs return here.
         return None
     best: tuple[float, int] | None = None
     values: list[float] = logs.tolist()
@@ -79,14 +80,14 @@ def _jump(steps: Sequence[int], logs: NDArray[np.float64], quantity: str) -> Dia
     split = best[1]
     before, after, scatter = _levels(values, split)
     size = after - before
-    # The differences of neighbours, without that of the jump: a drift is no noise.
+    # From differences of neighbours, so that drift is not noise; the difference at the jump is left out.
     noise = 1.4826 * float(np.median(np.abs(np.delete(np.diff(logs), split - 1)))) / math.sqrt(2.0)
     large = abs(size) >= max(math.log(_LEAST_JUMP), _DEVIATIONS * noise, 2.5 * scatter)
     if not large or max(math.exp(before), math.exp(after)) < _LEAST_K3:
         return None
     if any(abs(_drift(side)) > _MOST_DRIFT * abs(size) for side in (logs[:split], logs[split:])):
         return None
-    # Both neighbours of the border are at their own level.
+    # The last value before the jump and the first one after it must be at the level of their side.
     if abs(logs[split - 1] - before) > 0.4 * abs(size) or abs(logs[split] - after) > 0.4 * abs(size):
         return None
     last, step, times = steps[split - 1], steps[split], math.exp(abs(size))
@@ -107,7 +108,7 @@ def _jump(steps: Sequence[int], logs: NDArray[np.float64], quantity: str) -> Dia
 
 
 def _since_jump(before: NDArray[np.float64], after: NDArray[np.float64]) -> str:
-    """Return whether the levels drift: stale weights go on rising after a jump, numerics do not."""
+    """Return a clause on drift: after a jump, k3 of stale weights keeps rising and that of numerics does not."""
     drift = _drift(after)
     if abs(drift) >= math.log(_LEAST_JUMP):
         newest = math.exp(float(np.median(after[-max(1, after.size // 3) :])))
@@ -116,7 +117,8 @@ def _since_jump(before: NDArray[np.float64], after: NDArray[np.float64]) -> str:
 
 
 def _levels(values: list[float], split: int) -> tuple[float, float, float]:
-    """Return the medians before and from `split` on, and the mean distance of the values from that of their side."""
+    """Return the medians before and from `split` on, and the mean distance of the values from the median of their
+    side."""
     before, after = median(values[:split]), median(values[split:])
     distance = sum(abs(value - before) for value in values[:split]) + sum(
         abs(value - after) for value in values[split:]
@@ -138,7 +140,7 @@ def _since_start(
     healthy_end: float,
     quantity: str,
 ) -> DiagnosisCause | None:
-    """Return that k3 is there since the first step, or that it grew since then; None if the first step is unknown."""
+    """Return the cause if k3 is constant or grew since the first step; None otherwise or if that step is unknown."""
     steps = [*first_steps, *newest_steps]
     if steps[0] > FIRST_STEP:
         return None

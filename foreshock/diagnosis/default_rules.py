@@ -1,6 +1,6 @@
-"""The rules that every run is watched with, each with its texts and the source of its threshold.
+"""The default rules of every run, each with its texts and the source of its threshold.
 
-To add a rule, add it here or to `mismatch_rules.py`: alerts, pages, the exporter and the API read all of it from the
+To add a rule, add it here or to `mismatch_rules.py`: alerts, pages, the exporter and the API read everything from the
 rule. Thresholds that are healthy ranges come from `foreshock.ranges`.
 """
 

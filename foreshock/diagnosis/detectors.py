@@ -63,13 +63,13 @@ RATE_UNIT_BITS = 120
 """Σ η is kept in units of 2⁻¹²⁰: sums of integers do not depend on how the steps between two values are grouped."""
 
 LARGEST_RATE = 1e6
-"""A larger learning rate is a mistake of the log."""
+"""A larger learning rate is a logging mistake and counts as this."""
 
 _OWN_KEYS = frozenset({
     LENGTH_KEY, LONGEST_KEY, TRUNCATED_KEY, REWARD_KEY, LEARNING_RATE_KEY, *LAG_KEYS, K3, UPDATE_KEY, LAST_STEP_KEY,
     TOKENS_KEY,
 })  # fmt: skip
-"""The quantities that the detectors read beside those of the rules."""
+"""The quantities that the detectors read in addition to those of the rules."""
 
 WATCHING_REASONS: Mapping[Watching, str] = {
     "warming": "There are too few steps for a baseline yet.",
@@ -106,7 +106,7 @@ class WarningConfiguration:
     """The rules that hold from some step on, the newest change last."""
 
     def rules_at(self, step: int) -> tuple[ThresholdRule, ...]:
-        """Return the rules that hold at a step: those of the newest change whose first step it is not before."""
+        """Return the rules that hold at a step: those of the newest change that starts at or before it."""
         change = self._change_at(step)
         return self.rules if change is None else change.rules
 
@@ -116,7 +116,8 @@ class WarningConfiguration:
         return self.schedule if change is None else change.schedule
 
     def loop_at(self, step: int) -> LoopSettings:
-        """Return the loop's settings at a step; rules that leave the set point alone have that of the kind of model."""
+        """Return the loop's settings at a step; a change that leaves a set point at its default keeps that of the kind
+        of model."""
         change = self._change_at(step)
         if change is None:
             return self.loop
@@ -134,7 +135,8 @@ class WarningConfiguration:
     def for_model(cls, model_kind: ModelKind | None) -> WarningConfiguration:
         """Return the configuration for a kind of model; None: unknown.
 
-        The loop's set points were tuned on dense models. Those of another kind are as far from them as its range of k3.
+        The loop's set points were tuned on dense models. For another kind they are scaled by the ratio of its k3 range
+        to that of dense models.
         """
         ranges = [required_range("k3_kl", kind).warning or 1.0 for kind in (model_kind, None)]
         loop = replace(
@@ -158,7 +160,7 @@ class ClosedStep:
     """The values of one closed step by ``comparison:measure``: ``rollout:response_length_mean`` (tokens),
     ``trainer/rollout:k3_kl`` (nats per token), ``scalars:grad_norm``. Missing values are absent or NaN.
 
-    ``rebaseline``: a change was announced at this step, so that earlier values are no baseline of it."""
+    ``rebaseline``: a change was announced at this step, so baselines start again."""
 
     step: int
     values: Mapping[str, float]
@@ -268,7 +270,7 @@ def advance(
     rate = finite_or_none(values.get(LEARNING_RATE_KEY))
     units = state.rate_units
     if rate is not None:
-        # The steps since the last one had the rate of this one.
+        # Assume this step's rate for all steps since the previous one.
         steps = 1 if state.step is None else step - state.step
         units = (units or 0) + steps * int(math.ldexp(min(rate, LARGEST_RATE), RATE_UNIT_BITS))
     total = None if units is None else units / 2**RATE_UNIT_BITS
@@ -290,7 +292,7 @@ def _reading(step: int, values: Mapping[str, float], rules: RulesState, of_step:
 
 
 def stop(state: WarningState, step: int, error: Exception) -> tuple[WarningState, tuple[Event, ...]]:
-    """Return the state of a run whose detectors raised at ``step``, and the event that says so."""
+    """Return the state of a run whose detectors raised at ``step``, and the event that reports it."""
     event = Event(
         rule="detection_stopped",
         step=step,

@@ -1,8 +1,8 @@
-"""The one judge: what is known of a run becomes its diagnosis.
+"""Make the one diagnosis of a run from its history.
 
 `diagnose` is pure: equal histories give equal diagnoses, in whatever order the data arrived. The verdict is the gravest
-open alert. "Healthy" is said only if no alert above info is open and enough was measured; else it is "unknown", and
-`missing` says what is missing.
+open alert. It is "healthy" only if no alert above info is open and enough was measured. If too little was measured it
+is "unknown", and `missing` lists what is missing.
 """
 
 import math
@@ -26,7 +26,7 @@ from foreshock.ranges import required_range
 from foreshock.severity import Severity, severity_rank
 
 JUDGE_VERSION: Final = "6"
-"""Grows with each change of what is said, so that stored diagnoses are computed again."""
+"""Increased with each change of the text or the judgement, so that stored diagnoses are computed again."""
 
 LEAST_MEASURED_STEPS: Final = 5
 """With fewer steps that have both log-probs, a run is not called healthy: most rules need so many in a row."""
@@ -35,19 +35,20 @@ LEAST_MEASURED_TOKENS: Final = 1000
 """With fewer measured tokens in the newest steps, a run is not called healthy."""
 
 NEWEST_STEPS: Final = 10
-"""Newest values that "now" is."""
+"""Number of newest values that represent "now"."""
 
 WINDOW_STEPS: Final = 64
-"""Newest steps of a history: as many as the detector of falls takes its noise from."""
+"""Number of newest steps in a history."""
 
 LEAST_REWARDS: Final = 15
-"""With fewer values of the reward it is not said that it has not fallen: no fall could have been found."""
+"""With fewer rewards the headline does not say "has not fallen": the detector could not have found a fall."""
 
 LITTLE_RECOVERY: Final = 0.25
-"""Of a fall, this part of which is made up for, the level that was found is told beside the present one."""
+"""If more than this fraction of a fall has been recovered, the headline gives both the level found and the present
+one."""
 
 LITTLE_FALL: Final = 0.1
-"""A reward this part of the way from its best to the floor "has not fallen"."""
+"""A reward that is at most this fraction of the way from its best to the floor "has not fallen"."""
 
 REWARD_RULES: Final = frozenset({FALL_RULE, COLLAPSE_RULE})
 
@@ -61,17 +62,17 @@ NOT_MEASURED: Final = frozenset(
         "shifted_log_probs",
     }
 )
-"""Causes with which k3, however small, is not the mismatch."""
+"""With one of these causes k3 is not the mismatch, however small it is."""
 
 MOST_TOLD: Final = 2
-"""Causes that a headline names."""
+"""Largest number of causes in a headline."""
 
 _YIELDS: Final[Mapping[str, Collection[str]]] = {
     "mismatch_everywhere": ("static_mismatch", "weights_not_delivered"),
     "temperatures_differ": ("raw_log_probs",),
     "mean_ratio": ("temperatures_differ", "raw_log_probs"),
 }
-"""Causes that others of the same data say more of."""
+"""Cause → the causes that replace it, since they say more about the same data."""
 
 _SAID_BY: Final[Mapping[str, Collection[str]]] = {
     "log_probs_not_finite": ("placeholder_log_probs", "non_finite_log_probs")
@@ -84,7 +85,7 @@ _MOST_EVENTS = 50
 
 @dataclass(frozen=True, slots=True)
 class PastAlert:
-    """An alert as it is stored, except retracted ones; `is_open`: open or acknowledged."""
+    """A stored alert that is not retracted; `is_open`: open or acknowledged."""
 
     rule: str
     severity: Severity
@@ -98,7 +99,7 @@ class PastAlert:
 
     @property
     def onset(self) -> int:
-        """The step at which it began, as far as a detector dated it; else the step at which it fired."""
+        """The step at which it began if a detector dated it, else the step at which it fired."""
         return min(int(self.evidence.get("onset_step", self.step)), self.step)
 
 
@@ -131,13 +132,13 @@ class AwaitedShards:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What is known of a run: plain data, of its newest steps.
+    """What is known of a run's newest steps, as plain data.
 
     `k3` is that of trainer/rollout, with `tokens` and `lags` at the same steps; `reported_k3` is the newest one that
     the trainer reports, if no step has both log-probs. `first_k3`, with `first_lags`, is that of the run's first steps,
     if they are not among the newest. `reward` and `length` are means of a step. `newest_step` is the newest one with
-    rollouts. `causes` are what the lint and the probes name, the lint's in the order of its catalogue; the evidence of
-    a probe's has its `step`. `undeclared` is what must be declared before the lint can tell more.
+    rollouts. `causes` come from the lint, in the order of its catalogue, and from probes, whose evidence has a `step`.
+    `undeclared` is what must be declared before the lint can find more.
     """
 
     alerts: tuple[PastAlert, ...] = ()
@@ -168,11 +169,11 @@ class History:
 
 
 def diagnose(history: History) -> Diagnosis:
-    """Return the diagnosis; its revision and time are those of storing it."""
+    """Return the diagnosis, without the revision and time that it gets when it is stored."""
     alerts = sorted(history.alerts, key=lambda each: (each.onset, each.step, severity_rank(each.severity), each.rule))
     grave = [each for each in alerts if each.is_open and each.severity in ("critical", "warning")]
     if any(each.rule == COLLAPSE_RULE for each in grave):
-        # One fall, one story.
+        # A collapse of the reward replaces the fall that preceded it.
         grave = [each for each in grave if each.rule != FALL_RULE]
     named = {each.name for each in history.causes}
     causes = _causes((*history.causes, *_of_course(history, named)), history)
@@ -197,7 +198,7 @@ def diagnose(history: History) -> Diagnosis:
     else:
         verdict = "healthy"
         reward = _reward_clause(history, alerts) or "no reward is logged"
-        # Where a healthy mismatch comes from, as a probe says, is no objection.
+        # A probe's cause only says where a healthy mismatch comes from: no objection.
         objections = _told([each for each in told if each.source != "probe"])
         headline = f"Healthy: {'; '.join((_k3_clause(history), reward, *(f'but {each}' for each in objections)))}."
     return Diagnosis(
@@ -213,7 +214,7 @@ def diagnose(history: History) -> Diagnosis:
 
 
 def _told_first(alert: PastAlert) -> tuple[int, int, bool]:
-    """Return the order of a headline's alerts: the oldest first, and of one step those that are easy to read."""
+    """Return the sort key of a headline's alerts: the oldest first, then those that are easy to read."""
     return alert.step, alert.onset, not alert.rule.startswith(("mismatch", "multiplicative_error"))
 
 
@@ -224,7 +225,8 @@ def _told(causes: Sequence[DiagnosisCause], said: Collection[str] = ()) -> list[
 
 
 def _of_alerts(first: PastAlert, grave: Sequence[PastAlert], history: History, causes: Sequence[DiagnosisCause]) -> str:
-    """Return what the oldest open alert of the worst severity says, what belongs to it, and what the data show."""
+    """Return the clauses of a headline: the oldest open alert of the worst severity, a fall of the reward, shown
+    causes."""
     clauses = [_clause(first, history)]
     fall = next((each for each in grave if each.rule in REWARD_RULES and each is not first), None)
     if fall is not None and first.rule not in REWARD_RULES:
@@ -238,9 +240,9 @@ def _of_alerts(first: PastAlert, grave: Sequence[PastAlert], history: History, c
 
 
 def _clause(alert: PastAlert, history: History) -> str:
-    """Return the first sentence of an alert's reason as a part of another one, with where it began.
+    """Return the first sentence of an alert's reason as a clause, with the step at which it began.
 
-    Of a fall the newest reward is told.
+    The clause of a fall gives the newest reward.
     """
     began = f" (from step {alert.onset} on, found at {alert.step})" if alert.onset < alert.step else ""
     if alert.rule in REWARD_RULES and history.reward.values and "before" in alert.evidence:
@@ -252,7 +254,7 @@ def _clause(alert: PastAlert, history: History) -> str:
 
 
 def _fall_in_words(evidence: Mapping[str, Any], now: float) -> tuple[str, str]:
-    """Return a fall up to now; if a part of it is made up for, up to where it was found, and what the reward is now."""
+    """Return clauses on a fall and on the reward now; the second is empty unless a part of the fall is recovered."""
     before, found = float(evidence["before"]), float(evidence.get("now", now))
     is_recovering = now - found > LITTLE_RECOVERY * (before - found)
     fell = f"the reward fell from {reward_number(before)} to {reward_number(found if is_recovering else now)}"
@@ -276,7 +278,7 @@ def _missing(
 ) -> tuple[list[MissingData], list[MissingData]]:
     """Return what must be known before a run is called healthy, then what else is missing.
 
-    `is_judged`: an alert is open, for which too few data do not matter.
+    `is_judged`: an alert is open, so too little data blocks nothing.
     """
     blocking = []
     lesser = [_waits(each) for each in sorted(history.awaited, key=lambda each: each.step)]
@@ -299,7 +301,7 @@ def _missing(
 def _untold(
     history: History, alerts: Sequence[PastAlert], causes: Sequence[DiagnosisCause], is_judged: bool
 ) -> list[MissingData]:
-    """Return the one thing that the closed steps must tell before a run is called healthy; empty if they do."""
+    """Return the first thing that closed steps lack before a run can be called healthy; empty if they lack nothing."""
     copied = next((each for each in alerts if each.rule == "scores_identical" and each.is_open), None)
     advice = "Log rollout_log_probs and trainer_log_probs of the same tokens."
     measured, tokens = len(history.k3.steps), sum(history.tokens[-NEWEST_STEPS:])
@@ -349,7 +351,7 @@ def _waits(awaited: AwaitedShards) -> MissingData:
 
 
 def _k3_now(history: History) -> float:
-    """Return the mean over the tokens of the newest steps."""
+    """Return the mean k3 over the tokens of the newest steps."""
     values, tokens = history.k3.values[-NEWEST_STEPS:], history.tokens[-NEWEST_STEPS:]
     whole = sum(tokens)
     pairs = zip(values, tokens, strict=True)
@@ -357,7 +359,7 @@ def _k3_now(history: History) -> float:
 
 
 def _judged_k3(history: History) -> float:
-    """Return what the rules compare with the range: k3 at lag 0 if lags are mixed."""
+    """Return the k3 that rules compare with the range, at lag 0 if lags are mixed; −inf if there is none."""
     levels = history.newest_lags
     if levels.hides_numerics:
         return -math.inf
@@ -375,9 +377,9 @@ def _k3_clause(history: History) -> str:
 
 
 def _of_course(history: History, named: Collection[str]) -> tuple[DiagnosisCause, ...]:
-    """Return what the course of k3 tells: of the tokens at lag 0 if lags are mixed, as a mix of lags has no course.
+    """Return the causes seen in k3 over the steps; if lags are mixed, in k3 of the tokens at lag 0.
 
-    At one lag other than 0 only a jump tells something: staleness may be there from the first step on.
+    If all tokens are at one lag other than 0, only a jump is a cause: staleness may be present from the first step on.
     """
     lags = {lag for each in history.lags for lag in each.tokens}
     end = history.healthy_end
@@ -398,7 +400,7 @@ def _at_lag_zero(steps: Sequence[int], lags: Sequence[StepLags]) -> dict[int, fl
 
 
 def _reward_clause(history: History, alerts: Sequence[PastAlert]) -> str:
-    """Return what the reward is; that it has not fallen only if no alert and no level says otherwise."""
+    """Return a clause on the reward: "has not fallen" only if no alert is open and its level is near the best."""
     reward = history.reward
     if not reward.values:
         return ""
@@ -414,14 +416,14 @@ def _reward_clause(history: History, alerts: Sequence[PastAlert]) -> str:
 
 
 def _is_current(cause: DiagnosisCause, history: History) -> bool:
-    """Return whether a cause is of the history's steps: not what a probe said of a step before them."""
+    """Return whether a cause applies to the history's steps; a probe's cause of an earlier step does not."""
     step = cause.evidence.get("step") if cause.source in _PROBES else None
     return step is None or not history.k3.steps or step >= history.k3.steps[0]
 
 
 def _causes(found: Sequence[DiagnosisCause], history: History) -> tuple[DiagnosisCause, ...]:
-    """Return the causes, those that are shown first, the lint's in their order; a probe's replaces what only looks
-    like one."""
+    """Return the causes, shown ones first, the lint's in their order. A cause that a probe shows replaces possible
+    ones."""
     probed = any(each.source in _PROBES and each.certainty == "shown" and _is_current(each, history) for each in found)
     names = {each.name for each in found}
     kept = [
@@ -435,8 +437,8 @@ def _causes(found: Sequence[DiagnosisCause], history: History) -> tuple[Diagnosi
 def _next_steps(
     grave: Sequence[PastAlert], causes: Sequence[DiagnosisCause], missing: Sequence[MissingData]
 ) -> tuple[str, ...]:
-    """Return what to do, the same advice once: of a critical fall of the reward, of the causes, of the other alerts,
-    the gravest first, then of what is missing."""
+    """Return what to do, each advice once: first for a collapse of the reward, then for the causes, for the other
+    alerts (the gravest first) and for what is missing."""
     ordered = sorted(grave, key=lambda each: (severity_rank(each.severity), each.step, each.rule))
     found = [each.what_to_do for each in ordered if each.rule == COLLAPSE_RULE]
     found += [each.what_to_do for each in causes]

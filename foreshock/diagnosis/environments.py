@@ -1,11 +1,11 @@
-"""Conclusions on the environments of scores: where a replay ran elsewhere than the run, and what that explains.
+"""Conclusions on environments: which replays ran in another environment than the run, and what that explains.
 
 A link that is not 0 contains the difference between the environments of its ends. If they differ, or one is unknown, no
 cause is named for it. Three kinds of evidence clear a link:
 
 - it is equal bit for bit, whatever the fingerprints say;
-- at another probed step it is 0 within rounding, in the same environments: a difference of environments would be there
-  at every step;
+- at another probed step it is 0 within rounding, in the same environments: a difference of environments would show at
+  every step;
 - it compares engine and trainer, and each end is in the run's own environment of that side, or both ends are in one
   environment: then it contains no difference that the run does not have. Its share is that of the run's own d.
 """
@@ -22,8 +22,8 @@ from foreshock.scorers import SCORERS
 
 ZERO_K3 = 1e-13
 """The k3 in nats up to which a link counts as 0 within rounding: an rms difference of 4.5e-7. A replay in the run's own
-environment has 0 to 4e-14. The shipped run's checkpoints in two environments: at least 2.8e-12 in bfloat16 (up to
-2.7e-5, and up to 3e5 times more at one step than at another)."""
+environment has 0 to 4e-14. Between two environments the shipped run's checkpoints have 2.8e-12 to 2.7e-5 in bfloat16,
+at one step up to 3e5 times more than at another."""
 LEAST_K3 = 1e-5
 LEAST_GROWTH = 1e4
 """A link has grown from 0 if its k3 is at least LEAST_K3 and LEAST_GROWTH times that of the other step. Two
@@ -34,7 +34,7 @@ _ATTRIBUTES = {"rollout": "engine_fingerprint", "trainer": "trainer_fingerprint"
 
 
 def conclude_environments(document: AttributionDocument, others: Sequence[AttributionDocument]) -> list[Conclusion]:
-    """Return what differs between the environments of each link's ends, and what replays in two of them show.
+    """Return what differs between the environments of each link's ends, and what replays in two environments show.
 
     `others` are the attributions of the run's other probed steps.
     """
@@ -68,11 +68,11 @@ def _differences(document: AttributionDocument, earlier: str, later: str) -> tup
     environments = {name: _environment(read) for name, read in document.environments.items() if read is not None}
     before, after = environments.get(earlier), environments.get(later)
     if SCORERS[earlier].side == SCORERS[later].side:
-        # A trainer of another engine than the replay's is the subject of its link; an engine's replay is of the same.
+        # If trainer and replay use different engines, that difference is the subject of the link.
         is_other_trainer = "trainer" in (earlier, later) and before and after and before.engine != after.engine
         return differences(before, after, same_engine=not is_other_trainer)
     for name, environment in ((earlier, before), (later, after)):
-        # The hardware that the run used for that side of the chain.
+        # The run's own environment for that side of the chain.
         own = environments.get("rollout" if SCORERS[name].side == "engine" else "trainer")
         if differences(own, environment, same_engine=False):
             return differences(before, after, same_engine=False)
@@ -86,9 +86,8 @@ def _environment(record: EnvironmentRecord) -> Environment:
 def _step_without(
     document: AttributionDocument, link: LinkRecord, others: Sequence[AttributionDocument]
 ) -> tuple[int, float] | None:
-    """Return the probed step of this attempt at which the link is 0 in the same environments, if it is not 0 now.
-
-    With the link's k3 there. Of several, the one with the least k3.
+    """Return the step and k3 at which the link was 0 in the same environments, in this attempt, if it has grown since.
+    Of several such steps, the one with the least k3; None without one.
     """
     found = [
         (other.step, each.k3_kl)
@@ -164,5 +163,5 @@ def _place(name: str, other: str) -> str:
 
 
 def _share(link: LinkRecord) -> str:
-    """Return the link's share in words; none if links cancel so that it is no part of the whole."""
+    """Return the link's share in words; empty if it is not from 0 to 1 because links cancel."""
     return f" ({percent(link.share)} of the difference)" if 0.0 <= link.share <= 1.0 else ""

@@ -1,4 +1,4 @@
-"""What healthy ranges are compared with at a step: the same tokens as the rules with these ranges judge."""
+"""The values of a step that healthy ranges are compared with, over the same tokens as the rules with these ranges."""
 
 from __future__ import annotations
 

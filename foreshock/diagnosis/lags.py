@@ -2,7 +2,7 @@
 
 At lag 0 trainer and engine hold the same weights: what differs is numerics. Tokens of older weights differ more, in a
 healthy run too, and by how much depends on the lag. So k3 is judged at lag 0, and every other lag against its own
-baseline of the run. Other quantities are known of whole steps only.
+baseline of the run. Other quantities are known only for whole steps.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ TOKENS_KEYS: Final = {lag: f"{TRAINER_ROLLOUT}:{each.column}" for lag, each in z
 LAG_KEYS: Final = (LAG_KEY, *K3_KEYS.values(), *TOKENS_KEYS.values())
 
 NEARLY_ALL: Final = 0.99
-"""A step with this share of its tokens at lag 0 is one at lag 0: the others change its means by little."""
+"""A step with this share of its tokens at lag 0 counts as lag 0: the other tokens hardly change its means."""
 
 MIXED: Final = "mixed"
-"""The name of the lag of a step with tokens at lag 0 and at others, and a mean that rounds to 0."""
+"""The lag of a step whose mean lag rounds to 0, but whose share of tokens at lag 0 is below NEARLY_ALL."""
 
 
 KNOWN_BY_LAG: Final = frozenset({K3, K3_PER_ENTROPY})
-"""Quantities of which each lag of a step has a value; others are known of whole steps only."""
+"""Quantities with a value for each lag of a step; others are known only for whole steps."""
 
 NEWEST: Final = "newest"
-"""In the name of a baseline, instead of the lag: the newest value of a reference."""
+"""Stands for the lag in the name of a baseline that is the newest value of a reference."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepLags:
     """The lags of a step: the tokens and k3 (nats) at each lag that has tokens, and one name for all of them.
 
-    Without tokens by lag (no versions logged, scalars only, steps of an earlier release) the mean lag is all that is
-    known, and no lag at all is lag 0.
+    Without tokens by lag (no versions logged, scalars only, steps of an earlier release) only the mean lag is known; if
+    that is unknown too, the step counts as lag 0.
     """
 
     name: str
@@ -80,7 +80,7 @@ class StepLags:
         return finite_or_none(self.k3[AT_LAG_ZERO]) if enough else None
 
     def share(self, lags: Sequence[str]) -> float:
-        """Return the share of the step's tokens that these lags have; NaN if it is not known."""
+        """Return the share of the step's tokens at these lags; NaN if it is unknown."""
         return sum(self.tokens[lag] for lag in lags) / sum(self.tokens.values()) if self.tokens else math.nan
 
 
@@ -119,7 +119,7 @@ class LagLevels:
 
     @property
     def are_nearly_all_fresh(self) -> bool:
-        """Whether ranges of measures that are known of all tokens only hold: nearly all tokens are at lag 0."""
+        """Whether nearly all tokens are at lag 0, so that ranges hold for means over all tokens."""
         return self.tokens.get(AT_LAG_ZERO, 0.0) >= NEARLY_ALL * sum(self.tokens.values())
 
     def in_words(self, mean: float, when: str) -> str:
@@ -132,7 +132,7 @@ class LagLevels:
         )
 
     def untold(self, mean: float) -> str:
-        """Return that numerics cannot be told from staleness, with k3 at each lag, as clauses."""
+        """Return clauses: that numerics cannot be told from staleness, and k3 at each lag."""
         at_zero = int(self.tokens.get(AT_LAG_ZERO, 0))
         few = f"only {at_zero} tokens are" if at_zero else "no token is"
         levels = ", ".join(
@@ -157,9 +157,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What is compared with a threshold; `lags` are those of the tokens, if they are only a part of the step's.
+    """A value that is compared with a threshold; `lags` are those of its tokens, if they are only a part of the step's.
 
-    `lag` is the name of the step's lag, `elsewhere` the value at lag 0 if other lags are judged.
+    `lag` is the name of the value's lag, `elsewhere` the value at lag 0 if other lags are judged.
     """
 
     value: float
@@ -200,7 +200,8 @@ def name_of_baseline(rule: ThresholdRule, lag: str) -> str:
 
 
 def judge(rule: ThresholdRule, parts: Sequence[Part], baselines: Mapping[str, Baseline]) -> Judged | None:
-    """Return what is judged of a step: its tokens at lag 0, or all others if these are further beyond."""
+    """Return the value that is judged: of the tokens at lag 0, or of all others if it is further beyond its
+    threshold."""
     judged = [
         each
         for part in parts
@@ -223,7 +224,7 @@ def _judge_part(rule: ThresholdRule, part: Part, baseline: Baseline | None) -> J
     if rule.key.endswith("@baseline"):
         if baseline is None or not baseline.ready:
             return None
-        # Both must be beyond: a baseline never changes, and the alert is over when the values are back.
+        # Both must be beyond: the baseline never changes, so the alert ends when the values are back.
         measured = min(baseline.level, measured)
     if threshold is None:
         return None
@@ -233,7 +234,7 @@ def _judge_part(rule: ThresholdRule, part: Part, baseline: Baseline | None) -> J
 
 
 def _together(stale: Sequence[Judged]) -> Judged:
-    """Return several lags as one: means over their tokens, of the values and of each lag's own threshold."""
+    """Return several lags as one: means over their tokens, both of the values and of the thresholds."""
     tokens = sum(each.tokens for each in stale)
     value, measured, threshold, level = (
         sum(getattr(each, name) * each.tokens for each in stale) / tokens

@@ -2,12 +2,13 @@
 
 A mean over few tokens is beyond a threshold by chance. The numbers are the least of 30, 100, 300 and 1,000 tokens at
 which fewer than 1 in 100 healthy steps are beyond the rule's threshold: steps of so many tokens were drawn from the
-steps 1 to 80 of the healthy recorded run (110,401 tokens). k3 at a tenth of its range, 5 times its mean, is beyond in
-2.0 % at 30 tokens and in 0.8 % at 100; the others in at most 0.3 % at 30. The steps 81 to 160 are locked:
-`tests/foreshock/diagnosis/test_least_tokens.py` reads them, and all hold.
+steps 1 to 80 of the healthy recorded run (110,401 tokens). With 30 tokens k3 is beyond a tenth of its range (5 times
+its mean) in 2.0 % of the steps, with 100 in 0.8 %; the others with 30 in at most 0.3 %. Steps 81 to 160 are locked:
+`tests/foreshock/diagnosis/test_least_tokens.py` reads them, and all pass.
 
-Of entropy 100 is a choice: the recorded run logs none, and −log μ in its place held on the tuning steps (0.0 % at a
-fifth of its mean) and not on the locked ones (15 %, at a mean of 0.04). So is that of the surprisal and the advantages.
+For entropy, 100 is our choice: the recorded run logs none, and −log μ in its place passed on the tuning steps (0.0 % at
+a fifth of its mean) and failed on the locked ones (15 %, at a mean of 0.04). Those for surprisal and advantages are
+choices too.
 """
 
 from typing import Final

@@ -13,7 +13,7 @@ LEAST_REFERENCE = 10
 """Values of k3 before the onset that its own baseline needs."""
 
 CLEAR_ORDER = 3
-"""Steps between two onsets that can be told apart: each is dated to one or two."""
+"""Least steps between two onsets whose order is known: each onset is exact to one or two steps."""
 
 
 def mismatch_at_fall(
@@ -21,10 +21,10 @@ def mismatch_at_fall(
 ) -> dict[str, float | int | str]:
     """Return k3 before, at and after the onset of a fall, the run's own baseline and range, and which came first.
 
-    The baseline is the median of the first half of the values before the onset (at least ten), the range that of
-    medians of three of them. k3 rises at the first such median that is twice the baseline and above the range, and
-    whose successors stay so. ``first`` is "mismatch", "reward", "together", "no rise", "zero" or "unknown"; "zero": k3
-    is exactly 0 in all steps, as of log-probs that are copies.
+    The baseline is the median of the first half of the values before the onset (at least ten), the range that of their
+    medians of three. k3 rises at the first median of three that is above twice the baseline and above the range, if all
+    later ones are too. ``first`` is "mismatch", "reward", "together", "no rise", "zero" or "unknown"; "zero": k3 is
+    exactly 0 in all steps, as with copied log-probs.
     """
     known = [(place, each) for place, each in enumerate(mismatch) if each is not None]
     before = [value for place, value in known if place < onset]
@@ -53,7 +53,7 @@ def mismatch_at_fall(
         lasting -= 1
     if lasting == len(risen):
         return found | {"first": "no rise"}
-    # The first of the three values that is above: the median is above one value after k3 is.
+    # The first of the three values that is above: the median follows k3 by one value.
     place = known[lasting + len(levels)][0]
     place = next(at for at, value in known if at >= place and value > above)
     found["k3_onset_step"] = steps[place]

@@ -1,6 +1,6 @@
 """Rules on how far π and μ are apart: k3, k3 / entropy, |d| at low probability, χ² both ways, the trainers' measures.
 
-They pool steps: a step of a few prompts says little, and healthy k3 changes tenfold between two of them.
+They pool steps: a step of a few prompts says little, and healthy k3 changes tenfold between two such steps.
 """
 
 import math
@@ -27,7 +27,7 @@ PROBE = "Probe a step that has a checkpoint and read its attribution, which says
 LOWER = "Lower the learning rate. Find the cause with a probe before you raise it again."
 
 range_rule = partial(ThresholdRule, lag_zero_only=True, what_to_do=PROBE)
-"""A rule on a healthy range: ranges hold at lag 0, and whatever is beyond one needs a cause."""
+"""A rule on a healthy range: ranges hold at lag 0, and a value beyond one calls for a probe."""
 
 _MODELS: Final[Mapping[ModelKind | None, str]] = {
     "dense": "a dense model",
@@ -100,7 +100,7 @@ def _rising_k3_rules(k3: HealthyRange, model: str) -> tuple[ThresholdRule, ...]:
         ThresholdRule(
             name="mismatch_rise",
             key=K3,
-            # A tenth of the healthy end: below it a fivefold rise is within every healthy run.
+            # A tenth of the healthy range's end: below it a fivefold rise occurs in every healthy run.
             absolute=warning / 10,
             relative=5.0,
             severity="warning",

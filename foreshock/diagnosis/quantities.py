@@ -1,7 +1,7 @@
-"""The names that trainers log, and the quantity of the detectors that each one is. Backtests and the service read it.
+"""The names that trainers log, and the detectors' quantity for each. Backtests and the service read this table.
 
-A quantity is `comparison:measure`, such as `rollout:response_length_mean`. A run may declare other names of its own
-scalars: a declared quantity has that name alone.
+A quantity is `comparison:measure`, such as `rollout:response_length_mean`. A run may declare other names for its
+scalars: a declared quantity is read from that name only.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ SCALARS = "scalars"
 """The first part of a quantity that only scalars have, such as `scalars:grad_norm`."""
 
 # Quantity → names, the preferred one first: verl's, TRL's, slime's, prime-rl's, NeMo-RL's and those of plain CSV files.
-# verl's chi2_token has another definition (ρ² − 1), so that it is no name of `chi2_token`.
+# verl's chi2_token has another definition (ρ² − 1), so it is not a name of `chi2_token`.
 NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     LENGTH_KEY: (
         "response_length/mean", "response_length_mean", "response_length", "completions/mean_length",
@@ -70,7 +70,7 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 STEP_NAMES = (
     "step", "Step", "global_step", "training/global_step", "train/global_step", "rollout/step", "train/step", "_step",
 )  # fmt: skip
-"""The first one counts: `_step` of W&B is the trainer's only where nothing else is logged."""
+"""The first one present counts: `_step` of W&B is the trainer's step only if nothing else is logged."""
 
 _PREFIX = "train/"
 _QUANTITIES: Final[Mapping[str, tuple[str, int]]] = {
@@ -104,7 +104,7 @@ def quantity_named(name: str) -> str | None:
 
 
 def names_of(quantities: Iterable[str], declared: Mapping[str, str] = _NOTHING) -> tuple[str, ...]:
-    """Return every scalar's name that is one of the quantities, of each quantity the preferred name first."""
+    """Return all scalar names of the quantities, the preferred name of each quantity first."""
     chosen = _declared_by_quantity(declared)
     taken = frozenset(chosen.values())
     names: dict[str, None] = {}
@@ -112,7 +112,7 @@ def names_of(quantities: Iterable[str], declared: Mapping[str, str] = _NOTHING) 
         if quantity in chosen:
             names[chosen[quantity]] = None
             continue
-        # A rule on a scalar reads it, also if the run declares it as another quantity.
+        # A rule on a scalar reads it even if the run declares it as another quantity.
         others = frozenset() if quantity.startswith(f"{SCALARS}:") and quantity not in NAMES else taken
         for name in (quantity, *NAMES.get(quantity, ()), quantity.partition(":")[2]):
             names |= dict.fromkeys(each for each in (name, f"{_PREFIX}{name}") if each not in others)
@@ -123,7 +123,7 @@ Value = TypeVar("Value")
 
 
 def preferred_values(scalars: Mapping[str, Mapping[int, Value]], names: Sequence[str]) -> dict[int, Value]:
-    """Return step → value, in order of steps: that of the first of `names` that has one there.
+    """Return step → value, steps ascending; at each step the first of `names` that has a value counts.
 
     `scalars`: name → step → value. `names`: those of one quantity, as `names_of` gives them.
     """
@@ -136,11 +136,11 @@ def preferred_values(scalars: Mapping[str, Mapping[int, Value]], names: Sequence
 def quantities_of(
     scalars: Mapping[str, float], declared: Mapping[str, str] = _NOTHING, quantities: Collection[str] = ()
 ) -> dict[str, float]:
-    """Return the values by the detectors' quantities; of several names of one quantity the preferred one counts.
+    """Return the values by the detectors' quantities; if several names mean one quantity, the preferred one counts.
 
     A name of the detectors (``scalars:grad_norm``) is kept, and a prefix such as ``train/`` is ignored. A scalar that
     is named as the measure of one of `quantities` (``tail_2``) has that quantity, unless it is well known;
-    ``scalars:loss`` among `quantities` is the scalar ``loss`` in any case.
+    ``scalars:loss`` among `quantities` always means the scalar ``loss``.
     """
     chosen = _declared_by_quantity(declared)
     names = {name: quantity for quantity, name in chosen.items()}

@@ -3,15 +3,15 @@
 A collapse passes one of two tests.
 
 - *A fall beyond the noise.* Every kept step is tried as the onset, of a sudden fall or of a ramp; the one that explains
-  most is taken. The reward must be below half of its best and of its level before the onset, and the fall many
-  standard deviations. The level of a ramp is extrapolated by a step and a half and allowed two standard errors: steep
-  ramps are found before two thirds of the fall, slow ones wait for certainty.
+  most is taken. The reward must be below half of its best and of its level before the onset, and the fall must be many
+  standard deviations. The level of a ramp is extrapolated by a step and a half and allowed two standard errors: a steep
+  ramp is found before two thirds of its fall, a slow one later.
 - *The definition of a collapse (`collapse.py`) has held for ten observations*, in a series too noisy for the first
-  test. A best of many noisy levels is high by chance, so the reward must also be below its level before by a little,
-  and, unless the fall is three standard deviations, no higher than where the run started.
+  test. The best of many noisy levels is high by chance. So the reward must also be slightly below its level before the
+  onset and, unless the fall is three standard deviations, no higher than at the start of the run.
 
-The noise is that of differences of neighbouring values up to eight apart, so that a ramp is not noise and slow swings
-are. The same first test at a quarter of the way is the earlier stage (`reward_fall`, warning).
+The noise is estimated from differences of values up to eight apart: a ramp is not noise, slow swings are. The earlier
+stage (`reward_fall`, warning) is the first test at a quarter of the way.
 
 Constants were chosen on generated curves, on the tuning part of `examples/collapses` and on the 13 labelled logs;
 `make bench-diagnosis` measures the locked part and other seeds.
@@ -45,25 +45,25 @@ class RewardSettings:
     fall: float = 0.25
     """A warning: half of the fall that is a collapse."""
     collapse: float = 0.5
-    """By the definition."""
+    """The definition of a collapse (`collapse.py`)."""
     clearing_fall: float = 0.125
     """The warning clears once the fall is this small."""
     clearing_collapse: float = 0.4
     clearing_values: int = 2
     z: float = 5.0
-    """Standard deviations of a fall with a known floor, whose onset is chosen among many."""
+    """Least standard deviations of a fall with a known floor; high, since the onset is chosen among many."""
     z_without_floor: float = 6.0
     """The same for rewards below −1: how far they can fall is not known."""
     z_of_definition: float = 0.3
-    """Standard deviations by which the level is below that before, where the definition holds."""
+    """Least standard deviations from the level before down to the present one if the definition holds."""
     z_above_start: float = 3.0
-    """The same if the reward is still above where the run started."""
+    """The same if the reward is still above its start."""
     least_reach: float = 2.8
     """best − floor in standard deviations of one value: a smaller one is noise around the floor."""
     start_values: int = 10
     """Rewards whose median is where the run started."""
     before_values: int = 20
-    """Rewards before the onset that its level is taken from: more would be below the best of a rising run."""
+    """Rewards before the onset that give the level; more would lower it in a rising run."""
     least_before: int = 5
     least_after: int = 3
     """Rewards before and since the onset."""
@@ -72,10 +72,10 @@ class RewardSettings:
     allowance: float = 2.0
     """Standard errors of the level that must be below the threshold too."""
     noise_values: int = 24
-    """Rewards before the onset that the noise is taken from, if there are as many; else from all."""
+    """The noise is that of the rewards before the onset if there are at least so many, else of all rewards."""
     kept_values: int = 128
     most_recoveries: int = 2
-    """After so many collapses that recovered the reward swings: only the definition counts."""
+    """After so many recovered collapses the reward counts as swinging, and only the definition is tested."""
     rise_z: float = 3.0
     """The reward rises if the newest values are so many standard deviations above those `rise_values` before."""
     rise_values: int = 20
@@ -111,7 +111,7 @@ class RewardState:
     def forgotten(self) -> RewardState:
         """Return the state without any reward.
 
-        An open alert stays open until the reward is back, so that the levels it is judged by are kept with it.
+        An open alert stays open until the reward is back, so its levels are kept.
         """
         if not self.is_low:
             return RewardState()
@@ -301,11 +301,11 @@ def _best_shape(values: Sequence[float], settings: RewardSettings) -> tuple[int,
 
 
 def _held_fall(state: RewardState, levels: _Levels, settings: RewardSettings) -> Fall | None:
-    """Return the fall if the definition of a collapse has held long enough, and noise alone is no explanation."""
+    """Return the fall if the definition of a collapse has held long enough, and noise alone does not explain it."""
     if state.held < HELD_OBSERVATIONS or not levels.has_floor:
         return None
     values = state.values
-    # A median of five is below two values after the reward is.
+    # A median of five falls below the threshold two values after the reward does.
     onset = max(len(values) - state.held - TRAILING_VALUES // 2, 1)
     earlier, after = values[max(onset - settings.before_values, 0) : onset], values[onset:]
     noise = _noise_before(values, onset, settings)
@@ -332,7 +332,7 @@ def is_rising(state: RewardState, settings: RewardSettings) -> bool:
     if state.is_low or len(values) < settings.rise_values + TRAILING_VALUES:
         return False
     before, newest = values[: settings.start_values], values[-TRAILING_VALUES:]
-    # Of successive differences: the residuals of a line would take the rise itself for noise.
+    # From successive differences: residuals of a line would count the rise itself as noise.
     noise = MEDIAN_TO_MEAN * step_noise(values)
     error = noise * math.sqrt(1.0 / len(before) + 1.0 / len(newest))
     return median(newest) - median(before) > settings.rise_z * error
@@ -347,13 +347,13 @@ _WHERE_TO_LOOK: Mapping[object, str] = {
     "reward": "The mismatch rose later: look at the learning rate and the data.",
     "no rise": "The mismatch had not risen: look at the learning rate and the data.",
 }
-"""Of a collapse, by what `mismatch_at_fall` found first."""
+"""Advice after a collapse, by ``first`` of `mismatch_at_fall`."""
 
 
 def _event(
     state: RewardState, fall: Fall | None, kind: Literal["fall", "collapse"], levels: _Levels, settings: RewardSettings
 ) -> Event:
-    """Return the event of a fall; without one, that of a reward that is back."""
+    """Return the event of a fall, or that of a recovered reward if ``fall`` is None."""
     is_collapse = kind == "collapse"
     best = levels.best
     floor = levels.best - levels.reach

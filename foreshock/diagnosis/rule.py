@@ -70,7 +70,7 @@ class ThresholdRule:
     of ``minimum_duration`` in a row.
 
     ``effect``: "halve" lets the control loop lower the learning rate while the rule fires, as if it were at twice its
-    set point; "hold" freezes it while the rule fires. The third effect, a schedule, is that of the length surge alone.
+    set point; "hold" freezes it while the rule fires. Only the length surge has the third effect, a schedule.
     """
 
     name: str
@@ -92,9 +92,9 @@ class ThresholdRule:
     corroborates_surge: bool = False
     effect: Effect = "none"
     least_tokens: int = 0
-    """Steps with fewer tokens than this are not judged and enter no baseline, where their number is known."""
+    """Steps with fewer tokens than this are not judged and enter no baseline, if their number is known."""
     follows_learning: bool = False
-    """While the reward rises, a value beyond the threshold is what learning looks like: it enters the baseline."""
+    """While the reward rises, a value beyond the threshold counts as learning and enters the baseline."""
 
     def __post_init__(self) -> None:
         if self.absolute is None and self.relative is None:
@@ -133,19 +133,19 @@ class ThresholdRule:
 
     @property
     def tokens_key(self) -> str:
-        """The quantity that counts the tokens which the rule's quantity is a mean of."""
+        """The quantity with the number of tokens that the rule's quantity is a mean over."""
         comparison, _, measure = self.quantity.partition(":")
         if measure.startswith("low_probability"):
             return f"{comparison}:low_probability_tokens"
         return f"{comparison}:tokens" if "/" in comparison else f"{STEP_ROW}:num_tokens"
 
     def has_enough(self, values: Mapping[str, float]) -> bool:
-        """Return whether a step has the tokens that the rule needs, or does not tell how many it has."""
+        """Return whether a step has the tokens that the rule needs, or does not report its number of tokens."""
         return not self.least_tokens or not values.get(self.tokens_key, math.inf) < self.least_tokens
 
     @property
     def baseline_name(self) -> str:
-        """The name of the quantity whose baseline the rule has: of distances, one of its own."""
+        """The name of the quantity whose baseline the rule uses; a distance from the ideal has its own name."""
         if self.reference is not None:
             return self.reference
         return f"|{self.quantity} - {self.ideal:g}|" if self.direction == "away" else self.quantity

@@ -1,4 +1,4 @@
-"""Rules as TOML: what a file changes of the rules of a run, from which step on, and the rules printed as such a file.
+"""Rules as TOML: a file that changes a run's rules from some step on, and rules written as such a file.
 
     version = 1
     effective_from_step = 0
@@ -24,9 +24,9 @@
     set_point = 6e-3
     raises = false
 
-A table of `rules` names a rule: the fields of a known one that it sets are changed, an unknown one is added.
-`schedule` is that of a length surge from the step on, and `loop` has the gains of the control loop; what they do not
-set has its default.
+A table of `rules` names a rule: it changes the fields of a known rule, or adds a new one. `schedule` is that of a
+length surge from the step on, and `loop` has the gains of the control loop; fields that they do not set have their
+defaults.
 """
 
 import json
@@ -48,7 +48,7 @@ from foreshock.severity import Severity
 
 FORMAT_VERSION = 1
 MOST_RULES = 64
-"""Rules that are evaluated at a step; so many take 0.6 ms."""
+"""Largest number of rules of a run; evaluating so many takes 0.6 ms a step."""
 
 LARGEST_TEXT = 64 * 1024
 """Characters of a file."""
@@ -56,7 +56,7 @@ LARGEST_TEXT = 64 * 1024
 DEFAULT_SCHEDULE: Final = ScheduleSettings()
 
 LARGEST_MULTIPLIER = 1_000
-"""Of a schedule: a period beyond a thousand times the surge step never comes."""
+"""Largest multiplier of a schedule; a longer period would never end."""
 
 _LITERALS: Final[Mapping[str, tuple[str, ...]]] = {
     "severity": get_args(Severity),
@@ -155,7 +155,7 @@ def to_toml(
 def _file(
     effective_from_step: int, tables: Mapping[str, Mapping[str, Any]], schedule: ScheduleSettings, loop: LoopSettings
 ) -> str:
-    """Return the file of these tables of rules, and of the constants that are not the default ones."""
+    """Return a file with these tables of rules and the constants that differ from their defaults."""
     lines = [f"version = {FORMAT_VERSION}", f"effective_from_step = {effective_from_step}"]
     headed = {f"rules.{name if name.isidentifier() else _toml(name)}": table for name, table in tables.items()}
     for of, settings, usual in (("schedule", asdict(schedule), DEFAULT_SCHEDULE), ("loop", asdict(loop), DEFAULT_LOOP)):

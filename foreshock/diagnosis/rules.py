@@ -1,17 +1,17 @@
 """The rules: published ranges and the run's own baseline, with hysteresis, minimum duration and cooldown.
 
 A rule fires after its value was beyond the threshold for ``minimum_duration`` measured steps in a row, or, if it pools
-steps, when the evidence of all of them is enough (``pooling.py``). It clears after ``minimum_duration`` steps back
+steps, when the evidence of all of them is enough (``statistics.py``). It clears after ``minimum_duration`` steps back
 within the hysteresis band, and then cannot fire for ``cooldown_steps``. A rule on the median of the newest five values
-fires and clears with that median. Steps without a value count for neither. A rule
-without a relative threshold never moves the learning rate: absolute ranges differ by model, device and precision.
+fires and clears with that median. Steps without a value count for neither. A rule without a relative threshold never
+moves the learning rate: absolute ranges differ by model, device and precision.
 
-Rules that fire for one cause are one episode: from the first that fires until none of them does.
+Rules that fire for one cause form one episode, from the first that fires until none of them does.
 
-Ranges are for dense bf16 models at lag 0. Of steps whose rollouts lag behind the trainer, k3 is judged by lag: ranges
+Ranges are for dense bf16 models at lag 0. In steps whose rollouts lag behind the trainer, k3 is judged by lag: ranges
 hold for the tokens at lag 0, if there are `least_tokens` of them, and rises are judged at each lag against its own
-baseline (``lags.py``). Other quantities are known of whole steps only: their ranges are judged if nearly all tokens are
-at lag 0, and their rises against the baseline of equal mean lag.
+baseline (``lags.py``). Other quantities are known only for whole steps: their ranges are judged if nearly all tokens
+are at lag 0, and their rises against the baseline of equal mean lag.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class RulesState:
 def forget_baselines(state: RulesState, rules: Sequence[ThresholdRule]) -> RulesState:
     """Return the state without baselines, counted steps and evidence.
 
-    A firing rule stays so until its values are back, so that the baselines it is judged by are kept with it.
+    A firing rule keeps firing until its values are back, so its baselines are kept.
     """
     states = {name: replace(each, beyond=0, back=0, evidence=()) for name, each in state.rules.items()}
     held = {rule.baseline_name for rule in rules if rule.relative is not None and state.firing(rule) is not None}
@@ -138,7 +138,7 @@ def _with_values(
     rules: tuple[ThresholdRule, ...],
     of_rules: Sequence[Sequence[Part]],
 ) -> dict[str, Baseline]:
-    """Return the baselines with the values of a step, each once however many rules have it."""
+    """Return the baselines with the values of a step, each added once even if several rules use it."""
     found, seen = dict(baselines), set[str]()
     for rule, parts in zip(rules, of_rules, strict=True):
         if rule.reference is not None:
@@ -169,7 +169,7 @@ def _advance_rule(
         # Deviations keep their sign.
         pooled = judged.value - rule.ideal if rule.pooled == "deviation" else value
         evidence = add_evidence(evidence, rule.pooled, pooled, threshold)
-    # Counted up to the duration only: a state must not differ for ever after a late step.
+    # Counted up to the duration only, so that states with and without a late step become equal again.
     beyond = min(state.beyond + 1, rule.minimum_duration) if rule.is_beyond(value, threshold) else 0
     back = min(state.back + 1, rule.minimum_duration) if rule.is_back(value, threshold) else 0
     if state.fired_step is None:
@@ -216,7 +216,7 @@ def _dropped(states: dict[str, RuleState], step: int, rules: tuple[ThresholdRule
 
 
 def _episodes(before: Mapping[str, int], firing: Mapping[str, int], rules: Sequence[ThresholdRule]) -> dict[str, int]:
-    """Return the first step of each cause's episode: a cause of which no rule fires has none."""
+    """Return the first step of each cause's episode: a cause without a firing rule has none."""
     found: dict[str, int] = {}
     for rule in rules:
         fired = firing.get(rule.name)

@@ -11,15 +11,16 @@ of at least A values, and the probability of one within n values is at most n / 
 "E-detectors"; mixture over λ: Robbins 1970).
 
 - A rise of a series above its baseline: prewhitened residuals z that are N(0, 1) without a rise have the factor
-  ``exp(λ z − λ² / 2)``. They are capped above, which only lowers M. That the noise is estimated is outside of the
-  guarantee: `benchmarks/diagnosis` measures the false alarms with estimated noise.
-- Pooled rules, for values that are noisy at one step. Nothing is assumed about the distribution's shape.
+  ``exp(λ z − λ² / 2)``. They are capped above, which only lowers M. The guarantee assumes known noise;
+  `benchmarks/diagnosis` measures the false alarms with estimated noise.
+- Pooled rules, for values that are noisy at one step. They assume no shape of the distribution.
   "mean": values X ≥ 0 whose mean is at most the threshold m have the factor ``1 + λ (min(X / m, c) − 1)``, 0 < λ < 1
   (testing by betting: Waudby-Smith and Ramdas 2024). With the cap c no single step is an alarm.
   "deviation": standardised values z of mean 0 whose tails are at most those of a normal distribution have the factor
   ``exp(λ z − λ² / 2)``, for λ of either sign.
-  "median" has no evidence of all steps: it is the median of the newest five values, for quantities that fall and rise
-  again within a few steps, such as the effective sample size of rollouts that lag. A mean would be one bad step.
+  "median" pools no evidence over all steps: it is the median of the newest five values, for quantities that fall and
+  rise again within a few steps, such as the effective sample size of rollouts that lag. One bad step would dominate a
+  mean.
 """
 
 import math
@@ -51,13 +52,13 @@ LARGEST_AUTOCORRELATION = 0.98
 """Noise with a larger φ cannot be told from a random walk within a few hundred steps."""
 
 CLIP = 3.0
-"""Residuals count at most so many robust standard deviations: one outlier must not hide the autocorrelation."""
+"""Residuals are clipped at so many robust standard deviations: one outlier must not hide the autocorrelation."""
 
 LEAST_DISTANCES = 6
-"""Differences of values so far apart are read from series that are so many times as long."""
+"""Differences of values n apart are used if the series has at least this many times n values."""
 
 TREND_VALUES = 9
-"""Values from which a trend is removed; a line through fewer follows the noise."""
+"""Least number of values for removing a trend; a line through fewer follows the noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def autocorrelated_noise(segments: Sequence[Sequence[float]], least: float = 0.0
     upper = estimate + (2.0 + 4.0 * estimate) / count + math.sqrt(max(1.0 - estimate**2, 0.1) / count)
     phi = min(max(upper, 0.0), LARGEST_AUTOCORRELATION)
     innovations = [each[i] - phi * each[i - 1] for each in residuals for i in range(1, len(each))]
-    # One standard error of a robust scale, so that a small one by chance is no evidence.
+    # Add one standard error of a robust scale, so that a scale that is small by chance is no evidence.
     innovation = _scale(innovations) * (1.0 + 1.0 / math.sqrt(len(innovations)))
     return Noise(phi, max(innovation, least), count)
 
@@ -112,7 +113,7 @@ def neighbour_noise(values: Sequence[float]) -> Noise:
     """Return the noise of values from differences of neighbours, so that a ramp or a step among them is not noise.
 
     Differences between values 1, 2, 4 and 8 apart are centred and clipped; half of the largest variance is that of a
-    value, and what neighbours have less of it is their autocorrelation.
+    value, and φ is the fraction by which that of neighbours is smaller.
     """
     if len(values) < 3:
         return Noise(LARGEST_AUTOCORRELATION, 0.0, len(values))
@@ -159,13 +160,14 @@ def _scale(values: Sequence[float]) -> float:
 
 
 SHIFTS = (0.25, 0.5, 1.0, 2.0)
-"""The rises λ that are looked for, in standard deviations of the innovations; doubling steps lose little power."""
+"""The rises λ that are tested, in standard deviations of the innovations; doubling steps lose little power."""
 
 LARGEST_RESIDUAL = 3.0
 """Residuals count at most this: a single outlier never is enough evidence."""
 
 LIKELIHOOD_DROP = 1.92
-"""Half of the 95 % quantile of χ² with one degree of freedom: onsets whose log-likelihood is lower by more are out."""
+"""Half of the 95 % quantile of χ² with one degree of freedom: onsets whose log-likelihood is lower by more are outside
+the interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +182,7 @@ class Onset:
 def residuals_above(values: Sequence[float], baseline: float, baseline_values: int, noise: Noise) -> list[float]:
     """Return the standardised prewhitened residuals of `values[1:]` above the baseline; `values[0]` precedes them.
 
-    A baseline of m values is itself known to one standard deviation in √m of the whitened residuals: it is subtracted.
+    The standard error of a baseline of m values, 1 / √m standard deviations of the whitened residuals, is subtracted.
     """
     phi, allowance = noise.autocorrelation, 1.0 / math.sqrt(baseline_values)
     return [
@@ -225,7 +227,7 @@ AVERAGE_RUN_LENGTH = 10_000
 such rules together have at most one in 1,000 steps."""
 
 LARGEST_RATIO = 10.0
-"""A value counts as at most so many thresholds: five steps in a row are needed, however high they are."""
+"""A value counts as at most so many thresholds: at least five steps in a row are needed, however high they are."""
 
 MEDIAN_VALUES = 5
 """The newest values whose median is judged: as many as the definition of a collapse looks at."""

@@ -3,14 +3,14 @@
 Before a collapse the mean response length multiplies within some tens of steps. The baseline is the median length
 before the growth window, so slow growth enters it and only a steep rise is a surge. The surge step is the step of the
 confirmed crossing, not the step of its confirmation: a late surge step lets the run collapse, an early one only slows
-it down, so the detector prefers early.
+it down, so the detector prefers an early one.
 
-A crossing is confirmed if it holds and its evidence (`statistics.py`), with noise that is autocorrelated as the run's
-own, is beyond the average run length of the settings, and if it is steeper than a ramp or a mismatch, gradient or
-reward rule fires with it. Guards against false surges: the crossing must exceed the highest
-smoothed length before the growth window, so a return to earlier lengths is no surge; lengths that have been at their
-cap disarm the detector; a surge within the first steps affects the learning rate only if a mismatch, gradient or reward
-rule corroborates it, and so does one with which the reward rises.
+A crossing is confirmed if it holds, if its evidence (`statistics.py`, with the run's own autocorrelated noise) is
+beyond the average run length of the settings, and if it is steeper than a ramp or a mismatch, gradient or reward rule
+fires with it. Guards against false surges: the crossing must exceed the highest smoothed length before the growth
+window, so a return to earlier lengths is no surge; lengths that have been at their cap disarm the detector; a surge
+within the first steps affects the learning rate only if a mismatch, gradient or reward rule corroborates it; the same
+holds for a surge with a rising reward.
 
 All computations use log lengths and step numbers, so missing steps and runs logged every tenth step work.
 """
@@ -40,7 +40,7 @@ from foreshock.diagnosis.surge_state import (
 from foreshock.json_values import finite_or_none
 
 _KEPT_VALUES = 64
-"""Values that are kept at any distance of their steps."""
+"""Number of newest values that are kept, however far apart their steps are."""
 
 _STEADY_VALUES = (2, 5, 10, 20)
 """Values of an earlier stretch: few for an early surge or sparse steps, many for noisy lengths."""
@@ -91,7 +91,7 @@ def _advance_crossing(
 ) -> tuple[SurgeState, Crossing | None]:
     """Open, abandon or confirm a crossing; return the state and the confirmed crossing.
 
-    Lengths alone do not tell a slow surge from a ramp: a rule that fires with them does.
+    Lengths alone do not distinguish a slow surge from a ramp; a rule that fires at the same time does.
     """
     crossing = state.crossing
     if crossing is None:
@@ -109,7 +109,6 @@ def _advance_crossing(
     )
     count = len(crossing.since)
     if count >= settings.abandoning_values and median(crossing.since) < crossing.threshold:
-        # The value that ends a crossing may open the next one.
         return replace(state, crossing=None), None
     if count >= settings.confirmation_values:
         noise = _noise(crossing, settings)
@@ -131,7 +130,7 @@ def _opened(
     threshold = baseline + settings.log_growth
     if value < threshold:
         return None
-    # A steady drift before the baseline would have carried the lengths from the middle of the baseline to here.
+    # Extrapolate a steady drift from before the baseline: from the middle of the baseline to this value.
     earlier = state.values[max(first - settings.noise_values, 0) : first]
     growth = max(slope_of(earlier), 0.0) if len(earlier) >= settings.drift_values else 0.0
     drift = growth * (len(state.values) - 0.5 * (first + last))
@@ -170,7 +169,8 @@ def _high_water(state: SurgeState, last: int, settings: SurgeSettings) -> float:
 
 
 def _noise(crossing: Crossing, settings: SurgeSettings) -> Noise:
-    """Return the noise before the growth window and, if the crossing lasts, since it: each has its own level."""
+    """Return the noise of the values before the growth window and, if enough, since the crossing, each with its own
+    level."""
     segments = [crossing.before]
     if len(crossing.since) >= settings.baseline_values:
         segments.append(crossing.since)
@@ -192,12 +192,12 @@ def _holds(crossing: Crossing, noise: Noise, settings: SurgeSettings) -> bool:
 def _is_steep(state: SurgeState, crossing: Crossing, noise: Noise, settings: SurgeSettings) -> bool:
     """Return whether the lengths have doubled faster than a ramp could, beyond the noise.
 
-    The newest values, at most those since the crossing, are compared with every earlier stretch of values. The
-    difference of the two means must be a doubling, and exceed what a ramp of the largest rate makes of the distance of
-    their centres by some standard errors.
+    The newest values, at most those since the crossing, are compared with every earlier stretch of values. The two
+    means must differ by a doubling, and by some standard errors more than a ramp of the largest rate rises between
+    their centres.
     """
     rate = settings.ramp_rate * min(1.0, settings.late_step / crossing.step)
-    # Values at a cap are known to the crossing only.
+    # Values at a cap are stored only in the crossing.
     known = bisect_left(state.steps, crossing.rising_steps[0])
     steps = (*state.steps[:known], *crossing.rising_steps)
     values = (*state.values[:known], *crossing.rising)
@@ -272,7 +272,7 @@ def _detection_of(
     elif crossing.step <= settings.early_surge_step:
         kind, effective = "early_surge", corroborated
     steps = crossing.rising_steps[1:]
-    # Since the detector was first armed: at least the observations that it has tested.
+    # The steps since the detector was first armed: an upper bound of the observations that it has tested.
     armed_steps = 1 if state.armed_since is None else step - state.armed_since + 1
     return SurgeDetection(
         kind=kind,
@@ -296,8 +296,8 @@ def _detection_of(
 def _surge_step(crossing: Crossing, settings: SurgeSettings) -> int:
     """Return the first step of the growth window from which the values hold twice the baseline.
 
-    The baseline of a rise that is longer than the growth window is within the rise, so the level before it counts too;
-    and a crossing that noise interrupted was opened again later. The surge step prefers early.
+    It may be before the crossing: noise may have interrupted an earlier crossing, and a rise that is longer than the
+    growth window contains its baseline, so the level before the baseline counts too. An early surge step is preferred.
     """
     earlier = crossing.before[-3 * crossing.baseline_values : -crossing.baseline_values]
     baseline = crossing.baseline

@@ -1,4 +1,4 @@
-"""The surge detector's settings, what it reads of a step and remembers, and the events of its detections."""
+"""The surge detector's settings, its input of a step, its state, and the events of its detections."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SurgeSettings:
     abandoning_values: int = 3
     """Values after which a crossing is abandoned if its median has fallen back."""
     maximum_crossing_values: int = 40
-    """A crossing that has too little evidence after so many values is noise that the baseline does not describe."""
+    """A crossing with too little evidence after so many values is dropped as noise."""
     least_noise: float = 0.03
     """The smallest standard deviation of the innovations of log lengths: the mean over 1,000 responses whose length
     has a standard deviation as large as its mean."""
@@ -53,11 +53,11 @@ class SurgeSettings:
     late_step: int = 280
     """Beyond this step the rate falls as 1 / step: a surge at 1,500 (ten times lower learning rate) takes longer."""
     steep_z: float = 3.2
-    """Standard errors by which a surge must be steeper than that."""
+    """Standard errors by which a surge must be steeper than the steepest ramp."""
     drift_values: int = 60
     """Values before the baseline from which a steady drift is known: the lengths must double beyond it."""
     largest_drift: float = math.log(1.5)
-    """Log growth that is taken for drift at most: a drift that is steeper is part of the surge."""
+    """Largest log growth that counts as drift; the rest is part of the surge."""
     early_surge_step: int = 20
     """Surges up to this step need corroboration: many real runs change length at steps 5-20 and stay healthy."""
     corroboration_steps: int = 50
@@ -91,8 +91,8 @@ Watching = Literal["warming", "no_lengths", "at_cap", "watching", "growing_with_
 
 @dataclass(frozen=True, slots=True)
 class StepLengths:
-    """What a step tells about lengths: the mean length in tokens, its longest response, the fraction cut at the cap,
-    the mean reward. None or not finite: not measured."""
+    """The lengths of a step: the mean length in tokens, its longest response, the fraction cut at the cap, the mean
+    reward. None or not finite: not measured."""
 
     mean: float | None
     longest: float | None = None
@@ -106,7 +106,7 @@ class Crossing:
 
     ``baseline`` (of ``baseline_values`` values) and ``threshold`` are log lengths, ``before`` the values that the noise
     is estimated from, ``rising`` the steps and values of the growth window up to now, ``since`` the values from the
-    crossing on, ``reward`` the median reward of the baseline.
+    crossing on, ``rewards_before`` the rewards of the baseline, ``rewards_since`` those from the crossing on.
     """
 
     step: int
@@ -126,7 +126,8 @@ class SurgeDetection:
     """A detection at ``step``; lengths in tokens, ``noise`` in log units per step.
 
     If ``effective``, the schedule counts from ``surge_step``. ``onset`` is the most likely first step of the rise, with
-    its interval; ``log_evidence`` the log of the e-detector, and ``confidence`` what it leaves of a false alarm.
+    its interval; ``log_evidence`` the log of the e-detector, and ``confidence`` one minus the bound on the probability
+    of a false alarm.
     """
 
     kind: SurgeKind
@@ -192,7 +193,7 @@ def _with_tuples(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 MISSING_STEPS = 10
-"""Closed steps without any length after which the run is told that lengths are missing, instead of "too few steps"."""
+"""Closed steps without any length after which "no_lengths" is reported instead of "warming"."""
 
 
 def forget_lengths(state: SurgeState) -> SurgeState:
@@ -280,7 +281,7 @@ def event_of(
             "confidence": detection.confidence,
         }
     if learning_rate_sum is not None and learning_rate is not None:
-        # The rate of the confirmation holds for the few steps back to the surge.
+        # Assume the rate at the confirmation for the few steps back to the surge.
         at_surge = learning_rate_sum - learning_rate * (detection.step - detection.surge_step)
         evidence["learning_rate_sum_at_surge"] = at_surge
         evidence["learning_rate_sum_of_period"] = schedule.multiplier * at_surge

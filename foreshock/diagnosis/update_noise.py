@@ -1,8 +1,8 @@
 """Update to noise: how far an update moves the policy, against the noise of the scorer that measures it.
 
-The rollouts of a step are scored three times: with the weights that sampled them, with the same in other batches (the
-noise floor), and with the weights after the update. Answers with more reward than the mean of their prompt should have
-become likelier.
+The rollouts of a step are scored three times: with the weights that sampled them, with the same weights in other
+batches (the noise floor), and with the weights after the update. Answers with more reward than the mean of their prompt
+should have become likelier.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.rollouts import RolloutBatch
 
 LEAST_GROUPS = 8
-"""Prompt groups of rewarded answers; with fewer nothing is said of their likelihood."""
+"""Least number of prompt groups of rewarded answers; with fewer, nothing is reported on their likelihood."""
 
 _UNKNOWN = Interval(math.nan, math.nan, math.nan, 0)
 

@@ -1,4 +1,4 @@
-"""What is said of an engine's weights after a sync: the sentence of a notary's verdict."""
+"""The sentence of a notary's verdict on an engine's weights after a sync."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WEIGHTS_DIFFER: Final = "weights_differ"
 """The rule, and the finding, of an engine that holds other weights than the trainer's."""
 
 ENGINES_OFF: Final = "notary/engines_off"
-"""The scalar of how many engines hold other weights after a step's sync."""
+"""The scalar with the number of engines that hold other weights after a step's sync."""
 
 TITLE: Final = "An engine holds other weights than the trainer's"
 WHAT_TO_DO: Final = (

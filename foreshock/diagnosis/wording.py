@@ -1,4 +1,4 @@
-"""Numbers as they stand in sentences."""
+"""Format numbers, intervals and clauses for sentences."""
 
 import math
 
@@ -48,7 +48,7 @@ def interval_of_share(low: float, high: float) -> str:
 
 
 def as_clause(sentence: str) -> str:
-    """Return a sentence as it stands after another clause: "the baseline", but "KL"."""
+    """Return a sentence as a clause, which starts in lower case: "the baseline", but "KL"."""
     is_word = len(sentence) > 1 and sentence[1].islower()
     return sentence[0].lower() + sentence[1:] if is_word else sentence
 
