@@ -1,4 +1,4 @@
-"""The advice of the service, from which the trainer computes `scale(step)` for any step, and what it applied of it."""
+"""The service's advice, which gives `scale(step)` for any step, and the trainer's acknowledgement of it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OperatorKind = Literal["halve", "raise", "hold", "release"]
 DecisionKind = Literal[
     "surge", "retract", "loop", "rule_halving", "halve", "raise", "hold", "release", "rewind", "mode"
 ]
-"""`rule_halving` is of logs that older releases wrote."""
+"""`rule_halving` occurs only in logs of older releases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ class Advice:
 
     `schedule`, `halvings` (the steps of further halvings) and `loop` (the control loop's scale from some steps on) are
     absolute: the scale of a step does not depend on when, how often or in which order answers arrived. Without further
-    answers it never rises: the loop goes on along its last fall for a few steps and stays. In mode "shadow", the
-    default, `scale` returns 1.0.
+    answers it never rises: the loop continues its last fall for a few steps, then stays. In mode "shadow", the default,
+    `scale` returns 1.0.
     """
 
     attempt: int
@@ -89,7 +89,7 @@ class Advice:
     floor: float = DECAY_FLOOR
     loop: tuple[LoopPoint, ...] = ()
     run: str | None = None
-    """The run's id; None in answers and states of the release before, which do not name it."""
+    """The run's id; None in answers and states of the previous release, which do not name it."""
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -108,7 +108,7 @@ class Advice:
     def from_json(cls, value: Mapping[str, Any]) -> Advice:
         """Parse an answer's body, or `to_json()`. Raises ValueError, KeyError or TypeError if it is invalid."""
         schedule = value.get("schedule")
-        # A service that sends a loop repeats it in `rule_halvings`, in steps, for clients that do not know it.
+        # A service that sends a loop also sends it as halvings in `rule_halvings`, for clients without a loop.
         halvings = tuple(sorted(int(step) for step in value.get("halvings", value.get("rule_halvings")) or ()))
         observed = value.get("observed_step")
         requested = value.get("want_weights_at_step")

@@ -36,7 +36,7 @@ WRITTEN_KEY = "foreshock_written_lr"
 SCALE_KEY = "foreshock_scale"
 
 _NOT_WRITTEN = math.nan
-# Of wrappers and containers of optimizers.
+# Deepest nesting of wrappers and containers of optimizers.
 _DEEPEST = 4
 
 _log = LogOnce("foreshock.learning_rate")
@@ -63,7 +63,7 @@ def apply_scale(optimizer: HasParamGroups, scale: float) -> bool:
     keys of the fresh optimizer (torch's distributed checkpoints) need `apply_scale(optimizer, 1.0)` before loading.
 
     Returns True. Returns False, changes nothing and warns once if the optimizer has `optimizers` without param groups:
-    its step may read others than its own, so do not report the scale as applied.
+    its step may read other param groups than its own, so do not report the scale as applied.
 
     Raises ValueError if `scale` is not a finite number >= 0.
     """
@@ -131,8 +131,8 @@ def applied_scales(optimizer: HasParamGroups) -> list[float]:
 def _stepped(optimizer: Any, deepest: int = _DEEPEST) -> list[Any]:
     """Return the optimizers whose param groups the steps read: the optimizer itself, or those in it.
 
-    Those in it if the groups are not the same objects. That is right too if its step copies its own rates into theirs,
-    because their hooks run later. Empty: it is a container of things without param groups.
+    The inner ones are returned if the groups are not the same objects. That is also right if the outer step copies its
+    rates into theirs, because their hooks run later. Empty for a container of things without param groups.
     """
     contained = getattr(optimizer, "optimizers", None)
     if contained is None or deepest == 0:

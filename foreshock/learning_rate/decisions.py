@@ -2,17 +2,17 @@
 
 Guarantees, for events in any order of arrival:
 
-- within an attempt the scale of later steps only falls, but for what the control loop has lowered itself: it may take
-  that back, slowly; anything else is raised by an operator only;
+- within an attempt the scale of later steps only falls, with two exceptions: the control loop may slowly take back what
+  it lowered itself, and an operator may raise the scale;
 - a decision changes only steps beyond the newest step that was closed, polled or acknowledged, so late data changes
-  future boundaries only, and boundaries already past are not caught up;
+  future boundaries only, and past boundaries are not caught up;
 - one decision halves at most once;
-- the factor and the floor are those of the first decision that lowers the scale, until nothing is left of it;
+- the factor and the floor are those of the first decision that lowers the scale, as long as that has any effect;
 - a rewind drops decisions made from steps at or beyond ``resume_step``; ``revision`` never decreases;
 - ``scale = max(floor, min(loop, schedule × explicit halvings))``; a hold freezes it, and skipped boundaries are not
   caught up;
-- the loop moves with the detectors' `LoopState`, at most `LARGEST_FALL` or `LARGEST_RISE` a step, and makes up what
-  these cut in later steps: late data, a hold, an operator's decision or a change of mode never makes it jump.
+- the loop moves with the detectors' `LoopState`, at most `LARGEST_FALL` or `LARGEST_RISE` a step; the rest follows in
+  later steps, so late data, a hold, an operator's decision or a change of mode never makes it jump.
 
 The detectors' decisions reconcile the log with the detectors' current state, however that state was reached: the same
 function serves a step that closes, late data that changes the past, and the first step after a rewind.
@@ -64,7 +64,8 @@ class Decision:
     mode: AdviceMode | None = None
     loop: LoopPoint | None = None
     loop_reference: float | None = None
-    """log s of the detectors' loop that the decision came to: the next one moves by the difference from it."""
+    """The log s of the detectors' loop up to which the decision followed; the next one moves by the difference from
+    it."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -89,8 +90,8 @@ class AdviceState:
     ``halvings`` are the steps of explicit halvings, ascending; with ``schedule`` they give the scale of any step (of
     past steps only back to the last raise). ``handled`` are the signals that already caused a halving or a hold, and
     ``released`` their rules with the newest step that an operator knew when releasing the hold.
-    ``loop`` are the points of the control loop, ascending. ``loop_reference`` is the log s of the detectors' loop that
-    the last of them came to; None after a hold, which the loop goes on from as it is. ``mode`` is None until it is set.
+    ``loop`` are the points of the control loop, ascending. ``loop_reference`` is that of the newest loop decision; None
+    after a hold: the loop then continues from the present scale. ``mode`` is None until it is set.
     """
 
     attempt: int = 1
@@ -176,7 +177,7 @@ def _apply(state: AdviceState, decision: Decision) -> AdviceState:
             if state.halvings:
                 # After a retraction the past halvings stay as deep as they were.
                 return state
-            # Where the loop was below either floor, the other one would make the scale rise or fall at once.
+            # If the loop was below one of the two floors, changing the floor would move the scale at once.
             stays = lowest_scale(state.loop) < max(state.floor, DECAY_FLOOR)
             return replace(state, factor=DECAY_FACTOR, floor=state.floor if stays else DECAY_FLOOR)
         case "rule_halving" | "halve":
@@ -231,7 +232,7 @@ def _all_halvings(state: AdviceState, step: int) -> tuple[int, ...]:
 
 
 def _raised(state: AdviceState, first: int) -> tuple[int, ...]:
-    """Return the oldest halvings without the newest ones, so that the scale at ``first`` rises by one halving."""
+    """Return the halvings without the newest ones, so that the scale at ``first`` rises by one halving."""
     halvings, scale = _all_halvings(state, first), state.scale(first)
     kept = len(halvings)
     scale = max(scale, scale_at(state.schedule, state.halvings, first, state.factor, state.floor))
@@ -361,7 +362,7 @@ def _reconcile_surge(state: AdviceState, observation: Observation) -> Decision |
         # Halvings of another depth would change the scale of the past, and could raise it.
         chosen = replace(chosen, factor=state.factor, floor=state.floor)
     first = observation.first_open_step
-    # A floor above what the loop has lowered the scale to would raise it.
+    # A floor above the present scale would raise the scale.
     chosen = replace(chosen, floor=min(chosen.floor, state.scale(first)))
     schedule = LengthDecaySchedule.from_surge(observation.surge_step, chosen)
     if state.schedule is not None:
@@ -377,7 +378,7 @@ def _reconcile_surge(state: AdviceState, observation: Observation) -> Decision |
 
 
 def _reconcile_hold(state: AdviceState, observation: Observation) -> Decision | None:
-    """Hold while a rule with that effect fires; a hold or a release by an operator stands."""
+    """Hold while a rule with that effect fires; an operator's hold or release has precedence."""
     if state.held_from_step is None:
         for signal in observation.holds:
             # Late data may move the firing of a rule that an operator released.

@@ -45,8 +45,8 @@ _RUN_ID = re.compile(r"run_[0-9a-zA-Z]{26}")
 class AdviceFeed:
     """The advice of one run. `scale`, `advised_scale` and `acknowledge` never wait and never raise.
 
-    `scale` may be asked for any step, as for a plot. It reports the step to the service, as the one that the trainer
-    does, only if it is at most two beyond the newest one that was logged, acknowledged, or seen by the service.
+    `scale` accepts any step, for example for a plot. It reports the step to the service as the trainer's present one
+    only if it is at most two beyond the newest one that was logged, acknowledged, or seen by the service.
 
     Create it from a Client (polling starts when the run is registered), or from the service's address and a run's id.
     The default is shadow mode: advice is shown, `scale()` returns 1.0. `attempt` is the number of this trainer's
@@ -88,9 +88,9 @@ class AdviceFeed:
         self._log = LogOnce("foreshock.learning_rate")
         self._advice: Advice | None = None
         self._advice_lock = threading.Lock()
-        # The id of the run that is advised; None until the client or the service says it, if `run` is a key.
+        # The id of the advised run; if `run` is a key, None until the client or the service reports the id.
         self._known_run = run if run is not None and _RUN_ID.fullmatch(run) else None
-        # The newest step that the trainer does, and the newest acknowledged one if there is no client to know it.
+        # The trainer's newest step, and the newest acknowledged one if there is no client that knows it.
         self._step: int | None = None
         self._acknowledged_step = -1
         self._followed_step: int | None = None
@@ -135,7 +135,7 @@ class AdviceFeed:
 
     @property
     def want_weights_at_step(self) -> int | None:
-        """A step whose weights the service asks to be saved, None if there is none."""
+        """The step whose weights the service wants saved; None without one."""
         return None if self._advice is None else self._advice.want_weights_at_step
 
     def acknowledge(self, step: int, applied_learning_rate: float, applied_scale: float | None = None) -> None:
@@ -169,7 +169,7 @@ class AdviceFeed:
             self._take(saved)
 
     def close(self) -> None:
-        """Send the acknowledgements that wait, for up to two seconds, and stop polling.
+        """Send waiting acknowledgements for up to two seconds, and stop polling.
 
         `scale` continues with the newest answer.
         """
@@ -198,7 +198,7 @@ class AdviceFeed:
         step, advice = int(step), self._advice
         logged = self._acknowledged_step if self._client is None else self._client.newest_step
         reached = max(logged, -1 if advice is None else advice.observed_step)
-        # No later decision changes the steps up to a followed one: a step far ahead would end all advice.
+        # Decisions never change steps up to a followed one, so following a step far ahead would stop all advice.
         if step <= reached + _STEPS_AHEAD:
             self._step = step if self._step is None else max(self._step, step)
         return advice
@@ -211,7 +211,7 @@ class AdviceFeed:
     def _take(self, advice: Advice) -> bool:
         """Make `advice` the newest; False if it is older than the newest one, or of another run.
 
-        A state that the release before saved names no run. It is used until the service's first answer, whatever
+        A state saved by the previous release names no run. It is used until the service's first answer, whatever
         attempt and revision it has: they may be another run's. After that answer it is not loaded.
         """
         with self._advice_lock:
@@ -227,7 +227,7 @@ class AdviceFeed:
         return True
 
     def _know_run(self, run: str) -> None:
-        """Take the run's id from the client or the service, and drop the advice of another run."""
+        """Set the run's id, from the client or the service, and drop the advice of another run."""
         with self._advice_lock:
             if run == self._known_run:
                 return
@@ -287,7 +287,7 @@ class AdviceFeed:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise WrongService(f"{self._connection.url} sent invalid advice: {error!r}; check its release") from error
         if advice.run is None:
-            # A service of the release before: the run that was asked for.
+            # A service of the previous release does not name the run: it is the requested one.
             advice = replace(advice, run=run)
         self._know_run(advice.run or run)
         self._etag = response.headers.get("ETag")
@@ -296,10 +296,10 @@ class AdviceFeed:
         return True
 
     def _follow(self, run: str, step: int) -> None:
-        """Report the step that the trainer does with this advice: later decisions do not change steps up to it."""
+        """Report the trainer's step, so that later decisions do not change steps up to it."""
         attempt = self._own_attempt()
         if attempt is None and self._client is not None:
-            # Not registered yet: the step would count for the attempt before.
+            # Not registered yet: the step would count for the previous attempt.
             return
         body = {"step": step, "attempt": attempt}
         try:
@@ -308,12 +308,12 @@ class AdviceFeed:
             if isinstance(taken, dict) and "newest_attempt" in taken:
                 newest = taken["newest_attempt"]
                 if newest is None or (attempt is not None and newest < attempt):
-                    # Its attempt has not begun yet: the report did not count.
+                    # This attempt has not begun at the service yet: the report did not count.
                     return
         except ServiceUnavailable:
             raise
         except ServiceError as error:
-            # A key that may only read, or a service of the release before, which is told by acknowledgements.
+            # A read-only key, or a service of the previous release, which learns the step from acknowledgements.
             self._log.warning("follow", f"the step of this trainer is not reported: {error}")
         self._followed_step = step
 
@@ -347,7 +347,7 @@ class AdviceFeed:
                 if not self._stop.is_set():
                     self._acknowledgement_added.clear()
                 while self._acknowledgements:
-                    # Taken first: a full queue drops its oldest, which must not be the next one that was not sent.
+                    # Taken out before it is sent: while it is sent, a full queue may drop its oldest entry.
                     body = acknowledgement_body(*self._acknowledgements.popleft(), self._attempt)
                     if not self._send_acknowledgement(connection, backoff, body):
                         return

@@ -1,23 +1,23 @@
 """The control loop: hold what the learning rate drives at a set point.
 
 After each closed step, ``log s ← clip(log s − gain · EMA(error), log floor, 0)``. Two things follow the rate, each in
-nats per token with a set point of its own, and the error is the log of the one that is farther beyond it:
+nats per token with a set point of its own, and the error is the log of the larger ratio of value to set point:
 
 - the driven part of the mismatch: k3 of tokens that lag behind the trainer, minus the static part. At lag 0 there is
   none: a mismatch of equal weights does not follow the learning rate;
 - the update: k3 of the policy after the step's update against the one before (`update_k3`), if the trainer logs it.
-  The first eight, of an optimizer without moments, have five times the set point.
+  The first eight updates, for which the optimizer has no moments yet, have five times the set point.
 
 The static part is the k3 of lag 0: numerics, which no rate changes. A run has it at its first step, before the first
 update. If lag is unknown, or was never 0, it is the median of the first readings instead; then the response decides: if
-the rate has fallen to the floor and the driven part has not halved, it was not driven, and counts as static from there
+the rate has fallen to the floor and the driven part has not halved, it was not driven and counts as static from then
 on. Ten readings in a row below a tenth of the static part refute it, and their median takes its place. The set point of
 the driven part is at least `static_multiple` times the static part: numerics drift as a policy learns, and a smaller
-driven part is little of the whole.
+driven part hardly matters.
 
-Noise of early updates is averaged out by later ones, that of the last ones by none. If the trainer logs the last step
-that it plans, the set point of the driven part is higher in the first steps and falls over the cooldown before the last
-one: to the usual one, and further if the scale is below 1.
+Later updates average out the noise of early ones; nothing averages out that of the last ones. If the trainer logs the
+last step that it plans, the set point of the driven part is higher in the first steps. Over the cooldown before the
+last step it falls to the usual one, and further if the scale is below 1.
 
 Everything is a function of the closed steps in their order; there is no clock.
 """
@@ -31,8 +31,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 LARGEST_FACTOR: Final = 10.0
-"""A value farther from its set point, or above the static part, counts as this: k3 has no upper bound, and a single
-token can make it a million times the usual one. A reading below the static part by more cannot contain it."""
+"""Largest ratio of a value to its set point, or to the static part; a larger one counts as this: k3 has no upper bound,
+and a single token can make it a million times the usual one. A reading that is smaller than the static part by a larger
+factor cannot contain it."""
 LARGEST_ERROR: Final = math.log(LARGEST_FACTOR)
 
 ERROR_OF_A_RULE: Final = math.log(2.0)
@@ -42,19 +43,19 @@ SMALLEST: Final = 1e-9
 """Nats per token. A smaller k3 is a rounding error."""
 
 LARGEST_RISE: Final = 0.03
-"""Of log s in a step. From the floor to 1 takes 77 steps at least."""
+"""Largest rise of log s in a step: from the floor to 1 takes at least 77 steps."""
 
 STEPS_OF_A_RISE: Final = 2
-"""One decision raises by no more than so many steps may, however long ago the last one was: no step jumps up."""
+"""One decision raises log s by at most so many steps' rises, however long ago the last one was: it never jumps up."""
 
 BASELINE_READINGS: Final = 10
 """Readings whose median is the static part if lag 0 is never seen, or if the one that was measured is refuted."""
 
 LARGEST_FALL: Final = 0.25
-"""Of log s in a step: the largest error times the gain. From 1 to the floor of 0.1 takes 10 steps at least."""
+"""Largest fall of log s in a step: about the largest error times the gain. From 1 to 0.1 takes at least 10 steps."""
 
 LEAST_MOVE: Final = 0.05
-"""Of log s: a smaller move is no decision, unless it reaches the floor or 1."""
+"""Smallest move of log s that is a decision, unless it reaches the floor or 1."""
 
 PATIENCE: Final = 10
 """Readings at the floor after which the driven part must have halved if it follows the learning rate."""
@@ -63,29 +64,31 @@ WEIGHT_OF_PARTS: Final = 0.2
 """Weight of the newest step in the moving averages of the static and the driven part."""
 
 FIRST_UPDATES: Final = 8
-"""An optimizer without moments makes larger ones: they say nothing of the later ones."""
+"""The first updates are larger, since the optimizer has no moments yet, and do not predict later ones."""
 
 FIRST_UPDATES_MULTIPLE: Final = 5.0
-"""Of the update's set point, for the first updates: they are past when the scale has fallen for them."""
+"""Factor on the update's set point for the first updates: they are over before the scale could fall for them."""
 
 WEIGHT_OF_FULL_UPDATE: Final = 0.05
-"""In a geometric average: one update may be ten times another."""
+"""Weight of the newest update in a geometric average: one update may be ten times another."""
 
 LEAST_LEFT: Final = 0.5
-"""Part of the rate; from less the update at the full one is not extrapolated."""
+"""Fraction of the highest rate; from a lower rate the update at the highest one is not extrapolated."""
 
 UPDATE_EXPONENT: Final = 1.5
-"""The update grows with the rate to this power, as recorded runs have it; a single small step would give 2."""
+"""The update grows with the rate to this power in the recorded runs; a single small step would give 2."""
 
 COOLDOWN_POWER: Final = 3.0
-"""The mismatch grows with the rate to the power of 1.5: at this one the rate falls with the square of what is left."""
+"""The set point falls with this power of the steps left. As the mismatch grows with the rate to the power of 1.5, the
+rate falls with their square."""
 
 FIRST_STEPS: Final = 90
-"""Steps for which the set point was above the usual one in the runs of 150 steps that it was chosen on. Whether longer
-ones bear it for longer was not measured."""
+"""Steps for which the set point was above the usual one in the runs of 150 steps that it was chosen on. Longer runs
+were not measured."""
 
 SILENT_STEPS: Final = 2
-"""Steps in a row that lack a value, after which no fall goes on by itself. One may only wait for its scalars."""
+"""After so many steps in a row without a value, no fall continues by itself. A single one may only wait for its
+scalars."""
 
 FEWEST_TOKENS: Final = 200
 """A k3 of fewer tokens is no reading: a single token can make all of it."""
@@ -96,15 +99,15 @@ class LoopSettings:
     """The gains of the loop, chosen on the tuning seeds of docs/closed-loop.md."""
 
     set_point: float = 6e-3
-    """Of the driven part, in nats per token, while no last step is planned."""
+    """Set point of the driven part, in nats per token, if no last step is planned."""
     first_set_point: float = 2e-2
     """The same in the first steps of a run whose last step is planned, at most `FIRST_STEPS`."""
     last_set_point: float = 1e-3
-    """The same at its end, if the scale is below 1."""
+    """The same at the end of such a run, if the scale is below 1."""
     cooldown: float = 0.6
-    """Of the planned steps, the part at the end in which the set point falls, with the cube of what is left."""
+    """Fraction of the planned steps, at the end, in which the set point falls with the cube of the steps left."""
     update_set_point: float = 2e-3
-    """Of the update, in nats per token."""
+    """Set point of the update, in nats per token."""
     gain: float = 0.1
     """Change of log s in a step, for each unit of the error."""
     weight: float = 0.2
@@ -137,7 +140,7 @@ DRIVEN_SET_POINTS: Final = ("set_point", "first_set_point", "last_set_point")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a closed step says; None: not measured.
+    """The loop's input from a closed step; None: not measured.
 
     ``k3`` is of all tokens and ``k3_at_lag_0`` of those at lag 0, in nats per token. ``lag`` is the mean lag in steps;
     ``rate`` the learning rate of the step. ``update`` is k3 of the policy after the step's update against the one
@@ -158,7 +161,8 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """Whether the driven part follows the rate: both when the scale left 1, and the driven parts at the floor since."""
+    """The test whether the driven part follows the rate: both when the scale left 1, the driven parts at the floor
+    since."""
 
     driven: float
     rate: float | None
@@ -167,7 +171,7 @@ class Response:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Response:
         at_floor = value["at_floor"]
-        # A state that an older release stored has their number only, and counts anew.
+        # A state stored by an older release has only their number: counting starts again.
         return cls(value["driven"], value["rate"], tuple(at_floor) if isinstance(at_floor, list) else ())
 
 
@@ -197,9 +201,9 @@ class LoopState:
     last_step: float | None = None
     """The newest plan of the trainer."""
     lowered: tuple[str, ...] = ()
-    """Rules that fire, or fired while no value has been beyond its set point since: the average still holds them."""
+    """Rules that fire, or the last ones that fired while only they keep the average of the error above 0."""
     silent: int = 0
-    """The newest steps in a row that moved nothing, since they lack a value; at most `SILENT_STEPS`."""
+    """Number of newest steps in a row that moved nothing because they lack a value; at most `SILENT_STEPS`."""
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> LoopState:
@@ -216,7 +220,7 @@ class LoopState:
 
     @property
     def left(self) -> float | None:
-        """The part of the planned steps that is left; None without a plan, or beyond its end."""
+        """The fraction of the planned steps that is left; None without a plan, or beyond its end."""
         if self.last_step is None or self.step > self.last_step:
             return None
         return min((self.last_step - self.step) / self.last_step, 1.0)
@@ -229,12 +233,12 @@ class LoopState:
         falling = settings.first_set_point * min(left / settings.cooldown, 1.0) ** COOLDOWN_POWER
         if self.step > FIRST_STEPS:
             falling = min(falling, settings.set_point)
-        # A rate that was not lowered by then is left alone.
+        # A rate that has not been lowered by then is not lowered for the end.
         least = settings.last_set_point if self.log_scale < 0.0 else settings.set_point
         return self._above_static(max(falling, least), settings)
 
     def only_cools(self, settings: LoopSettings) -> bool:
-        """Return whether the set point is low for the planned end alone, and nothing is beyond its usual one."""
+        """Return whether the set point is low only for the planned end, and nothing is beyond its usual one."""
         usual = self._above_static(settings.set_point, settings)
         within = (self.average or 0.0) <= usual and (self.update or 0.0) <= self.update_point(settings)
         return within and self.set_point(settings) < usual
@@ -271,7 +275,7 @@ def advance_loop(state: LoopState, reading: Reading, settings: LoopSettings) -> 
         return replace(state, silent=min(state.silent + 1, SILENT_STEPS))
     error = min(max(*errors, -LARGEST_ERROR), LARGEST_ERROR)
     is_within = error <= 0.0
-    # A lower average would only delay the next fall: at this one the scale rises as fast as it may.
+    # Bounded below: there the scale already rises as fast as it may, and a lower average would delay the next fall.
     error = max(state.error + settings.weight * (error - state.error), -LARGEST_RISE / settings.gain)
     change = min(-settings.gain * error, LARGEST_RISE if settings.raises else 0.0)
     moved = min(max(state.log_scale + change, math.log(settings.floor)), 0.0)
@@ -281,9 +285,9 @@ def advance_loop(state: LoopState, reading: Reading, settings: LoopSettings) -> 
 
 
 def _checked(reading: Reading) -> Reading:
-    """Return the reading without what is no measurement.
+    """Return the reading without values that are not measurements.
 
-    That is a k3 of few tokens or below 0, a k3 of lagging tokens that is exactly 0, and an update that is not above 0.
+    These are a k3 of few tokens or below 0, a k3 of lagging tokens that is exactly 0, an update that is not above 0.
     """
     k3, at_lag_0 = (
         None if each is not None and each < -SMALLEST else each for each in (reading.k3, reading.k3_at_lag_0)
@@ -317,7 +321,7 @@ def _with_driven(state: LoopState, reading: Reading, settings: LoopSettings) -> 
 
 
 def _with_baseline(state: LoopState, k3: float | None) -> LoopState:
-    """Collect readings while there is no static part, or while the one there is cannot be a part of them."""
+    """Collect readings while there is no static part, or while they are too small to contain it."""
     if k3 is None:
         return state
     if state.static is not None and k3 >= state.static / LARGEST_FACTOR:
@@ -329,7 +333,7 @@ def _with_baseline(state: LoopState, k3: float | None) -> LoopState:
 
 
 def _with_full_update(state: LoopState, reading: Reading) -> LoopState:
-    """Average what the update would be at the highest rate so far, from steps that had at least half of it."""
+    """Average the update as it would be at the highest rate so far, over steps with at least half of that rate."""
     if reading.update is None:
         return state
     state = replace(state, updates=state.updates + 1)

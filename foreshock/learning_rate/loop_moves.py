@@ -29,13 +29,13 @@ def next_point(
 ) -> tuple[LoopPoint, float, str] | None:
     """Return the loop's scale from ``step`` on, the reference for the next decision, and why; None if it stays.
 
-    The scale moves by the difference of the state's log s from ``reference``, the one that the last decision came to;
-    None: since now. A decision moves it by at most `LARGEST_FALL` or `LARGEST_RISE` for each step since the last, a
-    rise for at most `STEPS_OF_A_RISE`. What these cut is left for the next decisions: the reference that is returned is
-    by so much behind the state. A step that lacks a value raises nothing, and after `SILENT_STEPS` of them a fall that
-    has gone beyond the state ends.
+    The log of the scale moves by the difference of the state's log s from ``reference``, which the last decision
+    returned; None: start from now. A decision moves it by at most `LARGEST_FALL` or `LARGEST_RISE` for each step since
+    the last, a rise for at most `STEPS_OF_A_RISE`. The rest is left for later decisions: the returned reference is
+    behind the state by it. A step that lacks a value raises nothing, and after `SILENT_STEPS` of them a fall that has
+    gone beyond the state ends.
     """
-    # A fall goes on between two answers, and what is below the floor is not applied.
+    # Between two answers the last fall continues, and a scale below the floor is not applied.
     now = math.log(max(loop_scale(points, step), applied_floor))
     if reference is None:
         reason = "The hold is over: the control loop goes on from the present scale."
@@ -52,7 +52,7 @@ def next_point(
             f"at {math.exp(now):.2g} until a step has one."
         )
         return LoopPoint(step, math.exp(now)), state.log_scale - (wanted - now), reason
-    # None since a decision for the same step: what that one's bounds cut is for later steps.
+    # 0 after a decision for the same step: the rest of that one is left for later steps.
     steps = min(max(step - last.step, 0), HORIZON)
     rise = LARGEST_RISE * min(steps, STEPS_OF_A_RISE) if settings.raises else 0.0
     bounded = min(max(wanted, now - LARGEST_FALL * steps), now + rise)
@@ -87,7 +87,7 @@ def _reason_of_move(state: LoopState, settings: LoopSettings, scale: float, *, r
     left = state.left
     if left is not None and left < settings.cooldown:
         found += f", with {percent(left)} of the planned steps left"
-    # The average of low values is cut: how far recent steps are below is not known from it.
+    # The average is bounded below: it does not show how far recent steps are below the set point.
     recent = "are below the set point" if rises else f"count as {math.exp(state.error):.2g} × the set point"
     return (
         f"{found[0].upper()}{found[1:]}; recent steps {recent}: "

@@ -1,4 +1,4 @@
-"""The sentence that an advice gives as its reason: what was decided, what would be, or what is watched."""
+"""The reason of an advice, as a sentence: what was decided, what would be decided, or what is watched."""
 
 from foreshock.diagnosis.detectors import (
     WATCHING_REASONS,
@@ -26,8 +26,8 @@ def advice_reason(
 ) -> str:
     """Return the reason of the newest decision, or what is watched. A run that has ended gets no advice.
 
-    What is not applied is said with "would", or as of shadow mode. That nothing corroborates a surge is said of the
-    decision on the surge alone: the loop and operators have reasons of their own.
+    If the advice is not applied, the sentence says "would" or names shadow mode. Only the decision on a surge mentions
+    that nothing corroborates it: the loop and operators have reasons of their own.
     """
     if has_ended:
         return RUN_HAS_ENDED
@@ -39,7 +39,7 @@ def advice_reason(
         return WATCHING_REASONS[detectors.watching(configuration.surge)]
     known = advice.schedule
     if advice.kind != "surge" or known is None or is_corroborated(detectors, configuration):
-        # A change of mode says itself what the trainer gets.
+        # The reason of a change of mode already says what the trainer gets.
         is_shown_only = mode == "shadow" and advice.kind != "mode" and (known is not None or advice.is_lowered)
         return advice.reason + (SHADOW if is_shown_only else "")
     if mode == "apply":

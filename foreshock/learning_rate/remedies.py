@@ -1,12 +1,12 @@
-"""What would help beside a lower rate: the effect of the usual corrections on the newest step, and what is favoured.
+"""Alternatives to a lower rate: the effect of the usual corrections on the newest step, and the favoured remedy.
 
 The evidence is the loop's state and one step's rollouts; nothing is applied.
 
-- cause: the mismatch that no rate changes is beyond the set point and most of the mismatch, and updates are within
-  their limit. Neither a rate nor a correction mends it.
+- cause: the static mismatch is beyond the set point and is most of the mismatch, and updates are within their limit.
+  Neither a lower rate nor a correction removes it.
 - rate: an update would be far beyond its set point at the full rate, or masking would leave too small a sample. No
   correction makes an update smaller.
-- correction: else. Masking keeps most of the sample, and the full rate.
+- correction: in all other cases. Masking keeps most of the sample, and the full rate.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.rollout_summaries import RolloutSummaries
 
 OFFERED: Final = ("sequence_mis", "sequence_tis", "token_tis", "icepop")
-"""At their first usual thresholds. The first is the one that is recommended: it did best in docs/closed-loop.md."""
+"""The evaluated corrections, at their first usual thresholds. The first is recommended: it did best in
+docs/closed-loop.md."""
 
 LEAST_ROLLOUTS: Final = 32
-"""With a measured token each. With fewer the share that a mask keeps is known to ±17 % at best."""
+"""Least number of rollouts with a measured token. With fewer, the share that a mask keeps is known to ±17 % at best."""
 
 LEAST_EFFECTIVE: Final = 0.5
-"""Effective sample, as a fraction: a mask that leaves less costs more than half of the batch."""
+"""Least effective sample, as a fraction: a mask that leaves less costs more than half of the batch."""
 
 LARGEST_UPDATE: Final = 1.5
-"""Times its set point, at the full rate. Of tuning runs whose loss was not corrected, those that masking mends had 0.5
-to 1.1 from the 15th update on, and those that it does not 2.0 to 15."""
+"""Largest update at the full rate, as a multiple of its set point. Of the tuning runs without a corrected loss, those
+that masking helps had 0.5 to 1.1 from the 15th update on, the others 2.0 to 15."""
 
 LEAST_UPDATES: Final = 15
-"""Whether updates are too large is judged from so many on, if the trainer logs any."""
+"""Least number of updates for judging whether they are too large, if the trainer logs any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Remedies:
 
 
 def is_wanted(loop: LoopState, settings: LoopSettings) -> bool:
-    """Return whether anything is beyond its set point, or was and is still lowered for."""
+    """Return whether anything is beyond its set point, or the scale is still lowered because of it."""
     lowered = (loop.error > 0.0 or loop.log_scale < 0.0) and not loop.only_cools(settings)
     return lowered or finding(loop, settings) is not None
 
@@ -121,7 +122,8 @@ def favoured(loop: LoopState, settings: LoopSettings, also: Sequence[RemedyRecor
 
 
 def _large_update(loop: LoopState, settings: LoopSettings) -> str | None:
-    """Return that updates are beyond their limit at the full rate, or the newest one if that is unknown; None if not.
+    """Return a clause if the update at the full rate, or the newest one if that is unknown, is beyond its limit; else
+    None.
 
     It is unknown while the trainer has not logged its rate, or fewer updates than the first ones, which are larger.
     """

@@ -128,7 +128,7 @@ class LengthDecaySchedule:
 
 
 HORIZON = 10
-"""Steps for which a client goes on along the loop's last fall while it gets no answer; then the scale stays."""
+"""Steps for which a client without an answer continues the loop's last fall; then the scale stays."""
 
 POINTS_SENT = 16
 """Points of the loop in an answer: those that a trainer may still ask for, and the ones before them."""
@@ -179,7 +179,7 @@ def points_before(points: Sequence[LoopPoint], step: int) -> tuple[LoopPoint, ..
 
 
 def scaled_points(points: Sequence[LoopPoint], first: int, factor: float, floor: float) -> tuple[LoopPoint, ...]:
-    """Return the points with one at ``first`` that multiplies the loop and falls no further; no point: none."""
+    """Return the points with one at ``first`` that multiplies the loop and falls no further; () without points."""
     if not points:
         return ()
     scale = max(loop_scale(points, first), floor) * factor
@@ -211,7 +211,7 @@ def scale_at(
 ) -> float:
     """Return η(step) / η₀: the lower of the loop and of the schedule with the explicit halvings, given by their steps.
 
-    It is never below the floor. ``factor`` and ``floor`` hold where there is no schedule; a schedule has its own.
+    It is never below the floor. ``factor`` and ``floor`` hold if there is no schedule; a schedule has its own.
     """
     if schedule is not None:
         factor, floor = schedule.factor, schedule.floor
@@ -229,7 +229,7 @@ def next_fall(
     floor: float = DECAY_FLOOR,
     loop: Sequence[LoopPoint] = (),
 ) -> int | None:
-    """Return the next step after ``step`` at which `scale_at` falls below what it is there; None if it does not."""
+    """Return the next step after ``step`` at which `scale_at` falls below its value there; None if it does not."""
     now = scale_at(schedule, halvings, step, factor, floor, loop)
     ahead = {halving for halving in halvings if halving > step}
     for point in loop:
