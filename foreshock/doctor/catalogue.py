@@ -1,4 +1,4 @@
-"""The catalogue: one row a cause, with the variants that it stands for, what it says, and how to fix it.
+"""The catalogue of causes: a row has the variants to try, the sentence of a finding, and the fix.
 
 Within a family rows are in the order in which they are tried: frequent causes first. Families are ordered by their
 cost: `data` needs no replay of its own, `sampling` only the logits of the first one, `weights` and `forward` one replay

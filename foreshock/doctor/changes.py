@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SIDES = ("rollout", "trainer")
-"""The side of μ, what the engine logged, and the side of π, what the trainer logged."""
+"""The side of μ, logged by the engine, and the side of π, logged by the trainer."""
 
 
 class CannotTryError(Exception):
@@ -42,13 +42,13 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What the catalogue needs to know of the models: it fills its rows with these values.
+    """What is known of the models; the catalogue fills its rows with these values.
 
     `announced`: the name of the weights that each side should hold. `weights`: the names of all weights, in the order
     given. `versions`: the version or step that a name stands for, if known. `configurations`: the config.json of each
     name. `unusable`: names that could not be loaded, and why. `layers`: their number; `longest`: the longest sequence,
-    in tokens; `eos`: the id that ends a sequence. `engines`: scorers of real engines that may be asked, those
-    with an option have a colon.
+    in tokens; `eos`: the id that ends a sequence. `engines`: scorers of real engines that may be used; names with an
+    option have a colon.
     """
 
     announced: Mapping[str, str]
@@ -76,7 +76,7 @@ class Experimenter(Protocol):
         """
 
     def log_probs(self, engine: str) -> NDArray[np.float32]:
-        """Return what one of the subject's engines gives with the engine's announced weights, [T].
+        """Return the log-probs [T] of one of the subject's engines with the engine's announced weights.
 
-        Raises CannotTryError with the engine's words.
+        Raises CannotTryError with the engine's message.
         """

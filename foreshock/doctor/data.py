@@ -1,8 +1,8 @@
 """Changes of what is logged: shifts, constants, clamps, scales, rounding. They need no replay of their own.
 
 Each function takes the log-probs [T] of a replay and returns those that would have been logged, or None if the logged
-ones do not have the mark of this change. NaN leaves a token out. Marked tokens (constants) take the logged value, as
-nothing predicts it: they are set apart, and the others are still judged.
+ones do not have the mark of this change. NaN leaves a token out. Marked tokens (constants) take the logged value, which
+nothing predicts: only the other tokens are judged.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import numpy as np
 from foreshock.doctor.evidence import Compared, Float64
 
 _CLEARLY = 0.05
-"""Nats that a constant has to differ from the replay to be told from a token of that very log-prob."""
+"""Least difference in nats of a constant from the replay; below it a token may have that very log-prob."""
 _LEAST_REPEATS = 3
 
 
@@ -37,7 +37,7 @@ def _zeros(compared: Compared, log_probs: Float64) -> Float64 | None:
 
 
 def _sentinels(compared: Compared, log_probs: Float64) -> Float64 | None:
-    """Set values apart that many tokens share exactly and that no replay gives; the bound of a clamp is not one."""
+    """Set apart the values that many tokens share exactly and no replay gives, except the bound of a clamp."""
     values, at, counts = np.unique(compared.logged, return_inverse=True, return_counts=True)
     far = np.abs(compared.logged - log_probs) > 10 * _CLEARLY
     of_value = np.bincount(at, far, values.size)

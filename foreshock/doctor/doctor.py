@@ -26,7 +26,7 @@ def examine(
     budget: Budget | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> DoctorReport:
-    """Explain the logged log-probs of `batch`, those of each side apart, by experiments within `budget`.
+    """Explain the logged log-probs of `batch`, each side separately, by experiments within `budget`.
 
     Raises CannotTryError if neither side was logged, or if the announced weights cannot be replayed at all.
     """
@@ -47,7 +47,7 @@ def examine(
         searches[side] = search
         findings += _findings(search, batch)
         if copied is not None and not search.is_copy():
-            copied = None  # such as of a policy that has collapsed: any two passes agree
+            copied = None  # any two passes agree, as for a collapsed policy
     if copied is not None:
         findings.append(copied)
     if len(searches) == 2:
@@ -81,7 +81,7 @@ def examine(
 
 
 def _tried(searches: dict[str, SideSearch]) -> tuple[RuledOut, ...]:
-    """Return the single variants that were tried for sides for which none is named, those that explain most first."""
+    """Return the single variants tried on sides without a named one, those that explain most first."""
     tried = {
         f"{_words(trial)} [{side}]": search.share(trial)[0]
         for side, search in searches.items()
@@ -100,7 +100,7 @@ def _tried(searches: dict[str, SideSearch]) -> tuple[RuledOut, ...]:
 
 
 def _declared(batch: RolloutBatch, side: str) -> tuple[Sampling, ...]:
-    """Return the distributions that a side's log-probs may be declared to have, the likeliest first.
+    """Return the distributions that a side's log-probs may have by the declarations, the likeliest first.
 
     Trainers divide their logits by the temperature, whatever the engine logs, and never truncate.
     """
@@ -200,7 +200,7 @@ def _findings(search: SideSearch, batch: RolloutBatch) -> list[Finding]:
 
 
 def _is_declared_lag(search: SideSearch, batch: RolloutBatch) -> bool:
-    """Whether the rollouts concerned are those that declare another version than that of the announced weights."""
+    """Whether the concerned rollouts are exactly those that declare another version than the announced one."""
     versions = batch.weights_version
     subject = search.subject
     announced = subject.versions.get(subject.announced[search.side])
@@ -276,7 +276,7 @@ def _between(
     names = [str(search.found.change.get("weights")) for search in (engine, trainer)]
     compared, subject = trainer.compared, experimenter.subject
     if names[0] == names[1] or subject.announced["rollout"] == subject.announced["trainer"]:
-        return found  # a cause of one side is no lag between two
+        return found  # the same weights, or a cause of one side: no lag between the sides
     base = trainer.found.change.plus(Change.of(weights=names[0]))
     sampling = trainer.found.sampling
 

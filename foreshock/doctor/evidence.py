@@ -1,4 +1,4 @@
-"""What is compared: the tokens of one side, what a variant leaves unexplained of them, and its intervals."""
+"""The comparison: the tokens of one side, the difference that a variant leaves unexplained, and its intervals."""
 
 from __future__ import annotations
 
@@ -135,11 +135,11 @@ def mean_range(halves: Float64, compared: Compared) -> tuple[float, float]:
 
 
 def steadiness(replays: list[Float64], compared: Compared) -> Float64:
-    """Return the weight of each token: s₀² / (s₀² + s²), s² what rounding does to it, squared, and s₀² the usual one.
+    """Return the weight of each token: s₀² / (s₀² + s²), s² its squared rounding difference and s₀² the usual one.
 
-    s² is that of the largest difference of `replays`, but not below σ² (1 − p)², which noise of the logits does to a
-    token of the probability p: a few replays may agree by chance. σ² is the usual one, and p is that of the first
-    replay or the logged one, whichever is farther from 1: under a fault the logged one is what was rounded.
+    s² is the square of the largest difference between `replays`, but at least σ² (1 − p)², the effect of logit noise on
+    a token of probability p, since a few replays may agree by chance. σ² is the usual one, and p is that of the first
+    replay or the logged one, whichever is farther from 1: with a fault, the logged one is the one that was rounded.
     """
     with np.errstate(invalid="ignore"):
         squares = np.ptp(np.stack(replays), axis=0) ** 2

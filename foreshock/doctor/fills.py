@@ -1,4 +1,4 @@
-"""The values with which rows of the catalogue are tried, from what is known of the models.
+"""The values to try for rows of the catalogue, from what is known of the models.
 
 Each function yields, for a side of a subject, the label of a variant and the values of its change.
 """
@@ -14,7 +14,7 @@ Fill = Callable[[Subject, str], Labelled]
 
 
 def _others(subject: Subject, side: str) -> Iterator[str]:
-    """Yield the other weights than a side's announced ones; the last and the first ones in turn."""
+    """Yield the weights other than a side's announced ones, alternately from the last and the first version."""
     names = sorted(
         (name for name in subject.weights if name != subject.announced[side]),
         key=lambda each: subject.versions.get(each, 0),
@@ -61,7 +61,8 @@ def layer_parts(subject: Subject, side: str) -> Labelled:
 
 
 def stages(subject: Subject, side: str) -> Labelled:
-    """Yield the first or the last layers of others, as a stage of a pipeline has them: a quarter, a half, the rest."""
+    """Yield first or last layers of other weights, as a pipeline stage holds them: a half, a quarter, three
+    quarters."""
     number = subject.layers
     borders = dict.fromkeys(round(number * part / 4) for part in (2, 1, 3))
     for border in (each for each in borders if 0 < each < number):
@@ -110,7 +111,7 @@ Field = tuple[str, Callable[[Mapping[str, Any]], list[Any]]]
 
 
 def fields(*of_fields: Field) -> Fill:
-    """Return a fill that tries values of fields of the configuration; a function gives them from it."""
+    """Return a fill that tries values of configuration fields; each field's function gives them."""
 
     def fill(subject: Subject, side: str) -> Labelled:
         configuration = subject.configurations[subject.announced[side]]

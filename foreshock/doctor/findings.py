@@ -58,7 +58,7 @@ def lines_of_answer(answer: Mapping[str, Any], probe: Mapping[str, Any]) -> list
 
 
 def record_lines(record: DoctorStepRecord) -> list[str]:
-    """Return the report of the service on a step as text, with what checksums of the engines' weights say."""
+    """Return the service's report on a step as text, with the results of checksums of the engines' weights."""
     return report_lines(record.report) + [f"checksums: {each}" for each in record.checksums]
 
 

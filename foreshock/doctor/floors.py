@@ -1,4 +1,4 @@
-"""The floors of one side: the undisturbed replay that is nearest, ordinary rounding, and the noise of other batches."""
+"""The floors of one side: the nearest undisturbed replay, ordinary rounding, and the noise of other batches."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ _TWO_ROUNDINGS = 2.0
 ONE_OF_TWO_ROUNDINGS = 1 - 1 / _TWO_ROUNDINGS
 """A replay and a log without a fault differ by two roundings; a variant that removes one explains this share."""
 _OTHER_KERNELS = 2.0
-"""How many times more than the precisions of torch other kernels may differ, weighted. With right weights those of vLLM
-leave up to 1.3 times the mean difference of the precisions, with the wrong weights that were sampled with up to 4.1
-times (`benchmarks/partial_sync.py`, seeds 7 to 9); rounding is twice this factor of the upper end of that mean."""
+"""Factor by which other kernels may differ more than torch's precisions, weighted. vLLM's kernels leave up to 1.3 times
+the mean difference of the precisions with the right weights, up to 4.1 times with wrong ones
+(`benchmarks/partial_sync.py`, seeds 7 to 9). Rounding is twice this factor times the upper end of that mean."""
 _SHARE_FOR_NOISE = 0.125
 """The share of the tokens that the noise of other batches is measured on."""
 _REFERENCE = "float32"
-"""Usual on no side, and the dearest precision on a GPU: it is replayed in part, and in full only if it is nearer."""
+"""Not usual on any side, and the slowest precision on a GPU: replayed in part, and in full only if it is nearer."""
 _SHARE_FOR_REFERENCE = 0.5
-"""Of the rollouts. With a quarter of 32 rollouts small causes are lost, as the floor is measured less well."""
+"""Fraction of the rollouts. With a quarter of 32, small causes are missed: the floor is measured less well."""
 
 
 class Floors:
-    """What the announced weights of a side give without any fault.
+    """Replays of the announced weights of a side without any fault.
 
-    `base` is the trial of the usual precision, or of one that is clearly nearer. `healthy` has the log-probs [T]
-    of the others and of real engines: logs of another scorer without a fault, on which the nulls of all tests are
-    measured, NaN where it was not replayed; `refused`: the engines that cannot be asked, and why. `rounding`:
-    E[d²]/2 in nats² that precisions can differ by; `weighted_rounding`: the same if tokens count by `weights` [T],
-    which are small at tokens at which rounding decides. `precision_shares`: the shares, without and with weights, that
-    a third precision explains of the difference between two.
+    `base` is the trial of the usual precision, or of one that is clearly nearer. `healthy` has the log-probs [T] of the
+    other precisions and of real engines, NaN where they were not replayed: logs without a fault, on which the nulls of
+    all tests are measured. `refused`: the engines that cannot be used, and why. `rounding`: E[d²]/2 in nats² that
+    precisions can differ by; `weighted_rounding`: the same if tokens count by `weights` [T], which are small at tokens
+    at which rounding decides. `precision_shares`: the shares, without and with weights, that a third precision explains
+    of the difference between two.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Floors:
     def _is_clearly_nearer(self, trial: Trial, usual: Trial, compared: Compared) -> bool:
         """Return whether a precision is nearer by more than one rounding, half of what two leave.
 
-        What is nearer by less can be a fault that hides the precision.
+        A smaller gain can come from a fault that hides the precision.
         """
         return share_range(usual.halves, trial.halves, compared)[1] > ONE_OF_TWO_ROUNDINGS
 
@@ -96,7 +96,7 @@ class Floors:
             name: self._replays.log_probs(each.change, self.base.sampling, self._whole) for name, each in tried.items()
         }
         own = str(self.base.change.get("precision"))
-        # Where the reference was not replayed, the others alone tell at which tokens rounding decides.
+        # Where the reference was not replayed, only the others show at which tokens rounding decides.
         filled: dict[str, Float64] = {}
         if some.rows:
             found = self._replays.log_probs(reference, self.base.sampling.at(some.tokens), some)
@@ -132,7 +132,7 @@ class Floors:
     def _precision_share(self, replays: dict[str, Float64], own: str, weights: Float64 | float) -> float:
         """Return the largest share of a difference between precisions that a third one explains; 0 if none does.
 
-        The logs are those of each precision but `own`, and the third one stands for a variant: what explains no more
+        Each precision except `own` serves as the log, and the third one as a variant: a variant that explains no more
         could be another order of rounding.
         """
 
@@ -144,7 +144,7 @@ class Floors:
         return max(share(*pair) for pair in itertools.permutations([name for name in replays if name != own], 2))
 
     def do_precisions_differ(self) -> bool:
-        """Return whether two precisions give other log-probs, so that equal ones hardly come from two passes."""
+        """Return whether two precisions give different log-probs, so that equal ones hardly come from two passes."""
         if self.rounding > RESOLUTION:
             return True
         other = "float32" if self.base.change.get("precision") != "float32" else PRECISIONS[0]
@@ -163,7 +163,7 @@ class Floors:
         return self._noises[precision]
 
     def decoding(self) -> tuple[float, float]:
-        """Return E[d²]/2 between the base and the same decoded token by token, without and with weights.
+        """Return E[d²]/2 between the base and the base decoded token by token, without and with weights.
 
         0 if the rollouts cannot be decoded.
         """
@@ -173,7 +173,7 @@ class Floors:
             return 0.0, 0.0
 
     def _differing(self, precision: str, composition: str) -> tuple[float, float]:
-        """Return the upper end of E[d²]/2 between a precision and another composition of it, on some rollouts."""
+        """Return the upper end of E[d²]/2 between a precision in two batch compositions, on some rollouts."""
         view = self._some(_SHARE_FOR_NOISE)
         sampling = view.restricted(self.base).sampling
         plain = self._announced.plus(Change.of(precision=precision))

@@ -1,21 +1,22 @@
 """When a trial may be named: it reproduces what a side logged, and explains more of it than its nulls do.
 
 A trial **reproduces** a side if it leaves no more than the noise of other batches, or than ordinary rounding. The lower
-end of the share that it explains, over prompts, has to be above what it explains of **healthy logs**
-(`nulls.healthy_share`), and above what another order of rounding can: what one **precision** explains of the difference
-between two others (`Floors.precision_shares`). Then it has to be told from other causes, in one of two ways:
+end of the share that it explains, over prompts, must be above the share that it explains of **healthy logs**
+(`nulls.healthy_share`). It must also be above what another order of rounding can explain: what one **precision**
+explains of the difference between two others (`Floors.precision_shares`). Then it must be distinguished from other
+causes, in one of two ways:
 
 - It **stands out**: none of the **other causes** that were tried would explain so much of these very logs by chance
   (`nulls.expected_by_chance`).
-- It is **alone**: it leaves no more than one rounding of a side that was beyond it, or more than half of what is within
-  it is explained; so many rollouts improve (`nulls.chance_of`) that none of all variants would do so by chance; and no
+- It is **alone**: it leaves no more than one rounding if the side was beyond ordinary rounding, else it explains more
+  than half; so many rollouts improve (`nulls.chance_of`) that none of all variants would do this by chance; and no
   other cause leaves as little.
 
 A change of data that leaves no more than the noise is named without nulls: it has no parameter that fits a few tokens.
 
 A few tokens at which rounding decides can outweigh all others. A trial is therefore also judged with weights that are
-small at such tokens (`evidence.steadiness`), against the rounding of that mean; only with them it can be alone beyond
-ordinary rounding.
+small at such tokens (`evidence.steadiness`), against the rounding of the weighted mean; only with these weights can it
+be alone beyond ordinary rounding.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from foreshock.doctor.replays import Replays
 from foreshock.doctor.trials import Trial, View
 
 CHANCE = 0.01
-"""The chance of a false name that each test allows; the one level that is chosen."""
+"""The probability of a false name that each test allows; the only level that is chosen."""
 
 Kind = Literal[0, 1]
 """How tokens count: 0 all alike, 1 by the weights of the floors."""
 
 
 class Naming:
-    """Judges trials of a side by its floors and by the other `trials`, a list that grows as the search goes on.
+    """The judge of a side's trials, by its floors and by the other `trials`, a list that grows during the search.
 
-    `screened` has the variants of which a screening was enough, with the shares that they explain.
+    `screened` has the variants that were only screened, with the shares that they explain.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Naming:
         return (self.is_beyond(0) or self.is_beyond(1)) and self.is_within_one_rounding(trial) and self.names(trial)
 
     def needs_both(self, trial: Trial, start: Trial, tried: Sequence[Trial]) -> bool:
-        """Whether a trial explains more of what `start` leaves than precisions, and the second causes `tried`, do."""
+        """Whether a trial explains more of what `start` leaves than precisions and the second causes `tried` do."""
         low = share_range(start.halves, trial.halves, self._compared)[1]
         if low <= self._floors.precision_shares[0] or not self._stands_out(trial, 0, start, tried):
             return False
@@ -90,7 +91,7 @@ class Naming:
         return float((trial.halves * self._weights[kind]).sum()) / self._tokens
 
     def noise_of(self, trial: Trial) -> tuple[float, float]:
-        """Return E[d²]/2 that the announced weights differ by from themselves in other batches, for both kinds."""
+        """Return E[d²]/2 between the announced weights and the same weights in other batches, for both kinds."""
         return self._floors.noise_of(str(trial.change.get("precision")))
 
     def is_exact(self, trial: Trial) -> bool:
@@ -102,7 +103,8 @@ class Naming:
         return all(self.mean(trial, kind) <= times * floors[kind] for kind in (0, 1))
 
     def is_within_one_rounding(self, trial: Trial) -> bool:
-        """Whether a trial leaves no more than one rounding, half of what two differ by: expensive families can wait."""
+        """Whether a trial leaves no more than one rounding, half of what two differ by; then expensive families are not
+        tried."""
         return self.mean(trial) <= self._rounding[0] / 2 and self.mean(trial, 1) <= self._rounding[1]
 
     def is_beyond(self, kind: Kind) -> bool:
@@ -133,10 +135,11 @@ class Naming:
         return self._is_alone(trial, against_others)
 
     def _is_alone(self, trial: Trial, against_others: bool) -> bool:
-        """Whether no variant improves so many rollouts by chance, and no other cause that does leaves as little.
+        """Whether no variant improves so many rollouts by chance, and no other cause that improves them leaves as
+        little.
 
-        What has weights of the same folder comes near the truth as it has a part of it: it may not leave less, also in
-        some rollouts only.
+        A trial with weights of the same folder has a part of the truth: it counts only if it leaves less, even in some
+        rollouts.
         """
         chance = self._chance(self._base, trial)
         if chance * (len(self._trials) + len(self._screened)) >= CHANCE:
@@ -154,7 +157,7 @@ class Naming:
         return not against_others or not any(leaves_as_little(each) for each in others)
 
     def _chance(self, before: Trial, after: Trial) -> float:
-        """Return how likely so many rollouts improve from one trial to another by chance."""
+        """Return the probability that so many rollouts improve from one trial to another by chance."""
         if (before, after) not in self._chances:
             gained = np.bincount(self._compared.rows, (before.halves - after.halves) * self._weights[1])
             self._chances[before, after] = chance_of(np.asarray(gained, np.float64))

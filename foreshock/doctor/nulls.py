@@ -1,4 +1,4 @@
-"""The nulls of the doctor's tests, each measured on the data at hand; no threshold of a name is a constant.
+"""The nulls of the doctor's tests, each measured on the data at hand; no threshold for a name is a constant.
 
 `healthy_share`: what variants explain of logs without a fault. `expected_by_chance`: how many other causes would
 explain as much. `chosen_by_chance`: what the choice of the better of several replays for each rollout explains.
@@ -28,8 +28,8 @@ def healthy_share(
 ) -> tuple[float, float]:
     """Return the largest share, without and with weights, that variants explain of logs without a fault; 0 if none.
 
-    The logs are replays of the announced weights in other precisions. All is done as for the logged ones: fits are
-    made anew, and with `in_part` rollouts may be left out. No replay is made that the variants did not need before.
+    The logs are replays of the announced weights in other precisions. They are treated as the logged values: fits are
+    repeated, and with `in_part` rollouts may be left out. The variants need no replay that they did not need before.
     """
     base = view.restricted(floors.base)
     own = replays.log_probs(base.change, base.sampling, view)
@@ -46,7 +46,8 @@ def healthy_share(
 
 
 def chance_of(improvements: Float64) -> float:
-    """Return how likely so many rollouts improve so much by chance, from the improvement of each [N] (signed ranks)."""
+    """Return the probability that so many rollouts improve so much by chance, from each one's improvement [N] (signed
+    ranks)."""
     values = improvements[np.isfinite(improvements) & (improvements != 0)]
     if not values.size:
         return 1.0
@@ -63,11 +64,11 @@ def gain_of(share: float) -> float:
 
 
 def expected_by_chance(gain: float, others: Sequence[float]) -> float:
-    """Return how many causes would explain so much if none were true, of as many as explain anything.
+    """Return the expected number of causes that would explain so much if none were true.
 
-    The gains are those of `gain_of`; what wrong causes gain falls off exponentially. The scale comes from the median of
-    `others`, so that a relative of the true cause counts for no more than one. Its own error widens the tail, as if it
-    were the mean of two thirds as many. Infinite if no other cause explains anything.
+    The gains are those of `gain_of`; those of wrong causes are taken as exponentially distributed. Their scale comes
+    from the median of the positive `others`, so that a relative of the true cause counts as only one. The error of the
+    scale widens the tail, as if it were the mean of two thirds as many. Infinite if no other cause explains anything.
     """
     helpful = [each for each in others if each > 0]
     if not helpful:
@@ -79,8 +80,8 @@ def expected_by_chance(gain: float, others: Sequence[float]) -> float:
 def chosen_by_chance(halves: Float64, rows: NDArray[np.int64], choices: int, quantile: float) -> float:
     """Return a quantile of the share that is explained if each rollout takes the best of `choices` rollouts' values.
 
-    `halves` [T] is what is left of tokens of the rollouts `rows` [T]: permuted by rollout, it is what another replay
-    leaves that is as good as the first.
+    `halves` [T] is what is left at tokens of the rollouts `rows` [T]. Permuted by rollout, it stands for what another,
+    equally good replay leaves.
     """
     values = np.bincount(rows, halves)
     if not values.sum() > 0:

@@ -17,7 +17,7 @@ from foreshock.doctor.trials import Budget, Trial, View, switched
 
 
 class Replays:
-    """Makes trials by replays of an experimenter, which it counts in a budget; `log` gets a line for each."""
+    """The maker of trials: replays by an experimenter are counted in a budget, and `log` gets a line for each."""
 
     def __init__(self, experimenter: Experimenter, budget: Budget, log: Callable[[str], None]) -> None:
         self._experimenter, self._budget, self._log = experimenter, budget, log
@@ -39,7 +39,8 @@ class Replays:
     def try_on(
         self, start: Trial, variants: tuple[Variant, ...], view: View, *, is_silent: bool = False
     ) -> list[Trial]:
-        """Return the trials of `variants` on top of `start`, which is one of the view; for weights also in part.
+        """Return the trials of `variants` on top of `start`, a trial of the view; then those of parts of it
+        (`_in_part`).
 
         Empty if a fit or a change of data does not apply. Raises CannotTryError.
         """
@@ -73,7 +74,7 @@ class Replays:
         return uncertainty(fit, self._logits(trial.change, view), target, trial.sampling)
 
     def _unchanged_data(self, change: Change, sampling: Sampling, data: tuple[str, ...], view: View) -> Compared:
-        """Return what a fit has to explain: the tokens that no change of data has set apart."""
+        """Return the tokens that a fit has to explain: those that no change of data alters."""
         if not data:
             return view.compared
         plain = self.log_probs(change, sampling, view)
@@ -83,9 +84,9 @@ class Replays:
         return replace(view.compared, usable=view.compared.usable & (changed == plain))
 
     def _in_part(self, trial: Trial, start: Trial, view: View, fit: str) -> Iterator[Trial]:
-        """Yield the trial of the rollouts that it fits better than `start`, if these are some and not all.
+        """Yield trials of only the rollouts that it fits better than `start`, if these are some and not all.
 
-        What was fitted to all rollouts is fitted again to these.
+        A parameter fitted to all rollouts is fitted again to these. With other weights, also a switch within rollouts.
         """
         compared = view.compared
         better = compared.by_rollout(trial.halves) < compared.by_rollout(start.halves)
@@ -121,7 +122,8 @@ class Replays:
     def _with_data(
         self, log_probs: Float64, data: tuple[str, ...], view: View, known: tuple[str, ...] = ()
     ) -> Float64 | None:
-        """Return the log-probs after changes of data; None if one has no mark in a view and is not `known` from all."""
+        """Return the log-probs after changes of data; None if one has no mark in the view and is not `known` from
+        all."""
         for name in data:
             changed = DATA_CHANGES[name](view.compared, log_probs)
             if changed is None and name not in known:

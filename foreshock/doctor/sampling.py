@@ -18,19 +18,19 @@ from foreshock.doctor.evidence import Compared, Float64
 _LOGITS_AT_ONCE = 1 << 24
 """Logits that are converted to float64 at a time: with 150,000 ids a replay of one rollout may have more."""
 _FIT_LOGITS = 1 << 21
-"""Logits of a fit; more tokens are thinned out evenly, to no fewer than the next number."""
+"""Largest number of logits in a fit: more tokens are thinned out evenly, to no fewer than the next number."""
 _LEAST_FIT_TOKENS = 128
 _MOST_IDS = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sampling:
-    """What is done to logits before log-softmax; `temperature` to `min_p` may differ by token, [T].
+    """The changes of logits before log-softmax; `temperature` to `min_p` may differ by token, [T].
 
     `repetition` counts the ids of prompt and response, as in vLLM and transformers, `repetition_of_response` those of
-    the response only, as in SGLang; presence and frequency count those of the response in all of them. `biases`: pairs
-    of token id and what is added to its logit, −∞ for a banned id. `banned_until`: an id (the end of a sequence) that
-    is banned at the first n response tokens.
+    the response only, as in SGLang; presence and frequency count those of the response in all these engines. `biases`:
+    pairs of token id and what is added to its logit, −∞ for a banned id. `banned_until`: an id (the end of a sequence)
+    that is banned at the first n response tokens.
     """
 
     temperature: Any = 1.0
@@ -101,7 +101,7 @@ class Sampling:
         return values
 
     def _kept(self, probabilities: Float64, ids: NDArray[np.int32]) -> Float64:
-        """Return the mass [T] that truncation keeps; it keeps the token, which was sampled, whatever rounding says."""
+        """Return the mass [T] that truncation keeps; the sampled token is always kept, even against rounding."""
         rows = np.arange(ids.size)
         ordered = -np.sort(-probabilities, axis=1)
         running = np.cumsum(ordered, axis=1)
@@ -120,7 +120,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Data:
-    """What a fit sees: logits and logged log-probs of the (thinned) tokens, and the distribution to start from."""
+    """The input of a fit: logits and logged log-probs of the (thinned) tokens, and the distribution to start from."""
 
     logits: NDArray[np.float32]
     compared: Compared
@@ -294,5 +294,5 @@ FITS: dict[str, Callable[[_Data], Sampling | None]] = {
     "frequency": _continuous("frequency", np.linspace(-1.0, 1.0, 21).tolist(), 0.0),
     "softcap": _continuous("softcap", np.geomspace(0.5, 100.0, 24).tolist(), 0.0),
 }
-"""A fit a parameter of Sampling, cheap first."""
+"""Parameter of Sampling → its fit, cheap fits first."""
 _CONTINUOUS = ("temperature", "repetition", "repetition_of_response", "presence", "frequency", "softcap")

@@ -18,14 +18,14 @@ _SCREENED = 0.1
 """The share of the tokens that a variant is screened on; the rollouts that differ most show a cause best."""
 _LEAST_SCREENED = 3
 _EVERY = 4
-"""Weights are screened on every so-manieth rollout, as rollouts of several versions can be mixed."""
+"""Weights are screened on every fourth rollout, as rollouts of several versions can be mixed."""
 
 
 class Screening:
-    """Screens the variants of a side, on the rollouts that differ most or on a spread of all.
+    """The screening of a side's variants, on the rollouts that differ most or on a spread of all.
 
-    `results` has the variants of which a screening was enough, and the share that they explain of the undisturbed
-    replay, without and with weights.
+    `results` has the variants that were only screened, and the share that they explain of the undisturbed replay,
+    without and with weights.
     """
 
     def __init__(self, replays: Replays, floors: Floors, compared: Compared, budget: Budget) -> None:
@@ -52,7 +52,7 @@ class Screening:
             shares = self._screen(start, variants, than, "spread")
             if np.any(shares > self._chance_shares(variants, than, "spread")):
                 return True
-            # The first row has the weights in all rollouts: no choice was made for each, so it has no such null.
+            # The first row has the weights in all rollouts: nothing was chosen by rollout, so that null does not apply.
             return self._is_beyond and bool(np.any(shares[:1] > self._floors.precision_shares))
         if packed := next((each.get("packed") for each in changed if each.get("packed")), None):
             # The second rollout of a row has the same context whatever the row's length.
@@ -67,10 +67,10 @@ class Screening:
         return bool(np.any(shares > self._chance_shares(variants, than, "largest")))
 
     def _chance_shares(self, variants: tuple[Variant, ...], than: Trial, kind: str) -> Float64:
-        """Return the shares of a screening that variants explain by chance: what precisions explain of one another.
+        """Return the shares that variants explain by chance in a screening: what precisions explain of one another.
 
-        Within ordinary rounding it is also what they explain of a healthy log. Weights may concern some rollouts only:
-        beyond it, it is what a choice for each rollout explains.
+        Within ordinary rounding, also what the variants explain of a healthy log. Beyond it, for weights, which may
+        concern some rollouts only: what a choice for each rollout explains.
         """
         precisions = np.array(self._floors.precision_shares)
         view = self._view(than, kind)
@@ -83,20 +83,20 @@ class Screening:
         return np.array([chosen_by_chance(halves * by, view.compared.rows, 2, 0.5) for by in self._weightings(view)])
 
     def _least_shares(self, than: Trial) -> Float64:
-        """Return the shares of the worst rollout that let variants pass; within rounding it shows little of a cause."""
+        """Return the least shares of the worst rollout to pass: 0 within rounding, where it shows little of a cause."""
         is_beyond = than is not self._base or self._is_beyond
         return np.array(self._floors.precision_shares if is_beyond else (0.0, 0.0))
 
     def _weightings(self, view: View) -> tuple[Float64, Float64]:
-        """Return what the tokens of a view count without and with weights."""
+        """Return the weights of a view's tokens: all 1, and those of the floors."""
         weights = self._weights[view.tokens] if view.rows else self._weights
         return np.ones(weights.size), weights
 
     def _view(self, than: Trial, kind: str) -> View:
         """Return the rollouts of a screening.
 
-        They are the worst, the largest, a spread of all, an aligned block with the worst, or the first two of such a
-        block of any size, of which the second is the worst.
+        They are the worst one, those that differ most, a spread of all, an aligned block with the worst, or a pair: the
+        first two of the largest block, chosen by its second.
         """
         if (than, kind) not in self._screens:
             both = (than.halves, than.halves * self._weights)
@@ -124,9 +124,10 @@ class Screening:
         kind: str,
         of: tuple[Variant, ...] = (),
     ) -> Float64:
-        """Return the shares of what `than` leaves that trials of `variants`, which stand for `of`, explain of a view.
+        """Return the shares of what `than` leaves in a view that trials of `variants` explain; they are stored for
+        `of`.
 
-        One row a trial, without weights and with them, first that of all rollouts of the view.
+        One row a trial, the first for all rollouts of the view; columns: without and with weights.
         """
         view = self._view(than, kind)
         found = self._replays.try_on(view.restricted(start), variants, view)

@@ -5,7 +5,7 @@
 2. Single variants, by family: data and sampling need no further replay, then weights, then the forward pass, then
    parts. Each is judged for all rollouts, and for the rollouts that it fits better than the undisturbed replay. A
    variant that needs a replay is screened first, on the worst rollout and then on a tenth of the tokens in the
-   rollouts that differ most: all tokens are replayed only if it explains most of that.
+   rollouts that differ most: all tokens are replayed only if it explains more of that than chance does.
 3. Pairs: every variant on top of the ones that explained most.
 """
 
@@ -27,13 +27,14 @@ from foreshock.doctor.trials import Budget, Trial, View, mixtures
 _FREE = ("data", "sampling")
 _CHEAP = (*_FREE, "weights")
 _LITTLE_NOISE = 2.0
-"""Times the noise of other batches: engines add one of their own. What is left below has cheap causes or none."""
+"""Multiple of the noise of other batches, as engines add their own. A smaller difference has cheap causes or none."""
 _STARTS = 4
 """How many single variants a pair may start from: those that explain most."""
 
 
 class SideSearch:
-    """The search for one side, whose logged log-probs are those of `compared` and should be those of `sampling`."""
+    """The search for one side, whose logged log-probs are those of `compared` and should be those of one of
+    `samplings`."""
 
     def __init__(
         self,
@@ -72,12 +73,12 @@ class SideSearch:
 
     @property
     def screened(self) -> dict[tuple[Variant, ...], tuple[float, float]]:
-        """The variants of which a screening was enough, with the share that they explain, without and with weights."""
+        """The variants that were only screened, with the share that they explain, without and with weights."""
         return self._screening.results
 
     @property
     def is_explained(self) -> bool:
-        """Whether what was found is within ordinary rounding."""
+        """Whether what was found is within ordinary rounding or noise, or may be named."""
         is_steady = self.found is not self.base or not self._naming.is_beyond(1)
         if (self.mean(self.found) <= self.rounding and is_steady) or self.is_exact(self.found):
             return True
@@ -95,7 +96,7 @@ class SideSearch:
         return share_range((without or self.base).halves, trial.halves, self.compared)
 
     def uncertainty(self, variant: Variant) -> float:
-        """Return the half-width of the 95 % interval of what a variant of the cause fitted; NaN if it has none."""
+        """Return the half-width of the 95 % interval of the parameter that a variant fitted; NaN if it has none."""
         return self._replays.uncertainty(self.found, variant.fit, self._whole) if variant.fit else float("nan")
 
     def alternatives(self) -> list[Trial]:
@@ -116,11 +117,11 @@ class SideSearch:
 
     @property
     def refused(self) -> Mapping[str, str]:
-        """The engines that cannot be asked, whatever the side, and why."""
+        """The engines that cannot be used, and why."""
         return self._floors.refused
 
     def noise_of(self, trial: Trial) -> float:
-        """Return E[d²]/2 that the announced weights differ by from themselves in other batches."""
+        """Return E[d²]/2 between the announced weights and the same weights in other batches."""
         return self._naming.noise_of(trial)[0]
 
     def _search(self) -> Trial:
@@ -149,7 +150,7 @@ class SideSearch:
         return self._pair() or self.base
 
     def _little(self) -> str:
-        """Return what explains the little that is left without any cause; "" if nothing does."""
+        """Return what explains a small difference without a cause; "" if nothing does."""
         if self._naming.is_below(self.base, self._naming.noise_of(self.base), _LITTLE_NOISE):
             return "hardly more than the noise of other batches"
         may_decode = self.side == "rollout" and self.mean(self.base) <= self.rounding
@@ -174,7 +175,7 @@ class SideSearch:
         return min([best, *self._refined(best)], key=lambda each: each.gap)
 
     def _whole_of(self, found: Trial) -> Trial:
-        """Return a trial, or that of its causes for all rollouts if it leaves not much more."""
+        """Return the trial of the same causes for all rollouts if it leaves hardly more; else `found`."""
         causes = [each.cause for each in found.variants]
         of_causes = [each for each in self.trials if [one.cause for one in each.variants] == causes]
         wholes = sorted((each for each in of_causes if not each.in_part), key=lambda each: each.gap)
@@ -208,7 +209,7 @@ class SideSearch:
     def _attempted(self, start: Trial, variants: tuple[Variant, ...], than: Trial | None = None) -> Iterable[Trial]:
         """Return the trials of `variants` on top of `start`, for all rollouts and for those that it fits better.
 
-        None if a screening shows that they do not explain most of what `than` (None: `start`) leaves.
+        Empty if a screening shows that they do not explain enough of what `than` (None: `start`) leaves.
         """
         if variants[-1].change.values and self._budget.is_spent:
             self.not_tried.setdefault(variants[-1].cause, "the budget is spent")
@@ -234,7 +235,7 @@ class SideSearch:
         return None
 
     def _starts(self) -> list[Trial]:
-        """Return the best trial of each of the causes that explain most, as far as was tried or screened."""
+        """Return the best trial of each of the causes that explain most, of those tried or screened."""
         wholes = [each for each in self.trials if each.gap < 0.95 * self.base.gap and each.rows.all()]
         shares: list[tuple[float, tuple[Variant, ...], Trial | None]] = []
         shares += [(1 - each.gap / self.base.gap, each.variants, each) for each in wholes]
@@ -249,7 +250,7 @@ class SideSearch:
         return sorted(found, key=lambda each: each.gap)
 
     def _further(self, found: Trial) -> Trial:
-        """Search what a cause leaves within ordinary rounding."""
+        """Search a second cause of what a named one leaves."""
         if self.is_exact(found):
             return found
         families = _FREE if self._naming.is_within_one_rounding(found) else FAMILIES

@@ -1,4 +1,4 @@
-"""A budget of experiments, and what one of them left unexplained."""
+"""A budget of experiments, and the difference that one of them leaves unexplained."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ _DECODE = 2.0
 class Budget:
     """Replays and seconds that a search may spend; `clock` gives seconds.
 
-    `replays` counts those made, one of some rollouts as the share of tokens that it has; `made` are those, for both
-    sides.
+    `replays` counts the replays made, one of some rollouts as its share of the tokens; `made` has them, for both sides.
     """
 
     seconds: float = DOCTOR_SECONDS
@@ -97,7 +96,7 @@ class View:
 class Trial:
     """Variants tried together, and d²/2 [T] that they leave; `rows` are the rollouts concerned, [N].
 
-    `in_part`: each rollout, or its first or last tokens, takes what fits it best.
+    `in_part`: each rollout, or its first or last tokens, takes the replay that fits best.
     """
 
     variants: tuple[Variant, ...]
@@ -126,7 +125,8 @@ class Trial:
 
 
 def switched(mine: Float64, others: Float64, offsets: NDArray[np.int64]) -> Float64:
-    """Return d²/2 [T] if each rollout changes the weights at most once: the first tokens of the others, or the last."""
+    """Return d²/2 [T] if each rollout changes its weights at most once: its first or its last tokens have the
+    others."""
     found = mine.copy()
     for start, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
         one, other = mine[start:stop], others[start:stop]
