@@ -1,6 +1,6 @@
 """The client for trainers: logs rollouts, scalars and checkpoints in the background, without slowing training.
 
-Its names are imported when they are first used: commands need the connection alone, without numpy and pyarrow.
+Its names are imported when they are first used: commands need only the connection, without numpy and pyarrow.
 """
 
 from __future__ import annotations

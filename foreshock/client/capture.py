@@ -37,7 +37,7 @@ Rollouts = RolloutBatch | Mapping[str, Any] | Any
 """A RolloutBatch, a mapping of columns, a pyarrow Table or RecordBatch."""
 
 Captured = Callable[[], RolloutBatch]
-"""What builds the batch of captured rollouts."""
+"""A function that builds the batch of captured rollouts."""
 
 _FIELD_OF = {column.name: column.field for column in ROLLOUT_COLUMNS} | {
     column.field: column.field for column in ROLLOUT_COLUMNS
@@ -60,7 +60,7 @@ _pass_failed = False
 def size_of(rollouts: Rollouts) -> int:
     """Return an estimate of the memory of `rollouts` in bytes, without iterating over tokens.
 
-    Raises InvalidRolloutsError if they are no columns.
+    Raises InvalidRolloutsError if they are not columns.
     """
     if isinstance(rollouts, RolloutBatch):
         return sum(_size(getattr(rollouts, name)) for name in RolloutBatch.__slots__)
@@ -85,10 +85,10 @@ def _size(value: Any) -> int:
 def capture_rollouts(
     rollouts: Rollouts, *, default_ids: str, attributes: BatchAttributes | None, copy: bool = True
 ) -> Captured:
-    """Copy the arrays that the trainer may change; return what builds the validated batch in the background.
+    """Copy the arrays that the trainer may change; return a function that builds the validated batch in the background.
 
-    That raises InvalidRolloutsError with row and column. `default_ids` is the prefix of generated sample ids.
-    `attributes` are those that the batch lacks.
+    The function raises InvalidRolloutsError with row and column. `default_ids` is the prefix of generated sample ids.
+    `attributes` fill those that the batch lacks.
     """
     if isinstance(rollouts, RolloutBatch):
         batch = RolloutBatch(**{name: _copied(name, getattr(rollouts, name), copy) for name in RolloutBatch.__slots__})
@@ -132,7 +132,7 @@ def encode_shard(
     settings: ClientSettings,
     log: LogOnce,
 ) -> Delivery:
-    """Build and encode one shard as `settings.mode` says; `rank` is its number, and theirs in all.
+    """Build and encode one shard by `settings.mode`; `rank` is its number and the number of shards.
 
     Call it in the background. Raises InvalidRolloutsError.
     """
@@ -145,7 +145,7 @@ def encode_shard(
     if not prepare_token_pass():
         log.warning("numpy pass", _NUMPY_PASS)
     full = FullRollouts(settings.full_rollouts, settings.worst_rollouts, settings.max_step_bytes)
-    # The sample of full rollouts is that of run, step and shard: the same shard gives the same bytes.
+    # The sample of full rollouts depends only on run, step and shard: the same shard gives the same bytes.
     seed = "/".join((*registration.run_identity, str(step), str(shard), str(shards)))
     measured = encode_statistics_shard(captured(), seed=seed, full=full.of_shard(shard, shards))
     return Delivery("statistics", registration, "PUT", f"{folder}/statistics/{shard}", query, MEDIA_TYPE, measured)
@@ -166,7 +166,7 @@ def prepare_token_pass() -> bool:
             compile_elsewhere()
             compiled.prepare()
         except Exception:
-            # Such as a numba that does not support this numpy; numpy's pass gives the same numbers.
+            # For example a numba that does not support this numpy; numpy's pass gives the same numbers.
             _pass_failed = True
         return not _pass_failed
 
@@ -179,7 +179,7 @@ def _copied(name: str, value: Any, copy: bool) -> Any:
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, list | tuple):
-        # One row of numbers or strings: looking at each of 3 M items would take half a second.
+        # Only the first item is checked: to check each of 3 M items would take half a second.
         if not any(_is_row(item) for item in value[:1]):
             return list(value)
         return [_copied(name, item, copy) if _is_row(item) else item for item in value]

@@ -9,8 +9,8 @@
 A call copies its arrays (`capture.py`) and puts them into a bounded queue (`queues.py`). One thread encodes them into
 the outbox, which is on disk (`spool.py`), one sends them (`sender.py`); `pipeline.py` starts both.
 
-Every rank that logs has a client. All clients of a launch log into one attempt, which they find by what the launcher
-gives to all of them (`launch.py`).
+Every rank that logs has a client. All clients of a launch log into one attempt, which they derive from what the
+launcher gives to all ranks (`launch.py`).
 
 Forking: in a forked child the client is disabled, and items logged there are counted as dropped. Create a client in
 each process that logs.
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Client"]
 
-# Of the feed and the exporters, which run in the trainer.
+# The limit for the feed and the exporters, which run in the trainer.
 _MOST_ANSWER_BYTES = 64 * TRAINER_ANSWER_BYTES
 
 
@@ -176,16 +176,16 @@ class Client:
         """Describe the run and start an attempt; returns the client, for `with client.start_run(...):`.
 
         Each call is a start. `resume_step` is the first step that this attempt computes. `shard` and `shards` are this
-        rank's number and theirs in all, if several ranks log; they become the defaults of `log_rollouts`, and leaving
+        rank's number and the number of ranks, if several log; they become the defaults of `log_rollouts`, and leaving
         the `with` block finishes the run on shard 0 only. Call this on every rank that logs, with the same other
         arguments. `shards=1` declares that no other rank logs rollouts: the attempt is then this call's alone.
 
         `attributes` (sampling defaults, logprobs mode, …) apply to every batch without its own. Without this call the
         first logged item starts the run. `model_kind` ("dense", "moe") decides which healthy ranges hold; None: that of
-        a logged checkpoint. `scalar_names` gives watched scalars with names of their own: `{"reward": "my/score"}`.
-        `advice_mode` is the mode of a new run, None: "shadow". A restart keeps the mode that the run has, which an
-        operator may have switched; it is warned of if it asks for another one.
-        `tags` and `note` are shown in the list of runs; `baseline` is the id of a run to compare with.
+        a logged checkpoint. `scalar_names` maps watched scalars to your own names: `{"reward": "my/score"}`.
+        `advice_mode` is the mode of a new run, None: "shadow". A restart keeps the run's mode, which an operator may
+        have switched, and logs a warning if it asks for another one. `tags` and `note` are shown in the list of runs;
+        `baseline` is the id of a run to compare with.
 
         `master_dtype`, `autocast` and `head_dtype` ("float32", "bfloat16", "float16", or torch's dtypes) are the
         precision with which probes replay the trainer: of the weights that its forward pass reads, of its autocast
@@ -331,8 +331,9 @@ class Client:
         """Report, after a weight sync, what the trainer delivered and what engines hold (`foreshock.notary`).
 
         `step` is the first step that these weights sample. Trainer and engines may report from different processes.
-        `engines` have the ids of the column `engine_id`; `variants` are weights that no engine may hold, by what they
-        are, such as "without the adapter". `engines_in_all`: the number of engines, unless all are in `engines`.
+        `engines` have the ids of the column `engine_id`; `variants` are weights that no engine should hold, by
+        description, such as "without the adapter". `engines_in_all`: the number of engines, unless all are in
+        `engines`.
         """
         deliveries.check_whole_number("step", step)
         announced = None if trainer is None else _as_holding(trainer)

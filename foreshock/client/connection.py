@@ -44,14 +44,14 @@ _FAILURES = (httpx.HTTPError, httpx.InvalidURL, OSError, RuntimeError)
 _TEMPORARY_STATUSES = frozenset({httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_EARLY, httpx.codes.TOO_MANY_REQUESTS})
 _NO_SUCH_PATH = frozenset({httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED})
 _PATHS_OF_EVERY_SERVICE = ("/v1/runs", "/v1/audit", "/livez")
-"""Without them the address is another program's, or has a path too many, such as http://host:8765/v1."""
+"""If one is missing, the address is another program's, or has a path too many, such as http://host:8765/v1."""
 _CONNECT_SECONDS = 5.0
-# A body of a request may be sent so slowly, on average.
+# The lowest average speed at which the body of a request may be sent.
 _LEAST_BYTES_PER_SECOND = 65_536
 LONGEST_ANSWER_BYTES = 1 << 30
-"""Of a reader or a worker: tables of rollouts are the largest answers."""
+"""The limit for readers and workers: tables of rollouts are the largest answers."""
 TRAINER_ANSWER_BYTES = 1 << 18
-"""Of what runs in a trainer: receipts, advice and problems. JSON of empty lists takes 25 times its bytes of memory."""
+"""The limit in a trainer: receipts, advice and problems. JSON of empty lists takes 25 times its bytes in memory."""
 _MOST_REASON = 1000
 
 QueryValue = str | int | float | None
@@ -95,7 +95,7 @@ def _is_address(url: str) -> bool:
 def shown_address(url: str) -> str:
     """Return an address without user and password, as messages and links have it.
 
-    Of what is no address only the text after the last @ is kept: its parts are not known.
+    If it is not a valid address, only the text after the last @ is kept: its parts are unknown.
     """
     scheme, mark, rest = url.strip().partition("://")
     if not _is_address(url):
@@ -115,7 +115,7 @@ def wrong_service(url: str) -> WrongService:
 
 
 class _Connection:
-    """The address of a service, and what requests and answers are to threads and event loops alike."""
+    """The address of a service, and the parts of requests and answers that threads and event loops share."""
 
     def __init__(self, url: str, api_key: str | None, timeout_seconds: float, max_answer_bytes: int) -> None:
         if not _is_address(url):
@@ -228,7 +228,7 @@ class ServiceConnection(_Connection):
     ) -> httpx.Response:
         """Send a request and return the answer (2xx or 304). Raises ServiceError for any other, and for none.
 
-        The timeout is of each pause, and of the whole request beside the time that its body takes.
+        The timeout applies to each pause, and to the whole request except the time that its body takes.
         """
         if json_body is not None:
             content = json.dumps(json_body, allow_nan=False).encode()
@@ -350,7 +350,7 @@ def _size_of(content: object, headers: Mapping[str, str] | None) -> int:
 
 
 def _with_body(response: httpx.Response, body: bytes) -> httpx.Response:
-    """Return the answer with a body that was read as it came."""
+    """Return the answer with its body, which was read in pieces."""
     return httpx.Response(
         response.status_code,
         headers=response.headers,
@@ -379,7 +379,7 @@ def _retry_after_seconds(response: httpx.Response) -> float | None:
     """Return the Retry-After header in seconds from now (it may be a number or an HTTP date), None without one."""
     value = response.headers.get("Retry-After", "")
     if value.isdecimal():
-        # More digits are as long as these.
+        # Twelve digits are longer than any useful delay.
         return float(value[:12])
     try:
         moment = parsedate_to_datetime(value)

@@ -89,7 +89,7 @@ class Registration:
 
     @property
     def identified(self) -> Registration:
-        """Return the registration without what describes run and attempt, which a service may find invalid."""
+        """Return the registration without the descriptions of run and attempt, which a service may find invalid."""
         run = {name: self.run[name] for name in ("project", "key")}
         attempt = {name: self.attempt[name] for name in _OF_ATTEMPT if name in self.attempt}
         return Registration(run, attempt)
@@ -108,16 +108,16 @@ class Delivery:
     body: bytes | memoryview = b""
 
     def of_attempt(self, attempt: int) -> Delivery:
-        """Return it as attempt `attempt` sends it: an acknowledgement and the end of a run say whose they are.
+        """Return the delivery with the attempt's number, which an acknowledgement and the end of a run must name.
 
-        The number is not known when it is logged; so one that an older client left in the spool gets it, too.
+        The number is unknown when the delivery is logged. One that an older client left in the spool gets it, too.
         """
         if self.kind not in ("acknowledgement", "state"):
             return self
         try:
             return replace(self, body=json_bytes({**json.loads(bytes(self.body)), "attempt": attempt}))
         except (TypeError, ValueError):
-            # Another program wrote it into the spool: the service says what is wrong with it.
+            # Another program wrote it into the spool: the service will report the error.
             return self
 
     def slices(self) -> Iterator[memoryview]:
@@ -247,7 +247,7 @@ def check_digest(digest: object) -> None:
 
 
 def checked_attributes(attributes: object) -> BatchAttributes:
-    """Return attributes of a batch. Raises ConfigurationError if they are none."""
+    """Return attributes of a batch. Raises ConfigurationError if they have another type."""
     if not isinstance(attributes, BatchAttributes):
         raise ConfigurationError(
             f"attributes must be a BatchAttributes, got {type(attributes).__name__}; from a mapping: "
@@ -307,7 +307,8 @@ def weights(
     variants: Mapping[str, Tensors],
     engines_in_all: int | None,
 ) -> Delivery:
-    """Return the delivery of what trainer and engines hold; of an engine the tensors that are not the trainer's."""
+    """Return the delivery of what trainer and engines hold; for an engine, the tensors that differ from the
+    trainer's."""
     body: dict[str, Any] = {"engines_in_all": engines_in_all or len(engines) or None}
     if trainer is not None:
         body["trainer"] = _holding(trainer, {})
@@ -336,7 +337,7 @@ def state(registration: Registration, state: Literal["finished", "failed"]) -> D
 def acknowledgement_body(
     revision: int, step: int, learning_rate: float, scale: float | None = None, attempt: int | None = None
 ) -> dict[str, int | float]:
-    """Return the report of what a trainer applied at a step; without what is None: the scale, the trainer's attempt."""
+    """Return the report of what a trainer applied at a step, without scale and attempt if these are None."""
     body: dict[str, int | float] = {"revision": int(revision), "step": int(step), "applied_lr": float(learning_rate)}
     if scale is not None:
         body["applied_scale"] = float(scale)

@@ -1,4 +1,4 @@
-"""The launch that this process belongs to, from what its launcher gives to all ranks alike.
+"""The launch that this process belongs to, derived from what its launcher gives to all ranks.
 
 All ranks of a launch must log into one attempt, and each launch needs an attempt of its own. The first source that is
 present is used:
@@ -16,8 +16,8 @@ launch has: on one node the folder that torchrun makes for the errors of its wor
 and everywhere by the step that the attempt resumes at.
 
 A start is an attempt of its own without any of this if it declares `shards=1`, or if the launcher says that it started
-one rank: no other process has to find its key. A process that starts a run again, as a notebook does, counts: its
-second start from a step is another attempt than its first.
+one rank: no other process has to find its key. A process that starts a run again, as a notebook does, counts its
+starts: the second start from a step is a new attempt.
 """
 
 import hashlib
@@ -39,7 +39,8 @@ _LONGEST_KEY = 200
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 _starts: Counter[tuple[object, ...]] = Counter()
-"""Starts of this process by process id, run, shard and derived key. Every rank counts its own, all of them alike."""
+"""Starts of this process by process id, run, shard and derived key. Every rank counts its own starts and gets the same
+numbers."""
 _starts_lock = threading.Lock()
 
 
@@ -65,7 +66,7 @@ class Launch:
             return f"process-{uuid.uuid4().hex}"
         key = f"{self.identity}-from-{resume_step}" if resume_step else self.identity
         with _starts_lock:
-            # A forked child counts from the beginning, as its siblings do that were not forked.
+            # A forked child counts from the beginning, as ranks that were not forked do.
             counted = (os.getpid(), *run, shard or 0, key)
             _starts[counted] += 1
             start = _starts[counted]
@@ -102,7 +103,7 @@ def find_launch(attempt_key: str | None = None, environment: Mapping[str, str] |
 
 
 def _ray() -> str | None:
-    """Return the session and job if this process uses Ray. Two clusters number their jobs alike, their sessions not."""
+    """Return the session and job if this process uses Ray. Job numbers repeat between clusters, sessions do not."""
     ray = sys.modules.get("ray")
     try:
         if ray is None or not ray.is_initialized():
@@ -112,7 +113,7 @@ def _ray() -> str | None:
         session = getattr(getattr(node, "_global_node", None), "session_name", None) or context.gcs_address
         return f"ray-{session}-{context.get_job_id()}"
     except Exception:
-        # A Ray of another release: the other sources may still do.
+        # Another release of Ray: the other sources may still work.
         return None
 
 

@@ -109,7 +109,7 @@ class Pipeline:
         threading.Thread(target=self._make_and_put, args=(what, make), name="foreshock-digest", daemon=True).start()
 
     def begin(self, registration: Registration, shard: int | None) -> None:
-        """Take the attempt that this client logs; `shard` names the rank, if it is known.
+        """Set the attempt that this client logs; `shard` names the rank, if it is known.
 
         Heartbeats are sent for it. The first rank prints the address of the run's page once, to stderr, when the run
         is registered.
@@ -160,7 +160,7 @@ class Pipeline:
         return not len(self._queue) and not len(self._outbox)
 
     def _deliver(self, failed_before: int, seconds: float) -> None:
-        """Deliver for so long; less if an attempt fails or all that is left is refused: the disk keeps the rest."""
+        """Deliver for up to `seconds`; stop if an attempt fails or all the rest is refused, as the disk keeps it."""
 
         def gains_nothing() -> bool:
             failed = self._sender.failed_attempts > failed_before
@@ -222,8 +222,8 @@ class Pipeline:
     def _warn_of_a_start_at_0(self, delivery: Delivery) -> None:
         """Warn if a restart did not pass `resume_step`: what earlier attempts logged is superseded then.
 
-        Judged is the first delivered shard of this client's attempt. By identity, since each item that is read from
-        disk has a registration of its own; those that other processes left there do not count.
+        The first delivered shard of this client's attempt decides. Attempts are compared by identity, since each item
+        read from disk has a registration of its own; items that other processes left there do not count.
         """
         own = self._own
         registration = delivery.registration
@@ -252,7 +252,7 @@ class Pipeline:
         if status.rejected:
             lines.append(f"  the rejected items are in {self._spool.rejected.folder}, each with the reason")
         with contextlib.suppress(OSError, ValueError):
-            # Closed at the end of some processes.
+            # stderr is closed at the end of some processes.
             print("\n".join(lines), file=sys.stderr)
 
     def _disable_after_fork(self) -> None:
@@ -262,16 +262,16 @@ class Pipeline:
 
 
 _open_pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()
-# By address of a service: the seconds that clients of this process waited for it while it took nothing.
+# Address of a service → seconds that closing clients of this process waited while it took nothing.
 _waited_in_vain: dict[str, float] = {}
-# What is left of a timeout to write the rest to disk.
+# Seconds of a timeout that are kept for writing the rest to disk.
 _MOST_END_SECONDS, _LEAST_END_SECONDS = 2.0, 0.5
 
 
 def close_together(pipelines: Sequence[Pipeline], timeout_seconds: float | None = None) -> None:
     """Close pipelines within one timeout, the longest `exit_seconds` by default, which includes writing to disk.
 
-    Also clients that are closed one after the other do not wait longer, by default, for a service that takes nothing.
+    While the service takes nothing, clients that are closed one after the other share the default timeout, too.
     """
     closing = [each for each in pipelines if not (each._closed or each._disabled_by_fork)]
     if not closing:
@@ -297,7 +297,7 @@ def close_together(pipelines: Sequence[Pipeline], timeout_seconds: float | None 
     for each in closing:
         each._sender.begin_stop()
         each._queue.close()
-    # Beyond the deadline if there was no time for it: what is in memory only is lost else.
+    # Beyond the deadline if necessary: items that are only in memory would be lost.
     end = max(end, time.monotonic() + _LEAST_END_SECONDS)
     for each in closing:
         with each._never_raises():

@@ -1,4 +1,4 @@
-"""Files and folders of this user that no one else may write: what is in a spool is sent with the API key."""
+"""Files and folders of this user that no one else may write: the files in a spool are sent with the API key."""
 
 import contextlib
 import ctypes
@@ -45,7 +45,7 @@ def make_private(directory: Path) -> None:
 
 
 def require_private(directory: Path) -> None:
-    """Take the rights of others from a folder; raise SpoolError if it belongs to another user.
+    """Remove the rights of other users on a folder; raise SpoolError if it belongs to another user.
 
     Below the common temporary folder each parent is checked too, since anyone may have made it.
     """

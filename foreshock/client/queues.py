@@ -23,7 +23,7 @@ from foreshock.client.spool import Item, Spool, SpoolFullError
 from foreshock.errors import SpoolError
 from foreshock.retry import Backoff
 
-# A refusal that a person must mend, or an item that the service fails on: asked for slowly, since it is sent again.
+# Delays after a refusal that a person must correct, or for an item that the service fails on.
 _FIRST_REFUSED_SECONDS = 2.0
 _LONGEST_REFUSED_SECONDS = 300.0
 

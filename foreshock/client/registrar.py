@@ -1,4 +1,4 @@
-"""Requests of deliveries, and heartbeats between them: signs of life, with what the client could not deliver.
+"""Requests of deliveries, and heartbeats between them, which also report what the client could not deliver.
 
 The runs and attempts of deliveries are registered when something of theirs is first sent. `scope_of` says what a failed
 request concerns, which decides when it is sent again.
@@ -81,7 +81,7 @@ class Registrar:
     def _register(self, registration: Registration, connection: ServiceConnection) -> tuple[str, int]:
         """Return the run's id and the attempt's number, registering them if needed. Raises ServiceError."""
         run, attempt = self.run_id(registration), self.attempt_number(registration)
-        # A restart in one process asks again for its run if it wants a mode.
+        # A restart in the same process requests its run again if it asks for a mode.
         if run is None or (attempt is None and "advice_mode" in registration.run):
             answer = self._post(connection, "/v1/runs", registration.run, registration.identified.run, "id")
             run = self._runs[registration.run_identity] = str(answer["id"])
@@ -132,7 +132,7 @@ def _created(connection: ServiceConnection, path: str, body: Any, field: str) ->
 
 
 class Heartbeats:
-    """Tells the service that a trainer lives, and what its client could not deliver, while its run is not finished."""
+    """Tells the service that a trainer lives, and what its client could not deliver, until its run is finished."""
 
     def __init__(self, connection: ServiceConnection, registrar: Registrar, *, interval_seconds: float) -> None:
         self._connection = connection
@@ -184,7 +184,8 @@ class Heartbeats:
             self._reported = status
         except Rejected as error:
             # A service that does not know the attempt (404) may have got another database: the next delivery registers
-            # the attempt there, and the heartbeats go on. An older service has none (405), a deleted run wants none.
+            # the attempt there, and the heartbeats go on. An older service has no heartbeats (405), a deleted run needs
+            # none (410).
             if error.status in (405, 410):
                 self._registration = None
         except ServiceError:

@@ -44,7 +44,7 @@ class RejectedItem:
 
     @property
     def name(self) -> str:
-        """What the commands call it."""
+        """The name that the commands use."""
         return self.path.stem
 
     @property
@@ -95,7 +95,7 @@ class RejectedItems:
             try:
                 self._write_record(path.with_suffix(".json"), problem, metadata)
             except OSError:
-                # Nothing names it: it would take the room that the next try needs.
+                # Without its record the body is useless, and would take the room that the next try needs.
                 path.unlink(missing_ok=True)
                 raise
         return path

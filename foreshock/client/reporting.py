@@ -85,7 +85,7 @@ class DeliveryStatus:
     """
 
     undelivered: int = 0
-    """Items that wait: the service is away, or refuses them for a reason that a change of configuration mends."""
+    """Items that wait: the service is away, or refuses them until the configuration is corrected."""
     rejected: int = 0
     """Items that are invalid for the service; their bytes are in the spool's folder `rejected`."""
     dropped: int = 0
@@ -154,7 +154,8 @@ class Failures:
 
     @contextlib.contextmanager
     def noted(self, name: str) -> Iterator[None]:
-        """Note an exception of the block: the method `name` failed by its arguments, or by a fault of this library."""
+        """Note an exception of the block: the method `name` failed because of its arguments, or because of a fault in
+        this library."""
         try:
             yield
         except Exception as error:

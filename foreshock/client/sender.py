@@ -1,4 +1,4 @@
-"""The thread that sends: the items of the outbox in order, a backlog several at once, and heartbeats between them.
+"""The sender's thread: it sends the items of the outbox in order, several at once in a backlog, and heartbeats.
 
 The answer to a delivery decides what follows (`registrar.scope_of`):
 
@@ -61,7 +61,7 @@ class Sender:
         """Failures that concern the whole service, so far."""
         self._settings = settings
         self.connection = self._new_connection()
-        # A backlog is sent over further ones.
+        # Further connections are for a backlog.
         self._connections = [self.connection]
         self._at_once = 1
         self.registrar = Registrar(self.connection, log)
@@ -109,13 +109,13 @@ class Sender:
                 self._changed.wait(min(left, 0.2))
 
     def begin_stop(self) -> None:
-        """Send nothing more after the request that is under way, but a report of losses."""
+        """After the present request, send nothing but a report of losses."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
 
     def stop(self, deadline: float) -> None:
-        """Nothing more is appended: sync what waits, and end the thread by `deadline` of `time.monotonic`.
+        """Sync what waits and end the thread by `deadline` of `time.monotonic`; nothing more is appended.
 
         A request that is still under way halfway to the deadline is made to fail. A disk that hangs is left alone.
         """
@@ -194,11 +194,11 @@ class Sender:
                 raise answer
             else:
                 self._delivered(item, delivery, answer)
-        # As many as it takes: a limit of uploads at a time, or a service that is away, is met by one request.
+        # One more each time. After a refusal only one: the service may limit parallel uploads, or be away.
         self._at_once = 1 if refused else min(self._at_once + 1, _CONNECTIONS)
 
     def _chosen(self, now: float) -> list[tuple[Item, Delivery]]:
-        """Return what is sent now: the first item that is due, and of a backlog those behind it that may join it."""
+        """Return what to send now: the first item that is due and, in a backlog, those behind it that may join it."""
         if self._next_attempt > now:
             return []
         most = self._at_once if len(self._outbox) > _BACKLOG else 1
@@ -211,7 +211,7 @@ class Sender:
                 continue
             if chosen and not self._may_join(chosen[0][1], delivery):
                 break
-            # Of two reports of one source the later one counts: it waits.
+            # Of two reports to one path the later one must arrive last: it waits.
             if all(each.path != delivery.path for _, each in chosen):
                 chosen.append((item, delivery))
             if len(chosen) == most:
@@ -219,7 +219,7 @@ class Sender:
         return chosen
 
     def _may_join(self, first: Delivery, delivery: Delivery) -> bool:
-        """Return whether a delivery may arrive before, or after, the first of those that are sent at the same time."""
+        """Return whether a delivery may be sent at the same time as the first one, so that it may arrive before it."""
         is_near = delivery.step >= 0 and 0 <= delivery.step - first.step <= _STEPS_LATE
         return (
             first.step >= 0
@@ -258,7 +258,8 @@ class Sender:
                 self._counters.add(rejected=1)
                 self._outbox.done(item)
             else:
-                # The spool has its only bytes. They are sent once more, and refused once more, when there may be room.
+                # The spool has the only copy. It is sent, and refused, once more later, when there may be room to keep
+                # it.
                 self._outbox.set_back(item, whole_run=False)
             return scope
         self._counters.add(failed_requests=1)

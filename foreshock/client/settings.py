@@ -13,7 +13,7 @@ from foreshock.client.private_files import private_temporary_folder
 from foreshock.errors import ConfigurationError
 
 ClientMode = Literal["tokens", "statistics"]
-"""What travels of the rollouts: every token, or statistics over every token with some rollouts in full."""
+"""What is sent of the rollouts: every token, or statistics over every token with some rollouts in full."""
 
 _MEBIBYTE = 1 << 20
 _GIBIBYTE = 1 << 30
@@ -90,7 +90,7 @@ class ClientSettings:
 
 
 def _check(settings: dict[str, Any]) -> None:
-    """Check the settings of what travels, which may be texts of the environment."""
+    """Check the settings of what is sent; texts from the environment become numbers."""
     if settings.get("mode", "tokens") not in get_args(ClientMode):
         raise ConfigurationError(f"mode must be one of {', '.join(get_args(ClientMode))}, got {settings['mode']!r}")
     for name, least in FROM_ENVIRONMENT.items():

@@ -166,7 +166,7 @@ class Spool:
         item.path = path
 
     def sync(self, items: Iterable[Item]) -> None:
-        """Make written items survive a loss of power; those that were removed meanwhile count. Raises SpoolError.
+        """Make written items survive a loss of power; items that were removed meanwhile are skipped. Raises SpoolError.
 
         A few are synced one by one, more by one sync of their file system: a disk commits a hundred files a second.
         """
@@ -265,8 +265,8 @@ def _lock_of(folder: Path) -> int | None:
 def _try_lock(lock: int) -> bool:
     """Lock an open file; False if a running process holds it.
 
-    The file names its host and process. On a file system without locks (some network folders) that alone decides: a
-    folder of another host stays.
+    The file names its host and process. On a file system without locks (some network folders) only these decide: a
+    folder of another host stays locked.
     """
     host = socket.gethostname()
     try:
@@ -288,6 +288,6 @@ def _is_running(process: str) -> bool:
     except (ProcessLookupError, ValueError, OverflowError):
         return False
     except OSError:
-        # Of another user.
+        # The process of another user.
         return True
     return True
