@@ -1,4 +1,4 @@
-"""The backtest as one HTML page that needs nothing beside it: tables, a ROC for each rule, definitions."""
+"""The backtest as one self-contained HTML page: tables, a ROC for each rule, definitions."""
 
 import html
 from collections.abc import Sequence

@@ -1,10 +1,11 @@
-"""Files of recorded runs, their format found by the content. Rows of one step are merged, later ones win.
+"""Readers of recorded runs, which find a file's format from its content. Rows of one step are merged, later ones win.
 
-Read are CSV and JSON lines of any trainer, the console logs of verl and slime, verl's file logger (`{"step", "data"}`),
-TRL's trainer_state.json, the metrics of prime-rl and NeMo-RL, W&B (CSV export, history as CSV or JSON) and TensorBoard.
+The formats are CSV and JSON lines of any trainer, the console logs of verl and slime, verl's file logger (`{"step",
+"data"}`), TRL's trainer_state.json, the metrics of prime-rl and NeMo-RL, W&B (CSV export, history as CSV or JSON) and
+TensorBoard.
 
-TensorBoard's are event files, a folder of them, or CSV exports. A record of an event file is a length (uint64), the
-length's checksum, the bytes of a protobuf `Event`, and their checksum (TFRecord). Of an event only the step and the
+TensorBoard's files are event files, a folder of them, or CSV exports. A record of an event file is a length (uint64),
+the length's checksum, the bytes of a protobuf `Event`, and their checksum (TFRecord). Of an event only the step and the
 scalar summaries are read: `simple_value` (TensorBoard 1, torch) and tensors of one number (TensorBoard 2). The last
 record of a run that was killed may be cut: reading ends there.
 """
@@ -81,7 +82,7 @@ def _json_rows(text: str) -> Iterator[tuple[int, dict[str, float]]]:
         yield from _series(whole)
         whole = whole.get("log_history", [whole])
     for record in whole:
-        # verl's file logger keeps what was logged apart from the step.
+        # verl's file logger keeps the values apart from the step.
         data = record.get("data") if isinstance(record, Mapping) else None
         yield from _row({**record, **data} if isinstance(data, Mapping) else record)
 

@@ -1,6 +1,6 @@
-"""A recorded run through the detectors, row by row as if live: the episodes of each rule, and what advice costs.
+"""Replay a recorded run through the detectors, row by row as if live: episodes of each rule, and the cost of advice.
 
-The advice in `apply` mode is that of a trainer that follows it: the scales that it would have got, and their Σ η.
+For `apply` mode: the scales that a trainer which follows the advice would have got, and their Σ η.
 """
 
 import math
@@ -14,7 +14,7 @@ from foreshock.learning_rate.decisions import Decision, Observation, decide, fol
 from foreshock.severity import Severity
 
 SURGE_STEPS = 50
-"""A surge has no end of its own: its episode lasts so many steps, as long as no other one is detected."""
+"""A surge never clears: its episode lasts the steps that follow it without another detection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def replay_episodes(
 ) -> tuple[tuple[Episode, ...], tuple[bool, ...]]:
     """Return the episodes, by start and rule, and whether the length detector was armed at each step.
 
-    Episodes of a prefix of the steps are those of all steps that start in it, with the end None if it is beyond.
+    The episodes of a prefix of the steps are those of all steps that start in it, with end None if they end beyond it.
     """
     state, armed = WarningState(), list[bool]()
     open_at: dict[tuple[str, int], int] = {}

@@ -1,11 +1,12 @@
-"""What a rule's alarms were worth on recorded runs: hits, misses, lead times and false alarms, with exact intervals.
+"""Scores of a rule's alarms on recorded runs: hits, misses, lead times and false alarms, with exact intervals.
 
-Definitions are those of `foreshock.diagnosis.collapse`. An alarm from three steps before a collapse on is neither a
-hit nor false: it is late. Runs whose collapse leaves no baseline count for nothing after it, and are no miss.
+Definitions are those of `foreshock.diagnosis.collapse`. An alarm after the last step of the window, three steps before
+a collapse, is neither a hit nor false: it is late. A run whose collapse leaves no baseline is no miss, and nothing from
+its window on counts.
 
 Rules are compared with alarms that look at nothing, at an equal number of alarms: a clock, circularly shifted alarms,
 and "3× of the first 50". The ROC of a rule is hits against false alarms as all thresholds move together by a factor;
-what other rules corroborate moves with them, as it would if an operator made all rules stricter.
+corroboration by other rules moves with them, as if an operator made all rules stricter.
 """
 
 import math
@@ -30,7 +31,7 @@ ALL_WARNINGS = "any warning or critical"
 """Episodes of rules with one cause that overlap count once."""
 
 LOWERS_RATE = "any that lowers the learning rate"
-"""What a trainer that follows the advice acts on, counted as `ALL_WARNINGS`."""
+"""Episodes on which a trainer that follows the advice acts, counted as those of `ALL_WARNINGS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def score(rule: str, runs: Sequence[RecordedRun], episodes: Sequence[Sequence[Ep
             hits, misses = hits + bool(starts), misses + (not starts)
             leads.extend([run.collapse - min(starts)] if starts and run.collapse is not None else [])
         false += sum(_is_healthy(episode.start, window) for episode in mine)
-        # Steps rise: the healthy ones are the first.
+        # Steps ascend: the healthy ones come first.
         well = len(run.steps) if window is None else bisect_left(run.steps, window.first)
         armed += sum(run.armed[:well])
         times.append((sum(any(each.holds(step) for each in mine) for step in run.steps[:well]) if mine else 0, well))
@@ -276,7 +277,8 @@ def stricter(configuration: WarningConfiguration, factor: float) -> WarningConfi
     """Return the configuration with every threshold ``factor`` times as far from what is normal.
 
     The distance of a relative threshold is the log of its multiple of the baseline, so 5× becomes 25× at factor 2; an
-    absolute one moves by a factor of ten, its evidence and that of the falling reward in standard deviations alike.
+    absolute one moves by ten to the power of ``factor`` − 1. The log evidence of a surge and the standard deviations of
+    a falling reward are ``factor`` times as large.
     """
     surge, reward = configuration.surge, configuration.reward
     return replace(

@@ -1,4 +1,4 @@
-"""Exporters: what the service computed, as series beside the reward in W&B, TensorBoard, MLflow, trackio or OTLP.
+"""Exporters: write the service's results as series next to the reward in W&B, TensorBoard, MLflow, trackio or OTLP.
 
     foreshock.Client(run_key="my-run", export="wandb")
 

@@ -1,4 +1,4 @@
-"""The interface of an exporter, and what it writes."""
+"""The interface of an exporter, and the values that it writes."""
 
 import importlib.util
 from abc import ABC, abstractmethod
@@ -98,7 +98,7 @@ class Exporter(ABC):
 
     @abstractmethod
     def write(self, step: StepValues, *, closing: bool) -> bool:
-        """Write a step and return True, or return False to be asked again later. `closing`: there is no later."""
+        """Write a step and return True, or return False to be called again later. `closing`: there is no later call."""
 
     @abstractmethod
     def close(self, timeout_seconds: float) -> None:

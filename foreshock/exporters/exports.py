@@ -75,7 +75,7 @@ class Exports:
             thread.note_step(step)
 
     def close(self, timeout_seconds: float, status: DeliveryStatus) -> None:
-        """Write the steps that the service has, at most for so long; do not wait for steps it will not get now."""
+        """Write the steps that the service has, within the timeout; do not wait if items are undelivered."""
         threads, self._threads, self._exporters = self._threads, [], []
         if not threads:
             return
@@ -180,7 +180,7 @@ class ExportThread:
         self._noted.set()
 
     def join(self) -> None:
-        """Wait until the thread has ended, at most until the deadline; say what was not written."""
+        """Wait until the thread has ended, at most until the deadline; log what was not written."""
         if self._pid != os.getpid():
             return
         self._thread.join(max(_LEAST_CLOSE_SECONDS, self._deadline - time.monotonic()))

@@ -58,7 +58,7 @@ class TensorBoardExporter(Exporter):
 
 
 _SETTLE_SECONDS = 0.2
-"""`run.step` follows the row that a log call of another thread began; microseconds, unless that thread is held up."""
+"""`run.step` changes once a log call of another thread begins a row: in microseconds, unless that thread is delayed."""
 
 
 class _OfActiveRun(Exporter):

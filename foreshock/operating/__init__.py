@@ -1,1 +1,1 @@
-"""Changing what the service has: `Operator` and its async twin."""
+"""Change what the service stores: `Operator` and its async twin."""

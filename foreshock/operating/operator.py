@@ -1,4 +1,4 @@
-"""Changing what the service has, from a script or a notebook.
+"""Change what the service stores, from a script or a notebook.
 
     with foreshock.Operator() as operator:
         operator.decide("my-run", "hold", "the reward fell after step 400")
@@ -7,7 +7,7 @@
         await operator.decide("my-run", "hold", "the reward fell after step 400")
 
 `run` is a run's id or key. A parameter that is None is left out of the body, so that the service's default holds,
-unless its method says otherwise. What a trainer sends is sent by `foreshock.Client`.
+unless its method says otherwise. A trainer sends its data with `foreshock.Client`.
 """
 
 # mypy: disable-error-code="empty-body"
@@ -61,7 +61,7 @@ def _fields_of_run(values: Values) -> Values:
 
 
 def _retention(values: Values) -> Values:
-    """Return the rules: `last_steps` None is a rule."""
+    """Return the body; `last_steps` None is a rule, not a missing field."""
     return {"last_steps": values["last_steps"], **given(values)}
 
 
@@ -199,7 +199,7 @@ class _Methods:
     ) -> DeletionRecord:
         """Delete the tokens of rollouts by sample or group id, now and when they are sent again; aggregates stay.
 
-        At most 10,000 ids of each kind. `Reader.deletions` says how far it is. Each call is a deletion of its own: it
+        At most 10,000 ids of each kind. `Reader.deletions` reports its progress. Each call is a deletion of its own: it
         is sent again only if the service has not received it. The key needs `admin`.
         """
 
@@ -229,10 +229,10 @@ class _Methods:
         after: float | str | None = None,
         attempt: int = 1,
     ) -> ChangeRecord:
-        """Announce a change at a step that the trainer did not: the baselines of the warnings begin anew there.
+        """Announce a change that the trainer did not announce: the baselines of the warnings start again at its step.
 
-        A second announcement of the same kind and step replaces the words of the first. `attempt` is the one that
-        computes the step. A trainer calls `Client.log_change`.
+        A second announcement of the same kind and step replaces the first. `attempt` is the one that computes the step.
+        A trainer calls `Client.log_change`.
         """
 
     @change("PUT", "/v1/runs/{run}/checkpoints/{step}", query=("attempt",))

@@ -1,1 +1,1 @@
-"""Reading what the service has: `Reader`, its async twin, and the records and columns that they return."""
+"""Read from the service: `Reader`, its async twin, and the records and columns that they return."""

@@ -1,4 +1,4 @@
-"""What readers and operators are made of: requests, a connection, retries and remembered answers.
+"""The base of readers and operators: requests, a connection, retries and remembered answers.
 
 `described.py` makes their methods, once for `Caller` and `AsyncCaller`.
 """
@@ -31,7 +31,7 @@ Item_co = TypeVar("Item_co", covariant=True)
 
 Query = Sequence[tuple[str, QueryValue]]
 
-# The most that the service gives.
+# The service's limit.
 ITEMS_ON_A_PAGE = 500
 
 
@@ -79,7 +79,7 @@ class Request(Generic[Answer_co]):
 
     @property
     def asked(self) -> object:
-        """What the answer depends on, as a key: not how long it is waited for."""
+        """The key of the answer: everything that it depends on, so not the time to wait."""
         return self.path, tuple(self.query), self.accept
 
 
@@ -109,13 +109,13 @@ class Listing(Generic[Item_co]):
 
 
 REMEMBERED_BYTES = 16 << 20
-"""What a reader remembers at most; an answer of more than a quarter of it is not remembered."""
+"""Largest size of all remembered answers; an answer of more than a quarter of it is not remembered."""
 
 
 class RememberedAnswers:
     """The newest answers with their entity tags, so that one that has not changed is not sent again.
 
-    The one that was used longest ago goes first.
+    The least recently used one is dropped first.
     """
 
     def __init__(self, most_bytes: int = REMEMBERED_BYTES) -> None:
@@ -124,7 +124,8 @@ class RememberedAnswers:
         self._bytes = 0
 
     def headers(self, request: object) -> Mapping[str, str]:
-        """Return the header that asks for a body only if it has changed; none for a request without an answer here."""
+        """Return the header that asks for a body only if it has changed; none for a request without a remembered
+        answer."""
         held = self._held.get(request)
         return {} if held is None else {"If-None-Match": held[0]}
 
@@ -291,7 +292,7 @@ def _items(get: Callable[[Request[Page[Item]]], Page[Item]], listing: Listing[It
 def _read_answer(
     url: str, request: Request[Answer], response: httpx.Response, remembered: RememberedAnswers | None
 ) -> Answer:
-    """Return what the response says, or said before if it is 304. Raises WrongService if it cannot be read."""
+    """Return the answer in the response, or the remembered one for 304. Raises WrongService if it cannot be read."""
     try:
         body = response.content if remembered is None else remembered.body(request.asked, response)
         return request.read(body)

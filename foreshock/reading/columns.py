@@ -17,7 +17,7 @@ from foreshock.errors import did_you_mean
 
 _SHOWN_ROWS = 20  # in a notebook
 
-# Of the columns that are not float64; a measure may have any name, and may be missing at any step.
+# Types of the columns that are not float64. All others are: a measure may have any name and lack values.
 _STEPS = {"step": np.int64, "attempt": np.int64}
 _MEASUREMENTS = {**_STEPS, "comparison": np.object_, "from_sample": np.bool_}
 _SCALARS = {**_STEPS, "source": np.object_, "name": np.object_}

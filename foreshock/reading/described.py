@@ -10,7 +10,7 @@ unless the decorator gives another, and fields of the JSON body of a change; Non
 GET a long poll. The answer is read as the type that the function returns.
 
 In a `Caller` the method returns the answer, or an iterator over a list; in an `AsyncCaller` a coroutine, or an async
-iterator. `Reader.run.request("my-run")` is the request alone.
+iterator. `Reader.run.request("my-run")` returns only the request.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Function = Callable[Concatenate[Any, Arguments], Answer]
 Values = dict[str, Any]
 Read = Callable[[Any], Any]
 
-# How the JSON of these types is read; that of any other record by `parse`.
+# Readers of the JSON of these types; any other record is read by `parse`.
 _READERS: Mapping[Any, Read] = {
     AdviceRecord: advice_record,
     Diagnosis: diagnosis_of,
@@ -67,7 +67,7 @@ class Method(Generic[Arguments, Described, Sync, Async]):
             return getattr(caller, sender)(self.request(*arguments, **named))
 
         method.__name__, method.__doc__ = function.__name__, function.__doc__
-        # The answer of an async caller is another one.
+        # An async caller returns another type.
         shown = signature.replace(return_annotation=inspect.Signature.empty)
         vars(method)["__signature__"] = vars(self)["__signature__"] = shown
         self.__name__, self.__doc__ = method.__name__, method.__doc__

@@ -1,4 +1,4 @@
-"""Reading what the service has, from a script or a notebook.
+"""Read from the service in a script or a notebook.
 
     with foreshock.Reader() as reader:
         for run in reader.runs(states=["running"]):
@@ -100,7 +100,7 @@ class _Methods(StepMethods):
 
     @listing("/v1/runs/{run}/deletions")
     def deletions(self, run: str) -> Iterator[DeletionRecord]:
-        """Yield the deletions of rollouts of a run, newest first, and how far they are. The key needs `admin`."""
+        """Yield the deletions of rollouts of a run, newest first, with their progress. The key needs `admin`."""
 
     @get("/v1/runs/{run}/retention")
     def retention(self, run: str) -> RetentionRecord:
@@ -140,7 +140,7 @@ class _Methods(StepMethods):
         attempt: int | None = None,
         max_points: int | None = None,
     ) -> bytes:
-        """Return the bytes of a CSV or Parquet file of what `measurements` returns."""
+        """Return the bytes of a CSV or Parquet file with the content of `measurements`."""
 
     @get("/v1/runs/{run}/scalars", names="name", sources="source")
     def scalars(
@@ -172,7 +172,7 @@ class _Methods(StepMethods):
         attempt: int | None = None,
         max_points: int | None = None,
     ) -> bytes:
-        """Return the bytes of a CSV or Parquet file of what `scalars` returns."""
+        """Return the bytes of a CSV or Parquet file with the content of `scalars`."""
 
     @get("/v1/runs/{run}/diagnosis")
     def diagnosis(self, run: str) -> Diagnosis:
@@ -186,7 +186,7 @@ class _Methods(StepMethods):
     def findings(
         self, run: str, *, sources: Sequence[str] = (), severities: Sequence[str] = ()
     ) -> Iterator[FindingRecord]:
-        """Yield what is concluded from a run's data, the last changed first; `sources` are "attribution" and "lint"."""
+        """Yield the conclusions from a run's data, the last changed first; `sources` are "attribution" and "lint"."""
 
     @listing("/v1/findings", sources="source", severities="severity", names="name")
     def findings_of_runs(
@@ -218,7 +218,7 @@ class _Methods(StepMethods):
         """Return the learning-rate advice for a step (None: the newest). Trainers use `AdviceFeed`, which never waits.
 
         With `wait_seconds`, at most 30, it is returned once a decision or an alert has changed it since this reader's
-        call before with the same step, or after that time.
+        previous call with the same step, or after that time.
         """
 
     @listing("/v1/runs/{run}/lr-advice/decisions")
@@ -239,7 +239,7 @@ class _Methods(StepMethods):
 
     @listing("/v1/probes")
     def probes_of_runs(self, *, kind: str | None = None) -> Iterator[ProbeRecord]:
-        """Yield the probes of all runs that the key may see, newest first; `kind` is such as "exact" or "doctor"."""
+        """Yield the probes of all runs that the key may see, newest first; `kind`, for example "exact" or "doctor"."""
 
     @get("/v1/probes/{probe}", in_project=False)
     def probe(self, probe: str) -> ProbeRecord:
@@ -263,7 +263,8 @@ class _Methods(StepMethods):
     ) -> Iterator[AuditRecord]:
         """Yield who changed advice, alerts, runs and keys, newest first. The key needs `admin`.
 
-        `action` is such as "alert.acknowledge"; the reader's project does not bound the list, that of its key does.
+        `action`: for example "alert.acknowledge". The list is limited to the project of the key, not to that of the
+        reader.
         """
 
 

@@ -164,8 +164,7 @@ class StepMethods:
 
     @get("/v1/runs/{run}/steps/{step}/matrix")
     def matrix(self, run: str, step: int, *, attempt: int | None = None) -> MatrixRecord:
-        """Return hardware × configuration of a step, and what is recommended. Raises Rejected (404) if none is asked
-        for.
+        """Return the matrix of hardware × configuration of a step, and the recommendation.
 
-        Its cells are probes of the kind "matrix".
+        Its cells are probes of the kind "matrix". Raises Rejected (404) if none was requested.
         """
