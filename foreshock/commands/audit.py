@@ -35,7 +35,7 @@ class AuditCommand:
         with connect(arguments) as connection:
             entries = _entries(connection, arguments, arguments.run)
             if not entries and arguments.run is not None:
-                # By id first: find_run knows no deleted run.
+                # By id first: find_run does not find deleted runs.
                 entries = _entries(connection, arguments, find_run(connection, arguments.run, arguments.project).id)
         if arguments.json:
             print(json.dumps([to_json(entry) for entry in entries], indent=2, ensure_ascii=False))

@@ -1,4 +1,4 @@
-"""What commands share: the parser, the options of the service, the connection."""
+"""The parts that commands share: the parser, the options of the service, the connection."""
 
 import argparse
 import errno
@@ -16,7 +16,7 @@ _UNRECOGNIZED = re.compile(r"unrecognized arguments: .*?(?P<given>--[^\s=]+)")
 
 
 class SuggestingParser(argparse.ArgumentParser):
-    """As the base class, with suggestions."""
+    """An ArgumentParser whose errors suggest the nearest choice or option."""
 
     def error(self, message: str) -> NoReturn:
         """Print the usage and the message with a suggestion; exit with status 2."""
@@ -80,7 +80,7 @@ def add_project_option(parser: argparse.ArgumentParser) -> None:
 
 
 def check_output(option: str, output: Path) -> None:
-    """Raise ConfigurationError if a file cannot be written, before the work whose result it is to hold."""
+    """Raise ConfigurationError if a file cannot be written, before the work whose result it will hold."""
     code = None
     if output.is_dir():
         code = errno.EISDIR
@@ -93,7 +93,7 @@ def check_output(option: str, output: Path) -> None:
 
 
 def write_output(option: str, output: Path, text: str) -> None:
-    """Write the file in one piece: a failure, a ConfigurationError, leaves what was there."""
+    """Write the file in one piece. A failure raises ConfigurationError and leaves the old file."""
     temporary = output.with_name(f".{output.name}.part")
     try:
         temporary.write_text(text.rstrip("\n") + "\n", encoding="utf-8")

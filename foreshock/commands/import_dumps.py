@@ -103,7 +103,7 @@ def import_dumps(
 ) -> int:
     """Import the dumps with a client, and close it. Raises ForeshockError.
 
-    `start` starts its run; not before the first dump is read, unless --follow waits for it.
+    `start` starts its run: with --follow at once, else after the first dump was read.
     """
     importing = _Importing(client, kind, read_options(arguments, attributes), arguments, start)
     try:

@@ -117,7 +117,7 @@ def read_shard(
 
 
 def _parquet_of(path: Path) -> bytes:
-    """Return the bytes of a file. Raises InvalidRolloutsError, with what to do about a file, if it is no Parquet."""
+    """Return the bytes of a Parquet file. Raises InvalidRolloutsError if it is not one."""
     data = path.read_bytes()
     if data.startswith(_PARQUET_MAGIC) and len(data) > len(_PARQUET_MAGIC) and data.endswith(_PARQUET_MAGIC):
         return data
@@ -227,7 +227,7 @@ class ImportCommand:
             )
         if chosen is not None:
             if not arguments.follow:
-                # Before a run is made for them.
+                # Check them before a run is made for them.
                 find_dumps(chosen.name, arguments.paths[0])
             with connect(arguments) as connection:
                 client = self._client(connection, arguments)

@@ -58,7 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _message(error: ForeshockError) -> str:
-    """Return the error's text; of a refusal by the service its reason, without the HTTP call that a command made."""
+    """Return the error's text; for a refusal by the service only the reason, without the HTTP call that a command
+    made."""
     reason = error.problem.get("detail") if isinstance(error, (Rejected, Unauthorized)) else None
     if not isinstance(reason, str):
         return str(error)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from foreshock.api.runs import LARGEST_STEP
 
 _LARGEST = 1e8
-"""Of times and factors; 1e8 s are three years, which every clock can add to the present."""
+"""Largest time or factor; 1e8 s are three years, which every clock can add to the present."""
 
 
 def whole(least: int, most: int = LARGEST_STEP) -> Callable[[str], int]:

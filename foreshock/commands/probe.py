@@ -29,7 +29,7 @@ _KINDS_WITH_FLAG = [kind for kind in PROBE_KINDS.values() if kind.document]
 _CANCEL, _MATRIX, _PROBE_IDS = "cancel", "matrix", "probe_"
 _FINAL = frozenset({"done", "failed", "skipped"})
 _WORKER_SECONDS = 5.0
-"""For a worker that was started just before."""
+"""Time for a worker that was started just before."""
 
 
 class ProbeCommand:
@@ -146,7 +146,7 @@ def _add_other_kinds(parser: argparse.ArgumentParser) -> None:
 
 
 def _kind(arguments: argparse.Namespace) -> ProbeKind:
-    """Return the kind of the requested probe. Raises ConfigurationError if several are asked for."""
+    """Return the kind of the requested probe. Raises ConfigurationError if several are requested."""
     asked = [kind for kind in _KINDS_WITH_FLAG if getattr(arguments, kind.document.replace("-", "_"))]
     flags = [*(["exact"] if arguments.exact else []), *(kind.document for kind in asked)]
     if len(flags) > 1:
@@ -174,7 +174,7 @@ def _cancel(arguments: argparse.Namespace) -> int:
 
 
 def _print(probe: dict[str, Any], arguments: argparse.Namespace, result: Sequence[str] = ()) -> None:
-    """Print a probe as JSON, or as text with what was found."""
+    """Print a probe as JSON, or as text with the result."""
     lines = [*probe_lines(probe), *result]
     print(json.dumps(probe, indent=2, ensure_ascii=False) if arguments.json else "\n".join(lines))
 
@@ -217,7 +217,8 @@ def _request(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def wait_for_probe(connection: ServiceConnection, probe: dict[str, Any], timeout_seconds: float) -> dict[str, Any]:
-    """Wait for the final state and return the probe; its present state after the timeout, or if no live worker can."""
+    """Wait for the final state and return the probe; in its present state after the timeout, or if no live worker can
+    do it."""
     begun = time.monotonic()
     shown = ""
     while probe["state"] not in _FINAL and (waited := time.monotonic() - begun) < timeout_seconds:

@@ -1,4 +1,4 @@
-"""What commands read of a run, and what they say of a client's delivery."""
+"""The commands' queries about a run, and their checks of a client's delivery."""
 
 import itertools
 import math
@@ -40,9 +40,9 @@ class Curve:
     incomplete: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     """Steps that closed without some shards: (stored, expected) of each."""
     coverage: Mapping[int, str] = field(default_factory=dict)
-    """Steps of which shards were sent as statistics: what the measures of each rest on."""
+    """Steps with shards that were sent as statistics → a text on what their measures are based on."""
     reported: tuple[str, ...] = ()
-    """Measures that no rollout gives: these are the trainer's own scalars."""
+    """Measures that the rollouts lack: the values are the trainer's own scalars."""
 
     def of(self, measure: str) -> tuple[float, ...]:
         """Return one number per step; all NaN if the service does not know the measure."""
@@ -58,7 +58,7 @@ class Curve:
 
     @property
     def has_rollouts(self) -> bool:
-        """Return False if every step is one of scalars alone."""
+        """Return False if every step has only scalars."""
         return bool(self.steps) and not (self.reported and all(each in self.reported for each in self.values))
 
 
@@ -223,7 +223,7 @@ class RunQueries:
         )
 
     def rollouts(self, run: RunRecord, measures: Sequence[str], *, from_step: int = 0) -> Curve:
-        """Return measures of the rollouts; of those that they lack, the scalars that the trainer reports.
+        """Return measures of the rollouts; for those that they lack, the scalars that the trainer reports.
 
         `run`: this run as it is now. If it has no rollouts, the steps are those of the scalars.
         """
@@ -289,7 +289,7 @@ class RunQueries:
         return is_current
 
     def _stored_attribution(self, step: int) -> tuple[AttributionRecord | None, bool]:
-        """Return the attribution, None if there is none, and False if the service is computing another one."""
+        """Return the attribution (None without one), and False if the service is computing another one."""
         try:
             answer = self._optional(Reader.attribution.request(self._run, step))
         except ServiceUnavailable as error:

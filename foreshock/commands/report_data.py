@@ -86,7 +86,7 @@ class ReportData:
 
     @property
     def kind_note(self) -> str:
-        """What to know if the ranges are of another kind of model than that of the diagnosis; else empty."""
+        """A note if the ranges are of another kind of model than that of the diagnosis; else empty."""
         return other_kind_note(self.model_kind, self.run.model_kind)
 
     @property

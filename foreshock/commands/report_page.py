@@ -31,7 +31,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A line in the colour of `severity`, with a text for the pointer: of a threshold at a value, else at a step."""
+    """A line in the colour of `severity`, with a tooltip: a threshold at a value, or an alert at a step."""
 
     at: float
     severity: str
@@ -156,7 +156,7 @@ def _ticks(scale: _Scale) -> list[float]:
 
 
 def _line(scale: _Scale, steps: Sequence[int], values: Sequence[float]) -> str:
-    """Return the path of a line: of each column of pixels its first, least, largest and last value."""
+    """Return the path of a line: the first, least, largest and last value of each column of pixels."""
     columns: dict[int, list[tuple[int, float]]] = {}
     for step, value in zip(steps, values, strict=True):
         if not math.isnan(_place(value, scale.logarithmic)):
@@ -310,7 +310,7 @@ def _figure(title: str, note: str, curve: str) -> str:
 
 
 def _cause(report: ReportData) -> str:
-    """Return what the newest probed step says of the cause; nothing without one."""
+    """Return the conclusions on the newest probed step; empty without one."""
     if not report.attributions:
         return ""
     newest = report.attributions[-1]

@@ -1,4 +1,4 @@
-"""The lines of what probes found: two scorers compared by layer or by routed experts, and the size of an update.
+"""The lines of probe results: two scorers compared by layer or by routed experts, and the size of an update.
 
 The functions `…_of_answer` are named by the rows of `foreshock/probe_kinds.py`.
 """

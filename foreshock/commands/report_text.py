@@ -224,13 +224,13 @@ def _edge(value: float) -> str:
 
 _SPARKLINE_WIDTH = 48
 SCREEN_LINES = 40
-"""Of a usual terminal."""
+"""Lines of a usual terminal."""
 
 
 def render_screen(report: ReportData, paint: Paint) -> list[str]:
     """Return the lines of one screen: the diagnosis, the curves that it is about, and the advice in force.
 
-    Of each part of the diagnosis as many sentences are shown as fit into SCREEN_LINES, one at least.
+    Each part of the diagnosis has three sentences, or fewer (at least one) if they do not fit into SCREEN_LINES.
     """
     head, end = _heading(report, paint), _curves_and_advice(report)
     for most in (3, 2, 1):

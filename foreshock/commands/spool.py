@@ -75,7 +75,7 @@ def _chosen(items: Sequence[RejectedItem], arguments: argparse.Namespace) -> lis
 
 
 def _resend(rejected: RejectedItems, items: Sequence[RejectedItem], settings: ClientSettings) -> int:
-    """Send the items in order, each one once; keep what is refused with the new answer. Return the exit status."""
+    """Send the items in order, each one once; keep refused ones with the new answer. Return the exit status."""
     sent = 0
     with ServiceConnection(settings.url, settings.api_key, timeout_seconds=settings.timeout_seconds) as connection:
         registrar = Registrar(connection, LogOnce("foreshock.commands"))
@@ -118,7 +118,7 @@ def _print_list(items: Sequence[RejectedItem], directory: Path, *, as_json: bool
 
 
 def _record(item: RejectedItem) -> dict[str, object]:
-    """Return what is shown of an item: its columns, in their order."""
+    """Return the columns of an item, in order."""
     when, _, _ = item.name.partition("-")
     unreadable = "damaged" if item.name.startswith(DAMAGED) or not item.request else "no reason was recorded"
     status = item.problem.get("status")

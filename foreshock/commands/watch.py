@@ -45,7 +45,7 @@ class _Watch:
     def print_new(self, run: RunRecord, *, is_last: bool) -> None:
         """Print new steps and alerts of the run as it is now. Raises ServiceError.
 
-        The newest step of a run that goes on is left for later if its scalars may be on their way.
+        The newest step of a run that goes on is left for later if its scalars may still arrive.
         """
         self._go_back_to_resumes()
         rollouts = self.queries.rollouts(run, _ROLLOUTS, from_step=self.next_step)
@@ -76,7 +76,7 @@ class _Watch:
                 print("\n".join(_lines_of(alert, self.paint)), flush=True)
 
     def _awaits_scalars(self, rollouts: Curve) -> bool:
-        """Return whether scalars of the newest step may come: without rollouts always, else at the first look at it.
+        """Return whether scalars of the newest step may still arrive: without rollouts always, else at the first look.
 
         A trainer reports its reward after the rollouts, which close the step.
         """
@@ -84,7 +84,7 @@ class _Watch:
         return not rollouts.has_rollouts or (is_new and math.isnan(rollouts.of("reward_mean")[-1]))
 
     def _go_back_to_resumes(self) -> None:
-        """Print the steps anew that an attempt repeats: it has other rollouts of them. Raises ServiceError."""
+        """Go back to the first step that a new attempt repeats, as it has other rollouts. Raises ServiceError."""
         attempts = self.queries.attempts()
         for attempt in attempts[self.attempts :] if self.attempts else ():
             if attempt.resume_step < self.next_step:
@@ -93,7 +93,7 @@ class _Watch:
         self.attempts = len(attempts)
 
     def _k3(self, k3: float, values: Mapping[str, float]) -> str:
-        """Return k3 of all tokens, and beside it that of lag 0 if it is another; what the range judges is coloured."""
+        """Return k3 of all tokens and, if it differs, that of lag 0; the value that the range judges is coloured."""
         judged = at_lag_zero("k3_kl", values)
         if judged is None:
             return f"{number(k3):<8}"
