@@ -1,4 +1,4 @@
-"""What an importer finds and reads: dumps of a training framework, one per step, and their JSON lines."""
+"""The input of importers: dumps of a training framework, one per step, and their JSON lines."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from foreshock.rollouts.jsonl import filled_lines
 from foreshock.rollouts.schema import DecodeLimits
 
 Kind = Literal["log_probs", "negative_log_probs", "probabilities"]
-"""What a dump's log-probs may be."""
+"""The kinds of values that a dump's log-probs may be."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -22,8 +22,8 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 class Dump:
     """The files of one step.
 
-    `finished` is what the framework's own marker tells: True, False, or None if the framework writes no marker.
-    `missing` names files of the step that are not there yet.
+    `finished` is read from the framework's own marker; None if the framework writes no marker. `missing` names files of
+    the step that are not there yet.
     """
 
     step: int
@@ -57,7 +57,7 @@ class ReadOptions:
     limits: DecodeLimits = field(default_factory=DecodeLimits)
 
     def attributes_or(self, **defaults: Any) -> BatchAttributes:
-        """Return the attributes, with these in place of those that the user did not give."""
+        """Return the attributes, with these defaults for those that the user did not give."""
         lacking = {name: value for name, value in defaults.items() if getattr(self.attributes, name) is None}
         return replace(self.attributes, **lacking)
 

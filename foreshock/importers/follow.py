@@ -26,8 +26,8 @@ def signature_of(files: Sequence[Path]) -> Signature:
 class ImportRecord:
     """A JSON file with the step and the signature of every dump that the service has.
 
-    A dump is added only after the service has confirmed it. A record that is lost costs time only: the service knows
-    the bytes that it has.
+    A dump is added only after the service has confirmed it. A lost record only costs time: the service knows the bytes
+    that it has.
     """
 
     def __init__(self, path: Path) -> None:

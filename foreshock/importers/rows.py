@@ -1,7 +1,7 @@
-"""Rollouts as an importer reads them, one at a time, and the batch that they make.
+"""Rollouts that an importer reads one at a time, and the batch that is made of them.
 
 Log-probs are brought to one form: natural logarithms, at most 0. Documented formats hold log-probs, but patched
-trainers and conversions write probabilities or negated log-probs. The kind is told from the values at the sampled
+trainers and conversions write probabilities or negated log-probs. The kind is recognised from the values at the sampled
 tokens of a file:
 
     log-probs            none above 0, some below
@@ -195,7 +195,7 @@ def _shown(value: Any) -> str:
 
 
 _FEWEST_PROBABILITIES = 100
-"""Sampled tokens from which probabilities are told from negated log-probs."""
+"""Least number of sampled tokens for distinguishing probabilities from negated log-probs."""
 _MINUS_INFINITY = -9999.0
 """What vLLM's server writes for a log-prob of −inf, which JSON cannot hold."""
 _FEWEST_AT_THE_CLAMP = 3
@@ -211,7 +211,7 @@ def all_zero(rows: Rows, sampled: Masks) -> bool:
 
 
 def kind_of(rows: Rows, sampled: Masks, places: Sequence[str], field: str) -> Kind:
-    """Return the kind of the values at the sampled tokens. Raises InvalidRolloutsError if it cannot be told.
+    """Return the kind of the values at the sampled tokens. Raises InvalidRolloutsError if it is unclear.
 
     `rows` has one array per rollout, `sampled` its mask, `places` where it is in the dump, for the error.
     """

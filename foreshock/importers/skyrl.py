@@ -3,8 +3,8 @@
 Written by `RayPPOTrainer.dump_data` of `skyrl/train/trainer.py` (SkyRL of August 2026) as a pickle of
 `TrainingInputBatch` (`skyrl/backends/skyrl_train/training_batch.py`): `sequences` [N, S] with `attention_mask`, and
 right-aligned arrays [N, R] of the response: `response_mask`, `loss_mask`, `rollout_logprobs` (μ), `action_log_probs` (π
-before the update), `advantages`. The last `pad_size` rows are copies that fill the batch: they are dropped. Rewards and
-prompt ids are removed by SkyRL before it writes; prompts are told apart by `policy_prompt_boundaries`.
+before the update), `advantages`. The last `pad_size` rows are copies that fill the batch: they are dropped. SkyRL
+removes rewards and prompt ids before it writes; `policy_prompt_boundaries` separates the prompts.
 `base_action_log_probs` and `kl` concern the reference model and are not read.
 """
 

@@ -223,7 +223,7 @@ def _group(sample: Sample, step: int, prompt: NDArray[np.int64]) -> str:
 
 
 def _reward(value: Any, place: str, key: str | None) -> float | None:
-    """Return a reward; of several named ones that of --reward-key, None without it."""
+    """Return a reward; if there are several by name, that of --reward-key, None without it."""
     if isinstance(value, str) and value.startswith("{"):
         value = json.loads(value)
     if isinstance(value, Mapping):
@@ -242,7 +242,7 @@ def _finish_reason(sample: Sample) -> str | None:
 
 
 def _version(versions: Any, length: int) -> NDArray[np.int64] | None:
-    """Return the version of the weights of each token if one version sampled all of them: changes have no place."""
+    """Return the weights version of each token; None if several sampled them, as the dump does not say which."""
     names: Iterable[Any] = json.loads(versions) if isinstance(versions, str) and versions.startswith("[") else ()
     distinct = set(names)
     if len(distinct) != 1 or not (name := str(distinct.pop())).isdecimal():

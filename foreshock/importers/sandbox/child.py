@@ -74,7 +74,7 @@ def lock_down(*, memory_bytes: int, cpu_seconds: int) -> None:
         return
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     libc = ctypes.CDLL(None, use_errno=True)
-    # An import that is killed cannot stop what it started.
+    # A killed import cannot stop its child.
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "no_new_privs was refused")
@@ -191,7 +191,7 @@ def _table(value: Any, columns: Sequence[str]) -> pa.Table:
 
 
 def _skyrl_array(value: Any) -> Any:
-    """Return a tensor of SkyRL's `__getstate__` as an array [N, L]; None for what is no such tensor."""
+    """Return a tensor of SkyRL's `__getstate__` as an array [N, L]; any other value as `_array` does."""
     if isinstance(value, Mapping) and isinstance(value.get("data"), bytes):
         if "dtype" in value:
             return numpy_array(value["data"], str(value["dtype"])).reshape(tuple(value["shape"]))
@@ -260,7 +260,7 @@ def _value(value: Any) -> Any:
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """Return what JSON can hold of a value: numbers, texts, lists and mappings, without anything else."""
+    """Return the parts of a value that JSON can hold: numbers, texts, lists and mappings, without anything else."""
     value = _array(value)
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
@@ -274,6 +274,6 @@ def _plain(value: Any, depth: int = 0) -> Any:
 
 
 if __name__ == "__main__":
-    # Without the clean-up of Python and Arrow, which uses more system calls.
+    # Skip the clean-up of Python and Arrow, which uses more system calls.
     status = main()
     os._exit(status)

@@ -42,7 +42,7 @@ def read_pickled(
             "access to files and network that unpickles tensors and plain data only"
         )
     words = [sys.executable, "-s", "-m", _CHILD, kind, str(_MEMORY_BYTES), str(_CPU_SECONDS), *columns]
-    # Python finds its packages by PYTHONPATH; nothing else of the environment is handed on, API keys least of all.
+    # Python finds its packages by PYTHONPATH; nothing else of the environment is passed on, above all no API key.
     environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
     try:
         with path.open("rb") as file:

@@ -1,8 +1,8 @@
 """Unpickle tensors, arrays and plain data only. No function that a pickle names is ever called.
 
 `Unpickler.find_class` is the only way from a pickle to code. It knows the few names below and returns replacements
-written here, for torch's and numpy's own rebuild functions too where they would do more than needed. Instances of the
-frameworks' own classes become an `Opaque`, which keeps nothing. Any other name is refused.
+written here, also for rebuild functions of torch and numpy that would do more than needed. Instances of the frameworks'
+own classes become an `Opaque`, which keeps nothing. Any other name is refused.
 
 Tensors become numpy arrays without torch: a `.pt` file is a zip archive with the pickle and one file per storage.
 bfloat16, which numpy lacks, becomes float32.
