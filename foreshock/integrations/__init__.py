@@ -18,7 +18,8 @@ CLIP_SETTINGS: Final[dict[str, tuple[str, str, dict[str, tuple[str, ...]]]]] = {
     ),
 }
 """Names of the settings of PPO's clip range in these releases (vime and miles have those of slime): its lower ε, its
-upper ε (without a value: the lower one), and the settings with which the ratio of each token is clipped to it."""
+upper ε (without a value: the lower one), and the values of other settings with which each token's ratio is clipped to
+it."""
 
 
 def clip_range(framework: str, settings: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The first scale of a resumed run, which may be below 1: an update at the full rate would undo what was advised."""
+"""The first scale of a resumed run, which may be below 1: an update at the full rate would undo the advice."""
 
 import time
 

@@ -1,7 +1,7 @@
 """Observe methods of a framework's objects, and modules when they are imported, without changing what they do.
 
-An observer sees the arguments and the result of a call after it returned. Whatever it raises is logged once and goes no
-further: training continues as if there were no observer.
+An observer sees the arguments and the result of a call after it returned. An error in an observer is logged once and
+not raised: training continues as if there were no observer.
 """
 
 import functools

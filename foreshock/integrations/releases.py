@@ -1,8 +1,8 @@
-"""The releases of the frameworks that the integrations and importers follow, and what they rely on in each.
+"""The releases of frameworks that integrations and importers follow, with the functions and fields that they rely on.
 
 `RELEASES` is checked against the releases' own sources: `scripts/release_sources.py` takes them from the package index.
-slime, vime and prime-rl are not in the index, which has a placeholder of NeMo-RL and of miles the releases `miles-rl`:
-their other rows were read in their repositories at the tags of the releases.
+slime, vime and prime-rl are not in the index; it has only a placeholder of NeMo-RL, and only the releases `miles-rl` of
+miles. The other rows of these frameworks were read in their repositories at the tags of the releases.
 """
 
 import contextlib
@@ -22,8 +22,9 @@ class Releases:
     """Releases of a framework that are observed alike, oldest first.
 
     `places` are the observed functions by file, such as "GRPOTrainer._generate"; "name()" is one that the file calls by
-    that name. Those of an importer are what writes its dumps, with the fields that it reads, such as "Class.field".
-    `log_probs_place` is the place of the log-probs in what TRL's `GRPOTrainer._generate` returns.
+    that name. Those of an importer are the functions that write its dumps, with the fields that it reads, such as
+    "Class.field". `log_probs_place` is the index of the log-probs in the tuple that TRL's `GRPOTrainer._generate`
+    returns.
     """
 
     versions: tuple[str, ...]
@@ -98,9 +99,9 @@ RELEASES: Final[Mapping[str, tuple[Releases, ...]]] = {
         _trl(("1.14.2", "1.15.0", "1.16.0"), 4, "self.eos_token_ids"),
     ),
     "verl": (
-        # Without these two methods entropies are not logged and the advice is not applied.
+        # They lack `_compute_old_log_prob` and `_update_actor`: no entropies are logged, no advice is applied.
         Releases(("0.6.0", "0.6.1"), _VERL),
-        # Its weights are sent in other ways, so the notary does not see them.
+        # It sends weights in other ways, which the notary does not see.
         Releases(("0.7.0",), _VERL_METHODS),
         Releases(("0.7.1", "0.8.0"), _VERL_NOTARY),
         Releases(("0.9.0", "0.9.1"), _VERL_V1),

@@ -59,7 +59,7 @@ class _Forward:
         self.entropies: list[Any] = [None] * len(self._samples)
 
     def note(self, tokens: Any, scored: Mapping[str, Any]) -> None:
-        """Keep the results of a micro-batch, which has the tensors of tokens of the step's own samples."""
+        """Keep the results of a micro-batch, whose token tensors are the objects of the step's samples."""
         for name, kept in (("log_probs", self.log_probs), ("entropy", self.entropies)):
             for sample, values in zip(tokens, scored.get(name) or (), strict=False):
                 number = self._samples.get(id(sample))
@@ -94,7 +94,7 @@ class SlimeRun:
         self._metrics = {}
         if not self.place.has_rollouts:
             return
-        # A rank without a client takes part in the collectives of its context-parallel group all the same.
+        # A rank without a client still takes part in the collectives of its context-parallel group.
         guard(lambda: self._start(step), self._log, "the start of the run")
         if data.get("log_probs") is None:
             self._data, self._forward = data, _Forward(data)
@@ -113,7 +113,7 @@ class SlimeRun:
                 self._metrics.setdefault(name, []).append(float(value))
 
     def end_step(self) -> None:
-        """Log what a step has after its training."""
+        """Log the data of a step that exists only after its training."""
         data, forward, step = self._data, self._forward, self._step
         self._data = self._forward = None
         if step is None:
@@ -157,7 +157,7 @@ class SlimeRun:
             self._client.log_weights(self._step + 1, trainer=sent, engines=held)
 
     def apply_advice(self, step: int, optimizer_step: int, optimizer: Any) -> None:
-        """Scale the learning rate of an optimizer step, in all training processes alike."""
+        """Scale the learning rate of an optimizer step equally in all training processes."""
         if self.place.problem is None:
             self._scale = smallest(self._own_scale(step), self.framework.name)
         applied = apply_scale(optimizer, self._scale)
@@ -177,7 +177,7 @@ class SlimeRun:
             self._advised = True
             return self._feed.scale(step)
         except Exception as error:
-            # The others are waiting for a number.
+            # The other processes are waiting for a number.
             self._log.exception("scale", "the advice could not be read, the last scale stays in use", error)
             return self._scale
 
@@ -251,7 +251,7 @@ class SlimeRun:
             "rollout_log_probs": data.get("rollout_log_probs"),
             "trainer_log_probs": log_probs,
             "advantage": data.get("advantages"),
-            # With top-p the framework restricts the log-probs to the nucleus, and not the entropy.
+            # With top-p the framework restricts the log-probs to the nucleus, but not the entropy.
             "entropy": entropies if top_p in (None, 1, 1.0) else None,
         }
         if self.place.context_size == 1:
@@ -308,7 +308,7 @@ _run: SlimeRun | None = None
 def log_rollouts(args: Any, rollout_id: int | None = None, rollout_data: Any = None, *_: Any, **__: Any) -> None:
     """Log the rollouts of this rank; the function of `--rollout-data-postprocess-path`.
 
-    miles passes `args` alone: its rollouts are then taken from the next call of the framework's own logging.
+    miles passes only `args`: its rollouts are then taken from the next call of the framework's own logging.
     """
     guard(lambda: _log_rollouts(args, rollout_id, rollout_data), _log, "log_rollouts")
 
@@ -316,7 +316,7 @@ def log_rollouts(args: Any, rollout_id: int | None = None, rollout_data: Any = N
 def apply_advice(args: Any, rollout_id: int, step_id: int, model: Any, optimizer: Any, *_: Any, **__: Any) -> None:
     """Scale the optimizer's learning rate; the function of `--custom-megatron-before-train-step-hook-path`.
 
-    Every training process must call this: the leading one asks for the advice and hands the scale to the others.
+    Every training process must call this: the leading one asks for the advice and passes the scale to the others.
     """
     if getattr(next(iter(model), None), "role", "actor") != "actor":
         # The advice is about the policy. The critic's processes have an optimizer of their own.
@@ -347,7 +347,7 @@ def _connected(args: Any) -> SlimeRun | None:
             return None
         warn_of_unknown_version(framework.name, _log)
         _run = SlimeRun(args, framework, place_of(framework), _log)
-        # A rank that cannot observe joins the others' collectives all the same, and takes their scale.
+        # A rank that cannot observe still joins the others' collectives, and uses their scale.
         guard(lambda: _observe(framework), _log, framework.name)
         if os.environ.get("FORESHOCK_NOTARY") == "1":
             log_weights = _run.log_weights if _run.place.leads else None

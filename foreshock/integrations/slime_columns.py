@@ -1,4 +1,4 @@
-"""Columns of a slime batch and how slime samples; columns that context parallelism split over ranks, put together."""
+"""The columns and attributes of a slime batch; columns that are split over context-parallel ranks are gathered."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from foreshock.integrations import clip_range
 from foreshock.model_kind import ModelKind, model_kind_of_folder
 from foreshock.rollouts.attributes import BatchAttributes
 
-# What these frameworks write as the source of a sample whose data set is not named.
+# The source that these frameworks write for a sample of an unnamed data set.
 _UNKNOWN_SOURCE = "unknown"
 
 
@@ -29,7 +29,7 @@ def columns_of(
     """Return the columns for `Client.log_rollouts` of the N samples of one data-parallel rank.
 
     `data` is the framework's `rollout_data`; `scores` are the columns of its log-probs, advantages and entropies, flat
-    over the T response tokens of all samples. Samples whose sampled tokens cannot be told are left out with a warning.
+    over the T response tokens of all samples. Samples whose sampled tokens are unknown are left out with a warning.
     Raises KeyError naming what is missing if tokens, lengths or loss masks are absent.
     """
     lengths = np.asarray(data["response_lengths"], np.int64)
@@ -58,7 +58,8 @@ def columns_of(
 
 
 def attributes_of(args: Any, *, trainer_policy: Any, trainer_fingerprint: Fingerprint) -> BatchAttributes:
-    """Return how a framework with these arguments samples; `trainer_policy` tells what its log-probs are."""
+    """Return the attributes of batches of a framework with these arguments; `trainer_policy` is that of its
+    log-probs."""
     top_p, top_k = getattr(args, "rollout_top_p", None), getattr(args, "rollout_top_k", None)
     truncated = top_p not in (None, 1, 1.0) or top_k not in (None, -1)
     return BatchAttributes(
@@ -66,7 +67,7 @@ def attributes_of(args: Any, *, trainer_policy: Any, trainer_fingerprint: Finger
         temperature=getattr(args, "rollout_temperature", None),
         top_p=top_p,
         top_k=top_k,
-        # Engines log after temperature. After truncation, too? That depends on their flags, which are not known here.
+        # Engines log after temperature. Whether also after truncation depends on their flags, which are unknown here.
         logprobs_mode=None if truncated else "processed_logprobs",
         trainer_policy=trainer_policy,
         length_cap=getattr(args, "rollout_max_response_len", None),
@@ -75,7 +76,7 @@ def attributes_of(args: Any, *, trainer_policy: Any, trainer_fingerprint: Finger
 
 
 def precision_of(args: Any) -> dict[str, Any]:
-    """Return the precision of Megatron with these arguments: weights in it, and no autocast."""
+    """Return the precision of Megatron with these arguments: the dtype of its weights, and no autocast."""
     dtype = "bfloat16" if getattr(args, "bf16", False) else "float16" if getattr(args, "fp16", False) else "float32"
     return {"master_dtype": dtype}
 
@@ -131,7 +132,7 @@ def _per_sample(data: Mapping[str, Any], name: str, rows: NDArray[np.int64]) -> 
 
 
 def _rewards(data: Mapping[str, Any], rows: NDArray[np.int64]) -> list[float] | None:
-    """Return the rewards before normalisation. `raw_reward` has those of all ranks, `partition` tells ours."""
+    """Return the rewards before normalisation. `raw_reward` has those of all ranks, `partition` the places of ours."""
     own = data.get("local_raw_reward")
     if own is None and data.get("raw_reward") is not None:
         every = data["raw_reward"]

@@ -144,7 +144,7 @@ def place_of(framework: Framework) -> Place:
 
 
 def warn_of_options(args: Any, place: Place, log: LogOnce) -> None:
-    """Warn of what the framework's options and the process's place leave out of the log."""
+    """Warn of data that is not logged because of the framework's options or the process's place."""
     if place.problem is not None:
         log.warning("place", place.problem)
     if not place.leads:

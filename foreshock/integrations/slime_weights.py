@@ -73,6 +73,6 @@ class WeightSync:
             return
         engines = [*updater.rollout_engines, *getattr(updater, "distributed_rollout_engines", ())]
         answers = ray.get([engine.check_weights.remote(action="foreshock") for engine in engines])
-        # Of an engine on several nodes, the first answers.
+        # For an engine on several nodes, only the first one answers.
         held = {str(number): of_sglang(answer) for number, answer in enumerate(answers) if answer is not None}
         self._log_weights(sent, held)

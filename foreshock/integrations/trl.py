@@ -35,7 +35,7 @@ __all__ = ["ADVICE_FILE", "ForeshockCallback"]
 # The newest advice, in each checkpoint: a trainer that resumes from it has its scale before the service answers.
 ADVICE_FILE = "foreshock_advice.json"
 
-# TRL's name of a quantity that is not what Foreshock calls so: its `kl` is the one to the reference model.
+# TRL's `kl` is the one to the reference model, another quantity than Foreshock's.
 _RENAMED = {"kl": "kl_to_reference"}
 
 _logger = logging.getLogger(__name__)
@@ -159,7 +159,8 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
     def _start(self, args: Any, state: Any) -> None:
         import trl
 
-        # Training starts again without an end after an error, also that of `auto_find_batch_size` in older releases.
+        # After an error training starts again without an end, also after that of `auto_find_batch_size` in older
+        # releases.
         self._forget_start()
         if self._client is None:
             name = self._run_key or os.environ.get("FORESHOCK_RUN_KEY") or getattr(args, "run_name", None)

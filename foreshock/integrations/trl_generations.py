@@ -65,7 +65,7 @@ class Generation:
     def _engine_rows(self) -> list[NDArray[np.float32]] | None:
         if self.rollout_log_probs is None:
             return None
-        # TRL has None for a NaN of the engine.
+        # TRL replaces a NaN of the engine by None.
         return [
             np.array([math.nan if value is None else value for value in row], np.float32)
             for row in self.rollout_log_probs
@@ -117,7 +117,7 @@ class Generations:
         return taken
 
     def attributes(self) -> BatchAttributes:
-        """Return how the trainer samples and scores."""
+        """Return the attributes of batches: how the trainer samples and scores."""
         args = self._trainer.args
         uses_vllm = bool(getattr(self._trainer, "use_vllm", False))
         return BatchAttributes(
@@ -202,12 +202,13 @@ class Generations:
             current.rollout_log_probs = self._checked(result[place], current.responses)
         elif [len(row) for row in self._engine_rows] == [len(row) for row in current.responses]:
             current.rollout_log_probs = self._engine_rows
-        # TRL, too, takes a response that ends in padding for one that ended by itself.
+        # As in TRL, a response that ends in padding counts as one that ended by itself.
         ends = _end_ids(self._trainer)
         current.finish_reasons = ["stop" if row and row[-1] in ends else "length" for row in current.responses]
 
     def _checked(self, log_probs: Any, responses: Sequence[Sequence[int]]) -> Any:
-        """Return log-probs if there is one of each token; None, with a warning, if another release has others here."""
+        """Return log-probs if there is one of each token; None, with a warning, if another release returns something
+        else here."""
         if log_probs is None:
             return None
         try:
@@ -246,7 +247,8 @@ class Generations:
         if "old_per_token_logps" in result:
             current.trainer_log_probs = _on_cpu(result["old_per_token_logps"])
         if current.trainer_log_probs is not None:
-            # TRL hides masked completions from the attention too: what its forward pass gives them means nothing.
+            # TRL hides masked completions from the attention too: the log-probs that its forward pass gives them are
+            # meaningless.
             hidden = _on_cpu(result["completion_mask"]).sum(axis=1) == 0
             current.trainer_log_probs[hidden] = math.nan
         current.advantages = _on_cpu(result["advantages"])

@@ -29,7 +29,7 @@ from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
 from foreshock.learning_rate.feed import AdviceFeed
 from foreshock.model_kind import model_kind_of_folder
 
-# The key of the scale in what travels with a batch.
+# The key of the scale in the metadata of a batch.
 SCALE_KEY = "foreshock_learning_rate_scale"
 
 log = LogOnce("foreshock.integrations.verl")
@@ -86,7 +86,7 @@ class VerlRun:
         return self.feed.scale(step)
 
     def warn_of_missing_log_probs(self, columns: dict[str, Any]) -> None:
-        """Say which option turns the engine's log-probs on, if they are missing."""
+        """Warn if the engine's log-probs are missing, with the option that turns them on."""
         if "rollout_log_probs" not in columns:
             log.warning(
                 "no rollout log-probs",
@@ -189,7 +189,7 @@ def observe_workers(module: ModuleType) -> None:
 
 def _note_forward_pass(arguments: tuple[Any, ...], _keywords: Any, result: Any) -> None:
     for run in ACTIVE:
-        # Rejection sampling changes the mask later; what it rejects was sampled all the same.
+        # Rejection sampling changes the mask later; the tokens that it rejects were sampled too.
         run.response_mask = arguments[1].batch["response_mask"].clone()
         output = result[0] if isinstance(result, tuple) else result
         run.entropy = output.batch["entropys"].clone() if "entropys" in output.batch.keys() else None  # noqa: SIM118

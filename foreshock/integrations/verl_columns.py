@@ -1,4 +1,4 @@
-"""The columns of a verl batch, and how verl samples."""
+"""The columns and attributes of a verl batch."""
 
 from typing import Any
 
@@ -59,8 +59,8 @@ def attributes_of(configuration: Any) -> BatchAttributes:
 def precision_of(actor: Any) -> dict[str, Any]:
     """Return the precision of verl's actor with this configuration, as arguments of `Client.start_run`.
 
-    FSDP casts the weights to the dtype of its mixed precision and autocasts to the same; Megatron holds them in it.
-    Empty for another strategy.
+    FSDP casts the weights to the dtype of its mixed precision and autocasts to the same; Megatron holds the weights in
+    its own dtype. Empty for another strategy.
     """
     strategy = str(actor.get("strategy", ""))
     if strategy in ("fsdp", "fsdp2"):

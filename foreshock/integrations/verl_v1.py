@@ -53,7 +53,7 @@ def _note_mask(arguments: tuple[Any, ...], _keywords: Any, _result: Any) -> None
     trainer, batch = arguments[:2]
     correction = trainer.config.algorithm.get("rollout_correction", None) or {}
     for run in ACTIVE:
-        # Rejection sampling changes the mask later; what it rejects was sampled all the same.
+        # Rejection sampling changes the mask later; the tokens that it rejects were sampled too.
         run.response_mask = _get(batch, ["response_mask"]) if correction.get("rollout_rs", None) else None
 
 
@@ -109,9 +109,9 @@ def _columns_of(data: Any, versions: list[int] | None) -> dict[str, Any]:
 
 
 def _get(batch: Any, fields: list[str]) -> Any:
-    """Return fields of the batch's rollouts from the queue, those that it has; rows that verl added as padding are not.
+    """Return fields of the batch's rollouts from the queue, without the rows that verl added as padding.
 
-    A field that no rollout has is left out, as verl's own reads do.
+    A field that no rollout has is left out, as in verl's own reads.
     """
     import transfer_queue
 

@@ -29,7 +29,7 @@ def observe_sender(module: ModuleType) -> None:
 
 
 def digest_sent(worker: Any) -> None:
-    """Digest this rank's share of the tensors that the actor sends, each time it does."""
+    """Digest this rank's share of the tensors that the actor sends, each time that it sends."""
     actor = getattr(worker, "actor", None)
     if actor is None:
         return
@@ -99,7 +99,7 @@ def observe_sync(module: ModuleType) -> None:
 
 def _log_weights(manager: Any, version: int | None) -> None:
     for run in ACTIVE:
-        # A v1 trainer may have a second manager; a sync without a version wakes engines up.
+        # A v1 trainer may have a second manager; a sync without a version only wakes engines up.
         if manager is run.trainer.checkpoint_manager and version is not None:
             _compare(run, manager, int(version) + 1)
 
