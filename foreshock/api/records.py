@@ -42,7 +42,7 @@ Measured = Annotated[float, _NullIsNan()]
 class Record:
     """An answer, or a part of one. The docstring of a field is its description in the OpenAPI document."""
 
-    # The service always sends a field that has a default for older answers.
+    # A default is for older answers: this service always sends the field.
     __pydantic_config__: ClassVar[Mapping[str, Any]] = {"json_schema_serialization_defaults_required": True}
 
     @classmethod
