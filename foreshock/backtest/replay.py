@@ -75,8 +75,7 @@ def replay_episodes(
             else:
                 place = open_at.pop((event.rule, event.fired_step), None)
                 if place is not None:
-                    fired = episodes[place]
-                    episodes[place] = replace(fired, end=event.step)
+                    episodes[place] = replace(episodes[place], end=event.step)
     return tuple(episodes), tuple(armed)
 
 

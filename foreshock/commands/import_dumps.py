@@ -184,7 +184,6 @@ class _Importing:
                     for dump, signature in follower.finished():
                         if not is_selected(dump.step, self._arguments):
                             continue
-                        newest = time.monotonic()
                         try:
                             self._log(self._kind.read(dump, self._options))
                             self._deliver()

@@ -79,9 +79,8 @@ class AdviceFeed:
                 ServiceConnection, settings.url, settings.api_key
             )
         else:
-            client = source
-            self._client = client
-            self._new_connection = client.new_connection
+            self._client = source
+            self._new_connection = source.new_connection
         self._attempt = attempt
         self._wait_seconds = wait_seconds
         self._connection = self._new_connection()

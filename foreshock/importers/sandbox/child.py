@@ -186,8 +186,7 @@ def _table(value: Any, columns: Sequence[str]) -> pa.Table:
     else:
         raise UnsafePickleError(f"a {type(value).__name__} at the top, where a known dump has its rollouts")
     arrays = {name: _column([row.get(name) for row in rows], name) for name in columns}
-    table = pa.table(arrays) if arrays else pa.table({})
-    return table.replace_schema_metadata({METADATA_KEY: json.dumps(metadata, default=str).encode()})
+    return pa.table(arrays).replace_schema_metadata({METADATA_KEY: json.dumps(metadata, default=str).encode()})
 
 
 def _skyrl_array(value: Any) -> Any:
@@ -251,7 +250,6 @@ def _value(value: Any) -> Any:
             value = np.asarray([item.item() if isinstance(item, np.generic) else item for item in value])
         except (ValueError, TypeError, OverflowError):
             return None
-        return value if value.dtype.kind in "iufb" else None
     if isinstance(value, np.ndarray):
         return value if value.dtype.kind in "iufb" else None
     if isinstance(value, bool | np.bool_):
