@@ -1,4 +1,4 @@
-"""The configuration matrix of a step: its cells are probes of the kind `matrix`, measured when they are read."""
+"""The configuration matrix of a step. Its cells are probes of the kind `matrix`; a read measures them."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from foreshock_service.runs import attempts, events, run_endpoints, runs
 
 router = parameters.api_router(prefix="/v1", tags=["probes"])
 
-# Cells of older rollouts and those on several kinds of hardware are read too.
+# Cells of older rollouts and cells on several kinds of hardware are read too.
 _MOST_READ = 4 * configuration_grid.MOST_CELLS
 _MOST_PAIRS = 256
 
@@ -34,7 +34,7 @@ class MatrixNotFound(problem.ProblemError, status=404, problem_type="matrix-not-
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """A probe of the kind `matrix` with what is known before it is measured."""
+    """A probe of the kind `matrix` before it is measured."""
 
     probe: Probe
     job: ProbeJob
@@ -42,7 +42,7 @@ class _Cell:
     options: dict[str, Any]
     reason: str | None
     files: tuple[StoredFile, ...]
-    """empty before it is done"""
+    """empty until the job is done"""
 
     @property
     def id(self) -> str:
@@ -111,7 +111,8 @@ def _cells(
     step: int,
     attempt: int | None,
 ) -> tuple[list[_Cell], int, pinned_rollouts.PinnedRollouts]:
-    """Return the cells over the rollouts and weights of the newest one, oldest first; the number of others."""
+    """Return the cells with the rollouts and weights of the newest cell, oldest first; how many cells have others; and
+    the rollouts."""
     run = runs.get_run(session, principal, run_id)
     key = attempts.resolve_step(session, run_id, step, attempt)
     found = newest_cells(session, key, _MOST_READ)
@@ -124,7 +125,7 @@ def _cells(
     over = (newest.rollout_set_digest, newest.checkpoint["digest"])
     same = [each for each in found if (each[0].rollout_set_digest, each[0].checkpoint["digest"]) == over]
     jobs = [job.id for _, job in same]
-    # Of the newest try of each job.
+    # The lease of each job's newest try.
     of_leases = select(Lease).join(ProbeJob, (ProbeJob.id == Lease.job_id) & (ProbeJob.fencing_token == Lease.token))
     leases = {lease.job_id: lease for lease in session.scalars(of_leases.where(Lease.job_id.in_(jobs)))}
     same_try = (ProbeJob.id == ScoreShard.job_id) & (ProbeJob.fencing_token == ScoreShard.token)
@@ -149,7 +150,7 @@ def _cells(
 
 
 def _hardware(probe: Probe, job: ProbeJob, lease: Lease | None) -> str:
-    """Return where a cell was scored, or asked to be."""
+    """Return the hardware that scored a cell; before a lease, the hardware that it requests."""
     where = [lease.accelerator, lease.device_name] if lease is not None else [probe.accelerator or "any"]
     environment = job.environment if lease is not None else probe.environment
     return ", ".join([*dict.fromkeys(where), *([environment] if environment else [])])

@@ -1,6 +1,7 @@
-"""Alerts: list, acknowledge, resolve; and bring them in line with detection.
+"""Alerts: list, acknowledge and resolve them, and reconcile them with detection.
 
-New ones open, cleared ones resolve, those that no longer fire are retracted."""
+A rule that fires opens an alert, one that clears resolves it; alerts whose rule no longer fires are retracted.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
@@ -25,7 +26,7 @@ from foreshock_service.watch.rules.service import DELIVERY_RULES
 
 
 class AlertFilter(NamedTuple):
-    """Which alerts of all runs; empty: no restriction. A run's project must equal all of `projects`."""
+    """A filter of the alerts of all runs; empty: no restriction. A run's project must equal all of `projects`."""
 
     projects: tuple[str, ...] = ()
     states: tuple[AlertState, ...] = ()
@@ -135,12 +136,12 @@ def _change(
 
 
 def reconcile_alerts(session: Session, derived: DetectionDerived) -> None:
-    """Bring the run's alerts in line with what the detectors found. The run is locked."""
+    """Change the run's alerts to what the detectors found. The run is locked."""
     fired = {(event.rule, event.step): (event, attempt) for event, attempt in derived.events if event.change == "fired"}
     cleared = {(event.rule, event.fired_step): event.step for event, _ in derived.events if event.change == "cleared"}
     known = {(alert.rule, alert.step): alert for alert in active_touching(session, derived.run_id, derived.from_step)}
     for rule, step in cleared:
-        # It may have fired before the first step that was derived.
+        # The rule may have fired before the first step that was derived.
         if (rule, step) not in known and (rule, step) not in fired:
             attempt = attempts.active_attempt_of(attempts.attempts_of_run(session, derived.run_id), step)
             alert = at_step(session, derived.run_id, attempt, rule, step)
@@ -179,7 +180,7 @@ def resolve_superseded(session: Session, started: events.AttemptStarted) -> None
 def _changes(
     alert: Alert | None, fired: tuple[Event, int] | None, cleared_step: int | None, from_step: int
 ) -> dict[str, Any]:
-    """Return the columns that change; empty if none does."""
+    """Return the columns that change, with their new values; empty if none does."""
     if alert is None:
         assert fired is not None
         state = "open" if cleared_step is None else "resolved"
@@ -221,8 +222,8 @@ def _set(alert: Alert, values: dict[str, Any]) -> None:
         setattr(alert, name, value)
 
 
-# Each half is a range of an index, so that the run's other alerts are not looked at,
-# however many attempts it has. `step + 0` is not indexed: for the second half SQLite would take the index of steps.
+# Each half reads a range of an index and no other alert of the run, however many attempts the run has. `step + 0` is
+# not indexed: with `step`, SQLite would use the index of steps for the second half.
 # Built once: they are executed at each step, and building one takes longer than executing it.
 _OF_RUN = select(Alert.id).where(Alert.run_id == bindparam("run_id"))
 _TOUCHED = union_all(
@@ -292,7 +293,7 @@ async def list_alerts(
 
     def answer() -> Response:
         with context.database.read() as session:
-            # First, since alerts that are newer than their entity tag end the next poll, but older ones would be kept.
+            # Read first: alerts newer than their entity tag end the next poll at once, but older ones would be kept.
             newest = version(session, run)
             found = alerts_of_run(session, principal, run, state or (), cursor, limit)
         return long_polls.tagged_response(str(newest), found, if_none_match)

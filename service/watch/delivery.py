@@ -1,9 +1,8 @@
-"""Alerts on the delivery of rollouts, which no detector of the history can raise: split ranks, missing shards, losses,
-silence.
+"""Alerts on the delivery of rollouts: split ranks, missing shards, losses, silence. The detectors cannot see these.
 
-Each has one open alert in an attempt. It stays open until a person resolves it, or until the shards have arrived.
-Those of split ranks and missing shards are at the first step concerned and say what is stored, so that they are the
-same in any order of arrival.
+Each rule has at most one open alert in an attempt. It stays open until a person resolves it or its cause has ended.
+Alerts of split ranks and missing shards are at the first affected step and depend only on the stored shards, so they
+are the same in any order of arrival.
 """
 
 from typing import Any
@@ -19,17 +18,17 @@ from foreshock_service.watch.rules.service import CLIENT_LOSSES, INCOMPLETE_STEP
 
 _AT_FIRST_STEP = frozenset({SPLIT_RANKS, INCOMPLETE_STEP})
 _MOST_STEPS = 100
-"""Steps that an alert names in its evidence."""
+"""Most steps that an alert names in its evidence."""
 _MOST_SHARDS = 64
-"""Missing shards that an alert names in its evidence."""
+"""Most missing shards that an alert names in its evidence."""
 
 
 def alert_of_split(session: Session, compared: events.RanksCompared) -> None:
-    """Keep the alert of ranks that log into two attempts at the first step that is split. The run is locked."""
+    """Update the alert of ranks that log into two attempts; it is at the first split step. The run is locked."""
     key = compared.key
     alert = alerts.standing_of_rule(session, key.run_id, key.attempt, SPLIT_RANKS)
     if alert is not None and alert.step < key.step:
-        # What comes later does not change which step is the first.
+        # A later step does not change the first split step.
         return
     split = steps.first_split(session, key, last=key.step if alert is None else None)
     if split is None:
@@ -53,7 +52,7 @@ def alert_of_split(session: Session, compared: events.RanksCompared) -> None:
 
 
 def alert_of_incomplete_step(session: Session, closed: events.StepClosed) -> None:
-    """Keep the alert of steps that closed without some shards; retract it when they are complete."""
+    """Update the alert of steps that closed without some shards; retract it when the steps are complete."""
     step = steps.find_step(session, closed.key)
     if step is None:
         return
@@ -73,7 +72,7 @@ def alert_of_incomplete_step(session: Session, closed: events.StepClosed) -> Non
 
 
 def forget_superseded(session: Session, started: events.AttemptStarted) -> None:
-    """Take steps that the new attempt superseded out of the alerts of missing shards. The run is locked."""
+    """Remove steps that the new attempt superseded from the alerts of missing shards. The run is locked."""
     for attempt in attempts_of_run(session, started.run_id):
         alert = alerts.standing_of_rule(session, started.run_id, attempt.attempt, INCOMPLETE_STEP)
         if alert is not None:
@@ -82,7 +81,7 @@ def forget_superseded(session: Session, started: events.AttemptStarted) -> None:
 
 def _alert_of_missing(session: Session, first: events.StepKey, alert: Alert | None) -> None:
     """Open, change or retract the alert of the steps from `first` on that closed without some shards."""
-    # The changes of this transaction are not all written.
+    # Write this transaction's pending changes before they are queried.
     session.flush()
     missing = steps.missing_shards(session, first, _MOST_STEPS)
     if not missing:
@@ -98,7 +97,7 @@ def _alert_of_missing(session: Session, first: events.StepKey, alert: Alert | No
         text += f", and {len(missing) - 1} earlier steps lack shards too"
     _open(
         session,
-        # Beyond so many steps, the step that it was opened at.
+        # With that many steps, the first missing one may not be read: the alert stays at `first`.
         (*first[:2], missing[-1].step if len(missing) < _MOST_STEPS else first.step, INCOMPLETE_STEP),
         severity="warning",
         value=float(newest.received_shards),
@@ -113,7 +112,7 @@ def _alert_of_missing(session: Session, first: events.StepKey, alert: Alert | No
 
 
 def alert_of_losses(session: Session, lost: events.ItemsLost) -> None:
-    """Open or update the alert of items that clients do not deliver."""
+    """Open or update the alert of items that clients could not deliver."""
     reason = f" The newest reason: {lost.reason}." if lost.reason else ""
     _open(
         session,
@@ -129,7 +128,7 @@ def alert_of_losses(session: Session, lost: events.ItemsLost) -> None:
 
 
 def alert_of_silence(session: Session, stale: events.RunBecameStale) -> None:
-    """Open the alert of a run that ended without saying so: what its clients had not delivered is missing."""
+    """Open the alert of a run that fell silent without reporting its end: undelivered items are missing."""
     attempts = attempts_of_run(session, stale.run_id)
     if not attempts:
         return
@@ -155,12 +154,12 @@ def retract_silence(session: Session, closed: events.StepClosed | events.Scalars
 
 
 def _open(session: Session, key: tuple[str, int, int, str], **values: Any) -> None:
-    """Open the alert of a rule at its step, or update the one that stands and move it there."""
+    """Open the alert of a rule at a step, or update the rule's standing alert and move it there."""
     run_id, attempt, step, rule = key
     alert = alerts.standing_of_rule(session, run_id, attempt, rule)
     again = alerts.at_step(session, run_id, attempt, rule, step)
     if alert is not None and again is not None and again.id != alert.id:
-        # A rule has one alert at a step: that one stands again.
+        # A rule has one alert at a step: the one at this step is opened again instead.
         _change(session, alert, {"state": "retracted"})
     elif alert is not None:
         wanted = {"step": step if rule in _AT_FIRST_STEP else alert.step, **values}
@@ -169,7 +168,7 @@ def _open(session: Session, key: tuple[str, int, int, str], **values: Any) -> No
             _change(session, alert, changed)
         return
     if again is not None:
-        # Resolved by a person, or retracted: a rule has one alert at a step.
+        # A rule has one alert at a step: the resolved or retracted one is opened again.
         _change(session, again, {**values, "state": "open"})
         return
     now = now_us()

@@ -1,7 +1,8 @@
-"""The diagnosis of runs: computed in the transaction that changes what it is about, stored, and served.
+"""The diagnosis of runs: computed in the transaction that changes its inputs, stored, and served.
 
-A transaction notes which runs it changes, and computes each once, last. Three changes come without one: a step that
-waits for shards, a run of a database without diagnoses, and another judge; a periodic job looks for these.
+A transaction notes which runs it changes, and computes each diagnosis once, at its end. Three changes come without a
+transaction: a step that waits too long for shards, a run stored before there were diagnoses, and a new version of the
+rules of the diagnosis. A periodic job looks for these.
 """
 
 import logging
@@ -36,7 +37,7 @@ from foreshock_service.runs.scalars import scalars_of_active_steps
 from foreshock_service.runs.steps import missing_shards_of
 
 WAIT_SECONDS: Final = 30.0
-"""A step whose shards do not come for so long is named; before the first complete step, at once."""
+"""A step that waits this long for shards is named in the diagnosis; before the first complete step, at once."""
 
 _OF_STEP = ("reward_mean", "response_length_mean")
 _LAG_KEYS = (*lags.K3_KEYS.values(), *lags.TOKENS_KEYS.values())
@@ -61,12 +62,12 @@ def read_diagnosis(run: run_endpoints.RunIdentifier, context: Context, principal
 
 
 def diagnosis_of_run(session: Session, run_id: str) -> Diagnosis:
-    """Return the stored diagnosis of a run; before it is stored, what it would be."""
+    """Return the stored diagnosis of a run; compute it if none is stored yet."""
     return diagnoses.find_diagnosis(session, run_id) or judge(history_of(session, run_id))
 
 
 def note_change(session: Session, changed: Any) -> None:
-    """Compute the diagnosis of the run of an event when all else of this transaction is done. The run is locked."""
+    """Compute the diagnosis of an event's run at the end of this transaction. The run is locked."""
     compute_before_commit(session, changed.run_id)
 
 
@@ -77,7 +78,7 @@ def note_awaiting(session: Session, arrived: events.ShardAwaitsOthers) -> None:
 
 
 def compute_before_commit(session: Session, run_id: str) -> None:
-    """Compute the diagnosis last in this transaction, once."""
+    """Compute the diagnosis once, at the end of this transaction."""
     before_commit(session, f"diagnosis of {run_id}", partial(_compute, run_id))
 
 
@@ -91,7 +92,7 @@ def _compute(run_id: str, session: Session) -> None:
 
 
 def judge(history: History) -> Diagnosis:
-    """Return the diagnosis; if it raises, the error is logged and the diagnosis is unknown, as the step must close."""
+    """Return the diagnosis. An error is logged and makes the diagnosis unknown: it must not keep the step open."""
     try:
         return diagnose(history)
     except Exception:
@@ -102,7 +103,7 @@ def judge(history: History) -> Diagnosis:
 
 
 def diagnose_due_runs(context: ServiceContext) -> int:
-    """Compute the diagnoses that no transaction does; return how many. For the sweeper."""
+    """Compute the due diagnoses that no transaction computes; return how many. For the sweeper."""
     before_us = clock.now_us() - int(WAIT_SECONDS * 1e6)
     with context.database.read() as session:
         due = {*diagnoses.runs_to_judge(session, _AT_ONCE), *_runs_waiting(session, before_us, _AT_ONCE)}
@@ -117,10 +118,10 @@ def _compute_locked(run_id: str, session: Session) -> None:
 
 
 def history_of(session: Session, run_id: str) -> History:
-    """Return what the diagnosis reads of a run."""
+    """Return the inputs of a run's diagnosis."""
     run = runs.find_run(session, run_id)
     snapshots = tables.DetectorSnapshot
-    # The newest step that the detectors have seen.
+    # Newest step that the detectors have seen.
     observed = session.scalar(select(func.max(snapshots.step)).where(snapshots.run_id == run_id))
     rows = measurements.newest_rows(session, run_id, (*_OF_STEP, *_OF_MISMATCH), WINDOW_STEPS)
     first = 2 + len(_OF_STEP)
@@ -134,7 +135,7 @@ def history_of(session: Session, run_id: str) -> History:
         reported_k3 = SteppedValues() if measured else reported[mismatch_rules.K3]
     causes, undeclared = _causes(session, run_id, [row[0] for row in of_steps])
     return History(
-        # Of active steps: the open ones, then the newest others.
+        # Alerts of active steps: the open ones, then the newest resolved ones.
         alerts=tuple(
             PastAlert(row.rule, row.severity, row.step, bool(row[0]), *row[4:9])
             for row in session.execute(_PAST_ALERTS, {"run_id": run_id})
@@ -166,7 +167,7 @@ def _of_start(session: Session, run_id: str, newest: Sequence[Sequence[Any]]) ->
 
 
 def _lags(values: Sequence[float | None]) -> lags.StepLags:
-    """Return the lags of a step from its columns; those of an earlier release are empty."""
+    """Return the lags of a step from its columns; empty for a step of an earlier release."""
     return lags.StepLags.of({key: value for key, value in zip(_LAG_KEYS, values, strict=True) if value is not None})
 
 
@@ -176,7 +177,7 @@ def _stepped(values: Iterable[tuple[int, float | None]]) -> SteppedValues:
 
 
 def _reported(session: Session, run: tables.Run | None, observed: int) -> Mapping[str, SteppedValues]:
-    """Return the reward and k3 that the trainer reports as scalars, of the newest steps."""
+    """Return the reward and k3 of the newest steps that the trainer reports as scalars."""
     quantities = (REWARD_KEY, mismatch_rules.K3)
     if run is None:
         return dict.fromkeys(quantities, SteppedValues())
@@ -191,9 +192,10 @@ def _reported(session: Session, run: tables.Run | None, observed: int) -> Mappin
 def _causes(
     session: Session, run_id: str, newest_steps: Sequence[int]
 ) -> tuple[tuple[DiagnosisCause, ...], tuple[MissingData, ...]]:
-    """Return the causes that attributions and the lint name, and what must be declared for the lint to tell more.
+    """Return the causes that attributions, doctor and lint name, and what must be declared for the lint to tell more.
 
-    Of the lint, what the newest steps do not show any more is left out, and an info of few steps, or of few among many.
+    Findings of the lint are left out if the newest steps no longer show them. An info is also left out if it has few
+    steps or a small share of the steps.
     """
     causes: list[DiagnosisCause] = []
     undeclared: list[MissingData] = []
@@ -220,7 +222,7 @@ def _causes(
             )
             continue
         is_over = bool(newest_steps) and newest <= newest_steps[-1] - NEWEST_STEPS
-        # The steps that were logged from the first one on, as densely as the newest ones are.
+        # Estimated number of logged steps since the first one, at the density of the newest steps.
         whole = (
             len(newest_steps) * (newest - first + 1) / max(1, newest_steps[-1] - newest_steps[0]) if newest_steps else 0
         )
@@ -249,7 +251,7 @@ def _causes(
 
 
 def _awaited(session: Session, run_id: str, observed: int | None) -> tuple[AwaitedShards, ...]:
-    """Return the oldest steps that wait for shards: all before the first complete step, else those that wait long."""
+    """Return the oldest steps that wait for shards: those that wait long; before the first complete step, any."""
     before_us = clock.now_us() - (0 if observed is None else int(WAIT_SECONDS * 1e6))
     waiting = session.scalars(_WAITING, {"run_id": run_id, "before_us": before_us + 1})
     active = [each for each in waiting if attempts.is_active(session, each)]
@@ -292,8 +294,8 @@ _PAST_ALERTS = (
 _WAITING = (
     select(tables.Step)
     .where(
-        # As an expression, so that the few rows of the index `ix_steps_unfolded`, whose condition is the next one, are
-        # read and not all steps of the run.
+        # An expression, so that SQLite reads the few rows of the index `ix_steps_unfolded` (its condition is the next
+        # line) and not all steps of the run.
         tables.Step.run_id + "" == bindparam("run_id"),
         tables.Step.folded_shards < tables.Step.received_shards,
         tables.Step.closed_at_us.is_(None),
@@ -305,7 +307,7 @@ _WAITING = (
 
 
 def _runs_waiting(session: Session, before_us: int, limit: int) -> Sequence[str]:
-    """Return runs with a step that waits since before then for shards which their diagnosis does not name yet."""
+    """Return runs with a step that has waited since before `before_us` for shards, not yet named in their diagnosis."""
     query = (
         select(tables.Step.run_id)
         .join(tables.Run, tables.Run.id == tables.Step.run_id)

@@ -1,7 +1,7 @@
 """Long polls of advice and alerts: they hold neither a thread nor a database connection while they wait.
 
-Twice a second one query reads the versions of all runs that somebody of this process waits for. So a change by any
-process is heard within half a second, and its cost does not grow with the number of changes.
+Twice a second one query reads the versions of all runs that polls of this process wait for. A change by any process is
+therefore seen within half a second, and its cost does not grow with the number of changes.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunVersion:
-    """What polls of a run wait for a change of: (attempt, revision) of the advice, and the version of the alerts."""
+    """The versions whose change ends polls of a run: (attempt, revision) of the advice, and that of the alerts."""
 
     project: str
     deleted_at_us: int | None
@@ -43,62 +43,62 @@ class RunVersion:
 
     @property
     def of_advice(self) -> str:
-        """Return the version that the entity tag of the advice begins with."""
+        """Return the version that begins the entity tag of the advice."""
         return f"{self.attempt}-{self.revision}-{self.alerts}"
 
     @property
     def of_alerts(self) -> str:
-        """Return the version that the entity tag of the alerts begins with."""
+        """Return the version that begins the entity tag of the alerts."""
         return str(self.alerts)
 
 
 def read_versions(session: Session, run_ids: Collection[str]) -> dict[str, RunVersion]:
     """Return the version of each of these runs that exists, deleted ones included, in one query."""
-    # Each subquery reads the end of an index's range.
+    # Each subquery reads only the end of a range of an index.
     newest = select(AdviceDecision.attempt).where(AdviceDecision.run_id == Run.id)
     attempt = newest.order_by(AdviceDecision.revision.desc()).limit(1).scalar_subquery()
     revision = select(func.max(AdviceDecision.revision)).where(AdviceDecision.run_id == Run.id).scalar_subquery()
     alerts = select(func.max(Alert.version)).where(Alert.run_id == Run.id).scalar_subquery()
     query = select(Run.id, Run.project, Run.deleted_at_us, attempt, revision, alerts).where(Run.id.in_(run_ids))
-    # Before any decision the attempt is 1, as `fold` has it.
+    # Before any decision the attempt is 1, as in `fold`.
     return {row[0]: RunVersion(row[1], row[2], row[3] or 1, row[4] or 0, row[5] or 0) for row in session.execute(query)}
 
 
 class LongPolls:
-    """The polls of one process that wait. Used by the coroutines of one event loop."""
+    """The waiting polls of one process. Used by the coroutines of one event loop."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._waiting: defaultdict[str, set[_Waiter]] = defaultdict(set)
         self._stopped = False
         self._task: asyncio.Task[None] | None = None
-        # A thread of its own: it waits for no other request.
+        # A thread of its own, so that a look never waits for the threads of requests.
         self._thread = CapacityLimiter(1)
 
     def count(self) -> int:
-        """Return the number of polls that wait."""
+        """Return the number of waiting polls."""
         return sum(map(len, self._waiting.values()))
 
     def start(self) -> None:
-        """Begin to look for changes."""
+        """Start to look for changes."""
         self._task = asyncio.create_task(self._look_again_and_again())
 
     def release(self) -> None:
-        """End every wait, now and from now on: the service stops."""
+        """End every present and future wait, because the service stops."""
         self._stopped = True
         for waiters in self._waiting.values():
             for waiter in waiters:
                 waiter.woken.set()
 
     async def stop(self) -> None:
-        """End every wait, and look no more."""
+        """End every wait and stop looking for changes."""
         self.release()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def wait(self, run_id: str, is_over: Callable[[RunVersion | None], bool], seconds: float) -> None:
-        """Wait until a look at the run's version satisfies `is_over`, the service stops, or `seconds` are over."""
+        """Wait until the run's version satisfies `is_over`, the service stops, or `seconds` have passed."""
         if self._stopped:
             return
         waiter = _Waiter(is_over, asyncio.Event())
@@ -140,9 +140,9 @@ class LongPolls:
         if_none_match: str | None,
         seconds: float,
     ) -> None:
-        """Wait until `if_none_match` does not name this part of the run's version, or the principal may not see it.
+        """Wait until `if_none_match` does not name this part of the run's version, or the principal cannot see the run.
 
-        Looks tell both, the next one first: a poll reads nothing by itself before it waits.
+        The periodic look checks both; a poll reads nothing itself before it waits.
         """
         if seconds <= 0 or if_none_match is None:
             return

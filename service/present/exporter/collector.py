@@ -1,7 +1,7 @@
-"""The exporter: `/metrics`, a constant number of queries as Prometheus samples.
+"""The exporter: `/metrics`, Prometheus samples read with a constant number of queries.
 
-Nothing is counted in memory: every process exports the same, a restart resets nothing, and finished runs disappear. The
-format is the one that the scraper asks for (Prometheus text, or OpenMetrics).
+Nothing is counted in memory: all processes export the same, a restart resets nothing, and finished runs disappear. The
+format is the one that the scraper requests (Prometheus text, or OpenMetrics).
 """
 
 from collections import Counter
@@ -55,7 +55,7 @@ def newest_closed_steps(session: Session, run_ids: Collection[str]) -> Sequence[
 def newest_measurements(session: Session, run_ids: Collection[str], columns: Sequence[str]) -> Sequence[Any]:
     """Return (run_id, comparison, buckets, some columns of the wide table) of the newest step of each comparison.
 
-    Long runs have thousands of steps, few of which were replayed: `newest_measurements` names the ones to read.
+    Long runs have thousands of steps, few of which were replayed; the table `newest_measurements` names those to read.
     """
     table, newest = tables.measurements.c, tables.NewestMeasurement
     same = and_(engine.of_step(table, newest), table.comparison == newest.comparison)
@@ -77,7 +77,7 @@ def newest_scalars(session: Session, run_ids: Collection[str]) -> dict[str, dict
 
 
 def newest_attributions(session: Session, run_ids: Collection[str]) -> dict[str, tables.Attribution]:
-    """Return the newest attribution of each run that was computed."""
+    """Return the newest computed attribution of each run."""
     table = tables.Attribution
     newest = (
         select(table.run_id, table.attempt, func.max(table.step).label("step"))
@@ -102,7 +102,7 @@ def newest_acknowledgements(session: Session, run_ids: Collection[str]) -> dict[
 def failures_by_accelerator(session: Session, project: str | None) -> Mapping[str, int]:
     """Return the number of tries that failed or whose lease expired, by the accelerator of the worker.
 
-    Tries of runs that were deleted since then are in it.
+    Tries of runs that were deleted afterwards are included.
     """
     lease, of_deleted = tables.Lease, tables.RemovedFailures
     kept = (
@@ -123,12 +123,12 @@ def failures_by_accelerator(session: Session, project: str | None) -> Mapping[st
 
 
 _BUCKETS = [f"{low:.3g}-{high:.3g}" for low, high in pairwise(BUCKET_EDGES)]
-# What a scalar may stand for in a run without rollouts: its metric, and the labels beside the run.
+# Quantities that scalars may report in a run without rollouts: the metric of each, and its labels after the run.
 _QUANTITIES: Mapping[str, tuple[Any, ...]] = {
     **{f"{STEP_ROW}:{column}": (family,) for column, family in families.OF_STEPS.items()},
     **{f"{TRAINER_ROLLOUT}:{name}": (family, TRAINER_ROLLOUT) for name, family in families.OF_COMPARISONS.items()},
 }
-# Columns that tell which tokens a range is compared with, beside the exported ones.
+# Columns, not exported themselves, that tell which tokens a healthy range applies to.
 _OF_LAGS = [column for column in lag_zero.LAG_ZERO_COLUMNS if column not in families.OF_COMPARISONS]
 _OF_RUN = (families.ROLLOUTS, families.TOKENS, families.LAST_INGEST, families.LAST_SEEN)
 _OF_NEWEST_STEP = (families.STEP, families.STEP_SHARDS, families.STEP_EXPECTED_SHARDS)
@@ -137,8 +137,8 @@ _OF_ACKNOWLEDGEMENT = (families.ADVICE_ACKNOWLEDGED, families.APPLIED_SCALE)
 
 
 OTHER = "other"
-# Label values of accelerators, since workers and probes name theirs freely: slugs of the names that drivers report
-# (`foreshock.environment.device_slug`), and short names in use.
+# The allowed label values of accelerators, because workers and probes name accelerators freely: slugs of the names that
+# drivers report (`foreshock.environment.device_slug`), and common short names.
 DECLARED = frozenset(
     f"""
     {ANY_ACCELERATOR} {OTHER} cpu gaudi2 gaudi3 tpu
@@ -152,7 +152,7 @@ DECLARED = frozenset(
 
 
 class Accelerators:
-    """The labels of one scrape: a declared name is its own label, any other is `other` and counted."""
+    """The accelerator labels of one scrape: a declared name is its own label; other names become `other`, counted."""
 
     def __init__(self, further: str) -> None:
         self._declared = DECLARED | {name.strip() for name in further.split(",")}
@@ -175,7 +175,7 @@ class Accelerators:
 
 
 def scrape(context: ServiceContext, version: str, project: str | None) -> families.Scrape:
-    """Read the service's database once and return every sample; `project` None: of the runs of every project."""
+    """Read the service's database once and return every sample; `project` None: runs of all projects."""
     found, settings = families.Scrape(), context.settings
     with context.database.read() as session:
         found.add(families.BUILD_INFO, (version, settings.page_root), 1)
@@ -215,7 +215,7 @@ def _runs(session: Session, scrape: families.Scrape, project: str | None, limit:
 
 
 def _alerts(session: Session, scrape: families.Scrape, run_ids: Sequence[str]) -> set[str]:
-    """Add the open alerts; return the runs that have an open or acknowledged one of a collapse of the reward."""
+    """Add the open alerts; return the runs with an open or acknowledged alert of a collapse of the reward."""
     alert = tables.Alert
     group = (alert.run_id, alert.rule, alert.severity, alert.state)
     query = select(*group, func.count()).where(alert.run_id.in_(run_ids), alert.state.in_(("open", "acknowledged")))
@@ -270,13 +270,13 @@ def _measurements(session: Session, scrape: families.Scrape, run_ids: Sequence[s
 
 
 def _at_lag_zero(scrape: families.Scrape, run_id: str, values: Mapping[str, float | None]) -> None:
-    """Add what healthy ranges are compared with, of a step's values by `comparison:measure`."""
+    """Add the values that healthy ranges judge, from a step's values by `comparison:measure`."""
     for measure, family in families.AT_LAG_ZERO.items():
         scrape.add(family, (run_id, TRAINER_ROLLOUT), lag_zero.at_lag_zero(measure, values))
 
 
 def _scalars(session: Session, scrape: families.Scrape, runs: Mapping[str, tables.Run]) -> None:
-    """Add the newest step of runs without rollouts, with the measures that their trainers report as scalars."""
+    """Add the newest step of runs without rollouts, and the measures that their trainers report as scalars."""
     for run_id, step in observed_steps(session, runs).items():
         scrape.add(families.STEP, (run_id,), step)
     for run_id, values in newest_scalars(session, runs).items():
@@ -289,7 +289,7 @@ def _scalars(session: Session, scrape: families.Scrape, runs: Mapping[str, table
 def _bucket_samples(scrape: families.Scrape, run_id: str, comparison: str, buckets: bytes) -> None:
     values = np.frombuffer(buckets, dtype=np.float64)
     if values.size != 2 * len(_BUCKETS):
-        # Of another release, with other edges; the next step replaces them.
+        # Buckets of another release have other edges; the next step replaces them.
         return
     for family, column in zip((families.BUCKET_TOKENS, families.BUCKET_K3), values.reshape(2, -1), strict=True):
         for bucket, value in zip(_BUCKETS, column.tolist(), strict=True):
@@ -338,7 +338,7 @@ _FORMATS = {
 @router.get("/metrics", response_class=Response, responses={200: {"content": _FORMATS}})
 def metrics(request: Request, context: Context, principal: security.Reader) -> Response:
     """Return the newest measures of running runs, their advice and alerts, and the probes, for Prometheus."""
-    # A registry for this scrape: no metrics of the process or of another application.
+    # A registry of this scrape only, without metrics of the process or of another application.
     registry = CollectorRegistry(auto_describe=False)
     registry.register(scrape(context, request.app.version, principal.project))
     if principal.project is None:

@@ -1,4 +1,4 @@
-"""Every metric of /metrics: name, help and labels. To add or change one, change it here.
+"""Every metric of /metrics: name, help and labels. A metric is added or changed only here.
 
 Labels are bounded: run, comparison, bucket, link, accelerator, rule and severity, states. A step, a rollout or a token
 is never a label; the newest step is a value (`foreshock_step`).
@@ -22,7 +22,7 @@ Kind = Literal["gauge", "counter"]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A metric; `labels` in the order in which samples give their values."""
+    """A metric; `labels` are in the order of the label values of its samples."""
 
     name: str
     help: str
@@ -31,11 +31,11 @@ class Family:
 
     @property
     def sample_name(self) -> str:
-        """The name of its samples, in both formats and in Prometheus: a counter's ends with `_total`."""
+        """The name of its samples, in both formats and in Prometheus: that of a counter ends with `_total`."""
         return f"{self.name}_total" if self.kind == "counter" else self.name
 
 
-# Column of the wide table → name without its prefix, and help; of the newest step of the run that has the comparison.
+# Column of the wide table → name without prefix, and help. Values are of the run's newest step with the comparison.
 _OF_COMPARISONS = {
     "k3_kl": ("k3_kl_nats", "Mismatch: token mean of k3; KL(rollout‖target) if behaviour is rollout"),
     "kl": ("kl_nats", "Mismatch: token mean of -d (k1); KL(rollout‖target) if behaviour is rollout"),
@@ -68,7 +68,7 @@ _OF_COMPARISONS = {
     "nonfinite_target": ("nonfinite_target_log_probs", "Target log-probs that are NaN or infinite"),
     "nonfinite_behaviour": ("nonfinite_behaviour_log_probs", "Behaviour log-probs that are NaN or infinite"),
 }
-# The same, of the newest closed step of the run.
+# The same; values are of the run's newest closed step.
 _OF_STEPS = {
     "response_length_mean": ("response_length_mean_tokens", "Mean response length"),
     "response_length_p50": ("response_length_p50_tokens", "Median response length"),
@@ -85,7 +85,7 @@ _WITH_THRESHOLDS = frozenset({"token_mult_prob_error", "tail_2", "pareto_k"})
 
 
 def _help_of_comparison(column: str, text: str) -> str:
-    """Return the help of a metric of a comparison, with the thresholds of its measure if they belong there."""
+    """Return the help of a metric of a comparison; for some measures it names the thresholds."""
     if column not in _WITH_THRESHOLDS:
         return text
     known = ranges.required_range(column)
@@ -102,7 +102,7 @@ OF_COMPARISONS = {
     if measure.metric
 }
 OF_STEPS = {column: Family(f"foreshock_{name}", text, ("run",)) for column, (name, text) in _OF_STEPS.items()}
-# Column → what its healthy range is compared with, as the rules of the service judge a step.
+# Column → the metric of the value that its healthy range judges, the same value as in the service's rules.
 AT_LAG_ZERO = {
     "k3_kl": Family(
         "foreshock_lag_zero_k3_kl_nats",
@@ -207,19 +207,19 @@ FAMILIES: tuple[Family, ...] = (
 
 
 class Scrape:
-    """The samples of one scrape, by family, in the order of FAMILIES; prometheus_client collects and writes them."""
+    """The samples of one scrape, by family, in the order of FAMILIES. prometheus_client collects and writes them."""
 
     def __init__(self) -> None:
         self._metrics = {family.name: Metric(family.name, family.help, family.kind) for family in FAMILIES}
 
     def add(self, family: Family, labels: Sequence[str], value: float | None) -> None:
-        """Add a sample; None and values that are not finite are left out."""
+        """Add a sample; None and non-finite values are left out."""
         if value is not None and isfinite(value):
             named = dict(zip(family.labels, labels, strict=True))
             self._metrics[family.name].add_sample(family.sample_name, named, float(value))
 
     def add_row(self, families: Sequence[Family], labels: Sequence[str], values: Sequence[float | None]) -> None:
-        """Add a sample of each family, all with these labels."""
+        """Add one sample to each family, all with the same labels."""
         for family, value in zip(families, values, strict=True):
             self.add(family, labels, value)
 

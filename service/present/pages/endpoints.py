@@ -1,4 +1,4 @@
-"""HTTP: the pages, the parts that are fetched after them, forms, and static files."""
+"""HTTP: the pages, the parts that the browser fetches later, forms, and static files."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -26,12 +26,12 @@ from foreshock_service.watch.advice.service import operate
 from foreshock_service.watch.alerts import AlertIdentifier, acknowledge, resolve
 from foreshock_service.watch.rules.service import change_rule, store_rules
 
-# Pages are for people, so the description of the API leaves them out.
+# Pages are for people, so the OpenAPI document leaves them out.
 pages = APIRouter(route_class=sessions.PageRoute, include_in_schema=False)
 rules = APIRouter(route_class=sessions.PageRoute, include_in_schema=False)
 parts = APIRouter(prefix="/pages", include_in_schema=False)
 static = APIRouter(include_in_schema=False)
-# The page of rules first: a run may be called `steps`.
+# The router of rules precedes that of pages, because a run may be called `steps`.
 ROUTERS = (static, parts, rules, pages)
 LONGEST_SAMPLE_ID = 1024
 Asked = Annotated[str, Query(max_length=200, pattern=parameters.NO_NUL)]
@@ -201,7 +201,7 @@ def examine_step(
 
 
 def back_to_run(context: ServiceContext, visitor: sessions.PageSession, run_id: str, part: str = "") -> Response:
-    """Redirect to the page of the run, or to that of its rules, which can be loaded again."""
+    """Redirect to the page of the run or of its rules, so that reloading it does not send the form again."""
     with context.database.read() as session:
         run = get_run(session, visitor.principal, run_id)
         address = f"{page_addresses.run_page_path(run.project, run.key)}{part}"
@@ -360,7 +360,7 @@ def change_rules(
     reason: Annotated[parameters.Name, Form()],
 ) -> Response:
     """Set a file of rules, then redirect to the run's rules."""
-    # A form sends its lines with carriage returns.
+    # Browsers send the lines of a form with carriage returns.
     text = toml.replace("\r\n", "\n")
     context.database.write(lambda session: store_rules(session, context.events, visitor.principal, run, text, reason))
     return back_to_run(context, visitor, run, "/rules")

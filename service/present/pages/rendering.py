@@ -1,4 +1,4 @@
-"""Pages from templates: formats of numbers, static files, texts of tokens."""
+"""Render pages from templates: formats of numbers, static files, texts of tokens."""
 
 import gzip
 import hashlib
@@ -105,7 +105,7 @@ def moment(at_us: int | None) -> Moment | None:
 
 
 def judged_value(measure: str, value: float | None, model_kind: ModelKind | None) -> Value:
-    """Return a measure's value with the tone of the range that it lies in; without a range it has none."""
+    """Return a measure's value with the tone of its place in its healthy range; without a range it has no tone."""
     if value is None or math.isnan(value):
         return Value(DASH)
     return Value(number(value), VERDICT_TONES[ranges.verdict_of(measure, value, model_kind)])
@@ -133,7 +133,7 @@ def assets() -> dict[str, Traversable]:
 
 @cache
 def digest_of(name: str) -> str:
-    """Return the version in a file's address, a digest of its content."""
+    """Return a digest of a file's content, the version in its address."""
     return hashlib.sha256(assets()[name].read_bytes()).hexdigest()[:12]
 
 
@@ -149,14 +149,14 @@ def media_type_of(name: str) -> str:
 
 @cache
 def compressed(name: str) -> bytes:
-    """Return a file's content in gzip, kept for the life of the process."""
+    """Return a file's gzipped content, cached for the life of the process."""
     return gzip.compress(assets()[name].read_bytes(), 9, mtime=0)
 
 
 FILE_NAME = "tokenizer.json"
 LARGEST_FILE_BYTES = 64 << 20
 DEEPEST = 3
-"""Folders below the root: owner, name and a revision."""
+"""Most folders below the root: owner, name and revision."""
 _KEPT = 4
 _UNDECODABLE = "\ufffd"
 _SPACE_MARK = "\u2581"
@@ -174,7 +174,7 @@ def known_tokenizers(root: str) -> dict[str, Path]:
 
 
 def announced_names(fingerprints: Iterable[Mapping[str, Any]], model: str | None) -> list[str]:
-    """Return the names by which a run announces its tokenizer, the first to be taken first."""
+    """Return the names by which a run announces its tokenizer, the preferred one first."""
     named = [each["tokenizer"] for each in fingerprints if isinstance(each.get("tokenizer"), str)]
     return [*named, *([model] if model else [])]
 
@@ -194,12 +194,12 @@ def texts_of(root: str, names: Sequence[str], token_ids: Iterable[int]) -> dict[
 
 @lru_cache(maxsize=_KEPT)
 def _load(file: Path, modified_ns: int) -> Tokenizer:
-    """Return the tokenizer; `modified_ns` makes a file that was replaced another one."""
+    """Return the tokenizer; `modified_ns` is part of the cache key, so that a replaced file is read again."""
     return Tokenizer.from_file(str(file))
 
 
 def _text(tokenizer: Tokenizer, token_id: int) -> str:
-    """Return a token as it stands in a text; part of a character as in the vocabulary, an unknown id as `‹7›`."""
+    """Return a token as it appears in a text; a partial character as in the vocabulary, an unknown id as `‹7›`."""
     piece: str | None = tokenizer.id_to_token(token_id)
     if piece is None:
         return f"‹{token_id}›"
@@ -209,9 +209,9 @@ def _text(tokenizer: Tokenizer, token_id: int) -> str:
     return piece if _UNDECODABLE in text or not text else text
 
 
-# Plotly sets style attributes on what it draws, and puts an empty <style> into the page, whose rules it adds by script:
-# the first hash is that of the empty text. The second is the style of its map library, which plotly.js 4 adds when it
-# is loaded, maps or not; with another version the browser refuses it, and nothing that these pages draw misses it.
+# Plotly sets style attributes on its elements and adds an empty <style> to the page, filled later by script: the first
+# hash is that of the empty text. The second is the style of its map library, which plotly.js 4 adds when it loads, even
+# without maps. If another version has another hash, the browser refuses that style; these pages do not need it.
 PLOTLY_STYLES = (
     "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=' 'sha256-ji27qzEtxXZW+7dun6UwjHXJ18e6WAin1VvNtkzIE/o='"
 )
@@ -222,7 +222,7 @@ CONTENT_SECURITY_POLICY = "; ".join(
         "script-src 'self'",
         f"style-src-elem 'self' {PLOTLY_STYLES}",
         "style-src-attr 'unsafe-inline'",
-        # A plot is saved as PNG by drawing a blob of its SVG.
+        # Saving a plot as PNG draws a blob of its SVG.
         "img-src 'self' blob:",
         "connect-src 'self'",
         "form-action 'self'",
@@ -232,7 +232,7 @@ CONTENT_SECURITY_POLICY = "; ".join(
 )
 
 LEAST_COMPRESSED = 1024
-"""Bytes of a body from which it is compressed."""
+"""Smallest body in bytes that is compressed."""
 
 PAGE_HEADERS = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
@@ -275,7 +275,7 @@ def templates() -> Environment:
 
 
 def model_kind_in_words(run: Run) -> str:
-    """Return the kind of the run's model and where it comes from."""
+    """Return the kind of the run's model and the source of that information."""
     if run.model_kind is None:
         return "unknown, judged as a dense model"
     source = "declared" if run.model_kind_source == "declared" else "from a checkpoint"
@@ -283,7 +283,7 @@ def model_kind_in_words(run: Run) -> str:
 
 
 def capital(text: str) -> str:
-    """Return a sentence with a capital, unless it begins with a symbol or a name such as k3, μ or trainer/rollout."""
+    """Capitalize a sentence, unless it begins with a symbol or a name such as k3, μ or trainer/rollout."""
     first = re.match(r"[a-z][a-z-]*(?=[ ,:;.]|$)", text)
     return text[:1].upper() + text[1:] if first else text
 
@@ -294,7 +294,7 @@ def run_address(run: Run | runs.RunRecord) -> str:
 
 
 def with_code(text: str) -> Markup:
-    """Return the text escaped, with text between backticks as code; a single backtick stays."""
+    """Return the escaped text, with text between backticks as code; an unpaired backtick stays."""
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
@@ -307,13 +307,13 @@ def page_response(
 
 
 def json_response(request: Request, value: object) -> Response:
-    """Return a value as JSON; 304 if the browser has it already."""
+    """Return a value as JSON; 304 if the browser already has it."""
     body = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return _tagged(request, body.encode(), "application/json", 200)
 
 
 def accepts_gzip(request: Request) -> bool:
-    """Return whether the browser takes gzip; `gzip;q=0` does not occur in browsers."""
+    """Return whether the browser accepts gzip; browsers do not send `gzip;q=0`."""
     return "gzip" in request.headers.get("accept-encoding", "")
 
 

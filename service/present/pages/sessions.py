@@ -1,4 +1,4 @@
-"""Sessions of the pages: made from an API key at /login; on loopback none is needed while there are no keys."""
+"""Sessions of the pages, created from an API key at /login. On loopback, no session is needed while no key exists."""
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class PageSession:
-    """A request of a principal that may read, and its view model for the templates."""
+    """A page request of a principal that may read, and the visitor that templates see."""
 
     request: Request
     context: ServiceContext
@@ -31,16 +31,16 @@ class PageSession:
     view: view_models.Visitor
 
     def look(self, read: Callable[..., Result], *arguments: object) -> Result:
-        """Return `read(viewing, *arguments)`; the viewing's session is closed before anything is sent."""
+        """Return `read(viewing, *arguments)`; the database session is closed before the response is sent."""
         with self.context.database.read() as session:
             return read(Viewing(self.context, session, self.principal), *arguments)
 
     def figure(self, present: Callable[..., Figure | Missing], *arguments: object) -> Response:
-        """Return the figure that the presenter makes, as `static/figures.js` draws it."""
+        """Return the presenter's figure as JSON for `static/figures.js`."""
         return rendering.json_response(self.request, self.look(present, *arguments).to_json())
 
     def page(self, template: str, present: Callable[..., object], *arguments: object) -> Response:
-        """Return the page, or part of one, that the presenter makes with these arguments."""
+        """Return a page or a part of one, rendered from the presenter's answer."""
         return rendering.page_response(self.request, template, self.look(present, *arguments), self.view)
 
 
@@ -52,7 +52,7 @@ def page_session(request: Request, context: Context) -> PageSession:
         signed_in=security.SESSION_COOKIE in request.cookies and principal.key_id is not None,
         may_answer_alerts=principal.may(keys.Scope.INGEST),
         may_operate=principal.may(keys.Scope.ADMIN),
-        # Without a session the token is one of this service process.
+        # Without a session, the token is derived from an empty cookie.
         csrf_token=security.form_token(context.session_secret, request.cookies.get(security.SESSION_COOKIE, "")),
     )
     return PageSession(request, context, principal, visitor)
@@ -77,7 +77,7 @@ def form_sender(scope: keys.Scope) -> Callable[..., PageSession]:
     return session_with_token
 
 
-# The same scopes as in the API.
+# Forms require the same scopes as the API.
 IngesterSession = Annotated[PageSession, Depends(form_sender(keys.Scope.INGEST))]
 OperatorSession = Annotated[PageSession, Depends(form_sender(keys.Scope.ADMIN))]
 
@@ -89,7 +89,7 @@ def require_form_token(context: ServiceContext, request: Request, token: str) ->
 
 
 def sign_in(context: ServiceContext, request: Request, api_key: str, next_path: str) -> Response:
-    """Make a session of an API key and redirect to the page. Raises AuthenticationRequired or ScopeMissing."""
+    """Create a session from an API key and redirect to the page. Raises AuthenticationRequired or ScopeMissing."""
     principal = security.principal_of_secret(context, api_key.strip())
     security.check_scope(principal, keys.Scope.READ)
     response = RedirectResponse(local_path(next_path), status_code=303, headers=rendering.PAGE_HEADERS)
@@ -106,19 +106,19 @@ def sign_in(context: ServiceContext, request: Request, api_key: str, next_path: 
 
 
 def _is_over_tls(request: Request) -> bool:
-    """Return whether the browser speaks TLS, to the service or to a proxy in front of it.
+    """Return whether the browser uses TLS, to the service or to a proxy in front of it.
 
-    uvicorn takes the scheme from a proxy on its own machine only, and in Compose it is another container. The header
-    may be believed here, whoever sends it: it makes the sender's own cookie stricter, and nothing else.
+    uvicorn trusts a proxy's scheme only on its own machine, but in Compose the proxy is another container. Here the
+    header may be trusted from anyone: it only makes the sender's own cookie stricter.
     """
     return request.url.scheme == "https" or request.headers.get("x-forwarded-proto", "").strip().lower() == "https"
 
 
 def sign_out(context: ServiceContext, request: Request) -> Response:
-    """End the session, also for copies of its cookie, and redirect to /login."""
+    """End the session, including copies of its cookie, and redirect to /login."""
     cookie = request.cookies.get(security.SESSION_COOKIE)
     lifetime = context.settings.session_hours * 3600
-    # Only what was signed here is stored: anyone can send cookies.
+    # Only a cookie that this service signed is stored, because anyone can send cookies.
     if cookie is not None and security.verify_session(context.session_secret, cookie, lifetime) is not None:
         ended = security.session_hash(cookie)
         context.database.write(lambda session: keys.end_session(session, ended, lifetime))
@@ -161,7 +161,7 @@ def _login_address(request: Request) -> str:
 
 
 def unknown_address(request: Request, error: Exception) -> Response:
-    """Return a page to a browser that asks for an address that does not exist, a problem to everything else."""
+    """Answer a request for an unknown address: with a page for a browser, else with a problem document."""
     asks_for_page = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/v1/")
     if not asks_for_page:
         return problem.framework_error(request, error)

@@ -1,4 +1,4 @@
-"""Small parts that several templates show. What a whole page shows is beside its presenter."""
+"""Small view models that several templates share. The view model of a whole page is beside its presenter."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ Tone = Literal["", "good", "warning", "critical"]
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A badge: a word and its tone. The word must be enough without the colour."""
+    """A badge: a word and its tone. The word alone must be enough, without the colour."""
 
     text: str
     tone: Tone = ""
@@ -18,7 +18,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A time for a machine (ISO 8601) and for a person."""
+    """A time as ISO 8601 for machines and as text for people."""
 
     machine: str
     person: str
@@ -26,7 +26,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """The scopes of the person who reads the page; they decide which forms the page has."""
+    """The scopes of the person who reads the page; they determine which forms the page has."""
 
     signed_in: bool
     may_answer_alerts: bool
@@ -44,7 +44,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A place for a figure. The browser fetches its specification from `address`, or from that of another choice."""
+    """A place for a figure. The browser fetches the specification from `address`, or from that of another choice."""
 
     id: str
     title: str

@@ -1,11 +1,10 @@
-"""The attribution of a step from files: the chain, the comparisons and the noise floors. Runs in a decoder process.
+"""Compute a step's attribution from files: the chain, the comparisons and the noise floors. Runs in a decoder process.
 
-The logged scores (`rollout`, `trainer`) are in the token files; the replayed ones are in score files that name their
-rollouts. A rollout that a score does not have is NaN there and is left out of every comparison of that score.
+The logged scores (`rollout`, `trainer`) are in the token files; the replayed scores are in score files that name their
+rollouts. A rollout without a score has NaN in that score and is left out of every comparison with it.
 
-A scorer run twice has k3 = σ², its noise floor; in a comparison with another scorer its noise adds σ²/2. Each end's
-floor is therefore halved before it is subtracted. The result is never clamped: a negative one means that the noise is
-the larger part.
+A scorer run twice has k3 = σ², its noise floor. In a comparison with another scorer its noise adds σ²/2, so half of
+each end's floor is subtracted. The result is never clamped: a negative result means that the noise exceeds the k3.
 """
 
 import contextlib
@@ -42,7 +41,7 @@ Values = NDArray[np.float32]
 class AttributionResult:
     """The chain of a step (None with fewer than two scores), its comparisons and the noise floors.
 
-    `used` are the chosen ones of the given scores; `run_fingerprints` those of the logged scores, by name.
+    `used` are the given scores that were chosen; `run_fingerprints` are the fingerprints of the logged scores, by name.
     """
 
     attribution: Attribution | None
@@ -61,8 +60,8 @@ def attribute_step(
 ) -> AttributionResult:
     """Return the attribution of a step: its logged and replayed scores over the same tokens.
 
-    `published` are the step's scores, newest first, in all environments. The chain takes those of the run's own
-    environment, as far as there are such; the others are compared with them.
+    `published` are the step's scores, newest first, in all environments. The chain uses each scorer's scores from the
+    environment nearest to the run's own; its scores from other environments are compared with these.
     """
     batch = read_rollouts(rollouts)
     run = run_fingerprints(batch.attributes, attempt_fingerprint or {})
@@ -70,7 +69,7 @@ def attribute_step(
     replayed = {each.name: files.read_aligned_scores(batch, each.files) for each in scores}
     plain = {each.name: replayed[each.name] for each in scores if not each.variant}
     attribution: Attribution | None = None
-    # With fewer than two scores of the chain there is none.
+    # Raised if the chain has fewer than two scores.
     with contextlib.suppress(errors.ConfigurationError):
         where = (batch.response_offsets, batch.response_mask, batch.group_ids)
         attribution = attribute({**logged_scores(batch), **plain}, *where)
@@ -113,7 +112,7 @@ def _environment_links(
         for other in files.other_environments(published, score):
             second, again = files.environment_of(other), files.read_aligned_scores(batch, other.files)
             excess = (math.nan, math.nan, math.nan)
-            # Only if neither of the two is the run's own.
+            # Computed only if neither environment is the run's own.
             if logged is not None and logged in known and not _is_one_of(own, (first, second)):
                 excess = excess_over_environments(known[logged], values, again, *where)
             yield from_attributes(
@@ -148,10 +147,10 @@ def logged_scores(batch: RolloutBatch) -> dict[str, Values]:
 
 
 def _pairs_of(attribution: Attribution | None) -> list[tuple[str, str]]:
-    """Return (target, behaviour) of any two scores of the chain and of the side branch, except trainer/rollout.
+    """Return (target, behaviour) of any two scores of the chain and of each link of the side branch.
 
-    That one is measured when the step closes. All pairs and not the links only: which scores are neighbours depends on
-    which jobs were done first, and the set of measured comparisons must not.
+    trainer/rollout is left out: it is measured when the step closes. All pairs are returned, not only the links: which
+    scores are neighbours depends on which jobs ended first, and the set of measured comparisons must not depend on it.
     """
     if attribution is None:
         return []
@@ -162,7 +161,10 @@ def _pairs_of(attribution: Attribution | None) -> list[tuple[str, str]]:
 
 
 def _together(attribution: Attribution | None, pair: tuple[str, str]) -> tuple[str, ...]:
-    """Return the scores that must all have a rollout for the pair to be compared on it: for a link, the whole chain."""
+    """Return the scores that must all contain a rollout for the pair to be compared on it.
+
+    For two scores of the chain these are all scores of the chain.
+    """
     chain = attribution.chain if attribution is not None else ()
     return tuple(chain) if set(pair) <= set(chain) else pair
 

@@ -1,4 +1,4 @@
-"""The stored document of an attribution: made, stored, and read as causes of a run."""
+"""The document of an attribution: make it, store it, and read the causes of a run from it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -52,7 +52,7 @@ def document_of(
 
 
 def exact_of_link(exact: replays.ExactRecord, scores: Sequence[answers.ScoreSourceRecord]) -> answers.ExactOfLinkRecord:
-    """Return the divergences with what differs from the scores of the same names."""
+    """Return the divergences with the fingerprint fields that differ from those of the scores of the same names."""
     plain = {score.scorer: score.fingerprint for score in scores if not score.variant}
     differing: set[str] = set()
     for name, own in ((exact.target, exact.target_fingerprint), (exact.behaviour, exact.behaviour_fingerprint)):
@@ -112,9 +112,9 @@ def stale_before(session: Session, before_us: int, limit: int) -> list[events.St
 
 
 DRIFT_STEPS = 20
-"""Other probed steps that the conclusions compare a step with, the newest."""
+"""The newest other probed steps, with which the conclusions compare a step."""
 MOST_STEPS = 200
-"""Attributed steps of a run that are read, the newest: one takes about a millisecond."""
+"""The newest attributed steps of a run, which are read for its causes: one takes about a millisecond."""
 
 _TITLES: dict[conclusion.ConclusionKind, str] = {
     "trainer-precision": "the trainer computes in float32 and its replay does not",
@@ -122,7 +122,7 @@ _TITLES: dict[conclusion.ConclusionKind, str] = {
 
 
 def causes_of_run(session: Session, run_id: str) -> list[findings.FindingOfSteps]:
-    """Return the causes that the newest attributions of active steps name, each with its newest sentence."""
+    """Return the causes named by the newest attributions of active steps, each with its newest sentence."""
     computed = tables.Attribution.computed_at_us.is_not(None)
     rows = newest_documents(session, run_id, MOST_STEPS, computed)
     read = [(key, parse(answers.AttributionDocument, stored) if stored is not None else None) for key, stored in rows]

@@ -1,8 +1,8 @@
-"""Attribution: computed when scores are published, stored, and read.
+"""Attribution: compute it when scores are published, store it, and read it.
 
 The transaction that publishes scores marks the step's attribution as stale. The request that completes the job computes
-it after that commit; the sweeper computes whatever is still stale later, after a crash or when late rollouts arrived.
-Reading computes the conclusions, from what is stored, and nothing else.
+it after that commit. The sweeper computes what is still stale later: after a crash, or if late rollouts arrived.
+A read computes only the conclusions, from the stored document.
 """
 
 import hashlib
@@ -34,8 +34,8 @@ router = parameters.api_router(prefix="/v1/runs/{run}/steps/{step}", tags=["attr
 
 _logger = logging.getLogger(__name__)
 _TRIES = 5
-# Longer than a computation takes: the sweeper leaves what the request of a completion computes, and computes late
-# shards together.
+# Longer than a computation takes: the sweeper must not repeat the computation of the request that completes a job, and
+# it handles late shards together.
 _SWEEP_AFTER_US = 30_000_000
 _COMPUTED_AT_ONCE = 10
 _RETRY_AFTER_SECONDS = 5
@@ -119,7 +119,7 @@ def attribution_of_step(
 
 
 def _read(session: Session, run: tables.Run, document: AttributionDocument, stale: bool) -> AttributionRecord:
-    """Return the document with the conclusions from it and from the attributions of the run's other probed steps."""
+    """Return the document with its conclusions, which also use the attributions of the run's other probed steps."""
     others = documents.newest_documents(
         session, run.id, documents.DRIFT_STEPS,
         tables.Attribution.step != document.step, tables.Attribution.computed_at_us.is_not(None),
@@ -157,12 +157,12 @@ def mark_stale_after_late_rollouts(session: Session, closed: events.StepClosed) 
 
 
 def attribute_after_commit(context: ServiceContext, session: Session, published: publishing.ScoresPublished) -> None:
-    """Compute the attribution once the step's scores are committed; a failure is left to the sweeper."""
+    """Compute the attribution after the step's scores are committed; if this fails, the sweeper repeats it."""
     after_commit(session, partial(try_to_compute, context, published.key))
 
 
 def compute_stale_attributions(context: ServiceContext) -> int:
-    """Compute the attributions that have been stale for a while, and return their number. For the sweeper."""
+    """Compute the attributions that have been stale for 30 s, and return their number. For the sweeper."""
     with context.database.read() as session:
         stale = documents.stale_before(session, clock.now_us() - _SWEEP_AFTER_US, _COMPUTED_AT_ONCE)
     return sum(try_to_compute(context, key) for key in stale)
@@ -182,8 +182,8 @@ def try_to_compute(context: ServiceContext, key: events.StepKey) -> bool:
 def compute_attribution(context: ServiceContext, key: events.StepKey) -> None:
     """Compute and store the step's attribution and the measurements of its replayed scores.
 
-    Starts again if scores or rollouts arrive meanwhile; after five times the attribution stays stale. If the tokens or
-    scores were purged or deleted, it stays as it is.
+    Starts again if scores or rollouts arrive meanwhile; after five attempts the attribution stays stale. If the tokens
+    or scores were purged or deleted, the stored attribution stays unchanged.
     """
     for _ in range(_TRIES):
         with context.database.read() as session:
@@ -199,7 +199,7 @@ def compute_attribution(context: ServiceContext, key: events.StepKey) -> None:
 
 
 def _settle(key: events.StepKey, session: Session) -> None:
-    """Take the mark off an attribution that cannot be computed again; its document stays."""
+    """Clear the stale mark of an attribution that cannot be computed again; its document stays."""
     session.execute(update(tables.Attribution).filter_by(**key._asdict()).values(stale=False))
 
 
@@ -232,8 +232,8 @@ def attribution_inputs(context: ServiceContext, session: Session, key: events.St
 def store_attribution(
     context: ServiceContext, session: Session, key: events.StepKey, version: str, result: compute.AttributionResult
 ) -> bool:
-    """Store the attribution of the inputs of `version`; False if the inputs have changed. The run is locked."""
-    # Until the transaction ends, so that nothing marks it as stale meanwhile.
+    """Store the attribution computed from the inputs of `version`; False if they have changed. The run is locked."""
+    # Locked until the transaction ends, so that nothing marks it as stale meanwhile.
     session.execute(select(tables.Attribution.step).filter_by(**key._asdict()).with_for_update())
     if attribution_inputs(context, session, key).version != version:
         return False

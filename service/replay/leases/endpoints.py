@@ -1,6 +1,6 @@
-"""HTTP: leases, in the order of a worker's requests: lease, rollouts, heartbeats, and fail.
+"""HTTP: leases, in the order of a worker's requests: lease, heartbeat, rollouts, and fail.
 
-`foreshock_service.replay.results` has the requests that send results and complete the job.
+The requests that send results and complete the job are in `foreshock_service.replay.results`.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ router = parameters.api_router(prefix="/v1/leases", tags=["leases"])
 
 LeaseIdentifier = Annotated[str, Path(max_length=100, pattern=r"^[A-Za-z0-9_]+$")]
 LeaseToken = Annotated[int, Header(alias="X-Foreshock-Lease-Token", ge=1, lt=2**63)]
-# Seconds between two looks for work of a request that waits.
+# Interval in seconds at which a waiting request looks for work.
 _POLL_SECONDS = 0.5
 
 
@@ -101,7 +101,7 @@ async def request_lease(
         lease = await run_in_threadpool(context.database.write, claim)
         if lease is not None:
             return lease
-        # Between looks neither a thread nor a connection is held.
+        # While it sleeps, a request holds neither a thread nor a connection.
         while not await run_in_threadpool(service.is_work_waiting, context, principal, body):
             left = deadline - time.monotonic()
             if left <= 0 or context.stopping.is_set() or await request.is_disconnected():

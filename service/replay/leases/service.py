@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from foreshock_service.replay.leases.endpoints import FailBody, HeartbeatBody, LeaseRequest
 
 _EXPIRED_AT_ONCE = 100
-# Heartbeats in the time of a lease: two in a row may be lost.
+# Heartbeats per lease duration: two in a row may be lost.
 _HEARTBEATS = 3
 
 
@@ -39,7 +39,7 @@ class LeaseLost(ProblemError, status=409, problem_type="lease-lost"):
 
 
 def is_work_waiting(context: ServiceContext, principal: Principal, request: LeaseRequest) -> bool:
-    """Return whether a claim may succeed: a job that fits is queued, or a lease is past its end."""
+    """Return whether a claim may succeed: a fitting job is queued, or a lease is past its end."""
     with context.database.read() as session:
         if any_overdue(session, database_now_us(session), _duration_us(context)):
             return True
@@ -80,10 +80,10 @@ def hold(session: Session, principal: Principal, lease_id: str, token: int) -> t
 
 
 def lock_lease(session: Session, principal: Principal, lease_id: str) -> tuple[Lease, ProbeJob, Probe]:
-    """Return the lease with its job, locked and as they now are, and its probe. Raises LeaseNotFound, RunDeleted."""
+    """Return the lease with its locked job, both read again, and its probe. Raises LeaseNotFound, RunDeleted."""
     lease, job, probe = find_lease(session, principal, lease_id)
     session.refresh(job, with_for_update=True)
-    # It may have ended while this transaction waited for the job.
+    # The lease may have ended while this transaction waited for the job.
     session.refresh(lease)
     return lease, job, probe
 
@@ -99,7 +99,7 @@ def find_lease(session: Session, principal: Principal, lease_id: str) -> tuple[L
 
 
 def is_completed(lease: Lease, token: int) -> bool:
-    """Return whether this try has completed its job: a repeated request, because its answer was lost."""
+    """Return whether this try has already completed its job: the request is a repeat, its first answer was lost."""
     return lease.outcome == transitions.Outcome.COMPLETED and lease.token == token
 
 
@@ -163,8 +163,8 @@ def claim(
 
 
 def _fitting_jobs(session: Session, principal: Principal, request: LeaseRequest, now: int) -> dict[JobKind, Fit]:
-    """Return the kinds of queued jobs that the worker gets, and how."""
-    # Few, however many jobs there are.
+    """Return the kinds of queued jobs that the worker gets, each with its environment."""
+    # Distinct kinds are few, however many jobs are queued.
     query = select(*_KIND).join(Probe).join(Run, Run.id == Probe.run_id).distinct()
     rows = session.execute(query.where(_offered(principal.project, request.accelerator)))
     offered = {*request.scorers, *request.exact_pairs}
@@ -214,7 +214,7 @@ def fail(session: Session, context: ServiceContext, principal: Principal, lease_
 
 
 def _skip(session: Session, probe_id: str) -> int:
-    # A worker that has begun may still hold the weights: only queued jobs end.
+    # Only queued jobs end: a worker that has begun may already have loaded the weights.
     queued = [job for job in service.lock_jobs(session, probe_id) if job.state == transitions.JobState.QUEUED]
     return len(service.end_jobs(session, queued, "the probe has ended: its checkpoint has expired"))
 
@@ -253,8 +253,8 @@ def _read(context: ServiceContext, lease: Lease, job: ProbeJob, probe: Probe, ru
 
 
 _DURATIONS_AHEAD = 10
-"""A lease is granted for one duration. This many allow for a setting that was shortened, and for small corrections of
-the clock."""
+"""Most durations that a lease may end in the future. It is granted for one; the rest allows for a setting that was
+shortened and for small corrections of the clock."""
 
 _KIND = (ProbeJob.needs, ProbeJob.accelerator, ProbeJob.environments, ProbeJob.environment_required)
 
@@ -314,7 +314,7 @@ def _offered(project: str | None, accelerator: str) -> ColumnElement[bool]:
 
 
 def _overdue(now_us: int, duration_us: int) -> ColumnElement[bool]:
-    # A lease that ends that late was granted before the clock was set back.
+    # A lease that ends later than this was granted before the clock was set back.
     latest_us = now_us + _DURATIONS_AHEAD * duration_us
     ended = (ProbeJob.lease_expires_at_us <= now_us) | (ProbeJob.lease_expires_at_us > latest_us)
     return (ProbeJob.state == transitions.JobState.RUNNING) & ended

@@ -1,11 +1,11 @@
 """The environment that a job is scored in: the run's own if a live worker offers it, else any, unless one is required.
 
-A worker offers environments by name (`foreshock.environment`). A job names those to score in, best first. It goes to a
-worker that offers one of them; to another worker only if no live one does, and not at all if it is required.
+A worker offers environments by name (`foreshock.environment`). A job names the wanted ones, best first, and goes to a
+worker that offers one of them. If no live worker does, it goes to any worker, or to none if an environment is required.
 
-The run also declares the precision of its trainer, a probe's default for `torch.trainer`: in the trainer's fingerprint,
-`master_dtype` with `autocast` (left out: no autocast), or `dtype` "float32" alone. `dtype` "bfloat16" alone leaves open
-whether weights or only activations have it, and declares nothing.
+The run also declares the precision of its trainer, which is a probe's default for `torch.trainer`. The trainer's
+fingerprint has `master_dtype` with `autocast` (absent: no autocast), or only `dtype` "float32". `dtype` "bfloat16"
+alone declares nothing: it may describe the weights or only the activations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from foreshock.fingerprint import Fingerprint
 if TYPE_CHECKING:
     from foreshock_service.platform.database.tables import Worker
 
-# The values of a request that name no environment: the run's own, required; and any, as the worker is.
+# Values of a request that name no environment. OF_RUN: the run's own is required. ANY: the worker's default.
 OF_RUN, ANY = "run", "any"
 
 
@@ -34,7 +34,7 @@ class WantedEnvironment:
 
     @classmethod
     def stored(cls, names: str, is_required: bool) -> WantedEnvironment:
-        """Return what a job's row holds."""
+        """Return the environments that a job's row holds."""
         return cls(tuple(name for name in names.split(",") if name), is_required)
 
     def text(self) -> str:
@@ -48,16 +48,16 @@ class WantedEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A worker gets the job, in `environment`; None: as the worker is."""
+    """A worker gets the job and scores it in `environment`; None: in the worker's default environment."""
 
     environment: str | None
 
 
 def fit(wanted: WantedEnvironment, offered: Collection[str], others: Iterable[Collection[str]]) -> Fit | None:
-    """Return how a worker that offers `offered` gets a job; None if it does not.
+    """Return the environment in which a worker that offers `offered` gets a job; None if it does not get the job.
 
-    `others` are the environments that each other live worker offers that can do the job: it is left to one of them that
-    offers a better environment.
+    `others` are the environments of each other live worker that can do the job. If one of these workers offers a better
+    environment, the job is left to it.
     """
     own = wanted.best_of(offered)
     better = wanted.names if own is None else wanted.names[: wanted.names.index(own)]
@@ -82,8 +82,8 @@ def other_offers(
 def run_fingerprints(attributes: rollouts.BatchAttributes, attempt: Mapping[str, Any]) -> dict[str, Fingerprint | None]:
     """Return the fingerprints of the logged scores `rollout` and `trainer`; None if the run logged none.
 
-    They are attributes of the batch, else in the attempt's fingerprint: by name (`{"rollout": {…}, "trainer": {…}}`),
-    or one of torch for the trainer, of another engine for the sampler.
+    They are attributes of the batch; if absent, the attempt's fingerprint has them by name
+    (`{"rollout": {…}, "trainer": {…}}`) or is one of them: the trainer's if its engine is torch, else the sampler's.
     """
     named: dict[str, Any] = dict(attempt)
     if isinstance(attempt.get("engine"), str):
@@ -99,8 +99,8 @@ def wanted_environments(
 ) -> dict[str, WantedEnvironment]:
     """Return the wanted environment of each engine's job.
 
-    `request` None: the run's own is preferred. The engine's job takes the sampler's environment and the trainer's that
-    of the trainer; if one of the two is unknown, both take the other, so that the two replays can be compared.
+    `request` None: the run's own is preferred. The engine's job takes the environment of the sampler, the trainer's job
+    that of the trainer. If one of them is unknown, both jobs take the known one, so that the replays can be compared.
     """
     if request == ANY:
         return dict.fromkeys(scorers.ENGINES, WantedEnvironment())
@@ -117,7 +117,7 @@ def wanted_environments(
 
 
 def _side(engine: str) -> str:
-    """Return the side of the chain that an engine's replays stand for."""
+    """Return the side of the chain that an engine's replays belong to."""
     sides = [scorer.side for scorer in scorers.SCORERS.values() if scorer.engine == engine and scorer.side is not None]
     return sides[0] if sides else "trainer"
 
@@ -155,7 +155,7 @@ def with_declared_precision(
 ) -> dict[str, dict[str, Any]]:
     """Return the options of a probe, with the trainer's declared precision for `torch.trainer` if that is requested.
 
-    Options that name any precision are left unchanged; with `complete` those that they do not name are added.
+    Options that name any precision are left unchanged; with `complete` the declared ones that they lack are added.
     """
     found = {scorer: dict(chosen) for scorer, chosen in options.items()}
     asked = found.get(_TRAINER, {})

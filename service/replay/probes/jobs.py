@@ -1,16 +1,16 @@
-"""The jobs of a probe: their scorers, states, transitions and rank in the queue. Functions query nothing.
+"""The jobs of a probe: their scorers, states, transitions and rank in the queue. No function queries the database.
 
     queued ──claim──▶ running ──complete──▶ done
       ▲                 │ ├──fail final────▶ failed    (and the probe's other jobs with it)
       │                 │ └──fail skipped──▶ skipped   (and the probe's other jobs with it)
       └─fail retry, lease expired─┘ (after the last try: failed, "poisoned", with every try's reason)
 
-A claim raises the job's fencing token by one. Only the holder of the newest token may change a job, so that a worker
-that comes back late is refused.
+A claim raises the job's fencing token by one. Only the holder of the newest token may change a job: a worker that comes
+back late is refused.
 
-A queued job's rank follows from its priority and its age. A level of priority counts as one day of waiting: among jobs
-that were queued on the same day the higher priority comes first, then the older job, and a job of any priority is ahead
-of each one that was queued three days after it.
+A queued job's rank follows from its priority and its age: one level of priority counts as one day of waiting. Of two
+jobs queued within a day, the one of higher priority comes first; of equal priority, the older one. A job of any
+priority comes before every job that was queued three days after it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def claim(
 ) -> int:
     """Give the queued job to a worker until `now_us + duration_us` and return the new fencing token.
 
-    `environment` is the one that the worker scores it in; None: as the worker is.
+    `environment` is the one that the worker scores it in; None: the worker's default.
     """
     assert job.state == JobState.QUEUED
     job.state = JobState.RUNNING
@@ -91,7 +91,7 @@ def extend(job: ProbeJob, now_us: int, duration_us: int) -> int:
 
 
 def complete(job: ProbeJob, lease: Lease, now_us: int) -> None:
-    """End the job as done: the scores that its newest token uploaded count."""
+    """End the job as done: the scores uploaded under its newest token count."""
     _end_lease(job, lease, Outcome.COMPLETED, None, now_us)
     _end_job(job, JobState.DONE, None, now_us)
 
@@ -207,16 +207,16 @@ def new_jobs(
 
     An exact pair is a job of its own, in the environment of its behaviour's engine.
 
-    An engine is started once for all scorers of a job, so that there is one job for each engine. A scorer that no live
-    worker offers gets a job of its own if live workers offer other scorers of its engine: those do not wait for it.
-    A probe of a kind that needs more of its worker than scorers is one job.
+    A job starts its engine once for all of its scorers, so each engine gets one job. The job has the scorers that one
+    live worker offers; each other scorer of the engine gets a job of its own, so that the job does not wait for it.
+    A probe of a kind with a capability is one job.
     """
     offers, environments = _offers(live, probe.accelerator), wanted or {}
     names = sorted({each.scorer for each in scorers})
     kind = PROBE_KINDS[probe.kind]
     jobs = []
     if kind.capability:
-        # An engine's environment comes first, as in an exact pair.
+        # Another engine's environment takes precedence over that of torch.
         engine = min((str(SCORERS[name].engine) for name in names), key=lambda engine: engine == "torch")
         environment = environments.get(engine, WantedEnvironment())
         label = engine if kind.sends_scores else kind.name
@@ -225,7 +225,7 @@ def new_jobs(
     for engine in sorted({str(SCORERS[name].engine) for name in names}):
         environment = environments.get(engine, WantedEnvironment())
         of_engine = {name for name in names if SCORERS[name].engine == engine}
-        # Those that one live worker offers; all if no live worker offers any of them.
+        # Most scorers that one live worker offers; all if no live worker offers any of them.
         together = max((of_engine & offered for offered in offers), key=len, default=set()) or of_engine
         jobs.append(_job(probe, engine, together, scorers, environment, now_us))
         jobs += [_job(probe, name, {name}, scorers, environment, now_us) for name in sorted(of_engine - together)]
@@ -245,7 +245,7 @@ def scored_by(job: ProbeJob) -> list[dict[str, str]]:
 
 
 def waiting_reason(job: ProbeJob, live: Iterable[Worker]) -> str | None:
-    """Return the scorers that a queued job waits for; None if a live worker can do the job."""
+    """Return a sentence about the scorers that a queued job waits for; None if a live worker can do the job."""
     needs = set(job.needs.split(","))
     live = list(live)
     wanted = WantedEnvironment.stored(job.environments, job.environment_required)

@@ -17,9 +17,8 @@ from foreshock_service.platform.store.tokens import StoredFile
 class PinnedRollouts:
     """The token files in the order of their shards, and the size of the sample (None: all rollouts).
 
-    A file of a shard that was sent as statistics holds a sample first, whose size is in `samples`, and then rollouts
-    that were chosen for their large differences; only the sample is pinned. `unstored` counts the shards' other
-    rollouts.
+    The file of a shard that was sent as statistics begins with a sample, whose size is in `samples`; rollouts chosen
+    for their large differences follow. Only the sample is pinned. `unstored` counts the shards' other rollouts.
     """
 
     files: tuple[StoredFile, ...]
@@ -30,9 +29,9 @@ class PinnedRollouts:
 
 @dataclass(frozen=True, slots=True)
 class RolloutCount:
-    """Rollouts, response tokens and the digest of the set of sample ids; `of_rollouts` counts all of the shards.
+    """Numbers of rollouts and response tokens, and the digest of the sample ids; `of_rollouts` counts whole shards.
 
-    `attributes` are those of the batch. `with_log_probs`: those of the engine or the trainer were logged.
+    `attributes` are those of the batch. `with_log_probs`: log-probs of the engine or the trainer were logged.
     """
 
     rollouts: int

@@ -1,4 +1,4 @@
-"""The policy of a run's automatic probes, and the probes that it asks for, until the run's budget is spent."""
+"""The policy of a run's automatic probes, and the probes that it requests until the run's budget is spent."""
 
 import logging
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ router = parameters.api_router(prefix="/v1/runs/{run}/probe-policy", tags=["prob
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The accelerator seconds that a run's probes may use (None: no limit), and those that they used."""
+    """The accelerator seconds that a run's probes may use (None: no limit) and have used."""
 
     seconds: float | None
     spent_seconds: float
@@ -104,7 +104,7 @@ def read_policy(session: Session, principal: security.Principal, run_id: str) ->
 
 
 def policy_in_words(session: Session, principal: security.Principal, run_id: str) -> str | None:
-    """Return the state of the run's automatic probes; None if there never were any. Raises RunNotFound, RunDeleted."""
+    """Return a note on the run's automatic probes; None if no policy was ever set. Raises RunNotFound, RunDeleted."""
     if find_policy(session, run_id) is None:
         return None
     return read_policy(session, principal, run_id).note
@@ -137,7 +137,7 @@ def steps_between_probes(session: Session, run_id: str) -> int | None:
 
 
 def budget_of(session: Session, run_id: str, policy: ProbePolicyBody) -> Budget:
-    """Return the budget of a run with the time that workers have held its jobs; running leases count until now."""
+    """Return a run's budget and the time that workers have held its jobs; running leases count until now."""
     held = func.coalesce(tables.Lease.ended_at_us, engine.database_now_us(session)) - tables.Lease.granted_at_us
     query = (
         select(func.sum(held))
@@ -155,9 +155,9 @@ _NOTES = {
 
 
 UNFINISHED_AT_ONCE = 4
-"""Automatic probes of a run that wait or run at the same time: a budget is exceeded by them at most."""
+"""Most automatic probes of a run that wait or run at once; a budget can be exceeded by no more than these."""
 
-# Probes made in one round of all runs: each reads the rollouts of its step.
+# Most probes made in one round over all runs: each reads the rollouts of its step.
 _MADE_AT_ONCE = 8
 _NOT_ON_MISMATCH = sorted(diagnose.REWARD_RULES | {rule.name for rule in default_rules.policy_rules(None)})
 _SERVICE = security.Principal(None, None, frozenset())
@@ -165,7 +165,7 @@ _logger = logging.getLogger(__name__)
 
 
 def make_automatic_probes(context: ServiceContext) -> int:
-    """Make the probes that are due, end those that wait in vain for a spent budget, and return how many were made."""
+    """Make the probes that are due, end queued ones of a run whose budget is spent, and return how many were made."""
     of_runs = select(tables.ProbePolicy.run_id).join(tables.Run, tables.Run.id == tables.ProbePolicy.run_id)
     of_runs = of_runs.where(tables.Run.deleted_at_us.is_(None)).order_by(tables.ProbePolicy.run_id)
     with context.database.read() as session:
@@ -178,7 +178,7 @@ def make_automatic_probes(context: ServiceContext) -> int:
             policy = policy_of(find_policy(session, run_id))
             if not policy.is_on:
                 continue
-            # The time of all leases is summed only if it is compared with something.
+            # The time of all leases is summed only if there is a limit to compare it with.
             budget = budget_of(session, run_id, policy) if policy.budget_seconds is not None else Budget(None, 0.0)
             waiting = budget.is_spent and bool(queued_probes(session, run_id))
             due = [] if budget.is_spent else _due_steps(session, run_id, policy)
@@ -191,7 +191,7 @@ def make_automatic_probes(context: ServiceContext) -> int:
 
 
 def _due_steps(session: Session, run_id: str, policy: ProbePolicyBody) -> list[tuple[events.StepKey, str]]:
-    """Return the next steps to probe with the cause, those near an alert first."""
+    """Return the next steps to probe, each with the cause; steps near an alert come first."""
     room = UNFINISHED_AT_ONCE - unfinished_probes(session, run_id)
     if room <= 0:
         return []
@@ -209,7 +209,7 @@ def _due_steps(session: Session, run_id: str, policy: ProbePolicyBody) -> list[t
 
 
 def _make(context: ServiceContext, key: events.StepKey, cause: str, policy: ProbePolicyBody) -> bool:
-    """Probe a step; return whether that was possible. An equal request finds the same probe, so it may be repeated."""
+    """Probe a step and return whether that was possible. May be repeated: an equal request finds the same probe."""
     body = schemas.ProbeCreate(
         step=key.step,
         attempt=key.attempt,
@@ -283,7 +283,7 @@ def unfinished_probes(session: Session, run_id: str) -> int:
 
 
 def queued_probes(session: Session, run_id: str) -> Sequence[tables.PolicyProbe]:
-    """Return the automatic probes of the run with queued jobs, those that the budget ended before left out."""
+    """Return the automatic probes of the run with queued jobs, without those that a spent budget has ended."""
     queued = select(tables.ProbeJob.id).where(
         tables.ProbeJob.probe_id == tables.PolicyProbe.probe_id, tables.ProbeJob.state == jobs.JobState.QUEUED
     )
@@ -294,7 +294,7 @@ def queued_probes(session: Session, run_id: str) -> Sequence[tables.PolicyProbe]
 
 
 def steps_near_alerts(session: Session, run_id: str, now_us: int, limit: int) -> Sequence[events.StepKey]:
-    """Return the first steps near an open alert that can be probed and were not."""
+    """Return the first steps near an open alert that can be probed and have not been probed automatically."""
     near = service.is_near_open_alert(run_id, tables.Checkpoint.step)
     query = select(tables.Checkpoint.attempt, tables.Checkpoint.step).where(_possible(session, run_id, now_us), near)
     return [
@@ -303,7 +303,10 @@ def steps_near_alerts(session: Session, run_id: str, now_us: int, limit: int) ->
 
 
 def steps_to_examine(session: Session, run_id: str, now_us: int) -> Sequence[events.StepKey]:
-    """Return the first step near an open alert on the mismatch that can be examined, if none near it was."""
+    """Return the first step near an open alert on the mismatch that can be examined.
+
+    Steps within twice the alert window of an examined step are left out.
+    """
     examined = select(tables.PolicyProbe.step).where(
         tables.PolicyProbe.run_id == run_id,
         tables.PolicyProbe.cause == "doctor",
@@ -318,14 +321,14 @@ def steps_to_examine(session: Session, run_id: str, now_us: int) -> Sequence[eve
 
 
 def steps_by_interval(session: Session, run_id: str, every: int, now_us: int, limit: int) -> Sequence[events.StepKey]:
-    """Return the first step that can be probed of each `every` steps without an automatic probe."""
+    """Return the first step that can be probed in each block of `every` steps that has no automatic probe."""
     probed = select(tables.PolicyProbe.step).where(
         tables.PolicyProbe.run_id == run_id,
         tables.PolicyProbe.probe_id.is_not(None),
         active_rows(session, run_id, tables.PolicyProbe),
         tables.PolicyProbe.step // every == tables.Checkpoint.step // every,
     )
-    # A step is active in one attempt only.
+    # A step is active in one attempt only, so the step alone identifies the checkpoint.
     first = func.min(tables.Checkpoint.step)
     query = select(first).where(_possible(session, run_id, now_us), ~probed.exists())
     steps = session.scalars(query.group_by(tables.Checkpoint.step // every).order_by(first).limit(limit))

@@ -1,4 +1,4 @@
-"""HTTP of probes, and requests for them: check one, plan it, and create its probe or find the equal one."""
+"""HTTP of probes, and requests for them: check a request, plan it, and create its probe or find the existing one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -105,7 +105,7 @@ class UnknownScorer(problem.ProblemError, status=422, problem_type="unknown-scor
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """A request with what it resolves to: the attempt, the rollouts, the weights."""
+    """A request with the attempt, the rollouts and the weights that it resolves to."""
 
     run: Run
     attempt: int
@@ -120,7 +120,7 @@ class _Plan:
     @property
     def scorers(self) -> list[schemas.ScorerRequest]:
         if probe_kinds.PROBE_KINDS[self.body.kind].scorers == 2:
-            return self.body.scorers  # the second one is the reference, or gives μ
+            return self.body.scorers  # their order matters: the second one is the reference, or gives μ
         return sorted(self.body.scorers, key=lambda each: (each.scorer, each.variant))
 
     @property
@@ -128,11 +128,11 @@ class _Plan:
         return sorted(self.body.exact_pairs)
 
     def request_digest(self) -> str:
-        """Return the digest that equal requests have in common."""
+        """Return the digest by which an equal request is found."""
         settled = {"attempt", "scorers", "exact_pairs", "checkpoint_step", "environment", "max_candidates", "priority"}
         later = {"environment", "budget_seconds", "against"}
         asked = self.body.model_dump(mode="json", exclude={*settled, *later})
-        # Left out if they are not given, so that probes of the release before keep their digests.
+        # Left out if they are not given, so that probes of the previous release keep their digests.
         asked |= self.body.model_dump(mode="json", include=later, exclude_none=True)
         scorers = [each.model_dump() for each in self.scorers]
         meant = {"attempt": self.attempt, "scorers": scorers, "selection": self.selection, "weights": self.weights}
@@ -249,7 +249,7 @@ def _selection(shards: Sequence[Shard]) -> list[list[Any]]:
 
 
 def _announced(session: Session, key: events.StepKey) -> str:
-    """Return the newest announced steps of an attempt in words."""
+    """Return the end of a message: the newest announced steps of an attempt."""
     query = select(Checkpoint.step).filter_by(run_id=key.run_id, attempt=key.attempt)
     steps = sorted(session.scalars(query.order_by(Checkpoint.step.desc()).limit(_NAMED_CHECKPOINTS)))
     if not steps:
@@ -260,7 +260,7 @@ def _announced(session: Session, key: events.StepKey) -> str:
 def _candidates(
     session: Session, principal: security.Principal, run: Run, key: events.StepKey, body: schemas.ProbeCreate
 ) -> list[dict[str, Any]] | None:
-    """Return the other weights: those that the doctor tries, or those after the update; None: the kind has none."""
+    """Return the further weights of a probe: the doctor's candidates, or those after the update; None: no such kind."""
     if body.kind == probe_kinds.UPDATE.name:
         return [_weights_after(session, key, body)]
     if body.kind != probe_kinds.DOCTOR.name:
@@ -272,7 +272,7 @@ def _candidates(
 def _weights_of_other(
     session: Session, principal: security.Principal, run: Run, against: str, step: int
 ) -> dict[str, Any]:
-    """Return the newest weights up to `step` of the run `against`, with its title."""
+    """Return the newest weights up to `step` of the run `against`, with that run's title."""
     other = runs.get_run(session, principal, against)
     title = other.name or other.key
     if other.project != run.project or other.id == run.id:
@@ -299,7 +299,7 @@ def _weights_after(session: Session, key: events.StepKey, body: schemas.ProbeCre
 
 
 def _tried_by_doctor(session: Session, key: events.StepKey, body: schemas.ProbeCreate) -> list[dict[str, Any]]:
-    """Return the checkpoints that the doctor tries, the nearest and the first ones in turn."""
+    """Return the checkpoints that the doctor tries, alternately from the nearest and from the first one."""
     left = list(service.earlier_checkpoints(session, key))
     chosen: list[dict[str, Any]] = []
     while left and len(chosen) < body.max_candidates:

@@ -146,7 +146,7 @@ def probe_record(probe: Probe, jobs: Sequence[ProbeJob], waiting: Mapping[str, s
 
 
 def environment_note(job: ProbeJob) -> str | None:
-    """Return why a leased or ended job is not scored in one of the environments that it wants; None if it is."""
+    """Return why a leased or ended job is not scored in an environment that it wants; None if it is scored in one."""
     if not job.environments or job.environment is not None or job.worker is None:
         return None
     names = names_in_words(job.environments.split(","))

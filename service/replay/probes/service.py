@@ -71,7 +71,7 @@ def list_probes(
 def list_probes_of_runs(
     session: Session, projects: Sequence[str], kind: str | None, cursor: str | None, limit: int
 ) -> parameters.Page[ProbeRecord]:
-    """Return one page of the probes of all runs whose project equals each of `projects`, newest first."""
+    """Return one page of the probes of all runs, newest first; a run's project must equal all of `projects`."""
     of_runs = (Run.deleted_at_us.is_(None), *(Run.project == project for project in projects))
     of_kind = (Probe.kind == kind,) if kind is not None else ()
     return _page(session, (*of_runs, *of_kind), cursor, limit)
@@ -88,10 +88,10 @@ def _page(
 def retry_probe(session: Session, principal: security.Principal, probe_id: str) -> ProbeRecord:
     """Queue the failed and skipped jobs of an ended probe again, with all their tries.
 
-    Raises ProbeStillRuns, and ProbeNotPossible or TokensPurged if its rollouts are no longer there.
+    Raises ProbeStillRuns, and ProbeNotPossible or TokensPurged if its rollouts no longer exist.
     """
     probe, run = get_probe(session, principal, probe_id)
-    # A deletion or a purge of the step locks the run first, too.
+    # The run is locked first, as in a deletion or a purge of the step.
     runs.lock_run(session, principal, run.id)
     jobs = lock_jobs(session, probe_id)
     if not all(transitions.JobState(job.state) in transitions.ENDED for job in jobs):
@@ -110,7 +110,7 @@ def retry_probe(session: Session, principal: security.Principal, probe_id: str) 
 def lock_jobs(session: Session, probe_id: str) -> list[ProbeJob]:
     """Return the current jobs of a probe, locked until the transaction ends.
 
-    Always in the same order, so that two transactions that end a probe cannot wait for each other.
+    The order is always the same, so that two transactions that end a probe cannot deadlock.
     """
     query = select(ProbeJob).where(ProbeJob.probe_id == probe_id).order_by(ProbeJob.id).with_for_update()
     return list(session.scalars(query.execution_options(populate_existing=True)))
@@ -119,7 +119,7 @@ def lock_jobs(session: Session, probe_id: str) -> list[ProbeJob]:
 def end_jobs(
     session: Session, jobs: Iterable[ProbeJob], reason: str, state: transitions.JobState = transitions.JobState.SKIPPED
 ) -> list[ProbeJob]:
-    """End the locked jobs that have not ended, fence their holders off, and return these jobs."""
+    """End the unfinished ones of the locked jobs, fence off their holders, and return the jobs that were ended."""
     unfinished = [job for job in jobs if transitions.JobState(job.state) not in transitions.ENDED]
     held = [job.lease_id for job in unfinished if job.lease_id is not None]
     leases = {lease.id: lease for lease in session.scalars(select(Lease).where(Lease.id.in_(held)))} if held else {}
@@ -145,7 +145,7 @@ def shown(session: Session, run: Run, probe: Probe) -> ProbeRecord:
 
 
 def selected_rollouts(shard: Shard) -> list[Any]:
-    """Return what identifies the rollouts of a shard: other ones than before if some were deleted."""
+    """Return values that identify the rollouts of a shard; they change if some of its rollouts are deleted."""
     return [shard.shard, shard.digest] if not shard.deleted_rollouts else [shard.shard, shard.digest, shard.file]
 
 
@@ -184,7 +184,7 @@ def change_priority(
     jobs: Iterable[ProbeJob],
     priority: transitions.Priority,
 ) -> None:
-    """Set the priority that an equal, later request asks for; running and ended jobs keep their place."""
+    """Set the priority that an equal, later request asks for; only queued jobs change."""
     before, probe.priority = probe.priority, priority
     for job in jobs:
         if job.state == transitions.JobState.QUEUED:
@@ -213,7 +213,7 @@ def _raise(session: Session) -> int:
 
 
 def cancel_probe(session: Session, principal: security.Principal, probe_id: str) -> ProbeRecord:
-    """Skip the unfinished jobs of a probe and fence their workers off; a cancelled probe stays as it is.
+    """Skip the unfinished jobs of a probe and fence off their workers; an already cancelled probe is left unchanged.
 
     Raises ProbeNotFound, RunDeleted, ProbeHasEnded.
     """
@@ -237,7 +237,7 @@ def cancel_jobs_of_run(session: Session, removed: events.RunRemoved) -> None:
 
 
 def cancel_jobs_of_step(session: Session, key: events.StepKey, reason: str) -> None:
-    """Skip the unfinished jobs of a step whose tokens are no longer all there."""
+    """Skip the unfinished jobs of a step some of whose tokens were removed."""
     _cancel(session, of_step(Probe, key), reason)
 
 
@@ -262,7 +262,7 @@ def jobs_of(session: Session, probe_ids: Iterable[str]) -> dict[str, list[ProbeJ
 
 
 def earlier_checkpoints(session: Session, key: events.StepKey) -> Sequence[Checkpoint]:
-    """Return the checkpoints announced for steps before `key.step` that led to it and have not expired, by step."""
+    """Return the unexpired checkpoints of the steps before `key.step` from which it was trained, by step."""
     attempts = attempts_of_run(session, key.run_id)
     place = next(place for place, each in enumerate(attempts) if each.attempt == key.attempt)
     chosen = in_ranges(active_ranges(attempts[: place + 1], 0, key.step - 1), Checkpoint)
@@ -277,7 +277,7 @@ def find_checkpoint(session: Session, run_id: str, attempt: int, step: int) -> C
 
 
 def jobs_to_raise(session: Session, limit: int, *, locked: bool = False) -> Sequence[ProbeJob]:
-    """Return up to `limit` queued jobs near an open alert that are not urgent, of probes that ask for no priority."""
+    """Return up to `limit` queued jobs near an open alert that are not urgent and whose probe requests no priority."""
     query = (
         select(ProbeJob)
         .join(Probe)
@@ -296,11 +296,11 @@ def jobs_to_raise(session: Session, limit: int, *, locked: bool = False) -> Sequ
 
 
 ALERT_WINDOW_STEPS = 10
-"""Steps before and after an alert's own step that are near it. In an alarm, weights are wanted every ten steps."""
+"""Steps at most this far from an alert's own step are near it. In an alarm, weights are wanted every ten steps."""
 
 
 def is_near_open_alert(run_id: Any, step: Any, *conditions: ColumnElement[bool]) -> ColumnElement[bool]:
-    """Return the condition for a step near an open or acknowledged alert of its run, given values or columns."""
+    """Return the condition that a step is near an open or acknowledged alert of its run. Takes values or columns."""
     near = Alert.step.between(step - ALERT_WINDOW_STEPS, step + ALERT_WINDOW_STEPS)
     of_run = (Alert.run_id == run_id, Alert.state.in_(("open", "acknowledged")))
     return select(Alert.id).where(*of_run, near, *conditions).exists()

@@ -20,9 +20,9 @@ from foreshock_service.replay.probes.jobs import LIVE_MINUTES, JobState
 router = parameters.api_router(prefix="/v1", tags=["hardware"])
 
 ANY_ACCELERATOR = "any"
-"""Stands for jobs that any worker may do."""
+"""The accelerator shown for jobs that any worker may do."""
 _MOST_WORKERS = 500
-# Workers and probes name accelerators and devices freely.
+# Caps, because workers and probes name accelerators and devices freely.
 _MOST_ACCELERATORS, _MOST_DEVICES = 500, 50
 
 
@@ -83,7 +83,7 @@ def record_worker(session: Session, project: str, name: str, now_us: int, **offe
 
 
 def live_workers(session: Session, project: str | None, now_us: int) -> Sequence[Worker]:
-    """Return the live workers that may work for the project; None: of all projects."""
+    """Return the live workers that may work for the project; None: the live workers of all projects."""
     query = select(Worker).where(_works_for(project), _is_live(now_us))
     return session.scalars(query.order_by(Worker.project, Worker.name)).all()
 
@@ -104,7 +104,7 @@ def _is_live(now_us: int) -> ColumnElement[bool]:
 
 
 def jobs_by_state(session: Session, project: str | None) -> Sequence[tuple[str, str, int, int]]:
-    """Return (accelerator, state, number, when the oldest was queued) of probe jobs; deleted runs are left out."""
+    """Return (accelerator, state, number, queueing time of the oldest) of probe jobs, without those of deleted runs."""
     accelerator = func.coalesce(ProbeJob.accelerator, ANY_ACCELERATOR)
     query = (
         select(accelerator, ProbeJob.state, func.count(), func.min(ProbeJob.queued_at_us))
@@ -117,5 +117,5 @@ def jobs_by_state(session: Session, project: str | None) -> Sequence[tuple[str, 
 
 
 def is_visible(project: str | None) -> ColumnElement[bool]:
-    """Return the condition for runs that are not deleted, of a project or (None) of all."""
+    """Return the condition for runs of a project (None: of any) that are not deleted."""
     return Run.deleted_at_us.is_(None) & (true() if project is None else Run.project == project)

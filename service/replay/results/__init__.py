@@ -1,1 +1,1 @@
-"""Results of probes: what workers send for their jobs, checked, stored, published with the job and read by step."""
+"""Results of probes: sent by workers for their jobs, checked, stored, published with the job, and read by step."""

@@ -1,4 +1,4 @@
-"""The doctor in the service: request an examination of a step, its report, and the causes that reports name."""
+"""The doctor in the service: request an examination of a step, read its report and the causes that reports name."""
 
 from collections.abc import Mapping, Sequence
 
@@ -25,7 +25,7 @@ MOST_FINDINGS = 32
 MOST_VARIANTS = 4_000
 _LONGEST_TEXT = 2_000
 _MOST_STEPS = 200
-"""Reports of a run that are read for its causes, the newest."""
+"""The newest reports of a run, which are read for its causes."""
 
 
 class DoctorNotFound(problem.ProblemError, status=404, problem_type="doctor-not-found"):
@@ -126,7 +126,7 @@ def report_record(session: Session, row: ProbeResult, probe: Probe) -> doctor.Do
 
 
 def causes_of_run(session: Session, run_id: str) -> list[findings.FindingOfSteps]:
-    """Return the causes that the newest reports of active steps name, each with its newest sentence."""
+    """Return the causes named by the newest reports of active steps, each with its newest sentence."""
     query = select(ProbeResult).where(ProbeResult.run_id == run_id, ProbeResult.kind == DOCTOR.name)
     query = query.where(ProbeResult.published_at_us.is_not(None))
     order = (ProbeResult.step.desc(), ProbeResult.published_at_us.desc(), ProbeResult.job_id)
@@ -156,7 +156,7 @@ def _finding(cause: doctor.Finding, checksums: Sequence[str]) -> findings.Findin
 
 
 def newest_of_run(session: Session, run_id: str) -> Sequence[doctor.DoctorStepRecord]:
-    """Return the report of the newest examined step of a run, if there is one."""
+    """Return the report of the newest examined step of a run, as a list of at most one."""
     query = select(ProbeResult, Probe).join(ProbeJob, ProbeJob.id == ProbeResult.job_id).join(Probe)
     query = query.where(ProbeResult.run_id == run_id, ProbeResult.kind == DOCTOR.name)
     query = query.where(ProbeResult.published_at_us.is_not(None)).order_by(ProbeResult.published_at_us.desc()).limit(1)

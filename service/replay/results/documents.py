@@ -1,7 +1,7 @@
-"""What all kinds of results share, and results that are one JSON document for a job: kept by try, published with it.
+"""The errors of all kinds of results, and results that are one JSON document: stored by try, published with the job.
 
-Documents of all kinds are rows of one table. Sent again, a document replaces itself. A kind is a file here, named as
-the end of its addresses (`ProbeKind.document`), with a `KIND` and a `router` of its two routes.
+Documents of all kinds are rows of one table. A document that is sent again replaces the first one. Each kind is a file
+in this folder with a `KIND` and a `router` of its two routes, named as the end of its addresses (`ProbeKind.document`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -23,7 +23,7 @@ from foreshock_service.runs import attempts, events
 from foreshock_service.runs.findings import mark_due
 
 Body = TypeVar("Body")
-# Documents of a step that are read, newest first.
+# Most documents of a step that are read, newest first.
 _MOST_READ = 100
 
 
@@ -43,8 +43,9 @@ class ResultIncomplete(problem.ProblemError, status=409, problem_type="result-in
 class DocumentKind(Generic[Body]):
     """A kind of probe whose result is a document.
 
-    `probe` is the kind of its probes, and `noun` what it is called. `check` returns why a document is not of its job,
-    None if it is; `pair` the comparison that it is of. `not_found` is the error of a step without such a document.
+    `probe` is the kind of its probes, `noun` its name in messages. `check` returns why a document does not belong to
+    its job, None if it does. `pair` returns the comparison that a document measures. `not_found` is the error of a step
+    without such a document.
     """
 
     probe: ProbeKind
@@ -87,7 +88,7 @@ class DocumentKind(Generic[Body]):
         context.database.write(store)
 
     def publish(self, session: Session, job: ProbeJob, probe: Probe, token: int, now_us: int) -> None:
-        """Have the document of a try count. Raises ResultIncomplete if it was not sent."""
+        """Publish the document of a try. Raises ResultIncomplete if it was not sent."""
         same = (ProbeResult.job_id == job.id, ProbeResult.token == token)
         query = update(ProbeResult).where(*same).values(published_at_us=now_us).returning(ProbeResult.job_id)
         if session.scalar(query) is None:
@@ -138,7 +139,7 @@ class DocumentKind(Generic[Body]):
 
 
 def foreign_weights(fingerprints: Iterable[Mapping[str, Any]], probe: Probe) -> str | None:
-    """Return why fingerprints are not of the probe's weights; None if none names other ones."""
+    """Return why fingerprints do not match the probe's weights; None if no fingerprint names other weights."""
     expected = probe.checkpoint["digest"]
     used = (fingerprint.get("weights_digest") for fingerprint in fingerprints)
     other = next((digest for digest in used if digest not in (None, expected)), None)

@@ -1,4 +1,4 @@
-"""Exact divergences: measured before the transaction that publishes them, read by step and by token."""
+"""Exact divergences: measure them before the transaction that publishes them, read them by step and by token."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -115,7 +115,7 @@ def newest_exact(session: Session, key: events.StepKey) -> list[tables.ExactDive
 def measure_job(
     context: ServiceContext, principal: security.Principal, lease_id: str, token: int
 ) -> Mapping[str, MeasuredPair]:
-    """Return the measures of each pair of the lease's job, before it is completed; empty if it has no pairs."""
+    """Return the measures of each pair of the lease's job before the job is completed; empty if it has no pairs."""
     with context.database.read() as session:
         lease, job, probe = find_lease(session, principal, lease_id)
         if not job.exact_pairs or is_completed(lease, token):
@@ -136,7 +136,7 @@ def measure_job(
 
 
 def measures_of(sent: Mapping[Key, list[tables.ExactShard]], measured: Mapping[str, MeasuredPair]) -> dict[Key, Any]:
-    """Return the measures of the shards of each pair. Raises ResultIncomplete if they are not the ones measured."""
+    """Return the measures of each pair's shards. Raises ResultIncomplete if other shards were measured."""
     found = {}
     for key, shards in sent.items():
         known = measured.get(key[0])
@@ -220,7 +220,7 @@ def read_exact_tokens(
 def _worst(
     rollouts: pinned_rollouts.PinnedRollouts, files: Sequence[StoredFile], most: int
 ) -> list[replays.ExactTokenRecord]:
-    """Return the tokens with the largest KL; one row group of rollouts is in memory."""
+    """Return the tokens with the largest KL; holds one row group of rollouts in memory at a time."""
     worst: list[tuple[float, replays.ExactTokenRecord]] = []
     for _, read in _row_groups(rollouts):
         batch = read()
@@ -232,7 +232,7 @@ def _worst(
         if len(worst) == most:
             positions = positions[sizes[positions] > worst[-1][0]]
         worst += [(float(sizes[position]), _token(batch, exact, position)) for position in positions.tolist()]
-        # Stable: of equal values, the earlier token comes first.
+        # A stable sort: of equal values, the earlier token comes first.
         worst = sorted(worst, key=lambda each: -each[0])[:most]
     return [token for _, token in worst]
 
@@ -264,7 +264,7 @@ def _of_rollout(
 
 
 def _row_groups(rollouts: pinned_rollouts.PinnedRollouts) -> Iterator[tuple[list[str], Callable[[], RolloutBatch]]]:
-    """Yield the sample ids of each row group, and what reads its rollouts, those that are pinned."""
+    """Yield the sample ids of the pinned rollouts of each row group, and a function that reads these rollouts."""
     samples = rollouts.samples or (None,) * len(rollouts.files)
     for file, sample in zip(rollouts.files, samples, strict=True):
         opened = parquet_files.RolloutFile(file, stored_limits(), only=chosen_tokens.TOKEN_COLUMNS)

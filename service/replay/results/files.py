@@ -1,9 +1,9 @@
-"""Files of scores and of exact divergences: check uploads, read stored ones, align them with tokens, compare them.
+"""Files of scores and of exact divergences: check uploads, read stored files, align them with tokens, compare them.
 
-Scores of one scorer in two environments coexist. A step's chain takes those whose environment differs least from that
-of the run, of equal ones the newest; the others are compared with them.
+Scores of one scorer in two environments coexist. A step's chain takes those whose environment differs least from the
+run's, and of equally near ones the newest; the scores of other environments are compared with these.
 
-These functions know no database; they run in a decoder process too.
+These functions use no database; they run in a decoder process too.
 """
 
 import os
@@ -31,7 +31,7 @@ Values = rollouts.ScoreBatch | rollouts.ExactBatch
 
 @dataclass(frozen=True, slots=True)
 class CheckedFile:
-    """The size of an upload that matches its rollouts, and its fingerprints: of the scorer, or of π and μ."""
+    """The size of a valid upload and its fingerprints: that of the scorer, or those of π and μ."""
 
     rollouts: int
     tokens: int
@@ -64,8 +64,8 @@ def check_upload(
     """Check the upload in `body` against its rollouts and write it, in the store's layout, to `stored`.
 
     `siblings` are the stored shards of the same result. Raises InvalidRolloutsError naming row and column if the body
-    is not a table of this kind, names a rollout that is not of this job or is in a sibling, or has another number of
-    values than that rollout has response tokens. Raises LimitExceededError beyond `limits`.
+    is not a table of this kind, if it names a rollout that is not of this job or is in a sibling, or if a rollout's
+    number of values differs from its number of response tokens. Raises LimitExceededError beyond `limits`.
     """
     try:
         with body.open("rb") as file:
@@ -87,7 +87,7 @@ def check_upload(
         )
     except MemoryError as error:
         raise errors.LimitExceededError("decoding needs more memory than allowed: send smaller shards") from error
-    # On disk before the catalogue row that names it is committed.
+    # The file is on disk before the catalogue row that names it is committed.
     with stored.open("wb") as target:
         target.write(data)
         target.flush()
@@ -138,7 +138,7 @@ def align_exact(batch: rollouts.RolloutBatch, shards: Sequence[rollouts.ExactBat
 
 
 def measure_exact_files(rollouts: PinnedRollouts, files: Sequence[StoredFile]) -> exact.ExactMeasures:
-    """Return the measures of the divergences in `files` over those of the rollouts that they have."""
+    """Return the measures of the divergences in `files`, over the rollouts that the files contain."""
     shards = [read_exact_shard(file) for file in files]
     batch = read_rollouts(rollouts)
     known = {sample_id for shard in shards for sample_id in shard.sample_ids}
@@ -149,7 +149,7 @@ def measure_exact_files(rollouts: PinnedRollouts, files: Sequence[StoredFile]) -
 def _aligned(
     batch: rollouts.RolloutBatch, shards: Sequence[Values], dtypes: Mapping[str, np.dtype[Any]]
 ) -> dict[str, Any]:
-    """Return arrays of the shards, each [T] in the order of the batch's tokens; NaN, or 0, for other rollouts."""
+    """Return the shards' arrays, each [T] in the order of the batch's tokens; NaN or 0 for rollouts without values."""
     aligned = {
         name: np.full(batch.num_tokens, np.nan if dtype.kind == "f" else 0, dtype) for name, dtype in dtypes.items()
     }
@@ -201,7 +201,7 @@ def _check_new(sample_ids: Sequence[str], of_sibling: Collection[str]) -> None:
             )
 
 
-# A score of the catalogue, or its files: scorer, variant and fingerprint.
+# A score's catalogue row or its files; both have a scorer, a variant and a fingerprint.
 AScore = TypeVar("AScore", bound=Any)
 
 
@@ -216,9 +216,9 @@ def environment_of(score: Any) -> environment.Environment:
 def preferred_scores(scores: Sequence[AScore], run: Mapping[str, Fingerprint | None]) -> list[AScore]:
     """Return one score for each scorer and variant, in the order of their names.
 
-    `scores` are newest first. Of a scorer's plain scores the one counts whose environment differs in the fewest fields
-    from that of the run's logged score of its side (`run` by name, `rollout` or `trainer`), and of equal ones the
-    newest. A variant is taken from the same platform as the plain score if there is one.
+    `scores` are newest first. Of a scorer's plain scores this is the one whose environment differs in the fewest fields
+    from that of the run's logged score of the same side (`run` has the fingerprints of `rollout` and `trainer`), and of
+    equally near ones the newest. Of a variant it is the score nearest to the environment of the chosen plain score.
     """
     chosen: dict[tuple[str, str], AScore] = {}
     for name in sorted({score.scorer for score in scores}):
@@ -260,7 +260,7 @@ def _distance(own: environment.Environment | None, made: environment.Environment
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCells:
-    """The mismatch of each asked pair of cells, and the seconds per response token of each cell; None: unknown."""
+    """The mismatch of each requested pair of cells, and each cell's seconds per response token; None: unknown."""
 
     pairs: dict[tuple[str, str], MismatchRecord] = field(default_factory=dict)
     seconds_per_token: dict[str, float | None] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Comparisons by layer: where in the network two scorers depart."""
+"""Comparisons by layer: where in the network two scorers diverge."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The table of kinds of results, and their publication: all results of a job count together once it is complete.
+"""The table of kinds of results, and their publication: all results of a job are published at once, on completion.
 
 Scores are the log-probs that a worker gave to a job's rollouts.
 """
@@ -65,7 +65,7 @@ async def put_scores(
 
 
 def newest_scores(session: Session, key: events.StepKey) -> list[Score]:
-    """Return the scores of a step, newest first: one for each scorer, variant and platform that it was made on."""
+    """Return the scores of a step, newest first: one for each scorer, variant and platform."""
     found = SCORES.newest_of_step(
         session, key, lambda score: (score.scorer, score.variant, environment_of(score).platform)
     )
@@ -81,7 +81,7 @@ def files_of_score(session: Session, store: TokenStore, score: Score) -> ScoreFi
 def read_replayed_scores(session: Session, store: TokenStore, shard: ScoredShard) -> Mapping[str, NDArray[np.float32]]:
     """Return each replayed score of the step by name, [T] as the shard's response tokens; NaN for unscored rollouts.
 
-    Of scores in several environments it is the one of the run's own, as in the attribution.
+    Of scores in several environments it takes the one nearest to the run's own environment, as the attribution does.
     """
     scores = newest_scores(session, events.StepKey(shard.run_id, shard.attempt, shard.step))
     if not scores:
@@ -97,19 +97,19 @@ def read_replayed_scores(session: Session, store: TokenStore, shard: ScoredShard
 
 @dataclass(frozen=True, slots=True)
 class ScoresPublished(events.StepEvent):
-    """A job is complete and its scores of the step count; `at_us` is the database's time.
+    """A job is complete and its scores of the step are published; `at_us` is the database's time.
 
-    Published without a lock of the run, in the transaction that publishes the scores.
+    The event is sent in the transaction that publishes the scores, without a lock of the run.
     """
 
     at_us: int
 
 
 DOCUMENTS: dict[str, documents.DocumentKind[Any]] = {}
-"""The kinds of results that are documents, by the kind of their probe; `SCORES` and `EXACT` are files."""
+"""The kinds of results that are documents, by kind of probe; the results of `SCORES` and `EXACT` are files."""
 for each in probe_kinds.PROBE_KINDS.values():
     if each.document:
-        # The module that is named as the end of their addresses.
+        # The module has the name that ends the document's addresses.
         module = importlib.import_module(f"{__package__}.{each.document.replace('-', '_')}")
         DOCUMENTS[each.name] = module.KIND
         router.include_router(module.router)
@@ -132,10 +132,10 @@ def publish_job(
     token: int,
     measured: Mapping[str, exact.MeasuredPair],
 ) -> None:
-    """Publish the job's results and end the job; a try that has published before publishes nothing.
+    """Publish the job's results and end the job; does nothing if this try has already published them.
 
     `measured` are the measures of the exact pairs. Raises LeaseNotFound, LeaseLost unless the token is the newest, and
-    the error of a kind of which some are missing.
+    ResultIncomplete if results are missing.
     """
     lease, job, probe = service.lock_lease(session, principal, lease_id)
     if service.is_completed(lease, token):
@@ -151,7 +151,7 @@ def publish_job(
         exact.EXACT.publish(session, lease, job, probe, now, measures)
     if probe.kind in DOCUMENTS:
         DOCUMENTS[probe.kind].publish(session, job, probe, token, now)
-    # Configurations of a matrix, which the run does not have, are no part of its chain.
+    # The run does not use the configurations of a matrix, so their scores are not part of its chain.
     if probe_kinds.PROBE_KINDS[probe.kind].in_chain and SCORES.publish(session, lease, job, probe, now):
         context.events.publish(session, ScoresPublished(probe.run_id, probe.attempt, probe.step, now))
     jobs.complete(job, lease, now)

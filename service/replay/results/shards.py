@@ -1,8 +1,8 @@
-"""Results that workers upload as files, a shard at a time: checked against the job's rollouts, stored once, published.
+"""Results that workers upload as files, one shard at a time: check a shard against the job's rollouts, store, publish.
 
 A shard's catalogue row is its commit point. Shards belong to the try (fencing token) that sent them: shards of a failed
 try never mix with those of the next one. Each rollout of a result is in one shard. The check in the decoder process
-sees the shards that are stored when it begins; if another one is committed meanwhile, the check is repeated with it.
+uses the shards that are stored when it begins; if another shard is committed meanwhile, the check is repeated.
 """
 
 from collections import defaultdict
@@ -32,7 +32,7 @@ from foreshock_service.runs.events import StepKey
 _TRIES = 5
 
 Key = tuple[str, ...]
-"""What names a result of a job: (scorer, variant), or (pair,)."""
+"""The key of a result of a job: (scorer, variant), or (pair,)."""
 Shard = TypeVar("Shard", bound=probes.UploadedShard)
 Published = TypeVar("Published", bound=probes.PublishedResult)
 
@@ -53,8 +53,8 @@ class WrongFingerprint(problem.ProblemError, status=422, problem_type="wrong-fin
 class FileKind(Generic[Shard, Published]):
     """A kind of result that is sent as files.
 
-    `shards` is the catalogue of its files and `published` the table of what counts. `columns` hold its key in both;
-    `sides` are the prefixes of the fingerprints' columns. `asked` returns the keys that a job requests.
+    `shards` is the catalogue table of its files, `published` the table of published results. `columns` hold its key in
+    both; `sides` are the prefixes of the fingerprints' columns. `asked` returns the keys that a job requests.
     """
 
     name: files.Format
@@ -72,7 +72,7 @@ class FileKind(Generic[Shard, Published]):
         return session.scalars(select(self.shards).filter_by(**equal).order_by(self.shards.shard)).all()
 
     def shards_of_try(self, session: Session, job_id: str, token: int) -> dict[Key, list[Shard]]:
-        """Return the shards that one try of a job has sent, by key, in order."""
+        """Return the shards that one try of a job has sent, by key, in the order of their numbers."""
         found: dict[Key, list[Shard]] = defaultdict(list)
         query = select(self.shards).filter_by(job_id=job_id, token=token).order_by(self.shards.shard)
         for shard in session.scalars(query):
@@ -89,9 +89,9 @@ class FileKind(Generic[Shard, Published]):
     def newest_of_step(
         self, session: Session, key: StepKey, place: Callable[[Published], Hashable]
     ) -> dict[Hashable, Published]:
-        """Return the result of a step at each place that counts: with the newest fingerprint, of the most rollouts.
+        """Return one result of a step for each place: of those with the newest fingerprint, the one with most rollouts.
 
-        So a later sample never hides the result of all rollouts that has the same fingerprint.
+        A later sample therefore never hides a result of all rollouts with the same fingerprint.
         """
         chosen: dict[Hashable, Published] = {}
         for row in self.of_step(session, key):
@@ -124,9 +124,10 @@ class FileKind(Generic[Shard, Published]):
         now: int,
         measures: Mapping[Key, Mapping[str, Any]] | None = None,
     ) -> bool:
-        """Publish the results of a try; those with an equal key then point at its shards. Return whether there are any.
+        """Publish the results of a try and return whether there are any. A published result of equal key then points at
+        its shards.
 
-        `measures` are stored with them, if the kind has some.
+        `measures` are stored with the results, if the kind has measures.
         """
         sent = self.shards_of_try(session, job.id, lease.token)
         rows = [
@@ -159,7 +160,7 @@ class FileKind(Generic[Shard, Published]):
 
 @dataclass(frozen=True, slots=True)
 class ShardAddress:
-    """The address of a shard: the key and number of a result of `kind`, the lease and the token it is sent under."""
+    """The address of a shard: its result's kind and key, its number, and the lease and token under which it is sent."""
 
     kind: FileKind[Any, Any]
     lease_id: str
@@ -180,7 +181,7 @@ async def receive_shard(
     principal: security.Principal,
     address: ShardAddress,
 ) -> UploadReceipt:
-    """Store the body of a request as a shard; the status is 200 if the same bytes were stored before."""
+    """Store the body of a request as a shard; the status is 200 if the same bytes are already stored."""
     await run_in_threadpool(check_address, context, principal, address)
     most_bytes = context.settings.max_body_bytes
     async with uploads.received_upload(request, context.uploads, context.store, most_bytes) as upload:
@@ -242,7 +243,7 @@ def store_shard(
 def _check(
     context: ServiceContext, address: ShardAddress, upload: uploads.Upload, prepared: _Prepared
 ) -> files.CheckedFile:
-    """Check the upload in a decoder process and publish its file."""
+    """Check the upload in a decoder process and move its file into the store."""
     temporary = context.store.temporary_file()
     try:
         siblings: tuple[tokens.StoredFile, ...] = tuple(context.store.file(each.file) for each in prepared.siblings)
@@ -272,7 +273,7 @@ def _commit(
     checked: files.CheckedFile,
     session: Session,
 ) -> UploadReceipt | None:
-    """Add the row; None if the shard was checked against other siblings than there are now.
+    """Add the catalogue row; None if the siblings have changed since the shard was checked.
 
     Raises WrongFingerprint if its fingerprints differ from those of its siblings.
     """
@@ -310,7 +311,7 @@ def _commit(
 def _stored(
     address: ShardAddress, session: Session, job: probes.ProbeJob, upload: uploads.Upload
 ) -> UploadReceipt | None:
-    """Return the receipt of the shard that is stored here; raises ResultConflict for other bytes."""
+    """Return the receipt of the shard already stored at this address; raises ResultConflict for other bytes."""
     row = session.get(
         address.kind.shards, {"job_id": job.id, "token": address.token, "shard": address.shard, **address.named}
     )

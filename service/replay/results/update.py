@@ -1,4 +1,4 @@
-"""Measurements of updates: how far a step's update moved the policy, against the scorer's noise."""
+"""Measurements of updates: how far a step's update moved the policy, compared with the scorer's noise."""
 
 from fastapi import APIRouter, status
 

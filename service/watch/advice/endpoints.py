@@ -48,7 +48,7 @@ async def read_advice(
     await polls.until_changed(principal, run, lambda version: version.of_advice, if_none_match, wait)
     answer = await run_in_threadpool(_advice, context, principal, run, step, if_none_match)
     if follow:
-        # A GET of a client of the release before, which reads no such header: it is for whoever looks into the traffic.
+        # Only clients of the previous release send this. They ignore the header; it is for people who read the traffic.
         answer.headers["Warning"] = f'299 - "follow=true stores nothing: POST /v1/runs/{run}/lr-advice/follow"'
     return answer
 
@@ -86,7 +86,7 @@ def acknowledge(
 def _counted(refused: schemas.ReportNotCounted | None) -> Response:
     if refused is None:
         return Response(status_code=status.HTTP_204_NO_CONTENT)
-    # No error: a client that sends what an earlier attempt left in its spool did nothing wrong.
+    # Not an error: the client may rightly send reports that an earlier attempt left in its spool.
     return Response(refused.model_dump_json(), media_type="application/json")
 
 

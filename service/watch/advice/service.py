@@ -1,7 +1,7 @@
 """Advice: read it, wait for a change, acknowledge it, decide as an operator; and the log of decisions.
 
-Decisions after detection, a resume or a change of mode run in the publisher's transaction with the run locked, so
-revisions are consecutive.
+Decisions after detection, a resume or a change of mode are appended in the publisher's transaction with the run locked,
+so revisions are consecutive.
 """
 
 from collections.abc import Collection
@@ -27,14 +27,14 @@ from foreshock_service.watch.advice import schemas
 from foreshock_service.watch.detection import derivation, history, states
 
 STALE_AFTER_STEPS = 10
-"""A trainer asks one or two steps ahead of what it has logged. At ten steps the service receives no data."""
+"""A trainer asks one or two steps ahead of what it has logged. Ten steps ahead means that no data arrives."""
 
 ENDED = ("finished", "failed")
-"""States of a run that gets no advice until it runs again; a stale one may only be unreachable."""
+"""States of a run that gets no advice until it runs again. A stale run is not one: it may only be unreachable."""
 
 WANT_WEIGHTS_EVERY = 50
 WANT_WEIGHTS_EVERY_IN_ALARM = 10
-"""Steps between the weights that a probe needs, without a policy of probes and while a critical alert is open."""
+"""Largest interval in steps at which weights are wanted while a critical alert is open."""
 
 
 class AdviceConflict(problem.ProblemError, status=409, problem_type="advice-conflict"):
@@ -43,7 +43,7 @@ class AdviceConflict(problem.ProblemError, status=409, problem_type="advice-conf
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What the advice of a run is made of, at one time."""
+    """The inputs of a run's advice at one time."""
 
     run: tables.Run
     version: str
@@ -54,10 +54,10 @@ class Snapshot:
     remedies: Remedies
     applied: schemas.AppliedRead | None
     probed_every: int | None
-    """Steps between the automatic probes that the run's policy asks for; None: it asks for none."""
+    """Interval in steps of the automatic probes of the run's policy; None: no n-th step is probed."""
 
     def advice(self, step: int | None) -> schemas.AdviceRead:
-        """Return the advice at `step`; without one at the step after the newest closed one."""
+        """Return the advice at `step`; None: at the step after the newest closed one."""
         run, state, detectors = self.run, self.state, self.detectors
         observed = detectors.step
         asked = step if step is not None else 0 if observed is None else observed + 1
@@ -99,7 +99,7 @@ class Snapshot:
 def read_snapshot(session: Session, principal: security.Principal, run_id: str) -> Snapshot:
     """Return the run's snapshot. Raises RunNotFound and RunDeleted."""
     run = runs.get_run(session, principal, run_id)
-    # First, since advice that is newer than its entity tag ends the next poll, but older advice would be kept.
+    # Read first: advice newer than its entity tag ends the next poll at once, but older advice would be kept.
     version = long_polls.read_versions(session, [run_id])[run_id].of_advice
     state = decisions.fold(log_of(session, run_id))
     opened = list(alerts.open_alerts(session, run_id))
@@ -114,7 +114,7 @@ def read_snapshot(session: Session, principal: security.Principal, run_id: str) 
 def _remedies(
     session: Session, principal: security.Principal, run_id: str, detectors: WarningState, loop: LoopSettings
 ) -> Remedies:
-    """Return what would help beside the rate, by the newest closed step; nothing is read while nothing is wrong."""
+    """Return the remedies beside the learning rate, by the newest closed step; reads nothing unless one is wanted."""
     if detectors.step is None or not loop.enabled or not is_wanted(detectors.loop, loop):
         return Remedies()
     try:
@@ -125,7 +125,7 @@ def _remedies(
 
 
 def read_advice(session: Session, principal: security.Principal, run_id: str, step: int | None) -> schemas.AdviceRead:
-    """Return the advice at `step`; without one at the step after the newest closed one."""
+    """Return the advice at `step`; None: at the step after the newest closed one."""
     return read_snapshot(session, principal, run_id).advice(step)
 
 
@@ -142,9 +142,9 @@ def states_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, deci
 def note_followed_step(
     session: Session, principal: security.Principal, run_id: str, body: schemas.FollowedStep
 ) -> schemas.ReportNotCounted | None:
-    """Note that a following trainer does a step with the scale it has: no later decision may change it.
+    """Note that a following trainer does a step with its present scale: no later decision may change this step.
 
-    Return why the step does not count, if it does not. Raises RunNotFound and RunDeleted.
+    Return why the step does not count; None if it counts. Raises RunNotFound and RunDeleted.
     """
     runs.lock_run(session, principal, run_id)
     newest, _ = _newest_version(session, run_id)
@@ -157,9 +157,9 @@ def note_followed_step(
 
 
 def _not_counted(session: Session, run_id: str, attempt: int | None, newest: int) -> schemas.ReportNotCounted | None:
-    """Return why a report of `attempt` changes no advice, None if it is the newest one's; None means the newest."""
+    """Return why a report of `attempt` changes no advice; None if it is the newest one's. Attempt None: the newest."""
     if attempts.find_attempt(session, run_id, newest) is None:
-        # The feed may ask between the registration of the run and that of its attempt.
+        # The feed may ask after the run is registered and before its attempt is.
         return schemas.ReportNotCounted(newest_attempt=None, why="no attempt of the run has begun")
     if attempt is None or attempt == newest:
         return None
@@ -170,7 +170,7 @@ def _not_counted(session: Session, run_id: str, attempt: int | None, newest: int
 def acknowledge(
     session: Session, principal: security.Principal, run_id: str, body: schemas.AcknowledgementCreate
 ) -> schemas.ReportNotCounted | None:
-    """Store what a trainer applied, with its attempt; return why it changes no advice if that is not the newest one.
+    """Store what a trainer applied, with its attempt; return why it changes no advice if the attempt is not the newest.
 
     Raises AdviceConflict for an unknown revision, and AttemptNotFound.
     """
@@ -178,7 +178,7 @@ def acknowledge(
     newest, newest_revision = _newest_version(session, run_id)
     if body.revision > newest_revision:
         raise AdviceConflict(f"revision must be at most {newest_revision}, the newest of this run, got {body.revision}")
-    # Clients of the release before name no attempt.
+    # Clients of the previous release name no attempt.
     attempt = body.attempt if body.attempt is not None else newest
     attempts.check_attempt(session, run_id, attempt)
     row = {
@@ -264,7 +264,7 @@ def _control(loop: LoopState, settings: LoopSettings) -> schemas.ControlRead | N
 
 
 def _wanted(known: Snapshot, step: int) -> int | None:
-    """Return the next step whose weights a probe needs: by the run's policy, more often in a critical alarm."""
+    """Return the next step whose weights a probe needs: by the run's policy, more often during a critical alert."""
     if known.run.state != "running":
         return None
     every = known.probed_every or WANT_WEIGHTS_EVERY
@@ -294,7 +294,7 @@ def decide_after_detection(session: Session, derived: derivation.DetectionDerive
 
 
 def rewind_log(session: Session, started: events.AttemptStarted) -> None:
-    """Append the rewind to `resume_step`, which drops the decisions beyond it; not for the newest attempt's past."""
+    """Append the rewind to `resume_step`, which drops the decisions beyond it; only if the attempt is the newest."""
     if not started.is_newest:
         return
     log = log_of(session, started.run_id)
@@ -302,7 +302,7 @@ def rewind_log(session: Session, started: events.AttemptStarted) -> None:
 
 
 def record_mode(session: Session, changed: events.AdviceModeChanged) -> None:
-    """Append the change of mode, so that trainers that poll receive it."""
+    """Append the change of mode, so that polling trainers receive it."""
     log = log_of(session, changed.run_id)
     mode: AdviceMode = "apply" if changed.mode == "apply" else "shadow"
     decision = decisions.set_mode(log, mode, observation_of(session, changed.run_id), "operator")
@@ -310,7 +310,7 @@ def record_mode(session: Session, changed: events.AdviceModeChanged) -> None:
 
 
 def observation_of(session: Session, run_id: str) -> decisions.Observation:
-    """Return how far the run is, for a decision that the detectors did not make."""
+    """Return the progress of the run, for a decision that does not come from the detectors."""
     state = decisions.fold(log_of(session, run_id))
     observed = states.observed_steps(session, [run_id]).get(run_id, -1)
     return decisions.Observation(
@@ -322,7 +322,7 @@ def observation_of(session: Session, run_id: str) -> decisions.Observation:
     )
 
 
-# Built once: they are executed at each step.
+# Built once, because they are executed at each step.
 _RUN: BindParameter[str] = bindparam("run_id")
 _ATTEMPT: BindParameter[int] = bindparam("attempt")
 _LOG = (
@@ -346,7 +346,7 @@ def log_of(session: Session, run_id: str) -> list[decisions.Decision]:
 
 
 def _append(session: Session, run_id: str, decision: decisions.Decision) -> None:
-    """Add a decision; the revision is the primary key, so no two can have the same."""
+    """Add a decision; the revision is part of the primary key, so no two decisions of a run share one."""
     row = {
         "run_id": run_id,
         "revision": decision.revision,
@@ -362,7 +362,7 @@ def _append(session: Session, run_id: str, decision: decisions.Decision) -> None
 
 
 def _newest_version(session: Session, run_id: str) -> tuple[int, int]:
-    """Return (attempt, revision) of the newest decision, as `fold` has them; (1, 0) before any."""
+    """Return (attempt, revision) of the newest decision, as `fold` does; (1, 0) before any decision."""
     query = select(tables.AdviceDecision.attempt, tables.AdviceDecision.revision).where(
         tables.AdviceDecision.run_id == run_id
     )
@@ -371,6 +371,6 @@ def _newest_version(session: Session, run_id: str) -> tuple[int, int]:
 
 
 def _trainer_step(session: Session, run_id: str, attempt: int) -> int:
-    """Return the newest step that a trainer of this attempt asked for as a follower, or acknowledged; −1 before any."""
+    """Return the newest step that a trainer of this attempt followed or acknowledged; −1 before any."""
     steps = session.execute(_TRAINER_STEPS, {"run_id": run_id, "attempt": attempt}).one()
     return max(-1 if step is None else step for step in steps)

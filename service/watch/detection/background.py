@@ -1,4 +1,4 @@
-"""The threads of detection: a run that is derived again, and runs of scalars whose last step closes."""
+"""The background jobs of detection: derive due runs again, and close the last steps of runs that log only scalars."""
 
 import math
 import time
@@ -23,13 +23,13 @@ _STEPS_READ_AT_ONCE = 500
 _INTERVAL_SECONDS = 0.5
 
 _PAUSE_SECONDS = 0.0002
-"""After each step, of about 0.3 ms: threads of requests go on then, instead of waiting 5 ms for Python to switch."""
+"""Pause after each step of about 0.3 ms, so that request threads run without waiting 5 ms for Python to switch."""
 
 _ENDED = ("finished", "failed")
 
 
 def derivations(context: ServiceContext) -> JobRunner:
-    """Return the thread that derives what is due; of several processes one does it at a time."""
+    """Return the thread that derives due runs; of several processes, one at a time does so."""
     events, database, is_stopping = context.events, context.database, context.stopping.is_set
     return JobRunner(
         "detection",
@@ -43,7 +43,7 @@ def derivations(context: ServiceContext) -> JobRunner:
 
 
 def note_outdated(database: Database) -> int:
-    """Note that detection is due where an upgrade changed the detectors or the form of states; return how many runs.
+    """Mark as due the runs whose detectors or format of states an upgrade changed; return their number.
 
     A run that has ended keeps what its release found, as long as its state can be read.
     """
@@ -101,7 +101,7 @@ def derive_run(
 
 
 def _begin(run_id: str, session: Session) -> states.Due | None:
-    """Return what is due, and note the changes from here on."""
+    """Return the due derivation, and record changes from now on separately."""
     run, due = lock_run_for_background(session, run_id), states.due(session, run_id)
     if run is None:
         states.drop_due(session, run_id)
@@ -128,7 +128,7 @@ def _derive_on(database: Database, run_id: str, derivation: Derivation, is_stopp
 
 
 def _store(events: EventBus, run_id: str, first: int, derivation: Derivation, session: Session) -> bool:
-    """Store a derivation and return True; False if a step of it has changed, or if many steps have closed since."""
+    """Store a derivation and return True; False if one of its steps has changed or many steps have closed since."""
     run, due = lock_run_for_background(session, run_id), states.due(session, run_id)
     if run is None or due is None:
         states.drop_due(session, run_id)
@@ -138,7 +138,7 @@ def _store(events: EventBus, run_id: str, first: int, derivation: Derivation, se
     steps = history.closed_steps_after(session, run_id, derivation.step, derivation.watched, STEPS_IN_TRANSACTION + 1)
     if len(steps) > STEPS_IN_TRANSACTION:
         return False
-    # The transaction may run again.
+    # A copy, because the transaction may run again.
     derivation = derivation.copied()
     derivation.go_on(steps)
     states.drop(session, run_id, first)
@@ -153,7 +153,7 @@ _RUNS_PER_SWEEP = 100
 def observe_scalars(events: EventBus, session: Session, logged: ScalarsLogged) -> None:
     """Derive detection over the steps that these scalars close or change. The run is locked.
 
-    Scalars of superseded steps change nothing, and neither do names that nothing reads.
+    Scalars of superseded steps and scalars that no detector reads change nothing.
     """
     if logged.names.isdisjoint(history.watched_run(session, logged.run_id).names):
         return
@@ -179,7 +179,7 @@ def observe_scalars(events: EventBus, session: Session, logged: ScalarsLogged) -
         session.flush()
     is_newest_attempt = logged.attempt == attempts[-1].attempt
     if here[0] > before[0] or (here == before and is_newest_attempt and not was_closed):
-        # The first step of an attempt, or the step that is open: nothing has closed.
+        # The first step of an attempt, or the step that is still open: no step has closed.
         return
     derivation.derive_from(events, session, logged.run_id, min(here, before)[1])
 

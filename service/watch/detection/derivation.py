@@ -1,8 +1,8 @@
-"""Derive what the detectors find from a run's closed steps: state by state with `advance`, in step order.
+"""Derive what the detectors find from a run's closed steps, in step order: `advance` makes each state from the last.
 
-A step that closes, or changes a few steps late, is derived in the transaction that changed it, with the run locked. A
-change that many steps follow (a late shard, other rules, an upgrade) is noted as due instead, and `background.py`
-derives the run from the last good state outside the writer.
+A step that closes, or that changes a few steps late, is derived in the transaction that changed it, with the run
+locked. If many steps follow the changed one (a late shard, other rules, an upgrade), the derivation is noted as due,
+and `background.py` derives the run from the last good state outside the writer.
 
 Everything is derived from the stored history, so the result does not depend on the order in which data arrived.
 """
@@ -33,13 +33,13 @@ from foreshock_service.watch.rules.service import RulesChanged
 _logger = logging.getLogger(__name__)
 
 STEPS_IN_TRANSACTION = 50
-"""Steps that are derived in the transaction that changed one: every other write waits for it, about 20 ms."""
+"""Most steps that are derived in the transaction that changed one: every other write waits for them, about 20 ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class DetectionDerived:
-    """The events of all active closed steps from `from_step` on, each with its attempt, and the state after the newest
-    step. Published with the run locked.
+    """Event: all detector events of the active closed steps from `from_step` on, each with its attempt, and the state
+    after the newest step. Published with the run locked.
     """
 
     run_id: str
@@ -51,8 +51,8 @@ class DetectionDerived:
 
 @dataclass(slots=True)
 class Derivation:
-    """The detectors over some steps, in order: the state after the last one, the events at all of them, and the states
-    to be stored.
+    """The detectors' results over consecutive steps: the state after the last step, the events at all steps, and the
+    states to be stored.
     """
 
     watched: history.WatchedRun
@@ -69,13 +69,13 @@ class Derivation:
         return -1 if self.state.step is None else self.state.step
 
     def go_on(self, steps: Iterable[tuple[detectors.ClosedStep, int]]) -> None:
-        """Go on over the next steps, each with its attempt."""
+        """Advance over the next steps, each with its attempt."""
         for closed, attempt in steps:
             before, is_first = self.step, self.state.step is None
             try:
                 self.state, new = detectors.advance(self.state, closed, self.watched.configuration)
             except Exception as error:
-                # Uploads of this run and the detection of the others go on.
+                # Only this run's detection stops: its uploads and the detection of other runs continue.
                 _logger.exception("the detectors raised at step %d", closed.step)
                 self.state, new = detectors.stop(self.state, closed.step, error)
             self.events.extend((event, attempt) for event in new)
@@ -84,7 +84,7 @@ class Derivation:
             self.newest.append((attempt, self.state))
 
     def go_back_before(self, step: int) -> bool:
-        """Forget the steps from `step` on, and a few before it; return False if there is no state to go back to."""
+        """Go back to the last milestone before `step`; return False if there is none."""
         if step > self.step:
             return True
         self.milestones = [each for each in self.milestones if each.step < step]
@@ -96,7 +96,7 @@ class Derivation:
         return True
 
     def copied(self) -> Derivation:
-        """Return a copy that goes on by itself."""
+        """Return an independent copy."""
         return Derivation(
             self.watched, self.state, list(self.events), list(self.milestones), deque(self.newest, states.NEWEST_STATES)
         )
@@ -115,7 +115,7 @@ class Derivation:
 def derive_changed_step(events: EventBus, session: Session, changed: StepEvent) -> None:
     """Derive from a step that has closed or changed.
 
-    Steps of superseded tails change nothing, and neither do scalars that no detector reads.
+    Steps of superseded tails and scalars that no detector reads change nothing.
     """
     if isinstance(changed, ScalarsChanged) and changed.names.isdisjoint(
         history.watched_run(session, changed.run_id).names
@@ -126,10 +126,10 @@ def derive_changed_step(events: EventBus, session: Session, changed: StepEvent) 
 
 
 def derive_after_resume(events: EventBus, session: Session, started: AttemptStarted) -> None:
-    """Go back to `resume_step`: delete the states of superseded steps and derive the ones before it again."""
+    """Go back to `resume_step`: delete the states from it on, and derive again from the newest state before it."""
     states.drop(session, started.run_id, started.resume_step)
     if states.due(session, started.run_id) is not None:
-        # A derivation that is under way has read the superseded steps.
+        # A derivation already under way may have read the superseded steps.
         states.note_change(session, started.run_id, started.resume_step)
     derive_from(events, session, started.run_id, started.resume_step)
 
@@ -137,14 +137,15 @@ def derive_after_resume(events: EventBus, session: Session, started: AttemptStar
 def derive_all(
     events: EventBus, session: Session, changed: ModelKindChanged | ScalarNamesChanged | RulesChanged
 ) -> None:
-    """Derive from the first step: other ranges or rules hold, or other scalars are read."""
+    """Derive from the first step, because ranges, rules or the names of scalars have changed."""
     derive_from(events, session, changed.run_id, 0)
 
 
 def derive_from(events: EventBus, session: Session, run_id: str, from_step: int) -> None:
-    """Derive the active history from `from_step` on and publish DetectionDerived; or note that it is due.
+    """Derive the active history from `from_step` on and publish DetectionDerived, or note that this is due.
 
-    While a derivation is due, steps that follow the newest state go on from it, so that alerts are not delayed.
+    While a derivation is due, steps after the newest state are still derived from that state, so that alerts are not
+    delayed.
     """
     watched = history.watched_run(session, run_id)
     derivation = Derivation(watched, detectors.WarningState())
@@ -158,7 +159,7 @@ def derive_from(events: EventBus, session: Session, run_id: str, from_step: int)
         states.note_change(session, run_id, from_step)
         return
     else:
-        # The step is late, follows a rewind or is the first: the states from it on are derived again.
+        # The step is late, the first one, or the first after a rewind: the states from it on are derived again.
         derivation.state = states.newest_before(session, run_id, from_step, watched.digest)
     first = derivation.step + 1
     steps = history.closed_steps_after(session, run_id, derivation.step, watched, STEPS_IN_TRANSACTION + 1)

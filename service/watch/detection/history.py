@@ -1,8 +1,8 @@
-"""What the detectors read of a run: its closed steps, in order, with the measures and scalars that are watched.
+"""The history that the detectors read: a run's closed steps, in order, with the watched measures and scalars.
 
-A run is watched by its closed steps. As long as it has no rollouts, its steps are those of its scalars: a step that
-has a scalar that is watched closes when a later step of its attempt has one, when a newer attempt begins, or after a
-grace time (`background.py`). So which steps are closed, and their values, do not depend on the order of arrival.
+As long as a run has no rollouts, its steps are those of its scalars. A step with a watched scalar closes when a later
+step of its attempt has one, when a newer attempt begins, or after a grace time (`background.py`). Which steps are
+closed, and their values, therefore do not depend on the order of arrival.
 """
 
 from bisect import bisect_left
@@ -27,14 +27,14 @@ from foreshock_service.watch.rules.service import configuration_with, rule_files
 _COLUMNS = frozenset(measure.column for measure in MEASURES)
 
 _KEPT = 256
-"""Configurations that are kept: one for each kind of model, and those of runs with rules or names of their own."""
+"""Most cached configurations: one for each kind of model, and one for each run with its own rules or names."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedRun:
-    """The configuration of a run's detectors; snapshots are of one digest.
+    """The configuration of a run's detectors; a stored state is used only under the digest that it was made with.
 
-    `keys` are the quantities that are read, as `comparison:measure`, and `names` the scalars that they may be.
+    `keys` are the quantities that are read, as `comparison:measure`; `names` are the scalars that may hold them.
     """
 
     configuration: WarningConfiguration
@@ -46,7 +46,7 @@ class WatchedRun:
 
 
 def watched_run(session: Session, run_id: str) -> WatchedRun:
-    """Return how the run is watched; a run that does not exist, as one of an unknown kind of model."""
+    """Return how the run is watched; a run that does not exist is treated as one of an unknown kind of model."""
     run = runs.find_run(session, run_id)
     return _watched(None, (), True, ()) if run is None else watched_as(session, run)
 
@@ -76,8 +76,8 @@ def _watched(
 def closed_steps_after(
     session: Session, run_id: str, after: int, watched: WatchedRun, limit: int
 ) -> list[tuple[ClosedStep, int]]:
-    """Return the first `limit` active closed steps beyond `after`, each with the values that are watched and its
-    attempt. A value that a step does not have is absent. Without rollouts, the steps and values are those of scalars.
+    """Return the first `limit` active closed steps after `after`, each with its watched values and its attempt. A value
+    that a step does not have is absent. Without rollouts, the steps and values are those of the scalars.
     """
     steps = _steps_after(session, run_id, after, watched, limit)
     if not steps:
@@ -86,7 +86,7 @@ def closed_steps_after(
     last = steps[-1][0]
     values: defaultdict[int, dict[str, float]] = defaultdict(dict)
     keys = frozenset(watched.keys)
-    # Without rollouts, scalars stand for measures too.
+    # Without rollouts, the values of measures are read from scalars too.
     reported = {key for key in keys if watched.scalars_only or key.startswith(f"{SCALARS}:")}
     for step, scalars in scalars_of_active_steps(session, run_id, watched.names, first, last).items():
         quantities = quantities_of(scalars, watched.declared, keys)
@@ -97,14 +97,14 @@ def closed_steps_after(
         measures_of = measurements.measures_of_active_steps(session, run_id, names, columns, first, last)
         for step, measures in measures_of.items():
             values[step] |= {":".join(pair): measures[pair] for pair in pairs if pair in measures}
-    # A change takes effect at the first closed step from it on; changes up to `after` have had theirs.
+    # A change takes effect at the first closed step at or after it; changes up to `after` have taken effect already.
     numbers = [step for step, _ in steps]
     changed = {bisect_left(numbers, change) for change in changes.rebaselined_steps(session, run_id) if change > after}
     return [(ClosedStep(step, values[step], place in changed), attempt) for place, (step, attempt) in enumerate(steps)]
 
 
 def _steps_after(session: Session, run_id: str, after: int, watched: WatchedRun, limit: int) -> list[tuple[int, int]]:
-    """Return (step, attempt) of the first `limit` active closed steps beyond `after`, in order."""
+    """Return (step, attempt) of the first `limit` active closed steps after `after`, in order."""
     if not watched.scalars_only:
         closed_steps = (
             Step.run_id == run_id,

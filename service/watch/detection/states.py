@@ -1,8 +1,8 @@
-"""The stored states of the detectors, and the runs whose detection is due to be derived again.
+"""The stored states of the detectors, and the runs whose detection must be derived again.
 
-A state is a function of the history, so any of them may be deleted or be of another release: it is derived again.
-Kept are the newest states, since scalars come just after their step and scores some steps later, and one state in
-every block of steps, so that late data of any step derives few steps before it.
+A state is a function of the history: if it is deleted or of another release, it is derived again. The newest states are
+kept, because scalars arrive just after their step and scores some steps later. One state per block of steps is kept
+too, so that late data of any step needs few steps before it to be derived again.
 """
 
 import logging
@@ -18,10 +18,10 @@ from foreshock_service.platform.database.tables import DetectorSnapshot, DueRepl
 from foreshock_service.runs.attempts import active_rows
 
 STEPS_OF_A_BLOCK = 25
-"""A state is kept in every block of so many steps. It takes about 5 kB."""
+"""Steps of a block, of which one state is kept. A state takes about 5 kB."""
 
 NEWEST_STATES = 4
-"""The newest states that are kept as well."""
+"""Number of newest states that are kept as well."""
 
 NOT_CHANGED = 2**62
 
@@ -29,7 +29,7 @@ _logger = logging.getLogger(__name__)
 
 
 class StoredState(NamedTuple):
-    """The detectors' state after a step, as `WarningState.to_bytes`; `milestone`: the one of its block."""
+    """The detectors' state after a step, as `WarningState.to_bytes`; `milestone`: the one kept for its block."""
 
     attempt: int
     step: int
@@ -38,7 +38,7 @@ class StoredState(NamedTuple):
     state: bytes
 
     def read(self) -> WarningState | None:
-        """Return the state; None if it is of a release whose states had another form."""
+        """Return the state; None if it is of a release with another format of states."""
         try:
             return WarningState.from_bytes(self.state)
         except (ValueError, TypeError, LookupError, AttributeError):
@@ -46,7 +46,7 @@ class StoredState(NamedTuple):
             return None
 
 
-# Built once: they are executed at each step.
+# Built once, because they are executed at each step.
 _STATES = (
     select(*(getattr(DetectorSnapshot, name) for name in StoredState._fields))
     .where(DetectorSnapshot.run_id == bindparam("run_id"))
@@ -67,7 +67,7 @@ _PASSED = delete(DetectorSnapshot).where(
 
 
 class Due(NamedTuple):
-    """A derivation that is due from `from_step` on. `changed_step`: the first step that changed since one began."""
+    """A derivation due from `from_step` on. `changed_step`: the first step that changed since a derivation began."""
 
     from_step: int
     changed_step: int
@@ -76,7 +76,7 @@ class Due(NamedTuple):
 def newest_state(session: Session, run_id: str) -> WarningState:
     """Return the detectors' state after the newest active closed step; the initial state before any.
 
-    Without a state that can be read it is the initial state at that step, until the state is derived again.
+    If the stored state cannot be read, return the initial state at that step, until the state is derived again.
     """
     stored = newest(session, run_id)
     if stored is None:
@@ -85,16 +85,16 @@ def newest_state(session: Session, run_id: str) -> WarningState:
 
 
 def newest_of_run(column: InstrumentedAttribute[int]) -> ScalarSelect[int]:
-    """Return, for a query of runs, this column of the newest state of a run; null without one.
+    """Return the subquery, for a query of runs, of this column of a run's newest state; null without a state.
 
-    It reads one end of an index: a long run keeps a state of each block.
+    It reads only the end of an index: a long run keeps a state of each block.
     """
     of_run = select(column).where(DetectorSnapshot.run_id == Run.id)
     return of_run.order_by(DetectorSnapshot.step.desc()).limit(1).scalar_subquery()
 
 
 def observed_steps(session: Session, run_ids: Collection[str]) -> dict[str, int]:
-    """Return the newest step that the detectors have seen of each run; runs without one are absent."""
+    """Return the newest step of each run that the detectors have seen; runs without one are absent."""
     rows = session.execute(select(Run.id, newest_of_run(DetectorSnapshot.step)).where(Run.id.in_(run_ids)))
     return {run_id: step for run_id, step in rows if step is not None}
 
@@ -116,7 +116,7 @@ def newest_before(session: Session, run_id: str, before: int, configuration_dige
 
 
 def store(session: Session, run_id: str, states: Sequence[StoredState]) -> None:
-    """Insert states after those that are stored; of the latter, keep the newest and one of each block."""
+    """Add states after the stored ones; delete states except the newest ones and one of each block."""
     insert_rows(session, DetectorSnapshot, [{"run_id": run_id, **state._asdict()} for state in states])
     session.execute(_PASSED, {"of_run": run_id}, execution_options={"synchronize_session": False})
 
@@ -140,7 +140,7 @@ def put_due(session: Session, run_id: str, due: Due) -> None:
 
 
 def note_change(session: Session, run_id: str, step: int) -> None:
-    """Note that a derivation is due from a step on, also if one is under way."""
+    """Note that a derivation is due from a step on, even if one is under way."""
     known = due(session, run_id) or Due(step, step)
     put_due(session, run_id, Due(min(known.from_step, step), min(known.changed_step, step)))
 

@@ -1,4 +1,4 @@
-"""The bodies of notifications (generic JSON, Slack, Alertmanager's `POST /api/v2/alerts`), and how they are sent."""
+"""Build and send the bodies of notifications: generic JSON, Slack, Alertmanager's `POST /api/v2/alerts`."""
 
 import json
 from dataclasses import dataclass, replace
@@ -14,14 +14,14 @@ from foreshock_service.platform.settings import NotificationTarget, load_setting
 from foreshock_service.runs.diagnoses import NOTHING_YET
 
 ALERTMANAGER_SECONDS = 300
-"""Time after which Alertmanager takes an alert for resolved unless it is sent again, as Prometheus does."""
+"""Time after which Alertmanager regards an alert as resolved unless it is sent again; Prometheus sends alerts again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
     """An alert that was opened or resolved, or (`alert` None) a run's verdict that changed.
 
-    `page` is the address of the run's page; `said` the verdict and the headline of its diagnosis when this is sent.
+    `page` is the address of the run's page; `said` has the verdict and headline of its diagnosis when this is sent.
     """
 
     id: str
@@ -33,7 +33,7 @@ class Message:
 
 
 def address_and_body(target: NotificationTarget, message: Message, now_us: int) -> tuple[str, Any]:
-    """Return where to POST what."""
+    """Return the address to POST to and the JSON body."""
     address = target.url.get_secret_value()
     if target.kind == "slack":
         return address, {"text": _slack_text(message)}
@@ -95,7 +95,7 @@ def _alertmanager_alert(message: Message, alert: Alert, now_us: int) -> dict[str
 
 
 def _escaped(text: str) -> str:
-    """Return text in which Slack finds no link and no mention."""
+    """Escape text so that Slack finds no link and no mention in it."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -108,7 +108,7 @@ _SHOWN_CHARACTERS = 200
 
 
 class SendingFailed(Exception):
-    """The target did not take the message; the text has no secret. `retry_after_seconds`: as the target asked."""
+    """The target did not accept the message; the text holds no secret. `retry_after_seconds` is the target's."""
 
     def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)
@@ -118,7 +118,7 @@ class SendingFailed(Exception):
 def send(target: NotificationTarget, message: Message, now_us: int) -> None:
     """POST the message. Raises SendingFailed unless the answer is 2xx."""
     address, body = address_and_body(target, message, now_us)
-    # A repeated message has the same key, so that a receiver can tell it from a second one.
+    # A retry has the same key, so that a receiver can recognize it.
     headers = {"User-Agent": "foreshock", "Content-Type": "application/json", "Idempotency-Key": message.id}
     if target.token is not None:
         headers["Authorization"] = f"Bearer {target.token.get_secret_value()}"
@@ -127,7 +127,7 @@ def send(target: NotificationTarget, message: Message, now_us: int) -> None:
         request = httpx.Request(
             "POST", address, headers=headers, content=json.dumps(body).encode(), extensions={"timeout": timeout}
         )
-        # The transport itself: httpx.Client logs addresses, which hold Slack's token, and may follow redirects.
+        # Not httpx.Client: it logs addresses, which hold Slack's token, and may follow redirects.
         with httpx.HTTPTransport() as transport:
             response = transport.handle_request(request)
             try:
@@ -148,7 +148,7 @@ def send(target: NotificationTarget, message: Message, now_us: int) -> None:
 
 
 def _start_of(response: httpx.Response) -> str:
-    # As it comes: 64 kB of an encoding that nobody asked for can be 64 MB.
+    # Raw, not decoded: 64 kB with an encoding that was not requested may expand to 64 MB.
     for chunk in response.iter_raw(_SHOWN_CHARACTERS):
         return " ".join(chunk.decode(errors="replace").split())
     return ""
@@ -173,7 +173,7 @@ def show_targets() -> None:
 
 
 def send_test(name: str) -> None:
-    """Send a message that says that it is a test. Raises ConfigurationError if it is not taken."""
+    """Send a test message. Raises ConfigurationError if it is not accepted."""
     settings = load_settings()
     targets = {target.name: target for target in settings.notifications}
     if name not in targets:

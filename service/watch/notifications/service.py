@@ -1,4 +1,4 @@
-"""Notifications: who is told of which alert and of a changed verdict, and when."""
+"""Notifications: which alerts and changed verdicts are sent to which target, and when."""
 
 import logging
 import secrets
@@ -24,9 +24,9 @@ _PREFIX = "verdict "
 def verdicts_to_tell(
     session: Session, target: NotificationTarget, severities: Sequence[str], since_us: int, limit: int
 ) -> list[tuple[str, str]]:
-    """Return (run, change) of runs whose verdict is not the one that the target was told last.
+    """Return (run, change) of runs whose verdict differs from the one last sent to the target.
 
-    Told are verdicts as severe as the target asks for, and, if it asks for ends, the first one that is less.
+    Sent are verdicts of the target's severities; if it also wants ends, the first less severe verdict after one.
     """
     table = StoredDiagnosis
     told = (
@@ -54,7 +54,7 @@ def verdicts_to_tell(
 
 
 def _message(session: Session, row: Notification, page_root: str) -> Message | None:
-    """Return the message of a row; None if the run is deleted, or if the row does not hold any more."""
+    """Return the message of a row; None if the run is deleted or the row is out of date."""
     of_verdict = row.change.startswith(_PREFIX)
     alert = None if of_verdict else session.get(Alert, row.alert_id)
     run = session.get(Run, row.alert_id if alert is None else alert.run_id)
@@ -69,7 +69,7 @@ def _message(session: Session, row: Notification, page_root: str) -> Message | N
 
 _SECOND_US = 1_000_000
 _HORIZON_US = 24 * 3600 * _SECOND_US
-"""Alerts that changed longer ago are not looked for, and a message that could not be sent for so long is given up."""
+"""Alerts that changed longer ago are not looked for. A message that could not be sent for this long is given up."""
 _KEPT_US = 30 * 24 * 3600 * _SECOND_US
 _LEASE_US = 60 * _SECOND_US
 _SEND_AGAIN_US = 60 * _SECOND_US
@@ -82,7 +82,7 @@ _logger = logging.getLogger(__name__)
 
 
 def notifiers(context: ServiceContext) -> list[JobRunner]:
-    """Return a thread for each target, so that one that hangs delays no other."""
+    """Return a thread for each target, so that a target that hangs delays no other."""
     return [
         JobRunner(
             f"notify-{target.name}",
@@ -95,14 +95,14 @@ def notifiers(context: ServiceContext) -> list[JobRunner]:
 
 
 def notify(context: ServiceContext, target: NotificationTarget) -> None:
-    """Send a target what it has not been told, until the service stops."""
+    """Fill the outbox of a target and send what is due, until the service stops."""
     fill_outbox(context, target)
     while not context.stopping.is_set() and send_next(context, target):
         pass
 
 
 def fill_outbox(context: ServiceContext, target: NotificationTarget) -> int:
-    """Add the messages about alerts that the target has not been told; return their number."""
+    """Add messages about alerts and verdicts that were not yet sent to the target; return their number."""
     severities = [
         each for each in severity.SEVERITIES if severity.severity_rank(each) <= severity.severity_rank(target.severity)
     ]
@@ -136,7 +136,7 @@ def send_next(context: ServiceContext, target: NotificationTarget) -> bool:
 def _add(session: Session, target: NotificationTarget, found: list[tuple[str, str]]) -> None:
     now_us = database_now_us(session)
     opened = [alert for alert_id, change in found if change == OPENED and (alert := session.get(Alert, alert_id))]
-    # The most severe alert of an episode speaks for it.
+    # Of an episode's alerts only the most severe is sent.
     for alert in sorted(opened, key=lambda each: (severity.severity_rank(each.severity), each.step, each.rule)):
         # Alertmanager groups alerts itself.
         spoken = target.kind != "alertmanager" and is_told_by_episode(session, target.name, alert)
@@ -150,7 +150,7 @@ def _add(session: Session, target: NotificationTarget, found: list[tuple[str, st
 def _lease(
     session: Session, context: ServiceContext, target: NotificationTarget
 ) -> tuple[Notification, Message | None, int] | None:
-    """Return the message that is due first, leased, with the time; None if none is due."""
+    """Lease the message that is due first and return it with the time; None if none is due."""
     now_us = database_now_us(session)
     query = (
         select(Notification)
@@ -177,7 +177,7 @@ def _lease(
 
 
 def _still_says(row: Notification, alert: Alert) -> bool:
-    """Return False if the opening was retracted, or was sent and need not be repeated."""
+    """Return whether the alert is still in a state that the row reports."""
     if row.change != OPENED:
         return alert.state in ("resolved", "retracted")
     if row.sent_at_us is not None:
@@ -186,7 +186,7 @@ def _still_says(row: Notification, alert: Alert) -> bool:
 
 
 def _settle(session: Session, target: NotificationTarget, sent: Notification, failure: SendingFailed | None) -> None:
-    # If the lease still holds it.
+    # Only if the row is still under this lease.
     query = select(Notification).where(Notification.id == sent.id, Notification.lease == str(sent.lease))
     row = session.scalar(query.with_for_update().execution_options(populate_existing=True))
     if row is None:
@@ -217,7 +217,7 @@ OPENED, RESOLVED = "opened", "resolved"
 def alerts_to_tell(
     session: Session, target: NotificationTarget, severities: Sequence[str], since_us: int, limit: int
 ) -> list[tuple[str, str]]:
-    """Return (alert, change) of alerts changed since then whose opening, or end, is not in the outbox yet."""
+    """Return (alert, change) of alerts changed since `since_us` whose opening or end is not in the outbox yet."""
     told = exists().where(
         Notification.target == target.name, Notification.alert_id == Alert.id, Notification.change == OPENED
     )
@@ -236,7 +236,7 @@ def alerts_to_tell(
 
 
 def is_told_by_episode(session: Session, target: str, alert: Alert) -> bool:
-    """Return whether the target was told of an alert of the same episode that is as severe, or is about to be."""
+    """Return whether an alert of the same episode, at least as severe, is in the target's outbox and not dropped."""
     episode = (alert.evidence.get("cause"), alert.evidence.get("episode"))
     if None in episode:
         return False
@@ -261,7 +261,7 @@ def is_told_by_episode(session: Session, target: str, alert: Alert) -> bool:
 
 
 def add(session: Session, target: str, alert_id: str, change: str, now_us: int, state: str = "pending") -> None:
-    """Add a message to the outbox, unless it is there."""
+    """Add a message to the outbox unless it is already there."""
     row = {
         "id": new_identifier("notification"), "target": target, "alert_id": alert_id, "change": change,
         "state": state, "tries": 0, "due_at_us": now_us, "lease": None, "leased_until_us": 0, "error": None,

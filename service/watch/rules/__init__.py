@@ -1,1 +1,1 @@
-"""The rules that a run is watched with: the defaults, and changes of its own from some step on."""
+"""The rules that watch a run: the defaults, and the run's own changes from some step on."""

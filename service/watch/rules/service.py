@@ -1,8 +1,9 @@
 """The rules of a run: read them, and change them from a step on, as a file or one rule at a time.
 
-A change is a file of rules (`foreshock.diagnosis.rule_files`) over the default rules. Versions are kept for ever; at a
-step the newest version holds whose first step it is not before. The detectors are derived again with a new version, so
-alerts change; the advice is a log of decisions, so the learning rate never rises by it."""
+A change is a file of rules (`foreshock.diagnosis.rule_files`) over the default rules. Versions are kept for ever. At a
+step, the newest version whose first step is not later applies. A new version derives the detectors again, so alerts
+change. The advice is a log of decisions, so a new version never raises the learning rate.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -42,15 +43,15 @@ INCOMPLETE_STEP = "incomplete_step"
 CLIENT_LOSSES = "client_losses"
 STALE_RUN = "stale_run"
 DELIVERY_RULES = (SPLIT_RANKS, INCOMPLETE_STEP, CLIENT_LOSSES, STALE_RUN)
-"""The alert rules on delivery. Deriving detection again does not touch their alerts."""
+"""The alert rules on delivery. Deriving detection again does not change their alerts."""
 
 MOST_VERSIONS = 100
-"""Versions of a run's rules: each is a set of rules that a replay reads."""
+"""Most versions of a run's rules: a derivation reads all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class RulesChanged:
-    """Event: a run has other rules from a step on. Published with the run locked."""
+    """Event: the rules of a run change from a step on. Published with the run locked."""
 
     run_id: str
 
@@ -127,7 +128,7 @@ def store_rules(
             raise rule_files.InvalidRules(
                 f"{taken[0]} is about the delivery of rollouts: a file of rules cannot change it"
             )
-        # For every kind of model: the kind may become known later.
+        # Checked for every kind of model, because the kind may become known later.
         for model_kind in (None, "dense", "moe"):
             changes.applied_to(default_rules(model_kind))
     except rule_files.InvalidRules as error:
@@ -184,7 +185,7 @@ class RuleNotFound(problem.ProblemError, status=404, problem_type="rule-not-foun
 
 @dataclass(frozen=True, slots=True)
 class RuleOfRun:
-    """A rule at the last step. `since`: the step from which it is so; None: it always was as the default is."""
+    """A rule at the last step. `since`: the step from which it is as it is; None: it was always the default."""
 
     rule: ThresholdRule
     default: ThresholdRule | None
@@ -210,7 +211,7 @@ class RulesOfRun:
 
     @property
     def toml(self) -> str:
-        """The newest file of changes; one without rules if there is none."""
+        """The newest file of changes; a file without rules if there is none."""
         return self.versions[-1].toml if self.versions else rule_files.changes_to_toml(rule_files.RuleChanges(0, {}))
 
 
@@ -219,7 +220,7 @@ def rules_of_run(session: Session, principal: security.Principal, run_id: str) -
     run = runs.get_run(session, principal, run_id)
     versions = tuple(versions_of(session, run_id))
     configuration = configuration_with(run.model_kind, [version.toml for version in versions])
-    # The rules change at these steps only.
+    # The rules change only at these steps.
     bounds = sorted({0, *(version.effective_from_step for version in versions)})
     at_bounds = [{rule.name: rule for rule in configuration.rules_at(bound)} for bound in bounds]
     now, defaults = at_bounds[-1], {rule.name: rule for rule in configuration.rules}
@@ -243,9 +244,9 @@ def change_rule(
     first_step: int,
     reason: str | None = None,
 ) -> RulesVersion:
-    """Change fields of one rule from a step on; None disables it, no field brings its default back.
+    """Change fields of one rule from a step on; None disables it, an empty mapping restores its default.
 
-    Values that are the default's are not kept. Raises RuleNotFound and RulesInvalid.
+    Values equal to the default's are not stored. Raises RuleNotFound and RulesInvalid.
     """
     if not 0 <= first_step <= parameters.LARGEST_STEP:
         raise RulesInvalid(f"first_step must be from 0 to {parameters.LARGEST_STEP}, got {first_step}")
@@ -266,9 +267,9 @@ def change_rule(
 def _changed_table(
     default: ThresholdRule | None, before: Mapping[str, Any] | None, values: Mapping[str, Any] | None
 ) -> Mapping[str, Any] | None:
-    """Return the table of a changed rule: None disables it; an empty one leaves it out of the file."""
+    """Return the table of a changed rule: None disables the rule; an empty table is left out of the file."""
     if not values:
-        # A rule of the run's own has no default: without a table there is no such rule.
+        # The run's own rule has no default: without a table it does not exist.
         return None if values is None and default is not None else {}
     changed = {**(before or {}), **values}
     if default is None:

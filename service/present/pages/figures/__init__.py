@@ -1,6 +1,6 @@
 """The figures of the pages, one file each.
 
-Pure functions from curves to a `Figure`, or to a `Missing` that gives the reason why there is none.
+Pure functions that turn curves into a `Figure`, or into a `Missing` with the reason why there is none.
 """
 
 from foreshock_service.present.pages.figures.drawing import Curve, Figure, Missing

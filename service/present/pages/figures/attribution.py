@@ -10,16 +10,16 @@ from foreshock_service.present.pages.figures import buckets, drawing, mismatch
 
 ATTRIBUTION_TITLE = "Where the mismatch comes from"
 ROW_HEIGHT = 74
-# Characters; a longer cause is wrapped, so that it fits on a narrow screen.
+# Longest line in characters; a longer cause is wrapped, so that it fits on a narrow screen.
 LONGEST_LINE = 40
 
 
 def attribution_figure(
     read: AttributionRecord | str | None, notes: Sequence[str] = ()
 ) -> drawing.Figure | drawing.Missing:
-    """Return the stacked bars of the links; a bar to the left is a link that cancels part of another.
+    """Return the stacked bars of the links; a bar that points left is a link that cancels part of another link.
 
-    `read` may be the reason why the step has no attribution, or None if nothing was replayed. `notes`: for the caption.
+    `read` may be the reason why the step has no attribution, or None if nothing was replayed. `notes` join the caption.
     """
     if isinstance(read, str):
         return drawing.Missing(ATTRIBUTION_TITLE, read)
@@ -43,7 +43,7 @@ def attribution_figure(
             "tickformat": ".0%",
             "range": _range(known, starts),
         },
-        # The names stand above their bars: they fit on a narrow screen.
+        # Names stand above their bars, so that they fit on a narrow screen.
         "yaxis": {"range": [len(known) - 0.6, -0.78], "visible": False},
         "showlegend": False,
         "hovermode": False,
@@ -176,7 +176,7 @@ def token_figure(
 ) -> drawing.Figure | drawing.Missing:
     """Return |d| against the probability, both on log axes, with a series for each sign of d.
 
-    `log_behaviour` and `d`: of the tokens, [S], in nats. `drawn`: where they were drawn from, in words.
+    `log_behaviour` and `d` are those of S sampled tokens, [S], in nats. `drawn` says what they were sampled from.
     """
     if not d:
         return drawing.Missing(TOKENS_TITLE, "No token of this step has two finite log-probs.")

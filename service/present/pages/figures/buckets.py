@@ -18,7 +18,7 @@ MISSING = "No closed step has log-probs of two scorers yet."
 
 @dataclass(frozen=True, slots=True)
 class By:
-    """A property by which a figure has buckets: its texts, and True if it is a whole number."""
+    """A property that defines a figure's buckets: its texts, and whether it is a whole number."""
 
     choice: str
     axis: str
@@ -113,8 +113,8 @@ def bucket_figure(
 
 
 def token_id_figure(comparison: str, step: int, table: token_ids.TokenIdTable) -> drawing.Figure | drawing.Missing:
-    """Return Σ k3 of the token ids that have the most of it, above the number of tokens of each."""
-    # By falling Σ k3: the ids without a mismatch are the last ones.
+    """Return Σ k3 of the token ids with the largest Σ k3, above the number of tokens of each."""
+    # Rows are sorted by falling Σ k3: ids without a mismatch are last.
     end = int((table.k3_sum > 0).sum())
     if not end:
         return drawing.Missing(TOKEN_ID_TITLE, "No token of this step differs between the two scores.")
@@ -147,7 +147,7 @@ def _token_bars(names: Sequence[str], tokens: Sequence[int]) -> drawing.Json:
 
 
 def _layout(axis: str, value: str, traces: Sequence[drawing.Json]) -> drawing.Json:
-    """Return the layout: values above, tokens below, with few labels so that none overlap."""
+    """Return the layout: values above, tokens below, with few enough labels that none overlap."""
     above = [each for trace in traces if "yaxis" not in trace for each in trace["y"]]
     below = [each for trace in traces if "yaxis" in trace for each in trace["y"]]
     return {
@@ -167,7 +167,7 @@ def _caption(comparison: str, step: int) -> str:
 
 
 def behaviour_of(comparison: str) -> str:
-    """Return the behaviour score of a comparison, whose probability gives the bucket: `rollout`."""
+    """Return the behaviour score of a comparison, such as `rollout`, whose probability selects the bucket."""
     return comparison.rpartition("/")[2]
 
 
@@ -176,7 +176,7 @@ def _positive(values: NDArray[np.float64]) -> list[float | None]:
 
 
 def bucket_name(by: By, low: float, high: float) -> str:
-    """Return the name of the values from `low` to before `high`."""
+    """Return the name of the values in [low, high)."""
     if by.is_count:
         return _count_name(low, high)
     if low == 0:
@@ -214,9 +214,9 @@ class _Cell(NamedTuple):
 def heat_map_figure(
     comparison: str, tables: Sequence[tuple[int, conditions.BucketTable]], of_steps: int
 ) -> drawing.Figure | drawing.Missing:
-    """Return a cell for each bucket that has tokens, coloured by its mean |d|; cells without a mismatch are grey.
+    """Return a cell for each bucket with tokens, coloured by its mean |d|; cells without a mismatch are grey.
 
-    `tables`: step and buckets of the token's probability, of some of the run's `of_steps` steps.
+    `tables`: (step, buckets by the token's probability) for some of the run's `of_steps` steps.
     """
     held = sorted({bucket for _, table in tables for bucket in table.tokens.nonzero()[0].tolist()})
     if not held:
@@ -232,7 +232,7 @@ def heat_map_figure(
         if tokens
     ]
     distances = sorted(later - earlier for (earlier, _), (later, _) in pairwise(tables))
-    # A cell is as wide as the distance between steps.
+    # A cell is as wide as the median distance between steps.
     width = distances[len(distances) // 2] if distances else 1
     coloured = [cell for cell in cells if cell.mean > 0]
     traces = [_bars("no mismatch", [cell for cell in cells if cell.mean == 0], width, {"color": "var(--rule)"})]

@@ -8,7 +8,7 @@ from typing import Any
 from foreshock.json_values import json_value
 
 Json = dict[str, Any]
-"""A Plotly trace, shape or layout: Plotly's own vocabulary, written straight to JSON."""
+"""A Plotly trace, shape or layout in Plotly's own vocabulary, sent as JSON without changes."""
 
 INK = "var(--ink)"
 MUTED = "var(--muted)"
@@ -27,7 +27,7 @@ class Curve:
     values: Sequence[float | None]
 
     def points(self) -> list[tuple[int, float]]:
-        """Return the finite points only."""
+        """Return only the finite points."""
         return [
             (step, value)
             for step, value in zip(self.steps, self.values, strict=True)
@@ -42,7 +42,7 @@ class Curve:
 class Figure:
     """A drawable figure: Plotly traces and layout, and the same as text.
 
-    `columns`: the numbers by name, [N] each, if the figure is no table with a row for each x and a column per trace.
+    `columns`: the numbers by name, [N] each, if a table with a row per x and a column per trace does not fit.
     """
 
     title: str
@@ -67,7 +67,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Nothing to draw, and why, in words that tell the reader what to do about it."""
+    """The reason why there is nothing to draw, and what the reader can do about it."""
 
     title: str
     why: str
@@ -77,7 +77,7 @@ class Missing:
 
 
 def line(curve: Curve, name: str, colour: str, **more: Any) -> Json:
-    """Return a line over steps; short curves get markers, since one point alone draws no line."""
+    """Return a line over steps; short curves get markers, because a single point draws no line."""
     sparse = len(curve.points()) <= 40
     return {
         "type": "scatter",
@@ -103,7 +103,7 @@ def banded(mean: Json, low: Sequence[float], high: Sequence[float], **more: Any)
 
 
 def vertical_marker(step: float, text: str, colour: str, *, row: float = 1.0, left: bool = False) -> tuple[Json, Json]:
-    """Return a dashed vertical line at `step` and its label, right or left of it, at height `row`."""
+    """Return a dashed vertical line at `step` and its label, to the right or left, at height `row`."""
     shape = {
         "type": "line", "xref": "x", "yref": "paper", "x0": step, "x1": step, "y0": 0, "y1": 1,
         "line": {"color": colour, "width": 1.5, "dash": "dash"},
@@ -121,13 +121,13 @@ def step_axis(**more: Any) -> Json:
 
 
 def log_axis(values: Sequence[float | None], labels: int = 5) -> Json:
-    """Return a logarithmic axis with about so many labels: 1, 2 and 5 of each decade, or powers of ten."""
+    """Return a logarithmic axis with about `labels` labels: 1, 2 and 5 of each decade, or powers of ten."""
     positive = [value for value in values if value and 0 < value < math.inf]
     if not positive:
         return {"type": "log"}
     decades = math.log10(max(positive)) - math.log10(min(positive))
     if 3 * decades <= labels:
-        # Without a format 0.2 and 20 are both labelled 2.
+        # Without this format, Plotly labels both 0.2 and 20 as 2.
         return {"type": "log", "tickformat": "~g", "dtick": "D2"}
     return {"type": "log", "exponentformat": "e", "dtick": math.ceil(decades / labels)}
 
@@ -135,7 +135,7 @@ def log_axis(values: Sequence[float | None], labels: int = 5) -> Json:
 def scientific(value: float) -> str:
     """Return a number with three digits, such as `1.2e-5`; plain digits if they are shorter.
 
-    Close to 1 there are three digits of the distance to 1: rounding to three digits would show 1.
+    Close to 1, three digits of the distance to 1 are shown: rounding to three digits would show 1.
     """
     if value == 0:
         return "0"
@@ -151,7 +151,7 @@ def scientific(value: float) -> str:
 
 
 def spark_paths(curves: Mapping[str, Sequence[tuple[int, float]]], *, logarithmic: bool = False) -> dict[str, str]:
-    """Return the path of each curve of (place, value) in a box of 60 × 24, all on one scale; none for one point alone.
+    """Return the path of each curve of (place, value) in a box of 60 × 24, all on one scale; a single point has none.
 
     With `logarithmic`, values of 0 and below are left out.
     """

@@ -11,12 +11,12 @@ from foreshock_service.present.pages.figures import drawing, overview
 MISMATCH_TITLE = "Mismatch per token (k3)"
 
 LOWEST_SHOWN = 3e-6
-# The critical band is shown up to three times its threshold, even if no value lies there.
+# The critical band is shown up to this multiple of its threshold, even if no value lies there.
 SHOWN_OF_CRITICAL = 3
 MANY_DECADES = 1e7
 
-# The same comparison has the same colour and dash on every page.
-# A link has the colour of the scorer that it ends at, and the whole has that of its first scorer.
+# A comparison has the same colour and dash on every page.
+# A link has the colour of its last scorer, the whole chain that of its first scorer.
 MAIN_COMPARISONS = scorers.main_comparisons()
 AT_LAG_ZERO = f"{comparisons.TRAINER_ROLLOUT} at lag 0"
 DASHES = ("solid", "dot", "dash", "dashdot", "longdash", "longdashdot")
@@ -36,10 +36,10 @@ def style_of(comparison: str) -> tuple[str, str]:
 def mismatch_figure(
     curves: Mapping[str, drawing.Curve], model_kind: ModelKind | None = None, at_lag_zero: drawing.Curve | None = None
 ) -> drawing.Figure | drawing.Missing:
-    """Return the mismatch over steps in front of the ranges of a kind of model.
+    """Return the mismatch over steps, drawn over the healthy ranges of a kind of model.
 
-    `curves`: k3_kl by comparison, in nats per token; an estimate of KL(μ‖π) only if the behaviour sampled.
-    `at_lag_zero`: that of trainer/rollout for which the ranges hold, if tokens are at other lags too.
+    `curves`: k3_kl by comparison, in nats per token; it estimates KL(μ‖π) only if the behaviour sampled the tokens.
+    `at_lag_zero`: k3_kl of trainer/rollout at lag 0, which the ranges judge, if other lags have tokens too.
     """
     there = [name for name in sorted(curves, key=known_first) if curves[name]]
     drawn = {name: curves[name] for name in shown_comparisons(there)}
@@ -76,19 +76,19 @@ def mismatch_figure(
 
 
 def shown_comparisons(names: Sequence[str]) -> list[str]:
-    """Return the whole, its links and the float32 branch; if a run has none of them, all that it has."""
+    """Return the names of the whole, its links and the float32 branch; if there are none of these, all names."""
     return [name for name in names if name in MAIN_COMPARISONS] or list(names)
 
 
 def known_first(comparison: str) -> tuple[int, str]:
-    """Sorts comparisons in the order of reading: the whole, its links, side branches, then the rest by name."""
+    """Return a sort key in reading order: the whole, its links, side branches, then the rest by name."""
     known = comparison in MAIN_COMPARISONS
     return (MAIN_COMPARISONS.index(comparison) if known else len(MAIN_COMPARISONS), comparison)
 
 
 def _traces(name: str, curve: drawing.Curve) -> list[drawing.Json]:
     colour, dash = style_of(name)
-    # One click in the legend away, so that the chain itself can be read.
+    # Hidden until selected in the legend, so that the chain itself stays readable.
     hidden: drawing.Json = (
         {"visible": "legendonly"}
         if name != AT_LAG_ZERO and comparisons.split_comparison(name)[0] == scorers.REFERENCE

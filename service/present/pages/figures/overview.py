@@ -10,7 +10,7 @@ import numpy as np
 from foreshock_service.present.pages.figures import drawing
 
 MOST_COLUMNS = 280
-"""Pixel columns of a panel: a longer curve shows of each column the mean and the range."""
+"""Pixel columns of a panel: of a longer curve, each column shows the mean and the range."""
 MOST_STAIRS = 1000
 FEW_STEPS = 6
 MOST_CHANGES = 50
@@ -26,12 +26,12 @@ class Panel:
     curve: drawing.Curve
     logarithmic: bool = False
     lines: Mapping[str, tuple[float, str]] = field(default_factory=dict)
-    """By name: the value and the colour."""
+    """(value, colour) by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A step at which something happened, and what, in a few words; `severity` of an alert, else empty."""
+    """A step at which something happened, and a few words about it; `severity` is that of an alert, else empty."""
 
     step: int
     text: str
@@ -62,11 +62,11 @@ def overview_figure(
     traces: list[drawing.Json] = []
     layout: drawing.Json = {"shapes": [], "annotations": [], "showlegend": False, "panels": len(shown)}
     last = max(panel.curve.points()[-1][0] for panel in shown)
-    # Between whole steps there is nothing.
+    # No labels between whole steps.
     ticks = {"dtick": 1} if last < FEW_STEPS else {"nticks": 6}
     for number, panel in enumerate(shown, start=1):
         axis = "" if number == 1 else str(number)
-        # Plain axes: the panels share the step axis, whose title is in the caption.
+        # Axes without titles: the panels share the step axis, which the caption names.
         layout[f"xaxis{axis}"] = {"anchor": f"y{axis}", "rangemode": "normal", "tickformat": "d", **ticks} | (
             {"matches": "x"} if axis else {}
         )
@@ -82,12 +82,12 @@ def overview_figure(
 
 
 def _flat_axis(values: Sequence[float]) -> drawing.Json:
-    """Return the range of a curve of one small value: Plotly's own is 1 on both sides of it."""
+    """Return the axis range of a curve with a single small value: Plotly would add 1 on both sides."""
     return {"range": sorted((0.0, 2 * values[0]))} if min(values) == max(values) and 0 < abs(values[0]) < 0.5 else {}
 
 
 def _traces(panel: Panel, axis: str) -> list[drawing.Json]:
-    """Return the mean, above a band of the range if the curve is long."""
+    """Return the line of the means, drawn over a band of the range if the curve is long."""
     steps, means, low, high = columns_of(panel.curve)
     if panel.logarithmic:
         kept = [at for at, mean in enumerate(means) if mean > 0]
@@ -147,7 +147,7 @@ def marked(figure: drawing.Figure, marks: Sequence[Mark], named: Sequence[Mark])
         "annotations": list(figure.layout.get("annotations", [])),
     }
     for at, mark in enumerate(named):
-        # At three heights: the names of steps that lie close together would cover each other.
+        # Names alternate between three heights, so that names of close steps do not cover each other.
         shape, label = drawing.vertical_marker(mark.step, mark.text, drawing.MUTED, row=0.08 + 0.08 * (at % 3))
         layout["shapes"].append(shape)
         layout["annotations"].append(label)
@@ -156,7 +156,7 @@ def marked(figure: drawing.Figure, marks: Sequence[Mark], named: Sequence[Mark])
 
 
 def legend_of(marks: Sequence[Mark]) -> str:
-    """Return what the marks of a figure mean."""
+    """Return a legend of the marks of a figure."""
     changes = [mark for mark in marks if not mark.severity]
     named = "; ".join(f"step {mark.step}, {mark.text}" for mark in changes[-3:])
     words = ["Marks on the axis: alerts."] if len(changes) < len(marks) else []
@@ -180,7 +180,7 @@ LEARNING_RATE_TITLE = "Learning-rate scale"
 
 @dataclass(frozen=True, slots=True)
 class ScaleCurve:
-    """The scale as a staircase: (step, scale from that step on), in step order; `now` divides past from plan."""
+    """The scale as a staircase of (step, scale from that step on), in step order; `now` separates past and plan."""
 
     stairs: Sequence[tuple[int, float]]
     now: int
@@ -211,7 +211,7 @@ def learning_rate_figure(curve: ScaleCurve | None) -> drawing.Figure | drawing.M
             "x": [step for step, _ in curve.acknowledged], "y": [scale for _, scale in curve.acknowledged],
             "marker": {"color": drawing.SERIES[1], "symbol": "diamond", "size": 8}, "hovertemplate": "%{y:.3g}",
         })  # fmt: skip
-    # The label is above the staircase, or below it while it is high.
+    # The label is above the staircase, or below it if the staircase is high.
     row = 0.12 if now > 0.5 else 1.0
     shape, label = drawing.vertical_marker(
         curve.now, f"now, {curve.now}", drawing.MUTED, row=row, left=curve.now > 0.7 * curve.end
@@ -230,7 +230,7 @@ def learning_rate_figure(curve: ScaleCurve | None) -> drawing.Figure | drawing.M
 
 
 def _thinned(stairs: Sequence[tuple[int, float]]) -> Sequence[tuple[int, float]]:
-    """Return the stairs, of many the first, lowest, highest and last one of each pixel column."""
+    """Return the stairs; of many, only the first, lowest, highest and last one of each pixel column."""
     if len(stairs) <= MOST_STAIRS:
         return stairs
     first, span = stairs[0][0], stairs[-1][0] - stairs[0][0] + 1

@@ -1,1 +1,1 @@
-"""Presenters: they read the services of other nouns and return view models. No query is here."""
+"""Presenters: they call the services of other nouns and return view models; they contain no queries."""

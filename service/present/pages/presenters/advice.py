@@ -44,7 +44,7 @@ BOUNDARIES_AHEAD = 4
 def stairs_of(state: AdviceState, end: int) -> list[tuple[int, float]]:
     """Return (step, scale from this step on) up to `end`, beginning at step 0.
 
-    They are of the whole log: an answer to a trainer has only the newest points of the loop.
+    They cover the whole log; an answer to a trainer has only the newest points of the loop.
     """
     changes = {0, *state.halvings, *(state.schedule.boundaries_until(end) if state.schedule is not None else ())}
     for point, following in zip_longest(state.loop, state.loop[1:]):
@@ -73,7 +73,7 @@ def advice_of(viewing: Viewing, run_id: str) -> schemas.AdviceRead:
 def advice_panel(viewing: Viewing, run: Run, baseline: Run | None) -> dict[str, Any] | None:
     """Return the advice as it is served, with the actions that would change it now; None before the first closed step.
 
-    `baseline`: the run to compare with; in the answer, how it fares.
+    `baseline` is the run to compare with; the panel has a sentence that compares the two.
     """
     advice = advice_of(viewing, run.id)
     if advice.observed_step is None:
@@ -98,7 +98,7 @@ def advice_panel(viewing: Viewing, run: Run, baseline: Run | None) -> dict[str, 
 
 
 def _beside(viewing: Viewing, run: Run, baseline: Run) -> str | None:
-    """Return the newest rewards of both runs, and the baseline's sum of learning rates; None if one has no reward."""
+    """Return the newest rewards of both runs and the baseline's sum of learning rates; None if a reward is missing."""
     reward = listing.newest_or_reported(viewing.session, "reward", last_steps(viewing.session, [run, baseline]))
     if len(reward) < len({run.id, baseline.id}):
         return None
@@ -126,7 +126,7 @@ def scale_curve(viewing: Viewing, run: Run) -> ScaleCurve | None:
 
 
 def _actions(advice: schemas.AdviceRead) -> list[Action]:
-    """Return the actions that would change something now; the service refuses the others."""
+    """Return the actions that would change something now; the service refuses all others."""
     actions = [RELEASE if advice.phase == "held" else HOLD]
     if advice.advised_scale > advice.floor:
         actions.append(HALVE)
@@ -152,7 +152,7 @@ CAUSES: Final[dict[Cause, str]] = {
 
 
 def rules_page(viewing: Viewing, run_id: str) -> dict[str, Any]:
-    """Return the rules of a run by the cause that they fire for, and their changes. Raises RunNotFound, RunDeleted."""
+    """Return the rules of a run grouped by their cause, and their changes. Raises RunNotFound, RunDeleted."""
     found = rules_of_run(viewing.session, viewing.principal, run_id)
     run = found.run
     groups = {
@@ -173,7 +173,7 @@ def rules_page(viewing: Viewing, run_id: str) -> dict[str, Any]:
 
 
 def _card(found: RuleOfRun) -> dict[str, Any]:
-    """Return a rule as one line, `threshold`, and in full. `changed`: what differs from the default."""
+    """Return a rule in one line, `threshold`, and in full. `changed`: the fields that differ from the default."""
     return {
         "found": found,
         "threshold": threshold_in_words(found.rule),

@@ -33,9 +33,9 @@ _HOUR_US = 3_600_000_000
 
 
 def axes_of_run(viewing: Viewing, run_id: str) -> dict[str, Any]:
-    """Return by axis the steps at which it is known and its values there; an axis that is not logged is absent.
+    """Return, for each axis, its known steps and the values there; an axis that is not logged is absent.
 
-    `lr`: Σ η up to the step, of the logged learning rates. `time`: hours from the first step's last shard.
+    `lr`: Σ η of the logged learning rates up to the step. `time`: hours since the first step's last shard.
     """
     axes: dict[str, Any] = {}
     run = get_run(viewing.session, viewing.principal, run_id)
@@ -96,7 +96,7 @@ MOST_ALERTS, SHOWN_ALERTS = 1000, 50
 
 
 def standing_alerts(viewing: Viewing, run_id: str) -> list[watch.AlertRecord]:
-    """Return the open and acknowledged alerts of the run: the gravest that a page shows by step, then the others."""
+    """Return the open and acknowledged alerts of the run: the most severe ones in step order, then the others."""
     states: tuple[watch.AlertState, ...] = ("open", "acknowledged")
     found = alerts_of_run(viewing.session, viewing.principal, run_id, states, None, MOST_ALERTS).items
     ranked = sorted(found, key=lambda each: (severity_rank(each.severity), each.step, each.rule))
@@ -119,7 +119,7 @@ def alerts_page(viewing: Viewing, state: str, severity: str, cursor: str | None)
         (severity,) if severity in SEVERITIES else (),
     )
     found = alerts_of_runs(viewing.session, chosen, cursor, ALERTS_ON_A_PAGE)
-    # The state is named even if it is empty: without it the page shows the open alerts.
+    # The state is part of the address even if empty: without it the page shows the open alerts.
     following = urlencode({"state": state, "severity": severity, "cursor": found.next_cursor or ""})
     return {
         "rows": found.items,
@@ -137,14 +137,14 @@ _SHOWN: tuple[watch.AlertState, ...] = ("open", "acknowledged", "resolved")
 
 
 def marks_of(viewing: Viewing, run_id: str) -> list[Mark]:
-    """Return the newest changes of a run and the steps of its newest alerts, warnings and critical ones."""
+    """Return marks of a run's newest changes and of its newest warning and critical alerts."""
     found = alerts_of_run(viewing.session, viewing.principal, run_id, _SHOWN, None, MOST_MARKED).items
     alerts = [Mark(each.step, each.rule, each.severity) for each in found if each.severity != "info"]
     return [*changes_of(viewing, run_id), *alerts]
 
 
 def named_marks(viewing: Viewing, run: Run) -> list[Mark]:
-    """Return where attempts resumed, the length surge, and the decays that it led to so far."""
+    """Return marks of the steps where attempts resumed, of the length surge, and of its decays so far."""
     marks = [
         Mark(each.resume_step, f"attempt {each.attempt}")
         for each in attempts.attempts_of_run(viewing.session, run.id)[1:]

@@ -22,12 +22,12 @@ from foreshock_service.present.pages.view_models import Value
 from foreshock_service.replay.attribution import service as attributions
 from foreshock_service.runs import corrections, measurements
 
-# A step whose probe is not complete has replayed scores and no attribution: look a little further back.
+# A step whose probe is not complete may have replayed scores but no attribution, so a few older steps are tried.
 STEPS_TRIED = 5
 
 
 def newest_attribution(viewing: Viewing, run_id: str) -> AttributionRecord | str | None:
-    """Return the newest attribution of a run; else why the newest replayed step has none."""
+    """Return the newest attribution of a run; without one, the reason why the newest replayed step has none."""
     why = None
     for step in attributions.newest_replayed_steps(viewing.session, viewing.principal, run_id, STEPS_TRIED):
         found = attribution_of(viewing, run_id, step, None)
@@ -38,7 +38,7 @@ def newest_attribution(viewing: Viewing, run_id: str) -> AttributionRecord | str
 
 
 def attribution_of(viewing: Viewing, run_id: str, step: int, attempt: int | None) -> AttributionRecord | str | None:
-    """Return the attribution of a step; a text if its scores give none (yet), None if nothing was replayed."""
+    """Return the attribution of a step; the reason if its scores give none (yet); None if nothing was replayed."""
     try:
         return attributions.attribution_of_step(viewing.session, viewing.principal, run_id, step, attempt)
     except attributions.AttributionNotFound:
@@ -48,18 +48,18 @@ def attribution_of(viewing: Viewing, run_id: str, step: int, attempt: int | None
 
 
 def figure_of(read: AttributionRecord | str | None) -> Figure | Missing:
-    """Return the figure of an attribution, with what it concludes; see `attribution_of`."""
+    """Return the figure of an attribution with its conclusions; `read` is an answer of `attribution_of`."""
     notes = [*sentences_of(read), *notes_of(read)] if isinstance(read, AttributionRecord) else []
     return attribution.attribution_figure(read, notes)
 
 
 def sentences_of(read: AttributionRecord) -> list[str]:
-    """Return the conclusions from an attribution, verbatim, the headline first."""
+    """Return the conclusions of an attribution unchanged, the headline first."""
     return [conclusion.sentence for conclusion in read.conclusions]
 
 
 def notes_of(read: AttributionRecord) -> list[str]:
-    """Return the notes on what the numbers of an attribution are of."""
+    """Return notes on the rollouts, scores and intervals behind the numbers of an attribution."""
     notes: list[str] = []
     if read.stale:
         notes.append("Scores or rollouts have arrived since; a new attribution is being computed.")
@@ -89,7 +89,7 @@ class MeasureRow:
 
 @dataclass(frozen=True, slots=True)
 class MeasureGroup:
-    """Measures that are read together; the first group, which has no title, is always shown."""
+    """Measures that are read together. The first group has no title and is always shown."""
 
     title: str
     rows: Sequence[MeasureRow]
@@ -103,12 +103,12 @@ class _Group:
     not_logged: str = ""
 
     def names(self) -> tuple[str, ...]:
-        """Return the measures of the group: those listed here, then those that the registry puts into it."""
+        """Return the measures of the group: those listed here, then those that the registry assigns to it."""
         registered = (measure.name for measure in COMPARISON_MEASURES if measure.page_group == self.title)
         return (*self.measures, *(registered if self.title else ()))
 
 
-# In the order of reading; the API has the rest.
+# In reading order; the API has the other measures.
 GROUPS = (
     _Group(
         "",
@@ -160,7 +160,7 @@ GROUPS = (
 
 _AT_A_GLANCE = ("k3_kl", "max_abs_d", "tail(2)", "ess_token", "rollout_probs_diff_mean")
 
-# A heavy tail harms a mean only if ratios reach e, |d| ≥ 1: the measure that tells how far they reach.
+# The |d| at which ratios reach e. A heavy tail harms a mean only if ratios reach this far.
 PARETO_FAR = 1.0
 INTERVALS_NOTE = (
     f'"range" is a {RANGE} by the bootstrap-t, "Student\'s t" another. {RANGE_NOTE} If k̂ is above '
@@ -170,7 +170,7 @@ _PARETO_REACH = {"pareto_k": "max_d", "pareto_k_inverse": "min_d"}
 
 
 def measures_at_a_glance(groups: Sequence[MeasureGroup], values: Values) -> list[MeasureRow]:
-    """Return the rows that a step is judged by, k3 at lag 0 first if its lags are mixed."""
+    """Return the rows by which a step is judged; if its lags are mixed, k3 at lag 0 comes first."""
     rows = {row.name: row for group in groups for row in group.rows}
     lags = _lags_of(values)
     names = (K3_BY_LAG[0].name, *_AT_A_GLANCE) if lags.is_mixed else _AT_A_GLANCE
@@ -180,14 +180,14 @@ def measures_at_a_glance(groups: Sequence[MeasureGroup], values: Values) -> list
 def measure_groups(
     values: Mapping[str, Values], comparisons: Sequence[str], model_kind: ModelKind | None
 ) -> list[MeasureGroup]:
-    """Return the tables of these comparisons; a group without any value tells what to log."""
+    """Return the tables of these comparisons; a group without any value says what to log."""
     columns = [values[comparison] for comparison in comparisons]
     return [_group(group, columns, model_kind) for group in GROUPS]
 
 
 def _group(group: _Group, columns: Sequence[Values], model_kind: ModelKind | None) -> MeasureGroup:
     measures = [measure_named(name) for name in group.names()]
-    # No token of a lag is no value: only counts are integers.
+    # A count of 0 is no value: no token has that lag. Only counts are integers.
     nothing = {each.column: (None, 0) if each.column_type == "integer" else (None,) for each in measures}
     known = any(column.get(name) not in none for column in columns for name, none in nothing.items())
     if group.not_logged and not known:
@@ -206,11 +206,11 @@ def _group(group: _Group, columns: Sequence[Values], model_kind: ModelKind | Non
 
 
 def _with_interval(column: str, values: Values, model_kind: ModelKind | None) -> Value:
-    """Return the value with its bootstrap-t interval, or Student's t if there is only that; called what it is."""
+    """Return the value with its bootstrap-t interval, else with Student's t interval; the text names the method."""
     value = measure_value(column, values.get(column), model_kind)
     lags = _lags_of(values)
     if column == K3_BY_LAG[0].column and lags.numerics is not None:
-        # The range of k3 holds for these tokens.
+        # The healthy range of k3 is for tokens at lag 0.
         value = replace(value, tone=judged_value("k3_kl", lags.numerics, model_kind).tone)
     if not holds_for_all_tokens(column, lags):
         value = replace(value, tone="")
@@ -221,19 +221,19 @@ def _with_interval(column: str, values: Values, model_kind: ModelKind | None) ->
     for kind, name in (("_bootstrap", "range: "), ("", "Student's t: ")):
         low, high = values.get(f"{column}{kind}_low"), values.get(f"{column}{kind}_high")
         if low is not None and high is not None:
-            # KL by k1, the mean of −d, may be negative.
+            # The k1 estimate of KL, the mean of −d, may be negative.
             mean = abs(values.get(column) or 0.0)
             return replace(value, interval=name + ends_in_words(mean, low, high, number))
     return value
 
 
 def _lags_of(values: Values) -> StepLags:
-    """Return the lags of a comparison's tokens, whose columns are the same for each."""
+    """Return the lags of a comparison's tokens; all comparisons have the same columns of lags."""
     return StepLags.of({f"{TRAINER_ROLLOUT}:{name}": each for name, each in values.items() if each is not None})
 
 
 def measure_value(column: str, value: float | None, model_kind: ModelKind | None) -> Value:
-    """Return a measure's value as text, with the tone of its range if it has one."""
+    """Return a measure's value as text, with the tone of its healthy range if it has one."""
     if measure_named(column).column_type == "integer":
         return Value(count(None if value is None else int(value)))
     return judged_value(column, value, model_kind)
@@ -275,7 +275,7 @@ def _theory_rows(theory: TheoryRecord) -> Iterator[TheoryRow]:
         f"The trivial bound 2·B·T·max|R|, at the mean length: {number(bias.trivial)} · B."
         + "".join(f" {_sentence(note)}" for note in bias.notes),
     )
-    # The page knows no exact Δmax; the API takes one.
+    # The page has no exact Δmax; the API accepts one.
     if theory.horizon.not_estimable is not None:
         yield ("The same, as 2·B·Δmax·T²", DASH, _sentence(theory.horizon.not_estimable))
     yield (

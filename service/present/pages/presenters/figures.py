@@ -45,14 +45,14 @@ class FigureNotFound(problem.ProblemError, status=404, problem_type="figure-not-
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a figure of a run is asked for: some of the steps, and of all scalars one."""
+    """The request for a figure of a run: a range of steps, and the name of a scalar."""
 
     from_step: int = 0
     to_step: int = parameters.LARGEST_STEP
     name: str = ""
 
     def part(self, curve: Curve) -> Curve:
-        """Return the steps that are asked for."""
+        """Return the requested steps of a curve."""
         start = bisect_left(curve.steps, self.from_step)
         end = bisect_right(curve.steps, self.to_step)
         return Curve(curve.steps[start:end], curve.values[start:end])
@@ -64,7 +64,7 @@ StepFigure = Callable[[Viewing, Run, int], Figure | Missing]
 
 @dataclass(frozen=True, slots=True)
 class RunPlot:
-    """A figure of a run's page. If it is `marked`, alerts and changes are marked in what `make` draws."""
+    """A figure of a run's page. If it is `marked`, alerts and changes are added to what `make` draws."""
 
     title: str
     make: RunFigure
@@ -76,7 +76,7 @@ class RunPlot:
 class StepPlot:
     """A figure of a step's page.
 
-    `choices`: the figures that a reader can select in its place, itself first, with a label each.
+    `choices`: the figures that a reader can select in its place, each with a label, itself first.
     """
 
     title: str
@@ -96,7 +96,7 @@ def mismatch_of_run(viewing: Viewing, run: Run, _: Asked) -> Figure | Missing:
 
 
 def _at_lag_zero(viewing: Viewing, run: Run, measures: Sequence[str]) -> dict[str, Curve]:
-    """Return measures of trainer/rollout as their ranges judge each step; empty if every token is at lag 0."""
+    """Return, for each step, the values of trainer/rollout that ranges judge; empty if every token is at lag 0."""
     columns = sorted({*measures, *lag_zero.LAG_ZERO_COLUMNS, "lag_mean"})
     found = curves_of(viewing, run.id, columns, (TRAINER_ROLLOUT, STEP_ROW), max_points=None)
     of_tokens = found.get(TRAINER_ROLLOUT, {})
@@ -114,7 +114,7 @@ def _at_lag_zero(viewing: Viewing, run: Run, measures: Sequence[str]) -> dict[st
 
 
 def lengths_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
-    """Return the response lengths over steps, with the surge on which the schedule is based."""
+    """Return the response lengths over steps, and the surge that starts the schedule."""
     names = {"Mean": "mean", "Median": "p50", "90th percentile": "p90", "Longest": "max"}
     columns = [f"response_length_{each}" for each in names.values()]
     found = curves_of(viewing, run.id, columns, (STEP_ROW,), max_points=None).get(STEP_ROW, {})
@@ -139,7 +139,7 @@ def lengths_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing
 
 
 def overview_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
-    """Return reward, mismatch, length, entropy, gradient norm and learning rate: measured, else as they are logged."""
+    """Return reward, mismatch, length, entropy, gradient norm and learning rate: measured, else as logged."""
     curves = quantity_curves(viewing, run, tuple(_OVERVIEW.values()), max_points=None)
     panels = []
     for title, key in _OVERVIEW.items():
@@ -177,7 +177,7 @@ def _advised(viewing: Viewing, run: Run) -> Curve:
 
 
 def _lines_of_k3(viewing: Viewing, run: Run) -> dict[str, tuple[float, str]]:
-    """Return the thresholds, and the run's own baseline as its newest alert of k3 has it."""
+    """Return the thresholds of k3, and the run's own baseline from its newest alert of k3."""
     lines = _thresholds(required_range("k3_kl", run.model_kind))
     for alert in alerts.standing_alerts(viewing, run.id):
         if alert.evidence.get("key") == mismatch_rules.K3 and "baseline" in alert.evidence:
@@ -207,7 +207,7 @@ def tails_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
     fresh, kind = _at_lag_zero(viewing, run, ("tail_2", "rollout_probs_diff_mean")), run.model_kind
     tail_range, shape_range = required_range("tail_2", kind), required_range("pareto_k", kind)
     difference_range = required_range("rollout_probs_diff_mean", kind)
-    # If no ratio reaches e, a heavy shape makes intervals too short, and leaves means of ratios alone.
+    # If no ratio reaches e, a heavy tail makes intervals too short but does not affect means of ratios.
     matters = any(value >= attribution.PARETO_FAR for _, value in largest.points())
     panels = (
         _judged("F(2): off by more than a factor of 2", tail, None if fresh else tail_range),
@@ -236,7 +236,7 @@ def tails_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
 
 
 def _judged(name: str, curve: Curve, known: HealthyRange | None) -> overview.Panel:
-    """Return a panel with the thresholds of a range; None: without."""
+    """Return a panel with the thresholds of `known`, if it is given."""
     return overview.Panel(name, curve, lines={} if known is None else _thresholds(known))
 
 
@@ -281,7 +281,7 @@ STEP_PLOTS: Mapping[str, StepPlot] = {
     ),
     "tokens": StepPlot(TOKENS_TITLE, rollout.tokens_of_step, wide=True),
 }
-# Figures that replace another one when a reader selects them.
+# Figures that a reader can select in place of another one.
 CHOSEN_STEP_PLOTS: Mapping[str, StepPlot] = {
     **{
         f"buckets-{name}": StepPlot(by.title, partial(rollout.buckets_of_step, name))
@@ -293,7 +293,7 @@ CHOSEN_STEP_PLOTS: Mapping[str, StepPlot] = {
 
 
 def run_figure(viewing: Viewing, run_id: str, name: str, asked: Asked) -> Figure | Missing:
-    """Return a figure of a run, with alerts and changes marked if it is so. Raises FigureNotFound, RunNotFound."""
+    """Return a figure of a run; a `marked` one shows alerts and changes. Raises FigureNotFound, RunNotFound."""
     plot = _plot_named(name, {**RUN_PLOTS, "scalar": RunPlot("A scalar", scalar_of_run)})
     run = get_run(viewing.session, viewing.principal, run_id)
     figure = plot.make(viewing, run, asked)

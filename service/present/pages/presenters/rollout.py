@@ -21,7 +21,7 @@ from foreshock_service.present.pages.rendering import announced_names, count, nu
 from foreshock_service.runs import attempts, chosen_tokens, curves, events, measurements, runs, tokens
 
 MOST_STEPS = 48
-"""Columns of the heat map. Each is read from the statistics of its step."""
+"""Most columns of the heat map; each is read from the statistics of one step."""
 
 
 def buckets_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
@@ -53,7 +53,7 @@ def heat_map_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     query = curves.CurveQuery(comparisons=(TRAINER_ROLLOUT,), measures=("k3_kl",))
     table = curves.read_curves(viewing.session, viewing.context, viewing.principal, run.id, query).table
     every = sorted(zip(table.array("step").tolist(), table.array("attempt").tolist(), strict=True))
-    # Equally far apart and the newest. Counted from the first, so that a new step leaves the others as they are.
+    # Equally spaced steps and the newest one. Counted from the first, so that a new step does not move the others.
     shown = every[:: max(1, -(-(len(every) - 1) // (MOST_STEPS - 1)))]
     shown += every[-1:] if shown[-1:] != every[-1:] else []
     keys = [events.StepKey(run.id, attempt, step) for step, attempt in shown]
@@ -64,7 +64,7 @@ def heat_map_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
 
 @functools.lru_cache(maxsize=8 * MOST_STEPS)
 def _bucket_table(statistics: bytes) -> BucketTable:
-    """Return the buckets of stored statistics: a running run's page asks for the same steps at every refresh."""
+    """Return the buckets of stored statistics. Cached: the page of a live run reads the same steps at every refresh."""
     return ComparisonStatistics.from_bytes(statistics).buckets()
 
 
@@ -102,9 +102,9 @@ def rollout_address(run_address: str, step: int, sample_id: str) -> str:
 
 
 def rollout_page(viewing: Viewing, run_id: str, step: int, sample_id: str) -> dict[str, Any]:
-    """Return one rollout, as a reader without a script sees it. Raises RunNotFound, RolloutNotFound, TokensPurged.
+    """Return the page of a rollout as shown without scripts. Raises RunNotFound, RolloutNotFound, TokensPurged.
 
-    `scored`: by each scorer log-prob and probability of the token with the largest |d|.
+    `scored`: each scorer's log-prob and probability of the token with the largest |d|.
     """
     run = runs.get_run(viewing.session, viewing.principal, run_id)
     found = tokens.read_whole_rollout(viewing.context, viewing.principal, run_id, step, sample_id)
@@ -124,7 +124,7 @@ def rollout_page(viewing: Viewing, run_id: str, step: int, sample_id: str) -> di
 
 
 def rollout_columns(viewing: Viewing, run_id: str, step: int, sample_id: str) -> dict[str, Any]:
-    """Return the rollout as columns for the viewer; log-probs that are not finite are null."""
+    """Return the rollout as columns for the viewer; non-finite log-probs are null."""
     run = runs.get_run(viewing.session, viewing.principal, run_id)
     found = tokens.read_whole_rollout(viewing.context, viewing.principal, run_id, step, sample_id)
     batch = found.batch
@@ -163,7 +163,7 @@ def _has(found: tokens.WholeRollout, comparison: str) -> bool:
 
 
 def _rounded(values: NDArray[np.float32]) -> list[float]:
-    """Return float32 values with the fewest digits that give them back."""
+    """Return float32 values with the fewest digits that reproduce them."""
     return [float(np.format_float_positional(value, unique=True)) for value in values]
 
 
@@ -173,7 +173,7 @@ def _largest(d: NDArray[np.float64], generated: NDArray[np.bool_]) -> int | None
 
 
 def token_texts(viewing: Viewing, run: Run, attempt: int, token_ids: Sequence[int]) -> dict[int, str] | None:
-    """Return the text of each token id by the tokenizer that the run announces; None if it is not configured."""
+    """Return the text of each token id from the tokenizer that the run announces; None if it is not configured."""
     fingerprints = attempts.fingerprints_of_attempts(viewing.session, run.id, [attempt]).values()
     return texts_of(viewing.context.settings.tokenizers_folder, announced_names(fingerprints, run.model), token_ids)
 

@@ -1,4 +1,4 @@
-"""The page of a run: its diagnosis and alerts as they are stored, the advice, and places for its figures."""
+"""The page of a run: its stored diagnosis and alerts, the advice, and places for its figures."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ from foreshock_service.watch.diagnosis import diagnosis_of_run
 
 MOST_PROBES = 20
 WEIGHTS_STEPS = 12
-"""Newest weight syncs of the table of engines."""
+"""Number of newest weight syncs in the table of engines."""
 
 
 def pooled_in_words(pooled: PooledMean | None) -> str | None:
@@ -35,7 +35,7 @@ def pooled_in_words(pooled: PooledMean | None) -> str | None:
 def run_page(viewing: Viewing, run_id: str) -> dict[str, Any]:
     """Return the page of a run. Raises RunNotFound or RunDeleted.
 
-    `healthy_run`: the newest healthy run of the same project and model, to compare with where no baseline is set.
+    `healthy_run`: the newest healthy run of the same project and model, to compare with if no baseline is set.
     """
     session = viewing.session
     run = runs.get_run(session, viewing.principal, run_id)
@@ -69,7 +69,7 @@ def run_page(viewing: Viewing, run_id: str) -> dict[str, Any]:
 
 
 def _baseline(viewing: Viewing, run: Run) -> Run | None:
-    """Return the run to compare with, unless it was deleted since or the visitor may not see it."""
+    """Return the run to compare with; None if there is none, it was deleted, or the visitor may not see it."""
     found = runs.find_run(viewing.session, run.baseline) if run.baseline else None
     if found is None or found.deleted_at_us is not None or not viewing.principal.sees(found.project):
         return None
@@ -77,9 +77,9 @@ def _baseline(viewing: Viewing, run: Run) -> Run | None:
 
 
 def _engines_table(records: Sequence[WeightsRecord]) -> dict[str, Any] | None:
-    """Return what the engines held after the newest weight syncs: a row an engine, a column a step; None: no report.
+    """Return the weights that engines held after the newest syncs: a row an engine, a column a step; None: no report.
 
-    `sentences`: of the engines that held other weights at the newest step.
+    `sentences` are about the engines that held wrong weights at the newest step.
     """
     if not records:
         return None
@@ -100,7 +100,7 @@ def _healthy_run(viewing: Viewing, run: Run) -> RunRecord | None:
 
 
 def _incomplete(viewing: Viewing, run_id: str, found: Sequence[IncompleteStep]) -> str | None:
-    """Return what the steps that closed without some shards lack; None if there are none."""
+    """Return a sentence about the shards that closed steps lack; None if no step lacks any."""
     if not found:
         return None
     newest = found[0]
@@ -112,7 +112,7 @@ def _incomplete(viewing: Viewing, run_id: str, found: Sequence[IncompleteStep]) 
 
 
 def probes_part(viewing: Viewing, run_id: str) -> dict[str, Any]:
-    """Return the newest probes of a run, and which ones it asks for by itself."""
+    """Return the newest probes of a run, and a note on its automatic probes."""
     run = runs.get_run(viewing.session, viewing.principal, run_id)
     return {
         "run_id": run_id,

@@ -52,7 +52,7 @@ def _configuration(
 ) -> dict[str, Any]:
     """Return the runs of one configuration on one kind of hardware: least and largest k3, the run with the largest.
 
-    k3 is that of the tokens at lag 0; of a run with too few of them that of all, which has no tone.
+    k3 is over the tokens at lag 0; if a run has too few of them, over all tokens, and then without a tone.
     """
     means = {run.id: k3[run.id] for run in runs if run.id in k3}
     verdicts = [ranges.verdict_of("k3_kl", judged[run.id], run.model_kind) for run in runs if run.id in judged]
@@ -72,7 +72,7 @@ MOST_COMPARED = 20
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A quantity that runs are compared by."""
+    """A quantity by which runs are compared."""
 
     title: str
     unit: str
@@ -124,7 +124,7 @@ def compared_figure(viewing: Viewing, name: str, run_ids: Sequence[str]) -> figu
 
 
 def _rows(viewing: Viewing, runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Return the settings, then the fields of the newest attempt's fingerprint, in every run."""
+    """Return the settings, then the fields of the newest attempt's fingerprint, with their value in each run."""
     pooled = measurements.pooled_mismatch(viewing.session, [run.id for run in runs])
     settings = [
         {
@@ -174,7 +174,7 @@ GROUPS = ("project", "model", "tag")
 
 @dataclass(frozen=True, slots=True)
 class RunsQuery:
-    """What a visitor asks the list for; empty: no restriction. `sort` with a leading "-" is the other way round."""
+    """A visitor's filter, order and page of the list; empty: no restriction. A leading "-" reverses `sort`."""
 
     search: str = ""
     project: str = ""
@@ -191,13 +191,13 @@ class RunsQuery:
         return any((self.search, self.project, self.model, self.tag, self.state, self.verdict))
 
     def address(self, **changes: str | int) -> str:
-        """Return the address of the list with these changes, on its first page unless one is named."""
+        """Return the address of the list with these changes, on its first page unless `changes` names a page."""
         asked = {**asdict(self), "page": 1, **changes}
         given = {name: value for name, value in asked.items() if value and (name, value) != ("page", 1)}
         return f"/?{urlencode(given)}" if given else "/"
 
     def matches(self, run: Run, verdict: str) -> bool:
-        """Return whether a run is asked for."""
+        """Return whether a run passes the filter."""
         return (
             self.search.casefold() in f"{run.name or ''}\n{run.key}".casefold()
             and self.project in ("", run.project)
@@ -215,21 +215,21 @@ class RunsQuery:
 
 
 def runs_page(viewing: Viewing, query: RunsQuery) -> dict[str, Any]:
-    """Return one page of the runs that the visitor may see: the worst first, unless another order is asked for.
+    """Return one page of the runs that the visitor may see, the worst first unless another order is requested.
 
-    `projects`, `models` and `tags` are what can be chosen.
+    `projects`, `models` and `tags` are the choices of the filters.
     """
     session, visible = viewing.session, every_run(viewing.session, viewing.principal.projects(None))
     verdicts = diagnoses.verdicts_of_runs(session, [run.id for run in visible])
     chosen = [run for run in visible if query.matches(run, verdicts[run.id].verdict)]
-    # The worst first, then the newest; every other order keeps this one among equals.
+    # The worst first, then the newest. The later sorts are stable: equal runs keep this order.
     chosen.sort(key=lambda run: (VERDICTS.index(verdicts[run.id].verdict), -_active_at(run), run.id))
     name = query.sort.removeprefix("-")
     if name in SORTS[1:]:
         values = _sorted_by(viewing, name, chosen)
         known = [run for run in chosen if values.get(run.id) is not None]
         unknown = [run for run in chosen if values.get(run.id) is None]
-        # Text rises, numbers fall: what is looked for comes first.
+        # By default names ascend and numbers descend.
         chosen = sorted(known, key=lambda run: values[run.id], reverse=(name == "name") == query.sort.startswith("-"))
         chosen += unknown
     elif query.sort == "-verdict":
@@ -257,7 +257,7 @@ def _active_at(run: Run) -> int:
 
 
 def _sorted_by(viewing: Viewing, name: str, runs: Sequence[Run]) -> Mapping[str, Any]:
-    """Return by run what it is sorted by; a run without it comes last."""
+    """Return the sort value of each run; a run without one comes last."""
     if name in listing.QUANTITIES:
         return listing.newest_or_reported(viewing.session, name, last_steps(viewing.session, runs))
     if name == "scale":
@@ -268,7 +268,7 @@ def _sorted_by(viewing: Viewing, name: str, runs: Sequence[Run]) -> Mapping[str,
 
 
 def _scales(viewing: Viewing, runs: Sequence[Run]) -> dict[str, float]:
-    """Return the scale that the advice has for the next step; nothing before the first closed step."""
+    """Return the advised scale of each run's next step; runs without a closed step are absent."""
     run_ids = [run.id for run in runs]
     observed = observed_steps(viewing.session, run_ids)
     states = states_of_runs(viewing.session, list(observed))
@@ -276,7 +276,7 @@ def _scales(viewing: Viewing, runs: Sequence[Run]) -> dict[str, float]:
 
 
 def _rows_of(viewing: Viewing, query: RunsQuery, runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return the rows of the list; `newest` and `paths` are by quantity."""
+    """Return the rows of the list; `newest` and `paths` are keyed by quantity."""
     tokens = {run.id: run.tokens for run in runs}
     versions = {run_id: (step, tokens[run_id]) for run_id, step in last_steps(viewing.session, runs).items()}
     curves = listing.short_curves(viewing.session, versions)

@@ -1,4 +1,4 @@
-"""The page of a step, the list of steps, what the lint and the doctor found."""
+"""The page of a step, and what the lint and the doctor found at a step or in a run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ _NOT_CHECKED = "Semantics: not checked."
 
 @dataclass(frozen=True, slots=True)
 class LintPanel:
-    """The result of the semantics lint; empty if every check was made and is clean. `of_steps`: of a whole run."""
+    """The result of the semantics lint; empty if every check was made and passed. `of_steps`: it is of a whole run."""
 
     checks: int
     warnings: Sequence[LintWarningRecord] = ()
@@ -59,7 +59,7 @@ def lint_of_step(viewing: Viewing, run_id: str, step: int, attempt: int) -> Lint
 
 
 def lint_of_run(viewing: Viewing, run_id: str, last_step: int | None, run_address: str) -> LintPanel:
-    """Return the lint of a run's steps; the checks that could not be made are on the steps' pages."""
+    """Return the lint of a run's steps; the steps' own pages show the checks that could not be made."""
     found = lint.read_run(viewing.session, viewing.principal, run_id, None)
     whole = () if found.whole_run is None else (found.whole_run,)
     return LintPanel(
@@ -77,7 +77,7 @@ _MOST_NOT_TRIED = 5
 
 
 def doctor_of_step(viewing: Viewing, key: events.StepKey) -> dict[str, Any]:
-    """Return the newest report on a step, the state of an examination that is not done, and whether one can be."""
+    """Return the newest report on a step, the state of an unfinished examination, and whether one is possible."""
     probes = list_probes(viewing.session, viewing.principal, key.run_id, key.step, None, _MOST_PROBES).items
     asked = next(
         (each for each in probes if each.kind == probe_kinds.DOCTOR.name and each.attempt == key.attempt), None
@@ -101,8 +101,8 @@ def _panel(
 ) -> dict[str, Any]:
     """Return a report as a page shows it: found, tried and not named, not tried, and what would come next.
 
-    `state`: of an examination that is not done. `action`: where a form asks for one; None: nobody may, or one runs.
-    `is_possible`: the step has weights.
+    `state`: that of an unfinished examination. `action`: the address of the form that requests one; None: not allowed
+    or one is running. `is_possible`: the step has weights.
     """
     panel = {"step": step, "findings": (), "notes": (), "state": state, "action": action, "is_possible": is_possible}
     if record is None:
@@ -118,14 +118,14 @@ def _panel(
 
 
 def _examination_in_words(asked: ProbeRecord | None) -> str:
-    """Return how far an examination is; empty if it is done or was not asked for."""
+    """Return the progress of an examination; empty if it is done or was not requested."""
     if asked is None or asked.state == "done":
         return ""
     doing = asked.reason or next((job.doing for job in asked.jobs if job.state == "running" and job.doing), "")
     return f"The examination is {asked.state}{f': {doing}' if doing else ''}."
 
 
-# The step before is searched this many steps back.
+# The previous step is searched at most this many steps back.
 FURTHEST_BACK = 500
 
 
@@ -141,7 +141,7 @@ WORST_ROLLOUTS = 8
 def step_page(viewing: Viewing, run_id: str, number: int) -> dict[str, Any]:
     """Return the page of an active step. Raises RunNotFound, RunDeleted, StepNotFound.
 
-    `step_measures`: name and value of what is measured of its rollouts.
+    `step_measures`: name and value of each measure of its rollouts.
     """
     run = runs.get_run(viewing.session, viewing.principal, run_id)
     found_steps = steps.steps_after(viewing.session, run_id, None, number - 1, 2)
@@ -194,7 +194,7 @@ def worst_tokens(viewing: Viewing, run_id: str, step: int) -> dict[str, Any]:
     """Return the tokens of trainer/rollout that differ most, with every scorer's log-prob; reads the step's shards.
 
     `rows`: sample id, position, token id, d, then the log-prob of each scorer. `rollouts`: sample id, largest |d|, k3,
-    length and reward, those with the largest |d| first. `addresses` of rollouts are by sample id.
+    length and reward, largest |d| first. `addresses` of rollouts are keyed by sample id.
     """
     run = runs.get_run(viewing.session, viewing.principal, run_id)
     query = TokenQuery(run_id, step, None, TRAINER_ROLLOUT, WORST_TOKENS, None)
@@ -222,7 +222,7 @@ def worst_tokens(viewing: Viewing, run_id: str, step: int) -> dict[str, Any]:
 
 
 def _worst_rollouts(viewing: Viewing, key: events.StepKey) -> list[tuple[str, float, float, int, float]]:
-    """Return the rollouts whose largest |d| is largest."""
+    """Return the rollouts with the largest max |d|."""
     packed = measurements.blobs_of_steps(viewing.session, [key], TRAINER_ROLLOUT, "summaries").get(key)
     if packed is None:
         return []

@@ -1,4 +1,4 @@
-"""The database as one page's presenters see it, and the rows of the wide table as curves over steps."""
+"""The context of one page's presenters, and the rows of the wide table as curves over steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from foreshock_service.watch.detection.states import observed_steps
 
 @dataclass(frozen=True, slots=True)
 class Viewing:
-    """The context of every presenter. Its session only reads: a page never writes."""
+    """The context of every presenter. Its session only reads, because a page never writes."""
 
     context: ServiceContext
     session: Session
@@ -26,7 +26,7 @@ class Viewing:
 
 
 NOTHING = Curve((), ())
-# A plot has fewer pixels. Down-sampling keeps extremes.
+# A plot has fewer pixels than this. Down-sampling keeps extremes.
 MOST_POINTS = 2000
 
 
@@ -38,7 +38,7 @@ def curves_of(
     from_step: int = 0,
     max_points: int | None = MOST_POINTS,
 ) -> dict[str, dict[str, Curve]]:
-    """Return comparison → measure column → curve, over the active steps; no comparisons: all.
+    """Return comparison → measure column → curve over the active steps; without `comparisons`, of all of them.
 
     `max_points` None: every step, for conclusions that down-sampling would change.
     """
@@ -79,7 +79,7 @@ def scalar_curves(
 def quantity_curves(
     viewing: Viewing, run: Run, quantities: Sequence[str], max_points: int | None = MOST_POINTS
 ) -> dict[str, Curve]:
-    """Return quantity → curve over the active steps: as it is measured, else as the run's trainer reports it."""
+    """Return quantity → curve over the active steps: as measured, else as the run's trainer reports it."""
     keys = {quantity: quantity.split(":", 1) for quantity in quantities}
     pairs = [(comparison, column) for comparison, column in keys.values() if comparison != SCALARS]
     comparisons, columns = ([*dict.fromkeys(part)] for part in zip(*pairs, strict=True)) if pairs else ([], [])
@@ -104,7 +104,7 @@ def _thinned(curve: Curve, max_points: int | None) -> Curve:
 
 
 def last_steps(session: Session, runs: Sequence[Run]) -> dict[str, int]:
-    """Return the newest step of each run that has one, also if only scalars came."""
+    """Return the newest step of each run that has one, also of runs with only scalars."""
     observed = observed_steps(session, [run.id for run in runs])
     steps_of = {run.id: observed.get(run.id) if run.last_step is None else run.last_step for run in runs}
     return {run_id: step for run_id, step in steps_of.items() if step is not None}

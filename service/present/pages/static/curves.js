@@ -1,5 +1,5 @@
-// What all curves of a page share: the x axis, the zoom, the smoothing and the scale. They are kept in the address.
-// The zoom is kept in steps, so that it survives a change of the axis and a refresh.
+// State shared by all curves of a page and kept in its address: the x axis, the zoom, the smoothing and the scale.
+// The zoom is stored in steps, so that it survives a change of the axis and a refresh.
 
 const form = document.querySelector("#curves");
 const asked = new URLSearchParams(location.search);
@@ -25,7 +25,7 @@ function keep() {
   if (form) form.querySelector("[data-unzoom]").hidden = state.from === null;
 }
 
-/** Interpolates linearly in rising `from`; beyond the ends it goes on with the slope of the whole. */
+/** Interpolates linearly in ascending `from`; beyond the ends it extrapolates with the slope of the whole. */
 function interpolate(from, to, value) {
   const last = from.length - 1;
   if (last < 1) return to[0] ?? value;
@@ -45,7 +45,7 @@ const axis = () => (state.x === "step" ? null : axes[state.x] ?? null);
 export function place(step) { const found = axis(); return found ? interpolate(found.steps, found.values, step) : step; }
 function stepAt(x) { const found = axis(); return found ? interpolate(found.values, found.steps, x) : x; }
 
-/** The median of neighbouring values, which an outlier hardly moves. */
+/** Returns the median of neighbouring values, which a single outlier hardly changes. */
 function smoothed(values, window) {
   const reach = window >> 1;
   return values.map((value, at) => {
@@ -70,14 +70,14 @@ function smoothTraces(data) {
   return drawn;
 }
 
-/** The widths of bars, and how far left of their place they begin, on the axis that is drawn now. */
+/** Returns the widths of bars, and how far left of their place they begin, on the current axis. */
 function placedWidths({ x, width }) {
   if (!width) return {};
   const ends = x.map((step, at) => [place(step - width[at] / 2), place(step + width[at] / 2)]);
   return { width: ends.map(([left, right]) => right - left), offset: ends.map(([left], at) => left - place(x[at])) };
 }
 
-/** Returns the traces and the layout of a figure over steps as they are drawn now. */
+/** Returns the traces and the layout of a figure over steps for the current state. */
 export function arranged({ data, layout }) {
   const traces = smoothTraces(data).map((trace) => ({
     ...trace, customdata: trace.x, ...(axis() ? { x: trace.x.map(place), ...placedWidths(trace) } : {}),
@@ -94,7 +94,7 @@ export function arranged({ data, layout }) {
     if (state.from !== null) changed[key].range = [place(state.from), place(state.to)];
   }
   for (const key of Object.keys(changed)) {
-    // An axis with its own range, such as a share, stays as it is.
+    // An axis with its own range, such as a share, is not changed.
     if (!state.log || !/^yaxis\d*$/.test(key) || changed[key].type === "log" || changed[key].range) continue;
     changed[key] = { ...changed[key], type: "log", rangemode: "normal", tickformat: "~g", nticks: 6 };
     const name = key.replace("axis", "");
@@ -105,10 +105,10 @@ export function arranged({ data, layout }) {
 
 let linking = false, refetch = () => {}, waiting = 0;
 
-/** Asks for the curves of the steps that are looked at, once the reader has stopped. */
+/** Requests the curves of the visible steps, once the reader has stopped zooming. */
 function lookCloser() { clearTimeout(waiting); waiting = setTimeout(refetch, 250); }
 
-/** Links a drawn figure with the others: a zoom moves all, a click on a point opens its step. */
+/** Links a drawn figure to the others: a zoom moves all of them, a click on a point opens its step. */
 export function link(element) {
   element.on("plotly_relayout", (change) => {
     if (linking) return;
@@ -136,7 +136,7 @@ async function zoomAll(except = null) {
   }
 }
 
-/** Fetches the axes if another one than the step is asked for. */
+/** Fetches the axes if an axis other than the step is selected. */
 export async function loadAxes() {
   if (!form || state.x === "step" || axes[state.x]) return;
   if (!form.dataset.axes) { state.x = "step"; return; }

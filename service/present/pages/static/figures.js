@@ -1,15 +1,15 @@
-// Draws every element with data-figure: fetches its specification, puts the theme's colours in, hands it to Plotly.
+// Draws every element with data-figure: fetches its specification, inserts the theme's colours, passes it to Plotly.
 
 import { arranged, link, loadAxes, showControls, state as looked } from "./curves.js";
 import { save } from "./save.js";
 
-/** Whether an element is in a part that is not opened yet. */
+/** Returns whether an element is in a part that is not opened yet. */
 export function isFolded(element) { return element.closest("details:not([open])") !== null; }
 
 const ROLE = /^var\((--[a-z0-9-]+)\)$/;
 const drawn = new WeakMap(); // element → {etag, specification}
 
-/** Loads Plotly, if the page names it. The figures are requested meanwhile. */
+/** Loads Plotly if the page names it. Meanwhile the figures are requested. */
 function loadPlotly() {
   const named = document.querySelector("#plotly");
   if (!named) return null;
@@ -23,7 +23,7 @@ function loadPlotly() {
   return loaded;
 }
 
-/** Returns what gives a role's colour in the theme of now, as the browser computes it. */
+/** Returns a function that gives a role's colour in the current theme, as the browser computes it. */
 export function colours() {
   const probe = document.body.appendChild(document.createElement("i")), found = new Map();
   const colour = (role) => {
@@ -37,7 +37,7 @@ export function colours() {
   return colour;
 }
 
-/** A copy of `value` in which every "var(--role)" is the colour that the style sheet gives that role now. */
+/** Returns a copy of `value` in which every "var(--role)" is replaced by that role's current colour. */
 function withColours(value, colour) {
   if (typeof value === "string") {
     const role = ROLE.exec(value);
@@ -71,7 +71,7 @@ function completeLayout(given, height, colour) {
   for (const key of Object.keys(layout)) {
     if (/^[xy]axis\d*$/.test(key)) layout[key] = axis(layout[key], colour);
   }
-  // Touch: a finger on the plot scrolls the page.
+  // On touch screens, a finger on the plot scrolls the page.
   if (window.matchMedia("(pointer: coarse)").matches) layout.dragmode = false;
   return layout;
 }
@@ -121,7 +121,7 @@ async function draw(element, specification) {
   const { data, layout } = withColours(isCurve ? arranged(given) : given, colour);
   const height = specification.layout.panels ? Math.max(placePanels(layout, element.clientWidth), specification.height) : specification.height;
   element.style.minHeight = `${height}px`;
-  // For a screen reader the drawing is an image with a label.
+  // To a screen reader, the drawing is an image with a label.
   element.setAttribute("role", "img");
   element.setAttribute("aria-label", `${specification.title}. ${specification.summary}`);
   if (caption) {
@@ -138,18 +138,18 @@ async function draw(element, specification) {
   if (buttons) buttons.hidden = false;
 }
 
-/** Requests and draws one figure; does nothing if the server has the same one. */
+/** Requests and draws one figure; does nothing if the server's figure has not changed. */
 async function refreshFigure(element) {
   const address = element.dataset.figure;
-  // Zoomed: the curves of these steps, in more detail. "no-cache": the browser asks with the entity tag that it has,
-  // and gets the body from its own cache on a 304.
+  // If zoomed, it requests the curves of these steps in more detail. "no-cache": the browser sends the entity tag that
+  // it has, and takes the body from its own cache on a 304.
   const part = "overSteps" in element.dataset && looked.from !== null
     ? `${address.includes("?") ? "&" : "?"}from_step=${Math.max(0, Math.floor(looked.from))}&to_step=${Math.max(0, Math.ceil(looked.to))}` : "";
   const response = await fetch(address + part, { cache: "no-cache", credentials: "same-origin" });
   if (!response.ok) throw new Error(`${response.status} for ${address}`);
   const specification = await response.json();
   await readyToDraw;
-  // Another figure was selected meanwhile.
+  // The reader has selected another figure meanwhile.
   if (element.dataset.figure !== address) return;
   const etag = response.headers.get("ETag");
   if (etag && drawn.get(element)?.etag === etag) return;
@@ -175,7 +175,7 @@ async function redrawCurves() {
   }
 }
 
-/** Draws another figure in this place, with its own title. */
+/** Draws another figure in the same place, with its own title. */
 export async function showFigure(element, address) {
   element.dataset.figure = address;
   drawn.delete(element);
@@ -191,7 +191,7 @@ export async function showFigure(element, address) {
 
 const axesLoaded = loadAxes().then(() => showControls(redrawCurves, () => refreshFigures()));
 const readyToDraw = Promise.all([axesLoaded, loadPlotly()]);
-readyToDraw.catch(() => {}); // Every figure says that it could not be loaded.
+readyToDraw.catch(() => {}); // Each figure reports by itself that Plotly could not be loaded.
 document.addEventListener("click", (event) => {
   const button = event.target.closest?.("[data-save]");
   const element = button?.closest("figure").querySelector("[data-figure]");
@@ -199,7 +199,8 @@ document.addEventListener("click", (event) => {
   if (state && !state.specification.missing) save(element, state.specification, button.dataset.save);
 });
 
-/** Refreshes every figure of the page, or of a part of it, that is not folded away; one that fails shows a text, and does not stop the others. */
+/** Refreshes the figures of the page, or of a part of it, that are not folded away. A figure that fails shows a text and
+ * does not stop the others. */
 export async function refreshFigures(within = document) {
   const elements = [...within.querySelectorAll("[data-figure]")].filter((each) => !isFolded(each));
   const results = await Promise.allSettled(elements.map(refreshFigure));

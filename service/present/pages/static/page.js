@@ -41,7 +41,7 @@ async function refreshPage() {
 
 const AGES = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
 
-/** Writes how long ago the moments of a list were. */
+/** Writes the age of each moment in a list. */
 function tellAges() {
   for (const time of document.querySelectorAll(".age time")) {
     const seconds = Math.max((Date.now() - Date.parse(time.dateTime)) / 1000, 1);
@@ -73,7 +73,7 @@ async function keepFresh(seconds) {
   }
 }
 
-/** Fills every element with data-fragment that is not folded away, the slow parts of the page. On an error the older
+/** Fills every element with data-fragment (the slow parts of the page) that is not folded away. On an error the older
  * content stays. */
 async function fillFragments(within = document) {
   for (const element of within.querySelectorAll("[data-fragment]")) {
@@ -101,7 +101,7 @@ async function show(within) {
   await refreshFigures(within);
   document.body.dataset.drawn = "yes";
 }
-// Of a part that is opened for the first time; its figures stay fresh with the page.
+// When a part is opened for the first time; later its figures are refreshed with the page.
 document.addEventListener("toggle", ({ target }) => { if (target.open && target.querySelector("[data-figure], [data-fragment]")) show(target); }, true);
 
 /** Opens the part that the address names, such as #figure-attribution. */

@@ -7,12 +7,12 @@ const panel = root.querySelector(".token");
 const chooser = root.querySelector("[data-comparison]");
 const LINE = 24; // Height of a line in pixels, as in the style sheet.
 const BEYOND = 10; // Lines drawn above and below those in view.
-const FULL = Math.log(4), LEAST = 1e-3; // |d| that has the full colour, and the least that has any.
+const FULL = Math.log(4), LEAST = 1e-3; // The |d| with the full colour, and the least |d| with any colour.
 
 let rollout, differences, ranked, rankOf, rows = [], rowOf, selected = -1, width = 0, cell = 8;
 const drawn = new Map(); // Line number → its element.
 
-/** A token as it is shown: a space stays, line ends and other controls are signs. */
+/** Returns a token as it is shown: a space stays, line ends and other control characters become signs. */
 function shown(position) {
   const text = rollout.texts[rollout.ids[position]];
   if (text === undefined) return `${rollout.ids[position]} `;
@@ -26,7 +26,7 @@ function difference(position) {
   return d === null ? "missing" : d.toPrecision(3).replace("-", "−");
 }
 
-/** Computes d of the chosen comparison, and the order of its sizes. */
+/** Computes d of the selected comparison, and the order of the tokens by its size. */
 function choose(comparison) {
   const [target, behaviour] = comparison ? comparison.split("/").map((name) => rollout.scores[name]) : [];
   differences = rollout.ids.map((_, at) => {
@@ -38,7 +38,7 @@ function choose(comparison) {
   rankOf = new Map(ranked.map((at, rank) => [at, rank]));
 }
 
-/** Breaks the tokens into lines of the pane's width; a turn and a line end of the text begin a new one. */
+/** Breaks the tokens into lines of the pane's width; a new turn or a line end in the text begins a new line. */
 function layOut() {
   const probe = document.createElement("span");
   probe.textContent = "0".repeat(50);
@@ -107,7 +107,7 @@ function drawMissingLines() {
     line.remove();
     drawn.delete(number);
   }
-  // In the order of the text, which copying and screen readers follow.
+  // Elements are in the order of the text, which copying and screen readers follow.
   const kept = Math.min(...drawn.keys()), before = document.createDocumentFragment(), after = document.createDocumentFragment();
   for (let number = first; number < last; number++) {
     if (drawn.has(number)) continue;
@@ -119,7 +119,7 @@ function drawMissingLines() {
   lines.append(after);
 }
 
-/** A log-prob to a part in 100,000: further digits are those of float32. */
+/** Formats a log-prob to a part in 100,000; further digits are rounding of float32. */
 function logProb(value) { return String(Number(value.toPrecision(5))).replace("-", "−"); }
 
 function cellOf(kind, text, isNumber) {
@@ -130,7 +130,7 @@ function cellOf(kind, text, isNumber) {
   return element;
 }
 
-/** Shows what every scorer gave to a token. */
+/** Shows every scorer's values of a token. */
 function describe(at) {
   const text = rollout.texts[rollout.ids[at]] === undefined ? [] : [`“${shown(at)}”`];
   const words = [`Position ${at}`, ...text, `id ${rollout.ids[at]}`];

@@ -1,4 +1,4 @@
-// The list of runs: filters that submit themselves, and ticks that are kept from page to page.
+// The list of runs: filters that submit themselves, and ticks that persist from page to page.
 
 const KEY = "ticked";
 const ticked = new Set(JSON.parse(sessionStorage.getItem(KEY) ?? "[]"));
@@ -20,7 +20,7 @@ compare.addEventListener("change", ({ target }) => {
   show();
 });
 clear?.addEventListener("click", () => { ticked.clear(); show(); });
-// Runs that are ticked on other pages go with the form.
+// The form also sends the runs that are ticked on other pages.
 compare.addEventListener("formdata", ({ formData }) => {
   formData.delete("run");
   for (const run of ticked) formData.append("run", run);

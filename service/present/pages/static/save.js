@@ -39,7 +39,7 @@ export async function save(element, specification, kind) {
     URL.revokeObjectURL(address);
     return;
   }
-  // Plotly draws on what the page has behind the plot, which a picture lacks.
+  // Plotly draws without a background; a picture needs the page's background.
   const background = getComputedStyle(element.closest(".card") ?? document.body).backgroundColor;
   const figure = { data: element.data, layout: { ...element.layout, paper_bgcolor: background }, config: {} };
   const svg = await window.Plotly.toImage(figure, { format: "svg", width: element.clientWidth, height: specification.height });

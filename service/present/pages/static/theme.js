@@ -1,4 +1,4 @@
-// The reader's theme, before the page is painted: the system's, or the one chosen by the button.
+// Sets the reader's theme before the page is painted: the system's, or the one selected by the button.
 (() => {
   const root = document.documentElement, kept = localStorage.getItem("theme");
   if (kept) root.dataset.theme = kept;
