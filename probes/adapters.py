@@ -1,6 +1,6 @@
-"""LoRA adapters as PEFT saves them: merged with their base model into a checkpoint that every scorer loads.
+"""Merge LoRA adapters, as PEFT saves them, with their base model into a checkpoint that every scorer can load.
 
-W + scale · B A is computed and stored in float32, so that a scorer rounds once, to the dtype that it scores in.
+W + scale · B A is computed and stored in float32, so that a scorer rounds only once, to the dtype in which it scores.
 """
 
 import json
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 CONFIGURATION = "adapter_config.json"
 _PREFIX = "base_model.model."
-# Settings of PEFT that change the weights in another way than W + scale · B A, and their values that do not.
+# Settings of PEFT that may change the weights otherwise than by W + scale · B A, and their harmless values.
 _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
@@ -35,12 +35,12 @@ class AdapterError(WeightsError):
 
 
 def is_adapter(folder: Path) -> bool:
-    """Return whether a folder has an adapter and no model."""
+    """Return whether a folder holds an adapter and no model."""
     return (folder / CONFIGURATION).is_file() and not (folder / "config.json").is_file()
 
 
 def configuration_of(adapter: Path) -> dict[str, Any]:
-    """Return the adapter's configuration. Raises AdapterError if it is not one that can be merged."""
+    """Return the adapter's configuration. Raises AdapterError if the adapter cannot be merged."""
     try:
         found = json.loads((adapter / CONFIGURATION).read_text("utf-8"))
         name, rank, alpha = found["base_model_name_or_path"], int(found["r"]), float(found["lora_alpha"])
@@ -54,7 +54,7 @@ def configuration_of(adapter: Path) -> dict[str, Any]:
 
 
 def deltas_of(adapter: Path) -> dict[str, "torch.Tensor"]:
-    """Return what an adapter adds to each tensor of its base model, in float32. Raises AdapterError."""
+    """Return the float32 values that an adapter adds to each tensor of its base model. Raises AdapterError."""
     import torch
     from safetensors.torch import load_file
 
@@ -72,7 +72,7 @@ def deltas_of(adapter: Path) -> dict[str, "torch.Tensor"]:
 
 
 def merge(adapter: Path, base: Path, into: Path) -> None:
-    """Write the base model with the adapter merged to the folder `into`. Raises AdapterError."""
+    """Merge the adapter with the base model and write the result to the folder `into`. Raises AdapterError."""
     import torch
     from safetensors.torch import load_file, save_file
 

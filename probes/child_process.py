@@ -1,7 +1,7 @@
-"""A child process with framed messages: started in a group of its own, heard with a deadline, killed with its group.
+"""A child process with framed messages. It has its own process group, and is killed with its group.
 
-Messages go over a `multiprocessing.connection.Connection`, which frames them, as bytes. Standard output is not used,
-because engines and their libraries write to it: it goes to a log, whose end is part of the error for a child that died.
+Messages are bytes, framed by a `multiprocessing.connection.Connection`, and received with a deadline. Engines and their
+libraries write to standard output, so it goes to a log; the error for a child that died includes the end of this log.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ class ChildProcess:
 
     @property
     def connection(self) -> Connection:
-        """The connection, for `multiprocessing.connection.wait`; it is ready too if the child has ended."""
+        """The connection, for `multiprocessing.connection.wait`; it is also ready if the child has ended."""
         return self._connection
 
     def alive(self) -> bool:
@@ -80,7 +80,7 @@ class ChildProcess:
     def close(self) -> None:
         """End the process and its children: wait up to 5 s for its exit, then kill them."""
         if not self._connection.closed:
-            self._connection.close()  # the process exits at the end of its messages
+            self._connection.close()  # the process exits when its connection is closed
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_SECONDS_TO_LEAVE)
             self._kill_group()
@@ -110,22 +110,23 @@ class ChildProcess:
         return ChildEndedError(f"{how}; the end of its log:\n{tail}")
 
     def _kill_group(self) -> None:
-        # The group may outlive its leader, for example an engine's own workers.
+        # The group may outlive its leader: an engine may have workers of its own.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
 
 def connection_to_parent(descriptor: int) -> Connection:
-    """Return the connection that a `ChildProcess` was given; the child's own children do not keep it open."""
+    """Return the child's end of the connection of a `ChildProcess`; the child's own children do not inherit it."""
     os.set_inheritable(descriptor, False)
     return Connection(descriptor)
 
 
 def messages_of_parent(connection: Connection, seconds_to_leave: float) -> Iterator[bytes]:
-    """Return the messages of the parent until it closes the connection; they are received from now on.
+    """Receive the parent's messages from now on, and return them until the parent closes the connection.
 
-    If this process still runs so many seconds later, it is killed with its process group: the parent no longer waits.
+    If this process still runs `seconds_to_leave` after that, it is killed with its process group, because the parent no
+    longer waits for it.
     """
     messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
@@ -144,7 +145,7 @@ def messages_of_parent(connection: Connection, seconds_to_leave: float) -> Itera
 
 
 def _how_it_ended(status: int | None) -> str:
-    """Return how a process ended with this status; None: it runs, but has closed its connection."""
+    """Return how a process with this status ended; None: it still runs, but has closed its connection."""
     if status is None:
         return "closed its pipe"
     if status >= 0:

@@ -1,4 +1,4 @@
-"""One leased job: run its scorers in their engines, upload the results, and the reason to report if that fails."""
+"""One leased job: run its scorers in their engines and upload the results; classify its failure."""
 
 import traceback
 from collections.abc import Callable
@@ -29,9 +29,10 @@ EXACT_PART = "foreshock_probes.exact_divergence.pairs:run_part"
 
 
 class LeasedJob:
-    """A leased job, with what a kind of probe needs to do it. Its results take effect when the job is completed.
+    """A leased job, with everything that a kind of probe needs to do it. Results take effect when it is completed.
 
-    `folder` holds its files; `abandoned` is asked while it waits, and ends it with JobAbandonedError.
+    `folder` holds its files. While the job waits it calls `abandoned`; if that returns True, it raises
+    JobAbandonedError.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class LeasedJob:
         self._environment: EngineEnvironment = offers.environments[named] if named is not None else AS_IT_IS
 
     def run(self) -> None:
-        """Do the job as its kind of probe says, and upload its results."""
+        """Do the job as its kind of probe requires, and upload its results."""
         self.doing_file.unlink(missing_ok=True)
         self.weights: Weights = self.library.find(self.job.checkpoint, self.job.project)
         self.rollouts_file.write_bytes(self.call(lambda: self.client.rollouts(self._lease)))
@@ -85,7 +86,7 @@ class LeasedJob:
                 command = self.command(ScorerRecord(scorer=scorer), EXACT_PART, **arguments)
                 seconds += self.run_engine(command, f"{pair.name}: {scorer}")
         finally:
-            states.unlink(missing_ok=True)  # as large as the head and all states
+            states.unlink(missing_ok=True)  # it holds the head and all states
         self.weights.check_unchanged()
         self.call(partial(self.client.upload_exact, self._lease, key, self.result_file.read_bytes()))
         self.log_done(pair.name, seconds)
@@ -107,14 +108,14 @@ class LeasedJob:
         )
 
     def run_engine(self, command: ScoreCommand, label: str | None) -> float:
-        """Run a command and return its seconds in the engine; `label` names its progress bar, None: there is none."""
+        """Run a command and return its seconds in the engine; `label` names its progress bar, None: no bar."""
         if label is None:
             return self._pool.score(command, lambda tokens: None, self._abandoned, self._environment)
         with self._console.progress(label, self.job.rollouts.tokens) as report:
             return self._pool.score(command, report, self._abandoned, self._environment)
 
     def doing(self) -> str:
-        """Return what the job is trying, as its engine writes it to `doing_file`; empty if it does not."""
+        """Return the job's current experiment, which its engine writes to `doing_file`; empty without such a file."""
         try:
             return self.doing_file.read_text("utf-8", errors="replace")
         except FileNotFoundError:
@@ -133,7 +134,7 @@ class LeasedJob:
         self._console.log(f"job {self.job.id}: {text}")
 
     def log_done(self, name: str, seconds: float) -> None:
-        """Log that the job's tokens went through `name`."""
+        """Log that `name` has processed the job's tokens."""
         self.log(f"{name}: {self.job.rollouts.tokens} tokens in {seconds:.1f} s")
 
 

@@ -29,13 +29,13 @@ def engine_of(name: str) -> str:
 
 
 def load_scorer(name: str) -> ScoreFunction:
-    """Return a scorer's function. Call it in the engine's process only: it imports the engine."""
+    """Return a scorer's function. Call this only in the engine's process, because it imports the engine."""
     found: ScoreFunction = imported(str(SCORERS[name].implementation))
     return found
 
 
 def what_lacks(name: str) -> str | None:
-    """Return what this machine lacks for a scorer and what to do; None: a worker here can offer it."""
+    """Return what this machine lacks for a scorer, and what to do about it; None: a worker here can offer it."""
     engine = ENGINES[engine_of(name)]
     missing = [package for package in engine.packages if importlib.util.find_spec(package) is None]
     if missing:
@@ -60,13 +60,13 @@ def imported(name: str) -> Any:
 
 
 def offered_pairs(scorers: Collection[str]) -> tuple[str, ...]:
-    """Return the keys of the exact pairs that a worker with these scorers can compare: those with both of them."""
+    """Return the keys of the exact pairs of which a worker with these scorers has both scorers."""
     return tuple(key for key, pair in EXACT_PAIRS.items() if {pair.target, pair.behaviour} <= set(scorers))
 
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """What a worker offers. `environments` are those that it can score in, by name."""
+    """A worker's offers. `environments`: the environments in which it can score, by name."""
 
     accelerator: str
     device_name: str
@@ -76,7 +76,7 @@ class Offers:
 
     @property
     def requirements(self) -> tuple[str, ...]:
-        """Return what a job may need of the worker besides exact pairs: its scorers, and the other kinds of jobs."""
+        """Return the worker's scorers and its other kinds of jobs: what jobs may need besides exact pairs."""
         return (*self.scorers, *(kind.capability for kind in PROBE_KINDS.values() if kind.capability))
 
     def in_words(self) -> str:

@@ -1,7 +1,7 @@
-"""Workers as Ray actors: the same worker, placed by accelerator type, restarted by Ray when its process or node dies.
+"""Workers as Ray actors: placed by accelerator type, and restarted by Ray if their process or node dies.
 
-Each actor runs one worker until it is stopped or idle. An actor whose process dies is started again by Ray, on another
-node if need be; the service hands its job to whoever asks next once the lease has expired.
+Each actor runs one worker until it is stopped or idle. Ray starts an actor again whose process dies, if necessary on
+another node; the service gives its job to the next worker that asks after the lease has expired.
 """
 
 import math
@@ -23,9 +23,10 @@ _SECONDS_TO_LEAVE = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RayPlacement:
-    """The number of workers and what each gets of the cluster.
+    """The number of workers, and the resources that each gets from the cluster.
 
-    `accelerator_type` is Ray's name of it, such as "H100"; None: any node. `gpus` and `cpus` are counted per worker.
+    `accelerator_type` is Ray's name for the accelerator, such as "H100"; None: any node. `gpus` and `cpus` are per
+    worker.
     """
 
     workers: int
@@ -47,7 +48,7 @@ class RayPlacement:
 
 
 class WorkerActor:
-    """A worker in a process of Ray's."""
+    """A worker in a process of Ray."""
 
     def __init__(self, settings: WorkerSettings, scorers: tuple[str, ...] | None) -> None:
         self._settings = settings
@@ -74,7 +75,7 @@ class WorkerActor:
 
 
 class RayWorkers:
-    """Starts workers on the Ray cluster of RAY_ADDRESS, on this machine alone without one, and waits for their end.
+    """Starts workers on the Ray cluster of RAY_ADDRESS (without it, only on this machine) and waits for their end.
 
     Raises ConfigurationError if Ray is not installed or its cluster does not answer.
     """
@@ -86,7 +87,7 @@ class RayWorkers:
             raise ConfigurationError(f"--ray needs Ray; install it with: {install_command('ray')}") from error
         self._ray: Any = ray
         if not ray.is_initialized():
-            # Here, because it sets a handler of SIGTERM of its own, which the command replaces afterwards.
+            # Started here, because Ray sets its own handler of SIGTERM, which the command replaces afterwards.
             try:
                 ray.init()
             except ConnectionError as error:
@@ -121,7 +122,7 @@ class RayWorkers:
                     for each in self._actors:
                         each.stop.remote(self._stops[told])
                     told += 1
-                    # A worker that was never placed does not answer.
+                    # Wait only this long, because a worker that was never placed does not answer.
                     end = time.monotonic() + self._settings.shutdown_grace_seconds + _SECONDS_TO_LEAVE
         finally:
             for each in self._actors:

@@ -1,7 +1,7 @@
 """The HTTP client of the service's lease API.
 
-A lease has a fencing token. The service refuses requests with an older token than the newest, so a worker whose lease
-expired cannot overwrite the scores of its successor.
+A lease has a fencing token. The service refuses requests whose token is not the newest, so a worker whose lease expired
+cannot overwrite the scores of its successor.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class LeaseClient:
     ) -> LeaseRecord | None:
         """Return a lease on the next job for these scorers or pairs, None if there is none within `wait_seconds`.
 
-        `environments` are the names of those that this worker can score in.
+        `environments` are the names of the environments in which this worker can score.
         """
         body = {
             "worker": worker,
@@ -70,7 +70,7 @@ class LeaseClient:
             ) from error
 
     def heartbeat(self, lease: LeaseRecord, doing: str = "") -> None:
-        """Extend the lease; `doing`: what the job is trying."""
+        """Extend the lease; `doing`: the job's current experiment."""
         body = {"token": lease.token, **({"doing": doing[:_LONGEST_DOING]} if doing else {})}
         self._on_lease("POST", lease, "heartbeat", json_body=body, timeout_seconds=10.0)
 
@@ -89,7 +89,7 @@ class LeaseClient:
         self._upload(lease, f"exact/{shard}", {"pair": pair}, divergences)
 
     def upload_document(self, lease: LeaseRecord, path: str, document: dict[str, Any]) -> None:
-        """Upload the result of a job that is a document. Uploading it again replaces it."""
+        """Upload a job's result that is a document. A document that is uploaded again replaces the first one."""
         self._on_lease("PUT", lease, path, json_body=document)
 
     def complete(self, lease: LeaseRecord) -> None:
@@ -132,7 +132,7 @@ def _is_lease_lost(error: Rejected) -> bool:
 
 
 def _shortened(reason: str) -> str:
-    """Shorten the reason to the service's limit; keep the end of a long one, which has the engine's last output."""
+    """Shorten the reason to the service's limit; of a long one keep the end, which has the engine's last output."""
     if len(reason) <= _LONGEST_REASON:
         return reason or "no reason was given"
     half = _LONGEST_REASON // 2 - 10

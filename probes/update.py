@@ -1,4 +1,4 @@
-"""A job that measures an update: a scorer with the weights before it, twice, and with those after it."""
+"""A job that measures an update: run a scorer twice with the weights before it, and once with those after it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Find the weights of an announced checkpoint and verify that they may be loaded.
 
-An announcement comes from a client, so it is not used as a path directly: it names a root, which the worker's own
+An announcement comes from a client, so it is never used directly as a path. It names a root, which the worker's own
 configuration maps to a folder for certain projects, and a relative path, which must stay inside that folder after
 symbolic links are resolved. Only safetensors are loaded, and only if their digest equals the announced one.
 """
@@ -43,8 +43,8 @@ class Weights:
     """Verified weights, which may be loaded from `folder`.
 
     `stamp` has name, size, inode and modification time (ns) of each file of the announced folder `announced` at the
-    time of verification. If an adapter was announced, the folder is that of the model merged with `base`, the model
-    that the adapter belongs to, unless only the adapter was asked for.
+    time of verification. If an adapter was announced, `folder` holds `base`, the adapter's model, with the adapter
+    merged, unless only the adapter was requested.
     """
 
     folder: Path
@@ -55,7 +55,7 @@ class Weights:
     base: Path | None = None
 
     def check_unchanged(self) -> None:
-        """Raise WeightsRefusedError if a file was replaced since verification; scores made since are invalid."""
+        """Raise WeightsRefusedError if a file was replaced after verification; later scores are invalid."""
         if _stamp(self.announced) != self.stamp:
             raise WeightsRefusedError(
                 f"the files in {self.announced.name!r} changed during scoring; keep a checkpoint unchanged until its "
@@ -66,8 +66,8 @@ class Weights:
 class WeightsLibrary:
     """The weights roots of a worker, with a cache of digests. Thread-safe.
 
-    Roots are `name` (for the project `default`), `name@project`, or `name@*` (for every project). What a refusal says
-    is shown to the project, so it has neither the other roots nor the digest that was found.
+    Roots are `name` (for the project `default`), `name@project`, or `name@*` (for every project). The project sees the
+    message of a refusal, so it names neither the other roots nor the digest that was found.
 
     The digest of tens of gigabytes takes minutes, so it is reused as long as the files' stamp is the same.
     """
@@ -110,7 +110,7 @@ class WeightsLibrary:
         return Weights(merged, folder, digest, checkpoint.weights_version, stamp, base)
 
     def _merged(self, base: Path, adapter: Path, digest: str) -> Path:
-        """Return the folder of the base model with the adapter merged; the newest two are kept, as a job may need."""
+        """Return the folder of the base model with the adapter merged; two are kept, because a job may need two."""
         key = (digest, _stamp(adapter))
         with self._lock:
             if key not in self._merged_models:
@@ -154,7 +154,7 @@ class WeightsLibrary:
 
 
 def _inside(root: Path, path: str) -> Path:
-    """Return the folder `path` below `root`, links resolved. Raises WeightsRefusedError if it is outside of `root`."""
+    """Return the folder `path` below `root`, links resolved. Raises WeightsRefusedError if it is outside `root`."""
     relative = PurePosixPath(path)
     if (
         not path
@@ -202,7 +202,7 @@ def _refuse_links(root: Path, folder: Path) -> None:
 
 
 def _base_of(root: Path, adapter: Path) -> Path:
-    """Return the folder of the model that an adapter belongs to, which must be below the same root."""
+    """Return the folder of an adapter's model, which must be below the same root."""
     name: str = configuration_of(adapter)["base"]
     folder = (root / name).resolve()
     if not folder.is_relative_to(root) or not (folder / "config.json").is_file():

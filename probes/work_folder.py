@@ -1,7 +1,7 @@
 """The folder of a worker's files: rollouts of the job, scores, logs of engines.
 
-A process removes its folder when it ends. One that was killed cannot, so the next worker of the same user on this
-machine does: a folder belongs to a living process as long as its lock is held.
+A process removes its folder when it ends. A killed process cannot, so the next worker of the same user on this machine
+removes the folder: a folder belongs to a living process only as long as its lock is held.
 """
 
 import contextlib
@@ -16,25 +16,25 @@ from pathlib import Path
 
 WORKER, ENGINE_DISTRIBUTION = "foreshock-worker-", "foreshock-engine-distribution-"
 MERGED = "foreshock-merged-"
-# A younger folder may not be locked yet.
+# A folder younger than this may not be locked yet.
 _YOUNG_SECONDS = 60.0
 
 
 @contextmanager
 def work_folder(prefix: str = WORKER) -> Iterator[Path]:
-    """Make a folder for the time of the context, after those that killed processes left are removed."""
+    """Remove the folders of killed processes, and make a folder for the time of the context."""
     remove_left_folders()
     with tempfile.TemporaryDirectory(prefix=prefix) as name:
         folder = Path(name)
         with contextlib.ExitStack() as stack:
-            # Where the file system has no locks, no folder is removed either.
+            # On a file system without locks this fails, but then no worker removes folders either.
             with contextlib.suppress(OSError):
                 stack.enter_context(_locked(folder))
             yield folder
 
 
 def remove_left_folders() -> None:
-    """Remove the folders of this user's processes that ended. Never raises for a folder that it cannot remove."""
+    """Remove the folders of this user's ended processes. Ignores folders that it cannot remove."""
     with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):

@@ -39,7 +39,7 @@ _OUTCOMES = {"retry": "failed, will be retried", "final": "failed", "skipped": "
 class Worker:
     """One worker. `scorers`: offer only these; None: all whose engine is installed.
 
-    `engines`: score in these and leave them running; None: in engines of its own, ended with each `run`.
+    `engines`: score in these and leave them running; None: score in its own engines, which end with each `run`.
 
     Raises ConfigurationError if a scorer is unknown or its engine is not installed.
     """
@@ -64,7 +64,7 @@ class Worker:
         self._backoff = Backoff(FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS)
 
     def stop(self, reason: str) -> None:
-        """Lease no further job and finish the current one within the grace time; a second call ends it immediately.
+        """Lease no further job and finish the current job within the grace time; a second call ends it immediately.
 
         Safe to call from a signal handler.
         """
@@ -75,7 +75,7 @@ class Worker:
             threading.Thread(target=self._interrupt, daemon=True).start()
 
     def run(self, *, once: bool = False, until_idle_seconds: float | None = None) -> None:
-        """Work until stopped, with `once` for one job, with `until_idle_seconds` until there was no job that long."""
+        """Work until stopped; with `once`, for one job; with `until_idle_seconds`, until no job came for that long."""
         self._log_settings()
         timeouts = EngineTimeouts(self._settings.engine_start_seconds, self._settings.engine_silence_seconds)
         with closing(self._library), work_folder() as folder:
@@ -130,7 +130,7 @@ class Worker:
             self._is_waiting_for_job = False
 
     def _interrupt(self) -> None:
-        # Repeated, because the connection may not be open yet at the first call.
+        # Repeated, because the connection may not be open at the first call.
         while self._is_waiting_for_job:
             self._client.interrupt()
             time.sleep(0.1)
@@ -191,10 +191,10 @@ class Worker:
 
 
 class Heartbeat(contextlib.AbstractContextManager["Heartbeat"]):
-    """Sends heartbeats for `lease` while the `with` block runs, each with what `doing` returns.
+    """Sends heartbeats for `lease` while the `with` block runs; each contains the answer of `doing`.
 
     `lost` becomes True if the service answers that the lease is no longer held. If the service is unavailable, the job
-    goes on, and the service checks the fencing token when the scores are uploaded.
+    continues, and the service checks the fencing token when the scores are uploaded.
     """
 
     def __init__(self, lease: LeaseRecord, connect: Callable[[], LeaseClient]) -> None:

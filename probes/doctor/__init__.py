@@ -1,1 +1,1 @@
-"""The experimenter of the doctor: torch replays under changed weights, positions, attention and configuration."""
+"""The experimenter of the doctor: replays in torch under changed weights, positions, attention and configuration."""

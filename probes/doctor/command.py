@@ -1,4 +1,4 @@
-"""`foreshock doctor`: explain logged log-probs by replays, of a run's step by a worker or of files here."""
+"""`foreshock doctor`: explain logged log-probs by replays. A worker replays a run's step; files are replayed here."""
 
 import argparse
 import json
@@ -31,7 +31,7 @@ from foreshock.rollouts.sampling import select_rollouts
 from foreshock.scorers import available_scorers
 
 _LONGEST_START_SECONDS = 600.0
-"""For a worker to take the job, and to load the weights."""
+"""Longest time until a worker takes the job and has loaded the weights."""
 _MOST_THREADS = 4096
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -102,14 +102,14 @@ class DoctorCommand:
         add_service_options(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Have the experiments made, print the report and return 0, or 1 if they could not be made."""
+        """Run the experiments, print the report and return 0, or 1 if they could not be run."""
         if arguments.engine_weights is None:
             return _examine_run(arguments)
         return _examine_files(arguments)
 
 
 def _examine_run(arguments: argparse.Namespace) -> int:
-    """Have a step examined, and one of the run to compare with; print the reports."""
+    """Request an examination of a step, and of one of the run to compare with; print the reports."""
     if len(arguments.what) > 1 or Path(arguments.what[0]).is_file():
         raise ConfigurationError("give the weights of the files with --engine-weights, or name one run")
     with connect(arguments) as connection:
@@ -139,7 +139,7 @@ def _examine_run(arguments: argparse.Namespace) -> int:
 def _examined(
     connection: ServiceConnection, asked: Mapping[str, tuple[str, int, str | None]], arguments: argparse.Namespace
 ) -> dict[str, DoctorStepRecord]:
-    """Ask for examinations, wait for them and return the reports up to the first that could not be made."""
+    """Request examinations, wait for them and return the reports up to the first failed one."""
     records: dict[str, DoctorStepRecord] = {}
     for title, probe in [(title, _ask(connection, *each, arguments)) for title, each in asked.items()]:
         done = wait_for_probe(connection, probe, arguments.budget + _LONGEST_START_SECONDS)
@@ -154,7 +154,7 @@ def _examined(
 def _ask(
     connection: ServiceConnection, run: str, step: int, against: str | None, arguments: argparse.Namespace
 ) -> dict[str, Any]:
-    """Ask for an examination of a step and return its probe."""
+    """Request an examination of a step and return its probe."""
     body = {"budget_seconds": arguments.budget, "max_rollouts": arguments.rollouts, "against": against}
     given = {name: value for name, value in body.items() if value is not None}
     answer = connection.request("POST", f"/v1/runs/{run}/steps/{step}/doctor", json_body=given)
@@ -203,7 +203,7 @@ def _examine_files(arguments: argparse.Namespace) -> int:
 
 
 def _check_engines(asked: Sequence[str]) -> None:
-    """Raise ConfigurationError for a scorer that does not exist: the search without it would answer something else."""
+    """Raise ConfigurationError for an unknown scorer: a search without it would answer another question."""
     known = available_scorers()
     for each in asked:
         scorer, _, options = each.partition(":")
@@ -237,7 +237,7 @@ def _read(arguments: argparse.Namespace) -> RolloutBatch:
 
 
 def _joined(parts: list[tuple[str, RolloutBatch]]) -> RolloutBatch:
-    """Return the batches as one, with sample and group ids that name the file. Raises ConfigurationError."""
+    """Concatenate the batches; sample and group ids then name the file. Raises ConfigurationError."""
     first = parts[0][1].attributes
     named = []
     for name, part in parts:

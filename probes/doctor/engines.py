@@ -1,4 +1,4 @@
-"""Replays by real engines: what an engine with one option changed logs of the same tokens."""
+"""Replays by real engines: the log-probs of the same tokens by an engine with one option changed."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _LONGEST_REASON = 240
 class EngineReplays:
     """Scores rollouts with the weights in a folder by scorers such as `vllm.decode` or `vllm.decode:dtype=float32`.
 
-    After the colon stand options of the scorer, separated by commas. Each is asked once: what an engine refuses it
-    refuses again. Engines run in processes of `pool`; files are exchanged in `files`.
+    Options of the scorer follow the colon, separated by commas. Each scorer is asked once, because an engine that
+    refuses a request would refuse it again. Engines run in processes of `pool`; files are exchanged in `files`.
     """
 
     def __init__(self, batch: RolloutBatch, folder: Path, files: Path, pool: EnginePool | None = None) -> None:
@@ -41,7 +41,7 @@ class EngineReplays:
         self._pool.close()
 
     def log_probs(self, asked: str) -> NDArray[np.float32]:
-        """Return the log-probs [T]. Raises CannotTryError with the engine's words, shortened."""
+        """Return the log-probs [T]. Raises CannotTryError with the engine's shortened message."""
         if asked not in self._known:
             try:
                 self._known[asked] = self._scored(asked)

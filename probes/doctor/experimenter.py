@@ -1,9 +1,9 @@
-"""The experimenter of the doctor in torch: safetensors folders on the CPU, replayed under a change.
+"""The experimenter of the doctor in torch: replay safetensors folders on the CPU under a change.
 
 The values of a change: `weights` (a folder's name), `part` (name, part: that part of other weights), `delta` (name, λ:
-the other weights and λ times the way from there to the announced ones), `quantise`, `layers` (skip or swap), `norm`,
-`config` (field, value; one field), `positions`, `visible`, `packed`, `kv`, `attention_scale`, `prompt_weights`,
-`precision` and `composition` (other batches). See `foreshock.doctor.catalogue` for what each stands for.
+other weights + λ · (announced weights − other weights)), `quantise`, `layers` (skip or swap), `norm`, `config` (field,
+value; one field), `positions`, `visible`, `packed`, `kv`, `attention_scale`, `prompt_weights`, `precision` and
+`composition` (other batches). `foreshock.doctor.catalogue` explains each of them.
 """
 
 import copy
@@ -26,19 +26,19 @@ from foreshock_probes.scorers.forward_pass import load_model
 from foreshock_probes.scorers.request import UnsupportedScoreError
 
 _CACHED_BYTES = min(8 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
-"""Of the logits of all replays that are kept."""
+"""Most bytes of cached logits, of all replays together."""
 _MOST_BYTES = _CACHED_BYTES // 4
-"""Of the logits of one: those of the precisions and of a variant are needed again and again."""
+"""Most bytes of one replay's logits: the cache must hold those of the precisions and of a variant at the same time."""
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "bfloat16_head32": torch.bfloat16}
 
 
 class TorchExperimenter:
-    """Replays `batch` with the weights in `folders`, by name; `announced` has the name of each side's.
+    """Replays `batch` with the weights in `folders`, by name; `announced` maps each side to the name of its weights.
 
-    `versions` are those of the names, as far as known; `unusable`: names without a folder, and why; `bases`: the model
-    that an adapter belongs to, for each folder that has one; `engines` are asked for the scorers `asked`. Raises
-    CannotTryError if the weights of a side cannot be loaded, lack ids of the rollouts, or if the logits of a replay do
-    not fit into memory.
+    `versions`: known weights versions by name. `unusable`: names without a folder, with the reason. `bases`: the base
+    model of each folder that is an adapter. `engines` replays with the scorers `asked`. Raises CannotTryError if the
+    weights of a side cannot be loaded or lack token ids of the rollouts, or if the logits of a replay do not fit into
+    memory.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class TorchExperimenter:
         engines: EngineReplays | None = None,
         asked: Sequence[str] = (),
     ) -> Self:
-        """Return one with folders that have no other names than their own; the last number of a name is a version."""
+        """Return an experimenter whose names are those of the folders; the last number in a name is its version."""
         folders = list(dict.fromkeys(path.resolve() for path in (engine, trainer, *others)))
         bases = {folder: _base_of(folder) for folder in folders if is_adapter(folder)}
         folders = list(dict.fromkeys([*folders, *bases.values()]))
@@ -133,7 +133,7 @@ class TorchExperimenter:
         return self._logits[change, rows]
 
     def log_probs(self, engine: str) -> NDArray[np.float32]:
-        """Return what a real engine gives with the engine's announced weights, [T]. Raises CannotTryError."""
+        """Return the log-probs [T] of a real engine with the engine's announced weights. Raises CannotTryError."""
         if self._engines is None:
             raise CannotTryError("no engine may be asked")
         return self._engines.log_probs(engine)
@@ -239,7 +239,7 @@ class TorchExperimenter:
 
 
 def set_field(config: Any, field: str, value: Any) -> None:
-    """Set a field of a configuration; those of the rotary embedding are in a dictionary of their own."""
+    """Set a field of a configuration; fields of the rotary embedding are in its dictionary `rope_parameters`."""
     if field in ("rope_theta", "rope_factor", "rope_parameters"):
         rope = dict(config.rope_parameters or {})
         if field == "rope_factor":
@@ -254,7 +254,10 @@ def set_field(config: Any, field: str, value: Any) -> None:
 
 
 def _base_of(adapter: Path) -> Path:
-    """Return the folder of an adapter's model: as its configuration names it, from here or from a folder above it."""
+    """Return the folder of an adapter's model, which its configuration names.
+
+    The name is relative to the working directory or to a folder above the adapter.
+    """
     try:
         name: str = configuration_of(adapter)["base"]
     except AdapterError as error:
@@ -275,7 +278,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 
 def _end(config: Any, batch: RolloutBatch) -> int | None:
-    """Return the id that ends sequences: that of the configuration, else the most frequent last id."""
+    """Return the token id that ends sequences: the configuration's, else the most frequent last id."""
     eos = config.eos_token_id
     if isinstance(eos, list):
         eos = eos[0] if eos else None
@@ -323,7 +326,7 @@ def _head_in_float32(model: Any) -> None:
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 _HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output_layer)\.")
 _EMBEDDINGS = re.compile(r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|embed_in|tok_embeddings)\.")
-# The layers and embeddings of an image or audio tower are no layers of the language model.
+# Layers and embeddings of an image or audio tower, which do not belong to the language model.
 _TOWER = re.compile(r"(?:^|\.)(?:visual|vision\w*|audio\w*|image\w*)\.")
 
 

@@ -13,21 +13,21 @@ from foreshock.rollouts import RolloutBatch
 from foreshock_probes.scorers.forward_pass import precision
 
 ATTENTION = "foreshock_doctor"
-"""The name under which transformers knows the attention whose keys, values and scale can be changed."""
+"""The name in transformers of the attention whose keys, values and scale can be changed."""
 _ROWS = 32
 _OTHER_ROWS = 1
 _LOGITS_AT_ONCE = 1 << 28
-"""Logits of one forward pass; fewer rows if the vocabulary and the longest rollout have more."""
+"""Most logits of one forward pass; a large vocabulary or a long rollout reduces its rows."""
 
 _edit: tuple[str | None, float] | None = None
-"""What keys and values are quantised to (None: nothing), and a factor of the scale; None: attention is unchanged."""
+"""The format to which keys and values are quantised (None: unchanged) and a factor of the scale; None: no change."""
 
 
 def quantised(values: torch.Tensor, kind: str) -> torch.Tensor:
     """Return `values` rounded to a narrower format and back, in their own dtype.
 
-    `fp8` has the scale 1, `fp8_tensor` and `fp8_channel` one scale a tensor or output row; `int8_channel` and
-    `int4_group` (128 inputs, or all of a row) are symmetric.
+    `fp8` has the scale 1, `fp8_tensor` one scale per tensor, `fp8_channel` one per output row. `int8_channel` and
+    `int4_group` (128 inputs, or all inputs of a row) are symmetric.
     """
     wide = values.float()
     if kind == "fp8":
@@ -81,8 +81,8 @@ def logits_of(
 ) -> NDArray[np.float32]:
     """Return the logits [T, V] before each response token.
 
-    `cached`: the model of other weights that filled the cache of the prompts, all but their last token.
-    `longest_prompt` is that of the batch that was logged, to which prompts may have been padded.
+    `cached`: the model with other weights that fills the KV cache of the prompts, except their last token.
+    `longest_prompt`: the length of the longest prompt in the logged batch, to which prompts may have been padded.
     """
     prompts, responses = (
         [values[offsets[row] : offsets[row + 1]] for row in range(batch.num_rollouts)]
@@ -118,7 +118,7 @@ Rows = list[NDArray[np.int32]]
 def _padded(
     model: Any, prompts: Rows, responses: Rows, change: Change, pad: int, longest_prompt: int
 ) -> list[NDArray[np.float32]]:
-    """Return the logits of each rollout, each in a row of its own."""
+    """Return the logits of each rollout; each rollout is a row of its own."""
     rows = [np.concatenate(each) for each in zip(prompts, responses, strict=True)]
     visible, positions = change.get("visible"), change.get("positions")
     before = [longest_prompt - len(prompt) if visible == "pads" else 0 for prompt in prompts]
@@ -198,7 +198,7 @@ def _positions(kind: str | None, prompt: int, length: int, longest_prompt: int) 
 
 
 def _mask(visible: Any, real: NDArray[np.bool_], prompts: list[int]) -> NDArray[np.bool_]:
-    """Return what each position may attend to, [rows, 1, time, time]."""
+    """Return the attention mask, True where a position may attend, [rows, 1, time, time]."""
     width = real.shape[1]
     query, key = np.arange(width)[:, None], np.arange(width)[None]
     allowed = np.broadcast_to(key <= query, (real.shape[0], width, width)).copy()
@@ -222,7 +222,7 @@ def _mask(visible: Any, real: NDArray[np.bool_], prompts: list[int]) -> NDArray[
 def _packed(
     model: Any, prompts: Rows, responses: Rows, change: Change, pad: int, longest_prompt: int
 ) -> list[NDArray[np.float32]]:
-    """Return the logits of rollouts that are concatenated without a border: each attends to those before it."""
+    """Return the logits of rollouts concatenated without borders: each rollout attends to the ones before it."""
     _, resets = change.get("packed")
     rows = [np.concatenate(each) for each in zip(prompts, responses, strict=True)]
     ids = torch.from_numpy(np.concatenate(rows).astype(np.int64))[None]

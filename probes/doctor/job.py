@@ -55,9 +55,9 @@ def run_job(job: LeasedJob) -> dict[str, Any]:
 def run_part(
     request: ScoreRequest, arguments: Mapping[str, str], result: Path, warm: WarmModel, report: Report
 ) -> None:
-    """Examine the rollouts as a task of an engine of torch; what is being tried goes to the file `doing`.
+    """Examine the rollouts as a task of an engine of torch; write the current experiment to the file `doing`.
 
-    Raises UnsupportedScoreError if nothing can be tried: another try cannot do it either.
+    Raises UnsupportedScoreError if no experiment is possible; another try would fail too.
     """
     from foreshock_probes.doctor.experimenter import TorchExperimenter
 

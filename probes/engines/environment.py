@@ -2,7 +2,7 @@
 
 The same weights and tokens give different log-probs under different instruction sets: kernels sum in another order and
 round differently, and vLLM has separate builds for AVX2, AVX-512 and AVX-512 with bfloat16. A replay equals the logged
-values bit for bit only under the instruction set that logged them. A CPU that has more is held to that set:
+values bit for bit only under the instruction set that logged them. A CPU with more instructions is held to that set:
 
 - `ATEN_CPU_CAPABILITY` selects torch's own kernels, `ONEDNN_MAX_CPU_ISA` oneDNN's (torch and vLLM have a copy each),
   `MKL_ENABLE_INSTRUCTIONS` MKL's, which torch uses for float32 products and in attention;
@@ -10,8 +10,8 @@ values bit for bit only under the instruction set that logged them. A CPU that h
   `hold_this_process` replaces it, so that it omits what `FORESHOCK_INSTRUCTION_SET` excludes.
 
 On Intel CPUs a held process computes the same bits as a CPU without the further instructions. MKL also selects by the
-CPU's vendor, see `MklKernels`. A CPU has an instruction set if Linux lists its flags; sets that make no difference to
-bfloat16 and float32 products are omitted.
+CPU's vendor, see `MklKernels`. A CPU has an instruction set if Linux lists its flags. Sets that do not change bfloat16
+and float32 products are omitted.
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ class EngineEnvironment:
 
     @classmethod
     def of_fingerprint(cls, fingerprint: Fingerprint) -> EngineEnvironment:
-        """Return the environment that made a score; its fields are None if the fingerprint does not have them."""
+        """Return the environment of a score; fields that its fingerprint lacks are None."""
         if any(name in fingerprint.flags for name in CHOOSING_VARIABLES):
-            return AS_IT_IS  # a user mixed kernels of different instruction sets
+            return AS_IT_IS  # the user mixed kernels of different instruction sets
         return cls(instruction_set_of(fingerprint), mkl_kernels_of(fingerprint))
 
     def nearest(self) -> EngineEnvironment:
         """Return the nearest environment that this machine can be held to.
 
-        Its instruction set is the same, or this machine's highest if that is lower.
+        Its instruction set is the same, or this machine's highest one if that is lower.
         """
         available = available_instruction_sets()
         if self.instruction_set is None or not available:
@@ -83,7 +83,7 @@ class EngineEnvironment:
     def stands_for(self, other: EngineEnvironment) -> bool:
         """Return True if scores of this environment should equal those of `other` bit for bit.
 
-        Both need the same instruction set and the same MKL kernels, or SSE4.2 for AMD's (see `MklKernels`).
+        Both must have the same instruction set and MKL kernels; SSE4.2 kernels stand for AMD's (see `MklKernels`).
         """
         same_kernels = self.mkl is other.mkl or (self.mkl, other.mkl) == (MklKernels.SSE4_2, MklKernels.AMD)
         return self.instruction_set is not None and self.instruction_set is other.instruction_set and same_kernels
@@ -91,7 +91,7 @@ class EngineEnvironment:
     def variables(self) -> dict[str, str]:
         """Return the environment variables of a process in this environment, which must call `hold_this_process`.
 
-        Raises EnvironmentUnavailableError if this machine, or the environment of this process, has less.
+        Raises EnvironmentUnavailableError if this machine, or this process's environment, lacks the instruction set.
         """
         if self.instruction_set is None:
             return {}
@@ -111,18 +111,18 @@ AS_IT_IS = EngineEnvironment()
 
 
 def available_instruction_sets() -> tuple[InstructionSet, ...]:
-    """Return the instruction sets that processes can be held to, lowest first; empty on other CPUs than x86-64.
+    """Return the instruction sets that processes can be held to, lowest first; empty if the CPU is not x86-64.
 
-    They are those of this CPU, up to the one that this process is held to.
+    These are the sets of this CPU, up to the one that this process is held to.
     """
     held = EngineEnvironment.of_variables().instruction_set
     return tuple(each for each in instruction_sets_of_cpu() if held is None or held.includes(each))
 
 
 def offered_environments() -> dict[str, EngineEnvironment]:
-    """Return the environments that this machine can be held to, by the name that a worker offers them by.
+    """Return the environments that this machine can be held to, by the names under which a worker offers them.
 
-    On an Intel CPU each instruction set is offered with MKL's SSE4.2 kernels too, which are the nearest to AMD's.
+    An Intel CPU offers each instruction set also with MKL's SSE4.2 kernels, which are the nearest to AMD's.
     """
     own = mkl_kernels()
     offered = {}
@@ -137,8 +137,8 @@ def offered_environments() -> dict[str, EngineEnvironment]:
 def hold_this_process(environment: EngineEnvironment | None = None) -> None:
     """Hold this process to `environment` (None: that of its variables). Call it before torch is used.
 
-    Child processes inherit the variables. Raises EnvironmentUnavailableError if this machine has less, and RuntimeError
-    if torch has selected its kernels already.
+    Child processes inherit the variables. Raises EnvironmentUnavailableError if this machine lacks the instruction set,
+    and RuntimeError if torch has already selected its kernels.
     """
     chosen = EngineEnvironment.of_variables() if environment is None else environment
     if chosen.instruction_set is None:
@@ -161,8 +161,8 @@ def hold_this_process(environment: EngineEnvironment | None = None) -> None:
 class _Level:
     """The names of an instruction set in Linux and in libraries.
 
-    `flags`: Linux's flags that it adds to the next lower one. `aten`, `onednn`, `mkl`: the values of the three
-    variables. `hides`: prefixes of the entries of `torch.cpu.get_capabilities()` that are beyond it.
+    `flags`: Linux's flags that this set adds to the next lower one. `aten`, `onednn`, `mkl`: the values of the three
+    variables. `hides`: prefixes of the entries of `torch.cpu.get_capabilities()` that a higher set adds.
     """
 
     flags: tuple[str, ...]
@@ -206,7 +206,7 @@ def kernel_variables(instruction_set: InstructionSet) -> dict[str, str]:
 
 
 def visible_capabilities(instruction_set: InstructionSet, capabilities: Mapping[str, object]) -> dict[str, object]:
-    """Return `capabilities` (of `torch.cpu.get_capabilities()`) as they are on a CPU with no more than this."""
+    """Return `capabilities` (of `torch.cpu.get_capabilities()`) as on a CPU with no more than this set."""
     hides = _LEVELS[instruction_set].hides
     return {name: False if name.startswith(hides) else value for name, value in capabilities.items()}
 
@@ -214,7 +214,7 @@ def visible_capabilities(instruction_set: InstructionSet, capabilities: Mapping[
 def instruction_sets_of_cpu(flags: Iterable[str] | None = None) -> tuple[InstructionSet, ...]:
     """Return the instruction sets of a CPU with these `flags` (None: this machine's), lowest first.
 
-    There are none if it is no x86-64 CPU with AVX2, or if the system does not list its flags.
+    Empty if it is not an x86-64 CPU with AVX2, or if the system does not list its flags.
     """
     found = set(cpu_flags() if flags is None else flags)
     sets = []

@@ -1,10 +1,10 @@
 """Fork a process for each model, for engines that can only reload weights in place.
 
-Of the 9 CPU seconds that vLLM needs to start with a tiny model, its imports take 7. The process that a worker starts
+vLLM needs 9 CPU seconds to start with a tiny model, of which its imports take 7. The process that a worker starts
 therefore imports the engine once and never loads a model. For the first command, and whenever options or the model's
 configuration change, it ends its child and forks a new one, which loads the model. Other weights of the same
 configuration go to the same child, which loads them in place and verifies that it holds them. A command with `fresh` is
-served by a child that never held other weights.
+served by a child that has never held other weights.
 
 A fork is safe because the parent starts no thread and computes nothing. The parent imports the engine only for a CPU
 under Linux: importing it for a GPU may initialise the driver, which does not survive a fork.
@@ -26,7 +26,7 @@ from foreshock_probes.engines.protocol import ScoreCommand, model_key
 from foreshock_probes.engines.serving import EXIT_SECONDS, serve
 
 _POLL_SECONDS = 0.2
-# vLLM imports the second one only as it starts on a CPU: 1 s of CPU time for each model.
+# vLLM imports the second module only when it starts on a CPU: 1 s of CPU time for each model.
 _PRELOADED = {"vllm": ("vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker", "foreshock_probes.scorers.vllm_scorers")}
 
 
@@ -54,7 +54,7 @@ class _Child:
         return os.waitstatus_to_exitcode(status) if pid else None
 
     def end(self) -> None:
-        """Wait 10 s for the child to exit, then kill the process group: the child, what it started and this process."""
+        """Wait 10 s for the child to exit, then kill the process group: the child, its children and this process."""
         self._commands.close()
         deadline = time.monotonic() + EXIT_SECONDS
         while self.status() is None:
@@ -64,7 +64,7 @@ class _Child:
 
 
 def serve_with_children(engine: str, worker: Connection) -> int:
-    """Serve the worker's commands until the connection is closed, each model in a child process that replies itself.
+    """Serve the worker's commands until the connection is closed. Each model is in a child process, which replies.
 
     If a child ends by itself, this process ends with the same exit status or signal.
     """
@@ -96,7 +96,7 @@ def serve_with_children(engine: str, worker: Connection) -> int:
 
 
 def _preload(engine: str) -> None:
-    """Import the engine, and keep what it made out of garbage collections: vLLM makes five full ones as it starts."""
+    """Import the engine, and exclude its objects from garbage collection: vLLM collects all five times at its start."""
     gc.disable()
     for name in _PRELOADED.get(engine, ()):
         importlib.import_module(name)
@@ -112,7 +112,7 @@ def _run_child(engine: str, requests: Connection, replies: Connection) -> None:
     except BaseException:
         traceback.print_exc()
     finally:
-        # Run the exit functions of the engine, which end what it started; skip the rest of Python's slow shutdown.
+        # Run the engine's exit functions, which end its processes; skip the rest of Python's slow shutdown.
         with contextlib.suppress(Exception):
             atexit._run_exitfuncs()
         sys.stdout.flush()
@@ -121,7 +121,7 @@ def _run_child(engine: str, requests: Connection, replies: Connection) -> None:
 
 
 def _exit_as(status: int) -> int:
-    """Return the exit status of this process, or end it by the signal that ended the child."""
+    """Return the exit status for this process, or end this process by the signal that ended the child."""
     if status < 0:
         os.kill(os.getpid(), -status)
     return status or 1

@@ -1,4 +1,4 @@
-"""Engine processes as seen by the worker: start one, send it commands, end it with its children, keep it warm."""
+"""The worker's side of engine processes: start one, send it commands, keep it warm, end it with its children."""
 
 import os
 import time
@@ -27,7 +27,7 @@ Answer = TypeVar("Answer", Ready, Scored)
 ErrorKind = Literal["retry", "final"]
 
 _POLL_SECONDS = 0.2
-# Engines do not need the key.
+# Engines do not need the API key.
 _WITHHELD = ("FORESHOCK_API_KEY",)
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core runs in the engine's process
@@ -38,8 +38,8 @@ _ENVIRONMENT = {
 }
 _DEFAULT_ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-    # Both of oneDNN's caches keep a kernel for each shape of a batch, 1,024 of them if not told otherwise. Rollouts
-    # have so many lengths that memory then grows by 2 kB for every token scored. A forward pass uses fewer than 32.
+    # Both caches of oneDNN keep a kernel for each shape of a batch, by default 1,024 kernels. Rollouts have so many
+    # lengths that memory would grow by 2 kB per scored token. A forward pass uses fewer than 32 kernels.
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32",
     "LRU_CACHE_CAPACITY": "32",
 }
@@ -96,7 +96,7 @@ class EngineProcess:
         log_file = folder / f"{engine}-{time.monotonic_ns()}.log"
         self._child = ChildProcess("foreshock_probes.engines.serving", [engine], variables, log_file)
         self.model_pid = self._child.pid
-        """Id of the process that holds the model; differs from `pid` if the engine has a process for each model."""
+        """Id of the process that holds the model; it differs from `pid` if each model has a process of its own."""
         self._listens = False
 
     @property
@@ -111,7 +111,8 @@ class EngineProcess:
     def score(self, command: ScoreCommand, report: Report, abandoned: Callable[[], bool] = lambda: False) -> float:
         """Run the command and return the seconds that it took in the engine.
 
-        If the engine cannot load the weights in place, it is started again with them: now, and from now on at once.
+        If the engine cannot load the weights in place, it is started again with them; later commands for this model
+        start it again at once.
 
         `report` is called with the number of response tokens done, `abandoned` every 0.2 s. Raises EngineError if there
         are no scores; if `abandoned` returns True, ends the process and raises JobAbandonedError.
@@ -197,7 +198,7 @@ def process_variables(environment: EngineEnvironment = AS_IT_IS) -> dict[str, st
 
 
 class EnginePool:
-    """One process for each engine. A command in another environment replaces it: a process is held only once.
+    """One process for each engine. A command in another environment replaces it: a process cannot change its own.
 
     On a GPU only one process is kept, because each may reserve the GPU's memory.
     """
@@ -235,7 +236,7 @@ class EnginePool:
             if error.kind == "retry":
                 self.close(engine)  # its state is unknown after an unexpected failure
             if error.gone and process is kept:
-                # It may have ended while it was idle, so this command need not be the cause.
+                # The process may have ended while it was idle, so this command need not be the cause.
                 return self.score(command, report, abandoned, environment)
             raise
         except JobAbandonedError:
@@ -243,7 +244,7 @@ class EnginePool:
             raise
 
     def process_ids(self) -> dict[str, int]:
-        """Return the id of the process that holds the model, by engine."""
+        """Return, by engine, the id of the process that holds the model."""
         return {engine: process.model_pid for engine, (_, process) in self._processes.items()}
 
     def close(self, engine: str | None = None) -> None:

@@ -88,7 +88,7 @@ def parse_reply(message: bytes) -> Reply:
     return _REPLY.validate_json(message)
 
 
-# Entries of a config.json that tell who wrote it, not what the model is.
+# Entries of a config.json that describe who wrote it and not the model.
 _IGNORED = ("_name_or_path", "transformers_version")
 
 
@@ -98,5 +98,5 @@ def model_key(command: ScoreCommand) -> str:
         configuration = json.loads((Path(command.weights_folder) / "config.json").read_text("utf-8"))
         described = {name: value for name, value in configuration.items() if name not in _IGNORED}
     except (OSError, ValueError, AttributeError):
-        described = {"digest": command.weights_digest}  # The scorer says what is wrong with it.
+        described = {"digest": command.weights_digest}  # the scorer will report the invalid file
     return canonical_json([described, command.options, command.accelerator])

@@ -1,10 +1,10 @@
 """The engine's side: `python -m foreshock_probes.engines.serving <engine> --connection <fd>`.
 
-Commands are scored one after another in this process, and answered. Not a `__main__.py`: Python does not import a
-module of that name in processes that multiprocessing spawns.
+This process scores commands one after another and replies to each. It is not a `__main__.py`, because Python does not
+import a module of that name in processes that multiprocessing spawns.
 
-When the connection is closed, the process exits. If it is busy, it kills itself and the processes that it started after
-10 s, because the worker no longer waits for the scores.
+When the connection is closed, the process exits. If it is still busy after 10 s, it kills itself and the processes that
+it started, because the worker no longer waits for the scores.
 """
 
 import argparse
@@ -109,7 +109,7 @@ def send(replies: Connection, message: Message) -> None:
     replies.send_bytes(message.encoded())
 
 
-# At import and not in main(): processes that an engine spawns import this module too and must be held as well.
+# At import and not in main(), because processes that an engine spawns import this module too and must be held as well.
 hold_this_process()
 
 
@@ -122,7 +122,7 @@ def main() -> int:
     connection = connection_to_parent(arguments.connection)
     send(connection, Ready(pid=os.getpid()))
     if ENGINES[arguments.engine].forks:
-        from foreshock_probes.engines.forking import serve_with_children  # which uses this module
+        from foreshock_probes.engines.forking import serve_with_children  # here, because it imports this module
 
         return serve_with_children(arguments.engine, connection)
     serve(arguments.engine, connection, connection)

@@ -1,13 +1,13 @@
 """The reduction of two tiles of logits on a CPU, compiled with numba, in float64, row by row.
 
-A row is read from memory once and swept three times while it is in cache: likeliest tokens, normaliser, and the sums
-that need both normalisers. Total variation cannot be rescaled afterwards, and the terms of the other sums avoid
-cancellation only if log π − log μ is known. The rows are distributed over as many threads as torch uses; the result
-does not depend on their number. A row takes about 6 ns per token of the vocabulary.
+A row is read from memory once and swept three times while it is in cache: for the likeliest tokens, the normaliser, and
+the sums that need both normalisers. Total variation cannot be rescaled afterwards, and the terms of the other sums
+avoid cancellation only if log π − log μ is known. The rows are distributed over as many threads as torch uses; the
+result does not depend on their number. A row takes about 6 ns per token of the vocabulary.
 
-e^x is written so that a compiler without a vector library can vectorise it: x = k·ln 2 + r with |r| ≤ ln 2 / 2, adding
-1.5·2^52 rounds to the integer k in the last bits, a shift makes it the exponent of 2^k, and (e^r − 1 − r)/r² is a
-polynomial.
+e^x is written so that a compiler without a vector library can vectorise it. With x = k·ln 2 + r and |r| ≤ ln 2 / 2:
+adding 1.5·2^52 leaves the rounded integer k in the last bits, a shift turns k into the exponent of 2^k, and
+(e^r − 1 − r)/r² is a polynomial.
 """
 
 import math
@@ -28,7 +28,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 Logits = NDArray[Any]
 Float64 = NDArray[np.float64]
 
-# Log-probability of masked tokens: e^x is 0, and it is finite, so that the difference of two of them is 0.
+# Log-prob of masked tokens. e^x of it is 0; it is finite, so that the difference of two of them is 0, not NaN.
 _MASKED = -1e300
 _SCANNED = 128  # tokens per comparison of their largest logit with the smallest of the top k
 _POLYNOMIAL = 0.3  # |log π − log μ| below which differences are computed by the polynomial
@@ -48,7 +48,7 @@ _C0, _C1, _C2, _C3, _C4, _C5, _C6, _C7, _C8, _C9, _C10, _C11 = _C
 
 
 def inlined(function: F) -> F:
-    """Compile the function for inlining into its callers' loops, without reordering its own operations."""
+    """Compile the function for inlining into its callers' loops; its own operations are not reordered."""
     made: F = numba.njit(fastmath={"contract"}, forceinline=True, error_model="numpy")(function)
     return made
 
@@ -60,7 +60,7 @@ def _choose(context: Any, condition: Any, yes: Any, no: Any) -> Any:
     return types.float64(types.boolean, types.float64, types.float64), code
 
 
-# Select one of two numbers, both computed; a branch would prevent vectorisation.
+# Select one of two numbers; both are computed, because a branch would prevent vectorisation.
 choose: Callable[[Any, float, float], float] = intrinsic(_choose)
 
 
@@ -99,7 +99,7 @@ def compiled(*flags: str) -> Callable[[F], F]:
 
 @compiled("nnan", "nsz")
 def largest_of(logits: Logits) -> float:
-    """Return the largest logit; any if one is NaN, because only such a maximum is vectorised."""
+    """Return the largest logit; undefined if a logit is NaN, because only such a maximum is vectorised."""
     largest = logits[0]
     for index in range(1, logits.size):
         largest = logits[index] if logits[index] > largest else largest
@@ -108,7 +108,7 @@ def largest_of(logits: Logits) -> float:
 
 @compiled("reassoc", "nsz", "contract")
 def exponential_sum(logits: Logits, shift: float) -> float:
-    """Return Σ e^(logit − shift); NaN if a logit is NaN, so that every result of the row is."""
+    """Return Σ e^(logit − shift). A NaN logit makes it NaN, and with it every result of the row."""
     total = 0.0
     for index in range(logits.size):
         total += exponential(np.float64(logits[index]) - shift)
@@ -148,9 +148,9 @@ def normaliser(logits: Logits, values: Float64, ids: NDArray[np.int64]) -> tuple
 
 @compiled("reassoc", "nsz", "contract")
 def sums_of(target: Logits, behaviour: Logits, shifts: Float64, log_totals: Float64, sums: Float64) -> None:
-    """Write the sums of a row. `shifts` and `log_totals` [2] add up to the log-normalisers.
+    """Write the sums of a row. `shifts` + `log_totals` [2] are the log-normalisers.
 
-    They are subtracted one after the other, because logits of 1e4 would otherwise lose digits.
+    The two parts are subtracted one after the other, because logits of 1e4 would otherwise lose digits.
 
     With s = |log π − log μ|, `likelier` the larger of π and μ, and shrinkage w = 1 − e^−s: |π − μ| = likelier·w.
     """
@@ -212,7 +212,7 @@ def reduce_rows(
 ) -> None:
     """Reduce rows of both tiles [rows, V].
 
-    Writes `shifts` and `log_totals` [rows, 2], whose sums are the log-normalisers, `sums` [rows, len(SUMS)] and `ids`
+    Writes `shifts` and `log_totals` [rows, 2], which add up to the log-normalisers, `sums` [rows, len(SUMS)] and `ids`
     [2, rows, K]; `values` [K] is scratch memory.
     """
     for row in range(target.shape[0]):

@@ -1,15 +1,15 @@
 """Compute divergences over the whole vocabulary of two distributions given by hidden states and heads.
 
 Tokens are processed in tiles: both products of a tile are written to memory, then each row of both is reduced while it
-is in cache. Each product is computed once, and memory is two tiles [tile_tokens, V] for any number of tokens. Total
-variation needs both normalisers, so one pass over vocabulary blocks would have to compute both products twice.
+is in cache. Each product is computed once, and the memory is two tiles [tile_tokens, V] for any number of tokens. Total
+variation needs both normalisers, so a method that keeps only vocabulary blocks would compute both products twice.
 
 A product that can be written to its tile directly is one call for the whole vocabulary: with AMX, calls for blocks of
 8192 tokens took 1.4 to 1.8 times the processor time of one call. Other products need copies (of the head in float32,
-or of logits before a soft cap) and are computed a block at a time.
+or of logits before a soft cap) and are computed one block at a time.
 
 Terms and sums are float64. `reduce_in_torch` reduces tiles on a GPU, `compiled_reduction` on a CPU: there 128 states of
-151,936 tokens took 12.4 s of processor time in torch, products included, and compiled 0.7 s.
+151,936 tokens took 12.4 s of processor time in torch and 0.7 s compiled, products included.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from foreshock_probes.exact_divergence.logit_sources import Source, SourceError
 
-# The sums over the vocabulary. The terms of KL(μ‖π) are π − μ + μ log(μ/π): their sum is the same, and because none is
-# negative nothing cancels if the distributions are nearly equal.
+# The sums over the vocabulary. The terms of KL(μ‖π) are π − μ + μ log(μ/π). Their sum is the same; no term is negative,
+# so nothing cancels if the distributions are nearly equal.
 SUMS = ("kl", "reverse_kl", "tv", "chi2", "reverse_chi2", "target_entropy", "behaviour_entropy", "uncovered")
 
-# Logits of a part; each of about twenty temporary arrays then takes 32 MiB.
+# Logits of a part of a tile; each of about twenty temporary arrays then takes 32 MiB.
 _PART = 1 << 22
-# Log-probability of masked tokens: e^x is 0, and it is finite, so that the difference of two of them is 0.
+# Log-prob of masked tokens. e^x of it is 0; it is finite, so that the difference of two of them is 0, not NaN.
 _MASKED = -1e300
-# |log π − log μ| below which e^x − 1 − x is a polynomial, and its coefficients, from x² on.
+# |log π − log μ| below which e^x − 1 − x is computed by a polynomial, and its coefficients, from x² on.
 _POLYNOMIAL = 0.3
 _COEFFICIENTS = tuple(1.0 / math.factorial(power) for power in range(2, 14))
 
@@ -139,11 +139,11 @@ def _curve(x: torch.Tensor) -> torch.Tensor:
 
 
 def _likeliest(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """Return the ids of the k largest logits, [rows, k], falling; of equal ones the lower id, −1 in place of −∞."""
+    """Return the ids of the k largest logits in descending order, [rows, k]; ties keep the lower id, −1 replaces −∞."""
     least = torch.where(logits.isnan(), -math.inf, logits).topk(k, 1).values[:, -1:]
     above, equal = logits > least, logits == least
     kept = above | (equal & (equal.cumsum(1) <= k - above.sum(1, keepdim=True)))
-    # Rows with a NaN, whose results are NaN, may keep fewer.
+    # A row with a NaN may keep fewer than k; its results are NaN anyway.
     known = kept.sum(1) == k
     ids = torch.full((logits.shape[0], k), -1, dtype=torch.int64, device=logits.device)
     ids[known] = kept[known].nonzero()[:, 1].reshape(-1, k)
@@ -205,7 +205,7 @@ class ExactDivergences:
     def delta_max(self) -> float:
         """Δmax, the largest total variation at the visited states, 0 … 1; NaN if there is none.
 
-        It is a lower bound of the supremum over all states. Sampled |1 − ρ| gives no such bound.
+        It is a lower bound of the supremum over all states. Sampled |1 − ρ| does not give such a bound.
         """
         known = self.tv[~np.isnan(self.tv)]
         return float(known.max()) if known.size else math.nan
@@ -235,8 +235,8 @@ def exact_divergences(
     With `token_ids` [T] the result has both log-probs of these tokens. If a head is on a GPU and neither source is
     float64, the reduction runs there, else on the CPU, both in float64. The memory beyond the
     inputs is two tiles of `tile_tokens` × V logits (bfloat16 if both sources are) and, on a CPU without bfloat16
-    products, a block of the head of `vocabulary_block` tokens in float32.
-    Raises SourceError if T or V differ, an id is not in the vocabulary, or a size is below 1.
+    products, a block of the head of `vocabulary_block` tokens in float32. Raises SourceError if T or V differ, an id is
+    not in the vocabulary, or a size is below 1.
     """
     ids = _checked(target, behaviour, token_ids, tuple(top_ks), tile_tokens, vocabulary_block)
     device = _device_of(target, behaviour)

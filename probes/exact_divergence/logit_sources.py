@@ -1,7 +1,7 @@
-"""Sources of logits: hidden states times the weights of a head, a block of the vocabulary at a time.
+"""Sources of logits: hidden states times the weights of a head, one block of the vocabulary at a time.
 
-Products are rounded to the dtype of hidden states and head (bfloat16 for a bfloat16 model), as torch rounds them, so
-that the distribution is the trainer's or the engine's; later steps are not rounded. `logits_dtype` float32 omits this
+Products are rounded to the dtype of hidden states and head (bfloat16 for a bfloat16 model), as torch rounds them. The
+distribution is then the trainer's or the engine's; later steps are not rounded. `logits_dtype` float32 omits this
 rounding, for an engine that computes its head in float32.
 """
 
@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 _HALF = (torch.bfloat16, torch.float16)
-# Values of ONEDNN_MAX_CPU_ISA that exclude bfloat16 products from oneDNN, and so from torch.
+# Values of ONEDNN_MAX_CPU_ISA that exclude bfloat16 products from oneDNN and therefore from torch.
 _WITHOUT_BFLOAT16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
 
 
@@ -23,7 +23,7 @@ class SourceError(ValueError):
 
 
 class Source(Protocol):
-    """Logits of T tokens over a vocabulary of V tokens, computed a part at a time."""
+    """Logits of T tokens over a vocabulary of V tokens, computed in parts."""
 
     @property
     def tokens(self) -> int:
@@ -39,7 +39,7 @@ class Source(Protocol):
 
     @property
     def held_in(self) -> torch.dtype:
-        """The dtype of a tile of these logits; it represents them exactly."""
+        """The dtype of a tile of these logits; it holds them exactly."""
 
     def rows(self, start: int, stop: int) -> torch.Tensor:
         """Return the input of `write_logits` for the tokens `start` … `stop`, prepared once per tile."""
@@ -93,12 +93,12 @@ class GivenLogits:
 class LogitSource:
     """Logits of T tokens: `hidden` [T, H] times `weight` [V, H] transposed, plus `bias` [V].
 
-    Then, in this order: rounding to `logits_dtype` (None: the dtype that hidden states and weights promote to), the
-    soft cap c·tanh(x/c) with c = `softcap`, each step rounded to that dtype as in models, and division by
+    Then follow, in this order: rounding to `logits_dtype` (None: the dtype that hidden states and weights promote to),
+    the soft cap c·tanh(x/c) with c = `softcap`, each step rounded to that dtype as in models, and division by
     `temperature`, not rounded. A bias of −inf masks a token, unless there is a soft cap. Weights and bias must be on
     one device; H, dtype and device may differ from those of the other source. Float32 products on a GPU are
-    TensorFloat-32 if torch's settings allow it.
-    Raises SourceError if shapes, dtypes or devices are incompatible or a number is not positive and finite.
+    TensorFloat-32 if torch's settings allow it. Raises SourceError if shapes, dtypes or devices are incompatible or a
+    number is not positive and finite.
     """
 
     hidden: torch.Tensor
@@ -197,7 +197,7 @@ def _described(tensor: torch.Tensor) -> str:
 
 @functools.cache
 def _multiplies_halves() -> bool:
-    """Return True if torch has CPU instructions for bfloat16 products; without, float32 is 1.3 to 2.4 times as fast."""
+    """Return True if torch has CPU instructions for bfloat16 products; else float32 is 1.3 to 2.4 times as fast."""
     if os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in _WITHOUT_BFLOAT16:
         return False
     checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")

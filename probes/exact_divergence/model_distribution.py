@@ -1,6 +1,6 @@
 """Exact divergences of two language models of transformers at the states of real rollouts.
 
-The hidden states of a few rollouts at a time come from the models' decoders; the heads are applied a block of the
+The models' decoders compute the hidden states of a few rollouts at a time; the heads are applied one block of the
 vocabulary at a time. A model that changes its logits by more than a bias and a soft cap is refused.
 """
 
@@ -37,8 +37,8 @@ class Head:
 class ModelDistribution:
     """The distribution of a causal language model of transformers in evaluation mode, at `temperature`.
 
-    `autocast` computes as a trainer with mixed precision does, for example in bfloat16 over float32 weights;
-    `head_dtype` computes the head in a dtype of its own.
+    `autocast`: the dtype of mixed precision as in a trainer, for example bfloat16 over float32 weights. `head_dtype`:
+    a dtype of its own for the head.
     """
 
     model: Any
@@ -48,7 +48,7 @@ class ModelDistribution:
 
     @property
     def states_dtype(self) -> torch.dtype:
-        """The dtype in which states and head are multiplied."""
+        """The dtype of the product of states and head."""
         own: torch.dtype = head_of(self.model).weight.dtype
         return self.head_dtype or self.autocast or own
 
@@ -62,7 +62,7 @@ class ModelDistribution:
     def hidden(
         self, ids: torch.Tensor, mask: torch.Tensor | None = None, positions: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the hidden states that the head is applied to, shape [rows, time, H].
+        """Return the hidden states to which the head is applied, shape [rows, time, H].
 
         `positions` [rows, time] None: 0, 1, … in each row.
         """
@@ -85,9 +85,9 @@ class ModelDistribution:
         source = self.source(self.hidden(ids)[0])
         found = torch.empty(own.shape, dtype=source.held_in, device=own.device)
         source.write_logits(source.rows(0, source.tokens), 0, source.vocabulary, found)
-        # One half-precision digit, or the difference of float32 products of other shapes.
+        # Two units in the last place of half precision; at least the difference of float32 products of other shapes.
         digits = max(2 * torch.finfo(source.rounded_to).eps, 1e-3)
-        # Weights that are not numbers make logits that tell nothing of the head; their tokens are counted later.
+        # Logits of NaN or infinite weights say nothing about the head; their tokens are counted later.
         found, own = found.double()[own.isfinite()], own[own.isfinite()]
         tolerance = digits * (float(own.abs().max()) + 1.0) / self.temperature if own.numel() else 0.0
         if not torch.allclose(found, own / self.temperature, rtol=0.0, atol=tolerance):
@@ -108,7 +108,7 @@ class ModelDistribution:
 
 
 def head_of(model: Any) -> Head:
-    """Return the head of a causal language model of transformers, which may be tied to the embeddings."""
+    """Return the head of a causal language model of transformers. The head may be tied to the embeddings."""
     head = model.get_output_embeddings()
     softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     return Head(head.weight, getattr(head, "bias", None), softcap)
@@ -125,8 +125,8 @@ def exact_divergences_of_models(
     """Return the divergences [T] of π (`target`) and μ (`behaviour`) at the state before each response token.
 
     Both log-probs of each response token are included. The order is that of the rollouts' response columns.
-    `batch_size` rollouts go through a model at once, padded to the longest. Raises UnsupportedScoreError if a rollout
-    has no prompt (nothing precedes its first token) or a model changes its logits after the head, SourceError if the
+    A model gets `batch_size` rollouts at once, padded to the longest. Raises UnsupportedScoreError if a rollout has no
+    prompt (nothing precedes its first token) or a model changes its logits after the head, SourceError if the
     vocabularies differ, and the errors of `EngineDistribution.divergences`.
     """
     prompts = np.diff(rollouts.prompt_offsets)
@@ -154,7 +154,7 @@ def exact_divergences_of_models(
 def _states(
     distribution: ModelDistribution, rollouts: RolloutBatch, batch_size: int
 ) -> Iterator[tuple[torch.Tensor, NDArray[np.int64]]]:
-    """Yield per batch of rollouts the states [n, H] before the response tokens, and these tokens [n]."""
+    """Yield, for each batch of rollouts, the states [n, H] before the response tokens and these tokens [n]."""
     for start in range(0, rollouts.num_rollouts, batch_size):
         rows = np.arange(start, min(start + batch_size, rollouts.num_rollouts))
         batch = TokenBatch(rollouts, rows, "right", head_of(distribution.model).weight.device)

@@ -46,13 +46,13 @@ class RolloutReduction:
         self._target: LogitSource | None = None
 
     def start_rollout(self, target: LogitSource, tokens: NDArray[np.int32], prompt: int) -> None:
-        """Start the rollout `tokens`; `target` has a state for each of them after the first `prompt` ones."""
+        """Start the rollout `tokens`; `target` has a state for each token after the first `prompt` ones."""
         self._target, self._tokens, self._prompt = target, tokens, prompt
         self._observed: list[int] = []
         self._parts: list[ExactDivergences] = []
 
     def add_logits(self, positions: NDArray[np.int64], logits: torch.Tensor) -> None:
-        """Reduce the engine's `logits` [n, V] at `positions` [n] of the sequence; ignore those of the prompt."""
+        """Reduce the engine's `logits` [n, V] at `positions` [n] of the sequence; ignore positions of the prompt."""
         if self._target is None:
             return
         needed = (positions >= self._prompt - 1) & (positions < self._tokens.size - 1)
@@ -92,12 +92,13 @@ class RolloutReduction:
 class PromptLogitsHook:
     """Calls `observe(positions [n], logits [n, V])` for each chunk of prompt states, before the logits are modified.
 
-    vLLM's interface offers neither: prompt log-probs over the vocabulary are Python objects, and hidden states are
-    available to connectors for drafters only. But all of its model runners call the model and then `compute_logits`:
-    on a slice of the model's output for prompt log-probs, on a copy of some rows for the sampler. A slice shares its
-    memory with the output, so its offset gives the rows, and the model's argument `positions` gives their positions.
+    vLLM has no interface for these logits: prompt log-probs over the vocabulary are Python objects, and hidden states
+    are available only to connectors for drafters. But all of its model runners call the model and then
+    `compute_logits`, on a slice of the model's output for prompt log-probs, on a copy of some rows for the sampler. A
+    slice shares its memory with the output, so its offset gives the rows, and the model's argument `positions` gives
+    their positions.
 
-    Correct for one sequence at a time only; the caller must check that each position came once.
+    Correct only for one sequence at a time; the caller must check that each position came once.
     """
 
     def __init__(self, observe: Observe) -> None:

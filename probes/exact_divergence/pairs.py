@@ -1,12 +1,12 @@
 """Exact divergences from vLLM: the two parts of a worker's exact pair, and `EngineDistribution` for a model in Python.
 
-The target's states and head go to a file. vLLM's process reduces the logits from which it computes prompt log-probs
-against them; they are not recomputed from a copy of the weights, because the engine's kernels, dtypes and rounding are
-what is measured. The engine gets one rollout at a time, because its logits are observed
+The target's states and head go to a file. vLLM's process compares them with the logits from which it computes prompt
+log-probs. The engine's logits are not recomputed from a copy of the weights, because its kernels, dtypes and rounding
+are what is measured. The engine gets one rollout at a time, because its logits are observed
 (`observed_logits.PromptLogitsHook`); its option `batch_size` has no effect.
 
-Both parts of a pair use the models that the scorers keep loaded, with the numerics of their options. The target's
-batches are those of its scorer, so that its log-probs are the scorer's.
+Both parts of a pair use the models that the scorers keep loaded, with the numerics of their options. The target uses
+the batches of its scorer, so that its log-probs equal the scorer's.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _compare(
 def _observed(engine: VllmEngine, divisor: NDArray[np.float64], top_ks: tuple[int, ...]) -> Iterator[RolloutReduction]:
     """Reduce the logits of the engine's prompts within the block, after their division by a temperature."""
     for temperature in np.unique(divisor):
-        engine.divide_logits_by(float(temperature))  # the first other than 1 wraps the logits, below the hook
+        engine.divide_logits_by(float(temperature))  # the first one other than 1 wraps the logits, below the hook
     reduction = RolloutReduction(top_ks)
     hook = PromptLogitsHook(reduction.add_logits)
     engine.apply(hook.attach)
@@ -164,7 +164,7 @@ def _batch(
         for name in _COLUMNS:
             values[name][target.known] = getattr(together, name)
         flips[target.known] = together.top1_flip
-    # The total variation and entropies of a float32 reduction may exceed their range by its rounding.
+    # Rounding of a float32 reduction may move total variation and entropies slightly out of their range.
     values["tv"] = np.minimum(values["tv"], 1.0)
     for name in ("target_entropy", "behaviour_entropy"):
         values[name] = np.maximum(values[name], 0.0)
@@ -179,7 +179,7 @@ def _batch(
 
 
 def _beginning(rollouts: RolloutBatch) -> NDArray[np.int64]:
-    """Return the first tokens of the first rollout that has any, to check the model with."""
+    """Return the first tokens of the first rollout that has any, with which the model is checked."""
     lengths = sequence_lengths(rollouts)
     row = int(np.argmax(lengths > 0)) if lengths.size else 0
     if not lengths.size or not lengths[row]:
@@ -189,7 +189,7 @@ def _beginning(rollouts: RolloutBatch) -> NDArray[np.int64]:
 
 
 def _states_of(rollouts: RolloutBatch, row: int) -> tuple[int, int]:
-    """Return the response tokens of the rollout `row` that have a state before them, as a range of [T]."""
+    """Return the range in [T] of the response tokens of the rollout `row` that have a state before them."""
     start, stop = (int(offset) for offset in rollouts.response_offsets[row : row + 2])
     without_prompt = rollouts.prompt_offsets[row + 1] == rollouts.prompt_offsets[row]
     return (min(start + 1, stop) if without_prompt else start), stop
@@ -202,9 +202,9 @@ def _write_states(
     divisor: NDArray[np.float64],
     fingerprint: Fingerprint | None = None,
 ) -> None:
-    """Write the states [T, H] and the head of `source`, whose own temperature is not written, to `path`.
+    """Write the states [T, H] and the head of `source` to `path`, without the temperature of `source`.
 
-    `known` [T] is False where a response token has no state before it. `divisor` [N] divides the logits of each
+    `known` [T] is False for a response token without a state before it. `divisor` [N] divides the logits of each
     rollout.
     """
     from safetensors.torch import save_file

@@ -1,7 +1,7 @@
-"""A comparison by layer: which tokens have a state, the file that keeps those of one scorer, and the distances.
+"""A comparison by layer: the tokens that have a state, the file that keeps one scorer's states, and the distances.
 
-A scorer's states are given to an observer batch by batch, place by place. Those of the first scorer are written to the
-file; each scorer then runs again in other batches for its noise floor, whose states are compared and dropped. Memory is
+An observer gets a scorer's states batch by batch, place by place. Those of the first scorer are written to the file.
+Each scorer then runs again in other batches for its noise floor; these states are compared and dropped. The memory is
 one batch; the file holds one scorer's states.
 """
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 PART = f"{__name__}:run_part"
 """The task of an engine that does one scorer's part."""
 STATES_BYTES = 2 << 30
-"""Size of the file at most; a model of 36 layers and 4,096 features has 3,456 states in it."""
+"""Largest size of the file; it holds 3,456 states of a model of 36 layers and 4,096 features."""
 MOST_STATES = 1 << 16
-_STATES_AT_ONCE = 1024  # in float64, for their distances
+_STATES_AT_ONCE = 1024  # states that are float64 at a time, for their distances
 
 Float32 = NDArray[np.float32]
 Observe = Callable[[int, NDArray[np.int64], Float32], None]
@@ -43,7 +43,7 @@ Observe = Callable[[int, NDArray[np.int64], Float32], None]
 
 
 class StatesMissingError(ForeshockError):
-    """The model computed a state not at all or twice, so the distances would be wrong."""
+    """The model did not compute a state, or computed it twice, so the distances would be wrong."""
 
 
 class HiddenStates(Protocol):
@@ -56,15 +56,16 @@ class HiddenStates(Protocol):
     fingerprint: Fingerprint
 
     def run(self, variant: str, tokens: NDArray[np.int64], observe: Observe, report: Report) -> None:
-        """Give `observe` the states before the response tokens `tokens` [M] (ascending indices) at every place.
+        """Pass `observe` the states before the response tokens `tokens` [M] (ascending indices) at every place.
 
-        `variant` is the plain batch composition or that of the noise floor. `report` gets the response tokens done.
+        `variant`: the plain batch composition or that of the noise floor. `report` gets the number of response tokens
+        done.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class ScorerDistances:
-    """What one scorer's run gives: its noise floor and its distances from the scorer before it (None: the first)."""
+    """The result of one scorer's run: its noise floor, and its distances from the previous scorer (None: the first)."""
 
     floor: DistanceSums
     pair: DistanceSums | None
@@ -82,7 +83,7 @@ class ScorerDistances:
 
     @classmethod
     def decode(cls, data: bytes) -> ScorerDistances:
-        """Return the distances of `encode()`."""
+        """Return the distances that `encode` wrote."""
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
             found = {}
             for name in ("floor", "pair"):
@@ -96,7 +97,7 @@ class ScorerDistances:
 def chosen_states(rollouts: RolloutBatch, places: int, size: int) -> NDArray[np.int64]:
     """Return the response tokens [M], ascending, whose states are compared.
 
-    They are the tokens that the model sampled and that have a state before them, or an even selection of them if the
+    These are the tokens that the model sampled and that have a state before them, or an even selection of these if the
     file would otherwise exceed STATES_BYTES. Raises UnsupportedScoreError if there is none.
     """
     tokens = np.flatnonzero(known_states(rollouts) & rollouts.generated)
@@ -124,9 +125,9 @@ def write_file(source: HiddenStates, rollouts: RolloutBatch, path: Path, report:
 
 
 def compare_with_file(source: HiddenStates, rollouts: RolloutBatch, path: Path, report: Report) -> ScorerDistances:
-    """Return the distances of the states in the file from the source's, the reference, and the source's noise floor.
+    """Return the distances of the states in the file from the source's (the reference), and the source's noise floor.
 
-    The file then holds the states of the source. Raises UnsupportedScoreError if the two have other layers.
+    Afterwards the file holds the states of the source. Raises UnsupportedScoreError if their layers or sizes differ.
     """
     kept = _open(path, "r+", None)
     if (kept.shape[0], kept.shape[2]) != (source.places, source.size):
@@ -166,7 +167,7 @@ def _floor(
 
 
 class _Seen:
-    """Checks that each state came once."""
+    """Checks that each state came exactly once."""
 
     def __init__(self, places: int, states: int) -> None:
         self._times = np.zeros((places, states), np.uint8)
@@ -209,7 +210,7 @@ def run_part(
 ) -> None:
     """Do one scorer's part as a task of its engine: the first writes the file `states`, the second is compared with it.
 
-    Raises UnsupportedScoreError if the scorer, or its model, gives no hidden states.
+    Raises UnsupportedScoreError if the scorer or its model provides no hidden states.
     """
     named = SCORERS[request.scorer].hidden_states
     if named is None:
@@ -238,7 +239,7 @@ def compare_layers(
 ) -> LayerComparison:
     """Return the comparison of the first command's scorer with the second one's, the reference.
 
-    `run` runs a command in its engine. The file of the states is removed at the end.
+    `run` runs a command in its engine. The file of states is removed at the end.
     """
     parts = []
     try:

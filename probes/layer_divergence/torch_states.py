@@ -1,4 +1,4 @@
-"""Hidden states of torch's forward passes: the layers of the decoder stack, observed by hooks."""
+"""Hidden states of torch's forward passes: hooks observe the layers of the decoder stack."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from foreshock_probes.scorers.request import Report, ScoreRequest, UnsupportedSc
 from foreshock_probes.scorers.tokens import known_states, tokens_of_states
 from foreshock_probes.scorers.torch_forward import ForwardPass, forward_options, plan_of, prepare_forward_pass
 
-# The lists of layers of decoders in transformers; GPT-2's is `h`.
+# Names of the list of decoder layers in transformers; GPT-2's is `h`.
 _STACKS = ("layers", "h", "blocks")
 
 
@@ -30,7 +30,7 @@ class TorchStates:
     def __init__(self, request: ScoreRequest, warm: WarmModel) -> None:
         options = forward_options(request).model_copy(
             update={"temperature": 1.0}
-        )  # no logits, so none of a truncated run to refuse
+        )  # no logits are computed, so a truncated run need not be refused
         self._request, self._options = request, options
         self._forward: ForwardPass = prepare_forward_pass(request, options, warm)
         self._layers = decoder_layers(self._forward.model)
@@ -39,7 +39,7 @@ class TorchStates:
         self.fingerprint: Fingerprint = self._forward.fingerprint
 
     def run(self, variant: str, tokens: NDArray[np.int64], observe: Observe, report: Report) -> None:
-        """Give `observe` the states before the response tokens `tokens`; see `states.HiddenStates`."""
+        """Pass `observe` the states before the response tokens `tokens`; see `states.HiddenStates`."""
         rollouts, device = self._request.rollouts, self._forward.device
         numbers = np.full(rollouts.num_tokens, -1, np.int64)
         numbers[tokens] = np.arange(tokens.size)
@@ -80,7 +80,7 @@ def decoder_layers(model: Any) -> torch.nn.ModuleList:
 
 @contextmanager
 def _observed(layers: torch.nn.ModuleList, give: Callable[[int, torch.Tensor], None]) -> Iterator[None]:
-    """Give the input of the first layer, place 0, and the output of each layer, within the block."""
+    """Within the block, pass `give` the input of the first layer (place 0) and the output of each layer."""
 
     def before(layer: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         give(0, arguments[0] if arguments else named["hidden_states"])

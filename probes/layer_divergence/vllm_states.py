@@ -1,8 +1,8 @@
-"""Hidden states of vLLM's prefill: the decoder layers of its model, observed by hooks in this process.
+"""Hidden states of vLLM's prefill: hooks in this process observe the decoder layers of its model.
 
 vLLM computes all tokens of a step as one row [tokens, H], whichever sequences they belong to. The model's arguments
-`input_ids` and `positions` tell which: positions that go up by one, with the tokens of a sequence, are a part of it. A
-layer of vLLM returns its output and the residual apart; the state is their sum, in the model's dtype.
+`input_ids` and `positions` identify the sequence: a part of it has consecutive positions and the sequence's tokens. A
+layer of vLLM returns its output and the residual separately; the state is their sum, in the model's dtype.
 """
 
 from collections.abc import Callable, Iterator
@@ -52,7 +52,7 @@ class VllmStates:
         self.fingerprint = prepared.fingerprint(request, options, self._plan(request.variant).name)
 
     def run(self, variant: str, tokens: Int64, observe: Observe, report: Report) -> None:
-        """Give `observe` the states before the response tokens `tokens`; see `states.HiddenStates`."""
+        """Pass `observe` the states before the response tokens `tokens`; see `states.HiddenStates`."""
         rollouts = self._request.rollouts
         lengths, known, done = sequence_lengths(rollouts), known_states(rollouts), 0
         numbers = np.full(rollouts.num_tokens, -1, np.int64)
@@ -71,9 +71,9 @@ class VllmStates:
             report(done)
 
     def _plan(self, variant: str) -> Composition:
-        """Return batches that fit into one step each, so that no sequence is cut unless it is alone.
+        """Return batches that fit into one step each, so that a sequence is cut only if it is alone.
 
-        A cut part may be too short to tell its sequence.
+        A part of a cut sequence may be too short to identify the sequence.
         """
         most_rows, most_tokens = self._engine.step_limits
         rows, lengths = min(self._options.batch_size, most_rows), sequence_lengths(self._request.rollouts)
@@ -81,22 +81,22 @@ class VllmStates:
 
 
 class SequencePlaces:
-    """The sequences that are submitted together, and which of their states are wanted."""
+    """The sequences that are submitted together, and their wanted states."""
 
     def __init__(self) -> None:
         self._sequences: list[tuple[NDArray[np.int32], Int64]] = []
         self._done: list[int] = []
 
     def add(self, tokens: NDArray[np.int32], wanted: Int64) -> None:
-        """Add a sequence [n]; `wanted` [n] is the number of each of its states, −1: not wanted."""
+        """Add a sequence [n]; `wanted` [n] has the number of each state, −1: not wanted."""
         self._sequences.append((tokens, wanted))
         self._done.append(0)
 
     def numbers_of(self, tokens: Int64, positions: Int64) -> Int64:
         """Return the number of the state of each token of a step, [tokens]; −1: not wanted.
 
-        The longest part comes first, and goes to the sequence that it continues furthest. Tokens of no sequence are
-        generated ones, after the end of a prompt, or padding.
+        The longest part is assigned first, to the sequence of which it continues the most tokens. Tokens of no sequence
+        are padding or were generated after the end of a prompt.
         """
         found = np.full(tokens.size, -1, np.int64)
         borders = np.flatnonzero(np.diff(positions) != 1) + 1
@@ -112,7 +112,7 @@ class SequencePlaces:
                 found[start : start + size] = wanted[done : done + size]
                 self._done[index] += size
             start += max(size, 1)
-            if start < end:  # another sequence's part, at the position after this one's last
+            if start < end:  # a part of another sequence follows, whose position happens to be the next one
                 parts.append((start, end))
         return found
 
@@ -137,9 +137,9 @@ def _model_and_layers(model: Any) -> tuple[Any, list[Any]]:
 
 @contextmanager
 def _observed(model: Any, layers: list[Any], sequences: SequencePlaces, observe: Observe) -> Iterator[None]:
-    """Give the input of the first layer, the output of each layer and that of the model, within the block.
+    """Within the block, observe the input of the first layer and the outputs of each layer and of the model.
 
-    The decoder in the model has no hooks: vLLM calls the `forward` of a module that it may compile.
+    The decoder itself gets no hooks, because vLLM calls the `forward` of a module that it may compile.
     """
     numbers = np.zeros(0, np.int64)
 
@@ -178,7 +178,7 @@ def _observed(model: Any, layers: list[Any], sequences: SequencePlaces, observe:
 
 
 def _state_of(output: Any) -> torch.Tensor:
-    """Return the state of a layer's output, which may have its residual apart."""
+    """Return the state of a layer's output, which may hold its residual separately."""
     if _is_states(output):
         output = (output,)
     parts = [each for each in output if each is not None] if isinstance(output, tuple) else []

@@ -1,4 +1,4 @@
-"""Routes and log-probs of scorers: recorded in an engine's process, handed over in a file, compared in the worker."""
+"""Routes and log-probs of scorers: recorded in an engine's process, passed in a file, compared in the worker."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 PART = f"{__name__}:run_part"
 """The task of an engine that records routes."""
 MOST_ROUTES_BYTES = 512 << 20
-"""The largest array of experts. The worker holds two of them, and some times their size in values per token and layer
-while it compares them."""
+"""The largest array of experts. While the worker compares two of them, it also holds values per token and layer of
+several times their size."""
 _FINGERPRINT = "fingerprint"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedRoutes:
-    """The experts that each of T response tokens was computed with, and its log-prob of the same forward pass.
+    """The experts and the log-prob of each of T response tokens, from the same forward pass.
 
-    `experts` [T, L, k] are those at the state before the token, UNKNOWN_EXPERT if there is none; `layers` [L] are the
-    numbers of the layers in the model; `log_probs` [T] in nats.
+    `experts` [T, L, k] are those of the state before the token, UNKNOWN_EXPERT if there is none. `layers` [L] are the
+    numbers of the layers in the model. `log_probs` [T] are in nats.
     """
 
     experts: NDArray[np.int16]
@@ -84,13 +84,13 @@ def read_routes(path: Path) -> RecordedRoutes:
 
 
 class RoutesDifferError(ForeshockError):
-    """The two scorers have other layers of experts, so their routes cannot be compared."""
+    """The two scorers have different layers of experts, so their routes cannot be compared."""
 
 
 def run_part(
     request: ScoreRequest, arguments: Mapping[str, str], result: Path, warm: WarmModel, report: Report
 ) -> None:
-    """Score the request as a task of its engine and write the experts of its tokens to the file `routes`.
+    """Score the request as a task of its engine, and write the experts of its tokens to the file `routes`.
 
     Raises UnsupportedScoreError if the scorer or the model has no routed experts that can be recorded.
     """
@@ -116,7 +116,7 @@ def _record(job: LeasedJob, requested: ScorerRecord) -> RecordedRoutes:
         job.log_done(name, job.run_engine(command, name))
         return read_routes(routes)
     finally:
-        routes.unlink(missing_ok=True)  # larger than the scores by layers times experts per token
+        routes.unlink(missing_ok=True)  # larger than the scores by a factor of layers times experts per token
 
 
 def compare_routes(

@@ -1,6 +1,6 @@
-"""Routes of a running SGLang server's prefill, which `--enable-return-routed-experts` makes it return.
+"""Routes of a running SGLang server's prefill. The server returns them with `--enable-return-routed-experts`.
 
-The experts of a token in the server's prefix cache are those of the pass that computed it, which may be an earlier one.
+The experts of a token in the server's prefix cache are from the pass that computed it, possibly an earlier one.
 """
 
 import base64
@@ -19,7 +19,7 @@ from foreshock_probes.scorers.tokens import compose, model_configuration, sequen
 def record(request: ScoreRequest, warm: WarmModel, report: Report) -> RecordedRoutes:
     """Return the routes and log-probs of SGLang's prefill.
 
-    Raises UnsupportedScoreError if the server returns no experts, and as the scorer does.
+    Raises UnsupportedScoreError if the server returns no experts, and in the cases of the scorer.
     """
     rollouts, answers = request.rollouts, list[Any]()
     with Server("sglang") as server:
@@ -34,7 +34,7 @@ def record(request: ScoreRequest, warm: WarmModel, report: Report) -> RecordedRo
     rows = [row for row in np.concatenate(plan.batches).tolist() if lengths[row] > prompts[row]]
     layers = model_configuration(request.weights_folder)["num_hidden_layers"]
     routes = [_experts(answer, int(lengths[row]), layers) for row, answer in zip(rows, answers, strict=True)]
-    # A layer without experts has zeros only, which is no choice of several experts.
+    # A layer without experts has only zeros, which cannot be a choice of several experts.
     with_experts = np.flatnonzero(np.any([each.any(axis=(0, 2)) for each in routes] or np.zeros((1, 0)), axis=0))
     experts = empty_routes(rollouts.num_tokens, with_experts.size, routes[0].shape[2] if routes else 1)
     for row, found in zip(rows, routes, strict=True):
@@ -45,6 +45,6 @@ def record(request: ScoreRequest, warm: WarmModel, report: Report) -> RecordedRo
 
 
 def _experts(answer: Any, length: int, layers: int) -> NDArray[np.int16]:
-    """Return the experts [length, layers, k] of a sequence: of all tokens but the one that the server sampled."""
+    """Return the experts [length, layers, k] of a sequence: of all tokens except the one that the server sampled."""
     data = base64.b64decode(value_of(answer, "meta_info", "routed_experts"))
     return np.frombuffer(data, np.int32).reshape(length, layers, -1).astype(np.int16)

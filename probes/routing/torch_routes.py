@@ -1,7 +1,7 @@
-"""Routes of a forward pass in torch: the experts that transformers' layers are called with.
+"""Routes of a forward pass in torch: the experts with which the layers of transformers are called.
 
-The layers of experts of transformers get the chosen experts of each token as an argument, so the recorded ones are
-those that computed the token, whatever the model's router does. The batches and numerics are those of the scorer.
+The layers of experts in transformers get each token's chosen experts as an argument. The recorded experts are therefore
+those that computed the token, whatever the model's router does. Batches and numerics are those of the scorer.
 """
 
 import inspect
@@ -20,7 +20,7 @@ from foreshock_probes.scorers.forward_pass import TokenBatch
 from foreshock_probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel
 from foreshock_probes.scorers.torch_forward import forward_options, prepare_forward_pass, run_forward_pass
 
-# What the argument with the chosen experts [tokens, k] is called.
+# Names of the argument with the chosen experts [tokens, k].
 _ARGUMENTS = ("top_k_index", "selected_experts")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
@@ -49,7 +49,7 @@ class TorchRoutes:
 
     @property
     def experts(self) -> NDArray[np.int16]:
-        """The experts [T, L, k] that were recorded so far."""
+        """The experts [T, L, k] recorded so far."""
         return empty_routes(self._tokens, len(self.layers), 1) if self._experts is None else self._experts
 
     @contextmanager
@@ -70,7 +70,7 @@ class TorchRoutes:
                 handle.remove()
 
     def take(self, batch: TokenBatch) -> None:
-        """Keep the experts of the newest forward pass, which was that of `batch`."""
+        """Keep the experts of the newest forward pass, which computed `batch`."""
         newest, self._newest = self._newest, {}
         rows, width = batch.ids.shape
         if width < 2:
@@ -90,12 +90,13 @@ class TorchRoutes:
     def _called(
         self, number: int, argument: str, module: Any, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> None:
-        # The experts follow the hidden states. The last call counts: a first pass may only check the model.
+        # The experts are the argument after the hidden states. The last call counts: a first pass may only check the
+        # model.
         self._newest[number] = named[argument] if argument in named else arguments[1]
 
 
 def _layers_of_experts(model: Any) -> dict[int, tuple[Any, str]]:
-    """Return the modules that are called with each token's experts, by number of their layer, and the argument."""
+    """Return, by number of the layer, the module that is called with each token's experts, and that argument's name."""
     found: dict[int, tuple[Any, str]] = {}
     for name, module in model.named_modules():
         layer = _LAYER.search(f"{name}.")

@@ -1,9 +1,9 @@
 """Routes of vLLM's prefill: the experts that the routers of its layers chose.
 
-vLLM's own way to return them (`enable_return_routed_experts`) needs an engine that was started with it, and gives no
-prompt log-probs' chunks to line them up with. Its routers accept a callback, which is called here for one rollout at a
-time: the tokens of a step are then those of one sequence, in order. Kernels that choose the experts themselves, as
-some GPU kernels do, have no such router; the check says so.
+vLLM's own option to return them (`enable_return_routed_experts`) must be set when the engine starts, and its answers
+cannot be aligned with the chunks of prompt log-probs. vLLM's routers accept a callback, which is used here for one
+rollout at a time: the tokens of a step are then those of one sequence, in order. Kernels that choose the experts
+themselves, as some GPU kernels do, have no such router; they are refused.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ def record(request: ScoreRequest, warm: WarmModel, report: Report) -> RecordedRo
     """Return the routes and log-probs of vLLM's prefill; its option `batch_size` has no effect.
 
     Raises UnsupportedScoreError if the model has no router that can be recorded, and for the variant of the noise
-    floor, because there is only one way to pass one rollout at a time.
+    floor, because rollouts that run one at a time have no other batch composition.
     """
     options, rollouts = parse_options(VllmOptions, request), request.rollouts
     if request.variant:

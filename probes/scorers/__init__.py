@@ -1,1 +1,1 @@
-"""Scorers, which compute the log-prob of each response token. `table` lists them; each family has a module."""
+"""Scorers, which compute the log-prob of each response token. `foreshock.scorers` lists them; a family is a module."""

@@ -38,7 +38,7 @@ class CheckpointTensors:
             return found
 
     def rows(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """Return the rows from `start` to `stop` of a tensor's first dimension; others are not read."""
+        """Return the rows from `start` to `stop` of a tensor's first dimension; other rows are not read."""
         with safe_open(self._files[name], framework="pt") as file:
             found: torch.Tensor = file.get_slice(name)[start:stop]
             return found
@@ -50,9 +50,9 @@ class CheckpointTensors:
 
 
 class LogitProcessing:
-    """Processes float32 logits as `distribution`, whose rows are those of the logits, in vLLM's order.
+    """Processes float32 logits as `distribution` specifies for each row, in vLLM's order.
 
-    The order is temperature, min-p, top-k, top-p. A token that is as probable as the last one kept is kept by top-k.
+    The order is temperature, min-p, top-k, top-p. Top-k also keeps tokens that are as probable as its last one.
     """
 
     def __init__(self, distribution: LoggedDistribution, device: torch.device) -> None:
@@ -84,9 +84,9 @@ class LogitProcessing:
         return logits.masked_fill(torch.zeros_like(cut).scatter(-1, order, cut | outside), -torch.inf)
 
 
-# Float32 logits at a time: on a CPU what its caches hold, on a GPU enough for one kernel to fill it.
+# Bytes of float32 logits at a time: on a CPU what its caches hold, on a GPU enough that one kernel fills it.
 FLOAT32_BYTES = {"cpu": 1 << 20, "cuda": 256 << 20}
-# Models whose logits were seen to be those of `_head`, and models that keep packed sequences apart.
+# Models that passed `check_logits`, and models that passed `check_packing`.
 _CHECKED: WeakSet[Any] = WeakSet()
 _PACKABLE: WeakSet[Any] = WeakSet()
 
@@ -125,8 +125,8 @@ class TokenBatch:
     """Rows of a batch as tensors: `ids`, `mask` and `positions` [rows, time]; None: the default of models.
 
     With `padding` right or left, each rollout is a row, padded to the longest one. With none, all rollouts are
-    concatenated in one row without padding or mask; the position of each token in its rollout tells models where one
-    ends."""
+    concatenated in one row without padding or mask; positions that restart show models where a rollout ends.
+    """
 
     def __init__(self, rollouts: RolloutBatch, rows: NDArray[np.int64], padding: str, device: torch.device) -> None:
         tokens = sequences(rollouts, rows)
@@ -170,11 +170,11 @@ class TokenBatch:
 
     @property
     def needed(self) -> torch.Tensor:
-        """True at the positions before a response token, shape [rows, time − 1]."""
+        """True for positions before a response token, shape [rows, time − 1]."""
         return self.owners >= 0
 
     def write(self, values: NDArray[Any], into: NDArray[Any]) -> None:
-        """Copy values [rows, time − 1, …] at the positions before response tokens to their places in `into` [T, …].
+        """Copy the values [rows, time − 1, …] before response tokens to these tokens' places in `into` [T, …].
 
         Nothing precedes the first token of a response without a prompt; its value in `into` is unchanged.
         """
@@ -211,8 +211,8 @@ def next_token_log_probs(
     """Return the log-prob of each token given the previous ones, float32 [rows, time − 1], in nats.
 
     Only positions of `batch.needed` are defined. Logits are cast to float32 before `process` and log-softmax, as in
-    trainers. If the logits of the batch need more than `logits_bytes` at 4 bytes each, the head is
-    applied in pieces, to the positions before response tokens only.
+    trainers. If the logits of the batch need more than `logits_bytes` at 4 bytes each, the head is applied in pieces,
+    and only to the positions before response tokens.
     """
     rows, width = batch.ids.shape
     if width < 2:
@@ -263,7 +263,7 @@ def log_softmax_at(
 ) -> torch.Tensor:
     """Return the log-prob of `tokens` [n] under the processed logits [n, V] of the rollouts `rows` [n].
 
-    `logits_of` returns the logits of a slice of the n. Few of them at a time are cast to float32: [n, V] never is.
+    `logits_of` returns the logits of a slice of the n. Only a slice at a time is cast to float32, never all of [n, V].
     """
     found = torch.empty(tokens.shape, dtype=torch.float32, device=tokens.device)
     start, size = 0, 1
@@ -278,7 +278,7 @@ def log_softmax_at(
 
 
 def _head(model: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """Return the logits of `hidden` [..., H]: the head, and the soft cap of models that have one."""
+    """Return the logits of `hidden` [..., H]: apply the head, and the soft cap if the model has one."""
     logits: torch.Tensor = model.get_output_embeddings()(hidden)
     softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     return logits if softcap is None else torch.tanh(logits / softcap) * softcap
@@ -301,7 +301,7 @@ def check_logits(model: Any, ids: torch.Tensor) -> None:
 def check_packing(model: Any) -> None:
     """Raise UnsupportedScoreError if a token's hidden state depends on the sequence packed before its own.
 
-    Models that do not read their positions for that, such as those with recurrent layers, attend across the border.
+    Models that ignore the restart of positions, such as those with recurrent layers, attend across the border.
     """
     if model in _PACKABLE:
         return

@@ -1,8 +1,9 @@
-"""Scorers that ask a running server over HTTP: what is common to them, and `vllm.http`.
+"""Scorers that ask a running server over HTTP: their common part, and `vllm.http`.
 
-The server's address is the worker's own setting; neither a job nor a rollout can name one, and redirects are not
-followed. The server must be seen to hold the job's weights: it was started on the folder of the checkpoint, or it tells
-the checkpoint's weights version. What it tells is in the fingerprint. Its hardware is not known: a server tells none.
+The server's address is a setting of the worker; neither a job nor a rollout can name one, and redirects are not
+followed. The server must be shown to hold the job's weights: it was started on the folder of the checkpoint, or it
+reports the checkpoint's weights version. The fingerprint has what the server reports; servers do not report their
+hardware.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ class ServerOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class HeldModel:
-    """What a server tells of itself: its name for the model, the path it was loaded from, the weights version.
+    """The model that a server reports: its name, the path it was loaded from, the weights version.
 
-    A sequence must have less than `longest` tokens, None if the server does not tell. `seen_by` says how it was seen to
-    hold the weights, if that is settled.
+    A sequence must have fewer than `longest` tokens; None if the server does not report it. `seen_by`: how the server
+    was shown to hold the weights, if that is already known.
     """
 
     name: str
@@ -131,9 +132,9 @@ def value_of(answer: Any, *path: str | int) -> Any:
 
 
 def check_weights(held: HeldModel, request: ScoreRequest) -> str:
-    """Return how the server was seen to hold the request's weights: "folder" or "version".
+    """Return how the server was shown to hold the request's weights: "folder" or "version".
 
-    Raises UnsupportedScoreError if it tells another weights version, or neither the folder nor a version.
+    Raises UnsupportedScoreError if it reports another weights version, or neither the folder nor a version.
     """
     wanted, told = request.weights_version, held.weights_version
     if held.seen_by is not None:
@@ -169,8 +170,8 @@ def score_with_server(
 
     `log_probs_of(temperature)(sequences, firsts)` asks the server and returns the log-probs of the tokens of each
     sequence from its position `first` ≥ 1 on, of the logits divided by `temperature`. Raises UnsupportedScoreError if
-    the run's log-probs are of a truncated distribution, or, without `any_temperature`, of a processed one: servers give
-    those of the raw one for prompts.
+    the run's log-probs are of a truncated distribution or, without `any_temperature`, of a processed one: servers
+    return raw log-probs for prompts.
     """
     try:
         options = parse_options(ServerOptions, request)
@@ -193,7 +194,7 @@ def score_with_server(
             "maximum model length"
         )
     plan = compose(lengths, options.batch_size, request.variant)
-    # A first token without a prompt has no log-prob.
+    # The first token of a response without a prompt has no log-prob.
     scored = lengths > np.maximum(np.diff(rollouts.prompt_offsets), 1)
     log_probs = score_by_temperature(rollouts, plan.batches, distribution.temperature, scored, log_probs_of, report)
     fingerprint = Fingerprint(
@@ -238,9 +239,9 @@ def score_with_vllm(request: ScoreRequest, warm: WarmModel, report: Report) -> S
 
 
 def _model_of_vllm(server: Server) -> HeldModel:
-    """Read what `/v1/models` tells, and `/weight_info`, if the server has it."""
+    """Read `/v1/models`, and `/weight_info` if the server has it."""
     models = value_of(server.ask("GET", "/v1/models"), "data")
-    # The base model: adapters have a parent.
+    # Base models only: adapters have a parent.
     served = [model for model in models if not model.get("parent")]
     if len(served) != 1:
         raise UnsupportedScoreError(f"the vLLM server serves {len(served)} models, and one is needed")
@@ -259,7 +260,7 @@ def _model_of_vllm(server: Server) -> HeldModel:
 def _log_probs_of_vllm(
     tokens: list[int], told: list[dict[str, dict[str, float]] | None], first: int
 ) -> NDArray[np.float64]:
-    """Return the log-probs of `tokens[first:]`: each position has those of some ids, by id."""
+    """Return the log-probs of `tokens[first:]`; each position of the answer has log-probs of some ids, by id."""
     if not isinstance(told, list) or len(told) != len(tokens):
         raise UnsupportedScoreError("vLLM gave no log-probs of the prompt; its version must support prompt_logprobs")
     found = [(place or {}).get(str(token)) for token, place in zip(tokens[first:], told[first:], strict=True)]

@@ -1,8 +1,8 @@
-"""`megatron.local`: Megatron-core's own `GPTModel`, with its layers that need no Transformer Engine, in one process.
+"""`megatron.local`: Megatron-core's own `GPTModel` in one process, with layers that do not need Transformer Engine.
 
-Dense models of the families in `FAMILIES`, loaded from a checkpoint in Hugging Face's form. It has Megatron's modules,
-its order of operations and its precision (weights and activations in one dtype); kernels of Transformer Engine, and
-tensor, pipeline and context parallelism, are not covered.
+Dense models of the families in `FAMILIES`, loaded from a checkpoint in Hugging Face's format. It has Megatron's
+modules, order of operations and precision (weights and activations in one dtype). Kernels of Transformer Engine and
+tensor, pipeline and context parallelism are not covered.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class MegatronOptions(Options):
 def score(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
     """Score all response tokens of the request. Raises UnsupportedScoreError if that cannot be done correctly."""
     chosen = parse_options(MegatronOptions, request).model_dump()
-    # Megatron gives whole logits only.
+    # Megatron returns only whole logits.
     options = TrainerOptions(
         **{name: value for name, value in chosen.items() if name != "dtype"},
         autocast=None, master_dtype=chosen["dtype"], logits_bytes=1 << 60,
@@ -59,37 +59,37 @@ def score(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
 
 
 class LocalGpt:
-    """A `GPTModel` with the part of a Hugging Face model's interface that forward passes use."""
+    """A `GPTModel` with those parts of a Hugging Face model's interface that forward passes use."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self.config = SimpleNamespace(_attn_implementation="megatron local")
 
     def __call__(self, input_ids: torch.Tensor, **_: Any) -> SimpleNamespace:
-        """Return `logits` [rows, time, V]. Padding on the right needs no mask of its own in a causal model."""
+        """Return `logits` [rows, time, V]. In a causal model, padding on the right needs no mask."""
         from megatron.core import tensor_parallel
 
         rows, time = input_ids.shape
         positions = torch.arange(time, device=input_ids.device).expand(rows, time)
         hidden = torch.ones(time, time, dtype=torch.bool, device=input_ids.device).triu(1)[None, None]
-        # Megatron moves its rotary frequencies to "the current device of CUDA", whatever its model is on, and asks for
+        # Megatron moves its rotary frequencies to the current CUDA device, whatever device the model is on, and reads
         # CUDA's random state before its dropout, which is 0 here.
         no_random_state = SimpleNamespace(fork=contextlib.nullcontext)
         with (
-            warnings.catch_warnings(action="ignore"),  # that Apex and process groups are missing
+            warnings.catch_warnings(action="ignore"),  # about missing Apex and process groups
             _answering(torch.cuda, "current_device", input_ids.device),
             _answering(tensor_parallel, "get_cuda_rng_tracker", no_random_state),
         ):
             return SimpleNamespace(logits=self._model(input_ids, positions, hidden))
 
     def get_output_embeddings(self) -> Any:
-        """Return the embeddings, whose shape is that of the head; a tied head has no weights of its own."""
+        """Return the embeddings, which have the shape of the head; a tied head has no weights of its own."""
         return self._model.embedding.word_embeddings
 
 
 @contextlib.contextmanager
 def _answering(module: Any, name: str, answer: Any) -> Iterator[None]:
-    """Let a function of a module return `answer` until the block ends."""
+    """Within the block, make a function of a module return `answer`."""
     before = getattr(module, name)
     setattr(module, name, lambda *_: answer)
     try:
@@ -99,7 +99,7 @@ def _answering(module: Any, name: str, answer: Any) -> Iterator[None]:
 
 
 def load(folder: Path, dtype: torch.dtype, _: str, device: torch.device) -> LocalGpt:
-    """Load a checkpoint. Raises UnsupportedScoreError if its model is of no known family, or lacks a tensor."""
+    """Load a checkpoint. Raises UnsupportedScoreError if its model is not of a known family or lacks a tensor."""
     with warnings.catch_warnings(action="ignore"):
         return LocalGpt(_built(folder, dtype, device).to(device, dtype).eval())
 
@@ -144,7 +144,7 @@ def _built(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
 
 
 def _weights(checkpoint: CheckpointTensors, layers: int, groups: int) -> dict[str, torch.Tensor]:
-    """Return the checkpoint's tensors under Megatron's names: q, k and v are fused by group of heads; gate and up."""
+    """Return the checkpoint's tensors under Megatron's names. q, k and v are fused by group of heads, gate with up."""
     names = {"embedding.word_embeddings.weight": "model.embed_tokens.weight", "output_layer.weight": "lm_head.weight",
              "decoder.final_layernorm.weight": "model.norm.weight"}  # fmt: skip
     parts = {"input_layernorm": "input_layernorm", "self_attention.q_layernorm": "self_attn.q_norm",

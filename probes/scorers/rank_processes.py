@@ -1,7 +1,7 @@
-"""The processes of a model that is divided among several devices: one for each, a rank of a torch process group.
+"""The processes of a model that is divided among several devices: one per device, each a rank of a torch process group.
 
-The process that starts them is not a rank. It sends each the same task, waits for the results, and notices at once if
-one of them dies; it then ends the others, which would wait in a collective operation for the dead one.
+The process that starts them is not a rank. It sends the same task to each rank and waits for the results. If a rank
+dies, it notices at once and ends the other ranks, which would wait for the dead one in a collective operation.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from foreshock_probes.scorers.request import Report, TooFewDevicesError, WarmMod
 
 
 def device_count() -> int:
-    """Return the number of GPUs that this process sees, else that of the CPU cores that it may use."""
+    """Return the number of GPUs that this process sees; without a GPU, the number of CPU cores that it may use."""
     return torch.cuda.device_count() if torch.cuda.is_available() else len(_cores())
 
 
@@ -46,19 +46,19 @@ def check_devices(option: str, needed: int) -> None:
 
 
 def cores_of_ranks(ranks: int) -> list[list[int]]:
-    """Return the CPU cores of each of `ranks` processes: as many for each, at least one, no core twice."""
+    """Return the CPU cores of each of `ranks` processes: the same number for each, at least one, no core twice."""
     cores = _cores()
     size = max(1, len(cores) // ranks)
     return [cores[rank * size : (rank + 1) * size] for rank in range(ranks)]
 
 
 def _cores() -> list[int]:
-    # Not every system tells the cores of a process.
+    # Not every system reports the cores of a process.
     affinity = getattr(os, "sched_getaffinity", None)
     return sorted(affinity(0)) if affinity is not None else list(range(os.cpu_count() or 1))
 
 
-# A rank waits this long for the others in a collective operation: longer than the slowest batch and than reading a
+# Longest wait of a rank for the others in a collective operation: longer than the slowest batch and than reading a
 # checkpoint, because ranks do not read at the same speed.
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=15)
 _SECONDS_TO_SEE_A_DEATH = 2.0
@@ -70,7 +70,7 @@ class RankError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """A rank in its own process: its number, that of all ranks, its device, and the model that it keeps loaded."""
+    """A rank in its own process: its number, the number of ranks, its device, and the model that it keeps loaded."""
 
     number: int
     ranks: int
@@ -79,7 +79,7 @@ class Rank:
 
 
 Handle = Callable[[Rank, Any, Report], Any]
-"""Does a task in a rank and returns its result. Task and result are pickled; the rank imports the function."""
+"""A function that does a task in a rank and returns its result. Task and result are pickled; the rank imports it."""
 
 
 class RankProcesses:
@@ -103,7 +103,7 @@ class RankProcesses:
     def run(self, task: object, report: Report) -> list[Any]:
         """Return each rank's result. `report` is called with the sum of the numbers that the ranks reported.
 
-        Raises RankError, and the ForeshockError that a rank raised; all ranks are then ended, for good.
+        Raises RankError, and the ForeshockError that a rank raised; all ranks are then ended and cannot be used again.
         """
         try:
             return self._run(task, report)
@@ -124,7 +124,7 @@ class RankProcesses:
                 raise self._death(number, error) from error
         results: dict[int, Any] = {}
         reported = [0] * len(self._children)
-        # A rank that has its result is watched too: the others would wait for it if it died.
+        # Ranks that have already returned a result are watched too: the others would wait for one that died.
         connections = {child.connection: number for number, child in enumerate(self._children)}
         while len(results) < len(self._children):
             for number in [connections[each] for each in wait(list(connections)) if each in connections]:
@@ -137,7 +137,7 @@ class RankProcesses:
                 elif kind == "refused":
                     raise value
                 else:
-                    # A rank that lost its connection to a dead one fails too, and may be heard of first.
+                    # A rank that lost its connection to a dead rank fails too, and its message may come first.
                     self._raise_first_death(number)
                     raise RankError(f"rank {number} failed with {value}")
         return [results[number] for number in sorted(results)]
@@ -164,7 +164,7 @@ class RankProcesses:
 
 
 def _end(children: list[ChildProcess], folder: Path) -> None:
-    """Kill the ranks: they hold nothing that must be saved, and one in a collective operation does not listen."""
+    """Kill the ranks: they hold nothing to save, and a rank in a collective operation does not read messages."""
     for child in children:
         child.kill()
     shutil.rmtree(folder, ignore_errors=True)
@@ -189,7 +189,7 @@ def main() -> int:
     if on_gpu:
         torch.cuda.set_device(device)
     elif sys.platform == "linux":
-        # All ranks are on this machine; gloo would look for its name in the network.
+        # All ranks are on this machine; gloo would otherwise look up the machine's name in the network.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.distributed.init_process_group(
         "nccl" if on_gpu else "gloo",

@@ -30,7 +30,7 @@ class UnsupportedScoreError(ForeshockError):
 
 
 class ReloadError(ForeshockError):
-    """The engine cannot be shown to hold the weights that were to be loaded in place; start another one with them."""
+    """The engine was not shown to hold the weights that it loaded in place; start another engine with them."""
 
 
 class TooFewDevicesError(ForeshockError):
@@ -79,10 +79,10 @@ class WarmModel:
         self._key: Hashable = None
         self._model: Any = None
         self.loading_seconds = 0.0
-        """Seconds that calls of `load` took so far."""
+        """Seconds that all calls of `load` took."""
 
     def get(self, key: Hashable, load: Callable[[], T]) -> T:
-        """Return the model of `key`; if another one or none is loaded, free it and call `load`."""
+        """Return the model of `key`; if it is not loaded, free the present model and call `load`."""
         if self._model is None or self._key != key:
             self._model = None
             start = time.monotonic()

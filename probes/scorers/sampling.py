@@ -1,8 +1,8 @@
-"""The distribution that the logged log-probs belong to: raw at temperature 1, or processed.
+"""The distribution of the logged log-probs: raw at temperature 1, or processed.
 
-An engine that logs raw log-probs (vLLM's default) logs log-softmax of the logits whatever the sampling was; one that
-logs processed log-probs divides the logits by the temperature first and renormalises what truncation leaves. A replay
-must follow the same distribution or it measures the difference of the two distributions.
+An engine that logs raw log-probs (vLLM's default) logs the log-softmax of the logits, whatever the sampling was. An
+engine that logs processed log-probs first divides the logits by the temperature and renormalises what truncation
+leaves. A replay must follow the same distribution, else it measures the difference between the two distributions.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Truncation = Literal["refuse", "apply", "ignore"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoggedDistribution:
-    """What is done to the logits of each rollout before log-softmax, arrays [N].
+    """The processing of each rollout's logits before log-softmax, arrays [N].
 
     They are divided by `temperature`; then tokens below `min_p` of the largest probability, beyond the `top_k` largest
-    (0: all) and outside the nucleus of `top_p` (1: all) get the probability 0.
+    (0: all) and outside the nucleus of `top_p` (1: all) get probability 0.
     """
 
     temperature: NDArray[np.float64]
@@ -42,7 +42,7 @@ class LoggedDistribution:
         return LoggedDistribution(self.temperature[rows], self.top_p[rows], self.top_k[rows], self.min_p[rows])
 
     def fingerprint_fields(self) -> dict[str, Any]:
-        """Return the fields of a fingerprint: the one value of all rollouts, None if they differ or nothing is cut."""
+        """Return the fields of a fingerprint: the value of all rollouts; None if they differ or nothing is cut."""
         found: dict[str, Any] = {"temperature": sampled_temperature(self.temperature)}
         for name, values, plain in (("top_p", self.top_p, 1.0), ("top_k", self.top_k, 0), ("min_p", self.min_p, 0.0)):
             kinds = np.unique(values)
@@ -56,8 +56,9 @@ def logged_distribution(
     """Return the distribution of each rollout's logged log-probs.
 
     Raw log-probs have the temperature 1 and all tokens. `override` (a scorer's option `temperature`) replaces the
-    temperature and every truncation. Truncation of processed log-probs is applied, refused or ignored. Raises
-    UnsupportedScoreError if it is refused, or if the sampling was greedy: no replay has its log-probs.
+    temperature and every truncation. `truncation` says whether a truncation of processed log-probs is applied, refused
+    or ignored. Raises UnsupportedScoreError if it is refused, or if the sampling was greedy: no replay can reproduce
+    greedy log-probs.
     """
     ones, zeros = np.ones(rollouts.num_rollouts), np.zeros(rollouts.num_rollouts)
     plain = LoggedDistribution(ones, ones, zeros.astype(np.int64), zeros)
@@ -91,13 +92,13 @@ def divisors(rollouts: RolloutBatch, override: float | None = None) -> NDArray[n
 
 
 def sampled_temperature(divisor: NDArray[np.float64]) -> float | None:
-    """The one temperature of a fingerprint, None where rollouts differ."""
+    """Return the temperature of a fingerprint; None if rollouts differ."""
     values = np.unique(divisor)
     return float(values[0]) if values.size == 1 else None
 
 
 def _per_rollout(rollouts: RolloutBatch, name: str, default: float) -> NDArray[np.float64]:
-    """[N] the column `name`, else the batch's attribute, else `default`; NaN in the column means: not known."""
+    """Return the column `name` [N], else the batch's attribute, else `default`; NaN in the column: not known."""
     attribute: Any = getattr(rollouts.attributes, name)
     fallback = default if attribute is None else attribute
     column = getattr(rollouts, name)

@@ -1,9 +1,9 @@
 """`sglang.http` and `sglang.decode`: the log-probs of a running SGLang server, by `/generate`.
 
 `sglang.http` passes prompt and response as one prompt. SGLang's prompt log-probs are raw: they ignore the temperature.
-`sglang.decode` forces the logged tokens one by one by a custom logit processor (`sglang_forced_tokens.py`); the server
-needs `--enable-custom-logit-processor`. It follows the run's temperature, as SGLang's own output log-probs do, which
-are those after the temperature and before top-p, top-k and min-p.
+`sglang.decode` forces the logged tokens one by one with a custom logit processor (`sglang_forced_tokens.py`), for which
+the server needs `--enable-custom-logit-processor`. Like SGLang's own output log-probs, its log-probs are taken after
+the temperature and before top-p, top-k and min-p.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from foreshock_probes.scorers.http_servers import HeldModel, Server, score_with_
 from foreshock_probes.scorers.request import Report, Scored, ScoreRequest, UnsupportedScoreError, WarmModel
 from foreshock_probes.scorers.tokens import model_configuration, vocabulary_size
 
-# What SGLang tells if its weights never got a version.
+# What SGLang reports if its weights were never given a version.
 _NO_VERSION = ("default", "")
 _LOWEST = -1e30
 
@@ -43,7 +43,7 @@ def score_prompts(
     keep: Callable[[Any], None],
     **asked: Any,
 ) -> Scored:
-    """Score by prefill, call `keep` with the answer to each sequence; `asked` are further parameters of `/generate`."""
+    """Score by prefill; call `keep` with the answer to each sequence. `asked`: further parameters of `/generate`."""
     size = vocabulary_size(request.weights_folder)
 
     def log_probs_of(sequences: list[NDArray[np.int32]], firsts: list[int]) -> Iterator[NDArray[np.float64]]:
@@ -104,7 +104,7 @@ def _generate(server: Server, body: dict[str, Any]) -> list[Any]:
 def _prompt_log_probs(tokens: list[int], told: Any, first: int, size: int | None) -> NDArray[np.float64]:
     """Return the log-probs of `tokens[first:]`: the last entries (log-prob, id, text) of `input_token_logprobs`.
 
-    SGLang reports the last id of the vocabulary as 0; the log-prob is that of the token itself.
+    SGLang reports the last id of the vocabulary as 0; the log-prob is still that of the token itself.
     """
     wanted = tokens[first:]
     entries = told[-len(wanted) :] if isinstance(told, list) else []
@@ -128,7 +128,7 @@ def _forced_log_probs(tokens: list[int], answer: Any) -> NDArray[np.float64]:
 
 
 def _numbers(values: list[Any]) -> NDArray[np.float64]:
-    """Return log-probs as an array; below −1e30 they are −∞. JSON has null for a NaN, which is refused."""
+    """Return log-probs as an array; values below −1e30 become −∞. A null, JSON's NaN, is refused."""
     if any(value is None for value in values):
         raise UnsupportedScoreError(
             f"SGLang gave no number for {values.count(None)} of {len(values)} log-probs of a rollout (NaN); check its "
@@ -139,7 +139,10 @@ def _numbers(values: list[Any]) -> NDArray[np.float64]:
 
 
 class _Forced:
-    """Pickled as a call that executes the text of `sglang_forced_tokens.py`, for a server without this package."""
+    """An object that is pickled as a call that executes the text of `sglang_forced_tokens.py`.
+
+    The server need not have this package.
+    """
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         text = Path(__file__).with_name("sglang_forced_tokens.py").read_text("utf-8")
@@ -155,7 +158,7 @@ def _processor() -> str:
 
 
 def held_model(server: Server, request: ScoreRequest) -> tuple[HeldModel, dict[str, Any]]:
-    """Return what the server holds and all that it tells of itself; loads the request's weights if it may."""
+    """Return the server's model and everything that it reports; load the request's weights if that is allowed."""
     folder = request.weights_folder.resolve()
     before = _model_of(server, request)
     if not server.may_reload:
@@ -185,7 +188,7 @@ def _checksum(server: Server) -> str | None:
 
 
 def _model_of(server: Server, request: ScoreRequest) -> tuple[HeldModel, dict[str, Any]]:
-    # Releases before 0.5.6 have the other paths only.
+    # Releases before 0.5.6 have only the second path of each line.
     model = server.find("/model_info") or server.ask("GET", "/get_model_info")
     told: dict[str, Any] = server.find("/server_info") or server.find("/get_server_info") or {}
     version = model.get("weight_version") if isinstance(model, dict) else None
@@ -208,7 +211,7 @@ def _model_of(server: Server, request: ScoreRequest) -> tuple[HeldModel, dict[st
 
 
 def _dtype(told: Any, weights_folder: Path) -> str | None:
-    """Return the dtype that the server computes in. "auto" is the checkpoint's, except that float32 becomes float16."""
+    """Return the server's dtype of computation. "auto" is the checkpoint's, except that float32 becomes float16."""
     if told != "auto":
         return {"half": "float16", "float": "float32"}.get(str(told), str(told)) if told else None
     configuration = model_configuration(weights_folder)

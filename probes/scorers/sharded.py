@@ -1,10 +1,10 @@
 """Forward passes of a model that is divided among several processes: the option `shards` of torch's scorers.
 
-The processes divide the batches: each computes every n-th one, with the same composition and the same operations as an
-undivided model. They share the parameters (FSDP2): each holds a part of every one and gathers one layer at a time. The
-head is the exception: each process holds all of it, because it is applied to one piece of a batch after another. So the
-memory of a process is that of the whole model divided by the processes, plus the largest layer and the head. A process
-reads only its own part of the checkpoint.
+The processes divide the batches: each computes every n-th batch, with the same composition and the same operations as
+an undivided model. They share the parameters (FSDP2): each holds a part of every parameter and gathers one layer at a
+time. The head is the exception: each process holds all of it, because it is applied to one piece of a batch after
+another. A process needs the memory of the whole model divided by the number of processes, plus the largest layer and
+the head. It reads only its own part of the checkpoint.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ class _Task:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """A rank's log-probs [T], NaN at tokens of other ranks, and the seconds that it took to load the model."""
+    """A rank's log-probs [T], NaN for tokens of other ranks, and the seconds that it took to load the model."""
 
     log_probs: NDArray[np.float32]
     fingerprint: Fingerprint
@@ -56,7 +56,7 @@ class _Part:
 
 
 def score_on_ranks(request: ScoreRequest, options: TrainerOptions, warm: WarmModel, report: Report) -> Scored:
-    """Score all response tokens of the request in `options.shards` processes, which stay for the next request.
+    """Score all response tokens of the request in `options.shards` processes, which are kept for the next request.
 
     Raises UnsupportedScoreError, TooFewDevicesError if there are fewer devices than shards, and RankError.
     """
@@ -79,7 +79,7 @@ def score_on_ranks(request: ScoreRequest, options: TrainerOptions, warm: WarmMod
 
 
 def _score_part(rank: Rank, task: _Task, report: Report) -> _Part:
-    """Score the rank's batches. All ranks call the decoder equally often, because each call gathers its parameters."""
+    """Score the rank's batches. All ranks call the decoder equally often, because each call gathers parameters."""
     request, options, before = task.request, task.options, rank.warm.loading_seconds
     flags = {"shards": str(rank.ranks)}
     forward = prepare_forward_pass(request, options, rank.warm, flags, load=load_sharded_model, device=rank.device)
@@ -105,7 +105,7 @@ def _batch(request: ScoreRequest, options: TrainerOptions, rows: NDArray[np.int6
 
 
 def _check_logits(forward: ForwardPass, request: ScoreRequest, options: TrainerOptions) -> None:
-    """Check the model in all ranks, if a batch of any rank needs its logits in pieces: the check calls the decoder."""
+    """Check the model in all ranks if any rank's batch needs logits in pieces; the check calls the decoder."""
     cpu = torch.device("cpu")
     sizes = (_batch(request, options, rows, cpu).ids.shape for rows in forward.plan.batches)
     if not all(logits_fit(forward.model, size, options.logits_bytes) for size in sizes):
@@ -119,7 +119,7 @@ def _call_decoder(forward: ForwardPass) -> None:
         forward.model.get_decoder()(input_ids=ids, use_cache=False)
 
 
-# transformers stacks the experts of a layer in one parameter, checkpoints have each by itself.
+# transformers stacks the experts of a layer in one parameter; checkpoints store each expert separately.
 _STACKED_EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
@@ -127,7 +127,7 @@ def load_sharded_model(folder: Path, dtype: torch.dtype, attention_implementatio
     """Load this process' part of the model in `folder` in `dtype`, in evaluation mode.
 
     All processes of the default process group must call it, and must then call the decoder equally often. Raises
-    UnsupportedScoreError as `load_model` does, and if the checkpoint's tensors are not named as the parameters.
+    UnsupportedScoreError as `load_model` does, and if names of tensors in the checkpoint differ from the parameters'.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -146,7 +146,7 @@ def load_sharded_model(folder: Path, dtype: torch.dtype, attention_implementatio
 
 
 def _model_without_weights(folder: Path, dtype: torch.dtype, attention_implementation: str) -> Any:
-    """Return the model with its buffers, and with parameters that have a shape only; none is tied to another."""
+    """Return the model with its buffers, and with parameters that have only a shape; no parameter is tied."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
@@ -158,14 +158,14 @@ def _model_without_weights(folder: Path, dtype: torch.dtype, attention_implement
     except (ValueError, ImportError, OSError, KeyError, RuntimeError) as error:
         raise UnsupportedScoreError(f"transformers cannot load the checkpoint: {error}") from error
     head = model.get_output_embeddings()
-    # The embeddings are divided and the head is not, so that a tied head needs a parameter of its own.
+    # The embeddings are divided and the head is not, so a tied head needs a parameter of its own.
     head.weight = nn.Parameter(torch.empty_like(head.weight, device="meta"), requires_grad=False)
     return model.requires_grad_(False)
 
 
 @contextlib.contextmanager
 def _parameters_without_memory() -> Iterator[None]:
-    """Move each parameter that a module gets within the block to the meta device; buffers are computed as usual."""
+    """Within the block, new parameters of modules are on the meta device; buffers are computed as usual."""
     plain = nn.Module.register_parameter
 
     def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -196,11 +196,11 @@ def _part(name: str, parameter: nn.Parameter, checkpoint: CheckpointTensors, dev
         values = _rows(name, checkpoint, parameter.shape, 0, parameter.shape[0])
         return nn.Parameter(values.to(device, parameter.dtype, copy=True), requires_grad=False)
     mesh = parameter.device_mesh
-    # Rows are divided as by torch.chunk: all parts have the same size but the last ones.
+    # Rows are divided as torch.chunk does: all parts but the last ones have the same size.
     size = -(-parameter.shape[0] // mesh.size())
     start = min(mesh.get_local_rank() * size, parameter.shape[0])
     stop = min(start + size, parameter.shape[0])
-    # A copy, because what is read may be a view of the whole file.
+    # A copy, because the values read may be a view of the whole file.
     values = _rows(name, checkpoint, parameter.shape, start, stop).to(device, parameter.dtype, copy=True)
     part = DTensor.from_local(
         values, mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
@@ -211,7 +211,7 @@ def _part(name: str, parameter: nn.Parameter, checkpoint: CheckpointTensors, dev
 def _rows(name: str, checkpoint: CheckpointTensors, shape: torch.Size, start: int, stop: int) -> torch.Tensor:
     """Return the rows from `start` to `stop` of the parameter `name`, whose shape is `shape`.
 
-    Raises UnsupportedScoreError if the checkpoint has no such parameter, or one of another shape.
+    Raises UnsupportedScoreError if the checkpoint has no such parameter or its shape differs.
     """
     source = name
     if name not in checkpoint.names:

@@ -1,4 +1,4 @@
-"""Token sequences of rollouts for engines, prompt and response as one, and their grouping into batches.
+"""Token sequences of rollouts for engines (prompt and response concatenated), and their grouping into batches.
 
 Floating-point sums depend on how rows are grouped and padded, so the composition of batches is part of a score's
 fingerprint. The same scorer with another composition gives its noise floor.
@@ -32,7 +32,7 @@ def sequences(rollouts: RolloutBatch, rows: NDArray[np.int64]) -> list[NDArray[n
 
 
 LogProbsOf = Callable[[list[NDArray[np.int32]], list[int]], Iterable[NDArray[np.float64]]]
-"""Returns the log-probs of the tokens of each sequence from its position `first` ≥ 1 on."""
+"""A function that returns the log-probs of each sequence's tokens from its position `first` ≥ 1 on."""
 
 
 def score_by_temperature(
@@ -43,9 +43,9 @@ def score_by_temperature(
     log_probs_of: Callable[[float], LogProbsOf],
     report: Report,
 ) -> NDArray[np.float32]:
-    """Return the log-probs [T] of the responses, a batch at a time, its rows of one `temperature` [N] together.
+    """Return the log-probs [T] of the responses. Of each batch, the rows of one `temperature` [N] are scored together.
 
-    They are NaN for rows that are not scored (`is_scored` [N]), and for a first token without a prompt.
+    Rows that are not scored (`is_scored` [N]) and the first token of a response without a prompt have NaN.
     """
     log_probs = np.full(rollouts.num_tokens, np.nan, dtype=np.float32)
     prompts = np.maximum(np.diff(rollouts.prompt_offsets), 1)
@@ -69,7 +69,7 @@ def sequence_lengths(rollouts: RolloutBatch) -> NDArray[np.int64]:
 
 
 def known_states(rollouts: RolloutBatch) -> NDArray[np.bool_]:
-    """Return which response tokens have a state before them, [T]: all but the first of a rollout without a prompt."""
+    """Return [T], True for response tokens with a state before them: all but the first one without a prompt."""
     known = np.ones(rollouts.num_tokens, np.bool_)
     starts, ends = rollouts.response_offsets[:-1], rollouts.response_offsets[1:]
     known[starts[(np.diff(rollouts.prompt_offsets) == 0) & (ends > starts)]] = False
@@ -77,7 +77,7 @@ def known_states(rollouts: RolloutBatch) -> NDArray[np.bool_]:
 
 
 def tokens_of_states(rollouts: RolloutBatch, rows: NDArray[np.int64], known: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the response tokens (indices in [T]) of the known states of `rows`, in the order of a batch of them."""
+    """Return the response tokens (indices in [T]) of the known states of `rows`, in the order of their batch."""
     ranges = [np.arange(*rollouts.response_offsets[row : row + 2]) for row in rows.tolist()]
     tokens = np.concatenate(ranges).astype(np.int64) if ranges else np.zeros(0, np.int64)
     chosen: NDArray[np.int64] = tokens[known[tokens]]
@@ -119,13 +119,13 @@ def check_tokens(rollouts: RolloutBatch, weights_folder: Path) -> None:
             )
 
 
-# The largest share of padding in a batch by length.
+# Largest share of padding in a batch of rows of similar length.
 MOST_PADDING = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """Batches of row indices, which contain each row exactly once; `name` describes them in a fingerprint."""
+    """Batches of row indices that contain each row exactly once; `name` describes them in a fingerprint."""
 
     name: str
     batches: tuple[NDArray[np.int64], ...]
@@ -142,9 +142,9 @@ def compose(
 ) -> Composition:
     """Group rows of `lengths` tokens into batches of at most `batch_size` rows, in their own order.
 
-    With `batch_tokens`, a batch also has at most so many tokens, padding included; a longer row is a batch of its own.
+    With `batch_tokens`, a batch also has at most that many tokens, padding included; a longer row is a batch by itself.
     `packed`: the rows of a batch have no padding. The variant of the noise floor sorts rows by length, longest first,
-    and takes a quarter of the batch size (eight rows if the batch size is 1), so that both the neighbours and the
+    and uses a quarter of the batch size (eight rows if the batch size is 1), so that both the neighbours and the
     padding of a row change. Raises UnsupportedScoreError for another variant.
     """
     _check_variant(variant)
@@ -169,9 +169,9 @@ def compose_by_length(
     """Group rows of similar length: at most `batch_size` rows and `batch_tokens` tokens, at most 5 % of them padding.
 
     A row longer than `batch_tokens` is a batch of its own. `packed`: the rows of a batch have no padding. The variant
-    of the noise floor starts with the shortest row and takes a quarter of the rows of the largest plain batch, so that
-    neighbours and padding change; if every batch has one row, it takes up to eight rows whatever their lengths.
-    Raises UnsupportedScoreError for another variant.
+    of the noise floor starts with the shortest row and uses a quarter of the rows of the largest plain batch, so that
+    neighbours and padding change; if every batch has one row, it uses up to eight rows of any length. Raises
+    UnsupportedScoreError for another variant.
     """
     _check_variant(variant)
     order = np.argsort(-lengths, kind="stable").astype(np.int64)
@@ -197,7 +197,7 @@ def _cut(
     most_padding: float,
     packed: bool,
 ) -> tuple[NDArray[np.int64], ...]:
-    """Cut `order` before each row that a batch has no room for."""
+    """Cut `order` before each row for which the batch has no room."""
     cuts, start, real, width = [], 0, 0, 0
     for index, row in enumerate(order.tolist()):
         length = int(lengths[row])

@@ -1,10 +1,10 @@
-"""`torch.decode`: a torch forward pass as an engine decodes, token by token with a KV cache.
+"""`torch.decode`: a torch forward pass that decodes as an engine does, token by token with a KV cache.
 
-Compared with a whole forward pass in the same dtype it shows what decoding alone changes: other shapes of the same
-products, and keys and values that are rounded once. Temperature and truncation are applied as the run did.
+Compared with a whole forward pass in the same dtype, it shows the effect of decoding alone: other shapes of the same
+products, and keys and values that are rounded once. Temperature and truncation are those of the run.
 
-Prompts are padded on the left and computed in one pass; then each step computes one token of each rollout. Rollouts
-that are complete leave the batch as soon as they are half of it.
+Prompts are padded on the left and computed in one pass; then each step computes one token of each rollout. Complete
+rollouts leave the batch as soon as they are half of it.
 """
 
 from typing import Any
@@ -67,7 +67,7 @@ class _Batch:
     """Rollouts that are decoded together, those with the longest responses first."""
 
     def __init__(self, rollouts: RolloutBatch, rows: NDArray[np.int64], forward: ForwardPass) -> None:
-        # The first token of a response without a prompt has no log-prob, and becomes the prompt.
+        # The first token of a response without a prompt has no log-prob; it becomes the prompt.
         prompts = np.maximum(np.diff(rollouts.prompt_offsets)[rows], 1)
         tokens = [sequence(rollouts, int(row)) for row in rows]
         counts = np.array([row.size for row in tokens], dtype=np.int64) - prompts

@@ -3,9 +3,9 @@
 `torch.trainer` reproduces a trainer's numerics, not its code: master weights in one dtype, autocast to another, rows
 padded to the longest of a batch and masked, logits cast to float32 before log-softmax. With the defaults (bfloat16
 autocast over float32 master weights, batches of 128 padded right) it equals the logged log-probs of a trainer with a
-plain Hugging Face forward pass, bit for bit on the same kind of CPU. Rows are concatenated without padding with
-`padding` none, as trainers pack sequences. Tensor and sequence parallelism and custom kernels are not covered; their
-effect is part of the link "not reproduced".
+plain Hugging Face forward pass, bit for bit on the same kind of CPU. `padding` none concatenates rows without padding,
+as trainers pack sequences. Tensor and sequence parallelism and custom kernels are not covered; their effect is part of
+the link "not reproduced".
 """
 
 from collections.abc import Callable, Mapping
@@ -86,7 +86,7 @@ def score(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
     """Score all response tokens of the request. Raises UnsupportedScoreError if that cannot be done correctly."""
     options = forward_options(request)
     if options.shards > 1:
-        from foreshock_probes.scorers.sharded import score_on_ranks  # which uses this module
+        from foreshock_probes.scorers.sharded import score_on_ranks  # here, because it imports this module
 
         return score_on_ranks(request, options, warm, report)
     return run_forward_pass(prepare_forward_pass(request, options, warm), request.rollouts, options, report)
@@ -95,8 +95,8 @@ def score(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
 def forward_options(request: ScoreRequest) -> TrainerOptions:
     """Return the options of the request's scorer.
 
-    `torch.trainer` takes the trainer's precision; `torch.bfloat16` and `torch.float32` have weights and activations in
-    one dtype, the latter without TensorFloat-32: the reference precision.
+    `torch.trainer` takes the trainer's precision. `torch.bfloat16` and `torch.float32` have weights and activations in
+    one dtype. `torch.float32` is the reference precision and does not use TensorFloat-32.
     """
     if request.scorer not in _ONE_DTYPE:
         return parse_options(TrainerOptions, request)
@@ -108,7 +108,7 @@ def forward_options(request: ScoreRequest) -> TrainerOptions:
 class ForwardPass:
     """A loaded model with the numerics of the options, and the plan of its batches.
 
-    `distribution` is what is done to the logits of each rollout. `head_dtype` None: the head is computed as the rest.
+    `distribution` is the processing of each rollout's logits. `head_dtype` None: the head is computed like the rest.
     """
 
     model: Any
@@ -128,7 +128,7 @@ def prepare_forward_pass(
     load: Load = load_model,
     device: torch.device | None = None,
 ) -> ForwardPass:
-    """Load the model by `load`, if it is not warm, and plan the batches; `flags` are added to the fingerprint's.
+    """Load the model with `load` if it is not warm, and plan the batches; `flags` are added to the fingerprint's.
 
     `device` None: the GPU if the request is for one, else the CPU. Raises UnsupportedScoreError.
     """

@@ -1,11 +1,12 @@
-"""`torch.own`: the trainer's own forward pass, a function of yours that this worker calls.
+"""`torch.own`: the trainer's own forward pass, a function of the user that this worker calls.
 
     FORESHOCK_TRAINER_FORWARD=my_package.replay:load foreshock worker
 
-`load(weights_folder)` loads a checkpoint, once, and returns `forward(batch)`, which gives the log-probs of all response
-tokens, [T] in nats, of a `foreshock.rollouts.RolloutBatch`. What it sets as attributes of `forward` (`dtype`,
-`head_dtype`, `master_dtype`, `autocast`, `attention_backend`) goes into the fingerprint. `examples/trainer_forward.py`
-has them for FSDP2, TRL and verl. The function is named by the worker's configuration, never by a request.
+`load(weights_folder)` loads a checkpoint once and returns `forward(batch)`. `forward` returns the log-probs [T], in
+nats, of all response tokens of a `foreshock.rollouts.RolloutBatch`. Its attributes `dtype`, `head_dtype`,
+`master_dtype`, `autocast` and `attention_backend`, if `load` sets them, go into the fingerprint.
+`examples/trainer_forward.py` has such functions for FSDP2, TRL and verl. Only the worker's configuration names the
+function, never a request.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _FIELDS = ("dtype", "head_dtype", "master_dtype", "autocast", "attention_backend
 
 
 def score(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
-    """Score all response tokens by the configured function; the variant "rebatched" gets the rollouts backwards.
+    """Score all response tokens with the configured function; the variant "rebatched" reverses the rollouts.
 
     Raises UnsupportedScoreError if the function's answer is not one finite log-prob for each response token.
     """

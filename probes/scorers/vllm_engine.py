@@ -1,4 +1,4 @@
-"""A vLLM engine in this process: its options, its start, other weights loaded into it, prompts run by it.
+"""A vLLM engine in this process: set its options, start it, load other weights into it, run prompts.
 
 By default prefix caching is off and the mode is eager. No tokenizer is loaded. vLLM materialises [tokens, vocabulary]
 for prompt log-probs, so `logits_bytes` bounds the tokens of one engine step.
@@ -34,12 +34,12 @@ from foreshock_probes.scorers.vllm_weights import reload_and_verify
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput, SamplingParams
 
-BYTES_PER_LOGIT = 10  # 2 as computed, 4 as float32, 4 of log-softmax
+BYTES_PER_LOGIT = 10  # 2 as computed, 4 as float32, 4 for log-softmax
 DEFAULT_LOGITS_BYTES = {"cpu": 1 << 30, "cuda": 8 << 30}
 # vLLM's default for a step is at most this many tokens; a larger bound has no effect.
 LARGEST_DEFAULT_STEP = 16_384
 SHORTEST_MODEL_LENGTH = 256
-# Loaded into every engine, so that one engine serves all of vLLM's scorers; it does nothing for other requests.
+# Loaded into every engine, so that one engine serves all of vLLM's scorers; it does not affect other requests.
 FORCED_TOKENS = "foreshock_probes.scorers.vllm_plugins:ForcedTokens"
 WORKER_EXTENSION = "foreshock_probes.scorers.vllm_plugins.WorkerExtension"
 
@@ -71,7 +71,7 @@ class VllmOptions(Options):
 
 
 def engine_arguments(weights_folder: Path, options: VllmOptions, longest: int) -> dict[str, Any]:
-    """Return the arguments of `vllm.LLM` for sequences of at most `longest` tokens; other arguments, other engine.
+    """Return the arguments of `vllm.LLM` for sequences of at most `longest` tokens; other arguments need a new engine.
 
     Raises UnsupportedScoreError if the model cannot be divided by `tensor_parallel_size`, and TooFewDevicesError.
     """
@@ -119,9 +119,9 @@ def engine_arguments(weights_folder: Path, options: VllmOptions, longest: int) -
 
 
 def bind_ranks_to_cores(tensor_parallel_size: int) -> None:
-    """On a CPU, give each process of a tensor-parallel engine cores of its own, unless the environment does.
+    """On a CPU, give each process of a tensor-parallel engine its own cores, unless the environment already does.
 
-    vLLM's default is a NUMA node for each process, which a machine with one node refuses.
+    vLLM's default is one NUMA node per process, which fails on a machine with one node.
     """
     if tensor_parallel_size > 1 and not torch.cuda.is_available():
         lists = [",".join(map(str, cores)) for cores in cores_of_ranks(tensor_parallel_size)]
@@ -137,7 +137,7 @@ def _check_tensor_parallel(weights_folder: Path, size: int) -> None:
         value = configuration.get(name)
         if not isinstance(value, int) or value % size == 0:
             continue
-        # A process may have a copy of a key-value head of its neighbour.
+        # Several processes may hold a copy of the same key-value head.
         if name == "num_key_value_heads" and value < size and size % value == 0:
             continue
         raise UnsupportedScoreError(
@@ -174,7 +174,7 @@ class Prepared:
 
 
 def prepare_engine(request: ScoreRequest, options: VllmOptions, warm: WarmModel) -> Prepared:
-    """Start the engine if none is warm, and have it hold the request's weights.
+    """Start the engine if none is warm, and load the request's weights into it.
 
     Raises UnsupportedScoreError, and ReloadError if a warm engine cannot be shown to hold the weights.
     """
@@ -226,10 +226,10 @@ class VllmEngine:
         return outputs
 
     def hold(self, folder: Path, digest: str) -> None:
-        """Hold the weights of `digest` in `folder`: load them in place of the present ones if these differ.
+        """Load the weights of `digest` in `folder` in place of the present ones, unless the engine holds them already.
 
         The weights must have the same architecture. Raises ReloadError if the engine cannot be shown to hold every
-        tensor of the checkpoint; it then holds unknown weights, until a later call succeeds.
+        tensor of the checkpoint; it then holds unknown weights until a later call succeeds.
         """
         if self._held == digest:
             return
@@ -257,7 +257,7 @@ class VllmEngine:
         return scheduler.max_num_seqs, scheduler.max_num_batched_tokens
 
     def flags(self, options: VllmOptions) -> dict[str, str]:
-        """Return the flags of the fingerprint that are needed to set up the same engine."""
+        """Return the fingerprint's flags that are needed to set up the same engine."""
         flags = {
             "enforce_eager": str(options.enforce_eager).lower(),
             "prefix_caching": str(options.prefix_caching).lower(),
@@ -272,13 +272,13 @@ class VllmEngine:
         return flags | ({"bfloat16_conversion": conversion} if conversion else {})
 
     def _find_attention_backend(self) -> str | None:
-        """Return the name of vLLM's attention backend, several joined by "+"; None if no layer names one."""
+        """Return the name of vLLM's attention backend; several are joined by "+". None if no layer names one."""
         names = {name for names in self._llm.collective_rpc("foreshock_attention_backends") for name in names}
         return "+".join(sorted(names)) or None
 
 
 def bfloat16_conversion() -> str | None:
-    """Return how vLLM's CPU kernels convert float32 to bfloat16 here: "nearest", "truncated", None if unknown.
+    """Return how vLLM's CPU kernels convert float32 to bfloat16 here: "nearest" or "truncated"; None if unknown.
 
     Kernels built for CPUs without AVX512-BF16 truncate, which biases every activation towards zero and changes
     log-probs by as much as a whole training–inference mismatch.

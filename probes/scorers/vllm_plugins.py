@@ -1,6 +1,6 @@
-"""What every vLLM engine loads: methods of its worker processes, and a logits processor that forces given tokens.
+"""Plugins of every vLLM engine: methods of its worker processes, and a logits processor that forces given tokens.
 
-With tensor parallelism the model is in processes of vLLM's own, which are reached by the name of a method only. vLLM
+With tensor parallelism the model is in vLLM's own processes, which can be reached only by the name of a method. vLLM
 takes raw log-probs before its logits processors, so a forced token's log-prob is that of the model.
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class WorkerExtension:
-    """Mixed into vLLM's worker class, which has `get_model`. vLLM requires that no name is in use there."""
+    """A mixin of vLLM's worker class, which has `get_model`. vLLM requires names that its class does not use."""
 
     def foreshock_attention_backends(self) -> list[str]:
         """Return the names of the attention backends of the model's layers, sorted."""
@@ -32,7 +32,7 @@ class WorkerExtension:
 
             def compute_logits(*arguments: Any, **named: Any) -> Any:
                 logits = plain(*arguments, **named)
-                # Only one worker of a tensor-parallel group may get the logits.
+                # In a tensor-parallel group, logits may be None in all workers but one.
                 divisor = model.foreshock_divisor
                 return logits if divisor == 1.0 or logits is None else logits.float() / divisor
 
@@ -48,7 +48,7 @@ EXTRA_ARGUMENT = "foreshock_forced_tokens"
 
 
 class ForcedTokens(LogitsProcessor):  # type: ignore[misc]  # vLLM ships no types
-    """Leaves only the next forced token of each request that has some; other requests are unchanged."""
+    """Leaves only the next forced token of each request that has forced tokens; other requests are unchanged."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
         self._device = device
@@ -78,7 +78,7 @@ class ForcedTokens(LogitsProcessor):  # type: ignore[misc]  # vLLM ships no type
                 self._requests[first] = replaced
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """Set all logits but that of the next forced token to −∞, in the rows that have one."""
+        """In rows with a next forced token, set all other logits to −∞."""
         if not self._requests:
             return logits
         rows = list(self._requests)

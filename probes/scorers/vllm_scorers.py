@@ -1,10 +1,10 @@
 """`vllm.prefill` and `vllm.decode`: the log-probs of vLLM's own kernels, dtype and head.
 
-`vllm.prefill` passes prompt and response as one prompt, without the state of sampling: compared with `rollout` it shows
-the effect of decoding, caches and stale weights, compared with `torch.trainer` that of engine against trainer.
+`vllm.prefill` passes prompt and response as one prompt, without the state of sampling. Compared with `rollout`, it
+shows the effect of decoding, caches and stale weights; compared with `torch.trainer`, that of engine against trainer.
 `vllm.decode` computes each token as the engine did when it sampled: the prompt in a prefill, then one token per step
-over its KV cache. A logits processor forces the logged token (`vllm_plugins`); raw log-probs are taken before it. What
-remains different from sampling is the composition of the engine's batches.
+over its KV cache. A logits processor forces the logged token (`vllm_plugins`); raw log-probs are taken before it. Only
+the composition of the engine's batches still differs from sampling.
 
 vLLM's prompt log-probs are always raw; a temperature is applied to the logits that the model returns. Multimodal
 prompts, LoRA adapters, and log-probs under top-p, top-k or min-p are not covered.
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 def score_prefill(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
     """Score as `vllm.prefill`. Raises UnsupportedScoreError if that cannot be done correctly."""
-    # A single token has no log-prob.
+    # A sequence of one token has no log-prob.
     return _score(request, warm, report, _prefilled, sequence_lengths(request.rollouts) >= 2)
 
 
 def score_decode(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
     """Score as `vllm.decode`. Raises UnsupportedScoreError if that cannot be done correctly."""
-    # A response without a prompt has no log-prob for its first token, which becomes the prompt.
+    # The first token of a response without a prompt has no log-prob; it becomes the prompt.
     prompts = np.maximum(np.diff(request.rollouts.prompt_offsets), 1)
     return _score(request, warm, report, _decoded, sequence_lengths(request.rollouts) > prompts)
 
@@ -47,7 +47,7 @@ def _score(
     log_probs_of: Callable[[VllmEngine, list[NDArray[np.int32]], list[int]], Iterable[NDArray[np.float64]]],
     scored: NDArray[np.bool_],
 ) -> Scored:
-    """Score the request batch by batch, the rows of one temperature together; `scored` [N] are the rows to submit."""
+    """Score the request batch by batch, rows of one temperature together; `scored` [N]: True for rows to submit."""
     options, rollouts = parse_options(VllmOptions, request), request.rollouts
     prepared = prepare_engine(request, options, warm)
     plan = compose(sequence_lengths(rollouts), options.batch_size, request.variant)

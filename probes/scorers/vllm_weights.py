@@ -1,10 +1,10 @@
 """Load other weights into a running vLLM engine, and verify that it holds each of them.
 
 A reload can be partial without an error: a tied head on a CPU, for example, keeps its old copy. Therefore every
-parameter of the engine is compared with the checkpoint's tensors, bit for bit after the cast to the engine's dtype. A
-parameter that the engine keeps as it is, is read from memory. Weights that were packed for a kernel are read through
-that kernel: a linear layer applied to the identity matrix returns its weights, exactly, because each output is one
-product with 1 and sums of zeros. This costs about as much as scoring as many tokens as the model has hidden units.
+parameter of the engine is compared with the checkpoint's tensors, bit for bit after the cast to the engine's dtype.
+Parameters that are stored unchanged are read from memory. Weights that were packed for a kernel are read through that
+kernel: a linear layer applied to the identity matrix returns its weights exactly, because each output is one product
+with 1 plus zeros. This costs about as much as scoring as many tokens as the model has hidden units.
 
 Fused parameters are compared with their parts in the order of the model's `packed_modules_mapping`. Quantised weights
 and stacked experts have no such mapping: they are refused, and the caller starts another engine.
@@ -35,7 +35,7 @@ def reload_and_verify(llm: Any, folder: Path) -> None:
         llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
         llm.apply_model(_pack_heads_again)
     except Exception as error:
-        # Whatever a release of the engine raises here, the weights that it now holds are unknown.
+        # After any error, whichever a release of the engine raises, its weights are unknown.
         raise ReloadError(f"reload_weights failed with {type(error).__name__}: {error}") from error
 
     def verify(model: Any) -> None:
@@ -48,7 +48,7 @@ def reload_and_verify(llm: Any, folder: Path) -> None:
 
 
 def _pack_heads_again(model: Any) -> None:
-    """Pack heads from their present weights: a head tied to the embeddings is not part of a reload."""
+    """Pack heads again from their present weights, because a reload leaves out a head tied to the embeddings."""
     for module in model.modules():
         if is_packed(module) and module.weight.numel():
             module.quant_method.process_weights_after_loading(module)
@@ -72,13 +72,13 @@ def verify_weights(model: Any, folder: Path) -> None:
             if values.shape[1:] != expected.shape[1:] or values.shape[0] < expected.shape[0]:
                 shapes = f"the shape {list(values.shape)}, the checkpoint's {list(expected.shape)}"
                 raise ReloadError(f"the parameter {name!r} has {shapes}")
-            # An embedding is padded to a round number of rows.
+            # Embeddings are padded to a round number of rows.
             if not _equal(values[: expected.shape[0]], expected.to(parameter.dtype).to(values.dtype)):
                 raise ReloadError(f"the parameter {name!r} does not hold the values of {', '.join(names)}")
 
 
 def _names_in_checkpoint(path: str, kind: str, fused: dict[str, list[str]], checkpoint: CheckpointTensors) -> list[str]:
-    """Return the names of the tensors that a parameter is made of, in their order; none if they are not known."""
+    """Return the names of the tensors that form a parameter, in order; empty if they are not known."""
     parent, _, last = path.rpartition(".")
     parts = [f"{parent}.{part}.{kind}" for part in fused.get(last, [last])] if parent else [f"{path}.{kind}"]
     if all(part in checkpoint.names for part in parts):
@@ -89,7 +89,7 @@ def _names_in_checkpoint(path: str, kind: str, fused: dict[str, list[str]], chec
 
 
 def _held(module: Any, kind: str, parameter: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the values of a parameter from each place that the engine keeps them in."""
+    """Yield the values of a parameter from each place where the engine keeps them."""
     if parameter.numel():
         yield parameter
     if kind == "weight" and is_packed(module):
@@ -100,7 +100,7 @@ def _held(module: Any, kind: str, parameter: torch.Tensor) -> Iterator[torch.Ten
 
 
 def _equal(held: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Return True if two tensors are equal; numbers below the smallest normal one count as 0, as in some kernels."""
+    """Return True if two tensors are equal; subnormal numbers count as 0, as in some kernels."""
     if held.shape != expected.shape or held.dtype != expected.dtype:
         return False
     if not held.is_floating_point():
