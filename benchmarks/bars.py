@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of the table: a value and its bar, the largest that it may be, or the least with `at_least`.
+    """A line of the table: a value and its bar, the largest allowed value, or with `at_least` the smallest.
 
-    Without a bar, or with a value that was not measured (None), the line is reached.
+    Without a bar, or if the value was not measured (None), the bar counts as reached.
     """
 
     key: str
@@ -29,7 +29,7 @@ class Line:
 
 
 def report_parts(parts: Mapping[str, Callable[[], Sequence[Line]]], names: Sequence[str]) -> int:
-    """Measure the parts with these names, all without one, and report them; return 2 for an unknown name."""
+    """Measure the named parts (no names: all) and report them; return 2 for an unknown name."""
     if unknown := sorted(set(names) - set(parts)):
         print(f"unknown part {unknown[0]!r}; parts: {', '.join(parts)}", file=sys.stderr)
         return 2

@@ -157,7 +157,7 @@ def _serve_connection(connection: socket.socket, kind: Kind) -> None:
 
 
 class Outcome(NamedTuple):
-    """What one trainer saw: seconds of a median call, bytes of growth, seconds to its end."""
+    """The result of one trainer: median seconds per call, bytes of memory growth, seconds until its end."""
 
     kind: str
     clients: int

@@ -1,9 +1,9 @@
 """The closed loop: `make bench-closed-loop`.
 
-The tables are those of the recorded runs of `examples/closed_loop`; what is not run yet is named. Beside them, from
-recorded and generated curves: what the loop takes from healthy runs, whether the remedy that the advice favours is the
-one that did better, and the ROC of "the driven part is beyond its set point" as a warning.
-`MAKE_AGAIN=1`: one run is made again from its seed, with a real vLLM and real training, and compared with its record.
+The tables are those of the recorded runs of `examples/closed_loop`; missing runs are listed. Recorded and generated
+curves add three results: how much learning rate the loop takes from healthy runs, whether the remedy that the advice
+favours is the better one, and the ROC of the warning "the driven part is beyond its set point". With `MAKE_AGAIN=1` one
+run is made again from its seed, with a real vLLM and real training, and compared with its record.
 
 Bars, each printed as 1, 0 or nan (not measured): collapses ≤ 1 of 12; reward ≥ 0.97 of the best arm; above cosine and
 above sham in ≥ 3 settings; with masking better than either alone in ≥ 2; harm: reward ≥ 0.98 of constant at Σ η ≥ 0.95,
@@ -53,13 +53,14 @@ from foreshock.learning_rate.remedies import favoured
 CONFIGURATION = WarningConfiguration.for_model("dense")
 FACTORS = (1.0, 2.0, 4.0, 6.0, 8.0, 16.0)
 WARNING_FACTOR, IN_A_ROW = 16.0, 5
-"""Of the warning: the set points that the driven part is beyond, and the steps in a row. Chosen on the tuning part, as
-the most hits at no more than one false alarm per 1,000."""
+"""Constants of the warning: the driven part exceeds this multiple of its set point for this many steps in a row. Chosen
+on the tuning part for the most hits at no more than one false alarm per 1,000."""
 MOST_LOST = 0.05
 NO_RIVALS: Sequence[Arm] = ("twin", "cosine", "advice", "advice-mis")
-"""Arms that the advice's reward is not compared with: without mismatch, with the end planned, or with the advice."""
+"""Arms that are not rivals of the advice's reward: they have no mismatch, a planned end, or the advice itself."""
 BETTER_REMEDY: Mapping[str, Favoured] = {"lag8-lr0.0001": "correction", "lag4-lr0.0002": "rate"}
-"""By the last rewards: in `lag8` that of masking is above that of the advice, in `lag4` below (docs/closed-loop.md)."""
+"""The better remedy by the last rewards: masking is above the advice in `lag8`, below it in `lag4`
+(docs/closed-loop.md)."""
 
 
 def run() -> int:
@@ -79,7 +80,7 @@ def run() -> int:
 
 
 FIGURES = ("hits", "collapses", "false_per_1000", "curves", "logs", "remedy_right_lag8", "remedy_right_lag4")
-"""Printed values that are no bar."""
+"""Printed values without a bar."""
 
 
 def _print_setting(console: Console, found: Sequence[Outcome], setting: Setting) -> None:
@@ -135,7 +136,7 @@ def _settings_above(found: Sequence[Outcome], rivals: Sequence[Arm], arm: Arm, n
 
 
 def _recorded(console: Console) -> dict[str, float]:
-    """Return the harm on healthy curves and the early warning on the locked part; a constant rate in all."""
+    """Return the harm on healthy curves, and the early warning on the locked part of runs with a constant rate."""
     results = read_results(COLLAPSES)
     runs = summarize(results)
     healthy = [each for each in runs if each.collapse is None and each.learning_rate == 1e-4 and "lag" not in each.dose]
@@ -165,7 +166,7 @@ def _recorded(console: Console) -> dict[str, float]:
 def _with_mismatch(*, planned: bool = False) -> Iterator[list[ClosedStep]]:
     """Yield the 600 healthy curves of lengths with a k3 of any healthy or static size, at lag 0, 1 to 8 or unknown.
 
-    k3 has noise by a quarter and drifts by up to three times. Of lagging tokens it is below the set point.
+    k3 has 25 % noise and drifts by a factor of up to three. For lagging tokens it is below the set point.
     """
     for seed, (_, steps) in enumerate(healthy_curves()):
         random = np.random.default_rng([HELD_OUT_SEED, seed, 1])
@@ -182,10 +183,9 @@ def _with_mismatch(*, planned: bool = False) -> Iterator[list[ClosedStep]]:
 
 
 def _remedies(results: Mapping[str, Result]) -> dict[str, float]:
-    """Return in which share of the steps from the 20th on the favoured remedy is the one that did better.
+    """Return the share of steps, from the 20th on, at which the favoured remedy is the better one.
 
-    Of recorded runs with the advice. The effect of masking is not recorded: what is judged is whether updates rule it
-    out.
+    Uses recorded runs with the advice. The effect of masking is not recorded; judged is whether updates rule it out.
     """
     shares = {}
     for setting, better in BETTER_REMEDY.items():
@@ -239,7 +239,7 @@ def _early_warning(console: Console, results: dict[str, Result], runs: Sequence[
 
 
 def _standing(over: Sequence[Sequence[tuple[int, bool]]], collapses: Sequence[int | None]) -> tuple[str, str]:
-    """Return of how many collapses the alarm stands three steps before, and in how many other runs it ever stands."""
+    """Return how many collapses have the alarm three steps before them, and how many other runs ever have it."""
     pairs = list(zip(over, collapses, strict=True))
     before = [any(stands and step == end - 3 for step, stands in each) for each, end in pairs if end is not None]
     others = [any(stands for _, stands in each) for each, end in pairs if end is None]
@@ -254,7 +254,7 @@ def _in_a_row(beyond: Sequence[tuple[int, float]], factor: float) -> list[tuple[
 
 
 def _beyond(steps: Sequence[ClosedStep]) -> list[tuple[int, float]]:
-    """Return the driven part over its set point at each step; 0 if it is not measured."""
+    """Return, for each step, the driven part divided by its set point; 0 if it is not measured."""
     state, found = WarningState(), []
     for each in steps:
         state, _ = advance(state, each, CONFIGURATION)

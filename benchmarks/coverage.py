@@ -1,8 +1,8 @@
-"""How often does the range of k3 over the prompts of a batch hold the mean of its population? `make bench-coverage`
+"""Measure how often the range of k3 over a batch's prompts contains the population's mean: `make bench-coverage`.
 
 400 batches each of populations whose prompts, rollouts or tokens differ. No interval over the prompts of a batch can
-hold the mean 95 % of the time if what is rare is not in the batch; therefore none is called a 95 % interval, and only
-the first population has a bar: 92 to 98 % where prompts are alike. Coverage of exact values is tested
+contain the mean 95 % of the time if rare prompts are not in the batch. Therefore no range is called a 95 % interval,
+and only the first population, whose prompts are alike, has a bar: 92 to 98 %. Coverage of exact values is tested
 (tests/foreshock/measures/estimators/test_coverage.py).
 """
 
@@ -26,7 +26,7 @@ class Population:
 
     name: str
     growth: float = 0.0
-    """|d| at the longest response's end over that at its start, minus 1"""
+    """ratio of |d| at the longest response's end to that at its start, minus 1"""
     offset: float = 0.0
     """share of rollouts whose d is off by 0.1"""
     heavy: float = 0.0
@@ -34,17 +34,17 @@ class Population:
     spread: float = 0.0
     """standard deviation of log |d| over prompts"""
     of_rollouts: float = 0.0
-    """the same over rollouts"""
+    """standard deviation of log |d| over rollouts"""
     long: float = 0.0
     """standard deviation of log lengths"""
     tails: float = 0.0
-    """degrees of freedom of Student's t, whose d is cut at 5; 0: normal"""
+    """degrees of freedom of Student's t, cut at 5, for d; 0: normal"""
     rare: float = 0.0
     """share of tokens with a d of −1"""
     tail: float = 0.0
     """d of the last token of every response"""
     rollouts: int = 16
-    """of a prompt"""
+    """rollouts per prompt"""
 
     def range_of_batch(self, prompts: int, seed: int) -> Interval:
         """Return the range of mean k3 of one batch."""
@@ -75,7 +75,7 @@ POPULATIONS = (
     Population("|d| grows tenfold over the response", growth=9.0),
     Population("3 % of the rollouts are off by 0.1", offset=0.03),
     Population("one prompt in 50 has ten times the |d|", heavy=0.02),
-    # Those above are named by reports, those below are our own.
+    # The populations above come from reports; those below are our own.
     Population("a third of the prompts have ten times the |d|", heavy=1 / 3),
     Population("|d| of prompts spreads by a factor of 1.6", spread=0.5),
     Population("|d| of rollouts spreads by a factor of 2.7", of_rollouts=1.0),
@@ -91,7 +91,7 @@ OF_POPULATIONS = (8, 32, 128)
 
 
 def print_populations(batches: int = 400) -> dict[str, list[float]]:
-    """Print how often the reported range of k3 holds the mean of populations whose prompts or rollouts differ."""
+    """Print how often the reported range of k3 contains the mean, for populations whose prompts or rollouts differ."""
     print(f"\n{f'population, {batches} batches':52s}" + "".join(f"{n:>5d} prompts" for n in OF_POPULATIONS))
     held: dict[str, list[float]] = {}
     for each in POPULATIONS:

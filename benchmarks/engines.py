@@ -2,10 +2,10 @@
 
     make bench-engines
 
-A server is started on a tiny model in float32. `sglang.http` must equal `torch.float32` within 5e-5 and `sglang.decode`
-the log-probs that SGLang logged, bit for bit; a forced decode must have 0.85 of the tokens per second that the server
-samples; six checkpoints, the start of the server included, may take 1.3 times as long as one. Of the faults of
-`sglang_faults` the doctor must name each, and nothing else.
+A server is started on a tiny model in float32. `sglang.http` must equal `torch.float32` within 5e-5, and
+`sglang.decode` must equal the log-probs that SGLang logged, bit for bit. A forced decode must reach 0.85 of the tokens
+per second at which the server samples. Six checkpoints, the start of the server included, may take 1.3 times as long as
+one. The doctor must name each of the faults of `sglang_faults`, and nothing else.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def sample(
     server: httpx.Client, prompts: list[list[int]], tokens: int, temperature: float = 1.0, **columns: Any
 ) -> RolloutBatch:
     """Return rollouts of `tokens` tokens that SGLang sampled, with the log-probs that it reported."""
-    # Of a prompt that is in the cache, SGLang computes other parts again.
+    # For a prompt in the cache, SGLang would recompute only parts, and other parts each time.
     server.post("/flush_cache?timeout=60").raise_for_status()
     body = {
         "input_ids": prompts,
@@ -101,7 +101,7 @@ def main() -> int:
                 _score(DECODE, folders[0], rollouts)
                 ratios.append((sampled - began) / (time.monotonic() - sampled))
             found["throughput_ratio"] = statistics.median(ratios)
-            # One sequence: how the server batches several depends on when they arrive, and the last bits on that.
+            # One sequence alone: the server's batches depend on the time of arrival, and the last bits on the batch.
             alone = sample(server, prompts[:1], TOKENS)
             decoded, logged = _score(DECODE, folders[0], alone), np.asarray(alone.rollout_log_probs)
             found["decode_difference"] = float(np.abs(decoded.log_probs - logged).max())

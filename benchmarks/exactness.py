@@ -1,11 +1,12 @@
 """Compare the service's measures with a direct evaluation of the formulas. `make bench-exactness`
 
-Rollouts are uploaded over HTTP, every measure is read back over HTTP, and each that has one is compared with a float64
-evaluation of its formula alone (tests/foreshock/measures/direct.py: math.fsum over Python floats; no shared code).
+Rollouts are uploaded over HTTP and every measure is read back over HTTP. Each measure with a formula is compared with a
+float64 evaluation of the formula alone (tests/foreshock/measures/direct.py: math.fsum over Python floats; no shared
+code).
 
-Bars: 1e-9 relative on every measure, and below 1e-6 1e-15 absolute; the sum of d over links equals d of the whole,
-token by token, to 1e-12. Data: random batches with |d| from 1e-6 to 30, including NaN and infinities, and every step of
-the recorded run.
+Bars: a relative error of 1e-9 for every measure, or an absolute error of 1e-15 for values below 1e-6; the sum of d over
+links equals d of the whole, token by token, to 1e-12. Data: random batches with |d| from 1e-6 to 30, including NaN and
+infinities, and every step of the recorded run.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ BAR_MEASURES = 1e-9
 BAR_TELESCOPING = 1e-12
 LEAST_MEASURES = 20
 SMALLEST = 1e-6
-"""Relative errors of smaller values are relative to this."""
+"""Errors of smaller values are divided by this."""
 
 
 def random_batch(seed: int, scale: float) -> RolloutBatch:
@@ -39,7 +40,7 @@ def random_batch(seed: int, scale: float) -> RolloutBatch:
     random = np.random.default_rng(seed)
     lengths = random.integers(1, 200, 64)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    # Values below −100 are no log-probs and are counted apart.
+    # Values below −100 do not count as log-probs and are counted separately.
     behaviour = -np.minimum(random.exponential(1.0 + scale, offsets[-1]), 60.0).astype(np.float32)
     target = np.clip(behaviour + random.normal(0, scale, offsets[-1]), -95.0, 0.0).astype(np.float32)
     for position, value in zip(random.integers(0, offsets[-1], 6), (np.nan, -np.inf, np.inf) * 2, strict=True):

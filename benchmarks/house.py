@@ -1,4 +1,4 @@
-"""How large the product is, and how many of its files one thing crosses.
+"""Measure the size of the product, and how many of its files one action crosses.
 
 `make bench-house` counts lines and files of the three packages, import lines of the service, the files and functions
 that run for one step, one page and one poll of the advice, and the files that three kinds of change touch. A profiler
@@ -97,7 +97,7 @@ class Recorder:
         }
 
     def crossed(self, act: Callable[[], object], settle_seconds: float = 0.0) -> tuple[int, int]:
-        """Return the numbers of files and functions of the product that run during `act` and some seconds after it."""
+        """Return the numbers of the product's files and functions that run in `act` and `settle_seconds` after it."""
         before = self._out.stat().st_size
         self._flag[0] = 1
         try:
@@ -211,9 +211,9 @@ def _probed_history() -> History:
 
 
 def touched(change: str) -> int | None:
-    """Return the number of files that a change touches, as `git diff --stat` counts them; None if it is not there.
+    """Return the number of files that a change touches, as `git diff --stat` counts them; None if it does not exist.
 
-    The change is a patch that was made on a branch; it must still apply.
+    The change is a patch from a branch; it must still apply.
     """
     patch = CHANGES / f"{change}.patch"
     if not patch.exists():

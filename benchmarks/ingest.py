@@ -41,7 +41,7 @@ LARGE, SMALL = (128, 3_000), (8, 20)
 CONNECTIONS = 4
 WARM_UP, WINDOW, WINDOWS = 8, 8, 9
 SMALL_STEPS = 600
-# Distinct bodies that are sent over and over, under new step numbers.
+# Number of distinct bodies, which are sent repeatedly under new step numbers.
 DISTINCT = 16
 
 
@@ -57,7 +57,7 @@ def encoded_shards(rollouts: int, tokens: int, count: int) -> list[bytes]:
             prompt_offsets=np.arange(rollouts + 1),
             prompt_token_ids=random.integers(0, 32_000, rollouts),
             response_offsets=np.arange(rollouts + 1) * tokens,
-            # Ids of a vocabulary: a few are frequent.
+            # Few ids of a vocabulary are frequent.
             response_token_ids=np.minimum(random.zipf(1.3, total), 32_000).astype(np.int32),
             rollout_log_probs=log_probs,
             trainer_log_probs=np.minimum(log_probs + random.normal(0.0, 0.01, total), 0.0).astype(np.float32),
@@ -82,18 +82,18 @@ def send_steps(run: Sender, bodies: Sequence[bytes], numbers: range) -> None:
 
 
 def service_processes(folder: str = "") -> list[psutil.Process]:
-    """Return the processes below this one: services and their decoders; with `folder` of the one started in it."""
+    """Return the child processes: services and their decoders; with `folder`, only of the service started in it."""
     services = [each for each in psutil.Process().children() if not folder or each.cwd() == folder]
     return [process for each in services for process in (each, *each.children(recursive=True))]
 
 
 def cpu_seconds(folder: str = "") -> float:
-    """Return user and system time of the service's processes, with that of decoders that have been replaced."""
+    """Return user and system time of the service's processes, including decoders that have been replaced."""
     return sum(sum(each.cpu_times()[:4]) for each in service_processes(folder))
 
 
 def memory_bytes() -> int:
-    """Return the memory of the service's processes: pages that several of them share are counted once."""
+    """Return the memory of the service's processes; pages that they share are counted once."""
     total = 0
     for process in service_processes():
         with suppress(psutil.NoSuchProcess):
@@ -126,7 +126,7 @@ def growth(samples: Sequence[int]) -> float:
 
 
 def measured(run: Sender, bodies: Sequence[bytes], numbers: range, parent: str = "") -> tuple[float, float]:
-    """Upload the steps; return how many a second, and the CPU seconds of each. `parent` limits these to one service."""
+    """Upload the steps; return steps per second and CPU seconds per step. `parent` limits the CPU to one service."""
     cpu, begin = cpu_seconds(parent), time.perf_counter()
     send_steps(run, bodies, numbers)
     seconds = time.perf_counter() - begin
@@ -165,7 +165,7 @@ def paired_cpu(revision: str) -> tuple[float, float]:
 
 
 def large_steps(tokens: float) -> tuple[float, list[int]]:
-    """Ingest so many tokens in large steps; return tokens a second, and samples of the memory."""
+    """Ingest `tokens` in large steps; return tokens per second and samples of the memory."""
     bodies = encoded_shards(*LARGE, 4)
     with service() as (_, http):
         run = start_run(http, "large")
@@ -177,7 +177,7 @@ def large_steps(tokens: float) -> tuple[float, list[int]]:
 
 
 def small_steps() -> tuple[float, float]:
-    """Return small steps a second, and the bytes of a SQLite database for each."""
+    """Return small steps per second, and bytes of a SQLite database per step."""
     bodies = encoded_shards(*SMALL, DISTINCT)
     with service() as (folder, http):
         run = start_run(http, "small")

@@ -1,10 +1,11 @@
-"""How fast are the measures beside verl's own functions? `make bench-measures`.
+"""Compare the speed of the measures with verl's own functions: `make bench-measures`.
 
-1024 rollouts of 100–8192 tokens, 3.0 M in all, which verl gets padded to [1024, 8192] (not timed): verl's thirteen
-metrics against its `compute_offpolicy_metrics`; everything (every measure with its intervals, all tables by
-probability, position, turn, length, entropy, lag and token id, advantages, and every correction evaluated) against its
-`compute_rollout_correction_and_rejection_mask`. One process, interleaved, medians. GPUs, on which verl's tensors may
-be, are not covered. That the values are equal is tested (tests/foreshock/measures/test_against_verl.py).
+The batch has 1024 rollouts of 100–8192 tokens, 3.0 M in all; verl gets it padded to [1024, 8192] (not timed). verl's
+thirteen metrics are compared with its `compute_offpolicy_metrics`. Everything (every measure with its intervals, all
+tables by probability, position, turn, length, entropy, lag and token id, advantages, and every correction evaluated) is
+compared with its `compute_rollout_correction_and_rejection_mask`. One process, interleaved, medians. GPUs, on which
+verl's tensors may be, are not covered. A test checks that the values are equal
+(tests/foreshock/measures/test_against_verl.py).
 
 Bars: 20 times as fast for the thirteen, 12 times for everything.
 """
@@ -35,7 +36,7 @@ ROUNDS = 9
 
 
 def training_batch(rollouts: int = ROLLOUTS, seed: int = 0) -> RolloutBatch:
-    """Return rollouts with every column, and a mismatch as of bf16 kernels, with heavy tails.
+    """Return rollouts with every column, and a heavy-tailed mismatch like that of bf16 kernels.
 
     Groups of 8, two turns, lags 0–3, Zipf-distributed ids of a vocabulary of 151 936.
     """
@@ -67,7 +68,7 @@ def training_batch(rollouts: int = ROLLOUTS, seed: int = 0) -> RolloutBatch:
 
 
 def everything(batch: RolloutBatch) -> None:
-    """Compute everything about a batch: the work that the bar is on."""
+    """Compute everything about a batch: the work to which the bar applies."""
     assert batch.trainer_log_probs is not None
     assert batch.rollout_log_probs is not None
     comparison = compare(batch, batch.trainer_log_probs, batch.rollout_log_probs)
@@ -79,7 +80,7 @@ def everything(batch: RolloutBatch) -> None:
 
 
 def inputs_of(batch: RolloutBatch) -> TokenInputs:
-    """Return the log-probs alone."""
+    """Return only the log-probs."""
     assert batch.trainer_log_probs is not None
     assert batch.rollout_log_probs is not None
     return TokenInputs(batch.trainer_log_probs, batch.rollout_log_probs, batch.response_offsets)
@@ -119,7 +120,7 @@ def milliseconds(work: Callable[[], object]) -> float:
 
 
 def measure_speed(batch: RolloutBatch) -> tuple[float, float]:
-    """Return the speed-ups over verl: of its thirteen metrics, and of everything."""
+    """Return the speed-ups over verl, for its thirteen metrics and for everything."""
     tensors, bare, full = padded(batch), inputs_of(batch), all_inputs_of(batch)
     works: dict[str, Callable[[], object]] = {
         "verl's compute_offpolicy_metrics": lambda: verl.off_policy_metrics(tensors),

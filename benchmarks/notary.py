@@ -1,12 +1,12 @@
-"""The notary of the weights: 20 faults that it must name, 200 clean syncs in which it must be silent, and its cost.
+"""The notary of the weights: 20 faults that it must name, 200 clean syncs without any report, and its cost.
 
     make bench-notary
     python -m benchmarks.notary engines
 
-The faults are changes of tensors: a tiny model's weights over 41 steps, eight engines of two tensor-parallel ranks that
-fuse, shard and pad them as vLLM and SGLang do. The cost for 70B parameters is worked out from the measured bytes per
-second of this machine, and from the memory traffic of a GPU. `engines` syncs checkpoints to a real SGLang and a real
-vLLM on this machine, and asks both.
+The faults are changes of tensors. A tiny model's weights over 41 steps go to eight engines of two tensor-parallel
+ranks, which fuse, shard and pad them as vLLM and SGLang do. The cost for 70B parameters is computed from the measured
+bytes per second of this machine, and from the memory traffic of a GPU. `engines` syncs checkpoints to a real SGLang and
+a real vLLM on this machine, and queries both.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _adapted(times: int) -> Weights:
 
 
 def _faults() -> Iterator[Fault]:
-    """Yield what an engine holds, and what must be said of it."""
+    """Yield each fault: what an engine holds, and what the notary must report."""
     now = TRUTH[STEP]
     yield "a head that was never sent again", held(_with(lm_head=1)), "step 41, except lm_head, which is of step 1"
     yield "a key of one layer", held(_with(layers__1__self_attn__k_proj__w=40)), "k_proj, which is of step 40"
@@ -134,9 +134,9 @@ ANNOUNCED = {step: announced(weights) for step, weights in TRUTH.items()}
 
 
 def _false_alarms() -> int:
-    """Return in how many clean syncs the notary says anything of one of eight engines, of one rank or of two.
+    """Return the number of clean syncs in which the notary reports any of eight engines, of one rank or of two.
 
-    Every other run ties its head; in every third some parts are frozen, as they are beside an adapter.
+    Every other run ties its head; in every third, some parts are frozen, as with an adapter.
     """
     alarms = 0
     for tied, frozen in product((False, True), (False, False, True)):
@@ -169,7 +169,7 @@ def _bytes_per_second() -> tuple[float, float]:
 
 
 def _host_seconds(tensors: int = 723) -> float:
-    """Return the time that a sync of a model of 70B takes the client's thread, beside the digests."""
+    """Return the time that a sync of a 70B model takes in the client's thread, without the digests."""
     from foreshock.client.deliveries import Registration, weights
 
     pieces = {
@@ -184,7 +184,7 @@ def _host_seconds(tensors: int = 723) -> float:
 
 
 def _ask_real_engines() -> bool:
-    """Sync three checkpoints to a real vLLM and a real SGLang; return whether the notary names what each holds."""
+    """Sync three checkpoints to a real vLLM and a real SGLang; return whether the notary names what each one holds."""
     import os
 
     from safetensors.torch import load_file
@@ -205,7 +205,7 @@ def _ask_real_engines() -> bool:
             print(f"{verdict.compared} of {verdict.tensors} tensors. {verdict_in_words('0', 1, verdict)}")
             return verdict_in_words("0", 1, verdict)
 
-        # SGLang finds the entry point of an installed Foreshock; here it is that of a folder.
+        # SGLang finds the entry point of an installed Foreshock; here a folder provides it.
         plugin = root / "plugins" / "foreshock_notary-1.dist-info"
         plugin.mkdir(parents=True)
         (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: foreshock-notary\nVersion: 1\n")
@@ -243,7 +243,7 @@ def main() -> int:
         print(f"{title:34} {'named ' if is_named else 'MISSED'} {sentence}")
     alarms, (speed, copied), host = _false_alarms(), _bytes_per_second(), _host_seconds()
     gpu = PARAMETERS * 2 / 4 * TRAFFIC_PER_WORD / GPU_BYTES_PER_SECOND / TRAINER_GPUS
-    # A copy moves each byte twice. Integers are slower beside memory on a CPU than on a GPU.
+    # A copy moves each byte twice. Relative to memory, integer arithmetic is slower on a CPU than on a GPU.
     by_ratio = PARAMETERS * 2 * 2 / GPU_BYTES_PER_SECOND / TRAINER_GPUS * copied / speed
     share, share_by_ratio = ((seconds + host) / STEP_SECONDS for seconds in (gpu, by_ratio))
     print(

@@ -1,7 +1,7 @@
-"""Bars of the pages in Chromium: main-thread time to the first plot of a long run, page weight, a long rollout.
+"""Bars of the pages in Chromium: main-thread time until the first plot of a long run, page weight, a long rollout.
 
 A run of 10,000 steps with every measure is written into the database; its page is opened in a fresh window. The main
-thread's time is its CPU time (thread ticks of the browser's own metrics), which other processes hardly change.
+thread's time is its CPU time (thread ticks of the browser's own metrics), which other processes hardly affect.
 """
 
 import sys
@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def first_plot(browser: Browser, address: str) -> tuple[float, float, int]:
-    """Return main-thread seconds up to the first plot, compressed kB of all answers but Plotly's, and their number."""
+    """Return main-thread seconds until the first plot, compressed kB of all answers but Plotly's, and their number."""
     with _window(browser) as (page, session):
         weights: dict[str, float] = {}
         addresses: dict[str, str] = {}

@@ -1,11 +1,11 @@
-"""Rollouts that a real engine sampled while it held other weights than its trainer announced, with known truth.
+"""Record rollouts that a real engine sampled with other weights than its trainer announced; the truth is known.
 
     python -m benchmarks.partial_sync /a/new/folder
     python -m benchmarks.partial_sync /a/new/folder --tied
 
 The checkpoints are those of the recorded run (steps 1, 45, 160) and step 161, one real update later. For each fault the
 engine, vLLM, is loaded with the faulty weights and samples a step; the trainer's log-probs are those of the announced
-weights of step 161. Beside the folder of checkpoints stands one Parquet file of rollouts a fault.
+weights of step 161. The folder of checkpoints also gets one Parquet file of rollouts per fault.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PROMPTS, RESPONSES = 8, 16
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The engine held the weights of `STEP`, of which `parts` (None: all) were those of `step`."""
+    """A fault: the engine held the weights of `STEP`, but `parts` (None: all) were those of `step`."""
 
     step: int
     parts: tuple[str, ...] | None
@@ -73,12 +73,12 @@ def tied_folder(folder: Path, step: int) -> Path:
 
 
 def rollouts_file(folder: Path, fault: str) -> Path:
-    """Return the file of the rollouts of a fault."""
+    """Return the file of a fault's rollouts."""
     return folder / f"{fault}.parquet"
 
 
 def record_faults(folder: Path, seed: int = 7) -> None:
-    """Write the checkpoints and the rollouts of every fault to `folder`. To be called in a process of its own."""
+    """Write the checkpoints and the rollouts of every fault to `folder`. Call it in a process of its own."""
     run = shipped_run()
     for step in run.steps():
         shutil.copytree(run.checkpoint(step), checkpoint_folder(folder, step))
@@ -97,7 +97,7 @@ def record_faults(folder: Path, seed: int = 7) -> None:
 def record_tied(folder: Path, seed: int = 7) -> None:
     """Write tied checkpoints, and rollouts that vLLM sampled after its own reload from the first to the last of them.
 
-    The embeddings of the recorded run are its head too. To be called in a process of its own.
+    The embeddings of the recorded run are also used as its head. Call it in a process of its own.
     """
     run = shipped_run()
     for step in TIED_STEPS:

@@ -1,12 +1,12 @@
-"""How fast does the service answer while it takes uploads? `make bench-queries`; names of parts select some.
+"""Measure how fast the service answers during uploads: `make bench-queries`; names of parts select some.
 
-1. `curves`: 20 measures × 10,000 steps of a run that takes 1 M tokens/s meanwhile. Bar: 100 ms at p99.
+1. `curves`: 20 measures × 10,000 steps of a run that receives 1 M tokens/s meanwhile. Bar: 100 ms at p99.
 2. `polls`: 1,000 runs, each with a trainer that polls its advice with `wait=30`. An operator's hold or release is sent
-   to one run after the other. Bar: its trainer hears of it within 1.5 s at p99.
-3. `derivation`: other ranges for a run of 5,000 steps, from its first on, while another run uploads. Bars: the
-   detection is derived again in 10 s; an upload takes at most 2 × as long meanwhile (median), and 1 s at most.
+   to one run after the other. Bar: its trainer receives it within 1.5 s at p99.
+3. `derivation`: the ranges of a run of 5,000 steps change from its first step on, while another run uploads. Bars: the
+   detection is derived again in 10 s; meanwhile an upload takes at most 2 × as long (median), and at most 1 s.
 
-Runs of many steps are written by SQL: to upload them would take hours.
+Runs of many steps are written by SQL, because uploading them would take hours.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ DERIVED_STEPS, BAR_DERIVED, BAR_SLOWER, BAR_UPLOAD = 5_000, 10.0, 2.0, 1.0
 
 
 def fill_steps(folder: Path, run: str, steps: int) -> None:
-    """Give a run so many closed steps with two measured comparisons."""
+    """Write `steps` closed steps with two measured comparisons into a run."""
     counts = dict.fromkeys(("expected_shards", "received_shards", "folded_shards", "rollouts", "tokens"), 1)
     times = dict.fromkeys(("first_shard_at_us", "last_shard_at_us", "closed_at_us"), 1)
     keys = [{"run_id": run, "attempt": 1, "step": step} for step in range(steps)]
@@ -69,7 +69,7 @@ def _insert(database: sqlite3.Connection, table: str, rows: Sequence[dict[str, o
 
 @contextmanager
 def steady_uploads(url: str, run: str, size: tuple[int, int], each: float, first: int) -> Iterator[Synchronized[int]]:
-    """Upload a step of a run every `each` seconds from another process; gives the number of steps that closed."""
+    """Upload a step of a run every `each` seconds from another process; yield the number of closed steps."""
     spawning = multiprocessing.get_context("spawn")
     sent: Synchronized[int] = spawning.Value("q", 0)
     process = spawning.Process(target=_upload, args=(url, run, size, each, first, sent))
@@ -95,7 +95,7 @@ def _upload(url: str, run: str, size: tuple[int, int], each: float, first: int, 
 
 
 def curves() -> list[Line]:
-    """Ask for the curves of a run again and again while its steps arrive."""
+    """Request the curves of a run again and again while its steps arrive."""
     with service() as (folder, http):
         run = start_run(http, "curves")
         fill_steps(folder, run.run, CURVE_STEPS)
@@ -145,7 +145,7 @@ async def _changes(url: str, runs: list[str]) -> list[float]:
     address = httpx.URL(url)
 
     async def poll(run: str) -> None:
-        # On a connection of its own, as a trainer's; by hand, because a client for 1,000 connections takes a core.
+        # Each trainer has its own connection. No HTTP client, because one with 1,000 connections needs a core.
         reader, writer = await asyncio.open_connection(address.host, address.port)
         wait, tag = "", ""
         try:
@@ -184,7 +184,7 @@ async def _changes(url: str, runs: list[str]) -> list[float]:
 
 
 def derivation() -> list[Line]:
-    """Let other ranges hold for a long run, from its first step on, while another one uploads."""
+    """Change the ranges of a long run from its first step on, while another run uploads."""
     (body,) = encoded_shards(*SMALL, 1)
     with service() as (folder, http):
         long, other = start_run(http, "long"), start_run(http, "other")

@@ -1,4 +1,4 @@
-"""Recorded runs with checkpoints, to be replayed: the one that ships with the repository, and those found beside it."""
+"""Recorded runs with checkpoints for replays: the one that ships with the repository, and those found beside it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHARED = REPOSITORY.parent / "shared" / "data" / "tiny_rl"
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """Rollouts and checkpoints in `folder`, recorded in `environment`: kernels round differently in another one."""
+    """Rollouts and checkpoints in `folder`, recorded in `environment`; in another one, kernels round differently."""
 
     name: str
     folder: Path
@@ -36,22 +36,22 @@ class RecordedRun:
         return self.folder / "checkpoints" / f"step_{step:04d}"
 
     def rollouts(self, step: int) -> RolloutBatch:
-        """The rollouts of `step` with log μ and log π as they were logged."""
+        """The rollouts of `step` with logged log μ and log π."""
         return self.read(self.folder, step)
 
 
 def shipped_run() -> RecordedRun:
-    """Return the run that ships with the repository. Its data tell the environment."""
+    """Return the run that ships with the repository. Its data name the environment."""
     manifest = json.loads((SHIPPED / "manifest.json").read_text())
     environment = EngineEnvironment.of_fingerprint(Fingerprint.from_dict(manifest["engine_fingerprint"]))
     return RecordedRun("recorded", SHIPPED, environment, _read_parquet)
 
 
 def recorded_runs() -> list[RecordedRun]:
-    """Return the recorded runs that are there."""
+    """Return the available recorded runs."""
     found = [shipped_run()] if (SHIPPED / "manifest.json").exists() else []
-    # Their notes do not name the CPU. Only AMX on an Intel CPU gives what they logged, and gives all of it bit for bit:
-    # log μ by vLLM and log π by torch, at each of the six steps with checkpoints.
+    # Their notes do not name the CPU. Only AMX on an Intel CPU reproduces their logged values, all of them bit for bit:
+    # log μ with vLLM and log π with torch, at each of the six steps with checkpoints.
     with_amx = EngineEnvironment(InstructionSet.AMX, MklKernels.INTEL)
     beside = [RecordedRun(name, SHARED / name, with_amx, _read_jsonl) for name in ("healthy", "collapsed")]
     return found + [run for run in beside if (run.folder / "checkpoints").is_dir()]

@@ -23,17 +23,17 @@ PATIENCE_SECONDS = 240
 
 
 def running_service(folder: Path, **settings: str) -> AbstractContextManager[str]:
-    """Start `foreshock serve` on its embedded default in `folder`, yield its address, and stop it at the end.
+    """Start `foreshock serve` with its embedded defaults in `folder`, yield its address, and stop it at the end.
 
-    `settings` are FORESHOCK_* variables by name. Raises RuntimeError with the end of its log when it dies or is not
-    ready in time.
+    `settings` are FORESHOCK_* variables by name. Raises RuntimeError with the end of its log if it dies or is not ready
+    in time.
     """
     return _running(folder, settings, forked=False)
 
 
 @contextmanager
 def service(**settings: str) -> Iterator[tuple[Path, httpx.Client]]:
-    """Start a service in a folder of its own; give the folder, and a client that asks for plain bodies."""
+    """Start a service in a folder of its own; yield the folder, and a client that requests uncompressed bodies."""
     with (
         tempfile.TemporaryDirectory(prefix="foreshock-bench-") as folder,
         running_service(Path(folder), **settings) as url,
@@ -43,12 +43,12 @@ def service(**settings: str) -> Iterator[tuple[Path, httpx.Client]]:
 
 
 def forked_service(folder: Path, **settings: str) -> AbstractContextManager[str]:
-    """As `running_service`, in a process that is forked as in `forking`: for tests."""
+    """Like `running_service`, but in a process forked as in `forking`: for tests."""
     return _running(folder, settings, forked=True)
 
 
 def wait_until(reached: Callable[[], bool], seconds: float) -> bool:
-    """Wait until something is so; return False if it is not in time."""
+    """Wait until `reached` returns True; return False if it does not in time."""
     deadline = time.monotonic() + seconds
     while not reached():
         if time.monotonic() > deadline:
@@ -84,7 +84,7 @@ def _wait_until_ready(address: str, server: subprocess.Popen[bytes] | psutil.Pro
     while time.monotonic() < deadline and _is_running(server):
         try:
             ready = httpx.get(f"{address}/readyz")
-            # What is compiled meanwhile would take the processors, and what is measured then be numpy's.
+            # Wait for the compiled token pass: compilation would take processor time, and numpy's pass be measured.
             if ready.status_code == 200 and ready.json()["details"]["token_pass"] != FOR_NOW:
                 return
         except httpx.TransportError:

@@ -1,8 +1,8 @@
 """Faults of an SGLang server that the doctor must name from what the server logged, for `make bench-engines`.
 
 Each server samples on this machine's CPU in bfloat16, with the fault in its weights, its `config.json` or its sampling
-parameters; the trainer is an autocast pass over the announced weights. The doctor is given the rollouts, the announced
-weights and those of an older version, and nothing of what was changed.
+parameters; the trainer is an autocast pass over the announced weights. The doctor gets the rollouts, the announced
+weights and those of an older version, but no information about the fault.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ SEED, END = 1, 1
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault, with the cause that names it; "" if nothing may be named.
+    """A fault, with the cause that names it; "" if no cause may be named.
 
-    `fields` are those of the configuration that its server reads, `parameters` those of sampling, `weights` the folder
-    that the server is told to load.
+    `fields` are changed in the configuration that its server reads, `parameters` are those of sampling, `weights` is
+    the folder that the server loads.
     """
 
     name: str
@@ -51,12 +51,12 @@ class Fault:
 
 FAULTS = (
     Fault("none", ""),
-    # SGLang reports log-probs before truncation: what top-p cuts off leaves no trace in them.
+    # SGLang reports log-probs before truncation, so top-p leaves no trace in them.
     Fault("top-p 0.7", "", parameters={"top_p": 0.7}),
-    # SGLang's repetition penalty leaves out the prompt, vLLM's does not.
+    # SGLang's repetition penalty ignores the prompt; vLLM's does not.
     Fault("repetition penalty 1.2, undeclared", "repetition_penalty", parameters={"repetition_penalty": 1.2}),
     Fault("frequency penalty 0.3, undeclared", "frequency_penalty", parameters={"frequency_penalty": 0.3}),
-    # Not min_new_tokens: a server without a tokenizer, as these are, refuses it.
+    # min_new_tokens is not possible here: these servers have no tokenizer and refuse it.
     Fault("logit bias of one id", "token_bias", parameters={"logit_bias": {"5": 2.0}}),
     Fault("temperature 0.8, undeclared", "temperature", parameters={"temperature": 0.8}),
     Fault("presence penalty 0.5, undeclared", "presence_penalty", parameters={"presence_penalty": 0.5}),
@@ -68,7 +68,7 @@ FAULTS = (
 
 
 def judged(root: Path) -> Iterator[tuple[Fault, list[str]]]:
-    """Yield each fault with the causes that the doctor names, each with its side unless that is the engine."""
+    """Yield each fault with the causes that the doctor names; a cause has its side unless that is the engine."""
     model = new_model("random", SEED)
     old = updated(model, SEED + 1, 0.03)
     announced, older = save(model, root / "step_0010"), save(old, root / "step_0007")
@@ -95,7 +95,7 @@ def judged(root: Path) -> Iterator[tuple[Fault, list[str]]]:
 
 
 def _sampled(server: httpx.Client, model: Any, parameters: Mapping[str, Any]) -> Rows:
-    """Return what the server samples, with the log-probs that it reports."""
+    """Return the tokens that the server samples, with the log-probs that it reports."""
     groups = [(group, prompt) for group, prompt in enumerate(prompts_of(model, SEED)) for _ in range(RESPONSES)]
     sampling = {"max_new_tokens": LONGEST, "temperature": 1.0, "stop_token_ids": [END], **parameters}
     body = {"input_ids": [prompt for _, prompt in groups], "sampling_params": sampling, "return_logprob": True}

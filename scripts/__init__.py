@@ -1,1 +1,1 @@
-"""Programs that make and check parts of the repository."""
+"""Programs that generate and check parts of the repository."""

@@ -1,4 +1,4 @@
-"""The browser that tests, the benchmark of the pages and the pictures of the documentation use."""
+"""The browser for tests, the benchmark of the pages and the pictures of the documentation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from playwright.sync_api import Browser, sync_playwright
 
 MISSING = "Chromium is missing: apt-get install chromium-headless-shell"
-# The shell is Chromium without its windows: the same pages for half of the CPU time.
+# The headless shell is Chromium without windows: the same pages for half of the CPU time.
 _PROGRAMS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 _ARGUMENTS = (
     "--no-sandbox",

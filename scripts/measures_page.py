@@ -1,6 +1,4 @@
-"""Write docs/measures.md from the registry:
-
-`python -m scripts.measures_page`; `--check` only checks that it is current.
+"""Write docs/measures.md from the registry: `python -m scripts.measures_page`; `--check` checks that it is current.
 
 The tables come from foreshock/measures/registry.py and conditions.py; the text between them is here.
 """
@@ -215,7 +213,7 @@ class Section:
 
 
 def named(*names: str) -> Callable[[Measure], bool]:
-    """Return a predicate: the measure's name is in `names`, or begins with one of them that ends in `*`."""
+    """Return a predicate: the measure's name is in `names`, or begins with a name in `names` that ends in `*`."""
     starts = tuple(name[:-1] for name in names if name.endswith("*"))
     return lambda measure: measure.name in names or measure.name.startswith(starts)
 
@@ -289,7 +287,7 @@ HEAD = ("measure", "per token, sequence or rollout", "unit", "direction", "aggre
 
 
 def sections() -> list[tuple[Section, list[Measure]]]:
-    """Return the measures of the registry by section, without sections that have none."""
+    """Return the measures of the registry by section; empty sections are left out."""
     found: dict[str, list[Measure]] = {section.title: [] for section in SECTIONS}
     for measure in MEASURES:
         found[next(section.title for section in SECTIONS if section.holds(measure))].append(measure)

@@ -17,7 +17,7 @@ _BLOCK: Final = re.compile(r"(<!-- problem types -->\n).*?(<!-- end of problem t
 
 
 def page() -> str:
-    """Return the text of the page with its table of problem types written anew."""
+    """Return the text of the page with a current table of problem types."""
     errors = sorted(declared_errors(), key=lambda each: each.problem_type)
     rows = [f"| `{each.problem_type}` | {each.status} | {_meaning(each)} |" for each in errors]
     table = "\n".join(["| type | status | meaning |", "| --- | --- | --- |", *rows])

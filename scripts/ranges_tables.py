@@ -1,6 +1,6 @@
 """Write the tables of healthy ranges into the documents: `python -m scripts.ranges_tables`; `--check` changes nothing.
 
-A table stands between `<!-- ranges: NAME -->` and `<!-- end of ranges -->`; its rows are those of `foreshock.ranges`.
+A table is between `<!-- ranges: NAME -->` and `<!-- end of ranges -->`; its rows come from `foreshock.ranges`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def all_ranges() -> str:
 
 
 def mismatch_ranges() -> str:
-    """Return the table of k3 alone."""
+    """Return the table of only k3."""
     rows = [(_quantity(each), *_thresholds(each)) for each in RANGES if each.measure == "k3_kl"]
     return _table(("at lag 0", "healthy", "warning", "critical"), rows)
 
@@ -36,7 +36,7 @@ DOCUMENTS: Final = (REPOSITORY / "README.md", REPOSITORY / "docs" / "reading-the
 
 
 def current_text(document: Path) -> str:
-    """Return the document with its tables written anew. Raises KeyError for an unknown table."""
+    """Return the document with current tables. Raises KeyError for an unknown table."""
     return _BLOCK.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[3]}", document.read_text())
 
 

@@ -1,8 +1,8 @@
-"""Take the observed files of the frameworks' releases from the package index, for tests/foreshock/integrations.
+"""Download the observed files of the frameworks' releases from the package index, for tests/foreshock/integrations.
 
     python -m scripts.release_sources FOLDER
 
-Writes FOLDER/NAME-VERSION/PATH for each file of `foreshock.integrations.releases`; what is there already stays.
+Writes FOLDER/NAME-VERSION/PATH for each file of `foreshock.integrations.releases`; existing files stay.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def take(framework: str, version: str, names: list[str], folder: Path) -> None:
     """Download a release without its dependencies and keep the named files. Raises CalledProcessError."""
     with tempfile.TemporaryDirectory() as temporary:
         command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "-q", "--no-deps"]
-        # Nothing is run, so another Python than this one may be needed.
+        # The release is not run, so it may require another Python version.
         any_python = ("--only-binary=:all:", "--ignore-requires-python")
         subprocess.run([*command, *any_python, "-d", temporary, f"{INDEXED[framework]}=={version}"], check=True)
         (wheel,) = Path(temporary).iterdir()
@@ -32,7 +32,7 @@ def take(framework: str, version: str, names: list[str], folder: Path) -> None:
 
 
 def main() -> None:
-    """Take what is missing."""
+    """Download the missing files."""
     for framework in INDEXED:
         for row in RELEASES[framework]:
             for version in row.versions:

@@ -26,7 +26,7 @@ IMAGES = REPOSITORY / "docs" / "images"
 WIDTH = 1280
 LAST_STEP = 160
 COLOURS = 128
-"""Of a picture's palette: pages have few colours, and a picture takes a third of the bytes."""
+"""Colours in a picture's palette: pages have few colours, and the picture then takes a third of the bytes."""
 COARSE = 10
 LARGEST_DIFFERENCE = 0.02
 _READY = "body[data-drawn=yes]"
@@ -36,7 +36,7 @@ _READY = "body[data-drawn=yes]"
 class Picture:
     """One picture: the path of its page, with `{run}`, `{step}` and `{rollout}`, and its height in pixels.
 
-    `scroll_to` selects the element at its top, `click` one that is clicked first.
+    `scroll_to` selects the element at its top, `click` the element that is clicked first.
     """
 
     name: str
@@ -64,7 +64,7 @@ def main() -> int:
         print(MISSING, file=sys.stderr)
         return 1
     IMAGES.mkdir(exist_ok=True)
-    # Nothing is measured, so the pass over tokens is not compiled.
+    # numpy's pass over tokens, because this takes no measurement that would justify compilation.
     settings = {"FORESHOCK_TOKENIZERS_FOLDER": str(tokenizers_of(data)), "FORESHOCK_TOKEN_PASS": "numpy"}
     with running_service(REPOSITORY, **settings) as address:
         for picture, taken in pictures(address):
@@ -75,7 +75,7 @@ def main() -> int:
 
 
 def pictures(address: str) -> Iterator[tuple[Picture, bytes]]:
-    """Take every picture of the demo that runs at this address."""
+    """Yield every picture of the demo that runs at this address."""
     places = pages_of_the_demo(address)
     with running_chromium() as browser:
         for picture in PICTURES:
@@ -108,7 +108,7 @@ def take(browser: Browser, picture: Picture, address: str) -> bytes:
 def difference(taken: bytes, file: Path) -> float:
     """Return how much a picture differs from a file, from 0 to 1; 1 if the sizes differ.
 
-    Squares of ten pixels are compared, in which fonts and times hardly count.
+    Squares of ten pixels are compared, so that fonts and times hardly matter.
     """
     with Image.open(BytesIO(taken)) as one, Image.open(file) as other:
         if one.size != other.size:

@@ -1,4 +1,4 @@
-"""Hostile addresses: forged cursors of lists, and texts that a database refuses or reads otherwise, of every GET."""
+"""Hostile addresses for every GET: forged cursors of lists, and texts that a database refuses or reads differently."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.bad_input.answers import Tally
 from benchmarks.bad_input.scene import STEP, Request, Scene, send_all
 from foreshock_service.present.pages.endpoints import ROUTERS
 
-# The shapes that lists have, most of the time, so that the parts come to the database.
+# Mostly the shapes of real cursors, so that their parts reach the database.
 _SHAPES: tuple[tuple[type, ...], ...] = (
     (int, str), (int, str), (int, str), (int,), (int, int), (int, str, int, str), (str,),
 )  # fmt: skip
@@ -30,7 +30,7 @@ _OTHERS: tuple[Any, ...] = (None, True, 1.5, 1e308, float("nan"), [], [[1]], {},
 
 
 def send_cursors(scene: Scene, document: dict[str, Any], count: int, seed: int) -> Tally:
-    """Send `count` forged cursors; the same seed gives the same ones."""
+    """Send `count` forged cursors; the same seed gives the same cursors."""
     lists = [
         (path, operations["get"])
         for path, operations in document["paths"].items()
@@ -56,7 +56,7 @@ def forged_cursor(source: random.Random) -> str:
     return base64.urlsafe_b64encode(json.dumps(parts).encode()).decode().rstrip("=")
 
 
-# Bytes, because some are no text: NUL, lone surrogates, cut and overlong UTF-8.
+# Bytes, because some are not valid text: NUL, lone surrogates, cut and overlong UTF-8.
 _TEXTS = (
     b"", b"\x00", b"a\x00b", b"\xed\xa0\x80", b"\xed\xbf\xbf\xed\xa0\x80", b"\xff\xfe", b"\xc3", b"\xc0\x80",
     b"\xf4\x90\x80\x80",
@@ -65,7 +65,7 @@ _TEXTS = (
     b"9" * 5_000,
     b"9223372036854775807", b"9223372036854775808", b"true", b"null", b"[]", b"open", b"running",
 )  # fmt: skip
-# A path with these is another path.
+# In a path, these would give another path.
 _NOT_IN_PATHS = frozenset({b"", b".."})
 _PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
 _REAL_IN_TEN = 6
@@ -73,7 +73,7 @@ _REAL_IN_TEN = 6
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A GET: its path, the names of its query, and its responses in the OpenAPI document; None for a page."""
+    """A GET: its path, its query parameters, and its responses in the OpenAPI document (None for a page)."""
 
     path: str
     query: tuple[str, ...]
@@ -81,7 +81,7 @@ class Route:
 
 
 def send_queries(scene: Scene, document: dict[str, Any], count: int, seed: int) -> Tally:
-    """Send `count` requests of pages and of the API, each route as often; the same seed gives the same ones."""
+    """Send `count` requests to pages and to the API, equally many to each route; the same seed gives the same ones."""
     routes = [
         Route(route.path, tuple(each.alias for each in route.dependant.query_params), None)
         for router in ROUTERS
@@ -119,7 +119,7 @@ def hostile_address(route: Route, real: dict[str, str], source: random.Random) -
     for name in source.sample(route.query, source.randint(0, min(3, len(route.query)))):
         for _ in range(source.choice([1, 1, 1, 3])):
             is_forged = name == "cursor" and source.random() < 0.5
-            # A long poll is answered at once.
+            # wait=0, so that a long poll is answered at once.
             value = b"0" if name == "wait" else forged_cursor(source) if is_forged else source.choice(_TEXTS)
             pairs.append(f"{name}={quote(value, safe='')}")
     if source.random() < 0.1:

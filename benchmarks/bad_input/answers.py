@@ -1,4 +1,4 @@
-"""What an answer may be: no 5xx, and what the OpenAPI document has: each error by its status and problem type."""
+"""Judge answers: no 5xx, and only what the OpenAPI document declares, each error by its status and problem type."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from foreshock.errors import PROBLEM_TYPE_PREFIX
 from scripts.problem_types_page import declared_errors
 
 PROBLEM = "application/problem+json"
-# What a page, its figures and its static files are.
+# Content types of a page, its figures and its static files.
 _OF_PAGES = frozenset({"text/html", "application/json", "text/javascript", "text/css", "image/svg+xml"})
-# Of the framework: an unknown path, and a method that a path has not.
+# Answers of the framework: an unknown path, and a method that a path does not have.
 _OF_THE_FRAMEWORK = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
 
 
@@ -34,10 +34,10 @@ _NO_HTTP = b"Invalid HTTP request received."
 
 
 def is_known(status: int, headers: Mapping[str, str], body: bytes, *, of_a_form: bool = False) -> bool:
-    """Return whether an error is a problem document of a documented type and of the status that the type has.
+    """Return whether an error is a problem document of a documented type with the status of that type.
 
-    The form of a page may also be answered with a page. Bytes that are no HTTP never reach the application: the server
-    below it refuses them with a line of text.
+    A form of a page may also be answered with a page. Bytes that are not HTTP never reach the application: the HTTP
+    server refuses them with a line of text.
     """
     if of_a_form and _media_type(headers) == "text/html":
         return status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.UNPROCESSABLE_ENTITY)
@@ -63,7 +63,7 @@ def _media_type(headers: Mapping[str, str]) -> str:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of answers, and the faults with an example each."""
+    """Counts of answers, and the faults, each with an example."""
 
     requests: int = 0
     statuses: Counter[int] = field(default_factory=Counter)

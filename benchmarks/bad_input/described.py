@@ -15,7 +15,7 @@ from benchmarks.bad_input.scene import SCOPES, STEP, Scene
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS
 from tests.service.sending import PARQUET
 
-# Existing ids stand in for most generated ones: with random ids every answer is a 404.
+# In so many of ten requests, existing ids replace generated ones: with random ids every answer would be a 404.
 _REAL_IN_TEN = 8
 
 
@@ -35,7 +35,7 @@ def send_described(scene: Scene, examples: int, seed: int) -> Tally:
 
 
 def _register_tables() -> None:
-    """Have bodies of tables be any bytes; `mutated.py` sends nearly valid ones."""
+    """Generate any bytes for bodies of tables; `mutated.py` sends nearly valid tables."""
     for media_type in (PARQUET, STATISTICS):
         schemathesis.openapi.media_type(media_type, hypothesis.strategies.binary(max_size=200))
 
@@ -80,7 +80,7 @@ def _use_real_ids(parameters: Any, scene: Scene) -> None:
 
 
 def _never_wait(case: Any) -> None:
-    """Have long polls answer at once."""
+    """Make long polls answer at once."""
     if case.query and "wait" in case.query:
         case.query["wait"] = 0
     if isinstance(case.body, dict) and "wait" in case.body:

@@ -1,7 +1,7 @@
-"""Bodies that are small to send and much to do: frames, members, chunks, nesting, unicode, numbers at every border;
-valid JSON with a changed value or byte, and requests with changed bytes.
+"""Bodies that are small to send but expensive to process: frames, members, chunks, nesting, unicode, numbers at every
+border; valid JSON with a changed value or byte, and requests with changed bytes.
 
-While they are sent, with and without a key, `/livez` is asked all the time, as an orchestrator does.
+They are sent with and without a key. Meanwhile `/livez` is requested all the time, as an orchestrator does.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ _VALID: tuple[dict[str, object], ...] = (
 
 
 def _changed(source: random.Random, size: int) -> Body:
-    """Return a valid document with one value replaced, or with some bytes changed, doubled or left out."""
+    """Return a valid document with one value replaced, or with some bytes changed, doubled or removed."""
     text = json.dumps(source.choice(_VALID))
     if source.random() < 0.6:
         places = list(re.finditer(r'"[^"]*"|[\d.e-]+|null|true|\{[^{}]*\}|\[[^][]*\]', text))
@@ -161,7 +161,7 @@ _KINDS: tuple[Callable[[random.Random, int], Body], ...] = (
 
 
 def send_floods(scene: Scene, count: int, seed: int, threads: int = 4) -> Tally:
-    """Send `count` bodies; the same seed gives the same ones. A third have no key, and a third a wrong one."""
+    """Send `count` bodies; the same seed gives the same bodies. A third have no key, a third a wrong key."""
     tally = Tally()
 
     def send(number: int) -> tuple[Body, str, httpx.Response | httpx.HTTPError]:
@@ -189,8 +189,8 @@ def send_floods(scene: Scene, count: int, seed: int, threads: int = 4) -> Tally:
             tally.requests += 1
             example = f"seed {seed}, number {number}, {path}"
             if isinstance(answer, httpx.HTTPError):
-                # The connection of a body that is mostly framing is closed while it is written. Bytes that are no
-                # whole request have no answer.
+                # The service closes the connection while a body that is mostly framing is written. Bytes that are not
+                # a whole request get no answer.
                 tally.statuses[0] += 1
                 if made.kind not in ("chunks", "raw"):
                     tally.note(f"{made.kind}: no answer", f"{example}: {answer!r}")
@@ -205,7 +205,7 @@ def send_floods(scene: Scene, count: int, seed: int, threads: int = 4) -> Tally:
 
 
 def _answer_to(url: str, data: bytes) -> httpx.Response | httpx.HTTPError:
-    """Send bytes and no more; return the first answer."""
+    """Send the bytes and nothing else; return the first answer."""
     address = httpx.URL(url)
     try:
         with socket.create_connection((address.host, address.port or 80), timeout=120) as connection:
@@ -224,7 +224,7 @@ def _answer_to(url: str, data: bytes) -> httpx.Response | httpx.HTTPError:
 
 @contextmanager
 def watched(url: str) -> Iterator[list[float]]:
-    """Ask `/livez` all the time; the list gets the seconds of each answer."""
+    """Request `/livez` all the time; the list gets the seconds of each answer."""
     seconds: list[float] = []
     ended = threading.Event()
 

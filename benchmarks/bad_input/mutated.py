@@ -1,4 +1,4 @@
-"""Mutated tables, sent to the calls that take them."""
+"""Send mutated tables to the calls that accept tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.bad_input.tables import bomb, damaged, hostile_table
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS
 from tests.service.sending import PARQUET
 
-# Bombs take seconds of a decoder each: one in so many bodies.
+# One body in this many is a bomb, because each bomb takes seconds of a decoder.
 _ONE_BOMB_IN = 100
 
 

@@ -26,7 +26,7 @@ _MEBIBYTE = 1 << 20
 DECODER_CAP = 2048 * _MEBIBYTE
 SCOPES = ("ingest", "read", "worker", "admin")
 STEP = 1_000_000
-"""The step with rollouts, probe and lease. Hostile shards go to the steps below it."""
+"""The step with rollouts, probe and lease. Hostile shards are sent to smaller steps."""
 
 SETTINGS = {
     "FORESHOCK_MAX_BODY_BYTES": str(4 * _MEBIBYTE),
@@ -62,11 +62,11 @@ class Scene:
 
     @property
     def sample_id(self) -> str:
-        """A rollout of the step."""
+        """The sample id of a rollout of the step."""
         return make_batch(6, seed=1).sample_ids[0]
 
     def headers(self, scope: str) -> dict[str, str]:
-        """Return the header with the key of a scope; none for `none`."""
+        """Return the header with the key of a scope; without a key for `none`."""
         return {"Authorization": f"Bearer {self.keys[scope]}"} if scope in self.keys else {}
 
     def valid_bodies(self) -> dict[str, bytes]:
@@ -80,7 +80,7 @@ class Scene:
         }
 
     def peaks(self) -> dict[str, int]:
-        """Return the largest resident memory so far, in bytes: of the service, and of the largest decoder."""
+        """Return the peak resident memory so far, in bytes: that of the service, and that of the largest decoder."""
         decoders = [
             _peak(child.pid) for child in self.process.children(recursive=True) if "spawn" in " ".join(_words(child))
         ]
@@ -107,7 +107,7 @@ class Request:
 
 
 def send_all(scene: Scene, made: Callable[[int], Request], count: int, seed: int) -> Tally:
-    """Send what `made` returns for each number, a few at a time; return what the answers were."""
+    """Send the requests that `made` returns for each number, a few at a time; return the tally of the answers."""
     tally = Tally()
 
     def send(number: int) -> tuple[Request, httpx.Response | httpx.HTTPError]:
@@ -135,9 +135,9 @@ def send_all(scene: Scene, made: Callable[[int], Request], count: int, seed: int
 
 @contextmanager
 def scene(folder: Path, database_url: str | None = None) -> Iterator[Scene]:
-    """Start the service in `folder`, which is its HOME and TMPDIR too, and make its keys and its run.
+    """Start the service in `folder`, which is also its HOME and TMPDIR, and create its keys and its run.
 
-    Its database is a SQLite file in `folder`, or that of `database_url`.
+    Its database is a SQLite file in `folder`, or the one at `database_url`.
     """
     surroundings = {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp")}
     for path in surroundings.values():
@@ -161,7 +161,7 @@ def scene(folder: Path, database_url: str | None = None) -> Iterator[Scene]:
 
 
 def _make_keys(url: str) -> dict[str, str]:
-    """Make a key of each scope in the database that the service will open; return the secrets by scope."""
+    """Create a key for each scope in the database that the service will open; return the secrets by scope."""
     prepare_database(url)
     keys = {scope: new_secret() for scope in SCOPES}
     with existing_database(url) as database:

@@ -1,4 +1,4 @@
-"""Hostile Parquet files: bytes of valid ones that are damaged, and files that are valid Parquet and no rollouts."""
+"""Hostile Parquet files: valid files with damaged bytes, and valid Parquet that is not a table of rollouts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def hostile_table(body: bytes, source: random.Random) -> bytes:
     """Return a Parquet file with other columns, types, counts or values than those of the valid `body`."""
     table = pq.read_table(io.BytesIO(body))
     for _ in range(source.randint(1, 2)):
-        # A change may not fit a table that was changed before: of no columns, or of two with one name.
+        # A change may not fit an already changed table, for example one without columns or with two of one name.
         with contextlib.suppress(pa.ArrowException, LookupError, ValueError):
             table = source.choice(_CHANGES)(table, source)
     return _written(
@@ -41,7 +41,7 @@ def hostile_table(body: bytes, source: random.Random) -> bytes:
 
 
 def bomb(source: random.Random) -> bytes:
-    """Return a small file that says, or is, much: repeated dictionaries, runs of one value, counts of gigabytes."""
+    """Return a small file that decodes to, or claims, gigabytes: repeated dictionaries, runs of one value, counts."""
     return source.choice((_dictionary_bomb, _run_bomb, _many_row_groups, _many_columns, _deep_nesting))(source)
 
 
@@ -236,7 +236,7 @@ def _rollouts(rows: int, values: pa.Array, ids: pa.Array) -> pa.Table:
 
 
 def _dictionary_bomb(source: random.Random) -> bytes:
-    """A string of a mebibyte in a dictionary, used by every row: gigabytes when it is read as plain strings."""
+    """Return a file whose rows all use one dictionary string of 1 MiB: gigabytes if read as plain strings."""
     rows = source.choice([1_000, 8_000])
     ids = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array(["x" * (1 << 20)]))
     table = _rollouts(rows, pa.array(np.zeros(rows, np.int32)), ids)
@@ -244,7 +244,7 @@ def _dictionary_bomb(source: random.Random) -> bytes:
 
 
 def _run_bomb(source: random.Random) -> bytes:
-    """Millions of equal tokens, in kilobytes."""
+    """Return a file of millions of equal tokens in a few kilobytes."""
     tokens = source.choice([2_000_000, 30_000_000])
     return _written(_rollouts(4, pa.array(np.zeros(tokens, np.int32)), _names(4)), compression="zstd")
 

@@ -1,4 +1,4 @@
-"""Is a trainer connected without cost, and without a lost rank?
+"""Measure the cost of connecting a trainer, and whether a rank is lost.
 
 python -m benchmarks.connect [PART …]
 """

@@ -11,8 +11,8 @@ srun sets. The scenarios:
     killed    one rank is killed by SIGKILL at its third step; torchrun then ends all ranks, at once on one node
     restart   all ranks stop without finishing, and start again from a checkpoint two steps before
 
-Each rank writes down what it logged. `lost` counts those rollouts that no active step holds, unless an alert is there;
-`twice` those that active steps hold beyond what was logged. Exits 1 unless both are 0 everywhere.
+Each rank records what it logged. `lost` counts the rollouts that no active step holds, unless there is an alert;
+`twice` counts the rollouts that active steps hold beyond the logged ones. Exits 1 unless both are 0 everywhere.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ SCENARIOS = ("plain", "late", "killed", "restart")
 PROCESSES = (2, 4, 8)
 STEPS = 5
 ROLLOUTS = 3
-"""Rollouts of a rank at a step."""
+"""Rollouts per rank and step."""
 GRACE_SECONDS = 2.0
 LATE_SECONDS = 5.0
-# A process that is killed within milliseconds of its start has told the service nothing.
+# Long enough that a killed process has already reported to the service.
 STEP_SECONDS = 0.5
-# Clients give a sign of life each second.
+# Clients send a sign of life every second.
 STALE_SECONDS = 20.0
 SETTINGS = {
     "FORESHOCK_STEP_GRACE_SECONDS": str(GRACE_SECONDS),
@@ -61,7 +61,7 @@ ALERTS = ("split_ranks", "incomplete_step", "client_losses", "stale_run")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Rollouts of one run: logged by its ranks and not superseded, held by active steps, and what that says."""
+    """Rollouts of one run: logged by its ranks and not superseded, and held by active steps; attempts and alerts."""
 
     logged: int
     held: int
@@ -118,13 +118,13 @@ def _case(url: str, folder: Path, launcher: str, scenario: str, processes: int) 
             "step_seconds": STEP_SECONDS, "finish": number == len(launches) - 1,
         }  # fmt: skip
         _launch(launcher, processes, number, json.dumps(plan), killed=scenario == "killed")
-        # A resume supersedes what was logged from its first step on.
+        # A resume supersedes everything logged from its first step on.
         logged = {step: count for step, count in logged.items() if step < first}
         for path in journal.glob(f"{number}-*.jsonl"):
             for line in path.read_text().splitlines():
                 entry = json.loads(line)
                 logged[entry["step"]] = logged.get(entry["step"], 0) + entry["rollouts"]
-    # Steps without all shards close after the grace time; a run that nobody finished becomes stale.
+    # Steps without all shards close after the grace time; an unfinished run becomes stale.
     time.sleep((STALE_SECONDS if scenario == "killed" else GRACE_SECONDS) + 2.0)
     with httpx.Client(base_url=url, timeout=60) as http:
         address = f"/v1/runs/{run_key}"
@@ -139,7 +139,7 @@ def _case(url: str, folder: Path, launcher: str, scenario: str, processes: int) 
 
 
 def _launch(launcher: str, processes: int, restart: int, plan: str, *, killed: bool) -> None:
-    """Start the ranks and wait for their end; `killed`: one of them will be."""
+    """Start the ranks and wait for their end; `killed`: one of them will be killed."""
     prefixes = ("SLURM", "TORCHELASTIC", "MASTER", "RANK", "WORLD", "FORESHOCK")
     base = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
     base |= {"OMP_NUM_THREADS": "1"}
@@ -170,7 +170,7 @@ def _launch(launcher: str, processes: int, restart: int, plan: str, *, killed: b
         for command, environment in commands
     ]
     if killed and launcher == "torchrun static":
-        # The agents of other nodes wait for minutes at their exit barrier; a cluster's launcher ends them.
+        # The agents of other nodes would wait for minutes at their exit barrier; a cluster's launcher ends them.
         while all(process.poll() is None for process in started):
             time.sleep(0.1)
         for process in started:
@@ -182,7 +182,7 @@ def _launch(launcher: str, processes: int, restart: int, plan: str, *, killed: b
 
 
 def be_a_rank() -> None:
-    """Log the steps that the plan in the first argument asks for; with a second one, in so many processes."""
+    """Log the steps of the plan in the first argument; the second argument, if given, is the number of processes."""
     plan = json.loads(sys.argv[1])
     if len(sys.argv) > 2:
         world = int(sys.argv[2])

@@ -1,10 +1,10 @@
-"""Part `stall` of `make bench-connect`: what a training thread pays while 3 M tokens are logged from numpy arrays.
+"""Part `stall` of `make bench-connect`: the cost to a training thread while 3 M tokens are logged from numpy arrays.
 
     python -m benchmarks.connect stall
 
-A process computes for steps of 10 s in one thread, pure Python or small products of torch, and logs 1,024 rollouts of
-3,000 tokens (40 MB) in each step, to the real service and to an address where nothing listens
-(`train_and_log`). Figures are medians of 5 steps.
+A process computes in one thread, in pure Python or small products of torch, for steps of 10 s. In each step it logs
+1,024 rollouts of 3,000 tokens (40 MB), to the real service and to an address where nothing listens (`train_and_log`).
+Figures are medians of 5 steps.
 
     gap      the longest time between two iterations of the thread, the call included
     stall    the same without the time in which other processes had the cores
@@ -14,8 +14,8 @@ A process computes for steps of 10 s in one thread, pure Python or small product
     cost     the call, and what the thread waited beyond the control, as a share of 10 s
     slower   iterations per second on a core, relative to the control
 
-Each step that logs follows a control that logs nothing: a control's stall and wait are what the machine itself does to
-a thread. The wait of the control is taken off the cost only, never off the stall.
+Each step that logs follows a control that logs nothing: a control's stall and wait are the machine's own effect on a
+thread. The wait of the control is subtracted only from the cost, never from the stall.
 
 Bars: stall below 10 ms, cost below 1 %, for both threads, with the service and without it.
 """
@@ -112,13 +112,13 @@ def _print_row(thread: str, service: str, steps: Steps, control: Steps) -> tuple
 
 
 class _Schedule:
-    """What the system knows of the calling thread."""
+    """The system's scheduling times of the calling thread."""
 
     def __init__(self) -> None:
         self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
 
     def read(self) -> tuple[float, float]:
-        """Return seconds on a core, and seconds ready without one."""
+        """Return the seconds on a core, and the seconds ready but without a core."""
         running, ready, _ = os.pread(self._file, 64, 0).split()
         return int(running) / 1e9, int(ready) / 1e9
 
@@ -144,7 +144,7 @@ def arrays(seed: int) -> dict[str, Any]:
 
 
 def train(compute: Callable[[], object], log: Callable[[], None] | None) -> dict[str, float]:
-    """Compute for one step, call `log` after a second, and return what the thread lost, in ms."""
+    """Compute for one step, call `log` after a second, and return the times that the thread lost, in ms."""
     schedule = _Schedule()
     gap = stall = call = call_net = 0.0
     iterations = 0
@@ -196,7 +196,7 @@ def computation(kind: str) -> Callable[[], object]:
 
 
 def train_and_log() -> None:
-    """Train, one step without logging and one with it in turn."""
+    """Train: steps without and with logging alternate."""
     kind, url, spool = sys.argv[1:4]
     compute = computation(kind)
     columns = [arrays(step) for step in range(STEPS)]

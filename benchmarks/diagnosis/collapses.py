@@ -1,10 +1,10 @@
 """Collapses of the reward: recorded runs by their committed labels, generated ramps, the labelled logs, healthy series.
 
-Bars: at least 97 % of the labelled recorded runs are found within ten observations after the label's step, and none of
-the others is called critical for its reward for more than ten steps; of the clean ramps from 0.85 to 0.03 at least 95 %
-in every cell of length and rollouts before two thirds of the fall; of the ramps to 0.3, 95 % before 95 % of the fall or
-within five observations after the reward is below half; every collapse after an earlier dip; the logs as labelled; at
-most one false alarm per 1,000 armed observations of healthy series.
+Bars: at least 97 % of the labelled recorded runs are found within ten observations after the label's step, and no other
+run is called critical for its reward for more than ten steps. Of the clean ramps from 0.85 to 0.03, at least 95 % in
+every cell of length and rollouts are found before two thirds of the fall; of the ramps to 0.3, 95 % before 95 % of the
+fall or within five observations after the reward is below half. Every collapse after an earlier dip is found, and the
+logs as labelled; at most one false alarm comes per 1,000 armed observations of healthy series.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SEEDS = 100
 HEALTHY_SERIES = 600
 HEALTHY_STEPS = 400
 SEED = 2026
-"""Of the generated curves; the constants of the detector were chosen with others."""
+"""Seed of the generated curves; the constants of the detector were chosen with other seeds."""
 
 LABELLED = {"collapse_opd_i80f2v90", "surge_opd_yeu8r64c"}
 """The logs with a collapse by half."""
@@ -69,8 +69,8 @@ def measure() -> list[Line]:
 
 
 def recorded() -> tuple[int, int, int, int]:
-    """Return the labelled recorded runs that are found, all of those, the others that are critical too long, and all
-    of those."""
+    """Return four counts: labelled recorded runs that are found, all labelled runs, other runs that are critical for
+    too long, all other runs."""
     found = labelled = long = others = 0
     for folder in RECORDED:
         for result in read_results(folder).values():
@@ -90,7 +90,7 @@ def recorded() -> tuple[int, int, int, int]:
 
 
 def alarms(rewards: Values) -> list[tuple[int, int]]:
-    """Return the place at which each collapse is found and the one at which it clears, or the number of rewards."""
+    """Return where each collapse is found and where it clears, as places; if never, the number of rewards."""
     state, settings, found = RewardState(), RewardSettings(), list[tuple[int, int]]()
     for place, reward in enumerate(rewards):
         state, events = advance_reward(state, place, float(reward), settings)

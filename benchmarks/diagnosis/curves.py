@@ -18,19 +18,19 @@ AUTOCORRELATIONS = (0.0, 0.3, 0.6, 0.8, 0.9, 0.95)
 HEALTHY_KINDS = ("flat", "drift up", "drift down", "capped", "gaps")
 HEALTHY_STEPS = 400
 HELD_OUT_SEED = 2_759_304_860
-"""The first eight hexadecimal digits of the SHA-256 of "foreshock held-out curves", a rule that was written before any
-of these curves was run. No constant was chosen with them."""
+"""The first eight hexadecimal digits of the SHA-256 of "foreshock held-out curves". This rule was fixed before any of
+these curves was run; no constant was chosen with them."""
 
 SEEDS_PER_CELL = 4
 """Deviations × autocorrelations × kinds × seeds: 5 × 6 × 5 × 4 = 600 curves."""
 
 PUBLISHED_SURGES = {"Qwen3-4B-Base": 110, "Qwen3-8B-Base": 90}
-"""Run → step at which the published text puts the surge, by eye."""
+"""Run → step of the surge according to the published text, which read it by eye."""
 
 PUBLISHED_NOISE = ((0.07, 0.0), (0.10, 0.2), (0.20, 0.4))
-"""(standard deviation, autocorrelation) of log lengths: quartiles of the residuals of twelve recorded runs, in blocks
-of 30 values without their trend (0.070, 0.10 and 0.19). Their autocorrelations are −0.06 to 0.17; two have 0.31 and
-0.57."""
+"""(standard deviation, autocorrelation) of log lengths. The deviations are quartiles of the residuals of twelve
+recorded runs in detrended blocks of 30 values (0.070, 0.10 and 0.19). Their autocorrelations are −0.06 to 0.17; two
+runs have 0.31 and 0.57."""
 
 PUBLISHED_SEEDS = 100
 
@@ -38,8 +38,8 @@ WIDTHS = (3.0, 15.0)
 """Widths of the logistic rise: 13 to 66 steps from 10 to 90 %. Only levels and steps are published."""
 
 BORDER = {0.07: 9.0, 0.10: 9.0, 0.20: 5.0}
-"""Noise → the largest width whose rise lengths alone tell from a ramp of four times in 80 steps: 40 steps, or 22. Read
-off a table with tuned seeds (docs/early-warning.md): all 60 are found there."""
+"""Noise → the largest width of a rise that lengths alone distinguish from a ramp ×4 in 80 steps: 40 steps, or 22. Read
+from a table with tuning seeds (docs/early-warning.md), in which all 60 rises are found."""
 
 
 def healthy_curves() -> Iterator[tuple[str, list[ClosedStep]]]:
@@ -54,8 +54,8 @@ def published_curve(
 ) -> list[ClosedStep]:
     """Return the published rise, 1000 → 3000-4000 tokens around ``surge``, with noise.
 
-    The rise is logistic, of a width by seed: up to the border of this noise. A slow one is wider, and k3 rises with it
-    from 2e-4 to 6e-3, with a noise of a quarter of it: lengths alone are a ramp then.
+    The rise is logistic; its width depends on the seed, up to the border of this noise. A slow rise is wider: by its
+    lengths alone it is a ramp, so k3 rises with it from 2e-4 to 6e-3, with 25 % noise.
     """
     random = np.random.default_rng([surge, seed])
     first, last = (BORDER[deviation], WIDTHS[1]) if slow else (WIDTHS[0], BORDER[deviation])

@@ -1,8 +1,8 @@
-"""Batches with one fault of a kind that public reports describe, its size, place and share drawn at random.
+"""Batches with one fault of a kind that public reports describe. Its size, place and share are drawn at random.
 
-Each batch has 128 rollouts of 16 prompts from random softmax policies; μ sampled the tokens, π is a slightly different
-computation of the same policy, and the fault is put in. A finding is right if it is the one of the kind, false if it is
-none that is true of the batch, and a batch without any finding is silent: `python -m benchmarks.diagnosis field_kinds`.
+Each batch has 128 rollouts of 16 prompts from random softmax policies. μ sampled the tokens, π is a slightly different
+computation of the same policy, and the fault is injected. A finding is right if it is that of the kind, and false if it
+is not true of the batch. A batch without any finding is silent. `python -m benchmarks.diagnosis field_kinds`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ROLLOUTS, _PROMPTS, _VOCABULARY, _CONTEXTS = 128, 16, 64, 400
 class World:
     """Tokens sampled from μ = softmax(logits / temperature) with top-p, and both log-probs of them.
 
-    `logits` [C, V] are those of C contexts, `states` [T] the context of each token, `row` and `index` [T] its place.
+    `logits` [C, V] are those of C contexts, `states` [T] is the context of each token, `row` and `index` [T] its place.
     """
 
     logits: Floats
@@ -96,7 +96,7 @@ def drawn(random: Random, temperature: float = 1.0, top_p: float = 1.0) -> World
 
 
 def sample(logits: Floats, sampling: Floats, states: NDArray[np.int64], random: Random) -> tuple[Any, Floats, Floats]:
-    """Return tokens of `sampling` [C, V], their log μ, and the log π of `logits` [C, V] with the noise of numerics."""
+    """Return tokens of `sampling` [C, V], their log μ, and their log π: that of `logits` [C, V] with numeric noise."""
     ids = (sampling[states] + random.gumbel(size=(states.size, _VOCABULARY))).argmax(axis=1)
     noisy = log_softmax(logits[states] + random.normal(0, 0.024, (states.size, _VOCABULARY)))
     return ids, sampling[states, ids], noisy[np.arange(states.size), ids]
@@ -105,7 +105,7 @@ def sample(logits: Floats, sampling: Floats, states: NDArray[np.int64], random: 
 def off(
     world: World, where: NDArray[np.bool_] | Floats, size: float | NDArray[np.floating[Any]], random: Random
 ) -> None:
-    """Make π a policy of logits with noise of this size at the chosen tokens."""
+    """Replace π at the chosen tokens by the policy of logits with noise of this size."""
     scale = np.broadcast_to(np.asarray(size, np.float64), world.ids.shape) * where
     noisy = log_softmax(world.logits[world.states] + random.normal(size=(world.ids.size, _VOCABULARY)) * scale[:, None])
     world.pi = np.where(scale > 0, noisy[np.arange(world.ids.size), world.ids], world.pi)
@@ -159,7 +159,7 @@ def short_mu(random: Random) -> World:
 
 
 def tool_tokens(random: Random) -> World:
-    """Return unmasked tool output: ids that the policy finds unlikely, with a placeholder for log μ."""
+    """Return a world with unmasked tool output: ids that are unlikely under the policy, and a placeholder for log μ."""
     world = drawn(random)
     first = int(random.integers(3, 8))
     inside = (world.index >= first) & (world.index < first + 5)
@@ -203,7 +203,7 @@ def lagged(random: Random) -> World:
 
 
 def stale_head(random: Random) -> World:
-    """Return noise of each token id of its own, in the same way everywhere."""
+    """Return a world in which each token id has its own noise, the same everywhere."""
     world = drawn(random)
     moved = log_softmax(world.logits + random.normal(0, random.uniform(0.3, 0.8), _VOCABULARY))
     world.pi = moved[world.states, world.ids]
@@ -217,7 +217,7 @@ def flat_rewards(random: Random) -> World:
 
 
 def other_rows(random: Random) -> World:
-    """Return log π of the rows in another order, as a batch that was balanced over ranks between the two."""
+    """Return a world with the rows of log π in another order, as if the batch was balanced over ranks in between."""
     world = drawn(random)
     rows = [world.pi[first:last] for first, last in pairwise(world.offsets)]
     order = random.permutation(_ROLLOUTS)
@@ -226,13 +226,13 @@ def other_rows(random: Random) -> World:
 
 
 def likeliest(random: Random) -> World:
-    """Return log μ of the likeliest token of each position in place of the sampled one's."""
+    """Return a world with the log μ of each position's likeliest token in place of the sampled token's."""
     world = drawn(random)
     return replace(world, mu=log_softmax(world.logits).max(axis=1)[world.states])
 
 
 def other_temperature(random: Random) -> World:
-    """Return a quarter of the rollouts sampled at temperature 0.6, as an evaluation in the same queue."""
+    """Return a world with a quarter of the rollouts sampled at temperature 0.6, as by an evaluation in the queue."""
     world = drawn(random)
     chosen = (random.random(_ROLLOUTS) < 0.25)[world.row]
     sharp = sample(world.logits, log_softmax(world.logits / 0.6), world.states, random)
@@ -243,7 +243,7 @@ def other_temperature(random: Random) -> World:
 
 
 def top_k(random: Random) -> World:
-    """Return tokens of the likeliest few, with processed log μ."""
+    """Return a world whose tokens are among the likeliest few, with processed log μ."""
     world, kept = drawn(random), int(random.integers(6, 16))
     logs = log_softmax(world.logits)
     logs = np.where(logs >= np.sort(logs, axis=1)[:, -kept, None], logs, -np.inf)
@@ -264,13 +264,13 @@ def data_source(world: World, random: Random) -> NDArray[np.bool_]:
 
 
 def retokenised(world: World, random: Random) -> NDArray[np.bool_]:
-    """Return the tokens from somewhere on in a fifth of the rollouts, whose text became other tokens than sampled."""
+    """Return the tokens after a random position in a fifth of the rollouts, whose text was tokenised differently."""
     begins = (random.random(_ROLLOUTS) * np.diff(world.offsets))[world.row]
     return (world.index >= begins) & (random.random(_ROLLOUTS) < 0.2)[world.row]
 
 
 def appended_end(random: Random) -> World:
-    """Return NaN for the log μ of an end of sequence that the framework appended."""
+    """Return a world with NaN for the log μ of an end of sequence that the framework appended."""
     world = drawn(random)
     world.mu = np.where((world.from_end == 0) & ~world.truncated[world.row], np.nan, world.mu)
     return world
@@ -287,7 +287,7 @@ def half_precision(random: Random) -> World:
 
 
 def adapter_twice(random: Random) -> World:
-    """Return π with an adapter of twice the scale."""
+    """Return a world whose π has an adapter of twice the scale."""
     world = drawn(random)
     adapter = random.normal(size=(_CONTEXTS, 4)) @ random.normal(size=(4, _VOCABULARY)) * random.uniform(0.2, 0.5)
     return replace(world, pi=log_softmax(world.logits + adapter)[world.states, world.ids])
@@ -299,7 +299,7 @@ def partly_copied(random: Random) -> World:
 
 
 def peaked(random: Random) -> World:
-    """Return a healthy batch of a policy that is nearly certain."""
+    """Return a healthy world with a policy that is nearly certain."""
     world = drawn(random)
     world.logits = 4.0 * world.logits
     world.ids, world.mu, world.pi = sample(world.logits, log_softmax(world.logits), world.states, random)
@@ -308,7 +308,7 @@ def peaked(random: Random) -> World:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of fault; `right`: findings that say it; `allowed`: others that are true too."""
+    """A kind of fault. `right`: findings that name it. `allowed`: other findings that are true too."""
 
     make: Callable[[Random], World]
     right: tuple[str, ...]
@@ -358,7 +358,7 @@ KINDS: dict[str, Kind] = {
 
 
 def measure_kind(kind: Kind, batches: int, seed: int) -> tuple[int, int, Counter[str]]:
-    """Return how many batches had a right finding, how many none at all, and the false findings."""
+    """Return the number of batches with a right finding, the number without any finding, and the false findings."""
     right, silent, false = 0, 0, Counter[str]()
     for number in range(batches):
         report = lint_batch(kind.make(np.random.default_rng([seed, number])).batch(), model_kind="dense")
@@ -370,7 +370,7 @@ def measure_kind(kind: Kind, batches: int, seed: int) -> tuple[int, int, Counter
 
 
 def measure() -> list[Line]:
-    """Return the worst kind's share of right findings, and the number of false ones; print a line for each kind."""
+    """Return the worst kind's share of right findings and the number of false findings; print a line for each kind."""
     least, false_findings = 1.0, 0
     for place, (name, kind) in enumerate(KINDS.items()):
         right, silent, false = measure_kind(kind, _BATCHES, place)

@@ -1,4 +1,4 @@
-"""The labelled logs beside the repository: surges found, false alarms, collapses warned of.
+"""The labelled logs beside the repository: found surges, false alarms, collapses with a warning.
 
 Per-step scalars of RL runs, labelled by eye and processed step by step as in the service. No constant of the detectors
 was fitted to them. Bars: a labelled surge is confirmed before ×2.5 or within 30 steps of its onset, and moves the
@@ -43,7 +43,7 @@ SURGES = ("length_surge", "length_surge_early", "length_surge_again")
 LARGEST_EARLY_STEP = 20
 LARGEST_GROWTH, LONGEST_DELAY = 2.5, 30
 LARGEST_FALSE_ALARMS_PER_1000 = 1.0
-# Reward of a policy that learned nothing, by a part of the log's name; 0 for the others.
+# Reward of a policy that learned nothing, by a part of the log's name; 0 for other logs.
 _FLOORS = {"opd": -1.0, "wordle": -1.5}
 
 
@@ -67,7 +67,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What the detectors say of one log; `usable`: it has a collapse with a baseline before it, `warned` in time."""
+    """The detectors' result for a log. `usable`: it has a collapse with a baseline before it. `warned`: in time."""
 
     is_right: bool
     """only a labelled surge moves the learning rate, and it is found between its onset and its end"""
@@ -111,7 +111,7 @@ def real_curves() -> Iterator[Curve]:
             with path.open() as file:
                 label = Label(kind, int(found[1]), int(found[2])) if found else Label("none")
                 yield Curve(row[0], [closed_step(each) for each in csv.DictReader(file)], label)
-    # By their notes: lengths rise over steps 30-90 of the healthy run; the other is a learning-rate collapse.
+    # From the runs' notes: lengths rise over steps 30-90 of the healthy run; the other run is a learning-rate collapse.
     for name, label in (("healthy", Label("ramp", 30, 90)), ("collapsed", Label("none"))):
         path = SHARED / "tiny_rl" / name / "metrics.jsonl"
         if path.exists():
@@ -162,9 +162,9 @@ def judge(curve: Curve) -> Judgement:
 
 
 def _collapse(curve: Curve) -> tuple[int | None, int]:
-    """Return the step of the collapse by the definition, and the rewards before it.
+    """Return the step of the collapse by the definition, and the number of rewards before it.
 
-    By the definition alone, noise at the start of a run can be a collapse: the label says which runs collapsed.
+    By the definition alone, noise at the start of a run can be a collapse, so the label says which runs collapsed.
     """
     told = (row[5] for row in _label_rows() if row[0] == curve.name)
     if not any(text.startswith("reward") and "not a collapse" not in text for text in told):
@@ -176,6 +176,6 @@ def _collapse(curve: Curve) -> tuple[int | None, int]:
 
 
 def _growth(curve: Curve, event: Event) -> float:
-    """Return the smoothed length / baseline at the confirmation."""
+    """Return smoothed length ÷ baseline at the confirmation."""
     lengths = [step.values[LENGTH_KEY] for step in curve.steps if step.step <= event.step and LENGTH_KEY in step.values]
     return median(lengths[-3:]) / float(event.evidence["baseline_length"])

@@ -1,10 +1,11 @@
-"""Surges and ramps of the lengths: what moves the learning rate.
+"""Surges and ramps of the lengths: which of them move the learning rate.
 
 Bars: none of 600 slow ramps (×2 to ×4 in 80 to 300 steps from step 0 to 150, in lengths or in log lengths, noise 0.05
 to 0.25, flat and rising reward) moves it; 60 of 60 surges (×3 in 10 to 30 steps) do; at most 1 % of the autocorrelated
-healthy curves (φ 0.8 to 0.95, standard deviation 0.25) and of the held-out healthy curves of five kinds do. Of each
-published surge at each of three noise levels the decay period is within −35 % and +3 % of 1.8 × the stated step for at
-least 95 of 100 seeds: of rises that lengths alone tell from a ramp; of slower ones with which k3 rises, 90.
+healthy curves (φ 0.8 to 0.95, standard deviation 0.25) and of the held-out healthy curves of five kinds do. For each
+published surge at each of three noise levels, the decay period is within −35 % and +3 % of 1.8 × the stated step for at
+least 95 of 100 seeds if lengths alone distinguish the rise from a ramp, and for 90 if the rise is slower and k3 rises
+with it.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def measure() -> list[Line]:
 
 
 def published_worst(slow: bool) -> int:
-    """Return the seeds whose decay period is right, of the published surge and noise with the fewest."""
+    """Return the number of seeds with a right decay period, for the published surge and noise with the fewest."""
     return min(
         sum(_period_is_right(surge, *noise, seed, slow) for seed in range(PUBLISHED_SEEDS))
         for surge in PUBLISHED_SURGES.values()

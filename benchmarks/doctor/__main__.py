@@ -1,12 +1,12 @@
-"""`make bench-doctor`: inject faults into tiny models, let the doctor look at what they log, and count right names.
+"""`make bench-doctor`: inject faults into tiny models, let the doctor examine what they log, and count the right names.
 
-Tuning seeds are 0 … 999: thresholds were chosen on them. Locked ones are looked at once: 2,000 … 2,240 were, at the
-smallest size, 3,000 … 3,239, 4,000 … 4,239, 5,500 … 5,742, 6,000 … 6,242, 6,500 … 6,746, 8,000 … 8,246
-(`results/doctor.txt`), and of 5,000 … 5,065 only faults. 7,000 … 7,746 were looked at in part and changed rules; the
-next are 9,000 and beyond.
-`--seed 0` looks at tuning cases, `--only NAME` at one fault, `--sizes 0` at the smallest size of each. The undeclared
-cases have nothing but the rollouts and two folders of weights. A replay of some rollouts counts as their share of the
-tokens, a decode twice.
+Tuning seeds are 0 … 999: thresholds were chosen on them. Locked seeds are used only once. Already used: 2,000 … 2,240
+(only at the smallest size), 3,000 … 3,239, 4,000 … 4,239, 5,500 … 5,742, 6,000 … 6,242, 6,500 … 6,746, 8,000 … 8,246
+(`results/doctor.txt`), and 5,000 … 5,065 only for faults. 7,000 … 7,746 were used in part and changed rules. The next
+ones are 9,000 and beyond.
+`--seed 0` runs tuning cases, `--only NAME` one fault, `--sizes 0` the smallest size of each. The undeclared cases have
+only the rollouts and two folders of weights. A replay of some rollouts counts as their share of the tokens, a decode
+counts twice.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PAIRS = 30
 
 @dataclass(frozen=True)
 class Result:
-    """A case: what it should say, what was said, the replays and seconds it took; `sides`: those with a fault."""
+    """A case: expected and actual findings, the replays and seconds it took; `sides`: the sides with a fault."""
 
     group: str
     name: str
@@ -54,7 +54,7 @@ class Result:
 
     @property
     def is_first_right(self) -> bool:
-        """Whether the first finding is a cause that was injected."""
+        """Whether the first finding is an injected cause."""
         first = next((each.cause for each in self.report.findings if each.kind == "cause"), "")
         return any(first in causes for _, causes in self.wanted)
 
@@ -70,13 +70,13 @@ class Result:
 
     @property
     def is_said_unknown(self) -> bool:
-        """Whether the side with a fault is called unknown, with what was tried, and the other is not."""
+        """Whether only the side with a fault is called unknown, and what was tried is listed."""
         unknown = tuple(each.side for each in self.report.findings if each.kind == "unknown")
         return unknown == self.sides and bool(self.report.ruled_out)
 
     @property
     def is_right(self) -> bool:
-        """Whether all is said that should be, and nothing else."""
+        """Whether the findings are exactly the expected ones."""
         if self.group == "foreign":
             return self.is_said_unknown and not self.named
         return self.has_all and self.is_free_of_false and (self.is_first_right or not self.wanted)
@@ -114,7 +114,7 @@ def _cases(groups: list[str]) -> Iterator[tuple[str, str, tuple[Fault, ...], str
     ]
     for number in range(PAIRS if "pairs" in groups else 0):
         first, second = engine[number % len(engine)], trainer[number % len(trainer)]
-        if number % 3 == 2:  # both on the engine's side: a fault of the data on one of the weights or of sampling
+        if number % 3 == 2:  # both on the engine's side: a fault of weights or sampling, then one of the data
             second = next(each for each in FAULTS if each.name == ("sentinels", "last tokens 0")[number % 2])
             first = (
                 engine[(3 * number) % len(engine)] if engine[(3 * number) % len(engine)] is not second else engine[-1]

@@ -1,4 +1,4 @@
-"""A case in the making, and a fault that is injected into it."""
+"""A case under construction, and a fault that is injected into it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNTRAINED = ("random", "tied", "moe")
 
 @dataclass
 class Case:
-    """A batch in the making: models of both sides, what they log, and the weights that the doctor is given."""
+    """A batch under construction: the models of both sides, what they log, and the weights that the doctor gets."""
 
     kind: str
     seed: int
@@ -36,7 +36,7 @@ class Case:
 
     @classmethod
     def of(cls, kind: str, seed: int) -> Case:
-        """Return a case whose trainer holds version 10, and version 7 is known too."""
+        """Return a case whose trainer holds version 10; version 7 is known too."""
         model = new_model(kind, seed)
         return cls(kind, seed, model, updated(model, seed + 1, 0.03))
 
@@ -46,20 +46,20 @@ class Case:
         self.pi = score(self.model, self.rows)
 
     def rescored(self, how: Pass, model: Any = None, side: str = "trainer") -> None:
-        """Replace what a side logged by another pass over the same tokens."""
+        """Replace a side's logged values by those of another pass over the same tokens."""
         if side == "rollout" and how.precision == "autocast":
             how.precision = "bfloat16"
         self.log(side, score(model or self.model, self.rows, how))
 
     def log(self, side: str, values: LogProbs) -> None:
-        """Replace what a side logged."""
+        """Replace a side's logged values."""
         if side == "trainer":
             self.pi = values
         else:
             self.rows.mu = values
 
     def logged(self, side: str) -> LogProbs:
-        """Return what a side logged."""
+        """Return a side's logged values."""
         return self.pi if side == "trainer" else self.rows.mu
 
     def folders(self, root: Path) -> tuple[Path, Path, Path]:
@@ -71,7 +71,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault: `inject` makes it on a case that has already sampled; `causes` are the right names, on `side`."""
+    """A fault: `inject` applies it to a case that has already sampled; `causes` are the right names, on `side`."""
 
     name: str
     side: str

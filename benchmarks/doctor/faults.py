@@ -1,6 +1,6 @@
 """The faults by name, with their true causes.
 
-`FAULTS` are those of the catalogue, `FOREIGN` those that no row of it describes, `CONTROLS` are healthy.
+`FAULTS` are described by a row of the catalogue, `FOREIGN` by none, and `CONTROLS` are healthy.
 """
 
 from __future__ import annotations

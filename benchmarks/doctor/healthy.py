@@ -31,7 +31,7 @@ def declared_lag(case: Case) -> None:
 
 
 def other_instructions(side: str) -> Callable[[Case], None]:
-    """Return a side that scores in a process whose torch and oneDNN may not use the wide vectors of this CPU."""
+    """Return a side that scores in a process whose torch and oneDNN do not use the wide vectors of this CPU."""
 
     def inject(case: Case) -> None:
         how = Pass("bfloat16" if side == "rollout" else "autocast")
@@ -45,7 +45,7 @@ def other_instructions(side: str) -> Callable[[Case], None]:
 
 
 def too_fast(case: Case) -> None:
-    """Train at a learning rate at which the policy breaks; engine and trainer both hold the new weights."""
+    """Train at a learning rate that breaks the policy; engine and trainer both hold the new weights."""
     _trained(case, lambda response: float(len(response)), learning_rate=0.05, updates=3)
 
 
@@ -55,7 +55,7 @@ def gamed(case: Case) -> None:
 
 
 def _trained(case: Case, reward: Reward, learning_rate: float, updates: int) -> None:
-    """Let the case begin with the policy after updates by REINFORCE; the weights before them are known too."""
+    """Start the case from the policy after updates by REINFORCE; the weights before the updates are known too."""
     case.old, case.model = case.model, copy.deepcopy(case.model)
     optimizer = torch.optim.Adam(case.model.parameters(), lr=learning_rate)
     prompts = [case.rows.prompts[case.rows.groups.index(group)] for group in sorted(set(case.rows.groups))]

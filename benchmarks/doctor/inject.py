@@ -1,4 +1,4 @@
-"""Injections: each changes what the engine computes, what the trainer computes or what is logged, in three sizes."""
+"""Injections in three sizes: each changes the engine's computation, the trainer's computation or the logged values."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def no_end(case: Case, logits: torch.Tensor, ids: torch.Tensor, given: torch.Ten
 
 
 def _older(case: Case, size: float) -> Any:
-    """Let the known older weights be this far from the announced ones, and return them."""
+    """Move the known older weights this far from the announced ones, and return them."""
     case.old = updated(case.model, case.seed + 1, size)
     return case.old
 
@@ -170,7 +170,7 @@ def prompt_cache(case: Case) -> None:
 
 
 def part(of_name: str) -> Callable[[Case], None]:
-    """Return an engine whose tensors with this part of a name are those of older weights."""
+    """Return an engine that holds older weights in the tensors whose name has this part."""
 
     def inject(case: Case) -> None:
         older = _older(case, (0.05, 0.1, 0.2)[case.size]).state_dict()
@@ -192,7 +192,7 @@ def twice(case: Case) -> None:
 
 @torch.no_grad()
 def quantised(case: Case) -> None:
-    """Layers in FP8 or, of a larger size, in four bits, with a scale for each row."""
+    """Quantise layers to FP8 or, at larger sizes, to four bits, with a scale for each row."""
     engine = copy.deepcopy(case.model)
     for name, value in engine.named_parameters():
         if value.dim() > 1 and "layers." in name:
@@ -287,7 +287,7 @@ def packed(case: Case) -> None:
 
 
 def pads(case: Case) -> None:
-    """Prompts are padded on the left, and the padding is attended to."""
+    """Prompts are padded on the left, and attention includes the padding."""
     longest = max(map(len, case.rows.prompts))
     for row, (prompt, response) in enumerate(zip(case.rows.prompts, case.rows.responses, strict=True)):
         ids = torch.tensor([[0] * (longest - len(prompt)) + prompt + response])

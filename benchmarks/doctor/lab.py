@@ -1,7 +1,7 @@
-"""Tiny models, an engine that decodes with a KV cache, and a trainer that scores: where faults are really injected.
+"""Tiny models, an engine that decodes with a KV cache, and a trainer that scores: real faults are injected into them.
 
-Nothing here is shared with the doctor's own experimenter: a fault that both computed with the same code would prove
-nothing. The engine is bfloat16 with a KV cache, the trainer an autocast pass over rows padded on the right.
+No code is shared with the doctor's own experimenter: a fault that both compute with the same code would prove nothing.
+The engine is bfloat16 with a KV cache, the trainer an autocast pass over rows padded on the right.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KINDS = ("random", "tied", "moe", "trained")
 PROMPTS, RESPONSES, LONGEST = 8, 5, 20
 
 Process = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
-"""Logits [n, V], prompt and response ids so far [n, t], the number of prompt tokens [n], the response's step."""
+"""A function of logits [n, V], prompt and response ids so far [n, t], number of prompt tokens [n], response step."""
 
 
 def new_model(kind: str, seed: int, **fields: Any) -> Any:
@@ -56,7 +56,7 @@ def new_model(kind: str, seed: int, **fields: Any) -> Any:
 
 
 def updated(model: Any, seed: int, size: float) -> Any:
-    """Return the model after updates: every matrix moved by `size` times its own spread, in a random direction."""
+    """Return the model with every matrix moved by `size` times its own spread, in a random direction."""
     torch.manual_seed(seed)
     found = copy.deepcopy(model)
     with torch.no_grad():
@@ -79,7 +79,7 @@ def with_config(model: Any, **fields: Any) -> Any:
     found = type(model)(config)
     state = model.state_dict()
     if found.config.tie_word_embeddings:
-        state.pop("lm_head.weight", None)  # it would overwrite the embeddings, which it is now
+        state.pop("lm_head.weight", None)  # tied now, so it would overwrite the embeddings
     found.load_state_dict(state, strict=False)
     found.tie_weights()
     return found.eval()
@@ -96,12 +96,12 @@ class Rows:
 
     @property
     def sequences(self) -> list[list[int]]:
-        """Prompt and response of each."""
+        """Prompt and response of each row, concatenated."""
         return [prompt + response for prompt, response in zip(self.prompts, self.responses, strict=True)]
 
 
 def prompts_of(model: Any, seed: int) -> list[list[int]]:
-    """Return prompts of 5, 8 or 12 ids that are neither padding nor the end."""
+    """Return prompts of 5, 8 or 12 ids, none of which is the padding or the end."""
     random = np.random.default_rng(seed)
     return [random.integers(2, model.config.vocab_size, (5, 8, 12)[each % 3]).tolist() for each in range(PROMPTS)]
 
@@ -110,7 +110,7 @@ def prompts_of(model: Any, seed: int) -> list[list[int]]:
 def sample(
     model: Any, prompts: list[list[int]], seed: int, process: Process | None = None, dtype: torch.dtype = torch.bfloat16
 ) -> Rows:
-    """Decode with a KV cache; logged are the log-probs of the distribution that `process` gives."""
+    """Decode with a KV cache; the logged log-probs are those of the distribution that `process` returns."""
     engine = copy.deepcopy(model).to(dtype)
     generator = torch.Generator().manual_seed(seed)
     rows = Rows([], [], [], [])
@@ -142,7 +142,7 @@ def sample(
 
 @dataclass
 class Pass:
-    """How a scoring pass differs: precision, positions, mask, what is done to its logits."""
+    """The differences of a scoring pass: precision, positions, mask, processing of its logits."""
 
     precision: str = "autocast"
     positions: Callable[[int, int], NDArray[np.int64]] | None = None
@@ -201,7 +201,7 @@ def score(model: Any, rows: Rows, how: Pass | None = None) -> list[NDArray[np.fl
 def batch_of(
     rows: Rows, pi: list[NDArray[np.float32]], attributes: BatchAttributes | None = None, **columns: Any
 ) -> RolloutBatch:
-    """Return what is logged."""
+    """Return the logged batch."""
     return RolloutBatch.from_lists(
         [f"r{row}" for row in range(len(rows.prompts))],
         rows.prompts,

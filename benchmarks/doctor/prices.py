@@ -1,8 +1,8 @@
-"""What each kind of experiment costs, in plain replays of the same tokens, at three sizes of a model on this CPU.
+"""Measure the cost of each kind of experiment in plain replays of the same tokens, for three model sizes on this CPU.
 
     python -m benchmarks.doctor.prices
 
-The rounds are interleaved, and a ratio is one of medians.
+Rounds are interleaved; ratios are ratios of medians.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from foreshock_probes.doctor.experimenter import TorchExperimenter
 from foreshock_probes.doctor.forward import logits_of
 
 SIZES = ((64, 2, 1024), (256, 4, 4096), (1024, 4, 16384))
-"""Hidden size, layers and ids of the vocabulary."""
+"""(hidden size, layers, vocabulary size)."""
 ROUNDS = 3
 PROMPT, RESPONSE, ROLLOUTS = 12, 52, 8
 

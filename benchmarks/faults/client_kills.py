@@ -1,7 +1,7 @@
-"""Kill a trainer whose client has a spool, start it again with the same spool: what was spooled arrives once.
+"""Kill a trainer whose client has a spool, and start it again with the same spool: every spooled item arrives once.
 
-What the client holds in memory alone is lost with the process, as documented; what is in its spool at the moment of the
-kill is listed from outside and must be in the service at the end.
+Items that the client holds only in memory are lost with the process, as documented. The items in its spool at the
+moment of the kill are listed from outside and must be in the service at the end.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ _POINT_SECONDS = 2.5
 _DRAIN_SECONDS = 600.0
 
 Spooled = tuple[str, str, int]
-"""Key of the attempt, kind, step."""
+"""(key of the attempt, kind, step)."""
 
 
 class Gate:
-    """A gate in front of the service: open, closed, or letting requests in and no answers out.
+    """A gate in front of the service: open, closed, or passing requests but no answers.
 
-    A TCP port that forwards to another one; the mode may change at any time. Closed with `close`."""
+    A TCP port that forwards to another one; the mode may change at any time. End it with `close`.
+    """
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -53,14 +54,14 @@ class Gate:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def set(self, mode: Mode) -> None:
-        """Change the mode, also for the connections that are open."""
+        """Change the mode, also for open connections."""
         self._mode = mode
         if mode == "closed":
             for connection in list(self._connections):
                 _shut(connection)
 
     def close(self) -> None:
-        """Accept nothing any more."""
+        """Stop accepting connections."""
         self.set("closed")
         self._listener.close()
 
@@ -95,7 +96,7 @@ def _shut(end: socket.socket) -> None:
 
 
 def run_client_kills(totals: Totals, *, most: int, seed: int) -> None:
-    """Kill the trainer `most` times in all; the last one delivers the rest."""
+    """Kill the trainer `most` times in all; the last trainer delivers the rest."""
     draw = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="foreshock-faults-") as name:
         folder = Path(name)
@@ -160,7 +161,7 @@ def _started_trainer(gate: Gate, spool: Path, number: int, steps: int, kill_at: 
 
 
 def _spooled(spool: Path) -> Iterator[tuple[Spooled, str]]:
-    """Yield the complete entries of the spool: what each is, and the digest of its bytes."""
+    """Yield the complete entries of the spool, each with the digest of its bytes."""
     for path in spool.glob("*/*.item"):
         if path.parent.name == "rejected":
             continue

@@ -24,7 +24,7 @@ from benchmarks.faults.workload import RunPlan, plan_run
 RANDOM_SHARE, STARTING_SHARE, DECODER_SHARE = 0.35, 0.06, 0.08
 _POINT_SECONDS = 5.0
 PATIENCE_TO_START_SECONDS = 3.0
-# A point that was not passed while so many requests were acknowledged is not reached in this part of the run.
+# A point that is not passed within this many acknowledged requests counts as not reached in this part of the run.
 _POINT_ANSWERS = 60
 # Kills of one of several processes before all are killed.
 _MOST_OF_ONE = 4
@@ -32,7 +32,8 @@ GRACE_SECONDS, LONG_GRACE_SECONDS = 2.0, 3600.0
 
 
 def _grace_of(plan: RunPlan) -> str:
-    """Return the grace time of the steps of a run. Nothing is missing in a serial run, whose advice is compared."""
+    """Return the grace time of a run's steps. It is long for a serial run: no shard is missing there, and its advice is
+    compared."""
     return str(LONG_GRACE_SECONDS if plan.serial else GRACE_SECONDS)
 
 
@@ -76,7 +77,7 @@ class Campaign:
 
     @property
     def _goes_on(self) -> bool:
-        """Return whether there are kills left to do."""
+        """Return whether kills are left to do."""
         return self.totals.done < self._most
 
     def _one_run(self, served: Served, clean: Served) -> None:
@@ -112,15 +113,15 @@ class Campaign:
         )
 
     def _verify_pending(self, served: Served, clean: Served) -> None:
-        """Verify the run before the newest: what a crash left to the sweeper takes up to half a minute."""
+        """Verify the run before the newest one: the sweeper may take half a minute to finish work left by a crash."""
         if self._pending is None:
             return
         plan, sender = self._pending
         self._pending = None
         for each in (served, clean):
             if (grace := _grace_of(plan)) != each.settings.get("FORESHOCK_STEP_GRACE_SECONDS"):
-                # What the plan never sends is waited for as long as its own grace says. A step of a serial run that a
-                # busy machine sends slowly must not close before it is whole: a decision would be made of a part.
+                # The plan's own grace time limits the wait for shards that it never sends. In a serial run, a busy
+                # machine may send a step slowly; the step must not close early, or a decision would use part of it.
                 each.kill()
                 each.settings["FORESHOCK_STEP_GRACE_SECONDS"] = grace
             if not each.alive:
@@ -130,7 +131,7 @@ class Campaign:
         verify_run(self.totals.findings, served, lambda: served.store, sender, clean)
 
     def _kill_once(self, draw: random.Random, served: Served, sender: RunSender, senders: threading.Thread) -> None:
-        """Start the service, which does not run, and kill it at a random moment or at a point."""
+        """Start the stopped service, and kill it at a random moment or at a point."""
         share = draw.random()
         if self._processes > 1 and share >= STARTING_SHARE:
             served.start()
@@ -154,7 +155,7 @@ class Campaign:
         self.totals.kills["all processes" if self._processes > 1 and reason == "random" else reason] += 1
 
     def _at_random(self, draw: random.Random, served: Served, sender: RunSender, senders: threading.Thread) -> str:
-        """Wait for some acknowledged requests and some milliseconds; sometimes end a decoder meanwhile."""
+        """Wait for some acknowledged requests and some milliseconds; sometimes kill a decoder meanwhile."""
         first, wanted = sender.journal.answers, draw.randrange(14)
         decoder_at = first + draw.randrange(8) if draw.random() < DECODER_SHARE / RANDOM_SHARE else None
 

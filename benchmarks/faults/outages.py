@@ -1,7 +1,7 @@
 """Kill what the service needs, PostgreSQL or an S3 server, while trainers and a worker send, and start it again.
 
-The service runs on: what it cannot store it answers with 503, and the senders send it again. Each run is then verified
-as after kills of the service; the objects of an S3 server are copied to a folder for it.
+The service continues: it answers requests that it cannot store with 503, and the senders send them again. Each run is
+then verified as after kills of the service; the objects of an S3 server are copied to a folder for this.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LONGEST_RUNNING_SECONDS, _LONGEST_AWAY_SECONDS = 20.0, 1.0
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """What the service needs: settings that name it, and how it is killed and started."""
+    """A server that the service needs: the settings that name it, and functions that kill and start it."""
 
     kill: Callable[[], None]
     start: Callable[[], None]
@@ -102,7 +102,7 @@ def _files_of(served: Served) -> Path:
 @contextmanager
 def _started(name: str) -> Iterator[_Need]:
     """Give a PostgreSQL cluster or an S3 server."""
-    # Short: the name of a Unix socket has at most 107 bytes.
+    # A short path, because the name of a Unix socket has at most 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="fsk-", dir="/tmp"))
     if name == "postgresql":
         cluster = PostgresCluster(folder, durable=True)

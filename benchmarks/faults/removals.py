@@ -1,8 +1,8 @@
 """Kill the service while it deletes a run, deletes rollouts of another, and purges the tokens of a third.
 
-Each round uploads three small runs, asks for the three removals, and kills the service again and again until they are
-done. Then nothing that was to go may be left in a row or a file, what was to stay must read as it was, and every
-measurement of the runs that remain must be what it was before.
+Each round uploads three small runs, requests the three removals, and kills the service again and again until they are
+done. Then no row or file may hold removed data, the other data must read as before, and every measurement of the
+remaining runs must be unchanged.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class _Round:
             self._served.kill()
             self._totals.kills["while removing"] += 1
             self._served.start()
-            # A few at once while it starts.
+            # Every fourth kill comes while the service still starts.
             if number % 4:
                 self._served.wait_until()
         asked.join()
@@ -106,7 +106,7 @@ class _Round:
                     run.put_shard(step, batch, shard, _SHARDS).raise_for_status()
 
     def _ask(self) -> None:
-        """Ask for the three removals until each is acknowledged."""
+        """Request the three removals until each is acknowledged."""
         ids = {"sample_ids": self._deleted}
         rules = {"last_steps": _KEPT_STEPS, "alert_steps": 0}
         requests: list[Callable[[], httpx.Response]] = [
@@ -118,7 +118,7 @@ class _Round:
             while True:
                 with contextlib.suppress(httpx.TransportError):
                     answer = request()
-                    # 410: deleted, and the answer to that was lost.
+                    # 410: the run is already deleted, and the first answer was lost.
                     if answer.is_success or answer.status_code == 410:
                         self._findings.counts["acknowledged_removals"] += 1
                         break

@@ -1,7 +1,8 @@
-"""Senders: threads that make each request of a plan until the service acknowledges it, and note every answer.
+"""Senders: threads that repeat each request of a plan until the service acknowledges it, and note every answer.
 
-They treat answers as `foreshock.Client` does: no answer, a 5xx, 408, 425 and 429 are sent again, and so is a 404 of a
-run whose registration has not been answered. Any other refusal of a valid request is a defect, and is kept.
+They treat answers as `foreshock.Client` does. A request is sent again without an answer, after a 5xx, 408, 425 or 429,
+and after a 404 of a run whose registration has not been answered. Any other refusal of a valid request is a defect and
+is recorded.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ _LONGEST_WAIT_SECONDS = 0.3
 
 @dataclass(slots=True)
 class Journal:
-    """What was acknowledged, and what must not have happened. Thread-safe by the GIL: only appends."""
+    """The acknowledged requests, and the events that must not happen. Only appends, which the GIL makes thread-safe."""
 
     acknowledged: list[tuple[Item, int, dict[str, Any]]] = field(default_factory=list)
     advice: list[dict[str, Any]] = field(default_factory=list)
-    """Answers to the polls of the one poller, in order."""
+    """Answers to the single poller, in order."""
     scores: list[tuple[str, str]] = field(default_factory=list)
     """(scorer, digest) of acknowledged score shards."""
     completed_jobs: list[str] = field(default_factory=list)
@@ -50,7 +51,7 @@ class Journal:
 
 
 class RunSender:
-    """Sends one plan to one service. `run` does so in the calling thread and those of the ranks."""
+    """Sends one plan to one service. `run` sends from the calling thread and from the threads of the ranks."""
 
     def __init__(self, url: str, plan: RunPlan, *, canonical: bool = False) -> None:
         self.plan = plan
@@ -63,7 +64,7 @@ class RunSender:
         self._stop = threading.Event()
 
     def run(self) -> None:
-        """Send the whole plan: in `canonical` order by one thread, else by the threads of the ranks."""
+        """Send the whole plan: a serial plan in `canonical` order by one thread, else by the threads of the ranks."""
         with httpx.Client(base_url=self._url, timeout=30) as http:
             for phase in self.plan.phases:
                 self._register(http, phase)
@@ -81,7 +82,7 @@ class RunSender:
 
     @contextmanager
     def running(self) -> Iterator[threading.Thread]:
-        """Send the plan in a thread of its own, which ends before the block does; an error in the block stops it."""
+        """Send the plan in a thread of its own, which ends with the block; an error in the block stops it."""
 
         def send() -> None:
             with suppress(Stopped):
@@ -99,7 +100,7 @@ class RunSender:
     def wait_for_answers(
         self, count: int, senders: threading.Thread, seconds: float, meanwhile: Callable[[], None] = lambda: None
     ) -> None:
-        """Wait until so many more requests are acknowledged, the senders end, or some seconds are over."""
+        """Wait until `count` more requests are acknowledged, the senders end, or `seconds` have passed."""
         wanted, deadline = self.journal.answers + count, time.monotonic() + seconds
         while self.journal.answers < wanted and senders.is_alive() and time.monotonic() < deadline:
             meanwhile()
@@ -155,7 +156,7 @@ class RunSender:
         self._until_answered(lambda: http.post(f"{url}/ack", json=body), "acknowledgement")
 
     def _replay(self, http: httpx.Client, phase: Phase) -> None:
-        """Announce weights, ask for a probe, and do its jobs as a worker does."""
+        """Announce weights, request a probe, and do its jobs as a worker does."""
         for item in phase.probe:
             self._send(http, item)
         probe = self._probe_of(http, phase.probe[-1].step)
@@ -193,7 +194,7 @@ class RunSender:
     def _until_answered(
         self, request: Callable[[], httpx.Response], what: str = "", *, lost: bool = False
     ) -> httpx.Response:
-        """Return the answer that is final. `lost`: a 409 that the lease was lost is one of a valid request."""
+        """Return the final answer. `lost`: a 409 that says that the lease was lost is allowed."""
         while True:
             wait = 0.05
             try:

@@ -23,7 +23,7 @@ PATIENCE_SECONDS = 600.0
 
 
 class Served:
-    """`foreshock serve` on a port that it keeps, with its files below `folder`."""
+    """`foreshock serve` on a fixed port, with its files below `folder`."""
 
     def __init__(self, folder: Path, database_url: str = "", **settings: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -36,26 +36,26 @@ class Served:
             "FORESHOCK_PORT": str(self.port),
             "FORESHOCK_DATABASE_URL": self.database_url,
             "FORESHOCK_STORE_URL": str(self.store),
-            # One decoder and nothing to compile: a start is mostly imports.
+            # One decoder and no compilation, because the service is started often.
             "FORESHOCK_DECODE_PROCESSES": "1",
             "FORESHOCK_TOKEN_PASS": "numpy",
             "FORESHOCK_SWEEP_INTERVAL_SECONDS": "0.5",
             "FORESHOCK_LEASE_SECONDS": "3",
-            # A job whose try ends with the service is no failed job.
+            # Many tries, because a try that ends with the service must not fail the job.
             "FORESHOCK_PROBE_TRIES": "1000",
             **settings,
         }
         self._process: psutil.Process | None = None
 
     def start(self, kill_at: tuple[str, int] | None = None) -> None:
-        """Start it; with `kill_at` it ends itself at that call of that point. Does not wait."""
+        """Start the service without waiting; with `kill_at` it kills itself at that call of that point."""
         armed = {VARIABLE: "" if kill_at is None else f"{kill_at[0]}:{kill_at[1]}"}
         with contextlib.suppress(psutil.NoSuchProcess):
             log = self.folder / "service.log"
             self._process = fork_service(environment(**self.settings, **armed), self.folder, log)
 
     def wait_until(self, path: str = "/livez", seconds: float = PATIENCE_SECONDS) -> bool:
-        """Wait until a path is answered with 200; False if the service has ended."""
+        """Wait until the answer to a path is 200; return False if the service has ended."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             with contextlib.suppress(httpx.HTTPError):
@@ -74,7 +74,7 @@ class Served:
         return self._process is not None
 
     def wait_for_end(self, seconds: float) -> bool:
-        """Wait until it ends by itself, as it does at a kill point; False if it still runs."""
+        """Wait until the service ends by itself, as at a kill point; return False if it still runs."""
         deadline = time.monotonic() + seconds
         while self.alive:
             if time.monotonic() > deadline:
@@ -83,7 +83,7 @@ class Served:
         return True
 
     def kill(self) -> None:
-        """End the service and its decoders with SIGKILL."""
+        """Kill the service and its decoders with SIGKILL."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -92,7 +92,7 @@ class Served:
             self._process = None
 
     def kill_decoder(self) -> bool:
-        """End one decoder with SIGKILL; False if there is none."""
+        """Kill one decoder with SIGKILL; return False if there is none."""
         for process in self.decoders():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -100,7 +100,7 @@ class Served:
         return False
 
     def kill_process(self, draw: random.Random) -> bool:
-        """End one of several service processes with SIGKILL, not its decoders; False if there is none."""
+        """Kill one of several service processes, but not its decoders, with SIGKILL; return False if there is none."""
         with contextlib.suppress(psutil.NoSuchProcess, IndexError):
             draw.choice(self._spawned(self._process) if self._process else []).kill()
             return True
@@ -117,7 +117,7 @@ class Served:
 
     @staticmethod
     def _spawned(process: psutil.Process) -> list[psutil.Process]:
-        """Return the processes that Python spawned for this one: those of the service, or decoders."""
+        """Return the processes that Python spawned for this process: service processes or decoders."""
         found = []
         for each in process.children():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -127,7 +127,7 @@ class Served:
 
     @contextmanager
     def database(self) -> Iterator[Database]:
-        """Open its database, beside it."""
+        """Open the service's database while the service may run."""
         database = Database(self.database_url)
         try:
             yield database
@@ -135,6 +135,6 @@ class Served:
             database.close()
 
     def end_of_log(self) -> str:
-        """Return the newest lines of its log."""
+        """Return the newest lines of the service's log."""
         path = self.folder / "service.log"
         return path.read_text(errors="replace")[-2000:] if path.exists() else "(no log)"

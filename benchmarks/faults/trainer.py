@@ -1,4 +1,4 @@
-"""The trainer that `client_kills` kills. It imports what a trainer does, so that a launch is short."""
+"""The trainer that `client_kills` kills. It imports only what a trainer imports, so that a launch is short."""
 
 from __future__ import annotations
 

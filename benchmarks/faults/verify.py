@@ -1,4 +1,4 @@
-"""What must hold after the kills, checked from outside: by the senders' journals, the files and another service."""
+"""Verify from outside what must hold after the kills, with the senders' journals, the files and another service."""
 
 from __future__ import annotations
 
@@ -41,14 +41,13 @@ from foreshock_service.watch.rules.service import CLIENT_LOSSES, INCOMPLETE_STEP
 from tests.service.runs.step_rows import comparable
 
 _SETTLE_SECONDS = 60.0
-# Beside a service under test a file of a request that was killed is an orphan after so long; it is swept as often.
+# Age at which the service under test regards the file of a killed request as an orphan, and interval of its sweeps.
 ORPHAN_GRACE_SECONDS = 4.0
 _ORPHAN_PATIENCE_SECONDS = 120.0
-# Whether they fire depends on when messages arrive, not on the data:
-# that of split ranks on when attempts begin.
+# Rules that depend on when messages arrive and not on the data; that of split ranks depends on when attempts begin.
 _OF_ARRIVAL = frozenset({SPLIT_RANKS, STALE_RUN, CLIENT_LOSSES})
 _UNSTABLE = re.compile(r"(_us|_at|^id|_id|^job|^probe|^lease|^run|^worker|^version|duration|seconds)")
-# Exact for every run; the advice of a run is exact if nothing but its one sender's order decides it.
+# Exact for every run; the advice of a run is exact only if a single sender's order determines it.
 _EXACT = (
     "steps", "shards", "shard_statistics", "shard_lint", "measurements", "measurement_statistics", "step_lint",
     "scalars",
@@ -70,7 +69,7 @@ class Findings:
 
 @dataclass(slots=True)
 class Totals:
-    """Kills by point, and what was found."""
+    """Kills by point, and the findings."""
 
     kills: Counter[str] = field(default_factory=Counter)
     findings: Findings = field(default_factory=Findings)
@@ -96,12 +95,12 @@ def is_settled(database: Database, run_id: str) -> bool:
 def verify_run(
     findings: Findings, served: Served, files: Callable[[], Path], sender: RunSender, clean_service: Served
 ) -> None:
-    """Send a run to a service without kills too; check it against its journal, its `files` and that one's run."""
+    """Send a run also to a service without kills; compare it with its journal, its `files` and that service's run."""
     clean, before = RunSender(clean_service.url, sender.plan, canonical=True), len(findings.problems)
     clean.run()
     with served.database() as database, clean_service.database() as clean_database:
         for each, run_id in ((database, sender.run_id), (clean_database, clean.run_id)):
-            # After a crash this is the sweeper's work.
+            # After a crash, the sweeper settles the run.
             if not wait_until(partial(is_settled, each, run_id), _SETTLE_SECONDS):
                 findings.problem("not_closed", f"{sender.plan.key}: steps stay open or attributions stale")
         _check_run(findings, database, files(), sender, clean, clean_database)
@@ -127,7 +126,7 @@ def _check_run(
         if ours[table] != theirs[table]:
             findings.problem("mismatches", f"{where}: {table}: {_first_difference(ours[table], theirs[table])}")
     _check_snapshots(findings, where, ours["detector_snapshots"], theirs["detector_snapshots"])
-    # The newest, as a service that starts derives it.
+    # The newest state, as a starting service derives it.
     newest = [_newest_state(*each) for each in ((database, sender), (clean_database, clean))]
     findings.counts["newest_detector_states"] += 1
     if newest[0] != newest[1]:
@@ -146,7 +145,7 @@ def _check_run(
 
 
 def check_files(findings: Findings, database: Database, store: Path) -> None:
-    """Count the catalogue's files that are gone, and the files that the catalogue does not name."""
+    """Count the catalogue's missing files, and the files that are not in the catalogue."""
     named = set()
     with database.read() as session:
         for table in (Shard, ScoreShard, ExactShard):
@@ -192,7 +191,7 @@ def _check_shards(findings: Findings, where: str, database: Database, store: Pat
 
 
 def _is_readable(path: Path, item: Item) -> bool:
-    """Return whether the stored tokens are those of the body; of a shard of statistics, whether they read at all."""
+    """Return whether the stored tokens equal those of the body; for a shard of statistics, whether they can be read."""
     try:
         stored = decode_rollouts(path.read_bytes())
     except Exception:
@@ -246,7 +245,7 @@ def _newest_state(database: Database, sender: RunSender) -> bytes:
 
 
 def _conclusions(database: Database, sender: RunSender) -> list[dict[str, Any]]:
-    """Return what is concluded about the run, without times."""
+    """Return the conclusions about the run, without times."""
     table = table_of(StoredFinding)
     chosen = [column for column in table.columns if column.name not in ("run_id", "changed_at_us")]
     query = select(*chosen).where(table.c.run_id == sender.run_id).order_by(table.c.source, table.c.name)
@@ -255,15 +254,15 @@ def _conclusions(database: Database, sender: RunSender) -> list[dict[str, Any]]:
 
 
 def _alerts(rows: list[dict[str, Any]], plan: RunPlan) -> list[dict[str, Any]]:
-    """Return the alerts that stand. Those that were retracted tell of the order of arrival, not of the data.
+    """Return the alerts that were not retracted. Retracted ones depend on the order of arrival, not on the data.
 
-    A step whose shards never come closes after the grace time. If a rewind supersedes it before, it is never judged;
-    if it comes later, it is: then the alerts of superseded steps tell which came first.
+    A step whose shards never come closes after the grace time and is judged then, unless a rewind supersedes it
+    earlier. The alerts of superseded steps therefore depend on timing and are left out for such plans.
     """
     if plan.some_never_sent:
         rows = [row for row in rows if not plan.is_superseded(row["attempt"], row["step"])]
     kept = [row for row in rows if row["state"] != "retracted" and row["rule"] not in _OF_ARRIVAL]
-    # Of steps that were superseded.
+    # A resolved alert of missing shards is one of superseded steps.
     kept = [row for row in kept if row["rule"] != INCOMPLETE_STEP or row["state"] != "resolved"]
     return sorted(kept, key=lambda row: (row["rule"], row["attempt"], row["step"]))
 
@@ -285,7 +284,7 @@ def _check_advice(
 
 
 def _check_answers(findings: Findings, sender: RunSender, url: str, clean: RunSender, clean_url: str) -> None:
-    """Compare what both services answer about each replayed step."""
+    """Compare the answers of both services about each replayed step."""
     for phase in sender.plan.phases:
         for item in phase.probe[-1:]:
             paths = [f"steps/{item.step}/attribution", "lr-advice"][: 2 if sender.plan.serial else 1]
@@ -306,10 +305,10 @@ def _stable(value: Any) -> Any:
     if isinstance(value, dict):
         found = {name: _stable(each) for name, each in value.items() if not _UNSTABLE.search(name)}
         if isinstance(found.get("alerts"), list):
-            # In the order of their ids, if they were opened together.
+            # Alerts that were opened together come in the order of their ids.
             found["alerts"].sort(key=lambda alert: (alert["rule"], alert["step"]))
         if isinstance(found.get("scores"), list):
-            # Newest first, and the jobs of a probe may end in any order.
+            # They come newest first, but the jobs of a probe may end in any order.
             found["scores"].sort(key=lambda score: (score["scorer"], score["variant"]))
         return found
     return [_stable(each) for each in value] if isinstance(value, list) else value
@@ -339,7 +338,7 @@ def _difference(mine: Any, other: Any) -> str:
 
 
 def check_catalogue(findings: Findings, served: Served) -> None:
-    """Run `foreshock fsck`: every row has its intact file; once the running service has swept, every file has a row."""
+    """Run `foreshock fsck`: every row has its intact file, and after a sweep of the service every file has a row."""
     deadline = time.monotonic() + _ORPHAN_PATIENCE_SECONDS
     while True:
         report = _fsck(served)

@@ -1,4 +1,4 @@
-"""A run as several ranks upload it: which requests there are, and in which order each sender makes them.
+"""A run as several ranks upload it: its requests, and the order in which each sender makes them.
 
 Everything is drawn from a seed, so that the same requests can be sent to another service. The rollouts grow longer and
 the engine's log-probs drift, so that alerts open and the advice decides.
@@ -30,7 +30,7 @@ LATE, TWICE = 0.15, 0.12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Item:
-    """One request of a trainer. `path` is below the run's; a poll is answered by an acknowledgement too."""
+    """One request of a trainer. `path` is below the run's; the trainer also acknowledges each poll."""
 
     kind: Kind
     step: int
@@ -60,7 +60,7 @@ class Item:
 
 @dataclass(slots=True)
 class Phase:
-    """Some steps of one attempt. `queues` are what each sender sends, in its order; then a probe may be scored."""
+    """Some steps of one attempt. `queues` are the items of each sender, in order; afterwards a probe may be scored."""
 
     attempt: int
     resume_step: int
@@ -169,7 +169,7 @@ def _probe(attempt: int, step: int) -> list[Item]:
 
 
 def _with_repeats(draw: random.Random, items: Sequence[Item]) -> list[Item]:
-    """Return the items in order, some sent again at once."""
+    """Return the items in order, some of them twice in a row."""
     found: list[Item] = []
     for item in items:
         found += [item, item] if item.kind != "poll" and draw.random() < TWICE else [item]
@@ -177,7 +177,7 @@ def _with_repeats(draw: random.Random, items: Sequence[Item]) -> list[Item]:
 
 
 def _queues(draw: random.Random, items: Sequence[Item], senders: int) -> list[list[Item]]:
-    """Return the queue of each rank: shard s is of rank s, the first rank has the rest; late and repeated items."""
+    """Return the queue of each rank, with late and repeated items: rank s sends shard s, the first rank the rest."""
     queues: list[list[tuple[float, Item]]] = [[] for _ in range(senders)]
     for place, item in enumerate(items):
         rank = 1 + item.shard % (senders - 1) if item.is_shard else 0

@@ -5,9 +5,9 @@
         bench.probe(run, 60, ("vllm.prefill", "torch.trainer"))
         return bench.shown(run, 60)
 
-Nothing is started before a case needs it. An engine's process is kept for each environment; a change of weights costs
-it some seconds, so cases on the same weights should follow each other. What several cases read is made once, by
-`bench.once`.
+Nothing is started before a case needs it. An engine's process is kept for each environment; a change of its weights
+costs some seconds, so cases with the same weights should follow each other. `bench.once` makes values that several
+cases share.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _PATIENCE_SECONDS = 600.0
 
 
 class RefusedError(Exception):
-    """The client refused rollouts; the message is what it logged, which is what a user sees."""
+    """The client refused rollouts; the message is the one that it logged for its user."""
 
 
 class Bench:
-    """One service and its workers, for all cases of a start of the bench. `folder` is a temporary one."""
+    """One service and its workers for all cases of a run of the benchmark. `folder` is temporary."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder = folder
@@ -64,10 +64,10 @@ class Bench:
 
     @cached_property
     def url(self) -> str:
-        """The address of the service, which is started by the first use."""
+        """The address of the service; the first use starts it."""
         folder = self.folder / "service"
         folder.mkdir(exist_ok=True)
-        # numpy's pass gives the same numbers, and is not compiled first.
+        # numpy's pass gives the same numbers without compilation.
         return self._stack.enter_context(running_service(folder, FORESHOCK_TOKEN_PASS="numpy"))
 
     @cached_property
@@ -81,7 +81,7 @@ class Bench:
         return self.folder / "weights"
 
     def once(self, key: str, make: Callable[[], T]) -> T:
-        """Return what `make()` returned when it was first called for `key`."""
+        """Return `make()`; for a `key` that was used before, return the first result."""
         if key not in self._made:
             self._made[key] = make()
         return cast(T, self._made[key])
@@ -139,8 +139,8 @@ class Bench:
     ) -> dict[str, Any]:
         """Request a probe, do its jobs by a worker held to `environment`, and wait for the attribution.
 
-        A name as `environment` is required by the request, as `foreshock probe --environment` does.
-        A scorer is written `name` or `name@variant`; none: the default ones. `request` has further fields of
+        If `environment` is a name, the request requires it, as `foreshock probe --environment` does. A scorer is
+        written `name` or `name@variant`; without scorers, the defaults are used. `request` has further fields of
         `POST …/probes`. Return the probe. Raises RuntimeError with the worker's log if a job is not done.
         """
         named = [dict(zip(("scorer", "variant"), split_score_name(each), strict=True)) for each in scorers]
@@ -165,7 +165,7 @@ class Bench:
         options: Mapping[str, Any] | None = None,
         environment: EngineEnvironment = AS_IT_IS,
     ) -> ScoreBatch:
-        """Return a scorer's score of the batch, without the service: what a trainer or an engine would log."""
+        """Score the batch without the service, and return the score as a trainer or an engine would log it."""
         rollouts, scores = self.folder / "scored.rollouts", self.folder / "scored.scores"
         rollouts.write_bytes(encode_rollouts(batch))
         command = ScoreCommand(
@@ -192,7 +192,7 @@ class Bench:
         return self._pools[environment]
 
     def work(self, environment: EngineEnvironment = AS_IT_IS) -> str:
-        """Do every queued job with one worker whose engines are held to `environment`; return its log."""
+        """Do all queued jobs with one worker whose engines are held to `environment`; return its log."""
         roots = {WEIGHTS_ROOT: self.weights_root}
         settings = WorkerSettings(url=self.url, weights_roots=roots, accelerator="cpu", lease_wait_seconds=0.5)
         said = StringIO()
@@ -200,7 +200,7 @@ class Bench:
         return said.getvalue()
 
     def shown(self, run: str, step: int | None = None) -> Outcome:
-        """Return what the product shows over HTTP: conclusions of `step`, the lint, and the diagnosis.
+        """Return what the product shows over HTTP: the conclusions of `step`, the lint, and the diagnosis.
 
         `step` None: the lint of the newest step, and no attribution.
         """
@@ -238,7 +238,7 @@ class Bench:
 
 
 class _HeldPool(EnginePool):
-    """Engines that are held to one environment, whatever a command asks for."""
+    """Engines that are held to one environment, whatever a command requests."""
 
     def __init__(self, folder: Path, environment: EngineEnvironment) -> None:
         super().__init__(folder)
@@ -273,6 +273,6 @@ def _logged_by_client() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def open_bench() -> Iterator[Bench]:
-    """Yield a bench; what it has started ends with the block."""
+    """Yield a bench; everything that it has started ends with the block."""
     with tempfile.TemporaryDirectory(prefix="foreshock-truth-") as folder, ExitStack() as stack:
         yield Bench(Path(folder), stack)

@@ -1,4 +1,4 @@
-"""A case with a known truth, what the product showed of it, and whether that is true."""
+"""A case with a known truth, what the product shows for it, and whether that is true."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from benchmarks.truth.bench import Bench
 
 
-# These say how large the mismatch is or where, what to declare, or what the rewards are.
+# Findings that name no fault: they describe the size or place of the mismatch, what to declare, or the rewards.
 _OBSERVATIONS = {
     "k3_per_entropy",
     "mismatch_after_id",
@@ -23,7 +23,7 @@ _OBSERVATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """One sentence that the product shows. `kind`: of a conclusion; a cause of the doctor; a check of the lint."""
+    """A sentence that the product shows. `kind`: kind of a conclusion, cause of the doctor, or check of the lint."""
 
     kind: str
     text: str
@@ -42,18 +42,18 @@ class Sentence:
 
     @classmethod
     def of_lint(cls, value: Mapping[str, Any]) -> Self:
-        """Read an item of `warnings` of `GET …/lint`: all name a fault of the log-probs but these."""
+        """Read an item of `warnings` of `GET …/lint`; all of them name a fault except `_OBSERVATIONS`."""
         name = str(value["name"])
         return cls(name, f"{value['title']}: {value['seen']}", names_cause=name not in _OBSERVATIONS)
 
     def names(self, cause: str) -> bool:
-        """Return True if the kind is `cause`, or the text contains it (upper and lower case are equal)."""
+        """Return True if the kind is `cause` or the text contains it, ignoring case."""
         return self.kind == cause or cause.casefold() in self.text.casefold()
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Everything shown: conclusions first, then findings of the lint; and the report's verdict on the run."""
+    """Everything that is shown: conclusions, then findings of the lint; and the report's verdict on the run."""
 
     sentences: tuple[Sentence, ...]
     run_verdict: str = "unknown"
@@ -63,10 +63,10 @@ class Outcome:
 class Case:
     """One case.
 
-    `expected_cause` is the true cause, as `Sentence.names` takes it: the kind of a conclusion, the name of a check of
-    the lint, or words of the sentence; None if nothing is wrong. `sufficient`: the data are enough to name it.
-    `also_true` are other causes that are true here and may be named too, such as a consequence of the first.
-    `not_healthy`: the diagnosis must not call the run healthy.
+    `expected_cause` is the true cause, as in `Sentence.names`: the kind of a conclusion, the name of a check of the
+    lint, or words of the sentence; None if nothing is wrong. `sufficient`: the data suffice to name it. `also_true` are
+    other true causes that may be named too, such as a consequence of the first. `not_healthy`: the diagnosis must not
+    call the run healthy.
     """
 
     name: str
@@ -89,12 +89,12 @@ class Verdict:
 
     @property
     def true(self) -> bool:
-        """No false cause, the true one named if the data suffices, and a faulty run not called healthy."""
+        """True if no false cause is named, the true one is named if the data suffice, and no faulty run is healthy."""
         return not self.false_cause and not self.called_healthy and (self.named or not self.must_be_named)
 
     @property
     def must_be_named(self) -> bool:
-        """True if there is a cause and the data are enough to name it."""
+        """True if there is a cause and the data suffice to name it."""
         return self.case.expected_cause is not None and self.case.sufficient
 
 

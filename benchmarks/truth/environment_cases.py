@@ -1,8 +1,8 @@
-"""Replays in the run's environment and in others: the shipped run, sampled on a CPU of AMD with AVX2, through real vLLM
-and torch that are held to an instruction set; and the same run with other or no fingerprints.
+"""Replays in the run's environment and in others, with real vLLM and torch that are held to an instruction set. The
+shipped run was sampled on an AMD CPU with AVX2; some cases give it other fingerprints or none.
 
-What is true of the run: engine and trainer differ by their numerics, and a replay in its own environment gives the
-logged values bit for bit.
+The truth: engine and trainer differ in their numerics, and a replay in the run's own environment reproduces the logged
+values bit for bit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from foreshock_probes.engines.environment import (
     offered_environments,
 )
 
-# What the runs are made of, so it may be named beside anything else.
+# True of all these runs, so it may be named beside any other cause.
 _NUMERICS = "engine against trainer numerics"
 _SCORERS = (ENGINE_REPLAY, TRAINER_REPLAY)
 
@@ -48,7 +48,7 @@ def claimed() -> Fingerprints:
 
 
 def without_fingerprint(batch: RolloutBatch) -> RolloutBatch:
-    """Return rollouts whose batch does not tell what sampled them."""
+    """Return rollouts whose batch does not name the engine that sampled them."""
     return replace(batch, attributes=replace(batch.attributes, engine_fingerprint=None, trainer_fingerprint=None))
 
 
@@ -61,7 +61,7 @@ def replayed(
 ) -> Callable[[Bench], Outcome]:
     """Return a case's function: log steps with these fingerprints, and replay each in an environment.
 
-    `sampled` gives the steps whose weights sampled the rollouts of a step, if they are not those that it announces.
+    `sampled` maps a step to the step whose weights sampled its rollouts, if it announces other weights.
     """
 
     def case(bench: Bench) -> Outcome:
@@ -79,7 +79,7 @@ def replayed(
 
 
 def unknown_run(run: RecordedRun) -> Callable[[Bench], Outcome]:
-    """Return a case's function: a recorded run without fingerprints, replayed where its values come out bit for bit."""
+    """Return a case's function: a recorded run without fingerprints, replayed where it is reproduced bit for bit."""
     held = run.environment.nearest()
     assert held.instruction_set is not None
     name = environment_name(held.instruction_set, held.mkl or mkl_kernels())
@@ -94,13 +94,13 @@ def _name_of(environment: EngineEnvironment) -> str:
 
 
 def _cases() -> tuple[Case, ...]:
-    """Return the cases, those in one environment after another: a change of it starts both engines anew."""
+    """Return the cases grouped by environment, because a change of environment starts both engines anew."""
     first, middle, last = shipped_run().steps()
     own, highest = _name_of(_NEAREST), available_instruction_sets()[-1]
     other = environment_name(highest, mkl_kernels())
     known = own_fingerprints()
     true_of_drift = ("sampling-time state", "not reproduced", "weights", _NUMERICS)
-    # The first step's replay is 0, and the last one announces other weights than sampled it.
+    # The first step's replay has no mismatch; the last step announces other weights than those that sampled it.
     drift = replayed("drift", {}, (first, own), (last, own), sampled={last: middle})
     found = [
         _case("environment same, chosen by the service", _NUMERICS, replayed("same", known, (last, None))),

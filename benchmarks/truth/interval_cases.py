@@ -32,7 +32,7 @@ def with_noise(batch: RolloutBatch, k3: float, spread: float, seed: int) -> Roll
     factors = {name: np.exp(spread * random.standard_normal()) for name in dict.fromkeys(names)}
     of_tokens = np.repeat([factors[name] for name in names], np.diff(batch.response_offsets))
     noisy = behaviour < _NOISY_BELOW
-    # k3 is about σ²/2 per noisy token, and E exp(2·s·z) = exp(2·s²).
+    # k3 is about σ²/2 per noisy token; the mean of exp(2·s·z) is exp(2·s²).
     size = np.sqrt(2.0 * k3 / noisy.mean() / np.exp(2.0 * spread**2)) * of_tokens
     size = np.minimum(size, -behaviour / 5.0)
     d = np.where(noisy, size * random.standard_normal(behaviour.size) - size**2 / 2.0, 0.0)
@@ -59,7 +59,7 @@ def noisy_run(
             batch = with_noise(recorded[index % len(recorded)], k3, spread, seed=index)
             chosen = set(list(dict.fromkeys(batch.group_ids or ()))[:prompts])
             rows = [row for row, group in enumerate(batch.group_ids or ()) if group in chosen]
-            # Of some recorded steps the same rollouts are taken again, with other noise.
+            # Some recorded steps are used again with other noise.
             batches[index + 1] = batch.select(rows)
         return bench.shown(bench.log_run(f"interval-{name}", batches, model_kind=model_kind))
 

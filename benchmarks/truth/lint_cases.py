@@ -1,4 +1,4 @@
-"""Faults of the logged data: put into the rollouts of the recorded runs, named by the lint; and the same runs clean."""
+"""Faults of the logged data, injected into the rollouts of recorded runs and named by the lint; the same runs clean."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def in_bfloat16(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def mask_shifted(batch: RolloutBatch) -> RolloutBatch:
-    """Shift the response mask by one token: the last token of each response is masked, though it has a log μ."""
+    """Shift the response mask by one token: the last token of each response is masked although it has a log μ."""
     mask = np.ones(batch.num_tokens, np.uint8)
     mask[batch.response_offsets[1:] - 1] = 0
     return replace(batch, response_mask=mask)
 
 
 def duplicated(batch: RolloutBatch, share: float = 1.0) -> RolloutBatch:
-    """Log a share of the rollouts twice, as a batch that is padded to a multiple, or that two ranks log."""
+    """Log a share of the rollouts twice, as if a batch was padded to a multiple or logged by two ranks."""
     again = batch.select([*range(batch.num_rollouts), *range(round(share * batch.num_rollouts))])
     return replace(again, sample_ids=[f"row-{row}" for row in range(again.num_rollouts)])
 
 
 def logged(run: RecordedRun, step: int, edit: Edit | None = None, name: str = "clean") -> Callable[[Bench], Outcome]:
-    """Return a case's function: log one recorded step, edited, and return what is shown of it."""
+    """Return a case's function: log one recorded step, edited, and return what is shown for it."""
 
     def case(bench: Bench) -> Outcome:
         batch = run.rollouts(step)
@@ -56,7 +56,7 @@ def logged(run: RecordedRun, step: int, edit: Edit | None = None, name: str = "c
 
 
 def pad_sampled(step: int, *, dropped: bool, prompts: int = 16, per_prompt: int = 16) -> Callable[[Bench], Outcome]:
-    """Return a case of a model that samples the pad id now and then; `dropped`: by the trainer's attention mask."""
+    """Return a case of a model that sometimes samples the pad id; `dropped`: the trainer's attention mask drops it."""
 
     def case(bench: Bench) -> Outcome:
         weights, batch = bench.once(
@@ -94,7 +94,7 @@ def sampled_at(temperature: float, *, declared: bool = False, step: int = 1) -> 
 
 
 def one_step_lag(bench: Bench) -> Outcome:
-    """Log rollouts of the weights of step 45 with log π of those of step 160, over one step, and no replay."""
+    """Log one step of rollouts sampled with the weights of step 45, with log π of those of step 160; no replay."""
     run = recorded_runs()[0]
     batch = run.rollouts(45)
     return _shown(bench, "lag", {45: replace(batch, trainer_log_probs=log_probs(run.checkpoint(160), batch))})
@@ -150,7 +150,7 @@ def _target(batch: RolloutBatch) -> NDArray[np.float32]:
     return batch.trainer_log_probs
 
 
-# Factors of the digits' head with which the pad id is about 1 % of the sampled tokens.
+# By step: the factor on the head's row of the pad id at which it is about 1 % of the sampled tokens.
 _LOGIT = {1: 0.8, 45: 1.05}
 
 
@@ -210,7 +210,7 @@ def _cases() -> tuple[Case, ...]:
     )  # fmt: skip
     for name, cause, edit, also_true in faults:
         found.append(Case(name, cause, True, logged(shipped, 45, edit, name), also_true, not_healthy=True))
-    # Of 128 short answers to 8 prompts 70 equal another one by chance: 32 more are within what chance gives.
+    # Of 128 short answers to 8 prompts, 70 equal another one by chance, so 32 more could be chance too.
     few = logged(shipped, 45, lambda batch: duplicated(batch, 0.25), "quarter twice")
     found.append(Case("a quarter of short rollouts logged twice", "duplicated_rollouts", False, few))
     return tuple(found)

@@ -27,7 +27,7 @@ def addition_prompts(count: int, seed: int = 0) -> list[list[int]]:
 
 
 def save_llama(folder: Path, seed: int) -> Path:
-    """Save a Llama of 30 thousand parameters with random weights large enough to be far from uniform."""
+    """Save a Llama of 30 thousand parameters with random weights so large that its distributions are not uniform."""
     torch.manual_seed(seed)
     configuration = LlamaConfig(
         vocab_size=24,
@@ -45,7 +45,7 @@ def save_llama(folder: Path, seed: int) -> Path:
 
 
 def save_with_sampled_pad(weights: Path, folder: Path, factor: float) -> Path:
-    """Save the weights with a head whose row of the pad id is `factor` times the mean of the digits' rows."""
+    """Save the weights; in the head, the pad id's row becomes `factor` times the mean of the digits' rows."""
     model = load_model(weights)
     with torch.no_grad():
         head = model.lm_head.weight
@@ -69,7 +69,7 @@ def sample_rollouts(
 
     A response ends with the id `end`, or after `longest` tokens.
     """
-    torch.set_num_threads(1)  # more do not make so small a model faster
+    torch.set_num_threads(1)  # more threads do not speed up so small a model
     model, generator = _load(weights), torch.Generator().manual_seed(seed)
     responses, log_mu, entropies, names, groups, repeated = [], [], [], [], [], []
     for number, prompt in enumerate(prompts):

@@ -1,7 +1,7 @@
 """Precision and sample size: trainers of known precision over the shipped run's rollouts, through real vLLM and torch.
 
-log μ is vLLM's replay and log π is a torch forward pass in the precision of the case, both in the run's environment. So
-the engine's link is 0, and all of the mismatch is the precision of the trainer against that of the engine.
+log μ is vLLM's replay and log π is a torch forward pass in the precision of the case, both in the run's environment.
+The engine's link is therefore 0, and all of the mismatch is the trainer's precision against the engine's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def logged(bench: Bench, precision: Mapping[str, Any], step: int, *, declared: b
         return bench.once(key, lambda: bench.score(scorer, batch, weights, options, environment))
 
     engine, trainer = scored(ENGINE_REPLAY, {}), scored(TRAINER_REPLAY, precision)
-    # As of a run that does not declare its trainer's precision.
+    # The fingerprint of a run that does not declare its trainer's precision.
     undeclared = replace(trainer.fingerprint, dtype=None, master_dtype=None, autocast=None, head_dtype=None)
     return replace(
         batch,
@@ -57,7 +57,7 @@ def trainer(
     step: int = 0,
     declared: bool = False,
 ) -> Callable[[Bench], Outcome]:
-    """Return a case's function: a trainer of this precision, probed as `requested`, over the first `prompts` only."""
+    """Return a case's function: a trainer of this precision, probed as `requested`, over only the first `prompts`."""
 
     def case(bench: Bench) -> Outcome:
         run = shipped_run()

@@ -1,4 +1,4 @@
-"""Engines that held other weights than the announced ones: vLLM sampled with them, and the doctor finds them."""
+"""Engines that held other weights than the announced ones: vLLM samples with them, and the doctor must find them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from foreshock.probe_kinds import DOCTOR
 from foreshock.rollouts import RolloutBatch, decode_rollouts
 from foreshock_probes.engines.environment import offered_environments
 
-# Other true statements: engine and trainer are two programs, and what little they differ by may be most of a mismatch.
+# Also true: engine and trainer are two programs, and their small difference may be most of a mismatch.
 _NUMERICS = ("engine against trainer numerics",)
-# The link that wrong weights are in, with its list of causes.
+# The link that contains wrong weights, with its list of causes.
 _THE_LINK = (*_NUMERICS, "weights that changed or were not fully synchronised")
 
 
 def recorded(bench: Bench, *flags: str) -> Path:
-    """Return the folder of faulty rollouts, which a process of its own has an engine sample once."""
+    """Return the folder of faulty rollouts; an engine in a process of its own samples them once."""
 
     def record() -> Path:
         folder = bench.folder / "-".join(["partial-sync", *(flag.strip("-") for flag in flags)])
@@ -52,7 +52,7 @@ def search(
     checkpoints: dict[int, Path],
     **request: Any,
 ) -> Outcome:
-    """Log the step with its checkpoints, have the doctor examine it, and return what is shown.
+    """Log the step with its checkpoints, let the doctor examine it, and return what is shown.
 
     `request` has further arguments of `Bench.probe`.
     """
@@ -83,7 +83,7 @@ def without_the_true_candidate(bench: Bench) -> Outcome:
 
 
 def tied(bench: Bench) -> Outcome:
-    """vLLM's own reload in place, of a model with tied embeddings."""
+    """Reload a model with tied embeddings in place by vLLM's own method."""
     folder = recorded(bench, "--tied")
     batch = decode_rollouts(rollouts_file(folder, TIED).read_bytes())
     checkpoints = {step: tied_folder(folder, step) for step in TIED_STEPS}
@@ -91,7 +91,7 @@ def tied(bench: Bench) -> Outcome:
 
 
 def recorded_run(bench: Bench) -> Outcome:
-    """The last step of the shipped run, whose engine held the announced weights, in the nearest environment."""
+    """Examine the last step of the shipped run, whose engine held the announced weights, in the nearest environment."""
     run = shipped_run()
     last = run.steps()[-1]
     checkpoints = {step: run.checkpoint(step) for step in run.steps()}
@@ -99,7 +99,7 @@ def recorded_run(bench: Bench) -> Outcome:
     return search(bench, "weights-recorded", last, rollouts, checkpoints, environment=run.environment.nearest())
 
 
-# Held to the lowest instruction set, an engine rounds elsewhere, unless the machine has no other one.
+# An engine held to the lowest instruction set rounds differently, unless the machine has no other set.
 _ELSEWHERE = next(iter(offered_environments()), None)
 
 CASES = (

@@ -1,1 +1,1 @@
-"""The documentation site: its sources are docs/, the README and what the code says of itself."""
+"""The documentation site: its sources are docs/, the README and the docstrings and schemas of the code."""

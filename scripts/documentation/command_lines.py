@@ -1,4 +1,4 @@
-"""The page of the command line: what `foreshock COMMAND --help` prints, for every command."""
+"""The page of the command line: the output of `foreshock COMMAND --help` for every command."""
 
 from __future__ import annotations
 

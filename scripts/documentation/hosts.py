@@ -1,4 +1,4 @@
-"""What a built page loads from other hosts. Links that a reader follows are no loads."""
+"""Find what a built page loads from other hosts. Links that a reader follows do not count."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 _LOADING = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
-# `<link>` of these kinds loads nothing.
+# A `<link>` of these kinds loads nothing.
 _LINKS = {"canonical", "prev", "next", "alternate", "author", "license"}
 
 

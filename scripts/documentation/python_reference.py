@@ -33,7 +33,7 @@ _NOT_DOCUMENTED = frozenset({"__version__"})
 def page() -> str:
     """Return the text of the page, in which `::: name` stands for the documentation of a name.
 
-    A name that another module has already is a link to it.
+    A name that another module has already listed becomes a link.
     """
     parts, places = [_HEAD], dict[str, str]()
     for module, title in MODULES.items():
@@ -60,7 +60,7 @@ def _first_paragraph(module: str) -> str:
 
 
 def _definition(module: str, name: str) -> str:
-    """Return the path at which the name is defined; that of a constant or an alias of a type is that of its module."""
+    """Return the path at which the name is defined; constants and type aliases are at their module's own path."""
     value = getattr(importlib.import_module(module), name)
     home = getattr(value, "__module__", None) or ""
     return f"{home}.{value.__qualname__}" if home.startswith("foreshock.") and callable(value) else f"{module}.{name}"

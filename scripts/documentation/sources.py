@@ -1,4 +1,4 @@
-"""Put the sources of the site together: docs/ as it is, other documents of the repository, and generated pages."""
+"""Collect the sources of the site: docs/ unchanged, other documents of the repository, and generated pages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def write_sources(folder: Path) -> None:
 
 
 def moved(text: str, name: str, place: str) -> str:
-    """Return the text of a document whose links lead to the same documents from its place in the site.
+    """Rewrite the links of a document so that they lead to the same documents from its place in the site.
 
     `name` is its path in the repository, `place` its path in the site. Links to documents that the site does not have
     are left unchanged; the strict build reports them.

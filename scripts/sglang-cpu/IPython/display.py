@@ -1,3 +1,3 @@
-"""What SGLang imports of IPython, and calls in notebooks only."""
+"""The names that SGLang imports from IPython and calls only in notebooks."""
 
 HTML = display = None

@@ -1,4 +1,4 @@
-"""Stand-in for SGLang's compiled kernels on a CPU without AMX: the one function that is called there."""
+"""Stand-in for SGLang's compiled kernels on a CPU without AMX: the only function that is called there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
-# For --enable-return-routed-experts, SGLang registers memory of the CPU with CUDA, also without a GPU.
+# With --enable-return-routed-experts, SGLang registers CPU memory with CUDA, even without a GPU.
 if not torch.cuda.is_available():
     torch.cuda.cudart = lambda: SimpleNamespace(cudaHostRegister=lambda *_: 0)
 

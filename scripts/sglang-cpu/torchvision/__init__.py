@@ -1,6 +1,6 @@
 """Stand-in for torchvision, whose builds do not match a CPU torch. It has any submodule and any name; nothing works.
 
-SGLang and transformers import it for images, of which text models have none.
+SGLang and transformers import it for images, which text models do not have.
 """
 
 import sys

@@ -260,7 +260,7 @@ def _announced(session: Session, key: events.StepKey) -> str:
 def _candidates(
     session: Session, principal: security.Principal, run: Run, key: events.StepKey, body: schemas.ProbeCreate
 ) -> list[dict[str, Any]] | None:
-    """Return the further weights of a probe: the doctor's candidates, or those after the update; None: no such kind."""
+    """Return the further weights of a probe: the doctor's candidates, or those after the update; None: none needed."""
     if body.kind == probe_kinds.UPDATE.name:
         return [_weights_after(session, key, body)]
     if body.kind != probe_kinds.DOCTOR.name:
