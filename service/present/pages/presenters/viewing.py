@@ -35,14 +35,13 @@ def curves_of(
     run_id: str,
     measures: Sequence[str],
     comparisons: Sequence[str] = (),
-    from_step: int = 0,
     max_points: int | None = MOST_POINTS,
 ) -> dict[str, dict[str, Curve]]:
     """Return comparison → measure column → curve over the active steps; without `comparisons`, of all of them.
 
     `max_points` None: every step, for conclusions that down-sampling would change.
     """
-    query = CurveQuery(comparisons=comparisons, measures=measures, from_step=from_step, max_points=max_points)
+    query = CurveQuery(comparisons=comparisons, measures=measures, max_points=max_points)
     return by_comparison(read_curves(viewing.session, viewing.context, viewing.principal, run_id, query))
 
 
