@@ -111,8 +111,10 @@ def _cells(
     step: int,
     attempt: int | None,
 ) -> tuple[list[_Cell], int, pinned_rollouts.PinnedRollouts]:
-    """Return the cells with the rollouts and weights of the newest cell, oldest first; how many cells have others; and
-    the rollouts."""
+    """Return the cells with the rollouts and weights of the newest cell, oldest first.
+
+    Also return the number of all other cells, and the rollouts.
+    """
     run = runs.get_run(session, principal, run_id)
     key = attempts.resolve_step(session, run_id, step, attempt)
     found = newest_cells(session, key, _MOST_READ)

@@ -124,10 +124,10 @@ class FileKind(Generic[Shard, Published]):
         now: int,
         measures: Mapping[Key, Mapping[str, Any]] | None = None,
     ) -> bool:
-        """Publish the results of a try and return whether there are any. A published result of equal key then points at
-        its shards.
+        """Publish the results of a try and return whether there are any.
 
-        `measures` are stored with the results, if the kind has measures.
+        A result with an equal key that is already published then points at the shards of this try. `measures` are
+        stored with the results, if the kind has measures.
         """
         sent = self.shards_of_try(session, job.id, lease.token)
         rows = [
