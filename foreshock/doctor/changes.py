@@ -40,6 +40,24 @@ class Change:
         return dict(self.values).get(name, default)
 
 
+class Items(tuple[tuple[str, Any], ...]):
+    """The sorted items of a dictionary, which can be hashed."""
+
+
+def hashable(value: Any) -> Any:
+    """Return a JSON value as a part of a change: dictionaries as `Items`, lists as tuples."""
+    if isinstance(value, Mapping):
+        return Items(sorted((name, hashable(each)) for name, each in value.items()))
+    return tuple(map(hashable, value)) if isinstance(value, list) else value
+
+
+def json_value(value: Any) -> Any:
+    """Return the JSON value of `hashable`."""
+    if isinstance(value, Items):
+        return {name: json_value(each) for name, each in value}
+    return [json_value(each) for each in value] if isinstance(value, tuple) else value
+
+
 @dataclass(frozen=True, slots=True)
 class Subject:
     """What is known of the models; the catalogue fills its rows with these values.

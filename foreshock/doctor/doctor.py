@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from foreshock.api.doctor import DoctorReport, Finding, NotTried, RuledOut, SideReport
 from foreshock.diagnosis.wording import number, plural
 from foreshock.doctor.catalogue import CATALOGUE
-from foreshock.doctor.changes import SIDES, CannotTryError, Change, Experimenter
+from foreshock.doctor.changes import SIDES, CannotTryError, Change, Experimenter, hashable
 from foreshock.doctor.evidence import Compared, share_range
 from foreshock.doctor.fills import differing_fields
 from foreshock.doctor.findings import SIDE_WORDS
@@ -287,11 +287,7 @@ def _between(
     for field in differing_fields(subject, *names):
         value = subject.configurations[names[1]].get(field)
         try:
-            after = halves(
-                base.plus(
-                    Change.of(config=(field, value if not isinstance(value, dict) else tuple(sorted(value.items()))))
-                )
-            )
+            after = halves(base.plus(Change.of(config=(field, hashable(value)))))
         except CannotTryError:
             continue
         share = share_range(before, after, compared)

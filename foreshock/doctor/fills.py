@@ -6,7 +6,7 @@ Each function yields, for a side of a subject, the label of a variant and the va
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from foreshock.doctor.changes import Subject
+from foreshock.doctor.changes import Subject, hashable
 
 Labelled = Iterator[tuple[str, dict[str, Any]]]
 Fill = Callable[[Subject, str], Labelled]
@@ -97,14 +97,7 @@ def other_configuration(subject: Subject, side: str) -> Labelled:
     for name in subject.weights:
         for name_of_field in differing_fields(subject, mine, name):
             value = subject.configurations[name].get(name_of_field)
-            yield f"{name_of_field} = {value}", {"config": (name_of_field, _frozen(value))}
-
-
-def _frozen(value: Any) -> Any:
-    """Return a value that can be hashed: dictionaries as sorted pairs."""
-    if isinstance(value, Mapping):
-        return tuple(sorted((key, _frozen(each)) for key, each in value.items()))
-    return tuple(_frozen(each) for each in value) if isinstance(value, list) else value
+            yield f"{name_of_field} = {value}", {"config": (name_of_field, hashable(value))}
 
 
 Field = tuple[str, Callable[[Mapping[str, Any]], list[Any]]]

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from foreshock.doctor.changes import CannotTryError, Change, Subject
+from foreshock.doctor.changes import CannotTryError, Change, Subject, json_value
 from foreshock.rollouts import RolloutBatch
 from foreshock_probes.adapters import AdapterError, configuration_of, deltas_of, is_adapter
 from foreshock_probes.doctor.engines import EngineReplays
@@ -187,7 +187,8 @@ class TorchExperimenter:
         config, state = self._loaded[change.get("weights")]
         config, state = copy.deepcopy(config), self._changed(dict(state), change, config)
         if change.get("config") is not None:
-            set_field(config, *change.get("config"))
+            field, value = change.get("config")
+            set_field(config, field, json_value(value))
         head = state.get("lm_head.weight")
         if head is not None and config.tie_word_embeddings and change.get("part") is not None:
             config.tie_word_embeddings = head is state["model.embed_tokens.weight"]
@@ -245,7 +246,7 @@ def set_field(config: Any, field: str, value: Any) -> None:
         if field == "rope_factor":
             rope |= {"rope_type": "linear", "factor": value}
         config.rope_parameters = (
-            dict(value) if field == "rope_parameters" else rope | ({} if field == "rope_factor" else {field: value})
+            value if field == "rope_parameters" else rope | ({} if field == "rope_factor" else {field: value})
         )
         return
     if not hasattr(config, field):

@@ -100,6 +100,32 @@ def test_a_change_that_the_model_does_not_have_says_so(folders: tuple[Path, Path
         experimenter.logits(Change.of(weights="step_0010", config=("num_experts_per_tok", 3)))
 
 
+@pytest.mark.parametrize(
+    ("field", "settings"),
+    [
+        ("layer_types", {"layer_types": ["sliding_attention", "full_attention"]}),
+        ("rope_parameters", {"rope_parameters": {"rope_theta": 50.0, "rope_type": "default"}}),
+        ("rms_norm_eps", {"rms_norm_eps": 0.1}),
+    ],
+)
+def test_a_field_in_which_the_configurations_of_both_sides_differ_is_named(
+    field: str, settings: dict[str, Any], folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    window = {"sliding_window": 2, "use_sliding_window": True}
+    engine, trainer = tmp_path / "engine", tmp_path / "trainer"
+    for folder, own in ((engine, settings), (trainer, {})):
+        file = shutil.copytree(folders[0], folder) / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | window | own))
+    batch = _rollouts()
+    offsets = batch.response_offsets[1:-1]
+    logged = {"rollout_log_probs": engine, "trainer_log_probs": trainer}
+    batch = _rollouts(**{name: np.split(_plain(folder, batch), offsets) for name, folder in logged.items()})
+    report = examine(batch, TorchExperimenter.of_folders(batch, engine, trainer))
+
+    assert [(each.side, each.cause) for each in report.causes] == [("both", "configuration")]
+    assert report.causes[0].value.startswith(f"{field} = ")
+
+
 def test_a_folder_without_weights_fails_at_once(tmp_path: Path, folders: tuple[Path, Path]) -> None:
     batch = _rollouts()
     with pytest.raises(CannotTryError, match="cannot load"):
