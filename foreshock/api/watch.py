@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from foreshock.api.records import Measured, Record, described, parse
 from foreshock.json_values import number_or_nan
@@ -11,6 +11,8 @@ from foreshock.model_kind import ModelKind
 from foreshock.severity import Severity
 
 AlertState = Literal["open", "acknowledged", "resolved", "retracted"]
+STANDING: Final[tuple[AlertState, ...]] = ("open", "acknowledged")
+"""States of an alert that has not ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from foreshock.api.diagnosis import Diagnosis
-from foreshock.api.watch import AdviceRecord
+from foreshock.api.watch import STANDING, AdviceRecord
 from foreshock.commands.queries import Curve
 from foreshock.commands.report_attribution import attribution_section
 from foreshock.commands.report_data import (
@@ -343,7 +343,7 @@ def _lengths(report: ReportData, paint: Paint) -> list[str]:
 
 def _alerts(report: ReportData, paint: Paint) -> list[str]:
     shown = report.standing_alerts
-    is_open = [alert for alert in shown if alert.state in ("open", "acknowledged")]
+    is_open = [alert for alert in shown if alert.state in STANDING]
     aside = f"{len(is_open)} open" if is_open else "none open"
     worst = "critical" if any(alert.severity == "critical" for alert in is_open) else "warning" if is_open else "good"
     lines = [section_title("Alerts", paint, aside, "good" if worst == "good" else STYLES[worst])]

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from foreshock.api.runs import RunRecord
-from foreshock.api.watch import AlertOfRun
+from foreshock.api.watch import STANDING, AlertOfRun
 from foreshock.commands.command import add_service_options, connect
 from foreshock.commands.option_types import COUNT
 from foreshock.commands.queries import list_runs
@@ -36,9 +36,7 @@ class RunsCommand:
         """Print the list."""
         with connect(arguments) as connection:
             runs = list(itertools.islice(list_runs(connection, arguments.project), arguments.limit))
-            alerts = items_of(
-                connection, Reader.alerts_of_runs.request(states=("open", "acknowledged")), arguments.project
-            )
+            alerts = items_of(connection, Reader.alerts_of_runs.request(states=STANDING), arguments.project)
             open_alerts = {} if arguments.json or not runs else _alerts_by_run(alerts)
         if arguments.json:
             print(json.dumps([dataclasses.asdict(run) for run in runs], indent=2, ensure_ascii=False))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from foreshock.api.runs import RunRecord
-from foreshock.api.watch import AlertRecord
+from foreshock.api.watch import STANDING, AlertRecord
 from foreshock.commands.command import add_run_argument, add_service_options, connect
 from foreshock.commands.option_types import POSITIVE, STEP
 from foreshock.commands.queries import Curve, RunQueries, find_run, values_of_steps
@@ -71,7 +71,7 @@ class _Watch:
             print(self._sparklines(run), flush=True)
         self._print_diagnosis()
         for alert in self.queries.alerts():
-            if alert.id not in self.alerts and alert.state in ("open", "acknowledged"):
+            if alert.id not in self.alerts and alert.state in STANDING:
                 self.alerts.add(alert.id)
                 print("\n".join(_lines_of(alert, self.paint)), flush=True)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import httpx
 import numpy as np
 
-from foreshock.api.watch import AlertRecord
+from foreshock.api.watch import STANDING, AlertRecord
 from foreshock.client.connection import ServiceConnection
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.errors import Rejected
@@ -34,9 +34,7 @@ class StepSource:
         measured = self._measurements(first, last)
         if not measured.columns.rows:
             return []
-        alerts = tuple(
-            items_of(self._connection, Reader.alerts.request(self._run, states=("open", "acknowledged", "resolved")))
-        )
+        alerts = tuple(items_of(self._connection, Reader.alerts.request(self._run, states=(*STANDING, "resolved"))))
         advice = answer_of(self._connection, Reader.advice.request(self._run)).advice
         return step_values(
             measured, alerts, advice if advice.attempt == self._attempt else None, self._measures, self._rules
@@ -97,4 +95,4 @@ def _fires_at(alert: AlertRecord, step: int) -> bool:
     """Return True if the alert fires at `step`; one that a person resolved has no step at which it cleared."""
     if alert.step > step:
         return False
-    return step < alert.cleared_step if alert.cleared_step is not None else alert.state in ("open", "acknowledged")
+    return step < alert.cleared_step if alert.cleared_step is not None else alert.state in STANDING

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from foreshock.digests import canonical_json
 from foreshock.errors import ConfigurationError, InvalidRolloutsError
@@ -16,9 +16,9 @@ from foreshock.rollouts.schema import ColumnSpec
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 TrainerPolicy = Literal["recomputed_old", "current", "bypass"]
-LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
+LOGPROBS_MODES: tuple[str, ...] = get_args(LogprobsMode)
+TRAINER_POLICIES: tuple[str, ...] = get_args(TrainerPolicy)
 _FINGERPRINTS = ("engine_fingerprint", "trainer_fingerprint")
-TRAINER_POLICIES = ("recomputed_old", "current", "bypass")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Runs: get or create, list, change, delete (a tombstone stays)."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from sqlalchemy import func, or_, select, update
@@ -28,6 +28,9 @@ from foreshock_service.runs.events import (
 
 RunState = Literal["running", "finished", "failed"]
 """The states that a client or an operator sets."""
+
+ENDED: Final[tuple[RunState, ...]] = ("finished", "failed")
+"""States of a run that gets no advice until it runs again. A stale run is not one: it may only be unreachable."""
 
 
 def _declared(names: dict[str, str]) -> dict[str, str]:

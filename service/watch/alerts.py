@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from foreshock.api.records import from_attributes
-from foreshock.api.watch import AlertOfRun, AlertRecord, AlertState
+from foreshock.api.watch import STANDING, AlertOfRun, AlertRecord, AlertState
 from foreshock.clock import now_us
 from foreshock.diagnosis.rule import Event
 from foreshock.severity import Severity
@@ -169,7 +169,7 @@ def resolve_superseded(session: Session, started: events.AttemptStarted) -> None
     """Resolve the alerts of steps that the new attempt has superseded. The run is locked."""
     run_id = started.run_id
     superseded = ~attempts.active_rows(session, run_id, Alert)
-    standing = select(Alert).where(Alert.run_id == run_id, Alert.state.in_(("open", "acknowledged")), superseded)
+    standing = select(Alert).where(Alert.run_id == run_id, Alert.state.in_(STANDING), superseded)
     alerts, newest = session.scalars(standing).all(), version(session, run_id)
     for number, alert in enumerate(alerts, start=1):
         stamp = {"version": newest + number, "changed_at_us": now_us(), "changed_by": "rewind"}
@@ -233,7 +233,7 @@ _TOUCHED = union_all(
 _STANDING_OF_RULE = (
     select(Alert)
     .filter_by(run_id=bindparam("run_id"), attempt=bindparam("attempt"), rule=bindparam("rule"))
-    .where(Alert.state.in_(("open", "acknowledged")))
+    .where(Alert.state.in_(STANDING))
     .order_by(Alert.step)
     .limit(1)
 )

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from foreshock import clock, comparisons, severity
 from foreshock.api.diagnosis import CauseSource, Diagnosis, DiagnosisCause, MissingData
+from foreshock.api.watch import STANDING
 from foreshock.diagnosis import lags, mismatch_rules, wording
 from foreshock.diagnosis.course import FIRST_STEP, FIRST_STEPS
 from foreshock.diagnosis.diagnose import (
@@ -267,7 +268,7 @@ def _awaited(session: Session, run_id: str, observed: int | None) -> tuple[Await
 
 
 # Built once: they are executed at each step, and building one takes longer than executing it.
-_STANDING = tables.Alert.state.in_(("open", "acknowledged"))
+_STANDING = tables.Alert.state.in_(STANDING)
 _NEWEST_RESOLVED = (
     select(tables.Alert.id)
     .where(tables.Alert.run_id == bindparam("run_id"), tables.Alert.state == "resolved")

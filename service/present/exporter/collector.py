@@ -17,6 +17,7 @@ from sqlalchemy import and_, func, select
 from sqlalchemy.orm import Session
 
 from foreshock.api.diagnosis import VERDICTS
+from foreshock.api.watch import STANDING
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.diagnosis import lag_zero, quantities
 from foreshock.diagnosis.lags import LAG_KEY
@@ -218,7 +219,7 @@ def _alerts(session: Session, scrape: families.Scrape, run_ids: Sequence[str]) -
     """Add the open alerts; return the runs with an open or acknowledged alert of a collapse of the reward."""
     alert = tables.Alert
     group = (alert.run_id, alert.rule, alert.severity, alert.state)
-    query = select(*group, func.count()).where(alert.run_id.in_(run_ids), alert.state.in_(("open", "acknowledged")))
+    query = select(*group, func.count()).where(alert.run_id.in_(run_ids), alert.state.in_(STANDING))
     fallen = set()
     for run_id, rule, severity, state, count in session.execute(query.group_by(*group)):
         if state == "open":

@@ -9,6 +9,7 @@ from sqlalchemy import ColumnElement, or_, select
 from sqlalchemy.orm import Session
 
 from foreshock.api.probes import ProbeRecord
+from foreshock.api.watch import STANDING
 from foreshock.clock import now_us
 from foreshock_service.platform import audit, parameters, problem, security
 from foreshock_service.platform.context import ServiceContext
@@ -302,5 +303,5 @@ ALERT_WINDOW_STEPS = 10
 def is_near_open_alert(run_id: Any, step: Any, *conditions: ColumnElement[bool]) -> ColumnElement[bool]:
     """Return the condition that a step is near an open or acknowledged alert of its run. Takes values or columns."""
     near = Alert.step.between(step - ALERT_WINDOW_STEPS, step + ALERT_WINDOW_STEPS)
-    of_run = (Alert.run_id == run_id, Alert.state.in_(("open", "acknowledged")))
+    of_run = (Alert.run_id == run_id, Alert.state.in_(STANDING))
     return select(Alert.id).where(*of_run, near, *conditions).exists()

@@ -29,9 +29,6 @@ from foreshock_service.watch.detection import derivation, history, states
 STALE_AFTER_STEPS = 10
 """A trainer asks one or two steps ahead of what it has logged. Ten steps ahead means that no data arrives."""
 
-ENDED = ("finished", "failed")
-"""States of a run that gets no advice until it runs again. A stale run is not one: it may only be unreachable."""
-
 WANT_WEIGHTS_EVERY = 50
 WANT_WEIGHTS_EVERY_IN_ALARM = 10
 """Largest interval in steps at which weights are wanted while a critical alert is open."""
@@ -64,7 +61,7 @@ class Snapshot:
         mode: AdviceMode = "apply" if run.advice_mode == "apply" else "shadow"
         advised = state.scale(asked)
         points = schedule.newest_points(state.loop)
-        has_ended = run.state in ENDED
+        has_ended = run.state in runs.ENDED
         warming = detectors.watching(self.configuration.surge) == "warming"
         return schemas.AdviceRead(
             run=run.id,
@@ -107,7 +104,7 @@ def read_snapshot(session: Session, principal: security.Principal, run_id: str) 
     applied = _applied(session, run_id, state.attempt)
     probed_every = steps_between_probes(session, run_id)
     loop = configuration.loop_at(-1 if detectors.step is None else detectors.step)
-    remedies = Remedies() if run.state in ENDED else _remedies(session, principal, run_id, detectors, loop)
+    remedies = Remedies() if run.state in runs.ENDED else _remedies(session, principal, run_id, detectors, loop)
     return Snapshot(run, version, state, detectors, configuration, opened, remedies, applied, probed_every)
 
 
@@ -199,7 +196,7 @@ def operate(
 ) -> schemas.AdviceRead:
     """Add an operator's decision. Raises AdviceConflict if it changes nothing."""
     run = runs.lock_run(session, principal, run_id)
-    if run.state in ENDED:
+    if run.state in runs.ENDED:
         raise AdviceConflict(f"{reasons.RUN_HAS_ENDED} Its state is {run.state!r}; set it to 'running' if it goes on")
     log = log_of(session, run_id)
     try:

@@ -15,7 +15,7 @@ from foreshock_service.platform.database.tables import DetectorSnapshot, DueRepl
 from foreshock_service.platform.jobs import Job, JobRunner
 from foreshock_service.runs.attempts import attempts_of_run, is_active
 from foreshock_service.runs.events import ScalarsLogged
-from foreshock_service.runs.runs import lock_run_for_background
+from foreshock_service.runs.runs import ENDED, lock_run_for_background
 from foreshock_service.watch.detection import derivation, history, states
 from foreshock_service.watch.detection.derivation import STEPS_IN_TRANSACTION, Derivation, store
 
@@ -24,8 +24,6 @@ _INTERVAL_SECONDS = 0.5
 
 _PAUSE_SECONDS = 0.0002
 """Pause after each step of about 0.3 ms, so that request threads run without waiting 5 ms for Python to switch."""
-
-_ENDED = ("finished", "failed")
 
 
 def derivations(context: ServiceContext) -> JobRunner:
@@ -54,7 +52,7 @@ def note_outdated(database: Database) -> int:
             newest = states.newest(session, run.id)
             assert newest is not None
             is_other = newest.configuration_digest != history.watched_as(session, run).digest
-            if (is_other and run.state not in _ENDED) or newest.read() is None:
+            if (is_other and run.state not in ENDED) or newest.read() is None:
                 outdated.append(run.id)
             time.sleep(_PAUSE_SECONDS)
     for run_id in outdated:
@@ -193,7 +191,7 @@ def close_scalar_tails(context: ServiceContext) -> int:
         .where(
             ScalarTail.closed.is_(False),
             Run.deleted_at_us.is_(None),
-            or_(ScalarTail.received_at_us < before, Run.state.in_(_ENDED)),
+            or_(ScalarTail.received_at_us < before, Run.state.in_(ENDED)),
         )
     )
     with context.database.read() as session:

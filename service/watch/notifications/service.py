@@ -10,6 +10,7 @@ from sqlalchemy import Select, and_, delete, exists, func, literal, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from foreshock import page_addresses, retry, severity
+from foreshock.api.watch import STANDING
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
 from foreshock_service.platform.database.tables import Alert, Notification, Run, StoredDiagnosis, new_identifier
@@ -181,7 +182,7 @@ def _still_says(row: Notification, alert: Alert) -> bool:
     if row.change != OPENED:
         return alert.state in ("resolved", "retracted")
     if row.sent_at_us is not None:
-        return alert.state in ("open", "acknowledged")
+        return alert.state in STANDING
     return alert.state != "retracted"
 
 

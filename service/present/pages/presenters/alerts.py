@@ -97,7 +97,7 @@ MOST_ALERTS, SHOWN_ALERTS = 1000, 50
 
 def standing_alerts(viewing: Viewing, run_id: str) -> list[watch.AlertRecord]:
     """Return the open and acknowledged alerts of the run: the most severe ones in step order, then the others."""
-    states: tuple[watch.AlertState, ...] = ("open", "acknowledged")
+    states: tuple[watch.AlertState, ...] = watch.STANDING
     found = alerts_of_run(viewing.session, viewing.principal, run_id, states, None, MOST_ALERTS).items
     ranked = sorted(found, key=lambda each: (severity_rank(each.severity), each.step, each.rule))
     shown = sorted(ranked[:SHOWN_ALERTS], key=lambda each: (each.step, each.rule))
@@ -133,7 +133,7 @@ def alerts_page(viewing: Viewing, state: str, severity: str, cursor: str | None)
 
 MOST_MARKED = 200
 MOST_DECAYS = 8
-_SHOWN: tuple[watch.AlertState, ...] = ("open", "acknowledged", "resolved")
+_SHOWN: tuple[watch.AlertState, ...] = (*watch.STANDING, "resolved")
 
 
 def marks_of(viewing: Viewing, run_id: str) -> list[Mark]:
