@@ -29,7 +29,7 @@ _ROLLOUTS = ("response_length_mean", "truncated_fraction", "reward_mean", "entro
 class _Watch:
     """The state of watching: the next step, the attempts that have begun, and the alerts already printed.
 
-    `seen_step` is the newest step at the last look.
+    `seen_step` is the newest step at the last look; `has_rewards` whether the newest printed step has a reward.
     """
 
     queries: RunQueries
@@ -38,6 +38,7 @@ class _Watch:
     first_step: int
     next_step: int
     seen_step: int = -1
+    has_rewards: bool = False
     attempts: int = 0
     headline: str = ""
     alerts: set[str] = field(default_factory=set)
@@ -66,6 +67,7 @@ class _Watch:
                 f"entropy {number(entropy)}".rstrip(),
                 flush=True,
             )
+            self.has_rewards = not math.isnan(reward)
         if steps:
             self.next_step = steps[-1] + 1
             print(self._sparklines(run), flush=True)
@@ -76,12 +78,13 @@ class _Watch:
                 print("\n".join(_lines_of(alert, self.paint)), flush=True)
 
     def _awaits_scalars(self, rollouts: Curve) -> bool:
-        """Return whether scalars of the newest step may still arrive: without rollouts always, else at the first look.
+        """Return whether scalars of the newest step may still arrive: always in a run without rollouts.
 
-        A trainer reports its reward after the rollouts, which close the step.
+        A trainer reports its reward after the rollouts, which close the step. A reward is awaited until the next step
+        closes if the step before has one, else until the next look.
         """
-        is_new = rollouts.steps[-1] != self.seen_step
-        return not rollouts.has_rollouts or (is_new and math.isnan(rollouts.of("reward_mean")[-1]))
+        may_come = self.has_rewards or rollouts.steps[-1] != self.seen_step
+        return not rollouts.has_rollouts or (may_come and math.isnan(rollouts.of("reward_mean")[-1]))
 
     def _go_back_to_resumes(self) -> None:
         """Go back to the first step that a new attempt repeats, as it has other rollouts. Raises ServiceError."""

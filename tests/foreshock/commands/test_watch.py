@@ -69,15 +69,15 @@ def test_k3_of_a_step_without_enough_tokens_at_lag_zero_has_no_colour(capsys: py
 def test_a_step_is_printed_with_the_reward_that_its_trainer_reports_after_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    rewards = {5: 0.5}
+    rewards, newest = {5: 0.5}, 7
 
     def curve(comparison: str, measures: Any, *, from_step: int = 0) -> Curve:
-        steps = tuple(range(from_step, 8))
+        steps = tuple(range(from_step, newest + 1))
         columns = {name: (math.nan,) * len(steps) for name in measures}
         return Curve(comparison, steps, columns | {"reward_mean": tuple(rewards.get(step, math.nan) for step in steps)})
 
-    def look() -> list[str]:
-        watch.print_new(cast(RunRecord, SimpleNamespace()), is_last=False)
+    def look(*, is_last: bool = False) -> list[str]:
+        watch.print_new(cast(RunRecord, SimpleNamespace()), is_last=is_last)
         lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
         return [f"{line.split()[1]} {line.partition('reward ')[2].split()[0]}" for line in lines]
 
@@ -89,10 +89,17 @@ def test_a_step_is_printed_with_the_reward_that_its_trainer_reports_after_it(
     watch = _Watch(cast(RunQueries, queries), Paint(Terminal()), None, 5, 5)
     # Step 6 has no reward, as there is a later one; that of step 7 may come.
     assert look() == ["5 0.500", "6 –"]
-    rewards[7] = 0.75
-    assert look() == ["7 0.750"]
-    watch.next_step, watch.seen_step = 7, 6
-    del rewards[7]
-    assert look() == []
-    # It did not come until the next look.
+    # It did not come until the next look, and the step before has none.
     assert look() == ["7 –"]
+    newest, rewards[8] = 8, 0.75
+    assert look() == ["8 0.750"]
+    # The step before has a reward: that of step 9 is awaited until step 10 closes, or until the run ends.
+    newest = 9
+    assert look() == look() == look() == []
+    rewards[9] = 1.0
+    assert look() == ["9 1.00"]
+    newest = 10
+    assert look() == look() == []
+    newest = 11
+    assert look() == ["10 –"]
+    assert look(is_last=True) == ["11 –"]
