@@ -52,7 +52,7 @@ class Threshold:
         return math.inf if self.upper is None else math.log(self.upper)
 
     def __str__(self) -> str:
-        # Ten digits distinguish a threshold from a nearby exact level, and parse back to the same number.
+        # Ten digits distinguish a threshold from a nearby exact level.
         bounds = [f"{bound:.10g}" for bound in (self.lower, self.upper) if bound is not None]
         return "_".join(bounds) or "none"
 
