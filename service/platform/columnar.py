@@ -323,14 +323,7 @@ def _arrow(column: Column) -> pa.Array:
 def _quality(accept: str, media_type: str) -> float:
     """Return the q of the most specific range that matches the type, 0 if none does."""
     found = (0, 0.0)
-    for part in accept.split(",") if accept.strip() else ["*/*"]:
-        name, *parameters = [piece.strip().lower() for piece in part.split(";")]
+    for name, quality in compression.qualities(accept if accept.strip() else "*/*"):
         if name in ("*/*", media_type, media_type.partition("/")[0] + "/*"):
-            # Of a repeated parameter the first value counts.
-            named = {key.strip(): value for key, _, value in (each.partition("=") for each in reversed(parameters))}
-            try:
-                quality = min(1.0, max(0.0, float(named.get("q", "1"))))
-            except ValueError:
-                quality = 0.0
             found = max(found, (3 - name.count("*"), quality))
     return found[1]

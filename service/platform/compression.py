@@ -8,7 +8,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-__all__ = ["compressed", "zstd"]
+__all__ = ["compressed", "qualities", "zstd"]
 
 
 def compressed(body: bytes, accept_encoding: str | None) -> tuple[bytes, dict[str, str]]:
@@ -20,19 +20,28 @@ def compressed(body: bytes, accept_encoding: str | None) -> tuple[bytes, dict[st
     # A smaller body fits one packet anyway.
     if len(body) < 1024:
         return body, {}
-    if _accepts(accept_encoding, "zstd"):
+    accepted = dict(reversed(qualities(accept_encoding or "")))
+    of_others = accepted.get("*", 0.0)
+    if accepted.get("zstd", of_others) > 0:
         return zstd.compress(body, 1), {"Content-Encoding": "zstd"}
-    if not _accepts(accept_encoding, "gzip"):
+    if accepted.get("gzip", of_others) == 0:
         return body, {}
     compressor = zlib.compressobj(1, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
     return compressor.compress(body) + compressor.flush(), {"Content-Encoding": "gzip"}
 
 
-def _accepts(accept_encoding: str | None, coding: str) -> bool:
-    """Return whether an Accept-Encoding header accepts a coding, by its own quality or that of `*` (RFC 9110)."""
-    qualities: dict[str, str] = {}
-    for each in (accept_encoding or "").lower().split(","):
-        name, _, quality = each.partition(";")
-        qualities[name.strip()] = quality.partition("=")[2].strip() or "1"
-    # A quality of zero, which has up to three decimal digits, refuses the coding.
-    return bool(qualities.get(coding, qualities.get("*", "0")).strip("0."))
+def qualities(header: str) -> list[tuple[str, float]]:
+    """Return the name and the quality, 0 to 1, of each element of an Accept header of any kind (RFC 9110, section 12).
+
+    Names are in lower case. An invalid quality is 0; of a repeated one the first value counts.
+    """
+    found = []
+    for element in header.lower().split(","):
+        name, *parameters = [piece.strip() for piece in element.split(";")]
+        named = {key.strip(): value for key, _, value in (each.partition("=") for each in reversed(parameters))}
+        try:
+            quality = min(1.0, max(0.0, float(named.get("q", "1"))))
+        except ValueError:
+            quality = 0.0
+        found.append((name, quality))
+    return found
