@@ -27,6 +27,7 @@ from benchmarks.bars import Line, report
 from benchmarks.running_service import running_service
 from tests.golden.answers import log_history
 from tests.golden.histories import History, histories
+from tests.paths import PYTHONPATH
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGES = ("foreshock", "service", "probes")
@@ -90,7 +91,7 @@ class Recorder:
         with self._flag_file.open("r+b") as file:
             self._flag = mmap.mmap(file.fileno(), 1)
         self.environment = {
-            "PYTHONPATH": f"{folder}{os.pathsep}{REPOSITORY}",
+            "PYTHONPATH": f"{folder}{os.pathsep}{PYTHONPATH}",
             "HOUSE_FLAG": str(self._flag_file),
             "HOUSE_OUT": str(self._out),
             "HOUSE_TOP": f"{REPOSITORY}{os.sep}",

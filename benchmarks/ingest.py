@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import sqlite3
+import os
 import subprocess
 import sys
 import tempfile
@@ -152,7 +153,7 @@ def paired_cpu(revision: str) -> tuple[float, float]:
     with checkout(revision) as tree, ExitStack() as stack:
         runs = {}
         for name, source in (("before", tree), ("now", REPOSITORY)):
-            folder, http = stack.enter_context(service(PYTHONPATH=str(source)))
+            folder, http = stack.enter_context(service(PYTHONPATH=f"{source}{os.pathsep}{source / 'service'}"))
             runs[name] = (start_run(http, "large"), str(folder))
         for window in range(WINDOWS + 1):
             numbers = range(window * WINDOW, (window + 1) * WINDOW)

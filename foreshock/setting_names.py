@@ -12,13 +12,14 @@ import re
 import sys
 from collections.abc import Mapping
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from foreshock.client.settings import FROM_ENVIRONMENT
 from foreshock.errors import nearest
 
 _PREFIX = "FORESHOCK_"
-_SETTINGS = {"foreshock_service/platform/settings.py": "Settings", "foreshock_probes/settings.py": "WorkerSettings"}
+_SETTINGS = (("foreshock_service", "platform/settings.py", "Settings"), ("foreshock_probes", "settings.py", "WorkerSettings"))
 
 OTHER_NAMES = frozenset(
     {
@@ -45,11 +46,15 @@ _told: set[str] = set()
 @cache
 def setting_names() -> frozenset[str]:
     """Return every known name without the prefix; no name if the sources of service and worker cannot be read."""
-    folder = Path(__file__).parent.parent
-    try:
-        declared = [_fields(folder / path, name) for path, name in _SETTINGS.items()]
-    except (OSError, SyntaxError):
-        return frozenset()
+    declared = []
+    for package, path, name in _SETTINGS:
+        found = find_spec(package)  # without importing it
+        if found is None or not found.submodule_search_locations:
+            return frozenset()
+        try:
+            declared.append(_fields(Path(found.submodule_search_locations[0]) / path, name))
+        except (OSError, SyntaxError):
+            return frozenset()
     return OTHER_NAMES.union((name.upper() for name in FROM_ENVIRONMENT), *declared)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+# For processes that take the packages from this checkout.
+PYTHONPATH = os.pathsep.join(str(REPOSITORY / part) for part in ("", "service", "probes"))
 DOCS = REPOSITORY / "docs"
 PROMETHEUS = REPOSITORY / "dashboards" / "prometheus"
 # Of nobody: what trusts it alone trusts no server.

@@ -15,8 +15,8 @@ PARTS = ("platform", "runs", "replay", "watch", "present", "maintenance")
 
 def modules() -> dict[str, Path]:
     found = {}
-    for path in sorted((REPOSITORY / "foreshock_service").rglob("*.py")):
-        name = ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
+    for path in sorted((REPOSITORY / "service" / "foreshock_service").rglob("*.py")):
+        name = ".".join(path.relative_to(REPOSITORY / "service").with_suffix("").parts)
         found[name.removesuffix(".__init__")] = path
     return found
 

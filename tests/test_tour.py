@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.running_service import forked_service
 from examples.tiny_rl.record import RECORDED
-from tests.paths import DOCS, REPOSITORY
+from tests.paths import DOCS, PYTHONPATH, REPOSITORY
 
 pytestmark = pytest.mark.slow
 PROGRAMS = Path(sys.executable).parent
@@ -32,7 +32,7 @@ def test_commands_of_the_tour_run_and_its_numbers_are_those_of_the_run(tmp_path:
             "FORESHOCK_URL": url,
             "FORESHOCK_SPOOL_DIRECTORY": str(tmp_path / "spool"),
             "PATH": f"{PROGRAMS}:{environment['PATH']}",
-            "PYTHONPATH": str(REPOSITORY),
+            "PYTHONPATH": PYTHONPATH,
         }
 
         def run(commands: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.paths import REPOSITORY
+from tests.paths import PYTHONPATH, REPOSITORY
 from tests.probes.tiny import save_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -46,7 +46,7 @@ def test_installed_package_adds_its_scorer_to_workers(tmp_path: Path) -> None:
     packages = tmp_path / "packages"
     install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([*install, "--target", str(packages), str(source)], check=True)
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(packages)])}
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([PYTHONPATH, str(packages)])}
     command = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(weights)]
     done = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -16,7 +16,7 @@ from foreshock.client.settings import FROM_ENVIRONMENT
 from foreshock.setting_names import setting_names, unknown_settings
 from foreshock_probes.settings import WorkerSettings
 from foreshock_service.platform.settings import Settings
-from tests.paths import REPOSITORY
+from tests.paths import PYTHONPATH, REPOSITORY
 from tests.ports import free_port
 
 MISSPELLED = "unknown setting FORESHOCK_MAX_TOKNES; did you mean FORESHOCK_MAX_TOKENS?"
@@ -78,7 +78,7 @@ def test_command_warns_at_its_start(command: str, variables: dict[str, str], tmp
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")}
     done = subprocess.run(
         [sys.executable, "-m", "foreshock.commands.main", command],
-        env={**environment, **variables, "PYTHONPATH": str(REPOSITORY), "FORESHOCK_MAX_TOKNES": "5"},
+        env={**environment, **variables, "PYTHONPATH": PYTHONPATH, "FORESHOCK_MAX_TOKNES": "5"},
         cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode in (1, 2)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.forking import run_forked
-from tests.paths import REPOSITORY
+from tests.paths import PYTHONPATH
 
 
 def environment(folder: Path, **settings: str) -> dict[str, str]:
@@ -22,7 +22,7 @@ def environment(folder: Path, **settings: str) -> dict[str, str]:
         "FORESHOCK_PORT": "0",
         # No service answers there.
         "FORESHOCK_URL": "http://127.0.0.1:9",
-        "PYTHONPATH": str(REPOSITORY),
+        "PYTHONPATH": PYTHONPATH,
         # The same numbers as those of the compiled pass, which takes seconds of CPU time to load.
         "FORESHOCK_TOKEN_PASS": "numpy",
         "FORESHOCK_DECODE_PROCESSES": "1",

@@ -13,7 +13,7 @@ import pytest
 
 from foreshock.client.launch import Launch, find_launch
 from foreshock.errors import ConfigurationError
-from tests.paths import REPOSITORY
+from tests.paths import PYTHONPATH, REPOSITORY
 from tests.ports import free_port
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "2", "GROUP_WORLD_SIZE": "2"}
@@ -181,7 +181,7 @@ ray.shutdown()
     for _ in range(2):
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", program],
-            env={**os.environ, "MASTER_ADDR": "localhost", "MASTER_PORT": "1", "PYTHONPATH": str(REPOSITORY)},
+            env={**os.environ, "MASTER_ADDR": "localhost", "MASTER_PORT": "1", "PYTHONPATH": PYTHONPATH},
             capture_output=True, text=True, timeout=300,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr

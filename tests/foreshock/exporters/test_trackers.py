@@ -19,7 +19,7 @@ import pytest
 from foreshock import Client
 from tests.foreshock.exporters.trained import STEPS, curve, train
 from tests.foreshock.running_service import RunningService
-from tests.paths import REPOSITORY
+from tests.paths import PYTHONPATH, REPOSITORY
 
 pytestmark = pytest.mark.slow
 
@@ -68,7 +68,7 @@ def test_steps_are_in_the_trackers_store(shared_service: RunningService, tmp_pat
         message = f"{name} is not in {TRACKERS}: scripts/setup_environment.sh test installs it"
         pytest.fail(message) if os.environ.get("CI", "").lower() == "true" else pytest.skip(message)
     environment = os.environ | {
-        "PYTHONPATH": f"{TRACKERS}{os.pathsep}{REPOSITORY}",
+        "PYTHONPATH": f"{TRACKERS}{os.pathsep}{PYTHONPATH}",
         "TRACKIO_DIR": str(tmp_path / "trackio"),
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "HF_HUB_OFFLINE": "1",

@@ -15,7 +15,7 @@ import pytest
 
 from foreshock.errors import ForeshockError
 from foreshock_probes.scorers.rank_processes import RankError, RankProcesses
-from tests.paths import REPOSITORY
+from tests.paths import PYTHONPATH
 from tests.probes.scorers.rank_tasks import act
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -71,7 +71,7 @@ def test_an_error_of_one_rank_ends_all(ranks: RankProcesses, task: str, error: t
 def test_ranks_end_when_the_process_that_started_them_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "starter.py"
     script.write_text(STARTER, "utf-8")
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    environment = os.environ | {"PYTHONPATH": PYTHONPATH}
     with subprocess.Popen([sys.executable, str(script)], env=environment, stdout=subprocess.PIPE, text=True) as starter:
         assert starter.stdout is not None
         processes = [psutil.Process(int(each)) for each in starter.stdout.readline().split()]

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from tests.paths import REPOSITORY
+from tests.paths import PYTHONPATH
 from tests.ports import free_port
 
 PATIENCE_SECONDS = 240
@@ -52,7 +52,7 @@ def service_process(folder: Path, port: int | None = None, /, **settings: str) -
     folder.mkdir(parents=True, exist_ok=True)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")}
     port = port or free_port()
-    own = {"PYTHONPATH": str(REPOSITORY), "FORESHOCK_TOKEN_PASS": "numpy", "FORESHOCK_DECODE_PROCESSES": "1"}
+    own = {"PYTHONPATH": PYTHONPATH, "FORESHOCK_TOKEN_PASS": "numpy", "FORESHOCK_DECODE_PROCESSES": "1"}
     command = [sys.executable, "-m", "foreshock.commands.main", "serve", "--port", str(port)]
     log = folder / "serve.log"
     with log.open("ab") as sink:

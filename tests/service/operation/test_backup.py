@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.paths import DOCS, REPOSITORY
+from tests.paths import DOCS, PYTHONPATH
 from tests.service.operation.processes import service_process
 from tests.service.sending import make_batch, start_run
 
@@ -53,7 +53,7 @@ def test_documented_backup_is_restored_after_the_service_was_killed(tmp_path: Pa
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")}
     checked = subprocess.run(
         [sys.executable, "-m", "foreshock.commands.main", "fsck", "--json"],
-        cwd=tmp_path, env=environment | {"PYTHONPATH": str(REPOSITORY)}, capture_output=True, timeout=120, check=True,
+        cwd=tmp_path, env=environment | {"PYTHONPATH": PYTHONPATH}, capture_output=True, timeout=120, check=True,
     )  # fmt: skip
     assert json.loads(checked.stdout)["checked"] == {"rollouts": 2}
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.paths import REPOSITORY
+from tests.paths import PYTHONPATH
 
 _ARRAYS = """
 import sys
@@ -24,5 +24,5 @@ assert pandas.IS_HERE
 def test_arrays_are_made_without_pandas_and_it_can_be_imported_afterwards(tmp_path: Path) -> None:
     (tmp_path / "pandas.py").write_text("IS_HERE = True\n")
     subprocess.run(
-        [sys.executable, "-c", _ARRAYS], env={"PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}, cwd=tmp_path, check=True
+        [sys.executable, "-c", _ARRAYS], env={"PYTHONPATH": f"{tmp_path}:{PYTHONPATH}"}, cwd=tmp_path, check=True
     )

@@ -18,7 +18,7 @@ from foreshock_service.app import create_app
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings
 from foreshock_service.runs.shards import close_waiting_steps
-from tests.paths import REPOSITORY
+from tests.paths import PYTHONPATH, REPOSITORY
 from tests.ports import free_port
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.server import RunningServer
@@ -32,7 +32,7 @@ def service_that_dies_in(function: str, settings: Settings) -> Iterator[httpx.Cl
     environment = os.environ | {
         "FORESHOCK_DATABASE_URL": settings.database_url,
         "FORESHOCK_STORE_URL": settings.store_url,
-        "PYTHONPATH": str(REPOSITORY),
+        "PYTHONPATH": PYTHONPATH,
         # A process that compiles the pass would take the processors from the decoder of the first upload.
         "FORESHOCK_TOKEN_PASS": "numpy",
         "FORESHOCK_DECODE_PROCESSES": "1",

@@ -37,8 +37,8 @@ from foreshock_service.platform.database.engine import make_engine, parse_databa
 from foreshock_service.platform.settings import load_settings
 
 _SERVICE = Path(__file__).parents[2]
-# A wheel carries them inside the package `service`; in a checkout they are at the top of the repository.
-MIGRATIONS = next(path for path in (_SERVICE / "migrations", _SERVICE.parent / "migrations") if path.is_dir())
+# A wheel carries them inside the package; in a checkout they are at the top of the repository.
+MIGRATIONS = next(path for path in (_SERVICE / "migrations", _SERVICE.parents[1] / "migrations") if path.is_dir())
 EARLIER = tuple(f"{number:04d}" for number in range(1, 40))
 """Revisions before the first migration, which only databases of unreleased versions have."""
 

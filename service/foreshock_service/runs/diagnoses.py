@@ -1,4 +1,4 @@
-"""The stored diagnosis of each run: written by `service/watch/diagnosis.py`, rendered by everything else."""
+"""The stored diagnosis of each run: written by `service/foreshock_service/watch/diagnosis.py`, rendered by everything else."""
 
 from collections.abc import Collection, Sequence
 
