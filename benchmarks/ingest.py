@@ -13,8 +13,8 @@ Bars: 1.1 × the CPU; 5 M tokens/s, memory below 1 GiB and flat; 20 small steps/
 from __future__ import annotations
 
 import argparse
-import sqlite3
 import os
+import sqlite3
 import subprocess
 import sys
 import tempfile

@@ -1,10 +1,10 @@
 """The table of scorers: everything that gives a response token a log-prob.
 
 The service offers these scorers, workers implement them, and attribution, commands, pages and dashboards read their
-names, order, texts and colours here. To add a scorer, write its function in a file of `probes/foreshock_probes/scorers/` and add its
-row to `SCORERS`; a scorer of a new engine also adds the engine to `ENGINES`. Other packages add theirs by an entry
-point (`foreshock.third_party_scorers`). `EXACT_PAIRS` lists the pairs of scorers whose distributions workers compare
-over the whole vocabulary.
+names, order, texts and colours here. To add a scorer, write its function in a file of
+`probes/foreshock_probes/scorers/` and add its row to `SCORERS`; a scorer of a new engine also adds the engine to
+`ENGINES`. Other packages add theirs by an entry point (`foreshock.third_party_scorers`). `EXACT_PAIRS` lists the pairs
+of scorers whose distributions workers compare over the whole vocabulary.
 """
 
 import itertools

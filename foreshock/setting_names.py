@@ -19,7 +19,10 @@ from foreshock.client.settings import FROM_ENVIRONMENT
 from foreshock.errors import nearest
 
 _PREFIX = "FORESHOCK_"
-_SETTINGS = (("foreshock_service", "platform/settings.py", "Settings"), ("foreshock_probes", "settings.py", "WorkerSettings"))
+_SETTINGS = (
+    ("foreshock_service", "platform/settings.py", "Settings"),
+    ("foreshock_probes", "settings.py", "WorkerSettings"),
+)
 
 OTHER_NAMES = frozenset(
     {

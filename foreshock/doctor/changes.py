@@ -22,7 +22,7 @@ class CannotTryError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Values by name, such as weights="step_0045" or positions="zero"; see `probes/foreshock_probes/doctor` for those of torch."""
+    """Values by name, such as weights="step_0045" or positions="zero"; `probes/foreshock_probes/doctor` has torch's."""
 
     values: tuple[tuple[str, Any], ...] = ()
 

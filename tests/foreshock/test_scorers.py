@@ -155,7 +155,9 @@ def test_names_of_replays_are_written_in_the_table_only() -> None:
     names = [name for name, scorer in SCORERS.items() if scorer.engine is not None]
     # A scorer's own file may name it in its errors.
     modules = {str(scorer.implementation).partition(":")[0] for scorer in SCORERS.values()}
-    own = {module.replace(".", "/").replace("foreshock_probes/", "probes/foreshock_probes/") + ".py" for module in modules}
+    own = {
+        module.replace(".", "/").replace("foreshock_probes/", "probes/foreshock_probes/") + ".py" for module in modules
+    }
     found = [
         (str(path.relative_to(REPOSITORY)), text)
         for part in ("foreshock", "service", "probes", "dashboards", "examples", "benchmarks", "scripts")

@@ -1,7 +1,7 @@
 """Deletions: requests to delete rollouts of a run by their ids, of which only digests are kept.
 
-`service/foreshock_service/maintenance/delete_rollouts.py` carries them out. A deletion stays in force: if a shard arrives later, its step
-is searched again.
+`service/foreshock_service/maintenance/delete_rollouts.py` carries them out. A deletion stays in
+force: if a shard arrives later, its step is searched again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The stored diagnosis of each run: written by `service/foreshock_service/watch/diagnosis.py`, rendered by everything else."""
+"""The stored diagnosis of each run: `watch/diagnosis.py` writes it, everything else renders it."""
 
 from collections.abc import Collection, Sequence
 

@@ -270,7 +270,7 @@ def _row(run_id: str, source: FindingSource, found: FindingOfSteps) -> dict[str,
 
 
 Sources = Mapping[FindingSource, Callable[[Session, str], Sequence[FindingOfSteps]]]
-"""Functions that read the findings of a run, by source. `service/foreshock_service/app.py` lists them: some are in higher parts."""
+"""Functions that read the findings of a run, by source. `app.py` lists them: some are in higher parts."""
 
 
 class Due(NamedTuple):

@@ -19,7 +19,7 @@ import pytest
 from foreshock import Client
 from tests.foreshock.exporters.trained import STEPS, curve, train
 from tests.foreshock.running_service import RunningService
-from tests.paths import PYTHONPATH, REPOSITORY
+from tests.paths import PYTHONPATH
 
 pytestmark = pytest.mark.slow
 
