@@ -136,7 +136,6 @@ ENGINES: dict[str, Engine] = {
     for engine in (
         Engine("vllm", packages=("vllm",), forks=True),
         Engine("torch", packages=("torch", "transformers"), forks=False),
-        Engine("megatron", packages=("torch", "megatron"), forks=False),
         Engine("http", packages=("httpx",), forks=False, remote=True),
     )
 }
@@ -250,15 +249,6 @@ SCORERS: dict[str, Scorer] = {
             by_default=False,
         ),
         Scorer(
-            name="megatron.local",
-            title="Megatron-core's GPTModel with its local layers, in one process",
-            colour=3,
-            place=_FORWARD,
-            engine="megatron",
-            implementation="foreshock_probes.scorers.megatron_local:score",
-            by_default=False,
-        ),
-        Scorer(
             name="trainer",
             title="log π as the trainer logged it",
             colour=4,
@@ -268,14 +258,6 @@ SCORERS: dict[str, Scorer] = {
             name="torch.bfloat16",
             title="a torch forward pass, weights and activations in bfloat16",
             colour=6,
-        ),
-        Scorer(
-            name="torch.decode",
-            title="torch, token by token with a KV cache",
-            colour=6,
-            engine="torch",
-            implementation="foreshock_probes.scorers.torch_decode:score",
-            by_default=False,
         ),
         _torch_forward(
             name="torch.float32",

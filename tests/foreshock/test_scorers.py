@@ -78,7 +78,7 @@ def test_logged_score_takes_the_noise_of_its_replays() -> None:
         "sglang.http",
         "sglang.decode",
     )
-    assert noise_floor_scorers("trainer") == ("torch.trainer", "torch.own", "megatron.local")
+    assert noise_floor_scorers("trainer") == ("torch.trainer", "torch.own")
     assert noise_floor_scorers("torch.trainer") == ("torch.trainer",)
     assert noise_floor_scorers("another.scorer") == ("another.scorer",)
 

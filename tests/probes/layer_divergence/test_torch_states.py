@@ -213,8 +213,8 @@ def test_model_without_a_decoder_stack_is_refused() -> None:
 
 
 def test_scorer_without_hidden_states_is_refused(weights: Path, tmp_path: Path) -> None:
-    asked = request(weights, "torch.decode")
-    with pytest.raises(UnsupportedScoreError, match=r"torch\.decode gives no hidden states; scorers that do: "):
+    asked = request(weights, "torch.own")
+    with pytest.raises(UnsupportedScoreError, match=r"torch\.own gives no hidden states; scorers that do: "):
         run_part(asked, {"part": "first"}, tmp_path / "x", WarmModel(), lambda done: None)
     assert {"torch.trainer", "torch.bfloat16", "torch.float32"} <= set(LAYERS_PROBE.usable_scorers())
     assert all(SCORERS[name].implementation is not None for name in LAYERS_PROBE.usable_scorers())

@@ -138,8 +138,8 @@ def test_dense_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_scorer_without_routes_is_refused(tmp_path: Path, weights: Path) -> None:
-    with pytest.raises(UnsupportedScoreError, match=r"torch\.decode cannot record routed experts"):
-        record(tmp_path, weights, make_rollouts(3), "torch.decode")
+    with pytest.raises(UnsupportedScoreError, match=r"torch\.own cannot record routed experts"):
+        record(tmp_path, weights, make_rollouts(3), "torch.own")
 
 
 def test_other_layers_or_counts_are_not_compared(tmp_path: Path, weights: Path) -> None:

@@ -75,7 +75,6 @@ def test_each_side_wants_its_own_environment_and_the_other_one_if_its_own_is_unk
     assert {name: each.names for name, each in both.items()} == {
         "vllm": NAMES,
         "torch": ("avx2",),
-        "megatron": ("avx2",),
         # A server that runs elsewhere has the environment that it has.
         "http": (),
     }

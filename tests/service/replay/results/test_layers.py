@@ -183,7 +183,7 @@ def test_job_of_another_kind_takes_no_comparison(run: Sender, http: httpx.Client
     [
         (("torch.trainer",), {}, "has two scorers"),
         (("torch.trainer", "torch.trainer"), {}, "named twice"),
-        (("torch.trainer", "torch.decode"), {}, "torch.decode gives no hidden states to compare by layer"),
+        (("torch.trainer", "torch.own"), {}, "torch.own gives no hidden states to compare by layer"),
         (("torch.trainer", "no.such"), {}, "unknown scorer"),
         (PAIR, {"exact_pairs": ["torch.trainer/vllm.prefill"]}, "no exact pair"),
         (PAIR, {"scorers": [{"scorer": name, "variant": "rebatched"} for name in PAIR]}, "no variant"),

@@ -152,7 +152,7 @@ def test_job_of_another_kind_takes_no_comparison(run: Sender, http: httpx.Client
         (("torch.trainer",), {}),
         (("torch.trainer", "torch.float32", "vllm.prefill"), {}),
         (("torch.trainer", "torch.trainer"), {}),
-        (("torch.trainer", "torch.decode"), {}),
+        (("torch.trainer", "torch.own"), {}),
         (("torch.trainer", "vllm.prefill"), {"exact_pairs": ["torch.trainer/vllm.prefill"]}),
         (("torch.trainer", "vllm.prefill"), {"max_rollouts": 1025}),
     ],
