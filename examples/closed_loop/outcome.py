@@ -10,14 +10,10 @@ from typing import Final
 import numpy as np
 
 from examples.closed_loop.arms import scales_of
-from examples.closed_loop.plan import ARMS, SETTINGS, Arm, Plan, plans
+from examples.closed_loop.plan import ARMS, Arm, Plan, plans
 from examples.collapses.labels import label
 from examples.collapses.results import Result
 from foreshock.diagnosis.quantities import REWARD_KEY
-from foreshock.diagnosis.statistics import proportion_interval
-
-SAVED_SHARE: Final = 0.9
-"""A run is saved if its reward is at least this share of the best safe arm's."""
 
 RESAMPLES: Final = 10_000
 
@@ -45,9 +41,6 @@ class ArmOutcome:
     arm: Arm
     runs: int
     collapsed: int
-    collapsed_interval: tuple[float, float]
-    saved: int
-    saved_interval: tuple[float, float]
     last_reward: float
     difference: float
     """Mean of the last rewards minus those of the constant arm, over the seeds that both have."""
@@ -107,23 +100,17 @@ def best_safe_arm(found: Sequence[Outcome], setting: str, seeds: Sequence[int]) 
 
 def compare(found: Sequence[Outcome], setting: str, seeds: Sequence[int]) -> list[ArmOutcome]:
     """Return every arm that has all of the seeds, which must not be empty."""
-    safe = _mean(each.last_reward for each in _arm(found, setting, best_safe_arm(found, setting, seeds), seeds))
     constant = [each.last_reward for each in _arm(found, setting, "constant", seeds)]
     compared = []
     for arm in arms_with(found, setting, seeds):
         mine = _arm(found, setting, arm, seeds)
         rewards = [each.last_reward for each in mine]
-        collapsed = sum(each.collapse is not None for each in mine)
-        saved = sum(each.collapse is None and each.last_reward >= SAVED_SHARE * safe for each in mine)
         differences = np.subtract(rewards, constant)
         compared.append(
             ArmOutcome(
                 arm=arm,
                 runs=len(mine),
-                collapsed=collapsed,
-                collapsed_interval=proportion_interval(collapsed, len(mine)),
-                saved=saved,
-                saved_interval=proportion_interval(saved, len(mine)),
+                collapsed=sum(each.collapse is not None for each in mine),
                 last_reward=_mean(rewards),
                 difference=float(differences.mean()),
                 difference_interval=paired_interval(differences),
@@ -184,8 +171,3 @@ def distance_of_shams(found: Sequence[Outcome], setting: str) -> float:
     partners = {each.plan.seed: each.plan.partner for each in _of(found, setting) if each.plan.arm == "advice"}
     pairs = [(scales[seed], scales[other]) for seed, other in partners.items() if seed < other in scales]
     return _mean(float(np.abs(mine - other).mean()) for mine, other in pairs) if pairs else math.nan
-
-
-def setting_names() -> list[str]:
-    """Return the names of all settings, in the order in which they are tried."""
-    return [setting.name for setting in SETTINGS]

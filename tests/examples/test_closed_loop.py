@@ -12,13 +12,12 @@ import pytest
 import torch
 
 from examples.closed_loop.__main__ import RESULTS, main, needed_by
-from examples.closed_loop.analyse import DOCUMENT, IMAGES, document, plots
+from examples.closed_loop.analyse import DOCUMENT, document
 from examples.closed_loop.arms import control_of, scales_of, sequence_weights, token_weights
 from examples.closed_loop.outcome import (
     against,
     arms_with,
     best_safe_arm,
-    compare,
     compared_seeds,
     distance_of_shams,
     mismatch_seeds,
@@ -169,51 +168,58 @@ def test_a_collapse_is_of_mismatch_only_if_the_twin_survives() -> None:
     assert mismatch_seeds(outcomes(results({}), 2), SETTING.name, seeds) == []
 
 
-def test_saved_is_judged_against_the_best_safe_arm_and_not_the_twin() -> None:
-    found = outcomes(results({"twin": [0.9] * 150, "tenth": HEALTHY, "cosine": [0.46] * 150, "sham": [0.4] * 150}), 2)
+def test_best_safe_arm_has_the_fewest_collapses_then_the_best_reward_and_is_not_the_twin() -> None:
+    rewards: dict[Arm, list[float]] = {
+        "twin": [0.9] * 150,
+        "tenth": HEALTHY,
+        "cosine": [0.46] * 150,
+        "sham": [0.4] * 150,
+    }
+    found = outcomes(results(rewards), 2)
     assert best_safe_arm(found, SETTING.name, [FIRST_SEED, FIRST_SEED + 1]) == "tenth"
-    saved = {each.arm: each.saved for each in compare(found, SETTING.name, [FIRST_SEED, FIRST_SEED + 1])}
-    assert saved == dict.fromkeys(ARMS, 0) | {"twin": 2, "tenth": 2, "cosine": 2}
 
 
-def test_arms_are_compared_over_the_seeds_of_the_advice_and_others_are_named_as_missing() -> None:
-    found = results({"twin": HEALTHY, "advice": HEALTHY})
+def row(text: str, name: str, after: str) -> str:
+    """Return the row of the first table behind a text."""
+    return next(line for line in text.partition(after)[2].splitlines() if line.startswith(f"| `{name}`"))
+
+
+def test_arms_are_compared_over_the_seeds_of_the_advice_and_missing_ones_have_no_figure() -> None:
+    found = results({"twin": HEALTHY, "advice": HEALTHY}, 4)
     del found[Plan(SETTING, "sham", FIRST_SEED + 1).name]
-    assert compared_seeds(outcomes(found, 2), SETTING.name) == [FIRST_SEED, FIRST_SEED + 1]
-    assert "sham" not in arms_with(outcomes(found, 2), SETTING.name, [FIRST_SEED, FIRST_SEED + 1])
-    assert "Not measured yet for all of these seeds: `sham`." in document(found, 2).replace("\n", " ")
-    assert list(plots(found, 2)) == [f"closed-loop-{SETTING.name}.svg"]
-    assert against(outcomes(found, 2), SETTING.name, "sham") == [pytest.approx(0.4)]
+    seeds = [FIRST_SEED + n for n in range(4)]
+    assert compared_seeds(outcomes(found, 4), SETTING.name) == seeds
+    assert "sham" not in arms_with(outcomes(found, 4), SETTING.name, seeds)
+    text = document(found, 4)
+    assert row(text, "constant", "Collapsed seeds") == "| `constant` | 4 | – | – | – | – | – |"
+    assert row(text, "sham", "Collapsed seeds") == "| `sham` | – | – | – | – | – | – |"
+    assert against(outcomes(found, 4), SETTING.name, "sham") == [pytest.approx(0.4)] * 3
     del found[Plan(SETTING, "advice", FIRST_SEED + 1).name]
-    assert "Not measured yet: fewer than two seeds" in document(found, 2).replace("\n", " ")
+    assert row(document(found, 4), "constant", "Collapsed seeds") == "| `constant` | – | – | – | – | – | – |"
 
 
-def test_document_says_better_only_where_the_interval_allows_it() -> None:
-    text = document(results({"twin": HEALTHY, "advice": HEALTHY, "sham": HEALTHY}), 2).replace("\n", " ")
-    assert "More reward at the end than the constant arm: `advice`, `sham`." in text
-    assert "`sham` +0.00 (+0.00 to +0.00; 2 seeds; cannot tell)" in text
-    assert "`matched` +0.40 (+0.40 to +0.40; 2 seeds; more)" in text
-    better = document(results({"twin": HEALTHY, "cosine": HEALTHY}), 2).replace("\n", " ")
-    assert "`cosine` -0.40 (-0.40 to -0.40; 2 seeds; less)" in better
-    nothing = document(results({"twin": HEALTHY}), 2).replace("\n", " ")
-    assert "More reward at the end than the constant arm: no arm." in nothing
-    assert "Cannot tell: `advice`" in nothing
+def test_document_says_more_or_less_only_if_the_interval_allows_it() -> None:
+    text = document(results({"twin": HEALTHY, "advice": HEALTHY, "sham": HEALTHY}, 4), 4)
+    against_each = "## The advice against each arm"
+    assert row(text, "sham", against_each) == "| `sham` | +0.000 (+0.000 to +0.000) | cannot tell | 0 | 0 | 1 |"
+    assert row(text, "matched", against_each) == "| `matched` | +0.400 (+0.400 to +0.400) | more | 1 | 0 | 1 |"
+    assert "The advice is behind in no setting." in text
+    behind = document(results({"twin": HEALTHY, "cosine": HEALTHY}, 4), 4)
+    assert row(behind, "cosine", against_each) == "| `cosine` | -0.400 (-0.400 to -0.400) | less | 0 | 1 | 1 |"
+    assert f"- `{SETTING.name}`: `cosine` by 0.40 (0.40 to 0.40)" in behind
 
 
-@pytest.mark.parametrize(
-    ("reward", "scale", "words"), [(0.5, 0.99, "within"), (0.5, 0.9, "it misses"), (0.4, 1.0, "it misses")]
-)
-def test_harm_is_said_beside_its_bar(reward: float, scale: float, words: str) -> None:
+@pytest.mark.parametrize(("reward", "scale", "bar"), [(0.5, 0.99, "kept"), (0.5, 0.9, "missed"), (0.4, 1.0, "missed")])
+def test_harm_is_shown_beside_its_bar(reward: float, scale: float, bar: str) -> None:
     arms: dict[Arm, list[float]] = {"constant": HEALTHY, "advice": [reward] * 150}
     found = {
         plan.name: result(plan, arms[plan.arm], [scale if plan.arm == "advice" else 1.0] * 150)
-        for plan in plans(2)
+        for plan in plans(4)
         if plan.setting == HARM[0]
     }
-    text = document(found, 2).replace("\n", " ")
-    assert f"is {reward / 0.5:.1%} of that of the constant arm, at {scale:.0%} of its Σ η: {words} the bar" in text
-    assert ("Less reward, by the interval" in text) == (reward < 0.5)
-    assert len(plots(found, 2)) == 0
+    shown = row(document(found, 4), HARM[0].name, "## Harm")
+    assert shown.startswith(f"| `{HARM[0].name}` | {reward / 0.5:.1%} | {scale:.0%} |")
+    assert shown.endswith(f"| 0, 0 | {bar} |")
 
 
 def test_interval_over_seeds_covers_the_mean() -> None:
@@ -254,11 +260,8 @@ def test_unknown_run_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFi
     assert "no run is called 'lag8'; runs are called as lag8-lr0.0001-constant-seed1010" in capsys.readouterr().err
 
 
-def test_document_and_plots_are_those_of_the_committed_results() -> None:
-    found = read_results(RESULTS)
-    assert DOCUMENT.read_text("utf-8") == document(found)
-    for name, text in plots(found).items():
-        assert (IMAGES / name).read_text("utf-8") == text
+def test_document_is_that_of_the_committed_results() -> None:
+    assert DOCUMENT.read_text("utf-8") == document(read_results(RESULTS))
 
 
 def test_committed_results_are_small_and_their_settings_are_those_of_the_plan() -> None:
