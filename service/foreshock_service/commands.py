@@ -1,4 +1,4 @@
-"""The commands `foreshock serve`, `upgrade`, `keys`, `notify`, `remeasure`, `fsck`, `delete` and `retention`."""
+"""The commands `foreshock serve`, `keys`, `notify`, `remeasure`, `fsck`, `delete` and `retention`."""
 
 import argparse
 import os
@@ -30,27 +30,6 @@ class ServeCommand:
                 os.environ[f"FORESHOCK_{name.upper()}"] = str(value)
         os.environ.setdefault("FORESHOCK_SESSION_SECRET", secrets.token_urlsafe(32))
         serve(show_settings=arguments.show_settings)
-        return 0
-
-
-class UpgradeCommand:
-    """`foreshock upgrade`: migrate the database that FORESHOCK_DATABASE_URL names."""
-
-    help = "create or migrate the service's database; `foreshock serve` does so too"
-
-    def configure(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "--to",
-            metavar="REVISION",
-            help="migrate to this revision, such as 0040, also back to an older one: its newer tables and columns are "
-            "deleted (default: the newest)",
-        )
-
-    def run(self, arguments: argparse.Namespace) -> int:
-        """Migrate; raises ConfigurationError if the database cannot be used or there is no such revision."""
-        from foreshock_service.platform.database.opening import upgrade_command
-
-        upgrade_command(arguments.to)
         return 0
 
 
@@ -209,7 +188,6 @@ class RetentionCommand:
 
 
 serve = ServeCommand()
-upgrade = UpgradeCommand()
 keys = KeysCommand()
 notify = NotifyCommand()
 remeasure = RemeasureCommand()

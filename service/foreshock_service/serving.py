@@ -120,7 +120,7 @@ def serve(*, show_settings: bool = False) -> None:
     with bound_socket(settings.host, settings.port) as bound:
         port: int = bound.getsockname()[1]
         uploads.free_reserve(settings)
-        opening.prepare_database(settings.database_url, upgrade_older=settings.upgrade_at_start)
+        opening.prepare_database(settings.database_url)
         uploads.make_reserve(settings)
         with opening.only_service(settings.database_url):
             check_store(settings)

@@ -81,9 +81,6 @@ class Settings(BaseSettings):
     database_connections: int = Field(
         default=80, ge=2, description="PostgreSQL connections of all processes together; its own default allows 100"
     )
-    upgrade_at_start: bool = Field(
-        default=True, description="`foreshock serve` migrates an older database; false: it refuses one"
-    )
     store_url: str = Field(default="./foreshock-data/tokens", description="a local folder, or s3://bucket/prefix")
     store_endpoint: str = Field(default="", description="http(s)://host:port of an S3-compatible store; empty: AWS")
     store_region: str = Field(default="", description="empty: AWS_REGION, else us-east-1")

@@ -5,16 +5,14 @@ Every fault becomes a ConfigurationError that says what was found and which comm
 To add a table or column, change the classes in `tables`, then draft the next migration with
 `python -m foreshock_service.platform.database.opening draft "what changes"`. The draft has the differences between an
 empty, migrated SQLite database and the classes. A test compares the migrated database with these classes. The column of
-a new measure needs no migration: `upgrade` adds it.
-
-Databases of the schemas before the first migration (0003 to 0039) are converted by `migrations/earlier_schemas.py`. Its
-docstring says what to add there if a table changes.
+a measure needs no migration: `upgrade` adds it.
 """
 
 import errno
 import fcntl
 import os
 import re
+import sqlite3
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -25,8 +23,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from alembic.util import load_python_file
-from sqlalchemy import Connection, Double, Engine, event, inspect, text
+from sqlalchemy import Connection, Double, Engine, NullPool, create_engine, event, inspect, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DatabaseError, DBAPIError, InterfaceError, OperationalError
 
@@ -34,112 +31,30 @@ from foreshock.errors import ConfigurationError
 from foreshock.measures.registry import MEASURES
 from foreshock_service.platform.database import session, tables
 from foreshock_service.platform.database.engine import make_engine, parse_database_url
-from foreshock_service.platform.settings import load_settings
 
 _SERVICE = Path(__file__).parents[2]
 # A wheel carries them inside the package; in a checkout they are at the top of the repository.
 MIGRATIONS = next(path for path in (_SERVICE / "migrations", _SERVICE.parents[1] / "migrations") if path.is_dir())
-EARLIER = tuple(f"{number:04d}" for number in range(1, 40))
-"""Revisions before the first migration, which only databases of unreleased versions have."""
-
-OLDEST_CONVERTED = "0003"
 # Any number that no other program takes as its PostgreSQL advisory lock.
 _ADVISORY_LOCK = 0x464F5245
-
-
-def upgrade(database_url: str, revision: str = "head") -> None:
-    """Create or migrate the database to a revision, the newest by default; several services may do so at once.
-
-    An older revision than the database has is a downgrade.
-    """
-    engine = make_engine(database_url)
-    if engine.dialect.name == "sqlite":
-        # SQLite rebuilds a table to change a column, while rows of other tables may point to it.
-        event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA foreign_keys = OFF").close())
-    try:
-        with engine.begin() as connection:
-            if connection.dialect.name == "postgresql":
-                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _ADVISORY_LOCK})
-            has = current_revision(connection)
-            if has in EARLIER:
-                load_python_file(str(MIGRATIONS), "earlier_schemas.py").convert(connection, has)
-                has = newest_revision()
-                connection.execute(text("UPDATE alembic_version SET version_num = :revision"), {"revision": has})
-            # Revisions are ascending numbers of four digits, so they compare as text.
-            newer = has is not None and revision != "head" and revision < has
-            (command.downgrade if newer else command.upgrade)(_configuration(connection), revision)
-            if current_revision(connection) == newest_revision():
-                kind = Double().compile(connection.dialect)
-                for column in _missing_measures(connection):
-                    connection.execute(text(f"ALTER TABLE measurements ADD COLUMN {column} {kind}"))
-    finally:
-        engine.dispose()
-
-
-def _missing_measures(connection: Connection) -> list[str]:
-    """Return the measures that have no column yet: `upgrade` adds those of a release without a migration."""
-    found = {column["name"] for column in inspect(connection).get_columns("measurements")}
-    return [measure.column for measure in MEASURES if measure.column not in found]
-
-
-def current_revision(connection: Connection) -> str | None:
-    """Return the revision of the database; None if it was never migrated."""
-    return MigrationContext.configure(connection).get_current_revision()
-
-
-def newest_revision() -> str | None:
-    """Return the revision that this release requires."""
-    return ScriptDirectory(str(MIGRATIONS)).get_current_head()
-
-
-def known_revisions() -> frozenset[str]:
-    """Return every revision that this release knows."""
-    return frozenset(script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions())
-
-
-def _configuration(connection: Connection) -> Config:
-    configuration = Config()
-    configuration.set_main_option("script_location", str(MIGRATIONS))
-    configuration.attributes["connection"] = connection
-    return configuration
-
-
-def _draft(message: str) -> None:
-    number = f"{int(newest_revision() or EARLIER[-1]) + 1:04d}"
-    with tempfile.TemporaryDirectory() as folder:
-        engine = make_engine(f"sqlite:///{folder}/draft.db")
-        with engine.begin() as connection:
-            if newest_revision() is not None:
-                command.upgrade(_configuration(connection), "head")
-            command.revision(_configuration(connection), message, autogenerate=True, rev_id=number)
-        engine.dispose()
-
-
-if __name__ == "__main__":
-    if len(sys.argv) != 3 or sys.argv[1] != "draft":
-        raise SystemExit('usage: python -m foreshock_service.platform.database.opening draft "what changes"')
-    _draft(sys.argv[2])
-
-
-_LAST_WITH_EVERY_MIGRATION = "Foreshock 0.1.0 at commit edd6602"
 # Errors of file systems without locks; there a service starts without the lock.
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 # A host that drops packets never answers; the operating system would wait for minutes.
 _CONNECT_SECONDS = "10"
 
 
-def prepare_database(database_url: str, *, upgrade_older: bool = True, revision: str = "head") -> None:
-    """Create a missing database or migrate it to `revision`, and check that it can be written.
+def prepare_database(database_url: str, *, upgrade_older: bool = True) -> None:
+    """Create a missing database or migrate it to the schema of this release, and check that it can be written.
 
-    Raises ConfigurationError if it cannot be reached, opened or written, if a newer release has migrated it, or if an
-    older one has and `upgrade_older` is False.
+    Raises ConfigurationError if it cannot be reached, opened or written, if its schema is of no release up to this one,
+    or if it is an older release's and `upgrade_older` is False.
     """
     with _reported(database_url):
         if not is_missing(database_url):
             has = _check(database_url)
-            if has is not None and has != newest_revision() and not upgrade_older:
-                raise _older(database_url, has)
-        upgrade(database_url, revision)
+            if has not in (None, newest_revision()) and not upgrade_older:
+                raise _older(database_url, str(has))
+        upgrade(database_url)
 
 
 @contextmanager
@@ -154,7 +69,7 @@ def existing_database(database_url: str) -> Iterator[session.Database]:
         if revision is None:
             raise ConfigurationError(
                 f"the database {shown(database_url)} has no tables: FORESHOCK_DATABASE_URL must be the service's; "
-                "`foreshock upgrade` makes the tables of a new one"
+                "`foreshock serve` makes the tables of a new one"
             )
         if revision != newest_revision():
             raise _older(database_url, revision)
@@ -165,17 +80,45 @@ def existing_database(database_url: str) -> Iterator[session.Database]:
         database.close()
 
 
-def upgrade_command(revision: str | None) -> None:
-    """`foreshock upgrade`: migrate the database of the settings to a revision (None: the newest), and print which one.
+def upgrade(database_url: str) -> None:
+    """Create or migrate the database; several services may do so at once."""
+    engine = make_engine(database_url)
+    if engine.dialect.name == "sqlite":
+        # SQLite rebuilds a table to change a column, while rows of other tables may point to it.
+        event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA foreign_keys = OFF").close())
+    try:
+        with engine.begin() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _ADVISORY_LOCK})
+            command.upgrade(_configuration(connection), "head")
+            kind = Double().compile(connection.dialect)
+            for column in _missing_measures(connection):
+                connection.execute(text(f"ALTER TABLE measurements ADD COLUMN {column} {kind}"))
+    finally:
+        engine.dispose()
 
-    Raises ConfigurationError.
-    """
-    if revision is not None and revision not in known_revisions():
-        raise ConfigurationError(f"there is no revision {revision}; revisions: {', '.join(sorted(known_revisions()))}")
-    url = load_settings().database_url
-    missing = is_missing(url)
-    prepare_database(url, revision=revision or "head")
-    print(f"the {'new ' if missing else ''}database {shown(url)} has revision {revision or newest_revision()}")
+
+def _missing_measures(connection: Connection) -> list[str]:
+    """Return the measures that have no column yet."""
+    found = {column["name"] for column in inspect(connection).get_columns("measurements")}
+    return [measure.column for measure in MEASURES if measure.column not in found]
+
+
+def current_revision(connection: Connection) -> str | None:
+    """Return the revision of the database; None if it was never migrated."""
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def newest_revision() -> str | None:
+    """Return the revision that this release requires."""
+    return ScriptDirectory(str(MIGRATIONS)).get_current_head()
+
+
+def _configuration(connection: Connection) -> Config:
+    configuration = Config()
+    configuration.set_main_option("script_location", str(MIGRATIONS))
+    configuration.attributes["connection"] = connection
+    return configuration
 
 
 @contextmanager
@@ -226,31 +169,59 @@ def _check(database_url: str) -> str | None:
 
     If the newest revision lacks the column of a measure, the text names it and equals no revision.
     """
+    with _read_only(database_url) as connection:
+        revision = current_revision(connection)
+        if revision is None:
+            _check_empty(connection, database_url)
+        elif not _is_of_a_release(connection, revision):
+            raise _unreleased(database_url, revision)
+        elif revision == newest_revision() and (missing := _missing_measures(connection)):
+            revision = f"{revision} without the measure {missing[0]}"
     engine = make_engine(_impatient(database_url), connections=2)
     try:
         with engine.begin() as connection:
             _check_writable(connection, engine)
-            revision = current_revision(connection)
-            if revision is None:
-                _check_empty(connection, database_url)
-            elif revision in EARLIER and revision < OLDEST_CONVERTED:
-                raise ConfigurationError(
-                    f"the database {shown(database_url)} has revision {revision}, and this release converts databases "
-                    f"from revision {OLDEST_CONVERTED} on: run `foreshock upgrade` with {_LAST_WITH_EVERY_MIGRATION} "
-                    "first"
-                )
-            elif revision not in EARLIER and revision not in known_revisions():
-                raise ConfigurationError(
-                    f"the database {shown(database_url)} has revision {revision}, and this release knows revisions up "
-                    f"to {newest_revision()}: a newer release has migrated it. Install that release again; or, to go "
-                    f"back, run `foreshock upgrade --to {newest_revision()}` with that release, or restore a backup of "
-                    "before the upgrade"
-                )
-            elif revision == newest_revision() and (missing := _missing_measures(connection)):
-                revision = f"{revision} without the measure {missing[0]}"
     finally:
         engine.dispose()
     return revision
+
+
+@contextmanager
+def _read_only(database_url: str) -> Iterator[Connection]:
+    """Connect to a database that may be another version's: no byte of it changes."""
+    url = _impatient(database_url)
+    if url.get_backend_name() == "sqlite":
+        # A connection that could write would move the -wal file of a killed service into the database.
+        file = f"{Path(str(url.database)).absolute().as_uri()}?mode=ro"
+        engine = create_engine(url, creator=lambda: sqlite3.connect(file, uri=True, timeout=30), poolclass=NullPool)
+    else:
+        engine = make_engine(url, connections=2)
+    try:
+        with engine.connect() as connection:
+            yield connection
+    finally:
+        engine.dispose()
+
+
+def _is_of_a_release(connection: Connection, revision: str) -> bool:
+    """Return whether this release or an earlier one made the schema.
+
+    A schema of the newest revision also has the columns of this release, but for those of measures.
+    """
+    if revision != newest_revision():
+        return revision in {script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions()}
+    measures = {measure.column for measure in MEASURES}
+    found = {
+        table: {column["name"] for column in columns}
+        for (_, table), columns in inspect(connection).get_multi_columns().items()
+    }
+    return all(
+        # Another release may have more measures.
+        set(table.columns.keys()) - measures <= found.get(name, set())
+        if name == "measurements"
+        else set(table.columns.keys()) == found.get(name)
+        for name, table in tables.Base.metadata.tables.items()
+    )
 
 
 def _check_writable(connection: Connection, engine: Engine) -> None:
@@ -281,8 +252,23 @@ def is_missing(database_url: str) -> bool:
 
 def _older(database_url: str, revision: str) -> ConfigurationError:
     return ConfigurationError(
-        f"the database {shown(database_url)} has revision {revision} and this release requires {newest_revision()}: "
-        "stop the service of the older release, make a backup, then run `foreshock upgrade`"
+        f"the database {shown(database_url)} has schema {revision} and this release requires {newest_revision()}: "
+        "stop the service of the older release, make a backup, then start `foreshock serve`, which migrates it"
+    )
+
+
+def _unreleased(database_url: str, revision: str) -> ConfigurationError:
+    where = shown(database_url)
+    if parse_database_url(database_url).get_backend_name() == "sqlite":
+        help_ = f"move {where}* to another folder and the new database is made at {where}, or set "
+        help_ += "FORESHOCK_DATABASE_URL to the file where it is to be made"
+    else:
+        help_ = (
+            "make another database (`createdb NAME`) and set FORESHOCK_DATABASE_URL to it; the tables are made there"
+        )
+    return ConfigurationError(
+        f"the database {where} was made by an unreleased or newer version of Foreshock (schema {revision}, this "
+        f"release has {newest_revision()}) and is left unchanged: {help_}"
     )
 
 
@@ -351,3 +337,20 @@ def _impatient(database_url: str) -> URL:
     if url.get_backend_name() == "sqlite" or "connect_timeout" in url.query:
         return url
     return url.update_query_dict({"connect_timeout": _CONNECT_SECONDS})
+
+
+def _draft(message: str) -> None:
+    # Three digits: unreleased versions had four, so that their databases are told apart.
+    number = f"{int(newest_revision() or 0) + 1:03d}"
+    with tempfile.TemporaryDirectory() as folder:
+        engine = make_engine(f"sqlite:///{folder}/draft.db")
+        with engine.begin() as connection:
+            command.upgrade(_configuration(connection), "head")
+            command.revision(_configuration(connection), message, autogenerate=True, rev_id=number)
+        engine.dispose()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3 or sys.argv[1] != "draft":
+        raise SystemExit('usage: python -m foreshock_service.platform.database.opening draft "what changes"')
+    _draft(sys.argv[2])

@@ -8,22 +8,18 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import psycopg
 import pytest
 
+from foreshock.errors import ConfigurationError
 from foreshock_service.platform.database.engine import make_engine
-from foreshock_service.platform.database.opening import (
-    current_revision,
-    existing_database,
-    newest_revision,
-    upgrade,
-    upgrade_command,
-)
+from foreshock_service.platform.database.opening import existing_database, newest_revision, prepare_database, upgrade
 from tests.ports import free_port
-from tests.service.postgres import PostgresCluster
+from tests.service.postgres import PostgresCluster, find_programs
 from tests.service.running import foreshock
 
 COMMANDS = (("serve",), ("keys", "list"), ("remeasure", "--dry-run"))
@@ -38,69 +34,76 @@ def refusal_of(done: subprocess.CompletedProcess[str]) -> str:
     return line
 
 
-def set_revision(url: str, revision: str) -> None:
-    """Write a revision into a migrated database."""
+OF_ANOTHER_VERSION = (
+    "UPDATE alembic_version SET version_num = '0048'",
+    "ALTER TABLE runs DROP COLUMN note",
+)
+
+
+def change(url: str, statement: str) -> None:
     engine = make_engine(url)
     with engine.begin() as connection:
-        connection.exec_driver_sql(f"UPDATE alembic_version SET version_num = '{revision}'")
+        connection.exec_driver_sql(statement)
     engine.dispose()
 
 
-def revision_of(url: str) -> str | None:
-    """Return the revision of a database."""
-    engine = make_engine(url)
-    with engine.begin() as connection:
-        revision = current_revision(connection)
-    engine.dispose()
-    return revision
-
-
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_newer_revision_is_refused_and_left_as_it_is(tmp_path: Path, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("statement", OF_ANOTHER_VERSION)
+def test_file_of_an_unreleased_version_is_refused_and_left_unchanged(tmp_path: Path, statement: str) -> None:
     url = f"sqlite:///{tmp_path}/foreshock.db"
     upgrade(url)
-    set_revision(url, "9999")
-    (tmp_path / "tokens").mkdir()
-    refused = refusal_of(foreshock(tmp_path, *words))
-    assert f"revision 9999, and this release knows revisions up to {newest_revision()}" in refused
-    assert f"foreshock upgrade --to {newest_revision()}" in refused
-    assert revision_of(url) == "9999"
+    change(url, statement)
+    # A version that was killed has left changes in its -wal file.
+    killed = "import os, sqlite3; c = sqlite3.connect('foreshock.db'); c.execute('DELETE FROM runs'); "
+    killed += "c.execute('CREATE TABLE theirs (a)'); c.commit(); os._exit(0)"
+    subprocess.run([sys.executable, "-c", killed], cwd=tmp_path, check=True)
+    data = ("foreshock.db", "foreshock.db-wal")
+    before = {name: (tmp_path / name).read_bytes() for name in data}
+    assert len(before["foreshock.db-wal"]) > 0
+    refused = refusal_of(foreshock(tmp_path, "serve"))
+    assert f"{tmp_path}/foreshock.db was made by an unreleased or newer version of Foreshock" in refused
+    assert f"this release has {newest_revision()}) and is left unchanged" in refused
+    assert f"move {tmp_path}/foreshock.db* to another folder" in refused
+    assert "FORESHOCK_DATABASE_URL" in refused
+    with pytest.raises(ConfigurationError, match="unreleased or newer version"), existing_database(url):
+        pass
+    assert {name: (tmp_path / name).read_bytes() for name in data} == before
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_older_revision_names_the_command_that_migrates(tmp_path: Path, words: tuple[str, ...]) -> None:
-    url = f"sqlite:///{tmp_path}/foreshock.db"
-    upgrade(url)
-    set_revision(url, "0015")
-    refused = refusal_of(foreshock(tmp_path, *words, FORESHOCK_UPGRADE_AT_START="false"))
-    assert f"has revision 0015 and this release requires {newest_revision()}" in refused
-    assert "run `foreshock upgrade`" in refused
-    assert revision_of(url) == "0015"
+def dump(url: str) -> list[str]:
+    dumped = subprocess.run([find_programs() / "pg_dump", url], capture_output=True, text=True, check=True)
+    # Commands of psql hold a random word.
+    return [line for line in dumped.stdout.splitlines() if not line.startswith("\\")]
 
 
-def test_upgrade_migrates_to_the_newest_or_a_named_revision(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("statement", OF_ANOTHER_VERSION)
+def test_postgresql_database_of_an_unreleased_version_is_refused_and_left_unchanged(
+    postgres: PostgresCluster, statement: str
 ) -> None:
+    url = postgres.new_database()
+    upgrade(url)
+    change(url, statement)
+    before = dump(url)
+    with pytest.raises(ConfigurationError, match=r"unreleased or newer version .*`createdb NAME`"):
+        prepare_database(url)
+    assert dump(url) == before
+
+
+def test_older_release_names_the_command_that_migrates(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/foreshock.db"
-    monkeypatch.setenv("FORESHOCK_DATABASE_URL", url)
-    words = iter(("new database", "database", "database"))
-    for revision, expected in ((None, newest_revision()), ("0040", "0040"), (None, newest_revision())):
-        upgrade_command(revision)
-        assert revision_of(url) == expected
-        assert capsys.readouterr().out == f"the {next(words)} {tmp_path}/foreshock.db has revision {expected}\n"
+    upgrade(url)
+    change(url, "ALTER TABLE measurements DROP COLUMN k3_kl")
+    refused = refusal_of(foreshock(tmp_path, "keys", "list"))
+    assert f"this release requires {newest_revision()}" in refused
+    assert "start `foreshock serve`, which migrates it" in refused
+
+
+def test_file_of_a_release_with_more_measures_is_opened(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/not/there/foreshock.db"
+    upgrade(url)
+    change(url, "ALTER TABLE measurements ADD COLUMN later_measure DOUBLE")
+    prepare_database(url)
     with existing_database(url) as database:
         database.check_writable()
-
-
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_schema_that_is_too_old_names_the_release_that_migrates_it(tmp_path: Path, words: tuple[str, ...]) -> None:
-    url = f"sqlite:///{tmp_path}/foreshock.db"
-    upgrade(url)
-    set_revision(url, "0002")
-    refused = refusal_of(foreshock(tmp_path, *words))
-    assert "has revision 0002, and this release converts databases from revision 0003 on" in refused
-    assert "run `foreshock upgrade` with Foreshock 0.1.0 at commit edd6602 first" in refused
-    assert revision_of(url) == "0002"
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -134,7 +137,7 @@ def test_wrong_password_and_missing_database_are_told_apart(tmp_path: Path, post
     missing = foreshock(tmp_path, "serve", FORESHOCK_DATABASE_URL=postgres.url("not_there"))
     assert "createdb" in refusal_of(missing)
     # It may connect, and may make no table.
-    powerless = foreshock(tmp_path, "upgrade", FORESHOCK_DATABASE_URL=right)
+    powerless = foreshock(tmp_path, "serve", FORESHOCK_DATABASE_URL=right)
     assert "may not make tables" in refusal_of(powerless)
 
 

@@ -7,18 +7,13 @@ from typing import Any
 
 import httpx
 import pytest
-from alembic.util import load_python_file
 from fastapi import FastAPI
-from sqlalchemy import text, update
 
 from foreshock.api.doctor import DoctorReport, Finding, NotTried, RuledOut, SideReport
 from foreshock.api.records import parse, to_json
 from foreshock.clock import now_us
 from foreshock.probe_kinds import DOCTOR
 from foreshock_service.app import FINDING_SOURCES
-from foreshock_service.platform.database.engine import make_engine
-from foreshock_service.platform.database.opening import MIGRATIONS
-from foreshock_service.platform.database.tables import ProbeResult
 from foreshock_service.runs.findings import rebuild_due_findings
 from tests.service.runs.test_weights import holding, report
 from tests.service.sending import Sender, make_batch, start_run
@@ -287,52 +282,3 @@ def test_candidates_are_those_that_led_to_the_step(run: Sender, http: httpx.Clie
 def test_a_step_that_was_not_examined_has_no_report(run: Sender) -> None:
     assert run.get(f"steps/{STEP}/doctor").status_code == 404
     assert run.get("steps/7/doctor").status_code == 404
-
-
-def search(**changes: Any) -> dict[str, Any]:
-    """Return a weights search as an earlier release stored it."""
-    replays = [
-        {"step": STEP, "part": "all", "k3_kl": 1.8e-2, "skipped": ""},
-        {"step": 40, "part": "all", "k3_kl": None, "skipped": "there are no weights of step 40"},
-        {"step": 59, "part": "all", "k3_kl": 1.7e-2, "skipped": ""},
-        {"step": 1, "part": "lm_head", "k3_kl": 4e-14, "skipped": ""},
-    ]
-    kept = {"step": STEP, "scorer": "vllm.prefill", "rollouts": 12, "tokens": 80, "floor_k3": 0.0, "replays": replays}
-    return kept | {"confirmed_k3": 4e-14, "ended": "found"} | changes
-
-
-@pytest.mark.parametrize(
-    ("changes", "kind", "cause"),
-    [
-        ({}, "cause", ("part_of_weights", "lm_head of step 1")),
-        ({"confirmed_k3": 1e-3}, "unknown", ("unknown", "")),
-        ({"replays": [{"step": STEP, "part": "all", "k3_kl": 0.0, "skipped": ""}]}, "expected", ("rounding", "")),
-        ({"replays": []}, "unknown", ("unknown", "")),
-    ],
-)
-def test_a_stored_weights_search_is_read_as_a_report(
-    changes: dict[str, Any], kind: str, cause: tuple[str, str]
-) -> None:
-    made: Any = load_python_file(str(MIGRATIONS), "weights_searches.py").report_of_search(search(**changes))
-    report = parse(DoctorReport, made)
-    assert [(each.kind, (each.cause, each.value)) for each in report.findings] == [(kind, cause)]
-    if not changes:
-        assert report.not_tried == (NotTried("step 40", "there are no weights of step 40"),)
-        assert [each.variant for each in report.ruled_out] == ["step 59"]
-
-
-def test_weights_searches_of_an_earlier_release_stay_readable(run: Sender, database_url: str) -> None:
-    examined(run)
-    waiting = ask(run, max_candidates=1).raise_for_status().json()["id"]
-    earlier: Any = load_python_file(str(MIGRATIONS), "weights_searches.py")
-    engine = make_engine(database_url)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE probes SET kind = 'weights'"))
-        connection.execute(update(ProbeResult).values(kind="weights", document=search()))
-        earlier.convert(connection)
-    engine.dispose()
-    report = parse(DoctorReport, run.get(f"steps/{STEP}/doctor").raise_for_status().json()["report"])
-    assert [(each.cause, each.value) for each in report.causes] == [("part_of_weights", "lm_head of step 1")]
-    ended = run.http.get(f"/v1/probes/{waiting}").json()
-    assert (ended["kind"], ended["state"]) == ("doctor", "skipped")
-    assert "request an examination" in ended["reason"]
