@@ -15,7 +15,7 @@ def probes_dashboard() -> Dashboard:
         uid="foreshock-probes",
         title="Foreshock: probes and hardware",
         description="Workers, jobs, and the mismatch that each kind of hardware measured.",
-        page=("The hardware page", "/hardware"),
+        page=("The runs' page", "/"),
         variables=(CHOSEN,),
         rows=(
             Row("Workers and jobs", _jobs()),

@@ -14,7 +14,6 @@ __all__ = [
     "DOCTOR_SECONDS",
     "EXACT",
     "LAYERS",
-    "MATRIX",
     "PROBE_KINDS",
     "ROUTING",
     "UPDATE",
@@ -44,8 +43,7 @@ class ProbeKind:
         unable, can: the words in errors for a scorer without that field, and for the scorers with it.
         has_variants: a request may name variants of its scorers.
         rollouts, most_rollouts: the default and the largest sample of rollouts; None: all, no limit.
-        sends_scores: its workers send the log-probs of its scorers.
-        in_chain: its scores are of the run's own set-up and part of the run's chain.
+        sends_scores: its workers send the log-probs of its scorers, which are part of the run's chain.
         document: the end of the address of its result (sent and read), and its flag of `foreshock probe`; empty: its
             results are only scores and divergences.
         meaning: what it does, for the API.
@@ -67,7 +65,6 @@ class ProbeKind:
     rollouts: int | None = None
     most_rollouts: int | None = None
     sends_scores: bool = True
-    in_chain: bool = True
     document: str = ""
     meaning: str = ""
     help: str = ""
@@ -123,21 +120,10 @@ DOCTOR = ProbeKind(
     rollouts=256,
     most_rollouts=4096,
     sends_scores=False,
-    in_chain=False,
     document="doctor",
     meaning="find the change of weights, sampling or forward pass that reproduces what was logged",
     help="find the change of weights, sampling or forward pass that reproduces what was logged",
     report="foreshock.doctor.findings:lines_of_answer",
-)
-MATRIX = ProbeKind(
-    name="matrix",
-    noun="a cell of a matrix",
-    job="foreshock_probes.job_scoring:score",
-    scorers=1,
-    rollouts=64,
-    most_rollouts=1024,
-    in_chain=False,
-    meaning="one scorer in one configuration, a cell of the step's matrix, which is no part of the chain",
 )
 LAYERS = ProbeKind(
     name="layers",
@@ -151,7 +137,6 @@ LAYERS = ProbeKind(
     can="do",
     rollouts=64,  # it runs each scorer twice, without their log-probs
     sends_scores=False,
-    in_chain=False,
     document="layers",
     meaning="compare the hidden states of two scorers layer by layer",
     help="compare the hidden states of two scorers layer by layer, the second --scorer being the reference",
@@ -171,7 +156,6 @@ ROUTING = ProbeKind(
     rollouts=64,
     most_rollouts=1024,
     sends_scores=False,
-    in_chain=False,
     document="routing",
     meaning="compare the routed experts of two scorers of a mixture of experts",
     help="compare the routed experts of two scorers of a mixture of experts, the first --scorer giving π, the second μ",
@@ -187,11 +171,10 @@ UPDATE = ProbeKind(
     rollouts=256,
     most_rollouts=4096,
     sends_scores=False,
-    in_chain=False,
     document="update",
     meaning="how far the step's update moves the policy, against the scorer's noise: needs the next step's weights too",
     help="measure how far the step's update moves the policy, by its weights and those of the next step",
     report="foreshock.commands.report_probes:update_of_answer",
 )
 
-PROBE_KINDS: dict[str, ProbeKind] = {kind.name: kind for kind in (EXACT, DOCTOR, MATRIX, LAYERS, ROUTING, UPDATE)}
+PROBE_KINDS: dict[str, ProbeKind] = {kind.name: kind for kind in (EXACT, DOCTOR, LAYERS, ROUTING, UPDATE)}

@@ -1,10 +1,9 @@
-"""What replays found: exact divergences, the configuration matrix. Attributions: `attribution`."""
+"""Exact divergences. Attributions: `attribution`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from foreshock.api.probes import JobStateName
 from foreshock.api.records import Measured, Record, described
 
 
@@ -95,64 +94,3 @@ class ExactTokensRecord(Record):
     attempt: int
     sample_id: str | None
     items: tuple[ExactTokenRecord, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MismatchRecord(Record):
-    """The mismatch of two configurations over the same tokens; null if it cannot be estimated."""
-
-    comparison: str
-    """`target/behaviour`, names of scorers"""
-    k3_kl: Measured
-    """in nats per token"""
-    low: Measured
-    """bootstrap-t interval of k3 by prompt group"""
-    high: Measured
-    mean_abs_d: Measured
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatrixCellRecord(Record):
-    """A scorer with options on some hardware: its state, its mismatch and its cost."""
-
-    probe: str
-    scorer: str
-    options: Mapping[str, Any]
-    changed: Mapping[str, Any]
-    """the options that differ from the scorer's first and plainest cell"""
-    hardware: str
-    """where it was scored; before that, where it was asked to be"""
-    state: JobStateName
-    reason: str | None
-    """why there is no result, such as what the engine or hardware cannot do"""
-    against_reference: MismatchRecord | None
-    """null: no result, no reference, or the reference itself"""
-    seconds_per_token: Measured
-    """time of one pass per response token, without engine start and loading"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatrixPairRecord(Record):
-    """A configuration of the trainer against one of the engine on the same hardware, by their probes."""
-
-    trainer: str
-    engine: str
-    mismatch: MismatchRecord
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatrixRecord(Record):
-    """The cells of a step over one set of rollouts, oldest first."""
-
-    run: str
-    attempt: int
-    step: int
-    rollouts: int
-    tokens: int
-    reference: str | None
-    """the probe of the reference; null: not scored yet"""
-    cells: tuple[MatrixCellRecord, ...]
-    pairs: tuple[MatrixPairRecord, ...] = ()
-    recommendations: tuple[str, ...] = ()
-    other_cells: int = 0
-    """cells over other rollouts or weights, which are left out"""

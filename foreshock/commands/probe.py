@@ -1,6 +1,6 @@
 """`foreshock probe`: request the replay of a step, and wait for its result.
 
-`foreshock probe cancel ID` cancels a probe; `foreshock probe matrix RUN --step S` replays a grid of configurations.
+`foreshock probe cancel ID` cancels a probe.
 """
 
 import argparse
@@ -15,7 +15,6 @@ from foreshock.api.probes import PriorityName
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.command import add_run_argument, add_service_options, connect
 from foreshock.commands.option_types import COUNT, SECONDS, STEP, whole
-from foreshock.commands.probe_matrix import add_matrix_arguments, run_matrix
 from foreshock.commands.queries import RunQueries, find_run
 from foreshock.commands.text import table, wrap
 from foreshock.comparisons import comparison_name
@@ -26,7 +25,7 @@ from foreshock.scorers import EXACT_PAIRS, default_scorers, noise_floor_scorers,
 # The scorer that computes what the trainer logged.
 _TRAINER_REPLAY = noise_floor_scorers("trainer")[0]
 _KINDS_WITH_FLAG = [kind for kind in PROBE_KINDS.values() if kind.document]
-_CANCEL, _MATRIX, _PROBE_IDS = "cancel", "matrix", "probe_"
+_CANCEL, _PROBE_IDS = "cancel", "probe_"
 _FINAL = frozenset({"done", "failed", "skipped"})
 _WORKER_SECONDS = 5.0
 """Time for a worker that was started just before."""
@@ -44,8 +43,7 @@ class ProbeCommand:
             "step",
             type=_step_or_probe,
             metavar="STEP",
-            help=f"a step with an announced checkpoint; `foreshock probe {_CANCEL} ID` cancels the probe with this id, "
-            f"`foreshock probe {_MATRIX} RUN --step S` replays the step in a grid of configurations",
+            help=f"a step with an announced checkpoint; `foreshock probe {_CANCEL} ID` cancels the probe with this id",
         )
         parser.add_argument(
             "--scorer",
@@ -82,7 +80,6 @@ class ProbeCommand:
             help="dtype of the trainer's weights in the forward pass",
         )
         _add_other_kinds(parser)
-        add_matrix_arguments(parser)
         parser.add_argument("--no-wait", action="store_true", help="do not wait for the result")
         parser.add_argument(
             "--timeout",
@@ -96,8 +93,6 @@ class ProbeCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Request, wait, print. Exit status 1 if the probe failed, was skipped or took too long."""
-        if arguments.run == _MATRIX:
-            return run_matrix(arguments)
         if isinstance(arguments.step, str):
             return _cancel(arguments)
         with connect(arguments) as connection:
@@ -156,7 +151,7 @@ def _kind(arguments: argparse.Namespace) -> ProbeKind:
 
 
 def _step_or_probe(text: str) -> int | str:
-    """Return a step; other text is the id of a probe, or a run after `matrix`."""
+    """Return a step; other text is the id of a probe."""
     return STEP(text) if text.isdecimal() else text
 
 

@@ -192,7 +192,7 @@ def find_run(connection: ServiceConnection, name: str | None, project: str | Non
 
 
 # Kinds of probes that publish no score.
-_WITHOUT_ATTRIBUTION = frozenset(kind.name for kind in PROBE_KINDS.values() if not kind.in_chain)
+_WITHOUT_ATTRIBUTION = frozenset(kind.name for kind in PROBE_KINDS.values() if not kind.sends_scores)
 
 
 class RunQueries:

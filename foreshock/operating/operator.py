@@ -34,7 +34,7 @@ from foreshock.reading.described import Values, change, names_of
 from foreshock.reading.reader import AsyncReader, Reader
 from foreshock.scorers import split_score_name
 
-ProbeKind = Literal["exact", "doctor", "matrix", "layers", "routing", "update"]
+ProbeKind = Literal["exact", "doctor", "layers", "routing", "update"]
 
 
 def _policy(values: Values) -> Values:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from foreshock.api.attribution import AttributionRecord
 from foreshock.api.doctor import DoctorStepRecord
-from foreshock.api.replays import ExactStepRecord, ExactTokensRecord, MatrixRecord
+from foreshock.api.replays import ExactStepRecord, ExactTokensRecord
 from foreshock.api.steps import CorrectionsRecord, LintRecord, TheoryRecord
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.update_noise import UpdateToNoise
@@ -161,10 +161,3 @@ class StepMethods:
     @get("/v1/runs/{run}/steps/{step}/doctor")
     def doctor(self, run: str, step: int, *, attempt: int | None = None) -> DoctorStepRecord:
         """Return the newest report of the doctor on a step. Raises Rejected (404) if it was not examined."""
-
-    @get("/v1/runs/{run}/steps/{step}/matrix")
-    def matrix(self, run: str, step: int, *, attempt: int | None = None) -> MatrixRecord:
-        """Return the matrix of hardware × configuration of a step, and the recommendation.
-
-        Its cells are probes of the kind "matrix". Raises Rejected (404) if none was requested.
-        """

@@ -40,7 +40,6 @@ from foreshock_service.platform.store.tokens import open_store
 from foreshock_service.present.exporter import collector as exporter
 from foreshock_service.present.pages.endpoints import ROUTERS as PAGES
 from foreshock_service.present.pages.sessions import unknown_address
-from foreshock_service.replay import matrix
 from foreshock_service.replay.attribution import document
 from foreshock_service.replay.attribution import service as attribution
 from foreshock_service.replay.leases import endpoints as leases
@@ -77,7 +76,7 @@ from foreshock_service.watch.rules import service as rules
 # The routers of every noun. The routers of pages follow them, since their paths match the most.
 _NOUNS: tuple[Any, ...] = (
     *(health, audit, run_endpoints, attempts, steps, ingest, tokens, scalars, changes, checkpoints, curves, lint),
-    *(findings, requests, policies, leases, publishing, matrix, attribution, workers, exporter, alerts, rules),
+    *(findings, requests, policies, leases, publishing, attribution, workers, exporter, alerts, rules),
     *(advice, diagnosis, corrections, retention, deletions, weights),
 )
 ROUTERS: tuple[APIRouter, ...] = tuple(noun.router for noun in _NOUNS)

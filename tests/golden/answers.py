@@ -106,7 +106,7 @@ def _answers(sender: Sender, history: History) -> Iterator[tuple[str, Any]]:
     for comparison in _COMPARISONS:
         yield f"measurements {comparison}", _get(sender, "measurements", comparison=comparison)
     for step in history.looked_at:
-        for path in ("lint", "attribution", "matrix"):
+        for path in ("lint", "attribution"):
             yield f"step {step} {path}", _get(sender, f"steps/{step}/{path}")
         for path in ("buckets", "corrections", "theory", "tokens"):
             query = {"worst": 20} if path == "tokens" else {}

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.configuration_grid import option_value
 from foreshock.digests import weights_digest
 from foreshock.doctor.changes import CannotTryError
 from foreshock.errors import ForeshockError
@@ -62,7 +62,7 @@ class EngineReplays:
             weights_folder=str(self._folder),
             weights_digest=self._digest,
             weights_version=None,
-            options={name: option_value(value) for name, _, value in pairs},
+            options={name: _option_value(value) for name, _, value in pairs},
             accelerator="cpu",
             rollouts=str(self._rollouts),
             scores=str(scores),
@@ -79,3 +79,11 @@ class EngineReplays:
         path = self._files / "rollouts.parquet"
         path.write_bytes(encode_rollouts(self._batch))
         return path
+
+
+def _option_value(word: str) -> Any:
+    """Return JSON, such as null and 8, or else the word itself."""
+    try:
+        return json.loads(word)
+    except ValueError:
+        return word

@@ -12,8 +12,7 @@ from sqlalchemy import Select, and_, case, func, select, tuple_
 from sqlalchemy.orm import Session
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
-from foreshock.diagnosis import lag_zero, mismatch_rules, quantities
-from foreshock.diagnosis.lags import LAG_KEY
+from foreshock.diagnosis import mismatch_rules, quantities
 from foreshock.measures.registry import TOKENS_BY_LAG
 from foreshock_service.platform.database.tables import OLDEST_ATTEMPT_FIRST, Attempt, Run, Scalar, measurements
 from foreshock_service.runs.attempts import is_superseded
@@ -67,28 +66,6 @@ def newest_values(session: Session, run_ids: Collection[str]) -> dict[str, dict[
         tokens = sum(weight for _, weight in pairs)
         if tokens:
             found["k3"][run_id] = sum(value * weight for value, weight in pairs) / tokens
-    return found
-
-
-def judged_k3(session: Session, run_ids: Collection[str]) -> dict[str, float]:
-    """Return by run k3 per token over the newest measured steps, of the tokens at lag 0.
-
-    The healthy range of k3 holds for these tokens only. A run is absent if no step has enough of them.
-    """
-    of_tokens = newest_steps(session, run_ids, TRAINER_ROLLOUT, lag_zero.LAG_ZERO_COLUMNS, POOLED_STEPS)
-    of_rollouts = newest_steps(session, run_ids, STEP_ROW, ("lag_mean",), POOLED_STEPS)
-    lags = {each.key: each.values["lag_mean"] for steps in of_rollouts.values() for each in steps}
-    found: dict[str, float] = {}
-    for run_id, steps in of_tokens.items():
-        total = tokens = 0.0
-        for step in steps:
-            values = {f"{TRAINER_ROLLOUT}:{name}": value for name, value in step.values.items()}
-            judged = lag_zero.at_lag_zero("k3_kl", values | {LAG_KEY: lags.get(step.key)})
-            weight = step.values[_FRESH_TOKENS] or step.values["tokens"]
-            if judged is not None and weight:
-                total, tokens = total + judged * weight, tokens + weight
-        if tokens:
-            found[run_id] = total / tokens
     return found
 
 

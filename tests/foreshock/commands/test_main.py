@@ -91,7 +91,6 @@ LARGE = "99999999999999999999999"
         (["probe", "r", "1", "--max-rollouts", "0"], "--max-rollouts: must be a whole number from 1"),
         (["probe", "r", "1", "--checkpoint-step", "-1"], "--checkpoint-step: must be a whole number from 0"),
         (["probe", "r", "1", "--timeout", "nan"], "--timeout: must be a number from 0"),
-        (["probe", "matrix", "r", "--step", "-1"], "--step: must be a whole number from 0"),
         (["remeasure", "r", "--step", LARGE], "--step: must be a whole number from 0"),
         (["remeasure", "r", "--attempt", "0"], "--attempt: must be a whole number from 1"),
         (["keys", "create", ""], "name: must not be empty"),

@@ -16,7 +16,7 @@ def probe(name: str, step: int, kind: str, state: JobStateName = "done") -> Prob
 
 
 def test_probes_that_publish_no_score_make_no_probed_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = {1: "layers", 2: "matrix", 3: "routing", 4: "exact", 5: "weights", 6: "layers", 7: "exact"}
+    kinds = {1: "layers", 2: "update", 3: "routing", 4: "exact", 5: "weights", 6: "layers", 7: "exact"}
     probes = [probe(f"probe_{step}", step, kind) for step, kind in kinds.items()]
     probes += [
         probe("probe_8", 6, "exact"),

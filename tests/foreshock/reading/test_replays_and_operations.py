@@ -36,15 +36,13 @@ RULES = "version = 1\neffective_from_step = 40\n\n[rules.entropy_fall]\nenabled 
 
 @pytest.fixture(scope="module")
 def run(real_service: RunningService) -> Iterator[Sender]:
-    """A run with a matrix and an examination of one step."""
+    """A run with a replay and an examination of one step."""
     with httpx.Client(base_url=real_service.url, timeout=60) as http:
         sender = start_run(http, "my-run")
         sender.put_shard(STEP, make_batch(24)).raise_for_status()
         for step in (1, STEP):
             announce_checkpoint(sender, step, f"sha256:{step:064x}")
-        for scorer, options in ((REFERENCE, {}), ("torch.trainer", {"head_dtype": "float32"})):
-            asked = {"kind": "matrix", "options": {scorer: options} if options else {}}
-            ask_for_probe(sender, STEP, (scorer,), **asked).raise_for_status()
+        ask_for_probe(sender, STEP, (REFERENCE,)).raise_for_status()
         ask_for_probe(sender, STEP, (), kind=DOCTOR.name).raise_for_status()
         while (answer := ask_for_lease(http, scorers=(*EVERYTHING, DOCTOR.capability))).status_code == 200:
             _work(LeaseHolder(http, answer.json()))
@@ -77,18 +75,6 @@ def reader(run: Sender, real_service: RunningService, open_reader: Callable[...,
     return open_reader(real_service.url)
 
 
-def test_matrix_of_a_step(run: Sender, reader: Any) -> None:
-    matrix = reader.matrix("my-run", STEP)
-    assert (matrix.run, matrix.attempt, matrix.step, matrix.rollouts) == (run.run, 1, STEP, 24)
-    reference, cell = matrix.cells
-    assert matrix.reference == reference.probe
-    assert (cell.scorer, cell.state, cell.options) == ("torch.trainer", "done", {"head_dtype": "float32"})
-    assert reference.against_reference is None
-    assert cell.against_reference.comparison == f"{REFERENCE}/torch.trainer"
-    assert cell.against_reference.low <= cell.against_reference.k3_kl <= cell.against_reference.high
-    assert reader.matrix(run.run, STEP, attempt=1) == matrix
-
-
 def test_report_of_the_doctor_on_a_step(reader: Any) -> None:
     read = reader.doctor("my-run", STEP)
     assert (read.step, read.report.ended, read.report.causes) == (STEP, "spent", ())
@@ -97,13 +83,12 @@ def test_report_of_the_doctor_on_a_step(reader: Any) -> None:
 
 
 def test_what_was_not_replayed_is_a_rejection_with_the_details_of_the_service(reader: Any) -> None:
-    for read, kind in ((reader.matrix, "matrix-not-found"), (reader.doctor, "doctor-not-found")):
-        with pytest.raises(Rejected, match="404") as raised:
-            read("my-run", STEP + 1)
-        assert raised.value.problem["type"].endswith(kind)
-        assert raised.value.problem["request_id"]
-        with pytest.raises(RunNotFound):
-            read("another-run", STEP)
+    with pytest.raises(Rejected, match="404") as raised:
+        reader.doctor("my-run", STEP + 1)
+    assert raised.value.problem["type"].endswith("doctor-not-found")
+    assert raised.value.problem["request_id"]
+    with pytest.raises(RunNotFound):
+        reader.doctor("another-run", STEP)
 
 
 def test_hardware_has_workers_and_accelerators(reader: Any) -> None:

@@ -65,12 +65,6 @@ def show_alerts(
     return visitor.page("alerts.html", alerts.alerts_page, state, severity, cursor)
 
 
-@pages.get("/hardware")
-def show_hardware(visitor: sessions.ReaderSession) -> Response:
-    """Return the page of hardware × configuration."""
-    return visitor.page("hardware.html", run_list.hardware_page)
-
-
 @pages.get("/compare")
 def show_comparison(visitor: sessions.ReaderSession, run: ComparedRuns = ()) -> Response:
     """Return several runs side by side."""

@@ -147,20 +147,16 @@ _PRECISION = frozenset({"autocast", "master_dtype", "head_dtype"})
 
 
 def with_declared_precision(
-    options: Mapping[str, Mapping[str, Any]],
-    scorers: Collection[str],
-    trainer: Fingerprint | None,
-    *,
-    complete: bool = False,
+    options: Mapping[str, Mapping[str, Any]], scorers: Collection[str], trainer: Fingerprint | None
 ) -> dict[str, dict[str, Any]]:
     """Return the options of a probe, with the trainer's declared precision for `torch.trainer` if that is requested.
 
-    Options that name any precision are left unchanged; with `complete` the declared ones that they lack are added.
+    Options that name any precision are left unchanged.
     """
     found = {scorer: dict(chosen) for scorer, chosen in options.items()}
     asked = found.get(_TRAINER, {})
     declared = declared_precision(trainer)
-    if _TRAINER in scorers and declared and (complete or not _PRECISION & set(asked)):
+    if _TRAINER in scorers and declared and not _PRECISION & set(asked):
         found[_TRAINER] = {**declared, **asked}
     return found
 

@@ -166,9 +166,7 @@ def request_probe(
             "and `trainer_fingerprint`, or ask for an environment by name, or for `any`"
         )
     scorers = {asked.scorer for asked in body.scorers} | schemas.scorers_of_pairs(body.exact_pairs)
-    options = environments.with_declared_precision(
-        body.options, scorers, fingerprints["trainer"], complete=body.kind == probe_kinds.MATRIX.name
-    )
+    options = environments.with_declared_precision(body.options, scorers, fingerprints["trainer"])
     return context.database.write(lambda session: _insert(session, principal, plan, count, wanted, options))
 
 

@@ -30,28 +30,23 @@ _MOST_ACCELERATORS, _MOST_DEVICES = 500, 50
 def read_hardware(context: Context, principal: security.Reader) -> probes.HardwareRecord:
     """Return the workers, and the queued jobs, running jobs and published scores of each accelerator."""
     with context.database.read() as session:
-        return hardware_of(session, principal)
-
-
-def hardware_of(session: Session, principal: security.Principal) -> probes.HardwareRecord:
-    """Return the workers and accelerators that the principal may see."""
-    offering = select(Worker).where(_works_for(principal.project))
-    offering = offering.order_by(Worker.last_seen_at_us.desc(), Worker.name).limit(_MOST_WORKERS)
-    workers = session.scalars(offering).all()
-    live = count_live_workers(session, principal.project, database_now_us(session))
-    devices: dict[str, set[str]] = defaultdict(set)
-    for each in workers:
-        devices[each.accelerator].add(each.device_name)
-    made: Counter[str] = Counter()
-    device_of = (Score.accelerator, Score.device_name)
-    published = select(*device_of, func.count()).join(Run, Run.id == Score.run_id).group_by(*device_of)
-    for accelerator, device, count in session.execute(published.where(is_visible(principal.project))):
-        devices[accelerator].add(device)
-        made[accelerator] += count
-    jobs: Counter[tuple[str, str]] = Counter()
-    for accelerator, state, count, _ in jobs_by_state(session, principal.project):
-        if state in (JobState.QUEUED, JobState.RUNNING):
-            jobs[accelerator, state] += count
+        offering = select(Worker).where(_works_for(principal.project))
+        offering = offering.order_by(Worker.last_seen_at_us.desc(), Worker.name).limit(_MOST_WORKERS)
+        workers = session.scalars(offering).all()
+        live = count_live_workers(session, principal.project, database_now_us(session))
+        devices: dict[str, set[str]] = defaultdict(set)
+        for each in workers:
+            devices[each.accelerator].add(each.device_name)
+        made: Counter[str] = Counter()
+        device_of = (Score.accelerator, Score.device_name)
+        published = select(*device_of, func.count()).join(Run, Run.id == Score.run_id).group_by(*device_of)
+        for accelerator, device, count in session.execute(published.where(is_visible(principal.project))):
+            devices[accelerator].add(device)
+            made[accelerator] += count
+        jobs: Counter[tuple[str, str]] = Counter()
+        for accelerator, state, count, _ in jobs_by_state(session, principal.project):
+            if state in (JobState.QUEUED, JobState.RUNNING):
+                jobs[accelerator, state] += count
     names = {*devices, *(accelerator for accelerator, _ in jobs)}
 
     def in_use(name: str) -> tuple[int, int, int]:

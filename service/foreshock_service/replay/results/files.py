@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock import environment, errors, rollouts, scorers
-from foreshock.api.replays import MismatchRecord
 from foreshock.fingerprint import Fingerprint
-from foreshock.measures import comparison, exact
+from foreshock.measures import exact
 from foreshock.rollouts.parquet_files import find_scores
 from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.parameters import storable_json
@@ -256,36 +255,3 @@ def _distance(own: environment.Environment | None, made: environment.Environment
     if own is None:
         return 0
     return len(environment.differences(own, made, same_engine=own.engine == made.engine))
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredCells:
-    """The mismatch of each requested pair of cells, and each cell's seconds per response token; None: unknown."""
-
-    pairs: dict[tuple[str, str], MismatchRecord] = field(default_factory=dict)
-    seconds_per_token: dict[str, float | None] = field(default_factory=dict)
-
-
-def measure_cells(
-    rollouts: PinnedRollouts, cells: Mapping[str, Sequence[StoredFile]], pairs: Mapping[tuple[str, str], str]
-) -> MeasuredCells:
-    """Compare the (target, behaviour) of each comparison in `pairs`, names of `cells`, over the rollouts."""
-    batch = read_rollouts(rollouts)
-    values: dict[str, NDArray[np.float32]] = {}
-    found = MeasuredCells()
-    for cell, files in cells.items():
-        shards = [read_scores(file) for file in files]
-        values[cell] = align_scores(batch, shards)
-        times, tokens = [shard.seconds for shard in shards], sum(shard.num_tokens for shard in shards)
-        known = sum(each for each in times if each is not None)
-        found.seconds_per_token[cell] = None if None in times or not tokens else known / tokens
-    for (target, behaviour), name in pairs.items():
-        measures = comparison.compare(batch, values[target], values[behaviour]).measures()
-        found.pairs[target, behaviour] = MismatchRecord(
-            comparison=name,
-            k3_kl=measures["k3_kl"],
-            low=measures["k3_kl_bootstrap_low"],
-            high=measures["k3_kl_bootstrap_high"],
-            mean_abs_d=measures["mean_abs_d"],
-        )
-    return found

@@ -151,7 +151,6 @@ def publish_job(
         exact.EXACT.publish(session, lease, job, probe, now, measures)
     if probe.kind in DOCUMENTS:
         DOCUMENTS[probe.kind].publish(session, job, probe, token, now)
-    # The run does not use the configurations of a matrix, so their scores are not part of its chain.
-    if probe_kinds.PROBE_KINDS[probe.kind].in_chain and SCORES.publish(session, lease, job, probe, now):
+    if SCORES.publish(session, lease, job, probe, now):
         context.events.publish(session, ScoresPublished(probe.run_id, probe.attempt, probe.step, now))
     jobs.complete(job, lease, now)

@@ -34,7 +34,6 @@ PAGES: dict[str, Callable[[Fleet], str]] = {
     "rollout": lambda fleet: f"{STEP}/rollouts/{REPLAYED_STEP}-0-0",
     "rules": lambda fleet: f"{fleet.address('mismatch')}/rules",
     "alerts": lambda fleet: "/alerts",
-    "hardware": lambda fleet: "/hardware",
     "compare": lambda fleet: f"/compare?run={fleet.ids['learning']}&run={fleet.ids['mismatch']}",
     "service": lambda fleet: "/service",
 }

@@ -1,4 +1,4 @@
-"""Pages over several runs: the list with its filters, the comparison, the alerts, hardware × configuration."""
+"""Pages over several runs: the list with its filters, the comparison, the alerts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from foreshock.rollouts.batch import RolloutBatch
 from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE
 from tests.service.present.pages.browsing import Visit
 from tests.service.present.pages.conftest import Site, rollouts, send_run
-from tests.service.sending import make_mixed_batch, start_run
 
 
 def rewarded(step: int, reward: float) -> RolloutBatch:
@@ -135,27 +134,6 @@ def test_alerts_of_all_runs_are_listed_and_filtered(site: Site, fallen: str) -> 
     assert "No such alert" in site.http.get("/alerts", params={"state": "retracted"}).text
     infos = sum(each["severity"] == "info" for each in found)
     assert site.http.get("/alerts", params={"severity": "info"}).text.count('data-column="State"') == min(infos, 50)
-
-
-def test_hardware_shows_the_mismatch_of_each_configuration(site: Site, fallen: str) -> None:
-    page = site.http.get("/hardware").raise_for_status().text
-    row = re.search(r'<tr><th scope="row">a board</th>.*?</tr>', page, re.S)
-    assert row is not None
-    assert "an engine, a trainer, tiny" in row[0]
-    assert re.search(r'data-column="k3" class="number">[\d.e-]+', row[0])
-    assert "Workers that replay" in page
-
-
-def test_hardware_is_marked_by_the_tokens_at_lag_zero(site: Site) -> None:
-    run = start_run(site.http, "mixed lags of a board", hardware="a mixed board")
-    for step in (10, 11):
-        run.put_shard(step, make_mixed_batch(step)).raise_for_status()
-    row = re.search(r'<tr><th scope="row">a mixed board</th>.*?</tr>', site.http.get("/hardware").text, re.S)
-    assert row is not None
-    k3 = re.search(r'data-column="k3" class="number">([\d.e-]+)', row[0])
-    assert k3 is not None
-    assert float(k3[1]) < 1e-3
-    assert "badge" not in row[0]
 
 
 @pytest.mark.slow

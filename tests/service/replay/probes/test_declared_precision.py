@@ -34,15 +34,6 @@ def test_fingerprint_declares_the_options(fields: dict[str, str], options: dict[
     assert declared_precision(Fingerprint("torch", **fields)) == options  # type: ignore[arg-type]
 
 
-def test_a_complete_declaration_adds_what_the_options_do_not_name() -> None:
-    declared = Fingerprint("torch", master_dtype="bfloat16")
-    asked = {"torch.trainer": {"head_dtype": "float32"}}
-    assert with_declared_precision(asked, ["torch.trainer"], declared) == asked
-    assert with_declared_precision(asked, ["torch.trainer"], declared, complete=True) == {
-        "torch.trainer": {"master_dtype": "bfloat16", "autocast": None, "head_dtype": "float32"}
-    }
-
-
 @pytest.mark.parametrize(
     ("declared", "words"),
     [

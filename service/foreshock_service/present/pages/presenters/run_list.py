@@ -1,14 +1,12 @@
-"""The list of runs, the comparison of runs, and hardware."""
+"""The list of runs, and the comparison of runs."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 from urllib.parse import urlencode
 
-from foreshock import ranges
 from foreshock.api import diagnosis
-from foreshock.api.runs import RunRecord
 from foreshock.diagnosis import mismatch_rules, quantities
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.problem import InvalidRequest
@@ -17,55 +15,11 @@ from foreshock_service.present.pages.figures import drawing, mismatch
 from foreshock_service.present.pages.presenters.figures import FigureNotFound
 from foreshock_service.present.pages.presenters.run import pooled_in_words
 from foreshock_service.present.pages.presenters.viewing import Viewing, last_steps, quantity_curves
-from foreshock_service.replay.probes.workers import hardware_of
 from foreshock_service.runs import diagnoses, listing, measurements, steps
 from foreshock_service.runs.attempts import attempts_of_run, fingerprints_of_attempts
-from foreshock_service.runs.runs import RunFilter, every_run, get_run, list_runs, run_records
+from foreshock_service.runs.runs import every_run, get_run, run_records
 from foreshock_service.watch.advice.service import states_of_runs
 from foreshock_service.watch.detection.states import observed_steps
-
-MOST_RUNS = 200
-
-
-def hardware_page(viewing: Viewing) -> dict[str, Any]:
-    """Return the newest runs by hardware × configuration, and the accelerators of the workers."""
-    runs = list_runs(viewing.session, RunFilter(viewing.principal.projects(None)), None, MOST_RUNS).items
-    run_ids = [run.id for run in runs]
-    judged = listing.judged_k3(viewing.session, run_ids)
-    k3 = listing.newest_values(viewing.session, run_ids)["k3"] | judged
-    groups: defaultdict[tuple[str, str], list[RunRecord]] = defaultdict(list)
-    for run in runs:
-        names = [each or "not declared" for each in (run.engine, run.trainer, run.model)]
-        groups[run.hardware or "not declared", ", ".join(names)].append(run)
-    rows = [_configuration(*key, groups[key], k3, judged) for key in sorted(groups)]
-    hardware = hardware_of(viewing.session, viewing.principal)
-    rows.sort(key=lambda each: -1.0 if each["high"] is None else each["high"], reverse=True)
-    return {
-        "configurations": rows,
-        "accelerators": hardware.accelerators,
-        "accelerators_left_out": hardware.accelerators_left_out,
-    }
-
-
-def _configuration(
-    hardware: str, configuration: str, runs: list[RunRecord], k3: Mapping[str, float], judged: Mapping[str, float]
-) -> dict[str, Any]:
-    """Return the runs of one configuration on one kind of hardware: least and largest k3, the run with the largest.
-
-    k3 is over the tokens at lag 0; if a run has too few of them, over all tokens, and then without a tone.
-    """
-    means = {run.id: k3[run.id] for run in runs if run.id in k3}
-    verdicts = [ranges.verdict_of("k3_kl", judged[run.id], run.model_kind) for run in runs if run.id in judged]
-    return {
-        "hardware": hardware,
-        "configuration": configuration,
-        "runs": len(runs),
-        "low": min(means.values(), default=None),
-        "high": max(means.values(), default=None),
-        "tone": rendering.VERDICT_TONES[ranges.worst(verdicts)],
-        "worst": max(runs, key=lambda run: means.get(run.id, -1.0)),
-    }
-
 
 MOST_COMPARED = 20
 
