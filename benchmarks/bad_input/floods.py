@@ -1,4 +1,4 @@
-"""Bodies that are small to send but expensive to process: frames, members, chunks, nesting, unicode, numbers at every
+"""Bodies that are small to send but expensive to process: chunks, nesting, unicode, numbers at every
 border; valid JSON with a changed value or byte, and requests with changed bytes.
 
 They are sent with and without a key. Meanwhile `/livez` is requested all the time, as an orchestrator does.
@@ -6,13 +6,10 @@ They are sent with and without a key. Meanwhile `/livez` is requested all the ti
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
 import re
 import socket
-import struct
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,11 +21,6 @@ import httpx
 
 from benchmarks.bad_input.answers import Tally, is_known
 from benchmarks.bad_input.scene import Scene
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 _MOST_BYTES = 1 << 20
 _BORDERS = (
@@ -48,34 +40,11 @@ class Body(NamedTuple):
 
     kind: str
     content: bytes | Iterator[bytes]
-    encoding: str | None = None
 
 
 def body(source: random.Random) -> Body:
     """Return a body of a random kind and size."""
     return source.choice(_KINDS)(source, int(2 ** source.uniform(3, 20)))
-
-
-def _frames(source: random.Random, size: int) -> Body:
-    frame = source.choice(
-        [zstd.compress(b""), struct.pack("<II", 0x184D2A50, 0), zstd.compress(b" "), zstd.compress(bytes(1 << 16)),
-         zstd.compress(b"")[:5] + b"\x00\x00\x00" * 50 + b"\x01\x00\x00"]
-    )  # fmt: skip
-    return Body("frames", (frame * (size // len(frame) + 1))[:_MOST_BYTES], "zstd")
-
-
-def _members(source: random.Random, size: int) -> Body:
-    member = source.choice(
-        [gzip.compress(b"", mtime=0), gzip.compress(b"[" * 100, mtime=0), gzip.compress(bytes(1 << 16), mtime=0)]
-    )
-    return Body("members", (member * (size // len(member) + 1))[:_MOST_BYTES], "gzip")
-
-
-def _bomb(source: random.Random, size: int) -> Body:
-    piece = source.choice([b"\0", b"[", b'{"a":', b" "])
-    inner = piece * (size * 64 // len(piece))
-    encoding = source.choice(["gzip", "zstd"])
-    return Body("bombs", gzip.compress(inner, mtime=0) if encoding == "gzip" else zstd.compress(inner), encoding)
 
 
 def _chunks(source: random.Random, size: int) -> Body:
@@ -156,7 +125,7 @@ def _raw(source: random.Random, size: int) -> Body:
 
 
 _KINDS: tuple[Callable[[random.Random, int], Body], ...] = (
-    _frames, _members, _bomb, _chunks, _nesting, _many, _unicode, _numbers, _changed, _raw,
+    _chunks, _nesting, _many, _unicode, _numbers, _changed, _raw,
 )  # fmt: skip
 
 
@@ -177,7 +146,6 @@ def send_floods(scene: Scene, count: int, seed: int, threads: int = 4) -> Tally:
         )  # fmt: skip
         kind = "application/vnd.apache.parquet" if "rollouts" in path else "application/json"
         headers = {"Content-Type": "application/x-www-form-urlencoded" if path == "/login" else kind}
-        headers |= {} if made.encoding is None else {"Content-Encoding": made.encoding}
         headers |= source.choice([{}, {"Authorization": "Bearer fsk_wrong"}, scene.headers("ingest")])
         try:
             return made, path, http.request(method, path, content=made.content, headers=headers)
@@ -189,10 +157,9 @@ def send_floods(scene: Scene, count: int, seed: int, threads: int = 4) -> Tally:
             tally.requests += 1
             example = f"seed {seed}, number {number}, {path}"
             if isinstance(answer, httpx.HTTPError):
-                # The service closes the connection while a body that is mostly framing is written. Bytes that are not
-                # a whole request get no answer.
+                # Bytes that are not a whole request get no answer.
                 tally.statuses[0] += 1
-                if made.kind not in ("chunks", "raw"):
+                if made.kind != "raw":
                     tally.note(f"{made.kind}: no answer", f"{example}: {answer!r}")
                 continue
             tally.statuses[answer.status_code] += 1

@@ -1,11 +1,9 @@
 """Start the service: check the settings, migrate the database, then run uvicorn.
 
-Connections are read by uvicorn's httptools protocol, with bounds on everything except the body. httptools parses in C,
-but has no bounds. h11 bounds headers, but parses in Python: a body in chunks of one byte kept the event loop busy for
-two seconds per megabyte.
+Connections are read by uvicorn's httptools protocol, which parses in C; h11 parses in Python, and a body in chunks of
+one byte kept its event loop busy for two seconds per megabyte.
 """
 
-import asyncio
 import errno
 import gc
 import math
@@ -31,69 +29,32 @@ from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.settings import Settings, load_settings
 from foreshock_service.platform.store.tokens import open_store
 
-# Bytes parsed at a time. Between two pieces the bound is checked, and the connection may be closed.
-_PIECE_BYTES = 16 * 1024
-_MOST_HEADERS = 200
-# Allowed bytes of chunk framing per allowed byte of headers: by default enough for 100,000 chunks of one byte.
-_FRAMING = 8
-# Each 16 bytes of a body pay for one byte of framing, so the framing of chunks of 100 bytes and more does not count.
-_BODY_BYTES_PER_FRAMING_BYTE = 16
+MOST_HEADER_BYTES = 65_536
+"""Largest target and headers of one request."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Protocol that refuses headers beyond `max_header_bytes`, more than 200 headers, and bodies of mostly framing."""
+    """uvicorn's protocol that parses in C, with the bound on headers that it lacks."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self._most = int(self.config.h11_max_incomplete_event_size or 65_536)
-        self._limit = self._most
-        # Bytes of headers, trailers and framing since the last request that was answered.
-        self._counted = 0.0
-        self._piece = 0
+    # Bytes since the last request began, or since the last piece of its body: of headers, trailers and framing.
+    _counted = 0
 
     def data_received(self, data: bytes) -> None:
-        """Parse the received bytes, a piece at a time."""
-        for start in range(0, len(data), _PIECE_BYTES):
-            if self.transport.is_closing():
-                return
-            piece = data[start : start + _PIECE_BYTES]
-            self._piece = len(piece)
-            self._counted += self._piece
-            super().data_received(piece)
-            if self._counted > self._limit:
-                self._refuse()
+        """Parse the received bytes; refuse the request if its headers are beyond the bound."""
+        self._counted += len(data)
+        super().data_received(data)
+        if self._counted > MOST_HEADER_BYTES and not self.transport.is_closing():
+            self.send_400_response("Invalid HTTP request received.")
 
     def on_message_begin(self) -> None:
-        """Reset the count, unless the previous request is not answered yet."""
-        if self.cycle is None or self.cycle.response_complete:
-            self._counted = float(self._piece)
-            self._limit = self._most
+        """Begin to count."""
+        self._counted = 0
         super().on_message_begin()
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header. Raises ValueError beyond the bound, which is answered like invalid HTTP."""
-        if len(self.headers) >= _MOST_HEADERS:
-            raise ValueError(f"more than {_MOST_HEADERS} headers")
-        super().on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        """Go on to the body, which has the larger limit for framing."""
-        super().on_headers_complete()
-        self._limit = self._most * _FRAMING
-
     def on_body(self, body: bytes) -> None:
-        """Take a part of a body; its bytes do not count."""
-        self._counted = max(0.0, self._counted - len(body) * (1 + 1 / _BODY_BYTES_PER_FRAMING_BYTE))
+        """Take a piece of a body, which the request guard counts."""
+        self._counted = 0
         super().on_body(body)
-
-    def _refuse(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
-        if self.cycle is None or not self.cycle.response_started:
-            self.send_400_response("Invalid HTTP request received.")
-        elif isinstance(self.transport, asyncio.Transport):
-            self.transport.close()
 
 
 KEEP_ALIVE_SECONDS = 30
@@ -185,23 +146,18 @@ def _run(settings: Settings, port: int) -> None:
         access_log=False,
         timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds),
         timeout_worker_healthcheck=_ANSWER_SECONDS,
-        **http_options(settings),
+        **HTTP_OPTIONS,
     )
 
 
-def http_options(settings: Settings) -> dict[str, Any]:
-    """Return the options of uvicorn that concern HTTP.
-
-    A request for a WebSocket is served as HTTP, so it passes every check.
-    """
-    return {
-        "http": BoundedProtocol,
-        "ws": "none",
-        # The only setting of uvicorn that bounds headers.
-        "h11_max_incomplete_event_size": settings.max_header_bytes,
-        "timeout_keep_alive": KEEP_ALIVE_SECONDS,
-        "server_header": False,
-    }
+HTTP_OPTIONS: dict[str, Any] = {
+    "http": BoundedProtocol,
+    # A request for a WebSocket is served as HTTP, so it passes every check.
+    "ws": "none",
+    "timeout_keep_alive": KEEP_ALIVE_SECONDS,
+    "server_header": False,
+}
+"""The options of uvicorn that concern HTTP."""
 
 
 def _report_listening(host: str, port: int) -> None:

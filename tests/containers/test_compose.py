@@ -16,6 +16,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from foreshock_service.platform.settings import Settings
 from tests.paths import REPOSITORY
 
 SCHEMA = Path(__file__).parent / "data" / "compose-spec.json"
@@ -222,6 +223,19 @@ def test_addresses_of_links_are_those_of_the_example(services: dict[str, dict[st
     assert name in (REPOSITORY / "docs" / "operations.md").read_text().partition("## Keep tokens")[0]
 
 
+def test_proxy_bounds_slow_idle_and_large_requests() -> None:
+    text = (REPOSITORY / "containers" / "Caddyfile").read_text()
+    seconds = {"s": 1, "m": 60}
+    timeouts = re.findall(r"^\s+(read_header|read_body|idle) (\d+)([sm])$", text, re.MULTILINE)
+    assert {name for name, _, _ in timeouts} == {"read_header", "read_body", "idle"}
+    # The client sends at most the largest body at 1 MiB/s, and keeps an idle connection for less than two minutes.
+    longest = {name: int(number) * seconds[unit] for name, number, unit in timeouts}
+    assert longest["read_body"] >= Settings().max_body_bytes / 2**20
+    (most,) = re.findall(r"^\s+max_size (\d+)MB$", text, re.MULTILINE)
+    assert int(most) * 10**6 > Settings().max_body_bytes
+    assert re.search(r"^\s+max_header_size \d+KB$", text, re.MULTILINE)
+
+
 def test_no_secret_is_written_in_the_file_and_empty_ones_are_refused() -> None:
     text = (REPOSITORY / "docker-compose.yml").read_text()
     for line in text.splitlines():
@@ -260,7 +274,8 @@ def test_containers_do_not_run_as_root_and_ship_no_secret() -> None:
 def test_the_build_context_holds_everything_that_the_wheel_is_built_of() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
-    needed = {*wheel["packages"], *wheel["force-include"], project["project"]["readme"], "LICENSE", "pyproject.toml"}
+    packages = {package.partition("/")[0] for package in wheel["packages"]}
+    needed = {*packages, *wheel["force-include"], project["project"]["readme"], "LICENSE", "pyproject.toml"}
     allowed = {line.removeprefix("!") for line in (REPOSITORY / ".dockerignore").read_text().splitlines()}
     assert needed <= allowed
 

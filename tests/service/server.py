@@ -13,7 +13,7 @@ from types import TracebackType
 import uvicorn
 from fastapi import FastAPI
 
-from foreshock_service.serving import http_options
+from foreshock_service.serving import HTTP_OPTIONS
 
 # A client makes one of its own else, and reads all certificates of the machine: 40 ms for each test.
 NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -71,10 +71,8 @@ class RunningServer:
         self._socket.bind(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        context = app.state.context
-        options = http_options(context.settings)
         self._server = _Server(
-            uvicorn.Config(app, log_level="warning", lifespan="on", **options), lambda: app.state.begin_to_stop()
+            uvicorn.Config(app, log_level="warning", lifespan="on", **HTTP_OPTIONS), lambda: app.state.begin_to_stop()
         )
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]})
 

@@ -32,7 +32,7 @@ _EVERY_ROUTE = {
 }
 _EVERY_ROUTE |= {problem.DatabaseUnavailable, problem.StorageUnavailable}
 _UNSAFE = {request_guards.CrossSiteRefused, problem.StorageFull}
-_WITH_BODY = {problem.RequestTimeout, request_guards.InvalidBodyEncoding, problem.BadRequest}
+_WITH_BODY = {problem.RequestTimeout, problem.BadRequest}
 _REFERENCE = {"$ref": "#/components/schemas/ProblemDocument"}
 
 

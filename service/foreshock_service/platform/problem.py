@@ -130,11 +130,11 @@ class LimitExceeded(ProblemError, status=413, problem_type="limit-exceeded"):
 
 
 class RequestTimeout(ProblemError, status=408, problem_type="request-timeout"):
-    """A request whose body stopped coming, or comes too slowly."""
+    """A request whose body stopped coming."""
 
 
 class UnsupportedMediaType(ProblemError, status=415, problem_type="unsupported-media-type"):
-    """A body whose content type the endpoint does not accept."""
+    """A body with a Content-Encoding, or of a content type that the endpoint does not accept."""
 
 
 class NotAcceptable(ProblemError, status=406, problem_type="not-acceptable"):

@@ -178,11 +178,6 @@ class Settings(BaseSettings):
     )
     retention_interval_seconds: float = Field(default=600.0, gt=0)
 
-    max_header_bytes: int = Field(default=65_536, gt=0, description="target and headers of one request")
-    body_stall_seconds: float = Field(default=30.0, gt=0, description="longest pause between two pieces of a body")
-    body_least_bytes_per_second: int = Field(
-        default=1024, ge=0, description="a body that comes slower on average, after body_stall_seconds, is refused"
-    )
     shutdown_seconds: float = Field(
         default=30.0, gt=0, description="requests in flight that are finished before the service stops"
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import zlib
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from foreshock_service.platform.columnar import CSV_MEDIA_TYPE, JSON_MEDIA_TYPE, ColumnTable, Labels, render
-from foreshock_service.platform.compression import compressed
 from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE
 
 TABLE = ColumnTable(
@@ -64,29 +62,3 @@ def test_rows_are_sorted_by_the_names_of_labels() -> None:
     assert ordered.strings("name") == sorted(ROWS["name"])
     assert ordered.array("step").tolist() == [2, 1, 2**53 + 1]
     assert ordered.groups("name") == [(0, 1), (1, 3)]
-
-
-@pytest.mark.parametrize(
-    ("header", "encoding"),
-    [
-        (None, None),
-        ("", None),
-        ("identity", None),
-        ("gzip, deflate", "gzip"),
-        ("gzip, zstd", "zstd"),
-        ("gzip;q=1, zstd;q=0", "gzip"),
-        ("*", "zstd"),
-        ("*;q=0", None),
-    ],
-)
-def test_accept_encoding_selects_the_compression(header: str | None, encoding: str | None) -> None:
-    body = b"a row of numbers\n" * 500
-    assert compressed(body, header)[1].get("Content-Encoding") == encoding
-
-
-def test_compressed_bodies_are_the_same_bytes() -> None:
-    body = b"a row of numbers\n" * 500
-    by_gzip, headers = compressed(body, "gzip")
-    assert headers == {"Content-Encoding": "gzip"}
-    assert zlib.decompress(by_gzip, 16 + zlib.MAX_WBITS) == body
-    assert compressed(b"short", "gzip") == (b"short", {})
