@@ -1,30 +1,9 @@
-"""The state of the service itself, and the audit."""
+"""The state of the service itself."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from foreshock.api.records import Record
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditRecord(Record):
-    """One change."""
-
-    id: str
-    at_us: int
-    actor: str
-    """a key's id, `anonymous` (a service without keys), `service`, or `console:<user>`"""
-    action: str
-    """such as `alert.acknowledge`, `advice.release`, `run.delete`, `key.revoke`"""
-    subject: str
-    """id of what was changed"""
-    project: str | None = None
-    """null: the whole service"""
-    run_id: str | None = None
-    before: Mapping[str, Any] | None = None
-    after: Mapping[str, Any] | None = None
-    request_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

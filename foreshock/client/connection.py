@@ -43,7 +43,7 @@ DEFAULT_URL = "http://127.0.0.1:8765"
 _FAILURES = (httpx.HTTPError, httpx.InvalidURL, OSError, RuntimeError)
 _TEMPORARY_STATUSES = frozenset({httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_EARLY, httpx.codes.TOO_MANY_REQUESTS})
 _NO_SUCH_PATH = frozenset({httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED})
-_PATHS_OF_EVERY_SERVICE = ("/v1/runs", "/v1/audit", "/livez")
+_PATHS_OF_EVERY_SERVICE = ("/v1/runs", "/livez")
 """If one is missing, the address is another program's, or has a path too many, such as http://host:8765/v1."""
 _CONNECT_SECONDS = 5.0
 # The lowest average speed at which the body of a request may be sent.

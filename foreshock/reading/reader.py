@@ -32,7 +32,7 @@ from foreshock.api.runs import (
     StepRecord,
     WeightsRecord,
 )
-from foreshock.api.service import AuditRecord, ServiceRecord
+from foreshock.api.service import ServiceRecord
 from foreshock.api.steps import RunLintRecord
 from foreshock.api.watch import (
     AdviceRecord,
@@ -256,16 +256,6 @@ class _Methods(StepMethods):
     @get("/v1/service", in_project=False)
     def service(self) -> ServiceRecord:
         """Return the state of the service: the process that answers, its queues, its jobs. The key needs `admin`."""
-
-    @listing("/v1/audit", in_project=False, run_id="run")
-    def audit(
-        self, *, actor: str | None = None, action: str | None = None, run_id: str | None = None
-    ) -> Iterator[AuditRecord]:
-        """Yield who changed advice, alerts, runs and keys, newest first. The key needs `admin`.
-
-        `action`: for example "alert.acknowledge". The list is limited to the project of the key, not to that of the
-        reader.
-        """
 
 
 class Reader(_Methods, Caller):

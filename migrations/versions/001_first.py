@@ -6,8 +6,6 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
-from foreshock_service.platform.database.tables.base import make_append_only
-
 revision = "001"
 down_revision = None
 
@@ -33,22 +31,6 @@ def upgrade() -> None:
         sa.Column("last_used_at_us", sa.BigInteger),
         sa.Column("sessions_from_us", sa.BigInteger, nullable=False, server_default="0"),
         sa.UniqueConstraint("secret_hash"),
-    )
-    op.create_table(
-        "audit_entries",
-        sa.Column("id", sa.String, primary_key=True),
-        sa.Column("at_us", sa.BigInteger, nullable=False),
-        sa.Column("actor", sa.String, nullable=False),
-        sa.Column("action", sa.String, nullable=False),
-        sa.Column("subject", sa.String, nullable=False),
-        sa.Column("project", sa.String),
-        sa.Column("run_id", sa.String),
-        sa.Column("before", JSON),
-        sa.Column("after", JSON),
-        sa.Column("request_id", sa.String),
-        sa.Index(None, "at_us", "id"),
-        sa.Index(None, "project", "at_us", "id"),
-        sa.Index(None, "run_id", "at_us", "id"),
     )
     op.create_table(
         "ended_sessions",
@@ -685,4 +667,3 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["run_id", "attempt", "step"], ["steps.run_id", "steps.attempt", "steps.step"]),
         sa.Index(None, "job_id"),
     )
-    make_append_only(op.get_bind())

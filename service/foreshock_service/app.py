@@ -19,7 +19,6 @@ from starlette.concurrency import run_in_threadpool
 from foreshock.clock import now_us
 from foreshock_service.maintenance import delete_rollouts, delete_runs, retention
 from foreshock_service.platform import (
-    audit,
     health,
     keys,
     logs,
@@ -75,7 +74,7 @@ from foreshock_service.watch.rules import service as rules
 
 # The routers of every noun. The routers of pages follow them, since their paths match the most.
 _NOUNS: tuple[Any, ...] = (
-    *(health, audit, run_endpoints, attempts, steps, ingest, tokens, scalars, changes, checkpoints, curves, lint),
+    *(health, run_endpoints, attempts, steps, ingest, tokens, scalars, changes, checkpoints, curves, lint),
     *(findings, requests, policies, leases, publishing, attribution, workers, exporter, alerts, rules),
     *(advice, diagnosis, corrections, retention, deletions, weights),
 )

@@ -85,7 +85,8 @@ def serve(*, show_settings: bool = False) -> None:
         uploads.make_reserve(settings)
         with opening.only_service(settings.database_url):
             check_store(settings)
-            prepare_keys(settings)
+            with audit.on_stderr(settings.log_format):
+                prepare_keys(settings)
             bound.close()
             _run(settings, port)
 

@@ -78,7 +78,7 @@ def test_connection_raises_the_error_of_the_answer(status: int | str, expected: 
 
 
 @pytest.mark.parametrize("status", [404, 405])
-@pytest.mark.parametrize("path", ["/v1/runs", "/v1/audit"])
+@pytest.mark.parametrize("path", ["/v1/runs", "/livez"])
 def test_service_without_the_paths_of_every_service_is_another(status: int, path: str) -> None:
     with (
         faulty_service(always=status) as service,

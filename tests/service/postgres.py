@@ -79,7 +79,7 @@ class PostgresCluster:
     def empty(self, url: str, tables: Iterable[str]) -> None:
         """Delete every row; much faster than a new database for each test."""
         with psycopg.connect(url) as connection:
-            # Without triggers: one of them keeps the audit append-only.
+            # Without checks of foreign keys.
             connection.execute("SET session_replication_role = replica")
             deletions = [sql.SQL("DELETE FROM {}").format(sql.Identifier(table)) for table in tables]
             connection.execute(sql.SQL(";").join(deletions))

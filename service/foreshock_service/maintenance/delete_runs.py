@@ -118,7 +118,7 @@ def _tables_of_runs() -> list[Table]:
     return [
         table
         for table in reversed(tables.Base.metadata.sorted_tables)
-        # Rows that outlive their run, such as those of an audit, have no foreign key.
+        # Rows that outlive their run have no foreign key.
         if table is not runs and any(table.c[name].foreign_keys for name in _OWNERS if name in table.c)
     ]
 

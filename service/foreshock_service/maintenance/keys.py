@@ -80,7 +80,8 @@ def _known(key_id: str, key: ApiKey | None) -> ApiKey:
 @contextmanager
 def _database(*, make_missing: bool = False) -> Iterator[Database]:
     """Open the database of the settings. `make_missing`: create it, so that keys can precede the first start."""
-    url = settings.load_settings().database_url
+    loaded = settings.load_settings()
+    url = loaded.database_url
     if make_missing:
         made = is_missing(url)
         if made:
@@ -88,7 +89,7 @@ def _database(*, make_missing: bool = False) -> Iterator[Database]:
         prepare_database(url, upgrade_older=False)
         if made:
             print(f"made the database {shown(url)}: the service must use it (FORESHOCK_DATABASE_URL)", file=sys.stderr)
-    with existing_database(url) as database:
+    with audit.on_stderr(loaded.log_format), existing_database(url) as database:
         yield database
 
 

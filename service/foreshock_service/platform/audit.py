@@ -1,21 +1,20 @@
-"""The audit: an append-only record of who changed advice, alerts, runs and keys.
+"""The audit: one line in the log for each change of advice, alerts, runs and keys by a person or a key.
 
 Callers pass names and states, never secrets or rollouts.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
-from fastapi import Query
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from foreshock.api import records, service
-from foreshock.clock import now_us
-from foreshock_service.platform import parameters, security
-from foreshock_service.platform.context import Context
-from foreshock_service.platform.database.engine import insert_rows
-from foreshock_service.platform.database.tables import AuditEntry, new_identifier
+from foreshock_service.platform import logs, security
+from foreshock_service.platform.database.session import after_commit
+
+_logger = logging.getLogger("foreshock.audit")
 
 
 def record(
@@ -29,40 +28,28 @@ def record(
     before: Mapping[str, Any] | None = None,
     after: Mapping[str, Any] | None = None,
 ) -> None:
-    """Append an entry in the transaction of the change: `action` is `noun.verb`, `subject` the id of what changed."""
-    row = {
-        "id": new_identifier("audit"),
-        "at_us": now_us(),
-        "actor": author.actor,
-        "action": action,
-        "subject": subject,
-        "project": project,
-        "run_id": run_id,
-        "before": dict(before) if before is not None else None,
-        "after": dict(after) if after is not None else None,
-        "request_id": author.request_id,
-    }
-    insert_rows(session, AuditEntry, [row])
+    """Log the change once it is committed: `action` is `noun.verb`, `subject` the id of what changed.
+
+    The line has the fields key, action, object, project, run, before and after; the last two are JSON in a string.
+    """
+    fields = {"key": author.actor, "action": action, "object": subject, "project": project, "run": run_id}
+    for name, value in (("before", before), ("after", after)):
+        fields[name] = None if value is None else json.dumps(value, ensure_ascii=False)
+    known = {name: value for name, value in fields.items() if value is not None}
+    message = " ".join(f"{name}={value}" for name, value in known.items())
+    after_commit(session, lambda: _logger.info("%s", message, extra=known))
 
 
-router = parameters.api_router(prefix="/v1/audit", tags=["audit"])
-
-
-@router.get("")
-def list_audit(
-    context: Context,
-    principal: security.Administrator,
-    actor: Annotated[parameters.Name | None, Query(description="only changes by this key or actor")] = None,
-    action: Annotated[parameters.Name | None, Query(description="only this action")] = None,
-    run: Annotated[parameters.Name | None, Query(description="only changes of the run with this id")] = None,
-    cursor: parameters.Cursor = None,
-    limit: parameters.Limit = 100,
-) -> parameters.Page[service.AuditRecord]:
-    """List who changed advice, alerts, runs and keys, newest first; for a key of one project, of that project."""
-    chosen = {"actor": actor, "action": action, "run_id": run, "project": principal.project}
-    query = select(AuditEntry).filter_by(**{name: value for name, value in chosen.items() if value is not None})
-    with context.database.read() as session:
-        return parameters.page_of_query(
-            session, query, (AuditEntry.at_us, AuditEntry.id), cursor, limit,
-            lambda rows: [records.from_attributes(service.AuditRecord, row) for (row,) in rows],
-        )  # fmt: skip
+@contextmanager
+def on_stderr(log_format: str) -> Iterator[None]:
+    """Print the lines during a `with` block, in a process that does not log: a command, or a service that starts."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logs.line_formatter(log_format))
+    level = _logger.level
+    _logger.addHandler(handler)
+    _logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        _logger.removeHandler(handler)
+        _logger.setLevel(level)

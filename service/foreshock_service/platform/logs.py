@@ -40,6 +40,7 @@ _SECRETS = re.compile(
 _SECRET_VARIABLES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "PGPASSWORD")
 _MASK = "********"
 _FIELDS = ("method", "path", "status", "seconds", "client", "user_agent")
+_AUDIT_FIELDS = ("key", "action", "object", "project", "run", "before", "after")
 _requests = logging.getLogger("foreshock.requests")
 # The tracer of this process; None if traces are off.
 _tracer: Tracer | None = None
@@ -70,7 +71,8 @@ def log_configuration(log_format: str, level: str) -> dict[str, Any]:
 def line_formatter(log_format: str) -> logging.Formatter:
     """Return the formatter of text or JSON lines.
 
-    JSON has time, level, logger, message and process; also request_id, a request's fields and exception if available.
+    JSON has time, level, logger, message and process; also request_id, the fields of a request or of a change, and
+    exception if available.
     Text is `2026-01-31T12:00:00.000000Z INFO     logger [request id] message`; the lines of a traceback are indented.
     """
     return stdlib.ProcessorFormatter(
@@ -78,7 +80,7 @@ def line_formatter(log_format: str) -> logging.Formatter:
             contextvars.merge_contextvars,
             stdlib.add_log_level,
             stdlib.add_logger_name,
-            stdlib.ExtraAdder(_FIELDS),
+            stdlib.ExtraAdder((*_FIELDS, *_AUDIT_FIELDS)),
             processors.TimeStamper(fmt="iso", utc=True, key="time"),
             _shorten_outage,
             processors.format_exc_info,

@@ -6,7 +6,7 @@ If no key was ever made, the service binds loopback only and every request is an
 import getpass
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from secrets import token_urlsafe
 from typing import Annotated
 
@@ -16,7 +16,7 @@ from fastapi.security.utils import get_authorization_scheme_param
 from itsdangerous import BadSignature, Signer, URLSafeTimedSerializer
 
 from foreshock.clock import now_us
-from foreshock_service.platform import keys, logs, problem, request_guards
+from foreshock_service.platform import keys, problem, request_guards
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.tables import ApiKey, EndedSession
 
@@ -96,7 +96,6 @@ class Principal:
     key_id: str | None
     project: str | None
     scopes: frozenset[keys.Scope]
-    request_id: str | None = field(default=None, compare=False)
     without_key: str = "anonymous"
 
     @property
@@ -174,9 +173,8 @@ def authenticate(context: ServiceContext, request: Request) -> Principal:
         context.key_limits.admit(principal.key_id)
         # `request_guards.py` charges the bytes of the body to the key, `uploads.py` counts its uploads.
         request.state.key_id = principal.key_id
-    identified = replace(principal, request_id=logs.current_request_id())
-    request.state.principal = identified
-    return identified
+    request.state.principal = principal
+    return principal
 
 
 def principal_of_secret(context: ServiceContext, secret: str | None) -> Principal:

@@ -67,7 +67,6 @@ LARGE = "99999999999999999999999"
     [
         (["runs", "--limit", "-1"], "--limit: must be a whole number from 1 to 2147483647, got -1"),
         (["runs", "--limit", LARGE], "--limit: must be a whole number from 1"),
-        (["audit", "--limit", "0"], "--limit: must be a whole number from 1"),
         (["watch", "--interval", "-1"], "--interval: must be a number above 0 to 1e+08, got -1"),
         (["watch", "--interval", "nan"], "--interval: must be a number"),
         (["watch", "--interval", "0"], "--interval: must be a number"),

@@ -97,7 +97,7 @@ def test_importing_other_rollouts_under_the_same_key_is_rejected(
 
 
 @pytest.mark.parametrize("path", ["/foo", "/v1"])
-@pytest.mark.parametrize("words", [["runs"], ["report"], ["audit"]])
+@pytest.mark.parametrize("words", [["runs"], ["report"]])
 def test_address_with_a_path_too_many_is_named(
     imported: RunningService, path: str, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -416,17 +416,3 @@ def test_commands_accept_a_key_and_suggest_a_similar_one(
     assert f"{imported.url}/runs/b/team%2Fnightly" in capsys.readouterr().out
     assert run(imported, "report", "team/nightli") == 1
     assert "did you mean 'team/nightly'?" in capsys.readouterr().err
-
-
-def test_audit_of_a_run_is_found_by_key(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
-    with httpx.Client(base_url=imported.url, timeout=60) as http:
-        made = http.post("/v1/runs", json={"key": "audited"}).raise_for_status().json()["id"]
-        http.patch(f"/v1/runs/{made}", json={"name": "after the audit", "advice_mode": "apply"}).raise_for_status()
-    shown = []
-    for name in (made, "audited", "after the audit"):
-        assert run(imported, "audit", "--run", name) == 0
-        shown.append(capsys.readouterr().out)
-    assert "run.update" in shown[0]
-    assert shown == [shown[0]] * 3
-    assert run(imported, "audit", "--run", "nobody") == 1
-    assert "no run with the id, key or name 'nobody'" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Both readers against the real service: replays, rules, retention, deletions, the audit, the service itself."""
+"""Both readers against the real service: replays, rules, retention, deletions, the service itself."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_rules_of_a_run_and_the_defaults(run: Sender, reader: Any) -> None:
     assert rule.source
 
 
-def test_every_page_of_deletions_and_of_the_audit_is_read(
+def test_every_page_of_deletions_is_read(
     real_service: RunningService, open_reader: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with httpx.Client(base_url=real_service.url, timeout=60) as http:
@@ -133,12 +133,6 @@ def test_every_page_of_deletions_and_of_the_audit_is_read(
     deletions = list(reader.deletions(run.run))
     assert [each.id for each in deletions] == made[::-1]
     assert {(each.sample_ids, each.group_ids, each.rollouts) for each in deletions} == {(2, 0, 0)}
-    entries = list(reader.audit(run_id=run.run))
-    assert len(entries) == 5
-    assert {entry.subject for entry in entries} <= {*made, run.run}
-    assert all(entry.run_id == run.run and entry.actor == "anonymous" and entry.request_id for entry in entries)
-    assert list(reader.audit(run_id=run.run, action=entries[0].action, actor="anonymous")) == entries
-    assert list(reader.audit(run_id=run.run, action="run.delete")) == []
 
 
 def test_state_of_the_service(reader: Any) -> None:

@@ -1,41 +1,35 @@
-"""The audit has who changed what, is append-only, paged and visible to administrators of the project."""
+"""The audit: one line in the log for each change that a person or a key makes."""
 
 from __future__ import annotations
 
+import io
 import json
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import redirect_stderr
+from typing import Any
 
 import httpx
 import pytest
-import sqlalchemy as sa
-from sqlalchemy.exc import DatabaseError
 
-from foreshock_service.platform.audit import record
+from foreshock_service.maintenance import keys as console
+from foreshock_service.platform.audit import on_stderr, record
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.database.tables import Alert, AuditEntry
-from foreshock_service.platform.keys import Scope, create_key, new_secret
-from foreshock_service.platform.security import SERVICE, UNRESTRICTED
+from foreshock_service.platform.database.tables import Alert
+from foreshock_service.platform.keys import Scope
+from foreshock_service.platform.security import SERVICE
+from tests.service.keys import make_key
+from tests.service.sending import Sender, make_batch, start_run
+from tests.service.working import announce_checkpoint, ask_for_probe
+
+STEP = 3
 
 
-def make_key(database: Database, *scopes: Scope, project: str | None = None) -> tuple[str, dict[str, str]]:
-    """Make a key; return its id and the header that carries it."""
-    secret = new_secret()
-    key = database.write(lambda session: create_key(session, secret, "test", project, scopes))
-    return key.id, {"Authorization": f"Bearer {secret}"}
-
-
-def entries(http: httpx.Client, headers: dict[str, str], **query: str | int) -> list[dict[str, object]]:
-    answer = http.get("/v1/audit", headers=headers, params=query)
-    assert answer.status_code == 200, answer.text
-    items: list[dict[str, object]] = answer.json()["items"]
-    return items
-
-
-def start_run(http: httpx.Client, headers: dict[str, str], project: str = "team") -> str:
-    body = {"key": "a run", "project": project, "initial_learning_rate": 1e-6}
-    run = str(http.post("/v1/runs", json=body, headers=headers).json()["id"])
-    http.post(f"/v1/runs/{run}/attempts", json={"key": "first"}, headers=headers).raise_for_status()
-    return run
+@pytest.fixture
+def log() -> Iterator[io.StringIO]:
+    """The lines of the audit, as a service with JSON logs writes them."""
+    written = io.StringIO()
+    with redirect_stderr(written), on_stderr("json"):
+        yield written
 
 
 def add_alert(database: Database, run: str) -> str:
@@ -49,86 +43,82 @@ def add_alert(database: Database, run: str) -> str:
     return "alert_00000000000000000000000000"
 
 
-def test_every_decision_of_a_person_is_recorded_with_its_key(http: httpx.Client, database: Database) -> None:
-    key_id, admin = make_key(database, Scope.ADMIN)
-    run = start_run(http, admin)
-    alert = add_alert(database, run)
-    http.patch(f"/v1/runs/{run}", json={"advice_mode": "apply", "name": "n"}, headers=admin).raise_for_status()
-    http.post(f"/v1/runs/{run}/alerts/{alert}/acknowledge", headers=admin).raise_for_status()
-    http.post(f"/v1/runs/{run}/alerts/{alert}/resolve", headers=admin).raise_for_status()
-    body = {"kind": "hold", "reason": "we look at it"}
-    http.post(f"/v1/runs/{run}/lr-advice/decisions", json=body, headers=admin).raise_for_status()
-    # Not a decision about the rules, the advice or the data.
-    http.patch(f"/v1/runs/{run}", json={"advice_mode": "apply", "state": "finished"}, headers=admin).raise_for_status()
-    http.delete(f"/v1/runs/{run}", headers=admin).raise_for_status()
-    found = entries(http, admin)
-    assert [entry["action"] for entry in found] == [
-        "run.delete", "advice.hold", "alert.resolve", "alert.acknowledge", "run.update"
-    ]  # fmt: skip
-    assert {entry["actor"] for entry in found} == {key_id}
-    assert {(entry["project"], entry["run_id"]) for entry in found} == {("team", run)}
-    by_action = {entry["action"]: entry for entry in found}
-    assert by_action["run.update"]["before"] == {"advice_mode": "shadow"}
-    assert by_action["run.update"]["after"] == {"advice_mode": "apply"}
-    assert by_action["alert.acknowledge"]["subject"] == alert
-    assert by_action["alert.acknowledge"]["after"] == {"state": "acknowledged"}
-    assert by_action["advice.hold"]["after"] == {"revision": 2, "scale": 1.0, "reason": "we look at it"}
-    assert by_action["advice.hold"]["before"] == {"revision": 1, "scale": 1.0}
+@pytest.fixture
+def run(http: httpx.Client, database: Database) -> Sender:
+    """A run with a closed step, a checkpoint and a probe, sent with a key that may do everything."""
+    key, headers = make_key(database, Scope.ADMIN)
+    http.headers.update(headers | {"X-Key-Id": key})
+    sender = start_run(http)
+    sender.put_shard(STEP, make_batch(6)).raise_for_status()
+    announce_checkpoint(sender, STEP)
+    return sender
 
 
-def test_refused_change_is_not_recorded(http: httpx.Client, database: Database) -> None:
-    _, admin = make_key(database, Scope.ADMIN)
-    run = start_run(http, admin)
-    assert http.post(f"/v1/runs/{run}/alerts/alert_none/resolve", headers=admin).status_code in (404, 422)
-    answer = http.post(f"/v1/runs/{run}/lr-advice/decisions", json={"kind": "release", "reason": "x"}, headers=admin)
-    assert answer.status_code == 409
-    assert entries(http, admin) == []
+def test_every_change_by_a_person_or_key_logs_one_line(run: Sender, database: Database, log: io.StringIO) -> None:
+    alert, probe = add_alert(database, run.run), ask_for_probe(run, STEP).json()["id"]
+    decision = {"kind": "hold", "reason": "we look at it"}
+    made: list[tuple[str, str, Any, str, str]] = [
+        ("PATCH", "", {"advice_mode": "apply", "name": "n"}, "run.update", run.run),
+        ("POST", f"/alerts/{alert}/acknowledge", None, "alert.acknowledge", alert),
+        ("POST", f"/alerts/{alert}/resolve", None, "alert.resolve", alert),
+        ("POST", "/lr-advice/decisions", decision, "advice.hold", run.run),
+        ("PUT", "/retention", {"last_steps": 5}, "retention.set", run.run),
+        ("DELETE", "/retention", None, "retention.remove", run.run),
+        ("PUT", "/probe-policy", {"every_steps": 10}, "probe-policy.set", run.run),
+    ]
+    for method, path, body, _, _ in made:
+        run.http.request(method, f"/v1/runs/{run.run}{path}", json=body).raise_for_status()
+    # Sets the priority of the queued probe.
+    ask_for_probe(run, STEP, priority="high").raise_for_status()
+    run.http.delete(f"/v1/probes/{probe}").raise_for_status()
+    run.http.delete(f"/v1/runs/{run.run}").raise_for_status()
+    lines = [json.loads(line) for line in log.getvalue().splitlines()]
+    assert [(line["action"], line["object"]) for line in lines] == [
+        *((action, subject) for *_, action, subject in made),
+        ("probe.priority", probe),
+        ("probe.cancel", probe),
+        ("run.delete", run.run),
+    ]
+    for line in lines:
+        assert (line["key"], line["run"], line["level"]) == (run.http.headers["X-Key-Id"], run.run, "info")
+        assert len(line["request_id"]) == 32
+        assert f"key={line['key']} action={line['action']} object={line['object']}" in line["message"]
+        assert run.http.headers["Authorization"].removeprefix("Bearer ") not in json.dumps(line)
+    by_action = {line["action"]: line for line in lines}
+    assert (by_action["run.update"]["before"], by_action["run.update"]["after"]) == (
+        '{"advice_mode": "shadow"}',
+        '{"advice_mode": "apply"}',
+    )
+    assert json.loads(by_action["advice.hold"]["after"])["reason"] == "we look at it"
 
 
-def test_only_administrators_read_it_and_those_of_a_project_only_its_entries(
-    http: httpx.Client, database: Database
+def test_refused_and_rolled_back_changes_are_not_logged(run: Sender, database: Database, log: io.StringIO) -> None:
+    url = f"/v1/runs/{run.run}"
+    assert run.http.post(f"{url}/alerts/alert_none/resolve").status_code in (404, 422)
+    assert run.http.post(f"{url}/lr-advice/decisions", json={"kind": "release", "reason": "x"}).status_code == 409
+    # Not a change of the rules, the advice or the data.
+    run.http.patch(url, json={"advice_mode": "shadow", "state": "finished"}).raise_for_status()
+
+    def fail(session: Any) -> None:
+        record(session, SERVICE, "key.create", "key_1")
+        raise ValueError("no room")
+
+    with pytest.raises(ValueError, match="no room"):
+        database.write(fail)
+    assert log.getvalue() == ""
+
+
+def test_changes_of_keys_at_the_console_are_on_stderr(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, everything = make_key(database, Scope.ADMIN)
-    _, ours = make_key(database, Scope.ADMIN, project="ours")
-    _, ingest = make_key(database, Scope.INGEST, Scope.READ, Scope.WORKER)
-    for project in ("ours", "theirs"):
-        run = start_run(http, everything, project)
-        http.delete(f"/v1/runs/{run}", headers=everything).raise_for_status()
-    assert http.get("/v1/audit", headers=ingest).status_code == 403
-    assert http.get("/v1/audit").status_code == 401
-    assert len(entries(http, everything)) == 2
-    assert [entry["project"] for entry in entries(http, ours)] == ["ours"]
-
-
-def test_entries_are_paged_and_filtered(http: httpx.Client, database: Database) -> None:
-    _, admin = make_key(database, Scope.ADMIN)
-    for number in range(5):
-        author = replace(UNRESTRICTED, without_key=f"console:{number % 2}")
-        database.write(lambda session, author=author: record(session, author, "key.create", "key_1"))  # type: ignore[misc]
-    first = http.get("/v1/audit", headers=admin, params={"limit": 3}).json()
-    second = http.get("/v1/audit", headers=admin, params={"limit": 3, "cursor": first["next_cursor"]}).json()
-    assert [len(page["items"]) for page in (first, second)] == [3, 2]
-    assert second.get("next_cursor") is None
-    seen = [entry["id"] for page in (first, second) for entry in page["items"]]
-    assert seen == [entry["id"] for entry in entries(http, admin)]
-    assert len(set(seen)) == 5
-    assert len(entries(http, admin, actor="console:0")) == 3
-    assert entries(http, admin, action="run.delete") == []
-
-
-@pytest.mark.parametrize("change", ["UPDATE audit_entries SET actor = 'someone else'", "DELETE FROM audit_entries"])
-def test_an_entry_can_be_neither_changed_nor_deleted(database: Database, change: str) -> None:
-    database.write(lambda session: record(session, SERVICE, "key.create", "key_1"))
-    with pytest.raises(DatabaseError, match="append-only"):
-        database.write(lambda session: session.execute(sa.text(change)))
-    with database.read() as session:
-        assert session.query(AuditEntry).one().actor == "service"
-
-
-def test_no_secret_is_in_the_audit(http: httpx.Client, database: Database) -> None:
-    _, admin = make_key(database, Scope.ADMIN)
-    run = start_run(http, admin)
-    http.delete(f"/v1/runs/{run}", headers=admin).raise_for_status()
-    text = json.dumps(entries(http, admin))
-    assert "fsk_" not in text
-    assert admin["Authorization"].removeprefix("Bearer ") not in text
+    monkeypatch.setenv("FORESHOCK_DATABASE_URL", database_url)
+    console.create("trainer", "math", ["ingest"], None)
+    shown = capsys.readouterr()
+    key, secret = shown.out.split(":")[0], shown.out.split()[-1]
+    console.rotate(key, 1.0)
+    console.revoke(key)
+    lines = [*shown.err.splitlines(), *capsys.readouterr().err.splitlines()]
+    for line, action in zip(lines, ("key.create", "key.rotate", "key.revoke"), strict=True):
+        assert f"action={action} object={key} project=math" in line
+        assert "key=console:" in line
+        assert secret not in line

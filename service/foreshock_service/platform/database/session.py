@@ -40,8 +40,8 @@ _logger = logging.getLogger(__name__)
 def after_commit(session: Session, callback: Callable[[], object]) -> None:
     """Call `callback` once the session's transaction is committed, in the thread of `Database.write` before it returns.
 
-    The callback is dropped if the transaction rolls back. A crash may prevent it, so it may only do early what a
-    periodic task also does, such as waking a long poll.
+    The callback is dropped if the transaction rolls back. A crash may prevent it, so it may only do what may be lost
+    then, such as a line of the log, or do early what a periodic task also does, such as waking a long poll.
     """
     session.info.setdefault(_CALLBACKS, []).append(callback)
 

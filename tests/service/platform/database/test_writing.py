@@ -15,11 +15,9 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from foreshock_service.platform import audit
-from foreshock_service.platform.database.engine import database_now_us, insert_if_absent, upsert
+from foreshock_service.platform.database.engine import database_now_us, insert_if_absent, insert_rows, upsert
 from foreshock_service.platform.database.session import Database, after_commit
-from foreshock_service.platform.database.tables import ApiKey
-from foreshock_service.platform.security import SERVICE
+from foreshock_service.platform.database.tables import ApiKey, RetiredSecret
 
 
 def add_key(session: Session, name: str, *, fail: bool = False) -> str:
@@ -32,6 +30,12 @@ def add_key(session: Session, name: str, *, fail: bool = False) -> str:
     if fail:
         raise ValueError(f"{name} fails")
     return name
+
+
+def add_secret(session: Session, name: str, size: int) -> None:
+    """Insert a row of `size` repetitions of the name of a key."""
+    row = {"secret_hash": name * size, "key_id": f"key_{name}", "valid_until_us": 1}
+    insert_rows(session, RetiredSecret, [row])
 
 
 def names(database: Database) -> set[str]:
@@ -214,11 +218,13 @@ def test_units_that_share_a_transaction_with_one_that_fills_the_disk_keep_their_
     def add(session: Session, name: str, size: int) -> str:
         after_commit(session, lambda: after.append(name))
         add_key(session, name)
-        audit.record(session, SERVICE, "key.create", name, after={"note": "a" * size})
+        insert_rows(
+            session, RetiredSecret, [{"secret_hash": name * size, "key_id": f"key_{name}", "valid_until_us": 1}]
+        )
         return name
 
     after: list[str] = []
-    units = [("small", 10), ("large", 2_000_000), ("next", 10), ("larger", 3_000_000), ("last", 10)]
+    units = [("small", 10), ("large", 400_000), ("next", 10), ("larger", 500_000), ("last", 10)]
     with ThreadPoolExecutor(6) as threads:
         threads.submit(database.write, hold)
         assert entered.wait(timeout=30)
@@ -240,7 +246,9 @@ def test_a_unit_that_goes_on_after_sqlite_ended_its_transaction_is_not_acknowled
         pages = session.execute(text("PRAGMA page_count")).scalar_one()
         session.execute(text(f"PRAGMA max_page_count = {pages + 10}"))
         with contextlib.suppress(OperationalError):
-            audit.record(session, SERVICE, "key.create", "lost", after={"note": "a" * 1_000_000})
+            insert_rows(
+                session, RetiredSecret, [{"secret_hash": "a" * 1_000_000, "key_id": "key_lost", "valid_until_us": 1}]
+            )
 
     with pytest.raises(OperationalError, match="rolled the transaction back"):
         database.write(go_on)

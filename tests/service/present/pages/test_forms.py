@@ -24,8 +24,6 @@ class TestForms:
         assert http.post(f"{form}/resolve", data={"csrf_token": token_of(page)}).status_code == 422, "why?"
         reason = {"csrf_token": token_of(page), "reason": "a known step"}
         http.post(f"{form}/resolve", data=reason)
-        audit = http.get("/v1/audit", params={"limit": 1}).raise_for_status().json()["items"]
-        assert audit[0]["after"] == {"state": "resolved", "reason": "a known step"}
         assert f"{form}/resolve" not in http.get(run.address).text
 
     def test_an_operator_holds_and_releases_the_learning_rate(self, http: httpx.Client, own_run: SentRun) -> None:

@@ -1,4 +1,4 @@
-"""Rules of a run over HTTP: shown, changed from a step on, audited; the learning rate never rises by a change."""
+"""Rules of a run over HTTP: shown, changed from a step on; the learning rate never rises by a change."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_default_rules_are_shown_with_their_sources_and_as_toml(http: httpx.Clie
     assert http.get("/v1/rules", params={"model_kind": "huge"}).status_code == 422
 
 
-def test_changed_rule_holds_from_its_step_on_and_is_audited(http: httpx.Client, run: RecordedRun) -> None:
+def test_changed_rule_holds_from_its_step_on(http: httpx.Client, run: RecordedRun) -> None:
     run.close_all({K3: [5e-4] * 40}, range(1, 41))
     assert run.alerts() == []
     strict = HEAD + "effective_from_step = 21\n[rules.mismatch_warning]\nabsolute = 5e-5\n"
@@ -52,8 +52,6 @@ def test_changed_rule_holds_from_its_step_on_and_is_audited(http: httpx.Client, 
     assert (rule["absolute"], len(shown["versions"])) == (5e-5, 1)
     before = http.get(f"/v1/runs/{run.run}/rules", params={"step": 20}).raise_for_status().json()
     assert before["rules"] == http.get("/v1/rules").json()["rules"]
-    (entry,) = [each for each in http.get("/v1/audit").json()["items"] if each["action"] == "rules.set"]
-    assert entry["after"]["toml"] == strict
     # A newer version replaces the old one from its own first step on.
     put(http, run, HEAD + "effective_from_step = 31\n").raise_for_status()
     (alert,) = [alert for alert in run.alerts() if alert.rule == "mismatch_warning"]
