@@ -15,7 +15,7 @@ def service_dashboard() -> Dashboard:
         uid="foreshock-service",
         title="Foreshock: service health",
         description="The service's processes. Behind one port, a scrape shows the process that answered it.",
-        page=("The service's page", "/service"),
+        page=("The runs' page", "/"),
         rows=(Row("Now", _now()), Row("Load", _load()), Row("Process", _process()), Row("Background jobs", _jobs())),
         since="now-6h",
     )

@@ -255,7 +255,7 @@ class _Methods(StepMethods):
 
     @get("/v1/service", in_project=False)
     def service(self) -> ServiceRecord:
-        """Return the state of the service: the process that answers, its queues, its jobs. The key needs `admin`."""
+        """Return the release of the service, and what it accepts."""
 
 
 class Reader(_Methods, Caller):

@@ -251,7 +251,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         runner.start()
     polls: long_polls.LongPolls = app.state.long_polls
     polls.start()
-    figures = health.ServiceFigures(context, (jobs, cleaning), polls.count, app.version)
+    figures = health.ServiceFigures(context, (jobs, cleaning), polls.count)
     app.state.figures = figures
     watching = asyncio.create_task(figures.watch_loop())
 

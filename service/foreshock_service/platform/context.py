@@ -23,7 +23,7 @@ from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.tokens import TokenStore
-from foreshock_service.platform.uploads import IngestRate, UploadPlaces
+from foreshock_service.platform.uploads import UploadPlaces
 
 EventType = TypeVar("EventType")
 
@@ -74,7 +74,6 @@ class ServiceContext:
     check_threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(12))
     stopping: threading.Event = field(default_factory=threading.Event)
     """Set when the service is asked to stop, before it waits for requests in flight. Waits and long jobs end then."""
-    ingest_rate: IngestRate = field(default_factory=IngestRate)
     events: EventBus = field(default_factory=EventBus)
     score_readers: tuple[ScoreReader, ...] = ()
 

@@ -1,34 +1,27 @@
-"""HTTP: `/livez` (liveness), `/readyz` (readiness for uploads), `/v1/service` (for operators), and process metrics."""
+"""HTTP: `/livez` (liveness), `/readyz` (readiness), `/v1/service` (release and capacity), process metrics."""
 
 import asyncio
 import os
-import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar, cast
 
 import numpy as np
 from anyio import fail_after, to_thread
-from fastapi import Depends, Request, Response, status
+from fastapi import Request, Response, status
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from pydantic import BaseModel
-from sqlalchemy import Select, func, select, text
-from sqlalchemy.engine import make_url
-from sqlalchemy.orm import Session
 
 from foreshock.api import service
-from foreshock.api.records import from_attributes
 from foreshock.clock import now_us
+from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock_service.platform import jobs, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.opening import current_revision, newest_revision
-from foreshock_service.platform.database.tables import AttemptClient, DueReplay, FileRemoval, Run, Step
 
 _LOOK_SECONDS = 0.5
 # Samples of the event loop's delay that are kept: those of a minute.
@@ -42,7 +35,6 @@ class ServiceFigures:
     context: ServiceContext
     runners: tuple[jobs.JobRunner, ...]
     count_polls: Callable[[], int]
-    version: str
     started_at_us: int = field(default_factory=now_us)
     loop_delays: deque[float] = field(default_factory=lambda: deque(maxlen=_LOOKS))
 
@@ -64,9 +56,10 @@ class ServiceFigures:
         return {name: record for runner in self.runners for name, record in runner.records.items()}
 
     @property
-    def write_seconds(self) -> Sequence[float]:
-        """Return the durations of the newest writes to the database, waiting included."""
-        return list(self.context.database.write_seconds)
+    def write_p99_seconds(self) -> float:
+        """Return the 99th percentile of the newest writes to the database, waiting included; 0 without any."""
+        seconds = list(self.context.database.write_seconds)
+        return float(np.percentile(seconds, 99)) if seconds else 0.0
 
 
 @dataclass(frozen=True)
@@ -100,7 +93,7 @@ GAUGES: tuple[Gauge, ...] = (
     Gauge(
         "write_p99_seconds",
         "99th percentile of the newest writes to the database",
-        lambda own: percentile(own.write_seconds, 99),
+        lambda own: own.write_p99_seconds,
     ),
     Gauge(
         "event_loop_delay_max_seconds",
@@ -142,11 +135,6 @@ class ServiceCollector:
         yield from (runs, failures, newest)
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return a percentile of the values; 0 if there are none."""
-    return float(np.percentile(values, share)) if values else 0.0
-
-
 def resident_bytes() -> int:
     """Return the resident memory of this process in bytes; 0 if /proc does not report it."""
     try:
@@ -155,14 +143,10 @@ def resident_bytes() -> int:
         return 0
 
 
-Part = TypeVar("Part")
 router = parameters.api_router(tags=["health"])
 
 CHECK_SECONDS = 3.0
 """A check that takes longer has failed: a frozen database never answers."""
-
-# A client without a heartbeat for so long is not counted; by default one is sent every 30 s.
-_HEARD_SECONDS = 120
 
 
 class Liveness(BaseModel):
@@ -228,130 +212,12 @@ async def _outcome(context: ServiceContext, check: Callable[[], None]) -> str:
     return "ok"
 
 
-async def _figures_of(request: Request) -> ServiceFigures:
-    return cast(ServiceFigures, request.app.state.figures)
-
-
-FiguresOfApp = Annotated[ServiceFigures, Depends(_figures_of)]
-
-
 @router.get("/v1/service")
-async def read_service(
-    context: Context, principal: security.Administrator, figures: FiguresOfApp
-) -> service.ServiceRecord:
-    """Return the state of the service: the process that answers, its queues and its background jobs."""
-    return await service_state(context, figures)
-
-
-async def service_state(context: ServiceContext, figures: ServiceFigures) -> service.ServiceRecord:
-    """Return the state of the service; parts that do not answer in time are None."""
-    writes = figures.write_seconds
-    shards_per_second, tokens_per_second = context.ingest_rate.per_second()
-    readiness, storage, backlog = await asyncio.gather(
-        check_readiness(context),
-        _in_time(context, partial(read_storage, context)),
-        _in_time(context, partial(read_backlog, context)),
-    )
+async def read_service(request: Request, context: Context, principal: security.Reader) -> service.ServiceRecord:
+    """Return the release of the service and what it accepts at a time."""
     return service.ServiceRecord(
-        version=figures.version,
-        process=service.ProcessRecord(
-            name=jobs.process_name(),
-            process_id=os.getpid(),
-            processes=context.settings.processes,
-            started_at_us=figures.started_at_us,
-            resident_bytes=resident_bytes(),
-            event_loop_delay_max_seconds=figures.longest_loop_delay,
-        ),
-        readiness=readiness,
-        uploads=service.UploadsRecord(
-            in_progress=context.uploads.taken,
-            places=context.uploads.most,
-            decoding=context.decoders.bodies,
-            decoding_places=context.decoders.most_bodies,
-            shards_per_second=shards_per_second,
-            tokens_per_second=tokens_per_second,
-        ),
-        database=service.DatabaseRecord(
-            kind="sqlite" if context.database.is_sqlite else "postgresql",
-            writes_waiting=context.database.writes_waiting,
-            write_p50_seconds=percentile(writes, 50),
-            write_p99_seconds=percentile(writes, 99),
-        ),
-        long_polls=service.LongPollsRecord(waiting=figures.count_polls()),
-        storage=storage,
-        backlog=backlog,
-        jobs=_jobs(figures),
+        version=request.app.version,
+        statistics_version=STATISTICS_VERSION,
+        processes=context.settings.processes,
+        upload_places=context.uploads.most,
     )
-
-
-async def _in_time(context: ServiceContext, read: Callable[[], Part]) -> Part | None:
-    """Return the result of `read`; None if it fails or takes longer than CHECK_SECONDS."""
-    with suppress(Exception):
-        with fail_after(CHECK_SECONDS):
-            return await to_thread.run_sync(read, abandon_on_cancel=True, limiter=context.check_threads)
-    return None
-
-
-def _jobs(figures: ServiceFigures) -> tuple[service.ServiceJobRecord, ...]:
-    records = sorted(figures.job_records.items())
-    return tuple(
-        from_attributes(
-            service.ServiceJobRecord,
-            record,
-            name=name,
-            holder=jobs.process_name(),
-            is_running=record.started_at_us is not None and record.finished_at_us is None,
-        )
-        for name, record in records
-    )
-
-
-def read_storage(context: ServiceContext) -> service.StorageRecord:
-    """Return the used and the free space. Raises the errors of the database and of the file system."""
-    settings = context.settings
-    with context.database.read() as session:
-        taken, revision = _database_bytes(session), current_revision(session.connection())
-    file = make_url(settings.database_url).database if context.database.is_sqlite else None
-    return service.StorageRecord(
-        database_bytes=taken,
-        database_space=None if file is None else _space(Path(file).absolute().parent),
-        revision=revision,
-        newest_revision=newest_revision(),
-        token_store="folder" if settings.store_is_folder else "s3",
-        token_space=_space(settings.store_folder) if settings.store_is_folder else None,
-    )
-
-
-def read_backlog(context: ServiceContext) -> service.BacklogRecord:
-    """Return the amounts of pending work."""
-    heard = AttemptClient.seen_at_us > now_us() - _HEARD_SECONDS * 1_000_000
-    clients = select(func.count(), func.coalesce(func.sum(AttemptClient.undelivered), 0))
-    with context.database.read() as session:
-        # The runs come first: their clients are found by an index.
-        found = clients.join(Run, Run.id == AttemptClient.run_id).where(Run.state == "running", heard)
-        number, undelivered = session.execute(found).one()
-        return service.BacklogRecord(
-            steps_to_fold=_count(session, select(Step.run_id).where(Step.folded_shards < Step.received_shards)),
-            runs_to_replay=_count(session, select(DueReplay.run_id)),
-            files_to_remove=_count(session, select(FileRemoval.file).where(FileRemoval.reason != "orphan")),
-            clients=number,
-            undelivered_items=int(undelivered),
-        )
-
-
-def _count(session: Session, query: Select[str]) -> int:
-    return int(session.scalar(select(func.count()).select_from(query.subquery())) or 0)
-
-
-def _database_bytes(session: Session) -> int:
-    if session.get_bind().dialect.name == "postgresql":
-        return int(session.execute(text("SELECT pg_database_size(current_database())")).scalar_one())
-    pages, size = (session.execute(text(f"PRAGMA {name}")).scalar_one() for name in ("page_count", "page_size"))
-    return int(pages) * int(size)
-
-
-def _space(folder: Path) -> service.SpaceRecord:
-    # A folder that does not exist yet will be made inside its nearest existing parent.
-    existing = next(each for each in (folder, *folder.parents) if each.exists())
-    usage = shutil.disk_usage(existing)
-    return service.SpaceRecord(free_bytes=usage.free, total_bytes=usage.total)

@@ -4,27 +4,17 @@ If several processes share a PostgreSQL database, one of them at a time runs the
 """
 
 import logging
-import os
-import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
 
 from foreshock.clock import now_us
 from foreshock_service.platform.database.session import Database
 
 _STOP_SECONDS = 5.0
 _logger = logging.getLogger(__name__)
-
-
-@cache
-def process_name() -> str:
-    """Return the name of this process: host, process id and a random part."""
-    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +32,11 @@ class Job:
 
 @dataclass(slots=True)
 class JobRecord:
-    """Counts of a job's runs in this process, and the newest run."""
+    """Counts of a job's runs in this process, and the end of the newest."""
 
     runs: int = 0
     failures: int = 0
-    started_at_us: int | None = None
     finished_at_us: int | None = None
-    error: str | None = None
 
 
 class JobRunner:
@@ -86,11 +74,9 @@ class JobRunner:
 
     def _run(self, job: Job) -> None:
         record = self.records[job.name]
-        record.started_at_us, record.finished_at_us, record.error = now_us(), None, None
         try:
             job.run()
-        except Exception as error:
-            record.error = type(error).__name__
+        except Exception:
             record.failures += 1
             self._due[job.name] = 0.0
             _logger.exception("the job %s failed; it runs again in %s s", job.name, self._interval)

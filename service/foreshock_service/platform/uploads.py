@@ -11,9 +11,7 @@ import contextlib
 import hashlib
 import os
 import shutil
-import threading
-import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -85,37 +83,6 @@ def _free_and_kept(folder: Path) -> tuple[int, int]:
         folder = folder.parent
     usage = shutil.disk_usage(folder)
     return usage.free, min(_MOST_KEPT_BYTES, usage.total // _PART_KEPT)
-
-
-RATE_SECONDS = 60
-
-
-class IngestRate:
-    """Stored shards and tokens, counted by second over the last minute. Thread-safe."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._begun = clock()
-        self._lock = threading.Lock()
-        # [second, shards, tokens], oldest first.
-        self._seconds: deque[list[int]] = deque(maxlen=RATE_SECONDS + 1)
-
-    def note(self, tokens: int) -> None:
-        """Note a stored shard."""
-        second = int(self._clock())
-        with self._lock:
-            if not self._seconds or self._seconds[-1][0] != second:
-                self._seconds.append([second, 0, 0])
-            self._seconds[-1][1] += 1
-            self._seconds[-1][2] += tokens
-
-    def per_second(self) -> tuple[float, float]:
-        """Return (shards, tokens) per second, over the last minute or since the start of the process."""
-        now = self._clock()
-        with self._lock:
-            newest = [each for each in self._seconds if each[0] > now - RATE_SECONDS]
-        seconds = min(float(RATE_SECONDS), max(1.0, now - self._begun))
-        return sum(each[1] for each in newest) / seconds, sum(each[2] for each in newest) / seconds
 
 
 Arguments = ParamSpec("Arguments")

@@ -220,13 +220,10 @@ def _store_shard(
             context.key_limits.charge(principal.key_id, decoding_seconds=pool.decoding_seconds.get())
     if principal.key_id is not None:
         context.key_limits.charge(principal.key_id, tokens=decoded.measured.tokens)
-    stored = uploads.commit_file(
+    return uploads.commit_file(
         context.database, context.store, name,
         lambda session: commit_shard(session, context, principal, address, upload, decoded, name),
     )  # fmt: skip
-    if stored.status == "stored":
-        context.ingest_rate.note(stored.shard.tokens)
-    return stored
 
 
 def commit_shard(

@@ -14,6 +14,7 @@ from foreshock.api.doctor import DoctorReport, Finding, NotTried
 from foreshock.api.records import to_json
 from foreshock.diagnosis.default_rules import default_rules
 from foreshock.errors import Rejected, RunNotFound
+from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.probe_kinds import DOCTOR
 from foreshock.reading.reader import AsyncReader, Reader
 from foreshock.scorers import REFERENCE, default_scorers
@@ -135,13 +136,8 @@ def test_every_page_of_deletions_is_read(
     assert {(each.sample_ids, each.group_ids, each.rollouts) for each in deletions} == {(2, 0, 0)}
 
 
-def test_state_of_the_service(reader: Any) -> None:
+def test_release_and_capacity_of_the_service(reader: Any) -> None:
     service = reader.service()
     assert service.version == foreshock.__version__
-    assert service.readiness.ready
-    assert service.readiness.checks
-    assert (service.process.processes, service.database.kind) == (1, "sqlite")
-    assert service.storage.database_bytes > 0
-    assert service.storage.token_space.free_bytes > 0
-    assert service.backlog.undelivered_items == 0
-    assert service.jobs
+    assert service.statistics_version == STATISTICS_VERSION
+    assert (service.processes, service.upload_places > 0) == (1, True)

@@ -24,7 +24,6 @@ BOUNDED = {
     "/v1/rules": "the default rules, a fixed list",
     "/v1/runs/{run}/rules": "the rules of one run, and at most 100 versions of them",
     "/v1/runs/{run}/diagnosis": "at most 50 events, the findings of a run, and advice on these",
-    "/v1/service": "the checks, jobs and figures of a fixed list",
     "/v1/probes/{probe}": "the scorers, pairs and jobs of one request, whose numbers its schema bounds",
     "/v1/runs/{run}/probe-policy": "at most 32 scorers",
     "/v1/runs/{run}/lint": "one entry for each check of the catalogue, with at most 10 places",

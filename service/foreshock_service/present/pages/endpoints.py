@@ -12,7 +12,7 @@ from foreshock import page_addresses, probe_kinds
 from foreshock.diagnosis.rule import Effect
 from foreshock.diagnosis.rule_files import LARGEST_TEXT
 from foreshock.severity import Severity
-from foreshock_service.platform import health, keys, parameters, security
+from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.present.pages import rendering, sessions
 from foreshock_service.present.pages.presenters import advice, alerts, attribution, figures, rollout, run_list
@@ -110,14 +110,6 @@ def show_rollout(
 ) -> Response:
     """Return the page of a rollout."""
     return visitor.page("rollout.html", rollout.rollout_page, run, step, parameters.decoded_segment(sample_id))
-
-
-@pages.get("/service")
-async def show_service(context: Context, visitor: sessions.ReaderSession, own: health.FiguresOfApp) -> Response:
-    """Return the page of the service's own health; for those who may read `GET /v1/service`."""
-    security.check_scope(visitor.principal, keys.Scope.ADMIN)
-    state = await health.service_state(context, own)
-    return rendering.page_response(visitor.request, "service.html", state, visitor.view)
 
 
 @pages.post("/runs/{run}/advice")

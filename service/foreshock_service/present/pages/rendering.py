@@ -32,7 +32,6 @@ from foreshock_service.present.pages.figures import attribution, drawing
 from foreshock_service.present.pages.view_models import Label, Moment, Tone, Value, Visitor
 
 DASH = "–"
-_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 OUT_OF_DATE = (
     "Some steps were measured by another release, whose statistics this one cannot read. The curves are complete; "
@@ -81,14 +80,6 @@ def threshold_in_words(threshold: Threshold) -> str:
     """Return the bounds of a correction's threshold; empty without one."""
     bounds = [bound for bound in (threshold.lower, threshold.upper) if bound is not None]
     return " to ".join(f"{bound:.4g}" if bound >= 1e-3 else number(bound) for bound in bounds)
-
-
-def bytes_in_words(value: int) -> str:
-    """Return a number of bytes with three digits and its decimal unit."""
-    size, unit = float(value), 0
-    while size >= 1000 and unit < len(_UNITS) - 1:
-        size, unit = size / 1000, unit + 1
-    return f"{value} B" if unit == 0 else f"{size:.3g} {_UNITS[unit]}"
 
 
 def count(value: int | None) -> str:
@@ -259,7 +250,6 @@ def templates() -> Environment:
         "count": count,
         "moment": moment,
         "address": run_address,
-        "bytes": bytes_in_words,
         "percent": precise_percent,
         "share": attribution.share_in_words,
         "threshold": threshold_in_words,

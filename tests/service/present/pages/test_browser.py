@@ -84,7 +84,7 @@ def test_plots_use_the_colours_of_the_theme(visit: Visit, site: Site, scheme: st
 @pytest.mark.parametrize("width", [400, 1280])
 def test_no_page_is_wider_than_the_screen(visit: Visit, site: Site, width: int) -> None:
     visit.page.set_viewport_size({"width": width, "height": 800})
-    for path in ("/", site.run.address, f"{site.run.address}/steps/5", site.hostile.address, "/service"):
+    for path in ("/", site.run.address, f"{site.run.address}/steps/5", site.hostile.address):
         page = visit.open(site.url, path)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, path
     visit.go(f"{site.url}/login")

@@ -35,7 +35,6 @@ PAGES: dict[str, Callable[[Fleet], str]] = {
     "rules": lambda fleet: f"{fleet.address('mismatch')}/rules",
     "alerts": lambda fleet: "/alerts",
     "compare": lambda fleet: f"/compare?run={fleet.ids['learning']}&run={fleet.ids['mismatch']}",
-    "service": lambda fleet: "/service",
 }
 # Words that begin within the first screen; those of closed details and of screen readers are not seen.
 COUNT_WORDS = """() => {
