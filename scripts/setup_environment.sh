@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 purpose=${1:?usage: scripts/setup_environment.sh demo|test}
 case "$purpose" in
     demo) extras="service,probes" ;;
-    test) extras="service,probes,dev,docs,bench,trainers,wandb,tensorboard,otlp" ;;
+    test) extras="service,probes,dev,docs,bench,trainers,wandb,tensorboard" ;;
     *) echo "setup: purpose must be demo or test, got '$purpose'" >&2; exit 2 ;;
 esac
 

@@ -68,7 +68,7 @@ class Client:
     `ClientSettings`; `mode="statistics"` (or `FORESHOCK_MODE`) measures every token here and sends the statistics, with
     some rollouts in full, for large runs.
 
-    `export` writes what the service computes beside the reward: "wandb", "tensorboard", "mlflow", "trackio", "otlp", an
+    `export` writes what the service computes beside the reward: "wandb", "tensorboard", "mlflow", "trackio", an
     `Exporter`, or several of these. Only shard 0 exports. None: `FORESHOCK_EXPORT`; an empty string: nothing.
 
     In an event loop call the methods as they are, and `await asyncio.to_thread(client.flush)`. `counters` has the

@@ -1,4 +1,4 @@
-"""Exporters: write the service's results as series next to the reward in W&B, TensorBoard, MLflow, trackio or OTLP.
+"""Exporters: write the service's results as series next to the reward in W&B, TensorBoard, MLflow or trackio.
 
     foreshock.Client(run_key="my-run", export="wandb")
 
@@ -10,7 +10,6 @@ from foreshock.exporters.exporter import DEFAULT_MEASURES, ExportedRun, Exporter
 from foreshock.exporters.exports import NAMES, make_exporters
 from foreshock.exporters.trackers import (
     MlflowExporter,
-    OtlpExporter,
     TensorBoardExporter,
     TrackioExporter,
     WandbExporter,
@@ -22,7 +21,6 @@ __all__ = [
     "ExportedRun",
     "Exporter",
     "MlflowExporter",
-    "OtlpExporter",
     "StepValues",
     "TensorBoardExporter",
     "TrackioExporter",

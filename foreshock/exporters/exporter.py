@@ -101,7 +101,7 @@ class Exporter(ABC):
         """Write a step and return True, or return False to be called again later. `closing`: there is no later call."""
 
     @abstractmethod
-    def close(self, timeout_seconds: float) -> None:
+    def close(self) -> None:
         """Write out what is buffered. The tracker's run stays open if the trainer opened it."""
 
 

@@ -22,7 +22,6 @@ from foreshock.exporters.exporter import ExportedRun, Exporter
 from foreshock.exporters.step_values import StepSource
 from foreshock.exporters.trackers import (
     MlflowExporter,
-    OtlpExporter,
     TensorBoardExporter,
     TrackioExporter,
     WandbExporter,
@@ -43,7 +42,7 @@ _VARIABLE = "FORESHOCK_EXPORT"
 Export = str | Exporter | Iterable[str | Exporter]
 
 _EXPORTERS: dict[str, type[Exporter]] = {
-    each.name: each for each in (WandbExporter, TensorBoardExporter, MlflowExporter, TrackioExporter, OtlpExporter)
+    each.name: each for each in (WandbExporter, TensorBoardExporter, MlflowExporter, TrackioExporter)
 }
 NAMES = tuple(_EXPORTERS)
 
@@ -268,7 +267,7 @@ class ExportThread:
             if self._connection is not None:
                 self._connection.close()
         try:
-            self.exporter.close(max(_LEAST_CLOSE_SECONDS, self._deadline - time.monotonic()))
+            self.exporter.close()
         except Exception as error:
             self._warn("close", f"closing failed: {error!r}")
 

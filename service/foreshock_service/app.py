@@ -129,7 +129,6 @@ def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastA
     # Routes hold no state of an application, so that all applications of one process can share them.
     app.router.routes.extend(route for router in (*ROUTERS, *PAGES) for route in router.routes)
     # The middleware that is added last runs first.
-    logs.add_tracing(app, settings)
     app.add_middleware(
         request_guards.RequestGuard,
         settings=settings,
@@ -273,4 +272,3 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         if app.state.owns_decoders:
             await run_in_threadpool(context.decoders.close)
         await run_in_threadpool(context.database.close)
-        await run_in_threadpool(logs.stop_tracing, app)

@@ -1,4 +1,4 @@
-"""Log lines, request ids and traces of the service.
+"""Log lines and request ids of the service.
 
 A line is one event, as text or JSON. What clients send (paths, headers, keys of runs, bodies in error messages) cannot
 begin a line, move a terminal's cursor or hide text: control and direction characters are escaped, secrets are masked.
@@ -12,22 +12,16 @@ import re
 import secrets
 import time
 from collections.abc import MutableMapping
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fastapi import FastAPI
 from sqlalchemy.exc import OperationalError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog import contextvars, processors, stdlib
 
-from foreshock import errors, installing
-from foreshock_service.platform.settings import Settings, load_settings
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.trace import Tracer
+from foreshock import errors
+from foreshock_service.platform.settings import load_settings
 
 HEADER = "X-Request-Id"
 # Nothing that could end a log line or a header.
@@ -42,8 +36,6 @@ _MASK = "********"
 _FIELDS = ("method", "path", "status", "seconds", "client", "user_agent")
 _AUDIT_FIELDS = ("key", "action", "object", "project", "run", "before", "after")
 _requests = logging.getLogger("foreshock.requests")
-# The tracer of this process; None if traces are off.
-_tracer: Tracer | None = None
 
 Event = MutableMapping[str, Any]
 
@@ -149,7 +141,7 @@ def _escape(found: re.Match[str]) -> str:
 class RequestIds:
     """Middleware that gives each request an id (the caller's if valid), and logs each request if `log_requests`.
 
-    The id is in the answer's `X-Request-Id`, in problem documents, in every line of the log and in traces.
+    The id is in the answer's `X-Request-Id`, in problem documents and in every line of the log.
     """
 
     def __init__(self, app: ASGIApp, log_requests: bool) -> None:
@@ -182,84 +174,3 @@ class RequestIds:
                     values = (scope["method"], scope["path"], status, seconds, client, headers.get("user-agent", ""))
                     extra = dict(zip(_FIELDS, values, strict=True))
                     _requests.info("%s %s %s", scope["method"], scope["path"], status, extra=extra)
-
-
-def span(name: str, **attributes: str | int | float) -> AbstractContextManager[object]:
-    """Return a context manager that is a span of the current trace; it does nothing if traces are off."""
-    if _tracer is None:
-        return nullcontext()
-    return _tracer.start_as_current_span(name, attributes=attributes)
-
-
-def add_tracing(app: FastAPI, settings: Settings) -> None:
-    """Send traces of this application by OpenTelemetry if FORESHOCK_TRACES_URL is set, a span for each request.
-
-    Raises ConfigurationError if the extra `otlp` is missing. Without the setting nothing is imported.
-    """
-    if not settings.traces_url:
-        return
-    try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    except ImportError as error:
-        raise errors.ConfigurationError(
-            f"FORESHOCK_TRACES_URL needs the extra: {installing.install_command('otlp')}"
-        ) from error
-    global _tracer
-    provider = TracerProvider(
-        resource=Resource.create({"service.name": "foreshock", "service.version": app.version}),
-        shutdown_on_exit=False,
-    )
-    # Sends in its own thread. Spans that the collector does not accept are dropped; nothing waits for it.
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=settings.traces_url, timeout=5)))
-    _tracer = provider.get_tracer("foreshock")
-    app.state.traces = provider
-    app.add_middleware(_RequestSpans, tracer=_tracer)
-
-
-def stop_tracing(app: FastAPI) -> None:
-    """Send the remaining traces of the application, then end tracing."""
-    global _tracer
-    provider: TracerProvider | None = getattr(app.state, "traces", None)
-    if provider is not None:
-        _tracer = None
-        provider.shutdown()
-
-
-class _RequestSpans:
-    """Middleware that makes a span of each request, a child of the caller's (`traceparent`) if it has one."""
-
-    def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
-        self._app = app
-        self._tracer = tracer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve the request in its span."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        from opentelemetry.trace import SpanKind
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-        headers = Headers(scope=scope)
-        carrier = {name: headers.get(name, "") for name in ("traceparent", "tracestate")}
-        with self._tracer.start_as_current_span(
-            scope["method"],
-            context=TraceContextTextMapPropagator().extract(carrier),
-            kind=SpanKind.SERVER,
-            attributes={"http.request.method": scope["method"], "url.scheme": scope["scheme"]},
-        ) as current:
-
-            async def send_noting(message: Message) -> None:
-                if message["type"] == "http.response.start":
-                    current.set_attribute("http.response.status_code", message["status"])
-                    current.set_attribute("foreshock.request_id", current_request_id() or "")
-                await send(message)
-
-            await self._app(scope, receive, send_noting)
-            # The template of the path, without the client's values; known only after routing.
-            route = getattr(scope.get("route"), "path", "unknown path")
-            current.update_name(f"{scope['method']} {route}")
-            current.set_attribute("http.route", route)

@@ -185,9 +185,6 @@ class Settings(BaseSettings):
     log_format: Literal["text", "json"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_requests: bool = Field(default=False, description="one line for each request")
-    traces_url: str = Field(
-        default="", description="OTLP/HTTP address that traces are sent to, such as http://collector:4318/v1/traces"
-    )
 
     lease_seconds: float = Field(default=60.0, gt=0, description="how long a worker keeps a job without a heartbeat")
     probe_tries: int = Field(default=3, gt=0, description="tries after which a probe's job is given up")
@@ -229,7 +226,7 @@ class Settings(BaseSettings):
             raise ValueError("set both FORESHOCK_STORE_ACCESS_KEY_ID and FORESHOCK_STORE_SECRET_ACCESS_KEY, or neither")
         return self
 
-    @field_validator("store_endpoint", "public_url", "grafana_url", "traces_url")
+    @field_validator("store_endpoint", "public_url", "grafana_url")
     @classmethod
     def _is_web_address(cls, value: str) -> str:
         return value if not value else web_address(value)

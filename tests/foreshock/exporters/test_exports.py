@@ -47,7 +47,7 @@ class Recorder(Exporter):
         self.steps.append(step)
         return True
 
-    def close(self, timeout_seconds: float) -> None:
+    def close(self) -> None:
         self.closed = True
 
 
@@ -134,8 +134,8 @@ def test_a_dead_service_costs_the_trainer_nothing(tmp_path: Path) -> None:
 def test_wrong_names_say_what_is_known(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="unknown exporter 'wandbb'; exporters: wandb, tensorboard, mlflow"):
         Client(spool_directory=tmp_path, export="wandbb")
-    with pytest.raises(ConfigurationError, match="'otlp' twice"):
-        make_exporters(["otlp", "otlp"])
+    with pytest.raises(ConfigurationError, match="'tensorboard' twice"):
+        make_exporters(["tensorboard", "tensorboard"])
 
 
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

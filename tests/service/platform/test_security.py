@@ -209,7 +209,7 @@ def test_every_limit_of_a_table_is_a_setting_with_the_librarys_default() -> None
     assert decode_limits(Settings(max_row_groups=7)) == replace(DecodeLimits(), max_row_groups=7)
 
 
-@pytest.mark.parametrize("name", ["TRACES_URL", "PUBLIC_URL", "GRAFANA_URL", "STORE_ENDPOINT"])
+@pytest.mark.parametrize("name", ["PUBLIC_URL", "GRAFANA_URL", "STORE_ENDPOINT"])
 def test_setting_that_is_no_web_address_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(f"FORESHOCK_{name}", "collector:4318")
     with pytest.raises(ConfigurationError, match=f"FORESHOCK_{name}: .*must be an http:// or https:// address"):

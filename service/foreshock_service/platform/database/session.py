@@ -23,7 +23,6 @@ from sqlalchemy.orm import Session
 
 from foreshock.retry import Backoff, retry
 from foreshock_service.platform.database import engine
-from foreshock_service.platform.logs import span
 
 Result = TypeVar("Result")
 _MAX_ATTEMPTS = 5
@@ -110,16 +109,15 @@ class Database:
         """
         begin = time.perf_counter()
         try:
-            with span("database.write"):
-                if self._writer is not None:
-                    result, session = self._writer.run(work)
-                else:
-                    result, session = retry(
-                        lambda: self._write_directly(work),
-                        Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS),
-                        is_retryable=engine.is_retryable,
-                        max_attempts=_MAX_ATTEMPTS,
-                    )
+            if self._writer is not None:
+                result, session = self._writer.run(work)
+            else:
+                result, session = retry(
+                    lambda: self._write_directly(work),
+                    Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS),
+                    is_retryable=engine.is_retryable,
+                    max_attempts=_MAX_ATTEMPTS,
+                )
         finally:
             self.write_seconds.append(time.perf_counter() - begin)
         _run_callbacks(session)

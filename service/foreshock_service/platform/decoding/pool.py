@@ -27,7 +27,7 @@ from functools import partial
 from typing import Generic, ParamSpec, TypeVar
 
 from foreshock.retry import Backoff, retry
-from foreshock_service.platform import logs, problem
+from foreshock_service.platform import problem
 from foreshock_service.platform.decoding import worker
 from foreshock_service.platform.settings import Settings
 
@@ -288,8 +288,7 @@ class DecoderPool:
                 raise DecodersBusy("too many uploads wait to be decoded: try again", headers={"Retry-After": "1"})
             self.bodies += 1
         try:
-            with logs.span("decode"):
-                return self._run(partial(function, *arguments, **named))
+            return self._run(partial(function, *arguments, **named))
         finally:
             with self._lock:
                 self.bodies -= 1
