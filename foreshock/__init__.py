@@ -12,20 +12,16 @@ from foreshock.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from foreshock.client.client import Client
+    from foreshock.client.reader import Reader
     from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
     from foreshock.learning_rate.feed import AdviceFeed
-    from foreshock.operating.operator import AsyncOperator, Operator
-    from foreshock.reading.reader import AsyncReader, Reader
     from foreshock.rollouts.batch import RolloutBatch
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AdviceFeed",
-    "AsyncOperator",
-    "AsyncReader",
     "Client",
-    "Operator",
     "Reader",
     "RolloutBatch",
     "__version__",
@@ -35,11 +31,8 @@ __all__ = [
 
 _MODULES = {
     "AdviceFeed": "foreshock.learning_rate.feed",
-    "AsyncOperator": "foreshock.operating.operator",
-    "AsyncReader": "foreshock.reading.reader",
     "Client": "foreshock.client.client",
-    "Operator": "foreshock.operating.operator",
-    "Reader": "foreshock.reading.reader",
+    "Reader": "foreshock.client.reader",
     "RolloutBatch": "foreshock.rollouts.batch",
     "applied_learning_rates": "foreshock.learning_rate.apply",
     "apply_scale": "foreshock.learning_rate.apply",

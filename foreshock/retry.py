@@ -2,18 +2,16 @@
 
     retry(send, Backoff(first_seconds=0.5, longest_seconds=30), is_retryable=is_unavailable, wait=stopped.wait)
 
-`retry_async` is the same for an event loop. `Backoff` alone gives the delays, for loops that schedule their next
-attempt themselves. The delay before retry n is uniform in [0, min(longest, first · 2ⁿ)] ("full jitter": clients that
-failed together do not come back together). A `Retry-After` of the service is a lower bound: the jittered delay is added
-to it.
+`Backoff` alone gives the delays, for loops that schedule their next attempt themselves. The delay before retry n is
+uniform in [0, min(longest, first · 2ⁿ)] ("full jitter": clients that failed together do not come back together). A
+`Retry-After` of the service is a lower bound: the jittered delay is added to it.
 """
 
-import asyncio
 import itertools
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -74,55 +72,21 @@ def retry(
     `deadline_seconds` after the start, or if `wait` was interrupted. `on_retry(error, delay)` is called before each
     wait. The delay is at least the error's `retry_after_seconds`, if it has one. `wait` is `time.sleep` by default.
     """
-    delay_after = _delays(backoff, is_retryable, max_attempts, deadline_seconds, on_retry)
-    while True:
+    deadline = math.inf if deadline_seconds is None else time.monotonic() + deadline_seconds
+    for attempt in itertools.count(1):
         try:
             return call()
         except Exception as error:
-            if (wait or _sleep)(delay_after(error)):
+            if attempt == max_attempts or not is_retryable(error):
                 raise
-
-
-async def retry_async(
-    call: Callable[[], Awaitable[Result]],
-    backoff: Backoff,
-    *,
-    is_retryable: Callable[[Exception], bool],
-    max_attempts: int | None = None,
-    deadline_seconds: float | None = None,
-    on_retry: Callable[[Exception, float], None] | None = None,
-) -> Result:
-    """Await `call` and return its result, as `retry` does; the waits are `asyncio.sleep`, which a cancellation ends."""
-    delay_after = _delays(backoff, is_retryable, max_attempts, deadline_seconds, on_retry)
-    while True:
-        try:
-            return await call()
-        except Exception as error:
-            await asyncio.sleep(delay_after(error))
-
-
-def _delays(
-    backoff: Backoff,
-    is_retryable: Callable[[Exception], bool],
-    max_attempts: int | None,
-    deadline_seconds: float | None,
-    on_retry: Callable[[Exception, float], None] | None,
-) -> Callable[[Exception], float]:
-    """Return a function from an error to the seconds before the next attempt; it raises the error if there is none."""
-    deadline = math.inf if deadline_seconds is None else time.monotonic() + deadline_seconds
-    attempts = itertools.count(1)
-
-    def delay_after(error: Exception) -> float:
-        if next(attempts) == max_attempts or not is_retryable(error):
-            raise error
-        delay = backoff.next_delay(getattr(error, "retry_after_seconds", None))
-        if time.monotonic() + delay > deadline:
-            raise error
-        if on_retry is not None:
-            on_retry(error, delay)
-        return delay
-
-    return delay_after
+            delay = backoff.next_delay(getattr(error, "retry_after_seconds", None))
+            if time.monotonic() + delay > deadline:
+                raise
+            if on_retry is not None:
+                on_retry(error, delay)
+            if (wait or _sleep)(delay):
+                raise
+    raise AssertionError("unreachable")
 
 
 def sleep_until_stopped(stopped: Callable[[], bool]) -> Wait:

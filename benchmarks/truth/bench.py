@@ -27,6 +27,7 @@ from benchmarks.running_service import running_service, wait_until
 from benchmarks.truth.case import Outcome, Sentence
 from foreshock import Client
 from foreshock.client.connection import ServiceConnection
+from foreshock.client.reader import Reader
 from foreshock.commands.queries import RunQueries, find_run
 from foreshock.digests import weights_digest
 from foreshock.errors import Rejected
@@ -71,9 +72,14 @@ class Bench:
         return self._stack.enter_context(running_service(folder, FORESHOCK_TOKEN_PASS="numpy"))
 
     @cached_property
+    def reader(self) -> Reader:
+        """A reader of the service."""
+        return self._stack.enter_context(Reader(self.url, timeout_seconds=120.0))
+
+    @property
     def connection(self) -> ServiceConnection:
         """Requests to the service."""
-        return self._stack.enter_context(ServiceConnection(self.url, timeout_seconds=120.0))
+        return self.reader.connection
 
     @property
     def weights_root(self) -> Path:
@@ -154,7 +160,7 @@ class Bench:
         if probe["state"] != "done":
             raise RuntimeError(f"the probe of step {step} is {probe['state']}: {probe.get('reason')}\n{said}")
         if probe["kind"] != DOCTOR.name:
-            RunQueries(self.connection, run).wait_for_attribution(step)
+            RunQueries(self.reader, run).wait_for_attribution(step)
         return probe
 
     def score(
@@ -204,7 +210,7 @@ class Bench:
 
         `step` None: the lint of the newest step, and no attribution.
         """
-        record = find_run(self.connection, run)
+        record = find_run(self.reader, run)
         sentences: list[Sentence] = []
         if step is not None:
             attribution = self._optional(f"/v1/runs/{run}/steps/{step}/attribution") or {}
@@ -218,7 +224,7 @@ class Bench:
         seen = {sentence.kind for sentence in sentences}
         together = [*over_run["window"], *([over_run["whole_run"]] if over_run["whole_run"] else [])]
         sentences += [Sentence.of_lint(each) for each in together if each["name"] not in seen]
-        found = RunQueries(self.connection, run).diagnosis()
+        found = RunQueries(self.reader, run).diagnosis()
         sentences.append(Sentence("diagnosis", found.headline, names_cause=False))
         return Outcome(tuple(sentences), found.verdict)
 

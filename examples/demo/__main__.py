@@ -27,7 +27,7 @@ from examples.demo.replay import log_run, missing_steps
 from examples.demo.service_child import only_demo_of, running_service
 from examples.tiny_rl.record import RECORDED, RECORDED_OF_SGLANG, Manifest, RunRecord
 from examples.tiny_rl.sglang_sampler import SglangError
-from foreshock.client.connection import ServiceConnection
+from foreshock.client.reader import Reader
 from foreshock.commands.main import main as foreshock_command
 from foreshock.commands.queries import find_run
 from foreshock.errors import ForeshockError
@@ -66,13 +66,13 @@ def run_demo(record: RunRecord, data: Path, *, once: bool) -> None:
     started = time.monotonic()
     manifest = record.manifest()
     console.print("[bold]1. Service[/]  SQLite and a local folder")
-    with running_service(data) as (service, url), ServiceConnection(url) as connection:
+    with running_service(data) as (service, url), Reader(url) as reader:
         console.print(f"   ready at {url}, data in {data}", soft_wrap=True)
         console.print(f"[bold]2. Run[/]      {_plain(manifest.run.name)}: {manifest.steps} recorded steps, over HTTP")
-        log_missing(record, manifest, data, connection, service, url)
-        run = find_run(connection, manifest.run.key)
+        log_missing(record, manifest, data, reader, service, url)
+        run = find_run(reader, manifest.run.key)
         console.print(f"[bold]3. Replay[/]   checkpointed steps through {manifest.run.engine.split()[0]} and torch")
-        failures = replay(record, manifest, data, connection, service, run.id)
+        failures = replay(record, manifest, data, reader, service, run.id)
         console.print("[bold]4. Diagnosis[/]\n")
         if foreshock_command(["report", run.id, "--full", "--url", url]):
             raise DemoError("the report failed; its message is above")
@@ -83,11 +83,9 @@ def run_demo(record: RunRecord, data: Path, *, once: bool) -> None:
             raise DemoError(f"some replays failed:\n{failures}See {(data / 'worker.log')}.")
 
 
-def log_missing(
-    record: RunRecord, manifest: Manifest, data: Path, connection: ServiceConnection, service: Child, url: str
-) -> None:
+def log_missing(record: RunRecord, manifest: Manifest, data: Path, reader: Reader, service: Child, url: str) -> None:
     """Log the steps that the service does not have yet."""
-    steps = missing_steps(connection, record, manifest)
+    steps = missing_steps(reader, record, manifest)
     if not steps:
         console.print("   nothing to do: it is stored already")
         return
@@ -100,19 +98,20 @@ def log_missing(
         log_run(record, manifest, steps, url, data / "spool", service, report)
 
 
-def replay(
-    record: RunRecord, manifest: Manifest, data: Path, connection: ServiceConnection, service: Child, run: str
-) -> str:
+def replay(record: RunRecord, manifest: Manifest, data: Path, reader: Reader, service: Child, run: str) -> str:
     """Run the probes that are not done yet; return one line per replay that failed."""
-    probes = request_probes(connection, run, manifest)
+    probes = request_probes(reader, run, manifest)
     total = unfinished_jobs(probes)
     if not total:
         console.print("   nothing to do: it is stored already")
     else:
-        with running_worker(connection.url, record, manifest, data / "worker.log") as worker, _progress() as progress:
+        with (
+            running_worker(reader.connection.url, record, manifest, data / "worker.log") as worker,
+            _progress() as progress,
+        ):
             task = progress.add_task("replayed", total=total, note="engines start, this takes a while")
             probes = wait_for_probes(
-                connection,
+                reader,
                 probes,
                 worker,
                 service,

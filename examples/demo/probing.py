@@ -13,7 +13,7 @@ from examples.demo.errors import DemoError
 from examples.tiny_rl.record import Manifest, RunRecord
 from examples.tiny_rl.run_log import WEIGHTS_ROOT
 from examples.tiny_rl.sglang_sampler import IN_BFLOAT16, running_sglang
-from foreshock.client.connection import ServiceConnection
+from foreshock.client.reader import Reader
 from foreshock.commands.queries import RunQueries
 from foreshock.scorers import SCORERS, VARIANTS, default_scorers
 
@@ -40,11 +40,11 @@ def probe_scorers(manifest: Manifest) -> list[dict[str, str]]:
     ]
 
 
-def request_probes(connection: ServiceConnection, run: str, manifest: Manifest) -> list[dict[str, Any]]:
+def request_probes(reader: Reader, run: str, manifest: Manifest) -> list[dict[str, Any]]:
     """Request one exact probe per checkpoint; a probe that was requested before is returned with its state."""
     return [
-        connection.decoded(
-            connection.request(
+        reader.connection.decoded(
+            reader.connection.request(
                 "POST",
                 f"/v1/runs/{run}/probes",
                 json_body={
@@ -81,7 +81,7 @@ def running_worker(url: str, record: RunRecord, manifest: Manifest, log: Path) -
 
 
 def wait_for_probes(
-    connection: ServiceConnection,
+    reader: Reader,
     probes: list[dict[str, Any]],
     worker: Child,
     service: Child,
@@ -101,9 +101,9 @@ def wait_for_probes(
         if time.monotonic() > deadline:
             raise DemoError(f"{left} replays are not done after {PATIENCE_SECONDS:.0f} s.{worker.log_tail()}")
         time.sleep(0.3)
-        probes = [connection.get_json(f"/v1/probes/{probe['id']}") for probe in probes]
+        probes = [reader.connection.get_json(f"/v1/probes/{probe['id']}") for probe in probes]
     for probe in probes:
-        RunQueries(connection, probe["run"]).wait_for_attribution(probe["step"])
+        RunQueries(reader, probe["run"]).wait_for_attribution(probe["step"])
     report(0)
     return probes
 

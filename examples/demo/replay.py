@@ -12,7 +12,7 @@ from examples.tiny_rl.record import Manifest, RunRecord
 from examples.tiny_rl.run_log import WEIGHTS_ROOT, start_run
 from examples.tiny_rl.tokenizer import TOKENIZER
 from foreshock import AdviceFeed, Client
-from foreshock.client.connection import ServiceConnection
+from foreshock.client.reader import Reader
 from foreshock.commands.queries import find_run
 from foreshock.errors import RunNotFound
 
@@ -21,22 +21,15 @@ STEPS_AHEAD = 8
 PATIENCE_SECONDS = 120.0
 
 
-def missing_steps(connection: ServiceConnection, record: RunRecord, manifest: Manifest) -> list[int]:
+def missing_steps(reader: Reader, record: RunRecord, manifest: Manifest) -> list[int]:
     """Return the recorded steps that the service does not have yet, ascending; all of them if it has no such run."""
     try:
-        run = find_run(connection, manifest.run.key)
+        run = find_run(reader, manifest.run.key)
     except RunNotFound:
         return record.steps()
-    stored: set[int] = set()
-    cursor: str | None = None
-    while True:
-        page = connection.get_json(f"/v1/runs/{run.id}/steps", {"limit": 200, "cursor": cursor})
-        stored |= {step["step"] for step in page["items"] if step["closed"]}
-        cursor = page["next_cursor"]
-        if cursor is None:
-            break
-    announced = connection.get_json(f"/v1/runs/{run.id}/checkpoints")["items"]
-    lacking = {checkpoint.step for checkpoint in manifest.checkpoints} - {each["step"] for each in announced}
+    stored = {step.step for step in reader.steps(run.id) if step.closed}
+    announced = {each.step for each in reader.checkpoints(run.id)}
+    lacking = {checkpoint.step for checkpoint in manifest.checkpoints} - announced
     return [step for step in record.steps() if step not in stored or step in lacking]
 
 

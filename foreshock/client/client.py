@@ -47,8 +47,8 @@ from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.setting_names import log_unknown_settings
 
 if TYPE_CHECKING:
+    from foreshock.client.reader import Reader
     from foreshock.exporters.exports import Export, Exports
-    from foreshock.reading.reader import Reader
 
 __all__ = ["Client"]
 
@@ -144,7 +144,7 @@ class Client:
 
     def reader(self) -> Reader:
         """Return a reader of what the service has, with this client's address, key and project."""
-        from foreshock.reading.reader import Reader
+        from foreshock.client.reader import Reader
 
         return Reader(self.settings.url, self.project, api_key=self.settings.api_key)
 

@@ -1,6 +1,6 @@
-"""HTTP connections to the service, for threads and for event loops: the one place of address, headers and errors.
+"""The HTTP connection to the service: the one place of address, headers and errors.
 
-Used by the client, the advice feed, readers and operators, the commands and the workers. Every failure is a
+Used by the client, the advice feed, the reader, the commands and the workers. Every failure is a
 ServiceError: ServiceUnavailable, WrongService, Unauthorized or Rejected (`foreshock/errors.py`).
 
 An answer is bounded in size and time, since it may come from anything that listens at the address. No encoding is
@@ -9,7 +9,6 @@ asked for and none is decoded: a megabyte of gzip can be a gigabyte.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -114,10 +113,18 @@ def wrong_service(url: str) -> WrongService:
     return WrongService(f"{url} is not a Foreshock service; check FORESHOCK_URL")
 
 
-class _Connection:
-    """The address of a service, and the parts of requests and answers that threads and event loops share."""
+class ServiceConnection:
+    """HTTP requests to one service, with its API key. Use one connection per thread."""
 
-    def __init__(self, url: str, api_key: str | None, timeout_seconds: float, max_answer_bytes: int) -> None:
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        *,
+        timeout_seconds: float = 30.0,
+        max_answer_bytes: int = LONGEST_ANSWER_BYTES,
+    ) -> None:
+        """Prepare the connection; nothing is sent yet. Raises ConfigurationError for an unusable address or key."""
         if not _is_address(url):
             raise ConfigurationError(
                 f"the service's address must look like {DEFAULT_URL}, got {shown_address(url)!r}; check FORESHOCK_URL"
@@ -134,86 +141,16 @@ class _Connection:
                     "one of them only, in its Authorization header; remove one, see FORESHOCK_URL and FORESHOCK_API_KEY"
                 )
             headers["Authorization"] = f"Bearer {key}"
-        self._options: dict[str, Any] = {
-            # Without the password, which httpx logs.
-            "base_url": self.url,
-            "auth": (named.username, named.password) if named.userinfo else None,
-            "headers": headers,
-            "timeout": _timeout(timeout_seconds),
-            # A key must not follow a redirect to another host.
-            "follow_redirects": False,
-        }
-
-    def decoded(self, response: httpx.Response) -> Any:
-        """Return the JSON of an answer. Raises WrongService if it is not JSON."""
-        try:
-            return response.json()
-        except (ValueError, RecursionError) as error:
-            raise wrong_service(self.url) from error
-
-    def _check_size(self, response: httpx.Response, size: int) -> None:
-        """Raise WrongService if `size` bytes of the answer are too many, or if they are in an encoding."""
-        if size > self._max_answer_bytes:
-            raise WrongService(
-                f"{self.url} answers with more than {self._max_answer_bytes:,} bytes; check FORESHOCK_URL"
-            )
-        if response.headers.get("Content-Encoding", "identity") != "identity":
-            raise WrongService(f"{self.url} answers in an encoding that was not asked for; check FORESHOCK_URL")
-
-    def _most_seconds(self, timeout_seconds: float | None, size: int) -> float:
-        """Return the longest time from the first byte of a request of `size` bytes to the last one of its answer."""
-        seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
-        return seconds + size / _LEAST_BYTES_PER_SECOND
-
-    def _no_answer(self, error: Exception) -> ServiceUnavailable:
-        reason = str(error) or type(error).__name__
-        text = f"no answer from {self.url}: {reason}; check that the service runs, and FORESHOCK_URL"
-        return ServiceUnavailable(text)
-
-    def _checked(self, response: httpx.Response) -> httpx.Response:
-        """Return a 2xx or 304. Raises ServiceError for any other answer."""
-        status = response.status_code
-        if status < 300 or status == httpx.codes.NOT_MODIFIED:
-            return response
-        problem = _problem(response)
-        fields: dict[str, Any] = {
-            "status": status, "problem": problem, "retry_after_seconds": _retry_after_seconds(response)
-        }  # fmt: skip
-        if status < 400:
-            target = response.headers.get("Location", "another address")
-            raise WrongService(
-                f"{self.url} redirects to {shown_address(target)}; set FORESHOCK_URL to the final address", **fields
-            )
-        detail = problem.get("detail") or problem.get("title") or response.reason_phrase
-        # One line of a log, whatever the answer holds.
-        detail = "".join(each if each.isprintable() else " " for each in str(detail)[:_MOST_REASON])
-        message = f"{response.request.method} {response.request.url.path}: {status} {detail}"
-        if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-            raise Unauthorized(f"{message}; check FORESHOCK_API_KEY", **fields)
-        if status in _NO_SUCH_PATH and response.request.url.path.endswith(_PATHS_OF_EVERY_SERVICE):
-            raise wrong_service(self.url)
-        if status >= 500 or status in _TEMPORARY_STATUSES:
-            raise ServiceUnavailable(message, **fields)
-        if problem.get("type") == PROBLEM_TYPE_PREFIX + RUN_NOT_FOUND:
-            raise RunNotFound(message, **fields)
-        raise Rejected(message, **fields)
-
-
-class ServiceConnection(_Connection):
-    """HTTP requests to one service, with its API key. Use one connection per thread."""
-
-    def __init__(
-        self,
-        url: str,
-        api_key: str | None = None,
-        *,
-        timeout_seconds: float = 30.0,
-        max_answer_bytes: int = LONGEST_ANSWER_BYTES,
-    ) -> None:
-        """Prepare the connection; nothing is sent yet. Raises ConfigurationError for an unusable address or key."""
-        super().__init__(url, api_key, timeout_seconds, max_answer_bytes)
         self._socket: socket.socket | None = None
-        self._http = httpx.Client(**self._options)
+        self._http = httpx.Client(
+            # Without the password, which httpx logs.
+            base_url=self.url,
+            auth=(named.username, named.password) if named.userinfo else None,
+            headers=headers,
+            timeout=_timeout(timeout_seconds),
+            # A key must not follow a redirect to another host.
+            follow_redirects=False,
+        )
 
     def request(
         self,
@@ -264,6 +201,13 @@ class ServiceConnection(_Connection):
             ) from error
         return self._checked(_with_body(response, bytes(body)))
 
+    def decoded(self, response: httpx.Response) -> Any:
+        """Return the JSON of an answer. Raises WrongService if it is not JSON."""
+        try:
+            return response.json()
+        except (ValueError, RecursionError) as error:
+            raise wrong_service(self.url) from error
+
     def get_json(self, path: str, query: Query = None) -> Any:
         """Return the decoded JSON of a GET. Raises ServiceError."""
         return self.decoded(self.request("GET", path, query=query))
@@ -291,50 +235,52 @@ class ServiceConnection(_Connection):
         if event == "connection.connect_tcp.complete":
             self._socket = info["return_value"].get_extra_info("socket")
 
+    def _check_size(self, response: httpx.Response, size: int) -> None:
+        """Raise WrongService if `size` bytes of the answer are too many, or if they are in an encoding."""
+        if size > self._max_answer_bytes:
+            raise WrongService(
+                f"{self.url} answers with more than {self._max_answer_bytes:,} bytes; check FORESHOCK_URL"
+            )
+        if response.headers.get("Content-Encoding", "identity") != "identity":
+            raise WrongService(f"{self.url} answers in an encoding that was not asked for; check FORESHOCK_URL")
 
-class AsyncServiceConnection(_Connection):
-    """The async twin of ServiceConnection. One connection serves many tasks of one event loop."""
+    def _most_seconds(self, timeout_seconds: float | None, size: int) -> float:
+        """Return the longest time from the first byte of a request of `size` bytes to the last one of its answer."""
+        seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        return seconds + size / _LEAST_BYTES_PER_SECOND
 
-    def __init__(self, url: str, api_key: str | None = None, *, timeout_seconds: float = 30.0) -> None:
-        """Prepare the connection; nothing is sent yet. Raises ConfigurationError for an unusable address or key."""
-        super().__init__(url, api_key, timeout_seconds, LONGEST_ANSWER_BYTES)
-        self._http = httpx.AsyncClient(**self._options)
+    def _no_answer(self, error: Exception) -> ServiceUnavailable:
+        reason = str(error) or type(error).__name__
+        text = f"no answer from {self.url}: {reason}; check that the service runs, and FORESHOCK_URL"
+        return ServiceUnavailable(text)
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Query = None,
-        content: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
-        timeout_seconds: float | None = None,
-    ) -> httpx.Response:
-        """Send a request and return the answer (2xx or 304). Raises ServiceError for any other, and for none."""
-        try:
-            async with (
-                asyncio.timeout(self._most_seconds(timeout_seconds, _size_of(content, headers))),
-                self._http.stream(
-                    method,
-                    path,
-                    params=_parameters(query),
-                    content=content,
-                    headers=headers,
-                    timeout=_timeout(timeout_seconds),
-                ) as response,
-            ):
-                self._check_size(response, 0)
-                body = bytearray()
-                async for piece in response.aiter_raw():
-                    body += piece
-                    self._check_size(response, len(body))
-        except _FAILURES as error:
-            raise self._no_answer(error) from error
-        return self._checked(_with_body(response, bytes(body)))
-
-    async def close(self) -> None:
-        """Close the connection."""
-        await self._http.aclose()
+    def _checked(self, response: httpx.Response) -> httpx.Response:
+        """Return a 2xx or 304. Raises ServiceError for any other answer."""
+        status = response.status_code
+        if status < 300 or status == httpx.codes.NOT_MODIFIED:
+            return response
+        problem = _problem(response)
+        fields: dict[str, Any] = {
+            "status": status, "problem": problem, "retry_after_seconds": _retry_after_seconds(response)
+        }  # fmt: skip
+        if status < 400:
+            target = response.headers.get("Location", "another address")
+            raise WrongService(
+                f"{self.url} redirects to {shown_address(target)}; set FORESHOCK_URL to the final address", **fields
+            )
+        detail = problem.get("detail") or problem.get("title") or response.reason_phrase
+        # One line of a log, whatever the answer holds.
+        detail = "".join(each if each.isprintable() else " " for each in str(detail)[:_MOST_REASON])
+        message = f"{response.request.method} {response.request.url.path}: {status} {detail}"
+        if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+            raise Unauthorized(f"{message}; check FORESHOCK_API_KEY", **fields)
+        if status in _NO_SUCH_PATH and response.request.url.path.endswith(_PATHS_OF_EVERY_SERVICE):
+            raise wrong_service(self.url)
+        if status >= 500 or status in _TEMPORARY_STATUSES:
+            raise ServiceUnavailable(message, **fields)
+        if problem.get("type") == PROBLEM_TYPE_PREFIX + RUN_NOT_FOUND:
+            raise RunNotFound(message, **fields)
+        raise Rejected(message, **fields)
 
 
 def _timeout(seconds: float | None) -> Any:

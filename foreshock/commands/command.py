@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn, Protocol
 
-from foreshock.client.connection import DEFAULT_URL, ServiceConnection, configured
+from foreshock.client.connection import DEFAULT_URL
+from foreshock.client.reader import Reader
 from foreshock.errors import ConfigurationError, did_you_mean
 
 _INVALID_CHOICE = re.compile(r"invalid choice: '(?P<given>[^']*)' \(choose from (?P<known>.*)\)")
@@ -62,9 +63,10 @@ def add_service_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def connect(arguments: argparse.Namespace) -> ServiceConnection:
-    """Open the connection of `add_service_options`. Raises ConfigurationError for an invalid address."""
-    return ServiceConnection(*configured(arguments.url, arguments.api_key))
+def connect(arguments: argparse.Namespace) -> Reader:
+    """Open the reader of `add_service_options` and `--project`. Raises ConfigurationError for an invalid address."""
+    project = getattr(arguments, "project", None)
+    return Reader(arguments.url, project, api_key=arguments.api_key, retry_seconds=0.0)
 
 
 def add_run_argument(parser: argparse.ArgumentParser, *, required: bool) -> None:

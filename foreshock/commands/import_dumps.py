@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from foreshock.client.client import Client
-from foreshock.client.connection import ServiceConnection, run_url
+from foreshock.client.connection import run_url
+from foreshock.client.reader import Reader
 from foreshock.commands.option_types import SECONDS
 from foreshock.commands.queries import closing_import, losses_of, refuse_losses, wait_for_delivery
 from foreshock.diagnosis.wording import plural
@@ -95,7 +96,7 @@ def chosen_format(arguments: argparse.Namespace) -> DumpFormat | None:
 
 def import_dumps(
     client: Client,
-    connection: ServiceConnection,
+    reader: Reader,
     kind: DumpFormat,
     attributes: BatchAttributes,
     arguments: argparse.Namespace,
@@ -107,14 +108,14 @@ def import_dumps(
     """
     importing = _Importing(client, kind, read_options(arguments, attributes), arguments, start)
     try:
-        with closing_import(client, connection, unfinished=arguments.unfinished):
+        with closing_import(client, reader, unfinished=arguments.unfinished):
             status = importing.follow() if arguments.follow else importing.once()
             if not arguments.unfinished and not importing.interrupted:
                 client.finish()
                 wait_for_delivery(client)
     finally:
         if importing.is_started:
-            importing.summarise(connection)
+            importing.summarise(reader)
     return status
 
 
@@ -209,7 +210,7 @@ class _Importing:
             self._remark(f"the files of step {step} changed after it was imported; the service keeps the first content")
         return 1 if refused or (follower.waiting and not self.interrupted) else 0
 
-    def summarise(self, connection: ServiceConnection) -> None:
+    def summarise(self, reader: Reader) -> None:
         """Print what was imported."""
         known = self._client.counters.duplicates
         steps = plural(len(self._steps), "step")
@@ -217,7 +218,7 @@ class _Importing:
             first, last = self._steps[0], self._steps[-1]
             steps += f" ({first})" if len(self._steps) == 1 else f" ({first} to {last})"
         already = f", {plural(known, 'shard')} of them already stored" if known else ""
-        url = run_url(connection.url, self._client.project, self._client.run_key)
+        url = run_url(reader.connection.url, self._client.project, self._client.run_key)
         print(f"{steps} with {plural(self._rollouts, 'rollout')} imported{already}; run {self._client.run_id}: {url}")
 
     def _start_run(self) -> None:

@@ -19,7 +19,8 @@ from typing import Any
 
 from foreshock.api.runs import LARGEST_STEP
 from foreshock.client.client import Client
-from foreshock.client.connection import ServiceConnection, run_url
+from foreshock.client.connection import run_url
+from foreshock.client.reader import Reader
 from foreshock.commands.command import add_service_options, connect
 from foreshock.commands.import_dumps import (
     add_dump_options,
@@ -229,15 +230,15 @@ class ImportCommand:
             if not arguments.follow:
                 # Check them before a run is made for them.
                 find_dumps(chosen.name, arguments.paths[0])
-            with connect(arguments) as connection:
-                client = self._client(connection, arguments)
+            with connect(arguments) as reader:
+                client = self._client(reader, arguments)
                 start = partial(self._start, client, attributes, arguments, trainer=chosen.framework)
-                return import_dumps(client, connection, chosen, attributes, arguments, start)
+                return import_dumps(client, reader, chosen, attributes, arguments, start)
         recording = _selected(find_recording(arguments.paths, step=arguments.step), arguments)
         root = _weights_root(arguments.weights_root)
-        with connect(arguments) as connection:
-            client = self._client(connection, arguments)
-            with closing_import(client, connection, unfinished=arguments.unfinished):
+        with connect(arguments) as reader:
+            client = self._client(reader, arguments)
+            with closing_import(client, reader, unfinished=arguments.unfinished):
                 self._log(client, recording, attributes, arguments, root)
                 wait_for_delivery(client)
                 if not arguments.unfinished:
@@ -246,13 +247,13 @@ class ImportCommand:
             counters = client.counters.snapshot()
             print(
                 f"{plural(len(recording.shards), 'shard')} of rollouts imported, {counters.duplicates} of them already "
-                f"stored; run {client.run_id}: {run_url(connection.url, client.project, client.run_key)}"
+                f"stored; run {client.run_id}: {run_url(reader.connection.url, client.project, client.run_key)}"
             )
         return 0
 
-    def _client(self, connection: ServiceConnection, arguments: argparse.Namespace) -> Client:
+    def _client(self, reader: Reader, arguments: argparse.Namespace) -> Client:
         # Without a service the import fails at once instead of spooling.
-        connection.request("GET", "/livez")
+        reader.connection.request("GET", "/livez")
         return Client(
             arguments.url,
             arguments.project,

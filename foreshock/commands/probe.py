@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from foreshock.api.probes import PriorityName
-from foreshock.client.connection import ServiceConnection
+from foreshock.client.reader import Reader
 from foreshock.commands.command import add_run_argument, add_service_options, connect
 from foreshock.commands.option_types import COUNT, SECONDS, STEP, whole
 from foreshock.commands.queries import RunQueries, find_run
@@ -95,12 +95,13 @@ class ProbeCommand:
         """Request, wait, print. Exit status 1 if the probe failed, was skipped or took too long."""
         if isinstance(arguments.step, str):
             return _cancel(arguments)
-        with connect(arguments) as connection:
-            run = find_run(connection, arguments.run, arguments.project)
+        with connect(arguments) as reader:
+            run = find_run(reader, arguments.run)
             body = _request(arguments)
-            probe = connection.decoded(connection.request("POST", f"/v1/runs/{run.id}/probes", json_body=body))
+            answer = reader.connection.request("POST", f"/v1/runs/{run.id}/probes", json_body=body)
+            probe = reader.connection.decoded(answer)
             if not arguments.no_wait:
-                probe = wait_for_probe(connection, probe, arguments.timeout)
+                probe = wait_for_probe(reader, probe, arguments.timeout)
             kind = _kind(arguments)
             is_done = probe["state"] == "done"
             result: list[str] = []
@@ -110,11 +111,11 @@ class ProbeCommand:
                 if kind is LAYERS:
                     query["pair"] = comparison_name(*(each["scorer"] for each in probe["scorers"]))
                 module, _, function = kind.report.partition(":")
-                answer = connection.get_json(path, query=query)
-                result = getattr(importlib.import_module(module), function)(answer, probe)
+                found = reader.connection.get_json(path, query=query)
+                result = getattr(importlib.import_module(module), function)(found, probe)
             elif is_done:
                 # The attribution is computed after the last job is done: `foreshock report` comes next.
-                queries = RunQueries(connection, run.id)
+                queries = RunQueries(reader, run.id)
                 queries.wait_for_attribution(arguments.step)
                 if arguments.exact and (attribution := queries.attribution(arguments.step)) is not None:
                     result = [""]
@@ -162,8 +163,8 @@ def _cancel(arguments: argparse.Namespace) -> int:
         raise ConfigurationError(
             f"STEP must be a whole number, got {arguments.step}{hint if arguments.step.startswith(_PROBE_IDS) else ''}"
         )
-    with connect(arguments) as connection:
-        probe = connection.decoded(connection.request("DELETE", f"/v1/probes/{arguments.step}"))
+    with connect(arguments) as reader:
+        probe = reader.connection.decoded(reader.connection.request("DELETE", f"/v1/probes/{arguments.step}"))
     _print(probe, arguments)
     return 0
 
@@ -211,7 +212,7 @@ def _request(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in body.items() if value is not None}
 
 
-def wait_for_probe(connection: ServiceConnection, probe: dict[str, Any], timeout_seconds: float) -> dict[str, Any]:
+def wait_for_probe(reader: Reader, probe: dict[str, Any], timeout_seconds: float) -> dict[str, Any]:
     """Wait for the final state and return the probe; in its present state after the timeout, or if no live worker can
     do it."""
     begun = time.monotonic()
@@ -225,7 +226,7 @@ def wait_for_probe(connection: ServiceConnection, probe: dict[str, Any], timeout
             shown = progress
         time.sleep(0.5)
         try:
-            probe = connection.get_json(f"/v1/probes/{probe['id']}")
+            probe = reader.connection.get_json(f"/v1/probes/{probe['id']}")
         except ServiceUnavailable:
             continue
     if probe["state"] == "queued":

@@ -4,7 +4,7 @@ import itertools
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -17,7 +17,8 @@ from foreshock.api.probes import ProbeRecord
 from foreshock.api.runs import AttemptRecord, RunRecord
 from foreshock.api.watch import AdviceRecord, AlertRecord
 from foreshock.client.client import Client
-from foreshock.client.connection import ServiceConnection
+from foreshock.client.columns import Measurements
+from foreshock.client.reader import Reader
 from foreshock.commands.text import Progress
 from foreshock.comparisons import STEP_ROW
 from foreshock.diagnosis.lags import LAG_KEY
@@ -25,9 +26,6 @@ from foreshock.diagnosis.quantities import FIRST_SOURCE, NAMES, names_of, prefer
 from foreshock.diagnosis.wording import plural
 from foreshock.errors import ConfigurationError, Rejected, RunNotFound, ServiceError, ServiceUnavailable, did_you_mean
 from foreshock.probe_kinds import PROBE_KINDS
-from foreshock.reading.caller import Request, answer_of, items_of
-from foreshock.reading.columns import Measurements
-from foreshock.reading.reader import Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +125,7 @@ def refuse_losses(client: Client) -> None:
 
 
 @contextmanager
-def closing_import(client: Client, connection: ServiceConnection, *, unfinished: bool) -> Iterator[None]:
+def closing_import(client: Client, reader: Reader, *, unfinished: bool) -> Iterator[None]:
     """Close the client after the block. If that raises, mark its run as failed, unless the run had ended before.
 
     `unfinished` leaves the run's state as it is.
@@ -136,19 +134,19 @@ def closing_import(client: Client, connection: ServiceConnection, *, unfinished:
         yield
     except BaseException:
         if not unfinished:
-            _fail_run(client, connection)
+            _fail_run(client, reader)
         raise
     finally:
         client.close()
 
 
-def _fail_run(client: Client, connection: ServiceConnection) -> None:
+def _fail_run(client: Client, reader: Reader) -> None:
     if client.newest_step < 0:
         return
     client.flush(client.settings.exit_seconds)
     run = client.run_id
     with suppress(ServiceError):
-        if run is not None and find_run(connection, run).state in ("running", "stale"):
+        if run is not None and find_run(reader, run).state in ("running", "stale"):
             client.finish(failed=True)
             print(
                 f"note: the run {client.run_key} is marked as failed; the same command continues it: what is stored is "
@@ -163,32 +161,27 @@ Answer = TypeVar("Answer")
 _POLL_SECONDS = 0.2
 
 
-def list_runs(connection: ServiceConnection, project: str | None = None) -> Iterator[RunRecord]:
-    """Yield all runs that the API key can read, newest first. Raises ServiceError."""
-    return items_of(connection, Reader.runs.request(), project)
-
-
-def find_run(connection: ServiceConnection, name: str | None, project: str | None = None) -> RunRecord:
+def find_run(reader: Reader, name: str | None) -> RunRecord:
     """Return the run with that id, client key or name; None: the newest run.
 
-    Raises RunNotFound, ConfigurationError if several projects have the key and `project` is None, ServiceError.
+    Raises RunNotFound, ConfigurationError if several projects have the key and the reader is of all, ServiceError.
     """
     if name:
         try:
-            return answer_of(connection, Reader.run.request(name), project)
+            return reader.run(name)
         except Rejected as error:
             if error.status == httpx.codes.CONFLICT:
                 raise ConfigurationError(str(error.problem["detail"]).replace("?project=", "--project")) from error
             if error.status not in (httpx.codes.NOT_FOUND, httpx.codes.UNPROCESSABLE_ENTITY):
                 raise
     known: dict[str, None] = {}
-    for run in list_runs(connection, project):
+    for run in reader.runs():
         if name is None or name == run.name:
             return run
         known |= dict.fromkeys(each for each in (run.key, run.name) if each)
     missing = "no run yet" if name is None else f"no run with the id, key or name {name!r}"
     suggestion = did_you_mean(name or "", known) or "; list them with `foreshock runs`"
-    raise RunNotFound(f"{connection.url} has {missing}{suggestion}", status=httpx.codes.NOT_FOUND)
+    raise RunNotFound(f"{reader.connection.url} has {missing}{suggestion}", status=httpx.codes.NOT_FOUND)
 
 
 # Kinds of probes that publish no score.
@@ -198,8 +191,8 @@ _WITHOUT_ATTRIBUTION = frozenset(kind.name for kind in PROBE_KINDS.values() if n
 class RunQueries:
     """Queries about one run. All methods raise ServiceError and return None if there is no result yet."""
 
-    def __init__(self, connection: ServiceConnection, run: str) -> None:
-        self._connection = connection
+    def __init__(self, reader: Reader, run: str) -> None:
+        self._reader = reader
         self._run = run
 
     def curve(self, comparison: str, measures: Sequence[str], *, from_step: int = 0) -> Curve:
@@ -209,7 +202,7 @@ class RunQueries:
         except Rejected as error:
             if error.status != httpx.codes.UNPROCESSABLE_ENTITY:
                 raise
-            known = {measure.column for measure in items_of(self._connection, Reader.measures.request())}
+            known = {measure.column for measure in self._reader.measures()}
             if known >= set(measures):
                 raise
             answer = self._measurements(comparison, [measure for measure in measures if measure in known], from_step)
@@ -243,8 +236,7 @@ class RunQueries:
 
     def _scalars(self, names: Sequence[str], from_step: int) -> dict[str, dict[int, float]]:
         """Return name → step → finite value, each from its preferred source."""
-        request = Reader.scalars.request(self._run, names=names, from_step=from_step)
-        columns = answer_of(self._connection, request).columns
+        columns = self._reader.scalars(self._run, names=names, from_step=from_step).columns
         found: dict[str, dict[int, float]] = {}
         rows = zip(*(columns[each].tolist() for each in ("name", "source", "step", "value")), strict=True)
         for name, source, step, value in rows:
@@ -254,15 +246,12 @@ class RunQueries:
         return found
 
     def _measurements(self, comparison: str, measures: Sequence[str], from_step: int) -> Measurements:
-        request = Reader.measurements.request(
-            self._run, measures=measures, comparisons=[comparison], from_step=from_step
-        )
-        return answer_of(self._connection, request)
+        return self._reader.measurements(self._run, measures=measures, comparisons=[comparison], from_step=from_step)
 
     def buckets(self, step: int, comparison: str) -> tuple[Bucket, ...] | str:
         """Return the buckets of a step that hold tokens; the reason as a sentence if another release measured them."""
         try:
-            answer = self._optional(Reader.buckets.request(self._run, step, comparison=comparison))
+            answer = _optional(lambda: self._reader.buckets(self._run, step, comparison=comparison))
         except Rejected as error:
             if error.status != httpx.codes.CONFLICT:
                 raise
@@ -291,7 +280,7 @@ class RunQueries:
     def _stored_attribution(self, step: int) -> tuple[AttributionRecord | None, bool]:
         """Return the attribution (None without one), and False if the service is computing another one."""
         try:
-            answer = self._optional(Reader.attribution.request(self._run, step))
+            answer = _optional(lambda: self._reader.attribution(self._run, step))
         except ServiceUnavailable as error:
             if not str(error.problem.get("type")).endswith(":attribution-pending"):
                 raise
@@ -300,46 +289,46 @@ class RunQueries:
 
     def ignored_values(self, step: int) -> str:
         """Return what the lint of a step ignored, as a sentence; empty if nothing."""
-        found = self._optional(Reader.lint.request(self._run, step))
+        found = _optional(lambda: self._reader.lint(self._run, step))
         checks = () if found is None else found.checks
         return next((each.why for each in checks if each.name == "placeholder_log_probs" and each.state == "clean"), "")
 
     def probed_steps(self) -> tuple[int, ...]:
         """Return the steps with at least one finished job of a probe that is part of an attribution."""
-        probes = (probe for probe in self._probes() if probe.kind not in _WITHOUT_ATTRIBUTION)
+        probes = (probe for probe in self._reader.probes(self._run) if probe.kind not in _WITHOUT_ATTRIBUTION)
         return tuple(sorted({probe.step for probe in probes if _any_done(probe)}))
 
     def unfinished_probes(self) -> tuple[tuple[int, str, str], ...]:
         """Return step, state and reason of each probe that is not done."""
-        return tuple((probe.step, probe.state, probe.reason or "") for probe in self._probes() if probe.state != "done")
+        probes = self._reader.probes(self._run)
+        return tuple((probe.step, probe.state, probe.reason or "") for probe in probes if probe.state != "done")
 
     def attempts(self) -> tuple[AttemptRecord, ...]:
         """Return all attempts, in the order in which they were registered."""
-        return tuple(items_of(self._connection, Reader.attempts.request(self._run)))
+        return tuple(self._reader.attempts(self._run))
 
     def diagnosis(self) -> Diagnosis:
         """Return the diagnosis."""
-        return answer_of(self._connection, Reader.diagnosis.request(self._run))
+        return self._reader.diagnosis(self._run)
 
     def alerts(self) -> tuple[AlertRecord, ...]:
         """Return all alerts, ordered by step."""
-        alerts = items_of(self._connection, Reader.alerts.request(self._run))
+        alerts = self._reader.alerts(self._run)
         return tuple(sorted(alerts, key=lambda alert: (alert.step, alert.rule)))
 
     def advice(self) -> AdviceRecord | None:
         """Return the learning-rate advice."""
-        return self._optional(Reader.advice.request(self._run))
+        return _optional(lambda: self._reader.advice(self._run))
 
-    def _probes(self) -> Iterator[ProbeRecord]:
-        return items_of(self._connection, Reader.probes.request(self._run))
 
-    def _optional(self, request: Request[Answer]) -> Answer | None:
-        try:
-            return answer_of(self._connection, request)
-        except Rejected as error:
-            if error.status == httpx.codes.NOT_FOUND:
-                return None
-            raise
+def _optional(read: Callable[[], Answer]) -> Answer | None:
+    """Return what `read` returns, None if the service has no such result yet."""
+    try:
+        return read()
+    except Rejected as error:
+        if error.status == httpx.codes.NOT_FOUND:
+            return None
+        raise
 
 
 def _any_done(probe: ProbeRecord) -> bool:

@@ -45,10 +45,10 @@ class ReportCommand:
         if arguments.output is not None:
             form = _form(arguments.output, as_json=arguments.json)
             check_output("--output", arguments.output)
-        with connect(arguments) as connection:
-            run = find_run(connection, arguments.run, arguments.project)
-            queries = RunQueries(connection, run.id)
-            url = run_url(connection.url, run.project, run.key)
+        with connect(arguments) as reader:
+            run = find_run(reader, arguments.run)
+            queries = RunQueries(reader, run.id)
+            url = run_url(reader.connection.url, run.project, run.key)
             found = report_data.collect(queries, run, url, step=arguments.step, model_kind=arguments.model_kind)
         if form is None:
             whole = arguments.full or arguments.step is not None

@@ -11,10 +11,7 @@ from foreshock.api.runs import RunRecord
 from foreshock.api.watch import STANDING, AlertOfRun
 from foreshock.commands.command import add_service_options, connect
 from foreshock.commands.option_types import COUNT
-from foreshock.commands.queries import list_runs
 from foreshock.commands.text import count, moment, table
-from foreshock.reading.caller import items_of
-from foreshock.reading.reader import Reader
 from foreshock.severity import Severity, severity_rank
 
 _LONGEST_NAME = 48
@@ -34,10 +31,9 @@ class RunsCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Print the list."""
-        with connect(arguments) as connection:
-            runs = list(itertools.islice(list_runs(connection, arguments.project), arguments.limit))
-            alerts = items_of(connection, Reader.alerts_of_runs.request(states=STANDING), arguments.project)
-            open_alerts = {} if arguments.json or not runs else _alerts_by_run(alerts)
+        with connect(arguments) as reader:
+            runs = list(itertools.islice(reader.runs(), arguments.limit))
+            open_alerts = {} if arguments.json or not runs else _alerts_by_run(reader.alerts_of_runs(states=STANDING))
         if arguments.json:
             print(json.dumps([dataclasses.asdict(run) for run in runs], indent=2, ensure_ascii=False))
         elif runs:
@@ -46,7 +42,7 @@ class RunsCommand:
             rows = [_row(run, open_alerts.get(run.id, "–")) for run in runs]
             print("\n".join(table(header, rows, left=(0, 1, 2, 3, 4, 7, 8, 9), indent="")))
         else:
-            print(f"{arguments.project or connection.url}: no runs yet")
+            print(f"{arguments.project or reader.connection.url}: no runs yet")
         return 0
 
 

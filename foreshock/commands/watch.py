@@ -146,9 +146,9 @@ class WatchCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Print until the run has ended, or Ctrl-C."""
-        with connect(arguments) as connection:
-            run = find_run(connection, arguments.run, arguments.project)
-            queries, from_step, last = RunQueries(connection, run.id), arguments.from_step, run.last_step
+        with connect(arguments) as reader:
+            run = find_run(reader, arguments.run)
+            queries, from_step, last = RunQueries(reader, run.id), arguments.from_step, run.last_step
             if last is None:
                 last = max(queries.rollouts(run, _ROLLOUTS).steps, default=None)
             if from_step is None:
@@ -164,7 +164,7 @@ class WatchCommand:
             unavailable = False
             while True:
                 try:
-                    run = find_run(connection, run.id)
+                    run = find_run(reader, run.id)
                     has_ended = arguments.once or run.state != "running"
                     watch.print_new(run, is_last=has_ended)
                     unavailable = False

@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from foreshock.client.connection import ServiceConnection, run_url
+from foreshock.client.connection import run_url
+from foreshock.client.reader import Reader
 from foreshock.client.reporting import DeliveryStatus, LogOnce
 from foreshock.errors import ConfigurationError
 from foreshock.exporters.exporter import ExportedRun, Exporter
@@ -37,6 +38,7 @@ _GIVE_UP_SECONDS = 3600.0
 _MOST_PENDING = 10_000
 _STEPS_PER_READ = 200
 _LEAST_CLOSE_SECONDS = 1.0
+_MOST_ANSWER_BYTES = 1 << 24
 _VARIABLE = "FORESHOCK_EXPORT"
 
 Export = str | Exporter | Iterable[str | Exporter]
@@ -86,10 +88,19 @@ class Exports:
             thread.join()
 
     def _start(self) -> None:
-        self._threads = [
-            ExportThread(each, self._run, self._client.new_connection, self._log) for each in self._exporters
-        ]
+        self._threads = [ExportThread(each, self._run, self._open_reader, self._log) for each in self._exporters]
         atexit.register(self._close_at_exit)
+
+    def _open_reader(self) -> Reader:
+        """Return a reader that asks once, since steps are tried again, and with the limit of answers in a trainer."""
+        settings = self._client.settings
+        return Reader(
+            settings.url,
+            api_key=settings.api_key,
+            timeout_seconds=settings.timeout_seconds,
+            retry_seconds=0.0,
+            max_answer_bytes=_MOST_ANSWER_BYTES,
+        )
 
     def _run(self) -> ExportedRun | None:
         client = self._client
@@ -135,7 +146,7 @@ class ExportThread:
         self,
         exporter: Exporter,
         find_run: Callable[[], ExportedRun | None],
-        connect: Callable[[], ServiceConnection],
+        open_reader: Callable[[], Reader],
         log: LogOnce,
     ) -> None:
         """Start the thread. `find_run` returns None until the run is registered."""
@@ -143,7 +154,7 @@ class ExportThread:
         self.written = 0
         """Steps written so far."""
         self._find_run = find_run
-        self._connect = connect
+        self._open_reader = open_reader
         self._log = log
         self._pending: dict[int, float] = {}
         self._done: set[int] = set()
@@ -152,7 +163,7 @@ class ExportThread:
         self._closing = threading.Event()
         self._deadline = float("inf")
         self._started = False
-        self._connection: ServiceConnection | None = None
+        self._reader: Reader | None = None
         self._source: StepSource | None = None
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._work, name=f"foreshock-export-{exporter.name}", daemon=True)
@@ -183,8 +194,8 @@ class ExportThread:
         if self._pid != os.getpid():
             return
         self._thread.join(max(_LEAST_CLOSE_SECONDS, self._deadline - time.monotonic()))
-        if self._thread.is_alive() and self._connection is not None:
-            self._connection.interrupt()
+        if self._thread.is_alive() and self._reader is not None:
+            self._reader.connection.interrupt()
             self._thread.join(_LEAST_CLOSE_SECONDS)
         with self._lock:
             left = len(self._pending)
@@ -232,10 +243,10 @@ class ExportThread:
         if not self._started:
             self.exporter.start(run)
             self._started = True
-        if self._connection is None:
-            self._connection = self._connect()
+        if self._reader is None:
+            self._reader = self._open_reader()
         if self._source is None:
-            self._source = StepSource(self._connection, run.run_id, run.attempt, self.exporter.measures)
+            self._source = StepSource(self._reader, run.run_id, run.attempt, self.exporter.measures)
         source = self._source
         with self._lock:
             pending = sorted(self._pending)
@@ -264,8 +275,8 @@ class ExportThread:
 
     def _finish(self) -> None:
         with contextlib.suppress(Exception):
-            if self._connection is not None:
-                self._connection.close()
+            if self._reader is not None:
+                self._reader.close()
         try:
             self.exporter.close()
         except Exception as error:

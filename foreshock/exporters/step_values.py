@@ -6,22 +6,20 @@ import httpx
 import numpy as np
 
 from foreshock.api.watch import STANDING, AlertRecord
-from foreshock.client.connection import ServiceConnection
+from foreshock.client.columns import Measurements
+from foreshock.client.reader import Reader
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.errors import Rejected
 from foreshock.exporters.exporter import StepValues
 from foreshock.learning_rate.advice import Advice
-from foreshock.reading.caller import answer_of, items_of
-from foreshock.reading.columns import Measurements
-from foreshock.reading.reader import Reader
 from foreshock.severity import SEVERITIES
 
 
 class StepSource:
     """Reads closed steps of one attempt from the service."""
 
-    def __init__(self, connection: ServiceConnection, run_id: str, attempt: int, measures: Sequence[str]) -> None:
-        self._connection = connection
+    def __init__(self, reader: Reader, run_id: str, attempt: int, measures: Sequence[str]) -> None:
+        self._reader = reader
         self._run = run_id
         self._attempt = attempt
         self._measures = tuple(measures)
@@ -34,8 +32,8 @@ class StepSource:
         measured = self._measurements(first, last)
         if not measured.columns.rows:
             return []
-        alerts = tuple(items_of(self._connection, Reader.alerts.request(self._run, states=(*STANDING, "resolved"))))
-        advice = answer_of(self._connection, Reader.advice.request(self._run)).advice
+        alerts = tuple(self._reader.alerts(self._run, states=(*STANDING, "resolved")))
+        advice = self._reader.advice(self._run).advice
         return step_values(
             measured, alerts, advice if advice.attempt == self._attempt else None, self._measures, self._rules
         )
@@ -43,16 +41,15 @@ class StepSource:
     def _measurements(self, first: int, last: int) -> Measurements:
         pairs = (TRAINER_ROLLOUT, STEP_ROW)
         while True:
-            request = Reader.measurements.request(
-                self._run,
-                measures=self._asked,
-                comparisons=pairs,
-                from_step=first,
-                to_step=last,
-                attempt=self._attempt,
-            )
             try:
-                return answer_of(self._connection, request)
+                return self._reader.measurements(
+                    self._run,
+                    measures=self._asked,
+                    comparisons=pairs,
+                    from_step=first,
+                    to_step=last,
+                    attempt=self._attempt,
+                )
             except Rejected as error:
                 if error.status != httpx.codes.UNPROCESSABLE_ENTITY or not self._asked:
                     raise

@@ -10,7 +10,7 @@ import pytest
 
 from examples.demo.service_child import running_service
 from examples.tiny_rl.record import RECORDED, RunRecord
-from foreshock.client.connection import ServiceConnection
+from foreshock.client.reader import Reader
 from foreshock.commands.queries import RunQueries, find_run
 from tests.paths import REPOSITORY
 
@@ -74,7 +74,7 @@ def run_python(*arguments: str) -> str:
 
 
 def test_service_receives_the_recorded_steps(tmp_path: Path) -> None:
-    with running_service(tmp_path / "service") as (_, url), ServiceConnection(url) as connection:
+    with running_service(tmp_path / "service") as (_, url), Reader(url) as reader:
         output = tmp_path / "run"
         run_python(
             "-m", "examples.tiny_rl.train", "--output", str(output), "--url", url, "--key", "few-steps",
@@ -83,9 +83,9 @@ def test_service_receives_the_recorded_steps(tmp_path: Path) -> None:
         )  # fmt: skip
         record = RunRecord(output)
         scalars = record.scalars()
-        run = find_run(connection, "few-steps")
-        curve = RunQueries(connection, run.id).curve("trainer/rollout", ["k3_kl"])
-        checkpoints = connection.get_json(f"/v1/runs/{run.id}/checkpoints")["items"]
+        run = find_run(reader, "few-steps")
+        curve = RunQueries(reader, run.id).curve("trainer/rollout", ["k3_kl"])
+        checkpoints = reader.connection.get_json(f"/v1/runs/{run.id}/checkpoints")["items"]
 
     assert record.steps() == list(curve.steps) == [1, 2, 3]
     assert curve.of("k3_kl") == pytest.approx([scalars[step]["k3"] for step in curve.steps], rel=1e-9)

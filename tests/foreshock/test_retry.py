@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 from foreshock import retry as retry_module
 from foreshock.errors import Rejected, ServiceUnavailable
-from foreshock.retry import LONGEST_RETRY_AFTER_SECONDS, Backoff, retry, retry_async, sleep_until_stopped
+from foreshock.retry import LONGEST_RETRY_AFTER_SECONDS, Backoff, retry, sleep_until_stopped
 
 SECONDS = st.floats(1e-3, 1e3)
 
@@ -146,32 +145,3 @@ def test_polled_flag_ends_a_wait() -> None:
     assert sleep_until_stopped(stopped.is_set)(60.0)
     assert time.monotonic() - started < 30
     assert not sleep_until_stopped(lambda: False)(0.01)
-
-
-def test_async_retry_calls_again_until_it_succeeds_or_its_attempts_end() -> None:
-    failures = [ServiceUnavailable("away"), ServiceUnavailable("away")]
-    delays: list[float] = []
-
-    async def call() -> str:
-        if failures:
-            raise failures.pop()
-        return "done"
-
-    def run(attempts: int) -> str:
-        backoff = Backoff(0.01, 0.02)
-        return asyncio.run(
-            retry_async(
-                call,
-                backoff,
-                is_retryable=lambda error: isinstance(error, ServiceUnavailable),
-                max_attempts=attempts,
-                on_retry=lambda _, delay: delays.append(delay),
-            )
-        )
-
-    assert run(3) == "done"
-    assert len(delays) == 2
-    failures.extend([ServiceUnavailable("away")] * 2)
-    with pytest.raises(ServiceUnavailable):
-        run(2)
-    assert failures == []

@@ -13,7 +13,7 @@ from typing import Any
 from foreshock.api.doctor import DoctorStepRecord
 from foreshock.api.records import to_json
 from foreshock.api.runs import RunRecord
-from foreshock.client.connection import ServiceConnection
+from foreshock.client.reader import Reader
 from foreshock.commands.command import add_project_option, add_service_options, connect
 from foreshock.commands.import_rollouts import find_recording, read_shard
 from foreshock.commands.option_types import COUNT, STEP, real, whole
@@ -23,8 +23,6 @@ from foreshock.doctor import Budget, CannotTryError, examine, lines_of_differenc
 from foreshock.doctor.findings import record_lines
 from foreshock.errors import ConfigurationError, did_you_mean
 from foreshock.probe_kinds import DOCTOR, DOCTOR_SECONDS
-from foreshock.reading.caller import answer_of, items_of
-from foreshock.reading.reader import Reader
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from foreshock.rollouts.attributes import LOGPROBS_MODES
 from foreshock.rollouts.sampling import select_rollouts
@@ -112,16 +110,16 @@ def _examine_run(arguments: argparse.Namespace) -> int:
     """Request an examination of a step, and of one of the run to compare with; print the reports."""
     if len(arguments.what) > 1 or Path(arguments.what[0]).is_file():
         raise ConfigurationError("give the weights of the files with --engine-weights, or name one run")
-    with connect(arguments) as connection:
-        run = find_run(connection, arguments.what[0], arguments.project)
-        step = _newest_step(connection, run) if arguments.step is None else arguments.step
+    with connect(arguments) as reader:
+        run = find_run(reader, arguments.what[0])
+        step = _newest_step(reader, run) if arguments.step is None else arguments.step
         asked: dict[str, tuple[str, int, str | None]] = {run.title: (run.id, step, None)}
         if arguments.against is not None:
-            other = find_run(connection, arguments.against, arguments.project)
-            last = _newest_step(connection, other, step)
+            other = find_run(reader, arguments.against)
+            last = _newest_step(reader, other, step)
             mine, theirs = (run.key, other.key) if run.title == other.title else (run.title, other.title)
             asked = {f"{mine}, step {step}": (run.id, step, other.id), f"{theirs}, step {last}": (other.id, last, None)}
-        records = _examined(connection, asked, arguments)
+        records = _examined(reader, asked, arguments)
     if len(records) < len(asked):
         return 1
     reports = {title: record.report for title, record in records.items()}
@@ -137,34 +135,32 @@ def _examine_run(arguments: argparse.Namespace) -> int:
 
 
 def _examined(
-    connection: ServiceConnection, asked: Mapping[str, tuple[str, int, str | None]], arguments: argparse.Namespace
+    reader: Reader, asked: Mapping[str, tuple[str, int, str | None]], arguments: argparse.Namespace
 ) -> dict[str, DoctorStepRecord]:
     """Request examinations, wait for them and return the reports up to the first failed one."""
     records: dict[str, DoctorStepRecord] = {}
-    for title, probe in [(title, _ask(connection, *each, arguments)) for title, each in asked.items()]:
-        done = wait_for_probe(connection, probe, arguments.budget + _LONGEST_START_SECONDS)
+    for title, probe in [(title, _ask(reader, *each, arguments)) for title, each in asked.items()]:
+        done = wait_for_probe(reader, probe, arguments.budget + _LONGEST_START_SECONDS)
         if done["state"] != "done":
             print("\n".join(probe_lines(done)), file=sys.stderr)
             break
         run, step, _ = asked[title]
-        records[title] = answer_of(connection, Reader.doctor.request(run, step, attempt=done["attempt"]))
+        records[title] = reader.doctor(run, step, attempt=done["attempt"])
     return records
 
 
-def _ask(
-    connection: ServiceConnection, run: str, step: int, against: str | None, arguments: argparse.Namespace
-) -> dict[str, Any]:
+def _ask(reader: Reader, run: str, step: int, against: str | None, arguments: argparse.Namespace) -> dict[str, Any]:
     """Request an examination of a step and return its probe."""
     body = {"budget_seconds": arguments.budget, "max_rollouts": arguments.rollouts, "against": against}
     given = {name: value for name, value in body.items() if value is not None}
-    answer = connection.request("POST", f"/v1/runs/{run}/steps/{step}/doctor", json_body=given)
-    probe: dict[str, Any] = connection.decoded(answer)
+    answer = reader.connection.request("POST", f"/v1/runs/{run}/steps/{step}/doctor", json_body=given)
+    probe: dict[str, Any] = reader.connection.decoded(answer)
     return probe
 
 
-def _newest_step(connection: ServiceConnection, run: RunRecord, last: int | None = None) -> int:
+def _newest_step(reader: Reader, run: RunRecord, last: int | None = None) -> int:
     """Return the newest step, up to `last`, with announced weights. Raises ConfigurationError if there is none."""
-    steps = [each.step for each in items_of(connection, Reader.checkpoints.request(run.id))]
+    steps = [each.step for each in reader.checkpoints(run.id)]
     steps = [step for step in steps if last is None or step <= last]
     if not steps:
         raise ConfigurationError(

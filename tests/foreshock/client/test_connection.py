@@ -15,11 +15,10 @@ import pytest
 
 from benchmarks.broken_service import serve
 from foreshock import Client
-from foreshock.client.connection import AsyncServiceConnection, ServiceConnection, configured, shown_address
+from foreshock.client.connection import ServiceConnection, configured, shown_address
+from foreshock.client.reader import Reader
 from foreshock.commands.main import main
 from foreshock.errors import ConfigurationError, ServiceUnavailable, WrongService
-from foreshock.operating.operator import Operator
-from foreshock.reading.reader import Reader
 from tests.foreshock.client.faulty_service import FaultyService
 
 
@@ -71,10 +70,8 @@ def test_key_that_no_header_can_carry_is_refused_without_showing_it(
     monkeypatch.setenv("FORESHOCK_API_KEY", wrong)
     makers: tuple[Callable[[], object], ...] = (
         lambda: ServiceConnection(service.url, wrong),
-        lambda: AsyncServiceConnection(service.url, wrong),
         lambda: Client(service.url, run_key="run"),
         lambda: Reader(service.url),
-        lambda: Operator(service.url),
     )
     for make in makers:
         with pytest.raises(ConfigurationError, match="an API key must be printable ASCII") as refused:

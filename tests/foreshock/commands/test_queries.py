@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from foreshock.api.probes import JobStateName, ProbeRecord
-from foreshock.client.connection import ServiceConnection
+from foreshock.client.reader import Reader
 from foreshock.commands.queries import RunQueries
 
 
@@ -23,9 +23,9 @@ def test_probes_that_publish_no_score_make_no_probed_step(monkeypatch: pytest.Mo
         probe("probe_9", 9, "exact", "queued"),
     ]
 
-    def listed(queries: RunQueries) -> Iterator[ProbeRecord]:
+    def listed(reader: Reader, run: str) -> Iterator[ProbeRecord]:
         return iter(probes)
 
-    monkeypatch.setattr(RunQueries, "_probes", listed)
-    with ServiceConnection("http://127.0.0.1:1", None) as connection:
-        assert RunQueries(connection, "run").probed_steps() == (4, 5, 6, 7)
+    monkeypatch.setattr(Reader, "probes", listed)
+    with Reader("http://127.0.0.1:1") as reader:
+        assert RunQueries(reader, "run").probed_steps() == (4, 5, 6, 7)

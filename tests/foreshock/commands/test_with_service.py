@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from foreshock.client.connection import ServiceConnection
+from foreshock.client.reader import Reader
 from foreshock.commands.main import main
 from foreshock.commands.queries import RunQueries, find_run
 from foreshock.commands.report_data import MISMATCH_MEASURES, STEP_MEASURES
@@ -134,8 +134,8 @@ def test_import_that_fails_after_its_first_file_fails_its_run(
     words = ["import", str(tmp_path), "--run-key", "half imported"]
     for unfinished, state in ((["--unfinished"], "running"), ([], "failed")):
         assert run(real_service, *words, *unfinished) == 1
-        with ServiceConnection(real_service.url) as connection:
-            found = find_run(connection, "half imported")
+        with Reader(real_service.url) as reader:
+            found = find_run(reader, "half imported")
             assert found.state == state
     assert "the same command continues it" in capsys.readouterr().err
     with httpx.Client(base_url=real_service.url, timeout=60) as http:
@@ -265,9 +265,9 @@ def test_watch_of_a_run_without_a_step_says_so(imported: RunningService, capsys:
 def test_watch_prints_the_steps_that_a_resume_repeats(
     real_service: RunningService, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with ServiceConnection(real_service.url, None) as connection, httpx.Client(base_url=real_service.url) as http:
+    with Reader(real_service.url) as reader, httpx.Client(base_url=real_service.url) as http:
         address = f"/v1/runs/{http.post('/v1/runs', json={'key': 'resumed'}).raise_for_status().json()['id']}"
-        watch = _Watch(RunQueries(connection, address.rpartition("/")[2]), Paint(), None, 2, 2)
+        watch = _Watch(RunQueries(reader, address.rpartition("/")[2]), Paint(), None, 2, 2)
 
         def printed(attempt: int, resume_step: int, steps: range) -> list[str]:
             body = {"key": f"of {attempt}", "resume_step": resume_step}
@@ -276,7 +276,7 @@ def test_watch_prints_the_steps_that_a_resume_repeats(
                 values = {"reward": attempt + step / 10}
                 where = f"{address}/steps/{step}/scalars?attempt={attempt}"
                 http.put(where, json={"values": values}).raise_for_status()
-            watch.print_new(find_run(connection, "resumed"), is_last=True)
+            watch.print_new(find_run(reader, "resumed"), is_last=True)
             lines = capsys.readouterr().out.splitlines()
             words = [line.split() for line in lines if line.startswith(("step", "attempt"))]
             return [" ".join(each if each[0] == "attempt" else [each[1], each[-3]]) for each in words]
@@ -396,9 +396,9 @@ def test_every_measure_that_commands_ask_for_is_registered() -> None:
 
 
 def test_unknown_measures_are_omitted(imported: RunningService) -> None:
-    with ServiceConnection(imported.url) as connection:
-        run_id = find_run(connection, "imported").id
-        curve = RunQueries(connection, run_id).curve("trainer/rollout", ("k3_kl", "measured_by_a_later_release"))
+    with Reader(imported.url) as reader:
+        run_id = find_run(reader, "imported").id
+        curve = RunQueries(reader, run_id).curve("trainer/rollout", ("k3_kl", "measured_by_a_later_release"))
     assert curve.known("k3_kl")
     assert not curve.known("measured_by_a_later_release")
     assert len(curve.of("measured_by_a_later_release")) == len(STEPS)

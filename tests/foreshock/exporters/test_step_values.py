@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from foreshock.api.watch import AlertRecord
+from foreshock.client.columns import Measurements
+from foreshock.client.columns import measurements as parse_measurements
 from foreshock.exporters.step_values import step_values
 from foreshock.learning_rate.advice import Advice
-from foreshock.reading.columns import Measurements
-from foreshock.reading.columns import measurements as parse_measurements
 
 
 def alert(step: int, **fields: Any) -> AlertRecord:

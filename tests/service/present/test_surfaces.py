@@ -17,8 +17,8 @@ from sqlalchemy import insert, update
 from sqlalchemy.orm import Session
 
 from foreshock.api.diagnosis import VERDICTS
+from foreshock.client.reader import Reader
 from foreshock.commands.main import main
-from foreshock.reading.reader import Reader
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import Run, Step
 from foreshock_service.platform.security import UNRESTRICTED

@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 from numpy.typing import NDArray
 
-from foreshock.client.connection import ServiceConnection
+from foreshock.client.reader import Reader
 from foreshock.clock import now_us
 from foreshock.commands.queries import RunQueries
 from foreshock.rollouts import RolloutBatch, decode_rollouts
@@ -347,8 +347,8 @@ def test_sweeper_computes_what_a_crash_left(http: httpx.Client, app: FastAPI, mo
     pending = run.get("steps/1/attribution")
     assert (pending.status_code, pending.json()["type"]) == (503, "urn:foreshock:problem:attribution-pending")
     assert pending.headers["Retry-After"] == "5"
-    with ServiceConnection(str(http.base_url)) as connection:
-        queries = RunQueries(connection, run.run)
+    with Reader(str(http.base_url), retry_seconds=0.0) as reader:
+        queries = RunQueries(reader, run.run)
         assert queries.attribution(1) is None
         assert queries.wait_for_attribution(1, timeout_seconds=0.0) is False
     figure = http.get(f"/pages/runs/{run.run}/figures/attribution.json").json()

@@ -21,7 +21,7 @@ _SHOWN_ROWS = 20  # in a notebook
 _STEPS = {"step": np.int64, "attempt": np.int64}
 _MEASUREMENTS = {**_STEPS, "comparison": np.object_, "from_sample": np.bool_}
 _SCALARS = {**_STEPS, "source": np.object_, "name": np.object_}
-_BUCKETS = {"tokens": np.int64, "token_id": np.int64}
+_BUCKETS = {"tokens": np.int64}
 _TOKENS = {
     "sample_id": np.object_, "shard": np.int64, "position": np.int64, "token_id": np.int64, "generated": np.bool_,
     "d": np.float64,
@@ -124,16 +124,6 @@ class Buckets:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenIds:
-    """The mismatch of a step by token id, largest Σ k3 first; that of an id not listed is at most `k3_sum_unnamed`."""
-
-    columns: Columns
-    coverage: Coverage
-    k3_sum_unnamed: float
-    incomplete: IncompleteStep | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Tokens:
     """Response tokens of a step: the worst by |d|, or those of one rollout in order.
 
@@ -168,7 +158,7 @@ def scalars(value: Mapping[str, Any]) -> Scalars:
 
 
 def buckets(value: Mapping[str, Any]) -> Buckets:
-    """Parse `GET …/buckets` by a condition."""
+    """Parse `GET …/buckets`."""
     edges = _floats(value["edges"])
     ends = np.isnan(edges)
     edges[ends] = np.where(np.arange(len(edges))[ends] == 0, -np.inf, np.inf)
@@ -180,14 +170,6 @@ def buckets(value: Mapping[str, Any]) -> Buckets:
         _columns(value["columns"], _BUCKETS),
         parse(Coverage, value["coverage"]),
         _incomplete(value),
-    )
-
-
-def token_ids(value: Mapping[str, Any]) -> TokenIds:
-    """Parse `GET …/buckets?by=token_id`."""
-    unnamed = _floats([value.get("k3_sum_unnamed")])
-    return TokenIds(
-        _columns(value["columns"], _BUCKETS), parse(Coverage, value["coverage"]), float(unnamed[0]), _incomplete(value)
     )
 
 

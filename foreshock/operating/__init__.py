@@ -1,1 +1,0 @@
-"""Change what the service stores: `Operator` and its async twin."""
