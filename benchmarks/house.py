@@ -1,16 +1,18 @@
 """Measure the size of the product, and how many of its files one action crosses.
 
-`make bench-house` counts lines and files of the three packages, import lines of the service, the files and functions
-that run for one step, one page and one poll of the advice, and the files that three kinds of change touch. A profiler
-in every process of the client and the service records which functions run; the step is the fourth of its run, so that
-the start of the run and its first uses do not count. `make test` leaves its own duration in build/test_seconds.txt.
+`make bench-house` counts the lines of the product (three packages, migrations, templates, scripts and styles of the
+pages), of its tests, the words of its documents, the files and named functions that run for one step, one page and one
+poll of the advice, and the files that three kinds of change touch. A profiler in every process of the client and the
+service records which functions run in a window; each window counts all that it enters, whatever an earlier one entered.
+The step is the fourth of its run, so that the start of the run and its first uses do not count. The poll is that of a
+new AdviceFeed in the trainer, with one call of `scale`. `make test` leaves its own duration in build/test_seconds.txt.
 """
 
 from __future__ import annotations
 
-import ast
 import mmap
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -31,22 +33,26 @@ from tests.paths import PYTHONPATH
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGES = ("foreshock", "service", "probes")
+PRODUCT = (*PACKAGES, "migrations")
 CHANGES = REPOSITORY / "benchmarks" / "house_changes"
-_SUFFIXES = (".py", ".js", ".c")
+_SUFFIXES = (".py", ".js", ".html", ".css", ".sql")
+_BUNDLED = re.compile(r"\.min\.js$")
+"""Libraries that the pages bring with them."""
 
 # Recorded in every process that finds this module first on its path: the name of each function of the product that
-# starts while the first byte of the shared file is 1.
+# starts while the first byte of the shared file is the number of a window. Comprehensions and lambdas have no name.
 _SITECUSTOMIZE = """
 import mmap, os, sys, threading
 _flag = mmap.mmap(os.open(os.environ["HOUSE_FLAG"], os.O_RDWR), 1)
 _seen, _top = set(), os.environ["HOUSE_TOP"]
 def _hook(frame, event, argument):
-    if event == "call" and _flag[0] == 1:
+    window = _flag[0]
+    if event == "call" and window:
         code = frame.f_code
-        if code not in _seen and code.co_filename.startswith(_top) and code.co_name != "<module>":
-            _seen.add(code)
+        if (window, code) not in _seen and code.co_filename.startswith(_top) and not code.co_name.startswith("<"):
+            _seen.add((window, code))
             place = os.path.realpath(code.co_filename)[len(_top):]
-            os.write(_out, f"{place}\\t{code.co_qualname}:{code.co_firstlineno}\\n".encode())
+            os.write(_out, f"{window}\\t{place}\\t{code.co_qualname}:{code.co_firstlineno}\\n".encode())
 _out = os.open(os.environ["HOUSE_OUT"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 sys.setprofile(_hook)
 threading.setprofile(_hook)
@@ -54,30 +60,20 @@ threading.setprofile(_hook)
 
 
 def product_files(*packages: str) -> list[Path]:
-    """Return the tracked sources of the packages."""
+    """Return the tracked sources of the folders, without the libraries that are bundled with the pages."""
     listed = subprocess.run(
         ["git", "ls-files", *packages], cwd=REPOSITORY, capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    return [REPOSITORY / name for name in listed if name.endswith(_SUFFIXES)]
+    return [REPOSITORY / name for name in listed if name.endswith(_SUFFIXES) and not _BUNDLED.search(name)]
 
 
 def lines_of(path: Path) -> int:
     return path.read_bytes().count(b"\n")
 
 
-def import_share(package: str) -> float:
-    """Return the percentage of a package's Python lines that belong to import statements."""
-    imported = total = 0
-    for path in product_files(package):
-        if path.suffix == ".py":
-            source = path.read_text()
-            total += source.count("\n")
-            imported += sum(
-                (node.end_lineno or node.lineno) - node.lineno + 1
-                for node in ast.walk(ast.parse(source))
-                if isinstance(node, ast.Import | ast.ImportFrom)
-            )
-    return 100 * imported / total
+def words_of_documents() -> int:
+    """Return the words of the documents, as `wc -w` counts them."""
+    return sum(len(path.read_text().split()) for path in (REPOSITORY / "docs").glob("**/*.md"))
 
 
 class Recorder:
@@ -86,6 +82,7 @@ class Recorder:
     def __init__(self, folder: Path) -> None:
         (folder / "sitecustomize.py").write_text(_SITECUSTOMIZE)
         self._flag_file, self._out = folder / "flag", folder / "out"
+        self._windows = 0
         self._flag_file.write_bytes(b"\0")
         self._out.touch()
         with self._flag_file.open("r+b") as file:
@@ -99,16 +96,20 @@ class Recorder:
 
     def crossed(self, act: Callable[[], object], settle_seconds: float = 0.0) -> tuple[int, int]:
         """Return the numbers of the product's files and functions that run in `act` and `settle_seconds` after it."""
-        before = self._out.stat().st_size
-        self._flag[0] = 1
+        self._windows += 1
+        self._flag[0] = self._windows
         try:
             act()
             time.sleep(settle_seconds)
         finally:
             self._flag[0] = 0
         time.sleep(0.2)
-        found = {tuple(line.split("\t")) for line in self._out.read_text()[before:].splitlines()}
-        own = {(file, name) for file, name in found if file.split(os.sep)[0] in PACKAGES}
+        found = {tuple(line.split("\t")) for line in self._out.read_text().splitlines()}
+        own = {
+            (file, name)
+            for window, file, name in found
+            if int(window) == self._windows and file.split(os.sep)[0] in PACKAGES
+        }
         if os.environ.get("HOUSE_LIST"):
             print(*sorted(f"{file}: {name}" for file, name in own), sep="\n")
         return len({file for file, _ in own}), len(own)
@@ -142,8 +143,9 @@ for line in sys.stdin:
         client.log_rollouts(int(step), made)
         while client.flush(1.0).undelivered:
             pass
-    elif word == "feed":
+    elif word == "poll":
         feed = foreshock.AdviceFeed(client)
+        feed.scale(int(step))
     print("done", flush=True)
 """
 
@@ -199,7 +201,7 @@ def paths() -> dict[str, tuple[int, int]]:
                 log_history(http, _probed_history())
                 time.sleep(5.0)  # the background derives the run's detection
                 found["page"] = recorder.crossed(lambda: http.get("/runs/default/recorded").raise_for_status())
-                found["poll"] = recorder.crossed(lambda: trainer.say("feed"), 2.0)
+                found["poll"] = recorder.crossed(lambda: trainer.say("poll 4"), 2.0)
             finally:
                 trainer.close()
     return found
@@ -234,11 +236,13 @@ def test_minutes() -> float | None:
 
 def measure() -> list[Line]:
     """Return the lines of the table."""
-    files = product_files(*PACKAGES)
+    files = product_files(*PRODUCT)
     crossed = paths()
     return [
-        Line("lines", "lines of the three packages", sum(map(lines_of, files)), 65_000),
-        Line("files", "their files", len(files), 540),
+        Line("lines", "lines of the product", sum(map(lines_of, files)), 72_000),
+        Line("files", "its files", len(files), 540),
+        Line("test_lines", "lines of the tests", sum(map(lines_of, product_files("tests"))), 52_000),
+        Line("words", "words of the documents", words_of_documents(), 45_000),
         Line("step_files", "files from log_rollouts to stored and closed", crossed["step"][0], 100),
         Line("step_functions", "… functions", crossed["step"][1], 500),
         Line("page_files", "files of a run's page", crossed["page"][0], 80),
@@ -246,10 +250,9 @@ def measure() -> list[Line]:
         Line("poll_files", "files of an advice poll, client and service", crossed["poll"][0], 25),
         Line("poll_functions", "… functions", crossed["poll"][1], 90),
         Line("measure_files", "files touched by a new measure", touched("measure"), 4),
-        Line("rule_files", "… by a new rule", touched("rule"), 3),
-        Line("probe_files", "… by a new kind of probe", touched("probe"), 8),
-        Line("import_percent", "import lines in service/, %", import_share("service"), 7),
-        Line("test_minutes", "make test, minutes", test_minutes(), 18),
+        Line("rule_files", "… by a new rule", touched("rule"), 2),
+        Line("probe_files", "… by a new kind of probe", touched("probe"), 7),
+        Line("test_minutes", "make test, minutes", test_minutes(), 15),
     ]
 
 
