@@ -1,7 +1,8 @@
 # make demo    replay a recorded run with real engines and show the pages; ONCE=1 exits at the end, ENGINE=sglang: one that SGLang sampled
 # make collapses  make the missing runs of examples/collapses; RUNS=10: the next ten. Long: nice -n 19 make collapses
 # make closed-loop  make the missing runs of examples/closed_loop, as above
-# make test    run everything that CI runs; WORKERS=2: fewer processes of pytest, for a machine with less than 16 GB
+# make test    what CI runs: ruff, mypy, import contracts and the quick tests; WORKERS=2 for a machine with less than 16 GB
+# make test-all  every test besides: both databases, all engines, frameworks and Pythons, pages in every width and theme
 # make docs    build the documentation site into build/site; SERVE=1 serves it on http://localhost:8000
 # make gallery take a picture of every page and every kind of run into build/gallery
 # make bench-… measure one claim; prints a table and a line of key=value pairs, exits 1 if the bar is not reached
@@ -19,7 +20,7 @@ BENCHES := bench-bad-input bench-broken-service bench-closed-loop bench-connect 
 	bench-pages bench-queries bench-truth
 
 .DEFAULT_GOAL := help
-.PHONY: help demo collapses closed-loop test setup lint types imports pytest format $(BENCHES) docs gallery screenshot clean
+.PHONY: help demo collapses closed-loop test test-all setup lint types imports pytest format $(BENCHES) docs gallery screenshot clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -40,11 +41,12 @@ setup:  # programs by apt and the environment by pip, at the same time
 	scripts/setup_environment.sh test; environment=$$?; \
 	wait $$programs && exit $$environment
 
-test: setup lint  # types and imports beside the tests, which leave a sixth of two cores idle; what they find comes last
+test: QUICK := --quick
+test test-all: setup lint  # types and imports beside the tests, which wait for other processes; what they find comes last
 	@mkdir -p build; date +%s > build/test_started; nice $(MAKE) --no-print-directory types imports > build/checks.txt 2>&1 & checks=$$!; \
-	$(MAKE) --no-print-directory pytest; tests=$$?; \
+	$(MAKE) --no-print-directory pytest QUICK=$(QUICK); tests=$$?; \
 	wait $$checks; checks=$$?; cat build/checks.txt; \
-	echo $$(($$(date +%s) - $$(cat build/test_started))) > build/test_seconds.txt; exit $$((tests | checks))
+	echo $$(($$(date +%s) - $$(cat build/test_started))) > build/$(subst -,_,$@)_seconds.txt; exit $$((tests | checks))
 
 docs: setup
 	@$(BIN)/python -m scripts.documentation $(if $(SERVE),--serve)
@@ -60,7 +62,7 @@ imports: setup
 	$(BIN)/lint-imports
 
 pytest: setup  # a process of tests uses two thirds of a core, as it waits for other processes: three for two cores
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=20
+	$(BIN)/python -m pytest $(QUICK) -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=20
 
 format: setup
 	$(BIN)/ruff check --fix .

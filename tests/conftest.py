@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 from foreshock_probes.engines.environment import hold_this_process
-from tests.paths import CERTIFICATE
+from tests.paths import CERTIFICATE, REPOSITORY
+from tests.quick import is_quick, is_quick_file
 
 # Before any test imports torch. Idle OpenMP threads sleep: by default they spin, which takes a third of the CPU time of
 # torch's and vLLM's tests.
@@ -72,8 +73,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
     return Scheduling(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order units by how long they take: files that belong together, those that start vLLM, slow ones, the rest.
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--quick`, which `make test` uses."""
+    parser.addoption("--quick", action="store_true", help="leave out what only `make test-all` runs (tests/quick.py)")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `--quick`, do not import a file without a quick test."""
+    if config.getoption("--quick") and collection_path.name.startswith("test_") and collection_path.suffix == ".py":
+        return None if is_quick_file(collection_path.relative_to(REPOSITORY).as_posix()) else True
+    return None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is not quick if asked to, and order what is left by how long it takes.
+
+    Files that belong together come first, then those that start vLLM, slow ones, the rest.
 
     A long unit that begins last is waited for by the other processes.
     """
@@ -83,10 +98,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             return 0
         return 1 if item.get_closest_marker("vllm") else 2 if item.get_closest_marker("slow") else 3
 
+    if config.getoption("--quick"):
+        left_out = [
+            item for item in items if item.get_closest_marker("full") or not is_quick(item.nodeid, _parameters_of(item))
+        ]
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
     of_file: dict[Path, int] = {}
     for item in items:
         of_file[item.path] = min(rank(item), of_file.get(item.path, 3))
     items.sort(key=lambda item: of_file[item.path])
+
+
+def _parameters_of(item: pytest.Item) -> dict[str, object]:
+    return dict(item.callspec.params) if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
 
 
 # No deadlines: the result must not depend on the load. In CI a property test that fails must fail again.

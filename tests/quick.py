@@ -1,0 +1,87 @@
+"""What `make test` leaves to `make test-all`: a test is quick unless this file or the marker `full` says otherwise.
+
+`pytest --quick` runs the quick tests. Files of `FULL` are not even imported, except those with a test of
+`QUICK_AFTER_ALL`. Tests of the service run on SQLite, and on PostgreSQL where its dialect, locks or schema decide.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+FULL: Final = re.compile(
+    "|".join(
+        (
+            # The benchmarks' and the examples' own tests, the wheel, the site, the containers' processes.
+            r"tests/benchmarks/",
+            r"tests/examples/",
+            r"tests/packaging/",
+            r"tests/scripts/documentation/",
+            r"tests/scripts/test_screenshot",
+            r"tests/containers/test_processes",
+            r"tests/dashboards/test_live",
+            r"tests/test_tour",
+            # Frameworks, engines and trackers: one real step or score of each is quick.
+            r"tests/foreshock/integrations/test_(slime|trl|verl)",
+            r"tests/foreshock/exporters/test_trackers",
+            r"tests/foreshock/measures/test_in_another_framework",
+            r"tests/probes/(doctor|engines|exact_divergence|layer_divergence|routing)/",
+            r"tests/probes/test_(\w+_worker|ray_workers|replay|worker)",
+            r"tests/probes/scorers/test_(vllm_(decode|http|prefill|tensor_parallel)|sglang_server|torch_forward)",
+            r"tests/probes/scorers/test_(sharded|trainer_forward|trainer_options|devices)",
+            # Kills, several processes, backups, stores in S3, a real Alertmanager.
+            r"tests/service/operation/",
+            r"tests/service/maintenance/test_backup",
+            r"tests/service/platform/store/test_objects",
+            r"tests/service/platform/test_ingest_rate",
+            r"tests/service/watch/notifications/test_alertmanager",
+            # Every page in a browser, in every width, theme and kind of run.
+            r"tests/service/present/pages/test_(axe|browser|curves|gallery|rollout_page|ten_questions|widths|themes)",
+        )
+    )
+)
+"""Paths of tests that only `make test-all` runs."""
+
+QUICK_AFTER_ALL: Final = (
+    "tests/examples/test_demo.py::test_second_start_of_the_demo_repeats_no_work",
+    "tests/foreshock/integrations/test_slime.py::test_mismatch_of_data_parallel_ranks_equals_slimes",
+    "tests/foreshock/integrations/test_trl.py::test_mismatch_equals_trls_own",
+    "tests/foreshock/integrations/test_verl.py::test_mismatch_equals_verls_own",
+    "tests/probes/exact_divergence/test_pairs.py::test_divergences_equal_the_definitions_and_log_probs_the_scorers",
+    "tests/probes/scorers/test_vllm_decode.py::test_forced_tokens_have_the_models_log_probs_at_any_temperature",
+    "tests/probes/scorers/test_vllm_prefill.py::test_log_probs_are_those_of_the_model_at_any_temperature",
+    "tests/service/present/pages/test_browser.py::test_every_plot_of_a_run_is_drawn",
+    "tests/service/present/pages/test_browser.py::test_no_page_is_wider_than_the_screen",
+)
+"""Tests of those paths that are quick all the same."""
+
+POSTGRES: Final = re.compile(
+    "|".join(
+        (
+            r"tests/golden/",
+            r"tests/service/platform/database/",
+            r"tests/service/platform/test_(health|jobs|keys|pagination)",
+            r"tests/service/replay/leases/",
+            r"tests/service/runs/ingest/",
+            r"tests/service/runs/test_(attempts|closing|curves|reading_measurements|run_locking|scalars)",
+            r"tests/service/present/exporter/",
+            r"tests/service/watch/detection/test_background",
+            r"tests/service/watch/test_delivery",
+        )
+    )
+)
+"""Paths of tests that are quick on PostgreSQL too: its dialect, its locks or its schema decide."""
+
+
+def is_quick_file(path: str) -> bool:
+    """Return True if a file has a quick test."""
+    return not FULL.match(path) or any(test.partition("::")[0] == path for test in QUICK_AFTER_ALL)
+
+
+def is_quick(nodeid: str, parameters: dict[str, object]) -> bool:
+    """Return True if a test is quick; `parameters` are those of its fixtures."""
+    path = nodeid.partition("::")[0]
+    if FULL.match(path) and nodeid.partition("[")[0] not in QUICK_AFTER_ALL:
+        return False
+    on_postgres = any(isinstance(value, str) and value == "postgresql" for value in parameters.values())
+    return not on_postgres or POSTGRES.match(path) is not None
