@@ -24,13 +24,10 @@ from examples.collapses.results import RESULTS, Result, read_results
 from examples.collapses.summary import FIRST_STEP, LAST_STEP, Summary, closed_steps, summarize
 from examples.collapses.text import CLOSING, OPENING
 from foreshock.backtest.replay import replay_run
-from foreshock.backtest.scoring import LOWERS_RATE, lowering_of, score, scores_of
+from foreshock.backtest.scoring import ALL_WARNINGS, score, scores_of, warnings_of
 from foreshock.diagnosis.detectors import WarningConfiguration
 
 DOCUMENT: Final = Path(__file__).resolve().parents[2] / "docs" / "collapses.md"
-
-LEAST_COLLAPSES: Final = 30
-"""Collapses of the tuning part below which no probability is claimed, and no calibration is shown."""
 
 AIMED_HITS: Final = 0.9
 AIMED_FALSE_ALARMS: Final = 1.0
@@ -60,7 +57,6 @@ def document(results: dict[str, Result]) -> str:
         _responses(runs),
         _leads(parts["tuning"], parts["locked"]),
         f"<!-- rules: {configuration.digest()} -->\n{_rules(parts)}\n\n<!-- end of rules -->",
-        _calibration(runs),
         CLOSING,
     ]
     blocks = "\n\n".join(section.strip() for section in sections).split("\n\n")
@@ -116,27 +112,20 @@ def _how(runs: list[Summary], results: dict[str, Result]) -> str:
     trainers = sorted({f"torch {each['trainer']['engine_version']}" for each in made_by})
     machines = sorted({f"{each['engine']['device_name']} ({each['engine']['cpu_isa']})" for each in made_by})
     errors = [run.engine_error for run in runs if np.isfinite(run.engine_error)]
-    error = f" The largest mean difference that a run saw is {max(errors):.3f} nats." if errors else ""
+    error = f" The largest mean difference of a run is {max(errors):.3f} nats." if errors else ""
     return f"""
-## How the runs are made
-
 Made with {", ".join([*engines, *trainers])} on {", ".join(machines)}, one thread. {settings.prompts} prompts ×
 {settings.responses} responses a step, sums of {settings.fewest_digits} to {settings.most_digits} digits, at most
 {settings.max_response_tokens} tokens a response, {settings.steps} steps or until {settings.steps_after_collapse} steps
-after a collapse is confirmed.
+after a collapse is confirmed. Each run begins with a check that the engine scores a fixed set bit for bit as at its
+start; every {settings.fixed_every}th step is scored by torch in float32 too, with the engine's weights.{error}
 
-Each run begins with a check: the engine, given the start's weights again, must score a fixed set bit for bit as it did
-when it was started. At every {settings.fixed_every}th step responses to 48 fixed prompts are sampled and scored by
-torch in float32, with the trainer's weights (the frozen scorer) and with the weights that the engine was given.{error}
-
-**Labels.** A collapse is the first step from which the median of the newest five rewards is below half of the best for
-ten observations (`foreshock/diagnosis/collapse.py`; floor {REWARD_FLOOR:g}). It is one *of mismatch* only if the
-run with the same learning rate and seed and no mismatch did not collapse. That twin is one sample: its problems are the
-same, but its sampled tokens are others, so near the learning rate at which runs without mismatch begin to collapse the
-kind is partly chance.
-
-**Split.** Seed s is for tuning if s mod {SEEDS_PER_CYCLE} = 0, else locked; the rule was committed before the first run
-(`grid.py`). The runs of one seed are given the same problems, so the seed is the unit.
+- *Collapse*: the first step from which the median of the newest five rewards is below half of the best for ten
+  observations (`foreshock/diagnosis/collapse.py`; floor {REWARD_FLOOR:g}).
+- *Of mismatch*: the run's twin, with the same learning rate, seed and problems and no mismatch, did not collapse. The
+  twin samples other tokens, so near the learning rate at which twins collapse the kind is partly chance.
+- *Tuning, locked*: seed s is for tuning if s mod {SEEDS_PER_CYCLE} = 0, fixed before the first run (`grid.py`).
+- *Usable for leads*: the collapse is after the first ten steps, which make the baseline.
 
 {tables.kinds(runs)}"""
 
@@ -145,101 +134,56 @@ def _responses(runs: list[Summary]) -> str:
     return f"""
 ## Dose and response
 
-k3 is that of `trainer/rollout`, the median over steps {FIRST_STEP} to {LAST_STEP} before the collapse, then the median
-and range over the runs; for `none` the k3 of the frozen scorer is the trainer's own bfloat16 against float32. Intervals
-are exact (Clopper and Pearson). Runs of one seed and of neighbouring learning rates
-are alike, so intervals over several learning rates are too narrow.
+k3 is that of `trainer/rollout`: the median over steps {FIRST_STEP} to {LAST_STEP} before the collapse, then median and
+range over the runs. Intervals are exact (Clopper and Pearson); runs of one seed are alike, so they are too narrow.
+"Only it, only its twin": pairs of which one collapsed. A dose that does harm collapses in more of them than its twins.
 
 {tables.dose_response(runs)}
 
-Collapses / runs of each cell, with the steps of the collapses:
+Collapses / runs by learning rate:
 
-{tables.by_learning_rate(runs)}
-
-Each run beside its twin, the run with the same learning rate and seed and no mismatch, by which of them collapsed. A
-dose that does harm collapses in more pairs than its twin does; one half is chance.
-
-{tables.paired(runs)}
-
-The same runs by k3 instead of dose:
-
-{tables.by_k3(runs)}"""
+{tables.by_learning_rate(runs)}"""
 
 
 def _leads(tuning: tables.Part, locked: tables.Part) -> str:
-    of_tuning, of_locked = tables.rocs(tuning), tables.rocs(locked)
-    text = f"""
+    return f"""
 ## Which signals lead
 
 One simple alarm for each signal: the median of the newest five values is θ times the median of the first ten (1/θ for a
 fall). θ is the lowest of the tried ones with at most {MOST_FALSE_ALARMS:g} false alarms per 1,000 healthy steps on the
-tuning part; the locked part is judged at that θ. Hits, leads (median and range, in steps) and false alarms are defined
-as by `foreshock backtest`: a hit starts between min(200, t/2) and 3 steps before the collapse at t. Collapses in the
-first ten steps leave no baseline and are not counted.
+tuning part; scores are of the locked part. A hit starts between min(200, t/2) and 3 steps before the collapse at t;
+leads (median and range) are in steps.
 
-{tables.leads(of_tuning, of_locked)}
-
-The ROC of each signal on the {"locked" if locked else "tuning"} part: hit share and false alarms per 1,000 healthy
-steps at each θ.
-
-{tables.signal_rocs(of_locked if locked else of_tuning)}"""
-    if locked:
-        text += f"""
-
-The best of each signal at no more than {AIMED_FALSE_ALARMS:g} false alarm per 1,000 on the tuning part, alone or
-together with a reward that is below its best by a given share; where none has so few, the one with the fewest. Both
-conditions must hold at the same step:
-
-{tables.pairs(tuning, locked, AIMED_FALSE_ALARMS)}"""
-    else:
-        text += "\n\nNo run of the locked part is done, so none of these figures is confirmed."
-    return text
+{tables.leads(tuning, locked)}"""
 
 
 def _rules(parts: dict[str, tables.Part]) -> str:
     text = """## What Foreshock's own rules warn of
 
-All default rules for a dense model, replayed step by step over the same files. The rules of mismatch that hold at lag 0
-only are silent for the doses `lag…`. Small batches (64 responses, some 800 tokens) make every signal noisier than
-in a large run.
+All default rules for a dense model, replayed step by step over the locked part. None of them lowers the learning rate.
+The rules of mismatch that hold at lag 0 only are silent for the doses `lag…`.
 """
+    if parts["locked"]:
+        text += f"\n{tables.rules(scores_of([each[1] for each in parts['locked']]))}\n"
     for name, part in parts.items():
         if part:
-            text += f"\nThe {name} part, {len(part)} runs:\n\n{tables.rules(scores_of([each[1] for each in part]))}\n"
-            text += f"\n{_of_mismatch(part)}\n"
+            text += f"\n{_of_mismatch(name, part)}\n"
     return text.strip()
 
 
-def _of_mismatch(part: tables.Part) -> str:
-    """Say how many collapses of mismatch were warned of, and at what cost over all runs of the part."""
+def _of_mismatch(name: str, part: tables.Part) -> str:
+    """Say how many collapses of mismatch a warning or critical alert stood before, and at what cost over all runs."""
     mismatch = [each[1] for each in part if each[0].kind == "mismatch"]
-    acting = score(LOWERS_RATE, mismatch, [lowering_of(run) for run in mismatch])
-    everywhere = score(LOWERS_RATE, [each[1] for each in part], [lowering_of(each[1]) for each in part])
-    total = acting.hits + acting.misses
+    warned = score(ALL_WARNINGS, mismatch, [warnings_of(run) for run in mismatch])
+    everywhere = score(ALL_WARNINGS, [each[1] for each in part], [warnings_of(each[1]) for each in part])
+    total = warned.hits + warned.misses
     rate = everywhere.false_alarms_per_1000
-    reached = total > 0 and acting.hits >= AIMED_HITS * total and rate <= AIMED_FALSE_ALARMS
+    reached = total > 0 and warned.hits >= AIMED_HITS * total and rate <= AIMED_FALSE_ALARMS
     return (
-        f"Of its {total} usable collapses of mismatch, the rules that lower the learning rate warned of "
-        f"{tables.share(acting.hits, total)} at least 3 steps before, at {rate:.1f} false alarms per 1,000 over all "
-        f"runs. The aim is {AIMED_HITS:.0%} at {AIMED_FALSE_ALARMS:g}: {'reached' if reached else 'not reached'}."
+        f"Of the {name} part's usable collapses of mismatch, {tables.share(warned.hits, total)} were warned of at "
+        f"least 3 steps before, at {rate:.1f} false alarms per 1,000 over all runs. The aim is {AIMED_HITS:.0%} at "
+        f"{AIMED_FALSE_ALARMS:g}: {'reached' if reached else 'not reached'}."
     )
-
-
-def _calibration(runs: list[Summary]) -> str:
-    tuning, locked = ([run for run in runs if run.part == part] for part in ("tuning", "locked"))
-    collapses = sum(run.collapse is not None for run in tuning)
-    text = f"""
-## Calibration
-
-A probability of collapse is predicted for a locked run only from the tuning runs of its cell (learning rate × bin of
-k3), and none is claimed from fewer than {LEAST_COLLAPSES} collapses.
-"""
-    if collapses < LEAST_COLLAPSES or not locked:
-        return (
-            f"{text}\nThe tuning part has {collapses} collapses and the locked part {len(locked)} runs: no calibration "
-            "is shown yet."
-        )
-    return f"{text}\n{tables.calibration(tuning, locked)}"
 
 
 def main(arguments: list[str] | None = None) -> int:

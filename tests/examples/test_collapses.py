@@ -18,7 +18,6 @@ from examples.collapses.analyse import DOCUMENT, document, is_current
 from examples.collapses.grid import DOSES, LEARNING_RATES, SEEDS, Dose, RunSettings, grid, part_of
 from examples.collapses.labels import kind_of, label
 from examples.collapses.leads import RATIOS, Signal, alarms, chosen_ratio, roc
-from examples.collapses.pairs import Alarm, best_alarm, reward_drops, scores_of
 from examples.collapses.results import (
     RESULTS,
     Result,
@@ -34,14 +33,13 @@ from examples.collapses.results import (
 from examples.collapses.run import START
 from examples.collapses.sampling import ExactSource, round_to_bits, sampler_weights
 from examples.collapses.summary import summarize
-from examples.collapses.tables import paired
+from examples.collapses.tables import dose_response
 from examples.tiny_rl.model import load_model
 from examples.tiny_rl.policy import next_token_distributions, pad
 from examples.tiny_rl.task import Problem, encode
 from examples.tiny_rl.trainer import Trainer, TrainerOptions
 from foreshock.backtest.replay import RecordedRun
 from foreshock.diagnosis.detectors import ClosedStep
-from foreshock.diagnosis.quantities import REWARD_KEY
 
 HEALTHY = [0.5] * 60
 COLLAPSING = [0.5] * 30 + [0.1] * 30
@@ -234,23 +232,6 @@ def test_threshold_is_the_lowest_with_few_false_alarms() -> None:
     assert chosen_ratio(scores) == 2.0
 
 
-def test_pair_of_signals_needs_both_at_one_step() -> None:
-    # The signal rises at step 21 for good; the reward falls by a fifth at step 41, at first for nine steps.
-    signal, rewards = Signal("x", "x rises"), [1.0] * 40 + [0.8] * 9 + [1.0] * 11 + [0.8] * 20
-    steps = [
-        ClosedStep(step, {"x": 1.0 if step <= 20 else 4.0, REWARD_KEY: reward})
-        for step, reward in enumerate(rewards, start=1)
-    ]
-    run = RecordedRun("healthy", tuple(range(1, 81)), (True,) * 80, (), None, False)
-    tried = [Alarm(signal, 2.0, drop) for drop in (0.0, 0.1, 0.3)] + [Alarm(signal, 5.0, 0.1)]
-    assert [found.false_alarms for _, found in scores_of(tried, [run], [steps])] == [1, 2, 0, 0]
-    drops = reward_drops(steps)
-    assert (drops[42], drops[43], drops[52]) == pytest.approx((0.0, 0.2, 0.0))
-    alarm, found = best_alarm(signal, [run], [steps], 1.0)
-    assert (found.hits, found.false_alarms) == (0, 0)
-    assert alarm.drop >= 0.2 or alarm.ratio > 4.0
-
-
 def test_summary_takes_the_mismatch_before_the_collapse() -> None:
     k3 = [1e-3] * 32 + [1.0] * 28
     name, collapsed = result("w4-lr0.0003-seed1", COLLAPSING, **{"trainer/rollout:k3_kl": k3})
@@ -262,7 +243,7 @@ def test_summary_takes_the_mismatch_before_the_collapse() -> None:
     assert second.usable
 
 
-def test_pairs_count_how_a_run_and_its_twin_ended() -> None:
+def test_doses_count_how_a_run_and_its_twin_ended() -> None:
     runs = summarize(
         dict([
             result("none-lr0.0003-seed0", HEALTHY),
@@ -272,15 +253,15 @@ def test_pairs_count_how_a_run_and_its_twin_ended() -> None:
             result("w4-lr0.0003-seed2", COLLAPSING),
         ])
     )  # fmt: skip
-    (row,) = (line for line in paired(runs).splitlines() if line.startswith("| `w4`"))
-    assert row == "| `w4` | 2 | 0 | 1 | 1 | 0 | 1/2 (1–99 %) |"
+    (row,) = (line for line in dose_response(runs).splitlines() if line.startswith("| `w4`"))
+    # The third run has no twin.
+    assert row.endswith("| 2/3 (9–99 %) | 33 (33–33) | 1, 1 | 0.50 |")
 
 
 def test_document_says_that_the_grid_is_not_complete() -> None:
     text = document(dict([result("w4-lr0.0003-seed0", COLLAPSING), result("none-lr0.0003-seed0", HEALTHY)]))
     assert f"**2 of the {len(grid())} runs of the grid are done**" in text
     assert f"The grid is not complete: a cell has 0 to 1 of {SEEDS} runs" in " ".join(text.split())
-    assert "no calibration is shown yet" in " ".join(text.split())
     # No figure stands for a part without runs.
     assert re.search(r"^\| reward falls \|.*\| – \| – \| – \|$", text, re.MULTILINE)
 
