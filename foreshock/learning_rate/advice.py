@@ -13,7 +13,6 @@ from foreshock.learning_rate.schedule import (
     DECAY_FLOOR,
     LengthDecaySchedule,
     LoopPoint,
-    halvings_for_older_clients,
     scale_at,
 )
 from foreshock.ranges import threshold_number
@@ -36,10 +35,7 @@ AdviceMode = Literal["shadow", "apply"]
 AdvicePhase = Literal["warming", "watching", "decaying", "floor", "held"]
 Author = Literal["detector", "operator", "trainer"]
 OperatorKind = Literal["halve", "raise", "hold", "release"]
-DecisionKind = Literal[
-    "surge", "retract", "loop", "rule_halving", "halve", "raise", "hold", "release", "rewind", "mode"
-]
-"""`rule_halving` occurs only in logs of older releases."""
+DecisionKind = Literal["surge", "retract", "loop", "halve", "raise", "hold", "release", "rewind", "mode"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +104,7 @@ class Advice:
     def from_json(cls, value: Mapping[str, Any]) -> Advice:
         """Parse an answer's body, or `to_json()`. Raises ValueError, KeyError or TypeError if it is invalid."""
         schedule = value.get("schedule")
-        # A service that sends a loop also sends it as halvings in `rule_halvings`, for clients without a loop.
-        halvings = tuple(sorted(int(step) for step in value.get("halvings", value.get("rule_halvings")) or ()))
+        halvings = tuple(sorted(int(step) for step in value.get("halvings") or ()))
         observed = value.get("observed_step")
         requested = value.get("want_weights_at_step")
         parsed = LengthDecaySchedule.from_json(schedule) if schedule is not None else None
@@ -136,8 +131,8 @@ class Advice:
 
     def to_json(self) -> dict[str, Any]:
         """Return the advice as plain JSON values for `from_json`, for a checkpoint."""
-        older = halvings_for_older_clients(self.halvings, self.loop, self.factor)
-        return {**json_value(self), "rule_halvings": older}
+        document: dict[str, Any] = json_value(self)
+        return document
 
 
 NOT_ACKNOWLEDGED = "sent to trainers that ask, not acknowledged"

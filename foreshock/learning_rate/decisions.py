@@ -88,7 +88,7 @@ class AdviceState:
     """The state of the learning-rate advice after a log of decisions.
 
     ``halvings`` are the steps of explicit halvings, ascending; with ``schedule`` they give the scale of any step (of
-    past steps only back to the last raise). ``handled`` are the signals that already caused a halving or a hold, and
+    past steps only back to the last raise). ``handled`` are the signals that already caused a hold, and
     ``released`` their rules with the newest step that an operator knew when releasing the hold.
     ``loop`` are the points of the control loop, ascending. ``loop_reference`` is that of the newest loop decision; None
     after a hold: the loop then continues from the present scale. ``mode`` is None until it is set.
@@ -180,10 +180,9 @@ def _apply(state: AdviceState, decision: Decision) -> AdviceState:
             # If the loop was below one of the two floors, changing the floor would move the scale at once.
             stays = lowest_scale(state.loop) < max(state.floor, DECAY_FLOOR)
             return replace(state, factor=DECAY_FACTOR, floor=state.floor if stays else DECAY_FLOOR)
-        case "rule_halving" | "halve":
-            handled = state.handled if decision.signal is None else (*state.handled, decision.signal)
+        case "halve":
             loop = scaled_points(state.loop, first, state.factor, state.floor)
-            return replace(state, halvings=tuple(sorted((*state.halvings, first))), handled=handled, loop=loop)
+            return replace(state, halvings=tuple(sorted((*state.halvings, first))), loop=loop)
         case "raise":
             return replace(
                 state,

@@ -170,9 +170,7 @@ class Response:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Response:
-        at_floor = value["at_floor"]
-        # A state stored by an older release has only their number: counting starts again.
-        return cls(value["driven"], value["rate"], tuple(at_floor) if isinstance(at_floor, list) else ())
+        return cls(value["driven"], value["rate"], tuple(value["at_floor"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +211,7 @@ class LoopState:
                 **value,
                 "baseline": tuple(value["baseline"]),
                 "response": response and Response.from_json(response),
-                # A state that an older release stored has none.
-                "lowered": tuple(value.get("lowered", ())),
+                "lowered": tuple(value["lowered"]),
             }
         )
 

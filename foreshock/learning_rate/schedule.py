@@ -252,15 +252,3 @@ def _boundary_below(schedule: LengthDecaySchedule, halvings: Sequence[int], scal
     enough = math.ceil(math.log(scale) / math.log(schedule.factor)) + 1
     number = bisect_left(range(enough), True, key=is_below)
     return first + number * schedule.decay_period if is_below(number) else None
-
-
-def halvings_for_older_clients(
-    halvings: Sequence[int], loop: Sequence[LoopPoint], factor: float = DECAY_FACTOR
-) -> list[int]:
-    """Return halvings that follow the loop in steps, for clients that do not know it."""
-    reached: list[int] = []
-    for point in loop:
-        own = sum(1 for halving in halvings if halving <= point.step)
-        count = math.floor(math.log(point.scale) / math.log(factor) + 1e-9) - own
-        reached = reached[: max(count, 0)] + [point.step] * (count - len(reached))
-    return sorted([*halvings, *reached])

@@ -76,25 +76,6 @@ def test_retracted_surge_ends_the_schedule_and_keeps_past_halvings() -> None:
     assert [state.scale(step) for step in (198, 250, 396, 1000)] == [0.5, 0.5, 0.5, 0.5]
 
 
-@pytest.mark.parametrize("floor", [0.05, 0.3])
-def test_retracted_surge_leaves_what_the_loop_has_lowered(floor: float) -> None:
-    low = LoopSettings(floor=0.05)
-    schedule = ScheduleSettings(floor=floor)
-
-    def seen(step: int, surge: int | None) -> Observation:
-        found = observed(step, surge, max(-0.25 * max(step - 64, 0), math.log(0.05)))
-        return replace(found, loop_settings=low, schedule=schedule)
-
-    log = log_after(*(seen(step, 60) for step in range(62, 90)))
-    before = fold(log)
-    assert (before.floor, before.halvings) == (floor, ())
-    assert before.scale(90) == pytest.approx(floor)
-    # The first boundary is at step 108.
-    log.append(decide(log, seen(90, None))[0])
-    assert log[-1].kind == "retract"
-    assert [fold(log).scale(step) for step in range(100)] == [before.scale(step) for step in range(100)]
-
-
 def test_past_halvings_stay_as_deep_as_they_were() -> None:
     mild = ScheduleSettings(factor=0.8, floor=0.4)
     log = log_after(
@@ -110,16 +91,6 @@ def test_past_halvings_stay_as_deep_as_they_were() -> None:
     # A surge that was retracted before it lowered anything leaves nothing.
     early = fold(log_after(replace(observed(114, 110), schedule=mild), observed(150, None)))
     assert (early.factor, early.floor, early.halvings) == (0.5, 0.1, ())
-
-
-def test_stored_halving_by_a_rule_still_counts() -> None:
-    stored = {
-        "revision": 1, "attempt": 1, "kind": "rule_halving", "observed_step": 40, "effective_from_step": 41,
-        "reason": "Rule mismatch_runaway fires since step 40: the learning rate halves once.", "at_us": 5,
-        "author": "detector", "schedule": None, "signal": {"rule": "mismatch_runaway", "fired_step": 40}, "mode": None,
-    }  # fmt: skip
-    state = fold([Decision.from_json(stored)])
-    assert [state.scale(step) for step in (40, 41)] == [1.0, 0.5]
 
 
 def test_loop_moves_by_the_change_since_its_last_decision() -> None:
@@ -229,11 +200,8 @@ def test_only_an_operator_raises_and_one_halving_at_a_time() -> None:
     log.append(decide_as_operator(log, "raise", observed(450, 110), "the reward does not rise"))
     state = fold(log)
     assert [state.scale(step) for step in (451, 593, 594)] == [0.5, 0.5, 0.25]
-
-
-def test_raise_from_the_floor_raises_the_scale() -> None:
     log = log_after(observed(114, 110), observed(3000, 110))
-    log.append(decide_as_operator(log, "raise", observed(3000, 110), "try"))
+    log.append(decide_as_operator(log, "raise", observed(3000, 110), "from the floor"))
     assert fold(log).scale(3001) == 0.125
 
 
@@ -432,5 +400,5 @@ class AdviceMachine(RuleBasedStateMachine):
 
 TestAdviceMachine = AdviceMachine.TestCase
 TestAdviceMachine.settings = settings(
-    max_examples=60, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=30, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

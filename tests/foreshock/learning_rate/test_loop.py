@@ -53,10 +53,6 @@ def test_lagging_mismatch_beyond_the_set_point_lowers_to_the_floor_and_no_furthe
     assert scale(after(lagging(3e-2, 200))) == pytest.approx(SETTINGS.floor)
 
 
-def test_healthy_lagging_run_is_left_alone() -> None:
-    assert after(lagging(3e-3, 300)).log_scale == 0.0
-
-
 @pytest.mark.parametrize("k3", [5e-3, 2e-2, 0.3])
 def test_static_numerics_at_lag_0_never_lower_the_rate_and_the_finding_says_so(k3: float) -> None:
     state = after([Reading(k3=k3 * (1.0 + step / 100), lag=0.0) for step in range(150)])
@@ -204,13 +200,6 @@ def test_steps_without_a_reading_are_no_response_to_the_floor() -> None:
     assert scale(state) == pytest.approx(SETTINGS.floor)
 
 
-def test_k3_of_a_sample_with_enough_tokens_is_a_reading_like_any_other() -> None:
-    start = after(lagging(3e-2, 5))
-    sampled = after([Reading(k3=3e-2, lag=8.0, tokens=float(FEWEST_TOKENS))] * 5, start)
-    assert sampled == after([Reading(k3=3e-2, lag=8.0)] * 5, start)
-    assert sampled.log_scale < start.log_scale
-
-
 @pytest.mark.parametrize("k3", [math.inf, math.nan, -math.inf, -1.0])
 def test_values_that_are_no_k3_never_raise_the_rate(k3: float) -> None:
     advice = AppliedAdvice(WarningConfiguration.for_model("dense"))
@@ -295,7 +284,7 @@ def test_spike_among_the_first_readings_of_an_unknown_lag_is_no_baseline(place: 
 
 @pytest.mark.parametrize("amplitude", [1.0, 5e-2])
 def test_spike_does_not_make_what_follows_the_rate_static(amplitude: float) -> None:
-    for place in range(15, 60):
+    for place in range(15, 60, 4):
         state = after([Reading(k3=1e-3, rate=1e-4)] * 10)
         for step in range(200):
             k3 = SPIKE if step == place else 1e-3 + amplitude * scale(state) ** 2
@@ -317,11 +306,6 @@ def test_state_round_trips_through_json() -> None:
     assert state.lowered == ("clipping",)
     stored = json.loads(json.dumps(asdict(state)))
     assert LoopState.from_json(stored) == state
-    # Older releases did not name the rules, and stored the number of readings at the floor.
-    del stored["lowered"]
-    stored["response"]["at_floor"] = 7
-    older = replace(state, lowered=(), response=replace(state.response, at_floor=()))
-    assert LoopState.from_json(stored) == older
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ import pytest
 from foreshock.api.watch import RemedyRecord
 from foreshock.learning_rate.loop import FIRST_UPDATES, LoopSettings, LoopState, Reading, advance_loop
 from foreshock.learning_rate.remedies import LEAST_ROLLOUTS, LEAST_UPDATES, OFFERED, evaluate_remedies, favoured
-from tests.foreshock.corrections.comparing import batch_of, compared
+from tests.foreshock.batches import compared
+from tests.foreshock.corrections.direct import batch_of
 
 SETTINGS = LoopSettings()
 DRIVEN = LoopState(static=2e-4, measured_static=True, driven=2e-2, average=2e-2, error=1.2, log_scale=-0.5)

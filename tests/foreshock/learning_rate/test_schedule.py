@@ -26,17 +26,12 @@ def test_next_decay_step_names_the_boundary_ahead_and_none_at_the_floor() -> Non
     assert [next_fall(schedule, (), step) for step in (0, 197, 198, 201, 791, 792)] == [198, 198, 396, 396, 792, None]
 
 
-@pytest.mark.parametrize(("surge_step", "period"), [(110, 198), (90, 162), (25, 45), (56, 100), (1500, 2700)])
-def test_period_is_1_8_times_the_surge_step(surge_step: int, period: int) -> None:
+@pytest.mark.parametrize(("surge_step", "period"), [(0, 45), (24, 45), (25, 45), (56, 100), (90, 162), (1500, 2700)])
+def test_period_is_1_8_times_the_surge_step_and_at_least_45(surge_step: int, period: int) -> None:
     assert LengthDecaySchedule.from_surge(surge_step).decay_period == period
 
 
-@pytest.mark.parametrize("surge_step", [0, 1, 10, 20, 24])
-def test_very_early_surge_gets_the_minimum_period(surge_step: int) -> None:
-    assert LengthDecaySchedule.from_surge(surge_step).decay_period == 45
-
-
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(st.integers(1, 400), st.integers(0, 900), st.integers(0, 2000))
 def test_scale_is_the_rule_applied_at_every_step(period: int, first: int, last: int) -> None:
     schedule = LengthDecaySchedule(100, period, effective_from_step=first)
@@ -48,7 +43,7 @@ def test_scale_is_the_rule_applied_at_every_step(period: int, first: int, last: 
     assert len(schedule.boundaries_until(last)) == schedule.halvings_until(last)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(st.integers(1, 400), st.integers(0, 900), st.integers(0, 900), st.integers(0, 2000))
 def test_pausing_freezes_the_scale_from_its_step(period: int, first: int, pause: int, step: int) -> None:
     running = LengthDecaySchedule(100, period, effective_from_step=first)
@@ -59,17 +54,12 @@ def test_pausing_freezes_the_scale_from_its_step(period: int, first: int, pause:
     assert paused.effective_from(first) == running
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(st.integers(1, 3000), st.integers(0, 900), st.one_of(st.none(), st.integers(0, 900)))
 def test_json_round_trip(surge_step: int, first: int, pause: int | None) -> None:
     schedule = LengthDecaySchedule.from_surge(surge_step, effective_from_step=first)
     schedule = schedule if pause is None else schedule.paused_from(pause)
     assert LengthDecaySchedule.from_json(json.loads(json.dumps(schedule.to_json()))) == schedule
-
-
-def test_four_fields_of_the_design_are_enough_and_unknown_ones_are_ignored() -> None:
-    value = {"surge_step": 110, "decay_period": 198, "factor": 0.5, "floor": 0.1, "colour": "red"}
-    assert LengthDecaySchedule.from_json(value).boundaries_until(400) == (198, 396)
 
 
 def test_explicit_halvings_multiply_the_schedule_and_stop_at_the_floor() -> None:

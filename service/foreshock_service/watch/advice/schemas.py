@@ -80,7 +80,6 @@ class AdviceRead(BaseModel):
     advised_scale: float
     schedule: ScheduleRead | None
     halvings: list[int] = Field(description="steps of explicit halvings, besides the schedule's")
-    rule_halvings: list[int] = Field(description="`halvings`, and the loop in steps, for clients that do not know it")
     loop: list[LoopPointRead] = Field(description="the control loop's scale, ascending; 1 before the first point")
     control: ControlRead | None = Field(description="null: nothing that the learning rate drives is measured")
     also: list[RemedyRecord] = Field(

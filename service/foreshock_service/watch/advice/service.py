@@ -71,7 +71,6 @@ class Snapshot:
             advised_scale=advised,
             schedule=schemas.ScheduleRead(**state.schedule.to_json()) if state.schedule is not None else None,
             halvings=list(state.halvings),
-            rule_halvings=schedule.halvings_for_older_clients(state.halvings, points, state.factor),
             loop=[schemas.LoopPointRead.model_validate(point) for point in points],
             control=_control(detectors.loop, self.configuration.loop_at(asked)),
             also=list(self.remedies.also),

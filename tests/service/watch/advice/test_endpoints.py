@@ -226,7 +226,7 @@ def test_acknowledged_steps_are_not_changed_by_later_decisions(http: httpx.Clien
     for _ in range(2):
         acknowledged = http.post(f"{address(surged)}/ack", json={"revision": 1, "step": 150, "applied_lr": 1e-6})
         assert acknowledged.status_code == 204
-    assert operate(http, surged, "halve").json()["rule_halvings"] == [151]
+    assert operate(http, surged, "halve").json()["halvings"] == [151]
     unknown = http.post(f"{address(surged)}/ack", json={"revision": 9, "step": 151, "applied_lr": 1e-6})
     assert unknown.status_code == 409
     absent = http.post(f"{address(surged)}/ack", json={"revision": 1, "step": 1, "applied_lr": 1e-6, "attempt": 5})
@@ -300,14 +300,14 @@ def test_only_the_step_that_a_trainer_follows_with_is_fixed(http: httpx.Client, 
         assert http.post(f"{address(surged)}/follow", json={"step": step}).status_code == 204
     # A trainer of another attempt changes nothing of this one.
     http.post(f"{address(surged)}/follow", json={"step": 4000, "attempt": 7}).raise_for_status()
-    assert operate(http, surged, "halve").json()["rule_halvings"] == [131]
+    assert operate(http, surged, "halve").json()["halvings"] == [131]
 
 
 def test_poll_of_an_older_client_is_answered_and_stores_nothing(http: httpx.Client, surged: RecordedRun) -> None:
     answer = http.get(address(surged), params={"step": 5000, "follow": "true"})
     assert answer.json() == http.get(address(surged), params={"step": 5000}).json()
     assert "lr-advice/follow" in answer.headers["Warning"]
-    assert operate(http, surged, "halve").json()["rule_halvings"] == [119]
+    assert operate(http, surged, "halve").json()["halvings"] == [119]
 
 
 def test_operator_holds_releases_halves_and_raises(http: httpx.Client, surged: RecordedRun) -> None:

@@ -135,6 +135,6 @@ def test_schedule_of_a_surge_is_the_one_of_its_step(http: httpx.Client, app: Fas
     assert http.get(address, params={"step": 500}).json()["scale"] == pytest.approx(0.64)
     run.close_all({LENGTH: [SURGE[0]] * 40}, range(106, 146))
     retracted = http.get(address, params={"step": 500}).json()
-    assert (retracted["schedule"], retracted["rule_halvings"], retracted["factor"]) == (None, [222], 0.8)
+    assert (retracted["schedule"], retracted["halvings"], retracted["factor"]) == (None, [222], 0.8)
     assert retracted["scale"] == 0.8
     assert Advice.from_json(retracted).scale(500) == 0.8
