@@ -11,9 +11,9 @@ import pytest
 from foreshock.lint import LintReport, collect_evidence, lint_batch, run_checks
 from foreshock.lint.constants import constants_among
 from foreshock.rollouts import RolloutBatch
-from tests.foreshock.lint.conftest import real_mu, real_pi, recorded_step
+from tests.foreshock.lint.conftest import real_mu, real_pi
 from tests.foreshock.lint.healthy import Policy, healthy_batch
-from tests.foreshock.lint.test_corruptions import names, only, rounded_to_bfloat16, rounded_to_float16
+from tests.foreshock.lint.test_corruptions import names, rounded_to_bfloat16, rounded_to_float16
 
 _WIDE = Policy(vocabulary=64, sharpness=1.5)
 
@@ -36,7 +36,7 @@ def seen_of(report: LintReport, name: str) -> str:
     return next(warning.seen for warning in report.warnings if warning.name == name)
 
 
-@pytest.mark.parametrize("value", [-3.0, -1.0, -0.5, -0.1, -2.5, -20.0, -50.0])
+@pytest.mark.parametrize("value", [-3.0, -0.1, -50.0])
 def test_constant_at_tool_output_is_no_rounding_but_tokens_without_an_engine(value: float) -> None:
     report = lint_batch(with_tool_output(healthy_batch(1, _WIDE), value))
     assert names(report) == {"tokens_without_engine"}
@@ -89,19 +89,13 @@ def test_constant_at_a_hundredth_of_the_tokens_is_named(value: float) -> None:
     assert names(lint_batch(replace(batch, rollout_log_probs=mu, entropy=None))) == {"tokens_without_engine"}
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("policy", [Policy(), _WIDE, Policy(vocabulary=256, sharpness=0.3)])
 def test_log_probs_of_a_policy_have_no_constants(seed: int, policy: Policy) -> None:
     batch = healthy_batch(seed, policy)
     for values in (real_mu(batch), rounded_to_bfloat16(real_mu(batch)), rounded_to_float16(real_mu(batch))):
         assert constants_among(values, batch).size == 0
         assert constants_among(np.round(values, 2), batch).size == 0
-
-
-@pytest.mark.parametrize("step", [10, 40, 80])
-def test_recorded_log_probs_have_no_constants(step: int) -> None:
-    batch = recorded_step(step)
-    assert constants_among(real_mu(batch), batch).size == constants_among(real_pi(batch), batch).size == 0
 
 
 def test_uniform_policy_has_no_constants() -> None:
@@ -133,8 +127,3 @@ def test_constant_at_masked_padding_is_no_pad_id_that_was_sampled() -> None:
     ids = np.where(mask, batch.response_token_ids % 63 + 1, 0).astype(np.int32)
     mu = np.where(mask, real_mu(batch), np.float32(-3))
     assert lint_batch(replace(batch, response_token_ids=ids, response_mask=mask, rollout_log_probs=mu)).is_clean
-
-
-def test_real_log_probs_at_masked_tokens_stay_a_warning(step: RolloutBatch) -> None:
-    place = np.repeat(step.response_offsets[1:], step.response_lengths) - np.arange(step.num_tokens)
-    assert only(lint_batch(replace(step, response_mask=(place > 2).astype(np.uint8))), "masked_values")

@@ -56,13 +56,6 @@ def test_any_split_in_any_order_gives_same_evidence(seed: int, order: list[int],
     ]
 
 
-def test_merge_is_commutative() -> None:
-    one, two = collect_evidence(damaged_batch(1)), collect_evidence(damaged_batch(2))
-    forward, backward = run_checks(one.merge(two)), run_checks(two.merge(one))
-    assert forward == backward
-    assert forward.warnings
-
-
 def test_evidence_round_trips_through_bytes() -> None:
     evidence = collect_evidence(damaged_batch(3))
     again = LintEvidence.from_bytes(evidence.to_bytes(), evidence.examples_to_json())
@@ -91,7 +84,7 @@ def test_examples_hold_only_storable_characters() -> None:
             example["sample_id"].encode()
 
 
-@pytest.mark.parametrize("piece", [1, 7, 1 << 20])
+@pytest.mark.parametrize("piece", [7, 1 << 20])
 def test_piece_size_does_not_change_evidence(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = damaged_batch(5)
     expected = collect_evidence(batch)

@@ -44,6 +44,7 @@ def test_recorded_run_is_clean_at_every_step_and_as_a_whole() -> None:
 
 
 @pytest.mark.shared
+@pytest.mark.full
 @pytest.mark.parametrize("run", ["healthy", "collapsed"])
 def test_shared_runs_are_clean_at_every_step(run: str) -> None:
     # The collapsed run collapses because of its learning rate; its log-probs are valid.
@@ -63,7 +64,7 @@ def test_shared_run_reports_checks_not_made() -> None:
     }
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 2**32 - 1),
     policy=POLICIES,
@@ -78,7 +79,7 @@ def test_healthy_batch_of_any_shape_is_clean(
     assert found(collect_evidence(batch)) == []
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 2**32 - 1), policy=POLICIES, share=st.floats(0.0, 0.9))
 def test_tool_tokens_without_values_are_clean(seed: int, policy: Policy, share: float) -> None:
     batch = healthy_batch(seed, policy)
@@ -89,6 +90,7 @@ def test_tool_tokens_without_values_are_clean(seed: int, policy: Policy, share: 
 
 
 @pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("policy", [Policy(sharpness=2.0), Policy(sharpness=9.0, vocabulary=24, noise=0.1)])
 def test_thousand_healthy_steps_give_no_warning(policy: Policy) -> None:
     whole: LintEvidence | None = None

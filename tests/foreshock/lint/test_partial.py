@@ -33,7 +33,7 @@ def test_shift_in_rollouts_of_one_rank_is_a_shift_only(by: int) -> None:
     assert warning.title.endswith("in a part of the rollouts")
 
 
-@pytest.mark.parametrize(("first", "found"), [(0, True), (250, True), (500, False)])
+@pytest.mark.parametrize(("first", "found"), [(250, True), (500, False)])
 def test_shift_in_a_part_of_a_large_batch_is_found_in_a_sample(first: int, found: bool) -> None:
     rollouts, tokens = 600, 500  # 300,000 tokens
     random = np.random.default_rng(1)

@@ -82,7 +82,7 @@ def test_large_mismatch_everywhere_is_an_info_without_a_cause() -> None:
     assert report.is_clean
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_single_outliers_are_no_place(seed: int) -> None:
     batch = healthy_batch(seed, Policy(sharpness=2.0))
     assert batch.trainer_log_probs is not None

@@ -49,7 +49,7 @@ def strange_batches(draw: st.DrawFn) -> RolloutBatch:
     )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(strange_batches(), strange_batches())
 def test_random_values_give_a_valid_report(one: RolloutBatch, two: RolloutBatch) -> None:
     evidence = collect_evidence(one).merge(collect_evidence(two))
