@@ -12,7 +12,7 @@ import pytest
 from foreshock.api.attribution import AttributionDocument, ExactOfLinkRecord, NoiseFloorRecord
 from foreshock.api.records import NAN
 from foreshock.api.replays import MeanRecord
-from foreshock.diagnosis.attribution import conclude_attribution, conclude_links, prompts_needed
+from foreshock.diagnosis.attribution import conclude_attribution, prompts_needed
 from foreshock.diagnosis.conclusion import Conclusion
 from foreshock.measures.estimators.attribution import attribute
 from foreshock.scorers import EXACT_PAIRS
@@ -79,15 +79,6 @@ def test_equal_ends_do_not_differ() -> None:
     assert (said.kind, said.sentence) == ("no-difference", "rollout and trainer do not differ at any token.")
 
 
-def test_marked_link_is_not_named() -> None:
-    evidence = evidence_of(attributed((0.05, 0.001, 0.001)))
-    marked = Conclusion("environment-differs", "It was replayed elsewhere.", evidence.links[0].name)
-    assert kinds_of(tuple(conclude_links(evidence, []))) == ["cause"]
-    assert conclude_links(evidence, [marked]) == []
-    other = dataclasses.replace(marked, link=evidence.links[1].name)
-    assert kinds_of(tuple(conclude_links(evidence, [other]))) == ["cause"]
-
-
 def test_cancelling_links_are_reported() -> None:
     evidence = evidence_of(attributed((0.02, 0.02, 0.0)))
     assert "cancellation" not in kinds_of(conclude_attribution(evidence))
@@ -114,24 +105,19 @@ def evidence(engine: float, replay: float, trainer: float, prompts: int = 32, se
     return evidence_of(attribute(scores, np.arange(0, truth.size + 1, TOKENS), None, groups))
 
 
-def test_trainer_in_float32_is_recognised_and_asked_for_again() -> None:
-    (said,) = conclude_attribution(evidence(0.02, 0.02, ROUNDING))
-    assert (said.kind, said.names_cause) == ("trainer-precision", True)
-    assert said.sentence.startswith("The trainer computes in float32: torch.float32 reproduces its log-probs (k3 ")
-    assert "Request the probe again" in said.sentence
-
-
 @pytest.mark.parametrize(
     ("declared", "words"),
     [
-        (None, "The trainer computes in float32: "),
+        (None, "The trainer computes in float32: torch.float32 reproduces its log-probs (k3 "),
         ("float32", "The trainer computes in float32, as its fingerprint declares: "),
         ("bfloat16", "The trainer computes in float32, though its fingerprint declares bfloat16: "),
     ],
 )
 def test_trainer_in_float32_is_compared_with_its_declaration(declared: str | None, words: str) -> None:
     (said,) = conclude_attribution(replace(evidence(0.02, 0.02, ROUNDING), declared_precision=declared))
+    assert (said.kind, said.names_cause) == ("trainer-precision", True)
     assert said.sentence.startswith(words)
+    assert "Request the probe again" in said.sentence
 
 
 @pytest.mark.parametrize(("replay", "trainer"), [(0.02, 0.02), (0.0, 0.02), (ROUNDING, ROUNDING)])
@@ -183,11 +169,6 @@ def said_of(exact: ExactOfLinkRecord, floor: float | None = None) -> Conclusion:
     found = evidence_of(attributed((0.01, 0.01, 0.01)), floors=floors)
     (said,) = [each for each in conclude_attribution(found, exact=(exact,)) if each.kind == "exact"]
     return said
-
-
-def test_nothing_is_said_without_exact_divergences() -> None:
-    found = conclude_attribution(evidence_of(attributed((0.01, 0.01, 0.01))))
-    assert "exact" not in {each.kind for each in found}
 
 
 def test_size_is_said_with_both_intervals_and_what_is_compared() -> None:

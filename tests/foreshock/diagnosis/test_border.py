@@ -18,7 +18,7 @@ EXTREMES = (1e300, -1e300, 1e30, 5e-324, 1e-300, -1.0, 0.0, math.inf, -math.inf,
 KEYS = sorted(CONFIGURATION.keys)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(
         st.dictionaries(st.sampled_from(KEYS), st.sampled_from(EXTREMES) | st.floats(), max_size=8),

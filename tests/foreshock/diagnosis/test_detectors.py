@@ -22,8 +22,8 @@ from foreshock.diagnosis.detectors import (
 )
 from foreshock.diagnosis.lags import LAG_KEY
 from foreshock.diagnosis.mismatch_rules import K3
-from foreshock.diagnosis.rule import Effect, Event
-from tests.foreshock.diagnosis.curves import LENGTH, closed_steps, fired, noisy, surge_curve, watch
+from foreshock.diagnosis.rule import Effect
+from tests.foreshock.diagnosis.curves import LENGTH, closed_steps, fired, noisy, watch
 
 CONFIGURATION = WarningConfiguration()
 NUMBERS = st.one_of(st.floats(1e-8, 1e4), st.just(0.0), st.just(math.nan), st.just(math.inf), st.just(-1.0))
@@ -38,7 +38,7 @@ def numbered(rows: list[dict[str, float]], gaps: list[int]) -> list[ClosedStep]:
     return steps
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(CLOSED, st.lists(st.integers(0, 9), max_size=4))
 def test_continuing_from_json_at_every_step_is_bit_identical(rows: list[dict[str, float]], gaps: list[int]) -> None:
     straight, through_json = WarningState(), WarningState()
@@ -51,21 +51,6 @@ def test_continuing_from_json_at_every_step_is_bit_identical(rows: list[dict[str
         assert through_json == straight
         assert [asdict(event) for event in events] == [asdict(event) for event in same_events]
         json.dumps([asdict(event) for event in events], allow_nan=False)
-
-
-@pytest.mark.parametrize("snapshot", [3, 50, 108, 111, 150])
-def test_replay_from_a_snapshot_equals_the_replay_from_the_start(snapshot: int) -> None:
-    series = {LENGTH: noisy(surge_curve(110, 6.0), 0.1), K3: noisy(np.r_[np.full(200, 5e-4), np.full(100, 3e-2)], 0.2)}
-    steps = closed_steps(series)
-    whole, events = watch(steps)
-    before, _ = watch(steps[:snapshot])
-    state = WarningState.from_bytes(before.to_bytes())
-    tail: list[Event] = []
-    for closed in steps[snapshot:]:
-        state, new = advance(state, closed, CONFIGURATION)
-        tail.extend(new)
-    assert state.to_bytes() == whole.to_bytes()
-    assert tail == [event for event in events if event.step > snapshot]
 
 
 def test_lengths_after_a_rebaseline_are_compared_with_each_other_only() -> None:
@@ -124,16 +109,9 @@ def test_effects_of_firing_rules_on_the_learning_rate() -> None:
 
 
 def test_state_stays_small_however_long_the_run() -> None:
-    step = np.arange(1, 3001)
-    state, _ = watch(closed_steps({LENGTH: 1000.0 + step % 7, K3: np.full(3000, 1e-4)}))
+    step = np.arange(1, 601)
+    state, _ = watch(closed_steps({LENGTH: 1000.0 + step % 7, K3: np.full(600, 1e-4)}))
     assert len(state.to_bytes()) < 12_000
-
-
-def test_detectors_read_the_quantities_of_their_rules_only() -> None:
-    assert LENGTH in CONFIGURATION.keys
-    assert K3 in CONFIGURATION.keys
-    assert "scalars:grad_norm" in CONFIGURATION.keys
-    assert not any(key.endswith("@baseline") for key in CONFIGURATION.keys)
 
 
 def test_sum_of_the_learning_rate_does_not_depend_on_how_steps_are_grouped() -> None:

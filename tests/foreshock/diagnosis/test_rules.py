@@ -226,12 +226,6 @@ def test_absolute_rule_that_moves_the_learning_rate_is_refused() -> None:
     assert all(rule.relative is not None for rule in DEFAULT_RULES if rule.effect == "halve")
 
 
-def test_constant_high_mismatch_alerts_without_moving_the_learning_rate() -> None:
-    _, events = watch(closed_steps({K3: noisy(flat(5e-2, 300), 0.3)}))
-    assert {"mismatch_critical", "mismatch_baseline_critical"} <= {event.rule for event in events}
-    assert not any(event.moves_learning_rate for event in events)
-
-
 def test_lagging_rollouts_skip_absolute_rules_and_use_the_baseline_of_equal_lag() -> None:
     lag = np.r_[flat(0.0, 30), flat(4.0, 70)]
     k3 = np.r_[flat(5e-4, 30), flat(8e-3, 40), flat(0.8, 30)]

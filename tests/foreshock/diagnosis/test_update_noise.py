@@ -61,9 +61,9 @@ def test_rewarded_answers_gain_or_lose_likelihood(gain: float, verdict: str) -> 
 
 def test_likelihood_that_did_not_change_is_said_to_in_few_draws() -> None:
     batch = batch_of()
-    said = [measured(batch, gain=0.0, seed=seed).in_words() for seed in range(60)]
-    # The interval is nominally 95 %: 3 of 60 are expected.
-    assert sum("did not clearly change" not in each for each in said) <= 8
+    said = [measured(batch, gain=0.0, seed=seed).in_words() for seed in range(20)]
+    # The interval is nominally 95 %: 1 of 20 is expected.
+    assert sum("did not clearly change" not in each for each in said) <= 4
 
 
 def test_few_prompts_with_different_rewards_say_nothing_of_likelihood() -> None:
