@@ -70,12 +70,6 @@ def test_error_for_ended_child_has_the_end_of_its_log(tmp_path: Path) -> None:
             child.require_running()
 
 
-def test_a_child_ends_with_its_context(tmp_path: Path) -> None:
-    with Child("worker", ["runs", "--url", "http://127.0.0.1:1"], {}, tmp_path / "log") as child:
-        pass
-    assert child.exit_code is not None
-
-
 def test_another_port_is_used_if_the_usual_one_is_taken() -> None:
     with socket.socket() as taken:
         try:
@@ -85,11 +79,6 @@ def test_another_port_is_used_if_the_usual_one_is_taken() -> None:
             pass  # Something else has it: just as good.
         with own_port() as port:
             assert port != USUAL_PORT
-
-
-def test_demos_started_together_use_different_ports() -> None:
-    with own_port() as first, own_port() as second:
-        assert [first, second].count(USUAL_PORT) <= 1
 
 
 def test_two_demos_do_not_share_a_folder(tmp_path: Path) -> None:

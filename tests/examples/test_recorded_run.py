@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 
@@ -14,8 +12,6 @@ from examples.tiny_rl.task import MAX_RESPONSE_TOKENS, Problem, decode, reward
 from examples.tiny_rl.trainer import rloo_advantages
 from examples.tiny_rl.verify import rows
 from foreshock.digests import weights_digest
-
-MEBIBYTE = 1 << 20
 
 
 @pytest.fixture(scope="module", params=[RECORDED, RECORDED_OF_SGLANG], ids=["vllm", "sglang"])
@@ -69,25 +65,6 @@ def test_the_readme_shows_the_figures_of_the_data(record: RunRecord) -> None:
     assert table(record) in (record.folder / "README.md").read_text()
 
 
-def test_responses_at_least_double_within_forty_steps_after_a_stable_start() -> None:
-    record = RunRecord(RECORDED)
-    lengths = np.array([record.scalars()[step]["response_length"] for step in record.steps()])
-    quiet = lengths[:20].mean()
-    doubled = int(np.argmax(lengths > 2 * quiet))
-    assert doubled >= 24
-    assert lengths[:20].max() < 1.5 * quiet
-    assert np.median(lengths[doubled + 40 : doubled + 60]) > 3 * quiet
-
-
-def test_the_learning_rate_fell_as_the_service_advised() -> None:
-    record = RunRecord(RECORDED)
-    manifest = record.manifest()
-    rates = [values["lr"] for _, values in sorted(record.scalars().items())]
-    assert rates[0] == manifest.run.initial_learning_rate
-    assert rates[-1] <= manifest.run.initial_learning_rate / 2
-    assert all(after <= before for before, after in itertools.pairwise(rates))
-
-
 def test_the_checkpoints_are_the_weights_that_sampled_their_steps(record: RunRecord, manifest: Manifest) -> None:
     assert manifest.checkpoints
     for checkpoint in manifest.checkpoints:
@@ -97,7 +74,3 @@ def test_the_checkpoints_are_the_weights_that_sampled_their_steps(record: RunRec
         assert sampled_by is not None
         assert sampled_by.weights_digest == checkpoint.digest
         assert parameter_count(load_model(folder)) == manifest.parameters < 2_000_000
-
-
-def test_size_of_the_record_is_bounded(record: RunRecord) -> None:
-    assert sum(file.stat().st_size for file in record.folder.rglob("*") if file.is_file()) < 8 * MEBIBYTE

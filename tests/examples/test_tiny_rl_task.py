@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
+from pathlib import Path
 
-import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,10 +14,11 @@ from examples.tiny_rl.task import (
     PAD,
     Problem,
     decode,
-    draw_problem,
     encode,
     reward,
 )
+from examples.tiny_rl.tokenizer import TOKENIZER, write_tokenizer
+from foreshock_service.present.pages.rendering import announced_names, texts_of
 
 problems = st.lists(st.integers(0, 9), min_size=6, max_size=9).map(lambda digits: Problem(tuple(digits)))
 
@@ -57,12 +56,13 @@ def test_decode_inverts_encode(text: str) -> None:
     assert decode(encode(text)) == text
 
 
-def test_a_character_outside_the_alphabet_is_refused() -> None:
-    with pytest.raises(KeyError):
-        encode("1+x=")
-
-
-def test_the_same_seed_draws_the_same_problems() -> None:
-    drawn = [[draw_problem(random.Random(7)) for _ in range(5)] for _ in range(2)]
-    assert drawn[0] == drawn[1]
-    assert np.mean([draw_problem(random.Random(seed)).answer for seed in range(500)]) == pytest.approx(33.75, abs=2.0)
+def test_text_of_each_token_is_the_tasks(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    write_tokenizer(tmp_path)  # a second start of the demo
+    names = announced_names([{"tokenizer": TOKENIZER}], "another model")
+    ids = encode(CHARACTERS)
+    texts = texts_of(str(tmp_path), names, [*ids, PAD, END_OF_SEQUENCE])
+    assert texts is not None
+    assert "".join(texts[token_id] for token_id in ids) == decode(ids) == CHARACTERS
+    assert texts[PAD] == "<pad>"
+    assert texts[END_OF_SEQUENCE] == "<end>"
