@@ -10,7 +10,7 @@
 
 Faults other than kills (a full disk, a frozen database, a store that refuses, a body that kills its decoder, a clock
 that is set back) are tests.
-After each part `foreshock fsck` checks the catalogue against the files. Bar: nothing lost, doubled, missing or
+After each part `foreshock check` checks the catalogue against the files. Bar: nothing lost, doubled, missing or
 different.
 """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections import Counter
@@ -338,26 +337,25 @@ def _difference(mine: Any, other: Any) -> str:
 
 
 def check_catalogue(findings: Findings, served: Served) -> None:
-    """Run `foreshock fsck`: every row has its intact file, and after a sweep of the service every file has a row."""
+    """Run `foreshock check`: every row has its intact file, and after a sweep of the service every file has a row."""
     deadline = time.monotonic() + _ORPHAN_PATIENCE_SECONDS
     while True:
-        report = _fsck(served)
-        orphans = [each for each in report["findings"] if each["problem"] == "orphan"]
+        checked, problems = _check(served)
+        orphans = [each for each in problems if each.startswith("no row names it")]
         if not orphans or time.monotonic() > deadline:
             break
-        findings.counts["orphans_seen_by_fsck"] += len(orphans)
+        findings.counts["orphans_seen_by_checks"] += len(orphans)
         time.sleep(1.0)
-    findings.counts["fsck_runs"] += 1
-    findings.counts["fsck_files"] += sum(report["checked"].values())
-    findings.counts["fsck_purged"] += report["purged"]
-    findings.counts["fsck_foreign"] += report["foreign"]
-    for each in report["findings"]:
-        findings.problem("fsck", f"{each['problem']}: {each['file']} {each['detail']}")
+    findings.counts["checks"] += 1
+    findings.counts["files_checked"] += checked
+    for each in problems:
+        findings.problem("check", each)
 
 
-def _fsck(served: Served) -> dict[str, Any]:
-    done = run_forked(["fsck", "--json"], environment(**served.settings), served.folder)
-    if not done.stdout.startswith("{"):
-        raise RuntimeError(f"foreshock fsck failed: {done.stdout[-1000:]} {done.stderr[-2000:]}")
-    report: dict[str, Any] = json.loads(done.stdout)
-    return report
+def _check(served: Served) -> tuple[int, list[str]]:
+    """Return the number of files and the problems that the command prints."""
+    done = run_forked(["check"], environment(**served.settings), served.folder)
+    found = re.search(r"^([\d,]+) files checked, ([\d,]+) problems$", done.stdout, re.MULTILINE)
+    if found is None:
+        raise RuntimeError(f"foreshock check failed: {done.stdout[-1000:]} {done.stderr[-2000:]}")
+    return int(found[1].replace(",", "")), done.stdout[: found.start()].splitlines()

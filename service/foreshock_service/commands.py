@@ -1,4 +1,4 @@
-"""The commands `foreshock serve`, `keys`, `notify`, `remeasure`, `fsck`, `delete` and `retention`."""
+"""The commands `foreshock serve`, `keys`, `notify`, `remeasure`, `check`, `delete` and `retention`."""
 
 import argparse
 import os
@@ -121,21 +121,19 @@ class RemeasureCommand:
         )
 
 
-class FsckCommand:
-    """`foreshock fsck`: check the catalogue against the files of the store that the settings name."""
+class CheckCommand:
+    """`foreshock check`: compare the database with the files of the store that the settings name."""
 
-    help = "check that the token store holds what the database says, and repair what can be repaired"
+    help = "check that the token store holds what the database says; changes nothing"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--repair", action="store_true", help="remove orphans, restore files from equal ones")
-        parser.add_argument("--quick", action="store_true", help="compare names and sizes, without reading the files")
-        parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+        pass
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Check; return 1 if something is left to repair. May run beside the service."""
-        from foreshock_service.maintenance.fsck import Request, fsck
+        """Check; return 1 if a file differs. May run beside the service."""
+        from foreshock_service.maintenance.check import check
 
-        return fsck(Request(arguments.repair, arguments.quick), as_json=arguments.json)
+        return check()
 
 
 class DeleteCommand:
@@ -192,5 +190,5 @@ keys = KeysCommand()
 notify = NotifyCommand()
 remeasure = RemeasureCommand()
 retention = RetentionCommand()
-fsck = FsckCommand()
+check = CheckCommand()
 delete = DeleteCommand()

@@ -21,7 +21,7 @@ def test_killed_service_keeps_what_it_acknowledged_and_measures_it_as_one_that_w
     assert counts["acknowledged_shards"] > 5
     assert counts["detector_states"] > 0
     assert counts["compared_rows_of_measurements"] > 0
-    assert counts["fsck_files"] >= counts["acknowledged_shards"]
+    assert counts["files_checked"] >= counts["acknowledged_shards"]
 
 
 @pytest.mark.slow

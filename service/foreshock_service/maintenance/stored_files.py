@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from sqlalchemy import ColumnElement, Select, or_, select, tuple_
 from sqlalchemy.orm import Session
 
-from foreshock import digests, errors, rollouts
+from foreshock import errors, rollouts
 from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.rollouts import parquet_files
 from foreshock_service.platform import context, uploads
@@ -66,29 +66,6 @@ def steps_beyond(
     order = (Step.attempt, Step.step)
     query = select(Step.run_id, *order).where(Step.run_id == run_id, tuple_(*order) > place, *conditions)
     return [events.StepKey(*row) for row in session.execute(query.order_by(*order).limit(limit))]
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """The numbers of rollouts and response tokens of a file, and the digest of its sample ids."""
-
-    rollouts: int
-    tokens: int
-    rollout_set_digest: str
-
-
-def read_contents(file: StoredFile, kind: str) -> Contents:
-    """Return the contents of a file; raises FileNotFoundError, and RolloutsError if a page or a value is damaged."""
-    data = file.read_bytes()
-    if kind == "rollouts":
-        batch = rollouts.decode_rollouts(data, worker.stored_limits())
-        return Contents(batch.num_rollouts, batch.num_tokens, digests.rollout_set_digest(batch.sample_ids))
-    shard = (
-        rollouts.decode_scores(data, worker.stored_limits())
-        if kind == "scores"
-        else rollouts.decode_exact(data, worker.stored_limits())
-    )
-    return Contents(shard.num_rollouts, shard.num_tokens, digests.rollout_set_digest(shard.sample_ids))
 
 
 @dataclass(frozen=True, slots=True)
