@@ -15,6 +15,7 @@ if [ -f "$folder/.foreshock" ] && [ "$(cat "$folder/.foreshock")" = "$stamp" ]; 
 
 printf '\033[1m%s\033[0m\n' "setup: installing SGLang for a CPU beside the environment" >&2
 rm -rf "$folder"
-"$venv/bin/python" -m pip --disable-pip-version-check install -q --no-deps --no-compile --target "$folder" "${packages[@]}"
+"$venv/bin/uv" pip install -q --python "$venv/bin/python" --no-deps --target "$folder" "${packages[@]}" 2>/dev/null \
+    || "$venv/bin/python" -m pip --disable-pip-version-check install -q --no-deps --no-compile --target "$folder" "${packages[@]}"
 cp -r scripts/sglang-cpu/* "$folder/"
 echo "$stamp" > "$folder/.foreshock"
