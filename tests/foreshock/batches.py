@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from foreshock.measures import Comparison, compare
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from tests.paths import SHARED_RUNS
 
@@ -72,3 +73,10 @@ def random_batch(
         attributes=BatchAttributes(trainer_weights_version=6, length_cap=longest, logprobs_mode="raw_logprobs"),
         **columns,
     )
+
+
+def compared(batch: RolloutBatch) -> Comparison:
+    """Return the comparison trainer/rollout of a batch that has both log-probs."""
+    assert batch.trainer_log_probs is not None
+    assert batch.rollout_log_probs is not None
+    return compare(batch, batch.trainer_log_probs, batch.rollout_log_probs)

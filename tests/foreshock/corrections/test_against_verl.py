@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from foreshock.corrections import Evaluator, Threshold
-from tests.foreshock.corrections.comparing import batch_of, compared
+from tests.foreshock.batches import compared
+from tests.foreshock.corrections.direct import batch_of
 
 pytestmark = pytest.mark.slow
 

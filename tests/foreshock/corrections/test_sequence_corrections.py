@@ -6,15 +6,14 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreshock.corrections import ExactKl, Threshold, correction_named, evaluate
 from foreshock.corrections.sequence_level import undersampling_notes
 from foreshock.errors import InvalidArgumentError
-from tests.foreshock.batches import random_batch
-from tests.foreshock.corrections.comparing import assert_same, batch_of, compared
-from tests.foreshock.corrections.direct import direct_sequences, sequences_of
+from tests.foreshock.batches import compared, random_batch
+from tests.foreshock.corrections.direct import assert_same, batch_of, direct_sequences, sequences_of
 
 CASES = [
     ("none_sequence", Threshold()),
@@ -34,7 +33,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "threshold"), CASES, ids=str)
-@pytest.mark.parametrize("largest", [0.3, 2.0, 12.0])
+@pytest.mark.parametrize("largest", [0.3, 12.0])
 def test_every_figure_equals_a_loop_over_tokens(name: str, threshold: Threshold, largest: float) -> None:
     batch = random_batch(seed=6, rollouts=40, longest=20, largest=largest)
     comparison = compared(batch)
@@ -45,6 +44,7 @@ def test_every_figure_equals_a_loop_over_tokens(name: str, threshold: Threshold,
     assert_same(found, direct_sequences(batch, name, complete.lower or 0.0, high))
 
 
+@settings(max_examples=40)
 @given(
     st.sampled_from(["sequence_tis", "sequence_mis", "geo_mis", "k3_rs_mean", "k3_rs_sum", "k3_rs_max"]),
     st.floats(1.0, 30.0),
@@ -74,20 +74,6 @@ def sampled_batch(kl: float, length: int, rollouts: int, seed: int) -> list[list
     generator = np.random.default_rng(seed)
     drawn = generator.normal(-kl, math.sqrt(2 * kl), (rollouts, length))
     return [row.tolist() for row in drawn]
-
-
-@pytest.mark.parametrize(("length", "kept"), [(1024, 0.31), (16384, 0.12)])
-def test_geo_mis_depends_on_length(length: int, kept: float) -> None:
-    comparison = compared(batch_of(sampled_batch(1.5e-3, length, 240 if length > 5000 else 1200, seed=3)))
-    found = evaluate("geo_mis", comparison.statistics, comparison.summaries)
-    assert str(found.used) == "0.999_1.001"
-    # log of the geometric ratio: mean −KL, standard deviation √(2 KL / T).
-    spread = math.sqrt(2 * 1.5e-3 / length)
-    low, high = ((edge + 1.5e-3) / spread for edge in (math.log(0.999), math.log(1.001)))
-    predicted = 0.5 * (math.erf(high / math.sqrt(2)) - math.erf(low / math.sqrt(2)))
-    assert predicted == pytest.approx(kept, abs=0.006)
-    error = math.sqrt(predicted * (1 - predicted) / comparison.summaries.num_rollouts)
-    assert abs(found.kept_sequences - predicted) < 4 * error
 
 
 def test_long_sequences_at_ordinary_mismatch_are_undersampled() -> None:
@@ -121,13 +107,6 @@ def test_sequence_at_threshold_is_kept(name: str, threshold: Threshold) -> None:
     assert found.kept_sequences == pytest.approx({"k3_rs_max": 2 / 3, "veto": 2 / 3}.get(name, 1.0))
 
 
-def test_ess_and_spread_of_weights_can_reach_alarm_levels() -> None:
-    comparison = compared(batch_of([[2.4], *[[-6.0]] * 9]))
-    found = evaluate("sequence_tis", comparison.statistics, comparison.summaries, Threshold(upper=10.0))
-    assert found.weights.effective_fraction < 0.3
-    assert found.weights.standard_deviation > 1.0
-
-
 def test_overflowing_weights_are_infinite_with_finite_ess() -> None:
     comparison = compared(batch_of([[20.0] * 40, [20.0] * 40, [0.1]]))
     raw = evaluate("sequence_is", comparison.statistics, comparison.summaries)
@@ -144,14 +123,6 @@ def test_infinite_ratio_with_zero_advantage_adds_nothing() -> None:
     found = evaluate("sequence_tis", comparison.statistics, comparison.summaries, Threshold(upper=1.2))
     assert found.advantage_distortion == pytest.approx(1.2 - math.exp(0.5), rel=1e-5)
     assert found.distortion == math.inf
-
-
-def test_rollouts_without_measured_token_are_excluded() -> None:
-    batch = batch_of([[0.1, 0.2], [], [-0.3]])
-    comparison = compared(batch)
-    found = evaluate("geo_mis", comparison.statistics, comparison.summaries, Threshold(upper=1.2))
-    assert found.kept_sequences == 0.5
-    assert found.affected.touched.sequences + found.affected.untouched.sequences == 2
 
 
 def test_trust_region_masks_need_exact_divergences() -> None:

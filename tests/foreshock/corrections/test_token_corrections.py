@@ -6,16 +6,15 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreshock.corrections import Threshold, correction_named, evaluate
 from foreshock.corrections.token_level import SideBins
 from foreshock.measures.statistics.histograms import WEIGHT_GRID
 from foreshock.measures.statistics.tails import ABOVE, BELOW, TAIL_LEVELS
-from tests.foreshock.batches import random_batch
-from tests.foreshock.corrections.comparing import assert_same, batch_of, compared
-from tests.foreshock.corrections.direct import direct_tokens, mean
+from tests.foreshock.batches import compared, random_batch
+from tests.foreshock.corrections.direct import assert_same, batch_of, direct_tokens, mean
 
 EXACT = [
     ("none", Threshold()),
@@ -37,7 +36,7 @@ def bounds(threshold: Threshold) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(("name", "threshold"), EXACT, ids=lambda value: str(value))
-@pytest.mark.parametrize("largest", [0.3, 3.0, 12.0])
+@pytest.mark.parametrize("largest", [0.3, 12.0])
 def test_every_figure_equals_a_loop_over_tokens(name: str, threshold: Threshold, largest: float) -> None:
     batch = random_batch(seed=5, rollouts=24, largest=largest)
     comparison = compared(batch)
@@ -46,6 +45,7 @@ def test_every_figure_equals_a_loop_over_tokens(name: str, threshold: Threshold,
     assert_same(found, direct_tokens(batch, name, *bounds(correction_named(name).check(threshold))), 1e-9)
 
 
+@settings(max_examples=50)
 @given(
     st.sampled_from(["token_tis", "token_mis", "icepop", "token_mask"]),
     st.floats(1.0, 30.0),
@@ -72,6 +72,7 @@ def _is_kept(ratio: float) -> bool:
     return ratio == 0.0 or any(abs(abs(math.log(ratio)) - level) < 1e-9 for level in (0.0, *TAIL_LEVELS))
 
 
+@settings(max_examples=25)
 @given(st.integers(0, 2**32), st.floats(1e-4, 5.0))
 def test_cut_preserves_tokens_and_sums(seed: int, level: float) -> None:
     statistics = compared(random_batch(seed=seed, rollouts=3, longest=60, largest=5.0)).statistics
@@ -99,7 +100,7 @@ def test_token_at_exact_level_is_kept() -> None:
     assert (found.kept_tokens, found.kept_sequences) == pytest.approx((5 / 6, 2 / 3))
 
 
-@pytest.mark.parametrize("upper", [1.0 + 1e-6, 1.7, 3.0, 1e60, 1e300])
+@pytest.mark.parametrize("upper", [1.0 + 1e-6, 1.7, 1e300])
 @pytest.mark.parametrize("name", ["token_tis", "token_mis", "icepop", "token_mask"])
 def test_threshold_without_tokens_beside_it_is_met_exactly(name: str, upper: float) -> None:
     batch = batch_of([[0.3, 0.0, -0.2], [0.9, -0.9, 0.0], [40.0]], behaviour=-41.0, advantage=[1.0, -2.0, 0.5])
@@ -159,28 +160,6 @@ def test_kept_tokens_are_precise_beside_huge_ratio() -> None:
     assert found.weights.variance == pytest.approx(squares - mean([*kept, 0.0]) ** 2, rel=0.05)
 
 
-def test_ess_and_spread_of_weights_can_reach_alarm_levels() -> None:
-    # One token in ten is five times as likely under π; the others are very unlikely under it.
-    batch = batch_of([[math.log(5.0), *[-10.0] * 9]] * 8)
-    comparison = compared(batch)
-    found = evaluate("token_tis", comparison.statistics, comparison.summaries, Threshold(upper=5.0))
-    assert found.weights.effective_fraction == pytest.approx(0.1, rel=1e-3)
-    assert found.weights.standard_deviation == pytest.approx(1.5, rel=1e-3)
-    assert found.weights.effective_fraction < 0.3
-    assert found.weights.standard_deviation > 1.0
-    # The same batch with weights clamped to [1/2, 2]: no alarm, whatever happens.
-    clamped = [min(max(ratio, 0.5), 2.0) for ratio in [5.0, *[math.exp(-10.0)] * 9]]
-    assert sum(clamped) ** 2 / (10 * sum(weight * weight for weight in clamped)) >= 0.64
-    assert np.std(clamped) <= 0.75
-
-
-def test_mask_keeping_half_of_equal_tokens_halves_ess() -> None:
-    comparison = compared(batch_of([[0.0, 3.5]] * 5))
-    found = evaluate("token_mask", comparison.statistics, comparison.summaries, Threshold(upper=2.0))
-    assert found.weights.effective_fraction == pytest.approx(0.5)
-    assert found.kept_sequences == 0.0
-
-
 def test_ess_is_nan_if_nothing_is_kept() -> None:
     comparison = compared(batch_of([[3.5, 4.0]]))
     found = evaluate("token_mis", comparison.statistics, comparison.summaries)
@@ -192,12 +171,3 @@ def test_advantage_distortion_is_nan_without_advantages() -> None:
     comparison = compared(batch_of([[0.5, 1.0]]))
     found = evaluate("token_tis", comparison.statistics, comparison.summaries)
     assert math.isnan(found.advantage_distortion)
-
-
-def test_distortion_shows_what_mean_difference_hides() -> None:
-    # Symmetric: E w − E ρ is 0 without any correction, E|1 − ρ| is not.
-    up, down = math.log(1.5), math.log(0.5)
-    comparison = compared(batch_of([[up, down]] * 4))
-    found = evaluate("none", comparison.statistics, comparison.summaries)
-    assert found.weights.mean - 1.0 == pytest.approx(0.0, abs=1e-5)
-    assert found.distortion == pytest.approx(0.5, rel=1e-5)

@@ -16,9 +16,8 @@ from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.rollouts import decode_rollouts
 from foreshock.rollouts.jsonl import read_jsonl
 from foreshock.theory import bias_bound, evaluate_theory, horizon_bound, pinsker_bound, sequence_chi2
-from tests.foreshock.batches import random_batch, recorded_run
-from tests.foreshock.corrections.comparing import batch_of, compared
-from tests.foreshock.corrections.direct import mean, sequences_of
+from tests.foreshock.batches import compared, random_batch, recorded_run
+from tests.foreshock.corrections.direct import batch_of, mean, sequences_of
 from tests.paths import REPOSITORY
 
 

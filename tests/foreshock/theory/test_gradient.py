@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from foreshock.errors import InvalidArgumentError
 from foreshock.theory import GradientNorms, evaluate_theory, gradient_noise, step_noise
-from tests.foreshock.batches import random_batch
-from tests.foreshock.corrections.comparing import compared
+from tests.foreshock.batches import compared, random_batch
 
 
 def drawn_norms(
