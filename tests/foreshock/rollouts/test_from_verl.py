@@ -9,7 +9,6 @@ import pytest
 import torch
 from verl import DataProto
 
-from foreshock.errors import InvalidRolloutsError
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 
 
@@ -51,12 +50,6 @@ def test_given_columns_override_those_of_the_data_proto() -> None:
     assert batch.group_ids == ["x", "y"]
     assert batch.weights_version is not None
     assert batch.weights_version.tolist() == [3, 3, 3, 4, 4]
-
-
-def test_invalid_log_prob_names_row_and_column() -> None:
-    invalid = torch.tensor([[1.0, 0.0, 2.0], [3.0, 4.0, 0.0]])
-    with pytest.raises(InvalidRolloutsError, match=r"rollout_log_probs"):
-        RolloutBatch.from_verl(data_proto(rollout_log_probs=invalid))
 
 
 def test_missing_tensor_is_named() -> None:

@@ -13,7 +13,6 @@ import pytest
 from foreshock.errors import InvalidRolloutsError, LimitExceededError
 from foreshock.rollouts import BatchAttributes, DecodeLimits
 from foreshock.rollouts.jsonl import iterate_steps, read_jsonl, step_of_file
-from tests.foreshock.batches import recorded_run
 
 LINE: dict[str, Any] = {
     "step": 2, "group": 0, "prompt_token_ids": [1, 2], "response_token_ids": [3, 4, 5],
@@ -101,11 +100,3 @@ def test_gzip_bomb_is_refused(tmp_path: Path) -> None:
         read_jsonl(path, limits=DecodeLimits(max_uncompressed_bytes=1_000_000))
     with pytest.raises(LimitExceededError):
         read_jsonl(write(tmp_path, LINE, LINE), limits=DecodeLimits(max_rollouts=1))
-
-
-@pytest.mark.shared
-def test_recorded_runs_are_read(tmp_path: Path) -> None:
-    steps = list(iterate_steps(recorded_run("collapsed")))
-    assert [step for step, _ in steps] == list(range(1, 121))
-    assert all(batch.num_rollouts == 128 for _, batch in steps)
-    assert all(len(set(batch.group_ids or [])) == 8 for _, batch in steps)

@@ -40,8 +40,8 @@ import pyarrow.parquet as pq
 
 import foreshock
 from foreshock.client.capture import capture_rollouts
-from foreshock.errors import InvalidRolloutsError, LimitExceededError
-from foreshock.rollouts import BatchAttributes, DecodeLimits, RolloutBatch, decode_rollouts, encode_rollouts
+from foreshock.errors import InvalidRolloutsError
+from foreshock.rollouts import BatchAttributes, RolloutBatch, decode_rollouts, encode_rollouts
 from foreshock.rollouts.jsonl import read_jsonl
 
 assert Path(foreshock.__file__).is_relative_to(sys.argv[1])
@@ -50,18 +50,18 @@ LISTS = {"prompt_loss": [[0.5], [1.5, 2.5]], "expert_load": [[1.0, 2.0], [3.0]],
 JUDGES = ["a", None]
 
 
-def check(batch, source, difficulty=(7, 8), judges=("a", None), load=(1.0, 2.0, 3.0)):
+def check(batch, source):
     assert batch.prompt_loss.tolist() == [0.5, 1.5, 2.5], source
-    assert batch.expert_load.tolist() == list(load), source
-    assert batch.difficulty.tolist() == list(difficulty), source
+    assert batch.expert_load.tolist() == [1.0, 2.0, 3.0], source
+    assert batch.difficulty.tolist() == [7, 8], source
     assert batch.difficulty.dtype == np.int16, source
-    assert batch.judges == list(judges), source
+    assert batch.judges == JUDGES, source
 
 
-def refused(row, column, call, kind=InvalidRolloutsError):
+def refused(row, column, call):
     try:
         call()
-    except kind as error:
+    except InvalidRolloutsError as error:
         assert (error.row, error.column) == (row, column), error
     else:
         raise AssertionError(column)
@@ -73,21 +73,11 @@ check(RolloutBatch.concat([batch.select([0]), batch.select([1])]), "select and c
 check(decode_rollouts(encode_rollouts(batch)), "Parquet")
 
 columns = {"sample_id": ["x", "y"], **TOKENS, **LISTS, "judge": JUDGES}
-file = io.BytesIO()
-pq.write_table(pa.table({**columns, "difficulty": [7, None], "judge": pa.array(JUDGES, pa.large_string())}), file)
-check(decode_rollouts(file.getvalue()), "null", difficulty=(7, 0))
 for name, wrong in (("prompt_loss", [[0.5], [1.5]]), ("expert_load", [[1.0, 2.0], []]), ("difficulty", [7, 2**20])):
     file = io.BytesIO()
     pq.write_table(pa.table({**columns, name: wrong}), file)
     refused(1, name, lambda: decode_rollouts(file.getvalue()))
-long_text = RolloutBatch.from_lists(["x", "y"], **TOKENS, judges=["a", "b" * 200])
-short = DecodeLimits(max_identifier_bytes=100)
-refused(None, "judge", lambda: decode_rollouts(encode_rollouts(long_text), short), LimitExceededError)
-
 refused(1, "expert_load", lambda: RolloutBatch.from_lists(["x", "y"], **TOKENS, expert_load=[[1.0, 2.0], [-3.0]]))
-refused(1, "prompt_loss", lambda: RolloutBatch.from_lists(["x", "y"], **TOKENS, prompt_loss=[[1.0], [-2.0, 3.0]]))
-refused(0, "difficulty", lambda: RolloutBatch.from_lists(["x", "y"], **TOKENS, difficulty=[-1, 0]))
-refused(None, "difficulty", lambda: RolloutBatch.from_lists(["x", "y"], **TOKENS, difficulty=[1]))
 
 mask = np.array([[1, 1], [1, 0]])
 padded = {
@@ -101,15 +91,11 @@ padded = {
     "judges": JUDGES,
 }
 check(RolloutBatch.from_padded(response_mask=mask, **padded), "from_padded")
-once = {**padded, "expert_load": np.array([1.0, 3.0])}
-check(RolloutBatch.from_padded(response_mask=mask, **once), "one value per rollout", load=(1.0, 1.0, 3.0))
 
 for source, logged in {
     "captured lists": columns,
     "captured table": pa.table(columns),
-    "captured batch": batch,
     "captured padded arrays": padded,
-    "captured Arrow columns": {name: pa.array(value) for name, value in columns.items()},
     "captured flat arrays": {
         **{name: np.concatenate(columns[name]) for name in (*TOKENS, "prompt_loss", "expert_load")},
         "prompt_lengths": [1, 2], "response_lengths": [2, 1], "difficulty": np.array([7, 8]), "judge": JUDGES,
@@ -121,8 +107,6 @@ folder = Path(sys.argv[1])
 lines = [{name: value[row] for name, value in {**TOKENS, **LISTS, "judge": JUDGES}.items()} for row in range(2)]
 (folder / "step_0001.jsonl").write_text("".join(json.dumps(line) + "\\n" for line in lines))
 check(read_jsonl(folder / "step_0001.jsonl"), "JSON lines")
-(folder / "step_0002.jsonl").write_text(json.dumps({**lines[0], "difficulty": 1.5}) + "\\n")
-refused(0, "difficulty", lambda: read_jsonl(folder / "step_0002.jsonl"))
 """
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from foreshock.errors import LimitExceededError, RolloutsError
 from foreshock.fingerprint import Fingerprint
-from foreshock.rollouts import DecodeLimits, RolloutBatch, ScoreBatch, decode_rollouts, encode_rollouts, encode_scores
+from foreshock.rollouts import DecodeLimits, RolloutBatch, ScoreBatch, encode_rollouts, encode_scores
 from foreshock.rollouts.parquet_files import find_rollouts, find_scores
 
 LIMITS = DecodeLimits()
@@ -140,7 +140,7 @@ def test_mutated_files_are_read_rightly_or_refused() -> None:
     body = encode_rollouts(make_batch(130, 20))
     random = np.random.default_rng(5)
     refused = 0
-    for _ in range(600):
+    for _ in range(300):
         mutated = bytearray(body)
         for place in random.integers(0, len(body), random.integers(1, 4)):
             mutated[place] = random.integers(256)
@@ -151,7 +151,7 @@ def test_mutated_files_are_read_rightly_or_refused() -> None:
             find_rollouts(BodyInMemory(bytes(mutated)), ["sample-70"], LIMITS)
         except RolloutsError:
             refused += 1
-    assert refused > 300
+    assert refused > 150
 
 
 @pytest.mark.parametrize("size", [0, 3, 11, 12])
@@ -168,11 +168,3 @@ def test_limits_hold_for_what_is_read() -> None:
         find_rollouts(BodyInMemory(body), ["sample-1"], DecodeLimits(max_rollouts=99))
     with pytest.raises(LimitExceededError):
         find_rollouts(BodyInMemory(body), ["sample-1"], DecodeLimits(max_response_tokens=49))
-
-
-def test_what_is_found_equals_what_the_whole_body_holds() -> None:
-    batch = make_batch(65, 7)
-    body = encode_rollouts(batch)
-    found = find_rollouts(BodyInMemory(body), batch.sample_ids, LIMITS)
-    assert found is not None
-    assert_equal(found, decode_rollouts(body))

@@ -33,7 +33,7 @@ def test_a_sample_is_the_same_each_time_and_keeps_the_lengths_spread(
 def test_over_seeds_every_rollout_has_the_same_chance() -> None:
     lengths = np.random.default_rng(0).integers(1, 50, 30)
     ids = [f"sample-{number}" for number in range(30)]
-    seeds = 3_000
+    seeds = 1_000
     counts = np.zeros(30)
     for seed in range(seeds):
         counts[select_rollouts(ids, lengths, 7, f"run/{seed}")] += 1
