@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foreshock.doctor.changes import Change, hashable, json_value
 from foreshock.doctor.evidence import Compared, Float64, steadiness
 from tests.foreshock.doctor.fake import rollouts
 
@@ -61,6 +62,7 @@ def test_a_token_that_rounding_moves_far_counts_less_than_others_of_its_probabil
     assert weights[moved] < 1e-3 * np.median(weights[probabilities == 0.999])
 
 
+@settings(max_examples=25)
 @given(st.floats(1e-6, 1 - 1e-9), st.floats(0, 10), st.floats(-50, 5))
 def test_weights_are_shares_whatever_is_logged(probability: float, noise: float, logged: float) -> None:
     size = rollouts().num_tokens
@@ -76,3 +78,23 @@ def test_without_a_usable_token_all_count_alike() -> None:
     unusable = replace(compared, usable=np.zeros(size, np.bool_))
 
     assert np.all(steadiness(_replays(np.full(size, 0.5)), unusable) == 1)
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=5), inner), max_leaves=9
+)
+
+
+@settings(max_examples=40)
+@given(value=values)
+def test_value_of_a_configuration_comes_back_from_a_change(value: object) -> None:
+    change = Change.of(weights="step_10", config=("field", hashable(value)))
+    assert {change: 1}[Change.of(config=("field", hashable(value)), weights="step_10")] == 1
+    assert json_value(change.get("config")[1]) == value
+
+
+def test_order_of_a_dictionary_has_no_meaning() -> None:
+    first, second = {"theta": 1e4, "kind": ["a", "b"]}, {"kind": ["a", "b"], "theta": 1e4}
+    assert hash(hashable(first)) == hash(hashable(second))
+    assert hashable(first) == hashable(second)
