@@ -20,6 +20,7 @@ from benchmarks.faults.served import Served
 from benchmarks.faults.workload import Item, RunPlan
 from benchmarks.forking import environment, run_forked
 from benchmarks.running_service import wait_until
+from foreshock.diagnosis.rule import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS, STALE_RUN
 from foreshock.digests import digest_of_bytes
 from foreshock.rollouts import RolloutBatch, decode_rollouts
 from foreshock_service.platform.database.engine import table_of
@@ -36,7 +37,6 @@ from foreshock_service.platform.database.tables import (
     StoredFinding,
 )
 from foreshock_service.watch.detection.states import newest_state
-from foreshock_service.watch.rules.service import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS, STALE_RUN
 from tests.service.runs.step_rows import comparable
 
 _SETTLE_SECONDS = 60.0

@@ -162,26 +162,7 @@ class RuleRecord(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RulesRecord(Record):
-    """The default rules of a kind of model, also as TOML."""
+    """The rules that watch runs of a kind of model."""
 
     model_kind: ModelKind | None
     rules: tuple[RuleRecord, ...]
-    toml: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RulesVersionRecord(Record):
-    """A change of a run's rules; `toml` is what was sent."""
-
-    version: int
-    effective_from_step: int
-    toml: str
-    made_at_us: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRulesRecord(RulesRecord):
-    """The rules that hold for a run at a step, and all versions of its changes."""
-
-    step: int
-    versions: tuple[RulesVersionRecord, ...] = ()

@@ -111,10 +111,9 @@ class AppliedAdvice:
         """Judge a closed step; steps come in ascending order."""
         self._state, _ = advance(self._state, closed, self._configuration)
         surge = self._state.surge_step
-        schedule = self._configuration.schedule_at(closed.step if surge is None else surge)
         seen = Observation(
-            1, closed.step, closed.step, surge, 0, schedule,
-            loop=self._state.loop, loop_settings=self._configuration.loop_at(closed.step),
+            1, closed.step, closed.step, surge, 0, self._configuration.schedule,
+            loop=self._state.loop, loop_settings=self._configuration.loop,
         )  # fmt: skip
         made = decide(self._log, seen)
         if made:

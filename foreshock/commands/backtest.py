@@ -42,7 +42,10 @@ class BacktestCommand:
             help="reward of a policy that learned nothing (default: 0 if no reward is below -0.1, else -1 if none is "
             "below -1, else the lowest reward)",
         )  # fmt: skip
-        schedule = parser.add_argument_group("schedule", "whose cost in Σ η is shown; defaults of the service")
+        parser.add_argument("--rules", type=Path, metavar="FILE", help="the file of FORESHOCK_RULES (default: none)")
+        schedule = parser.add_argument_group(
+            "schedule", "whose cost in Σ η is shown; defaults of --rules, else of the service"
+        )
         for name, text in SCHEDULE.items():
             kind = COUNT if name == "minimum_period" else FINITE
             schedule.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N", help=text)
@@ -55,25 +58,30 @@ class BacktestCommand:
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Run the backtest. Raises UnreadableRun for a file that is no record of a run, and ConfigurationError."""
+        """Run the backtest.
+
+        Raises UnreadableRun for a file that is no record of a run, InvalidRules for an invalid file of rules, and
+        ConfigurationError for an invalid schedule.
+        """
         from foreshock.backtest.page import render_page
         from foreshock.backtest.readers import read_run
         from foreshock.backtest.scoring import backtest
         from foreshock.diagnosis.detectors import WarningConfiguration
-        from foreshock.learning_rate.schedule import ScheduleSettings
+        from foreshock.diagnosis.rule_files import NO_CHANGES, read_rules
 
         if arguments.html is not None:
             check_output("--html", arguments.html)
+        changes = NO_CHANGES if arguments.rules is None else read_rules(arguments.rules)
         progress, steps = Progress("reading runs", len(arguments.files)), []
         for path in arguments.files:
             steps.append(read_run(path))
             progress.show(len(steps))
         chosen = {name: value for name in SCHEDULE if (value := getattr(arguments, name)) is not None}
         try:
-            schedule = ScheduleSettings(**chosen)
+            schedule = replace(changes.schedule, **chosen)
         except ValueError as error:
             raise ConfigurationError(f"schedule: {error}") from error
-        configuration = replace(WarningConfiguration.for_model(arguments.model_kind), schedule=schedule)
+        configuration = replace(WarningConfiguration.for_model(arguments.model_kind, changes), schedule=schedule)
         result = backtest([str(path) for path in arguments.files], steps, configuration, arguments.reward_floor)
         if arguments.html is not None:
             write_output("--html", arguments.html, render_page(result))

@@ -29,6 +29,7 @@ from foreshock.diagnosis.quantities import (
 )
 from foreshock.diagnosis.reward import RewardSettings, RewardState, advance_reward, is_rising
 from foreshock.diagnosis.rule import Event, ThresholdRule
+from foreshock.diagnosis.rule_files import NO_CHANGES, RuleChanges
 from foreshock.diagnosis.rules import RulesState, advance_rules, forget_baselines
 from foreshock.diagnosis.surge import advance_surge
 from foreshock.diagnosis.surge_state import (
@@ -84,16 +85,6 @@ WATCHING_REASONS: Mapping[Watching, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class RulesFromStep:
-    """The rules, the schedule of a surge and the loop's gains that hold from ``first_step`` on."""
-
-    first_step: int
-    rules: tuple[ThresholdRule, ...]
-    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
-    loop: LoopSettings = field(default_factory=LoopSettings)
-
-
-@dataclass(frozen=True, slots=True)
 class WarningConfiguration:
     """The settings of all detectors of a run."""
 
@@ -102,47 +93,25 @@ class WarningConfiguration:
     reward: RewardSettings = field(default_factory=RewardSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     loop: LoopSettings = field(default_factory=LoopSettings)
-    changed_rules: tuple[RulesFromStep, ...] = ()
-    """The rules that hold from some step on, the newest change last."""
-
-    def rules_at(self, step: int) -> tuple[ThresholdRule, ...]:
-        """Return the rules that hold at a step: those of the newest change that starts at or before it."""
-        change = self._change_at(step)
-        return self.rules if change is None else change.rules
-
-    def schedule_at(self, surge_step: int) -> ScheduleSettings:
-        """Return the schedule of a surge at ``surge_step``."""
-        change = self._change_at(surge_step)
-        return self.schedule if change is None else change.schedule
-
-    def loop_at(self, step: int) -> LoopSettings:
-        """Return the loop's settings at a step; a change that leaves a set point at its default keeps that of the kind
-        of model."""
-        change = self._change_at(step)
-        if change is None:
-            return self.loop
-        own = {
-            name: getattr(self.loop, name)
-            for name in DRIVEN_SET_POINTS
-            if getattr(change.loop, name) == getattr(DEFAULT_LOOP, name)
-        }
-        return replace(change.loop, **own)
-
-    def _change_at(self, step: int) -> RulesFromStep | None:
-        return next((change for change in reversed(self.changed_rules) if change.first_step <= step), None)
 
     @classmethod
-    def for_model(cls, model_kind: ModelKind | None) -> WarningConfiguration:
-        """Return the configuration for a kind of model; None: unknown.
+    def for_model(cls, model_kind: ModelKind | None, changes: RuleChanges = NO_CHANGES) -> WarningConfiguration:
+        """Return the configuration for a kind of model (None: unknown), with the changes of a file of rules.
 
-        The loop's set points were tuned on dense models. For another kind they are scaled by the ratio of its k3 range
-        to that of dense models.
+        The loop's set points were tuned on dense models. For another kind, those that the file leaves at their default
+        are scaled by the ratio of its k3 range to that of dense models.
         """
         ranges = [required_range("k3_kl", kind).warning or 1.0 for kind in (model_kind, None)]
-        loop = replace(
-            DEFAULT_LOOP, **{name: getattr(DEFAULT_LOOP, name) * ranges[0] / ranges[1] for name in DRIVEN_SET_POINTS}
+        scaled = {
+            name: getattr(DEFAULT_LOOP, name) * ranges[0] / ranges[1]
+            for name in DRIVEN_SET_POINTS
+            if getattr(changes.loop, name) == getattr(DEFAULT_LOOP, name)
+        }
+        return cls(
+            rules=changes.applied_to(default_rules(model_kind)),
+            schedule=changes.schedule,
+            loop=replace(changes.loop, **scaled),
         )
-        return cls(rules=default_rules(model_kind), loop=loop)
 
     def digest(self) -> str:
         """Return a digest that changes with the detectors' version and with every constant and rule."""
@@ -151,8 +120,7 @@ class WarningConfiguration:
     @property
     def keys(self) -> tuple[str, ...]:
         """The quantities that the detectors read, as ``comparison:measure``."""
-        all_rules = (self.rules, *(change.rules for change in self.changed_rules))
-        return tuple(sorted(_OWN_KEYS | {key for rules in all_rules for rule in rules for key in rule.keys}))
+        return tuple(sorted(_OWN_KEYS | {key for rule in self.rules for key in rule.keys}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,19 +218,18 @@ def advance(
         raise ValueError(f"steps must ascend, got {step} after {state.step}; replay from a state before step {step}")
     if state.stopped_step is not None:
         return replace(state, step=step), ()
-    of_step = configuration.rules_at(step)
     if closed_step.rebaseline:
         state = replace(
             state,
             surge=forget_lengths(state.surge),
-            rules=forget_baselines(state.rules, of_step),
+            rules=forget_baselines(state.rules, configuration.rules),
             reward=state.reward.forgotten(),
         )
     refused, values, refusals = refuse_values(state.refused, step, closed_step.values)
     reward, falls = advance_reward(state.reward, step, values.get(REWARD_KEY), configuration.reward, values.get(K3))
     learning = cache(partial(is_rising, reward, configuration.reward))
-    rules, events = advance_rules(state.rules, step, values, of_step, learning)
-    corroborated = _corroborates(rules, reward, of_step)
+    rules, events = advance_rules(state.rules, step, values, configuration.rules, learning)
+    corroborated = _corroborates(rules, reward, configuration.rules)
     lengths = StepLengths(
         values.get(LENGTH_KEY), values.get(LONGEST_KEY), values.get(TRUNCATED_KEY), values.get(REWARD_KEY)
     )
@@ -274,11 +241,8 @@ def advance(
         steps = 1 if state.step is None else step - state.step
         units = (units or 0) + steps * int(math.ldexp(min(rate, LARGEST_RATE), RATE_UNIT_BITS))
     total = None if units is None else units / 2**RATE_UNIT_BITS
-    found = tuple(
-        event_of(each, configuration.surge, configuration.schedule_at(each.surge_step), total, rate)
-        for each in detections
-    )
-    loop = advance_loop(state.loop, _reading(step, values, rules, of_step), configuration.loop_at(step))
+    found = tuple(event_of(each, configuration.surge, configuration.schedule, total, rate) for each in detections)
+    loop = advance_loop(state.loop, _reading(step, values, rules, configuration.rules), configuration.loop)
     return WarningState(step, surge, rules, reward, loop, units, refused), refusals + events + falls + found
 
 
@@ -309,8 +273,7 @@ def stop(state: WarningState, step: int, error: Exception) -> tuple[WarningState
 
 def is_corroborated(state: WarningState, configuration: WarningConfiguration) -> bool:
     """Return whether a mismatch, gradient or reward rule is firing that corroborates a surge of the lengths."""
-    rules = configuration.rules_at(-1 if state.step is None else state.step)
-    return _corroborates(state.rules, state.reward, rules)
+    return _corroborates(state.rules, state.reward, configuration.rules)
 
 
 def _corroborates(state: RulesState, reward: RewardState, rules: Sequence[ThresholdRule]) -> bool:
@@ -321,7 +284,7 @@ def holding_signals(state: WarningState, configuration: WarningConfiguration) ->
     """Return the firing rules that hold the learning rate while they fire, oldest first."""
     firing = [
         OpenSignal(rule.name, fired)
-        for rule in configuration.rules_at(-1 if state.step is None else state.step)
+        for rule in configuration.rules
         if rule.effect == "hold" and (fired := state.rules.firing(rule)) is not None
     ]
     return tuple(sorted(firing, key=lambda signal: (signal.fired_step, signal.rule)))

@@ -54,6 +54,13 @@ HYSTERESIS = 0.7
 """A rule clears within 0.7 × the way from the ideal value to its threshold, so that a value oscillating around the
 threshold is one alert."""
 
+SPLIT_RANKS = "split_ranks"
+INCOMPLETE_STEP = "incomplete_step"
+CLIENT_LOSSES = "client_losses"
+STALE_RUN = "stale_run"
+DELIVERY_RULES = (SPLIT_RANKS, INCOMPLETE_STEP, CLIENT_LOSSES, STALE_RUN)
+"""The alerts on the delivery of rollouts. They have no threshold, and detection does not derive them."""
+
 Direction = Literal["above", "below", "away"]
 Effect = Literal["none", "hold", "halve"]
 Cause = Literal["mismatch", "sampling", "policy", "gradient", "length", "staleness", "data"]

@@ -101,8 +101,7 @@ def advance_rules(
 ) -> tuple[RulesState, tuple[Event, ...]]:
     """Return the state after a closed step and the events at it. NaN and ±inf count as missing values.
 
-    ``learning`` returns whether the reward is rising; it is called only if a rule asks. A firing rule that is not among
-    ``rules`` any more clears.
+    ``learning`` returns whether the reward is rising; it is called only if a rule asks.
     """
     lags = StepLags.of(values)
     states = dict(state.rules)
@@ -120,7 +119,6 @@ def advance_rules(
         states[rule.name], event = _advance_rule(rule, states.get(rule.name, RuleState()), step, judged, lags)
         if event is not None:
             events.append((event, rule.cause))
-    dropped = _dropped(states, step, rules)
     firing = {name: each.fired_step for name, each in states.items() if each.fired_step is not None}
     episodes = _episodes(state.episodes, firing, rules) if firing else {}
     told = [
@@ -129,7 +127,7 @@ def advance_rules(
         else event
         for event, cause in events
     ]
-    return RulesState(states, baselines, episodes), (*told, *dropped)
+    return RulesState(states, baselines, episodes), tuple(told)
 
 
 def _with_values(
@@ -191,28 +189,6 @@ def _advance_rule(
         return RuleState(beyond, back, step, state.cleared_step, evidence), event
     cleared = replace(event, change="cleared", fired_step=state.fired_step)
     return RuleState(beyond, back, None, step, ()), cleared
-
-
-def _dropped(states: dict[str, RuleState], step: int, rules: tuple[ThresholdRule, ...]) -> list[Event]:
-    """Clear the firing rules that are not among ``rules`` any more, and forget their states."""
-    events: list[Event] = []
-    for name in sorted(states.keys() - {rule.name for rule in rules}):
-        fired = states.pop(name).fired_step
-        if fired is not None:
-            events.append(
-                Event(
-                    rule=name,
-                    step=step,
-                    value=0.0,
-                    threshold=0.0,
-                    severity="info",
-                    change="cleared",
-                    fired_step=fired,
-                    why="The rule holds no longer.",
-                    what_to_do="Nothing.",
-                )
-            )
-    return events
 
 
 def _episodes(before: Mapping[str, int], firing: Mapping[str, int], rules: Sequence[ThresholdRule]) -> dict[str, int]:

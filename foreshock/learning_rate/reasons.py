@@ -34,7 +34,7 @@ def advice_reason(
     pending = detectors.surge.pending
     stands = advice.is_lowered or advice.held_from_step is not None
     if pending is not None and detectors.surge_step is None and advice.schedule is None and not stands:
-        return _pending_reason(pending, configuration.schedule_at(pending.surge_step))
+        return _pending_reason(pending, configuration.schedule)
     if not advice.reason:
         return WATCHING_REASONS[detectors.watching(configuration.surge)]
     known = advice.schedule

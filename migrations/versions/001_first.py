@@ -97,7 +97,6 @@ def upgrade() -> None:
         sa.Column("deletions", sa.BigInteger, nullable=False, server_default="0"),
         sa.Column("retention", JSON),
         sa.Column("scalar_names", JSON),
-        sa.Column("rules_version", sa.BigInteger),
         sa.Column("tags", JSON, nullable=False, server_default="[]"),
         sa.Column("note", sa.String),
         sa.Column("baseline", sa.String),
@@ -207,14 +206,6 @@ def upgrade() -> None:
         sa.Column("secret_hash", sa.String, primary_key=True),
         sa.Column("key_id", sa.String, sa.ForeignKey("api_keys.id"), nullable=False),
         sa.Column("valid_until_us", sa.BigInteger, nullable=False),
-    )
-    op.create_table(
-        "rules_versions",
-        sa.Column("run_id", sa.String, sa.ForeignKey("runs.id"), primary_key=True),
-        sa.Column("version", sa.BigInteger, primary_key=True),
-        sa.Column("effective_from_step", sa.BigInteger, nullable=False),
-        sa.Column("toml", sa.String, nullable=False),
-        sa.Column("made_at_us", sa.BigInteger, nullable=False),
     )
     op.create_table(
         "run_setups",

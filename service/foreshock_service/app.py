@@ -65,12 +65,11 @@ from foreshock_service.runs import (
     tokens,
     weights,
 )
-from foreshock_service.watch import alerts, delivery, diagnosis, long_polls
+from foreshock_service.watch import alerts, delivery, diagnosis, long_polls, rules
 from foreshock_service.watch.advice import endpoints as advice
 from foreshock_service.watch.advice.service import decide_after_detection, record_mode, rewind_log
 from foreshock_service.watch.detection import background, derivation
 from foreshock_service.watch.notifications.service import notifiers
-from foreshock_service.watch.rules import service as rules
 
 # The routers of every noun. The routers of pages follow them, since their paths match the most.
 _NOUNS: tuple[Any, ...] = (
@@ -144,7 +143,11 @@ def _make_context(settings: Settings, decoders: DecoderPool | None) -> ServiceCo
     secret = settings.session_secret.get_secret_value() if settings.session_secret else secrets.token_urlsafe(32)
     return ServiceContext(
         settings=settings,
-        database=Database(settings.database_url, connections=settings.connections_per_process),
+        database=Database(
+            settings.database_url,
+            connections=settings.connections_per_process,
+            session_info={rules.SESSION_KEY: rules.rules_of_settings(settings)},
+        ),
         store=open_store(settings),
         decoders=decoders or DecoderPool(settings, shard_decoding.PRELOAD),
         uploads=uploads.UploadPlaces(
@@ -186,7 +189,7 @@ def subscribe_handlers(bus: EventBus) -> EventBus:
     bus.subscribe(derivation.DetectionDerived, decide_after_detection)
     bus.subscribe(events.AdviceModeChanged, record_mode)
     bus.subscribe(events.StepClosed, attribution.mark_stale_after_late_rollouts)
-    for reread in (events.ModelKindChanged, events.ScalarNamesChanged, rules.RulesChanged):
+    for reread in (events.ModelKindChanged, events.ScalarNamesChanged):
         bus.subscribe(reread, partial(derivation.derive_all, bus))
     bus.subscribe(publishing.ScoresPublished, attribution.mark_attribution_stale)
     bus.subscribe(events.ShardAwaitsOthers, diagnosis.note_awaiting)

@@ -210,6 +210,9 @@ class Settings(BaseSettings):
     grafana_url: str = Field(
         default="", description="address of a Grafana that has the dashboards, for links; empty: no links"
     )
+    rules: str = Field(
+        default="", description="TOML file that changes the alert rules of all runs; read at the start. Empty: defaults"
+    )
     notifications: tuple[NotificationTarget, ...] = Field(
         default=(), description="JSON list of targets that are told about alerts"
     )

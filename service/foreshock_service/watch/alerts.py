@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from foreshock.api.records import from_attributes
 from foreshock.api.watch import STANDING, AlertOfRun, AlertRecord, AlertState
 from foreshock.clock import now_us
-from foreshock.diagnosis.rule import Event
+from foreshock.diagnosis.rule import DELIVERY_RULES, Event
 from foreshock.severity import Severity
 from foreshock_service.platform import audit, parameters, problem, security
 from foreshock_service.platform.context import Context
@@ -22,7 +22,6 @@ from foreshock_service.platform.database.tables import Alert, Run, new_identifie
 from foreshock_service.runs import attempts, events, run_endpoints, runs
 from foreshock_service.watch import diagnosis, long_polls
 from foreshock_service.watch.detection.derivation import DetectionDerived
-from foreshock_service.watch.rules.service import DELIVERY_RULES
 
 
 class AlertFilter(NamedTuple):

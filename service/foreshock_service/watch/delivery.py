@@ -10,11 +10,11 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
+from foreshock.diagnosis.rule import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS, STALE_RUN
 from foreshock_service.platform.database.tables import Alert, new_identifier
 from foreshock_service.runs import events, steps
 from foreshock_service.runs.attempts import attempts_of_run, is_active
 from foreshock_service.watch import alerts
-from foreshock_service.watch.rules.service import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS, STALE_RUN
 
 _AT_FIRST_STEP = frozenset({SPLIT_RANKS, INCOMPLETE_STEP})
 _MOST_STEPS = 100

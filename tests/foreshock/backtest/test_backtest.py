@@ -271,6 +271,23 @@ def test_schedule_can_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[st
         command.run(parser.parse_args([file, "--factor", "2"]))
 
 
+def test_rules_can_be_those_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    command.configure(parser)
+    file, rules = str(collapsing(tmp_path / "run.csv")), tmp_path / "rules.toml"
+    rules.write_text(
+        "[schedule]\nmultiplier = 1.2\nfactor = 0.25\n[rules.long]\nkey = 'rollout:response_length_mean'\n"
+        "absolute = 1000.0\nseverity = 'warning'\nwhy = 'w'\nwhat_to_do = 'd'\n"
+    )
+    assert command.run(parser.parse_args([file, "--json", "--rules", str(rules)])) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert "long" in {each["rule"] for each in answer["rules"]}
+    assert answer["runs"][0]["learning_rate_sum_lost"] == pytest.approx(64 * 0.75 / 160)
+    rules.write_text("[rules.long]\nabsolut = 3\n")
+    with pytest.raises(ConfigurationError, match=r"rules\.toml, line 2: rule long has the unknown field 'absolut'"):
+        command.run(parser.parse_args([file, "--rules", str(rules)]))
+
+
 def test_page_needs_no_other_file_and_escapes_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
     command.configure(parser)

@@ -1,31 +1,20 @@
-"""Files of rules: what they change, what is refused, and that printed rules are read back as they were."""
+"""Files of rules: what they change, and what is refused, with its line."""
 
 from __future__ import annotations
 
-import argparse
+import re
 from pathlib import Path
 
 import pytest
 
-from foreshock.commands.rules import command
 from foreshock.diagnosis.default_rules import default_rules
-from foreshock.diagnosis.detectors import RulesFromStep, WarningConfiguration
-from foreshock.diagnosis.rule_files import InvalidRules, changes_to_toml, parse_rules, to_toml
-from foreshock.model_kind import MODEL_KINDS, ModelKind
+from foreshock.diagnosis.detectors import WarningConfiguration
+from foreshock.diagnosis.rule_files import InvalidRules, parse_rules, read_rules
+from foreshock.learning_rate.loop import DEFAULT_LOOP
 from tests.foreshock.diagnosis.curves import closed_steps, watch
 
 HEAD = "version = 1\n"
 OWN = '[rules.own]\nkey = "scalars:x"\nabsolute = 1\nseverity = "info"\nwhy = "w"\nwhat_to_do = "d"\n'
-
-
-@pytest.mark.parametrize("model_kind", [None, *MODEL_KINDS])
-def test_printed_rules_are_read_back_as_they_were(model_kind: ModelKind | None) -> None:
-    rules = default_rules(model_kind)
-    changes = parse_rules(to_toml(rules, 7))
-    assert changes.effective_from_step == 7
-    assert changes.applied_to(rules) == rules
-    # Also without the defaults below: the file is complete.
-    assert {rule.name: rule for rule in changes.applied_to(())} == {rule.name: rule for rule in rules}
 
 
 def test_file_changes_adds_and_disables_rules() -> None:
@@ -35,18 +24,16 @@ def test_file_changes_adds_and_disables_rules() -> None:
     assert rules["mismatch_rise"].relative == 3.0
     assert rules.keys() == (before.keys() - {"entropy_fall"}) | {"own"}
     assert [name for name in before if name in rules and rules[name] != before[name]] == ["mismatch_rise"]
-    assert rules["own"].source == "a rule of this run"
+    assert rules["own"].source == "the file of rules"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "version must be 1, got None"),
+        ("version = 2", "version must be 1, got 2"),
         ("version = 1\nversion = 2", "not valid TOML"),
         ("version = true", "version must be 1"),
         (HEAD + "rule = 1", "unknown field 'rule'"),
-        (HEAD + "effective_from_step = -1", "effective_from_step must be a whole number >= 0, got -1"),
-        (HEAD + "effective_from_step = true", "effective_from_step must be a whole number"),
         (HEAD + "rules = 3", "rules must be tables"),
         (HEAD + '[rules."a b"]\n', "the name of a rule must be"),
         (HEAD + "[rules.mismatch_rise]\nrelative = nan", "must be a finite number"),
@@ -62,6 +49,10 @@ def test_file_changes_adds_and_disables_rules() -> None:
         (HEAD + "[rules.mismatch_rise]\neffect = 'schedule'", "must be one of none, hold, halve"),
         (HEAD + "[rules.mismatch_rise]\nenabled = 1", "enabled of rule mismatch_rise must be true or false"),
         (HEAD + "[rules.reward_fall]\nenabled = false", "is a detector"),
+        (HEAD + "[rules.stale_run]\nenabled = false", "is about the delivery of rollouts"),
+        (HEAD + "[rules.mismatch_rise]\nrelativ = 3.0", "did you mean 'relative'"),
+        (HEAD + "[rules.mismatch_ris]\nrelative = 3.0", "did you mean 'mismatch_rise'"),
+        (HEAD + "[rules.mismatch_warning]\neffect = 'halve'", "an absolute crossing alone never moves"),
         (HEAD + "[rules.no]\nenabled = false", "there is no rule no to disable"),
         (HEAD + "[rules.own]\nkey = 'scalars:x'", "a new one needs severity, why, what_to_do too"),
         (HEAD + OWN.replace("absolute = 1\n", ""), "has no threshold"),
@@ -87,71 +78,50 @@ def test_number_of_rules_is_bounded() -> None:
         parse_rules(text).applied_to(default_rules())
 
 
-def test_rules_hold_from_their_step_on_and_a_removed_one_clears() -> None:
-    own = parse_rules(HEAD + OWN).applied_to(())
-    changes = (RulesFromStep(10, own), RulesFromStep(30, ()))
-    configuration = WarningConfiguration(rules=(), changed_rules=changes)
-    assert "scalars:x" in configuration.keys
-    _, events = watch(closed_steps({"scalars:x": [2.0] * 40}), configuration)
-    assert [(event.change, event.step, event.fired_step) for event in events] == [
-        ("fired", 14, 14),
-        ("cleared", 30, 14),
-    ]
-    # The newest change wins where several hold.
-    back = WarningConfiguration(rules=(), changed_rules=(*changes, RulesFromStep(20, own)))
-    assert back.rules_at(9) == ()
-    assert back.rules_at(35) == own
+FAULTS = {
+    "[rules.mismatch_rise\n": (1, "not valid TOML"),
+    '[rules.mismatch_rise]\nrelative = 3.0\nwhy = """\nnot closed\n': (5, "not valid TOML"),
+    "version = 1\nrule = 1\n": (2, "unknown field 'rule'; expected tables [rules.NAME], [schedule] and [loop]"),
+    "# a comment\n\n[rules.mismatch_ris]\nrelative = 3.0\n": (3, "mismatch_ris is no known rule, did you mean"),
+    '[rules.mismatch_rise]\nwhy = """\na\nb"""\nrelativ = 3.0\n': (5, "unknown field 'relativ'"),
+    "[rules.mismatch_rise]\r\n\r\nrelative = '3'\r\n": (3, "must be a finite number, got '3'"),
+    "rules.mismatch_rise.minimum_duration = 3\nrules.mismatch_rise.least_tokens = -1\n": (2, "from 0 to 1,000,000"),
+    "[rules.mismatch_rise]\n# below 1\nrelative = 0.5\n": (1, "must be above 1, got 0.5"),
+    "[schedule]\nfloor = 0.2\n\nmultiplier = 1e9\n": (4, "at most 1,000"),
+    "[rules]\n[loop]\ngian = 1.0\n": (3, "the loop has the unknown field 'gian'"),
+}
 
 
-def run(*words: str) -> int:
-    parser = argparse.ArgumentParser()
-    command.configure(parser)
-    return command.run(parser.parse_args(words))
-
-
-def test_command_shows_and_checks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("show", "--model-kind", "moe") == 0
-    assert parse_rules(capsys.readouterr().out).applied_to(()) != ()
+def test_error_has_file_line_and_what_is_allowed(tmp_path: Path) -> None:
     file = tmp_path / "rules.toml"
-    file.write_text(HEAD + "effective_from_step = 5\n[rules.gradient_rise]\nrelative = 5.0\n" + OWN)
-    assert run("check", str(file)) == 0
-    assert capsys.readouterr().out == (
-        f"{file} is valid; from step 5 on:\nown: added\ngradient_rise: relative 3.0 → 5.0\n"
-    )
-    assert run("show", str(file)) == 0
-    assert "[rules.own]" in capsys.readouterr().out
-    file.write_text(HEAD + "[schedule]\nmultiplier = 2.5\n")
-    assert run("check", str(file)) == 0
-    assert capsys.readouterr().out == f"{file} is valid; from step 0 on:\nschedule: multiplier 1.8 → 2.5\n"
-    assert run("show", str(file)) == 0
-    assert "[schedule]\nmultiplier = 2.5\n" in capsys.readouterr().out
-    file.write_text(HEAD + "[rules.gradient_rise]\nrelative = 0\n")
-    with pytest.raises(InvalidRules, match=r"rules\.toml: relative of rule gradient_rise must be above 1, got 0"):
-        run("check", str(file))
+    for text, (line, message) in FAULTS.items():
+        file.write_bytes(text.encode())
+        with pytest.raises(InvalidRules, match=re.escape(message)) as raised:
+            read_rules(file)
+        assert str(raised.value).startswith(f"{file}, line {line}: "), text
 
 
-def test_changes_are_printed_as_the_file_that_they_were_read_from() -> None:
-    text = (
-        "version = 1\neffective_from_step = 7\n[rules.entropy_fall]\nenabled = false\n"
-        "[rules.'a.b']\nkey = 'scalars:x'\nabsolute = 1.0\nseverity = 'info'\nwhy = 'say \"so\"'\nwhat_to_do = 'd'\n"
-    )
-    for schedule in ("", "[schedule]\nmultiplier = 2\nfloor = 0.25\nminimum_period = 60\n"):
-        changes = parse_rules(text + schedule)
-        assert parse_rules(changes_to_toml(changes)) == changes
-        printed = to_toml(default_rules(), 7, changes.schedule)
-        assert parse_rules(printed).schedule == changes.schedule
-        assert ("[schedule]" in printed) == bool(schedule)
+def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    for path, content, reason in ((tmp_path / "none", None, "No such file"), (tmp_path / "odd", b"\xff", "not UTF-8")):
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(InvalidRules, match=f"cannot read the file of rules {path}: .*{reason}"):
+            read_rules(path)
 
 
-def test_schedule_holds_for_surges_from_its_step_on() -> None:
-    file = parse_rules(HEAD + "[schedule]\nmultiplier = 2.5\nminimum_period = 60\n")
-    changes = (RulesFromStep(100, (), file.schedule),)
-    configuration = WarningConfiguration(rules=(), changed_rules=changes)
-    assert configuration.schedule_at(99) == WarningConfiguration().schedule
-    assert configuration.schedule_at(100).period(110) == 275
-    assert configuration.digest() != WarningConfiguration(rules=(), changed_rules=(RulesFromStep(100, ()),)).digest()
+def test_configuration_has_the_rules_the_schedule_and_the_loop_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "rules.toml"
+    file.write_text(OWN + "[schedule]\nmultiplier = 2.5\nminimum_period = 60\n[loop]\nset_point = 1e-2\ngain = 0.5\n")
+    changes = read_rules(file)
+    configuration = WarningConfiguration.for_model("moe", changes)
+    assert "scalars:x" in configuration.keys
+    assert configuration.digest() != WarningConfiguration.for_model("moe").digest()
+    # Set points that the file leaves alone are those of the kind of model.
+    assert (configuration.loop.set_point, configuration.loop.gain) == (1e-2, 0.5)
+    assert configuration.loop.last_set_point == WarningConfiguration.for_model("moe").loop.last_set_point
+    assert configuration.loop.last_set_point != DEFAULT_LOOP.last_set_point
     lengths = [500.0 * (1.0 + 0.02 * (index % 3)) for index in range(110)] + [1600.0] * 20
-    _, events = watch(closed_steps({"rollout:response_length_mean": lengths}), configuration)
+    _, events = watch(closed_steps({"rollout:response_length_mean": lengths, "scalars:x": [2.0] * 130}), configuration)
     surge = next(event for event in events if event.rule == "length_surge")
-    assert surge.evidence["surge_step"] == 111
-    assert surge.evidence["decay_period"] == 277
+    assert (surge.evidence["surge_step"], surge.evidence["decay_period"]) == (111, 277)
+    assert [event.step for event in events if event.rule == "own"] == [5]

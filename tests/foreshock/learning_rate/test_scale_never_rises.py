@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from foreshock.diagnosis.default_rules import default_rules
 from foreshock.diagnosis.detectors import (
     ClosedStep,
-    RulesFromStep,
     WarningConfiguration,
     WarningState,
     advance,
@@ -24,20 +23,19 @@ from foreshock.learning_rate.decisions import Decision, Observation, decide, fol
 from foreshock.learning_rate.loop import LARGEST_RISE, STEPS_OF_A_RISE, LoopSettings
 from foreshock.learning_rate.schedule import ScheduleSettings
 
-# One rule holds the learning rate, and rules change within the histories.
+# One rule holds the learning rate. The rules change within the histories, by restarts with another file.
 HOLDING = tuple(replace(rule, effect="hold") if rule.name == "mismatch_rise" else rule for rule in default_rules())
 
 
-def configured(floor: float) -> WarningConfiguration:
-    """Return the configuration; ``floor`` is that of the loop, and of the schedule of late surges."""
+def configured(floor: float, step: int) -> WarningConfiguration:
+    """Return the configuration in force at a step; ``floor`` is that of the loop, and of the last schedule."""
     loop = LoopSettings(floor=floor)
-    return WarningConfiguration(
-        loop=loop,
-        changed_rules=(
-            RulesFromStep(50, HOLDING, ScheduleSettings(multiplier=0.5, factor=0.8, floor=0.3, minimum_period=4), loop),
-            RulesFromStep(90, default_rules(), ScheduleSettings(minimum_period=6, floor=floor), loop),
-        ),
-    )
+    if step < 50:
+        return WarningConfiguration(loop=loop)
+    if step < 90:
+        first = ScheduleSettings(multiplier=0.5, factor=0.8, floor=0.3, minimum_period=4)
+        return WarningConfiguration(rules=HOLDING, schedule=first, loop=loop)
+    return WarningConfiguration(schedule=ScheduleSettings(minimum_period=6, floor=floor), loop=loop)
 
 
 LEVELS = st.lists(
@@ -89,7 +87,6 @@ def replay(
 def test_scale_of_consecutive_steps_rises_slowly_at_most(
     levels: list[tuple[int, float, float, float]], delay: int, late_every: int, floor: float, retracted: int
 ) -> None:
-    configuration = configured(floor)
     rows = [
         {LENGTH_KEY: length * (1.0 + 0.02 * (index % 3)), REWARD_KEY: reward, K3: k3}
         for count, length, reward, k3 in levels
@@ -111,16 +108,18 @@ def test_scale_of_consecutive_steps_rises_slowly_at_most(
         if not known:
             continue
         # Late steps are inserted where they belong: the history from there on is derived again.
-        state = replay(known, states, min([step, *come]), configuration)
+        configuration = configured(floor, step)
+        first = 0 if step in (50, 90) else min([step, *come])
+        state = replay(known, states, first, configuration)
         log = [Decision.from_json(each.to_json()) for each in log]
         # Late data may retract a surge at any step, and bring it back.
         surge = None if retracted <= step < retracted + 10 else state.surge_step
         seen = Observation(
             1, max(known), step, surge, at_us=step,
-            schedule=configuration.schedule_at(surge or 0),
+            schedule=configuration.schedule,
             holds=holding_signals(state, configuration),
             loop=state.loop,
-            loop_settings=configuration.loop_at(step),
+            loop_settings=configuration.loop,
         )  # fmt: skip
         log += decide(log, seen)
     assert all(

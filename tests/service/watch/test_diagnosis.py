@@ -234,10 +234,6 @@ CHANGES: dict[str, Callable[[Sender], httpx.Response | None]] = {
     "state": lambda run: run.http.patch(f"/v1/runs/{run.run}", json={"state": "finished"}),
     "announced change": lambda run: run.http.put(f"/v1/runs/{run.run}/changes/4/length_cap", json={}),
     "resume": lambda run: run.new_attempt("again", resume_step=4).put_shard(4, make_batch(24, seed=4)),
-    "rules": lambda run: run.http.put(
-        f"/v1/runs/{run.run}/rules",
-        json={"toml": "version = 1\neffective_from_step = 0\n[rules.mismatch_critical]\nenabled = false\n"},
-    ),
     "probe": lambda run: announce_and_score(run),
 }
 

@@ -10,10 +10,11 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, event, text
@@ -66,12 +67,20 @@ def _do_last_work(session: Session) -> None:
 class Database:
     """One database: PostgreSQL with a transaction for each unit of work, SQLite with one writer and many readers."""
 
-    def __init__(self, url: str, *, connections: int = engine.DEFAULT_CONNECTIONS) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        connections: int = engine.DEFAULT_CONNECTIONS,
+        session_info: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
+        """Open the database; `session_info` is in the `info` of each session."""
         self.url = url
+        self._session_info = session_info
         self._write_engine = engine.make_engine(url, connections=connections)
         self.is_sqlite = self._write_engine.dialect.name == "sqlite"
         self._read_engine = engine.make_reading_engine(self._write_engine, connections=connections)
-        self._writer = GroupCommitWriter(self._write_engine) if self.is_sqlite else None
+        self._writer = GroupCommitWriter(self._write_engine, session_info) if self.is_sqlite else None
         # Of the newest writes, waiting included.
         self.write_seconds: deque[float] = deque(maxlen=_REMEMBERED_WRITES)
 
@@ -86,7 +95,7 @@ class Database:
 
         Changes of these objects are not stored, and the database refuses statements that write.
         """
-        with Session(self._read_engine, expire_on_commit=False) as session:
+        with Session(self._read_engine, expire_on_commit=False, info=dict(self._session_info)) as session:
             try:
                 yield session
             except BaseException:
@@ -167,7 +176,8 @@ class Database:
             each.dispose()
 
     def _write_directly(self, work: Callable[[Session], Result]) -> tuple[Result, Session]:
-        with Session(self._write_engine, expire_on_commit=False) as session, session.begin():
+        session = Session(self._write_engine, expire_on_commit=False, info=dict(self._session_info))
+        with session, session.begin():
             result = work(session)
         return result, session
 
@@ -201,8 +211,9 @@ class GroupCommitWriter:
     itself at an error, such as a full disk, the savepoints are lost, and the units run again, one at a time.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, session_info: Mapping[str, object]) -> None:
         self._engine = engine
+        self._session_info = session_info
         self._queue: queue.SimpleQueue[_Unit | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
@@ -275,7 +286,12 @@ class GroupCommitWriter:
     def _run(self, unit: _Unit, bind: Engine | Connection) -> None:
         """Run a unit in a transaction of its own, or in a savepoint of the connection's transaction."""
         unit.error = None
-        session = Session(bind, join_transaction_mode="create_savepoint", expire_on_commit=False)
+        session = Session(
+            bind,
+            join_transaction_mode="create_savepoint",
+            expire_on_commit=False,
+            info=dict(self._session_info),
+        )
         try:
             with session, session.begin():
                 result = unit.work(session)

@@ -9,13 +9,10 @@ from pydantic import StringConstraints
 from starlette.exceptions import HTTPException
 
 from foreshock import page_addresses, probe_kinds
-from foreshock.diagnosis.rule import Effect
-from foreshock.diagnosis.rule_files import LARGEST_TEXT
-from foreshock.severity import Severity
 from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.present.pages import rendering, sessions
-from foreshock_service.present.pages.presenters import advice, alerts, attribution, figures, rollout, run_list
+from foreshock_service.present.pages.presenters import alerts, attribution, figures, rollout, run_list
 from foreshock_service.present.pages.presenters.run import probes_part, run_page, scalar_addresses, semantics_part
 from foreshock_service.present.pages.presenters.step import step_page, worst_tokens
 from foreshock_service.replay.probes import requests, schemas
@@ -24,18 +21,14 @@ from foreshock_service.runs.runs import RunUpdate, get_run, id_of_key, update_ru
 from foreshock_service.watch.advice.schemas import OperatorDecisionCreate
 from foreshock_service.watch.advice.service import operate
 from foreshock_service.watch.alerts import AlertIdentifier, acknowledge, resolve
-from foreshock_service.watch.rules.service import change_rule, store_rules
 
 # Pages are for people, so the OpenAPI document leaves them out.
 pages = APIRouter(route_class=sessions.PageRoute, include_in_schema=False)
-rules = APIRouter(route_class=sessions.PageRoute, include_in_schema=False)
 parts = APIRouter(prefix="/pages", include_in_schema=False)
 static = APIRouter(include_in_schema=False)
-# The router of rules precedes that of pages, because a run may be called `steps`.
-ROUTERS = (static, parts, rules, pages)
+ROUTERS = (static, parts, pages)
 LONGEST_SAMPLE_ID = 1024
 Asked = Annotated[str, Query(max_length=200, pattern=parameters.NO_NUL)]
-Number = Annotated[float | None, Form()]
 ComparedRuns = Annotated[Sequence[Annotated[str, StringConstraints(pattern=parameters.NO_NUL)]], Query(max_length=100)]
 
 
@@ -186,11 +179,11 @@ def examine_step(
     return RedirectResponse(f"/runs/{run}/steps/{step}", status_code=303, headers=rendering.PAGE_HEADERS)
 
 
-def back_to_run(context: ServiceContext, visitor: sessions.PageSession, run_id: str, part: str = "") -> Response:
-    """Redirect to the page of the run or of its rules, so that reloading it does not send the form again."""
+def back_to_run(context: ServiceContext, visitor: sessions.PageSession, run_id: str) -> Response:
+    """Redirect to the page of the run, so that reloading it does not send the form again."""
     with context.database.read() as session:
         run = get_run(session, visitor.principal, run_id)
-        address = f"{page_addresses.run_page_path(run.project, run.key)}{part}"
+        address = page_addresses.run_page_path(run.project, run.key)
     return RedirectResponse(address, status_code=303, headers=rendering.PAGE_HEADERS)
 
 
@@ -301,52 +294,3 @@ def static_file(request: Request, name: str, v: str = "") -> Response:
         return Response(found.read_bytes(), media_type=rendering.media_type_of(name), headers=headers)
     headers["Content-Encoding"] = "gzip"
     return Response(rendering.compressed(name), media_type=rendering.media_type_of(name), headers=headers)
-
-
-@rules.get("/runs/{project}/{key}/rules")
-def show_rules(run: RunOfPage, visitor: sessions.ReaderSession) -> Response:
-    """Return the page of the rules that watch a run."""
-    return visitor.page("rules.html", advice.rules_page, run)
-
-
-@rules.post("/runs/{run}/rules/{rule}")
-def change_one_rule(
-    run: RunIdentifier,
-    rule: str,
-    context: Context,
-    visitor: sessions.OperatorSession,
-    action: Annotated[Literal["change", "disable", "default"], Form()],
-    first_step: Annotated[int, Form(ge=0, le=parameters.LARGEST_STEP)],
-    reason: Annotated[parameters.Name, Form()],
-    absolute: Number = None,
-    relative: Number = None,
-    minimum_duration: Annotated[int | None, Form()] = None,
-    severity: Annotated[Severity | None, Form()] = None,
-    effect: Annotated[Effect | None, Form()] = None,
-) -> Response:
-    """Change, disable or reset one rule from a step on, then redirect to the run's rules."""
-    entered = {
-        "absolute": absolute, "relative": relative, "minimum_duration": minimum_duration,
-        "severity": severity, "effect": effect,
-    }  # fmt: skip
-    given = {name: value for name, value in entered.items() if value is not None}
-    values = {"change": given, "disable": None, "default": {}}[action]
-    context.database.write(
-        lambda session: change_rule(session, context.events, visitor.principal, run, rule, values, first_step, reason)
-    )
-    return back_to_run(context, visitor, run, "/rules")
-
-
-@rules.post("/runs/{run}/rules")
-def change_rules(
-    run: RunIdentifier,
-    context: Context,
-    visitor: sessions.OperatorSession,
-    toml: Annotated[str, Form(max_length=2 * LARGEST_TEXT)],
-    reason: Annotated[parameters.Name, Form()],
-) -> Response:
-    """Set a file of rules, then redirect to the run's rules."""
-    # Browsers send the lines of a form with carriage returns.
-    text = toml.replace("\r\n", "\n")
-    context.database.write(lambda session: store_rules(session, context.events, visitor.principal, run, text, reason))
-    return back_to_run(context, visitor, run, "/rules")

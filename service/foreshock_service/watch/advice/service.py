@@ -72,7 +72,7 @@ class Snapshot:
             schedule=schemas.ScheduleRead(**state.schedule.to_json()) if state.schedule is not None else None,
             halvings=list(state.halvings),
             loop=[schemas.LoopPointRead.model_validate(point) for point in points],
-            control=_control(detectors.loop, self.configuration.loop_at(asked)),
+            control=_control(detectors.loop, self.configuration.loop),
             also=list(self.remedies.also),
             favours=self.remedies.favours,
             favours_why=self.remedies.why,
@@ -102,8 +102,9 @@ def read_snapshot(session: Session, principal: security.Principal, run_id: str) 
     detectors, configuration = states.newest_state(session, run_id), history.watched_as(session, run).configuration
     applied = _applied(session, run_id, state.attempt)
     probed_every = steps_between_probes(session, run_id)
-    loop = configuration.loop_at(-1 if detectors.step is None else detectors.step)
-    remedies = Remedies() if run.state in runs.ENDED else _remedies(session, principal, run_id, detectors, loop)
+    remedies = (
+        Remedies() if run.state in runs.ENDED else _remedies(session, principal, run_id, detectors, configuration.loop)
+    )
     return Snapshot(run, version, state, detectors, configuration, opened, remedies, applied, probed_every)
 
 
@@ -280,10 +281,10 @@ def decide_after_detection(session: Session, derived: derivation.DetectionDerive
         trainer_step=_trainer_step(session, run_id, attempt),
         surge_step=state.surge_step,
         at_us=now_us(),
-        schedule=derived.configuration.schedule_at(-1 if state.surge_step is None else state.surge_step),
+        schedule=derived.configuration.schedule,
         holds=holding_signals(state, derived.configuration),
         loop=state.loop,
-        loop_settings=derived.configuration.loop_at(-1 if state.step is None else state.step),
+        loop_settings=derived.configuration.loop,
     )
     for decision in decisions.decide(log_of(session, run_id), observation):
         _append(session, run_id, decision)

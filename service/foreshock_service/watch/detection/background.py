@@ -41,9 +41,9 @@ def derivations(context: ServiceContext) -> JobRunner:
 
 
 def note_outdated(database: Database) -> int:
-    """Mark as due the runs whose detectors or format of states an upgrade changed; return their number.
+    """Mark as due the runs whose detectors, rules or format of states are others since the start; return their number.
 
-    A run that has ended keeps what its release found, as long as its state can be read.
+    A run that has ended keeps what was found with its release and rules, as long as its state can be read.
     """
     outdated = []
     with database.read() as session:

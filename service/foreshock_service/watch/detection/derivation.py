@@ -1,8 +1,8 @@
 """Derive what the detectors find from a run's closed steps, in step order: `advance` makes each state from the last.
 
 A step that closes, or that changes a few steps late, is derived in the transaction that changed it, with the run
-locked. If many steps follow the changed one (a late shard, other rules, an upgrade), the derivation is noted as due,
-and `background.py` derives the run from the last good state outside the writer.
+locked. If many steps follow the changed one (a late shard, another kind of model, an upgrade), the derivation is noted
+as due, and `background.py` derives the run from the last good state outside the writer.
 
 Everything is derived from the stored history, so the result does not depend on the order in which data arrived.
 """
@@ -28,7 +28,6 @@ from foreshock_service.runs.events import (
     StepKey,
 )
 from foreshock_service.watch.detection import history, states
-from foreshock_service.watch.rules.service import RulesChanged
 
 _logger = logging.getLogger(__name__)
 
@@ -134,10 +133,8 @@ def derive_after_resume(events: EventBus, session: Session, started: AttemptStar
     derive_from(events, session, started.run_id, started.resume_step)
 
 
-def derive_all(
-    events: EventBus, session: Session, changed: ModelKindChanged | ScalarNamesChanged | RulesChanged
-) -> None:
-    """Derive from the first step, because ranges, rules or the names of scalars have changed."""
+def derive_all(events: EventBus, session: Session, changed: ModelKindChanged | ScalarNamesChanged) -> None:
+    """Derive from the first step, because ranges or the names of scalars have changed."""
     derive_from(events, session, changed.run_id, 0)
 
 

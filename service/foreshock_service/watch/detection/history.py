@@ -16,18 +16,19 @@ from sqlalchemy.orm import Session
 
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration
 from foreshock.diagnosis.quantities import SCALARS, names_of, quantities_of
+from foreshock.diagnosis.rule_files import RuleChanges
 from foreshock.digests import digest_of_json
 from foreshock.measures.registry import MEASURES
 from foreshock.model_kind import ModelKind
 from foreshock_service.platform.database.tables import Run, ScalarTail, Step
 from foreshock_service.runs import attempts, changes, measurements, runs
 from foreshock_service.runs.scalars import newest_step_with_scalars, scalars_of_active_steps, steps_with_scalars
-from foreshock_service.watch.rules.service import configuration_with, rule_files_of
+from foreshock_service.watch.rules import rules_in_force
 
 _COLUMNS = frozenset(measure.column for measure in MEASURES)
 
 _KEPT = 256
-"""Most cached configurations: one for each kind of model, and one for each run with its own rules or names."""
+"""Most cached configurations: one for each kind of model, and one for each run with its own names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +49,23 @@ class WatchedRun:
 def watched_run(session: Session, run_id: str) -> WatchedRun:
     """Return how the run is watched; a run that does not exist is treated as one of an unknown kind of model."""
     run = runs.find_run(session, run_id)
-    return _watched(None, (), True, ()) if run is None else watched_as(session, run)
+    return _watched(None, rules_in_force(session), True, ()) if run is None else watched_as(session, run)
 
 
 def watched_as(session: Session, run: Run) -> WatchedRun:
     """Return how the run is watched."""
     declared = tuple(sorted((run.scalar_names or {}).items()))
-    return _watched(run.model_kind, rule_files_of(session, run), run.last_step is None, declared)
+    return _watched(run.model_kind, rules_in_force(session), run.last_step is None, declared)
 
 
 @lru_cache(maxsize=_KEPT)
 def _watched(
     model_kind: ModelKind | None,
-    rule_files: tuple[str, ...],
+    rules: RuleChanges,
     scalars_only: bool,
     declared_names: tuple[tuple[str, str], ...],
 ) -> WatchedRun:
-    configuration = configuration_with(model_kind, rule_files)
+    configuration = WarningConfiguration.for_model(model_kind, rules)
     declared = dict(declared_names)
     digest = configuration.digest()
     if scalars_only or declared:

@@ -49,7 +49,6 @@ def addresses(site: Site) -> list[str]:
         rollout,
         compared,
         "/alerts",
-        f"{site.run.address}/rules",
     ]
 
 

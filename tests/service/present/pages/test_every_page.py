@@ -32,7 +32,6 @@ PAGES: dict[str, Callable[[Fleet], str]] = {
     "run": lambda fleet: fleet.address("mismatch"),
     "step": lambda fleet: STEP,
     "rollout": lambda fleet: f"{STEP}/rollouts/{REPLAYED_STEP}-0-0",
-    "rules": lambda fleet: f"{fleet.address('mismatch')}/rules",
     "alerts": lambda fleet: "/alerts",
     "compare": lambda fleet: f"/compare?run={fleet.ids['learning']}&run={fleet.ids['mismatch']}",
 }

@@ -25,7 +25,6 @@ from foreshock_service.runs.runs import RunUpdate, update_run
 from foreshock_service.watch.detection import background, derivation
 from foreshock_service.watch.detection.background import derive_due, derive_run, note_outdated
 from foreshock_service.watch.detection.states import NEWEST_STATES, STEPS_OF_A_BLOCK
-from foreshock_service.watch.rules.service import store_rules
 from tests.service.watch.recorded import K3, LENGTH, RecordedRun
 
 STEPS_IN_TRANSACTION = 30
@@ -175,26 +174,6 @@ def test_alert_that_clears_long_after_late_data_stays_cleared(database: Database
         outcomes.append(outcome(run))
     assert outcomes[0] == outcomes[1]
     assert ("mismatch_critical", 75, "resolved") in [(each[0], each[1], each[5]) for each in outcomes[0][0]]
-
-
-def test_changed_rules_of_a_long_run_hold_from_its_first_step(database: Database) -> None:
-    def disable(run: RecordedRun) -> None:
-        text = "version = 1\neffective_from_step = 0\n[rules.mismatch_critical]\nenabled = false\n"
-        database.write(lambda session: store_rules(session, run.events, UNRESTRICTED, run.run, text))
-
-    changed = closed_run(database, "changed", {})
-    assert ("mismatch_critical", 45) in changed.states()
-    disable(changed)
-    assert due(database) == [changed.run]
-    # A step that closes meanwhile cannot go on from a state of other rules.
-    changed.close(STEPS + 1, values_at(STEPS + 1))
-    derive_due(changed.events, database)
-    from_the_first = RecordedRun(database).begin("from the first")
-    disable(from_the_first)
-    for step in range(1, STEPS + 2):
-        from_the_first.close(step, values_at(step))
-    assert outcome(changed) == outcome(from_the_first)
-    assert changed.states()["mismatch_critical", 45] == "retracted"
 
 
 @pytest.mark.parametrize("form", ["fewer values", "other names", "no JSON", "a list"])

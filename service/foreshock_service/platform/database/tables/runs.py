@@ -18,8 +18,8 @@ class Run(Base):
 
     `seen_at_us` is the last sign of life of its clients, None if they send none. `rollouts` and `tokens` (of responses)
     count everything received, superseded steps included; they never decrease. `scalar_names` are the run's own names of
-    quantities that the detectors read; None: the well-known ones. `rules_version` is the newest version of its own
-    rules. People set `tags`, `note` and `baseline` (the id of a run to compare with).
+    quantities that the detectors read; None: the well-known ones. People set `tags`,
+    `note` and `baseline` (the id of a run to compare with).
     """
 
     __tablename__ = "runs"
@@ -51,7 +51,6 @@ class Run(Base):
     deletions: Mapped[int] = mapped_column(server_default="0", default=0)
     retention: Mapped[dict[str, Any] | None] = mapped_column(JsonColumn)
     scalar_names: Mapped[dict[str, Any] | None] = mapped_column(JsonColumn)
-    rules_version: Mapped[int | None]
     tags: Mapped[list[str]] = mapped_column(JsonColumn, default=list, server_default="[]")
     note: Mapped[str | None]
     baseline: Mapped[str | None]

@@ -241,18 +241,6 @@ class ScalarTail(Base):
     closed: Mapped[bool]
 
 
-class RulesVersion(Base):
-    """A change of a run's rules, as the file that was sent; versions of a run count from 1."""
-
-    __tablename__ = "rules_versions"
-
-    run_id: Mapped[str] = mapped_column(sa.ForeignKey("runs.id"), primary_key=True)
-    version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    effective_from_step: Mapped[int]
-    toml: Mapped[str]
-    made_at_us: Mapped[int]
-
-
 class AdviceDecision(Base):
     """One decision; rows are added, never changed. `decision` holds all of it; the columns are for queries."""
 

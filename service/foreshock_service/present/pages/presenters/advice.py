@@ -1,13 +1,9 @@
-"""The learning-rate advice of a run, and its rules."""
+"""The learning-rate advice of a run."""
 
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Final, get_args
+from typing import Any
 
-from foreshock import severity
-from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE
-from foreshock.diagnosis.rule import Cause, Effect, ThresholdRule
-from foreshock.diagnosis.surge_state import RULES as SURGE_RULES
 from foreshock.learning_rate.advice import Applied, effect_in_words
 from foreshock.learning_rate.decisions import AdviceState
 from foreshock.learning_rate.schedule import HORIZON
@@ -17,7 +13,6 @@ from foreshock_service.present.pages.figures.overview import ScaleCurve
 from foreshock_service.present.pages.presenters.viewing import Viewing, last_steps
 from foreshock_service.runs import listing
 from foreshock_service.watch.advice import schemas, service
-from foreshock_service.watch.rules.service import DELIVERY_RULES, RuleOfRun, rules_of_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,80 +128,3 @@ def _actions(advice: schemas.AdviceRead) -> list[Action]:
     if advice.advised_scale < 1:
         actions.append(RAISE)
     return [*actions, APPLY if advice.mode == "shadow" else SHADOW]
-
-
-EFFECTS: Final[dict[Effect, str]] = {
-    "none": "none on the learning rate",
-    "hold": "holds the learning rate while it fires",
-    "halve": "lets the control loop lower the learning rate while it fires",
-}
-CAUSES: Final[dict[Cause, str]] = {
-    "mismatch": "Mismatch",
-    "sampling": "Sampling",
-    "policy": "Policy",
-    "gradient": "Gradient",
-    "length": "Lengths",
-    "staleness": "Staleness",
-    "data": "Data",
-}
-
-
-def rules_page(viewing: Viewing, run_id: str) -> dict[str, Any]:
-    """Return the rules of a run grouped by their cause, and their changes. Raises RunNotFound, RunDeleted."""
-    found = rules_of_run(viewing.session, viewing.principal, run_id)
-    run = found.run
-    groups = {
-        title: [_card(each) for each in found.rules if each.rule.cause == cause] for cause, title in CAUSES.items()
-    }
-    detectors = (*sorted(set(SURGE_RULES.values())), COLLAPSE_RULE, FALL_RULE, *DELIVERY_RULES)
-    return {
-        "run": run,
-        "model_kind": rendering.model_kind_in_words(run),
-        "groups": {title: cards for title, cards in groups.items() if cards},
-        "versions": found.versions[::-1],
-        "first_step": 0 if run.last_step is None else run.last_step + 1,
-        "toml": found.toml,
-        "severities": get_args(severity.Severity),
-        "effects": EFFECTS,
-        "detectors": [name.replace("_", " ") for name in detectors],
-    }
-
-
-def _card(found: RuleOfRun) -> dict[str, Any]:
-    """Return a rule in one line, `threshold`, and in full. `changed`: the fields that differ from the default."""
-    return {
-        "found": found,
-        "threshold": threshold_in_words(found.rule),
-        "state": _state(found),
-        "evidence": _evidence(found.rule),
-        "changed": [f"{field} {_value(value)}, default {_value(before)}" for field, value, before in found.changes()],
-    }
-
-
-def threshold_in_words(rule: ThresholdRule) -> str:
-    """Return a rule's thresholds: `above 0.01 and above 3 × the baseline`."""
-    base = "the baseline" if rule.reference is None else rule.reference
-    bounds = [rendering.number(rule.absolute)] if rule.absolute is not None else []
-    bounds += [f"{rendering.number(rule.relative)} × {base}"] if rule.relative is not None else []
-    if rule.direction == "away":
-        return " and ".join(f"farther than {bound} from {rendering.number(rule.ideal)}" for bound in bounds)
-    return " and ".join(f"{rule.direction} {bound}" for bound in bounds)
-
-
-def _evidence(rule: ThresholdRule) -> str:
-    if rule.pooled is not None:
-        steps = "the steps pooled"
-    else:
-        steps = "1 step" if rule.minimum_duration == 1 else f"{rule.minimum_duration} steps in a row"
-    return f"{steps}, at lag 0 only" if rule.lag_zero_only else steps
-
-
-def _state(found: RuleOfRun) -> str | None:
-    since = "" if found.since in (None, 0) else f" since step {found.since}"
-    if found.enabled and found.rule == found.default:
-        return None
-    return f"{'off' if not found.enabled else 'added' if found.default is None else 'changed'}{since}"
-
-
-def _value(value: object) -> str:
-    return rendering.number(value) if isinstance(value, float) else "none" if value is None else str(value)
