@@ -1,6 +1,6 @@
-"""Kill the service while it deletes a run, deletes rollouts of another, and purges the tokens of a third.
+"""Kill the service while it deletes a run, and purges the tokens of another.
 
-Each round uploads three small runs, requests the three removals, and kills the service again and again until they are
+Each round uploads two small runs, requests the two removals, and kills the service again and again until they are
 done. Then no row or file may hold removed data, the other data must read as before, and every measurement of the
 remaining runs must be unchanged.
 """
@@ -60,7 +60,7 @@ def kill_removals(totals: Totals, *, database_url: str, most: int, seed: int) ->
 
 
 class _Round:
-    """Three runs, their removals, and the kills meanwhile."""
+    """Two runs, their removals, and the kills meanwhile."""
 
     def __init__(self, totals: Totals, served: Served, name: str, most: int) -> None:
         self._totals, self._served, self._name, self._most = totals, served, name, most
@@ -68,16 +68,12 @@ class _Round:
         self._draw = random.Random(name)
         self._runs: dict[str, str] = {}
         self._batches: dict[tuple[str, int, int], RolloutBatch] = {}
-        self._deleted: list[str] = []
 
     def run(self) -> None:
         """Upload, remove under kills, and verify."""
-        for what in ("deleted", "stripped", "purged"):
+        for what in ("deleted", "purged"):
             self._upload(what)
-        before = {what: self._measurements(what) for what in ("stripped", "purged")}
-        self._deleted = [
-            str(batch.sample_ids[3]) for (what, _, _), batch in self._batches.items() if what == "stripped"
-        ]
+        before = self._measurements()
         asked = threading.Thread(target=self._ask)
         asked.start()
         for number in range(min(KILLS_A_ROUND, self._most - self._totals.done)):
@@ -106,12 +102,10 @@ class _Round:
                     run.put_shard(step, batch, shard, _SHARDS).raise_for_status()
 
     def _ask(self) -> None:
-        """Request the three removals until each is acknowledged."""
-        ids = {"sample_ids": self._deleted}
+        """Request the two removals until each is acknowledged."""
         rules = {"last_steps": _KEPT_STEPS, "alert_steps": 0}
         requests: list[Callable[[], httpx.Response]] = [
             lambda: httpx.delete(self._url("deleted"), timeout=10),
-            lambda: httpx.post(f"{self._url('stripped')}/deletions", json=ids, timeout=10),
             lambda: httpx.put(f"{self._url('purged')}/retention", json=rules, timeout=10),
         ]
         for request in requests:
@@ -125,23 +119,17 @@ class _Round:
                 time.sleep(0.05)
 
     def _is_done(self) -> bool:
-        with contextlib.suppress(httpx.TransportError):
-            listed = httpx.get(f"{self._url('stripped')}/deletions", timeout=10).raise_for_status().json()
-            deletions = listed["items"]
-            if not deletions or any(each["state"] != "done" for each in deletions):
-                return False
-            with self._served.database() as database, database.read() as session:
-                waiting = session.scalar(
-                    select(func.count()).select_from(FileRemoval).where(FileRemoval.reason != "orphan")
-                )
-                of_deleted = select(func.count()).select_from(Shard).where(Shard.run_id == self._runs["deleted"])
-                purged = select(func.count()).select_from(Shard).where(Shard.run_id == self._runs["purged"])
-                purged = purged.where(Shard.tokens_removed == "retention")
-                gone = (_STEPS - _KEPT_STEPS) * _SHARDS
-                return not waiting and not session.scalar(of_deleted) and session.scalar(purged) == gone
-        return False
+        with self._served.database() as database, database.read() as session:
+            waiting = session.scalar(
+                select(func.count()).select_from(FileRemoval).where(FileRemoval.reason != "orphan")
+            )
+            of_deleted = select(func.count()).select_from(Shard).where(Shard.run_id == self._runs["deleted"])
+            purged = select(func.count()).select_from(Shard).where(Shard.run_id == self._runs["purged"])
+            purged = purged.where(Shard.tokens_purged_at_us.is_not(None))
+            gone = (_STEPS - _KEPT_STEPS) * _SHARDS
+            return not waiting and not session.scalar(of_deleted) and session.scalar(purged) == gone
 
-    def _verify(self, before: dict[str, Any]) -> None:
+    def _verify(self, before: Any) -> None:
         if httpx.get(self._url("deleted"), timeout=30).status_code != 410:
             self._findings.problem("not_removed", f"{self._name}: the deleted run is not 410")
         with self._served.database() as database, database.read() as session:
@@ -149,9 +137,8 @@ class _Round:
         of_run = {run: what for what, run in self._runs.items()}
         for row in rows:
             what, path = of_run[row.run_id], self._served.store / row.file
-            batch = self._batches[what, row.step, row.shard]
-            kept = [str(each) for each in batch.sample_ids if each not in self._deleted]
-            if what == "purged" and row.step < _STEPS - _KEPT_STEPS:
+            kept = list(map(str, self._batches[what, row.step, row.shard].sample_ids))
+            if row.step < _STEPS - _KEPT_STEPS:
                 if path.exists():
                     self._findings.problem("not_removed", f"{self._name}: the purged file {row.file} is still there")
                 continue
@@ -160,13 +147,12 @@ class _Round:
             if found != kept:
                 self._findings.problem("removed_too_much", f"{self._name}: {what} {row.step}/{row.shard}: {found}")
         self._findings.counts["rows_checked"] += len(rows)
-        for what, values in before.items():
-            self._findings.counts["measurements_compared"] += 1
-            if self._measurements(what) != values:
-                self._findings.problem("mismatches", f"{self._name}: measurements of the {what} run changed")
+        self._findings.counts["measurements_compared"] += 1
+        if self._measurements() != before:
+            self._findings.problem("mismatches", f"{self._name}: measurements of the purged run changed")
 
-    def _measurements(self, what: str) -> Any:
-        answer = httpx.get(f"{self._url(what)}/measurements", params={"comparison": "trainer/rollout"}, timeout=30)
+    def _measurements(self) -> Any:
+        answer = httpx.get(f"{self._url('purged')}/measurements", params={"comparison": "trainer/rollout"}, timeout=30)
         return answer.raise_for_status().json()["columns"]
 
     def _url(self, what: str) -> str:

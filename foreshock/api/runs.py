@@ -1,4 +1,4 @@
-"""Runs and what belongs to them: attempts, steps, changes, checkpoints, deletions, retention, measures."""
+"""Runs and what belongs to them: attempts, steps, changes, checkpoints, retention, measures."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -199,26 +199,6 @@ class CheckpointRecord(Record):
     expires_at_us: int | None = None
     """when the files may go; null: never"""
     announced_at_us: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeletionRecord(Record):
-    """A deletion and how far it is. The ids are not kept."""
-
-    id: str
-    state: Literal["running", "done"]
-    sample_ids: int
-    """number of sample ids asked for"""
-    group_ids: int
-    """number of group ids asked for"""
-    steps: int
-    """steps with deleted rollouts so far"""
-    rollouts: int
-    """rollouts deleted so far"""
-    files: int
-    """files rewritten or given up so far"""
-    requested_at_us: int
-    finished_at_us: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from fastapi_offline import FastAPIOffline
 from starlette.concurrency import run_in_threadpool
 
 from foreshock.clock import now_us
-from foreshock_service.maintenance import delete_rollouts, delete_runs, retention
+from foreshock_service.maintenance import delete_runs, retention
 from foreshock_service.platform import (
     health,
     keys,
@@ -51,7 +51,6 @@ from foreshock_service.runs import (
     checkpoints,
     corrections,
     curves,
-    deletions,
     events,
     findings,
     ingest,
@@ -75,7 +74,7 @@ from foreshock_service.watch.notifications.service import notifiers
 _NOUNS: tuple[Any, ...] = (
     *(health, run_endpoints, attempts, steps, ingest, tokens, scalars, changes, checkpoints, curves, lint),
     *(findings, requests, policies, leases, publishing, attribution, workers, exporter, alerts, rules),
-    *(advice, diagnosis, corrections, retention, deletions, weights),
+    *(advice, diagnosis, corrections, retention, weights),
 )
 ROUTERS: tuple[APIRouter, ...] = tuple(noun.router for noun in _NOUNS)
 
@@ -224,7 +223,6 @@ def _long_jobs(context: ServiceContext) -> list[Job]:
 
     return [
         Job("delete_rows_of_deleted_runs", lambda: delete_runs.delete_rows_of_deleted_runs(context, go_on=go_on)),
-        Job("carry_out_deletions", lambda: delete_rollouts.carry_out_deletions(context, go_on=go_on)),
         Job("remove_due_files", lambda: remove_due_files(database, store)),
         Job(
             "purge_tokens",

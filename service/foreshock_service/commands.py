@@ -137,33 +137,19 @@ class CheckCommand:
 
 
 class DeleteCommand:
-    """`foreshock delete run|sample|group`: delete a run, or rollouts of one."""
+    """`foreshock delete`: delete a run, in the database that FORESHOCK_DATABASE_URL names."""
 
-    help = "delete a run, or rollouts of a run by sample id or prompt group"
+    help = "delete a run: a tombstone stays, its key stays taken"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        actions = parser.add_subparsers(dest="action", required=True)
-        for action, text in (
-            ("run", "delete a run: a tombstone stays, its key stays taken"),
-            ("sample", "delete the tokens of rollouts by their sample ids; measures stay"),
-            ("group", "delete the tokens of all rollouts of prompt groups; measures stay"),
-        ):
-            parser_of_action = actions.add_parser(action, help=text)
-            parser_of_action.add_argument("run", help="a run's id, key or name")
-            if action != "run":
-                parser_of_action.add_argument("ids", nargs="+", type=filled, metavar="ID", help=f"a {action} id")
-            parser_of_action.add_argument("--dry-run", action="store_true", help="count, and change nothing")
+        parser.add_argument("run", help="a run's id, key or name")
+        parser.add_argument("--dry-run", action="store_true", help="count, and change nothing")
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Delete; may run beside the service. Raises ConfigurationError if there is no such run."""
-        from foreshock_service.maintenance.delete_runs import delete_rollouts, delete_whole_run
+        from foreshock_service.maintenance.delete_runs import delete_whole_run
 
-        if arguments.action == "run":
-            delete_whole_run(arguments.run, dry_run=arguments.dry_run)
-        elif arguments.action == "sample":
-            delete_rollouts(arguments.run, arguments.ids, (), dry_run=arguments.dry_run)
-        else:
-            delete_rollouts(arguments.run, (), arguments.ids, dry_run=arguments.dry_run)
+        delete_whole_run(arguments.run, dry_run=arguments.dry_run)
         return 0
 
 

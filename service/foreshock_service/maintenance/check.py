@@ -70,7 +70,7 @@ def named_files(database: Database) -> Iterator[list[NamedFile]]:
         runs = session.scalars(select(Run.id).where(Run.deleted_at_us.is_(None)).order_by(Run.id)).all()
     for run in runs:
         with database.read() as session:
-            shards = select(Shard).where(Shard.run_id == run, Shard.tokens_removed.is_(None))
+            shards = select(Shard).where(Shard.run_id == run, Shard.tokens_purged_at_us.is_(None))
             files = [_of_shard(shard) for shard in session.scalars(shards)]
             for table in (ScoreShard, ExactShard):
                 query = select(table, Probe.attempt, Probe.step).join(ProbeJob, ProbeJob.id == table.job_id)

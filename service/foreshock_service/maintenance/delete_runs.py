@@ -8,30 +8,26 @@ row stays as the tombstone.
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
-from pydantic import ValidationError
 from sqlalchemy import ColumnElement, CursorResult, Table, delete, func, select, tuple_, update
 from sqlalchemy.orm import Session
 
-from foreshock import clock, errors
-from foreshock_service.maintenance.delete_rollouts import carry_out_deletions, strip_step
-from foreshock_service.maintenance.stored_files import maintenance_context, run_called, steps_beyond
+from foreshock import clock
+from foreshock_service.maintenance.stored_files import maintenance_context, run_called
 from foreshock_service.platform import security, settings
 from foreshock_service.platform.context import EventBus, ServiceContext
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.store.removal import give_up_files
 from foreshock_service.replay.probes import jobs, service
-from foreshock_service.runs.deletions import DeletedIds, DeletionCreate, store_deletion
 from foreshock_service.runs.events import RunRemoved
 from foreshock_service.runs.runs import delete_run
 
 # Target length of a transaction: a small upload waits for at most one of them.
 _TRANSACTION_SECONDS = 0.03
 _FEWEST_ROWS, _MOST_ROWS = 20, 5_000
-_STEPS_AT_ONCE = 100
 # A round of the periodic task; the next one continues.
 _ROUND_SECONDS = 5.0
 _logger = logging.getLogger(__name__)
@@ -143,7 +139,7 @@ def delete_whole_run(run: str, *, dry_run: bool) -> None:
             found = run_called(session, run)
             steps = session.scalar(select(func.count(tables.Step.step)).where(tables.Step.run_id == found.id)) or 0
             shards = select(func.count(), func.coalesce(func.sum(tables.Shard.file_bytes), 0))
-            whole = (tables.Shard.run_id == found.id, tables.Shard.tokens_removed.is_(None))
+            whole = (tables.Shard.run_id == found.id, tables.Shard.tokens_purged_at_us.is_(None))
             files, size = session.execute(shards.where(*whole)).one()
         what = f"run {found.id} ({found.project}/{found.key})"
         extent = f"{what}: {steps} steps, {files} token files, {int(size) / 1e6:,.1f} MB"
@@ -155,48 +151,5 @@ def delete_whole_run(run: str, *, dry_run: bool) -> None:
         context.database.write(lambda session: delete_run(session, events, security.operator(), found.id))
         while delete_rows_of_deleted_runs(context):
             pass
-        print(f"{extent} deleted; {_when(context)}")
-
-
-def delete_rollouts(run: str, sample_ids: Sequence[str], group_ids: Sequence[str], *, dry_run: bool) -> None:
-    """Delete rollouts of a run by their ids; print what is deleted, or would be."""
-    try:
-        body = DeletionCreate(sample_ids=list(sample_ids), group_ids=list(group_ids))
-    except ValidationError as error:
-        fault = error.errors(include_input=False)[0]
-        place = ": ".join(str(part) for part in fault["loc"])
-        raise errors.ConfigurationError(f"{f'{place}: ' if place else ''}{fault['msg']}") from None
-    with maintenance_context(settings.load_settings()) as context:
-        with context.database.read() as session:
-            found = run_called(session, run)
-        if dry_run:
-            rollouts, steps, files = _count(context, found.id, sample_ids, group_ids)
-            print(f"{rollouts} rollouts of {steps} steps in {files} files would be deleted; nothing was changed")
-            return
-        made = context.database.write(lambda session: store_deletion(session, security.operator(), found.id, body))
-        while carry_out_deletions(context):
-            pass
-        with context.database.read() as session:
-            done = session.get_one(type(made), made.id)
-        print(f"{done.rollouts} rollouts of {done.steps} steps in {done.files} files deleted; {_when(context)}")
-
-
-def _count(
-    context: ServiceContext, run_id: str, sample_ids: Sequence[str], group_ids: Sequence[str]
-) -> tuple[int, int, int]:
-    ids = DeletedIds.of(run_id, sample_ids, group_ids)
-    rollouts = steps = files = 0
-    place = (0, -1)
-    while True:
-        with context.database.read() as session:
-            keys = steps_beyond(session, run_id, place, _STEPS_AT_ONCE)
-        if not keys:
-            return rollouts, steps, files
-        for key in keys:
-            plan = strip_step(context, key, ids, dry_run=True)
-            rollouts, steps, files = rollouts + plan.rollouts, steps + (not plan.is_empty), files + len(plan.files)
-            place = (key.attempt, key.step)
-
-
-def _when(context: ServiceContext) -> str:
-    return f"the service removes the files after {context.settings.removal_grace_seconds / 3600:g} h"
+        hours = context.settings.removal_grace_seconds / 3600
+        print(f"{extent} deleted; the service removes the files after {hours:g} h")

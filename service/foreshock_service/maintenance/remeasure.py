@@ -49,15 +49,15 @@ class _Stored:
     """A step as it is stored: the shards in order, what their files hold, and its scores."""
 
     files: tuple[tables.Shard, ...] = field(compare=False)
-    contents: tuple[tuple[int, str, str | None, int | None], ...]
+    contents: tuple[tuple[int, str, int | None], ...]
     # None if tokens were removed: then nothing is measured again.
     scored: service.AttributionInputs | None
 
     @classmethod
     def read(cls, context: ServiceContext, session: Session, key: events.StepKey) -> _Stored:
         files = tuple(shards.shards_of_step(session, key))
-        contents = tuple((each.shard, each.file, each.tokens_removed, each.deleted_rollouts) for each in files)
-        whole = all(file.tokens_removed is None for file in files)
+        contents = tuple((each.shard, each.file, each.tokens_purged_at_us) for each in files)
+        whole = all(file.tokens_purged_at_us is None for file in files)
         return cls(files, contents, service.attribution_inputs(context, session, key) if whole else None)
 
 
@@ -103,8 +103,7 @@ def check_step(context: ServiceContext, key: events.StepKey) -> StepReport:
 
 def _removed(files: Sequence[tables.Shard]) -> str | None:
     """Return why a step cannot be measured again although nothing is missing; None if it can."""
-    removed = [why for file in files if (why := shards.why_not_whole(file)) is not None]
-    return f"{removed[0]}; its measures stay" if removed else None
+    return f"{shards.PURGED}; its measures stay" if any(file.tokens_purged_at_us for file in files) else None
 
 
 def gone_files(context: ServiceContext, files: Sequence[tables.Shard]) -> str | None:

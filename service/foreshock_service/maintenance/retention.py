@@ -184,8 +184,8 @@ def _purge_step(context: ServiceContext, key: events.StepKey, files: list[tuple[
     # Its shards keep their rows.
     now = clock.now_us()
     none_stored = {"full_rollouts": 0, "full_tokens": 0}
-    whole = (engine.of_step(tables.Shard, key), tables.Shard.tokens_removed.is_(None))
-    removed = {"tokens_removed": "retention", "tokens_changed_at_us": now, "sampled_rollouts": 0, **none_stored}
+    whole = (engine.of_step(tables.Shard, key), tables.Shard.tokens_purged_at_us.is_(None))
+    removed = {"tokens_purged_at_us": now, "sampled_rollouts": 0, **none_stored}
     session.execute(update(tables.Shard).where(*whole).values(removed))
     session.execute(
         update(tables.Step).where(engine.of_step(tables.Step, key)).values(tokens_purged_at_us=now, **none_stored)
@@ -238,7 +238,7 @@ def _alert_steps(session: Session, run_id: str) -> set[int]:
 def _files_of_step(session: Session, key: events.StepKey) -> list[tuple[str, int]]:
     """Return name and bytes of every file of a step: rollouts, scores and exact divergences."""
     own = select(tables.Shard.file, tables.Shard.file_bytes).where(
-        engine.of_step(tables.Shard, key), tables.Shard.tokens_removed.is_(None)
+        engine.of_step(tables.Shard, key), tables.Shard.tokens_purged_at_us.is_(None)
     )
     found = [(name, size) for name, size in session.execute(own)]
     for table in (tables.ScoreShard, tables.ExactShard):

@@ -293,7 +293,7 @@ class TokensGone(ProblemError, status=410, problem_type="tokens-gone"):
 
 
 class TokensPurged(ProblemError, status=410, problem_type="tokens-purged"):
-    """Purged: retention or a deletion removed the tokens; measurements and rollout summaries stay."""
+    """Purged: retention removed the tokens; measurements and rollout summaries stay."""
 
 
 class TokensDamaged(ProblemError, status=500, problem_type="tokens-damaged"):

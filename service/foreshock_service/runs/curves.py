@@ -249,7 +249,7 @@ def _active_rows(
 ) -> columnar.ColumnTable:
     """Return all active rows of one comparison by step. Rows read before are cached; only newer ones are read.
 
-    `newest_measurements` shows whether an older row was written since (a late shard, a resume, a deletion of rollouts);
+    `newest_measurements` shows whether an older row was written since (a late shard, a resume);
     then all rows are read again. Raises AnswerTooLarge.
     """
     noted = session.scalar(select(NewestMeasurement).filter_by(run_id=run_id, **constants))

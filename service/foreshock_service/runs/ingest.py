@@ -23,7 +23,6 @@ from foreshock_service.platform.store import removal, tokens
 from foreshock_service.runs import (
     attempts,
     changes,
-    deletions,
     events,
     run_endpoints,
     runs,
@@ -148,7 +147,7 @@ def ingest_shard(
     if stored is None:
         name = tokens.shard_file_name(*address.step_key, address.shard, upload.digest)
         stored = _store_shard(context, principal, address, upload, name)
-    elif stored.shard.tokens_removed is None:
+    elif stored.shard.tokens_purged_at_us is None:
         _restore(context, address, stored.shard, upload)
     shard, step = stored.shard, stored.step
     return ShardReceipt(
@@ -184,8 +183,6 @@ def _restore(context: ServiceContext, address: ShardAddress, shard: Shard, uploa
 
     def note(session: Session) -> None:
         shards.set_file_bytes(session, address.step_key, address.shard, decoded.file_bytes)
-        # The bytes may hold rollouts that were deleted since.
-        deletions.search_step_again(session, address.step_key)
 
     context.database.write(note)
     _logger.warning("%s was gone or damaged, and is restored from the same bytes sent again", shard.file)
@@ -271,8 +268,6 @@ def commit_shard(
         received_at_us=now_us(),
     )
     shards.add_shard(session, shard, measured, is_whole_step=decoded.step is not None)
-    if run.deletions:
-        deletions.search_step_again(session, key)
     if address.shards > 1:
         for compared in steps.compared_ranks(session, key):
             context.events.publish(session, compared)

@@ -29,7 +29,7 @@ from foreshock_service.platform.database.engine import insert_rows, of_step
 from foreshock_service.platform.database.tables import MeasurementStatistics, Shard, ShardStatistics, Step, watch
 from foreshock_service.platform.decoding.pool import DecodersBusy
 from foreshock_service.platform.problem import TokensPurged
-from foreshock_service.runs import deletions, events, judging, lint, runs, steps
+from foreshock_service.runs import events, judging, lint, runs, steps
 from foreshock_service.runs.measurements import has_measurement, store_measurements
 from foreshock_service.runs.shard_decoding import FoldedStep, MeasuredShard, fold_step, measure_stored
 
@@ -39,6 +39,7 @@ ShardVersions = frozenset[tuple[int, int]]
 # The comparisons of a shard; a step also has those of its probes.
 _OF_SHARDS = (comparisons.STEP_ROW, comparisons.TRAINER_ROLLOUT)
 _logger = logging.getLogger(__name__)
+PURGED = "tokens purged by retention"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,27 +62,13 @@ def shards_of_step(session: Session, key: events.StepKey) -> Sequence[Shard]:
 def shards_with_tokens(session: Session, key: events.StepKey) -> list[Shard]:
     """Return the catalogue rows of the shards of a step whose tokens are stored, in order.
 
-    Raises TokensPurged if the tokens of all its shards were removed.
+    Raises TokensPurged if retention purged the tokens of all its shards.
     """
     shards = shards_of_step(session, key)
-    present = [shard for shard in shards if shard.tokens_removed is None]
+    present = [shard for shard in shards if shard.tokens_purged_at_us is None]
     if shards and not present:
-        raise TokensPurged(f"step {key.step} of attempt {key.attempt}: {removed_in_words(shards[0].tokens_removed)}")
+        raise TokensPurged(f"step {key.step} of attempt {key.attempt}: {PURGED}")
     return present
-
-
-def removed_in_words(tokens_removed: str | None) -> str:
-    """Return why the tokens of a shard are no longer stored."""
-    return "tokens purged by retention" if tokens_removed == "retention" else "its rollouts were deleted"
-
-
-def why_not_whole(shard: Shard) -> str | None:
-    """Return why not all tokens that were uploaded are stored; None if they are."""
-    if shard.tokens_removed is not None:
-        return removed_in_words(shard.tokens_removed)
-    if shard.deleted_rollouts:
-        return f"{shard.deleted_rollouts:,} of its {shard.rollouts:,} rollouts were deleted"
-    return None
 
 
 def statistics_of_step(session: Session, key: events.StepKey) -> list[StoredPart]:
@@ -143,8 +130,6 @@ def set_file_bytes(session: Session, key: events.StepKey, shard: int, file_bytes
 
 def replace_shards(session: Session, key: events.StepKey, measured: Sequence[tuple[int, MeasuredShard]]) -> None:
     """Replace the statistics and the evidence of shards, by number, that were measured again. The run is locked."""
-    # They may have been measured before a deletion.
-    deletions.search_step_again(session, key)
     for shard, found in measured:
         own = delete(ShardStatistics).filter_by(**key._asdict(), shard=shard)
         session.execute(own)
@@ -159,12 +144,11 @@ def _statistics_rows(key: events.StepKey, shard: int, measured: MeasuredShard) -
 def measure_again(context: ServiceContext, shard: Shard) -> MeasuredShard:
     """Measure the token file of a shard again.
 
-    Raises RolloutsError, naming the file, if its contents differ from the upload; also if the shard was sent as
-    statistics or lost rollouts to retention or a deletion, because not all of its tokens are stored.
+    Raises RolloutsError, naming the file, if its contents differ from the upload; also if its tokens were
+    purged, or if it was sent as statistics, because not all of its tokens are stored.
     """
-    removed = why_not_whole(shard)
-    if removed is not None:
-        raise errors.RolloutsError(f"shard {shard.shard} cannot be measured again: {removed}; its measures stay")
+    if shard.tokens_purged_at_us is not None:
+        raise errors.RolloutsError(f"shard {shard.shard} cannot be measured again: {PURGED}; its measures stay")
     if shard.full_rollouts is not None:
         raise errors.RolloutsError(
             f"shard {shard.shard} was sent as statistics and cannot be measured again: {shard.full_rollouts:,} of its "
@@ -324,9 +308,6 @@ def _store(
         again = step.closed_at_us is not None
         mark_closed(step)
         store_fold(session, key, folded, again=again)
-        if run.deletions:
-            # The summaries may have been read before a deletion.
-            deletions.search_step_again(session, key)
         session.flush()
         context.events.publish(session, events.StepClosed(*key))
     return "closed"

@@ -105,8 +105,8 @@ def test_restored_service_has_a_file_for_each_row(
     restored = settings.model_copy(update={"database_url": url, "store_url": str(tmp_path / "copy")})
     with existing_database(url) as database, database.read() as session:
         shards = session.query(Shard).all()
-    rows = {shard.step: shard for shard in shards if shard.tokens_removed is None}
-    purged = {shard.step for shard in shards if shard.tokens_removed is not None}
+    rows = {shard.step: shard for shard in shards if shard.tokens_purged_at_us is None}
+    purged = {shard.step for shard in shards if shard.tokens_purged_at_us is not None}
     assert len(shards) >= 12
     assert purged
     app = create_app(restored, decoders)

@@ -70,7 +70,7 @@ def test_copied_prefix_has_a_file_for_each_row(
     url = f"sqlite:///{tmp_path / 'snapshot'}"
     with existing_database(url) as database, database.read() as session:
         shards = session.query(Shard).all()
-    rows = {shard.step: shard.file for shard in shards if shard.tokens_removed is None}
+    rows = {shard.step: shard.file for shard in shards if shard.tokens_purged_at_us is None}
     assert rows.keys() < {shard.step for shard in shards}, "some steps were purged"
     app = create_app(settings.model_copy(update={"database_url": url, **restored}), decoders)
     with TestClient(app) as client:

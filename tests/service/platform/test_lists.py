@@ -96,17 +96,6 @@ def test_attempts_and_decisions_come_in_pages(http: httpx.Client) -> None:
     assert revisions == sorted(set(revisions))
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_deletions_come_in_pages(http: httpx.Client) -> None:
-    sender = start_run(http)
-    made = []
-    for number in range(5):
-        body = {"sample_ids": [f"sample-{number}"]}
-        made.append(http.post(f"/v1/runs/{sender.run}/deletions", json=body).raise_for_status().json()["id"])
-    assert [each["id"] for each in pages(sender, "deletions", 2)] == made[::-1]
-    assert sender.get("deletions", cursor="elsewhere").status_code == 422
-
-
 def pages(sender: Sender, path: str, limit: int) -> list[dict[str, Any]]:
     """Return all items of a list, read page by page."""
     items: list[dict[str, Any]] = []

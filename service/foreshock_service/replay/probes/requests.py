@@ -17,7 +17,7 @@ from foreshock_service.platform.database.engine import database_now_us, insert_i
 from foreshock_service.platform.database.tables import Checkpoint, Run, Shard, new_identifier, probes
 from foreshock_service.replay.probes import environments, jobs, pinned_rollouts, schemas, service, workers
 from foreshock_service.runs import attempts, events, run_endpoints, runs
-from foreshock_service.runs.shards import removed_in_words, shards_of_step
+from foreshock_service.runs.shards import PURGED, shards_of_step
 from foreshock_service.runs.steps import find_step
 
 router = parameters.api_router(prefix="/v1", tags=["probes"])
@@ -224,11 +224,9 @@ def _plan(
     if checkpoint.expires_at_us is not None and checkpoint.expires_at_us <= clock.now_us():
         raise service.ProbeNotPossible(f"the checkpoint of step {key.step} has expired: its weights are gone")
     shards = shards_of_step(session, key)
-    present = [shard for shard in shards if shard.tokens_removed is None]
+    present = [shard for shard in shards if shard.tokens_purged_at_us is None]
     if not present:
-        raise service.ProbeNotPossible(
-            f"step {key.step} cannot be replayed: {removed_in_words(shards[0].tokens_removed)}"
-        )
+        raise service.ProbeNotPossible(f"step {key.step} cannot be replayed: {PURGED}")
     return _Plan(
         run=run,
         attempt=key.attempt,
@@ -243,7 +241,7 @@ def _plan(
 
 
 def _selection(shards: Sequence[Shard]) -> list[list[Any]]:
-    return [service.selected_rollouts(shard) for shard in shards if shard.tokens_removed is None]
+    return [service.selected_rollouts(shard) for shard in shards if shard.tokens_purged_at_us is None]
 
 
 def _announced(session: Session, key: events.StepKey) -> str:
@@ -318,8 +316,7 @@ def _insert(
     key = events.StepKey(plan.run.id, plan.attempt, plan.body.step)
     if _selection(shards_of_step(session, key)) != plan.selection:
         raise service.ProbeNotPossible(
-            f"rollouts of step {key.step} were deleted, purged or arrived while the request was checked: request the "
-            "probe again"
+            f"rollouts of step {key.step} were purged or arrived while the request was checked: request the probe again"
         )
     now = database_now_us(session)
     body, request_digest = plan.body, plan.request_digest()

@@ -13,7 +13,7 @@ from foreshock.api.watch import STANDING
 from foreshock.clock import now_us
 from foreshock_service.platform import audit, parameters, problem, security
 from foreshock_service.platform.context import ServiceContext
-from foreshock_service.platform.database.engine import database_now_us, of_step
+from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.platform.database.tables import Alert, Checkpoint, Lease, Probe, ProbeJob, Run, Shard, Worker
 from foreshock_service.replay.probes import jobs as transitions
 from foreshock_service.replay.probes import schemas, workers
@@ -92,14 +92,14 @@ def retry_probe(session: Session, principal: security.Principal, probe_id: str) 
     Raises ProbeStillRuns, and ProbeNotPossible or TokensPurged if its rollouts no longer exist.
     """
     probe, run = get_probe(session, principal, probe_id)
-    # The run is locked first, as in a deletion or a purge of the step.
+    # The run is locked first, as in a purge of the step.
     runs.lock_run(session, principal, run.id)
     jobs = lock_jobs(session, probe_id)
     if not all(transitions.JobState(job.state) in transitions.ENDED for job in jobs):
         raise ProbeStillRuns("the probe has not ended: wait until it is done, failed or skipped")
     key = events.StepKey(probe.run_id, probe.attempt, probe.step)
     if [selected_rollouts(shard) for shard in shards_with_tokens(session, key)] != probe.selection:
-        raise ProbeNotPossible("rollouts of its step were deleted or arrived since: request a new probe")
+        raise ProbeNotPossible("rollouts of its step were purged or arrived since: request a new probe")
     now = database_now_us(session)
     for job in jobs:
         if job.state != transitions.JobState.DONE:
@@ -146,8 +146,8 @@ def shown(session: Session, run: Run, probe: Probe) -> ProbeRecord:
 
 
 def selected_rollouts(shard: Shard) -> list[Any]:
-    """Return values that identify the rollouts of a shard; they change if some of its rollouts are deleted."""
-    return [shard.shard, shard.digest] if not shard.deleted_rollouts else [shard.shard, shard.digest, shard.file]
+    """Return values that identify the rollouts of a shard."""
+    return [shard.shard, shard.digest]
 
 
 def pinned_rollouts(context: ServiceContext, shards: Sequence[Shard], max_rollouts: int | None) -> PinnedRollouts:
@@ -234,18 +234,9 @@ def cancel_probe(session: Session, principal: security.Principal, probe_id: str)
 
 def cancel_jobs_of_run(session: Session, removed: events.RunRemoved) -> None:
     """Skip the unfinished jobs of a deleted run."""
-    _cancel(session, Probe.run_id == removed.run_id, "the run was deleted")
-
-
-def cancel_jobs_of_step(session: Session, key: events.StepKey, reason: str) -> None:
-    """Skip the unfinished jobs of a step some of whose tokens were removed."""
-    _cancel(session, of_step(Probe, key), reason)
-
-
-def _cancel(session: Session, of_probes: ColumnElement[bool], reason: str) -> None:
-    query = select(ProbeJob).join(Probe, Probe.id == ProbeJob.probe_id)
-    query = query.where(of_probes, ProbeJob.state.not_in(sorted(transitions.ENDED))).order_by(ProbeJob.id)
-    end_jobs(session, session.scalars(query.with_for_update(of=ProbeJob)).all(), reason)
+    query = select(ProbeJob).join(Probe, Probe.id == ProbeJob.probe_id).where(Probe.run_id == removed.run_id)
+    query = query.where(ProbeJob.state.not_in(sorted(transitions.ENDED))).order_by(ProbeJob.id)
+    end_jobs(session, session.scalars(query.with_for_update(of=ProbeJob)).all(), "the run was deleted")
 
 
 def find_by_request(session: Session, run_id: str, request_digest: str) -> Probe | None:

@@ -13,7 +13,7 @@ from foreshock.digests import rollout_set_digest
 from foreshock.rollouts import BatchAttributes
 from foreshock.scorers import SCORERS, Scorer
 from foreshock.statistics_shards import FullRollouts
-from foreshock_service.maintenance.delete_rollouts import carry_out_deletions
+from foreshock_service.maintenance.retention import purge
 from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.replay.probes.pinned_rollouts import RolloutCount
 from foreshock_service.runs.shards import close_waiting_steps
@@ -275,14 +275,15 @@ def test_a_request_whose_rollouts_change_while_it_is_checked_is_refused(
     context = app.state.context
     work = context.decoders.run
 
-    def delete_first(function: Any, *arguments: Any) -> Any:
+    def purge_first(function: Any, *arguments: Any) -> Any:
         monkeypatch.setattr(context.decoders, "run", work)
-        run.http.post(f"/v1/runs/{run.run}/deletions", json={"sample_ids": ["sample-0-3"]}).raise_for_status()
-        assert not carry_out_deletions(context, round_seconds=60)
+        run.put_shard(100, make_batch(4)).raise_for_status()
+        rules = {"last_steps": 1, "alert_steps": 0}
+        run.http.put(f"/v1/runs/{run.run}/retention", json=rules).raise_for_status()
+        list(purge(context))
         return RolloutCount(12, 60, rollout_set_digest(["a"]), 12, BatchAttributes(), with_log_probs=True)
 
-    monkeypatch.setattr(context.decoders, "run", delete_first)
+    monkeypatch.setattr(context.decoders, "run", purge_first)
     refused = ask_for_probe(run, 3)
     assert (refused.status_code, refused.json()["type"]) == (422, "urn:foreshock:problem:probe-not-possible")
-    again = ask_for_probe(run, 3)
-    assert (again.status_code, again.json()["rollouts"]) == (201, 11)
+    assert "were purged or arrived while the request was checked" in refused.json()["detail"]

@@ -13,8 +13,8 @@ from foreshock_service.platform.database.tables.base import Base, CompressedByte
 class Run(Base):
     """One training job. `deleted_at_us` set: a tombstone, so that late uploads are answered with 410.
 
-    `rows_removed_at_us` is set once the rows of a deleted run are gone, and only the tombstone is left. `deletions`
-    counts the requests to delete some of its rollouts. `retention` has its own rules; None: those of the settings hold.
+    `rows_removed_at_us` is set once the rows of a deleted run are gone, and only the tombstone is left. `retention` has
+    its own rules; None: those of the settings hold.
 
     `seen_at_us` is the last sign of life of its clients, None if they send none. `rollouts` and `tokens` (of responses)
     count everything received, superseded steps included; they never decrease. `scalar_names` are the run's own names of
@@ -48,7 +48,6 @@ class Run(Base):
     updated_at_us: Mapped[int]
     deleted_at_us: Mapped[int | None]
     rows_removed_at_us: Mapped[int | None]
-    deletions: Mapped[int] = mapped_column(server_default="0", default=0)
     retention: Mapped[dict[str, Any] | None] = mapped_column(JsonColumn)
     scalar_names: Mapped[dict[str, Any] | None] = mapped_column(JsonColumn)
     tags: Mapped[list[str]] = mapped_column(JsonColumn, default=list, server_default="[]")
@@ -213,8 +212,7 @@ class Step(base.RowOfStep, Base):
 class Shard(base.RowOfStep, Base):
     """The catalogue: a row here is the commit point of an upload. `file` is relative to the token store.
 
-    `tokens_removed` is the reason why `file` is no longer in the store (`retention` or `deletion`); NULL: it is there.
-    `deleted_rollouts` counts the deleted rollouts; `tokens_changed_at_us` is the last time that tokens were removed.
+    `tokens_purged_at_us` is set by retention: `file` is no longer in the store.
     """
 
     __tablename__ = "shards"
@@ -227,14 +225,12 @@ class Shard(base.RowOfStep, Base):
     file_bytes: Mapped[int]
     rollouts: Mapped[int]
     tokens: Mapped[int]
-    # Rollouts in `file` and their response tokens; NULL: all. They are fewer if the client sent statistics, or if some
-    # were removed. The first `sampled_rollouts` of them are an unbiased sample.
+    # Rollouts in `file` and their response tokens; NULL: all. They are fewer if the client sent statistics, or if
+    # they were purged. The first `sampled_rollouts` of them are an unbiased sample.
     full_rollouts: Mapped[int | None]
     full_tokens: Mapped[int | None]
     sampled_rollouts: Mapped[int | None]
-    deleted_rollouts: Mapped[int | None]
-    tokens_removed: Mapped[str | None]
-    tokens_changed_at_us: Mapped[int | None]
+    tokens_purged_at_us: Mapped[int | None]
     rollout_set_digest: Mapped[str]
     received_at_us: Mapped[int]
 
@@ -269,26 +265,3 @@ class FileRemoval(Base):
     file_bytes: Mapped[int]
     reason: Mapped[str]
     due_at_us: Mapped[int]
-
-
-class Deletion(Base):
-    """A request to delete rollouts of a run by their ids. It stays in force for rollouts that arrive later.
-
-    The ids themselves are not kept, only their digests. Until `finished_at_us` is set the stored steps beyond
-    (`attempt`, `step`) are not searched yet.
-    """
-
-    __tablename__ = "deletions"
-    __table_args__ = (Index(None, "run_id", "requested_at_us"), Index(None, "finished_at_us"))
-
-    id: Mapped[str] = mapped_column(primary_key=True)
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
-    sample_digests: Mapped[list[str]]
-    group_digests: Mapped[list[str]]
-    attempt: Mapped[int]
-    step: Mapped[int]
-    steps: Mapped[int]
-    rollouts: Mapped[int]
-    files: Mapped[int]
-    requested_at_us: Mapped[int]
-    finished_at_us: Mapped[int | None]
