@@ -10,13 +10,14 @@ from pathlib import Path
 
 from tests.paths import REPOSITORY
 
+SERVICE = REPOSITORY / "service"
 PARTS = ("platform", "runs", "replay", "watch", "present", "maintenance")
 
 
 def modules() -> dict[str, Path]:
     found = {}
-    for path in sorted((REPOSITORY / "service" / "foreshock_service").rglob("*.py")):
-        name = ".".join(path.relative_to(REPOSITORY / "service").with_suffix("").parts)
+    for path in sorted((SERVICE / "foreshock_service").rglob("*.py")):
+        name = ".".join(path.relative_to(SERVICE).with_suffix("").parts)
         found[name.removesuffix(".__init__")] = path
     return found
 
@@ -38,7 +39,7 @@ def imports(path: Path) -> Iterator[str]:
 def noun_of(module: str) -> str:
     """Return the noun of a module: `foreshock_service.runs.steps` for `foreshock_service.runs.steps`."""
     parts = module.split(".")
-    in_part = len(parts) > 2 and parts[1] in PARTS and (REPOSITORY / Path(*parts[:3])).is_dir()
+    in_part = len(parts) > 2 and parts[1] in PARTS and (SERVICE / Path(*parts[:3])).is_dir()
     return ".".join(parts[:3]) if in_part else module
 
 
