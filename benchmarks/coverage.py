@@ -2,8 +2,7 @@
 
 400 batches each of populations whose prompts, rollouts or tokens differ. No interval over the prompts of a batch can
 contain the mean 95 % of the time if rare prompts are not in the batch. Therefore no range is called a 95 % interval,
-and only the first population, whose prompts are alike, has a bar: 92 to 98 %. Coverage of exact values is tested
-(tests/foreshock/measures/estimators/test_coverage.py).
+and only the first population, whose prompts are alike, has a bar: 92 to 98 %.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Callable
@@ -9,7 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from foreshock.measures.statistics.conditions import BUCKET_EDGES, CONDITIONS
+from foreshock.measures.statistics.tails import TAIL_LEVELS
 from foreshock.rollouts import RolloutBatch
+from tests.foreshock.batches import random_batch
 
 
 class Token(NamedTuple):
@@ -279,3 +283,86 @@ def direct_lengths(batch: RolloutBatch) -> np.ndarray:
     mask = np.ones(batch.num_tokens) if batch.response_mask is None else batch.response_mask
     rows = zip(batch.response_offsets[:-1], batch.response_offsets[1:], strict=True)
     return np.array([int(mask[first:last].sum()) for first, last in rows])
+
+
+VALUE_OF: dict[str, Callable[[Token], float]] = {
+    "probability": lambda token: token.log_behaviour,
+    "position": lambda token: token.position,
+    "turn": lambda token: token.turn,
+    "length": lambda token: token.length,
+    "entropy": lambda token: token.entropy,
+    "lag": lambda token: token.lag,
+}
+
+
+class DirectSums(NamedTuple):
+    """The sums of |d|, d, k3 and |π − μ| over some tokens, those of absolute values, and the largest |d|."""
+
+    tokens: int
+    sums: list[float]
+    largest: float
+
+    @classmethod
+    def of(cls, tokens: Sequence) -> DirectSums:
+        terms = [[abs(t.d) for t in tokens], [t.d for t in tokens], [k3(t.d) for t in tokens], [t.gap for t in tokens]]
+        return cls(len(tokens), [math.fsum(term) for term in terms], max(terms[0], default=0.0))
+
+
+def direct_condition(name: str, tokens: Sequence) -> list[DirectSums]:
+    """Return the sums of each bucket of a condition."""
+    edges = CONDITIONS[name].edges
+    if name == "probability":
+        edges = (-math.inf, *(math.log(edge) for edge in BUCKET_EDGES[1:-1]), math.inf)
+    buckets: dict[int, Sequence] = defaultdict(list)
+    for token in tokens:
+        value = VALUE_OF[name](token)
+        if math.isfinite(value):
+            # The first bucket also takes all smaller values, the last all larger ones.
+            buckets[sum(value >= edge for edge in edges[1:-1])].append(token)
+    return [DirectSums.of(buckets[index]) for index in range(len(edges) - 1)]
+
+
+def direct_token_ids(tokens: Sequence) -> dict[int, DirectSums]:
+    """Return the sums of each token id, by rising id."""
+    by_id: dict[int, Sequence] = defaultdict(list)
+    for token in tokens:
+        by_id[token.token_id].append(token)
+    return {token_id: DirectSums.of(by_id[token_id]) for token_id in sorted(by_id)}
+
+
+def beyond(tokens: Sequence, side: int, level: float) -> Sequence:
+    """Return the tokens with d < −level (side 0) or d > level (side 1)."""
+    return [token for token in tokens if (token.d > level if side else token.d < -level)]
+
+
+def tail_terms(token: Token) -> tuple[float, float, float, float]:
+    """Return ρ − 1, (ρ − 1)², A and A·(ρ − 1); A is 0 if there is none."""
+    advantage = token.advantage if math.isfinite(token.advantage) else 0.0
+    above = math.expm1(token.d)
+    return above, above * above, advantage, advantage * above
+
+
+def direct_tails(tokens: Sequence) -> tuple[list[list[int]], list[list[list[float]]], list[list[list[float]]]]:
+    """Return per side and level the number of tokens beyond, their sums, and the sums of absolute values."""
+    cells = [[beyond(tokens, side, level) for level in TAIL_LEVELS] for side in (0, 1)]
+    counts = [[len(cell) for cell in side] for side in cells]
+    sums, absolute = (
+        [[[math.fsum(change(tail_terms(t)[k]) for t in cell) for k in range(4)] for cell in side] for side in cells]
+        for change in (float, abs)
+    )
+    return counts, sums, absolute
+
+
+def broken_batch(seed: int, rollouts: int, sizes: tuple[float, float]) -> RolloutBatch:
+    """Return a batch with some non-finite log-probs, entropies and advantages, some d = 0, and some empty rollouts."""
+    batch = random_batch(seed, rollouts, 60, *sizes)
+    generator = np.random.default_rng(seed)
+    changed = {}
+    for name in ("trainer_log_probs", "rollout_log_probs", "entropy", "advantage"):
+        values = getattr(batch, name).copy()
+        odd = [math.nan, -math.inf, math.inf]
+        values[generator.random(values.size) < 0.05] = odd[generator.integers(3)]
+        changed[name] = values
+    same = generator.random(batch.num_tokens) < 0.1
+    changed["trainer_log_probs"][same] = changed["rollout_log_probs"][same]
+    return dataclasses.replace(batch, **changed)

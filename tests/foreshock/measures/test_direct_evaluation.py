@@ -5,29 +5,25 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreshock.measures import ComparisonStatistics, compare, measure_step
+from foreshock.measures import ComparisonStatistics, measure_step
 from foreshock.measures.estimators.intervals import student_t_quantile
 from foreshock.measures.registry import TOKENS_BY_LAG
 from foreshock.rollouts import RolloutBatch
 from foreshock.rollouts.jsonl import read_jsonl
-from tests.foreshock.batches import random_batch, recorded_run
-from tests.foreshock.measures.broken_batches import broken_batch
-from tests.foreshock.measures.direct import INTERVALS, direct_measures, measured_sequences, plainly_logged
+from tests.foreshock.batches import compared, random_batch, recorded_run
+from tests.foreshock.measures.direct import INTERVALS, broken_batch, direct_measures, measured_sequences, plainly_logged
 
 RELATIVE = 1e-9
 
 
 def measured(batch: RolloutBatch) -> dict[str, float]:
-    assert batch.trainer_log_probs is not None
-    assert batch.rollout_log_probs is not None
-    return compare(batch, batch.trainer_log_probs, batch.rollout_log_probs).statistics.measures()
+    return compared(batch).statistics.measures()
 
 
 def assert_equal(found: dict[str, float], expected: dict[str, float], scales: dict[str, float] | None = None) -> None:
@@ -55,7 +51,7 @@ def cancelling(batch: RolloutBatch) -> dict[str, float]:
     }
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     seed=st.integers(0, 100_000),
     rollouts=st.integers(2, 30),
@@ -78,7 +74,7 @@ def test_every_measure_equals_its_formula(seed: int, rollouts: int, sizes: tuple
             assert found[f"{name}_high"] - found[f"{name}_low"] == pytest.approx(width, rel=1e-7)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(seed=st.integers(0, 100_000), rollouts=st.integers(2, 20), largest=st.sampled_from([1e-4, 1.0, 30.0]))
 def test_invalid_tokens_do_not_change_other_tokens(seed: int, rollouts: int, largest: float) -> None:
     batch = broken_batch(seed, rollouts, (1e-6, largest))
@@ -115,17 +111,7 @@ def test_rollouts_without_groups_are_clusters_of_their_own() -> None:
         assert found["surprisal_z"] == pytest.approx(direct_measures(alone)["surprisal_z"], rel=1e-9)
 
 
-def test_intervals_of_statistics_and_of_summaries_agree() -> None:
-    batch = random_batch(6, 40, 60)
-    assert batch.trainer_log_probs is not None
-    assert batch.rollout_log_probs is not None
-    comparison = compare(batch, batch.trainer_log_probs, batch.rollout_log_probs)
-    for name in INTERVALS:
-        one, two = comparison.statistics.interval(name), comparison.summaries.interval(name)
-        assert dataclasses.astuple(one) == pytest.approx(dataclasses.astuple(two), rel=1e-9)
-
-
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(
     seed=st.integers(0, 100_000),
     rollouts=st.integers(1, 20),
@@ -163,7 +149,7 @@ def test_advantages_are_unambiguous_with_one_token_per_rollout() -> None:
 def test_recorded_runs_equal_the_formulas_and_the_trainers_logs(run: str) -> None:
     folder = recorded_run(run)
     logged = [json.loads(line) for line in (folder.parent / "metrics.jsonl").read_text().splitlines()]
-    for line in (logged[0], *logged[9::10]):
+    for line in (logged[0], *logged[39::40]):
         step = line["step"]
         batch = read_jsonl(folder / f"step_{step:04d}.jsonl.gz")
         measurement = measure_step(batch)
@@ -175,23 +161,3 @@ def test_recorded_runs_equal_the_formulas_and_the_trainers_logs(run: str) -> Non
         assert of_step["response_length_mean"] == line["response_length"]
         assert of_step["reward_mean"] == pytest.approx(line["reward"], rel=1e-6)
         assert_equal(found, plainly_logged(direct_measures(batch)))
-
-
-def test_k3_is_accurate_where_float32_is_not() -> None:
-    """At |d| of 1e-4 the plain float32 formula is off by a third and often negative; expm1 in float64 is not."""
-    generator = np.random.default_rng(0)
-    d = generator.normal(0.0, 1e-4, 100_000)
-    behaviour = np.full(d.size, -0.5, np.float32)
-    target = (behaviour + d).astype(np.float32)
-    difference = target - behaviour
-    trap = np.exp(difference) - difference - np.float32(1.0)
-    exact = math.fsum(math.expm1(x) - x for x in difference.astype(np.float64).tolist()) / d.size
-    tokens = np.zeros(d.size, np.int32)
-    log_probs: dict[str, Any] = {"rollout_log_probs": behaviour, "trainer_log_probs": target}
-    batch = RolloutBatch.from_arrays(["a"], [1], [0, 1], tokens, [0, d.size], **log_probs)
-    found = measured(batch)["k3_kl"]
-    assert found == pytest.approx(exact, rel=1e-9)
-    assert found == pytest.approx(5e-9, rel=0.02), "k3 of normal differences is σ²/2"
-    in_float32 = float(trap.astype(np.float64).mean())
-    assert abs(in_float32 / exact - 1) > 0.3, f"float32 gives {in_float32}, float64 {exact}"
-    assert (trap < 0).mean() > 0.1

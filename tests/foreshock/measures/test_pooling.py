@@ -8,19 +8,16 @@ import math
 import numpy as np
 import pytest
 
-from foreshock.measures import compare
 from foreshock.measures.estimators.bootstrap import MORE_RESAMPLES, nonnegative_intervals
 from foreshock.measures.pooling import pool_over_steps, pool_summaries
 from foreshock.measures.rollout_summaries import RolloutSummaries
-from tests.foreshock.batches import random_batch
+from tests.foreshock.batches import compared, random_batch
 
 
 def summaries(seed: int, rollouts: int = 24) -> RolloutSummaries:
     batch = random_batch(seed, rollouts)
     batch = dataclasses.replace(batch, group_ids=[f"prompt-{row // 4}" for row in range(rollouts)])
-    assert batch.trainer_log_probs is not None
-    assert batch.rollout_log_probs is not None
-    return compare(batch, batch.trainer_log_probs, batch.rollout_log_probs).summaries
+    return compared(batch).summaries
 
 
 def test_mean_is_over_all_tokens_of_the_window() -> None:

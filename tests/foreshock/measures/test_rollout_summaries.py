@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from examples.tiny_rl.record import RECORDED
-from foreshock.measures import Comparison, RolloutSummaries, compare, measure_named
+from foreshock.measures import RolloutSummaries, measure_named
 from foreshock.measures.estimators.bootstrap import bootstrap_interval, nonnegative_intervals
 from foreshock.measures.estimators.intervals import NEVER_NEGATIVE
 from foreshock.measures.registry import BOOTSTRAPPED
 from foreshock.rollouts import RolloutBatch, decode_rollouts
-from tests.foreshock.batches import random_batch
+from tests.foreshock.batches import compared, random_batch
 from tests.foreshock.measures.direct import Token, k3, measured_sequences
 
 TERMS: dict[str, Callable[[Token], float]] = {
@@ -35,12 +35,6 @@ TERMS: dict[str, Callable[[Token], float]] = {
     "sum_advantage": lambda token: token.advantage,
     "sum_advantage_ratio_minus_one": lambda token: token.advantage * math.expm1(token.d),
 }
-
-
-def compared(batch: RolloutBatch) -> Comparison:
-    assert batch.trainer_log_probs is not None
-    assert batch.rollout_log_probs is not None
-    return compare(batch, batch.trainer_log_probs, batch.rollout_log_probs)
 
 
 @pytest.mark.parametrize("largest", [1e-5, 1.0, 30.0])

@@ -10,9 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.estimators import bootstrap
-from foreshock.measures.estimators.bootstrap import LEAST_CLUSTERS, bootstrap_interval, bootstrap_intervals
-from foreshock.measures.estimators.intervals import clustered_interval
+from foreshock.measures.estimators.bootstrap import (
+    LEAST_CLUSTERS,
+    bootstrap_interval,
+    bootstrap_intervals,
+    effective_number,
+    effective_of_all,
+    high_from_spread,
+    interval_warning,
+    nonnegative_intervals,
+)
+from foreshock.measures.estimators.intervals import clustered_interval, student_t_quantile
 
 Batch = tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]
 
@@ -68,21 +78,6 @@ def test_coverage_of_a_skewed_mean_exceeds_students_t() -> None:
             held[name] += found.low <= truth <= found.high
     assert held["bootstrap"] > 910
     assert held["bootstrap"] > held["t"] + 20
-
-
-def test_upper_end_is_longer_for_skewed_values() -> None:
-    sums, tokens, groups = batch(3, groups=40)
-    found = bootstrap_interval(sums, tokens, groups)
-    assert found.high - found.mean > 1.3 * (found.mean - found.low) > 0
-
-
-def test_many_even_groups_give_students_interval() -> None:
-    random = np.random.default_rng(4)
-    tokens = random.integers(90, 110, 1000)
-    sums = random.normal(0.5, 0.1, 1000) * tokens
-    found, exact = bootstrap_interval(sums, tokens, resamples=4000), clustered_interval(sums, tokens)
-    assert found.low == pytest.approx(exact.low, abs=0.1 * (exact.high - exact.low))
-    assert found.high == pytest.approx(exact.high, abs=0.1 * (exact.high - exact.low))
 
 
 @settings(max_examples=20, deadline=None)
@@ -216,3 +211,119 @@ def test_rollouts_without_tokens_are_ignored() -> None:
     sums, tokens, groups = batch(11)
     more = np.append(sums, 0.0), np.append(tokens, 0), np.append(groups, 999)
     assert bootstrap_interval(*more) == bootstrap_interval(sums, tokens, groups)
+
+
+def of_groups(sums: list[float]) -> float:
+    values = np.array(sums)
+    return effective_number(float(values.sum()), float(np.square(values).sum()))
+
+
+def test_effective_number_counts_groups_that_contribute_the_same() -> None:
+    assert of_groups([3.0] * 8) == pytest.approx(8.0)
+    assert of_groups([3.0] * 5 + [0.0] * 3) == pytest.approx(5.0)
+    assert of_groups([1.0] + [1e-9] * 7) == pytest.approx(1.0)
+
+
+@given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=50))
+def test_effective_number_is_at_most_the_number_of_groups(sums: list[float]) -> None:
+    found = of_groups(sums)
+    assert math.isnan(found) or 1.0 - 1e-9 <= found <= len(sums) + 1e-9
+
+
+def test_effective_number_without_contributions_is_nan() -> None:
+    assert math.isnan(of_groups([0.0] * 8))
+    assert math.isnan(effective_number(math.inf, math.inf))
+    assert math.isnan(effective_number(math.nan, 1.0))
+
+
+def test_high_end_is_coxs_for_log_normal_groups_of_equal_size() -> None:
+    random = np.random.default_rng(3)
+    means = random.lognormal(0.0, 1.0, 8)
+    variance = float(np.log(means).var(ddof=1))
+    error = math.sqrt(variance / 8 + variance**2 / 14)
+    clustered = float(means.std(ddof=1)) / math.sqrt(8) / float(means.mean())
+    assert error > clustered
+    (found,) = high_from_spread(means[:, None] * 100, np.full(8, 100.0))
+    assert found == pytest.approx(means.mean() * math.exp(student_t_quantile(0.975, 7) * error))
+
+
+@settings(max_examples=50)
+@given(seed=st.integers(0, 2**20), scale=st.floats(1e-12, 1e6))
+def test_common_factor_scales_the_high_end(seed: int, scale: float) -> None:
+    random = np.random.default_rng(seed)
+    tokens = random.integers(1, 100, 9).astype(np.float64)
+    sums = random.lognormal(0.0, 2.0, (9, 1)) * tokens[:, None]
+    assert high_from_spread(sums * scale, tokens) == pytest.approx(high_from_spread(sums, tokens) * scale)
+
+
+def test_group_without_mismatch_leaves_the_end_finite() -> None:
+    sums = np.array([[0.0], [1.0], [2.0], [1.5], [0.5], [1.0]])
+    (found,) = high_from_spread(sums, np.full(6, 10.0))
+    assert found > sums.sum() / 60.0
+    assert np.isnan(high_from_spread(np.zeros((6, 1)), np.full(6, 10.0))).all()
+    assert np.isnan(high_from_spread(np.ones((1, 1)), np.ones(1))).all()
+
+
+def test_reported_interval_contains_the_bootstrap_t_and_is_never_negative() -> None:
+    random = np.random.default_rng(5)
+    tokens = random.integers(5, 50, 40)
+    groups = np.repeat(np.arange(8), 5)
+    sums = (random.lognormal(0.0, 1.5, 8)[groups] * tokens)[:, None] * random.lognormal(0.0, 0.5, (40, 3))
+    for narrow, wide in zip(
+        bootstrap_intervals(sums, tokens, groups), nonnegative_intervals(sums, tokens, groups), strict=True
+    ):
+        assert wide.low == max(narrow.low, 0.0)
+        assert wide.high >= narrow.high
+        assert (wide.mean, wide.clusters) == (narrow.mean, 8)
+    few = nonnegative_intervals(sums[:4], tokens[:4])[0]
+    assert LEAST_CLUSTERS > 4
+    assert math.isnan(few.low)
+    assert math.isnan(few.high)
+
+
+def test_reported_interval_covers_the_mean_of_eight_uneven_groups() -> None:
+    random = np.random.default_rng(6)
+    tokens = np.full(8, 100)
+    truth = math.exp(1.6**2 / 2)
+    held = {"bootstrap": 0, "reported": 0}
+    for _ in range(400):
+        sums = (random.lognormal(0.0, 1.6, 8) * tokens)[:, None]
+        held["bootstrap"] += (narrow := bootstrap_intervals(sums, tokens)[0]).low <= truth <= narrow.high
+        held["reported"] += (wide := nonnegative_intervals(sums, tokens)[0]).low <= truth <= wide.high
+    assert held["bootstrap"] < 345
+    assert held["reported"] > 352
+
+
+def test_warning_names_the_number_and_the_threshold() -> None:
+    heavy = {"prompt_groups": 8, "effective_groups": 5.2, "pareto_k": 0.1, "pareto_k_inverse": 0.42}
+    assert (interval_warning(heavy) or "").startswith(
+        "The tail of d has the shape k̂ = 0.42, above 0.3: tokens too rare for this batch"
+    )
+    assert "4 prompt groups: a range of k3 needs 5" in (interval_warning({**heavy, "prompt_groups": 4}) or "")
+    assert interval_warning({**heavy, "pareto_k_inverse": None}) is None
+    assert interval_warning({}) is None
+
+
+def test_effective_groups_are_shown_with_the_number_of_groups() -> None:
+    assert effective_of_all({"effective_groups": 5.23, "prompt_groups": 8}) == "5.2 of 8"
+    assert effective_of_all({"effective_groups": None, "prompt_groups": 8}) == "–"
+
+
+def statistics_of(scales: np.ndarray, degrees: int) -> ComparisonStatistics:
+    """Return the statistics of one rollout of 4,000 tokens per group, with d = scale · Student's t."""
+    random = np.random.default_rng(11)
+    d = 0.01 * np.repeat(scales, 4000) * random.standard_t(degrees, scales.size * 4000)
+    behaviour = np.full(d.size, -5.0)
+    offsets = np.arange(scales.size + 1) * 4000
+    return ComparisonStatistics.of(behaviour + d, behaviour, offsets, group_ids=range(scales.size))
+
+
+def test_measures_of_even_and_of_uneven_groups() -> None:
+    even = statistics_of(np.ones(8), 30).measures()
+    assert even["prompt_groups"] == 8
+    assert 7.5 < even["effective_groups"] <= 8.0
+    assert interval_warning(even) is None
+    uneven = statistics_of(np.array([10.0] + [1.0] * 7), 30).measures()
+    assert 1.0 < uneven["effective_groups"] < 1.4
+    heavy = statistics_of(np.ones(8), 2).measures()
+    assert "may lie far above" in (interval_warning(heavy) or "")

@@ -38,16 +38,6 @@ def test_intervals_cover_the_true_mean_at_the_nominal_rate() -> None:
     assert 0.92 < held / 2000 < 0.97
 
 
-def test_correlation_within_clusters_widens_intervals() -> None:
-    generator = np.random.default_rng(0)
-    tokens = np.full(80, 20)
-    sums = np.repeat(generator.normal(0, 1, 10), 8) * tokens
-    alone = clustered_interval(sums, tokens)
-    grouped = clustered_interval(sums, tokens, np.repeat(np.arange(10), 8))
-    assert grouped.mean == pytest.approx(alone.mean, rel=1e-12)
-    assert grouped.high - grouped.low > 2 * (alone.high - alone.low)
-
-
 def test_one_cluster_has_no_interval_and_no_cluster_no_mean() -> None:
     one = clustered_interval(np.array([2.0, 4.0]), np.array([2, 2]), np.array([7, 7]))
     assert one.mean == 1.5

@@ -26,22 +26,6 @@ def pareto_logs(shape: float, count: int, seed: int = 0) -> Float64:
     return falling(np.log(sample))
 
 
-def by_maximum_likelihood(values: Float64) -> float:
-    """Return the shape of the highest likelihood over a grid of (k, σ); `values` are above the threshold."""
-    values = values / values.mean()
-    best, at = -math.inf, math.nan
-    for shape in np.linspace(-1.0, 2.5, 351):
-        for scale in np.geomspace(0.1, 10, 150) * max(1.0 - shape, 0.05):
-            inner = 1.0 + shape * values / scale
-            if inner.min() <= 0.0:
-                continue
-            fall = values.sum() / scale if shape == 0.0 else (1.0 + 1.0 / shape) * np.log(inner).sum()
-            likelihood = -values.size * math.log(scale) - fall
-            if likelihood > best:
-                best, at = likelihood, float(shape)
-    return at
-
-
 def by_the_papers_formulas(values: Float64) -> float:
     """Return Zhang and Stephens' estimate with the weak prior of PSIS, without logarithms; `values` are above the
     threshold.
@@ -66,37 +50,6 @@ def test_shape_of_a_pareto_tail_is_recovered(shape: float, count: int, kept: int
     # The estimate's asymptotic error is (1 + k)/√n; the prior shifts it towards ½ by (½ − k)·10/(n + 10).
     drawn = (tail * shape + 5.0) / (tail + 10)
     assert found == pytest.approx(drawn, abs=3.5 * (1.0 + shape) / math.sqrt(tail))
-
-
-@pytest.mark.parametrize(("degrees", "shape"), [(2.0, 0.5), (4.0, 0.25), (1.0, 1.0)])
-def test_students_t_has_the_shape_of_one_over_its_degrees(degrees: float, shape: float) -> None:
-    sample = np.abs(np.random.default_rng(1).standard_t(degrees, 400_000))
-    assert pareto_shape(falling(np.log(sample))[:1024], sample.size) == pytest.approx(shape, abs=0.12)
-
-
-def test_exponential_and_uniform_weights_have_no_heavy_tail() -> None:
-    random = np.random.default_rng(2)
-    exponential = falling(np.log(random.exponential(1.0, 100_000)))
-    uniform = falling(np.log(random.random(100_000)))
-    assert pareto_shape(exponential, exponential.size) == pytest.approx(0.0, abs=0.12)
-    assert pareto_shape(uniform, uniform.size) == pytest.approx(-1.0, abs=0.15)
-
-
-def test_log_ratios_with_exponential_tails_have_a_pareto_weight() -> None:
-    # P(d > t) = e^(−t/k): ρ = e^d has the shape k.
-    for shape in (0.1, 0.4, 0.9):
-        d = falling(np.random.default_rng(3).exponential(shape, 300_000))
-        assert pareto_shape(d[:1024], d.size) == pytest.approx(shape, abs=3.5 * (1 + shape) / 32)
-
-
-@pytest.mark.parametrize(("shape", "seed"), [(-0.3, 0), (0.0, 1), (0.3, 2), (0.7, 3), (1.2, 4)])
-def test_estimate_is_near_the_maximum_likelihood(shape: float, seed: int) -> None:
-    logs = pareto_logs(shape, 15_000, seed)
-    size = tail_size(logs.size)
-    values = np.exp(logs[:size]) - math.exp(logs[size])
-    found = pareto_shape(logs, logs.size)
-    without_prior = (found * (size + 10) - 5.0) / size
-    assert without_prior == pytest.approx(by_maximum_likelihood(values), abs=0.04)
 
 
 @settings(max_examples=40, deadline=None)
@@ -126,16 +79,10 @@ def test_common_factor_has_no_effect_and_does_not_overflow(factor: float, shape:
     assert pareto_shape(logs + factor, logs.size) == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
-def test_weights_a_thousand_orders_apart_still_have_a_shape() -> None:
-    d = falling(np.random.default_rng(4).exponential(800.0, 50_000))
-    # The grid of θ is coarse for such large shapes.
-    assert 500.0 < pareto_shape(d, d.size) < 1000.0
-
-
-@settings(max_examples=25, deadline=None)
-@given(cuts=st.lists(st.integers(0, 30_000), max_size=6), seed=st.integers(0, 2**20))
+@settings(max_examples=10, deadline=None)
+@given(cuts=st.lists(st.integers(0, 5_000), max_size=6), seed=st.integers(0, 2**20))
 def test_merged_largest_values_equal_those_of_the_whole_sample(cuts: list[int], seed: int) -> None:
-    d = np.random.default_rng(seed).standard_t(3.0, 30_000) * 0.1
+    d = np.random.default_rng(seed).standard_t(3.0, 5_000) * 0.1
     kept = 1024
     merged = np.zeros(0)
     for part in np.split(d, sorted(cuts)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 
 import numpy as np
@@ -11,18 +12,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreshock.measures import ComparisonStatistics, compare
-from foreshock.measures.statistics.conditions import CONDITIONS
+from foreshock.measures.statistics.conditions import (
+    BUCKET_EDGES,
+    CONDITIONS,
+    POSITION_EDGES,
+    position_buckets,
+    probability_buckets,
+)
 from foreshock.measures.statistics.histograms import LOG_RATIO_GRID, WEIGHT_GRID
 from foreshock.measures.statistics.tails import LARGEST_VALUES
 from foreshock.rollouts import RolloutBatch
-from tests.foreshock.batches import random_batch
-from tests.foreshock.measures.broken_batches import broken_batch
-from tests.foreshock.measures.direct import Sequence, measured_sequences
-from tests.foreshock.measures.direct_tables import (
+from tests.foreshock.batches import compared, random_batch
+from tests.foreshock.measures.direct import (
     DirectSums,
+    Sequence,
+    broken_batch,
     direct_condition,
     direct_tails,
     direct_token_ids,
+    measured_sequences,
     tail_terms,
 )
 
@@ -31,10 +39,8 @@ SIZES = st.sampled_from([(1e-6, 1e-4), (1e-6, 1.0), (1e-3, 3.0), (1e-6, 30.0), (
 
 def measured(batch: RolloutBatch) -> tuple[ComparisonStatistics, Sequence]:
     """Return the library's statistics, and the tokens for a direct evaluation."""
-    assert batch.trainer_log_probs is not None
-    assert batch.rollout_log_probs is not None
     sequences, _ = measured_sequences(batch)
-    statistics = compare(batch, batch.trainer_log_probs, batch.rollout_log_probs).statistics
+    statistics = compared(batch).statistics
     return statistics, [token for sequence in sequences for token in sequence]
 
 
@@ -48,7 +54,7 @@ def absolute_of(sums: DirectSums) -> list[float]:
     return [sums.sums[0], sums.sums[0], sums.sums[2], sums.sums[3]]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 @given(seed=st.integers(0, 100_000), rollouts=st.integers(1, 20), sizes=SIZES)
 def test_every_table_equals_a_direct_evaluation(seed: int, rollouts: int, sizes: tuple[float, float]) -> None:
     statistics, tokens = measured(broken_batch(seed, rollouts, sizes))
@@ -66,7 +72,7 @@ def test_every_table_equals_a_direct_evaluation(seed: int, rollouts: int, sizes:
         assert_sums(sums, [d, distance, k3], [distance, distance, k3])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 @given(seed=st.integers(0, 100_000), rollouts=st.integers(1, 20), sizes=SIZES)
 def test_tails_weights_and_largest_values_equal_a_direct_evaluation(
     seed: int, rollouts: int, sizes: tuple[float, float]
@@ -144,3 +150,68 @@ def test_infinite_ratio_with_zero_advantage_is_not_nan() -> None:
     assert not np.isnan(statistics.weight_sums.value).any()
     again = ComparisonStatistics.from_bytes(statistics.to_bytes())
     assert again.merge(statistics).measures()["advantage_skew_positive"] == math.inf
+
+
+def test_edges_are_half_decades_from_1e_8_to_1() -> None:
+    assert BUCKET_EDGES[0] == 0.0
+    assert BUCKET_EDGES[1] == pytest.approx(1e-8)
+    assert BUCKET_EDGES[-1] == 1.0
+    np.testing.assert_allclose(np.diff(np.log10(BUCKET_EDGES[1:])), 0.5, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("log_prob", "edges"),
+    [(0.0, (10**-0.5, 1.0)), (5e-5, (10**-0.5, 1.0)), (math.log(0.2), (0.1, 10**-0.5)), (-100.0, (0.0, 1e-8)),
+     (math.log(2e-8), (1e-8, 10**-7.5))],
+)  # fmt: skip
+def test_token_is_in_the_bucket_of_its_probability(log_prob: float, edges: tuple[float, float]) -> None:
+    index = int(probability_buckets(np.array([log_prob]))[0])
+    assert BUCKET_EDGES[index : index + 2] == pytest.approx(edges)
+
+
+def test_without_tokens_of_low_probability_their_mean_is_undefined() -> None:
+    found = ComparisonStatistics.of([-0.2, -0.3], [-0.1, -0.1], [0, 2]).measures()
+    assert found["low_probability_tokens"] == 0
+    assert math.isnan(found["low_probability_abs_d"])
+
+
+def test_positions_are_in_buckets_of_powers_of_two() -> None:
+    places = np.array([0, 1, 2, 3, 6, 7, 1000, 2**40])
+    found = position_buckets(places)
+    for place, index in zip(places[:-1], found[:-1], strict=True):
+        assert POSITION_EDGES[index] <= place < POSITION_EDGES[index + 1]
+    assert found[-1] == len(POSITION_EDGES) - 2
+
+
+@pytest.mark.parametrize("by", sorted(CONDITIONS))
+def test_buckets_combine_to_the_whole(by: str) -> None:
+    batch = random_batch(2, 30, 50, 1e-6, 5.0)
+    statistics = compared(batch).statistics
+    table = statistics.condition_table(by)
+    measures = statistics.measures()
+    share = table.tokens / table.tokens.sum()
+    filled = table.tokens > 0
+    for column, measure in (("k3_kl", "k3_kl"), ("mean_abs_d", "mean_abs_d"),
+                            ("mean_abs_probability_difference", "rollout_probs_diff_mean")):  # fmt: skip
+        total = float((share[filled] * getattr(table, column)[filled]).sum())
+        assert total == pytest.approx(measures[measure], rel=1e-12)
+    assert float((share[filled] * table.mean_d[filled]).sum()) == pytest.approx(-measures["kl"], rel=1e-9)
+    assert np.nanmax(table.max_abs_d) == measures["max_abs_d"]
+    assert len(table.edges) == len(table.tokens) + 1
+
+
+def test_bucket_means_equal_those_of_its_tokens_and_empty_buckets_are_null() -> None:
+    batch = RolloutBatch.from_lists(
+        ["a"], [[1]], [[1, 2, 3]], rollout_log_probs=[[-0.1, -3.0, -3.1]], trainer_log_probs=[[-0.1, -3.5, -3.0]]
+    )
+    table = compared(batch).statistics.buckets()
+    index = int(probability_buckets(np.array([-3.0]))[0])
+    d = np.array([-0.5, 0.1])
+    assert table.tokens[index] == 2
+    assert table.mean_d[index] == pytest.approx(d.mean(), rel=1e-6)
+    assert table.k3_kl[index] == pytest.approx((np.expm1(d) - d).mean(), rel=1e-5)
+    columns = json.loads(json.dumps(table.columns()))
+    assert columns["mean_abs_d"][0] is None
+    assert set(columns) == {
+        "tokens", "mean_abs_d", "mean_d", "k3_kl", "max_abs_d", "mean_abs_probability_difference"
+    }  # fmt: skip
