@@ -54,13 +54,11 @@ VARIANTS = ("", NOISE_FLOOR_VARIANT)
 class Engine:
     """An engine in which a worker runs scorers, in a separate process. `packages` must be installed there.
 
-    `forks`: its process imports the engine once and forks a child for each model, which may load other weights of the
-    same model in place. `remote`: the model is in a running server that the worker's configuration names.
+    `remote`: the model is in a running server that the worker's configuration names.
     """
 
     name: str
     packages: tuple[str, ...]
-    forks: bool
     remote: bool = False
 
 
@@ -134,9 +132,9 @@ class ExactPair:
 ENGINES: dict[str, Engine] = {
     engine.name: engine
     for engine in (
-        Engine("vllm", packages=("vllm",), forks=True),
-        Engine("torch", packages=("torch", "transformers"), forks=False),
-        Engine("http", packages=("httpx",), forks=False, remote=True),
+        Engine("vllm", packages=("vllm",)),
+        Engine("torch", packages=("torch", "transformers")),
+        Engine("http", packages=("httpx",), remote=True),
     )
 }
 

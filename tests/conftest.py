@@ -49,8 +49,8 @@ TOGETHER = (
     re.compile(r"tests/probes/(doctor/|exact_divergence/|(\w+/)?test_(vllm_(?!tensor)|replay|(?!ray)\w*worker))"),
     re.compile(r"tests/service/present/pages/"),
 )
-"""Files that one process runs: they share a service and engines that stay warm, or a browser and services with many
-runs.
+"""Files that one process runs: those with engines share a service and do not start several engines at a time; those of
+the pages share a browser and services with many runs.
 """
 
 

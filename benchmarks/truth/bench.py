@@ -1,19 +1,18 @@
-"""Shared parts of the cases: one real service, runs logged to it, workers that replay them, and warm engines.
+"""Shared parts of the cases: one real service, runs logged to it, and workers that replay them.
 
     def stale_head(bench: Bench) -> Outcome:
         run = bench.log_run("stale-head", {60: rollouts}, checkpoints={60: folder})
         bench.probe(run, 60, ("vllm.prefill", "torch.trainer"))
         return bench.shown(run, 60)
 
-Nothing is started before a case needs it. An engine's process is kept for each environment; a change of its weights
-costs some seconds, so cases with the same weights should follow each other. `bench.once` makes values that several
-cases share.
+Nothing is started before a case needs it. `bench.once` makes values that several cases share.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,9 +37,7 @@ from foreshock.rollouts.scores import ScoreBatch
 from foreshock.scorers import default_scorers, split_score_name
 from foreshock_probes.console import WorkerConsole
 from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment
-from foreshock_probes.engines.process import EnginePool
-from foreshock_probes.engines.protocol import ScoreCommand
-from foreshock_probes.scorers.request import Report
+from foreshock_probes.engines.process import ScoreTask, run_tasks
 from foreshock_probes.settings import WorkerSettings
 from foreshock_probes.worker import Worker
 
@@ -61,7 +58,6 @@ class Bench:
         self.folder = folder
         self._stack = stack
         self._made: dict[str, Any] = {}
-        self._pools: dict[EngineEnvironment, EnginePool] = {}
 
     @cached_property
     def url(self) -> str:
@@ -172,37 +168,28 @@ class Bench:
         environment: EngineEnvironment = AS_IT_IS,
     ) -> ScoreBatch:
         """Score the batch without the service, and return the score as a trainer or an engine would log it."""
-        rollouts, scores = self.folder / "scored.rollouts", self.folder / "scored.scores"
+        rollouts = self.folder / "scored.rollouts"
         rollouts.write_bytes(encode_rollouts(batch))
-        command = ScoreCommand(
+        task = ScoreTask(
             scorer=scorer,
-            variant="",
             weights_folder=str(weights),
             weights_digest=weights_digest(weights),
-            weights_version=None,
             options=dict(options or {}),
-            accelerator="cpu",
             rollouts=str(rollouts),
-            scores=str(scores),
+            result=str(self.folder / "scored.scores"),
         )
-        self._pool(environment).score(command, lambda tokens: None)
-        return decode_scores(scores.read_bytes())
-
-    def _pool(self, environment: EngineEnvironment) -> EnginePool:
-        if environment not in self._pools:
-            folder = self.folder / f"engines-{len(self._pools)}"
-            folder.mkdir()
-            pool = _HeldPool(folder, environment)
-            self._stack.callback(pool.close)
-            self._pools[environment] = pool
-        return self._pools[environment]
+        (scores,) = run_tasks(
+            [task], lambda each: decode_scores(Path(each.result).read_bytes()), self.folder, environment=environment
+        ).results
+        return scores
 
     def work(self, environment: EngineEnvironment = AS_IT_IS) -> str:
         """Do all queued jobs with one worker whose engines are held to `environment`; return its log."""
         roots = {WEIGHTS_ROOT: self.weights_root}
         settings = WorkerSettings(url=self.url, weights_roots=roots, accelerator="cpu", lease_wait_seconds=0.5)
         said = StringIO()
-        Worker(settings, WorkerConsole(said), engines=self._pool(environment)).run(until_idle_seconds=0.5)
+        with _variables(environment.variables()):
+            Worker(settings, WorkerConsole(said)).run(until_idle_seconds=0.5)
         return said.getvalue()
 
     def shown(self, run: str, step: int | None = None) -> Outcome:
@@ -243,22 +230,19 @@ class Bench:
             raise
 
 
-class _HeldPool(EnginePool):
-    """Engines that are held to one environment, whatever a command requests."""
-
-    def __init__(self, folder: Path, environment: EngineEnvironment) -> None:
-        super().__init__(folder)
-        self._environment = environment
-
-    def score(
-        self,
-        command: ScoreCommand,
-        report: Report,
-        abandoned: Callable[[], bool] = lambda: False,
-        environment: EngineEnvironment = AS_IT_IS,
-    ) -> float:
-        chosen = self._environment if environment == AS_IT_IS else environment
-        return super().score(command, report, abandoned, chosen)
+@contextlib.contextmanager
+def _variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables, which engines inherit, within the block."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
-"""One leased job: run its scorers in their engines and upload the results; classify its failure."""
+"""One leased job: run its scorers in an engine's process and upload the results; classify its failure."""
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -11,12 +11,11 @@ from foreshock.api.probes import ScorerRecord
 from foreshock.errors import ForeshockError, ServiceError, ServiceUnavailable
 from foreshock.probe_kinds import EXACT, PROBE_KINDS
 from foreshock.retry import Backoff, retry, sleep_until_stopped
-from foreshock.rollouts import RolloutBatch, decode_rollouts
-from foreshock.scorers import EXACT_PAIRS
+from foreshock.rollouts import RolloutBatch, decode_exact, decode_rollouts, decode_scores
+from foreshock.scorers import EXACT_PAIRS, score_name
 from foreshock_probes.console import WorkerConsole
 from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment
-from foreshock_probes.engines.process import EngineError, EnginePool, JobAbandonedError
-from foreshock_probes.engines.protocol import ScoreCommand
+from foreshock_probes.engines.process import EngineError, JobAbandonedError, ScoreTask, run_tasks
 from foreshock_probes.offers import Offers, imported
 from foreshock_probes.service_client import FailKind, LeaseClient
 from foreshock_probes.weights import UnknownRootError, Weights, WeightsGoneError, WeightsLibrary
@@ -41,78 +40,75 @@ class LeasedJob:
         client: LeaseClient,
         offers: Offers,
         library: WeightsLibrary,
-        pool: EnginePool,
         folder: Path,
         console: WorkerConsole,
         abandoned: Callable[[], bool],
+        silence_seconds: float,
     ) -> None:
         self.job: LeasedJobRecord = lease.job
         self.library, self.folder, self.client = library, folder, client
-        self.rollouts_file, self.result_file = folder / "rollouts.parquet", folder / "scores.parquet"
-        self.doing_file = folder / "doing.txt"
-        self._lease, self._pool, self._console, self._abandoned = lease, pool, console, abandoned
+        self.rollouts_file, self.doing_file = folder / "rollouts.parquet", folder / "doing.txt"
+        self.lease, self._console, self._abandoned = lease, console, abandoned
+        self._silence_seconds = silence_seconds
         self._accelerator = offers.accelerator
         named = lease.job.environment
         self._environment: EngineEnvironment = offers.environments[named] if named is not None else AS_IT_IS
 
     def run(self) -> None:
         """Do the job as its kind of probe requires, and upload its results."""
-        self.doing_file.unlink(missing_ok=True)
         self.weights: Weights = self.library.find(self.job.checkpoint, self.job.project)
-        self.rollouts_file.write_bytes(self.call(lambda: self.client.rollouts(self._lease)))
+        self.rollouts_file.write_bytes(self.call(lambda: self.client.rollouts(self.lease)))
         kind = PROBE_KINDS.get(self.job.kind, EXACT)
         document = imported(kind.job)(self)
         self.weights.check_unchanged()
         if document is not None:
-            self.call(lambda: self.client.upload_document(self._lease, kind.document, document))
+            self.call(lambda: self.client.upload_document(self.lease, kind.document, document))
 
-    def score(self, requested: ScorerRecord) -> bytes:
-        """Run a scorer, upload its scores and return them."""
-        self.result_file.unlink(missing_ok=True)
-        seconds = self.run_engine(self.command(requested), requested.name)
-        self.weights.check_unchanged()
-        data = self.result_file.read_bytes()
-        self.call(partial(self.client.upload_scores, self._lease, requested, data))
-        self.log_done(requested.name, seconds)
-        return data
+    def task(
+        self,
+        requested: ScorerRecord,
+        result: str,
+        function: str | None = None,
+        arguments: Mapping[str, str] | None = None,
+        weights: Weights | None = None,
+    ) -> ScoreTask:
+        """Return the task to run a scorer and write the file `result`; `function` and its arguments as in ScoreTask.
 
-    def compare_exactly(self, key: str) -> None:
-        """Run the two scorers of an exact pair and upload the divergences of their distributions."""
-        self.result_file.unlink(missing_ok=True)
-        pair, states, seconds = EXACT_PAIRS[key], self.folder / "states.safetensors", 0.0
-        arguments = {"pair": key, "states": str(states)}
-        try:
-            for scorer in (pair.target, pair.behaviour):
-                command = self.command(ScorerRecord(scorer=scorer), EXACT_PART, **arguments)
-                seconds += self.run_engine(command, f"{pair.name}: {scorer}")
-        finally:
-            states.unlink(missing_ok=True)  # it holds the head and all states
-        self.weights.check_unchanged()
-        self.call(partial(self.client.upload_exact, self._lease, key, self.result_file.read_bytes()))
-        self.log_done(pair.name, seconds)
-
-    def command(self, requested: ScorerRecord, task: str | None = None, **arguments: str) -> ScoreCommand:
-        """Return the command to run a scorer with the job's weights; `task` and its arguments as in ScoreCommand."""
-        return ScoreCommand(
+        `weights` None: the job's.
+        """
+        chosen = weights or self.weights
+        return ScoreTask(
             scorer=requested.scorer,
             variant=requested.variant,
-            weights_folder=str(self.weights.folder),
-            weights_digest=self.weights.digest,
-            weights_version=self.weights.version,
+            weights_folder=str(chosen.folder),
+            weights_digest=chosen.digest,
+            weights_version=chosen.version,
             options=dict(self.job.options.get(requested.scorer, {})),
             accelerator=self._accelerator,
             rollouts=str(self.rollouts_file),
-            scores=str(self.result_file),
-            task=task,
-            arguments=arguments,
+            result=str(self.folder / result),
+            function=function,
+            arguments=dict(arguments or {}),
         )
 
-    def run_engine(self, command: ScoreCommand, label: str | None) -> float:
-        """Run a command and return its seconds in the engine; `label` names its progress bar, None: no bar."""
-        if label is None:
-            return self._pool.score(command, lambda tokens: None, self._abandoned, self._environment)
-        with self._console.progress(label, self.job.rollouts.tokens) as report:
-            return self._pool.score(command, report, self._abandoned, self._environment)
+    def run_tasks(self, tasks: Sequence[ScoreTask], read: Callable[[ScoreTask], T], name: str) -> list[T]:
+        """Run the tasks and return what `read` returns for each of them; `name` is that of the whole in the log."""
+        tokens = self.job.rollouts.tokens
+        with self._console.progress(name, tokens * len(tasks)) as report:
+            done = run_tasks(
+                tasks,
+                read,
+                self.folder,
+                environment=self._environment,
+                silence_seconds=self._silence_seconds,
+                report=report,
+                abandoned=self._abandoned,
+            )
+        self.weights.check_unchanged()
+        for task, seconds in zip(tasks, done.seconds, strict=True):
+            self.log(f"{name}: {score_name(task.scorer, task.variant)}: {tokens} tokens in {seconds:.1f} s")
+        self.log(f"{name}: started and loaded in {done.start_seconds:.1f} s")
+        return done.results
 
     def doing(self) -> str:
         """Return the job's current experiment, which its engine writes to `doing_file`; empty without such a file."""
@@ -133,17 +129,39 @@ class LeasedJob:
         """Write a line of the job to the console."""
         self._console.log(f"job {self.job.id}: {text}")
 
-    def log_done(self, name: str, seconds: float) -> None:
-        """Log that `name` has processed the job's tokens."""
-        self.log(f"{name}: {self.job.rollouts.tokens} tokens in {seconds:.1f} s")
-
 
 def score(job: LeasedJob) -> None:
-    """Do a job of scorers and exact pairs."""
-    for requested in job.job.scorers:
-        job.score(requested)
+    """Do a job of scorers and exact pairs, and upload their results."""
+    lease, client = job.lease, job.client
+    tasks = [job.task(each, f"scores-{number}.parquet") for number, each in enumerate(job.job.scorers)]
+    found = job.run_tasks(tasks, _checked_scores, "scores") if tasks else []
+    for requested, data in zip(job.job.scorers, found, strict=True):
+        job.call(partial(client.upload_scores, lease, requested, data))
     for key in job.job.exact_pairs:
-        job.compare_exactly(key)
+        pair = EXACT_PAIRS[key]
+        arguments = {"pair": key, "states": str(job.folder / "states.safetensors")}
+        tasks = [
+            job.task(ScorerRecord(scorer=scorer), "exact.parquet", EXACT_PART, arguments)
+            for scorer in (pair.target, pair.behaviour)
+        ]
+        _, exact = job.run_tasks(tasks, partial(_checked_divergences, pair.behaviour), pair.name)
+        job.call(partial(client.upload_exact, lease, key, exact))
+
+
+def _checked_scores(task: ScoreTask) -> bytes:
+    """Return a file of scores. Raises InvalidRolloutsError if it is not one."""
+    data = Path(task.result).read_bytes()
+    decode_scores(data)
+    return data
+
+
+def _checked_divergences(behaviour: str, task: ScoreTask) -> bytes:
+    """Return a file of divergences, which the pair's `behaviour` writes; empty for its target."""
+    if task.scorer != behaviour:
+        return b""
+    data = Path(task.result).read_bytes()
+    decode_exact(data)
+    return data
 
 
 def call_service(

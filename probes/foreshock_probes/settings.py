@@ -25,7 +25,8 @@ class WorkerSettings(BaseSettings):
     `vllm=http://127.0.0.1:8000,sglang=http://127.0.0.1:30000`, `engine_server_keys` their API keys, written `vllm=key`.
     `engine_servers_reload` names, separated by commas, those whose weights the worker may replace by a checkpoint's
     (SGLang only): servers for replays, never the engine of a training run. `trainer_forward` is the function of the
-    scorer `torch.own`, as `module:function` (`foreshock_probes.scorers.trainer_forward`).
+    scorer `torch.own`, as `module:function` (`foreshock_probes.scorers.trainer_forward`). An engine's process that
+    shows no progress for `engine_silence_seconds` is killed and its job tried again; loading a model shows none.
     """
 
     model_config = SettingsConfigDict(env_prefix="FORESHOCK_", extra="ignore", frozen=True, populate_by_name=True)
@@ -40,7 +41,6 @@ class WorkerSettings(BaseSettings):
     accelerator: str = ""
     worker_name: str = Field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")
     lease_wait_seconds: float = Field(default=20.0, ge=0, le=60)
-    engine_start_seconds: float = Field(default=120.0, gt=0)
     engine_silence_seconds: float = Field(default=1800.0, gt=0)
     shutdown_grace_seconds: float = Field(default=20.0, ge=0)
 

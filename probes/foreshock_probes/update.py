@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foreshock.api.probes import ScorerRecord
@@ -18,20 +19,12 @@ def run_job(job: LeasedJob) -> dict[str, Any]:
     """Score the job's rollouts three times, and return the measurement as JSON."""
     scorer, after = job.job.scorers[0].scorer, job.job.candidates[0]
     weights = job.library.find(after, job.job.project)
-    before = job.command(ScorerRecord(scorer=scorer))
-    again = job.command(ScorerRecord(scorer=scorer, variant=NOISE_FLOOR_VARIANT))
-    moved = before.model_copy(
-        update={
-            "weights_folder": str(weights.folder),
-            "weights_digest": weights.digest,
-            "weights_version": weights.version,
-        }
-    )
-    scores = []
-    for label, command in (("before", before), ("noise floor", again), ("after", moved)):
-        job.result_file.unlink(missing_ok=True)
-        job.run_engine(command, f"{scorer}: {label}")
-        scores.append(decode_scores(job.result_file.read_bytes()))
+    tasks = [
+        job.task(ScorerRecord(scorer=scorer), "before.parquet"),
+        job.task(ScorerRecord(scorer=scorer, variant=NOISE_FLOOR_VARIANT), "noise.parquet"),
+        job.task(ScorerRecord(scorer=scorer), "after.parquet", weights=weights),
+    ]
+    scores = job.run_tasks(tasks, lambda task: decode_scores(Path(task.result).read_bytes()), "update")
     weights.check_unchanged()
     found = measure_update(
         job.rollouts(),

@@ -1,4 +1,4 @@
-"""The worker: lease a job, run its scorers in their engines, upload the scores, repeat.
+"""The worker: lease a job, run its scorers in a process, upload the scores, repeat.
 
 Every failure is logged and handled in one of four ways: service unavailable (retry with backoff), lease lost (drop the
 job), job not possible (fail it with the reason), worker stopped (finish within the grace time, else return the job).
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +19,6 @@ from foreshock.api.leases import LeaseRecord
 from foreshock.errors import ServiceError
 from foreshock.retry import Backoff, sleep_until_stopped
 from foreshock_probes.console import WorkerConsole
-from foreshock_probes.engines.process import EnginePool, EngineTimeouts
 from foreshock_probes.job_scoring import (
     FIRST_RETRY_SECONDS,
     LONGEST_RETRY_SECONDS,
@@ -39,23 +39,15 @@ _OUTCOMES = {"retry": "failed, will be retried", "final": "failed", "skipped": "
 class Worker:
     """One worker. `scorers`: offer only these; None: all whose engine is installed.
 
-    `engines`: score in these and leave them running; None: score in its own engines, which end with each `run`.
-
     Raises ConfigurationError if a scorer is unknown or its engine is not installed.
     """
 
     def __init__(
-        self,
-        settings: WorkerSettings,
-        console: WorkerConsole,
-        *,
-        scorers: tuple[str, ...] | None = None,
-        engines: EnginePool | None = None,
+        self, settings: WorkerSettings, console: WorkerConsole, *, scorers: tuple[str, ...] | None = None
     ) -> None:
         self._settings = settings
         self._console = console
         self._offers = offers_of_machine(settings.accelerator, scorers)
-        self._engines = engines
         self._library = WeightsLibrary(settings.weights_roots)
         self._client = self._connect()
         self._stop_reason: str | None = None
@@ -77,25 +69,19 @@ class Worker:
     def run(self, *, once: bool = False, until_idle_seconds: float | None = None) -> None:
         """Work until stopped; with `once`, for one job; with `until_idle_seconds`, until no job came for that long."""
         self._log_settings()
-        timeouts = EngineTimeouts(self._settings.engine_start_seconds, self._settings.engine_silence_seconds)
-        with closing(self._library), work_folder() as folder:
-            pool = self._engines or EnginePool(folder, timeouts, self._console.log)
-            try:
-                idle_since = time.monotonic()
-                while not self._stopping():
-                    lease = self._next_lease(idle_since, until_idle_seconds)
-                    if lease is not None:
-                        self._run_job(lease, pool, folder)
-                        idle_since = time.monotonic()
-                        if once:
-                            break
-                    elif until_idle_seconds is not None and time.monotonic() - idle_since >= until_idle_seconds:
-                        self._console.log(f"no job for {until_idle_seconds:g} s: exiting")
+        with closing(self._library), closing(self._client), work_folder() as folder:
+            idle_since = time.monotonic()
+            while not self._stopping():
+                lease = self._next_lease(idle_since, until_idle_seconds)
+                if lease is not None:
+                    with tempfile.TemporaryDirectory(prefix="job-", dir=folder) as of_job:
+                        self._run_job(lease, Path(of_job))
+                    idle_since = time.monotonic()
+                    if once:
                         break
-            finally:
-                if self._engines is None:
-                    pool.close()
-                self._client.close()
+                elif until_idle_seconds is not None and time.monotonic() - idle_since >= until_idle_seconds:
+                    self._console.log(f"no job for {until_idle_seconds:g} s: exiting")
+                    break
         if self._stop_reason is not None:
             self._console.log(f"stopped ({self._stop_reason})")
 
@@ -135,7 +121,7 @@ class Worker:
             self._client.interrupt()
             time.sleep(0.1)
 
-    def _run_job(self, lease: LeaseRecord, pool: EnginePool, folder: Path) -> None:
+    def _run_job(self, lease: LeaseRecord, folder: Path) -> None:
         """Run the leased job and report its outcome to the service."""
         job = lease.job
         self._console.log(
@@ -146,7 +132,16 @@ class Worker:
         def abandoned() -> bool:
             return heartbeat.lost or time.monotonic() > self._stop_at
 
-        leased = LeasedJob(lease, self._client, self._offers, self._library, pool, folder, self._console, abandoned)
+        leased = LeasedJob(
+            lease,
+            self._client,
+            self._offers,
+            self._library,
+            folder,
+            self._console,
+            abandoned,
+            self._settings.engine_silence_seconds,
+        )
         heartbeat.doing = leased.doing
         with heartbeat:
             try:

@@ -16,23 +16,22 @@ from tests.probes.tiny import save_checkpoint
 pytestmark = pytest.mark.slow
 
 SCRIPT = """
-import json, sys
+import json, sys, tempfile
 from pathlib import Path
 import numpy as np
-from tests.probes.replaying import replayer
+from tests.probes.replaying import Asked, scored
 from foreshock.scorers import REFERENCE, REFUSED_SCORERS
 from foreshock_probes.offers import installed_scorers
 from tests.probes.tiny import make_rollouts
 
-with replayer() as replay:
-    rollouts, weights = make_rollouts(9), Path(sys.argv[1])
-    scored, made_by = replay.score(rollouts, weights, "torch.float64")
-    reference, _ = replay.score(rollouts, weights, REFERENCE)
+with tempfile.TemporaryDirectory() as folder:
+    asked = (Asked(make_rollouts(9), Path(sys.argv[1]), name) for name in ("torch.float64", REFERENCE))
+    (exact, made_by), (reference, _) = scored(Path(folder), *asked)
 print(json.dumps({
     "offered": "torch.float64" in installed_scorers(),
     "refused": REFUSED_SCORERS,
     "dtype": made_by.dtype,
-    "largest": float(np.abs(scored - reference).max()),
+    "largest": float(np.abs(exact - reference).max()),
 }))
 """
 

@@ -11,9 +11,7 @@ import pytest
 
 from benchmarks.recorded_runs import shipped_run
 from benchmarks.running_service import forked_service
-from foreshock_probes.engines.process import EnginePool
 from tests.probes.held import HeldProcess, held
-from tests.probes.replaying import Replayer
 from tests.probes.tiny import save_checkpoint
 
 LEASE_SECONDS = 8.0
@@ -34,26 +32,6 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_checkpoint(root / "first", seed=1)
     save_checkpoint(root / "second", seed=2)
     return root
-
-
-@pytest.fixture(scope="session")
-def engine_log() -> list[str]:
-    """The lines that `engines` have logged."""
-    return []
-
-
-@pytest.fixture(scope="session")
-def engines(tmp_path_factory: pytest.TempPathFactory, engine_log: list[str]) -> Iterator[EnginePool]:
-    """Engines that stay warm from test to test: starting one takes seconds. Not for tests of their start or end."""
-    pool = EnginePool(tmp_path_factory.mktemp("engines"), log=engine_log.append)
-    yield pool
-    pool.close()
-
-
-@pytest.fixture(scope="session")
-def replay(tmp_path_factory: pytest.TempPathFactory, engines: EnginePool) -> Replayer:
-    """Scores through `engines` without a service."""
-    return Replayer(tmp_path_factory.mktemp("replay"), engines)
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,8 +18,7 @@ from foreshock.rollouts import RolloutBatch, decode_scores, encode_rollouts
 from foreshock.scorers import NOISE_FLOOR_VARIANT, default_scorers, middle_of_chain
 from foreshock_probes.doctor.engines import EngineReplays
 from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment
-from foreshock_probes.engines.process import EnginePool
-from foreshock_probes.engines.protocol import ScoreCommand
+from foreshock_probes.engines.process import ScoreTask, run_tasks
 
 # The replay of each logged score: the engine's of log μ, the trainer's of log π.
 ENGINE_REPLAY, TRAINER_REPLAY = (str(name) for name in middle_of_chain(default_scorers()))
@@ -43,60 +41,44 @@ class Difference:
         return cls(float(np.mean(np.expm1(d) - d)), float(np.abs(d).max()), float(np.mean(replayed != logged)))
 
 
-class Replayer:
-    """Scores rollouts in `engines` as a worker does, without a service. Files are exchanged in `folder`."""
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A score that is wanted: `batch` under `weights`."""
 
-    def __init__(self, folder: Path, engines: EnginePool) -> None:
-        self._folder = folder
-        self._pool = engines
+    batch: RolloutBatch
+    weights: Path
+    scorer: str
+    variant: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
 
-    def score(
-        self,
-        batch: RolloutBatch,
-        weights: Path,
-        scorer: str,
-        variant: str = "",
-        environment: EngineEnvironment = AS_IT_IS,
-        *,
-        fresh: bool = False,
-        **options: object,
-    ) -> tuple[NDArray[np.float32], Fingerprint]:
-        """Return the log-probs [T] of `batch` under `weights`, computed in `environment`, and their fingerprint.
-
-        `fresh`: in an engine that never held other weights.
-        """
-        rollouts, scores = self._folder / "rollouts.parquet", self._folder / "scores.parquet"
-        rollouts.write_bytes(encode_rollouts(batch))
-        command = ScoreCommand(
-            scorer=scorer,
-            variant=variant,
-            weights_folder=str(weights),
-            weights_digest=weights_digest(weights),
-            weights_version=None,
-            options=dict(options),
-            accelerator="cpu",
+    def task(self, folder: Path, name: str, **fields: Any) -> ScoreTask:
+        """Return the task, with its files in `folder`."""
+        rollouts = folder / f"{name}.rollouts"
+        rollouts.write_bytes(encode_rollouts(self.batch))
+        return ScoreTask(
+            scorer=self.scorer,
+            variant=self.variant,
+            weights_folder=str(self.weights),
+            weights_digest=weights_digest(self.weights),
+            options=self.options,
             rollouts=str(rollouts),
-            scores=str(scores),
-            fresh=fresh,
+            result=str(folder / f"{name}.result"),
+            **fields,
         )
-        self._pool.score(command, lambda tokens: None, environment=environment)
-        scored = decode_scores(scores.read_bytes())
-        return scored.log_probs, scored.fingerprint
-
-    def process_ids(self) -> dict[str, int]:
-        """Return the id of the process that holds the model, by engine."""
-        return self._pool.process_ids()
 
 
-@contextmanager
-def replayer() -> Iterator[Replayer]:
-    """Yield a replayer; its engines end with the context."""
-    with tempfile.TemporaryDirectory(prefix="foreshock-replay-") as folder:
-        engines = EnginePool(Path(folder))
-        try:
-            yield Replayer(Path(folder), engines)
-        finally:
-            engines.close()
+Score = tuple[NDArray[np.float32], Fingerprint]
+
+
+def scored(folder: Path, *asked: Asked, environment: EngineEnvironment = AS_IT_IS) -> list[Score]:
+    """Return the log-probs [T] and the fingerprint of each score; consecutive ones of an engine have one process."""
+    tasks = [each.task(folder, str(number)) for number, each in enumerate(asked)]
+    return run_tasks(tasks, _read, folder, environment=environment).results
+
+
+def _read(task: ScoreTask) -> Score:
+    scores = decode_scores(Path(task.result).read_bytes())
+    return scores.log_probs, scores.fingerprint
 
 
 def logged(batch: RolloutBatch, scorer: str) -> NDArray[np.float32]:
@@ -122,35 +104,38 @@ class Row:
     wrong: Difference
 
 
-def rows_of(run: RecordedRun, replay: Replayer, scorers: Sequence[str] = SCORERS) -> Iterator[Row]:
-    """Yield a row for each checkpointed step and scorer; weights are loaded once per scorer."""
+def rows_of(run: RecordedRun, folder: Path, scorers: Sequence[str] = SCORERS) -> list[Row]:
+    """Return a row for each checkpointed step and scorer; each scorer has one process."""
     steps = run.steps()
     environment = run.environment.nearest()
+    others = {step: steps[(index + 1) % len(steps)] for index, step in enumerate(steps)}
+    rows: list[Row] = []
     for scorer in scorers:
-        wrong: dict[int, Difference] = {}
-        right: dict[int, tuple[Difference, Difference | None, bool]] = {}
-        for index, step in enumerate(steps):
+        asked: list[Asked] = []
+        for step in steps:
             batch, weights = run.rollouts(step), run.checkpoint(step)
-            scored, fingerprint = replay.score(batch, weights, scorer, environment=environment)
+            asked += [Asked(batch, weights, scorer), Asked(run.rollouts(others[step]), weights, scorer)]
+            if scorer == TRAINER_REPLAY:
+                asked.append(Asked(batch, weights, scorer, NOISE_FLOOR_VARIANT))
+        found = iter(scored(folder, *asked, environment=environment))
+        right: dict[int, tuple[Difference, Difference | None, bool]] = {}
+        wrong: dict[int, Difference] = {}
+        for step in steps:
+            (plain, fingerprint), (of_other, _) = next(found), next(found)
             same = EngineEnvironment.of_fingerprint(fingerprint).stands_for(run.environment)
-            floor: Difference | None = None
-            if scorer == TRAINER_REPLAY and not same:
-                again, _ = replay.score(batch, weights, scorer, NOISE_FLOOR_VARIANT, environment)
-                floor = Difference.between(again, scored)
-            right[step] = Difference.between(scored, logged(batch, scorer)), floor, same
-            other = steps[(index + 1) % len(steps)]
-            others = run.rollouts(other)
-            scored, _ = replay.score(others, weights, scorer, environment=environment)
-            wrong[other] = Difference.between(scored, logged(others, scorer))
-        for step, (difference, floor, same) in right.items():
-            yield Row(run.name, step, scorer, same, difference, floor, wrong[step])
+            again = next(found)[0] if scorer == TRAINER_REPLAY else None
+            floor = Difference.between(again, plain) if again is not None and not same else None
+            right[step] = Difference.between(plain, logged(run.rollouts(step), scorer)), floor, same
+            wrong[others[step]] = Difference.between(of_other, logged(run.rollouts(others[step]), scorer))
+        rows += [
+            Row(run.name, step, scorer, same, difference, floor, wrong[step])
+            for step, (difference, floor, same) in right.items()
+        ]
+    return rows
 
 
 def questions_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return what the doctor asks engines from now on, as it asks.
-
-    Not the pool's commands: one that finds a kept process gone is repeated in a new one.
-    """
+    """Return what the doctor asks engines from now on, as it asks."""
     made: list[str] = []
     score = EngineReplays._scored
 

@@ -12,7 +12,6 @@ import pytest
 from foreshock.digests import weights_digest
 from foreshock.scorers import EXACT_PAIRS
 from foreshock_probes.console import WorkerConsole
-from foreshock_probes.engines.process import EnginePool
 from foreshock_probes.worker import Worker
 from tests.probes.conftest import RunningService
 from tests.probes.test_worker import ProbedRun, settings, start_run, worker_process
@@ -39,10 +38,10 @@ def request_exact(run: ProbedRun) -> str:
     return str(answer.json()["id"])
 
 
-def do_one_job(run: ProbedRun, checkpoints: Path, engines: EnginePool) -> str:
+def do_one_job(run: ProbedRun, checkpoints: Path) -> str:
     console = StringIO()
     chosen = settings(run.service, checkpoints, worker_name="the-second")
-    Worker(chosen, WorkerConsole(console), scorers=SCORERS, engines=engines).run(once=True, until_idle_seconds=60.0)
+    Worker(chosen, WorkerConsole(console), scorers=SCORERS).run(once=True, until_idle_seconds=60.0)
     return console.getvalue()
 
 
@@ -51,12 +50,19 @@ def exact_of(run: ProbedRun) -> dict[str, Any]:
     return dict(found)
 
 
-def test_worker_compares_a_pair_and_the_service_publishes_it(
-    run: ProbedRun, checkpoints: Path, engines: EnginePool
+def test_killed_worker_publishes_nothing_and_another_one_compares_the_pair(
+    run: ProbedRun, checkpoints: Path, tmp_path: Path
 ) -> None:
     probe = request_exact(run)
-    log = do_one_job(run, checkpoints, engines)
-    assert run.read(probe)["state"] == "done", log
+    with worker_process(run.service, checkpoints, tmp_path, SCORERS) as (process, _):
+        run.wait_for(probe, {"running"})
+        process.kill()
+        process.wait()
+    assert run.service.http.get(f"/v1/runs/{run.run}/steps/1/exact").status_code == 404
+    log = do_one_job(run, checkpoints)
+    (job,) = run.read(probe)["jobs"]
+    assert (job["state"], job["worker"], job["attempts"]) == ("done", "the-second", 2), log
+    assert "lease expired" in job["reasons"][0]
     assert f"{PAIR.name}: " in log
     exact, rollouts = exact_of(run), make_rollouts(12)
     assert (exact["tokens"], exact["non_finite"]) == (rollouts.num_tokens, 0)
@@ -72,19 +78,3 @@ def test_worker_compares_a_pair_and_the_service_publishes_it(
     longest = max(rollouts.sample_ids, key=lambda name: rollouts.response_lengths[rollouts.sample_ids.index(name)])
     items = run.service.http.get(url, params={"sample_id": longest}).raise_for_status().json()["items"]
     assert len(items) == int(rollouts.response_lengths.max())
-
-
-def test_killed_worker_publishes_nothing_and_another_one_does_the_job(
-    run: ProbedRun, checkpoints: Path, engines: EnginePool, tmp_path: Path
-) -> None:
-    probe = request_exact(run)
-    with worker_process(run.service, checkpoints, tmp_path, SCORERS) as (process, _):
-        run.wait_for(probe, {"running"})
-        process.kill()
-        process.wait()
-    assert run.service.http.get(f"/v1/runs/{run.run}/steps/1/exact").status_code == 404
-    log = do_one_job(run, checkpoints, engines)
-    (job,) = run.read(probe)["jobs"]
-    assert (job["state"], job["worker"], job["attempts"]) == ("done", "the-second", 2), log
-    assert "lease expired" in job["reasons"][0]
-    assert exact_of(run)["kl"]["mean"] < 1e-10

@@ -8,11 +8,13 @@ bfloat16 and the others round: the bar is then that k3 of the right weights is b
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from benchmarks.recorded_runs import RecordedRun, recorded_runs, shipped_run
-from tests.probes.replaying import BAR_K3, BAR_MAXIMUM, SCORERS, Replayer, Row, rows_of
+from tests.probes.replaying import BAR_K3, BAR_MAXIMUM, SCORERS, Asked, Row, rows_of, scored
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(1800)]
 
@@ -22,10 +24,10 @@ if not RUNS:
 
 
 @pytest.fixture(scope="module", params=RUNS, ids=lambda run: run.name)
-def rows(request: pytest.FixtureRequest, replay: Replayer) -> list[Row]:
+def rows(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
     """Checkpointed steps of a run, scored with their own weights, and with the weights of another step."""
     run: RecordedRun = request.param
-    return list(rows_of(run, replay))
+    return rows_of(run, tmp_path_factory.mktemp("rows"))
 
 
 def of_scorer(rows: list[Row], scorer: str) -> list[Row]:
@@ -52,23 +54,18 @@ def test_replay_with_the_weights_of_another_step_differs(rows: list[Row], scorer
         assert row.wrong.k3 > 100 * BAR_K3, row
 
 
-def test_decode_of_forced_tokens_gives_the_logged_log_probs(replay: Replayer) -> None:
+def test_decode_gives_the_logged_log_probs_and_float32_those_of_torch(tmp_path: Path) -> None:
     run = shipped_run()
-    step = run.steps()[0]
-    rollouts = run.rollouts(step)
-    environment = run.environment.nearest()
-    scored, _ = replay.score(rollouts, run.checkpoint(step), "vllm.decode", environment=environment)
-    assert rollouts.rollout_log_probs is not None
-    bar = 1e-5 if environment == run.environment else 0.05
-    assert np.abs(scored - rollouts.rollout_log_probs).max() <= bar
-
-
-def test_vllm_and_torch_agree_in_float32(replay: Replayer) -> None:
-    run = RUNS[0]
-    step = run.steps()[-1]
+    step, environment = run.steps()[0], run.environment.nearest()
     batch, weights = run.rollouts(step), run.checkpoint(step)
-    environment = RUNS[-1].environment.nearest()  # the engines are already warm in it
-    by_torch, _ = replay.score(batch, weights, "torch.float32", environment=environment)
-    by_vllm, fingerprint = replay.score(batch, weights, "vllm.prefill", environment=environment, dtype="float32")
+    asked = (
+        Asked(batch, weights, "torch.float32"),
+        Asked(batch, weights, "vllm.decode"),
+        Asked(batch, weights, "vllm.prefill", options={"dtype": "float32"}),
+    )
+    (by_torch, _), (decoded, _), (by_vllm, made_by) = scored(tmp_path, *asked, environment=environment)
+    assert batch.rollout_log_probs is not None
+    bar = 1e-5 if environment == run.environment else 0.05
+    assert np.abs(decoded - batch.rollout_log_probs).max() <= bar
     np.testing.assert_allclose(by_vllm, by_torch, atol=1e-4)
-    assert (fingerprint.engine, fingerprint.dtype) == ("vllm", "float32")
+    assert (made_by.engine, made_by.dtype) == ("vllm", "float32")

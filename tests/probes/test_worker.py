@@ -25,7 +25,6 @@ from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import RolloutBatch, encode_rollouts
 from foreshock_probes.console import WorkerConsole
 from foreshock_probes.engines.environment import EngineEnvironment, offered_environments
-from foreshock_probes.engines.process import EnginePool
 from foreshock_probes.settings import WorkerSettings
 from foreshock_probes.worker import Worker
 from tests.probes.conftest import LEASE_SECONDS, RunningService
@@ -97,21 +96,26 @@ def settings(service: RunningService, root: Path, **fields: Any) -> WorkerSettin
     return WorkerSettings(**(values | fields))
 
 
-def run_worker(service: RunningService, root: Path, engines: EnginePool | None, jobs: int = 1, **fields: Any) -> str:
-    """Run `jobs` jobs in `engines` (None: the worker's own); return the worker's console output."""
+def run_worker(
+    service: RunningService, root: Path, jobs: int = 1, scorers: tuple[str, ...] = TORCH, **fields: Any
+) -> str:
+    """Run `jobs` jobs; return the worker's console output."""
     console = StringIO()
     for _ in range(jobs):
-        worker = Worker(settings(service, root, **fields), WorkerConsole(console), scorers=TORCH, engines=engines)
+        worker = Worker(settings(service, root, **fields), WorkerConsole(console), scorers=scorers)
         worker.run(once=True, until_idle_seconds=60.0)
     return console.getvalue()
 
 
 def test_probe_is_scored_and_its_links_are_measured(service: RunningService, run: ProbedRun, checkpoints: Path) -> None:
     run.announce(weights_digest(checkpoints / "first"))
-    probe = run.probe("torch.trainer", "torch.float32", options={"torch.trainer": {"batch_size": 4}})
+    scorers = [{"scorer": "torch.trainer"}, {"scorer": "torch.float32"}]
+    scorers.append({"scorer": "torch.float32", "variant": "rebatched"})
+    body = {"step": 1, "scorers": scorers, "options": {"torch.trainer": {"batch_size": 4}}}
+    probe = service.http.post(f"/v1/runs/{run.run}/probes", json=body).raise_for_status().json()["id"]
     # Two, if a worker of another test offers one of the scorers only.
     jobs = len(run.read(probe)["jobs"])
-    output = run_worker(service, checkpoints, engines=None, jobs=jobs)
+    output = run_worker(service, checkpoints, jobs)
     found = run.read(probe)
     assert found["state"] == "done", output
     links = service.http.get(
@@ -119,12 +123,12 @@ def test_probe_is_scored_and_its_links_are_measured(service: RunningService, run
     )
     assert found["jobs"][0]["attempts"] == 1
     assert links.status_code == 200
+    assert "torch.float32@rebatched: " in output
+    assert "started and loaded in " in output
 
 
 @pytest.mark.skipif(not offered_environments(), reason="this CPU cannot be held to an instruction set")
-def test_job_is_scored_in_the_requested_environment(
-    service: RunningService, checkpoints: Path, engines: EnginePool
-) -> None:
+def test_job_is_scored_in_the_requested_environment(service: RunningService, checkpoints: Path) -> None:
     name, environment = next(iter(offered_environments().items()))
     lengths = make_rollouts(12).response_lengths.tolist()
     logged = [np.full(length, -1.0, np.float32) for length in lengths]
@@ -132,7 +136,7 @@ def test_job_is_scored_in_the_requested_environment(
     run.announce(weights_digest(checkpoints / "first"))
     body = {"step": 1, "scorers": [{"scorer": "torch.trainer"}], "environment": name}
     probe = service.http.post(f"/v1/runs/{run.run}/probes", json=body).raise_for_status().json()["id"]
-    output = run_worker(service, checkpoints, engines)
+    output = run_worker(service, checkpoints)
     (job,) = run.read(probe)["jobs"]
     assert (job["state"], job["environment"]) == ("done", name), output
     attribution = service.http.get(f"/v1/runs/{run.run}/steps/1/attribution").raise_for_status().json()
@@ -142,61 +146,43 @@ def test_job_is_scored_in_the_requested_environment(
     service.http.delete(f"/v1/runs/{run.run}")
 
 
-def test_variant_is_scored_as_the_noise_floor(
-    service: RunningService, run: ProbedRun, checkpoints: Path, engines: EnginePool
-) -> None:
-    run.announce(weights_digest(checkpoints / "first"))
-    scorers = [{"scorer": "torch.bfloat16", "variant": ""}, {"scorer": "torch.bfloat16", "variant": "rebatched"}]
-    answer = service.http.post(f"/v1/runs/{run.run}/probes", json={"step": 1, "scorers": scorers})
-    run_worker(service, checkpoints, engines)
-    assert run.read(answer.raise_for_status().json()["id"])["state"] == "done"
-
-
-@pytest.mark.parametrize(
-    ("announced", "state", "reason"),
-    [
-        ({"digest": "sha256:" + "0" * 64}, "failed", "not the announced ones"),
-        ({"path": "gone"}, "skipped", "moved or deleted"),
-        ({"path": "link"}, "failed", "symbolic link"),
-        ({"path": "pickled"}, "skipped", "needs_conversion"),
-    ],
-)
 def test_unusable_weights_end_the_probe_with_a_reason_and_the_worker_continues(
-    service: RunningService,
-    run: ProbedRun,
-    tmp_path: Path,
-    engines: EnginePool,
-    announced: dict[str, str],
-    state: str,
-    reason: str,
+    service: RunningService, tmp_path: Path
 ) -> None:
     root = tmp_path / "root"
     save_checkpoint(root / "first", seed=1)
     (root / "link").symlink_to("/usr")
     (root / "pickled").mkdir()
     (root / "pickled" / "pytorch_model.bin").write_bytes(b"\x80\x04.")
-    run.announce(**({"digest": weights_digest(root / "first")} | announced))
-    bad = run.probe("torch.float32")
-    other = start_run(service, make_rollouts(3))
-    other.announce(weights_digest(root / "first"))
-    good = other.probe("torch.float32")
+    cases: tuple[tuple[dict[str, str], str, str], ...] = (
+        ({"digest": "sha256:" + "0" * 64}, "failed", "not the announced ones"),
+        ({"path": "gone"}, "skipped", "moved or deleted"),
+        ({"path": "link"}, "failed", "symbolic link"),
+        ({"path": "pickled"}, "skipped", "needs_conversion"),
+        ({}, "done", ""),
+    )
+    probed: list[tuple[ProbedRun, str]] = []
+    for announced, _, _ in cases:
+        run = start_run(service, make_rollouts(3))
+        run.announce(**({"digest": weights_digest(root / "first")} | announced))
+        probed.append((run, run.probe("torch.float32")))
     console = StringIO()
-    worker = Worker(settings(service, root), WorkerConsole(console), scorers=TORCH, engines=engines)
-    worker.run(until_idle_seconds=2.0)
-    found = run.read(bad)
-    assert found["state"] == state, console.getvalue()
-    assert reason in found["reason"]
-    assert other.read(good)["state"] == "done", console.getvalue()
+    Worker(settings(service, root), WorkerConsole(console), scorers=TORCH).run(until_idle_seconds=2.0)
+    for (run, probe), (_, state, reason) in zip(probed, cases, strict=True):
+        found = run.read(probe)
+        assert found["state"] == state, console.getvalue()
+        assert reason in (found["reason"] or "")
+        service.http.delete(f"/v1/runs/{run.run}")
 
 
 def test_root_of_one_project_scores_nothing_of_another_and_tells_nothing_of_it(
-    service: RunningService, checkpoints: Path, engines: EnginePool
+    service: RunningService, checkpoints: Path
 ) -> None:
     """The other project guesses the name and the path of a checkpoint; the worker serves both projects."""
     run = start_run(service, make_rollouts(3), project="curious")
     run.announce("sha256:" + "0" * 64)
     probe = run.probe("torch.float32")
-    run_worker(service, checkpoints, engines, jobs=3, weights_roots={"runs@default": checkpoints})
+    run_worker(service, checkpoints, jobs=3, weights_roots={"runs@default": checkpoints})
     found = run.read(probe)
     assert found["state"] == "failed"
     assert "no weights root 'runs' for the project 'curious'" in found["reason"]
@@ -204,26 +190,46 @@ def test_root_of_one_project_scores_nothing_of_another_and_tells_nothing_of_it(
     service.http.delete(f"/v1/runs/{run.run}")
 
 
-def test_unknown_root_fails_the_probe_after_retries(
-    service: RunningService, run: ProbedRun, checkpoints: Path, engines: EnginePool
-) -> None:
-    run.announce(weights_digest(checkpoints / "first"), root="elsewhere")
-    probe = run.probe("torch.float32")
-    run_worker(service, checkpoints, engines, jobs=3)
-    found = run.read(probe)
-    assert found["state"] == "failed"
-    assert "no weights root 'elsewhere'" in found["reason"]
-
-
 def test_invalid_option_fails_the_probe_without_a_retry(
-    service: RunningService, run: ProbedRun, checkpoints: Path, engines: EnginePool
+    service: RunningService, run: ProbedRun, checkpoints: Path
 ) -> None:
     run.announce(weights_digest(checkpoints / "first"))
     probe = run.probe("torch.trainer", options={"torch.trainer": {"autocast": "float8"}})
-    run_worker(service, checkpoints, engines)
+    run_worker(service, checkpoints)
     found = run.read(probe)
     assert (found["state"], found["jobs"][0]["attempts"]) == ("failed", 1)
     assert "autocast" in found["reason"]
+
+
+@pytest.mark.parametrize(
+    ("forward", "problem", "last_line"),
+    [
+        ("dying", "was ended by signal 9", "the last line before its death"),
+        ("hanging", "no progress for 20 s", "the last line before it hangs"),
+        ("raving", "left no readable", "the last line before the rubbish"),
+    ],
+)
+def test_job_whose_engine_dies_hangs_or_leaves_rubbish_is_tried_again_and_nothing_is_published(
+    service: RunningService,
+    run: ProbedRun,
+    checkpoints: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    forward: str,
+    problem: str,
+    last_line: str,
+) -> None:
+    run.announce(weights_digest(checkpoints / "first"))
+    monkeypatch.setenv("FORESHOCK_TRAINER_FORWARD", f"tests.probes.engines.misbehaving:{forward}")
+    probe = run.probe("torch.own")
+    seconds = 20.0 if forward == "hanging" else 600.0
+    output = run_worker(service, checkpoints, scorers=("torch.own",), engine_silence_seconds=seconds)
+    found = run.read(probe)
+    (job,) = found["jobs"]
+    assert (found["state"], job["state"], job["attempts"]) == ("queued", "queued", 1), output
+    (reason,) = job["reasons"]
+    assert problem in reason
+    assert last_line in reason
+    assert service.http.get(f"/v1/runs/{run.run}/steps/1/attribution").status_code == 404
 
 
 def long_job(service: RunningService, checkpoints: Path) -> tuple[ProbedRun, str]:
@@ -248,14 +254,14 @@ def test_worker_drops_the_job_of_a_deleted_run(service: RunningService, checkpoi
 
 
 def test_worker_drops_a_job_whose_lease_expired_and_another_worker_completed(
-    service: RunningService, checkpoints: Path, tmp_path: Path, engines: EnginePool
+    service: RunningService, checkpoints: Path, tmp_path: Path
 ) -> None:
     started, probe = long_job(service, checkpoints)
     with worker_process(service, checkpoints, tmp_path) as (frozen, log):
         first = started.wait_for(probe, {"running"})["jobs"][0]["worker"]
         frozen.send_signal(signal.SIGSTOP)
         time.sleep(LEASE_SECONDS + 1)
-        output = run_worker(service, checkpoints, engines, worker_name="the-second")
+        output = run_worker(service, checkpoints, worker_name="the-second")
         done = started.read(probe)
         frozen.send_signal(signal.SIGCONT)
         deadline = time.monotonic() + 120

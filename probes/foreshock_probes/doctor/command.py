@@ -186,7 +186,8 @@ def _examine_files(arguments: argparse.Namespace) -> int:
     try:
         budget = Budget(seconds=arguments.budget)
         others = [*engine[1:], *trainer[1:]]
-        with tempfile.TemporaryDirectory() as files, EngineReplays(batch, engine[0], Path(files)) as engines:
+        with tempfile.TemporaryDirectory() as files:
+            engines = EngineReplays(batch, engine[0], Path(files))
             experimenter = TorchExperimenter.of_folders(
                 batch, engine[0], trainer[0], others, arguments.threads, engines, arguments.engine
             )

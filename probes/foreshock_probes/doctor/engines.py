@@ -6,8 +6,7 @@ import json
 import textwrap
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +15,7 @@ from foreshock.digests import weights_digest
 from foreshock.doctor.changes import CannotTryError
 from foreshock.errors import ForeshockError
 from foreshock.rollouts import RolloutBatch, decode_scores, encode_rollouts
-from foreshock_probes.engines.process import EnginePool
-from foreshock_probes.engines.protocol import ScoreCommand
+from foreshock_probes.engines.process import ScoreTask, run_tasks
 
 _LONGEST_REASON = 240
 
@@ -25,20 +23,13 @@ _LONGEST_REASON = 240
 class EngineReplays:
     """Scores rollouts with the weights in a folder by scorers such as `vllm.decode` or `vllm.decode:dtype=float32`.
 
-    Options of the scorer follow the colon, separated by commas. Each scorer is asked once, because an engine that
-    refuses a request would refuse it again. Engines run in processes of `pool`; files are exchanged in `files`.
+    Options of the scorer follow the colon, separated by commas. Each scorer is asked once, in a process of its own,
+    because an engine that refuses a request would refuse it again. Files are exchanged in `files`.
     """
 
-    def __init__(self, batch: RolloutBatch, folder: Path, files: Path, pool: EnginePool | None = None) -> None:
+    def __init__(self, batch: RolloutBatch, folder: Path, files: Path) -> None:
         self._batch, self._folder, self._files = batch, folder, files
-        self._pool = pool or EnginePool(files)
         self._known: dict[str, NDArray[np.float32] | str] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._pool.close()
 
     def log_probs(self, asked: str) -> NDArray[np.float32]:
         """Return the log-probs [T]. Raises CannotTryError with the engine's shortened message."""
@@ -55,20 +46,16 @@ class EngineReplays:
     def _scored(self, asked: str) -> NDArray[np.float32]:
         scorer, _, options = asked.partition(":")
         pairs = (each.partition("=") for each in options.split(",") if each)
-        scores = self._files / "scores.parquet"
-        command = ScoreCommand(
+        task = ScoreTask(
             scorer=scorer,
-            variant="",
             weights_folder=str(self._folder),
             weights_digest=self._digest,
-            weights_version=None,
             options={name: _option_value(value) for name, _, value in pairs},
-            accelerator="cpu",
             rollouts=str(self._rollouts),
-            scores=str(scores),
+            result=str(self._files / "scores.parquet"),
         )
-        self._pool.score(command, lambda tokens: None)
-        return decode_scores(scores.read_bytes()).log_probs
+        (scores,) = run_tasks([task], lambda each: decode_scores(Path(each.result).read_bytes()), self._files).results
+        return scores.log_probs
 
     @cached_property
     def _digest(self) -> str:

@@ -44,11 +44,11 @@ def run_job(job: LeasedJob) -> dict[str, Any]:
         "budget_seconds": job.job.budget_seconds,
     }
     arguments = {"given": json.dumps(given), "doing": str(job.doing_file)}
-    seconds = job.run_engine(job.command(job.job.scorers[0], PART, **arguments), "doctor")
+    task = job.task(job.job.scorers[0], "report.json", PART, arguments)
+    report: dict[str, Any]
+    (report,) = job.run_tasks([task], lambda each: json.loads(Path(each.result).read_bytes()), "doctor")
     for used in weights.values():
         used.check_unchanged()
-    job.log_done("doctor", seconds)
-    report: dict[str, Any] = json.loads(job.result_file.read_bytes())
     return report
 
 

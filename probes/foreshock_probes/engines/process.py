@@ -1,32 +1,41 @@
-"""The worker's side of engine processes: start one, send it commands, keep it warm, end it with its children."""
+"""Score in an engine's process: one process for a job's tasks, results as files, a time limit.
 
+The worker writes the tasks to `job.json` in a folder of its own and runs `python -m foreshock_probes.score job.json`.
+The process writes the result of each task to the file that the task names, its progress to `progress`, and at its end
+`outcome.json`. Its output goes to a log; the error of a process that died, hung or wrote something else has the log's
+last lines. A process has a process group of its own, which is killed with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
 import os
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from foreshock.errors import ForeshockError
-from foreshock_probes.child_process import ChildEndedError, ChildProcess
 from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment
-from foreshock_probes.engines.protocol import (
-    Failed,
-    Progress,
-    Ready,
-    Reply,
-    ScoreCommand,
-    Scored,
-    model_key,
-    parse_reply,
-)
 from foreshock_probes.offers import engine_of
 from foreshock_probes.scorers.request import Report
 
-Answer = TypeVar("Answer", Ready, Scored)
+T = TypeVar("T")
 ErrorKind = Literal["retry", "final"]
 
+JOB, OUTCOME, PROGRESS = "job.json", "outcome.json", "progress"
+SILENCE_SECONDS = 1800.0
 _POLL_SECONDS = 0.2
+_LOG_TAIL_BYTES = 16_384
+_LOG_TAIL_LINES = 12
 # Engines do not need the API key.
 _WITHHELD = ("FORESHOCK_API_KEY",)
 _ENVIRONMENT = {
@@ -45,18 +54,57 @@ _DEFAULT_ENVIRONMENT = {
 }
 
 
-class EngineError(ForeshockError):
-    """An engine gave no scores. `kind`: "final" if a retry would fail too, else "retry". `gone`: its process ended."""
+class ScoreTask(BaseModel):
+    """Score the rollouts in the file `rollouts` and write the scores to the file `result`.
 
-    def __init__(self, reason: str, kind: ErrorKind, *, gone: bool = False) -> None:
+    `function`: another task than scoring, as `module:function` of (request, arguments, result file, warm model,
+    report); `arguments` are its own.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    scorer: str
+    variant: str = ""
+    weights_folder: str
+    weights_digest: str
+    weights_version: int | None = None
+    options: dict[str, Any] = {}
+    accelerator: str = "cpu"
+    rollouts: str
+    result: str
+    function: str | None = None
+    arguments: dict[str, str] = {}
+
+    @property
+    def ranks(self) -> int:
+        """The number of processes that divide the model by torch's option `tp_size`."""
+        size = self.options.get("tp_size", 1)
+        return size if isinstance(size, int) and size > 1 and self.function is None else 1
+
+
+TASKS: TypeAdapter[list[ScoreTask]] = TypeAdapter(list[ScoreTask])
+
+
+class Outcome(BaseModel):
+    """What the process has done: the seconds of each finished task, without the loading of its model.
+
+    `failure`: why the next task gave no result: "final" if it would fail again, else "retry"; None: all are done.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    seconds: list[float]
+    failure: ErrorKind | None = None
+    reason: str = ""
+
+
+class EngineError(ForeshockError):
+    """An engine gave no result. `kind`: "final" if a retry would fail too, else "retry"."""
+
+    def __init__(self, reason: str, kind: ErrorKind) -> None:
         super().__init__(reason)
         self.reason = reason
         self.kind = kind
-        self.gone = gone
-
-
-class NotReloadedError(ForeshockError):
-    """A running engine could not load other weights in place, or could not be shown to hold them."""
 
 
 class JobAbandonedError(ForeshockError):
@@ -64,127 +112,51 @@ class JobAbandonedError(ForeshockError):
 
 
 @dataclass(frozen=True, slots=True)
-class EngineTimeouts:
-    """Timeouts in seconds: `start` until the process is ready, `silence` between two messages of a command.
+class Done(Generic[T]):
+    """The result and the seconds of each task, and the seconds in which engines started and loaded models."""
 
-    An engine sends no message while it loads a model, so `silence` must exceed that time.
+    results: list[T]
+    seconds: list[float]
+    start_seconds: float
+
+
+def run_tasks(
+    tasks: Sequence[ScoreTask],
+    read: Callable[[ScoreTask], T],
+    folder: Path,
+    *,
+    environment: EngineEnvironment = AS_IT_IS,
+    silence_seconds: float = SILENCE_SECONDS,
+    report: Report = lambda tokens: None,
+    abandoned: Callable[[], bool] = lambda: False,
+) -> Done[T]:
+    """Run the tasks in processes that use `folder`, and return what `read` returns for each of them.
+
+    Consecutive tasks of one engine have one process. Two engines have one each, because an engine gives back a GPU's
+    memory only when its process ends.
+
+    `report` is called with the number of response tokens done, `abandoned` every 0.2 s. Raises EngineError if a process
+    dies, shows no progress for `silence_seconds`, refuses a task, or leaves a result that cannot be read;
+    JobAbandonedError if `abandoned` returns True; EnvironmentUnavailableError if this machine cannot be held to
+    `environment`.
     """
-
-    start_seconds: float = 120.0
-    silence_seconds: float = 1800.0
-
-
-class EngineProcess:
-    """A running engine. Its output goes to a log file in `folder`. Not thread-safe: one command at a time.
-
-    Raises EnvironmentUnavailableError if this machine cannot be held to `environment`.
-    """
-
-    def __init__(
-        self,
-        engine: str,
-        folder: Path,
-        timeouts: EngineTimeouts | None = None,
-        environment: EngineEnvironment = AS_IT_IS,
-        log: Callable[[str], None] = lambda line: None,
-    ) -> None:
-        self._report_line = log
-        self._not_reloadable: set[str] = set()
-        variables = process_variables(environment)
-        self.engine = engine
-        self._timeouts = timeouts or EngineTimeouts()
-        log_file = folder / f"{engine}-{time.monotonic_ns()}.log"
-        self._child = ChildProcess("foreshock_probes.engines.serving", [engine], variables, log_file)
-        self.model_pid = self._child.pid
-        """Id of the process that holds the model; it differs from `pid` if each model has a process of its own."""
-        self._listens = False
-
-    @property
-    def pid(self) -> int:
-        """Id of the process and of its process group."""
-        return self._child.pid
-
-    def alive(self) -> bool:
-        """Return True if the process runs."""
-        return self._child.alive()
-
-    def score(self, command: ScoreCommand, report: Report, abandoned: Callable[[], bool] = lambda: False) -> float:
-        """Run the command and return the seconds that it took in the engine.
-
-        If the engine cannot load the weights in place, it is started again with them; later commands for this model
-        start it again at once.
-
-        `report` is called with the number of response tokens done, `abandoned` every 0.2 s. Raises EngineError if there
-        are no scores; if `abandoned` returns True, ends the process and raises JobAbandonedError.
-        """
-        if not self._listens:
-            self._wait_for(Ready, self._timeouts.start_seconds, report, abandoned)
-            self._listens = True
-        model = model_key(command)
-        if model not in self._not_reloadable:
-            try:
-                return self._run(command, report, abandoned)
-            except NotReloadedError as error:
-                self._report_line(f"{self.engine} is started again for other weights: {error}")
-                self._not_reloadable.add(model)
-        return self._run(command.model_copy(update={"fresh": True}), report, abandoned)
-
-    def _run(self, command: ScoreCommand, report: Report, abandoned: Callable[[], bool]) -> float:
-        try:
-            self._child.send(command.encoded())
-        except ChildEndedError as error:
-            raise self._crash(error) from error
-        scored = self._wait_for(Scored, self._timeouts.silence_seconds, report, abandoned)
-        self.model_pid = scored.pid
-        return scored.seconds
-
-    def close(self) -> None:
-        """End the process and its children: wait up to 5 s for its exit, then kill them."""
-        self._child.close()
-
-    def _wait_for(
-        self, expected: type[Answer], silence_seconds: float, report: Report, abandoned: Callable[[], bool]
-    ) -> Answer:
-        """Return the next reply of the type `expected`; report progress until then."""
-        last_reply = time.monotonic()
-        while True:
-            if abandoned():
-                self._child.kill()
-                raise JobAbandonedError(f"{self.engine} was ended because its job was abandoned")
-            reply = self._next_reply()
-            if reply is None:
-                if time.monotonic() - last_reply > silence_seconds:
-                    tail = self._child.log_tail()
-                    self._child.kill()
-                    raise EngineError(
-                        f"{self.engine} was ended: no message for {silence_seconds:g} s; the end of its log:\n{tail}",
-                        "retry",
-                        gone=True,
-                    )
-                continue
-            last_reply = time.monotonic()
-            if isinstance(reply, Progress):
-                report(reply.tokens)
-            elif isinstance(reply, Failed):
-                if reply.failure == "reload":
-                    raise NotReloadedError(reply.reason)
-                raise EngineError(reply.reason, reply.failure)
-            elif isinstance(reply, expected):
-                return reply
-
-    def _next_reply(self) -> Reply | None:
-        """Return the next reply, None if there is none within 0.2 s. Raises EngineError if the process ended."""
-        try:
-            message = self._child.receive(_POLL_SECONDS)
-        except ChildEndedError as error:
-            raise self._crash(error) from error
-        try:
-            return None if message is None else parse_reply(message)
-        except ValueError as error:
-            raise EngineError(f"{self.engine} sent an invalid reply: {error}", "retry") from error
-
-    def _crash(self, error: ChildEndedError) -> EngineError:
-        return EngineError(f"the process of {self.engine} {error}", "retry", gone=True)
+    results: list[T] = []
+    seconds: list[float] = []
+    start, tokens = time.monotonic(), 0
+    for (engine, _), group in itertools.groupby(tasks, key=lambda each: (engine_of(each.scorer), each.ranks)):
+        part = list(group)
+        for task in part:
+            Path(task.result).unlink(missing_ok=True)
+        with _process(engine, part, folder, environment) as process:
+            tokens = process.wait(tokens, silence_seconds, report, abandoned)
+            seconds += process.outcome().seconds
+            for task in part:
+                try:
+                    results.append(read(task))
+                except Exception as error:
+                    problem = f"left no readable result of {task.scorer} ({type(error).__name__}: {error})"
+                    raise process.error(problem) from error
+    return Done(results, seconds, time.monotonic() - start - sum(seconds))
 
 
 def process_variables(environment: EngineEnvironment = AS_IT_IS) -> dict[str, str]:
@@ -197,72 +169,91 @@ def process_variables(environment: EngineEnvironment = AS_IT_IS) -> dict[str, st
     return {**_DEFAULT_ENVIRONMENT, **inherited, **_ENVIRONMENT, **own.variables()}
 
 
-class EnginePool:
-    """One process for each engine. A command in another environment replaces it: a process cannot change its own.
+@contextmanager
+def _process(
+    engine: str, tasks: Sequence[ScoreTask], folder: Path, environment: EngineEnvironment
+) -> Iterator[_EngineProcess]:
+    """Start a process for the tasks; it and its children are killed at the end of the context."""
+    variables = process_variables(environment)
+    for name in (OUTCOME, PROGRESS):
+        (folder / name).unlink(missing_ok=True)
+    (folder / JOB).write_bytes(TASKS.dump_json(list(tasks)))
+    log = folder / f"{engine}.log"
+    with log.open("wb") as output:
+        started = subprocess.Popen(
+            [sys.executable, "-m", "foreshock_probes.score", str(folder / JOB)],
+            stdin=subprocess.PIPE,  # processes end themselves when the other end is closed, even by the worker's death
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=variables,
+            start_new_session=True,
+        )
+    try:
+        yield _EngineProcess(engine, started, folder, log)
+    finally:
+        # The group may outlive its leader: an engine may have workers of its own.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(started.pid, signal.SIGKILL)
+        started.wait()
+        assert started.stdin is not None
+        started.stdin.close()
 
-    On a GPU only one process is kept, because each may reserve the GPU's memory.
-    """
 
-    def __init__(
-        self,
-        folder: Path,
-        timeouts: EngineTimeouts | None = None,
-        log: Callable[[str], None] = lambda line: None,
-    ) -> None:
-        self._log = log
-        self._folder = folder
-        self._timeouts = timeouts or EngineTimeouts()
-        self._processes: dict[str, tuple[EngineEnvironment, EngineProcess]] = {}
+class _EngineProcess:
+    """A running process and its files."""
 
-    def score(
-        self,
-        command: ScoreCommand,
-        report: Report,
-        abandoned: Callable[[], bool] = lambda: False,
-        environment: EngineEnvironment = AS_IT_IS,
-    ) -> float:
-        """Run `command` in its engine, held to `environment`; return the seconds that it took in the engine.
+    def __init__(self, engine: str, process: subprocess.Popen[bytes], folder: Path, log: Path) -> None:
+        self._engine, self._process, self._folder, self._log = engine, process, folder, log
 
-        If a process that was kept from an earlier job ends, the command is retried once in a new process. Raises
-        EngineError, JobAbandonedError and UnsupportedScoreError as `EngineProcess.score` does, and
-        EnvironmentUnavailableError if this machine cannot be held to `environment`.
-        """
-        engine = engine_of(command.scorer)
-        _, kept = self._processes.get(engine, (environment, None))
-        process = self._process(engine, environment, alone=command.accelerator != "cpu")
+    def wait(self, before: int, silence_seconds: float, report: Report, abandoned: Callable[[], bool]) -> int:
+        """Wait for the end of the process and return the tokens done, with those of earlier processes (`before`)."""
+        progress = self._folder / PROGRESS
+        tokens, changed_ns, last_change = before, 0, time.monotonic()
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_POLL_SECONDS)
+            with contextlib.suppress(OSError, ValueError):
+                tokens = before + int(progress.read_text("ascii"))
+                if progress.stat().st_mtime_ns != changed_ns:
+                    changed_ns, last_change = progress.stat().st_mtime_ns, time.monotonic()
+                    report(tokens)
+            if self._process.returncode is not None:
+                break
+            if abandoned():
+                raise JobAbandonedError(f"{self._engine} was ended because its job was abandoned")
+            if time.monotonic() - last_change > silence_seconds:
+                raise self.error(f"was ended: no progress for {silence_seconds:g} s")
+        if self._process.returncode != 0:
+            raise self.error(_how_it_ended(self._process.returncode))
+        return tokens
+
+    def outcome(self) -> Outcome:
+        """Return the outcome of the process that has ended. Raises EngineError if a task failed."""
         try:
-            return process.score(command, report, abandoned)
-        except EngineError as error:
-            if error.kind == "retry":
-                self.close(engine)  # its state is unknown after an unexpected failure
-            if error.gone and process is kept:
-                # The process may have ended while it was idle, so this command need not be the cause.
-                return self.score(command, report, abandoned, environment)
-            raise
-        except JobAbandonedError:
-            self._processes.pop(engine, None)
-            raise
+            found = Outcome.model_validate_json((self._folder / OUTCOME).read_bytes())
+        except (OSError, ValueError) as error:
+            raise self.error(f"left no readable {OUTCOME} ({error})") from error
+        if found.failure is not None:
+            raise EngineError(found.reason, found.failure)
+        return found
 
-    def process_ids(self) -> dict[str, int]:
-        """Return, by engine, the id of the process that holds the model."""
-        return {engine: process.model_pid for engine, (_, process) in self._processes.items()}
+    def error(self, what: str) -> EngineError:
+        """Return the error of a process that failed in an unexpected way."""
+        return EngineError(f"the process of {self._engine} {what}; the end of its log:\n{self._log_tail()}", "retry")
 
-    def close(self, engine: str | None = None) -> None:
-        """End the process of `engine`, or all processes if it is None."""
-        for name in [engine] if engine else list(self._processes):
-            _, process = self._processes.pop(name, (None, None))
-            if process is not None:
-                process.close()
+    def _log_tail(self) -> str:
+        try:
+            with self._log.open("rb") as log:
+                log.seek(max(0, self._log.stat().st_size - _LOG_TAIL_BYTES))
+                text = log.read().decode(errors="replace")
+        except OSError:
+            return ""
+        lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+        return "\n".join(line[:400] for line in lines[-_LOG_TAIL_LINES:])
 
-    def _process(self, engine: str, environment: EngineEnvironment, *, alone: bool) -> EngineProcess:
-        held_to, warm = self._processes.get(engine, (environment, None))
-        if warm is not None and (held_to != environment or not warm.alive()):
-            self.close(engine)
-            warm = None
-        if alone:
-            for other in [name for name in self._processes if name != engine]:
-                self.close(other)
-        if warm is None:
-            warm = EngineProcess(engine, self._folder, self._timeouts, environment, self._log)
-            self._processes[engine] = environment, warm
-        return warm
+
+def _how_it_ended(status: int) -> str:
+    if status >= 0:
+        return f"exited with status {status}"
+    hint = " (signal 9 is often the system's out-of-memory killer)" if status == -signal.SIGKILL else ""
+    return f"was ended by signal {-status}{hint}"

@@ -5,8 +5,8 @@ log-probs. The engine's logits are not recomputed from a copy of the weights, be
 are what is measured. The engine gets one rollout at a time, because its logits are observed
 (`observed_logits.PromptLogitsHook`); its option `batch_size` has no effect.
 
-Both parts of a pair use the models that the scorers keep loaded, with the numerics of their options. The target uses
-the batches of its scorer, so that its log-probs equal the scorer's.
+Both parts of a pair have the numerics of their scorers' options. The target uses the batches of its scorer, so that its
+log-probs equal the scorer's.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from foreshock.process_fingerprint import accelerator_name
 from foreshock.rollouts import ExactBatch, RolloutBatch, encode_exact, encode_rollouts
 from foreshock.scorers import ENGINE_REPLAY, EXACT_PAIRS
 from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment
-from foreshock_probes.engines.process import EngineProcess
-from foreshock_probes.engines.protocol import ScoreCommand
+from foreshock_probes.engines.process import ScoreTask, run_tasks
 from foreshock_probes.exact_divergence.divergences import ExactDivergences, exact_divergences
 from foreshock_probes.exact_divergence.logit_sources import LogitSource, SourceError
 from foreshock_probes.exact_divergence.model_distribution import ModelDistribution
@@ -300,31 +299,28 @@ class EngineDistribution:
             return exact_divergences(target, target, token_ids=[], top_ks=top_ks)
         check_tokens(rollouts, self.weights)
         with work_folder(ENGINE_DISTRIBUTION) as folder:
-            states, result = folder / "states.safetensors", folder / "divergences.npz"
+            states = folder / "states.safetensors"
             (folder / "rollouts.parquet").write_bytes(encode_rollouts(rollouts))
             divisor = np.full(rollouts.num_rollouts, target.temperature)
             _write_states(states, target, np.ones(rollouts.num_tokens, np.bool_), divisor)
-            command = ScoreCommand(
+            task = ScoreTask(
                 scorer=ENGINE_REPLAY,
-                variant="",
                 weights_folder=str(self.weights.resolve()),
                 weights_digest="",
-                weights_version=None,
                 options=self.options.model_dump(exclude_unset=True) | {"temperature": self.options.temperature or 1.0},
                 accelerator=accelerator_name(),
                 rollouts=str(folder / "rollouts.parquet"),
-                scores=str(result),
-                task=_TASK,
+                result=str(folder / "divergences.npz"),
+                function=_TASK,
                 arguments={"states": str(states), "top_ks": json.dumps(list(top_ks))},
             )
-            engine = EngineProcess("vllm", folder, environment=self.environment)
-            try:
-                engine.score(command, lambda tokens: None)
-            finally:
-                engine.close()
-            with np.load(result, allow_pickle=False) as arrays:
-                values = dict(arrays)
+            (values,) = run_tasks([task], _arrays, folder, environment=self.environment).results
         return ExactDivergences(**values | {"top_ks": tuple(int(k) for k in values["top_ks"])})
+
+
+def _arrays(task: ScoreTask) -> dict[str, Any]:
+    with np.load(task.result, allow_pickle=False) as arrays:
+        return dict(arrays)
 
 
 def compare_distributions(

@@ -9,44 +9,11 @@ from weakref import WeakSet
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import safe_open
 
 from foreshock.rollouts import RolloutBatch
 from foreshock_probes.scorers.request import UnsupportedScoreError
 from foreshock_probes.scorers.sampling import LoggedDistribution
 from foreshock_probes.scorers.tokens import sequences
-
-
-class CheckpointTensors:
-    """The tensors in the safetensors files of `folder`, each in its own dtype."""
-
-    def __init__(self, folder: Path) -> None:
-        self._files: dict[str, Path] = {}
-        for path in sorted(folder.glob("*.safetensors")):
-            with safe_open(path, framework="pt") as file:
-                self._files |= dict.fromkeys(file.keys(), path)
-
-    @property
-    def names(self) -> set[str]:
-        """The names of the tensors."""
-        return set(self._files)
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor."""
-        with safe_open(self._files[name], framework="pt") as file:
-            found: torch.Tensor = file.get_tensor(name)
-            return found
-
-    def rows(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """Return the rows from `start` to `stop` of a tensor's first dimension; other rows are not read."""
-        with safe_open(self._files[name], framework="pt") as file:
-            found: torch.Tensor = file.get_slice(name)[start:stop]
-            return found
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor."""
-        with safe_open(self._files[name], framework="pt") as file:
-            return tuple(file.get_slice(name).get_shape())
 
 
 class LogitProcessing:
@@ -91,11 +58,20 @@ _CHECKED: WeakSet[Any] = WeakSet()
 _PACKABLE: WeakSet[Any] = WeakSet()
 
 
-def load_model(folder: Path, dtype: torch.dtype, attention_implementation: str, device: torch.device) -> Any:
+def load_model(
+    folder: Path,
+    dtype: torch.dtype,
+    attention_implementation: str,
+    device: torch.device,
+    *,
+    device_map: str | None = None,
+    tp_size: int | None = None,
+) -> Any:
     """Load the causal language model in `folder` in `dtype`, in evaluation mode.
 
-    Raises UnsupportedScoreError if the model's code is not part of transformers, or if parameters are missing, which
-    transformers would initialise randomly.
+    `device_map`: place its layers as transformers' argument says, instead of all on `device`. `tp_size`: divide each
+    layer among the processes of the default process group. Raises UnsupportedScoreError if the model's code is not part
+    of transformers, or if parameters are missing, which transformers would initialise randomly.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -110,6 +86,8 @@ def load_model(folder: Path, dtype: torch.dtype, attention_implementation: str, 
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
+            **({"device_map": device_map} if device_map is not None else {}),
+            **({"tp_plan": "auto", "tp_size": tp_size} if tp_size is not None else {}),
         )
     except (ValueError, ImportError, OSError, KeyError, RuntimeError) as error:
         raise UnsupportedScoreError(f"transformers cannot load the checkpoint: {error}") from error
@@ -118,7 +96,8 @@ def load_model(folder: Path, dtype: torch.dtype, attention_implementation: str, 
         raise UnsupportedScoreError(
             f"{len(lacking)} parameters of the model are missing in the checkpoint or have another shape: {lacking[0]}"
         )
-    return model.eval().to(device)
+    model.eval()
+    return model if device_map is not None or tp_size is not None else model.to(device)
 
 
 class TokenBatch:
@@ -196,7 +175,8 @@ def head_in(model: Any, dtype: torch.dtype | None) -> Iterator[None]:
 
     def forward(hidden: torch.Tensor) -> torch.Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
-            return torch.nn.functional.linear(hidden.to(dtype), weight, None if bias is None else bias.to(dtype))
+            own = hidden.to(weight.device, dtype)
+            return torch.nn.functional.linear(own, weight, None if bias is None else bias.to(dtype))
 
     head.forward = forward
     try:
@@ -222,14 +202,15 @@ def next_token_log_probs(
     row, position = (owners >= 0).nonzero(as_tuple=True)
     owner, tokens = owners[row, position], batch.ids[:, 1:][row, position]
     with precision(batch.ids.device, autocast):
-        if logits_fit(model, batch.ids.shape, logits_bytes):
+        if batch.ids.numel() * _position_bytes(model) <= logits_bytes:
             logits = model(**batch.inputs).logits
             log_probs[row, position] = log_softmax_at(
                 lambda part: logits[row[part], position[part]], tokens, owner, process
             )
             return log_probs
         check_logits(model, batch.ids[:1, :8])
-        states = model.get_decoder()(**batch.inputs).last_hidden_state[row, position]
+        # With a device map, the last layer and the head may be on other GPUs than the tokens.
+        states = model.get_decoder()(**batch.inputs).last_hidden_state.to(batch.ids.device)[row, position]
         found = torch.empty(tokens.shape, device=batch.ids.device)
         size = max(1, logits_bytes // _position_bytes(model))
         for start in range(0, row.numel(), size):
@@ -237,11 +218,6 @@ def next_token_log_probs(
             found[piece] = _log_softmax_of_states(model, states[piece], tokens[piece], owner[piece], process)
         log_probs[row, position] = found
         return log_probs
-
-
-def logits_fit(model: Any, shape: torch.Size, logits_bytes: int) -> bool:
-    """Return True if the logits of a batch [rows, time] need at most `logits_bytes`."""
-    return shape.numel() * _position_bytes(model) <= logits_bytes
 
 
 def _position_bytes(model: Any) -> int:
@@ -279,7 +255,7 @@ def log_softmax_at(
 
 def _head(model: Any, hidden: torch.Tensor) -> torch.Tensor:
     """Return the logits of `hidden` [..., H]: apply the head, and the soft cap if the model has one."""
-    logits: torch.Tensor = model.get_output_embeddings()(hidden)
+    logits: torch.Tensor = model.get_output_embeddings()(hidden).to(hidden.device)
     softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     return logits if softcap is None else torch.tanh(logits / softcap) * softcap
 

@@ -4,13 +4,13 @@
 padded to the longest of a batch and masked, logits cast to float32 before log-softmax. With the defaults (bfloat16
 autocast over float32 master weights, batches of 128 padded right) it equals the logged log-probs of a trainer with a
 plain Hugging Face forward pass, bit for bit on the same kind of CPU. `padding` none concatenates rows without padding,
-as trainers pack sequences. Tensor and sequence parallelism and custom kernels are not covered; their effect is part of
-the link "not reproduced".
+as trainers pack sequences. A trainer's own parallelism and custom kernels are not covered; their effect is part of the
+link "not reproduced".
 """
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -43,7 +43,6 @@ from foreshock_probes.scorers.tokens import Composition, check_tokens, compose, 
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 _ONE_DTYPE: dict[str, Dtype] = {"torch.bfloat16": "bfloat16", "torch.float32": "float32"}
-Load = Callable[[Path, torch.dtype, str, torch.device], Any]
 
 
 class ForwardOptions(Options):
@@ -55,8 +54,11 @@ class ForwardOptions(Options):
     implementations sdpa and eager then grows with the square of `batch_tokens`). `logits_bytes` bounds memory and
     does not change the result. `temperature` divides the logits instead of the batch's temperature.
     `truncation` of processed log-probs (top-p, top-k, min-p): trainers do not truncate, so a run that does is refused
-    unless the option says whether to follow the engine that sampled. `shards`: the processes that the model's
-    parameters are divided among, on a GPU each if there are any; the log-probs are those of an undivided model.
+    unless the option says whether to follow the engine that sampled.
+
+    For models larger than one GPU: `device_map` is transformers' argument of that name ("auto": the layers one after
+    another on all GPUs). `tp_size` divides each layer among so many processes, by transformers' `tp_plan`, which
+    changes the order of sums.
     """
 
     batching: Literal["in_order", "by_length"] = "by_length"
@@ -67,7 +69,8 @@ class ForwardOptions(Options):
     temperature: float | None = Field(default=None, gt=0)
     truncation: Truncation = "refuse"
     logits_bytes: int = Field(default=256 << 20, ge=1)
-    shards: int = Field(default=1, ge=1)
+    device_map: str | None = None
+    tp_size: int = Field(default=1, ge=1)
 
 
 class TrainerOptions(ForwardOptions):
@@ -85,10 +88,6 @@ class TrainerOptions(ForwardOptions):
 def score(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
     """Score all response tokens of the request. Raises UnsupportedScoreError if that cannot be done correctly."""
     options = forward_options(request)
-    if options.shards > 1:
-        from foreshock_probes.scorers.sharded import score_on_ranks  # here, because it imports this module
-
-        return score_on_ranks(request, options, warm, report)
     return run_forward_pass(prepare_forward_pass(request, options, warm), request.rollouts, options, report)
 
 
@@ -120,30 +119,27 @@ class ForwardPass:
     fingerprint: Fingerprint
 
 
-def prepare_forward_pass(
-    request: ScoreRequest,
-    options: TrainerOptions,
-    warm: WarmModel,
-    flags: Mapping[str, str] | None = None,
-    load: Load = load_model,
-    device: torch.device | None = None,
-) -> ForwardPass:
-    """Load the model with `load` if it is not warm, and plan the batches; `flags` are added to the fingerprint's.
-
-    `device` None: the GPU if the request is for one, else the CPU. Raises UnsupportedScoreError.
-    """
-    if options.shards > 1 and load is load_model:
-        raise UnsupportedScoreError(f"{request.scorer}: this needs the whole model in one process: shards=1")
+def prepare_forward_pass(request: ScoreRequest, options: TrainerOptions, warm: WarmModel) -> ForwardPass:
+    """Load the model if it is not warm, and plan the batches. Raises UnsupportedScoreError."""
+    _check_division(request, options)
     rollouts = request.rollouts
     check_tokens(rollouts, request.weights_folder)
     distribution = logged_distribution(rollouts, options.temperature, options.truncation)
     plan = plan_of(request, options)
-    if device is None:
-        device = torch.device("cuda" if uses_gpu(request) else "cpu")
+    device = torch.device("cuda" if uses_gpu(request) else "cpu")
     torch.set_float32_matmul_precision("highest")
+    tp_size = options.tp_size if options.tp_size > 1 else None
+    division = {"device_map": options.device_map, "tp_size": tp_size}
     model = warm.get(
-        (request.weights_digest, options.master_dtype, options.attention_implementation, device.type),
-        lambda: load(request.weights_folder, _dtype(options.master_dtype), options.attention_implementation, device),
+        (request.weights_digest, options.master_dtype, options.attention_implementation, device.type, str(division)),
+        lambda: load_model(
+            request.weights_folder,
+            _dtype(options.master_dtype),
+            options.attention_implementation,
+            device,
+            device_map=options.device_map,
+            tp_size=tp_size,
+        ),
     )
     if options.padding == "none":
         check_packing(model)
@@ -160,13 +156,23 @@ def prepare_forward_pass(
         flags={
             "log_softmax": "float32",
             "float32_matmul_precision": torch.get_float32_matmul_precision(),
-            **(flags or {}),
+            **{name: str(value) for name, value in division.items() if value is not None},
         },
         **distribution.fingerprint_fields(),
     )
     autocast = _dtype(options.autocast) if options.autocast else None
     head_dtype = _dtype(options.head_dtype) if options.head_dtype else None
     return ForwardPass(model, device, plan, distribution, autocast, head_dtype, fingerprint)
+
+
+def _check_division(request: ScoreRequest, options: TrainerOptions) -> None:
+    """Raise UnsupportedScoreError if the options divide a model in a way that this process cannot."""
+    if options.tp_size == 1:
+        return
+    if options.device_map is not None or options.head_dtype is not None:
+        raise UnsupportedScoreError(f"{request.scorer}: tp_size cannot be combined with device_map or head_dtype")
+    if int(os.environ.get("WORLD_SIZE", "1")) != options.tp_size:
+        raise UnsupportedScoreError(f"{request.scorer}: this needs the whole model in one process: tp_size=1")
 
 
 def uses_gpu(request: ScoreRequest) -> bool:

@@ -1,4 +1,4 @@
-"""A vLLM engine in this process: set its options, start it, load other weights into it, run prompts.
+"""A vLLM engine in this process: set its options, start it, run prompts.
 
 By default prefix caching is off and the mode is eager. No tokenizer is loaded. vLLM materialises [tokens, vocabulary]
 for prompt log-probs, so `logits_bytes` bounds the tokens of one engine step.
@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from foreshock.fingerprint import Fingerprint
-from foreshock_probes.scorers.rank_processes import check_devices, cores_of_ranks
+from foreshock_probes.scorers.devices import check_devices, cores_of_ranks
 from foreshock_probes.scorers.request import (
     Options,
-    ReloadError,
     ScoreRequest,
     UnsupportedScoreError,
     WarmModel,
@@ -29,7 +28,6 @@ from foreshock_probes.scorers.request import (
 )
 from foreshock_probes.scorers.sampling import divisors, sampled_temperature
 from foreshock_probes.scorers.tokens import check_tokens, model_configuration, sequence_lengths, vocabulary_size
-from foreshock_probes.scorers.vllm_weights import reload_and_verify
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput, SamplingParams
@@ -76,7 +74,7 @@ def engine_arguments(weights_folder: Path, options: VllmOptions, longest: int) -
     Raises UnsupportedScoreError if the model cannot be divided by `tensor_parallel_size`, and TooFewDevicesError.
     """
     _check_tensor_parallel(weights_folder, options.tensor_parallel_size)
-    # Room for the one generated token, rounded up so that the next job's rollouts fit the same warm engine.
+    # Room for the one generated token, rounded up so that the rollouts of other tasks fit the same engine.
     length = max(SHORTEST_MODEL_LENGTH, 1 << longest.bit_length())
     longest_allowed = model_configuration(weights_folder).get("max_position_embeddings")
     if isinstance(longest_allowed, int):
@@ -174,25 +172,20 @@ class Prepared:
 
 
 def prepare_engine(request: ScoreRequest, options: VllmOptions, warm: WarmModel) -> Prepared:
-    """Start the engine if none is warm, and load the request's weights into it.
-
-    Raises UnsupportedScoreError, and ReloadError if a warm engine cannot be shown to hold the weights.
-    """
+    """Start an engine with the request's weights, unless the process has it. Raises UnsupportedScoreError."""
     rollouts = request.rollouts
     check_tokens(rollouts, request.weights_folder)
     divisor = divisors(rollouts, options.temperature)
     longest = int(sequence_lengths(rollouts).max(initial=1))
     arguments = engine_arguments(request.weights_folder, options, longest)
-    key = repr(sorted((name, value) for name, value in arguments.items() if name != "model"))
-    engine = warm.get(key, lambda: VllmEngine(arguments, request.weights_digest))
-    engine.hold(request.weights_folder, request.weights_digest)
+    engine = warm.get((repr(sorted(arguments.items())), request.weights_digest), lambda: VllmEngine(arguments))
     return Prepared(engine, divisor)
 
 
 class VllmEngine:
     """A vLLM engine in this process, started with the weights in the folder `model` of its arguments."""
 
-    def __init__(self, arguments: dict[str, Any], weights_digest: str) -> None:
+    def __init__(self, arguments: dict[str, Any]) -> None:
         from vllm import LLM
 
         bind_ranks_to_cores(arguments["tensor_parallel_size"])
@@ -200,9 +193,7 @@ class VllmEngine:
             self._llm: LLM = LLM(**arguments)
         except (ValueError, NotImplementedError, ImportError) as error:
             raise UnsupportedScoreError(f"vLLM cannot load the checkpoint: {error}") from error
-        self._in_process = arguments["tensor_parallel_size"] == 1
         self._divisor = 1.0
-        self._held: str | None = weights_digest
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.attention_backend = self._find_attention_backend()
 
@@ -224,20 +215,6 @@ class VllmEngine:
         made = [TokensPrompt(prompt_token_ids=row.tolist()) for row in prompts]
         outputs: list[RequestOutput] = self._llm.generate(made, parameters, use_tqdm=False)
         return outputs
-
-    def hold(self, folder: Path, digest: str) -> None:
-        """Load the weights of `digest` in `folder` in place of the present ones, unless the engine holds them already.
-
-        The weights must have the same architecture. Raises ReloadError if the engine cannot be shown to hold every
-        tensor of the checkpoint; it then holds unknown weights until a later call succeeds.
-        """
-        if self._held == digest:
-            return
-        self._held = None
-        if not self._in_process:
-            raise ReloadError("the model is in other processes (tensor_parallel_size > 1), where it cannot be read")
-        reload_and_verify(self._llm, folder)
-        self._held = digest
 
     def divide_logits_by(self, temperature: float) -> None:
         """Divide all logits by `temperature` from now on, in float32, as vLLM's own sampler does."""

@@ -2,8 +2,8 @@
 
     python -m tests.foreshock.integrations.preloaded MODULE…
 
-reads one JSON line a request from stdin, and answers each with the exit statuses of its processes. As in
-`probes/foreshock_probes/engines/forking.py` a fork is safe because the parent starts no thread and computes nothing.
+reads one JSON line a request from stdin, and answers each with the exit statuses of its processes. A fork is safe
+because the parent starts no thread and computes nothing.
 """
 
 from __future__ import annotations

@@ -11,25 +11,25 @@ import pytest
 from foreshock.doctor import Budget, examine
 from foreshock_probes.doctor.engines import EngineReplays
 from foreshock_probes.doctor.experimenter import TorchExperimenter
-from foreshock_probes.engines.process import EnginePool
-from tests.probes.replaying import Replayer, questions_of
+from tests.probes.replaying import questions_of
+from tests.probes.scorers.test_torch_forward import score
 from tests.probes.tiny import make_rollouts
 
 pytestmark = pytest.mark.slow
 
 
 def test_options_that_vllm_refuses_are_reported_in_its_words_after_one_try(
-    checkpoints: Path, engines: EnginePool, replay: Replayer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fault that nothing explains, so that all engines are asked."""
     rollouts = make_rollouts(24)
     folder = checkpoints / "first"
-    log_probs, _ = replay.score(rollouts, folder, "torch.float32")
+    log_probs = score(folder, rollouts, "torch.float32").log_probs
     noise = np.random.default_rng(0).normal(0, 0.3, log_probs.size).astype(np.float32)
     batch = replace(rollouts, rollout_log_probs=np.minimum(log_probs + noise, 0))
     made = questions_of(monkeypatch)
     asked = ("vllm.prefill", "vllm.prefill:kv_cache_dtype=fp8", "vllm.prefill:speculation=1", "sglang.http")
-    of_engines = EngineReplays(batch, folder, tmp_path, engines)
+    of_engines = EngineReplays(batch, folder, tmp_path)
     experimenter = TorchExperimenter.of_folders(batch, folder, folder, [], 1, of_engines, asked)
     report = examine(batch, experimenter, Budget(most_replays=8))
 

@@ -13,9 +13,8 @@ import pytest
 
 from foreshock.commands.main import main
 from foreshock.digests import weights_digest
-from foreshock_probes.engines.process import EnginePool
 from tests.probes.conftest import RunningService
-from tests.probes.replaying import Replayer
+from tests.probes.scorers.test_torch_forward import score
 from tests.probes.test_worker import ProbedRun, run_worker, start_run
 from tests.probes.tiny import make_rollouts
 
@@ -52,15 +51,13 @@ def test_stale_weights_are_found_unless_they_are_gone(
     with_true_weights: bool,
     service: RunningService,
     checkpoints: Path,
-    engines: EnginePool,
-    replay: Replayer,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name in ("first", "second"):
         shutil.copytree(checkpoints / name, tmp_path / name)
     rollouts = make_rollouts(24)
-    log_probs, _ = replay.score(rollouts, tmp_path / "second", "torch.float32")
+    log_probs = score(tmp_path / "second", rollouts, "torch.float32").log_probs
     sampled = make_rollouts(24, rollout_log_probs=np.split(log_probs, rollouts.response_offsets[1:-1]))
     run = start_run(service, sampled)
     announce(run, 1, "first", weights_digest(tmp_path / "first"))
@@ -71,7 +68,7 @@ def test_stale_weights_are_found_unless_they_are_gone(
     with ThreadPoolExecutor(1) as pool:
         command = pool.submit(main, ["doctor", run.run, "--step", "1", "--budget", "20s", "--url", service.url])
         probe = _asked(run, command)
-        output = run_worker(service, tmp_path, engines)
+        output = run_worker(service, tmp_path)
         assert run.read(probe)["state"] == "done", output
         assert command.result(timeout=120) == 0
     printed = capsys.readouterr().out
@@ -89,13 +86,11 @@ def test_stale_weights_are_found_unless_they_are_gone(
 def test_two_runs_are_compared_by_replays_with_the_weights_of_the_other(
     service: RunningService,
     checkpoints: Path,
-    engines: EnginePool,
-    replay: Replayer,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The engines of both runs hold the weights of the second one."""
     rollouts = make_rollouts(24)
-    log_probs, _ = replay.score(rollouts, checkpoints / "second", "torch.float32")
+    log_probs = score(checkpoints / "second", rollouts, "torch.float32").log_probs
     sampled = make_rollouts(24, rollout_log_probs=np.split(log_probs, rollouts.response_offsets[1:-1]))
     run, other = start_run(service, sampled), start_run(service, sampled)
     for each, path in ((run, "first"), (other, "second")):
@@ -105,7 +100,7 @@ def test_two_runs_are_compared_by_replays_with_the_weights_of_the_other(
     with ThreadPoolExecutor(1) as pool:
         command = pool.submit(main, words)
         _asked(other, command)
-        output = run_worker(service, checkpoints, engines, jobs=2)
+        output = run_worker(service, checkpoints, jobs=2)
         assert command.result(timeout=120) == 0, output
     printed = capsys.readouterr().out
     assert f"are those of the weights step 1 of {title}" in printed[printed.index("what differs between") :]
@@ -114,16 +109,14 @@ def test_two_runs_are_compared_by_replays_with_the_weights_of_the_other(
         service.http.delete(f"/v1/runs/{each.run}")
 
 
-def test_rollouts_of_another_tokenizer_fail_at_once(
-    service: RunningService, checkpoints: Path, engines: EnginePool
-) -> None:
+def test_rollouts_of_another_tokenizer_fail_at_once(service: RunningService, checkpoints: Path) -> None:
     plain = make_rollouts(4)
     logged = np.split(np.full(plain.num_tokens, -1.0, np.float32), plain.response_offsets[1:-1])
     batch = make_rollouts(4, rollout_log_probs=logged)
     run = start_run(service, replace(batch, response_token_ids=np.full(batch.num_tokens, 100_000, np.int32)))
     announce(run, 1, "first", weights_digest(checkpoints / "first"))
     probe = service.http.post(f"/v1/runs/{run.run}/steps/1/doctor", json={}).raise_for_status().json()["id"]
-    run_worker(service, checkpoints, engines)
+    run_worker(service, checkpoints)
     found = run.read(probe)
     assert (found["state"], found["jobs"][0]["attempts"]) == ("failed", 1)
     assert "they are of another tokenizer" in found["reason"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,7 @@ from foreshock_probes.engines.environment import (
     available_instruction_sets,
     offered_environments,
 )
-from foreshock_probes.engines.process import EngineProcess, process_variables
+from foreshock_probes.engines.process import process_variables
 from tests.probes.held import fingerprint_of_this_process, held
 
 AVAILABLE = available_instruction_sets()
@@ -70,12 +69,11 @@ def test_held_process_has_the_fingerprint_of_its_instruction_set(instruction_set
 
 
 def test_unavailable_instruction_set_is_refused_by_name(
-    fake_cpu: Callable[[str, tuple[InstructionSet, ...]], None], tmp_path: Path
+    fake_cpu: Callable[[str, tuple[InstructionSet, ...]], None],
 ) -> None:
     fake_cpu("GenuineIntel", (InstructionSet.AVX2, InstructionSet.AVX512))
     with pytest.raises(EnvironmentUnavailableError, match=r"'amx'.*: avx2, avx512$"):
-        EngineProcess("torch", tmp_path, environment=EngineEnvironment(InstructionSet.AMX))
-    assert list(tmp_path.iterdir()) == []
+        process_variables(EngineEnvironment(InstructionSet.AMX))
     fake_cpu("", ())
     with pytest.raises(EnvironmentUnavailableError, match=r"'avx2'.*: none$"):
         EngineEnvironment(InstructionSet.AVX2).variables()

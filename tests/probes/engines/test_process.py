@@ -1,65 +1,35 @@
-"""Tests of real engine processes: scoring, crash, timeout, abandoned job and end of the worker."""
+"""Tests of real engine processes: scoring, death, hang, rubbish, abandoned job and end of the worker."""
 
 from __future__ import annotations
 
 import importlib
 import multiprocessing.spawn
-import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from foreshock.digests import weights_digest
-from foreshock.rollouts import decode_scores, encode_rollouts
-from foreshock_probes.engines.process import EngineError, EnginePool, EngineProcess, EngineTimeouts, JobAbandonedError
-from foreshock_probes.engines.protocol import ScoreCommand
+from foreshock.rollouts import decode_scores
+from foreshock_probes.engines.process import EngineError, JobAbandonedError, ScoreTask, process_variables, run_tasks
+from tests.probes.replaying import Asked, scored
 from tests.probes.tiny import make_rollouts
 
 pytestmark = pytest.mark.slow
 
-
-@pytest.fixture
-def engine(tmp_path: Path) -> Iterator[EngineProcess]:
-    process = EngineProcess("torch", tmp_path)
-    yield process
-    process.close()
+MISBEHAVING = "tests.probes.engines.misbehaving"
 
 
-def score_command(folder: Path, weights: Path, rollouts: int = 5, **fields: Any) -> ScoreCommand:
-    """Return a command whose rollouts are written to `folder`."""
-    (folder / "rollouts.parquet").write_bytes(encode_rollouts(make_rollouts(rollouts)))
-    values: dict[str, Any] = {
-        "scorer": "torch.float32",
-        "variant": "",
-        "weights_folder": str(weights),
-        "weights_digest": weights_digest(weights),
-        "weights_version": None,
-        "options": {},
-        "accelerator": "cpu",
-        "rollouts": str(folder / "rollouts.parquet"),
-        "scores": str(folder / "scores.parquet"),
-    }
-    return ScoreCommand(**(values | fields))
+def long_task(folder: Path, weights: Path) -> ScoreTask:
+    """Return a task of many batches."""
+    return Asked(make_rollouts(1000), weights, "torch.float32", options={"batch_size": 1}).task(folder, "long")
 
 
-def test_processes_that_an_engine_spawns_import_its_main_module(
-    engine: EngineProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The import holds them to the instruction set of the engine; multiprocessing imports no module named __main__.
-    words = psutil.Process(engine.pid).cmdline()
-    name = words[words.index("-m") + 1]
-    monkeypatch.setitem(sys.modules, "__main__", importlib.import_module(name))
-    prepared = multiprocessing.spawn.get_preparation_data("child")
-    assert prepared["init_main_from_name"] == name
-    assert not name.endswith("__main__")
+def never_read(task: ScoreTask) -> None:
+    raise AssertionError(f"the result of {task.scorer} was read")
 
 
 def wait_until_gone(pid: int, seconds: float = 20.0) -> bool:
@@ -75,122 +45,121 @@ def wait_until_gone(pid: int, seconds: float = 20.0) -> bool:
     return False
 
 
-def test_engine_reports_progress_and_stays_for_the_next_command(
-    engine: EngineProcess, tmp_path: Path, checkpoints: Path
-) -> None:
-    progress: list[int] = []
-    command = score_command(tmp_path, checkpoints / "first", options={"batch_size": 2})
-    engine.score(command, progress.append)
-    scores = decode_scores((tmp_path / "scores.parquet").read_bytes())
-    rollouts = make_rollouts(5)
-    assert scores.sample_ids == rollouts.sample_ids
-    assert scores.num_tokens == rollouts.num_tokens == progress[-1]
+def test_tasks_of_an_engine_share_a_process_and_report_progress(tmp_path: Path, checkpoints: Path) -> None:
+    rollouts, progress = make_rollouts(5), list[int]()
+    asked = [
+        Asked(rollouts, checkpoints / name, "torch.float32", options={"batch_size": 2}) for name in ("first", "second")
+    ]
+    done = run_tasks(
+        [each.task(tmp_path, str(number)) for number, each in enumerate(asked)],
+        lambda task: decode_scores(Path(task.result).read_bytes()),
+        tmp_path,
+        report=progress.append,
+    )
+    first, second = done.results
+    assert first.sample_ids == second.sample_ids == rollouts.sample_ids
+    assert first.log_probs.tobytes() != second.log_probs.tobytes()
     assert progress == sorted(progress)
-    # One report a batch: of sequences of 22, 19, 17, 16 and 6 tokens only 17 and 16 pad little enough to share a batch.
-    assert len(progress) == 4
-    pid = engine.pid
-    # The process continues after a command that fails.
+    assert progress[-1] == 2 * rollouts.num_tokens
+    assert len(done.seconds) == 2
+    # Importing torch and loading a model takes longer than scoring a few tokens.
+    assert done.start_seconds > sum(done.seconds) > 0
+    assert len(list(tmp_path.glob("*.log"))) == 1
+
+
+def test_refused_task_fails_for_good_and_the_next_is_not_run(tmp_path: Path, checkpoints: Path) -> None:
+    asked = Asked(make_rollouts(5), checkpoints / "first", "torch.float32", options={"no_such_option": 1})
     with pytest.raises(EngineError, match="no_such_option") as caught:
-        engine.score(command.model_copy(update={"options": {"no_such_option": 1}}), progress.append)
-    assert (caught.value.kind, caught.value.gone) == ("final", False)
-    with pytest.raises(EngineError, match="needs an engine process of vllm"):
-        engine.score(command.model_copy(update={"scorer": "vllm.prefill"}), progress.append)
-    engine.score(command, progress.append)
-    assert (engine.pid, engine.alive()) == (pid, True)
+        scored(tmp_path, asked, Asked(make_rollouts(5), checkpoints / "first", "torch.float32"))
+    assert caught.value.kind == "final"
+    assert not (tmp_path / "1.result").exists()
 
 
-def test_unreadable_rollouts_raise(engine: EngineProcess, tmp_path: Path, checkpoints: Path) -> None:
-    command = score_command(tmp_path, checkpoints / "first")
-    (tmp_path / "rollouts.parquet").write_bytes(b"not Parquet")
+def test_unreadable_rollouts_raise(tmp_path: Path, checkpoints: Path) -> None:
+    task = Asked(make_rollouts(5), checkpoints / "first", "torch.float32").task(tmp_path, "one")
+    Path(task.rollouts).write_bytes(b"not Parquet")
     with pytest.raises(EngineError, match="InvalidRolloutsError") as caught:
-        engine.score(command, lambda tokens: None)
+        run_tasks([task], never_read, tmp_path)
     assert caught.value.kind == "final"
 
 
-def test_error_for_killed_engine_has_the_end_of_its_log(
-    engine: EngineProcess, tmp_path: Path, checkpoints: Path
+@pytest.mark.parametrize(
+    ("function", "problem", "last_line"),
+    [
+        ("die", "was ended by signal 9", "before its death"),
+        ("hang", "was ended: no progress for 20 s", "before it hangs"),
+        ("leave_rubbish", "left no readable outcome.json", "before the rubbish"),
+        ("write_nothing", "left no readable result of torch.float32", "--- torch.float32"),
+    ],
+)
+def test_process_that_dies_hangs_or_leaves_rubbish_fails_with_its_last_lines(
+    tmp_path: Path, checkpoints: Path, function: str, problem: str, last_line: str
 ) -> None:
-    command = score_command(tmp_path, checkpoints / "first", rollouts=1000, options={"batch_size": 1})
-    killed = threading.Event()
-
-    def kill(tokens: int) -> None:
-        if not killed.is_set():
-            os.kill(engine.pid, signal.SIGKILL)
-            killed.set()
-
-    with pytest.raises(EngineError, match="signal 9") as caught:
-        engine.score(command, kill)
-    assert (caught.value.kind, caught.value.gone) == ("retry", True)
-    assert "torch.float32" in caught.value.reason  # what the engine printed last
-    assert not engine.alive()
-    assert not (tmp_path / "scores.parquet").exists()
-
-
-def test_engine_without_messages_is_ended_after_the_timeout(tmp_path: Path, checkpoints: Path) -> None:
-    # Loading torch takes seconds, in which the engine sends no message.
-    engine = EngineProcess("torch", tmp_path, EngineTimeouts(start_seconds=60, silence_seconds=0.3))
-    with pytest.raises(EngineError, match=r"no message for 0\.3 s") as caught:
-        engine.score(score_command(tmp_path, checkpoints / "first"), lambda tokens: None)
+    asked = Asked(make_rollouts(5), checkpoints / "first", "torch.float32")
+    task = asked.task(tmp_path, "result", function=f"{MISBEHAVING}:{function}")
+    silence_seconds = 20.0 if function == "hang" else 600.0
+    with pytest.raises(EngineError, match=problem) as caught:
+        run_tasks(
+            [task],
+            lambda each: decode_scores(Path(each.result).read_bytes()),
+            tmp_path,
+            silence_seconds=silence_seconds,
+        )
     assert caught.value.kind == "retry"
-    assert wait_until_gone(engine.pid)
+    assert last_line in caught.value.reason
+    assert not [each for each in psutil.Process().children() if "foreshock_probes.score" in each.cmdline()]
 
 
-def test_abandoned_job_ends_its_engine(tmp_path: Path, checkpoints: Path) -> None:
-    engine = EngineProcess("torch", tmp_path)
-    command = score_command(tmp_path, checkpoints / "first", rollouts=1000, options={"batch_size": 1})
+def test_unreadable_outcome_raises(tmp_path: Path, checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foreshock_probes.engines.process.OUTCOME", "another.json")
+    task = Asked(make_rollouts(5), checkpoints / "first", "torch.float32").task(
+        tmp_path, "one", function=f"{MISBEHAVING}:write_nothing"
+    )
+    with pytest.raises(EngineError, match=r"left no readable another\.json") as caught:
+        run_tasks([task], never_read, tmp_path)
+    assert caught.value.kind == "retry"
+
+
+def test_abandoned_job_ends_its_process(tmp_path: Path, checkpoints: Path) -> None:
     seen: list[int] = []
     with pytest.raises(JobAbandonedError):
-        engine.score(command, seen.append, abandoned=lambda: len(seen) > 5)
-    assert wait_until_gone(engine.pid)
-    engine.close()
+        run_tasks(
+            [long_task(tmp_path, checkpoints / "first")],
+            never_read,
+            tmp_path,
+            report=seen.append,
+            abandoned=lambda: len(seen) > 5,
+        )
+    assert not [each for each in psutil.Process().children() if "foreshock_probes.score" in each.cmdline()]
 
 
-def test_closing_ends_the_process(engine: EngineProcess) -> None:
-    engine.close()
-    assert wait_until_gone(engine.pid)
-    assert not engine.alive()
-    engine.close()
-
-
-def test_engine_exits_when_its_worker_dies(tmp_path: Path) -> None:
+def test_process_ends_with_its_worker(tmp_path: Path, checkpoints: Path) -> None:
+    task = long_task(tmp_path, checkpoints / "first")
+    (tmp_path / "task.json").write_text(task.model_dump_json())
     code = (
-        "import os, sys, time\n"
+        "import os, sys, threading\n"
         "from pathlib import Path\n"
-        "from foreshock_probes.engines.process import EngineProcess\n"
-        f"print(EngineProcess('torch', Path({str(tmp_path)!r})).pid, flush=True)\n"
-        "time.sleep(3)\n"
-        "os.kill(os.getpid(), 9)\n"
+        "from foreshock_probes.engines.process import ScoreTask, run_tasks\n"
+        "import psutil\n"
+        f"folder = Path({str(tmp_path)!r})\n"
+        "def report(tokens):\n"
+        "    print(psutil.Process().children()[0].pid, flush=True)\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "task = ScoreTask.model_validate_json((folder / 'task.json').read_bytes())\n"
+        "run_tasks([task], print, folder, report=report)\n"
     )
-    worker = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert worker.returncode == -signal.SIGKILL
+    worker = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert worker.returncode == -signal.SIGKILL, worker.stderr
     assert wait_until_gone(int(worker.stdout), seconds=60)
 
 
-def test_api_key_is_not_passed_to_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_key_is_not_passed_to_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORESHOCK_API_KEY", "fsk_very_secret")
-    engine = EngineProcess("torch", tmp_path)
-    try:
-        assert "FORESHOCK_API_KEY" not in psutil.Process(engine.pid).environ()
-    finally:
-        engine.close()
+    assert "FORESHOCK_API_KEY" not in process_variables()
 
 
-def test_pool_keeps_torch_for_other_weights_and_replaces_dead_processes(tmp_path: Path, checkpoints: Path) -> None:
-    pool = EnginePool(tmp_path)
-    try:
-        scores, pids = [], []
-        for name in ("first", "second", "first"):
-            pool.score(score_command(tmp_path, checkpoints / name), lambda tokens: None)
-            scores.append(decode_scores((tmp_path / "scores.parquet").read_bytes()).log_probs.tobytes())
-            pids.append(pool.process_ids()["torch"])
-        assert scores[0] == scores[2] != scores[1]
-        assert len(set(pids)) == 1
-        os.kill(pids[0], signal.SIGKILL)
-        assert wait_until_gone(pids[0])
-        pool.score(score_command(tmp_path, checkpoints / "second"), lambda tokens: None)
-        assert decode_scores((tmp_path / "scores.parquet").read_bytes()).log_probs.tobytes() == scores[1]
-        last = pool.process_ids()["torch"]
-        assert last != pids[0]
-    finally:
-        pool.close()
-    assert wait_until_gone(last)
+def test_processes_that_an_engine_spawns_import_its_main_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The import holds them to the instruction set of the engine; multiprocessing imports no module named __main__.
+    monkeypatch.setitem(sys.modules, "__main__", importlib.import_module("foreshock_probes.score"))
+    prepared = multiprocessing.spawn.get_preparation_data("child")
+    assert prepared["init_main_from_name"] == "foreshock_probes.score"

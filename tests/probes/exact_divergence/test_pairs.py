@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import save_file
 
 from foreshock.digests import weights_digest
 from foreshock.measures.exact import measure_exact
@@ -19,13 +21,14 @@ from foreshock.rollouts import (
     RolloutBatch,
     decode_exact,
     decode_scores,
-    encode_rollouts,
 )
 from foreshock.scorers import EXACT_PAIRS
-from foreshock_probes.engines.process import EngineError, EnginePool
-from foreshock_probes.engines.protocol import ScoreCommand
+from foreshock_probes.engines.process import ScoreTask, run_tasks
+from foreshock_probes.exact_divergence.pairs import run_part
 from foreshock_probes.job_scoring import EXACT_PART
 from foreshock_probes.scorers.forward_pass import load_model
+from foreshock_probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel
+from tests.probes.replaying import Asked
 from tests.probes.tiny import VOCABULARY, make_rollouts, save_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -37,39 +40,53 @@ Chosen = Mapping[str, Mapping[str, Any]]
 FLOAT32_ENGINE: Chosen = {PAIR.behaviour: {"dtype": "float32"}}
 
 
-class Runner:
-    """Runs commands in engines that stay warm."""
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A pair that is compared, and how."""
 
-    def __init__(self, pool: EnginePool, folder: Path, weights: Path) -> None:
-        self._pool, self._folder, self._weights = pool, folder, weights
-        self._result, self._states = folder / "result.parquet", folder / "states.safetensors"
+    rollouts: RolloutBatch
+    options: Chosen
+    weights: Path
 
-    def score(self, scorer: str, rollouts: RolloutBatch, options: Chosen) -> NDArray[np.float32]:
-        self._run(scorer, rollouts, options)
-        return decode_scores(self._result.read_bytes()).log_probs
 
-    def compare(self, rollouts: RolloutBatch, options: Chosen) -> ExactBatch:
+class Found:
+    """The results of all cases: one process of torch, then one of vLLM."""
+
+    def __init__(self, cases: Mapping[str, Case], folder: Path) -> None:
+        self.exact: dict[str, ExactBatch] = {}
+        self.scores: dict[tuple[str, str], NDArray[np.float32]] = {}
+        tasks: dict[tuple[str, str, bool], ScoreTask] = {}
         for scorer in (PAIR.target, PAIR.behaviour):
-            arguments = {"pair": PAIR.key, "states": str(self._states)}
-            self._run(scorer, rollouts, options, task=EXACT_PART, arguments=arguments)
-        return decode_exact(self._result.read_bytes())
+            for name, case in cases.items():
+                asked = Asked(case.rollouts, case.weights, scorer, options=dict(case.options.get(scorer, {})))
+                arguments = {"pair": PAIR.key, "states": str(folder / f"{name}.states")}
+                tasks[name, scorer, True] = asked.task(
+                    folder, f"{name}-{scorer}", function=EXACT_PART, arguments=arguments
+                )
+                if name == "bfloat16":
+                    tasks[name, scorer, False] = asked.task(folder, f"scores-{scorer}")
+        results = run_tasks(list(tasks.values()), self._read, folder).results
+        for (name, scorer, is_pair), result in zip(tasks, results, strict=True):
+            if isinstance(result, ExactBatch):
+                self.exact[name] = result
+            elif not is_pair:
+                self.scores[name, scorer] = result
 
-    def _run(self, scorer: str, rollouts: RolloutBatch, options: Chosen, **named: Any) -> None:
-        given = self._folder / "rollouts.parquet"
-        given.write_bytes(encode_rollouts(rollouts))
-        command = ScoreCommand(
-            scorer=scorer,
-            variant="",
-            weights_folder=str(self._weights),
-            weights_digest=weights_digest(self._weights),
-            weights_version=None,
-            options=dict(options.get(scorer, {})),
-            accelerator="cpu",
-            rollouts=str(given),
-            scores=str(self._result),
-            **named,
-        )
-        self._pool.score(command, lambda tokens: None)
+    def _read(self, task: ScoreTask) -> Any:
+        if task.function is None:
+            return decode_scores(Path(task.result).read_bytes()).log_probs
+        return decode_exact(Path(task.result).read_bytes()) if task.scorer == PAIR.behaviour else None
+
+
+def batch_of_kinds() -> RolloutBatch:
+    """Return rollouts of several temperatures, two without a prompt and one without a response."""
+    random = np.random.default_rng(7)
+    prompts = [random.integers(0, VOCABULARY, size).tolist() for size in (3, 0, 5, 1, 0)]
+    responses = [random.integers(0, VOCABULARY, size).tolist() for size in (9, 6, 0, 12, 1)]
+    return RolloutBatch.from_lists(
+        list("abcde"), prompts, responses, attributes=BatchAttributes(logprobs_mode="processed_logprobs"),
+        temperature=np.array([1.0, 0.7, 1.0, 1.5, 0.7], dtype=np.float32),
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +95,37 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runner(engines: EnginePool, tmp_path_factory: pytest.TempPathFactory, weights: Path) -> Runner:
-    return Runner(engines, tmp_path_factory.mktemp("pairs"), weights)
+def cases(tmp_path_factory: pytest.TempPathFactory, weights: Path) -> dict[str, Case]:
+    rollouts = make_rollouts(24, seed=3)
+    in_float32 = {"autocast": None, "master_dtype": "float32"}
+    return {
+        # One row a batch, as the test's own forward passes: bfloat16 products depend on the padding.
+        "bfloat16": Case(rollouts, {**FLOAT32_ENGINE, PAIR.target: {"batch_size": 1}}, weights),
+        "kinds": Case(
+            batch_of_kinds(),
+            {**FLOAT32_ENGINE, PAIR.target: {**in_float32, "padding": "left", "temperature": 1.25}},
+            weights,
+        ),
+        "float32": Case(rollouts, {**FLOAT32_ENGINE, PAIR.target: in_float32}, weights),
+        "sampled": Case(sampled_rollouts(weights, count=400, length=20), FLOAT32_ENGINE, weights),
+        "broken": Case(make_rollouts(6, seed=3), FLOAT32_ENGINE, broken(weights, tmp_path_factory.mktemp("broken"))),
+    }
+
+
+@pytest.fixture(scope="module")
+def found(cases: dict[str, Case], tmp_path_factory: pytest.TempPathFactory) -> Found:
+    return Found(cases, tmp_path_factory.mktemp("pairs"))
+
+
+def broken(weights: Path, folder: Path) -> Path:
+    """Return a copy of the weights with a head that has a NaN."""
+    from safetensors.torch import load_file
+
+    (folder / "config.json").write_bytes((weights / "config.json").read_bytes())
+    tensors = load_file(weights / "model.safetensors")
+    tensors["lm_head.weight"][3] = torch.nan
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def own_log_probs(weights: Path, rollouts: RolloutBatch, divisor: Float64, autocast: torch.dtype | None) -> Float64:
@@ -122,63 +168,55 @@ def check_against(exact: ExactBatch, target: Float64, behaviour: Float64, chosen
     np.testing.assert_array_equal(exact.top1_flip[known], flips)
 
 
-def test_divergences_equal_the_definitions_and_log_probs_the_scorers(runner: Runner, weights: Path) -> None:
-    rollouts = make_rollouts(24, seed=3)
-    # One row a batch, as the test's own forward passes: bfloat16 products depend on the padding.
-    options = {**FLOAT32_ENGINE, PAIR.target: {"batch_size": 1}}
-    before = {name: runner.score(name, rollouts, options) for name in (PAIR.target, PAIR.behaviour)}
-    exact = runner.compare(rollouts, options)
+def test_divergences_equal_the_definitions_and_log_probs_the_scorers(found: Found, cases: dict[str, Case]) -> None:
+    rollouts, weights = cases["bfloat16"].rollouts, cases["bfloat16"].weights
+    exact = found.exact["bfloat16"]
     ones = np.ones(rollouts.num_rollouts)
     target, behaviour = (own_log_probs(weights, rollouts, ones, each) for each in (torch.bfloat16, None))
     check_against(exact, target, behaviour, rollouts.response_token_ids)
-    np.testing.assert_allclose(exact.target_log_probs, before[PAIR.target], atol=2e-6)
-    np.testing.assert_allclose(exact.behaviour_log_probs, before[PAIR.behaviour], atol=2e-5)
-    # The comparison leaves nothing behind in the engines.
-    for name, values in before.items():
-        np.testing.assert_array_equal(runner.score(name, rollouts, options), values)
+    # The scores are computed after the comparison, which leaves nothing behind in the engines.
+    np.testing.assert_allclose(exact.target_log_probs, found.scores["bfloat16", PAIR.target], atol=2e-6)
+    np.testing.assert_allclose(exact.behaviour_log_probs, found.scores["bfloat16", PAIR.behaviour], atol=2e-5)
     assert (exact.target_fingerprint.autocast, exact.behaviour_fingerprint.dtype) == ("bfloat16", "float32")
     assert exact.behaviour_fingerprint.batch_composition == "1 rows in order"
 
 
-def test_temperatures_padding_on_the_left_and_rollouts_without_a_prompt(runner: Runner, weights: Path) -> None:
-    random = np.random.default_rng(7)
-    prompts = [random.integers(0, VOCABULARY, size).tolist() for size in (3, 0, 5, 1, 0)]
-    responses = [random.integers(0, VOCABULARY, size).tolist() for size in (9, 6, 0, 12, 1)]
-    temperature = np.array([1.0, 0.7, 1.0, 1.5, 0.7], dtype=np.float32)
-    rollouts = RolloutBatch.from_lists(
-        list("abcde"), prompts, responses, attributes=BatchAttributes(logprobs_mode="processed_logprobs"),
-        temperature=temperature,
-    )  # fmt: skip
-    in_float32 = {"autocast": None, "master_dtype": "float32", "padding": "left"}
-    options = {**FLOAT32_ENGINE, PAIR.target: {**in_float32, "temperature": 1.25}}
-    exact = runner.compare(rollouts, options)
+def test_temperatures_padding_on_the_left_and_rollouts_without_a_prompt(found: Found, cases: dict[str, Case]) -> None:
+    rollouts, weights = cases["kinds"].rollouts, cases["kinds"].weights
+    assert rollouts.temperature is not None
+    exact = found.exact["kinds"]
     target = own_log_probs(weights, rollouts, np.full(5, 1.25), None)
-    behaviour = own_log_probs(weights, rollouts, temperature.astype(np.float64), None)
+    behaviour = own_log_probs(weights, rollouts, rollouts.temperature.astype(np.float64), None)
     check_against(exact, target, behaviour, rollouts.response_token_ids)
     assert int(np.isnan(exact.kl).sum()) == 2
 
 
-def test_equal_precision_is_float32_rounding(runner: Runner) -> None:
-    rollouts = make_rollouts(24, seed=3)
-    options = {**FLOAT32_ENGINE, PAIR.target: {"autocast": None, "master_dtype": "float32"}}
-    found = measure_exact(runner.compare(rollouts, options))
-    assert found.kl.mean < 1e-10
-    assert found.top1_flip.mean == 0.0
+def test_equal_precision_is_float32_rounding(found: Found) -> None:
+    measured = measure_exact(found.exact["float32"])
+    assert measured.kl.mean < 1e-10
+    assert measured.top1_flip.mean == 0.0
 
 
-def test_sampled_estimates_agree_with_the_exact_kl(runner: Runner, weights: Path) -> None:
-    rollouts = sampled_rollouts(weights, count=400, length=20)
-    exact = runner.compare(rollouts, FLOAT32_ENGINE)
+def test_sampled_estimates_agree_with_the_exact_kl(found: Found) -> None:
+    exact = found.exact["sampled"]
     d = exact.target_log_probs.astype(np.float64) - exact.behaviour_log_probs
     kl = exact.kl.astype(np.float64)
     for estimate in (-d, np.expm1(d) - d):
         # Means over rollouts, because the states of one are dependent.
         excess = (estimate - kl).reshape(400, 20).mean(1)
         assert abs(excess.mean()) < 4 * excess.std(ddof=1) / np.sqrt(400)
-    found = measure_exact(exact, group_ids=[f"prompt-{row // 8}" for row in range(400)])
-    assert found.k3_kl.low < found.kl.mean < found.k3_kl.high
-    assert found.k3_kl.high - found.k3_kl.low < found.kl.mean
-    assert found.kl.high - found.kl.low < found.k3_kl.high - found.k3_kl.low
+    measured = measure_exact(exact, group_ids=[f"prompt-{row // 8}" for row in range(400)])
+    assert measured.k3_kl.low < measured.kl.mean < measured.k3_kl.high
+    assert measured.k3_kl.high - measured.k3_kl.low < measured.kl.mean
+    assert measured.kl.high - measured.kl.low < measured.k3_kl.high - measured.k3_kl.low
+
+
+def test_weights_that_are_not_numbers_give_states_that_are_not_finite(found: Found, cases: dict[str, Case]) -> None:
+    exact = found.exact["broken"]
+    measured = measure_exact(exact)
+    assert (measured.tokens, measured.non_finite) == (0, cases["broken"].rollouts.num_tokens)
+    assert np.isnan(exact.kl).all()
+    assert not exact.top1_flip.any()
 
 
 def sampled_rollouts(weights: Path, count: int, length: int) -> RolloutBatch:
@@ -194,34 +232,22 @@ def sampled_rollouts(weights: Path, count: int, length: int) -> RolloutBatch:
     return RolloutBatch.from_lists(names, ids[:, :4].tolist(), ids[:, 4:].tolist())
 
 
-def test_weights_that_are_not_numbers_give_states_that_are_not_finite(
-    engines: EnginePool, tmp_path: Path, weights: Path
-) -> None:
-    from safetensors.torch import load_file, save_file
-
-    broken = tmp_path / "weights"
-    broken.mkdir()
-    (broken / "config.json").write_bytes((weights / "config.json").read_bytes())
-    tensors = load_file(weights / "model.safetensors")
-    tensors["lm_head.weight"][3] = torch.nan
-    save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
-    rollouts = make_rollouts(6, seed=3)
-    exact = Runner(engines, tmp_path, broken).compare(rollouts, FLOAT32_ENGINE)
-    found = measure_exact(exact)
-    assert (found.tokens, found.non_finite) == (0, rollouts.num_tokens)
-    assert np.isnan(exact.kl).all()
-    assert not exact.top1_flip.any()
-
-
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("scorer", "options", "message"),
     [
-        ({PAIR.behaviour: {"tensor_parallel_size": 2}}, "tensor_parallel_size=1"),
-        ({PAIR.behaviour: {"dtype": "float8"}}, "dtype"),
-        ({PAIR.target: {"autocast": "float8"}}, "autocast"),
+        (PAIR.behaviour, {"tensor_parallel_size": 2}, "tensor_parallel_size=1"),
+        (PAIR.behaviour, {"dtype": "float8"}, "dtype"),
+        (PAIR.target, {"autocast": "float8"}, "autocast"),
+        (PAIR.target, {"tp_size": 2}, "tp_size=1"),
     ],
 )
-def test_settings_that_a_pair_cannot_have_are_refused_for_good(runner: Runner, options: Chosen, message: str) -> None:
-    with pytest.raises(EngineError, match=message) as error:
-        runner.compare(make_rollouts(3), options)
-    assert error.value.kind == "final"
+def test_settings_that_a_pair_cannot_have_are_refused(
+    weights: Path, tmp_path: Path, scorer: str, options: dict[str, Any], message: str
+) -> None:
+    states = tmp_path / "states.safetensors"
+    if scorer == PAIR.behaviour:
+        save_file({"known": torch.ones(1), "divisor": torch.ones(1), "weight": torch.ones(1, 1),
+                   "hidden": torch.ones(1, 1)}, states, {"softcap": "null", "logits_dtype": "null"})  # fmt: skip
+    request = ScoreRequest(scorer, "", make_rollouts(3), weights, weights_digest(weights), options=options)
+    with pytest.raises(UnsupportedScoreError, match=message):
+        run_part(request, {"pair": PAIR.key, "states": str(states)}, tmp_path / "x", WarmModel(), lambda done: None)

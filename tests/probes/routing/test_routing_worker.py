@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,8 @@ import pytest
 from foreshock import Reader
 from foreshock.commands.main import main
 from foreshock.digests import weights_digest
-from foreshock.errors import Rejected
 from foreshock.routing import RoutingComparison
 from foreshock_probes.console import WorkerConsole
-from foreshock_probes.engines.process import EnginePool
 from foreshock_probes.worker import Worker
 from tests.probes.conftest import RunningService
 from tests.probes.test_worker import TORCH, ProbedRun, settings, start_run
@@ -30,11 +27,10 @@ IN_FLOAT32 = {"torch.trainer": {"autocast": None, "master_dtype": "float32"}}
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory, checkpoints: Path) -> Path:
-    """A root with a mixture of experts and, beside it, a dense model."""
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root with a mixture of experts."""
     folder = tmp_path_factory.mktemp("weights")
     save_mixture_of_experts(folder / "experts", seed=1, layers=LAYERS)
-    shutil.copytree(checkpoints / "first", folder / "dense")
     return folder
 
 
@@ -46,11 +42,11 @@ def run(service: RunningService, root: Path) -> Iterator[ProbedRun]:
     service.http.delete(f"/v1/runs/{started.run}")
 
 
-def work(run: ProbedRun, root: Path, engines: EnginePool) -> str:
+def work(run: ProbedRun, root: Path) -> str:
     """Do one job and return the worker's console output."""
     console = StringIO()
     chosen = settings(run.service, root)
-    Worker(chosen, WorkerConsole(console), scorers=TORCH, engines=engines).run(once=True, until_idle_seconds=60.0)
+    Worker(chosen, WorkerConsole(console), scorers=TORCH).run(once=True, until_idle_seconds=60.0)
     return console.getvalue()
 
 
@@ -65,51 +61,30 @@ def read(run: ProbedRun) -> tuple[RoutingComparison, ...]:
         return reader.routing(run.run, 1)
 
 
-def test_equal_precision_agrees_and_bfloat16_does_not(run: ProbedRun, root: Path, engines: EnginePool) -> None:
+def test_equal_precision_agrees_and_bfloat16_which_the_command_asks_for_does_not(
+    run: ProbedRun, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rollouts = make_rollouts(40)
     same = request(run, "torch.trainer", "torch.float32", options=IN_FLOAT32)
-    log = work(run, root, engines)
+    log = work(run, root)
     assert run.read(same)["state"] == "done", log
     (found,) = read(run)
     assert [each.agreement.mean for each in found.measures.layers] == [1.0] * LAYERS
     assert (found.measures.any_difference.mean, found.measures.all_tokens.tokens) == (0.0, rollouts.num_tokens)
     assert found.target_fingerprint.dtype == "float32"
     assert found.target_fingerprint.weights_digest == weights_digest(root / "experts")
-    other = request(run, "torch.bfloat16", "torch.float32")
-    log = work(run, root, engines)
-    assert run.read(other)["state"] == "done", log
-    assert "routes of torch.bfloat16" in log
+    words = ["--routing", "--scorer", "torch.bfloat16", "--scorer", "torch.float32", "--environment", "any"]
+    with ThreadPoolExecutor(1) as pool:
+        worker = pool.submit(work, run, root)
+        status = main(["probe", run.run, "1", *words, "--url", run.service.url])
+        assert "routes: torch.bfloat16: " in worker.result()
+    text = capsys.readouterr().out
+    assert status == 0, text
+    assert "Routed experts of torch.bfloat16 (π) and torch.float32 (μ), 2 per token and layer" in text
     newest, before = read(run)
     assert (newest.target, before.target) == ("torch.bfloat16", "torch.trainer")
     assert newest.measures.groups == 10
     share = newest.measures.any_difference
     assert 0.0 < share.low <= share.mean <= share.high <= 1.0
-
-
-def test_command_shows_the_comparison(
-    run: ProbedRun, root: Path, engines: EnginePool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    worker = threading.Thread(target=work, args=(run, root, engines))
-    words = ["--routing", "--scorer", "torch.bfloat16", "--scorer", "torch.float32", "--environment", "any"]
-    worker.start()
-    try:
-        status = main(["probe", run.run, "1", *words, "--url", run.service.url])
-    finally:
-        worker.join()
-    text = capsys.readouterr().out
-    assert status == 0, text
-    assert "Routed experts of torch.bfloat16 (π) and torch.float32 (μ), 2 per token and layer" in text
-    assert "of the tokens" in text
     assert main(["probe", run.run, "1", "--routing", "--exact", "--url", run.service.url]) != 0
     assert "--exact and --routing are different probes" in capsys.readouterr().err
-
-
-def test_dense_model_fails_with_the_reason(run: ProbedRun, root: Path, engines: EnginePool) -> None:
-    run.announce(weights_digest(root / "dense"), path="dense")
-    probe = request(run, "torch.bfloat16", "torch.float32")
-    work(run, root, engines)
-    found = run.read(probe)
-    assert found["state"] == "failed"
-    assert "Qwen3ForCausalLM has no routed experts" in found["reason"]
-    with pytest.raises(Rejected, match=r"no comparison of routed experts of step 1 .* is done"):
-        read(run)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from foreshock.digests import weights_digest
-from foreshock.rollouts import RolloutBatch, encode_rollouts
-from foreshock_probes.engines.process import EngineError, EnginePool
-from foreshock_probes.engines.protocol import ScoreCommand
-from foreshock_probes.routing.recorded import PART, RecordedRoutes, compare_routes, read_routes
-from tests.probes.replaying import Replayer
+from foreshock.rollouts import decode_scores
+from foreshock_probes.engines.process import ScoreTask, run_tasks
+from foreshock_probes.routing.recorded import PART, compare_routes, read_routes
+from foreshock_probes.routing.vllm_routes import VllmRoutes, record
+from foreshock_probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel
+from tests.probes.replaying import Asked
 from tests.probes.tiny import make_rollouts, save_mixture_of_experts
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -25,68 +28,39 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_mixture_of_experts(tmp_path_factory.mktemp("experts"), seed=1, layers=LAYERS)
 
 
-def record(
-    engines: EnginePool,
-    tmp_path: Path,
-    folder: Path,
-    rollouts: RolloutBatch,
-    scorer: str,
-    variant: str = "",
-    **options: object,
-) -> RecordedRoutes:
-    given, routes = tmp_path / "rollouts.parquet", tmp_path / "routes.safetensors"
-    given.write_bytes(encode_rollouts(rollouts))
-    command = ScoreCommand(
-        scorer=scorer,
-        variant=variant,
-        weights_folder=str(folder),
-        weights_digest=weights_digest(folder),
-        weights_version=None,
-        options=dict(options),
-        accelerator="cpu",
-        rollouts=str(given),
-        scores=str(tmp_path / "scores.parquet"),
-        task=PART,
-        arguments={"routes": str(routes)},
-    )
-    engines.score(command, lambda tokens: None)
-    assert not (tmp_path / "scores.parquet").exists()
-    return read_routes(routes)
+def test_routes_agree_with_torch_in_float32_and_less_in_bfloat16(tmp_path: Path, weights: Path) -> None:
+    """One process of torch and one of vLLM, whose prompts also come in chunks."""
+    rollouts, float32 = make_rollouts(30), {"dtype": "float32"}
+    asked = {
+        "torch": Asked(rollouts, weights, "torch.float32"),
+        "exact": Asked(rollouts, weights, "vllm.prefill", options=float32),
+        "chunked": Asked(rollouts, weights, "vllm.prefill", options={**float32, "max_num_batched_tokens": 16}),
+        "coarse": Asked(rollouts, weights, "vllm.prefill"),
+    }
+    tasks = [each.task(tmp_path, name, function=PART) for name, each in asked.items()]
+    alone = Asked(rollouts, weights, "vllm.prefill", options={**float32, "batch_size": 1}).task(tmp_path, "alone")
 
+    def read(task: ScoreTask) -> Any:
+        path = Path(task.result)
+        return decode_scores(path.read_bytes()) if task.function is None else read_routes(path)
 
-def test_routes_agree_with_torch_in_float32_and_less_in_bfloat16(
-    engines: EnginePool, replay: Replayer, tmp_path: Path, weights: Path
-) -> None:
-    rollouts = make_rollouts(30)
-    torch_routes = record(engines, tmp_path, weights, rollouts, "torch.float32")
-    coarse = record(engines, tmp_path, weights, rollouts, "vllm.prefill")
-    alone, fingerprint = replay.score(rollouts, weights, "vllm.prefill", dtype="float32", batch_size=1)
-    # Last: the next test uses the engine that has loaded it.
-    exact = record(engines, tmp_path, weights, rollouts, "vllm.prefill", dtype="float32")
+    of_torch, exact, scores, chunked, coarse = run_tasks([*tasks[:2], alone, *tasks[2:]], read, tmp_path).results
     assert exact.layers == tuple(range(LAYERS))
-    found = compare_routes(rollouts, torch_routes, exact, ("torch.float32", "vllm.prefill")).measures
+    found = compare_routes(rollouts, of_torch, exact, ("torch.float32", "vllm.prefill")).measures
     assert [each.agreement.mean for each in found.layers] == [1.0] * LAYERS
     assert (found.all_tokens.tokens, found.excluded) == (rollouts.num_tokens, 0)
     assert found.all_tokens.abs_d.mean < 1e-5
-    np.testing.assert_array_equal(exact.log_probs, alone)
-    assert exact.fingerprint == fingerprint
-    found = compare_routes(rollouts, torch_routes, coarse, ("torch.float32", "vllm.prefill")).measures
+    np.testing.assert_array_equal(exact.log_probs, scores.log_probs)
+    assert exact.fingerprint == scores.fingerprint
+    np.testing.assert_array_equal(np.sort(exact.experts, axis=2), np.sort(chunked.experts, axis=2))
+    found = compare_routes(rollouts, of_torch, coarse, ("torch.float32", "vllm.prefill")).measures
     assert 0.0 < found.any_difference.mean < 1.0
     assert found.differing.abs_d.mean > found.agreeing.abs_d.mean > 0.0
 
 
-def test_chunks_of_a_prompt_are_recorded_in_order(engines: EnginePool, tmp_path: Path, weights: Path) -> None:
-    rollouts = make_rollouts(12)
-    whole = record(engines, tmp_path, weights, rollouts, "vllm.prefill", dtype="float32")
-    parts = record(engines, tmp_path, weights, rollouts, "vllm.prefill", dtype="float32", max_num_batched_tokens=16)
-    np.testing.assert_array_equal(np.sort(whole.experts, axis=2), np.sort(parts.experts, axis=2))
-
-
-def test_dense_model_and_noise_floor_are_refused(
-    engines: EnginePool, tmp_path: Path, checkpoints: Path, weights: Path
-) -> None:
-    with pytest.raises(EngineError, match="has no routed experts") as refused:
-        record(engines, tmp_path, checkpoints / "first", make_rollouts(3), "vllm.prefill")
-    assert refused.value.kind == "final"
-    with pytest.raises(EngineError, match="no variant 'rebatched'"):
-        record(engines, tmp_path, weights, make_rollouts(3), "vllm.prefill", "rebatched")
+def test_dense_model_and_noise_floor_are_refused(weights: Path) -> None:
+    with pytest.raises(UnsupportedScoreError, match="vLLM's Linear has no routed experts"):
+        VllmRoutes().attach(torch.nn.Linear(1, 1))
+    request = ScoreRequest("vllm.prefill", "rebatched", make_rollouts(3), weights, weights_digest(weights))
+    with pytest.raises(UnsupportedScoreError, match="no variant 'rebatched'"):
+        record(request, WarmModel(), lambda tokens: None)

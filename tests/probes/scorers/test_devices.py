@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from foreshock_probes.scorers.rank_processes import check_devices, cores_of_ranks, device_count
+from foreshock_probes.scorers.devices import check_devices, cores_of_ranks, device_count
 from foreshock_probes.scorers.request import TooFewDevicesError
 
 
@@ -26,9 +26,9 @@ def test_each_process_gets_as_many_cores_of_its_own() -> None:
 
 @pytest.mark.usefixtures("cores")
 def test_more_processes_than_cores_are_refused() -> None:
-    check_devices("shards", 5)
-    with pytest.raises(TooFewDevicesError, match=r"shards=6 needs 6 CPU cores.*this worker has 5"):
-        check_devices("shards", 6)
+    check_devices("tp_size", 5)
+    with pytest.raises(TooFewDevicesError, match=r"tp_size=6 needs 6 CPU cores.*this worker has 5"):
+        check_devices("tp_size", 6)
 
 
 def test_devices_are_gpus_if_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,6 @@ from foreshock.rollouts import BatchAttributes, RolloutBatch
 from foreshock.scorers import SCORERS
 from foreshock_probes.doctor.engines import EngineReplays
 from foreshock_probes.doctor.experimenter import TorchExperimenter
-from foreshock_probes.engines.process import EnginePool
 from foreshock_probes.offers import imported, load_scorer
 from foreshock_probes.routing.recorded import RecordedRoutes, compare_routes
 from foreshock_probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel
@@ -160,7 +159,6 @@ def test_the_doctor_asks_the_server_once_and_reports_its_refusals(
     The first are scored; the server holds other weights than those of the second; the third are longer than it takes.
     """
     asked = ("sglang.decode", "sglang.decode:batch_size=4", "sglang.decode:kv_cache_dtype=fp8")
-    engines = EnginePool(tmp_path)
     made = questions_of(monkeypatch)
 
     def examined(name: str, rollouts: RolloutBatch) -> DoctorReport:
@@ -169,7 +167,7 @@ def test_the_doctor_asks_the_server_once_and_reports_its_refusals(
         noise = np.random.default_rng(0).normal(0, 0.3, log_probs.size).astype(np.float32)
         batch = replace(rollouts, rollout_log_probs=np.minimum(log_probs + noise, 0))
         made.clear()
-        replays = EngineReplays(batch, folder, tmp_path, engines)
+        replays = EngineReplays(batch, folder, tmp_path)
         experimenter = TorchExperimenter.of_folders(batch, folder, folder, [], 1, replays, asked)
         report = examine(batch, experimenter, Budget(most_replays=7))
         assert sorted(made) == sorted(asked)
@@ -180,12 +178,9 @@ def test_the_doctor_asks_the_server_once_and_reports_its_refusals(
         return {each.variant: each.why for each in report.not_tried}
 
     long = RolloutBatch.from_lists(["long", "short"], [[1] * 100] * 2, [[2] * 60, [3] * 9])
-    try:
-        scored, elsewhere, too_long = (
-            examined(*each) for each in (("first", make_rollouts(10)), ("second", make_rollouts(10)), ("first", long))
-        )
-    finally:
-        engines.close()
+    scored, elsewhere, too_long = (
+        examined(*each) for each in (("first", make_rollouts(10)), ("second", make_rollouts(10)), ("first", long))
+    )
     engine, working, refused = f"the engine {asked[0]}", asked[1], f"engine_option: {asked[2]} [rollout]"
     assert f"engine option {working} [rollout]" in {each.variant for each in scored.ruled_out}
     why = reasons(scored)

@@ -64,12 +64,12 @@ def test_models_that_cannot_be_divided_are_refused(
 
 
 def test_key_value_heads_may_be_fewer_than_the_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foreshock_probes.scorers.rank_processes.device_count", lambda: 2)
+    monkeypatch.setattr("foreshock_probes.scorers.devices.device_count", lambda: 2)
     assert arguments(configured(tmp_path), tensor_parallel_size=2)["tensor_parallel_size"] == 2
 
 
 def test_more_processes_than_devices_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foreshock_probes.scorers.rank_processes.device_count", lambda: 1)
+    monkeypatch.setattr("foreshock_probes.scorers.devices.device_count", lambda: 1)
     with pytest.raises(TooFewDevicesError, match=r"tensor_parallel_size=2 .* this worker has 1"):
         arguments(configured(tmp_path), tensor_parallel_size=2)
 

@@ -17,7 +17,7 @@ import pytest
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from foreshock_probes.engines.process import EngineError
 from foreshock_probes.scorers.request import UnsupportedScoreError
-from tests.probes.replaying import Replayer, replayer
+from tests.probes.replaying import Asked, scored
 from tests.probes.scorers.test_torch_forward import score
 from tests.probes.tiny import VOCABULARY, make_rollouts, save_checkpoint
 
@@ -98,10 +98,9 @@ def test_empty_prompts_and_responses_are_scored(configured: Path) -> None:
     np.testing.assert_allclose(by_server, score(configured, rollouts).log_probs, atol=1e-4)
 
 
-def test_engine_process_reads_the_server_from_the_workers_settings(configured: Path) -> None:
+def test_engine_process_reads_the_server_from_the_workers_settings(configured: Path, tmp_path: Path) -> None:
     rollouts = make_rollouts(5)
-    with replayer() as replay:  # a process that was started before the settings would not have them
-        by_server, _ = replay.score(rollouts, configured, "vllm.http")
+    ((by_server, _),) = scored(tmp_path, Asked(rollouts, configured, "vllm.http"))
     np.testing.assert_allclose(by_server, score(configured, rollouts).log_probs, atol=1e-4)
 
 
@@ -127,13 +126,7 @@ def test_wrong_key_names_the_setting(configured: Path, monkeypatch: pytest.Monke
 def test_server_that_is_down_is_a_reason_to_retry(
     configured: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from foreshock_probes.engines.process import EnginePool
-
     monkeypatch.setenv("FORESHOCK_ENGINE_SERVERS", "vllm=http://127.0.0.1:9")
-    pool = EnginePool(tmp_path)
-    try:
-        with pytest.raises(EngineError, match="correct FORESHOCK_ENGINE_SERVERS") as raised:
-            Replayer(tmp_path, pool).score(make_rollouts(2), configured, "vllm.http")
-    finally:
-        pool.close()
+    with pytest.raises(EngineError, match="correct FORESHOCK_ENGINE_SERVERS") as raised:
+        scored(tmp_path, Asked(make_rollouts(2), configured, "vllm.http"))
     assert raised.value.kind == "retry"

@@ -1,11 +1,7 @@
-"""A model divided among two real processes of vLLM has the same log-probs; a process that dies fails the command."""
+"""A model divided among two real processes of vLLM has the same log-probs; a process that dies fails the job."""
 
 from __future__ import annotations
 
-import os
-import signal
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +10,10 @@ import psutil
 import pytest
 
 from foreshock.rollouts import BatchAttributes
-from foreshock_probes.engines.process import EngineError, EnginePool
-from foreshock_probes.scorers.rank_processes import device_count
-from tests.probes.replaying import Replayer
+from foreshock_probes.engines.process import EngineError, run_tasks
+from foreshock_probes.scorers.devices import device_count
+from tests.probes.replaying import Asked, scored
+from tests.probes.scorers.test_torch_forward import score
 from tests.probes.tiny import make_rollouts
 
 pytestmark = [
@@ -29,49 +26,35 @@ pytestmark = [
 TWO: dict[str, Any] = {"dtype": "float32", "tensor_parallel_size": 2}
 
 
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnginePool]:
-    """Engines of this file alone: a test kills one."""
-    pool = EnginePool(tmp_path_factory.mktemp("engines"))
-    yield pool
-    pool.close()
-
-
-@pytest.fixture(scope="module")
-def divided(tmp_path_factory: pytest.TempPathFactory, pool: EnginePool) -> Replayer:
-    """Scores through `pool`."""
-    return Replayer(tmp_path_factory.mktemp("replay"), pool)
-
-
-@pytest.mark.parametrize("scorer", ["vllm.prefill", "vllm.decode"])
-def test_log_probs_are_those_of_the_whole_model_at_any_temperature(
-    divided: Replayer, checkpoints: Path, scorer: str
-) -> None:
+def test_log_probs_are_those_of_the_whole_model_at_any_temperature(checkpoints: Path, tmp_path: Path) -> None:
     attributes = BatchAttributes(logprobs_mode="processed_logprobs")
     rollouts = make_rollouts(9, attributes=attributes, temperature=[0.5] * 3 + [1.0] * 3 + [2.0] * 3)
-    by_torch, _ = divided.score(rollouts, checkpoints / "first", "torch.float32")
-    by_vllm, made_by = divided.score(rollouts, checkpoints / "first", scorer, **TWO)
-    np.testing.assert_allclose(by_vllm, by_torch, atol=1e-4)
-    assert made_by.flags["tensor_parallel_size"] == "2"
-    assert made_by.attention_backend
+    by_torch = score(checkpoints / "first", rollouts, "torch.float32").log_probs
+    scorers = ("vllm.prefill", "vllm.decode")
+    asked = [Asked(rollouts, checkpoints / "first", scorer, options=TWO) for scorer in scorers]
+    for by_vllm, made_by in scored(tmp_path, *asked):
+        np.testing.assert_allclose(by_vllm, by_torch, atol=1e-4)
+        assert made_by.flags["tensor_parallel_size"] == "2"
+        assert made_by.attention_backend
 
 
-def test_a_killed_process_fails_the_command_and_leaves_nothing_behind(divided: Replayer, checkpoints: Path) -> None:
-    rollouts = make_rollouts(3)
-    divided.score(rollouts, checkpoints / "first", "vllm.prefill", **TWO)
-    workers = _workers(divided.process_ids()["vllm"])
-    assert len(workers) == 2
-    os.kill(workers[1].pid, signal.SIGKILL)
-    start = time.monotonic()
+def test_a_killed_process_fails_the_job_and_leaves_nothing_behind(checkpoints: Path, tmp_path: Path) -> None:
+    asked = Asked(make_rollouts(2000), checkpoints / "first", "vllm.decode", options={**TWO, "batch_size": 8})
+    workers: list[psutil.Process] = []
+
+    def kill(tokens: int) -> None:
+        if tokens and not workers:
+            workers.extend(_workers())
+            workers[-1].kill()
+
     with pytest.raises(EngineError) as error:
-        divided.score(rollouts, checkpoints / "first", "vllm.prefill", **TWO)
+        run_tasks([asked.task(tmp_path, "killed")], lambda task: None, tmp_path, report=kill)
     assert error.value.kind == "retry"
-    assert time.monotonic() - start < 60
-    assert "vllm" not in divided.process_ids()
+    assert len(workers) == 2
     _, running = psutil.wait_procs(workers, timeout=60)
     assert not running
 
 
-def _workers(engine: int) -> list[psutil.Process]:
-    """Return the processes of the engine that hold a part of the model."""
-    return [each for each in psutil.Process(engine).children() if each.name().startswith("VLLM::Worker")]
+def _workers() -> list[psutil.Process]:
+    """Return the processes of an engine that hold a part of the model."""
+    return [each for each in psutil.Process().children(recursive=True) if each.name().startswith("VLLM::Worker")]

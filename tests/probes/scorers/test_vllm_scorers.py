@@ -1,0 +1,86 @@
+"""vLLM's scorers in one process: their log-probs are those of the model, and what they refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from foreshock.digests import weights_digest
+from foreshock.rollouts import BatchAttributes, RolloutBatch
+from foreshock_probes.engines.process import EngineError
+from foreshock_probes.offers import load_scorer
+from foreshock_probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel
+from tests.probes.replaying import Asked, Score, scored
+from tests.probes.scorers.test_torch_forward import score
+from tests.probes.tiny import VOCABULARY, make_rollouts
+
+pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
+
+PLAIN = make_rollouts(9)
+PROCESSED = BatchAttributes(logprobs_mode="processed_logprobs")
+HOT = make_rollouts(9, attributes=PROCESSED, temperature=[0.5] * 5 + [2.0] * 4)
+EMPTY = RolloutBatch.from_lists(["a", "b", "c", "d"], [[], [3], [4], []], [[5, 6], [], [7], [8]])
+# A bound of 20 tokens, so that prompts come in chunks.
+CHUNKED: dict[str, Any] = {"logits_bytes": 10 * VOCABULARY * 20}
+ASKED = {
+    **{
+        (scorer, name, variant): (batch, "first", scorer, variant, {})
+        for scorer in ("vllm.prefill", "vllm.decode")
+        for name, batch, variant in (
+            ("plain", PLAIN, ""),
+            ("plain", PLAIN, "rebatched"),
+            ("hot", HOT, ""),
+            ("hot", HOT, "rebatched"),
+            ("empty", EMPTY, ""),
+        )
+    },
+    ("vllm.prefill", "chunked", ""): (PLAIN, "first", "vllm.prefill", "", CHUNKED),
+    ("vllm.prefill", "second", ""): (PLAIN, "second", "vllm.prefill", "", {}),
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory, checkpoints: Path) -> dict[tuple[str, str, str], Score]:
+    """The scores of ASKED: vLLM in float32, started three times in one process."""
+    asked = [
+        Asked(batch, checkpoints / weights, scorer, variant, {"dtype": "float32", **options})
+        for batch, weights, scorer, variant, options in ASKED.values()
+    ]
+    return dict(zip(ASKED, scored(tmp_path_factory.mktemp("vllm"), *asked), strict=True))
+
+
+def test_log_probs_are_those_of_the_model_in_any_batches_and_at_any_temperature(
+    found: dict[tuple[str, str, str], Score], checkpoints: Path
+) -> None:
+    for key, (log_probs, _) in found.items():
+        batch, weights, *_ = ASKED[key]
+        by_torch = score(checkpoints / weights, batch, "torch.float32").log_probs
+        np.testing.assert_allclose(log_probs, by_torch, atol=1e-4, err_msg=str(key))
+    for scorer in ("vllm.prefill", "vllm.decode"):
+        assert np.isnan(found[scorer, "empty", ""][0]).tolist() == [True, False, False, True]
+
+
+def test_fingerprint_names_the_numerics(found: dict[tuple[str, str, str], Score]) -> None:
+    plain, rebatched = (found["vllm.prefill", "plain", variant][1] for variant in ("", "rebatched"))
+    assert (plain.engine, plain.dtype) == ("vllm", "float32")
+    assert plain.batch_composition != rebatched.batch_composition
+    assert found["vllm.prefill", "chunked", ""][1].flags["max_num_batched_tokens"] == "20"
+    assert found["vllm.prefill", "second", ""][1].weights_digest != plain.weights_digest
+
+
+def test_truncated_distributions_are_refused(checkpoints: Path) -> None:
+    folder = checkpoints / "first"
+    cut = make_rollouts(3, attributes=BatchAttributes(logprobs_mode="processed_logprobs", top_p=0.9))
+    request = ScoreRequest("vllm.prefill", "", cut, folder, weights_digest(folder))
+    with pytest.raises(UnsupportedScoreError, match="top_p"):
+        load_scorer("vllm.prefill")(request, WarmModel(), lambda tokens: None)
+
+
+def test_what_vllm_refuses_fails_for_good_in_its_words(checkpoints: Path, tmp_path: Path) -> None:
+    too_long = RolloutBatch.from_lists(["a"], [[1] * 100], [[2] * 40])
+    with pytest.raises(EngineError, match=r"max_model_len|max_position_embeddings|model length") as caught:
+        scored(tmp_path, Asked(too_long, checkpoints / "second", "vllm.prefill"))
+    assert caught.value.kind == "final"
