@@ -1,33 +1,18 @@
 """Merge LoRA adapters, as PEFT saves them, with their base model into a checkpoint that every scorer can load.
 
-W + scale · B A is computed and stored in float32, so that a scorer rounds only once, to the dtype in which it scores.
+PEFT merges, in float32, so that a scorer rounds only once, to the dtype in which it scores.
 """
 
+from __future__ import annotations
+
 import json
-import math
-import shutil
-from collections.abc import Mapping
+import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from foreshock.errors import WeightsError
 
-if TYPE_CHECKING:
-    import torch
-
-CONFIGURATION = "adapter_config.json"
-_PREFIX = "base_model.model."
-# Settings of PEFT that may change the weights otherwise than by W + scale · B A, and their harmless values.
-_PLAIN: Mapping[str, tuple[Any, ...]] = {
-    "peft_type": ("LORA",),
-    "bias": ("none", None),
-    "use_dora": (False, None),
-    "fan_in_fan_out": (False, None),
-    "modules_to_save": (None, []),
-    "rank_pattern": (None, {}),
-    "alpha_pattern": (None, {}),
-    "layer_replication": (None,),
-}
+CONFIGURATION, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 
 
 class AdapterError(WeightsError):
@@ -39,52 +24,47 @@ def is_adapter(folder: Path) -> bool:
     return (folder / CONFIGURATION).is_file() and not (folder / "config.json").is_file()
 
 
-def configuration_of(adapter: Path) -> dict[str, Any]:
-    """Return the adapter's configuration. Raises AdapterError if the adapter cannot be merged."""
+def base_of(adapter: Path) -> str:
+    """Return the name of the adapter's base model. Raises AdapterError if this is no LoRA that PEFT saved."""
     try:
         found = json.loads((adapter / CONFIGURATION).read_text("utf-8"))
-        name, rank, alpha = found["base_model_name_or_path"], int(found["r"]), float(found["lora_alpha"])
+        name, kind = found["base_model_name_or_path"], found["peft_type"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise AdapterError(f"{CONFIGURATION} cannot be read: {type(error).__name__}: {error}") from error
-    for setting, plain in _PLAIN.items():
-        if setting in found and found[setting] not in plain:
-            raise AdapterError(f"{CONFIGURATION} has {setting}={found[setting]!r}, which is not merged here")
-    scale = alpha / (math.sqrt(rank) if found.get("use_rslora") else rank)
-    return {"base": str(name), "scale": scale}
+    # PEFT imports the module that `megatron_core` names if there is a `megatron_config`.
+    if kind != "LORA" or found.get("megatron_config"):
+        raise AdapterError(f"{CONFIGURATION} has peft_type={kind!r}; only LoRA is merged, and not Megatron's")
+    if not (adapter / TENSORS).is_file():
+        raise AdapterError(f"{CONFIGURATION} is there without {TENSORS}")
+    return str(name)
 
 
-def deltas_of(adapter: Path) -> dict[str, "torch.Tensor"]:
-    """Return the float32 values that an adapter adds to each tensor of its base model. Raises AdapterError."""
+def merged_model(adapter: Path, base: Path) -> Any:
+    """Return the base model with the adapter merged, in float32. Raises AdapterError, and what `load_model` does."""
     import torch
-    from safetensors.torch import load_file
+    from safetensors import safe_open
 
-    scale = configuration_of(adapter)["scale"]
-    parts = load_file(adapter / "adapter_model.safetensors")
-    left = [name.removesuffix(".lora_A.weight") for name in parts if name.endswith(".lora_A.weight")]
-    others = [name for name in parts if not name.endswith((".lora_A.weight", ".lora_B.weight"))]
-    if others or not left:
-        raise AdapterError(f"the adapter has {others[0] if others else 'no lora_A'}, which is not merged here")
-    found = {}
-    for module in left:
-        down, up = (parts[f"{module}.lora_{side}.weight"].to(torch.float32) for side in "AB")
-        found[module.removeprefix(_PREFIX) + ".weight"] = scale * (up @ down)
-    return found
+    from foreshock_probes.scorers.forward_pass import load_model
+
+    try:
+        from peft import PeftModel, get_peft_model_state_dict
+    except ImportError as error:
+        raise AdapterError("merging an adapter needs PEFT: pip install peft") from error
+    base_of(adapter)
+    model = load_model(base, torch.float32, "sdpa", torch.device("cpu"))
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of missing tensors, which are an error below
+            adapted = PeftModel.from_pretrained(model, adapter)
+    except (ValueError, KeyError, RuntimeError, TypeError, OSError) as error:
+        raise AdapterError(f"PEFT cannot load the adapter: {type(error).__name__}: {error}") from error
+    with safe_open(adapter / TENSORS, "pt") as file:
+        # PEFT only warns of a tensor that the file lacks, and ignores one that the configuration does not describe.
+        others = set(file.keys()) ^ set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
+    if others:
+        raise AdapterError(f"{TENSORS} and {CONFIGURATION} describe other tensors, such as {min(others)}")
+    return adapted.merge_and_unload().eval()
 
 
 def merge(adapter: Path, base: Path, into: Path) -> None:
     """Merge the adapter with the base model and write the result to the folder `into`. Raises AdapterError."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    deltas = deltas_of(adapter)
-    into.mkdir(parents=True)
-    for file in sorted(base.iterdir()):
-        if file.suffix == ".safetensors":
-            tensors = load_file(file)
-            for name in tensors.keys() & deltas.keys():
-                tensors[name] = (tensors[name].to(torch.float32) + deltas.pop(name)).contiguous()
-            save_file(tensors, into / file.name, {"format": "pt"})
-        elif file.suffix == ".json":
-            shutil.copy(file, into / file.name)
-    if deltas:
-        raise AdapterError(f"the base model has no tensor {min(deltas)}, which the adapter changes")
+    merged_model(adapter, base).save_pretrained(into)

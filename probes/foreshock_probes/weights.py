@@ -15,7 +15,8 @@ from foreshock.api.leases import JobWeightsRecord
 from foreshock.digests import weights_digest
 from foreshock.errors import WeightsError
 from foreshock.page_addresses import DEFAULT_PROJECT
-from foreshock_probes.adapters import AdapterError, configuration_of, is_adapter, merge
+from foreshock_probes.adapters import AdapterError, base_of, is_adapter, merge
+from foreshock_probes.scorers.request import UnsupportedScoreError
 from foreshock_probes.work_folder import MERGED, work_folder
 
 LOADABLE_FORMAT = "hf_safetensors"
@@ -120,7 +121,7 @@ class WeightsLibrary:
                     folder = folders.enter_context(work_folder(MERGED)) / "model"
                     try:
                         merge(adapter, base, folder)
-                    except AdapterError as error:
+                    except (AdapterError, UnsupportedScoreError) as error:
                         raise WeightsGoneError(f"needs_conversion: {error}") from error
                     self._merged_models[key] = folders.pop_all(), folder
             return self._merged_models[key][1]
@@ -203,7 +204,7 @@ def _refuse_links(root: Path, folder: Path) -> None:
 
 def _base_of(root: Path, adapter: Path) -> Path:
     """Return the folder of an adapter's model, which must be below the same root."""
-    name: str = configuration_of(adapter)["base"]
+    name = base_of(adapter)
     folder = (root / name).resolve()
     if not folder.is_relative_to(root) or not (folder / "config.json").is_file():
         raise WeightsGoneError(

@@ -22,6 +22,7 @@ from foreshock_probes.weights import (
     WeightsLibrary,
     WeightsRefusedError,
 )
+from tests.probes.tiny import save_checkpoint
 
 
 def write_checkpoint(folder: Path, content: bytes = b"weights") -> Path:
@@ -140,22 +141,34 @@ def test_checkpoint_without_config_raises(root: Path) -> None:
         WeightsLibrary({"runs": root}).find(announce(root))
 
 
+NAME = "model.layers.0.self_attn.q_proj"
+
+
 def make_adapter(root: Path, base: str = "base", **settings: object) -> torch.Tensor:
     """Turn the announced checkpoint into an adapter of a model in `base`; return what it adds to q_proj of layer 0."""
-    folder, model = root / "run" / "step_1", root / "base"
+    folder = root / "run" / "step_1"
     for file in folder.iterdir():
         file.unlink()
-    model.mkdir(exist_ok=True)
-    (model / "config.json").write_text('{"model_type": "qwen3"}')
+    if not (root / "base").exists():
+        save_checkpoint(root / "base", seed=1)
     generator = torch.Generator().manual_seed(1)
-    name = "model.layers.0.self_attn.q_proj"
-    save_file({f"{name}.weight": torch.ones(6, 4).bfloat16(), "norm": torch.ones(4)}, model / "model.safetensors")
-    down, up = (torch.randn(shape, generator=generator) for shape in ((2, 4), (6, 2)))
-    parts = {f"base_model.model.{name}.lora_A.weight": down, f"base_model.model.{name}.lora_B.weight": up}
-    save_file(parts, folder / "adapter_model.safetensors")
-    configuration = {"peft_type": "LORA", "base_model_name_or_path": base, "r": 2, "lora_alpha": 8, **settings}
-    (folder / "adapter_config.json").write_text(json.dumps(configuration))
+    down, up = (torch.randn(shape, generator=generator) for shape in ((2, 32), (64, 2)))
+    prefix = f"base_model.model.{NAME}"
+    save_file({f"{prefix}.lora_A.weight": down, f"{prefix}.lora_B.weight": up}, folder / "adapter_model.safetensors")
+    described = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": base,
+        "r": 2,
+        "lora_alpha": 8,
+        "target_modules": [NAME],
+    }
+    (folder / "adapter_config.json").write_text(json.dumps({**described, **settings}))
     return 4.0 * (up @ down)
+
+
+def q_proj(folder: Path) -> torch.Tensor:
+    """Return the weights of q_proj of layer 0 in a checkpoint."""
+    return load_file(folder / "model.safetensors")[f"{NAME}.weight"]
 
 
 def test_adapter_is_merged_with_its_base_model_below_the_root(root: Path, request: pytest.FixtureRequest) -> None:
@@ -164,8 +177,8 @@ def test_adapter_is_merged_with_its_base_model_below_the_root(root: Path, reques
     request.addfinalizer(library.close)
     found = library.find(announce(root))
     assert found.digest == weights_digest(root / "run" / "step_1")
-    merged = load_file(found.folder / "model.safetensors")
-    torch.testing.assert_close(merged["model.layers.0.self_attn.q_proj.weight"], 1.0 + delta)
+    plain = q_proj(root / "base")
+    torch.testing.assert_close(q_proj(found.folder), plain + delta)
     assert (found.folder / "config.json").is_file()
     assert library.find(announce(root)).folder == found.folder
     found.check_unchanged()
@@ -173,8 +186,7 @@ def test_adapter_is_merged_with_its_base_model_below_the_root(root: Path, reques
     with pytest.raises(WeightsRefusedError, match="changed during scoring"):
         found.check_unchanged()
     assert library.find(announce(root)).digest != found.digest
-    again = load_file(library.find(announce(root)).folder / "model.safetensors")
-    torch.testing.assert_close(again["model.layers.0.self_attn.q_proj.weight"], 1.0 + 2.0 * delta)
+    torch.testing.assert_close(q_proj(library.find(announce(root)).folder), plain + 2.0 * delta)
 
 
 def test_a_second_merged_adapter_leaves_the_folder_of_the_first(root: Path, request: pytest.FixtureRequest) -> None:
@@ -187,8 +199,7 @@ def test_a_second_merged_adapter_leaves_the_folder_of_the_first(root: Path, requ
     second = library.find(announce(root))
 
     assert first.folder != second.folder
-    merged = [load_file(each.folder / "model.safetensors") for each in (first, second)]
-    assert not torch.equal(*(each["model.layers.0.self_attn.q_proj.weight"] for each in merged))
+    assert not torch.equal(q_proj(first.folder), q_proj(second.folder))
 
 
 def test_adapter_without_its_base_model_below_the_root_says_where_to_put_it(root: Path, tmp_path: Path) -> None:
@@ -198,10 +209,20 @@ def test_adapter_without_its_base_model_below_the_root_says_where_to_put_it(root
             WeightsLibrary({"runs": root}).find(announce(root))
 
 
-@pytest.mark.parametrize("settings", [{"use_dora": True}, {"bias": "all"}, {"peft_type": "IA3"}, {"r": None}])
-def test_adapter_that_is_no_plain_lora_is_skipped_with_the_reason(root: Path, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"peft_type": "IA3"}, "has peft_type='IA3'"),
+        ({"r": None}, "PEFT cannot load the adapter"),
+        ({"target_modules": ["k_proj"]}, "describe other tensors, such as"),
+        ({"use_dora": True}, "describe other tensors, such as .*lora_magnitude_vector"),
+    ],
+)
+def test_adapter_that_cannot_be_merged_is_skipped_with_the_reason(
+    root: Path, settings: dict[str, Any], reason: str
+) -> None:
     make_adapter(root, **settings)
-    with pytest.raises(WeightsGoneError, match=r"needs_conversion: adapter_config\.json"):
+    with pytest.raises(WeightsGoneError, match=f"needs_conversion: .*{reason}"):
         WeightsLibrary({"runs": root}).find(announce(root))
 
 

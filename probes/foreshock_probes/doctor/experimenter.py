@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from foreshock.doctor.changes import CannotTryError, Change, Subject, json_value
 from foreshock.rollouts import RolloutBatch
-from foreshock_probes.adapters import AdapterError, configuration_of, deltas_of, is_adapter
+from foreshock_probes.adapters import AdapterError, base_of, is_adapter, merged_model
 from foreshock_probes.doctor.engines import EngineReplays
 from foreshock_probes.doctor.forward import ATTENTION, logits_of, quantised
 from foreshock_probes.scorers.forward_pass import load_model
@@ -155,9 +155,10 @@ class TorchExperimenter:
         if not self._folders[name].is_dir():
             raise CannotTryError(f"there is no folder {self._folders[name]}")
         try:
-            folder = self._bases.get(name, self._folders[name])
-            model = load_model(folder, torch.float32, "sdpa", torch.device("cpu"))
-            added = deltas_of(self._folders[name]) if name in self._bases else {}
+            if name in self._bases:
+                model = merged_model(self._folders[name], self._bases[name])
+            else:
+                model = load_model(self._folders[name], torch.float32, "sdpa", torch.device("cpu"))
         except (UnsupportedScoreError, AdapterError) as error:
             raise CannotTryError(f"{name}: {error}") from error
         ids = max(self._batch.response_token_ids.max(initial=0), self._batch.prompt_token_ids.max(initial=0))
@@ -175,9 +176,6 @@ class TorchExperimenter:
                 "(--rollouts, max_rollouts)"
             )
         state = {key: value.detach() for key, value in model.state_dict().items()}
-        if lacking := added.keys() - state.keys():
-            raise CannotTryError(f"{name}: the base model has no tensor {min(lacking)}, which the adapter changes")
-        state |= {key: state[key] + delta for key, delta in added.items()}
         self._loaded[name] = (model.config, state)
 
     def _model(self, change: Change) -> Any:
@@ -260,7 +258,7 @@ def _base_of(adapter: Path) -> Path:
     The name is relative to the working directory or to a folder above the adapter.
     """
     try:
-        name: str = configuration_of(adapter)["base"]
+        name = base_of(adapter)
     except AdapterError as error:
         raise CannotTryError(f"{adapter.name}: {error}") from error
     for above in (Path.cwd(), *adapter.parents):

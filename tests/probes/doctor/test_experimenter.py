@@ -163,7 +163,13 @@ def _save_adapter(folder: Path, scale: float) -> Path:
     up = torch.randn((weights.shape[0], 2), generator=generator)
     folder.mkdir()
     save_file({f"{name}.lora_A.weight": down, f"{name}.lora_B.weight": up}, folder / "adapter_model.safetensors")
-    described = {"peft_type": "LORA", "base_model_name_or_path": "base", "r": 2, "lora_alpha": 2 * scale}
+    described = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": "base",
+        "r": 2,
+        "lora_alpha": 2 * scale,
+        "target_modules": ["model.layers.0.mlp.down_proj"],
+    }
     (folder / "adapter_config.json").write_text(json.dumps(described))
     return folder
 
