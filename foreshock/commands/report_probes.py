@@ -28,8 +28,8 @@ def layers_lines(comparison: Mapping[str, Any]) -> list[str]:
     """Return the places of the network from the embeddings to the head, and what the comparison shows."""
     sizes = f"{count(comparison['states'])} states of {comparison['rollouts']} rollouts"
     lines = ["", f"  Hidden states of {comparison['compared']} against {comparison['reference']}, {sizes}:"]
-    header = ["place", "relative L2", RANGE, "p99", "cosine distance", "noise floor", ""]
-    lines += table(header, [_compared_row(layer) for layer in comparison["layers"]], left=(0, 6), indent="    ")
+    header = ["place", "relative L2", RANGE, "p99", "noise floor", ""]
+    lines += table(header, [_compared_row(layer) for layer in comparison["layers"]], left=(0, 5), indent="    ")
     if comparison["non_finite"]:
         lines += wrap(f"{comparison['non_finite']} states left out: a distance is NaN or infinite.", "    ")
     return [*lines, *wrap(str(comparison["sentence"]), "    ", "  → ")]
@@ -44,7 +44,6 @@ def _compared_row(layer: Mapping[str, Any]) -> list[str]:
         number(found["mean"]),
         "" if found["low"] is None else f"{number(found['low'])} … {number(found['high'])}",
         number(distance["relative_l2_p99"]),
-        number(distance["cosine"]["mean"]),
         number(None if None in floors else max(floors)),
         "departs" if layer["departs"] else "",
     ]

@@ -11,16 +11,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
-from foreshock.errors import InvalidRolloutsError
 from foreshock.layer_divergence import (
     ComparedLayer,
     Departure,
     Distance,
-    DistanceSums,
     LayerComparison,
     Mean,
     compared_layers,
-    count_groups,
     distances_of,
     names_of_places,
     state_distances,
@@ -35,34 +32,15 @@ def test_distances_agree_with_their_definition_and_ignore_a_common_scale(
 ) -> None:
     h[:, 0] += 2000.0
     r[:, 0] += 2000.0
-    relative, cosine = state_distances(h, r)
-    sizes = np.linalg.norm(h, axis=1), np.linalg.norm(r, axis=1)
-    np.testing.assert_allclose(relative, np.linalg.norm(h - r, axis=1) / sizes[1], rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(cosine, 1.0 - (h * r).sum(axis=1) / (sizes[0] * sizes[1]), rtol=1e-6, atol=1e-12)
-    for found, scaled in zip((relative, cosine), state_distances(scale * h, scale * r), strict=True):
-        np.testing.assert_allclose(scaled, found, rtol=1e-6, atol=1e-12)
-
-
-def test_small_angle_keeps_its_digits() -> None:
-    reference = np.array([[1.0, 0.0]])
-    angle = 1e-10
-    relative, cosine = state_distances([[np.cos(angle), np.sin(angle)]], reference)
-    # 1 − cos in float64 would be 0.
-    assert cosine[0] == pytest.approx(angle**2 / 2, rel=1e-6)
-    assert relative[0] == pytest.approx(angle, rel=1e-6)
-
-
-def test_length_alone_is_no_angle() -> None:
-    relative, cosine = state_distances([[2.0, 2.0]], [[1.0, 1.0]])
-    assert (relative[0], cosine[0]) == (pytest.approx(1.0), pytest.approx(0.0, abs=1e-15))
+    found = state_distances(h, r)
+    np.testing.assert_allclose(found, np.linalg.norm(h - r, axis=1) / np.linalg.norm(r, axis=1), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(state_distances(scale * h, scale * r), found, rtol=1e-6, atol=1e-12)
 
 
 def test_equal_zero_and_non_finite_states() -> None:
     h = [[1.0, 2.0], [0.0, 0.0], [1.0, 0.0], [0.0, 0.0], [np.nan, 1.0], [np.inf, 1.0]]
     r = [[1.0, 2.0], [0.0, 0.0], [0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [np.inf, 1.0]]
-    relative, cosine = state_distances(h, r)
-    np.testing.assert_array_equal(relative, [0.0, 0.0, np.inf, 1.0, np.nan, np.nan])
-    np.testing.assert_array_equal(cosine, [0.0, 0.0, 1.0, 1.0, np.nan, np.nan])
+    np.testing.assert_array_equal(state_distances(h, r), [0.0, 0.0, np.inf, 1.0, np.nan, np.nan])
 
 
 def test_states_of_other_shapes_are_refused() -> None:
@@ -70,61 +48,48 @@ def test_states_of_other_shapes_are_refused() -> None:
         state_distances(np.zeros((2, 3)), np.zeros((3, 3)))
 
 
-def sums_of(values: NDArray[np.float64], rollouts: NDArray[np.int64], count: int) -> DistanceSums:
-    """Return sums of `values` [P, M], the same for both distances."""
-    return DistanceSums.of_states(values, values, rollouts, count)
-
-
 @given(st.integers(0, 2**32 - 1))
 def test_means_are_over_states_whatever_the_rollouts(seed: int) -> None:
     random = np.random.default_rng(seed)
-    values, rollouts = random.exponential(size=(3, 40)), random.integers(0, 9, 40)
-    found = distances_of(sums_of(values, rollouts, 10), [f"p{row % 6}" for row in range(10)])
-    for place, distance in enumerate(found):
+    values, groups = random.exponential(size=(3, 40)), random.integers(0, 6, 40)
+    groups[:6] = range(6)
+    for place, distance in enumerate(distances_of(values, groups)):
         assert distance.relative_l2.mean == pytest.approx(values[place].mean())
-        assert distance.cosine.mean == pytest.approx(values[place].mean())
         assert distance.relative_l2_p99 == pytest.approx(np.quantile(values[place], 0.99))
         assert distance.relative_l2.low is not None
         assert distance.relative_l2.high is not None
         assert 0.0 <= distance.relative_l2.low <= values[place].mean() <= distance.relative_l2.high
 
 
-def test_non_finite_state_is_left_out_at_all_places_and_counted() -> None:
+def test_non_finite_state_is_left_out_at_all_places() -> None:
     values = np.array([[1.0, 2.0, 3.0], [1.0, np.inf, 5.0]])
-    sums = sums_of(values, np.array([0, 0, 1]), 3)
-    assert (sums.non_finite, sums.states.tolist()) == (1, [1, 1, 0])
-    assert sums.relative_l2.tolist() == [[1.0, 1.0], [3.0, 5.0], [0.0, 0.0]]
-    assert count_groups(sums, ["a", "a", "b"]) == 1
-    assert count_groups(sums) == 2
+    found = distances_of(values, np.array([0, 0, 1]))
+    assert [distance.relative_l2.mean for distance in found] == [2.0, 3.0]
 
 
 def test_floor_of_one_group_reaches_that_groups_mean() -> None:
     values = np.zeros((1, 60))
     values[0, 17] = 6e-7
-    groups = [f"p{row}" for row in range(6)]
-    (distance,) = distances_of(sums_of(values, np.arange(60) // 10, 6), groups)
+    (distance,) = distances_of(values, np.arange(60) // 10)
     found = distance.relative_l2
     assert found.low == 0.0
     assert found.high == pytest.approx(6e-8)
     assert found.mean == pytest.approx(1e-8)
-    (few,) = distances_of(sums_of(values[:, :40], np.arange(40) // 10, 4), groups[:4])
+    (few,) = distances_of(values[:, :40], np.arange(40) // 10)
     assert (few.relative_l2.low, few.relative_l2.high) == (None, None)
 
 
 def test_no_state_gives_unknown_distances() -> None:
-    (distance,) = distances_of(sums_of(np.zeros((1, 0)), np.zeros(0, np.int64), 2))
-    assert distance == Distance(Mean(None, None, None), None, Mean(None, None, None))
+    (distance,) = distances_of(np.zeros((1, 0)), np.zeros(0, np.int64))
+    assert distance == Distance(Mean(None, None, None), None)
 
 
 def layers_of(*levels: tuple[float, float], groups: int = 8) -> tuple[ComparedLayer, ...]:
     """Return places whose distance and noise floor have the given levels, with 10 % noise over rollouts."""
     random = np.random.default_rng(3)
     noise = random.uniform(0.9, 1.1, (len(levels), 160))
-    rollouts = np.arange(160) // 10
-    pair, floor = (
-        sums_of(noise * np.array([level[side] for level in levels])[:, None], rollouts, 16) for side in (0, 1)
-    )
-    return compared_layers(pair, floor, floor, [f"p{row % groups}" for row in range(16)])
+    pair, floor = (noise * np.array([level[side] for level in levels])[:, None] for side in (0, 1))
+    return compared_layers(pair, floor, floor, np.arange(160) // 10 % groups)
 
 
 def comparison(layers: tuple[ComparedLayer, ...], groups: int = 8) -> LayerComparison:
@@ -174,12 +139,6 @@ def test_too_few_prompt_groups_give_no_claim() -> None:
 def test_comparison_survives_json() -> None:
     found = comparison(layers_of((0.0, 0.0), (1e-3, 1e-7)))
     assert LayerComparison.from_dict(found.to_dict()) == found
-
-
-def test_sums_of_other_places_are_refused() -> None:
-    one, two = (sums_of(np.ones((places, 4)), np.arange(4), 4) for places in (2, 3))
-    with pytest.raises(InvalidRolloutsError, match="one shape"):
-        compared_layers(one, two, one)
 
 
 def test_places_run_from_the_embeddings_to_the_head() -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from foreshock_probes.layer_divergence.states import Observe
 from foreshock_probes.scorers.forward_pass import TokenBatch, precision
 from foreshock_probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel
 from foreshock_probes.scorers.tokens import known_states, tokens_of_states
-from foreshock_probes.scorers.torch_forward import ForwardPass, forward_options, plan_of, prepare_forward_pass
+from foreshock_probes.scorers.torch_forward import ForwardPass, forward_options, prepare_forward_pass
 
 # Names of the list of decoder layers in transformers; GPT-2's is `h`.
 _STACKS = ("layers", "h", "blocks")
@@ -38,13 +37,11 @@ class TorchStates:
         self.size = int(self._forward.model.config.get_text_config().hidden_size)
         self.fingerprint: Fingerprint = self._forward.fingerprint
 
-    def run(self, variant: str, tokens: NDArray[np.int64], observe: Observe, report: Report) -> None:
-        """Pass `observe` the states before the response tokens `tokens`; see `states.HiddenStates`."""
+    def run(self, numbers: NDArray[np.int64], observe: Observe, report: Report) -> None:
+        """Pass `observe` the chosen states; see `states.HiddenStates`."""
         rollouts, device = self._request.rollouts, self._forward.device
-        numbers = np.full(rollouts.num_tokens, -1, np.int64)
-        numbers[tokens] = np.arange(tokens.size)
         known, done = known_states(rollouts), 0
-        for rows in plan_of(replace(self._request, variant=variant), self._options).batches:
+        for rows in self._forward.plan.batches:
             batch = TokenBatch(rollouts, rows, self._options.padding, device)
             found = numbers[tokens_of_states(rollouts, rows, known)]
             if (found >= 0).any():

@@ -19,10 +19,16 @@ from foreshock.rollouts import RolloutBatch
 from foreshock.routing import RoutingComparison
 from foreshock.scorers import SCORERS, score_name
 from foreshock_probes.offers import imported
-from foreshock_probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel
+from foreshock_probes.scorers.request import (
+    Report,
+    ScoreRequest,
+    UnsupportedScoreError,
+    WarmModel,
+    read_arrays,
+    write_arrays,
+)
 
 if TYPE_CHECKING:
-    from foreshock.api.probes import ScorerRecord
     from foreshock_probes.job_scoring import LeasedJob
 
 PART = f"{__name__}:run_part"
@@ -30,7 +36,6 @@ PART = f"{__name__}:run_part"
 MOST_ROUTES_BYTES = 512 << 20
 """The largest array of experts. While the worker compares two of them, it also holds values per token and layer of
 several times their size."""
-_FINGERPRINT = "fingerprint"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,27 +65,14 @@ def empty_routes(tokens: int, layers: int, top_k: int) -> NDArray[np.int16]:
 
 def write_routes(path: Path, routes: RecordedRoutes) -> None:
     """Write the routes to `path`."""
-    from safetensors.numpy import save_file
-
-    arrays = {
-        "experts": np.ascontiguousarray(routes.experts),
-        "layers": np.array(routes.layers, np.int64),
-        "log_probs": np.ascontiguousarray(routes.log_probs),
-    }
-    save_file(arrays, path, metadata={_FINGERPRINT: routes.fingerprint.to_json()})
+    layers = np.array(routes.layers, np.int64)
+    write_arrays(path, routes.fingerprint, experts=routes.experts, layers=layers, log_probs=routes.log_probs)
 
 
 def read_routes(path: Path) -> RecordedRoutes:
     """Return the routes in the file that `write_routes` wrote."""
-    from safetensors import safe_open
-
-    with safe_open(path, "numpy") as file:
-        return RecordedRoutes(
-            experts=file.get_tensor("experts"),
-            layers=tuple(file.get_tensor("layers").tolist()),
-            log_probs=file.get_tensor("log_probs"),
-            fingerprint=Fingerprint.from_json(file.metadata()[_FINGERPRINT]),
-        )
+    found, fingerprint = read_arrays(path)
+    return RecordedRoutes(found["experts"], tuple(found["layers"].tolist()), found["log_probs"], fingerprint)
 
 
 class RoutesDifferError(ForeshockError):
@@ -90,7 +82,7 @@ class RoutesDifferError(ForeshockError):
 def run_part(
     request: ScoreRequest, arguments: Mapping[str, str], result: Path, warm: WarmModel, report: Report
 ) -> None:
-    """Score the request as a task of its engine, and write the experts of its tokens to the file `routes`.
+    """Score the request as a task of its engine, and write the experts of its tokens to the file `result`.
 
     Raises UnsupportedScoreError if the scorer or the model has no routed experts that can be recorded.
     """
@@ -99,24 +91,15 @@ def run_part(
         raise UnsupportedScoreError(
             f"{request.scorer} cannot record routed experts; scorers that can: {', '.join(ROUTING.usable_scorers())}"
         )
-    write_routes(Path(arguments["routes"]), imported(named)(request, warm, report))
+    write_routes(result, imported(named)(request, warm, report))
 
 
 def run_job(job: LeasedJob) -> dict[str, Any]:
     """Compare the routes of the job's two scorers and return the comparison."""
-    target, behaviour = (_record(job, requested) for requested in job.job.scorers)
+    tasks = [job.task(each, f"routes-{number}.safetensors", PART) for number, each in enumerate(job.job.scorers)]
+    target, behaviour = job.run_tasks(tasks, lambda task: read_routes(Path(task.result)), "routes")
     first, second = (score_name(each.scorer, each.variant) for each in job.job.scorers)
     return compare_routes(job.rollouts(), target, behaviour, (first, second)).to_dict()
-
-
-def _record(job: LeasedJob, requested: ScorerRecord) -> RecordedRoutes:
-    routes, name = job.folder / "routes.safetensors", f"routes of {score_name(requested.scorer, requested.variant)}"
-    try:
-        command = job.command(requested, PART, routes=str(routes))
-        job.log_done(name, job.run_engine(command, name))
-        return read_routes(routes)
-    finally:
-        routes.unlink(missing_ok=True)  # larger than the scores by a factor of layers times experts per token
 
 
 def compare_routes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
@@ -27,10 +28,6 @@ Chosen = TypeVar("Chosen", bound="Options")
 
 class UnsupportedScoreError(ForeshockError):
     """The scorer cannot compute correct log-probs for this request; the message has the reason and an alternative."""
-
-
-class ReloadError(ForeshockError):
-    """The engine was not shown to hold the weights that it loaded in place; start another engine with them."""
 
 
 class TooFewDevicesError(ForeshockError):
@@ -73,7 +70,7 @@ Report = Callable[[int], None]  # called with the number of response tokens scor
 
 
 class WarmModel:
-    """The model that an engine's process keeps loaded between requests; at most one."""
+    """The model that an engine's process keeps loaded between the tasks of its job; at most one."""
 
     def __init__(self) -> None:
         self._key: Hashable = None
@@ -85,15 +82,12 @@ class WarmModel:
         """Return the model of `key`; if it is not loaded, free the present model and call `load`."""
         if self._model is None or self._key != key:
             self._model = None
+            gc.collect()  # an engine refers to itself, and another one may need its memory
             start = time.monotonic()
             self._model, self._key = load(), key
             self.loading_seconds += time.monotonic() - start
         model: T = self._model
         return model
-
-    def drop(self) -> None:
-        """Free the model: it cannot be used again."""
-        self._model = None
 
 
 def parse_options(kind: type[Chosen], request: ScoreRequest) -> Chosen:
@@ -131,3 +125,20 @@ def write_result(data: bytes, result: Path) -> None:
     temporary = result.with_name(result.name + ".part")
     temporary.write_bytes(data)
     temporary.replace(result)
+
+
+def write_arrays(path: Path, fingerprint: Fingerprint, **arrays: NDArray[Any]) -> None:
+    """Write arrays that a scorer's process passes on to the worker, with the scorer's fingerprint."""
+    from safetensors.numpy import save_file
+
+    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    save_file(contiguous, path, metadata={"fingerprint": fingerprint.to_json()})
+
+
+def read_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], Fingerprint]:
+    """Return what `write_arrays` wrote."""
+    from safetensors import safe_open
+
+    with safe_open(path, "numpy") as file:
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        return arrays, Fingerprint.from_json(file.metadata()["fingerprint"])

@@ -12,7 +12,7 @@ def mean(value: float | None) -> dict[str, float | None]:
 
 
 def layer(name: str, level: float | None, *, departs: bool = False) -> dict[str, Any]:
-    distance = {"relative_l2": mean(level), "relative_l2_p99": level, "cosine": mean(level)}
+    distance = {"relative_l2": mean(level), "relative_l2_p99": level}
     floors = [{"relative_l2": mean(value)} for value in (1e-7, 3e-7)]
     return {"name": name, "distance": distance, "compared_floor": floors[0], "reference_floor": floors[1],
             "departs": departs}  # fmt: skip
@@ -31,7 +31,7 @@ def test_table_has_a_row_for_each_place() -> None:
     lines = layers_lines(comparison)
     assert lines[1] == "  Hidden states of torch.trainer against torch.float32, 4,321 states of 64 rollouts:"
     (row,) = [line.split() for line in lines if line.strip().startswith("layers.0")]
-    assert row == ["layers.0", "0.00150", "7.50e-4", "…", "0.00300", "0.00150", "0.00150", "3.00e-7", "departs"]
+    assert row == ["layers.0", "0.00150", "7.50e-4", "…", "0.00300", "0.00150", "3.00e-7", "departs"]
     assert any("2 states left out" in line for line in lines)
     assert lines[-1] == "  → They depart first at layers.0."
     assert max(map(len, lines)) <= 100

@@ -14,7 +14,6 @@ from foreshock.commands.main import main
 from foreshock.digests import weights_digest
 from foreshock.layer_divergence import Departure
 from foreshock_probes.console import WorkerConsole
-from foreshock_probes.engines.process import EnginePool
 from foreshock_probes.worker import Worker
 from tests.probes.conftest import RunningService
 from tests.probes.test_worker import TORCH, ProbedRun, settings, start_run
@@ -33,20 +32,20 @@ def run(service: RunningService, checkpoints: Path) -> Iterator[ProbedRun]:
     service.http.delete(f"/v1/runs/{started.run}")
 
 
-def work(run: ProbedRun, checkpoints: Path, engines: EnginePool) -> str:
+def work(run: ProbedRun, checkpoints: Path) -> str:
     console = StringIO()
-    worker = Worker(settings(run.service, checkpoints), WorkerConsole(console), scorers=TORCH, engines=engines)
+    worker = Worker(settings(run.service, checkpoints), WorkerConsole(console), scorers=TORCH)
     worker.run(once=True, until_idle_seconds=60.0)
     return console.getvalue()
 
 
 def test_command_shows_where_bfloat16_departs_from_float32(
-    run: ProbedRun, checkpoints: Path, engines: EnginePool, capsys: pytest.CaptureFixture[str]
+    run: ProbedRun, checkpoints: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["probe", run.run, "1", "--layers", "--url", run.service.url]
     assert main([*command, "--no-wait", "--json"]) == 0
     probe = json.loads(capsys.readouterr().out)
-    log = work(run, checkpoints, engines)
+    log = work(run, checkpoints)
     assert run.read(probe["id"])["state"] == "done", log
     assert "depart first at layers.0" in log
     assert main(command) == 0
@@ -62,12 +61,3 @@ def test_command_shows_where_bfloat16_departs_from_float32(
         (found,) = reader.layers(run.run, 1, pair="torch.trainer/torch.float32")
     assert found.departure == Departure("layers.0", "layers.0")
     assert (found.step, found.states, found.in_words()) == (1, ROLLOUTS.num_tokens, item["sentence"])
-
-
-def test_refused_option_is_the_reason_of_the_failure(run: ProbedRun, checkpoints: Path, engines: EnginePool) -> None:
-    body = {"step": 1, "kind": "layers", "options": {"torch.float32": {"padding": "sideways"}}}
-    probe = run.service.http.post(f"/v1/runs/{run.run}/probes", json=body).raise_for_status().json()
-    work(run, checkpoints, engines)
-    found = run.read(probe["id"])
-    assert found["state"] == "failed"
-    assert "padding" in found["reason"]

@@ -14,22 +14,17 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from foreshock.digests import weights_digest
-from foreshock.layer_divergence import LayerComparison, compared_layers, count_groups
+from foreshock.layer_divergence import LayerComparison
 from foreshock.probe_kinds import LAYERS as LAYERS_PROBE
 from foreshock.rollouts import BatchAttributes, RolloutBatch
-from foreshock.scorers import SCORERS
+from foreshock.scorers import SCORERS, VARIANTS
 from foreshock_probes.layer_divergence import states as states_module
-from foreshock_probes.layer_divergence.states import (
-    ScorerDistances,
-    chosen_states,
-    compare_with_file,
-    run_part,
-    write_file,
-)
+from foreshock_probes.layer_divergence.states import chosen_states, compare_layers, observed_states, run_part
 from foreshock_probes.layer_divergence.torch_states import TorchStates, decoder_layers
 from foreshock_probes.offers import imported
 from foreshock_probes.scorers.forward_pass import load_model
-from foreshock_probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel
+from foreshock_probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel, write_arrays
+from foreshock_probes.scorers.torch_forward import plan_of
 from tests.probes.tiny import VOCABULARY, make_rollouts, save_checkpoint
 
 LAYERS = 4
@@ -67,25 +62,18 @@ def compared(
     first: TorchStates, second: TorchStates, folder: Path, rollouts: RolloutBatch = GROUPED
 ) -> LayerComparison:
     """Compare two sources over the same rollouts, as a worker does."""
-    file, done = folder / "states.npy", list[int]()
-    one = ScorerDistances.decode(write_file(first, rollouts, file, done.append).encode())
-    other = ScorerDistances.decode(compare_with_file(second, rollouts, file, done.append).encode())
-    assert one.pair is None
-    assert other.pair is not None
-    assert (max(done), done[-1]) == (rollouts.num_tokens, rollouts.num_tokens)
-    return LayerComparison(
-        step=1,
-        compared="first",
-        reference="second",
-        rollouts=rollouts.num_rollouts,
-        groups=count_groups(other.pair, rollouts.group_ids),
-        tokens=rollouts.num_tokens,
-        states=int(other.pair.states.sum()),
-        non_finite=other.pair.non_finite,
-        layers=compared_layers(other.pair, one.floor, other.floor, rollouts.group_ids),
-        compared_fingerprint=one.fingerprint.to_dict(),
-        reference_fingerprint=other.fingerprint.to_dict(),
-    )
+    files: dict[str, list[Path]] = {}
+    for name, source in (("first", first), ("second", second)):
+        files[name] = [folder / f"{name}-{variant}" for variant in VARIANTS]
+        for path, variant in zip(files[name], VARIANTS, strict=True):
+            forward, done = source._forward, list[int]()
+            plan = plan_of(replace(source._request, variant=variant), source._options)
+            source._forward = replace(forward, plan=plan)
+            states = observed_states(source, rollouts, done.append)
+            source._forward = forward
+            write_arrays(path, source.fingerprint, states=states)
+            assert (max(done), done[-1]) == (rollouts.num_tokens, rollouts.num_tokens)
+    return compare_layers(1, rollouts, files)
 
 
 def means(found: LayerComparison) -> list[float]:
@@ -166,7 +154,7 @@ def test_states_are_those_that_transformers_returns(make: Callable[[Path], Path]
 
     tokens = chosen_states(rollouts, source.places, source.size)
     assert tokens.tolist() == list(range(rollouts.num_tokens))
-    source.run("", tokens, observe, lambda done: None)
+    source.run(tokens, observe, lambda done: None)  # all are chosen, so their numbers are their indices
     model = load_model(weights, torch.float32, "sdpa", torch.device("cpu"))
     for row in range(rollouts.num_rollouts):
         prompt = rollouts.prompt_token_ids[slice(*rollouts.prompt_offsets[row : row + 2])]
@@ -191,7 +179,7 @@ def test_few_states_are_an_even_selection(weights: Path, tmp_path: Path, monkeyp
     other = perturbed(weights, tmp_path / "other", 2)
     found = compared(source_of(request(other)), source, tmp_path)
     assert (found.states, found.tokens) == (40, GROUPED.num_tokens)
-    assert (tmp_path / "states.npy").stat().st_size < 41 * 4 * source.places * source.size
+    assert all(path.stat().st_size < 41 * 4 * source.places * source.size for path in tmp_path.glob("*-*"))
     assert found.departure is not None
     assert found.departure.layer == "layers.2"
 
@@ -215,29 +203,28 @@ def test_model_without_a_decoder_stack_is_refused() -> None:
 def test_scorer_without_hidden_states_is_refused(weights: Path, tmp_path: Path) -> None:
     asked = request(weights, "torch.own")
     with pytest.raises(UnsupportedScoreError, match=r"torch\.own gives no hidden states; scorers that do: "):
-        run_part(asked, {"part": "first"}, tmp_path / "x", WarmModel(), lambda done: None)
+        run_part(asked, {}, tmp_path / "x", WarmModel(), lambda done: None)
     assert {"torch.trainer", "torch.bfloat16", "torch.float32"} <= set(LAYERS_PROBE.usable_scorers())
     assert all(SCORERS[name].implementation is not None for name in LAYERS_PROBE.usable_scorers())
 
 
 def test_other_networks_are_refused(weights: Path, tmp_path: Path) -> None:
-    write_file(source_of(request(weights)), GROUPED, tmp_path / "states.npy", lambda done: None)
     smaller = save_checkpoint(tmp_path / "smaller", seed=3, num_hidden_layers=2)
     with pytest.raises(UnsupportedScoreError, match="4 layers of 32 features and 2 of 32"):
-        compare_with_file(source_of(request(smaller)), GROUPED, tmp_path / "states.npy", lambda done: None)
+        compared(source_of(request(weights)), source_of(request(smaller)), tmp_path)
 
 
-def test_state_that_does_not_come_once_is_an_error(weights: Path, tmp_path: Path) -> None:
+def test_state_that_does_not_come_once_is_an_error(weights: Path) -> None:
     source = source_of(request(weights))
     source._layers = torch.nn.ModuleList([*source._layers[:-1], torch.nn.Identity()])  # the last layer's never comes
     with pytest.raises(states_module.StatesMissingError, match="did not come once"):
-        write_file(source, GROUPED, tmp_path / "states.npy", lambda done: None)
+        observed_states(source, GROUPED, lambda done: None)
 
 
-def test_rollouts_without_tokens_are_refused(weights: Path, tmp_path: Path) -> None:
+def test_rollouts_without_tokens_are_refused(weights: Path) -> None:
     empty = RolloutBatch.from_lists(["a"], [[1, 2]], [[]])
     with pytest.raises(UnsupportedScoreError, match="no tokens to compare hidden states at"):
-        write_file(source_of(request(weights, rollouts=empty)), empty, tmp_path / "states.npy", lambda done: None)
+        observed_states(source_of(request(weights, rollouts=empty)), empty, lambda done: None)
 
 
 def test_truncation_at_sampling_has_no_effect(weights: Path) -> None:

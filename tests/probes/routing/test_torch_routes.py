@@ -45,7 +45,7 @@ def record(
     tmp_path: Path, folder: Path, rollouts: RolloutBatch, scorer: str, variant: str = "", **options: Any
 ) -> RecordedRoutes:
     request = request_of(folder, rollouts, scorer, variant, options)
-    run_part(request, {"routes": str(tmp_path / "routes")}, tmp_path / "none", WarmModel(), lambda tokens: None)
+    run_part(request, {}, tmp_path / "routes", WarmModel(), lambda tokens: None)
     return read_routes(tmp_path / "routes")
 
 

@@ -96,7 +96,7 @@ def _check(body: layer_divergence.LayerComparison, job: ProbeJob, probe: Probe) 
 
 def _smallest(layer: layer_divergence.ComparedLayer) -> float:
     distances = (layer.distance, layer.compared_floor, layer.reference_floor)
-    means = [mean for each in distances for mean in (each.relative_l2, each.cosine)]
+    means = [each.relative_l2 for each in distances]
     values = [each for mean in means for each in (mean.mean, mean.low, mean.high)]
     return min(each for each in (*values, *(each.relative_l2_p99 for each in distances), 0.0) if each is not None)
 
