@@ -163,8 +163,6 @@ def _started_trainer(gate: Gate, spool: Path, number: int, steps: int, kill_at: 
 def _spooled(spool: Path) -> Iterator[tuple[Spooled, str]]:
     """Yield the complete entries of the spool, each with the digest of its bytes."""
     for path in spool.glob("*/*.item"):
-        if path.parent.name == "rejected":
-            continue
         head, _, body = path.read_bytes().partition(b"\n")
         values = json.loads(head)
         step = re.search(r"/steps/(\d+)/", values["path"])
@@ -176,11 +174,11 @@ def _spooled(spool: Path) -> Iterator[tuple[Spooled, str]]:
 def _verify(totals: Totals, served: Served, spool: Path, expected: dict[Spooled, str]) -> None:
     findings = totals.findings
     left = dict(_spooled(spool))
-    rejected = list(spool.glob("rejected/*.json"))
+    rejected = list(spool.glob("*.rejected"))
     if left:
         findings.problem("undelivered", f"{len(left)} items are still in the spool: {list(left)[:3]}")
     if rejected:
-        findings.problem("rejected", f"{len(rejected)}: {rejected[0].read_text()[:300]}")
+        findings.problem("rejected", f"{len(rejected)}: {rejected[0].read_bytes()[:300]!r}")
     with served.database() as database:
         with database.read() as session:
             run = session.scalars(select(Run).where(Run.key == "trained")).one()

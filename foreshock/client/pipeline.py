@@ -250,7 +250,7 @@ class Pipeline:
                 "process; set FORESHOCK_SPOOL_DIRECTORY to a folder that can be written and has room"
             )
         if status.rejected:
-            lines.append(f"  the rejected items are in {self._spool.rejected.folder}, each with the reason")
+            lines.append(f"  the rejected items are {self._spool.directory}/*.rejected; the log has the reasons")
         with contextlib.suppress(OSError, ValueError):
             # stderr is closed at the end of some processes.
             print("\n".join(lines), file=sys.stderr)

@@ -90,19 +90,13 @@ def read_own(path: Path) -> bytes:
         return file.read()
 
 
-def write_whole(path: Path, *parts: bytes | memoryview, durable: bool = False) -> None:
-    """Write a file under a temporary name and rename it: it is there whole, or not. Raises OSError.
-
-    `durable`: also after a loss of power.
-    """
+def write_whole(path: Path, *parts: bytes | memoryview) -> None:
+    """Write a file under a temporary name and rename it: it is there whole, or not. Raises OSError."""
     partial = path.with_name(path.name + ".partial")
     try:
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
             for part in parts:
                 file.write(part)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
         partial.replace(path)
     except OSError:
         partial.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from foreshock.client.deliveries import Delivery
@@ -214,40 +214,42 @@ class Outbox:
             self._set_back.pop(item.run, None)
 
     def load(self, item: Item) -> Delivery | None:
-        """Return the item's delivery; a damaged item is moved to the folder `rejected` and None returned."""
+        """Return the item's delivery; a damaged item is set aside and None returned."""
         if item.delivery is not None:
             return item.delivery
         assert item.path is not None
         try:
             return self._spool.load(item.path)
         except (ValueError, SpoolError) as error:
-            self._warn("damaged", f"{item.path} is damaged ({error}); moved to the folder `rejected`")
-            self._counters.add(rejected=1)
-            self._remove(item, self._spool.set_aside)
+            self.reject(item, f"{item.path} is damaged ({error})")
             return None
 
     def done(self, item: Item) -> None:
-        """Remove an item that was delivered, or that is kept as rejected."""
-        self._remove(item, self._spool.remove)
-
-    def keep_rejected(self, delivery: Delivery, problem: Mapping[str, object]) -> bool:
-        """Keep the bytes of a rejected item in the spool's folder `rejected`; False if the disk does not take them."""
-        try:
-            path = self._spool.rejected.keep(delivery, problem)
-        except SpoolError as error:
-            self._warn("rejected", f"{error}; the rejected item stays undelivered, and is sent again later")
-            return False
-        self._warn(f"kept {path.name}", f"the rejected bytes are kept in {path}")
-        return True
-
-    def _remove(self, item: Item, from_disk: Callable[[Item], None]) -> None:
+        """Remove an item that was delivered."""
         with self._lock:
             try:
-                from_disk(item)
+                self._spool.remove(item)
             except SpoolError as error:
                 self._warn("spool", str(error))
-            self._items.remove(item)
-            self._set_back.pop(item, None)
+            self._forget(item)
+
+    def reject(self, item: Item, reason: str) -> None:
+        """Set an item aside, and log its file and the reason; it is tried again later if the disk does not take it."""
+        try:
+            with self._lock:
+                path = self._spool.set_aside(item)
+                self._forget(item)
+        except SpoolError as error:
+            self._warn("rejected", f"{reason}; {error}: the item stays undelivered, and is tried again later")
+            self.set_back(item, whole_run=False)
+            return
+        self._counters.add(rejected=1)
+        kept = "not kept, as the setting max_rejected_bytes is reached" if path is None else f"kept as {path}"
+        self._warn(f"{reason} {path}", f"{reason}; the item is {kept}")
+
+    def _forget(self, item: Item) -> None:
+        self._items.remove(item)
+        self._set_back.pop(item, None)
 
     def _write(self, item: Item) -> bool:
         """Write an item in memory to disk; False if the disk does not take it. The caller holds the lock."""

@@ -35,7 +35,7 @@ class Counters:
     recovered: int = 0
     """Items found on disk from an earlier process."""
     rejected: int = 0
-    """Items that are invalid for the service; their bytes are kept in the spool's folder `rejected`."""
+    """Items that are invalid for the service; they are kept in the spool as files `.rejected`."""
     invalid: int = 0
     """Calls with invalid arguments, or that could not be encoded; nothing was sent."""
     dropped_queue_full: int = 0
@@ -87,7 +87,7 @@ class DeliveryStatus:
     undelivered: int = 0
     """Items that wait: the service is away, or refuses them until the configuration is corrected."""
     rejected: int = 0
-    """Items that are invalid for the service; their bytes are in the spool's folder `rejected`."""
+    """Items that are invalid for the service; they are kept in the spool as files `.rejected`."""
     dropped: int = 0
     """Items dropped because a limit of the client was reached, or it was closed."""
     invalid: int = 0

@@ -5,7 +5,7 @@ The answer to a delivery decides what follows (`registrar.scope_of`):
     2xx             delivered
     service         everything waits and is sent again, with backoff
     run, item       the run's items, or this item, wait longer and longer; the others are sent meanwhile
-    final           the bytes are kept in the spool's folder `rejected`; the item waits while that takes none
+    final           the item's file is kept as `.rejected`
 """
 
 import os
@@ -252,15 +252,7 @@ class Sender:
         self.reason = str(error)
         if scope == "final":
             self._backoff.reset()
-            key = f"rejected {delivery.kind} {error.status}"
-            self._log.warning(key, f"the service refused {delivery.describe()}: {error}")
-            if self._outbox.keep_rejected(delivery, {"status": error.status, **error.problem}):
-                self._counters.add(rejected=1)
-                self._outbox.done(item)
-            else:
-                # The spool has the only copy. It is sent, and refused, once more later, when there may be room to keep
-                # it.
-                self._outbox.set_back(item, whole_run=False)
+            self._outbox.reject(item, f"the service refused {delivery.describe()}: {error}")
             return scope
         self._counters.add(failed_requests=1)
         if self._stopping:

@@ -2,7 +2,7 @@
 
     <directory>/<process>/lock               held while its process lives; names host and process
     <directory>/<process>/000000000012.item  a line of JSON, then the bytes of the request
-    <directory>/rejected/…                   items that the service rejected (`rejected.py`)
+    <directory>/1764000000000000-000000000012.rejected  an item that the service refused, kept as it was
 
 A file is written under a temporary name and renamed, so that a killed process leaves complete items or none. `sync`
 makes items survive a loss of power. The numbers give the order of sending.
@@ -39,10 +39,10 @@ from foreshock.client.private_files import (
     sync_file_system,
     write_whole,
 )
-from foreshock.client.rejected import DAMAGED, ITEM, REJECTED_FOLDER, RejectedItems
 from foreshock.clock import now_us
 from foreshock.errors import SpoolError
 
+_ITEM, _REJECTED = ".item", ".rejected"
 _LOCK = "lock"
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 _MOST_SYNCS = 16
@@ -71,30 +71,6 @@ class Item:
     """True if it was counted as one that waits on disk."""
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingFolder:
-    """Undelivered items of one process; `in_use`: it is still running."""
-
-    path: Path
-    items: int
-    bytes: int
-    in_use: bool
-
-
-def waiting_folders(directory: Path) -> list[WaitingFolder]:
-    """Return the folders with undelivered items, oldest first, whoever wrote them. Raises SpoolError."""
-    found: list[WaitingFolder] = []
-    with as_spool_error(directory):
-        for folder in _process_folders(directory):
-            items = list(_items_of(folder))
-            if items:
-                lock = _lock_of(folder)
-                if lock is not None:
-                    os.close(lock)
-                found.append(WaitingFolder(folder, len(items), sum(item.size for item in items), in_use=lock is None))
-    return found
-
-
 class Spool:
     """A spool directory as used by one process, by one thread at a time."""
 
@@ -103,12 +79,12 @@ class Spool:
     ) -> None:
         """Set the limits in bytes. The directory is created by the first write."""
         self.directory = directory
-        self.rejected = RejectedItems(directory, max_bytes=max_rejected_bytes)
         self.size = 0
         """Size of the bodies on disk that this process has written or adopted, in bytes."""
         self._project = f"-{_short_digest(project)}-"
         self._owner = f"{self._project}{_short_digest(api_key or '')}"
         self._max_bytes = max_bytes
+        self._max_rejected_bytes = max_rejected_bytes
         self._own: Path | None = None
         self._locks: dict[Path, int] = {}
 
@@ -160,8 +136,8 @@ class Spool:
                 f"the spool {self.directory} is full: it holds {self.size:,} of at most {self._max_bytes:,} bytes"
             )
         with as_spool_error(self.directory):
-            path = self._own_folder() / f"{item.number:012d}{ITEM}"
-            write_whole(path, json.dumps(delivery.metadata()).encode() + b"\n", delivery.body)
+            path = self._own_folder() / f"{item.number:012d}{_ITEM}"
+            write_whole(path, *_content(delivery))
         self.size += item.size
         item.path = path
 
@@ -192,12 +168,27 @@ class Spool:
                 item.path.unlink(missing_ok=True)
             self.size -= item.size
 
-    def set_aside(self, item: Item) -> None:
-        """Move a damaged item into the folder `rejected`. Raises SpoolError."""
-        assert item.path is not None
+    def set_aside(self, item: Item) -> Path | None:
+        """Keep a rejected or damaged item as a file `.rejected`, which no client reads; return its path.
+
+        None if such files have reached their limit: the item is deleted. Raises SpoolError.
+        """
         with as_spool_error(self.directory):
-            item.path.replace(self.rejected.make_folder() / f"{DAMAGED}{now_us()}-{item.path.name}")
-        self.size -= item.size
+            stem = f"{item.number:012d}" if item.path is None else item.path.stem
+            path = self.directory / f"{now_us()}-{stem}{_REJECTED}"
+            kept = sum(file.stat().st_size for file in self.directory.glob(f"*{_REJECTED}"))
+            if kept + item.size > self._max_rejected_bytes:
+                self.remove(item)
+                return None
+            if item.path is not None:
+                item.path.replace(path)
+                self.size -= item.size
+            elif item.delivery is not None:
+                make_private(self.directory)
+                write_whole(path, *_content(item.delivery))
+            sync(path)
+            sync(self.directory)
+        return path
 
     def close(self, *, in_forked_child: bool = False) -> None:
         """Unlock the folders and remove the empty ones; the next client adopts the remaining items.
@@ -205,7 +196,7 @@ class Spool:
         A forked child only closes what it inherited: its parent keeps the locks.
         """
         for folder, lock in self._locks.items():
-            if not in_forked_child and not any(folder.glob(f"*{ITEM}")):
+            if not in_forked_child and not any(folder.glob(f"*{_ITEM}")):
                 shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(OSError):
                 os.close(lock)
@@ -227,6 +218,10 @@ class Spool:
         return self._own
 
 
+def _content(delivery: Delivery) -> tuple[bytes, bytes | memoryview]:
+    return json.dumps(delivery.metadata()).encode() + b"\n", delivery.body
+
+
 def _short_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -234,13 +229,13 @@ def _short_digest(text: str) -> str:
 def _process_folders(directory: Path) -> Iterator[Path]:
     """Yield the folders of processes, oldest first, that are this user's alone."""
     for folder in sorted(directory.iterdir()) if directory.is_dir() else ():
-        if folder.name != REJECTED_FOLDER and not folder.name.startswith(".") and is_private_folder(folder):
+        if not folder.name.startswith(".") and is_private_folder(folder):
             yield folder
 
 
 def _items_of(folder: Path) -> Iterator[Item]:
     """Yield the items of a folder in the order of sending; one that cannot be read has no size and no run."""
-    for path in sorted(folder.glob(f"*{ITEM}")):
+    for path in sorted(folder.glob(f"*{_ITEM}")):
         item = Item(0, ("", ""), path=path)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             with open_own(path) as file:

@@ -117,9 +117,9 @@ def refuse_losses(client: Client) -> None:
     """Raise Rejected if the service rejected items, or the client dropped some or could not encode them."""
     now = client.counters.snapshot()
     if losses_of(client):
-        kept = client.settings.spool_directory / "rejected"
+        kept = client.settings.spool_directory / "*.rejected"
         raise Rejected(
-            f"{plural(now.rejected, 'item')} rejected by the service (bytes in {kept}), {now.invalid} invalid, "
+            f"{plural(now.rejected, 'item')} rejected by the service ({kept}), {now.invalid} invalid, "
             f"{now.dropped} dropped"
         )
 

@@ -16,7 +16,7 @@ import pytest
 
 from foreshock.client import spool as spool_module
 from foreshock.client.deliveries import Delivery, Registration
-from foreshock.client.spool import Item, Spool, SpoolFullError, WaitingFolder, waiting_folders
+from foreshock.client.spool import Item, Spool, SpoolFullError
 from foreshock.errors import SpoolError
 from tests.paths import REPOSITORY
 
@@ -82,15 +82,6 @@ def test_written_entries_are_read_back_by_the_next_process(tmp_path: Path) -> No
     assert second.size == 0
     second.close()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_waiting_folders_are_listed(tmp_path: Path) -> None:
-    spool = spool_in(tmp_path)
-    folder = written(spool, 1, delivery(b"x")).parent
-    written(spool, 2, delivery(b"xx"))
-    assert waiting_folders(tmp_path) == [WaitingFolder(folder, 2, 3, in_use=True)]
-    spool.close()
-    assert waiting_folders(tmp_path) == [WaitingFolder(folder, 2, 3, in_use=False)]
 
 
 def test_sync_is_one_call_an_item_and_one_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +151,8 @@ def test_damaged_entry_raises_and_can_be_set_aside(tmp_path: Path, damage: str) 
     again.set_aside(found)
     again.close()
     assert not entry.exists()
-    assert any(path.name.startswith("damaged-") for path in (tmp_path / "rejected").iterdir())
+    (kept,) = tmp_path.glob("*.rejected")
+    assert kept.name.endswith("-000000000001.rejected")
     assert spool_in(tmp_path).adopt() == []
 
 
@@ -174,15 +166,24 @@ def test_size_limit_applies_except_to_needed_deliveries(tmp_path: Path) -> None:
     written(spool, 4, delivery(b"y" * 3))
 
 
-def test_rejected_delivery_is_kept_with_its_problem_within_the_limit(tmp_path: Path) -> None:
-    spool = spool_in(tmp_path)
-    path = spool.rejected.keep(delivery(b"x" * 60), {"detail": "no such column", "row": 3})
-    assert path.read_bytes() == b"x" * 60
-    assert '"row": 3' in path.with_suffix(".json").read_text()
-    beyond = spool.rejected.keep(delivery(b"y" * 60), {"detail": "no"})
-    assert not beyond.exists()
-    assert beyond.with_suffix(".json").exists()
-    assert spool.adopt() == []
+def test_rejected_items_are_kept_as_they_are_within_the_limit(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, project="default", api_key=None, max_bytes=1000, max_rejected_bytes=1500)
+    item = item_of(spool, 1, delivery(b"x" * 60))
+    assert item.path is not None
+    whole = item.path.read_bytes()
+    path = spool.set_aside(item)
+    assert path is not None
+    assert path.read_bytes() == whole
+    in_memory = Item(1, ("default", "a"), 2, delivery=delivery(b"z"))
+    kept = spool.set_aside(in_memory)
+    assert kept is not None
+    assert kept.read_bytes().endswith(b"\nz")
+    beyond = item_of(spool, 3, delivery(b"y" * 990))
+    assert spool.set_aside(beyond) is None
+    assert spool.size == 0
+    spool.close()
+    assert set(tmp_path.iterdir()) == {path, kept}
+    assert spool_in(tmp_path).adopt() == []
 
 
 def test_file_in_place_of_the_folder_is_a_spool_error(tmp_path: Path) -> None:
@@ -347,7 +348,6 @@ def test_folder_without_locks_is_used_and_adopted_once_its_process_has_ended(
     (folder,) = [each for each in tmp_path.iterdir() if not each.name.startswith(".")]
     # This process runs.
     assert bodies(spool_in(tmp_path)) == []
-    assert [each.in_use for each in waiting_folders(tmp_path)] == [True]
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait(120)
     host = (folder / "lock").read_text().split()[0]

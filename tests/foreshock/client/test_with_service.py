@@ -123,7 +123,7 @@ def test_same_bytes_are_a_duplicate_and_other_bytes_a_conflict(
     assert client.flush(300).undelivered == 0
     counters = client.counters
     assert (counters.duplicates, counters.rejected) == (1, 1)
-    assert len(list((tmp_path / "spool" / "rejected").glob("*.body"))) == 1
+    assert len(list((tmp_path / "spool").glob("*.rejected"))) == 1
     assert "409" in caplog.text
 
 
