@@ -20,6 +20,7 @@ from foreshock.errors import ConfigurationError, Rejected, RolloutsError
 from foreshock.importers import FORMATS, DumpFormat, ImportedStep, ReadOptions, find_dumps, formats_of
 from foreshock.importers.dumps import KINDS
 from foreshock.importers.follow import Follower, ImportRecord
+from foreshock.importers.texts import lacks_tokens
 from foreshock.rollouts.attributes import LOGPROBS_MODES, TRAINER_POLICIES, BatchAttributes
 
 _POLL_SECONDS = 0.5
@@ -79,6 +80,8 @@ def chosen_format(arguments: argparse.Namespace) -> DumpFormat | None:
     name = arguments.format
     if name is None and (follow or len(arguments.paths) == 1):
         found = formats_of(arguments.paths[0])
+        if not found and (reason := lacks_tokens(arguments.paths[0])) is not None:
+            raise ConfigurationError(f"{str(arguments.paths[0])!r}: {reason}")
         if follow and len(found) != 1:
             raise ConfigurationError(
                 f"{str(arguments.paths[0])!r} has files of {', '.join(found) or 'no known format'}: pass --format, one "

@@ -8,13 +8,11 @@ from foreshock.importers.nemo_rl import NemoRlFormat
 from foreshock.importers.prime_rl import PrimeRlFormat
 from foreshock.importers.skyrl import SkyRlFormat
 from foreshock.importers.slime import SlimeFormat
-from foreshock.importers.texts import TrlFormat, VerlFormat
 
 __all__ = ["FORMATS", "METRICS_ONLY", "Dump", "DumpFormat", "ImportedStep", "ReadOptions", "find_dumps", "formats_of"]
 
 FORMATS: dict[str, DumpFormat] = {
-    each.name: each
-    for each in (PrimeRlFormat(), NemoRlFormat(), SlimeFormat(), SkyRlFormat(), VerlFormat(), TrlFormat())
+    each.name: each for each in (PrimeRlFormat(), NemoRlFormat(), SlimeFormat(), SkyRlFormat())
 }
 """The formats by the value of `foreshock import --format`."""
 

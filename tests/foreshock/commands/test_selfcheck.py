@@ -62,15 +62,6 @@ def test_dumps_of_a_framework_are_read_as_import_reads_them(folder: str, capsys:
     assert f"format: {folder}" in found.err
 
 
-def test_dumps_without_log_probs_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = {"input": "a", "output": "b", "gts": None, "score": 1.0, "step": 3}
-    (tmp_path / "3.jsonl").write_text(json.dumps(line) + "\n")
-    assert main(["selfcheck", str(tmp_path)]) == 0
-    found = capsys.readouterr()
-    assert found.out == "No log-probs could be read.\n"
-    assert "verl's rollout dumps have texts and scores only" in found.err
-
-
 def test_checks_with_one_missing_column_share_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "step_0001.parquet"
     batch = replace(healthy_batch(1), trainer_log_probs=None)

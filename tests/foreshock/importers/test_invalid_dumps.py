@@ -14,8 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from foreshock.commands.main import main
 from foreshock.errors import ForeshockError, RolloutsError
 from foreshock.importers import FORMATS, ReadOptions, find_dumps
+from foreshock.importers.texts import lacks_tokens
 from foreshock.rollouts.schema import DecodeLimits
 from tests.foreshock.importers.make_dumps import DUMPS
 
@@ -169,14 +171,23 @@ def test_rollout_of_a_wrong_length_is_left_out_and_counted(tmp_path: Path) -> No
     assert note.startswith(f"1 of {count} rollouts are left out, since their lists differ in length: 45.pt, sample 1")
 
 
-def test_completions_without_the_columns_of_trl_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "completions_00001.parquet"
-    pq.write_table(pa.table({"step": [1]}), path)
-    with pytest.raises(RolloutsError, match="has no column completion, prompt: not written by TRL"):
-        read("trl", tmp_path)
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(RolloutsError, match="is no complete Parquet file"):
-        read("trl", tmp_path)
+@pytest.mark.parametrize("words", [["import", "--run-key", "texts"], ["selfcheck"]])
+def test_dumps_of_texts_are_refused_with_what_is_needed(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    verl, trl = tmp_path / "verl", tmp_path / "trl"
+    verl.mkdir()
+    (verl / "3.jsonl").write_text(json.dumps({"input": "a", "output": "b", "gts": None, "score": 1.0}) + "\n")
+    (trl / "completions").mkdir(parents=True)
+    columns = {"step": [1], "prompt": ["a"], "completion": ["b"], "reward": [0.5]}
+    pq.write_table(pa.table(columns), trl / "completions" / "completions_00001.parquet")
+    for folder, needed in ((verl, "calculate_log_probs=True"), (trl, "ForeshockCallback")):
+        assert main([*words, str(folder)]) != 0
+        error = capsys.readouterr().err
+        assert "token ids and log-probs of each token are needed" in error
+        assert needed in error
+    (verl / "3.jsonl").write_text('{"prompt_token_ids": [1], "response_token_ids": [2]}\n')
+    assert lacks_tokens(verl) is None
 
 
 def mutated(content: bytes, seed: int) -> bytes:
@@ -202,31 +213,12 @@ def mutated(content: bytes, seed: int) -> bytes:
 FUZZED = {
     "prime-rl": ("prime-rl/token_exports/step_1/rank_0.jsonl", "step_1/rank_0.jsonl"),
     "nemo-rl": ("nemo-rl/train_data_step1.jsonl", "train_data_step1.jsonl"),
-    "verl": (None, "1.jsonl"),
-    "trl": (None, "completions_00001.parquet"),
 }
-
-
-def content_of(name: str, tmp_path: Path) -> bytes:
-    if name == "verl":
-        lines = [{"input": "a", "output": "b", "gts": None, "score": 0.5, "step": 1, "acc": True} for _ in range(5)]
-        return "".join(json.dumps(line) + "\n" for line in lines).encode()
-    if name == "trl":
-        columns = {
-            "step": [1, 1],
-            "prompt": ["a", "b"],
-            "completion": ["c", "d"],
-            "reward": [0.5, 1],
-            "advantage": [1, -1],
-        }
-        pq.write_table(pa.table(columns), tmp_path / "whole.parquet")
-        return (tmp_path / "whole.parquet").read_bytes()
-    return (DUMPS / str(FUZZED[name][0])).read_bytes()
 
 
 @pytest.mark.parametrize("name", FUZZED)
 def test_damaged_files_give_an_error_of_foreshock_or_rollouts(tmp_path: Path, name: str) -> None:
-    content = content_of(name, tmp_path)
+    content = (DUMPS / FUZZED[name][0]).read_bytes()
     path = tmp_path / "dumps" / FUZZED[name][1]
     path.parent.mkdir(parents=True)
     errors = []
@@ -237,4 +229,4 @@ def test_damaged_files_give_an_error_of_foreshock_or_rollouts(tmp_path: Path, na
         except ForeshockError as error:
             errors.append(str(error))
     assert 100 < len(errors) < 400
-    assert name == "trl" or not [error for error in errors if "\n" in error]
+    assert not [error for error in errors if "\n" in error]
