@@ -23,6 +23,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
+from foreshock.digests import canonical_json
 from foreshock.errors import ForeshockError
 from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment
 from foreshock_probes.offers import engine_of
@@ -132,8 +133,8 @@ def run_tasks(
 ) -> Done[T]:
     """Run the tasks in processes that use `folder`, and return what `read` returns for each of them.
 
-    Consecutive tasks of one engine have one process. Two engines have one each, because an engine gives back a GPU's
-    memory only when its process ends.
+    Consecutive tasks of one engine have one process. Two engines have one each, and so have two weights or options of
+    vLLM, because an engine gives back a GPU's memory only when its process ends.
 
     `report` is called with the number of response tokens done, `abandoned` every 0.2 s. Raises EngineError if a process
     dies, shows no progress for `silence_seconds`, refuses a task, or leaves a result that cannot be read;
@@ -143,7 +144,7 @@ def run_tasks(
     results: list[T] = []
     seconds: list[float] = []
     start, tokens = time.monotonic(), 0
-    for (engine, _), group in itertools.groupby(tasks, key=lambda each: (engine_of(each.scorer), each.ranks)):
+    for (engine, *_), group in itertools.groupby(tasks, key=_shared_by):
         part = list(group)
         for task in part:
             Path(task.result).unlink(missing_ok=True)
@@ -157,6 +158,13 @@ def run_tasks(
                     problem = f"left no readable result of {task.scorer} ({type(error).__name__}: {error})"
                     raise process.error(problem) from error
     return Done(results, seconds, time.monotonic() - start - sum(seconds))
+
+
+def _shared_by(task: ScoreTask) -> tuple[object, ...]:
+    """Return the engine of the task and what tasks must have in common to share its process."""
+    engine = engine_of(task.scorer)
+    own = (task.weights_digest, canonical_json(task.options)) if engine == "vllm" else ()
+    return (engine, task.ranks, *own)
 
 
 def process_variables(environment: EngineEnvironment = AS_IT_IS) -> dict[str, str]:

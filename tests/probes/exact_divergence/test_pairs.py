@@ -50,7 +50,7 @@ class Case:
 
 
 class Found:
-    """The results of all cases: one process of torch, then one of vLLM."""
+    """The results of all cases: one process of torch, then one of vLLM for each of the two weights."""
 
     def __init__(self, cases: Mapping[str, Case], folder: Path) -> None:
         self.exact: dict[str, ExactBatch] = {}

@@ -67,7 +67,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, LayerComparison]:
-    """vLLM's prefill against torch in float32: one process of vLLM, then one of torch."""
+    """vLLM's prefill against torch in float32: vLLM started for each case, then torch."""
     folder = tmp_path_factory.mktemp("layers")
     cases: dict[str, tuple[Path, dict[str, Any]]] = {
         "perturbed": (perturbed(weights, folder / "other", 2), FLOAT32),
@@ -75,7 +75,6 @@ def found(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
         "chunked": (weights, FLOAT32 | {"max_num_batched_tokens": 16}),
         "bfloat16": (weights, {}),
     }
-    # All of vLLM first, so that each engine has one process.
     asked = {
         (name, ENGINE_REPLAY, variant): Asked(GROUPED, of_engine, ENGINE_REPLAY, variant, options)
         for name, (of_engine, options) in cases.items()

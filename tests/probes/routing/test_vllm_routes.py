@@ -29,7 +29,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_routes_agree_with_torch_in_float32_and_less_in_bfloat16(tmp_path: Path, weights: Path) -> None:
-    """One process of torch and one of vLLM, whose prompts also come in chunks."""
+    """vLLM in float32, with prompts in chunks, and in bfloat16."""
     rollouts, float32 = make_rollouts(30), {"dtype": "float32"}
     asked = {
         "torch": Asked(rollouts, weights, "torch.float32"),

@@ -1,4 +1,4 @@
-"""vLLM's scorers in one process: their log-probs are those of the model, and what they refuse."""
+"""vLLM's scorers: their log-probs are those of the model, and what they refuse."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ASKED = {
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory, checkpoints: Path) -> dict[tuple[str, str, str], Score]:
-    """The scores of ASKED: vLLM in float32, started three times in one process."""
+    """The scores of ASKED: vLLM in float32, started three times."""
     asked = [
         Asked(batch, checkpoints / weights, scorer, variant, {"dtype": "float32", **options})
         for batch, weights, scorer, variant, options in ASKED.values()
