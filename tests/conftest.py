@@ -99,9 +99,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return 1 if item.get_closest_marker("vllm") else 2 if item.get_closest_marker("slow") else 3
 
     if config.getoption("--quick"):
-        left_out = [
-            item for item in items if item.get_closest_marker("full") or not is_quick(item.nodeid, _parameters_of(item))
-        ]
+        left_out = [item for item in items if not _is_quick(item)]
         config.hook.pytest_deselected(items=left_out)
         gone = set(left_out)
         items[:] = [item for item in items if item not in gone]
@@ -111,8 +109,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: of_file[item.path])
 
 
-def _parameters_of(item: pytest.Item) -> dict[str, object]:
-    return dict(item.callspec.params) if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+def _is_quick(item: pytest.Item) -> bool:
+    if item.get_closest_marker("full"):
+        return False
+    if not isinstance(item, pytest.Function):
+        return True
+    return is_quick(item.nodeid, item.fixturenames, item.callspec.params if hasattr(item, "callspec") else {})
 
 
 # No deadlines: the result must not depend on the load. In CI a property test that fails must fail again.

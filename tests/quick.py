@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from typing import Final
 
 FULL: Final = re.compile(
@@ -27,20 +28,22 @@ FULL: Final = re.compile(
             r"tests/foreshock/measures/test_in_another_framework",
             r"tests/probes/(doctor|engines|exact_divergence|layer_divergence|routing)/",
             r"tests/probes/test_(\w+_worker|ray_workers|replay|worker)",
-            r"tests/probes/scorers/test_(vllm_(decode|http|prefill|tensor_parallel)|sglang_server|torch_forward)",
-            r"tests/probes/scorers/test_(sharded|trainer_forward|trainer_options|devices)",
+            r"tests/probes/scorers/test_(vllm_(http|scorers|tensor_parallel)|sglang_server|torch_forward)",
+            r"tests/probes/scorers/test_(divided_models|trainer_forward|trainer_options|devices)",
             # Kills, several processes, backups, stores in S3, a real Alertmanager.
             r"tests/service/operation/",
             r"tests/service/maintenance/test_backup",
             r"tests/service/platform/store/test_objects",
-            r"tests/service/platform/test_ingest_rate",
             r"tests/service/watch/notifications/test_alertmanager",
-            # Every page in a browser, in every width, theme and kind of run.
-            r"tests/service/present/pages/test_(axe|browser|curves|gallery|rollout_page|ten_questions|widths|themes)",
+            # Every kind of run on every page.
+            r"tests/service/present/pages/test_(accessibility|bad_runs|every_page|five_kinds|ten_questions)",
         )
     )
 )
 """Paths of tests that only `make test-all` runs."""
+
+BROWSER: Final = frozenset({"browser", "window", "visit"})
+"""Fixtures that start Chromium: tests with one are not quick."""
 
 QUICK_AFTER_ALL: Final = (
     "tests/examples/test_demo.py::test_second_start_of_the_demo_repeats_no_work",
@@ -48,12 +51,11 @@ QUICK_AFTER_ALL: Final = (
     "tests/foreshock/integrations/test_trl.py::test_mismatch_equals_trls_own",
     "tests/foreshock/integrations/test_verl.py::test_mismatch_equals_verls_own",
     "tests/probes/exact_divergence/test_pairs.py::test_divergences_equal_the_definitions_and_log_probs_the_scorers",
-    "tests/probes/scorers/test_vllm_decode.py::test_forced_tokens_have_the_models_log_probs_at_any_temperature",
-    "tests/probes/scorers/test_vllm_prefill.py::test_log_probs_are_those_of_the_model_at_any_temperature",
+    "tests/probes/scorers/test_vllm_scorers.py::test_log_probs_are_those_of_the_model_in_any_batches_and_at_any_temperature",
     "tests/service/present/pages/test_browser.py::test_every_plot_of_a_run_is_drawn",
     "tests/service/present/pages/test_browser.py::test_no_page_is_wider_than_the_screen",
 )
-"""Tests of those paths that are quick all the same."""
+"""Tests of those paths, or with a browser, that are quick all the same."""
 
 POSTGRES: Final = re.compile(
     "|".join(
@@ -78,10 +80,10 @@ def is_quick_file(path: str) -> bool:
     return not FULL.match(path) or any(test.partition("::")[0] == path for test in QUICK_AFTER_ALL)
 
 
-def is_quick(nodeid: str, parameters: dict[str, object]) -> bool:
-    """Return True if a test is quick; `parameters` are those of its fixtures."""
+def is_quick(nodeid: str, fixtures: Collection[str], parameters: Mapping[str, object]) -> bool:
+    """Return True if a test is quick, by the names of its fixtures and their parameters."""
     path = nodeid.partition("::")[0]
-    if FULL.match(path) and nodeid.partition("[")[0] not in QUICK_AFTER_ALL:
+    if (FULL.match(path) or not BROWSER.isdisjoint(fixtures)) and nodeid.partition("[")[0] not in QUICK_AFTER_ALL:
         return False
     on_postgres = any(isinstance(value, str) and value == "postgresql" for value in parameters.values())
     return not on_postgres or POSTGRES.match(path) is not None

@@ -21,8 +21,7 @@ def test_each_pattern_matches_a_file(pattern: str) -> None:
 def test_each_exception_is_a_test(name: str) -> None:
     path, _, function = name.partition("::")
     assert f"\ndef {function}(" in (REPOSITORY / path).read_text()
-    assert FULL.match(path)
-    assert is_quick(f"{name}[sqlite]", {"database_url": "sqlite"})
+    assert is_quick(f"{name}[sqlite]", (), {"database_url": "sqlite"})
 
 
 def test_postgresql_is_quick_where_it_decides() -> None:
@@ -30,5 +29,5 @@ def test_postgresql_is_quick_where_it_decides() -> None:
         ("tests/service/runs/ingest/test_ingest.py", True),
         ("tests/service/runs/test_lint.py", False),
     ):
-        assert is_quick(f"{path}::test_x[postgresql]", {"database_url": "postgresql"}) is expected
-        assert is_quick(f"{path}::test_x[sqlite]", {"database_url": "sqlite"})
+        assert is_quick(f"{path}::test_x[postgresql]", (), {"database_url": "postgresql"}) is expected
+        assert is_quick(f"{path}::test_x[sqlite]", (), {"database_url": "sqlite"})
