@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import io
 import math
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +25,6 @@ from foreshock.client.reporting import LogOnce
 from foreshock.client.settings import ClientSettings
 from foreshock.errors import InvalidRolloutsError
 from foreshock.measures.passes import compiled
-from foreshock.measures.passes.compiling import compile_elsewhere
 from foreshock.rollouts.arrays import Padding, as_array, mask_of, offsets_of_lengths
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
@@ -53,6 +54,7 @@ _NUMPY_PASS = (
     "it comes with the extra `fast` of Foreshock"
 )
 
+_LONGEST_COMPILE_SECONDS = 300.0
 _pass_lock = threading.Lock()
 _pass_failed = False
 
@@ -163,7 +165,10 @@ def prepare_token_pass() -> bool:
         if _pass_failed or not compiled.available():
             return False
         try:
-            compile_elsewhere()
+            # In another process first: the compiler holds the GIL, for which the trainer would wait. The second call
+            # loads what the first one compiled.
+            command = [sys.executable, "-m", compiled.__name__]
+            subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LONGEST_COMPILE_SECONDS)
             compiled.prepare()
         except Exception:
             # For example a numba that does not support this numpy; numpy's pass gives the same numbers.

@@ -315,3 +315,7 @@ def compute_verl_metrics(inputs: TokenInputs) -> dict[str, float]:
 
 def _mean(values: Float64) -> float:
     return float(values.mean()) if values.size else math.nan
+
+
+if __name__ == "__main__":
+    prepare()

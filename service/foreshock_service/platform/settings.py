@@ -152,11 +152,6 @@ class Settings(BaseSettings):
     token_pass: Literal["compiled", "numpy"] = Field(
         default="compiled", description="what measures tokens; numpy is slower, and has nothing to compile at a start"
     )
-    compiled_folder: str = Field(
-        default="",
-        description="folder of compiled code; empty: beside the package, or beside the token store if the "
-        "package cannot be written. No other user may write to it",
-    )
 
     step_grace_seconds: float = Field(default=600.0, gt=0)
     stale_seconds: float = Field(

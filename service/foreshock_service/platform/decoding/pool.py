@@ -14,8 +14,6 @@ import logging
 import math
 import multiprocessing
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -143,29 +141,27 @@ class _Decoder:
         self._settings = settings
         self._preload = tuple(preload)
         self._executor: ProcessPoolExecutor | None = None
-        self._choice: worker.TokenPassChoice | None = None
         self._started: worker.StartedDecoder | None = None
         self._tasks = 0
 
-    def start(self, choice: worker.TokenPassChoice) -> worker.StartedDecoder:
-        """Start the process unless it runs with this choice, and wait until it is ready. Raises BrokenProcessPool."""
-        if self._choice != choice:
-            self.stop()
+    def start(self) -> worker.StartedDecoder:
+        """Start the process unless it runs, and wait until it is ready. Raises BrokenProcessPool."""
         if self._executor is None:
             for name, value in _ALLOCATORS.items():
                 os.environ.setdefault(name, value)
             spawning = multiprocessing.get_context("spawn")
-            self._executor = ProcessPoolExecutor(1, spawning, worker.prepare_process, (choice, self._preload))
-            self._choice, self._tasks = choice, 0
+            arguments = (self._settings.token_pass, self._preload)
+            self._executor = ProcessPoolExecutor(1, spawning, worker.prepare_process, arguments)
+            self._tasks = 0
         if self._started is None:
             self._started = self._executor.submit(worker.report_start).result()
         return self._started
 
-    def run(self, choice: worker.TokenPassChoice, task: Callable[[], Result]) -> Result:
+    def run(self, task: Callable[[], Result]) -> Result:
         """Return the result of the task, or raise its error. Raises BrokenProcessPool if the process dies."""
         settings = self._settings
         try:
-            started = self.start(choice)
+            started = self.start()
             assert self._executor is not None
             self._tasks += 1
             running = self._executor.submit(
@@ -188,6 +184,12 @@ class _Decoder:
             self._executor.shutdown(wait=wait)
         self._executor = self._started = None
 
+    def kill(self) -> None:
+        """Kill the process, even while it starts. May be called in any thread."""
+        executor = self._executor
+        for process in list((executor._processes or {}).values()) if executor is not None else []:
+            process.kill()
+
 
 class DecoderPool:
     """Pool that runs module-level functions in other processes, which import `preload` when they start. Thread-safe."""
@@ -198,19 +200,14 @@ class DecoderPool:
         self.bodies = 0
         """Number of bodies that are decoded or wait for a decoder."""
         self._lock = threading.Lock()
-        self._wanted_choice = worker.chosen_token_pass(settings)
-        # What the decoders run with: numpy's pass until the compiled one is available.
-        self._choice = worker.first_choice(self._wanted_choice)
         self._decoders = [_Decoder(settings, preload) for _ in range(settings.decode_processes)]
         self._turns = Turns(self._decoders)
         self.state = "starting"
         """State of the decoders: `ok`, or the reason why they are not ready."""
         self.token_pass = ""
-        """Token pass of the decoders: `compiled`, or numpy and the reason; empty until they have started.
-
-        At the first start of a release it is numpy's until the pass is compiled.
-        """
-        self._compiler: subprocess.Popen[bytes] | None = None
+        """Token pass of the decoders: `compiled`, or numpy and the reason; empty until they have started."""
+        self._wants_compiled = settings.token_pass == worker.COMPILED
+        self._warming: threading.Thread | None = None
         self._closing = threading.Event()
 
     @property
@@ -219,11 +216,11 @@ class DecoderPool:
         return self.state == "ok"
 
     def warm_up(self) -> None:
-        """Start every process now, so that the first upload does not wait for it."""
+        """Start every process now, one after the other: the first one compiles, if necessary, and the others load."""
         taken: list[_Decoder] = []
         try:
             taken.extend(self._turns.take() for _ in self._decoders)
-            passes = [decoder.start(self._choice).token_pass for decoder in taken]
+            passes = [decoder.start().token_pass for decoder in taken]
         except Exception as error:
             self.state = f"failed: {type(error).__name__}"
             for decoder in taken:
@@ -234,50 +231,28 @@ class DecoderPool:
                 self._turns.give(decoder)
         self.token_pass = min(passes, key=lambda found: found == worker.COMPILED)
         self.state = "ok"
-        if self._choice.compile and not self._choice.for_now and self.token_pass != worker.COMPILED:
+        if self._wants_compiled and self.token_pass != worker.COMPILED:
             _logger.warning("tokens are measured by %s", self.token_pass)
 
     def warm_up_in_background(self) -> None:
-        """Run `warm_up` in a thread, again if it fails. Until it succeeds tasks wait, and `state` gives the reason.
+        """Run `warm_up` in a thread, again if it fails. Until it succeeds tasks wait, and `state` gives the reason."""
 
-        Then compile the pass over tokens, if necessary, and replace the decoders by ones that use it.
-        """
+        def report(error: Exception, delay: float) -> None:
+            _logger.error("the decoders do not start; the next try is in %.0f s", delay, exc_info=error)
 
         def start() -> None:
             # `retry` raises the last error once the pool is closing.
             with contextlib.suppress(Exception):
-                self._warm_up_until_it_works()
-                if self._choice.for_now:
-                    _logger.info("tokens are measured by %s", self.token_pass)
-                    self._compile()
+                retry(
+                    self.warm_up,
+                    Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS),
+                    is_retryable=lambda _: not self._closing.is_set(),
+                    wait=self._closing.wait,
+                    on_retry=report,
+                )
 
-        threading.Thread(target=start, name="foreshock-warm-up", daemon=True).start()
-
-    def _warm_up_until_it_works(self) -> None:
-        def report(error: Exception, delay: float) -> None:
-            _logger.error("the decoders do not start; the next try is in %.0f s", delay, exc_info=error)
-
-        retry(
-            self.warm_up,
-            Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS),
-            is_retryable=lambda _: not self._closing.is_set(),
-            wait=self._closing.wait,
-            on_retry=report,
-        )
-
-    def _compile(self) -> None:
-        """Compile in a process of low priority, then replace the decoders."""
-        folder = {} if self._wanted_choice.folder is None else {"NUMBA_CACHE_DIR": str(self._wanted_choice.folder)}
-        with self._lock:
-            if self._closing.is_set():
-                return
-            command = [sys.executable, "-m", "foreshock.measures.passes.compiling"]
-            self._compiler = subprocess.Popen(command, env=os.environ | folder, stdin=subprocess.DEVNULL)
-        self._compiler.wait()
-        if not self._closing.is_set():
-            # If compiling failed, the decoders try it themselves and report the reason.
-            self._choice = self._wanted_choice
-            self._warm_up_until_it_works()
+        self._warming = threading.Thread(target=start, name="foreshock-warm-up", daemon=True)
+        self._warming.start()
 
     def run(
         self, function: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
@@ -300,7 +275,7 @@ class DecoderPool:
         try:
             for _ in range(_TRIES):
                 with contextlib.suppress(BrokenProcessPool):
-                    return decoder.run(self._choice, task)
+                    return decoder.run(task)
         finally:
             seconds = time.monotonic() - begin
             decoding_seconds.set(seconds)
@@ -312,11 +287,12 @@ class DecoderPool:
         )
 
     def close(self) -> None:
-        """End the processes after their current tasks; one that compiles is ended at once."""
-        with self._lock:
-            self._closing.set()
-            if self._compiler is not None:
-                self._compiler.kill()
+        """End the processes after their current tasks; those that still start, and may compile, are killed."""
+        self._closing.set()
+        while self._warming is not None and self._warming.is_alive():
+            for decoder in self._decoders:
+                decoder.kill()
+            self._warming.join(0.1)
         for decoder in [self._turns.take() for _ in self._decoders]:
             decoder.stop(wait=True)
         self._turns.close()
