@@ -6,7 +6,6 @@ Replaced are what only containers have: host names, folders and ports. PostgreSQ
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ import yaml
 from obstore.store import S3Store
 
 from benchmarks.running_service import running_service
+from tests.containers.test_compose import environment_of
 from tests.monitoring import ask, program, running_prometheus, wait_for
 from tests.paths import PROMETHEUS, REPOSITORY
 from tests.ports import free_port
@@ -37,18 +37,8 @@ SECRETS = {
     "FORESHOCK_BOOTSTRAP_KEY": KEY,
     "FORESHOCK_SESSION_SECRET": "of-the-sessions-0123456789",
 }
-VARIABLE = re.compile(r"\$\{(?P<name>[A-Z_]+)(?::-(?P<default>(?:[^{}]|\$\{[^}]*\})*)|:\?[^}]*)?\}")
 # Environments of this machine that processes need, beside those of the compose file.
 MACHINE = {name: os.environ[name] for name in ("PATH", "HOME", "PYTHONPATH") if name in os.environ}
-
-
-def substituted(text: str) -> str:
-    """Return the text as Compose substitutes its variables, with `SECRETS` and the defaults of the file."""
-    return VARIABLE.sub(lambda match: SECRETS.get(match["name"]) or substituted(match["default"] or ""), text)
-
-
-def environment(service: dict[str, Any]) -> dict[str, str]:
-    return {name: substituted(str(value)) for name, value in service["environment"].items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +88,12 @@ def running(services: dict[str, dict[str, Any]], tmp_path_factory: pytest.TempPa
     with ExitStack() as stack:
         cluster = start_postgres()
         stack.callback(cluster.stop)
-        values = environment(services["object-store"])
+        values = environment_of(services["object-store"], SECRETS)
         command = store_command(services["object-store"], folder, port)
         stack.enter_context(process(command, values, folder / "object-store.log"))
         (check,) = [word for word in services["object-store"]["healthcheck"]["test"] if word.startswith("http")]
         wait_for(lambda: answers(check.replace("http://127.0.0.1:8333", store)), seconds=60)
-        of_service = environment(services["service"]) | {
+        of_service = environment_of(services["service"], SECRETS) | {
             "FORESHOCK_DATABASE_URL": cluster.new_database(),
             "FORESHOCK_STORE_ENDPOINT": store,
             "FORESHOCK_STORE_TEMPORARY_FOLDER": str(folder / "temporary"),
@@ -153,7 +143,7 @@ def test_service_asks_for_its_key(running: Running) -> None:
 
 
 def test_worker_starts_with_its_environment(running: Running, services: dict[str, dict[str, Any]]) -> None:
-    values = environment(services["worker"]) | {
+    values = environment_of(services["worker"], SECRETS) | {
         "FORESHOCK_URL": str(running.http.base_url),
         "FORESHOCK_API_KEY": KEY,
         "FORESHOCK_WEIGHTS_ROOTS": f"checkpoints={running.folder}",
@@ -180,8 +170,3 @@ def test_prometheus_scrapes_with_the_configuration_of_the_repository(running: Ru
         wait_for(lambda: ask(prometheus, 'up{job="foreshock"} == 1'), seconds=60)
         found = wait_for(lambda: ask(prometheus, "foreshock_build_info"), seconds=60)
     assert found[0]["metric"]["public_url"] == "http://localhost:8765"
-
-
-def test_service_waits_for_the_store_and_the_database(services: dict[str, dict[str, Any]]) -> None:
-    needed = services["service"]["depends_on"]
-    assert needed == {name: {"condition": "service_healthy"} for name in ("database", "object-store")}
