@@ -130,14 +130,6 @@ class Settings(BaseSettings):
     )
     max_response_tokens: int = Field(default=_LIMITS.max_response_tokens, gt=0, description="of one rollout")
     max_prompt_tokens: int = Field(default=_LIMITS.max_prompt_tokens, gt=0, description="of one rollout")
-    max_row_groups: int = Field(default=_LIMITS.max_row_groups, gt=0, description="row groups of one Parquet file")
-    max_footer_bytes: int = Field(default=_LIMITS.max_footer_bytes, gt=0, description="footer of one Parquet file")
-    max_identifier_bytes: int = Field(
-        default=_LIMITS.max_identifier_bytes, gt=0, description="one string of a table, such as a sample id"
-    )
-    max_metadata_bytes: int = Field(
-        default=_LIMITS.max_metadata_bytes, gt=0, description="one key-value pair of a Parquet file"
-    )
 
     decode_processes: int = Field(default=min(2, os.cpu_count() or 1), gt=0)
     # With 64 MiB a shard of 1 M tokens is refused.

@@ -204,9 +204,9 @@ def test_invalid_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         load_settings()
 
 
-def test_every_limit_of_a_table_is_a_setting_with_the_librarys_default() -> None:
+def test_limits_of_a_table_are_settings_with_the_librarys_defaults() -> None:
     assert decode_limits(Settings()) == DecodeLimits()
-    assert decode_limits(Settings(max_row_groups=7)) == replace(DecodeLimits(), max_row_groups=7)
+    assert decode_limits(Settings(max_rollouts=7)) == replace(DecodeLimits(), max_rollouts=7)
 
 
 @pytest.mark.parametrize("name", ["PUBLIC_URL", "GRAFANA_URL", "STORE_ENDPOINT"])

@@ -12,7 +12,6 @@ import os
 import resource
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from foreshock.installing import install_command
@@ -55,8 +54,15 @@ class StartedDecoder(NamedTuple):
 
 
 def decode_limits(settings: Settings) -> DecodeLimits:
-    """Return the limits that a decoder checks before it decodes."""
-    return DecodeLimits(**{field.name: getattr(settings, field.name) for field in fields(DecodeLimits)})
+    """Return the limits that a decoder checks before it decodes: those of the settings, else the library's."""
+    return DecodeLimits(
+        max_body_bytes=settings.max_body_bytes,
+        max_rollouts=settings.max_rollouts,
+        max_tokens=settings.max_tokens,
+        max_uncompressed_bytes=settings.max_uncompressed_bytes,
+        max_response_tokens=settings.max_response_tokens,
+        max_prompt_tokens=settings.max_prompt_tokens,
+    )
 
 
 def stored_limits() -> DecodeLimits:
