@@ -47,7 +47,7 @@ def test_commands_of_the_tour_run_and_its_numbers_are_those_of_the_run(tmp_path:
     assert "step 160" in shown
     assert described["key"] in shown
     page = (tmp_path / "report.html").read_text()
-    assert "<script" not in page
+    assert f'href="{url}/runs/' in page
     (k3,) = re.findall(r"its mismatch is ([\d.e-]+),", tour)
     assert f"{k3}" in shown, (address, shown)
     assert "Healthy: k3 of trainer/rollout is" in shown or "Warning since step" in shown

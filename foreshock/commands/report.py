@@ -1,13 +1,12 @@
-"""`foreshock report`: the diagnosis of a run on one screen, or with its tables, as text, JSON or one HTML page."""
+"""`foreshock report`: the diagnosis of a run on one screen, or with its tables, as text or JSON, or its page."""
 
 import argparse
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from foreshock.client.connection import run_url
-from foreshock.commands import report_data, report_page, report_text
+from foreshock.commands import report_data, report_text
 from foreshock.commands.command import add_run_argument, add_service_options, check_output, connect, write_output
 from foreshock.commands.option_types import STEP
 from foreshock.commands.queries import RunQueries, find_run
@@ -34,49 +33,41 @@ class ReportCommand:
         )
         parser.add_argument("--json", action="store_true", help="print JSON instead of text")
         parser.add_argument(
-            "-o", "--output", type=Path, metavar="FILE",
-            help="write to this file: a page to send (.html), JSON (.json) or text (.txt)",
-        )  # fmt: skip
+            "--html", type=Path, metavar="FILE", help="write the run's page with its plots into one file, to send"
+        )
         add_service_options(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Print the report, or write it to a file. Raises ConfigurationError for a file of another kind."""
-        form = None
-        if arguments.output is not None:
-            form = _form(arguments.output, as_json=arguments.json)
-            check_output("--output", arguments.output)
+        """Print the report, or write the run's page. Raises ConfigurationError for a file that cannot be written."""
+        if arguments.html is not None:
+            return _write_page(arguments)
         with connect(arguments) as reader:
             run = find_run(reader, arguments.run)
             queries = RunQueries(reader, run.id)
             url = run_url(reader.connection.url, run.project, run.key)
             found = report_data.collect(queries, run, url, step=arguments.step, model_kind=arguments.model_kind)
-        if form is None:
-            whole = arguments.full or arguments.step is not None
-            lines = report_text.render if whole else report_text.render_screen
-            print(_json(found) if arguments.json else "\n".join(lines(found, Paint())))
-        else:
-            write_output("--output", arguments.output, _WRITERS[form](found))
-            print(f"{arguments.output}: the report of {run.title}", file=sys.stderr)
+        if arguments.json:
+            print(json.dumps(json_value(found), indent=2, ensure_ascii=False, allow_nan=False))
+            return 0
+        whole = arguments.full or arguments.step is not None
+        lines = report_text.render if whole else report_text.render_screen
+        print("\n".join(lines(found, Paint())))
         return 0
 
 
-def _json(found: report_data.ReportData) -> str:
-    return json.dumps(json_value(found), indent=2, ensure_ascii=False, allow_nan=False)
-
-
-_WRITERS: dict[str, Callable[[report_data.ReportData], str]] = {
-    ".txt": lambda found: "\n".join(report_text.render(found, Paint.off())),
-    ".json": _json,
-    ".html": report_page.render_page,
-}
-
-
-def _form(output: Path, *, as_json: bool) -> str:
-    form = output.suffix.lower()
-    if form not in _WRITERS or (as_json and form != ".json"):
-        known = ".json beside --json" if as_json else ", ".join(_WRITERS)
-        raise ConfigurationError(f"--output must be a name that ends with {known}, got {output}")
-    return form
+def _write_page(arguments: argparse.Namespace) -> int:
+    """Write the run's page, which the service renders as one file."""
+    if arguments.json or arguments.full or arguments.step is not None or arguments.model_kind is not None:
+        raise ConfigurationError(
+            "--html writes the page of the run; --json, --full, --step and --model-kind are of the text"
+        )
+    check_output("--html", arguments.html)
+    with connect(arguments) as reader:
+        run = find_run(reader, arguments.run)
+        page = reader.connection.request("GET", f"/pages/runs/{run.id}/file")
+    write_output("--html", arguments.html, page.text)
+    print(f"{arguments.html}: the page of {run.title}", file=sys.stderr)
+    return 0
 
 
 command = ReportCommand()

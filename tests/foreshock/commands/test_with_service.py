@@ -203,19 +203,20 @@ def test_report_is_one_screen_unless_asked_for_more(
     assert not any(line.startswith("Attribution") for line in lines)
 
 
-def test_report_is_written_to_a_file_by_its_ending(
+def test_page_of_a_run_is_written_as_one_file(
     imported: RunningService, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert run(imported, "report", "imported", "-o", str(tmp_path / "report.html")) == 0
+    file = tmp_path / "run.html"
+    assert run(imported, "report", "imported", "--html", str(file)) == 0
     assert not capsys.readouterr().out
-    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
-    assert run(imported, "report", "imported", "-o", str(tmp_path / "report.json")) == 0
-    assert json.loads((tmp_path / "report.json").read_text())["run"]["key"] == "imported"
-    assert run(imported, "report", "imported", "--output", str(tmp_path / "report.pdf")) == 1
-    assert "must be a name that ends with .txt, .json, .html" in capsys.readouterr().err
-    assert run(imported, "report", "imported", "-o", str(tmp_path / "missing" / "report.txt")) == 1
+    page = file.read_text()
+    assert page.startswith("<!doctype html>")
+    assert f'href="{imported.url}/runs/default/imported"' in page
+    assert run(imported, "report", "imported", "--html", str(file), "--json") == 1
+    assert "--html writes the page of the run" in capsys.readouterr().err
+    assert run(imported, "report", "imported", "--html", str(tmp_path / "missing" / "run.html")) == 1
     assert "cannot be written (No such file or directory)" in capsys.readouterr().err
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["report.html", "report.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["run.html"]
 
 
 def test_newest_run_is_the_default(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:

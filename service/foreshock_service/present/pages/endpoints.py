@@ -12,7 +12,7 @@ from foreshock import page_addresses, probe_kinds
 from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.present.pages import rendering, sessions
-from foreshock_service.present.pages.presenters import alerts, attribution, figures, rollout, run_list
+from foreshock_service.present.pages.presenters import alerts, attribution, figures, rollout, run_list, saved
 from foreshock_service.present.pages.presenters.run import probes_part, run_page, scalar_addresses, semantics_part
 from foreshock_service.present.pages.presenters.step import step_page, worst_tokens
 from foreshock_service.replay.probes import requests, schemas
@@ -198,6 +198,14 @@ def run_figure(
 ) -> Response:
     """Return a figure of a run, as `static/figures.js` draws it."""
     return visitor.figure(figures.run_figure, run, name, figures.Asked(from_step, to_step, scalar))
+
+
+@parts.get("/runs/{run}/file")
+def run_file(run: RunIdentifier, context: Context, visitor: sessions.ReaderSession) -> Response:
+    """Return the page of a run as one HTML file that needs no service."""
+    origin = context.settings.public_url.rstrip("/") or str(visitor.request.base_url).rstrip("/")
+    headers = {"Content-Disposition": f'attachment; filename="{run}.html"'}
+    return rendering.html_response(visitor.request, visitor.look(saved.saved_run, run, origin), headers)
 
 
 @parts.get("/runs/{run}/probes")

@@ -293,7 +293,14 @@ def page_response(
 ) -> Response:
     """Return the page as HTML; 304 if the browser already has it."""
     text = templates().get_template(template).render(page=page, visitor=visitor)
-    return _tagged(request, text.encode(), "text/html; charset=utf-8", status)
+    return html_response(request, text, status=status)
+
+
+def html_response(request: Request, text: str, headers: Mapping[str, str] | None = None, status: int = 200) -> Response:
+    """Return HTML; 304 if the browser already has it."""
+    response = _tagged(request, text.encode(), "text/html; charset=utf-8", status)
+    response.headers.update(headers or {})
+    return response
 
 
 def json_response(request: Request, value: object) -> Response:

@@ -1,6 +1,8 @@
 // State shared by all curves of a page and kept in its address: the x axis, the zoom, the smoothing and the scale.
 // The zoom is stored in steps, so that it survives a change of the axis and a refresh.
 
+import { ask, isFile } from "./ask.js";
+
 const form = document.querySelector("#curves");
 const asked = new URLSearchParams(location.search);
 const TITLES = { lr: "Σ η, cumulative learning rate", time: "hours since the first step" };
@@ -21,7 +23,8 @@ function keep() {
   set("from", state.from === null ? null : Number(state.from.toPrecision(7)));
   set("to", state.to === null ? null : Number(state.to.toPrecision(7)));
   const text = query.toString();
-  history.replaceState(null, "", `${location.pathname}${text ? `?${text}` : ""}${location.hash}`);
+  // A file may not change its address.
+  if (!isFile) history.replaceState(null, "", `${location.pathname}${text ? `?${text}` : ""}${location.hash}`);
   if (form) form.querySelector("[data-unzoom]").hidden = state.from === null;
 }
 
@@ -141,7 +144,7 @@ export async function loadAxes() {
   if (!form || state.x === "step" || axes[state.x]) return;
   if (!form.dataset.axes) { state.x = "step"; return; }
   try {
-    const response = await fetch(form.dataset.axes, { cache: "no-cache", credentials: "same-origin" });
+    const response = await ask(form.dataset.axes);
     if (response.ok) axes = await response.json();
   } catch { /* The curves stay over steps. */ }
   if (!axes[state.x]) state.x = "step";

@@ -1,5 +1,6 @@
 // Draws every element with data-figure: fetches its specification, inserts the theme's colours, passes it to Plotly.
 
+import { ask, isFile } from "./ask.js";
 import { arranged, link, loadAxes, showControls, state as looked } from "./curves.js";
 import { save } from "./save.js";
 
@@ -141,11 +142,10 @@ async function draw(element, specification) {
 /** Requests and draws one figure; does nothing if the server's figure has not changed. */
 async function refreshFigure(element) {
   const address = element.dataset.figure;
-  // If zoomed, it requests the curves of these steps in more detail. "no-cache": the browser sends the entity tag that
-  // it has, and takes the body from its own cache on a 304.
-  const part = "overSteps" in element.dataset && looked.from !== null
+  // If zoomed, it requests the curves of these steps in more detail.
+  const part = !isFile && "overSteps" in element.dataset && looked.from !== null
     ? `${address.includes("?") ? "&" : "?"}from_step=${Math.max(0, Math.floor(looked.from))}&to_step=${Math.max(0, Math.ceil(looked.to))}` : "";
-  const response = await fetch(address + part, { cache: "no-cache", credentials: "same-origin" });
+  const response = await ask(address + part);
   if (!response.ok) throw new Error(`${response.status} for ${address}`);
   const specification = await response.json();
   await readyToDraw;

@@ -1,5 +1,6 @@
 // Draws the page's figures. While a run is live and the page is visible, it refreshes both, with backoff on errors.
 
+import { ask } from "./ask.js";
 import { isFolded, refreshFigures, showFigure } from "./figures.js";
 
 const SLOWEST_SECONDS = 120;
@@ -32,7 +33,7 @@ function replaceParts(fresh) {
 
 /** Fetches the page again (the browser sends its entity tag); returns whether the run is still live. */
 async function refreshPage() {
-  const response = await fetch(window.location.href, { cache: "no-cache", credentials: "same-origin" });
+  const response = await ask(window.location.href);
   if (!response.ok) throw new Error(String(response.status));
   const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
   if (replaceParts(fresh)) await fillFragments();
@@ -79,7 +80,7 @@ async function fillFragments(within = document) {
   for (const element of within.querySelectorAll("[data-fragment]")) {
     if (isFolded(element) || element.contains(document.activeElement)) continue;
     try {
-      const response = await fetch(element.dataset.fragment, { credentials: "same-origin" });
+      const response = await ask(element.dataset.fragment);
       if (!response.ok) throw new Error(String(response.status));
       const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
       element.replaceChildren(...document.importNode(fresh.body, true).childNodes);

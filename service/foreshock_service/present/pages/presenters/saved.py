@@ -1,0 +1,104 @@
+"""The page of a run as one file, to send to others: styles, scripts and plots are inside, links are absolute."""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from markupsafe import Markup
+
+from foreshock.clock import now_us
+from foreshock_service.present.pages import rendering, view_models
+from foreshock_service.present.pages.presenters import alerts, figures
+from foreshock_service.present.pages.presenters.run import probes_part, run_page, semantics_part
+from foreshock_service.present.pages.presenters.viewing import Viewing
+
+# The modules of a run's page, each after those that it imports.
+_MODULES = ("ask", "curves", "save", "figures", "page")
+_IMPORT = re.compile(r'^import (\{.+?\}) from "\./(\w+)\.js";$', re.MULTILINE)
+_EXPORT = re.compile(r"^export ((?:async function|function|const) (\w+))", re.MULTILINE)
+# Text of a run cannot contain them: its quotation marks are escaped.
+_LINK = re.compile(r' (href|data-steps)="(?=/)')
+NOBODY = view_models.Visitor(signed_in=False, may_answer_alerts=False, may_operate=False, csrf_token="")
+
+
+def saved_run(viewing: Viewing, run_id: str, origin: str) -> str:
+    """Return the HTML of a run's page that needs no other file. Raises RunNotFound or RunDeleted.
+
+    `origin`: the service's address, such as http://host:8765, that the links lead to. The scalars' chooser is left out,
+    since a file would need every scalar.
+    """
+    page = run_page(viewing, run_id)
+    texts = {name: _asset(name) for name in ("foreshock.css", "theme.js", rendering.PLOTLY)} | {"script": bundled()}
+    scripts = [_hash_of(texts[name]) for name in ("theme.js", rendering.PLOTLY, "script")]
+    policy = (
+        f"default-src 'none'; script-src {' '.join(scripts)}; "
+        f"style-src-elem {_hash_of(texts['foreshock.css'])} {rendering.PLOTLY_STYLES}; "
+        "style-src-attr 'unsafe-inline'; img-src data: blob:; form-action 'none'; base-uri 'none'"
+    )
+    text = _rendered(
+        "saved.html",
+        page
+        | {
+            "policy": policy,
+            "style": Markup(texts["foreshock.css"]),
+            "theme": Markup(texts["theme.js"]),
+            "plotly": Markup(texts[rendering.PLOTLY]),
+            "script": Markup(texts["script"]),
+            "parts": Markup(_json_for_html(_parts(viewing, run_id, page, origin))),
+            "saved_at": rendering.moment(now_us()),
+            "origin": origin,
+        },
+    )
+    # The scripts have no such attribute.
+    return _absolute(text, origin)
+
+
+def _parts(viewing: Viewing, run_id: str, page: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    """Return what the page would request, by address: JSON of figures and axes, HTML of the others."""
+    whole = figures.Asked()
+    folder = f"/pages/runs/{run_id}"
+    return {
+        **{plot.address: figures.run_figure(viewing, run_id, plot.id, whole).to_json() for plot in page["figures"]},
+        f"{folder}/axes.json": alerts.axes_of_run(viewing, run_id),
+        f"{folder}/semantics": _absolute(_rendered("semantics.html", semantics_part(viewing, run_id)), origin),
+        f"{folder}/probes": _absolute(_rendered("probes.html", probes_part(viewing, run_id)), origin),
+    }
+
+
+@cache
+def bundled() -> str:
+    """Return the modules as one script: each is a function that returns what it exports."""
+    found = []
+    for name in _MODULES:
+        text = _asset(f"{name}.js")
+        exported = ", ".join(each[1] for each in _EXPORT.findall(text))
+        text = _EXPORT.sub(r"\1", text)
+        text = _IMPORT.sub(lambda each: f"const {each[1].replace(' as ', ': ')} = module_{each[2]};", text)
+        found.append(f"const module_{name} = await (async () => {{\n{text}\nreturn {{ {exported} }};\n}})();\n")
+    return "".join(found)
+
+
+@cache
+def _asset(name: str) -> str:
+    return rendering.assets()[name].read_text(encoding="utf-8")
+
+
+def _rendered(template: str, page: object) -> str:
+    return rendering.templates().get_template(template).render(page=page, visitor=NOBODY)
+
+
+def _absolute(text: str, origin: str) -> str:
+    return _LINK.sub(lambda found: f' {found[1]}="{origin}', text)
+
+
+def _json_for_html(value: object) -> str:
+    """Return JSON that cannot end the script element which holds it."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _hash_of(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
