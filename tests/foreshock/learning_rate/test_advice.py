@@ -18,7 +18,7 @@ ANSWER: dict[str, Any] = {
     "attempt": 1,
     "revision": 7,
     "scale": 0.5,
-    "schedule": {"surge_step": 110, "decay_period": 198, "factor": 0.5, "floor": 0.1},
+    "schedule": {"surge_step": 110, "decay_period": 198, "factor": 0.5, "floor": 0.1, "new": 1},
     "phase": "decaying",
     "mode": "apply",
     "next_decay_step": 396,

@@ -183,6 +183,7 @@ def test_every_optimizer_step_until_the_next_call_is_scaled() -> None:
     for _ in range(3):
         optimizer.step()
     assert parameter.tolist() == [1 - 3 * 0.25] * 2
+    assert applied_scales(optimizer) == [0.25]
 
 
 def test_tensor_rate_is_changed_in_place() -> None:
