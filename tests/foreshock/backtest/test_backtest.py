@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,91 +37,69 @@ DEFAULT = WarningConfiguration()
 ROWS = [(1, 100.0, 0.5), (2, 110.0, 0.25), (3, 120.0, -0.125)]
 
 
+# The file's name, its first lines, and the lines of a step, whose number, length and reward are filled in.
+LINES = {
+    "csv": ("run.csv", "step,response_length_mean,reward\n", "%(s)d,%(n)s,%(r)s\n"),
+    "jsonl": ("run.jsonl", "", '{"step": %(s)d, "response_length/mean": %(n)s, "critic/rewards/mean": %(r)s}\n'),
+    "verl": (
+        "verl.log", "starting\n",
+        "(TaskRunner pid=7) step:%(s)d - response_length/mean:%(n)s - critic/score/mean:np.float64(%(r)s)\n",
+    ),
+    "verl file": (
+        "verl.jsonl", "",
+        '{"step": %(s)d, "data": {"response_length/mean": %(n)s, "critic/rewards/mean": %(r)s}}\n',
+    ),
+    "slime": (
+        "slime.log", "",
+        (
+            "[2026-01-02 03:04:05] rollout.py:70 - perf %(s)d: {'rollout/response_len/mean': %(n)s, 'perf/x': 1.0}\n"
+            "\x1b[36m(Actor pid=7)\x1b[0m rollout %(s)d: {'rollout/raw_reward': %(r)s, 'rollout/step': %(s)d}\n"
+            "(Actor pid=7) step %(s)d: {'train/loss': -1e-05, 'train/kl': nan, 'train/step': %(s)d}\n"
+        ),
+    ),
+    "prime-rl": (
+        "metrics.jsonl", "",
+        '{"step": %(s)d, "seq_len/all/mean": %(n)s}\n{"step": %(s)d, "reward/all/mean": %(r)s}\n',
+    ),
+    "wandb": (
+        "wandb.csv",
+        '"Step","a run - response_length/mean","a run - response_length/mean__MIN","a run - reward"\n',
+        '"%(s)d","%(n)s","1","%(r)s"\n',
+    ),
+}  # fmt: skip
+DOCUMENTS: dict[str, tuple[str, Any]] = {
+    "trl": (
+        "trainer_state.json",
+        {"log_history": [{"step": s, "completions/mean_length": n, "reward": r} for s, n, r in ROWS]},
+    ),
+    "NeMo-RL": (
+        "metrics.json",
+        {"train/mean_gen_tokens_per_sample": {s: n for s, n, _ in ROWS}, "train/reward": {s: r for s, _, r in ROWS}},
+    ),
+    "wandb history": (
+        "history.json",
+        [
+            {"_step": 7 * s, "train/global_step": s, "train/completions/mean_length": n, "train/reward": r}
+            for s, n, r in ROWS
+        ],
+    ),
+}  # fmt: skip
+
+
 def written(folder: Path, kind: str) -> Path:
-    names = {
-        "csv": ("run.csv", "step,response_length_mean,reward\n" + "".join(f"{s},{n},{r}\n" for s, n, r in ROWS)),
-        "jsonl": (
-            "run.jsonl",
-            "".join(
-                json.dumps({"step": s, "response_length/mean": n, "critic/rewards/mean": r}) + "\n" for s, n, r in ROWS
-            )
-            + '{"step": 4, "resp',
-        ),
-        "verl": (
-            "verl.log",
-            "starting\n"
-            + "".join(
-                f"(TaskRunner pid=7) step:{s} - response_length/mean:{n} - critic/score/mean:np.float64({r})\n"
-                for s, n, r in ROWS
-            ),
-        ),
-        "trl": (
-            "trainer_state.json",
-            json.dumps(
-                {"log_history": [{"step": s, "completions/mean_length": n, "reward": r} for s, n, r in ROWS]}, indent=2
-            ),
-        ),
-        "wandb": (
-            "wandb.csv",
-            '"Step","a run - response_length/mean","a run - response_length/mean__MIN","a run - reward"\n'
-            + "".join(f'"{s}","{n}","1","{r}"\n' for s, n, r in ROWS),
-        ),
-    }
-    names |= {
-        "verl file": (
-            "verl.jsonl",
-            "".join(
-                json.dumps({"step": s, "data": {"response_length/mean": n, "critic/rewards/mean": r}}) + "\n"
-                for s, n, r in ROWS
-            ),
-        ),
-        "slime": (
-            "slime.log",
-            "".join(
-                f"[2026-01-02 03:04:05] rollout.py:70 - perf {s}: {{'rollout/response_len/mean': {n}, 'perf/x': 1.0}}\n"
-                f"\x1b[36m(Actor pid=7)\x1b[0m rollout {s}: {{'rollout/raw_reward': {r}, 'rollout/step': {s}}}\n"
-                f"(Actor pid=7) step {s}: {{'train/loss': -1e-05, 'train/kl': nan, 'train/step': {s}}}\n"
-                for s, n, r in ROWS
-            ),
-        ),
-        "prime-rl": (
-            "metrics.jsonl",
-            "".join(
-                json.dumps({"step": s, "seq_len/all/mean": n})
-                + "\n"
-                + json.dumps({"step": s, "reward/all/mean": r})
-                + "\n"
-                for s, n, r in ROWS
-            ),
-        ),
-        "NeMo-RL": (
-            "metrics.json",
-            json.dumps(
-                {
-                    "train/mean_gen_tokens_per_sample": {str(s): n for s, n, _ in ROWS},
-                    "train/reward": {str(s): r for s, _, r in ROWS},
-                }
-            ),
-        ),
-        "wandb history": (
-            "history.json",
-            json.dumps(
-                [
-                    {"_step": 7 * s, "train/global_step": s, "train/completions/mean_length": n, "train/reward": r}
-                    for s, n, r in ROWS
-                ]
-            ),
-        ),
-    }
-    path = folder / names[kind][0]
-    path.write_text(names[kind][1])
+    """Return a file of this kind with the rows; the last line of JSON lines is cut off."""
+    if kind in DOCUMENTS:
+        name, document = DOCUMENTS[kind]
+        text = json.dumps(document, indent=2)
+    else:
+        name, head, line = LINES[kind]
+        text = head + "".join(line % {"s": s, "n": n, "r": r} for s, n, r in ROWS)
+    path = folder / name
+    path.write_text(text + ('{"step": 4, "resp' if kind == "jsonl" else ""))
     return path
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["csv", "jsonl", "verl", "verl file", "slime", "prime-rl", "NeMo-RL", "trl", "wandb", "wandb history"],
-)
+@pytest.mark.parametrize("kind", [*LINES, *DOCUMENTS])
 def test_every_format_gives_the_same_steps(tmp_path: Path, kind: str) -> None:
     assert read_run(written(tmp_path, kind)) == [
         ClosedStep(step, {LENGTH_KEY: length, REWARD_KEY: reward}) for step, length, reward in ROWS
