@@ -33,14 +33,10 @@ def test_batch_has_the_tokens_log_probs_and_groups_of_a_data_proto() -> None:
     assert batch.prompt_token_ids.tolist() == [5, 6, 7]
     assert batch.response_token_ids.tolist() == [10, 11, 12, 20, 21]
     assert batch.generated.tolist() == [True, False, True, True, True]
-    assert batch.rollout_log_probs is not None
-    assert batch.rollout_log_probs.tolist() == [-1, 0, -2, -3, -4]
-    assert batch.trainer_log_probs is not None
-    assert batch.trainer_log_probs.tolist() == [-1.5, 0, -2, -3, -4.5]
-    assert batch.reward is not None
-    assert batch.reward.tolist() == [1, 0]
-    assert batch.advantage is not None
-    assert batch.advantage.tolist() == [0.5, 0.5, 0.5, -0.5, -0.5]
+    assert np.asarray(batch.rollout_log_probs).tolist() == [-1, 0, -2, -3, -4]
+    assert np.asarray(batch.trainer_log_probs).tolist() == [-1.5, 0, -2, -3, -4.5]
+    assert np.asarray(batch.reward).tolist() == [1, 0]
+    assert np.asarray(batch.advantage).tolist() == [0.5, 0.5, 0.5, -0.5, -0.5]
     assert batch.group_ids == ["a", "a"]
     assert batch.attributes.trainer_policy == "recomputed_old"
 
@@ -48,8 +44,7 @@ def test_batch_has_the_tokens_log_probs_and_groups_of_a_data_proto() -> None:
 def test_given_columns_override_those_of_the_data_proto() -> None:
     batch = RolloutBatch.from_verl(data_proto(), group_ids=["x", "y"], weights_version=np.array([3, 4], np.int32))
     assert batch.group_ids == ["x", "y"]
-    assert batch.weights_version is not None
-    assert batch.weights_version.tolist() == [3, 3, 3, 4, 4]
+    assert np.asarray(batch.weights_version).tolist() == [3, 3, 3, 4, 4]
 
 
 def test_missing_tensor_is_named() -> None:

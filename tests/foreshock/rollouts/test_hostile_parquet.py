@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from foreshock.errors import InvalidRolloutsError, LimitExceededError, RolloutsError
-from foreshock.rollouts import DecodeLimits, decode_exact, decode_rollouts, encode_exact, encode_rollouts, encode_scores
+from foreshock.errors import InvalidRolloutsError, RolloutsError
+from foreshock.rollouts import decode_exact, decode_rollouts, encode_exact, encode_rollouts, encode_scores
 from foreshock.rollouts.schema import EXACT_COLUMNS
 from foreshock.rollouts.scores import ScoreBatch
 from tests.foreshock.batches import random_batch
@@ -71,16 +71,6 @@ def test_damaged_body_does_not_crash_process() -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(done.stdout) > 250
-
-
-def test_more_tokens_than_the_cap_are_refused_while_they_are_decoded() -> None:
-    batch = random_batch(0, rollouts=40, longest=30)
-    data = encode_rollouts(batch)
-    with pytest.raises(LimitExceededError, match="tokens of one shard") as caught:
-        decode_rollouts(data, DecodeLimits(max_tokens=batch.num_tokens - 1))
-    assert caught.value.column == "response_token_ids"
-    with pytest.raises(LimitExceededError, match="decodes to more than"):
-        decode_rollouts(data, DecodeLimits(max_uncompressed_bytes=1000))
 
 
 @pytest.mark.parametrize(

@@ -156,10 +156,8 @@ def test_sample_ids_default_to_row_numbers_and_groups_may_be_numbers() -> None:
 def test_one_value_per_rollout_is_repeated_for_its_tokens() -> None:
     mask = np.array([[1, 1, 0], [0, 1, 1], [0, 1, 0]])
     once = RolloutBatch.from_padded(mask, mask, weights_version=[4, 5, 6], turn=[0, 1, 2], advantage=[1.0, -1.0, 0.5])
-    assert once.weights_version is not None
-    assert once.turn is not None
-    assert once.weights_version.tolist() == [4, 4, 5, 5, 6]
-    assert once.turn.tolist() == [0, 0, 1, 1, 2]
+    assert np.asarray(once.weights_version).tolist() == [4, 4, 5, 5, 6]
+    assert np.asarray(once.turn).tolist() == [0, 0, 1, 1, 2]
     assert not once.advantage_per_token
     square = RolloutBatch.from_padded([[1]], [[1]], advantage=[2.0])
     assert not square.advantage_per_token

@@ -150,12 +150,6 @@ def test_concat_refuses_batches_with_different_columns() -> None:
         RolloutBatch.concat([])
 
 
-def test_generated_lengths_exclude_tool_output() -> None:
-    batch = RolloutBatch.from_lists(["a", "b"], [[1], [1]], [[1, 2, 3], [4]], response_mask=[[1, 0, 1], [0]])
-    assert batch.response_lengths.tolist() == [3, 1]
-    assert batch.generated_lengths.tolist() == [2, 0]
-
-
 OWN = {
     "row_group_size": 64,
     "compression": "zstd",
