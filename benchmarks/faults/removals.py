@@ -1,8 +1,8 @@
 """Kill the service while it deletes a run, and purges the tokens of another.
 
-Each round uploads two small runs, requests the two removals, and kills the service again and again until they are
-done. Then no row or file may hold removed data, the other data must read as before, and every measurement of the
-remaining runs must be unchanged.
+Each round uploads two small runs, deletes one while the other is purged, and kills the service again and again until
+they are done. Then no row or file may hold removed data, the other data must read as before, and every measurement of
+the remaining run must be unchanged.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import random
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,8 @@ KILLS_A_ROUND = 12
 _SETTINGS = {
     "FORESHOCK_REMOVAL_GRACE_SECONDS": "0",
     "FORESHOCK_RETENTION_INTERVAL_SECONDS": "0.3",
+    "FORESHOCK_RETENTION_LAST_STEPS": str(_KEPT_STEPS),
+    "FORESHOCK_RETENTION_ALERT_STEPS": "0",
     "FORESHOCK_SWEEP_INTERVAL_SECONDS": "0.3",
     "FORESHOCK_ORPHAN_GRACE_SECONDS": str(ORPHAN_GRACE_SECONDS),
     "FORESHOCK_ORPHAN_SWEEP_SECONDS": "2",
@@ -102,21 +103,15 @@ class _Round:
                     run.put_shard(step, batch, shard, _SHARDS).raise_for_status()
 
     def _ask(self) -> None:
-        """Request the two removals until each is acknowledged."""
-        rules = {"last_steps": _KEPT_STEPS, "alert_steps": 0}
-        requests: list[Callable[[], httpx.Response]] = [
-            lambda: httpx.delete(self._url("deleted"), timeout=10),
-            lambda: httpx.put(f"{self._url('purged')}/retention", json=rules, timeout=10),
-        ]
-        for request in requests:
-            while True:
-                with contextlib.suppress(httpx.TransportError):
-                    answer = request()
-                    # 410: the run is already deleted, and the first answer was lost.
-                    if answer.is_success or answer.status_code == 410:
-                        self._findings.counts["acknowledged_removals"] += 1
-                        break
-                time.sleep(0.05)
+        """Request the deletion until it is acknowledged."""
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                answer = httpx.delete(self._url("deleted"), timeout=10)
+                # 410: the run is already deleted, and the first answer was lost.
+                if answer.is_success or answer.status_code == 410:
+                    self._findings.counts["acknowledged_removals"] += 1
+                    return
+            time.sleep(0.05)
 
     def _is_done(self) -> bool:
         with self._served.database() as database, database.read() as session:

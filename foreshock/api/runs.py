@@ -1,4 +1,4 @@
-"""Runs and what belongs to them: attempts, steps, changes, checkpoints, retention, measures."""
+"""Runs and what belongs to them: attempts, steps, changes, checkpoints, measures."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -199,19 +199,6 @@ class CheckpointRecord(Record):
     expires_at_us: int | None = None
     """when the files may go; null: never"""
     announced_at_us: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetentionRecord(Record):
-    """The rules by which a run keeps its tokens, and where they are from."""
-
-    source: Literal["run", "settings"]
-    last_steps: int | None = None
-    """tokens of the newest so many steps; null: of all steps"""
-    every_steps: int | None = None
-    """tokens of each such step too"""
-    alert_steps: int = 2
-    """tokens of so many steps before and after each alert too"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,7 +94,6 @@ def upgrade() -> None:
         sa.Column("updated_at_us", sa.BigInteger, nullable=False),
         sa.Column("deleted_at_us", sa.BigInteger),
         sa.Column("rows_removed_at_us", sa.BigInteger),
-        sa.Column("retention", JSON),
         sa.Column("scalar_names", JSON),
         sa.Column("tags", JSON, nullable=False, server_default="[]"),
         sa.Column("note", sa.String),

@@ -74,7 +74,7 @@ from foreshock_service.watch.notifications.service import notifiers
 _NOUNS: tuple[Any, ...] = (
     *(health, run_endpoints, attempts, steps, ingest, tokens, scalars, changes, checkpoints, curves, lint),
     *(findings, requests, policies, leases, publishing, attribution, workers, exporter, alerts, rules),
-    *(advice, diagnosis, corrections, retention, weights),
+    *(advice, diagnosis, corrections, weights),
 )
 ROUTERS: tuple[APIRouter, ...] = tuple(noun.router for noun in _NOUNS)
 

@@ -154,12 +154,12 @@ class DeleteCommand:
 
 
 class RetentionCommand:
-    """`foreshock retention`: purge the tokens that the rules do not keep."""
+    """`foreshock retention`: purge the tokens that the settings do not keep."""
 
-    help = "purge the tokens of old steps by the rules of the settings and of the runs"
+    help = "purge the tokens of old steps that the settings do not keep"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Add the options; FORESHOCK_RETENTION_* are the rules."""
+        """Add the options; FORESHOCK_RETENTION_* say what is kept."""
         parser.add_argument("run", nargs="?", help="a run's id, key or name (default: every run)")
         parser.add_argument("--dry-run", action="store_true", help="report what would be purged, and change nothing")
 

@@ -1,4 +1,4 @@
-"""Purge the tokens that the rules do not keep. Aggregates, curves and rollout summaries stay for ever.
+"""Purge the tokens that the settings do not keep. Aggregates, curves and rollout summaries stay for ever.
 
 A step is purged in one short transaction that checks again that nothing waits for its tokens; its files are removed
 after the grace. So it may run beside the service, twice at once, and may be interrupted.
@@ -9,54 +9,27 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from fastapi import status
-from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import and_, delete, exists, select, update
 from sqlalchemy.orm import Session
 
 from foreshock import clock, errors
-from foreshock.api.runs import RetentionRecord
 from foreshock_service.maintenance.stored_files import jobs_of_step, maintenance_context, run_called, steps_beyond
-from foreshock_service.platform import audit, parameters, security
-from foreshock_service.platform.context import Context, ServiceContext
+from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database import engine, tables
-from foreshock_service.platform.settings import Settings, load_settings
+from foreshock_service.platform.settings import load_settings
 from foreshock_service.platform.store.removal import give_up_files
 from foreshock_service.replay.probes.jobs import ENDED
-from foreshock_service.runs import events, run_endpoints
-from foreshock_service.runs.runs import get_run, lock_run, lock_run_for_background
+from foreshock_service.runs import events
+from foreshock_service.runs.runs import lock_run_for_background
 
 
-class RetentionRules(BaseModel):
-    """Tokens of the newest `last_steps` steps, of each `every_steps`-th one, and of those around alerts are kept."""
+def purged_steps(steps: Iterable[int], newest: int, alerts: Iterable[int], last: int, around: int) -> list[int]:
+    """Return the steps whose tokens are not kept, in their order, in a run whose newest step is `newest`.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    last_steps: int | None = Field(
-        default=None,
-        ge=1,
-        le=parameters.LARGEST_STEP,
-        description="tokens of the newest so many steps; null: of all steps",
-    )
-    every_steps: int | None = Field(
-        default=None, ge=1, le=parameters.LARGEST_STEP, description="tokens of each such step too"
-    )
-    alert_steps: int = Field(
-        default=2, ge=0, le=10_000, description="tokens of so many steps before and after each alert too"
-    )
-
-
-def purged_steps(steps: Iterable[int], newest: int, alerts: Iterable[int], rules: RetentionRules) -> list[int]:
-    """Return the steps whose tokens are not kept, in their order, in a run whose newest step is `newest`."""
-    last, every, around = rules.last_steps, rules.every_steps, rules.alert_steps
-    if last is None:
-        return []
+    Kept are the newest `last` steps, and `around` steps before and after each alert.
+    """
     near_alerts = {alert + offset for alert in alerts for offset in range(-around, around + 1)}
-    return [
-        step
-        for step in steps
-        if step <= newest - last and not (every is not None and step % every == 0) and step not in near_alerts
-    ]
+    return [step for step in steps if step <= newest - last and step not in near_alerts]
 
 
 _STEPS_AT_ONCE = 1_000
@@ -68,7 +41,6 @@ class RunReport:
     """What was purged of a run, or would be."""
 
     run: tables.Run
-    rules: RetentionRules
     steps: int = 0
     files: int = 0
     file_bytes: int = 0
@@ -84,37 +56,6 @@ class RunReport:
         self.last_step = key.step if self.last_step is None else max(self.last_step, key.step)
 
 
-def rules_of(settings: Settings, run: tables.Run) -> RetentionRules:
-    """Return the rules of a run: its own, else those of the settings."""
-    if run.retention is not None:
-        return RetentionRules.model_construct(**run.retention)
-    # Not validated: the settings have their own bounds.
-    return RetentionRules.model_construct(
-        last_steps=settings.retention_last_steps,
-        every_steps=settings.retention_every_steps,
-        alert_steps=settings.retention_alert_steps,
-    )
-
-
-def read_rules(session: Session, settings: Settings, principal: security.Principal, run_id: str) -> RetentionRecord:
-    """Return the rules of a run. Raises RunNotFound, RunDeleted."""
-    run = get_run(session, principal, run_id)
-    rules = rules_of(settings, run)
-    return RetentionRecord(**rules.model_dump(), source="settings" if run.retention is None else "run")
-
-
-def set_rules(session: Session, principal: security.Principal, run_id: str, rules: RetentionRules | None) -> None:
-    """Set the run's own rules, or remove them. Raises RunNotFound, RunDeleted."""
-    run = lock_run(session, principal, run_id)
-    before = run.retention
-    run.retention = None if rules is None else rules.model_dump()
-    run.updated_at_us = clock.now_us()
-    action = "retention.set" if rules is not None else "retention.remove"
-    audit.record(
-        session, principal, action, run.id, project=run.project, run_id=run.id, before=before, after=run.retention
-    )
-
-
 def purge(
     context: ServiceContext,
     run_id: str | None = None,
@@ -122,16 +63,20 @@ def purge(
     dry_run: bool = False,
     go_on: Callable[[], bool] = lambda: True,
 ) -> Iterator[RunReport]:
-    """Purge all runs or one of them, and yield a report for each with rules; with `dry_run` change nothing."""
+    """Purge all runs or one of them, and yield a report for each; with `dry_run` change nothing.
+
+    Without FORESHOCK_RETENTION_LAST_STEPS all tokens are kept.
+    """
+    last = context.settings.retention_last_steps
+    if last is None:
+        return
     with context.database.read() as session:
         query = select(tables.Run).where(tables.Run.deleted_at_us.is_(None))
         if run_id is not None:
             query = query.where(tables.Run.id == run_id)
         runs = session.scalars(query.order_by(tables.Run.created_at_us, tables.Run.id)).all()
     for run in runs:
-        rules = rules_of(context.settings, run)
-        if rules.last_steps is not None:
-            yield _purge_run(context, run, rules, dry_run, go_on)
+        yield _purge_run(context, run, last, dry_run, go_on)
 
 
 def purge_all(context: ServiceContext, go_on: Callable[[], bool] = lambda: True) -> int:
@@ -148,20 +93,20 @@ def purge_all(context: ServiceContext, go_on: Callable[[], bool] = lambda: True)
 
 
 def _purge_run(
-    context: ServiceContext, run: tables.Run, rules: RetentionRules, dry_run: bool, go_on: Callable[[], bool]
+    context: ServiceContext, run: tables.Run, last: int, dry_run: bool, go_on: Callable[[], bool]
 ) -> RunReport:
-    report = RunReport(run, rules)
+    report = RunReport(run)
     with context.database.read() as session:
         newest = _newest_step(session, run.id)
         alerts = _alert_steps(session, run.id)
-    if newest is None or rules.last_steps is None:
+    if newest is None:
         return report
-    after = (0, -1)
+    after, around = (0, -1), context.settings.retention_alert_steps
     steps = [events.StepKey(run.id, 0, -1)]
     while steps and go_on():
         with context.database.read() as session:
-            steps = _settled_steps(session, run.id, newest - rules.last_steps, after, _STEPS_AT_ONCE)
-            chosen = set(purged_steps({key.step for key in steps}, newest, alerts, rules))
+            steps = _settled_steps(session, run.id, newest - last, after, _STEPS_AT_ONCE)
+            chosen = set(purged_steps({key.step for key in steps}, newest, alerts, last, around))
             found = [(key, _files_of_step(session, key)) for key in steps if key.step in chosen]
         for key, files in found:
             if not go_on():
@@ -248,59 +193,25 @@ def _files_of_step(session: Session, key: events.StepKey) -> list[tuple[str, int
 
 
 def retention(run: str | None, *, dry_run: bool) -> None:
-    """Purge the tokens that the rules do not keep, and print what was purged of each run, or would be."""
+    """Purge the tokens that the settings do not keep, and print what was purged of each run, or would be."""
     settings = load_settings()
+    if settings.retention_last_steps is None:
+        raise errors.ConfigurationError("all tokens are kept: set FORESHOCK_RETENTION_LAST_STEPS")
     with maintenance_context(settings) as context:
         run_id = None
         if run is not None:
             with context.database.read() as session:
                 run_id = run_called(session, run).id
-        steps = size = reported = 0
+        steps = size = 0
         for report in purge(context, run_id, dry_run=dry_run):
-            reported += 1
             steps, size = steps + report.steps, size + report.file_bytes
             span = f" ({report.first_step} to {report.last_step})" if report.steps else ""
             print(
                 f"{report.run.id}\t{report.run.project}/{report.run.key}\t{report.steps} steps{span}\t"
-                f"{report.files} files\t{report.file_bytes / 1e6:,.1f} MB\tkept: {_in_words(report.rules)}"
-            )
-        if not reported:
-            raise errors.ConfigurationError(
-                "no rule says which tokens to keep: set FORESHOCK_RETENTION_LAST_STEPS, or the `retention` of a run"
+                f"{report.files} files\t{report.file_bytes / 1e6:,.1f} MB"
             )
         if dry_run:
             print(f"the tokens of {steps} steps would be purged, {size / 1e6:,.1f} MB; nothing was changed")
         else:
             hours = settings.removal_grace_seconds / 3600
             print(f"the tokens of {steps} steps are purged; {size / 1e6:,.1f} MB are freed after {hours:g} h")
-
-
-def _in_words(rules: RetentionRules) -> str:
-    every = f", each {rules.every_steps}th" if rules.every_steps is not None else ""
-    return f"the last {rules.last_steps}{every}, {rules.alert_steps} before and after alerts"
-
-
-router = parameters.api_router(prefix="/v1/runs/{run}/retention", tags=["retention"])
-
-
-@router.get("")
-def read_retention(run: run_endpoints.RunIdentifier, context: Context, principal: security.Reader) -> RetentionRecord:
-    """Return the rules by which tokens of the run are kept: its own, else those of the service's settings."""
-    with context.database.read() as session:
-        return read_rules(session, context.settings, principal, run)
-
-
-@router.put("")
-def set_retention(
-    run: run_endpoints.RunIdentifier, body: RetentionRules, context: Context, principal: security.Administrator
-) -> RetentionRecord:
-    """Give the run rules of its own; `last_steps` null keeps all its tokens, whatever the settings say."""
-    context.database.write(lambda session: set_rules(session, principal, run, body))
-    with context.database.read() as session:
-        return read_rules(session, context.settings, principal, run)
-
-
-@router.delete("", status_code=status.HTTP_204_NO_CONTENT)
-def remove_retention(run: run_endpoints.RunIdentifier, context: Context, principal: security.Administrator) -> None:
-    """Remove the run's own rules: those of the settings hold again."""
-    context.database.write(lambda session: set_rules(session, principal, run, None))

@@ -159,7 +159,6 @@ class Settings(BaseSettings):
     retention_last_steps: int | None = Field(
         default=None, ge=1, description="tokens of the newest so many steps of a run are kept; not set: of all steps"
     )
-    retention_every_steps: int | None = Field(default=None, ge=1, description="tokens of each such step are kept too")
     retention_alert_steps: int = Field(
         default=2, ge=0, description="tokens of so many steps before and after an alert are kept too"
     )

@@ -8,6 +8,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -30,7 +31,9 @@ from tests.service.sending import Sender, make_batch, start_run
 
 @contextmanager
 def uploading(sender: Sender, context: ServiceContext) -> Iterator[threading.Event]:
-    """Upload steps, and purge and remove old ones, in two threads until the block ends."""
+    """Upload steps, and purge and remove all but the newest four, in two threads until the block ends."""
+    kept = {"retention_last_steps": 4, "retention_alert_steps": 0}
+    purging = replace(context, settings=context.settings.model_copy(update=kept))
     stopped, some = threading.Event(), threading.Event()
     stored: list[int] = []
 
@@ -45,7 +48,7 @@ def uploading(sender: Sender, context: ServiceContext) -> Iterator[threading.Eve
 
     def remove() -> None:
         while not stopped.wait(0.01):
-            list(purge(context))
+            list(purge(purging))
             remove_due_files(context.database, context.store)
 
     threads = [threading.Thread(target=work) for work in (upload, remove)]
@@ -91,9 +94,6 @@ def test_restored_service_has_a_file_for_each_row(
 ) -> None:
     postgres = None if settings.database_url.startswith("sqlite") else request.getfixturevalue("postgres")
     sender = start_run(http)
-    http.put(
-        f"/v1/runs/{sender.run}/retention", json={"last_steps": 4, "every_steps": 5, "alert_steps": 0}
-    ).raise_for_status()
     with uploading(sender, context):
         back_up_database(settings.database_url, tmp_path / "snapshot", postgres)
         # Files that are published, renamed or removed while they are copied belong to rows after the snapshot, or wait

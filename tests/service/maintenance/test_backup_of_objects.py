@@ -57,8 +57,6 @@ def test_copied_prefix_has_a_file_for_each_row(
         httpx.Client(base_url=server.url, timeout=60) as http,
     ):
         sender, context = start_run(http), server.app.state.context
-        wanted = {"last_steps": 4, "every_steps": 5, "alert_steps": 0}
-        http.put(f"/v1/runs/{sender.run}/retention", json=wanted).raise_for_status()
         with uploading(sender, context):
             back_up_database(settings.database_url, tmp_path / "snapshot", None)
             fs.copy_files(PREFIX, str(tmp_path / "copy"), source_filesystem=remote)

@@ -62,8 +62,6 @@ def test_every_change_by_a_person_or_key_logs_one_line(run: Sender, database: Da
         ("POST", f"/alerts/{alert}/acknowledge", None, "alert.acknowledge", alert),
         ("POST", f"/alerts/{alert}/resolve", None, "alert.resolve", alert),
         ("POST", "/lr-advice/decisions", decision, "advice.hold", run.run),
-        ("PUT", "/retention", {"last_steps": 5}, "retention.set", run.run),
-        ("DELETE", "/retention", None, "retention.remove", run.run),
         ("PUT", "/probe-policy", {"every_steps": 10}, "probe-policy.set", run.run),
     ]
     for method, path, body, _, _ in made:

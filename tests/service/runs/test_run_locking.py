@@ -11,7 +11,7 @@ from foreshock_service.runs.runs import lock_run_for_background
 
 
 def add_run(session: Session) -> None:
-    """Add a run with a retention."""
+    """Add a run with names of its scalars."""
     session.add(
         Run(
             id="run_a",
@@ -20,7 +20,7 @@ def add_run(session: Session) -> None:
             name="first",
             advice_mode="shadow",
             state="running",
-            retention={"last_steps": 5},
+            scalar_names={"reward": "score"},
             created_at_us=1,
             updated_at_us=1,
         )
@@ -41,7 +41,7 @@ def test_a_locked_run_has_every_column_and_no_change(database: Database) -> None
         return {column.key: getattr(run, column.key) for column in Run.__table__.columns}
 
     assert database.write(lock) == expected
-    assert expected["retention"] == {"last_steps": 5}
+    assert expected["scalar_names"] == {"reward": "score"}
 
 
 def test_what_is_changed_in_a_locked_run_is_stored(database: Database) -> None:

@@ -20,13 +20,13 @@ from tests.service.sending import Sender, make_batch, start_run
 from tests.service.stored import list_files
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, work_off
 
-KEEP_TWO = {"last_steps": 2, "every_steps": None, "alert_steps": 0}
+KEEP_TWO = {"retention_last_steps": 2, "retention_alert_steps": 0}
 
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
     """Settings whose files go at once: the grace is tested with the deletion of runs."""
-    return settings.model_copy(update={"removal_grace_seconds": 0.0})
+    return settings.model_copy(update={"removal_grace_seconds": 0.0, **KEEP_TWO})
 
 
 def log(http: httpx.Client, steps: int, key: str = "a-run") -> Sender:
@@ -37,21 +37,16 @@ def log(http: httpx.Client, steps: int, key: str = "a-run") -> Sender:
     return sender
 
 
-def set_rules(sender: Sender, **rules: int | None) -> None:
-    """Give the run rules of its own."""
-    sender.http.put(f"/v1/runs/{sender.run}/retention", json={**KEEP_TWO, **rules}).raise_for_status()
-
-
 def steps_with_tokens(settings: Settings) -> set[int]:
     """Return the steps that have a file in the store."""
     return {int(name.split("/")[2]) for name in list_files(settings)}
 
 
-def test_purge_keeps_last_steps_every_nth_and_those_around_alerts(
+def test_purge_keeps_the_last_steps_and_those_around_alerts(
     http: httpx.Client, context: ServiceContext, settings: Settings
 ) -> None:
     sender = log(http, 12)
-    set_rules(sender, every_steps=5, alert_steps=1)
+    context = replace(context, settings=settings.model_copy(update={"retention_alert_steps": 1}))
     row = Alert(
         id="alert_x", run_id=sender.run, attempt=1, rule="mismatch_warning", step=8, severity="warning",
         value=1.0, threshold=0.5, why="", what_to_do="", moves_learning_rate=False, evidence={}, state="resolved",
@@ -66,7 +61,7 @@ def test_purge_keeps_last_steps_every_nth_and_those_around_alerts(
     # The detectors have alerts of their own in so short a run.
     alerts = {each["step"] for each in sender.get("alerts").json()["items"]}
     near = {step + offset for step in alerts for offset in (-1, 0, 1)}
-    kept = ({5, 10, 11, 12} | near) & set(range(1, 13))
+    kept = ({11, 12} | near) & set(range(1, 13))
     assert 8 in alerts
     assert report.steps == 12 - len(kept) > 0
     assert remove_due_files(context.database, context.store) == report.files == report.steps
@@ -82,7 +77,6 @@ def test_purged_tokens_are_gone_with_a_reason_and_summaries_stay(
     announce_checkpoint(sender, 1)
     probe = ask_for_probe(sender, 1, ["vllm.prefill", "torch.float32"], exact_pairs=[]).json()
     # A step with an unfinished job keeps its tokens.
-    set_rules(sender)
     assert [each.steps for each in purge(context)] == [1]
     work_off(http)
     attribution = sender.get("steps/1/attribution").json()
@@ -119,7 +113,6 @@ def test_stale_attribution_of_a_purged_step_is_settled(http: httpx.Client, conte
     announce_checkpoint(sender, 1)
     ask_for_probe(sender, 1, ["vllm.prefill", "torch.float32"]).raise_for_status()
     work_off(http)
-    set_rules(sender)
     assert [each.steps for each in purge(context)] == [2]
     before = sender.get("steps/1/attribution").json()
     context.database.write(lambda session: session.execute(update(Attribution).values(stale=True, changed_at_us=0)))
@@ -135,7 +128,6 @@ def test_late_shard_of_a_purged_step_is_stored_and_purged_again(
     sender.put_shard(1, make_batch(seed=1), 0, 2).raise_for_status()
     for step in (2, 3, 4):
         sender.put_shard(step, make_batch(seed=step)).raise_for_status()
-    set_rules(sender)
     # Step 1 is open: it waits for its second shard.
     assert [each.steps for each in purge(context)] == [1]
     sender.put_shard(1, make_batch(seed=11, prefix="late"), 1, 2).raise_for_status()
@@ -151,7 +143,6 @@ def test_resumed_run_keeps_the_last_steps_of_its_newest_attempt(
     resumed = sender.new_attempt("again", 4)
     for step in (4, 5, 6):
         resumed.put_shard(step, make_batch(seed=100 + step)).raise_for_status()
-    set_rules(sender)
     list(purge(context))
     remove_due_files(context.database, context.store)
     kept = {(int(name.split("/")[1]), int(name.split("/")[2])) for name in list_files(settings)}
@@ -159,18 +150,11 @@ def test_resumed_run_keeps_the_last_steps_of_its_newest_attempt(
     assert kept == {(1, step) for step in range(5, 11)} | {(2, 5), (2, 6)}
 
 
-def test_rules_of_a_run_replace_those_of_the_settings(
-    http: httpx.Client, context: ServiceContext, settings: Settings
-) -> None:
-    first, second = log(http, 4, "first"), log(http, 4, "second")
-    assert list(purge(context)) == []
-    of_settings = replace(context, settings=settings.model_copy(update={"retention_last_steps": 1}))
-    http.put(f"/v1/runs/{second.run}/retention", json={"last_steps": None}).raise_for_status()
-    assert {report.run.id: report.steps for report in purge(of_settings)} == {first.run: 3}
-    assert second.get("retention").json()["source"] == "run"
-    assert http.delete(f"/v1/runs/{second.run}/retention").status_code == 204
-    assert second.get("retention").json()["source"] == "settings"
-    assert (purge_all(of_settings), purge_all(of_settings)) == (3, 0)
+def test_without_a_number_of_last_steps_nothing_is_purged(http: httpx.Client, context: ServiceContext) -> None:
+    log(http, 4)
+    without = replace(context, settings=context.settings.model_copy(update={"retention_last_steps": None}))
+    assert list(purge(without)) == []
+    assert (purge_all(context), purge_all(context)) == (2, 0)
 
 
 def test_command_reports_per_run_and_changes_nothing_in_a_dry_run(

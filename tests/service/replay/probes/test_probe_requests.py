@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -278,9 +279,8 @@ def test_a_request_whose_rollouts_change_while_it_is_checked_is_refused(
     def purge_first(function: Any, *arguments: Any) -> Any:
         monkeypatch.setattr(context.decoders, "run", work)
         run.put_shard(100, make_batch(4)).raise_for_status()
-        rules = {"last_steps": 1, "alert_steps": 0}
-        run.http.put(f"/v1/runs/{run.run}/retention", json=rules).raise_for_status()
-        list(purge(context))
+        kept = {"retention_last_steps": 1, "retention_alert_steps": 0}
+        list(purge(replace(context, settings=context.settings.model_copy(update=kept))))
         return RolloutCount(12, 60, rollout_set_digest(["a"]), 12, BatchAttributes(), with_log_probs=True)
 
     monkeypatch.setattr(context.decoders, "run", purge_first)

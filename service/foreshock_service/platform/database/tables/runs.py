@@ -13,8 +13,7 @@ from foreshock_service.platform.database.tables.base import Base, CompressedByte
 class Run(Base):
     """One training job. `deleted_at_us` set: a tombstone, so that late uploads are answered with 410.
 
-    `rows_removed_at_us` is set once the rows of a deleted run are gone, and only the tombstone is left. `retention` has
-    its own rules; None: those of the settings hold.
+    `rows_removed_at_us` is set once the rows of a deleted run are gone, and only the tombstone is left.
 
     `seen_at_us` is the last sign of life of its clients, None if they send none. `rollouts` and `tokens` (of responses)
     count everything received, superseded steps included; they never decrease. `scalar_names` are the run's own names of
@@ -48,7 +47,6 @@ class Run(Base):
     updated_at_us: Mapped[int]
     deleted_at_us: Mapped[int | None]
     rows_removed_at_us: Mapped[int | None]
-    retention: Mapped[dict[str, Any] | None] = mapped_column(JsonColumn)
     scalar_names: Mapped[dict[str, Any] | None] = mapped_column(JsonColumn)
     tags: Mapped[list[str]] = mapped_column(JsonColumn, default=list, server_default="[]")
     note: Mapped[str | None]
