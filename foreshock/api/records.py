@@ -108,12 +108,8 @@ def from_attributes(kind: type[Kind], source: object, /, **given: Any) -> Kind:
     return kind(**read, **given)
 
 
-def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
-    return _known_fields(kind)
-
-
 @functools.cache
-def _known_fields(kind: Any) -> dict[str, tuple[Any, bool]]:
+def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
     """Return the type of each field, and whether an answer needs it."""
     hints = typing.get_type_hints(kind)
     return {

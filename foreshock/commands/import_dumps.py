@@ -45,7 +45,11 @@ def add_format_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
     """Add the arguments for reading dumps, and return their group."""
     group = parser.add_argument_group("dumps of a framework (docs/integrations.md)")
     group.add_argument("--format", choices=[*FORMATS], help="the format of PATH (default: told from its files)")
-    group.add_argument("--allow-pickle", action="store_true", help="read .pt and .pkl files, in a sandboxed process")
+    group.add_argument(
+        "--allow-pickle",
+        action="store_true",
+        help="read .pt and .pkl files: only their tensors and plain data",
+    )
     group.add_argument("--log-probs", choices=KINDS, help="what the dump's log-probs are, if its values leave it open")
     group.add_argument("--reward-key", metavar="NAME", help="the entry of rewards that are mappings")
     return group

@@ -16,8 +16,8 @@ import numpy as np
 
 from foreshock.errors import InvalidRolloutsError
 from foreshock.importers.dumps import Dump, DumpFormat, ImportedStep, ReadOptions, find_numbered, refusal
+from foreshock.importers.pickles import read_pickled
 from foreshock.importers.rows import Row, floats, integers, make_batch, mask, prompt_group
-from foreshock.importers.sandbox.reader import read_pickled
 
 _NAME = re.compile(r"global_step_(\d+)_training_input\.pkl")
 _COLUMNS = (
@@ -49,7 +49,7 @@ class SkyRlFormat(DumpFormat):
         return find_numbered(path, _NAME) or find_numbered(path / "dumped_data", _NAME)
 
     def read(self, dump: Dump, options: ReadOptions) -> ImportedStep:
-        """Read a step, in a sandboxed process."""
+        """Read a step, in a process of its own."""
         (file,) = dump.files
         table, metadata = read_pickled(file, "pickle", _COLUMNS, options.limits, allowed=options.allow_pickle)
         lacking = [name for name in _COLUMNS[:3] if table.column(name).null_count == table.num_rows]

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from foreshock.errors import InvalidRolloutsError
 from foreshock.importers.dumps import Dump, DumpFormat, ImportedStep, ReadOptions, refusal
+from foreshock.importers.pickles import read_pickled
 from foreshock.importers.rows import (
     Row,
     WrongLength,
@@ -34,7 +35,6 @@ from foreshock.importers.rows import (
     prompt_group,
     rows_of,
 )
-from foreshock.importers.sandbox.reader import read_pickled
 
 _NAME = re.compile(r"(?:.*?\D)??(?P<step>\d+)(?:_(?P<rank>\d+))?\.pt")
 _ROLLOUT_FOLDER, _TRAIN_FOLDER = "rollout_data", "train_data"
@@ -78,7 +78,7 @@ class SlimeFormat(DumpFormat):
         return zipfile.is_zipfile(path)
 
     def read(self, dump: Dump, options: ReadOptions) -> ImportedStep:
-        """Read a step, in a sandboxed process."""
+        """Read a step, in a process of its own."""
         rollouts: list[Sample] = []
         trained: list[Sample] = []
         notes = [f"step {dump.step} has no {name}" for name in dump.missing]

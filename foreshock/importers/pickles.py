@@ -1,8 +1,8 @@
-"""Read a pickle or a `.pt` file in a process of its own that can do nothing else.
+"""Read a pickle or a `.pt` file in a process of its own, with limits on memory and time.
 
-The child gets the open file as its stdin and an empty environment, has limits on memory and time, and cannot open
-files, sockets or processes (`lock_down`). It unpickles tensors, arrays and plain data only (`unpickling.py`) and
-returns a table of numbers as Arrow IPC, which is validated here. Neither torch nor the framework is needed.
+The child gets the open file as its stdin and an empty environment. It unpickles tensors, arrays and plain data only
+(`unpickling.py`: any other name is refused) and returns a table of numbers as Arrow IPC, which is validated here.
+Neither torch nor the framework is needed.
 """
 
 import json
@@ -18,10 +18,10 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from foreshock.errors import ConfigurationError, InvalidRolloutsError, LimitExceededError
-from foreshock.importers.sandbox import METADATA_KEY
+from foreshock.importers.unpickling import METADATA_KEY
 from foreshock.rollouts.schema import DecodeLimits
 
-_CHILD = "foreshock.importers.sandbox.child"
+_CHILD = "foreshock.importers.pickle_process"
 _CPU_SECONDS = 300
 _WALL_SECONDS = 600
 _MEMORY_BYTES = 8 << 30
@@ -38,8 +38,8 @@ def read_pickled(
     """
     if not allowed:
         raise ConfigurationError(
-            f"{path.name} is a pickle, which may contain code. With --allow-pickle it is read in a process without "
-            "access to files and network that unpickles tensors and plain data only"
+            f"{path.name} is a pickle, which may contain code. With --allow-pickle it is read in a process of its "
+            "own that unpickles tensors and plain data only"
         )
     words = [sys.executable, "-s", "-m", _CHILD, kind, str(_MEMORY_BYTES), str(_CPU_SECONDS), *columns]
     # Python finds its packages by PYTHONPATH; nothing else of the environment is passed on, above all no API key.

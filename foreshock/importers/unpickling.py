@@ -20,6 +20,9 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+METADATA_KEY = b"foreshock.dump"
+"""The key of a dump's own numbers, as JSON, in the schema of the table that the process writes."""
+
 # Classes of these packages are data of the frameworks that Foreshock does not need, such as the images of a prompt.
 _OPAQUE_PACKAGES = frozenset({"slime", "miles", "skyrl", "skyrl_train", "PIL", "pathlib", "datetime", "uuid", "enum"})
 _STORAGES = {

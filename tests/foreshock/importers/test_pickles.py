@@ -1,4 +1,4 @@
-"""A pickle can neither write a file nor open a socket, whatever it contains."""
+"""A pickle runs no code, whatever it contains: any name but those of tensors and plain data is refused."""
 
 from __future__ import annotations
 
@@ -8,22 +8,18 @@ import pickle
 import socket
 import subprocess
 import sys
-import textwrap
-import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 
 from foreshock.errors import ConfigurationError, InvalidRolloutsError
-from foreshock.importers import FORMATS, ReadOptions, find_dumps
-from foreshock.importers.sandbox import reader
-from foreshock.importers.sandbox.reader import read_pickled
+from foreshock.importers import FORMATS, ReadOptions, find_dumps, pickles
+from foreshock.importers.pickles import read_pickled
 from foreshock.rollouts.schema import DecodeLimits
 from tests.foreshock.importers.make_dumps import DUMPS
 
@@ -73,55 +69,10 @@ def test_malicious_pickle_does_nothing(tmp_path: Path, kind: Any, attack: str) -
         with pytest.raises(TimeoutError):
             server.accept()
     assert not written.exists()
-    # The attack is real: without the sandbox it has its effect.
+    # The attack is real: pickle itself runs it.
     if attack == "shell" and kind == "pickle":
         pickle.loads(file.read_bytes())
         assert written.exists()
-
-
-ATTEMPTS = {
-    "write a new file": "open({new!r}, 'w')",
-    "append to a file": "open({old!r}, 'a')",
-    "read a file": "open({old!r})",
-    "remove a file": "os.unlink({old!r})",
-    "rename a file": "os.rename({old!r}, {new!r})",
-    "write to an open file": "(os.write({descriptor}, b'x' * 10), os.fsync({descriptor}))",
-    "make a folder": "os.mkdir({new!r})",
-    "open a socket": "socket.create_connection(('127.0.0.1', {port}))",
-    "make a socket": "socket.socket()",
-    "start a process": "os.system('touch {new}')",
-    "fork": "os.fork()",
-    "replace the process": "os.execv('/bin/touch', ['touch', {new!r}])",
-    "signal another process": "os.kill(os.getppid(), 0)",
-}
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="system calls are filtered on Linux only")
-@pytest.mark.parametrize("attempt", ATTEMPTS)
-def test_locked_process_can_reach_nothing(tmp_path: Path, attempt: str) -> None:
-    """The second wall: code that runs in the process all the same."""
-    old, new = tmp_path / "old", tmp_path / "new"
-    old.write_text("content")
-    with socket.create_server(("127.0.0.1", 0)) as server, old.open("r+b") as handle:
-        names = {"old": str(old), "new": str(new), "port": server.getsockname()[1], "descriptor": handle.fileno()}
-        program = (
-            "import os, socket, sys\n"
-            "from foreshock.importers.sandbox.child import lock_down\n"
-            "lock_down(memory_bytes=1 << 40, cpu_seconds=60)\n"
-            f"try:\n    {ATTEMPTS[attempt].format(**names)}\n"
-            "except BaseException as error:\n    os.write(1, type(error).__name__.encode()); os._exit(7)\n"
-            "os._exit(0)\n"
-        )
-        ended = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, timeout=60, check=False, pass_fds=[handle.fileno()]
-        )
-        server.settimeout(0.2)
-        with pytest.raises(TimeoutError):
-            server.accept()
-    # os.system reports a failed fork as its result; the others raise, or the process is ended.
-    assert ended.returncode != 0 or attempt == "start a process", ended
-    assert old.read_text() == "content"
-    assert not new.exists()
 
 
 def test_pickles_need_permission_and_start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +136,7 @@ def test_memory_of_the_process_is_limited(tmp_path: Path) -> None:
 
 
 def test_process_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "_WALL_SECONDS", 1)
+    monkeypatch.setattr(pickles, "_WALL_SECONDS", 1)
     script = tmp_path / "python"
     script.write_text("#!/bin/sh\nexec sleep 60\n")
     script.chmod(0o700)
@@ -193,31 +144,6 @@ def test_process_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.
     path = as_pickle(tmp_path / "1.pkl", {})
     with pytest.raises(InvalidRolloutsError, match="took more than 1 s"):
         read_pickled(path, "pickle", [], LIMITS, allowed=True)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="a process ends with the one that started it on Linux only")
-def test_process_ends_with_an_import_that_is_killed() -> None:
-    computing = """
-        from foreshock.importers.sandbox.child import lock_down
-        lock_down(memory_bytes=1 << 33, cpu_seconds=600)
-        print(flush=True)
-        while True: pass
-    """
-    importing = """
-        import subprocess, sys
-        with subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE) as child:
-            child.stdout.readline()
-            print(child.pid, flush=True)
-    """
-    words = [sys.executable, "-c", textwrap.dedent(importing), textwrap.dedent(computing)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        child = psutil.Process(int(process.stdout.readline()))
-        process.kill()
-    deadline = time.monotonic() + 60
-    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_half_written_files_are_refused_as_such(tmp_path: Path) -> None:
@@ -232,17 +158,14 @@ def test_half_written_files_are_refused_as_such(tmp_path: Path) -> None:
 
 MUTATIONS = """
 import io, random, sys, warnings
-from foreshock.importers.sandbox import child
-from foreshock.importers.sandbox.child import lock_down
-from foreshock.importers.sandbox.unpickling import load_pickle, load_pt
+from foreshock.importers import pickle_process
+from foreshock.importers.unpickling import load_pickle, load_pt
 
 warnings.simplefilter("ignore")
 paths = sys.argv[1:]
 contents = [open(path, "rb").read() for path in paths]
-child._warm_up()
-lock_down(memory_bytes=4 << 30, cpu_seconds=200)
 counts = {"read": 0, "refused": 0}
-for seed in range(3000):
+for seed in range(1000):
     source = random.Random(seed)
     content = bytearray(contents[seed % len(contents)])
     for _ in range(source.choice([1, 1, 4, 40])):
@@ -256,7 +179,7 @@ for seed in range(3000):
             content[where:where] = content[: source.randrange(50)]
     load = load_pt if paths[seed % len(paths)].endswith(".pt") else load_pickle
     try:
-        child._table(load(io.BytesIO(bytes(content))), ["tokens", "log_probs", "sequences", "loss_mask"])
+        pickle_process._table(load(io.BytesIO(bytes(content))), ["tokens", "log_probs", "sequences", "loss_mask"])
         counts["read"] += 1
     except Exception:
         counts["refused"] += 1
@@ -272,12 +195,12 @@ def test_damaged_pickles_neither_crash_nor_hang(tmp_path: Path) -> None:
     )
     assert ended.returncode == 0, ended.stderr
     read, refused = map(int, ended.stdout.split())
-    assert read + refused == 3000
-    assert refused > 300
+    assert read + refused == 1000
+    assert refused > 100
 
 
 def test_bytes_of_the_process_are_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "_CHILD", "this")  # prints a text
+    monkeypatch.setattr(pickles, "_CHILD", "this")  # prints a text
     with pytest.raises(InvalidRolloutsError, match="returned no table"):
         read_pickled(as_pickle(tmp_path / "1.pkl", {}), "pickle", [], LIMITS, allowed=True)
 

@@ -1,30 +1,15 @@
 """The process that unpickles: a file on stdin, a table as Arrow IPC on stdout.
 
-`python -m foreshock.importers.sandbox.child FORMAT MEMORY_BYTES CPU_SECONDS COLUMN…` writes one row per rollout with
+`python -m foreshock.importers.pickle_process FORMAT MEMORY_BYTES CPU_SECONDS COLUMN…` writes one row per rollout with
 the named columns, and the dump's own numbers as JSON in the schema's metadata. It ends with status 3 and one line on
-stderr if the file cannot be read.
-
-`lock_down` gives up everything but reading open files, computing, and writing to open pipes:
-
-RLIMIT_NOFILE   no further file or socket can be opened
-RLIMIT_FSIZE    no byte can be written to a file
-RLIMIT_AS       memory
-RLIMIT_CPU      seconds of computing
-PDEATHSIG       it ends with the process that started it, on Linux
-no_new_privs    no program with more rights can be started
-seccomp         on Linux x86-64: system calls other than those below fail with EPERM, so that no file is opened or
-                removed, no socket or process is made and no other process is reached, also by root
+stderr if the file cannot be read. What keeps a pickle from running code is the unpickler's list of names
+(`unpickling.py`); the process has limits on memory and time, so that a damaged file cannot take the machine.
 """
 
-import ctypes
-import errno
 import io
 import json
 import os
-import platform
 import resource
-import signal
-import struct
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -33,8 +18,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from foreshock.importers.sandbox import METADATA_KEY
-from foreshock.importers.sandbox.unpickling import (
+from foreshock.importers.unpickling import (
+    METADATA_KEY,
     Array,
     Tensor,
     TensorBatch,
@@ -44,86 +29,18 @@ from foreshock.importers.sandbox.unpickling import (
     numpy_array,
 )
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NO_NEW_PRIVS = 38
-_PR_SET_SECCOMP = 22
-_SECCOMP_MODE_FILTER = 2
-_AUDIT_ARCH_X86_64 = 0xC000003E
-_X32_BIT = 0x40000000
-_ALLOW = 0x7FFF0000
-_FAIL = 0x00050000
-_KILL = 0x80000000
-
-# Numbers of arch/x86/entry/syscalls/syscall_64.tbl: memory, threads that exist, clocks, open files, the end.
-_ALLOWED = {
-    "read": 0, "write": 1, "close": 3, "fstat": 5, "poll": 7, "lseek": 8, "mmap": 9, "mprotect": 10, "munmap": 11,
-    "brk": 12, "rt_sigaction": 13, "rt_sigprocmask": 14, "rt_sigreturn": 15, "pread64": 17, "writev": 20,
-    "sched_yield": 24, "mremap": 25, "madvise": 28, "nanosleep": 35, "getpid": 39, "exit": 60, "sigaltstack": 131,
-    "gettid": 186, "futex": 202, "sched_getaffinity": 204, "restart_syscall": 219, "clock_gettime": 228,
-    "clock_nanosleep": 230, "exit_group": 231, "getrandom": 318, "rseq": 334,
-}  # fmt: skip
-
-
-def lock_down(*, memory_bytes: int, cpu_seconds: int) -> None:
-    """Restrict this process for the rest of its life. Raises OSError if a restriction is refused."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
-    if sys.platform != "linux":
-        return
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    libc = ctypes.CDLL(None, use_errno=True)
-    # A killed import cannot stop its child.
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "no_new_privs was refused")
-    if platform.machine() == "x86_64":
-        _filter_system_calls(libc)
-
-
-def _filter_system_calls(libc: ctypes.CDLL) -> None:
-    program = _filter()
-    buffer = ctypes.create_string_buffer(program)
-
-    class Program(ctypes.Structure):
-        _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
-
-    described = Program(len(program) // 8, ctypes.addressof(buffer))
-    if libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(described), 0, 0) != 0:
-        code = ctypes.get_errno()
-        # A kernel without seccomp: the limits and the unpickler remain.
-        if code not in (errno.EINVAL, errno.ENOSYS):
-            raise OSError(code, f"the filter of system calls was refused: {os.strerror(code)}")
-
-
-def _filter() -> bytes:
-    """Return the BPF program: instructions of (code, jump if true, jump if false, constant)."""
-    load, equal, at_least, ends = 0x20, 0x15, 0x35, 0x06
-    numbers = sorted(_ALLOWED.values())
-    body = [
-        (load, 0, 0, 4),  # the architecture
-        (equal, 1, 0, _AUDIT_ARCH_X86_64),
-        (ends, 0, 0, _KILL),
-        (load, 0, 0, 0),  # the number of the call
-        (at_least, len(numbers), 0, _X32_BIT),
-    ]
-    body += [(equal, len(numbers) - index, 0, number) for index, number in enumerate(numbers)]
-    body += [(ends, 0, 0, _FAIL | errno.EPERM), (ends, 0, 0, _ALLOW)]
-    return b"".join(struct.pack("=HBBI", *instruction) for instruction in body)
-
-
 _REFUSED = 3
 _LONGEST_TEXT = 200
 
 
 def main() -> int:
-    """Restrict the process, read the file, and write the table."""
+    """Set the limits, read the file, and write the table."""
     kind, memory, seconds, *columns = sys.argv[1:]
     output = os.fdopen(os.dup(1), "wb", buffering=1 << 20)
     os.dup2(2, 1)
-    _warm_up()
-    lock_down(memory_bytes=int(memory), cpu_seconds=int(seconds))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds)))
+    if sys.platform == "linux":
+        resource.setrlimit(resource.RLIMIT_AS, (int(memory), int(memory)))
     try:
         with open(0, "rb", closefd=False) as file:
             value = load_pt(file) if kind == "pt" else load_pickle(file)
@@ -142,15 +59,6 @@ def main() -> int:
         stream.write_table(table)
     output.flush()
     return 0
-
-
-def _warm_up() -> None:
-    """Load what Arrow and numpy load at first use, while files can still be opened."""
-    table = pa.table({"a": pa.array([[1.0]], pa.list_(pa.float64())), "b": pa.array([1]), "c": pa.array(["x"])})
-    with pa.ipc.new_stream(io.BytesIO(), table.schema) as stream:
-        stream.write_table(table)
-    np.lib.stride_tricks.as_strided(np.zeros(1), (1,), (8,)).copy()
-    "x".encode("latin1").decode("cp437")  # the codec of names in zip archives
 
 
 def _refuse(reason: str) -> int:
@@ -272,6 +180,4 @@ def _plain(value: Any, depth: int = 0) -> Any:
 
 
 if __name__ == "__main__":
-    # Skip the clean-up of Python and Arrow, which uses more system calls.
-    status = main()
-    os._exit(status)
+    sys.exit(main())
