@@ -38,8 +38,8 @@ WIDTHS = (3.0, 15.0)
 """Widths of the logistic rise: 13 to 66 steps from 10 to 90 %. Only levels and steps are published."""
 
 BORDER = {0.07: 9.0, 0.10: 9.0, 0.20: 5.0}
-"""Noise → the largest width of a rise that lengths alone distinguish from a ramp ×4 in 80 steps: 40 steps, or 22. Read
-from a table with tuning seeds (docs/early-warning.md), in which all 60 rises are found."""
+"""Noise → the largest width of a rise that lengths alone distinguish from a ramp ×4 in 80 steps: 40 steps, or 22;
+the widest of which all 60 rises of the tuning seeds are found."""
 
 
 def healthy_curves() -> Iterator[tuple[str, list[ClosedStep]]]:
