@@ -19,6 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from foreshock.clock import now_us
 from foreshock_service.maintenance import delete_runs, retention
 from foreshock_service.platform import (
+    disk_room,
     health,
     keys,
     logs,
@@ -152,7 +153,7 @@ def _make_context(settings: Settings, decoders: DecoderPool | None) -> ServiceCo
         uploads=uploads.UploadPlaces(
             settings.decode_processes + settings.decode_queue,
             most_of_one_key=settings.key_uploads,
-            folders=uploads.folders_to_watch(settings),
+            folders=disk_room.folders_to_watch(settings),
         ),
         key_limits=keys.KeyLimits(
             settings.key_requests_per_second,

@@ -23,7 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from foreshock.errors import ConfigurationError
 from foreshock.retry import Backoff, retry
-from foreshock_service.platform import audit, keys, logs, process, security, uploads
+from foreshock_service.platform import audit, disk_room, keys, logs, process, security
 from foreshock_service.platform.database import engine, opening
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.settings import Settings, load_settings
@@ -83,9 +83,9 @@ def serve(*, show_settings: bool = False) -> None:
     # The port first: a service that cannot have it must not make a database or a folder.
     with bound_socket(settings.host, settings.port) as bound:
         port: int = bound.getsockname()[1]
-        uploads.free_reserve(settings)
+        disk_room.free_reserve(settings)
         opening.prepare_database(settings.database_url)
-        uploads.make_reserve(settings)
+        disk_room.make_reserve(settings)
         with opening.only_service(settings.database_url):
             check_store(settings)
             with audit.on_stderr(settings.log_format):

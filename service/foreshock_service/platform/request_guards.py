@@ -18,6 +18,7 @@ from foreshock import errors, statistics_shards
 from foreshock_service.platform import keys, parameters, problem
 from foreshock_service.platform.settings import Settings
 
+_logger = logging.getLogger(__name__)
 PARQUET_MEDIA_TYPE = "application/vnd.apache.parquet"
 _TABLES = (PARQUET_MEDIA_TYPE, statistics_shards.MEDIA_TYPE)
 STALL_SECONDS = 30.0
@@ -83,9 +84,6 @@ class ReceivedBody:
             raise problem.BodyRefused(problem.LimitExceeded(large))
         self._is_complete = message["type"] != "http.request" or not message.get("more_body", False)
         return message
-
-
-_logger = logging.getLogger(__name__)
 
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from foreshock_service.platform.decoding.pool import Turns
+from foreshock_service.platform.decoding.turns import Turns
 
 
 class Clock:
