@@ -12,7 +12,6 @@ import math
 import threading
 import zlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -79,12 +78,10 @@ def _compile(*, cached: bool) -> AddRollouts:
     """Return the loops as machine code; the first call compiles, for types that all calls share."""
     import numba
 
-    from foreshock.measures.passes.loops import entry
-    from foreshock.measures.passes.token_terms import OPTIONS
+    from foreshock.measures.passes.loops import OPTIONS, entry
 
-    constants = repr((DPPO_PROBABILITY_GAP, LARGEST_VALUES)).encode()
-    sources = zlib.crc32(Path(__file__).with_name("token_terms.py").read_bytes() + constants)
-    made: AddRollouts = numba.njit(cache=cached, **OPTIONS)(entry(sources))
+    constants = zlib.crc32(repr((DPPO_PROBABILITY_GAP, LARGEST_VALUES)).encode())
+    made: AddRollouts = numba.njit(cache=cached, **OPTIONS)(entry(constants))
     one = np.full(1, -1.0)
     columns, totals = _columns(TokenInputs(one, one, np.array([0, 1])), _RowsOfIds(None)), _totals(1, 0)
     made(columns, _layout(), totals, True)

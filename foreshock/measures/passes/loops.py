@@ -1,22 +1,358 @@
 """The loops of the compiled pass, which add a rollout in blocks of tokens. One machine code serves all batches.
 
+First the terms of each token of a block, and their sums over the block: the rows of `work` [ROWS, BLOCK] hold the
+terms, `block` [TOKEN_SUMS] their sums, and LLVM can vectorise the loops. Then the sums of rollouts and of buckets.
 Importing this module imports numba.
 """
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.passes import token_terms as terms
-from foreshock.measures.passes.token_terms import inner
-from foreshock.measures.statistics.rollout_sums import TOKEN_SUMS
+from foreshock.measures.statistics.rollout_sums import DPPO_PROBABILITY_GAP, TOKEN_SUMS
 from foreshock.measures.statistics.tails import LARGEST_VALUES
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
+# No reference counting (`_nrt`): the caller holds all arrays.
+OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}, "_nrt": False}
+_Loop = TypeVar("_Loop", bound=Callable[..., Any])
+compiled: Callable[[_Loop], _Loop] = numba.njit(**OPTIONS)
+# No wrappers for calls from Python: for many arrays they take most of the compile time.
+inner: Callable[[_Loop], _Loop] = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)
+# Vectorised sums and fused multiply-adds; NaN and infinity follow IEEE 754.
+reduction: Callable[[_Loop], _Loop] = numba.njit(**(OPTIONS | {"fastmath": {"reassoc", "contract"}}))
+
+# Up to this |d| the sums of ρ and ρ² of a block are within the range of a float64.
+_PLAIN_LIMIT = 300.0
+_MAGNITUDE = 0x7FFF_FFFF_FFFF_FFFF  # all bits of a float64 except the sign
+
+# Rows of `work`, [ROWS, BLOCK]. GROWTH is exp|d| − 1, SHRINKAGE 1 − exp(−|d|), DECAY exp(−|d|), ABOVE ρ − 1; TARGET and
+# BEHAVIOUR are probabilities; SKEW is A·(ρ − 1).
+(
+    LOG_TARGET, LOG_BEHAVIOUR, D, ABS_D, GROWTH, SHRINKAGE, DECAY, ABOVE, K3, TARGET, BEHAVIOUR, DIFFERENCE, ENTROPY,
+    ADVANTAGE, SKEW,
+) = range(15)  # fmt: skip
+ROWS = 15
+
+# e^x is written so that a compiler without a vector library can vectorise it. x = k·ln 2 + r with |r| ≤ ln 2 / 2:
+# adding 1.5·2^52 rounds to the integer k and leaves it in the last bits; a shift turns it into the exponent of 2^k.
+# (e^r − 1 − r)/r² is a polynomial. Results are accurate to about two units in the last place, including k3 near 0,
+# where expm1(d) − d is not.
+_LOG2_E = 1.4426950408889634
+_ROUNDER = 6755399441055744.0  # 1.5·2^52
+# ln 2 in two parts; the first has few enough digits that k times it is exact.
+_LN2_HIGH = 6.93147180369123816490e-01
+_LN2_LOW = 1.90821492927058770002e-10
+# Above this e^x is infinite: the exponent field overflows to infinity by itself.
+_OVERFLOWS = 710.0
+# Below this e^x is smaller than the smallest normal number, and counts as 0.
+_UNDERFLOWS = -707.0
+# Replaces infinity to avoid ∞·0.
+_HUGE = 1e300
+# Below this x, k is 0 and the polynomial alone is e^x − 1 − x.
+_HALF_LN2 = 0.34
+_C = tuple(1.0 / math.factorial(power) for power in range(2, 14))
+
+
+@compiled
+def _reduced(x: float) -> tuple[float, float, float]:
+    """Return 2^k / 2, r, and e^r − 1 − r."""
+    shifted = x * _LOG2_E + _ROUNDER
+    k = shifted - _ROUNDER
+    r = (x - k * _LN2_HIGH) - k * _LN2_LOW
+    square = r * r
+    even = _C[0] + square * (_C[2] + square * (_C[4] + square * (_C[6] + square * (_C[8] + square * _C[10]))))
+    odd = _C[1] + square * (_C[3] + square * (_C[5] + square * (_C[7] + square * (_C[9] + square * _C[11]))))
+    half_scale = np.int64((np.float64(shifted).view(np.int64) + 1022) << 52).view(np.float64)
+    return half_scale, r, square * (even + r * odd)
+
+
+@compiled
+def fill_ratios(n: int, work: Float64) -> None:
+    """Compute d, |d| and the terms of e^|d| of n tokens."""
+    for i in range(n):
+        d = work[LOG_TARGET, i] - work[LOG_BEHAVIOUR, i]
+        x = abs(d)
+        half_scale, r, rest = _reduced(x if x < _OVERFLOWS else _OVERFLOWS)
+        growth = 2.0 * (half_scale * (r + rest) + (half_scale - 0.5))
+        k3_above = rest if x < _HALF_LN2 else growth - x
+        finite_growth = growth if growth < _HUGE else _HUGE
+        finite_k3 = k3_above if k3_above < _HUGE else _HUGE
+        decay = 1.0 / (1.0 + finite_growth)
+        shrinkage = finite_growth * decay
+        # x − (1 − e^−x), without cancellation.
+        k3_below = x * shrinkage - finite_k3 * decay
+        work[D, i] = d
+        work[ABS_D, i] = x
+        work[GROWTH, i] = growth
+        work[SHRINKAGE, i] = shrinkage
+        work[DECAY, i] = decay
+        work[ABOVE, i] = growth if d > 0.0 else -shrinkage
+        work[K3, i] = k3_above if d > 0.0 else k3_below
+
+
+@compiled
+def fill_probabilities(n: int, work: Float64) -> None:
+    """Compute π, μ and |π − μ| of n tokens from one exponential, that of the larger probability."""
+    for i in range(n):
+        # All loads come before the selects: a load that depends on a select is not vectorised.
+        log_target, log_behaviour, lower = work[LOG_TARGET, i], work[LOG_BEHAVIOUR, i], work[D, i] < 0.0
+        decay, shrinkage = work[DECAY, i], work[SHRINKAGE, i]
+        larger = log_behaviour if lower else log_target
+        bounded = larger if larger < _OVERFLOWS else _OVERFLOWS
+        half_scale, r, rest = _reduced(bounded if bounded > _UNDERFLOWS else _UNDERFLOWS)
+        value = 2.0 * (half_scale + half_scale * (r + rest))
+        probability = value if larger > _UNDERFLOWS else 0.0
+        smaller = probability * decay
+        work[TARGET, i] = smaller if lower else probability
+        work[BEHAVIOUR, i] = probability if lower else smaller
+        work[DIFFERENCE, i] = probability * shrinkage
+
+
+@reduction
+def sum_ratios(n: int, work: Float64, block: Float64) -> None:
+    """Sum the log-probs and the terms of d and ρ."""
+    d_sum, abs_d, d2, k3, log_target, log_behaviour = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+    for i in range(n):
+        d = work[D, i]
+        d_sum += d
+        abs_d += work[ABS_D, i]
+        d2 += d * d
+        k3 += work[K3, i]
+        log_target += work[LOG_TARGET, i]
+        log_behaviour += work[LOG_BEHAVIOUR, i]
+    above_sum, chi2, tv, growth_sum, reverse = 0.0, 0.0, 0.0, 0.0, 0.0
+    for i in range(n):
+        above, growth = work[ABOVE, i], work[GROWTH, i]
+        above_sum += above
+        chi2 += above * above
+        tv += -above if above < 0.0 else 0.0
+        growth_sum += growth
+        reverse += growth * work[SHRINKAGE, i]
+    block[0], block[1], block[2], block[3], block[4], block[5] = d_sum, abs_d, d2, k3, above_sum, chi2
+    block[6], block[7], block[8], block[9], block[10] = reverse, tv, growth_sum, log_target, log_behaviour
+
+
+@reduction
+def sum_probabilities(n: int, work: Float64, block: Float64) -> None:
+    """Sum π, μ and |π − μ|, and their squares and the product of π and μ about the block's means."""
+    target_sum, behaviour_sum, difference_sum = 0.0, 0.0, 0.0
+    for i in range(n):
+        target_sum += work[TARGET, i]
+        behaviour_sum += work[BEHAVIOUR, i]
+        difference_sum += work[DIFFERENCE, i]
+    target_mean, behaviour_mean, difference_mean = target_sum / n, behaviour_sum / n, difference_sum / n
+    target_squares, behaviour_squares, products, difference_squares = 0.0, 0.0, 0.0, 0.0
+    for i in range(n):
+        target, behaviour = work[TARGET, i] - target_mean, work[BEHAVIOUR, i] - behaviour_mean
+        difference = work[DIFFERENCE, i] - difference_mean
+        target_squares += target * target
+        behaviour_squares += behaviour * behaviour
+        products += target * behaviour
+        difference_squares += difference * difference
+    block[11], block[12], block[13] = target_sum, behaviour_sum, difference_sum
+    block[14], block[15], block[16], block[17] = target_squares, behaviour_squares, products, difference_squares
+
+
+@compiled
+def join_moments(before: int, n: int, sums: Float64, block: Float64) -> None:
+    """Add to the block's moments the part between its means and those of the rollout's `before` earlier tokens.
+
+    Chan, Golub and LeVeque (1979).
+    """
+    between = before * n / (before + n)
+    target, behaviour = block[11] / n - sums[11] / before, block[12] / n - sums[12] / before
+    difference = block[13] / n - sums[13] / before
+    block[14] += target * target * between
+    block[15] += behaviour * behaviour * between
+    block[16] += target * behaviour * between
+    block[17] += difference * difference * between
+
+
+@reduction
+def sum_entropies(n: int, work: Float64, block: Float64) -> int:
+    """Sum H and −log μ − H over the tokens with a finite entropy H; return their number."""
+    entropies, surprisals, count = 0.0, 0.0, 0
+    for i in range(n):
+        entropy, log_behaviour = work[ENTROPY, i], work[LOG_BEHAVIOUR, i]
+        known = abs(entropy) < math.inf
+        entropies += entropy if known else 0.0
+        surprisals += -log_behaviour - entropy if known else 0.0
+        count += known
+    block[18], block[19] = entropies, surprisals
+    return count
+
+
+@reduction
+def sum_advantages(n: int, work: Float64, block: Float64) -> int:
+    """Sum the terms of A; return the number of finite A.
+
+    Set ADVANTAGE to 0 if A is not finite, and SKEW to 0 if A is 0, even if ρ is infinite.
+    """
+    advantages, squares, products, of_d, count = 0.0, 0.0, 0.0, 0.0, 0
+    for i in range(n):
+        advantage, d, above = work[ADVANTAGE, i], work[D, i], work[ABOVE, i]
+        known = abs(advantage) < math.inf
+        value = advantage if known else 0.0
+        product = value * above
+        work[ADVANTAGE, i] = value
+        work[SKEW, i] = product if value != 0.0 else 0.0
+        advantages += value
+        squares += value * value
+        products += value * d
+        of_d += d if known else 0.0
+        count += known
+    positive, negative = 0.0, 0.0
+    for i in range(n):
+        skew = work[SKEW, i]
+        positive += skew if work[ADVANTAGE, i] > 0.0 else 0.0
+        negative += skew if work[ADVANTAGE, i] < 0.0 else 0.0
+    block[20], block[21], block[22], block[23], block[24], block[25] = (
+        advantages, squares, products, positive, negative, of_d,
+    )  # fmt: skip
+    return count
+
+
+@compiled
+def count_bad_updates(n: int, work: Float64) -> int:
+    """Return the number of tokens with A < 0 and μ − π ≥ DPPO_PROBABILITY_GAP."""
+    bad, close = 0, 0
+    for i in range(n):
+        difference, lost = work[DIFFERENCE, i], (work[ADVANTAGE, i] < 0.0) & (work[D, i] < 0.0)
+        bad += lost & (difference >= DPPO_PROBABILITY_GAP)
+        close += lost & (abs(difference - DPPO_PROBABILITY_GAP) < 1e-12)
+    if close == 0:
+        return bad
+    bad = 0
+    for i in range(n):  # again, with the C library's functions, as in numpy
+        lost = (work[ADVANTAGE, i] < 0.0) & (work[D, i] < 0.0)
+        bad += lost and math.exp(work[LOG_BEHAVIOUR, i]) * -math.expm1(work[D, i]) >= DPPO_PROBABILITY_GAP
+    return bad
+
+
+@compiled
+def range_of(values: Float64) -> tuple[float, float]:
+    """Return the least and the largest of some values, none of which is NaN.
+
+    Values are compared as integers in the same order, because a comparison of floats is not vectorised.
+    """
+    bits = values.view(np.int64)
+    least = most = bits[0] ^ ((bits[0] >> 63) & _MAGNITUDE)
+    for i in range(bits.size):
+        key = bits[i] ^ ((bits[i] >> 63) & _MAGNITUDE)
+        least, most = min(least, key), max(most, key)
+    return _float_of(least), _float_of(most)
+
+
+@compiled
+def _float_of(key: int) -> float:
+    """Return the float of a key of `range_of`."""
+    value: float = np.int64(key ^ ((key >> 63) & _MAGNITUDE)).view(np.float64)
+    return value
+
+
+@reduction
+def sum_of(values: Float64) -> float:
+    """Return the sum."""
+    total = 0.0
+    for i in range(values.size):
+        total += values[i]
+    return total
+
+
+@reduction
+def _sums_of_weights(n: int, work: Float64) -> tuple[float, float]:
+    """Return Σρ and Σρ², without cancellation for small ρ."""
+    total, squares = 0.0, 0.0
+    for i in range(n):
+        growth, decay, positive = work[GROWTH, i], work[DECAY, i], work[D, i] > 0.0
+        ratio = 1.0 + growth if positive else decay
+        total += ratio
+        squares += ratio * ratio
+    return total, squares
+
+
+@compiled
+def add_scaled(weights: Float64, largest: float, total: float, squares: float) -> None:
+    """Add weights with the sum total·e^largest and the sum of squares squares·e^(2·largest) to a row of `weights`."""
+    most = max(weights[0], largest)
+    known, added = math.exp(weights[0] - most), math.exp(largest - most)
+    weights[0] = most
+    weights[1] = weights[1] * known + total * added
+    weights[2] = weights[2] * known * known + squares * added * added
+
+
+@compiled
+def add_weights(n: int, most: float, work: Float64, weights: Float64) -> None:
+    """Add the weights ρ of n tokens; `most` is their largest d."""
+    if abs(most) < _PLAIN_LIMIT:
+        total, squares = _sums_of_weights(n, work)
+        scale = math.exp(-most)
+        add_scaled(weights, most, total * scale, squares * scale * scale)
+        return
+    total, squares = 0.0, 0.0
+    for i in range(n):
+        scaled = math.exp(work[D, i] - most)
+        total += scaled
+        squares += scaled * scaled
+    add_scaled(weights, most, total, squares)
+
+
+@compiled
+def fill_buckets(values: Float64, edges: Float64, unknown: int, buckets: Int64) -> None:
+    """Write the bucket of each value: the number of edges that are no larger; `unknown` if it is not finite."""
+    for i in range(values.size):
+        buckets[i] = 0
+    for at in range(0, edges.size, 4):
+        e0, e1, e2, e3 = edges[at], edges[at + 1], edges[at + 2], edges[at + 3]
+        if e0 < math.inf:
+            for i in range(values.size):
+                x = values[i]
+                buckets[i] += (x >= e0) + (x >= e1) + (x >= e2) + (x >= e3)
+    for i in range(values.size):
+        bucket = buckets[i]
+        buckets[i] = bucket if abs(values[i]) < math.inf else unknown
+
+
+@compiled
+def fill_bins(n: int, grid: Int64, work: Float64, buckets: Int64) -> None:
+    """Write the bin of each |d| on a grid (see `Layout`); the bins of positive d come after those of negative d."""
+    dropped, first, last = grid[0], grid[1], grid[2]
+    for i in range(n):
+        bits, positive = np.float64(work[ABS_D, i]).view(np.int64), work[D, i] > 0.0
+        place = min(max((bits >> dropped) - first, 0), last)
+        buckets[i] = place + last + 1 if positive else place
+
+
+@compiled
+def move_largest_first(values: Float64, count: int) -> None:
+    """Reorder so that the `count` largest come first (Hoare's selection); none is NaN."""
+    first, last = 0, values.size - 1
+    while first < last:
+        pivot = values[(first + last) // 2]
+        left, right = first, last
+        while left <= right:
+            while values[left] > pivot:
+                left += 1
+            while values[right] < pivot:
+                right -= 1
+            if left <= right:
+                values[left], values[right] = values[right], values[left]
+                left += 1
+                right -= 1
+        if right >= count - 1:
+            last = right
+        elif left <= count - 1:
+            first = left
+        else:
+            return
+
+
 # A column as (narrow, wide): float32 and float64, or int32 and int64. One is empty; both are if it was not logged.
 Floats = tuple[NDArray[np.float32], Float64]
 Integers = tuple[NDArray[np.int32], Int64]
@@ -122,7 +458,7 @@ def new_totals(rollouts: int, bins: int, buckets: int, ids: int) -> Totals:
         turn=np.zeros(2, np.int64),
         turn_d=np.zeros(1),
         block=np.zeros(len(TOKEN_SUMS)),
-        work=np.zeros((terms.ROWS, BLOCK)),
+        work=np.zeros((ROWS, BLOCK)),
         buckets=np.zeros(BLOCK, np.int64),
         integers=np.zeros(BLOCK, np.int64),
         places=np.zeros(BLOCK, np.int64),
@@ -137,13 +473,13 @@ def _keep_largest(n: int, side: int, most: float, totals: Totals) -> None:
         return
     kept, floor = totals.kept[side], totals.floors[side]
     for i in range(n):
-        value = sign * work[terms.D, i]
+        value = sign * work[D, i]
         if value > floor:
             values[kept] = value
             kept += 1
     if kept > _BUFFER - BLOCK:
-        terms.move_largest_first(values[:kept], LARGEST_VALUES)
-        kept, totals.floors[side] = LARGEST_VALUES, terms.range_of(values[:LARGEST_VALUES])[0]
+        move_largest_first(values[:kept], LARGEST_VALUES)
+        kept, totals.floors[side] = LARGEST_VALUES, range_of(values[:LARGEST_VALUES])[0]
     totals.kept[side] = kept
 
 
@@ -153,8 +489,8 @@ def _add_tokens(n: int, totals: Totals) -> None:
     work, buckets = totals.work, totals.buckets
     for i in range(n):
         # Unsigned, so that no index counts from the end.
-        bank, bucket, abs_d = np.uint64(i & 1), np.uint64(buckets[i]), work[terms.ABS_D, i]
-        d, k3, difference = work[terms.D, i], work[terms.K3, i], work[terms.DIFFERENCE, i]
+        bank, bucket, abs_d = np.uint64(i & 1), np.uint64(buckets[i]), work[ABS_D, i]
+        d, k3, difference = work[D, i], work[K3, i], work[DIFFERENCE, i]
         totals.plain[bank, bucket, 0] += abs_d
         totals.plain[bank, bucket, 1] += d
         totals.plain[bank, bucket, 2] += k3
@@ -182,9 +518,9 @@ def _add_runs(n: int, condition: int, before: int, most: float, layout: Layout, 
             end += 1
         abs_d, d, k3, difference, largest = block[1], block[0], block[3], block[13], most
         if others:
-            abs_d, d = terms.sum_of(work[terms.ABS_D, begin:end]), terms.sum_of(work[terms.D, begin:end])
-            k3, difference = terms.sum_of(work[terms.K3, begin:end]), terms.sum_of(work[terms.DIFFERENCE, begin:end])
-            largest = terms.range_of(work[terms.ABS_D, begin:end])[1]
+            abs_d, d = sum_of(work[ABS_D, begin:end]), sum_of(work[D, begin:end])
+            k3, difference = sum_of(work[K3, begin:end]), sum_of(work[DIFFERENCE, begin:end])
+            largest = range_of(work[ABS_D, begin:end])[1]
         bucket, edges = layout.first[condition], layout.edges[condition]
         for edge in range(edges.size):
             bucket += values[begin] >= edges[edge]
@@ -203,7 +539,7 @@ def _add_runs(n: int, condition: int, before: int, most: float, layout: Layout, 
 def _add_turn(turn: int, d: float, is_first: bool, totals: Totals) -> None:
     """Add a run of tokens to the open turn of the rollout; another turn number closes it and opens the next."""
     if not is_first and turn != totals.turn[0]:
-        terms.add_scaled(totals.turn_weights, totals.turn_d[0], 1.0, 1.0)
+        add_scaled(totals.turn_weights, totals.turn_d[0], 1.0, 1.0)
     if is_first or turn != totals.turn[0]:
         totals.turn[0], totals.turn_d[0] = turn, 0.0
         totals.turn[1] += 1
@@ -214,21 +550,21 @@ def _add_turn(turn: int, d: float, is_first: bool, totals: Totals) -> None:
 def _add_grids(n: int, with_advantage: bool, layout: Layout, totals: Totals) -> None:
     """Add n tokens to the histogram of |d| and to the sums of importance weights."""
     work, buckets, zeros = totals.work, totals.buckets, 0
-    terms.fill_bins(n, layout.fine, work, buckets)
+    fill_bins(n, layout.fine, work, buckets)
     for i in range(n):
         totals.histogram[np.uint64(buckets[i])] += 1
     for i in range(n):
-        zeros += work[terms.ABS_D, i] == 0.0
+        zeros += work[ABS_D, i] == 0.0
     totals.histogram[0] -= zeros
     totals.histogram[2 * layout.fine[2] + 2] += zeros
-    terms.fill_bins(n, layout.coarse, work, buckets)
+    fill_bins(n, layout.coarse, work, buckets)
     for i in range(n):
-        bank, bucket, above = np.uint64(i & 1), np.uint64(buckets[i]), work[terms.ABOVE, i]
+        bank, bucket, above = np.uint64(i & 1), np.uint64(buckets[i]), work[ABOVE, i]
         totals.plain[bank, bucket, 0] += above
         totals.plain[bank, bucket, 1] += above * above
         if with_advantage:
-            totals.plain[bank, bucket, 2] += work[terms.ADVANTAGE, i]
-            totals.plain[bank, bucket, 3] += work[terms.SKEW, i]
+            totals.plain[bank, bucket, 2] += work[ADVANTAGE, i]
+            totals.plain[bank, bucket, 3] += work[SKEW, i]
 
 
 @inner
@@ -236,20 +572,20 @@ def _add_tails(n: int, with_advantage: bool, layout: Layout, totals: Totals) -> 
     """Add each token beyond the first level to the bucket of the last level that it exceeds."""
     work, levels = totals.work, layout.levels
     for i in range(n):
-        abs_d = work[terms.ABS_D, i]
+        abs_d = work[ABS_D, i]
         if abs_d <= levels[0]:
             continue
         beyond = 0
         while beyond + 1 < levels.size and abs_d > levels[beyond + 1]:
             beyond += 1
-        bucket = layout.first_tail + beyond + (levels.size if work[terms.D, i] > 0.0 else 0)
-        above = work[terms.ABOVE, i]
+        bucket = layout.first_tail + beyond + (levels.size if work[D, i] > 0.0 else 0)
+        above = work[ABOVE, i]
         totals.tokens[0, bucket] += 1
         totals.plain[0, bucket, 0] += above
         totals.plain[0, bucket, 1] += above * above
         if with_advantage:
-            totals.plain[0, bucket, 2] += work[terms.ADVANTAGE, i]
-            totals.plain[0, bucket, 3] += work[terms.SKEW, i]
+            totals.plain[0, bucket, 2] += work[ADVANTAGE, i]
+            totals.plain[0, bucket, 3] += work[SKEW, i]
 
 
 @inner
@@ -258,7 +594,7 @@ def _add_token_ids(n: int, rows: Int64, totals: Totals) -> None:
     work, table, ids = totals.work, totals.token_ids, totals.integers
     for i in range(n):
         row = np.uint64(ids[i] if rows.size == 0 else rows[np.uint64(ids[i])])
-        d, abs_d, k3 = work[terms.D, i], work[terms.ABS_D, i], work[terms.K3, i]
+        d, abs_d, k3 = work[D, i], work[ABS_D, i], work[K3, i]
         table[row, 0] += 1.0
         table[row, 1] += d
         table[row, 2] += abs_d
@@ -297,7 +633,7 @@ def _read(column: Any, at: int, n: int, measured: int, places: Int64, values: An
 @inner
 def _read_log_probs(columns: Columns, row: int, at: int, n: int, totals: Totals) -> int:
     """Read two log-probs of n tokens and keep the measured ones: generated, both finite. Return their number."""
-    target, behaviour, places = totals.work[terms.LOG_TARGET], totals.work[terms.LOG_BEHAVIOUR], totals.places
+    target, behaviour, places = totals.work[LOG_TARGET], totals.work[LOG_BEHAVIOUR], totals.places
     _read(columns.target, at, n, n, places, target)
     _read(columns.behaviour, at, n, n, places, behaviour)
     generated, finite = n, 0
@@ -327,36 +663,36 @@ def _add_block(columns: Columns, row: int, at: int, n: int, measured: int, layou
     """Add the measured tokens among n to all totals except `sums` and the sums over ratios in `block`."""
     work, block, places = totals.work, totals.block, totals.places
     counts, before = totals.counts[row], totals.counts[row, TOKENS]
-    terms.fill_probabilities(measured, work)
-    terms.sum_probabilities(measured, work, block)
+    fill_probabilities(measured, work)
+    sum_probabilities(measured, work, block)
     if before > 0:
-        terms.join_moments(before, measured, totals.sums[row], block)
+        join_moments(before, measured, totals.sums[row], block)
     with_advantage = columns.advantage[0].size + columns.advantage[1].size > 0
     if with_advantage:
         if columns.advantage_of_rollout:
-            _read(columns.advantage, row, 1, 1, places, work[terms.ADVANTAGE])
+            _read(columns.advantage, row, 1, 1, places, work[ADVANTAGE])
             for i in range(1, measured):
-                work[terms.ADVANTAGE, i] = work[terms.ADVANTAGE, 0]
+                work[ADVANTAGE, i] = work[ADVANTAGE, 0]
         else:
-            _read(columns.advantage, at, n, measured, places, work[terms.ADVANTAGE])
-        counts[ADVANTAGE_TOKENS] += terms.sum_advantages(measured, work, block)
-        totals.bad_updates[0] += terms.count_bad_updates(measured, work)
-    least, most = terms.range_of(work[terms.D, :measured])
+            _read(columns.advantage, at, n, measured, places, work[ADVANTAGE])
+        counts[ADVANTAGE_TOKENS] += sum_advantages(measured, work, block)
+        totals.bad_updates[0] += count_bad_updates(measured, work)
+    least, most = range_of(work[D, :measured])
     furthest = max(-least, most)
     totals.ranges[row, 0], totals.ranges[row, 1] = (
         (min(totals.ranges[row, 0], least), max(totals.ranges[row, 1], most)) if before > 0 else (least, most)
     )
-    difference = terms.range_of(work[terms.DIFFERENCE, :measured])[1]
+    difference = range_of(work[DIFFERENCE, :measured])[1]
     totals.largest_difference[0] = max(totals.largest_difference[0], difference)
-    terms.add_weights(measured, most, work, totals.token_weights)
+    add_weights(measured, most, work, totals.token_weights)
     _keep_largest(measured, 0, -least, totals)
     _keep_largest(measured, 1, most, totals)
     edges, buckets, of_entropy = layout.edges, totals.buckets, totals.integers
-    terms.fill_buckets(work[terms.LOG_BEHAVIOUR, :measured], edges[PROBABILITY], 0, buckets)
+    fill_buckets(work[LOG_BEHAVIOUR, :measured], edges[PROBABILITY], 0, buckets)
     if columns.entropy[0].size + columns.entropy[1].size > 0:
-        _read(columns.entropy, at, n, measured, places, work[terms.ENTROPY])
-        counts[ENTROPY_TOKENS] += terms.sum_entropies(measured, work, block)
-        terms.fill_buckets(work[terms.ENTROPY, :measured], edges[OF_ENTROPY], layout.entropies, of_entropy)
+        _read(columns.entropy, at, n, measured, places, work[ENTROPY])
+        counts[ENTROPY_TOKENS] += sum_entropies(measured, work, block)
+        fill_buckets(work[ENTROPY, :measured], edges[OF_ENTROPY], layout.entropies, of_entropy)
     else:
         of_entropy[:measured] = layout.entropies
     for i in range(measured):
@@ -381,10 +717,10 @@ def _add_block(columns: Columns, row: int, at: int, n: int, measured: int, layou
         _add_token_ids(measured, columns.rows_of_ids, totals)
 
 
-def entry(sources: int) -> Callable[[Columns, Layout, Totals, bool], int]:
-    """Return the function to compile, which returns `sources`, a digest of the other files.
+def entry(constants: int) -> Callable[[Columns, Layout, Totals, bool], int]:
+    """Return the function to compile, which returns `constants`, a digest of those from other files.
 
-    numba's cache detects edits of this file and a change of `sources`.
+    numba's cache detects edits of this file and a change of `constants`.
     """
 
     def add_rollouts(columns: Columns, layout: Layout, totals: Totals, everything: bool) -> int:
@@ -397,8 +733,8 @@ def entry(sources: int) -> Callable[[Columns, Layout, Totals, bool], int]:
                 measured = _read_log_probs(columns, row, at, n, totals)
                 if measured == 0:
                     continue
-                terms.fill_ratios(measured, totals.work)
-                terms.sum_ratios(measured, totals.work, totals.block)
+                fill_ratios(measured, totals.work)
+                sum_ratios(measured, totals.work, totals.block)
                 if everything:
                     _add_block(columns, row, at, n, measured, layout, totals)
                 for k in range(totals.block.size):
@@ -409,9 +745,9 @@ def entry(sources: int) -> Callable[[Columns, Layout, Totals, bool], int]:
                     _flush(totals)
                     blocks = 0
             if everything and totals.turn[1] > 0:
-                terms.add_scaled(totals.turn_weights, totals.turn_d[0], 1.0, 1.0)
+                add_scaled(totals.turn_weights, totals.turn_d[0], 1.0, 1.0)
                 totals.counts[row, TURNS], totals.turn[1] = totals.turn[1], 0
         _flush(totals)
-        return sources
+        return constants
 
     return add_rollouts
