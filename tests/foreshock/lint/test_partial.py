@@ -12,8 +12,7 @@ import pytest
 from foreshock.lint import LintEvidence, collect_evidence, lint_batch, run_checks
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from tests.foreshock.lint.conftest import real_mu, real_pi, recorded_steps
-from tests.foreshock.lint.healthy import Policy, healthy_batch
-from tests.foreshock.lint.sampled import Sampling, sample
+from tests.foreshock.lint.healthy import Policy, healthy_batch, sampled_batch
 from tests.foreshock.lint.test_corruptions import not_checked, only, rounded_to_bfloat16, rounded_to_float16, shifted
 
 
@@ -179,7 +178,7 @@ def test_entropy_of_lagging_trainer_is_not_raw_log_probs(scale: float) -> None:
 
 
 def test_declared_temperature_not_applied_by_trainer_is_found() -> None:
-    batch = sample(Sampling(temperature=0.6, processed=True))
+    batch = sampled_batch(temperature=0.6, processed=True)
     declared = BatchAttributes(temperature=0.6, logprobs_mode="processed_logprobs")
     warning = only(lint_batch(replace(batch, attributes=declared, entropy=None)), "temperature_of_trainer")
     assert warning.severity == "warning"

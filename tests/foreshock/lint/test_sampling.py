@@ -1,4 +1,4 @@
-"""The checks of the sampling distribution, on a real model that samples with temperature and top-p."""
+"""The checks of the sampling distribution, on a policy that samples with temperature and top-p."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from foreshock.lint import LintWarning, lint_batch
 from foreshock.rollouts import BatchAttributes, RolloutBatch
-from tests.foreshock.lint.sampled import Sampling, sample
+from tests.foreshock.lint.healthy import sampled_batch
 from tests.foreshock.lint.test_corruptions import rounded_to_bfloat16
 
 
@@ -18,7 +18,7 @@ def warnings_of(batch: RolloutBatch) -> dict[str, LintWarning]:
 
 
 def test_plain_sampling_is_clean_and_tested() -> None:
-    report = lint_batch(sample(Sampling()))
+    report = lint_batch(sampled_batch())
     assert report.is_clean, report.warnings
     assert [(check.state, check.why) for check in report.checks if check.name == "raw_log_probs"] == [("clean", "")]
 
@@ -26,13 +26,13 @@ def test_plain_sampling_is_clean_and_tested() -> None:
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        (Sampling(top_p=0.9), "truncation, or a temperature below 1"),
-        (Sampling(temperature=0.7), "truncation, or a temperature below 1"),
-        (Sampling(temperature=1.5), "a temperature above 1"),
+        ({"top_p": 0.9}, "truncation, or a temperature below 1"),
+        ({"temperature": 0.7}, "truncation, or a temperature below 1"),
+        ({"temperature": 1.5}, "a temperature above 1"),
     ],
 )
-def test_raw_log_probs_are_found_by_surprisal_alone(how: Sampling, words: str) -> None:
-    warnings = warnings_of(sample(how))
+def test_raw_log_probs_are_found_by_surprisal_alone(how: dict[str, float], words: str) -> None:
+    warnings = warnings_of(sampled_batch(**how))
     assert set(warnings) == {"raw_log_probs"}, "mean ρ is 1 and d is small: no other check finds it"
     warning = warnings["raw_log_probs"]
     assert warning.severity == "critical"
@@ -42,7 +42,7 @@ def test_raw_log_probs_are_found_by_surprisal_alone(how: Sampling, words: str) -
 
 
 def test_processed_log_probs_under_truncation_have_mean_ratio_below_1() -> None:
-    batch = sample(Sampling(top_p=0.8, processed=True))
+    batch = sampled_batch(top_p=0.8, processed=True)
     warning = warnings_of(batch)["processed_log_probs"]
     assert warning.severity == "critical"
     assert warning.evidence["mean_ratio"] < 0.95
@@ -56,7 +56,7 @@ def test_processed_log_probs_under_truncation_have_mean_ratio_below_1() -> None:
 @pytest.mark.parametrize("top_p", [0.95, 0.98])
 @pytest.mark.parametrize("mismatch", [0.0, 0.05])
 def test_light_truncation_is_found_beside_a_mismatch_of_both_signs(top_p: float, mismatch: float) -> None:
-    batch = replace(sample(Sampling(top_p=top_p, processed=True)), entropy=None)
+    batch = replace(sampled_batch(top_p=top_p, processed=True), entropy=None)
     assert batch.trainer_log_probs is not None
     # E ρ of the noise is 1, so that it leaves the mean.
     noise = np.random.default_rng(1).normal(-(mismatch**2) / 2, mismatch, batch.num_tokens).astype(np.float32)
@@ -66,14 +66,14 @@ def test_light_truncation_is_found_beside_a_mismatch_of_both_signs(top_p: float,
 
 
 def test_light_truncation_is_found_in_bfloat16() -> None:
-    batch = replace(sample(Sampling(top_p=0.95, processed=True)), entropy=None)
+    batch = replace(sampled_batch(top_p=0.95, processed=True), entropy=None)
     assert batch.rollout_log_probs is not None
     short = rounded_to_bfloat16(batch.rollout_log_probs)
     assert {"processed_log_probs", "rounded_log_probs"} <= set(warnings_of(replace(batch, rollout_log_probs=short)))
 
 
 def test_temperature_of_trainer_beside_raw_log_probs_moves_mean_ratio() -> None:
-    batch = sample(Sampling(temperature=0.6, trainer_temperature=0.6))
+    batch = sampled_batch(temperature=0.6, trainer_scale=1 / 0.6)
     warnings = warnings_of(replace(batch, entropy=None))
     assert set(warnings) == {"mean_ratio", "temperatures_differ", "sampling_not_declared"}
     warning = warnings["mean_ratio"]
@@ -84,13 +84,13 @@ def test_temperature_of_trainer_beside_raw_log_probs_moves_mean_ratio() -> None:
 
 
 def test_processed_log_probs_with_same_temperature_in_trainer_are_clean() -> None:
-    batch = sample(Sampling(temperature=0.6, trainer_temperature=0.6, processed=True))
+    batch = sampled_batch(temperature=0.6, trainer_scale=1 / 0.6, processed=True)
     attributes = BatchAttributes(temperature=0.6, logprobs_mode="processed_logprobs")
     assert lint_batch(replace(batch, entropy=None, attributes=attributes)).is_clean
 
 
 def test_few_tokens_or_groups_are_not_checked() -> None:
-    batch = sample(Sampling(top_p=0.9))
+    batch = sampled_batch(top_p=0.9)
     few = lint_batch(batch.select(range(0, 512, 64)))
     assert few.is_clean
     assert "needs more tokens" in {check.name: check.why for check in few.not_checked}["raw_log_probs"]
