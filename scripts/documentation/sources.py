@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
 from typing import Final
 
-from scripts.documentation import command_lines, http_api, python_reference
+from scripts.documentation import command_lines, python_reference
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 DOCS: Final = REPOSITORY / "docs"
@@ -33,10 +32,6 @@ def write_sources(folder: Path) -> None:
         target.write_text(moved((REPOSITORY / name).read_text(), name, place))
     reference = folder / "reference"
     reference.mkdir()
-    document = http_api.document()
-    (reference / "openapi.json").write_text(json.dumps(document, indent=1))
-    (reference / "http-api.md").write_text(http_api.operations_page(document))
-    (reference / "http-schemas.md").write_text(http_api.schemas_page(document))
     (reference / "python.md").write_text(python_reference.page())
     (reference / "commands.md").write_text(command_lines.page())
 
