@@ -177,7 +177,7 @@ class RequestGuard:
             return
         origin = request.headers.get("origin")
         foreign = origin is not None and _address(origin) != hosts[0]
-        if foreign or request.headers.get("sec-fetch-site") == "cross-site":
+        if foreign or request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
             raise CrossSiteRefused("requests from other sites' pages are refused")
 
 

@@ -16,7 +16,7 @@ from fastapi.security.utils import get_authorization_scheme_param
 from itsdangerous import BadSignature, Signer, URLSafeTimedSerializer
 
 from foreshock.clock import now_us
-from foreshock_service.platform import keys, problem, request_guards
+from foreshock_service.platform import keys, problem
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.tables import ApiKey, EndedSession
 
@@ -164,7 +164,6 @@ def authenticate(context: ServiceContext, request: Request) -> Principal:
     if cookie is not None:
         signed = verify_session(context.session_secret, cookie, context.settings.session_hours * 3600)
     if cookie is not None and signed is not None:
-        _refuse_foreign_form(request)
         principal = _principal_of_session(context, signed, cookie)
     else:
         principal = principal_of_secret(context, secret)
@@ -204,11 +203,3 @@ def _principal_of_session(context: ServiceContext, signed: SignedSession, cookie
 
 def _principal(key: ApiKey) -> Principal:
     return Principal(key.id, key.project, frozenset(keys.Scope(scope) for scope in key.scopes))
-
-
-def _refuse_foreign_form(request: Request) -> None:
-    # SameSite=Strict already keeps other sites from sending the cookie; some browsers ignore it.
-    if request.method in request_guards.SAFE_METHODS:
-        return
-    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-        raise request_guards.CrossSiteRefused("a session is valid only for this site's own pages")

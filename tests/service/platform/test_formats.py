@@ -1,4 +1,4 @@
-"""The three formats hold the same values, and compressed answers are the same bytes."""
+"""The three formats hold the same values."""
 
 from __future__ import annotations
 
