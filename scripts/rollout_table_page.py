@@ -30,20 +30,17 @@ client.log_rollouts(
 )
 ```
 
-The same columns make a Parquet file that the service accepts: one row per rollout, one list per column of tokens. In
-`RolloutBatch` some columns have another name, given below. Without `sample_id` the client makes one from the step.
+The same columns make a Parquet file that the service accepts: one row per rollout, one list per column of tokens. Names
+in brackets are those of `RolloutBatch`. Without `sample_id` the client makes one from the step.
 
 """
 
 LEGEND = """
 **Level.** *Rollout*: one value per rollout. *Prompt token*, *response token*: a list with one value per token; the
-lists of one rollout must have equal lengths. A padded batch (`RolloutBatch.from_padded`) may give one value per rollout
-for these columns of tokens: {repeatable}.
+lists of one rollout have equal lengths. A padded batch may give one value per rollout for {repeatable}.
 
-**Valid values.** Another value is refused with its row and column. Log-probs that are NaN, infinite or single
-placeholders such as −9999 are accepted, and counted apart when they are measured; a column is refused only if more than
-half of it is above 0.13, or nearly all of it above 0. A null is NaN in a column of floats per rollout, and an
-error in a list.
+**Valid values.** Another value is refused with its row and column. Log-probs that are not finite, and placeholders such
+as −9999, are accepted and counted apart. A null is NaN in a column of floats per rollout, and an error in a list.
 
 This page is generated from `foreshock/rollouts/schema.py` by `python -m scripts.rollout_table_page`.
 """
