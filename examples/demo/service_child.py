@@ -72,6 +72,8 @@ def running_service(data: Path) -> Iterator[tuple[Child, str]]:
             "FORESHOCK_DATABASE_URL": f"sqlite:///{data}/foreshock.db",
             "FORESHOCK_STORE_URL": str(data / "tokens"),
             "FORESHOCK_TOKENIZERS_FOLDER": str(tokenizers_of(data)),
+            # The demo's steps are small, and compiling would take most of its first minute.
+            "FORESHOCK_TOKEN_PASS": "numpy",
         }
         with Child("service", ["serve"], environment, data / "service.log") as child:
             _wait_until_ready(child, url)
