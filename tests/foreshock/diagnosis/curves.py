@@ -13,7 +13,7 @@ from foreshock.diagnosis.rule import Event
 LENGTH = "rollout:response_length_mean"
 
 
-def noisy(lengths: NDArray[np.float64], sigma: float, seed: int = 0) -> NDArray[np.float64]:
+def noisy(lengths: NDArray[np.float64], sigma: float = 0.06, seed: int = 0) -> NDArray[np.float64]:
     """Return ``lengths`` times log-normal noise of standard deviation ``sigma``."""
     return np.asarray(lengths * np.exp(sigma * np.random.default_rng(seed).normal(size=len(lengths))))
 

@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 
 from foreshock.diagnosis.course import causes_of_course
-
-
-def noisy(values: np.ndarray, noise: float = 0.06, seed: int = 0) -> np.ndarray:
-    changed: np.ndarray = values * np.exp(np.random.default_rng(seed).normal(0, noise, values.size))
-    return changed
+from tests.foreshock.diagnosis.curves import noisy
 
 
 def names(values: np.ndarray, first: int = 1, named: tuple[str, ...] = ()) -> dict[str, str]:
