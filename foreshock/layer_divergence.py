@@ -95,32 +95,6 @@ class ComparedLayer(_Sent):
         """True if the interval of the relative L2 distance lies above those of both noise floors."""
         return all(self.distance.relative_l2.is_above(floor) for floor in self.floors)
 
-    @property
-    def may_depart(self) -> bool:
-        """True if the mean is above those of both floors, or a mean is unknown."""
-        means = [mean.mean for mean in (self.distance.relative_l2, *self.floors)]
-        if any(mean is None for mean in means):
-            return True
-        found, *floors = (mean for mean in means if mean is not None)
-        return found > max(floors)
-
-
-@dataclass(frozen=True, slots=True)
-class Departure:
-    """The first layer that departs beyond its noise floor.
-
-    `earliest` is the first layer that may: it differs from `layer` if the intervals of the layers between overlap
-    those of their floors though the means do not.
-    """
-
-    layer: str
-    earliest: str
-
-    @property
-    def is_certain(self) -> bool:
-        """True if no earlier layer may depart."""
-        return self.layer == self.earliest
-
 
 @dataclass(frozen=True, slots=True)
 class LayerComparison(_Sent):
@@ -143,13 +117,9 @@ class LayerComparison(_Sent):
     reference_fingerprint: dict[str, Any]
 
     @property
-    def departure(self) -> Departure | None:
-        """The first layer that departs; None if none does."""
-        first = next((layer for layer in self.layers if layer.departs), None)
-        if first is None:
-            return None
-        earliest = next(layer for layer in self.layers if layer is first or layer.may_depart)
-        return Departure(first.name, earliest.name)
+    def departure(self) -> str | None:
+        """The name of the first layer that departs; None if none does."""
+        return next((layer.name for layer in self.layers if layer.departs), None)
 
     def in_words(self) -> str:
         """Return what the comparison shows, as one sentence with its figures."""
@@ -159,14 +129,12 @@ class LayerComparison(_Sent):
                 f"Where {names} depart cannot be told: an interval needs {LEAST_CLUSTERS} prompt groups, got "
                 f"{self.groups}."
             )
-        found = self.departure
-        if found is None:
+        layer = next((layer for layer in self.layers if layer.departs), None)
+        if layer is None:
             return f"No layer of {names} departs beyond its noise floor."
-        layer = next(layer for layer in self.layers if layer.name == found.layer)
         mean, floor = layer.distance.relative_l2, max(floor.high or 0.0 for floor in layer.floors)
-        where = f"at {found.layer}" if found.is_certain else f"between {found.earliest} and {found.layer}"
         return (
-            f"{names} depart first {where}: at {found.layer} the relative L2 distance is {mean.mean:.2g} "
+            f"{names} depart first at {layer.name}: the relative L2 distance is {mean.mean:.2g} "
             f"({RANGE} {mean.low:.2g} to {mean.high:.2g}), the noise floor at most {floor:.2g}."
         )
 

@@ -1,6 +1,6 @@
 """Hidden states of torch's forward passes: hooks observe the layers of the decoder stack."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -57,7 +57,11 @@ class TorchStates:
         def give(place: int, states: torch.Tensor) -> None:
             observe(place, at, states[row, position].float().cpu().numpy())
 
-        with torch.no_grad(), precision(batch.ids.device, self._forward.autocast), _observed(self._layers, give):
+        with (
+            torch.no_grad(),
+            precision(batch.ids.device, self._forward.autocast),
+            observed(self._layers, give, _state_of),
+        ):
             decoder = self._forward.model.get_decoder()
             give(self.places - 1, decoder(**batch.inputs).last_hidden_state)
 
@@ -76,14 +80,19 @@ def decoder_layers(model: Any) -> torch.nn.ModuleList:
 
 
 @contextmanager
-def _observed(layers: torch.nn.ModuleList, give: Callable[[int, torch.Tensor], None]) -> Iterator[None]:
-    """Within the block, pass `give` the input of the first layer (place 0) and the output of each layer."""
+def observed(
+    layers: Sequence[torch.nn.Module],
+    give: Callable[[int, torch.Tensor], None],
+    state_of: Callable[[Any], torch.Tensor],
+) -> Iterator[None]:
+    """Within the block, pass `give` the input of the first layer (place 0) and `state_of` the output of each."""
 
     def before(layer: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        give(0, arguments[0] if arguments else named["hidden_states"])
+        tensors = (each for each in (*arguments, *named.values()) if isinstance(each, torch.Tensor))
+        give(0, next(each for each in tensors if each.is_floating_point()))
 
     def after(place: int) -> Callable[..., None]:
-        return lambda layer, arguments, output: give(place, output[0] if isinstance(output, tuple) else output)
+        return lambda layer, arguments, output: give(place, state_of(output))
 
     handles = [layers[0].register_forward_pre_hook(before, with_kwargs=True)]
     handles += [layer.register_forward_hook(after(number + 1)) for number, layer in enumerate(layers)]
@@ -92,3 +101,8 @@ def _observed(layers: torch.nn.ModuleList, give: Callable[[int, torch.Tensor], N
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _state_of(output: Any) -> torch.Tensor:
+    state: torch.Tensor = output[0] if isinstance(output, tuple) else output
+    return state

@@ -5,7 +5,7 @@ their order, a longer one in parts; the model's arguments `input_ids` and `posit
 layer of vLLM returns its output and the residual separately; the state is their sum, in the model's dtype.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from foreshock_probes.layer_divergence.states import Observe, StatesMissingError
+from foreshock_probes.layer_divergence.torch_states import observed
 from foreshock_probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel, parse_options
 from foreshock_probes.scorers.tokens import compose, known_states, sequence_lengths, sequences, tokens_of_states
 from foreshock_probes.scorers.vllm_engine import VllmOptions, prepare_engine
@@ -108,22 +109,12 @@ def _observed(
             raise StatesMissingError("this release of vLLM computes the sequences of a batch in another order")
         numbers, left = left[:size], left[size:]
 
-    def before(layer: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        give(0, next(each for each in (*arguments, *named.values()) if _is_states(each)))
-
-    def after(place: int) -> Callable[..., None]:
-        return lambda layer, arguments, output: give(place, _state_of(output))
-
-    handles = [
-        model.register_forward_pre_hook(starts, with_kwargs=True),
-        layers[0].register_forward_pre_hook(before, with_kwargs=True),
-        *(each.register_forward_hook(after(number + 1)) for number, each in enumerate((*layers, model))),
-    ]
+    handle = model.register_forward_pre_hook(starts, with_kwargs=True)
     try:
-        yield
+        with observed([*layers, model], give, _state_of):
+            yield
     finally:
-        for handle in handles:
-            handle.remove()
+        handle.remove()
 
 
 def _state_of(output: Any) -> torch.Tensor:

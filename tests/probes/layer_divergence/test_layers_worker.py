@@ -12,7 +12,6 @@ import pytest
 from foreshock import Reader
 from foreshock.commands.main import main
 from foreshock.digests import weights_digest
-from foreshock.layer_divergence import Departure
 from foreshock_probes.console import WorkerConsole
 from foreshock_probes.worker import Worker
 from tests.probes.conftest import RunningService
@@ -59,5 +58,5 @@ def test_command_shows_where_bfloat16_departs_from_float32(
     assert item["reference_fingerprint"]["weights_digest"] == weights_digest(checkpoints / "first")
     with Reader(run.service.url) as reader:
         (found,) = reader.layers(run.run, 1, pair="torch.trainer/torch.float32")
-    assert found.departure == Departure("layers.0", "layers.0")
+    assert found.departure == "layers.0"
     assert (found.step, found.states, found.in_words()) == (1, ROLLOUTS.num_tokens, item["sentence"])

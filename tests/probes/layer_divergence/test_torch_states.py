@@ -95,9 +95,7 @@ def test_same_set_up_has_no_distance_and_no_claim(weights: Path, tmp_path: Path)
 def test_layer_with_other_weights_is_named_first(weights: Path, tmp_path: Path, layer: int) -> None:
     other = perturbed(weights, tmp_path / "other", layer)
     found = compared(source_of(request(other)), source_of(request(weights)), tmp_path)
-    assert found.departure is not None
-    assert found.departure.layer == f"layers.{layer}"
-    assert found.departure.is_certain
+    assert found.departure == f"layers.{layer}"
     # Before it the same weights give the same states: at most rounding, since the batches are equal.
     assert means(found)[: layer + 1] == [0.0] * (layer + 1)
     assert all(mean > 1e-4 for mean in means(found)[layer + 1 :])
@@ -108,8 +106,7 @@ def test_layer_in_another_precision_is_named_first(weights: Path, tmp_path: Path
     handle = one._layers[1].register_forward_hook(lambda layer, arguments, output: output.bfloat16().float())
     found = compared(one, other, tmp_path)
     handle.remove()
-    assert found.departure is not None
-    assert (found.departure.layer, found.departure.is_certain) == ("layers.1", True)
+    assert found.departure == "layers.1"
     mean = found.layers[2].distance.relative_l2.mean
     assert mean is not None
     # Rounding to 8 bits: at most 2^-9 per feature, uniformly distributed 2^-9/√3.
@@ -119,8 +116,7 @@ def test_layer_in_another_precision_is_named_first(weights: Path, tmp_path: Path
 def test_bfloat16_autocast_departs_in_the_first_layer(weights: Path, tmp_path: Path) -> None:
     found = compared(source_of(request(weights, "torch.trainer")), source_of(request(weights)), tmp_path)
     assert means(found)[0] == 0.0  # float32 embeddings on both sides
-    assert found.departure is not None
-    assert found.departure.layer == "layers.0"
+    assert found.departure == "layers.0"
     assert found.compared_fingerprint["autocast"] == "bfloat16"
 
 
@@ -180,8 +176,7 @@ def test_few_states_are_an_even_selection(weights: Path, tmp_path: Path, monkeyp
     found = compared(source_of(request(other)), source, tmp_path)
     assert (found.states, found.tokens) == (40, GROUPED.num_tokens)
     assert all(path.stat().st_size < 41 * 4 * source.places * source.size for path in tmp_path.glob("*-*"))
-    assert found.departure is not None
-    assert found.departure.layer == "layers.2"
+    assert found.departure == "layers.2"
 
 
 def test_tokens_that_the_model_did_not_sample_are_left_out(weights: Path) -> None:

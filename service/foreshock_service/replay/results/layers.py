@@ -59,8 +59,8 @@ class LayersRecord(Record):
     """compared states, at each place"""
     non_finite: int
     """states left out: a distance is NaN or infinite"""
-    departure: layer_divergence.Departure | None
-    """null: no layer departs beyond its noise floor"""
+    departure: str | None
+    """the first place that departs; null: none does beyond its noise floor"""
     sentence: str
     layers: tuple[LayerRecord, ...]
     compared_fingerprint: Mapping[str, Any]

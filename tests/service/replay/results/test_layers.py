@@ -100,7 +100,7 @@ def test_result_counts_when_the_job_is_complete(run: Sender, http: httpx.Client)
     read = run.get(f"steps/{STEP}/layers").raise_for_status().json()
     (item,) = read["items"]
     assert (read["attempt"], read["step"], item["pair"]) == (1, STEP, "/".join(PAIR))
-    assert item["departure"] == {"layer": "layers.1", "earliest": "layers.1"}
+    assert item["departure"] == "layers.1"
     assert item["sentence"].startswith("torch.trainer and torch.float32 depart first at layers.1: ")
     assert [layer["name"] for layer in item["layers"]] == ["embeddings", "layers.0", "layers.1", "norm"]
     assert [layer["departs"] for layer in item["layers"]] == [False, False, True, True]
