@@ -40,7 +40,8 @@ LEGEND = """
 lists of one rollout have equal lengths. A padded batch may give one value per rollout for {repeatable}.
 
 **Valid values.** Another value is refused with its row and column. Log-probs that are not finite, and placeholders such
-as −9999, are accepted and counted apart. A null is NaN in a column of floats per rollout, and an error in a list.
+as −9999, are accepted and counted apart, unless more than half of a column is above 0.13 or nearly all of it above 0. A
+null is NaN in a column of floats per rollout, and an error in a list.
 
 This page is generated from `foreshock/rollouts/schema.py` by `python -m scripts.rollout_table_page`.
 """
