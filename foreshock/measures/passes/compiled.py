@@ -1,7 +1,8 @@
 """The token pass as machine code: the sums of `numpy_pass`, several times faster and without the GIL.
 
-It needs numba (the extra `fast`), which only `prepare()` imports. `prepare()` compiles, which takes seconds the first
-time, or loads the machine code from numba's cache on disk. After that `passes.sum_rollouts` uses this pass.
+It needs numba (the extra `fast`), which only `prepare()` imports. `prepare()` compiles, which takes up to a minute, or
+loads the machine code from numba's cache on disk. After that `passes.sum_rollouts` uses this pass. To fill the cache
+from another process, run `python -m foreshock.measures.passes.compiled`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,8 +11,9 @@ import pyarrow as pa
 import pytest
 import torch
 
-from foreshock.client.capture import capture_rollouts, size_of
+from foreshock.client.capture import capture_rollouts, prepare_token_pass, size_of
 from foreshock.errors import InvalidRolloutsError
+from foreshock.measures.passes import compiled
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from foreshock.rollouts.schema import ROLLOUT_COLUMNS
 
@@ -178,3 +180,12 @@ def test_invalid_column_is_named(change: dict[str, Any], column: str) -> None:
 def test_unsupported_type_is_refused() -> None:
     with pytest.raises(InvalidRolloutsError, match="mapping of columns"):
         capture_rollouts([1, 2, 3], default_ids="a", attributes=None)
+
+
+def test_trainer_compiles_in_another_process_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[Any] = []
+    monkeypatch.setattr(compiled, "_add_rollouts", None)
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: steps.append(command[1:]))
+    monkeypatch.setattr(compiled, "prepare", lambda: steps.append("prepare"))
+    assert prepare_token_pass()
+    assert steps == [["-m", "foreshock.measures.passes.compiled"], "prepare"]
