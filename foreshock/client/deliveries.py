@@ -110,7 +110,7 @@ class Delivery:
     def of_attempt(self, attempt: int) -> Delivery:
         """Return the delivery with the attempt's number, which an acknowledgement and the end of a run must name.
 
-        The number is unknown when the delivery is logged. One that an older client left in the spool gets it, too.
+        The number is unknown when the delivery is logged.
         """
         if self.kind not in ("acknowledgement", "state"):
             return self
@@ -168,8 +168,7 @@ class Delivery:
         """
         try:
             values = json.loads(text)
-            # An item of an earlier build has no checksum.
-            if values["size"] != len(body) or values.get("crc32") not in (None, zlib.crc32(body)):
+            if values["size"] != len(body) or values["crc32"] != zlib.crc32(body):
                 raise ValueError("the size or the checksum of the bytes differs from the recorded one")
             delivery = cls(
                 kind=values["kind"],

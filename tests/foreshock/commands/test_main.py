@@ -62,58 +62,55 @@ def test_invalid_arguments_exit_with_status_two(words: list[str], capsys: pytest
 LARGE = "99999999999999999999999"
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["runs", "--limit", "-1"], "--limit: must be a whole number from 1 to 2147483647, got -1"),
-        (["runs", "--limit", LARGE], "--limit: must be a whole number from 1"),
-        (["watch", "--interval", "-1"], "--interval: must be a number above 0 to 1e+08, got -1"),
-        (["watch", "--interval", "nan"], "--interval: must be a number"),
-        (["watch", "--interval", "0"], "--interval: must be a number"),
-        (["watch", "--from-step", "-1"], "--from-step: must be a whole number from 0"),
-        (["report", "--step", LARGE], "--step: must be a whole number from 0"),
-        (["selfcheck", "x.parquet", "--step", "-5"], "--step: must be a whole number from 0"),
-        (["import", "x", "--run-key", "r", "--step", "-1"], "--step: must be a whole number from 0"),
-        (["import", "x", "--run-key", "r", "--step", LARGE], "--step: must be a whole number from 0"),
-        (["import", "x", "--run-key", "r", "--length-cap", "0"], "--length-cap: must be a whole number from 1"),
-        (
-            ["import", "x", "--run-key", "r", "--initial-learning-rate", "0"],
-            "--initial-learning-rate: must be a number",
-        ),
-        (["import", "x", "--run-key", "r", "--settle", "-1"], "--settle: must be a number from 0"),
-        (["import", "x", "--run-key", "r", "--until-idle", "inf"], "--until-idle: must be a number from 0"),
-        (["import", "x", "--run-key", " "], "--run-key: must not be empty"),
-        (["backtest", "x", "--reward-floor", "nan"], "--reward-floor: must be a number"),
-        (["backtest", "x", "--multiplier", "1e308"], "--multiplier: must be a number"),
-        (["backtest", "x", "--minimum-period", "0"], "--minimum-period: must be a whole number from 1"),
-        (["probe", "r", LARGE], "STEP: must be a whole number from 0"),
-        (["probe", "r", "1", "--max-rollouts", "0"], "--max-rollouts: must be a whole number from 1"),
-        (["probe", "r", "1", "--checkpoint-step", "-1"], "--checkpoint-step: must be a whole number from 0"),
-        (["probe", "r", "1", "--timeout", "nan"], "--timeout: must be a number from 0"),
-        (["remeasure", "r", "--step", LARGE], "--step: must be a whole number from 0"),
-        (["remeasure", "r", "--attempt", "0"], "--attempt: must be a whole number from 1"),
-        (["keys", "create", ""], "name: must not be empty"),
-        (["keys", "create", "a", "--expires", "0"], "--expires: must be a number above 0"),
-        (["keys", "rotate", "a", "--overlap", "-1"], "--overlap: must be a number from 0"),
-        (["delete", "group", "r", ""], "ID: must not be empty"),
-        (["worker", "--until-idle", "-1"], "--until-idle: must be a number from 0"),
-        (["worker", "--workers", "0"], "--workers: must be a whole number from 1"),
-        (["worker", "--gpus-per-worker", "nan"], "--gpus-per-worker: must be a number from 0"),
-        (["doctor", "x", "--threads", "-1"], "--threads: must be a whole number from 0 to 4096"),
-        (["doctor", "x", "--rollouts", "0"], "--rollouts: must be a whole number from 1"),
-        (["doctor", "x", "--budget", "0s"], "--budget: must be a number above 0"),
-        (["doctor", "x", "--budget", "9" * 400], "--budget: must be a number above 0"),
-    ],
-)
-def test_value_out_of_range_is_refused_with_the_name_of_its_option(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code == 2
-    shown = capsys.readouterr().err
-    assert message in shown
-    assert "Traceback" not in shown
+OUT_OF_RANGE: list[tuple[list[str], str]] = [
+    (["runs", "--limit", "-1"], "--limit: must be a whole number from 1 to 2147483647, got -1"),
+    (["runs", "--limit", LARGE], "--limit: must be a whole number from 1"),
+    (["watch", "--interval", "-1"], "--interval: must be a number above 0 to 1e+08, got -1"),
+    (["watch", "--interval", "nan"], "--interval: must be a number"),
+    (["watch", "--interval", "0"], "--interval: must be a number"),
+    (["watch", "--from-step", "-1"], "--from-step: must be a whole number from 0"),
+    (["report", "--step", LARGE], "--step: must be a whole number from 0"),
+    (["selfcheck", "x.parquet", "--step", "-5"], "--step: must be a whole number from 0"),
+    (["import", "x", "--run-key", "r", "--step", "-1"], "--step: must be a whole number from 0"),
+    (["import", "x", "--run-key", "r", "--step", LARGE], "--step: must be a whole number from 0"),
+    (["import", "x", "--run-key", "r", "--length-cap", "0"], "--length-cap: must be a whole number from 1"),
+    (
+        ["import", "x", "--run-key", "r", "--initial-learning-rate", "0"],
+        "--initial-learning-rate: must be a number",
+    ),
+    (["import", "x", "--run-key", "r", "--settle", "-1"], "--settle: must be a number from 0"),
+    (["import", "x", "--run-key", "r", "--until-idle", "inf"], "--until-idle: must be a number from 0"),
+    (["import", "x", "--run-key", " "], "--run-key: must not be empty"),
+    (["backtest", "x", "--reward-floor", "nan"], "--reward-floor: must be a number"),
+    (["backtest", "x", "--multiplier", "1e308"], "--multiplier: must be a number"),
+    (["backtest", "x", "--minimum-period", "0"], "--minimum-period: must be a whole number from 1"),
+    (["probe", "r", LARGE], "STEP: must be a whole number from 0"),
+    (["probe", "r", "1", "--max-rollouts", "0"], "--max-rollouts: must be a whole number from 1"),
+    (["probe", "r", "1", "--checkpoint-step", "-1"], "--checkpoint-step: must be a whole number from 0"),
+    (["probe", "r", "1", "--timeout", "nan"], "--timeout: must be a number from 0"),
+    (["remeasure", "r", "--step", LARGE], "--step: must be a whole number from 0"),
+    (["remeasure", "r", "--attempt", "0"], "--attempt: must be a whole number from 1"),
+    (["keys", "create", ""], "name: must not be empty"),
+    (["keys", "create", "a", "--expires", "0"], "--expires: must be a number above 0"),
+    (["keys", "rotate", "a", "--overlap", "-1"], "--overlap: must be a number from 0"),
+    (["worker", "--until-idle", "-1"], "--until-idle: must be a number from 0"),
+    (["worker", "--workers", "0"], "--workers: must be a whole number from 1"),
+    (["worker", "--gpus-per-worker", "nan"], "--gpus-per-worker: must be a number from 0"),
+    (["doctor", "x", "--threads", "-1"], "--threads: must be a whole number from 0 to 4096"),
+    (["doctor", "x", "--rollouts", "0"], "--rollouts: must be a whole number from 1"),
+    (["doctor", "x", "--budget", "0s"], "--budget: must be a number above 0"),
+    (["doctor", "x", "--budget", "9" * 400], "--budget: must be a number above 0"),
+]
+
+
+def test_value_out_of_range_is_refused_with_the_name_of_its_option(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, message in OUT_OF_RANGE:
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 2
+        shown = capsys.readouterr().err
+        assert message in shown
+        assert "Traceback" not in shown
 
 
 def test_page_that_cannot_be_written_is_refused_before_the_work(
