@@ -108,8 +108,13 @@ def from_attributes(kind: type[Kind], source: object, /, **given: Any) -> Kind:
     return kind(**read, **given)
 
 
-@functools.cache
 def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
+    # A cached function takes hashable arguments only, which a type checker does not see in type[Kind].
+    return _known_fields(kind)
+
+
+@functools.cache
+def _known_fields(kind: Any) -> dict[str, tuple[Any, bool]]:
     """Return the type of each field, and whether an answer needs it."""
     hints = typing.get_type_hints(kind)
     return {
