@@ -18,7 +18,7 @@ from examples.tiny_rl.task import (
     reward,
 )
 from examples.tiny_rl.tokenizer import TOKENIZER, write_tokenizer
-from foreshock_service.present.pages.rendering import announced_names, texts_of
+from foreshock_service.present.pages.tokenizers import announced_names, texts_of
 
 problems = st.lists(st.integers(0, 9), min_size=6, max_size=9).map(lambda digits: Problem(tuple(digits)))
 

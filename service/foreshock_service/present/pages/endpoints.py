@@ -12,7 +12,7 @@ from foreshock import page_addresses, probe_kinds
 from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.present.pages import rendering, sessions
-from foreshock_service.present.pages.presenters import alerts, attribution, figures, rollout, run_list, saved
+from foreshock_service.present.pages.presenters import alerts, attribution, compare, figures, rollout, run_list, saved
 from foreshock_service.present.pages.presenters.run import probes_part, run_page, scalar_addresses, semantics_part
 from foreshock_service.present.pages.presenters.step import step_page, worst_tokens
 from foreshock_service.replay.probes import requests, schemas
@@ -61,13 +61,13 @@ def show_alerts(
 @pages.get("/compare")
 def show_comparison(visitor: sessions.ReaderSession, run: ComparedRuns = ()) -> Response:
     """Return several runs side by side."""
-    return visitor.page("compare.html", run_list.compare_page, run)
+    return visitor.page("compare.html", compare.compare_page, run)
 
 
 @parts.get("/compare/{name}.json")
 def comparison_figure(name: str, visitor: sessions.ReaderSession, run: ComparedRuns = ()) -> Response:
     """Return the curves of one quantity of several runs."""
-    return visitor.figure(run_list.compared_figure, name, run)
+    return visitor.figure(compare.compared_figure, name, run)
 
 
 @pages.get("/runs/{run}")

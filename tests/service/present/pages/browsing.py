@@ -1,10 +1,14 @@
-"""A page in Chromium with what went wrong on it."""
+"""A page in Chromium with what went wrong on it, and what axe-core finds there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
+import axe_playwright_python
 from playwright.sync_api import Locator, Page, Request
 
 PATIENCE_MS = 240_000
@@ -98,3 +102,21 @@ class Visit:
     def assert_clean(self) -> None:
         assert self.page.evaluate("window.breaches") == []
         assert self.faults == [], self.faults
+
+
+AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()
+# The rules of axe-core whose findings depend on the colour scheme.
+COLOUR_RULES = ("color-contrast", "link-in-text-block")
+
+
+def serious(page: Page, rules: Sequence[str] = ()) -> list[str]:
+    """Return the findings of axe-core that are serious or critical, each with its first element; () for all rules."""
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(AXE)
+    options = {"resultTypes": ["violations"]} | ({"runOnly": list(rules)} if rules else {})
+    found: dict[str, Any] = page.evaluate("options => axe.run(document, options)", options)
+    return [
+        f"{each['id']}: {json.dumps(each['nodes'][0]['target'])} {each['nodes'][0]['failureSummary']}"
+        for each in found["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]

@@ -13,9 +13,8 @@ import pytest
 
 from foreshock_service.platform.decoding.pool import DecoderPool
 from tests.service.present.pages.bad_runs import KINDS, send_bad_runs
-from tests.service.present.pages.browsing import Visit
+from tests.service.present.pages.browsing import Visit, serious
 from tests.service.present.pages.conftest import running_app
-from tests.service.present.pages.test_accessibility import serious
 from tests.service.present.pages.test_every_page import SIZES
 
 SENTENCES = {

@@ -13,10 +13,9 @@ from typing import Literal
 import pytest
 from playwright.sync_api import Page
 
-from tests.service.present.pages.browsing import Visit
+from tests.service.present.pages.browsing import COLOUR_RULES, Visit, serious
 from tests.service.present.pages.conftest import Fleet
 from tests.service.present.pages.fleet import KINDS, REPLAYED_STEP
-from tests.service.present.pages.test_accessibility import COLOUR_RULES, serious
 
 pytestmark = pytest.mark.slow
 SIZES = {390: 844, 768: 1024, 1440: 900, 1920: 1080}

@@ -57,12 +57,6 @@ def test_thresholds_stand_beside_the_tokens_at_lag_zero(http: httpx.Client) -> N
     assert "warning" not in str(figures["tails"]["layout"])
 
 
-def test_run_without_a_step_says_so(http: httpx.Client) -> None:
-    run = send_run(http, "empty", steps=0)
-    assert summary_of(http, run).startswith("No step is closed yet, and no scalar is one of reward, ")
-    assert "none yet" in http.get(run.address).text
-
-
 def test_reward_that_only_the_trainer_reports_is_shown(http: httpx.Client) -> None:
     run = send_run(http, "reporting", steps=0)
     for step, reward in ((1, 0.25), (2, 0.75)):

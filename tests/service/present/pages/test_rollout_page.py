@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from foreshock.rollouts import RolloutBatch, encode_rollouts
 from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE
-from foreshock_service.present.pages.rendering import announced_names, known_tokenizers, texts_of
+from foreshock_service.present.pages.tokenizers import announced_names, known_tokenizers, texts_of
 from tests.service.present.pages.browsing import Visit
 from tests.service.present.pages.conftest import SentRun, Site, rollouts
 

@@ -17,7 +17,8 @@ from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.problem import TokensGone, TokensPurged
 from foreshock_service.present.pages.figures import Figure, Missing, attribution, buckets
 from foreshock_service.present.pages.presenters.viewing import NOTHING, Viewing, curves_of
-from foreshock_service.present.pages.rendering import announced_names, count, number, texts_of
+from foreshock_service.present.pages.rendering import count, number
+from foreshock_service.present.pages.tokenizers import announced_names, texts_of
 from foreshock_service.runs import attempts, chosen_tokens, curves, events, measurements, runs, tokens
 
 MOST_STEPS = 48

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-from foreshock import interval_names, page_addresses
+from foreshock import page_addresses
 from foreshock.api.runs import IncompleteStep, RunRecord, WeightsRecord
-from foreshock.measures.pooling import PooledMean
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.present.pages import rendering, view_models
 from foreshock_service.present.pages.presenters import advice, alerts, figures
-from foreshock_service.present.pages.presenters.step import LintPanel, doctor_of_run, lint_of_run
+from foreshock_service.present.pages.presenters.doctor import doctor_of_run
+from foreshock_service.present.pages.presenters.lint import LintPanel, lint_of_run
 from foreshock_service.present.pages.presenters.viewing import Viewing
 from foreshock_service.replay.probes import policies, service
 from foreshock_service.runs import events, measurements, runs, scalars, steps, weights
@@ -20,16 +20,6 @@ from foreshock_service.watch.diagnosis import diagnosis_of_run
 MOST_PROBES = 20
 WEIGHTS_STEPS = 12
 """Number of newest weight syncs in the table of engines."""
-
-
-def pooled_in_words(pooled: PooledMean | None) -> str | None:
-    """Return a pooled mean with its range; None if there is no mean."""
-    if pooled is None:
-        return None
-    if pooled.high != pooled.high:
-        return rendering.number(pooled.mean)
-    words = interval_names.range_in_words(pooled.mean, pooled.low, pooled.high, rendering.number)
-    return f"{rendering.number(pooled.mean)} ({words})"
 
 
 def run_page(viewing: Viewing, run_id: str) -> dict[str, Any]:
