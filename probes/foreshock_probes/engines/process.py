@@ -144,7 +144,7 @@ def run_tasks(
     results: list[T] = []
     seconds: list[float] = []
     start, tokens = time.monotonic(), 0
-    for (engine, *_), group in itertools.groupby(tasks, key=_shared_by):
+    for (engine, _), group in itertools.groupby(tasks, key=_shared_by):
         part = list(group)
         for task in part:
             Path(task.result).unlink(missing_ok=True)
@@ -160,11 +160,11 @@ def run_tasks(
     return Done(results, seconds, time.monotonic() - start - sum(seconds))
 
 
-def _shared_by(task: ScoreTask) -> tuple[object, ...]:
+def _shared_by(task: ScoreTask) -> tuple[str, object]:
     """Return the engine of the task and what tasks must have in common to share its process."""
     engine = engine_of(task.scorer)
     own = (task.weights_digest, canonical_json(task.options)) if engine == "vllm" else ()
-    return (engine, task.ranks, *own)
+    return engine, (task.ranks, *own)
 
 
 def process_variables(environment: EngineEnvironment = AS_IT_IS) -> dict[str, str]:

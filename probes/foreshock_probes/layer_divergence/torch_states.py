@@ -60,7 +60,7 @@ class TorchStates:
         with (
             torch.no_grad(),
             precision(batch.ids.device, self._forward.autocast),
-            observed(self._layers, give, _state_of),
+            observed(list(self._layers), give, _state_of),
         ):
             decoder = self._forward.model.get_decoder()
             give(self.places - 1, decoder(**batch.inputs).last_hidden_state)
