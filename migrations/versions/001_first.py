@@ -525,7 +525,7 @@ def upgrade() -> None:
         sa.Column("shard", sa.BigInteger, primary_key=True),
         sa.Column("comparison", sa.String, primary_key=True),
         sa.Column("statistics_version", sa.BigInteger, nullable=False),
-        sa.Column("statistics", sa.LargeBinary),
+        sa.Column("statistics", sa.LargeBinary, nullable=False),
         sa.Column("summaries", sa.LargeBinary),
         sa.ForeignKeyConstraint(
             ["run_id", "attempt", "step", "shard"], ["shards.run_id", "shards.attempt", "shards.step", "shards.shard"]

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
-from sqlalchemy import Select, and_, case, delete, func, select
+from sqlalchemy import Select, delete, select
 from sqlalchemy.orm import Session
 
 from foreshock import comparisons, errors
@@ -26,7 +26,7 @@ from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.statistics_shards import ShardPart
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import insert_rows, of_step
-from foreshock_service.platform.database.tables import MeasurementStatistics, Shard, ShardStatistics, Step, watch
+from foreshock_service.platform.database.tables import MeasurementStatistics, Shard, ShardStatistics, Step
 from foreshock_service.platform.decoding.pool import DecodersBusy
 from foreshock_service.platform.problem import TokensPurged
 from foreshock_service.runs import events, judging, lint, runs, steps
@@ -74,19 +74,8 @@ def shards_with_tokens(session: Session, key: events.StepKey) -> list[Shard]:
 def statistics_of_step(session: Session, key: events.StepKey) -> list[StoredPart]:
     """Return the statistics of a step's shards, by comparison and then in the order of shards."""
     own, whole = ShardStatistics, MeasurementStatistics
-    # Older rows of a shard that is the whole step have no statistics.
-    query = (
-        select(
-            own.comparison,
-            own.statistics_version,
-            func.coalesce(own.statistics, whole.statistics, type_=own.statistics.type),
-            case((own.statistics.is_(None), whole.summaries), else_=own.summaries),
-            own.shard,
-        )
-        .outerjoin(whole, and_(*(getattr(whole, name) == getattr(own, name) for name in watch.MEASUREMENT_KEY)))
-        .where(of_step(own, key))
-        .order_by(own.comparison, own.shard)
-    )
+    query = select(own.comparison, own.statistics_version, own.statistics, own.summaries, own.shard)
+    query = query.where(of_step(own, key)).order_by(own.comparison, own.shard)
     parts = [StoredPart(*row) for row in session.execute(query)]
     columns = (whole.comparison, whole.statistics_version, whole.statistics, whole.summaries)
     return parts or [StoredPart(*row) for row in session.execute(_of_whole_step(key, *columns))]

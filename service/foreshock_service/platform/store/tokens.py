@@ -16,7 +16,6 @@ import errno
 import os
 import re
 import secrets
-import shutil
 import tempfile
 import time
 from abc import ABC, abstractmethod
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 _DIGEST_DIGITS = 16
 _NAME = re.compile(
     r"(?P<run>[\w-]+)/(?P<attempt>\d{4,})/(?P<step>\d{9,})/"
-    r"(?:(?P<shard>\d{5,})|(?P<kind>scores|exact)/(?P<job>[\w]+))-(?P<digest>[0-9a-f]+)(?:-(?P<upload>[0-9a-f]+))?"
+    r"(?:(?P<shard>\d{5,})|(?P<kind>scores|exact)/(?P<job>[\w]+))-(?P<digest>[0-9a-f]+)-(?P<upload>[0-9a-f]+)"
     r"\.parquet",
     re.ASCII,
 )
@@ -83,7 +82,7 @@ def parse_name(name: str) -> FileName | None:
         shard=None if shard is None else int(shard),
         job_id=found["job"],
         kind=found["kind"] or "rollouts",
-        digest=found["digest"][:_DIGEST_DIGITS],
+        digest=found["digest"],
     )
 
 
@@ -178,8 +177,7 @@ class TokenStore(ABC):
         for path in self._temporary_folder.glob("*"):
             with suppress(FileNotFoundError):
                 if path.stat().st_mtime < written_before:
-                    # Earlier releases had a folder for each process.
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+                    path.unlink()
                     removed += 1
         return removed
 

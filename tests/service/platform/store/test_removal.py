@@ -69,12 +69,6 @@ def test_names_are_read_back(make: Callable[..., str]) -> None:
     assert found is not None
     assert (found.run_id, found.attempt, found.step, found.digest) == ("run_01abc", 2, 30, "0123456789abcdef")
     assert whose in (found.shard, found.job_id)
-
-
-def test_names_of_earlier_releases_are_read() -> None:
-    found = parse_name("run_1/0001/000000002/scores/job_2-" + "a" * 64 + ".parquet")
-    assert found is not None
-    assert (found.kind, found.job_id, found.digest) == ("scores", "job_2", "a" * 16)
     assert parse_name("run_1/notes.txt") is None
 
 

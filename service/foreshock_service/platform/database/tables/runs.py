@@ -236,8 +236,7 @@ class Shard(base.RowOfStep, Base):
 class ShardStatistics(base.RowOfStep, Base):
     """Statistics of one shard: one row per comparison (`rollout` for lengths, rewards and the like).
 
-    A shard that is the whole step has no rows: the step's `measurement_statistics` holds the same bytes. Older steps
-    have such rows, with `statistics` NULL.
+    A shard that is the whole step has no rows: the step's `measurement_statistics` holds the same bytes.
     """
 
     __tablename__ = "shard_statistics"
@@ -246,7 +245,7 @@ class ShardStatistics(base.RowOfStep, Base):
     shard: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     comparison: Mapped[str] = mapped_column(primary_key=True)
     statistics_version: Mapped[int]
-    statistics: Mapped[bytes | None] = mapped_column(CompressedBytes)
+    statistics: Mapped[bytes] = mapped_column(CompressedBytes)
     summaries: Mapped[bytes | None] = mapped_column(CompressedBytes)
 
 
