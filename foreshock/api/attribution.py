@@ -9,9 +9,6 @@ from foreshock.api.replays import ExactRecord
 from foreshock.api.runs import IncompleteStep
 from foreshock.interval_names import RANGE, RANGE_NOTE
 
-OLD_METHOD = "percentiles of resamples, by an older release, until `foreshock remeasure` computes the step again"
-"""How the ends of shares were computed in a document that does not say."""
-
 _SHARE_INTERVAL = described(f"bootstrap-t by prompt group: a {RANGE}. {RANGE_NOTE}")
 
 
@@ -54,8 +51,7 @@ class SideBranchRecord(Record):
     difference: Measured = NAN
     """E[d²] of the engine's score less that of the trainer's, in nats²"""
     difference_low: Measured = field(
-        default=NAN,
-        metadata=described(f"bootstrap-t, paired by prompt group: a {RANGE}; null before it was measured"),
+        default=NAN, metadata=described(f"bootstrap-t, paired by prompt group: a {RANGE}; null if unknown")
     )
     difference_high: Measured = NAN
     tokens: int
@@ -163,9 +159,7 @@ class AttributionDocument(Record):
     environment_links: tuple[EnvironmentLinkRecord, ...] = field(
         default=(), metadata=described("scorers that were replayed in two environments")
     )
-    method: str | None = field(
-        default=None, metadata=described(f"how the ends of shares are computed; null: by {OLD_METHOD}")
-    )
+    method: str = field(metadata=described("how the ends of shares are computed"))
     declared_precision: str | None = field(
         default=None, metadata=described("how the trainer's fingerprint says that it computes; null: not declared")
     )

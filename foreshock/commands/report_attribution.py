@@ -2,7 +2,7 @@
 
 import math
 
-from foreshock.api.attribution import OLD_METHOD, AttributionRecord, LinkRecord, SideBranchRecord
+from foreshock.api.attribution import AttributionRecord, LinkRecord, SideBranchRecord
 from foreshock.commands.report_data import ReportData
 from foreshock.commands.text import Paint, bar, count, note, number, section_title, table, wrap
 from foreshock.interval_names import RANGE
@@ -45,7 +45,7 @@ def _chain(attribution: AttributionRecord, paint: Paint) -> list[str]:
         lines += _floors(attribution)
     if attribution.side_branch is not None:
         lines += _reference(attribution.side_branch)
-    checks = f"range: a {RANGE}, by {attribution.method or OLD_METHOD}; "
+    checks = f"range: a {RANGE}, by {attribution.method}; "
     checks += f"cancellation Σ E[d_link²]/E[d²] = {number(attribution.cancellation)}; "
     checks += f"|Σ d_link − d| ≤ {number(attribution.telescoping_error, 2)} on every token"
     if attribution.stale:

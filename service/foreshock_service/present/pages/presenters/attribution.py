@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from foreshock.api.attribution import OLD_METHOD, AttributionRecord
+from foreshock.api.attribution import AttributionRecord
 from foreshock.api.steps import TheoryRecord
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.lag_zero import holds_for_all_tokens
@@ -67,7 +67,7 @@ def notes_of(read: AttributionRecord) -> list[str]:
         notes.append(f"Not scored; the adjacent links are merged: {', '.join(read.missing)}.")
     if read.exact_kl():
         notes.append("(exact): KL(μ‖π) over the whole vocabulary in place of k3, which is its sampled estimate.")
-    notes.append(f"Shares have a {RANGE}, by {read.method or OLD_METHOD}. {RANGE_NOTE}")
+    notes.append(f"Shares have a {RANGE}, by {read.method}. {RANGE_NOTE}")
     if read.from_sample:
         notes.append(f"Over {read.rollouts} of {read.of_rollouts} rollouts.")
     return notes
