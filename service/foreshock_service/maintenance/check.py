@@ -3,8 +3,9 @@
 It may run beside the service: a file is published before its row is committed, and an orphan is older than the grace.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import select
 
@@ -20,7 +21,11 @@ from foreshock_service.platform.settings import load_settings
 from foreshock_service.platform.store.removal import find_orphans
 from foreshock_service.platform.store.tokens import StoredFile
 
-_DECODE = {Shard: rollouts.decode_rollouts, ScoreShard: rollouts.decode_scores, ExactShard: rollouts.decode_exact}
+_DECODE: dict[type, Callable[..., Any]] = {
+    Shard: rollouts.decode_rollouts,
+    ScoreShard: rollouts.decode_scores,
+    ExactShard: rollouts.decode_exact,
+}
 _TO_DO = (
     "missing or damaged rollouts: send the same shard again; scores: request the probe again; or copy the file from "
     "a backup. The service removes files that no row names by itself."
@@ -51,7 +56,8 @@ def check() -> int:
 
 def check_store(context: ServiceContext) -> tuple[int, list[str]]:
     """Return the number of files that rows name, and a line for each problem; the contents of each file are read."""
-    checked, problems = 0, []
+    checked = 0
+    problems: list[str] = []
     for files in named_files(context.database):
         sizes = context.store.sizes([file.row.file for file in files])
         for file in files:
@@ -73,7 +79,7 @@ def named_files(database: Database) -> Iterator[list[NamedFile]]:
             shards = select(Shard).where(Shard.run_id == run, Shard.tokens_purged_at_us.is_(None))
             files = [_of_shard(shard) for shard in session.scalars(shards)]
             for table in (ScoreShard, ExactShard):
-                query = select(table, Probe.attempt, Probe.step).join(ProbeJob, ProbeJob.id == table.job_id)
+                query: Any = select(table, Probe.attempt, Probe.step).join(ProbeJob, ProbeJob.id == table.job_id)
                 for row, attempt, step in session.execute(
                     query.join(Probe, Probe.id == ProbeJob.probe_id).where(Probe.run_id == run)
                 ):

@@ -1,7 +1,7 @@
 """Remove files that the catalogue has given up, and orphans, which no row names.
 
-The transaction in which retention or a deletion gives up a file adds a row to `file_removals`. The file is removed
-after a grace period, so that a backup with an older database snapshot still finds it.
+The transaction in which retention or the deletion of a run gives up a file adds a row to `file_removals`. The file is
+removed after a grace period, so that a backup with an older database snapshot still finds it.
 
 A crash between publishing a file and committing its row leaves an orphan, which is removed once it is older than the
 grace period. The sweep first takes it: a transaction locks its run and job, checks that no row names the file, and
@@ -80,7 +80,7 @@ def remove_due_files(database: Database, store: TokenStore) -> int:
         if len(due) < _FILES_AT_ONCE:
             break
     if removed:
-        _logger.info("removed %d files of %.1f MB whose rollouts were deleted or purged", removed, size / 1e6)
+        _logger.info("removed %d files of %.1f MB of deleted runs and purged steps", removed, size / 1e6)
     if errors:
         raise errors[0]
     return removed

@@ -11,8 +11,7 @@ from foreshock_service.platform.database.tables.base import Base, JsonColumn, Ro
 class Probe(Base):
     """A request to score rollouts of one step. The rollouts and the checkpoint are pinned when it is made.
 
-    `selection` is `[[shard, digest], …]`: the shards whose rollouts are scored, and also the file of a shard if some of
-    its rollouts were deleted. `max_rollouts` set: only that many rollouts.
+    `selection` is `[[shard, digest], …]`: the shards whose rollouts are scored. `max_rollouts` set: only that many.
     `exact_pairs` are the comparisons `target/behaviour` that are computed over the whole vocabulary.
     `priority` is the requested one; None: the service chooses the priority of the jobs.
     `candidates` are the other checkpoints that the doctor tries, in this order; `budget_seconds` is its time.
