@@ -168,7 +168,8 @@ def make_adapter(root: Path, base: str = "base", **settings: object) -> torch.Te
 
 def q_proj(folder: Path) -> torch.Tensor:
     """Return the weights of q_proj of layer 0 in a checkpoint."""
-    return load_file(folder / "model.safetensors")[f"{NAME}.weight"]
+    found: torch.Tensor = load_file(folder / "model.safetensors")[f"{NAME}.weight"]
+    return found
 
 
 def test_adapter_is_merged_with_its_base_model_below_the_root(root: Path, request: pytest.FixtureRequest) -> None:

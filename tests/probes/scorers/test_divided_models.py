@@ -35,8 +35,8 @@ def test_log_probs_of_two_processes_are_those_of_the_whole_model(tmp_path: Path)
 def test_device_map_is_given_to_transformers(checkpoints: Path) -> None:
     rollouts = make_rollouts(9)
     plain = score(checkpoints / "first", rollouts, "torch.float32").log_probs
-    for options in ({}, {"logits_bytes": 512}):
-        placed = score(checkpoints / "first", rollouts, "torch.float32", device_map="auto", **options)
+    for logits_bytes in (1 << 20, 512):
+        placed = score(checkpoints / "first", rollouts, "torch.float32", device_map="auto", logits_bytes=logits_bytes)
         np.testing.assert_allclose(placed.log_probs, plain, atol=1e-5)
         assert placed.fingerprint.flags["device_map"] == "auto"
 
@@ -49,6 +49,7 @@ def test_too_few_devices_are_a_reason_for_another_worker(checkpoints: Path, tmp_
 
 
 def test_divisions_that_do_not_go_together_are_refused(checkpoints: Path) -> None:
-    for options in ({"device_map": "auto"}, {"head_dtype": "float32"}):
-        with pytest.raises(UnsupportedScoreError, match="tp_size cannot be combined"):
-            score(checkpoints / "first", make_rollouts(2), "torch.trainer", tp_size=2, **options)
+    with pytest.raises(UnsupportedScoreError, match="tp_size cannot be combined"):
+        score(checkpoints / "first", make_rollouts(2), "torch.trainer", tp_size=2, device_map="auto")
+    with pytest.raises(UnsupportedScoreError, match="tp_size cannot be combined"):
+        score(checkpoints / "first", make_rollouts(2), "torch.trainer", tp_size=2, head_dtype="float32")
