@@ -81,7 +81,7 @@ def _columns(recorded: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def stored_bytes(database: Database) -> dict[tuple[Any, ...], tuple[int, bytes | None, bytes | None]]:
+def stored_bytes(database: Database) -> dict[tuple[Any, ...], tuple[int, bytes, bytes | None]]:
     """Return all stored statistics: key → version, statistics, summaries."""
     found = {}
     with database.read() as session:
