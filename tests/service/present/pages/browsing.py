@@ -49,7 +49,7 @@ class Visit:
 
     def _leaves(self, address: str) -> bool:
         """Return whether an address is of another origin; a blob is made by the page itself."""
-        return not address.removeprefix("blob:").startswith(self.origin)
+        return not address.startswith(("blob:", self.origin))
 
     def _is_given_up(self, request: Request) -> bool:
         """Return whether a page asked for it that was left meanwhile: it may refresh itself at that moment."""
