@@ -28,6 +28,7 @@ from foreshock_service.platform.database import engine, opening
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.settings import Settings, load_settings
 from foreshock_service.platform.store.tokens import open_store
+from foreshock_service.watch.notifications.sending import check_targets
 from foreshock_service.watch.rules import rules_of_settings
 
 MOST_HEADER_BYTES = 65_536
@@ -72,14 +73,15 @@ busy machine are killed again and again while they start."""
 def serve(*, show_settings: bool = False) -> None:
     """Serve until interrupted; with `show_settings` print the settings first, secrets masked.
 
-    Raises ConfigurationError for settings that contradict each other, for a file of rules that is invalid, and for a
-    database or a store that is not usable.
+    Raises ConfigurationError for settings that contradict each other, for an invalid file of rules or target of
+    notifications, and for a database or a store that is not usable.
     """
     settings = load_settings()
     if show_settings:
         print("\n".join(f"{name}={value}" for name, value in settings.printable().items()), flush=True)
     check_processes(settings)
     rules_of_settings(settings)
+    check_targets(settings.notifications)
     # The port first: a service that cannot have it must not make a database or a folder.
     with bound_socket(settings.host, settings.port) as bound:
         port: int = bound.getsockname()[1]

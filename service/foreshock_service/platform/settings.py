@@ -26,31 +26,51 @@ from foreshock.errors import ConfigurationError
 from foreshock.rollouts.schema import DecodeLimits
 from foreshock.severity import Severity
 
+ALERTMANAGER_SCHEMES = {"alertmanager": "http", "alertmanagers": "https"}
+"""Scheme of a target that is an Alertmanager → scheme of its address."""
+
 
 class NotificationTarget(BaseModel):
-    """A webhook that is told about alerts; its address may hold a token, so it is a secret."""
+    """A target that is told about alerts; its URL may hold a token, so it is a secret."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,100}$")]
-    kind: Literal["json", "slack", "alertmanager"]
-    url: SecretStr = Field(description="Alertmanager: its root, such as http://alertmanager:9093")
-    token: SecretStr | None = Field(default=None, description="sent as `Authorization: Bearer …`")
+    url: SecretStr = Field(description="of Apprise, such as slack://… or json://HOST, or alertmanager(s)://HOST:PORT")
+    token: SecretStr | None = Field(default=None, description="Alertmanager: sent as `Authorization: Bearer …`")
     severity: Severity = Field(default="warning", description="the least severe alerts that are sent")
     projects: tuple[str, ...] = Field(default=(), description="empty: all")
     resolved: bool = Field(default=False, description="also say when an alert is resolved; Alertmanager is always told")
     verdicts: bool = Field(default=False, description="also say when a run's verdict changes; not for Alertmanager")
 
-    @field_validator("url")
-    @classmethod
-    def _is_web_address(cls, value: SecretStr) -> SecretStr:
-        web_address(value.get_secret_value())
-        return value
+    @model_validator(mode="after")
+    def _has_a_scheme(self) -> NotificationTarget:
+        scheme, separator, rest = self.url.get_secret_value().partition("://")
+        if not separator or not scheme or not rest:
+            raise ValueError(
+                "url must be a URL of Apprise, such as slack://… or json://HOST, or alertmanager://HOST:PORT"
+            )
+        if self.is_alertmanager:
+            web_address(self.address)
+        elif self.token is not None:
+            raise ValueError("token is for Alertmanager only; other targets have it in their url")
+        return self
+
+    @property
+    def is_alertmanager(self) -> bool:
+        """True for an Alertmanager, False for a target of Apprise."""
+        return self.url.get_secret_value().partition("://")[0] in ALERTMANAGER_SCHEMES
+
+    @property
+    def address(self) -> str:
+        """The http(s) address of an Alertmanager, without a slash at its end."""
+        scheme, _, rest = self.url.get_secret_value().partition("://")
+        return f"{ALERTMANAGER_SCHEMES[scheme]}://{rest.rstrip('/')}"
 
     @property
     def tells_resolved(self) -> bool:
         """True if the end of an alert is sent."""
-        return self.resolved or self.kind == "alertmanager"
+        return self.resolved or self.is_alertmanager
 
 
 def web_address(value: str) -> str:
@@ -59,7 +79,7 @@ def web_address(value: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("must be an http:// or https:// address")
     if parts.username is not None or parts.password is not None:
-        raise ValueError("must not hold a user or password: use `token`")
+        raise ValueError("must not hold a user or password")
     return value
 
 
@@ -238,7 +258,7 @@ class Settings(BaseSettings):
         shown = {name: str(value) for name, value in self.model_dump().items()}
         for name in _SECRETS:
             shown[name] = _MASK if getattr(self, name) is not None else "(not set)"
-        shown["notifications"] = ", ".join(f"{each.name} ({each.kind})" for each in self.notifications) or "(none)"
+        shown["notifications"] = ", ".join(each.name for each in self.notifications) or "(none)"
         # The URL of a store may contain a key.
         shown["store_url"] = re.sub(r"(?<=://)[^/@]*@", f"{_MASK}@", self.store_url)
         shown["database_url"] = make_url(self.database_url).render_as_string(hide_password=True)

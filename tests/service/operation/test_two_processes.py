@@ -61,7 +61,7 @@ def test_two_processes_share_the_work_and_one_that_is_killed_is_replaced(
     url = postgres.new_database()
     upgrade(url)
     address, received = webhook
-    target = {"name": "hook", "kind": "json", "url": address, "severity": "info"}
+    target = {"name": "hook", "url": address.replace("http", "json", 1), "severity": "info"}
     settings = {
         "FORESHOCK_DATABASE_URL": url,
         "FORESHOCK_STORE_URL": str(tmp_path / "tokens"),

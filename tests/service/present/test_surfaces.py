@@ -103,9 +103,7 @@ def sent(context: ServiceContext, monkeypatch: pytest.MonkeyPatch) -> Iterator[M
     """Yield every message of notifications that is due."""
     taken: list[Message] = []
     monkeypatch.setattr(notifications, "send", lambda target, message, now_us: taken.append(message))
-    target = NotificationTarget.model_validate(
-        {"name": "all", "kind": "json", "url": "http://127.0.0.1:1/", "severity": "warning"}
-    )
+    target = NotificationTarget.model_validate({"name": "all", "url": "json://127.0.0.1:1/", "severity": "warning"})
     notifications.fill_outbox(context, target)
     while notifications.send_next(context, target):
         yield from taken

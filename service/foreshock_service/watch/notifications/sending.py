@@ -1,9 +1,15 @@
-"""Build and send the bodies of notifications: generic JSON, Slack, Alertmanager's `POST /api/v2/alerts`."""
+"""Send a notification: a text through Apprise, or an alert to Alertmanager's `POST /api/v2/alerts`."""
 
 import json
+import logging
+import re
+from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import httpx
 
@@ -12,6 +18,9 @@ from foreshock.api.diagnosis import RunVerdict
 from foreshock_service.platform.database.tables import Alert, Run, new_identifier
 from foreshock_service.platform.settings import NotificationTarget, load_settings
 from foreshock_service.runs.diagnoses import NOTHING_YET
+
+if TYPE_CHECKING:
+    from apprise import AppriseAsset
 
 ALERTMANAGER_SECONDS = 300
 """Time after which Alertmanager regards an alert as resolved unless it is sent again; Prometheus sends alerts again."""
@@ -32,43 +41,99 @@ class Message:
     said: RunVerdict
 
 
-def address_and_body(target: NotificationTarget, message: Message, now_us: int) -> tuple[str, Any]:
-    """Return the address to POST to and the JSON body."""
-    address = target.url.get_secret_value()
-    if target.kind == "slack":
-        return address, {"text": _slack_text(message)}
-    if target.kind == "alertmanager" and message.alert is not None:
-        return f"{address.rstrip('/')}/api/v2/alerts", [_alertmanager_alert(message, message.alert, now_us)]
-    return address, _json_body(message)
+TIMEOUT_SECONDS = 10.0
+_SHOWN_CHARACTERS = 200
+_SHORTEST_SECRET = 5
 
 
-def _json_body(message: Message) -> dict[str, Any]:
-    names = (
-        "id", "rule", "severity", "state", "attempt", "step", "cleared_step", "value", "threshold", "why", "what_to_do",
-        "opened_at_us", "changed_at_us",
-    )  # fmt: skip
-    alert = {} if message.alert is None else {"alert": {name: getattr(message.alert, name) for name in names}}
-    run = message.run
-    return {
-        "version": 1,
-        "id": message.id,
-        "change": message.change,
-        **alert,
-        "run": {"id": run.id, "key": run.key, "project": run.project, "page": message.page},
-        "diagnosis": {"verdict": message.said.verdict, "headline": message.said.headline},
-    }
+class SendingFailed(Exception):
+    """The target did not accept the message; the text holds no secret."""
 
 
-def _slack_text(message: Message) -> str:
-    alert, run = message.alert, f"<{message.page}|{_escaped(message.run.key)}>"
-    headline = _escaped(message.said.headline)
+def send(target: NotificationTarget, message: Message, now_us: int) -> None:
+    """Send the message. Raises SendingFailed unless the target accepts it."""
+    if not target.is_alertmanager:
+        _send_text(target, message)
+    elif message.alert is not None:
+        _post(target, [_alertmanager_alert(message, message.alert, now_us)])
+
+
+def check_targets(targets: Sequence[NotificationTarget]) -> None:
+    """Raise ConfigurationError for a target whose URL Apprise does not know."""
+    for target in targets:
+        if not target.is_alertmanager:
+            _service_of(target)
+
+
+def _send_text(target: NotificationTarget, message: Message) -> None:
+    """Send a title and a text through Apprise."""
+    from apprise import Apprise, NotifyFormat
+
+    title, text, kind = _text_of(message)
+    service = Apprise(asset=_asset())
+    service.add(_service_of(target))
+    warnings: list[str] = []
+    _warnings.set(warnings)
+    if not service.notify(body=text, title=title, notify_type=kind, body_format=NotifyFormat.TEXT):
+        said = warnings[-1] if warnings else "Apprise could not send the message"
+        raise SendingFailed(_without_secrets(target, said))
+
+
+def _service_of(target: NotificationTarget) -> Any:
+    """Return the target as an object of Apprise. Raises ConfigurationError if Apprise does not know its URL."""
+    asset = _asset()
+    from apprise import Apprise
+
+    service = Apprise.instantiate(target.url.get_secret_value(), asset=asset, suppress_exceptions=True)
+    if service is None:
+        raise errors.ConfigurationError(
+            f"FORESHOCK_NOTIFICATIONS: target {target.name}: its url is not one of Apprise, which lists them at "
+            "https://appriseit.com/services/, nor alertmanager://HOST:PORT"
+        )
+    # A redirect could lead into this network. `redirect=yes` in the URL changes nothing.
+    service.redirects = False
+    service.socket_connect_timeout = service.socket_read_timeout = TIMEOUT_SECONDS
+    return service
+
+
+@cache
+def _asset() -> "AppriseAsset":
+    # Imported at the first use: it takes a second, and most services have no target.
+    from apprise import AppriseAsset
+
+    # urllib3 logs addresses, which hold secrets. The warnings of Apprise become the text of SendingFailed.
+    for name, handler in (("apprise", _Warnings()), ("urllib3", logging.NullHandler())):
+        logger = logging.getLogger(name)
+        logger.addHandler(handler)
+        logger.setLevel(logging.WARNING)
+        logger.propagate = False
+    return AppriseAsset(
+        app_id="Foreshock", app_desc="Foreshock", app_url="", image_url_mask="", http_redirects=False, async_mode=False
+    )
+
+
+class _Warnings(logging.Handler):
+    """Keep the warnings of the message that is being sent: Apprise passes the context to its threads."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _warnings.get([]).append(record.getMessage())
+
+
+_warnings: ContextVar[list[str]] = ContextVar("warnings")
+
+
+def _text_of(message: Message) -> tuple[str, str, str]:
+    """Return title, text and Apprise's type of a message."""
+    alert, key = message.alert, message.run.key
+    types = {"critical": "failure", "warning": "warning", "info": "info"}
     if alert is None:
-        return f"*{message.said.verdict}*: {run}\n{headline}"
-    head = f"*{alert.severity}*" if message.change == "opened" else "*resolved*"
-    text = f"{head}: {_escaped(alert.rule)} at step {alert.step} of {run}\n{headline}"
-    if message.change == "opened":
-        text += f"\n{_escaped(alert.why)}\n_{_escaped(alert.what_to_do)}_"
-    return text
+        verdict = message.said.verdict
+        return f"{verdict}: {key}", f"{message.said.headline}\n{message.page}", types.get(verdict, "success")
+    where = f"{alert.rule} at step {alert.step} of {key}"
+    if message.change == "resolved":
+        return f"resolved: {where}", f"{message.said.headline}\n{message.page}", "success"
+    lines = (message.said.headline, alert.why, alert.what_to_do, message.page)
+    return f"{alert.severity}: {where}", "\n".join(lines), types[alert.severity]
 
 
 def _alertmanager_alert(message: Message, alert: Alert, now_us: int) -> dict[str, Any]:
@@ -94,40 +159,21 @@ def _alertmanager_alert(message: Message, alert: Alert, now_us: int) -> dict[str
     }
 
 
-def _escaped(text: str) -> str:
-    """Escape text so that Slack finds no link and no mention in it."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
 def _rfc3339(time_us: int) -> str:
     return datetime.fromtimestamp(time_us / 1e6, UTC).isoformat().replace("+00:00", "Z")
 
 
-TIMEOUT_SECONDS = 10.0
-_SHOWN_CHARACTERS = 200
-
-
-class SendingFailed(Exception):
-    """The target did not accept the message; the text holds no secret. `retry_after_seconds` is the target's."""
-
-    def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
-        super().__init__(message)
-        self.retry_after_seconds = retry_after_seconds
-
-
-def send(target: NotificationTarget, message: Message, now_us: int) -> None:
-    """POST the message. Raises SendingFailed unless the answer is 2xx."""
-    address, body = address_and_body(target, message, now_us)
-    # A retry has the same key, so that a receiver can recognize it.
-    headers = {"User-Agent": "foreshock", "Content-Type": "application/json", "Idempotency-Key": message.id}
+def _post(target: NotificationTarget, body: Any) -> None:
+    """POST alerts to an Alertmanager. Raises SendingFailed unless the answer is 2xx."""
+    headers = {"User-Agent": "foreshock", "Content-Type": "application/json"}
     if target.token is not None:
         headers["Authorization"] = f"Bearer {target.token.get_secret_value()}"
-    timeout = httpx.Timeout(TIMEOUT_SECONDS).as_dict()
+    address, timeout = f"{target.address}/api/v2/alerts", httpx.Timeout(TIMEOUT_SECONDS).as_dict()
     try:
         request = httpx.Request(
             "POST", address, headers=headers, content=json.dumps(body).encode(), extensions={"timeout": timeout}
         )
-        # Not httpx.Client: it logs addresses, which hold Slack's token, and may follow redirects.
+        # Not httpx.Client: it logs addresses, which may hold a secret, and may follow redirects.
         with httpx.HTTPTransport() as transport:
             response = transport.handle_request(request)
             try:
@@ -140,11 +186,7 @@ def send(target: NotificationTarget, message: Message, now_us: int) -> None:
         return
     if response.status_code < 400:
         raise SendingFailed(f"HTTP {response.status_code}: it redirects, which is not followed; give its final address")
-    asked = response.headers.get("Retry-After", "")
-    raise SendingFailed(
-        _without_secrets(target, f"HTTP {response.status_code} {text}".strip()),
-        float(asked) if asked.isdigit() else None,
-    )
+    raise SendingFailed(_without_secrets(target, f"HTTP {response.status_code} {text}".strip()))
 
 
 def _start_of(response: httpx.Response) -> str:
@@ -155,21 +197,21 @@ def _start_of(response: httpx.Response) -> str:
 
 
 def _without_secrets(target: NotificationTarget, text: str) -> str:
-    address = target.url.get_secret_value()
-    secrets = [address, httpx.URL(address).raw_path.decode()]
+    """Replace the parts of the target's URL: any of them may be a secret, such as a token in the place of the host."""
+    parts = re.split(r"[/?&=@:+#]+", target.url.get_secret_value().partition("://")[2])
     if target.token is not None:
-        secrets.append(target.token.get_secret_value())
-    for secret in secrets:
-        if len(secret) > 1:
-            text = text.replace(secret, "…")
+        parts.append(target.token.get_secret_value())
+    for part in sorted({unquote(part) for part in parts} | set(parts), key=len, reverse=True):
+        if len(part) >= _SHORTEST_SECRET:
+            text = text.replace(part, "…")
     return text
 
 
 def show_targets() -> None:
-    """Print every target, without its address."""
+    """Print every target, without its URL."""
     for target in load_settings().notifications:
         projects = ", ".join(target.projects) or "every project"
-        print(f"{target.name}\t{target.kind}\t{target.severity}\t{projects}")
+        print(f"{target.name}\t{target.severity}\t{projects}")
 
 
 def send_test(name: str) -> None:

@@ -110,7 +110,7 @@ def fill_outbox(context: ServiceContext, target: NotificationTarget) -> int:
     with context.database.read() as session:
         since_us = database_now_us(session) - _HORIZON_US
         found = alerts_to_tell(session, target, severities, since_us, _AT_ONCE)
-        if target.verdicts and target.kind != "alertmanager":
+        if target.verdicts and not target.is_alertmanager:
             found += verdicts_to_tell(session, target, severities, since_us, _AT_ONCE)
     if found:
         context.database.write(lambda session: _add(session, target, found))
@@ -140,7 +140,7 @@ def _add(session: Session, target: NotificationTarget, found: list[tuple[str, st
     # Of an episode's alerts only the most severe is sent.
     for alert in sorted(opened, key=lambda each: (severity.severity_rank(each.severity), each.step, each.rule)):
         # Alertmanager groups alerts itself.
-        spoken = target.kind != "alertmanager" and is_told_by_episode(session, target.name, alert)
+        spoken = not target.is_alertmanager and is_told_by_episode(session, target.name, alert)
         add(session, target.name, alert.id, OPENED, now_us, "dropped" if spoken else "pending")
     for alert_id, change in found:
         if change != OPENED:
@@ -198,12 +198,12 @@ def _settle(session: Session, target: NotificationTarget, sent: Notification, fa
     if failure is None:
         row.sent_at_us = row.sent_at_us or now_us
         row.tries = 0
-        repeated = target.kind == "alertmanager" and row.change == OPENED
+        repeated = target.is_alertmanager and row.change == OPENED
         row.state = "pending" if repeated else "sent"
         row.due_at_us = now_us + _SEND_AGAIN_US
         return
     delay = retry.Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS, failures=row.tries - 1)
-    row.due_at_us = now_us + int(delay.next_delay(failure.retry_after_seconds) * _SECOND_US)
+    row.due_at_us = now_us + int(delay.next_delay() * _SECOND_US)
     given_up = row.sent_at_us is None and row.due_at_us > row.created_at_us + _HORIZON_US
     row.state = "failed" if given_up else "pending"
     if given_up:

@@ -27,9 +27,7 @@ def receiver() -> Iterator[Receiver]:
 @pytest.fixture
 def target(receiver: Receiver) -> Callable[..., NotificationTarget]:
     def make(**fields: Any) -> NotificationTarget:
-        return NotificationTarget(
-            **{"name": "team", "kind": "json", "url": f"{receiver.url}/hooks/secret-token"} | fields
-        )
+        return NotificationTarget(**{"name": "team", "url": f"json://{receiver.host}/hooks/secret-token"} | fields)
 
     return make
 

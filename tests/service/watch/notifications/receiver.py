@@ -34,7 +34,8 @@ class Receiver:
                 """Print nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self.host = f"127.0.0.1:{self._server.server_port}"
+        self.url = f"http://{self.host}"
         self._thread = threading.Thread(target=self._server.serve_forever)
         self._thread.start()
 

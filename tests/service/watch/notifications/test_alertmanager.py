@@ -33,7 +33,9 @@ def alertmanager(receiver: Receiver, tmp_path: Path) -> Iterator[str]:
 def test_alertmanager_gets_the_alert_keeps_it_and_is_told_its_end(
     alerting: Alerting, alertmanager: str, receiver: Receiver
 ) -> None:
-    target = NotificationTarget.model_validate({"name": "am", "kind": "alertmanager", "url": f"{alertmanager}/"})
+    target = NotificationTarget.model_validate(
+        {"name": "am", "url": f"alertmanager{alertmanager.removeprefix('http')}/"}
+    )
     alert = alerting.open()
     alerting.notify(target)
     (held,) = httpx.get(f"{alertmanager}/api/v2/alerts", timeout=30).json()

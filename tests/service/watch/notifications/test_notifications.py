@@ -6,10 +6,13 @@ import gzip
 import json
 import logging
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,6 +23,7 @@ from sqlalchemy import select, update
 from foreshock.errors import ConfigurationError
 from foreshock_service.platform.database.tables import Notification
 from foreshock_service.platform.settings import NotificationTarget, Settings, load_settings
+from foreshock_service.serving import serve
 from foreshock_service.watch.notifications import sending
 from foreshock_service.watch.notifications.service import fill_outbox, notifiers, send_next
 from tests.ports import free_port
@@ -36,6 +40,10 @@ def outbox(alerting: Alerting) -> list[Notification]:
         return list(session.scalars(select(Notification).order_by(Notification.created_at_us, Notification.id)))
 
 
+def titles(receiver: Receiver) -> list[str]:
+    return [body["title"] for body in receiver.bodies]
+
+
 def make_due(alerting: Alerting) -> None:
     """Let the time of the backoff, or of a lease, pass."""
     values = {"due_at_us": 0, "leased_until_us": 0}
@@ -45,16 +53,17 @@ def make_due(alerting: Alerting) -> None:
 def test_an_alert_is_sent_once_when_it_opens_and_once_when_it_is_resolved(
     alerting: Alerting, target: Make, receiver: Receiver
 ) -> None:
-    told = target(resolved=True, token="bearer-secret")
+    told = target(resolved=True)
     alert = alerting.open()
     for _ in range(3):
         alerting.notify(told)
-    ((path, headers, body),) = receiver.requests
-    assert (path, headers["authorization"]) == ("/hooks/secret-token", "Bearer bearer-secret")
-    assert (body["change"], body["alert"]["id"], body["alert"]["rule"]) == ("opened", alert, "client_losses")
-    assert body["alert"]["severity"] == "warning"
+    ((path, _, body),) = receiver.requests
+    assert path == "/hooks/secret-token"
+    assert (body["title"], body["type"]) == ("warning: client_losses at step 1 of my run", "warning")
+    headline, *_, address = body["message"].splitlines()
+    assert headline == alerting.sender.get("diagnosis").json()["headline"]
     page = f"{alerting.context.settings.page_root}/runs/team-a/my%20run"
-    assert body["run"] == {"id": alerting.sender.run, "key": "my run", "project": "team-a", "page": page}
+    assert address == page
     assert alerting.sender.http.get(page.removeprefix(alerting.context.settings.page_root)).status_code == 200
     alerting.change(alert, "acknowledge")
     alerting.notify(told)
@@ -62,7 +71,8 @@ def test_an_alert_is_sent_once_when_it_opens_and_once_when_it_is_resolved(
     alerting.change(alert, "resolve")
     for _ in range(3):
         alerting.notify(told)
-    assert [each["change"] for each in receiver.bodies] == ["opened", "resolved"]
+    assert titles(receiver)[1:] == ["resolved: client_losses at step 1 of my run"]
+    assert receiver.bodies[1]["type"] == "success"
 
 
 def test_the_end_is_sent_only_to_targets_that_ask_for_it(alerting: Alerting, target: Make, receiver: Receiver) -> None:
@@ -70,7 +80,7 @@ def test_the_end_is_sent_only_to_targets_that_ask_for_it(alerting: Alerting, tar
     alerting.notify(target())
     alerting.change(alert, "resolve")
     alerting.notify(target())
-    assert [each["change"] for each in receiver.bodies] == ["opened"]
+    assert titles(receiver) == ["warning: client_losses at step 1 of my run"]
 
 
 def test_severity_and_project_choose_the_alerts(alerting: Alerting, target: Make, receiver: Receiver) -> None:
@@ -90,7 +100,7 @@ def test_an_alert_that_ended_before_it_was_seen_is_not_sent(
     assert receiver.requests == []
 
 
-def test_a_refused_message_is_sent_again_later_with_the_same_key(
+def test_a_refused_message_is_sent_again_later(
     alerting: Alerting, target: Make, receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     receiver.answers = [500, 429]
@@ -104,8 +114,9 @@ def test_a_refused_message_is_sent_again_later_with_the_same_key(
             make_due(alerting)
         alerting.notify(target())
     assert outbox(alerting)[0].state == "sent"
-    assert len({headers["idempotency-key"] for _, headers, _ in receiver.requests}) == 1
-    assert "target team did not take a message, it is sent again: HTTP 500 no such hook …" in caplog.text
+    assert len(receiver.requests) == 3
+    assert "target team did not take a message, it is sent again: Failed to send JSON POST notification" in caplog.text
+    assert "error=500" in caplog.text
     assert "secret-token" not in caplog.text
 
 
@@ -119,7 +130,7 @@ def test_a_message_is_given_up_after_a_day(
     alerting.context.database.write(lambda session: session.execute(old))
     send_next(alerting.context, target())
     assert outbox(alerting)[0].state == "failed"
-    assert "it is given up: HTTP 404" in caplog.text
+    assert "it is given up: Failed to send JSON POST notification" in caplog.text
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -151,7 +162,13 @@ def test_a_redirect_is_not_followed(alerting: Alerting, target: Make, receiver: 
     alerting.open()
     alerting.notify(target())
     assert [path for path, _, _ in receiver.requests] == ["/hooks/secret-token"]
-    assert "redirects" in str(outbox(alerting)[0].error)
+    assert "error=302" in str(outbox(alerting)[0].error)
+    # Neither by a parameter of the URL, nor for an Alertmanager.
+    receiver.answers = [302, 302]
+    alerting.notify(target(name="b", url=f"json://{receiver.host}/hooks/b?redirect=yes"))
+    alerting.notify(target(name="c", url=f"alertmanager://{receiver.host}/hooks"))
+    assert [path for path, _, _ in receiver.requests[1:]] == ["/hooks/b", "/hooks/api/v2/alerts"]
+    assert "redirects" in str(outbox(alerting)[-1].error)
 
 
 def test_a_target_that_does_not_answer_ends_in_a_timeout(
@@ -160,10 +177,13 @@ def test_a_target_that_does_not_answer_ends_in_a_timeout(
     monkeypatch.setattr(sending, "TIMEOUT_SECONDS", 0.3)
     alerting.open()
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        alerting.notify(target(url=f"http://127.0.0.1:{silent.getsockname()[1]}/secret-token"))
-    (row,) = outbox(alerting)
-    assert row.state == "pending"
-    assert str(row.error).startswith("ReadTimeout")
+        host = f"127.0.0.1:{silent.getsockname()[1]}"
+        alerting.notify(target(name="a", url=f"json://{host}/secret-token"))
+        alerting.notify(target(name="b", url=f"alertmanager://{host}/secret-token"))
+    first, second = outbox(alerting)
+    assert (first.state, second.state) == ("pending", "pending")
+    assert str(first.error).startswith("A Connection error occurred")
+    assert str(second.error).startswith("ReadTimeout")
 
 
 def test_the_outbox_survives_a_process_that_died_while_sending(
@@ -189,13 +209,27 @@ def test_several_processes_send_a_message_once(alerting: Alerting, target: Make,
     assert len(receiver.requests) == 1
 
 
-def test_slack_gets_a_text_without_markup_of_others(alerting: Alerting, target: Make, receiver: Receiver) -> None:
+def test_no_part_of_the_url_is_logged_or_stored(
+    alerting: Alerting, target: Make, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    hidden = ("secret-user", "secret-password", "secret-path", "secret-header", "secret-bearer")
+    url = f"json://secret-user:secret-password@{receiver.host}/secret-path?+X-Token=secret-header"
+    receiver.answers = [500, 401, 500, 401]
     alerting.open()
-    alerting.notify(target(kind="slack"))
-    (body,) = receiver.bodies
-    page = f"{alerting.context.settings.page_root}/runs/team-a/my%20run"
-    assert body["text"].startswith(f"*warning*: client_losses at step 1 of <{page}|my run>\n")
-    assert "a &lt;reason&gt;" in body["text"]
+    told = (
+        target(name="a", url=url, resolved=True),
+        target(name="b", url=f"alertmanager://{receiver.host}/secret-path", token="secret-bearer"),
+    )
+    with caplog.at_level(logging.DEBUG):
+        for each in told * 3:
+            alerting.notify(each)
+            stored = [str(row.error) for row in outbox(alerting)]
+            assert not [secret for secret in hidden if secret in " ".join(stored) + caplog.text]
+            make_due(alerting)
+    assert [row.error for row in outbox(alerting)] == [None, None]
+    headers = {path: headers for path, headers, _ in receiver.requests}
+    assert headers["/secret-path"]["x-token"] == "secret-header"
+    assert headers["/secret-path/api/v2/alerts"]["authorization"] == "Bearer secret-bearer"
 
 
 def test_a_deleted_run_sends_nothing(alerting: Alerting, target: Make, receiver: Receiver) -> None:
@@ -227,31 +261,28 @@ def configure(monkeypatch: pytest.MonkeyPatch, *targets: dict[str, Any]) -> None
     monkeypatch.setenv("FORESHOCK_NOTIFICATIONS", json.dumps(targets))
 
 
-SLACK = {"name": "oncall", "kind": "slack", "url": "https://hooks.slack.invalid/services/T0/B0/xyz"}
+SLACK = {"name": "oncall", "url": "https://hooks.slack.com/services/T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevixyz"}
 
 
 def test_settings_show_the_name_and_never_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     configure(monkeypatch, SLACK)
     settings = load_settings()
-    assert settings.printable()["FORESHOCK_NOTIFICATIONS"] == "oncall (slack)"
+    assert settings.printable()["FORESHOCK_NOTIFICATIONS"] == "oncall"
     assert "xyz" not in repr(settings) + str(settings.printable())
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"url": "ftp://xyz"}, "FORESHOCK_NOTIFICATIONS: target 2: url: must be an http:// or https:// address"),
-        ({"url": "https://user:xyz@host/"}, "must not hold a user or password"),
-        (
-            {"kind": "email"},
-            "FORESHOCK_NOTIFICATIONS: target 2: kind: Input should be 'json', 'slack' or 'alertmanager'",
-        ),
+        ({"url": "xyz"}, "FORESHOCK_NOTIFICATIONS: target 2: url must be a URL of Apprise"),
+        ({"url": "alertmanager://user:xyz@host/"}, "must not hold a user or password"),
+        ({"token": "xyz"}, "token is for Alertmanager only"),
         ({"severity": "high"}, "Input should be 'info', 'warning' or 'critical'"),
         (
             {"adress": "xyz"},
-            "FORESHOCK_NOTIFICATIONS: target 2: adress is unknown; a target has name, kind, url, token,",
+            "FORESHOCK_NOTIFICATIONS: target 2: adress is unknown; a target has name, url, token,",
         ),
-        ({"kind": None}, "FORESHOCK_NOTIFICATIONS: target 2: kind is required"),
+        ({"url": None}, "FORESHOCK_NOTIFICATIONS: target 2: url is required"),
         ({"projects": ["xyz", 1]}, "FORESHOCK_NOTIFICATIONS: target 2: projects.1: Input should be a valid string"),
     ],
 )
@@ -264,6 +295,20 @@ def test_an_invalid_target_is_an_error_without_its_secret(
         load_settings()
     assert message in str(raised.value)
     assert "xyz" not in str(raised.value)
+
+
+def test_url_that_apprise_does_not_know_stops_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    configure(monkeypatch, SLACK, {"name": "odd", "url": "nope://xyz"})
+    with pytest.raises(ConfigurationError, match="target odd: its url is not one of Apprise") as raised:
+        serve()
+    assert "xyz" not in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_apprise_is_not_imported_without_a_target_of_its_own() -> None:
+    code = "import sys; from foreshock_service.app import create_app; print('apprise' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "False\n"
 
 
 def test_two_targets_of_one_name_and_broken_json_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,16 +330,16 @@ def test_public_address_must_be_one() -> None:
 def test_the_command_sends_a_test_message(
     monkeypatch: pytest.MonkeyPatch, receiver: Receiver, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    configure(monkeypatch, {"name": "team", "kind": "json", "url": f"{receiver.url}/x"}, SLACK)
+    configure(monkeypatch, {"name": "team", "url": f"json://{receiver.host}/x"}, SLACK)
     sending.show_targets()
-    assert capsys.readouterr().out == "team\tjson\twarning\tevery project\noncall\tslack\twarning\tevery project\n"
+    assert capsys.readouterr().out == "team\twarning\tevery project\noncall\twarning\tevery project\n"
     sending.send_test("team")
     assert capsys.readouterr().out == "team took the message\n"
-    assert receiver.bodies[0]["alert"]["rule"] == "test"
+    assert titles(receiver) == ["warning: test at step 0 of test"]
     with pytest.raises(ConfigurationError, match="there is no target nobody; targets: team, oncall"):
         sending.send_test("nobody")
-    configure(monkeypatch, {"name": "away", "kind": "json", "url": f"http://127.0.0.1:{free_port()}/secret-token"})
-    with pytest.raises(ConfigurationError, match="target away did not take the message: ConnectError") as raised:
+    configure(monkeypatch, {"name": "away", "url": f"json://127.0.0.1:{free_port()}/secret-token"})
+    with pytest.raises(ConfigurationError, match="target away did not take the message: A Connection error") as raised:
         sending.send_test("away")
     assert "secret-token" not in str(raised.value)
 
@@ -309,12 +354,11 @@ def test_one_message_for_an_episode_unless_it_grows_worse(alerting: Alerting, ta
         alerting.notify(target())
     rules = {alert.rule: alert.severity for alert in run.alerts()}
     assert len(rules) >= 4
-    told = [(body["alert"]["rule"], body["alert"]["severity"]) for body in receiver.bodies]
-    assert [severity for _, severity in told] == ["warning", "critical"]
+    assert [body["type"] for body in receiver.bodies] == ["warning", "failure"]
     # A new episode has a message of its own.
     run.close_all({K3: [1e-4] * 8 + [0.3] * 60}, range(41, 109))
     alerting.notify(target())
-    assert [body["alert"]["severity"] for body in receiver.bodies] == ["warning", "critical", "critical"]
+    assert [body["type"] for body in receiver.bodies] == ["warning", "failure", "failure"]
 
 
 def test_a_changed_verdict_is_told_once_with_its_headline_to_targets_that_ask(
@@ -324,11 +368,10 @@ def test_a_changed_verdict_is_told_once_with_its_headline_to_targets_that_ask(
     alert = alerting.open()
     for _ in range(3):
         alerting.notify(told)
-    assert sorted(each["change"] for each in receiver.bodies) == ["opened", "verdict"]
+    assert sorted(titles(receiver)) == ["warning: client_losses at step 1 of my run", "warning: my run"]
     said = alerting.sender.get("diagnosis").json()
-    (verdict,) = [each for each in receiver.bodies if each["change"] == "verdict"]
-    assert verdict["diagnosis"] == {"verdict": "warning", "headline": said["headline"]}
-    assert verdict["run"]["key"] == "my run"
+    (verdict,) = [each for each in receiver.bodies if each["title"] == "warning: my run"]
+    assert verdict["message"].splitlines()[0] == said["headline"]
     # A later step changes the diagnosis and not its verdict.
     alerting.sender.put_shard(2, make_batch(seed=2)).raise_for_status()
     alerting.notify(told)
@@ -336,8 +379,7 @@ def test_a_changed_verdict_is_told_once_with_its_headline_to_targets_that_ask(
     alerting.change(alert, "resolve")
     for _ in range(2):
         alerting.notify(told)
-    assert sorted(each["change"] for each in receiver.bodies[2:]) == ["resolved", "verdict"]
-    assert [each["diagnosis"]["verdict"] for each in receiver.bodies[2:]] == ["unknown", "unknown"]
+    assert sorted(titles(receiver)[2:]) == ["resolved: client_losses at step 1 of my run", "unknown: my run"]
 
 
 def test_a_verdict_below_the_severity_of_the_target_is_not_told(
