@@ -78,27 +78,18 @@ class ProbeRecord(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbePolicyRecord(Record):
-    """The policy of a run and what its probes have cost."""
+    """The policy of a run's automatic probes."""
 
     every_steps: int | None
     """probe the first step with a checkpoint in each so many steps; null: none"""
     on_alerts: bool
     """probe the steps near an open alert, before all others"""
-    doctor_on_alerts: bool = False
-    """have the doctor examine the first step near an open alert on the mismatch"""
     rollouts: int
     """score a sample of so many rollouts, stratified by length"""
     scorers: tuple[ScorerRecord, ...]
     accelerator: str | None
     """only on workers of this accelerator"""
-    budget_seconds: float | None
-    """accelerator seconds that the run's probes may use, those requested by people included; when they are spent,
-    automatic probes stop; null: no limit"""
-    state: Literal["off", "active", "budget_spent"]
-    note: str = ""
-    """the state in words"""
-    spent_seconds: float = 0.0
-    """time for which workers held the run's jobs, failed tries included"""
+    state: Literal["off", "active"]
     automatic_probes: int = 0
     impossible_steps: int = 0
     """steps that the policy chose and that could not be probed"""

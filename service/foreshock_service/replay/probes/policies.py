@@ -1,19 +1,16 @@
-"""The policy of a run's automatic probes, and the probes that it requests until the run's budget is spent."""
+"""The policy of a run's automatic probes, and the probes that it requests."""
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import ColumnElement, and_, distinct, func, or_, select
 from sqlalchemy.orm import Session
 
-from foreshock import errors, probe_kinds
+from foreshock import errors
 from foreshock.api import probes, records
 from foreshock.clock import now_us
-from foreshock.diagnosis import default_rules, diagnose
 from foreshock.scorers import default_scorers
 from foreshock_service.platform import audit, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
@@ -34,9 +31,6 @@ class ProbePolicyBody(BaseModel):
         default=None, description="probe the first step with a checkpoint in each so many steps; null: none"
     )
     on_alerts: bool = Field(default=False, description="probe the steps near an open alert, before all others")
-    doctor_on_alerts: bool = Field(
-        default=False, description="have the doctor examine the first step near an open alert on the mismatch"
-    )
     rollouts: int = Field(
         default=64, ge=1, le=2**31 - 1, description="score a sample of so many rollouts, stratified by length"
     )
@@ -46,57 +40,28 @@ class ProbePolicyBody(BaseModel):
         max_length=32,
     )
     accelerator: schemas.Accelerator | None = Field(default=None, description="only on workers of this accelerator")
-    budget_seconds: float | None = Field(
-        default=None,
-        ge=0,
-        allow_inf_nan=False,
-        description="accelerator seconds that the run's probes may use, those requested by people included; when they "
-        "are spent, automatic probes stop; null: no limit",
-    )
 
     @property
     def is_on(self) -> bool:
         """Whether it probes any step."""
-        return self.every_steps is not None or self.on_alerts or self.doctor_on_alerts
+        return self.every_steps is not None or self.on_alerts
 
 
 router = parameters.api_router(prefix="/v1/runs/{run}/probe-policy", tags=["probes"])
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """The accelerator seconds that a run's probes may use (None: no limit) and have used."""
-
-    seconds: float | None
-    spent_seconds: float
-
-    @property
-    def is_spent(self) -> bool:
-        """Whether nothing is left."""
-        return self.seconds is not None and self.spent_seconds >= self.seconds
-
-    def in_words(self) -> str:
-        """Return what was used of the budget."""
-        used = f"{self.spent_seconds:.3g} s"
-        return used if self.seconds is None else f"{used} of {self.seconds:g} s"
-
-
 def read_policy(session: Session, principal: security.Principal, run_id: str) -> probes.ProbePolicyRecord:
-    """Return the run's policy with what its probes have cost. Raises RunNotFound, RunDeleted."""
+    """Return the run's policy and how many steps it has chosen. Raises RunNotFound, RunDeleted."""
     get_run(session, principal, run_id)
     stored = find_policy(session, run_id)
     policy = policy_of(stored)
-    budget = budget_of(session, run_id, policy)
-    state = "off" if not policy.is_on else "budget_spent" if budget.is_spent else "active"
     counts = select(func.count(tables.PolicyProbe.probe_id), func.count()).where(tables.PolicyProbe.run_id == run_id)
     automatic, chosen = session.execute(counts).one()
     return records.from_attributes(
         probes.ProbePolicyRecord,
         policy,
         scorers=tuple(records.from_attributes(probes.ScorerRecord, each) for each in policy.scorers),
-        state=state,
-        note=_NOTES[state].format(used=budget.in_words()),
-        spent_seconds=budget.spent_seconds,
+        state="active" if policy.is_on else "off",
         automatic_probes=automatic,
         impossible_steps=chosen - automatic,
         changed_at_us=stored.changed_at_us if stored is not None else None,
@@ -107,7 +72,7 @@ def policy_in_words(session: Session, principal: security.Principal, run_id: str
     """Return a note on the run's automatic probes; None if no policy was ever set. Raises RunNotFound, RunDeleted."""
     if find_policy(session, run_id) is None:
         return None
-    return read_policy(session, principal, run_id).note
+    return f"Automatic probes are {'on' if read_policy(session, principal, run_id).state == 'active' else 'off'}."
 
 
 def set_policy(session: Session, principal: security.Principal, run_id: str, body: ProbePolicyBody) -> None:
@@ -132,40 +97,21 @@ def policy_of(stored: tables.ProbePolicy | None) -> ProbePolicyBody:
 
 
 def steps_between_probes(session: Session, run_id: str) -> int | None:
-    """Return `every_steps` of the run's policy, whether or not its budget is spent; None: it probes no n-th step."""
+    """Return `every_steps` of the run's policy, None: it probes no n-th step."""
     return policy_of(find_policy(session, run_id)).every_steps
 
 
-def budget_of(session: Session, run_id: str, policy: ProbePolicyBody) -> Budget:
-    """Return a run's budget and the time that workers have held its jobs; running leases count until now."""
-    held = func.coalesce(tables.Lease.ended_at_us, engine.database_now_us(session)) - tables.Lease.granted_at_us
-    query = (
-        select(func.sum(held))
-        .join(tables.ProbeJob, tables.ProbeJob.id == tables.Lease.job_id)
-        .join(tables.Probe, tables.Probe.id == tables.ProbeJob.probe_id)
-    )
-    return Budget(policy.budget_seconds, int(session.scalar(query.where(tables.Probe.run_id == run_id)) or 0) / 1e6)
-
-
-_NOTES = {
-    "off": "No automatic probes: {used} used.",
-    "active": "Automatic probes are on: {used} used.",
-    "budget_spent": "Automatic probes have stopped, their budget is spent: {used} used. Raise budget_seconds to go on.",
-}
-
-
 UNFINISHED_AT_ONCE = 4
-"""Most automatic probes of a run that wait or run at once; a budget can be exceeded by no more than these."""
+"""Most automatic probes of a run that wait or run at once."""
 
 # Most probes made in one round over all runs: each reads the rollouts of its step.
 _MADE_AT_ONCE = 8
-_NOT_ON_MISMATCH = sorted(diagnose.REWARD_RULES | {rule.name for rule in default_rules.policy_rules(None)})
 _SERVICE = security.Principal(None, None, frozenset())
 _logger = logging.getLogger(__name__)
 
 
 def make_automatic_probes(context: ServiceContext) -> int:
-    """Make the probes that are due, end queued ones of a run whose budget is spent, and return how many were made."""
+    """Make the probes that are due and return how many were made."""
     of_runs = select(tables.ProbePolicy.run_id).join(tables.Run, tables.Run.id == tables.ProbePolicy.run_id)
     of_runs = of_runs.where(tables.Run.deleted_at_us.is_(None)).order_by(tables.ProbePolicy.run_id)
     with context.database.read() as session:
@@ -178,13 +124,7 @@ def make_automatic_probes(context: ServiceContext) -> int:
             policy = policy_of(find_policy(session, run_id))
             if not policy.is_on:
                 continue
-            # The time of all leases is summed only if there is a limit to compare it with.
-            budget = budget_of(session, run_id, policy) if policy.budget_seconds is not None else Budget(None, 0.0)
-            waiting = budget.is_spent and bool(queued_probes(session, run_id))
-            due = [] if budget.is_spent else _due_steps(session, run_id, policy)
-        if waiting:
-            reason = f"the run's budget for probes is spent: {budget.in_words()}"
-            context.database.write(partial(_end_queued, run_id=run_id, reason=reason))
+            due = _due_steps(session, run_id, policy)
         for key, cause in due[: _MADE_AT_ONCE - made]:
             made += _make(context, key, cause, policy)
     return made
@@ -197,11 +137,8 @@ def _due_steps(session: Session, run_id: str, policy: ProbePolicyBody) -> list[t
         return []
     now = engine.database_now_us(session)
     due: dict[events.StepKey, str] = {}
-    if policy.doctor_on_alerts:
-        due |= dict.fromkeys(steps_to_examine(session, run_id, now), "doctor")
     if policy.on_alerts:
-        near = steps_near_alerts(session, run_id, now, room)
-        due |= {key: "alert" for key in near if key not in due}
+        due |= dict.fromkeys(steps_near_alerts(session, run_id, now, room), "alert")
     if policy.every_steps is not None:
         by_interval = steps_by_interval(session, run_id, policy.every_steps, now, room)
         due |= {key: "step" for key in by_interval if key not in due}
@@ -213,12 +150,9 @@ def _make(context: ServiceContext, key: events.StepKey, cause: str, policy: Prob
     body = schemas.ProbeCreate(
         step=key.step,
         attempt=key.attempt,
-        kind=probe_kinds.DOCTOR.name if cause == "doctor" else probe_kinds.EXACT.name,
-        scorers=[] if cause == "doctor" else policy.scorers,
+        scorers=policy.scorers,
         accelerator=policy.accelerator,
-        max_rollouts=min(policy.rollouts, probe_kinds.DOCTOR.most_rollouts or 1)
-        if cause == "doctor"
-        else policy.rollouts,
+        max_rollouts=policy.rollouts,
     )
     probe_id, problem = None, None
     try:
@@ -238,20 +172,11 @@ def _make(context: ServiceContext, key: events.StepKey, cause: str, policy: Prob
     return probe_id is not None
 
 
-def _end_queued(session: Session, run_id: str, reason: str) -> None:
-    for made in queued_probes(session, run_id):
-        assert made.probe_id is not None
-        queued = [job for job in service.lock_jobs(session, made.probe_id) if job.state == jobs.JobState.QUEUED]
-        service.end_jobs(session, queued, reason)
-        made.problem = reason
-    session.flush()
-
-
 @router.get("")
 def read_probe_policy(
     run: run_endpoints.RunIdentifier, context: Context, principal: security.Reader
 ) -> probes.ProbePolicyRecord:
-    """Return which steps of the run are probed automatically, and what its probes have cost."""
+    """Return which steps of the run are probed automatically."""
     with context.database.read() as session:
         return read_policy(session, principal, run)
 
@@ -260,7 +185,7 @@ def read_probe_policy(
 def set_probe_policy(
     run: run_endpoints.RunIdentifier, body: ProbePolicyBody, context: Context, principal: security.Administrator
 ) -> probes.ProbePolicyRecord:
-    """Set which steps are probed automatically and with which budget; fields left out get their defaults."""
+    """Set which steps are probed automatically; fields left out get their defaults."""
     context.database.write(lambda session: set_policy(session, principal, run, body))
     with context.database.read() as session:
         return read_policy(session, principal, run)
@@ -282,17 +207,6 @@ def unfinished_probes(session: Session, run_id: str) -> int:
     return session.scalar(query) or 0
 
 
-def queued_probes(session: Session, run_id: str) -> Sequence[tables.PolicyProbe]:
-    """Return the automatic probes of the run with queued jobs, without those that a spent budget has ended."""
-    queued = select(tables.ProbeJob.id).where(
-        tables.ProbeJob.probe_id == tables.PolicyProbe.probe_id, tables.ProbeJob.state == jobs.JobState.QUEUED
-    )
-    query = select(tables.PolicyProbe).where(
-        tables.PolicyProbe.run_id == run_id, tables.PolicyProbe.problem.is_(None), queued.exists()
-    )
-    return session.scalars(query.order_by(tables.PolicyProbe.step)).all()
-
-
 def steps_near_alerts(session: Session, run_id: str, now_us: int, limit: int) -> Sequence[events.StepKey]:
     """Return the first steps near an open alert that can be probed and have not been probed automatically."""
     near = service.is_near_open_alert(run_id, tables.Checkpoint.step)
@@ -300,24 +214,6 @@ def steps_near_alerts(session: Session, run_id: str, now_us: int, limit: int) ->
     return [
         events.StepKey(run_id, *row) for row in session.execute(query.order_by(tables.Checkpoint.step).limit(limit))
     ]
-
-
-def steps_to_examine(session: Session, run_id: str, now_us: int) -> Sequence[events.StepKey]:
-    """Return the first step near an open alert on the mismatch that can be examined.
-
-    Steps within twice the alert window of an examined step are left out.
-    """
-    examined = select(tables.PolicyProbe.step).where(
-        tables.PolicyProbe.run_id == run_id,
-        tables.PolicyProbe.cause == "doctor",
-        tables.PolicyProbe.probe_id.is_not(None),
-        active_rows(session, run_id, tables.PolicyProbe),
-        func.abs(tables.PolicyProbe.step - tables.Checkpoint.step) <= 2 * service.ALERT_WINDOW_STEPS,
-    )
-    near = service.is_near_open_alert(run_id, tables.Checkpoint.step, tables.Alert.rule.not_in(_NOT_ON_MISMATCH))
-    query = select(tables.Checkpoint.attempt, tables.Checkpoint.step).where(_possible(session, run_id, now_us), near)
-    query = query.where(~examined.exists()).order_by(tables.Checkpoint.step).limit(1)
-    return [events.StepKey(run_id, *row) for row in session.execute(query)]
 
 
 def steps_by_interval(session: Session, run_id: str, every: int, now_us: int, limit: int) -> Sequence[events.StepKey]:

@@ -291,8 +291,8 @@ ALERT_WINDOW_STEPS = 10
 """Steps at most this far from an alert's own step are near it. In an alarm, weights are wanted every ten steps."""
 
 
-def is_near_open_alert(run_id: Any, step: Any, *conditions: ColumnElement[bool]) -> ColumnElement[bool]:
+def is_near_open_alert(run_id: Any, step: Any) -> ColumnElement[bool]:
     """Return the condition that a step is near an open or acknowledged alert of its run. Takes values or columns."""
     near = Alert.step.between(step - ALERT_WINDOW_STEPS, step + ALERT_WINDOW_STEPS)
     of_run = (Alert.run_id == run_id, Alert.state.in_(STANDING))
-    return select(Alert.id).where(*of_run, near, *conditions).exists()
+    return select(Alert.id).where(*of_run, near).exists()
