@@ -7,7 +7,7 @@ from typing import Any, Literal
 from foreshock.api.records import Record
 
 JobStateName = Literal["queued", "running", "done", "failed", "skipped"]
-PriorityName = Literal["low", "normal", "high", "urgent"]
+PriorityName = Literal["normal", "urgent"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

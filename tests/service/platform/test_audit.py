@@ -67,7 +67,7 @@ def test_every_change_by_a_person_or_key_logs_one_line(run: Sender, database: Da
     for method, path, body, _, _ in made:
         run.http.request(method, f"/v1/runs/{run.run}{path}", json=body).raise_for_status()
     # Sets the priority of the queued probe.
-    ask_for_probe(run, STEP, priority="high").raise_for_status()
+    ask_for_probe(run, STEP, priority="urgent").raise_for_status()
     run.http.delete(f"/v1/probes/{probe}").raise_for_status()
     run.http.delete(f"/v1/runs/{run.run}").raise_for_status()
     lines = [json.loads(line) for line in log.getvalue().splitlines()]

@@ -8,9 +8,8 @@
 A claim raises the job's fencing token by one. Only the holder of the newest token may change a job: a worker that comes
 back late is refused.
 
-A queued job's rank follows from its priority and its age: one level of priority counts as one day of waiting. Of two
-jobs queued within a day, the one of higher priority comes first; of equal priority, the older one. A job of any
-priority comes before every job that was queued three days after it.
+Of two queued jobs the older one comes first; an urgent one counts as queued a day earlier, so that no job waits for
+ever.
 """
 
 from __future__ import annotations
@@ -168,24 +167,19 @@ def _short(text: str) -> str:
 
 
 HEAD_START_US = 24 * 3_600 * 1_000_000
-"""The lead of a priority over the one below it, in microseconds of waiting."""
+"""The lead of an urgent job, in microseconds of waiting."""
 
 
 class Priority(StrEnum):
-    """The priority of a job, lowest first. `urgent`: the default for steps near an open alert."""
+    """The priority of a job. `urgent`: the default for steps near an open alert."""
 
-    LOW = "low"
     NORMAL = "normal"
-    HIGH = "high"
     URGENT = "urgent"
-
-
-_LEVELS = {priority: level for level, priority in enumerate(Priority)}
 
 
 def rank_us(queued_at_us: int, priority: Priority) -> int:
     """Return the rank of a queued job in microseconds; the job with the lowest rank is leased first."""
-    return queued_at_us - _LEVELS[priority] * HEAD_START_US
+    return queued_at_us - HEAD_START_US if priority is Priority.URGENT else queued_at_us
 
 
 def set_priority(job: ProbeJob, priority: Priority) -> None:

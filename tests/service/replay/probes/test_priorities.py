@@ -5,20 +5,15 @@ from __future__ import annotations
 import httpx
 import pytest
 from fastapi import FastAPI
-from hypothesis import given
-from hypothesis import strategies as st
 
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Alert
-from foreshock_service.replay.probes.jobs import Priority, rank_us
+from foreshock_service.replay.probes.jobs import HEAD_START_US
 from foreshock_service.replay.probes.service import ALERT_WINDOW_STEPS, raise_jobs_near_alerts
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, take_lease
-
-LEVELS = list(Priority)
-DAY_US = 24 * 3_600 * 1_000_000
 
 
 @pytest.fixture
@@ -50,12 +45,12 @@ def leased_steps(http: httpx.Client) -> list[int]:
 
 
 def test_jobs_are_leased_by_priority_and_then_by_age(http: httpx.Client, run: Sender) -> None:
-    for step, priority in ((1, "low"), (2, None), (3, "normal"), (40, "high")):
+    for step, priority in ((1, None), (2, "normal"), (3, "urgent"), (40, "urgent")):
         asked = {} if priority is None else {"priority": priority}
         probe = ask_for_probe(run, step, **asked).raise_for_status().json()
         assert probe["priority"] == priority
         assert [job["priority"] for job in probe["jobs"]] == [priority or "normal"]
-    assert leased_steps(http) == [40, 2, 3, 1]
+    assert leased_steps(http) == [3, 40, 1, 2]
 
 
 def test_a_step_near_an_open_alert_is_urgent_unless_another_priority_is_requested(
@@ -66,7 +61,7 @@ def test_a_step_near_an_open_alert_is_urgent_unless_another_priority_is_requeste
     assert ask_for_probe(run, 3).json()["jobs"][0]["priority"] == "normal"
     near = ask_for_probe(run, 40).json()
     assert (near["priority"], near["jobs"][0]["priority"]) == (None, "urgent")
-    assert ask_for_probe(run, 40, ["torch.float32"], priority="low").json()["jobs"][0]["priority"] == "low"
+    assert ask_for_probe(run, 40, ["torch.float32"], priority="normal").json()["jobs"][0]["priority"] == "normal"
     assert leased_steps(http) == [40, 3, 40]
 
 
@@ -76,7 +71,7 @@ def test_queued_jobs_become_urgent_when_an_alert_opens(
     context: ServiceContext = app.state.context
     ask_for_probe(run, 1)
     ask_for_probe(run, 40)
-    ask_for_probe(run, 40, ["torch.float32"], priority="low")
+    ask_for_probe(run, 40, ["torch.float32"], priority="normal")
     assert raise_jobs_near_alerts(context) == 0
     add_alert(database, run.run, 41)
     assert raise_jobs_near_alerts(context) == 1
@@ -87,15 +82,15 @@ def test_queued_jobs_become_urgent_when_an_alert_opens(
 def test_an_equal_request_with_another_priority_moves_its_queued_jobs(http: httpx.Client, run: Sender) -> None:
     first = ask_for_probe(run, 1).json()
     ask_for_probe(run, 2)
-    answer = ask_for_probe(run, 2, priority="high")
+    answer = ask_for_probe(run, 2, priority="urgent")
     assert answer.status_code == 200
-    assert [job["priority"] for job in answer.json()["jobs"]] == ["high"]
+    assert [job["priority"] for job in answer.json()["jobs"]] == ["urgent"]
     assert ask_for_probe(run, 1).json()["id"] == first["id"]
     assert leased_steps(http) == [2, 1]
 
 
 def test_a_retried_probe_keeps_its_priority(http: httpx.Client, run: Sender) -> None:
-    probe = ask_for_probe(run, 1, priority="high").json()["id"]
+    probe = ask_for_probe(run, 1, priority="urgent").json()["id"]
     take_lease(http).fail("final").raise_for_status()
     ask_for_probe(run, 2)
     http.post(f"/v1/probes/{probe}/retry").raise_for_status()
@@ -107,24 +102,14 @@ def test_unknown_priority_is_refused(run: Sender) -> None:
     assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")
 
 
-def test_a_low_job_is_leased_before_urgent_ones_that_came_days_later(
+def test_a_job_is_leased_before_urgent_ones_that_came_a_day_later(
     http: httpx.Client, run: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask_for_probe(run, 1, priority="low")
+    ask_for_probe(run, 1)
     ask_for_probe(run, 2, priority="urgent")
     with monkeypatch.context() as later:
         later.setattr(
-            "foreshock_service.replay.probes.requests.database_now_us", lambda s: database_now_us(s) + 3 * DAY_US + 1
+            "foreshock_service.replay.probes.requests.database_now_us", lambda s: database_now_us(s) + HEAD_START_US
         )
         ask_for_probe(run, 3, priority="urgent")
     assert leased_steps(http) == [2, 1, 3]
-
-
-@given(
-    jobs=st.lists(st.tuples(st.sampled_from(LEVELS), st.integers(0, 10 * DAY_US)), min_size=2, max_size=2, unique=True)
-)
-def test_priority_decides_within_a_day_and_age_in_the_end(jobs: list[tuple[Priority, int]]) -> None:
-    (first, first_at), (second, second_at) = sorted(jobs, key=lambda job: rank_us(job[1], job[0]))
-    if abs(first_at - second_at) < DAY_US:
-        assert (-LEVELS.index(first), first_at) <= (-LEVELS.index(second), second_at)
-    assert first_at - second_at <= (len(LEVELS) - 1) * DAY_US
