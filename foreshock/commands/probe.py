@@ -63,7 +63,7 @@ class ProbeCommand:
             "--environment",
             metavar="NAME",
             help="score in this environment only: a name that workers offer, such as avx2; run: the run's own; any: as "
-            "the worker is (default: the run's own if a live worker offers it, else any)",
+            "the worker is (default: the run's own if the worker offers it, else any)",
         )
         parser.add_argument(
             "--priority",

@@ -19,7 +19,7 @@ from foreshock_service.platform.problem import ProblemError, stored_file
 from foreshock_service.platform.security import Principal
 from foreshock_service.replay.probes import jobs as transitions
 from foreshock_service.replay.probes import pinned_rollouts, schemas, service, workers
-from foreshock_service.replay.probes.environments import Fit, WantedEnvironment, fit, other_offers
+from foreshock_service.replay.probes.environments import WantedEnvironment
 from foreshock_service.runs.runs import get_run
 
 if TYPE_CHECKING:
@@ -140,11 +140,11 @@ def claim(
         exact_pairs=sorted(set(request.exact_pairs)),
     )
     _expire_overdue(session, context)
-    fitting = _fitting_jobs(session, principal, request, now)
+    fitting = _fitting_jobs(session, principal, request)
     job = lock_next_job(session, principal.project, request.accelerator, fitting) if fitting else None
     if job is None:
         return None
-    environment = fitting[kind_of(job)].environment
+    environment = WantedEnvironment.stored(job.environments, job.environment_required).best_of(request.environments)
     lease = Lease(
         id=new_identifier("lease"),
         job_id=job.id,
@@ -162,24 +162,18 @@ def claim(
     return _read(context, lease, job, probe, get_run(session, principal, probe.run_id))
 
 
-def _fitting_jobs(session: Session, principal: Principal, request: LeaseRequest, now: int) -> dict[JobKind, Fit]:
-    """Return the kinds of queued jobs that the worker gets, each with its environment."""
+def _fitting_jobs(session: Session, principal: Principal, request: LeaseRequest) -> list[JobKind]:
+    """Return the kinds of queued jobs that the worker can do."""
     # Distinct kinds are few, however many jobs are queued.
     query = select(*_KIND).join(Probe).join(Run, Run.id == Probe.run_id).distinct()
     rows = session.execute(query.where(_offered(principal.project, request.accelerator)))
     offered = {*request.scorers, *request.exact_pairs}
-    waiting = [kind for kind in (JobKind(*row) for row in rows) if set(kind.needs.split(",")) <= offered]
-    asking = any(kind.environments for kind in waiting)
-    live = workers.live_workers(session, principal.project, now) if asking else ()
-    worker = (principal.project or "", request.worker)
-    fitting = {}
-    for kind in waiting:
-        wanted = WantedEnvironment.stored(kind.environments, kind.environment_required)
-        others = other_offers(live, worker, kind.accelerator, kind.needs.split(","))
-        found = fit(wanted, request.environments, others)
-        if found is not None:
-            fitting[kind] = found
-    return fitting
+    return [
+        kind
+        for kind in (JobKind(*row) for row in rows)
+        if set(kind.needs.split(",")) <= offered
+        and WantedEnvironment.stored(kind.environments, kind.environment_required).accepts(request.environments)
+    ]
 
 
 def _expire_overdue(session: Session, context: ServiceContext) -> int:
@@ -273,11 +267,6 @@ def _find(session: Session, lease_id: str) -> tuple[Lease, ProbeJob, Probe, Run]
     query = select(Lease, ProbeJob, Probe, Run).join(ProbeJob, ProbeJob.id == Lease.job_id).join(Probe)
     row = session.execute(query.join(Run, Run.id == Probe.run_id).where(Lease.id == lease_id)).one_or_none()
     return None if row is None else (row[0], row[1], row[2], row[3])
-
-
-def kind_of(job: ProbeJob) -> JobKind:
-    """Return the kind of a job."""
-    return JobKind(job.needs, job.accelerator, job.environments, job.environment_required)
 
 
 def lock_next_job(

@@ -1,7 +1,7 @@
-"""The environment that a job is scored in: the run's own if a live worker offers it, else any, unless one is required.
+"""The environment of a job: the run's own if its worker offers it, else the worker's, unless one is required.
 
-A worker offers environments by name (`foreshock.environment`). A job names the wanted ones, best first, and goes to a
-worker that offers one of them. If no live worker does, it goes to any worker, or to none if an environment is required.
+A worker offers environments by name (`foreshock.environment`). A job names the wanted ones, best first. A worker scores
+it in the first that it offers; if it offers none, as it is, or it does not get the job if an environment is required.
 
 The run also declares the precision of its trainer, which is a probe's default for `torch.trainer`. The trainer's
 fingerprint has `master_dtype` with `autocast` (absent: no autocast), or only `dtype` "float32". `dtype` "bfloat16"
@@ -10,16 +10,13 @@ alone declares nothing: it may describe the weights or only the activations.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from foreshock import errors, rollouts, scorers
 from foreshock.environment import Environment
 from foreshock.fingerprint import Fingerprint
-
-if TYPE_CHECKING:
-    from foreshock_service.platform.database.tables import Worker
 
 # Values of a request that name no environment. OF_RUN: the run's own is required. ANY: the worker's default.
 OF_RUN, ANY = "run", "any"
@@ -45,38 +42,9 @@ class WantedEnvironment:
         """Return the best of the offered environments; None if none of them is wanted."""
         return next((name for name in self.names if name in offered), None)
 
-
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """A worker gets the job and scores it in `environment`; None: in the worker's default environment."""
-
-    environment: str | None
-
-
-def fit(wanted: WantedEnvironment, offered: Collection[str], others: Iterable[Collection[str]]) -> Fit | None:
-    """Return the environment in which a worker that offers `offered` gets a job; None if it does not get the job.
-
-    `others` are the environments of each other live worker that can do the job. If one of these workers offers a better
-    environment, the job is left to it.
-    """
-    own = wanted.best_of(offered)
-    better = wanted.names if own is None else wanted.names[: wanted.names.index(own)]
-    if any(name in other for other in others for name in better):
-        return None
-    return None if own is None and wanted.is_required and wanted.names else Fit(own)
-
-
-def other_offers(
-    live: Iterable[Worker], worker: tuple[str, str], accelerator: str | None, needs: Collection[str]
-) -> list[Collection[str]]:
-    """Return the environments of the live workers, except `worker` (project, name), that can do a job."""
-    return [
-        each.environments
-        for each in live
-        if (each.project, each.name) != worker
-        and accelerator in (None, each.accelerator)
-        and {*each.scorers, *each.exact_pairs}.issuperset(needs)
-    ]
+    def accepts(self, offered: Collection[str]) -> bool:
+        """Return whether a worker that offers these environments may do the job."""
+        return not (self.is_required and self.names) or self.best_of(offered) is not None
 
 
 def run_fingerprints(attributes: rollouts.BatchAttributes, attempt: Mapping[str, Any]) -> dict[str, Fingerprint | None]:

@@ -245,8 +245,8 @@ def waiting_reason(job: ProbeJob, live: Iterable[Worker]) -> str | None:
     wanted = WantedEnvironment.stored(job.environments, job.environment_required)
     offers = _offers(live, job.accelerator)
     if any(needs <= offered for offered in offers):
-        if not (wanted.is_required and wanted.names) or any(
-            needs <= offers_of(worker) and wanted.best_of(worker.environments) is not None
+        if any(
+            needs <= offers_of(worker) and wanted.accepts(worker.environments)
             for worker in live
             if job.accelerator in (None, worker.accelerator)
         ):

@@ -85,8 +85,8 @@ class ProbeCreate(Examination):
     accelerator: Accelerator | None = Field(default=None, description="only on workers of this accelerator")
     environment: EnvironmentName | None = Field(
         default=None,
-        description="absent: the run's own if a live worker offers it, else any; `run`: the run's own only; `any`: as "
-        "the worker is; a name that workers offer, such as avx2: that one only",
+        description="absent: the run's own if the worker offers it, else as the worker is; `run`: the run's own only; "
+        "`any`: as the worker is; a name that workers offer, such as avx2: that one only",
     )
     max_rollouts: int | None = Field(
         default=None, ge=1, le=2**31 - 1, description="score a sample of so many rollouts, stratified by length"
@@ -150,4 +150,4 @@ def environment_note(job: ProbeJob) -> str | None:
     if not job.environments or job.environment is not None or job.worker is None:
         return None
     names = names_in_words(job.environments.split(","))
-    return f"no live worker offered the run's own environment ({names}): {job.worker} was used as it is"
+    return f"{job.worker} does not offer the run's own environment ({names}) and was used as it is"

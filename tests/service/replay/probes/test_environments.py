@@ -1,4 +1,4 @@
-"""The environment of a job: the run's own if a live worker offers it, else any, unless one is required."""
+"""The environment of a job: the run's own if its worker offers it, else the worker's, unless one is required."""
 
 from __future__ import annotations
 
@@ -9,13 +9,7 @@ import pytest
 
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import BatchAttributes
-from foreshock_service.replay.probes.environments import (
-    Fit,
-    WantedEnvironment,
-    fit,
-    run_fingerprints,
-    wanted_environments,
-)
+from foreshock_service.replay.probes.environments import WantedEnvironment, run_fingerprints, wanted_environments
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, take_lease
 
@@ -37,26 +31,6 @@ def job_of(run: Sender, probe: dict[str, Any]) -> dict[str, Any]:
     (job,) = run.http.get(f"/v1/probes/{probe['id']}").json()["jobs"]
     found: dict[str, Any] = job
     return found
-
-
-def test_worker_gets_the_job_in_the_best_environment_that_it_offers() -> None:
-    wanted = WantedEnvironment(NAMES)
-    assert fit(wanted, ["avx2", "avx2-sse4.2", "amx"], []) == Fit("avx2-sse4.2")
-    assert fit(wanted, ["amx"], []) == Fit(None)
-    assert fit(WantedEnvironment(), ["amx"], [["avx2"]]) == Fit(None)
-
-
-def test_job_is_left_to_a_live_worker_with_a_better_environment() -> None:
-    wanted = WantedEnvironment(NAMES)
-    assert fit(wanted, ["amx"], [["avx2"]]) is None
-    assert fit(wanted, ["avx2"], [["avx2-amd"]]) is None
-    assert fit(wanted, ["avx2-amd"], [["avx2-amd"], ["avx2"]]) == Fit("avx2-amd")
-
-
-def test_required_environment_is_never_replaced_by_another() -> None:
-    wanted = WantedEnvironment(("avx2",), is_required=True)
-    assert fit(wanted, ["amx"], []) is None
-    assert fit(wanted, ["amx", "avx2"], []) == Fit("avx2")
 
 
 def test_fingerprints_of_a_run_come_from_its_batches_and_else_from_its_attempt() -> None:
@@ -95,22 +69,12 @@ def test_worker_is_asked_for_the_environment_of_the_run(run: Sender) -> None:
     assert (found["environment"], found["environment_note"]) == ("avx2-sse4.2", None)
 
 
-def test_another_environment_is_used_if_no_live_worker_offers_that_of_the_run(run: Sender) -> None:
+def test_another_environment_is_used_if_the_worker_does_not_offer_that_of_the_run(run: Sender) -> None:
     probe = ask_for_probe(run, 3).raise_for_status().json()
     assert take_lease(run.http, "w1", environments=["avx512"]).lease["job"]["environment"] is None
     assert job_of(run, probe)["environment_note"] == (
-        "no live worker offered the run's own environment (avx2-amd, avx2-sse4.2 or avx2): w1 was used as it is"
+        "w1 does not offer the run's own environment (avx2-amd, avx2-sse4.2 or avx2) and was used as it is"
     )
-
-
-def test_job_waits_for_a_live_worker_with_the_environment_of_the_run(
-    run: Sender, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert ask_for_lease(run.http, "on amd", environments=["avx2-amd"]).status_code == 204
-    ask_for_probe(run, 3).raise_for_status()
-    assert ask_for_lease(run.http, "w1", environments=["avx2"]).status_code == 204
-    monkeypatch.setattr("foreshock_service.replay.probes.workers.LIVE_MINUTES", 0)
-    assert take_lease(run.http, "w1", environments=["avx2"]).lease["job"]["environment"] == "avx2"
 
 
 def test_required_environment_waits_for_a_worker_that_offers_it(run: Sender) -> None:
