@@ -179,7 +179,7 @@ class Priority(StrEnum):
 
 def rank_us(queued_at_us: int, priority: Priority) -> int:
     """Return the rank of a queued job in microseconds; the job with the lowest rank is leased first."""
-    return queued_at_us - HEAD_START_US if priority is Priority.URGENT else queued_at_us
+    return queued_at_us - HEAD_START_US if priority == Priority.URGENT else queued_at_us
 
 
 def set_priority(job: ProbeJob, priority: Priority) -> None:

@@ -97,7 +97,7 @@ def policy_of(stored: tables.ProbePolicy | None) -> ProbePolicyBody:
 
 
 def steps_between_probes(session: Session, run_id: str) -> int | None:
-    """Return `every_steps` of the run's policy, None: it probes no n-th step."""
+    """Return `every_steps` of the run's policy; None: it probes no n-th step."""
     return policy_of(find_policy(session, run_id)).every_steps
 
 

@@ -271,7 +271,7 @@ class ProbePolicy(Base):
 class PolicyProbe(Base):
     """A step for which the policy made a probe, once. `cause` is `step` or `alert`.
 
-    `problem` is set if the step could not be probed (`probe_id` None), or if the budget ended its queued jobs.
+    `problem` is set if the step could not be probed (`probe_id` None).
     """
 
     __tablename__ = "policy_probes"
