@@ -25,7 +25,7 @@ from tests.service.working import LeaseHolder, announce_checkpoint, ask_for_leas
 VOLATILE = re.compile(
     r".*_at_us|id|run|run_id|probe|probes|alert|finding|lease|cursor|next_cursor|url|page|digest|.*_digest|age_seconds|"
     r"tags|note|baseline|"
-    r"queued_seconds|.*_per_second|spent_seconds|updated|created|finished|client|file|shard_digests|stored_bytes"
+    r"queued_seconds|.*_per_second|updated|created|finished|client|file|shard_digests|stored_bytes"
 )
 """Keys whose values differ from one logging of a run to the next."""
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d+)?)?( UTC|Z|\+00:00)?")
@@ -99,8 +99,10 @@ def collect(
 
 
 def _answers(sender: Sender, history: History) -> Iterator[tuple[str, Any]]:
-    for path in ("", "diagnosis", "lint", "rules", "lr-advice", "checkpoints", "attempts"):
+    for path in ("", "diagnosis", "lint", "lr-advice", "checkpoints", "attempts"):
         yield path or "run", _get(sender, path)
+    kind = sender.http.get(f"/v1/runs/{sender.run}").json()["model_kind"]
+    yield "rules", sender.http.get("/v1/rules", params={"model_kind": kind} if kind else {}).json()
     for path in ("alerts", "findings", "lr-advice/decisions"):
         yield path, _pages(sender, path)
     for comparison in _COMPARISONS:

@@ -375,7 +375,6 @@ def curls_of_other_pages() -> list[str]:
 
 
 def test_curl_commands_of_other_pages_run(made: Made, tmp_path: Path) -> None:
-    (tmp_path / "my-rules.toml").write_text("version = 1\neffective_from_step = 40\n")
     environment = os.environ | {"FORESHOCK_URL": made.url, "RUN": made.run, "KEY": "fsk_none"}
     commands = curls_of_other_pages()
     assert commands
