@@ -43,7 +43,7 @@ def is_work_waiting(context: ServiceContext, principal: Principal, request: Leas
     with context.database.read() as session:
         if any_overdue(session, database_now_us(session), _duration_us(context)):
             return True
-        return bool(_fitting_jobs(session, principal, request, database_now_us(session)))
+        return bool(_fitting_jobs(session, principal, request))
 
 
 def heartbeat(
