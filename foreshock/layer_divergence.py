@@ -175,9 +175,9 @@ def distances_of(values: Float64, groups: NDArray[np.int64]) -> tuple[Distance, 
     """
     keep = np.isfinite(values).all(axis=0)
     if not keep.any():
-        return (Distance(Mean(None, None, None), None),) * values.shape[0]
+        return (Distance(Mean(None, None, None), None),) * len(values)
     names, of = np.unique(groups[keep], return_inverse=True)
-    rows, sizes = values[:, keep], np.bincount(of)
+    rows, sizes = values[:, keep], np.bincount(of).astype(np.float64)
     sums = np.stack([np.bincount(of, row, names.size) for row in rows], axis=1)
     return tuple(
         Distance(Mean.of(found if math.isfinite(found.high) else _range_of(found, column / sizes)), high)

@@ -1,16 +1,20 @@
 """The parts that commands share: the parser, the options of the service, the connection."""
 
+from __future__ import annotations
+
 import argparse
 import errno
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from foreshock.client.connection import DEFAULT_URL
-from foreshock.client.reader import Reader
 from foreshock.errors import ConfigurationError, did_you_mean
+
+if TYPE_CHECKING:
+    from foreshock.client.reader import Reader
 
 _INVALID_CHOICE = re.compile(r"invalid choice: '(?P<given>[^']*)' \(choose from (?P<known>.*)\)")
 _UNRECOGNIZED = re.compile(r"unrecognized arguments: .*?(?P<given>--[^\s=]+)")
@@ -65,6 +69,9 @@ def add_service_options(parser: argparse.ArgumentParser) -> None:
 
 def connect(arguments: argparse.Namespace) -> Reader:
     """Open the reader of `add_service_options` and `--project`. Raises ConfigurationError for an invalid address."""
+    # numpy and pyarrow, which it imports, take most of the time of `foreshock --version`.
+    from foreshock.client.reader import Reader
+
     project = getattr(arguments, "project", None)
     return Reader(arguments.url, project, api_key=arguments.api_key, retry_seconds=0.0)
 
