@@ -89,8 +89,8 @@ def capture_rollouts(
 ) -> Captured:
     """Copy the arrays that the trainer may change; return a function that builds the validated batch in the background.
 
-    The function raises InvalidRolloutsError with row and column. `default_ids` is the prefix of generated sample ids.
-    `attributes` fill those that the batch lacks.
+    Call `size_of` first, which refuses what has no columns. The function raises InvalidRolloutsError with row and
+    column. `default_ids` is the prefix of generated sample ids. `attributes` fill those that the batch lacks.
     """
     if isinstance(rollouts, RolloutBatch):
         batch = RolloutBatch(**{name: _copied(name, getattr(rollouts, name), copy) for name in RolloutBatch.__slots__})
@@ -99,10 +99,6 @@ def capture_rollouts(
         rollouts = pa.Table.from_batches([rollouts])
     if isinstance(rollouts, pa.Table):
         return lambda: _completed(_from_table(rollouts, default_ids), attributes)
-    if not isinstance(rollouts, Mapping):
-        raise InvalidRolloutsError(
-            f"rollouts must be a RolloutBatch, a mapping of columns or an Arrow table, got {type(rollouts).__name__}"
-        )
     columns = {}
     for name, value in rollouts.items():
         if name not in _FIELD_OF and name not in _LAYOUT:

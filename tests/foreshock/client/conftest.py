@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from foreshock.client import Client, queues, sender
 from tests.foreshock.client.faulty_service import FaultyService, faulty_service
+from tests.foreshock.client.trainer import clients
 
 
 @pytest.fixture
@@ -28,15 +28,5 @@ def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def make(tmp_path: Path, service: FaultyService) -> Iterator[Callable[..., Client]]:
-    made: list[Client] = []
-
-    def make_client(**options: Any) -> Client:
-        settings: dict[str, Any] = {
-            "url": service.url, "run_key": "run", "spool_directory": tmp_path / "spool", "timeout_seconds": 5.0
-        } | options  # fmt: skip
-        made.append(Client(**settings))
-        return made[-1]
-
-    yield make_client
-    for client in made:
-        client.close(0.5)
+    with clients(service.url, tmp_path / "spool", timeout_seconds=5.0) as make_client:
+        yield make_client

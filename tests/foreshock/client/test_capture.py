@@ -177,11 +177,6 @@ def test_invalid_column_is_named(change: dict[str, Any], column: str) -> None:
     assert raised.value.column == column
 
 
-def test_unsupported_type_is_refused() -> None:
-    with pytest.raises(InvalidRolloutsError, match="mapping of columns"):
-        capture_rollouts([1, 2, 3], default_ids="a", attributes=None)
-
-
 def test_trainer_compiles_in_another_process_first(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[Any] = []
     monkeypatch.setattr(compiled, "_add_rollouts", None)

@@ -22,7 +22,7 @@ from tests.ports import free_port
 
 
 def test_requests_follow_the_http_contract(make: Any, service: FaultyService) -> None:
-    client = make(project="team", attempt_key="first")
+    client = make(project="team", attempt_key="first", api_key="fsk_secret")
     attributes = BatchAttributes(logprobs_mode="raw_logprobs")
     client.start_run(model="M", length_cap=9, resume_step=4, advice_mode="apply", attributes=attributes)
     client.log_rollouts(5, rollouts(), shard=1, shards=2)
@@ -32,6 +32,7 @@ def test_requests_follow_the_http_contract(make: Any, service: FaultyService) ->
     client.acknowledge(3, 5, 1e-6)
     client.finish()
     assert client.flush(60)
+    assert {item.headers["Authorization"] for item in service.received} == {"Bearer fsk_secret"}
     sent = [item for item in service.received if "lr-advice" not in item.path or item.method == "POST"]
     run, attempt, batch, scalars, checkpoint, ack, state = sent
     assert (run.path, run.json()) == (
@@ -345,13 +346,6 @@ def test_requested_checkpoint_is_polled_after_a_delivery(make: Any, service: Fau
     assert client.want_weights_at_step is None
     client.log_rollouts(1, rollouts())
     wait_until(lambda: client.want_weights_at_step == 40)
-
-
-def test_api_key_is_sent_with_every_request(make: Any, service: FaultyService) -> None:
-    client = make(api_key="fsk_secret")
-    client.log_scalars(1, {"x": 1})
-    assert client.flush(60)
-    assert {item.headers["Authorization"] for item in service.received} == {"Bearer fsk_secret"}
 
 
 def test_each_step_is_delivered_as_it_was_logged(make: Any, service: FaultyService) -> None:

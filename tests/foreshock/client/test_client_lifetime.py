@@ -17,30 +17,39 @@ from tests.paths import REPOSITORY
 from tests.ports import free_port
 
 
-def test_next_client_sends_spooled_items_of_a_killed_one_first(make: Any, tmp_path: Path) -> None:
-    port = free_port()
+def run_trainer(lines: str, url: str, spool: Path) -> subprocess.CompletedProcess[str]:
+    """Run a process that logs five steps with a client, and then `lines`."""
     program = textwrap.dedent("""
         import os, signal, sys, time
+        from pathlib import Path
         from foreshock import Client
-        from tests.foreshock.client.trainer import rollouts
-        client = Client(sys.argv[1], run_key="run", attempt_key="killed", spool_directory=sys.argv[2])
-        client.start_run(model="M", resume_step=0)
+        from tests.foreshock.client.trainer import rollouts, spooled_bodies
+        spool = Path(sys.argv[2])
+        client = Client(sys.argv[1], run_key="run", attempt_key="first", spool_directory=spool, exit_seconds=100.0)
         for step in range(5):
             client.log_rollouts(step, rollouts(step))
+    """) + textwrap.dedent(lines)
+    return subprocess.run(
+        [sys.executable, "-c", program, url, str(spool)],
+        cwd=REPOSITORY, timeout=300, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_next_client_sends_spooled_items_of_a_killed_one_first(make: Any, tmp_path: Path) -> None:
+    port, spool = free_port(), tmp_path / "spool"
+    until_spooled = """
         while client.counters.spooled < 6:
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
-    """)
-    spool = tmp_path / "spool"
-    arguments = [sys.executable, "-c", program, f"http://127.0.0.1:{port}", str(spool)]
-    assert subprocess.run(arguments, cwd=REPOSITORY, check=False).returncode == -signal.SIGKILL
+    """
+    assert run_trainer(until_spooled, f"http://127.0.0.1:{port}", spool).returncode == -signal.SIGKILL
     kept = spooled_bodies(spool)
     with faulty_service(port=port) as service:
         client = make(url=service.url, attempt_key="next")
         client.start_run(resume_step=5)
         client.log_rollouts(5, rollouts(5))
         assert client.flush(60)
-        assert service.attempts == ["killed", "next"]
+        assert service.attempts == ["first", "next"]
         assert service.bodies("rollouts")[:5] == kept
         attempts = [item.query["attempt"] for item in service.received if "rollouts" in item.path]
         assert attempts == ["1"] * 5 + ["2"]
@@ -48,49 +57,24 @@ def test_next_client_sends_spooled_items_of_a_killed_one_first(make: Any, tmp_pa
 
 
 def test_items_of_a_killed_process_are_kept_without_a_failed_request(service: FaultyService, tmp_path: Path) -> None:
-    program = textwrap.dedent("""
-        import os, signal, sys, time
-        from pathlib import Path
-        from foreshock import Client
-        from tests.foreshock.client.trainer import rollouts, spooled_bodies
-        client = Client(sys.argv[1], run_key="run", spool_directory=sys.argv[2])
-        client.log_rollouts(0, rollouts())
-        while not spooled_bodies(Path(sys.argv[2])):
+    service.always = "held"
+    until_on_disk = """
+        while not spooled_bodies(spool):
             time.sleep(0.001)
         os.kill(os.getpid(), signal.SIGKILL)
-    """)
-    service.always = "held"
-    arguments = [sys.executable, "-c", program, service.url, str(tmp_path)]
-    assert subprocess.run(arguments, cwd=REPOSITORY, check=False).returncode == -signal.SIGKILL
-    assert len(spooled_bodies(tmp_path)) == 1
+    """
+    assert run_trainer(until_on_disk, service.url, tmp_path).returncode == -signal.SIGKILL
+    assert spooled_bodies(tmp_path)
 
 
 def test_process_exit_delivers_pending_items(service: FaultyService, tmp_path: Path) -> None:
-    program = textwrap.dedent("""
-        import sys
-        from foreshock import Client
-        from tests.foreshock.client.trainer import rollouts
-        client = Client(sys.argv[1], run_key="run", spool_directory=sys.argv[2])
-        for step in range(5):
-            client.log_rollouts(step, rollouts(step))
-    """)
-    subprocess.run([sys.executable, "-c", program, service.url, str(tmp_path)], cwd=REPOSITORY, check=True, timeout=300)
+    assert run_trainer("", service.url, tmp_path).returncode == 0
     assert len(service.bodies("rollouts")) == 5
 
 
 def test_process_exit_does_not_wait_for_a_service_that_is_down(tmp_path: Path) -> None:
-    program = textwrap.dedent("""
-        import sys, time
-        from foreshock import Client
-        from tests.foreshock.client.trainer import rollouts
-        client = Client(sys.argv[1], run_key="run", spool_directory=sys.argv[2], exit_seconds=100.0)
-        for step in range(5):
-            client.log_rollouts(step, rollouts(step))
-        print(time.monotonic())
-    """)
-    arguments = [sys.executable, "-c", program, f"http://127.0.0.1:{free_port()}", str(tmp_path)]
-    done = subprocess.run(arguments, cwd=REPOSITORY, check=True, timeout=300, capture_output=True, text=True)
-    assert time.monotonic() - float(done.stdout) < 60
+    ended = run_trainer("print(time.monotonic())", f"http://127.0.0.1:{free_port()}", tmp_path)
+    assert time.monotonic() - float(ended.stdout) < 60
     assert len(spooled_bodies(tmp_path)) == 5
 
 

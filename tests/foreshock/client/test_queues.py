@@ -50,14 +50,6 @@ def test_needed_item_exceeds_bounds() -> None:
     assert queue.reserve(0, needed=True)
 
 
-def test_cancelled_room_is_free_again() -> None:
-    queue = BoundedQueue(max_items=1, max_bytes=10)
-    assert queue.reserve(10)
-    queue.release(10)
-    assert not len(queue)
-    assert queue.reserve(10)
-
-
 def test_full_queue_refuses_at_once_or_after_waiting() -> None:
     queue = BoundedQueue(max_items=1, max_bytes=10)
     assert queue.reserve(1)

@@ -66,18 +66,6 @@ def test_backlog_is_sent_in_order_but_for_three_steps_at_once(make: Any, service
     assert paths.index("/v1/runs/run-run/changes/10/length_cap") < paths.index("/v1/runs/run-run/steps/10/scalars")
 
 
-def test_scalars_of_a_spool_drain_faster_than_one_by_one(make: Any, service: FaultyService) -> None:
-    service.stop()
-    client = make()
-    for step in range(40):
-        client.log_scalars(step, {"reward": 0.5})
-    service.always = overlaps = Overlaps()
-    service.start()
-    assert client.flush(120)
-    assert client.counters.delivered == 41
-    assert overlaps.most > 1
-
-
 def test_service_that_takes_one_at_a_time_gets_the_backlog(make: Any, service: FaultyService) -> None:
     service.stop()
     client = make()

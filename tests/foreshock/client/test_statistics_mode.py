@@ -6,24 +6,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
 from foreshock import Client, RolloutBatch
-from foreshock.client import sender
 from foreshock.client.capture import capture_rollouts, encode_shard
 from foreshock.client.deliveries import registration
 from foreshock.client.reporting import LogOnce
 from foreshock.client.settings import ClientSettings
 from foreshock.statistics_shards import StatisticsShard
 from tests.foreshock.batches import random_batch
+from tests.foreshock.client.trainer import clients, get
 from tests.foreshock.running_service import RunningService
-
-
-@pytest.fixture(autouse=True)
-def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender, "_LONGEST_RETRY_SECONDS", 0.5)
 
 
 @pytest.fixture
@@ -32,21 +26,8 @@ def make(
 ) -> Iterator[Callable[..., Client]]:
     # The compiled pass is tested with the passes; compiling takes half a minute of a first run.
     monkeypatch.setattr("foreshock.client.capture.prepare_token_pass", lambda: True)
-    made: list[Client] = []
-
-    def make_client(run_key: str, **options: Any) -> Client:
-        settings: dict[str, Any] = {"spool_directory": tmp_path / "spool", "strict": True} | options
-        made.append(Client(real_service.url, run_key=run_key, attempt_key="one", **settings))
-        return made[-1]
-
-    yield make_client
-    for client in made:
-        client.close(5)
-
-
-def get(client: Client, path: str, **query: Any) -> Any:
-    response = httpx.get(f"{client.settings.url}/v1/runs/{client.run_id}{path}", params=query, timeout=60)
-    return response.raise_for_status().json()
+    with clients(real_service.url, tmp_path / "spool", attempt_key="one", strict=True) as make_client:
+        yield make_client
 
 
 def ranks_of(batch: RolloutBatch, shards: int) -> list[RolloutBatch]:

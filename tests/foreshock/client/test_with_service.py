@@ -13,10 +13,10 @@ import httpx
 import pytest
 
 from foreshock import AdviceFeed, Client, RolloutBatch
-from foreshock.client import sender
 from foreshock.errors import ConfigurationError
 from foreshock.measures.comparison import measure_step
 from tests.foreshock.batches import random_batch
+from tests.foreshock.client.trainer import clients, get
 from tests.foreshock.running_service import RunningService
 from tests.paths import DOCS
 from tests.ports import free_port
@@ -24,29 +24,10 @@ from tests.ports import free_port
 PAGE = DOCS / "connect-a-trainer.md"
 
 
-@pytest.fixture(autouse=True)
-def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender, "_LONGEST_RETRY_SECONDS", 0.5)
-
-
 @pytest.fixture
 def make(real_service: RunningService, tmp_path: Path) -> Iterator[Callable[..., Client]]:
-    made: list[Client] = []
-
-    def make_client(run_key: str, **options: Any) -> Client:
-        settings: dict[str, Any] = {"spool_directory": tmp_path / "spool", "strict": True} | options
-        made.append(Client(real_service.url, run_key=run_key, **settings))
-        return made[-1]
-
-    yield make_client
-    for client in made:
-        client.close(5)
-
-
-def get(client: Client, path: str, **query: Any) -> Any:
-    response = httpx.get(f"{client.settings.url}/v1/runs/{client.run_id}{path}", params=query, timeout=60)
-    response.raise_for_status()
-    return response.json()
+    with clients(real_service.url, tmp_path / "spool", strict=True) as make_client:
+        yield make_client
 
 
 def half(batch: RolloutBatch, part: int) -> RolloutBatch:

@@ -1,13 +1,37 @@
-"""Helpers of a trainer: random rollouts, and waiting for a condition."""
+"""Helpers of a trainer: clients, random rollouts, waiting for a condition, and what the service or the spool has."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
+
+from foreshock import Client
+
+
+@contextmanager
+def clients(url: str, spool: Path, **settings: Any) -> Iterator[Callable[..., Client]]:
+    """Yield `make(run_key, **options)`, a client with these settings; all are closed after the block."""
+    made: list[Client] = []
+
+    def make(run_key: str = "run", **options: Any) -> Client:
+        made.append(Client(**{"url": url, "run_key": run_key, "spool_directory": spool, **settings, **options}))
+        return made[-1]
+
+    yield make
+    for client in made:
+        client.close(0.5)
+
+
+def get(client: Client, path: str, **query: Any) -> Any:
+    """Return the service's answer below the client's run."""
+    response = httpx.get(f"{client.settings.url}/v1/runs/{client.run_id}{path}", params=query, timeout=60)
+    return response.raise_for_status().json()
 
 
 def rollouts(seed: int = 0, count: int = 3) -> dict[str, Any]:
