@@ -24,14 +24,11 @@ MIXTURES = [
 DENSE = ["gemma2", "gemma3", "glm4", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen2_5_vl", "qwen3"]
 
 
-@pytest.mark.parametrize("family", MIXTURES)
-def test_a_mixture_of_experts_is_recognised(family: str) -> None:
-    assert model_kind_of_configuration(CONFIG_MAPPING[family]().to_dict()) == "moe"
-
-
-@pytest.mark.parametrize("family", DENSE)
-def test_a_dense_model_is_recognised(family: str) -> None:
-    assert model_kind_of_configuration(CONFIG_MAPPING[family]().to_dict()) == "dense"
+@pytest.mark.parametrize(
+    ("family", "kind"), [*((family, "moe") for family in MIXTURES), *((family, "dense") for family in DENSE)]
+)
+def test_kind_of_a_family_is_recognised(family: str, kind: ModelKind) -> None:
+    assert model_kind_of_configuration(CONFIG_MAPPING[family]().to_dict()) == kind
 
 
 @pytest.mark.parametrize(
@@ -69,10 +66,5 @@ def test_model_kind_of_a_folder_is_read_from_config_json(tmp_path: Path) -> None
 
 def test_unknown_model_kind_is_judged_as_dense() -> None:
     assert [judged_as(kind) for kind in (None, "dense", "moe")] == ["dense", "dense", "moe"]
-    assert [known_model_kind(value) for value in ("dense", "moe", "a new kind", None, 3)] == [
-        "dense",
-        "moe",
-        None,
-        None,
-        None,
-    ]
+    known = [known_model_kind(value) for value in ("dense", "moe", "a new kind", None, 3)]
+    assert known == ["dense", "moe", None, None, None]

@@ -70,14 +70,11 @@ def test_no_explanation_is_cut_off_whichever_scores_are_missing(earlier: str, la
         assert explanation in cause
 
 
+REPLAYS_OF_ROLLOUT = ("vllm.decode", "vllm.prefill", "vllm.http", "sglang.http", "sglang.decode")
+
+
 def test_logged_score_takes_the_noise_of_its_replays() -> None:
-    assert noise_floor_scorers("rollout") == (
-        "vllm.decode",
-        "vllm.prefill",
-        "vllm.http",
-        "sglang.http",
-        "sglang.decode",
-    )
+    assert noise_floor_scorers("rollout") == REPLAYS_OF_ROLLOUT
     assert noise_floor_scorers("trainer") == ("torch.trainer", "torch.own")
     assert noise_floor_scorers("torch.trainer") == ("torch.trainer",)
     assert noise_floor_scorers("another.scorer") == ("another.scorer",)
@@ -112,26 +109,13 @@ def test_score_name_splits_into_scorer_and_variant() -> None:
 
 
 def test_new_row_is_in_the_chain_the_default_probe_and_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = Scorer(
-        "other.prefill",
-        "another engine",
-        2,
-        SCORERS["vllm.prefill"].place,
-        "other",
-        "foreshock_probes.scorers.other:score",
-    )
+    place = SCORERS["vllm.prefill"].place
+    row = Scorer("other.prefill", "another engine", 2, place, "other", "foreshock_probes.scorers.other:score")
     monkeypatch.setitem(SCORERS, row.name, row)
     assert row.name in available_scorers()
     assert chain_of({"rollout", "other.prefill", "trainer"})[2] == "other.prefill"
     assert cause_of_link("other.prefill", "torch.trainer") == cause_of_link("vllm.prefill", "torch.trainer")
-    assert noise_floor_scorers("rollout") == (
-        "vllm.decode",
-        "vllm.prefill",
-        "vllm.http",
-        "sglang.http",
-        "sglang.decode",
-        "other.prefill",
-    )
+    assert noise_floor_scorers("rollout") == (*REPLAYS_OF_ROLLOUT, "other.prefill")
     # If both engines scored a step, the first row of the table is in the chain.
     assert chain_of({"vllm.prefill", "other.prefill"})[2] == "vllm.prefill"
 

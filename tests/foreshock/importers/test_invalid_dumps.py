@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -71,17 +70,6 @@ PRIME_RL = {
 }
 
 
-@pytest.mark.parametrize("case", PRIME_RL)
-def test_invalid_export_of_prime_rl_names_line_and_field(tmp_path: Path, case: str) -> None:
-    edit, message = PRIME_RL[case]
-    folder = copied("prime-rl", tmp_path)
-    edited(folder / "token_exports" / "step_1" / "rank_0.jsonl", edit)
-    with pytest.raises(RolloutsError) as caught:
-        read("prime-rl", folder)
-    assert re.search(r"rank_0\.jsonl, line 2", str(caught.value))
-    assert re.search(message, str(caught.value)), caught.value
-
-
 NEMO_RL = {
     "length beyond the tokens": (lambda line: line.update(input_lengths=[999]), "`input_lengths`: expected 1 to"),
     "length is a text": (lambda line: line.update(input_lengths=["9"]), "`input_lengths`: expected a number or null"),
@@ -97,14 +85,19 @@ NEMO_RL = {
 }
 
 
-@pytest.mark.parametrize("case", NEMO_RL)
-def test_invalid_line_of_nemo_rl_names_line_and_field(tmp_path: Path, case: str) -> None:
-    edit, message = NEMO_RL[case]
-    folder = copied("nemo-rl", tmp_path)
-    edited(folder / "train_data_step1.jsonl", edit)
+CASES = [("prime-rl", "token_exports/step_1/rank_0.jsonl", *case) for case in PRIME_RL.values()]
+CASES += [("nemo-rl", "train_data_step1.jsonl", *case) for case in NEMO_RL.values()]
+
+
+@pytest.mark.parametrize(("name", "file", "edit", "message"), CASES, ids=[*PRIME_RL, *NEMO_RL])
+def test_invalid_line_names_file_line_and_field(
+    tmp_path: Path, name: str, file: str, edit: Callable[[Line], Any], message: str
+) -> None:
+    folder = copied(name, tmp_path)
+    edited(folder / file, edit)
     with pytest.raises(RolloutsError, match=message) as caught:
-        read("nemo-rl", folder)
-    assert str(caught.value).startswith("train_data_step1.jsonl, line 2, field ")
+        read(name, folder)
+    assert f"{Path(file).name}, line 2" in str(caught.value)
 
 
 TEXTS = {

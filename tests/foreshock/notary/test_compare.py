@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +17,16 @@ STEPS = {step: weights_of(step) for step in (1, 39, 40, 41)}
 ANNOUNCED = {step: announced(weights) for step, weights in STEPS.items()}
 
 
-def verdict_of(report: Holding) -> Verdict:
-    """Return the verdict on a report after the sync of step 41."""
-    verdict = judge(41, ANNOUNCED, report)
+def judged(step: int, history: Mapping[int, Holding], report: Holding, *before: Verdict, **options: Any) -> Verdict:
+    """Return the verdict on a report after the sync of a step; there must be one."""
+    verdict = judge(step, history, report, *before, **options)
     assert verdict is not None
     return verdict
+
+
+def verdict_of(report: Holding) -> Verdict:
+    """Return the verdict on a report after the sync of step 41."""
+    return judged(41, ANNOUNCED, report)
 
 
 def sentence_of(report: Holding) -> str:
@@ -65,23 +71,17 @@ def test_engine_a_step_late_is_one_statement() -> None:
 def test_tensors_that_do_not_change_are_those_of_every_step() -> None:
     frozen = {name: values for name, values in STEPS[1].items() if "embed" in name}
     history = {step: announced(weights | frozen) for step, weights in STEPS.items()}
-    verdict = judge(41, history, held(STEPS[41] | frozen))
-    assert verdict is not None
-    assert verdict.is_right
+    assert judged(41, history, held(STEPS[41] | frozen)).is_right
 
 
 def test_copy_of_a_tied_head_is_compared_with_the_embeddings() -> None:
     tied = {step: weights_of(step, tied=True) for step in (1, 41)}
     history = {step: announced(weights) for step, weights in tied.items()}
     copy = {step: {"lm_head.weight": weights["model.embed_tokens.weight"]} for step, weights in tied.items()}
-    right, stale = (judge(41, history, held(tied[41] | copy[step])) for step in (41, 1))
-    assert right is not None
-    assert stale is not None
+    right, stale = (judged(41, history, held(tied[41] | copy[step])) for step in (41, 1))
     assert right.is_right
     assert [(each.name, each.how, each.step) for each in stale.wrong] == [("lm_head.weight", "step", 1)]
-    without = judge(41, history, held(tied[41]))
-    assert without is not None
-    assert without.is_right
+    assert judged(41, history, held(tied[41])).is_right
 
 
 def test_ranks_that_hold_each_others_part_are_named() -> None:
@@ -141,11 +141,8 @@ def test_adapter_that_is_missing_or_applied_twice_is_named(times: int, said: str
         "without the adapter": tensors_of({name: base[name] for name in names}, torch.bfloat16),
         "with the adapter applied twice": tensors_of({name: with_adapter(2)[name] for name in names}, torch.bfloat16),
     }
-    right = judge(41, history, held(with_adapter(1)), variants=variants)
-    assert right is not None
-    assert right.is_right
-    wrong = judge(41, history, held(with_adapter(times)), variants=variants)
-    assert wrong is not None
+    assert judged(41, history, held(with_adapter(1)), variants=variants).is_right
+    wrong = judged(41, history, held(with_adapter(times)), variants=variants)
     of_all = f"{len(names)} of {len(base)} tensors"
     assert verdict_in_words("0", 1, wrong) == f"Engine 0 holds step 41 {said}, as {of_all} show."
 
@@ -155,16 +152,15 @@ def test_weights_that_were_never_announced_are_said_to_be_so() -> None:
     verdict = verdict_of(held(other))
     assert (verdict.held, verdict.is_right) == (None, False)
     assert "never announced" in verdict_in_words("3", 8, verdict)
-    again = judge(41, ANNOUNCED, held(other), replace(verdict, wrong=tuple(replace(w, since=7) for w in verdict.wrong)))
-    assert again is not None
+    before = replace(verdict, wrong=tuple(replace(each, since=7) for each in verdict.wrong))
+    again = judged(41, ANNOUNCED, held(other), before)
     assert {each.since for each in again.wrong} == {7}
 
 
 def test_step_that_is_no_longer_kept_is_remembered() -> None:
     report = held(mixed(lm_head=1))
     before = verdict_of(report)
-    forgotten = judge(41, {41: ANNOUNCED[41], 40: ANNOUNCED[40]}, report, before)
-    assert forgotten is not None
+    forgotten = judged(41, {41: ANNOUNCED[41], 40: ANNOUNCED[40]}, report, before)
     assert [(each.name, each.how, each.step) for each in forgotten.wrong] == [("lm_head.weight", "step", 1)]
 
 
@@ -184,9 +180,7 @@ def test_canary_names_the_step_whose_answer_is_much_nearer() -> None:
 
     def answered(step: int, noise: float) -> Verdict:
         noisy = torch.tensor(answers[step]) + noise * torch.randn(32, generator=generator)
-        verdict = judge(41, history, Holding(canary=noisy.tolist()))
-        assert verdict is not None
-        return verdict
+        return judged(41, history, Holding(canary=noisy.tolist()))
 
     assert answered(41, 0.01).is_right
     stale = answered(40, 0.01)
