@@ -21,6 +21,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 class Preloaded:
@@ -31,10 +32,11 @@ class Preloaded:
 
     def run(
         self, folder: Path, module: str, arguments: Sequence[str], environments: Sequence[Mapping[str, str]]
-    ) -> list[subprocess.CompletedProcess[str]]:
+    ) -> tuple[list[Any], str]:
         """Run `python -m module arguments` once per environment, all at the same time; their output goes to `folder`.
 
-        Each environment is added to that of this process.
+        Each environment is added to that of this process. Returns the JSON that each printed after LOG, and what all
+        wrote to stderr. Each must end with status 0.
         """
         outputs = [
             (str(folder / f"{number}.out"), str(folder / f"{number}.err")) for number in range(len(environments))
@@ -45,10 +47,12 @@ class Preloaded:
         assert self._process.stdout is not None
         print(json.dumps(request), file=self._process.stdin, flush=True)
         statuses = json.loads(self._process.stdout.readline())
-        return [
-            subprocess.CompletedProcess([module, *arguments], status, Path(out).read_text(), Path(err).read_text())
-            for status, (out, err) in zip(statuses, outputs, strict=True)
-        ]
+        written = [Path(errors).read_text() for _, errors in outputs]
+        for status, errors in zip(statuses, written, strict=True):
+            assert status == 0, errors[-4000:]
+        lines = [line for out, _ in outputs for line in Path(out).read_text().splitlines() if line.startswith("LOG ")]
+        assert len(lines) == len(outputs)
+        return [json.loads(line[4:]) for line in lines], "".join(written)
 
 
 @contextmanager

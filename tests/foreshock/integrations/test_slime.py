@@ -5,7 +5,6 @@ What of slime is real and what is written after its documented schema is told in
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.integrations.slime import apply_advice, log_rollouts
 from foreshock.integrations.slime_columns import columns_of
 from tests.foreshock.integrations.logged_attributes import logged_attributes
+from tests.foreshock.integrations.logged_runs import LoggedRun, run_named
 from tests.foreshock.integrations.preloaded import Preloaded, preloaded
 from tests.foreshock.running_service import RunningService
 from tests.ports import free_port
@@ -33,32 +33,13 @@ FIGURES = ("k3_kl", "k3_kl_seq_mean", "mean_abs_d", "tokens")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Run(LoggedRun):
     """A run: slime's own figures by step, the rates of each rank's optimizers by step, the output of all ranks."""
 
     figures: list[dict[str, float]]
     rates: list[list[list[float]]]
     critic_rates: list[float]
     output: str
-    http: httpx.Client
-    id: str
-
-    def measures(self, comparison: str, *names: str) -> dict[str, list[float]]:
-        """Return measures by step."""
-        query = {"comparison": comparison, "measure": list(names)}
-        answer = self.http.get(f"/v1/runs/{self.id}/measurements", params=query)
-        return dict(answer.raise_for_status().json()["columns"])
-
-    def get(self, path: str = "") -> Any:
-        """Return the answer of GET below the run."""
-        return self.http.get(f"/v1/runs/{self.id}{path}").raise_for_status().json()
-
-
-@pytest.fixture(scope="module")
-def http(shared_service: RunningService) -> Iterator[httpx.Client]:
-    """A connection to the service."""
-    with httpx.Client(base_url=shared_service.url, timeout=60) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")
@@ -81,17 +62,8 @@ def launch(
         settings = {"FORESHOCK_URL": shared_service.url, "FORESHOCK_WEIGHTS_ROOT": "weights",
                     "FORESHOCK_SPOOL_DIRECTORY": str(folder / "spool"), "MASTER_ADDR": "127.0.0.1",
                     "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks), **settings}  # fmt: skip
-        ended = megatron.run(
-            folder,
-            "tests.foreshock.integrations.slime_runs",
-            [scenario, str(STEPS)],
-            [settings | {"RANK": str(rank)} for rank in range(ranks)],
-        )
-        for each in ended:
-            assert each.returncode == 0, each.stderr[-4000:]
-        logs = [json.loads(next(line for line in each.stdout.splitlines() if line.startswith("LOG "))[4:])
-                for each in ended]  # fmt: skip
-        return logs, "".join(each.stderr for each in ended)
+        environments = [settings | {"RANK": str(rank)} for rank in range(ranks)]
+        return megatron.run(folder, "tests.foreshock.integrations.slime_runs", [scenario, str(STEPS)], environments)
 
     return run
 
@@ -103,9 +75,8 @@ def train(http: httpx.Client, launch: Callable[..., tuple[list[Any], str]]) -> C
     def run(scenario: str, ranks: int = 1, **settings: str) -> Run:
         key = f"slime-{scenario}-{ranks}"
         logs, output = launch(scenario, ranks, FORESHOCK_RUN_KEY=key, **settings)
-        runs = http.get("/v1/runs").raise_for_status().json()["items"]
-        found = next(each["id"] for each in runs if each["key"] == key)
-        return Run(logs[0]["figures"], [log["rates"] for log in logs], logs[0]["critic_rates"], output, http, found)
+        rates = [log["rates"] for log in logs]
+        return Run(http, run_named(http, key), logs[0]["figures"], rates, logs[0]["critic_rates"], output)
 
     return run
 
@@ -116,12 +87,6 @@ def tools(train: Callable[..., Run]) -> Run:
     return train("tools", 2, FORESHOCK_ADVICE_MODE="apply")
 
 
-@pytest.fixture(scope="module")
-def context(train: Callable[..., Run]) -> Run:
-    """Two ranks that hold a part of each sequence."""
-    return train("context", 2)
-
-
 def assert_figures_are_slimes(run: Run) -> None:
     """Compare with slime's figures of the same steps."""
     measured = run.measures(TRAINER_ROLLOUT, *FIGURES)
@@ -130,12 +95,11 @@ def assert_figures_are_slimes(run: Run) -> None:
             assert measured[name][step] == pytest.approx(figures[name], abs=1e-6), name
 
 
-def test_mismatch_of_data_parallel_ranks_equals_slimes(tools: Run) -> None:
+def test_mismatch_of_data_parallel_ranks_and_of_split_contexts_equals_slimes(
+    train: Callable[..., Run], tools: Run
+) -> None:
     assert_figures_are_slimes(tools)
-
-
-def test_mismatch_of_split_contexts_equals_slimes(context: Run) -> None:
-    assert_figures_are_slimes(context)
+    assert_figures_are_slimes(train("context", 2))
 
 
 def test_lengths_rewards_and_groups_equal_slimes(tools: Run) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from tests.foreshock.integrations.logged_attributes import logged_attributes
+from tests.foreshock.integrations.logged_runs import LoggedRun, run_named
 from tests.foreshock.integrations.preloaded import Preloaded, preloaded
 from tests.foreshock.running_service import RunningService
 from tests.ports import free_port
@@ -23,31 +23,11 @@ HALVED_AT = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """A run that TRL trained: its log, one entry per step, what it wrote, and the service that it was logged to."""
+class Run(LoggedRun):
+    """A run that TRL trained: its log, one entry per step, and what it wrote."""
 
     log: list[dict[str, Any]]
     output: str
-    http: httpx.Client
-    id: str
-
-    def measures(self, comparison: str, *names: str) -> dict[str, list[float]]:
-        """Return measures by step."""
-        answer = self.http.get(
-            f"/v1/runs/{self.id}/measurements", params={"comparison": comparison, "measure": list(names)}
-        )
-        return dict(answer.raise_for_status().json()["columns"])
-
-    def get(self, path: str) -> Any:
-        """Return the answer of GET below the run."""
-        return self.http.get(f"/v1/runs/{self.id}{path}").raise_for_status().json()
-
-
-@pytest.fixture(scope="module")
-def http(shared_service: RunningService) -> Iterator[httpx.Client]:
-    """A connection to the service."""
-    with httpx.Client(base_url=shared_service.url, timeout=60) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +52,8 @@ def train(
                     "FORESHOCK_SPOOL_DIRECTORY": str(folder / "spool"),
                     "MASTER_PORT": str(free_port())}  # fmt: skip
         arguments = [str(folder), algorithm, engine, scenario, str(STEPS), str(HALVED_AT)]
-        (finished,) = libraries.run(folder, "tests.foreshock.integrations.trl_runs", arguments, [settings])
-        assert finished.returncode == 0, finished.stderr[-4000:]
-        lines = [line for line in finished.stdout.splitlines() if line.startswith("LOG ")]
-        log = [entry for entry in json.loads(lines[0][4:]) if "reward" in entry]
-        runs = http.get("/v1/runs").raise_for_status().json()["items"]
-        return Run(log, finished.stderr, http, next(each["id"] for each in runs if each["key"] == key))
+        (history,), output = libraries.run(folder, "tests.foreshock.integrations.trl_runs", arguments, [settings])
+        return Run(http, run_named(http, key), [entry for entry in history if "reward" in entry], output)
 
     return run
 
@@ -129,7 +105,7 @@ def test_vllm_holds_the_trainers_weights_at_each_step(grpo: Run) -> None:
 
 
 def test_run_describes_model_trainer_and_engine(grpo: Run) -> None:
-    run = grpo.get("")
+    run = grpo.get()
     assert run["state"] == "finished"
     assert run["model_kind"] == "dense"
     assert run["trainer"].endswith("GRPOTrainer")

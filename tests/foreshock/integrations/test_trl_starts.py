@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+from foreshock.comparisons import STEP_ROW
+from tests.foreshock.integrations.logged_runs import LoggedRun, run_named
 from tests.foreshock.integrations.preloaded import Preloaded, preloaded
 from tests.foreshock.running_service import RunningService
 from tests.ports import free_port
@@ -38,11 +39,7 @@ def start(shared_service: RunningService, tmp_path_factory: pytest.TempPathFacto
                     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks),
                     "OMP_NUM_THREADS": "1"}  # fmt: skip
         environments = [settings | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
-        ended = libraries.run(folder, "tests.foreshock.integrations.trl_starts", [str(folder), scenario], environments)
-        for each in ended:
-            assert each.returncode == 0, each.stderr[-4000:]
-        lines = [next(line for line in each.stdout.splitlines() if line.startswith("LOG ")) for each in ended]
-        return [json.loads(line[4:]) for line in lines], "".join(each.stderr for each in ended)
+        return libraries.run(folder, "tests.foreshock.integrations.trl_starts", [str(folder), scenario], environments)
 
     return run
 
@@ -64,25 +61,19 @@ def test_resume_from_a_folder_without_advice_waits_for_it(start: Start) -> None:
     assert "did not answer" not in output
 
 
-def test_each_train_of_a_trainer_is_an_attempt(start: Start, shared_service: RunningService) -> None:
+def test_each_train_of_a_trainer_is_an_attempt(start: Start, http: httpx.Client) -> None:
     (status,), output = start("twice")
     assert status == "everything was delivered"
     assert "the client was closed" not in output
-    with httpx.Client(base_url=shared_service.url, timeout=60) as http:
-        runs = {each["key"]: each["id"] for each in http.get("/v1/runs").raise_for_status().json()["items"]}
-        for key in ("trl-twice", "trl-twice-given"):
-            attempts = http.get(f"/v1/runs/{runs[key]}/attempts").raise_for_status().json()["items"]
-            assert [each["attempt"] for each in attempts] == [1, 2], key
+    for key in ("trl-twice", "trl-twice-given"):
+        assert [each["attempt"] for each in LoggedRun(http, run_named(http, key)).attempts] == [1, 2], key
 
 
-def test_start_after_an_error_leaves_no_feed_and_no_rollouts(start: Start, shared_service: RunningService) -> None:
+def test_start_after_an_error_leaves_no_feed_and_no_rollouts(start: Start, http: httpx.Client) -> None:
     """`auto_find_batch_size`, in releases of TRL that allow it, starts again like this."""
     (feeds,), _ = start("again")
     assert feeds == [1] * 3
-    with httpx.Client(base_url=shared_service.url, timeout=60) as http:
-        run = next(each["id"] for each in http.get("/v1/runs").json()["items"] if each["key"] == "trl-again")
-        attempts = http.get(f"/v1/runs/{run}/attempts").raise_for_status().json()["items"]
-        assert [each["attempt"] for each in attempts] == [1, 2]
-        query = {"comparison": "rollout", "measure": ["num_rollouts"]}
-        columns = http.get(f"/v1/runs/{run}/measurements", params=query).raise_for_status().json()["columns"]
-        assert (columns["step"], columns["num_rollouts"]) == ([1, 2], [2, 2])
+    run = LoggedRun(http, run_named(http, "trl-again"))
+    assert [each["attempt"] for each in run.attempts] == [1, 2]
+    columns = run.measures(STEP_ROW, "num_rollouts")
+    assert (columns["step"], columns["num_rollouts"]) == ([1, 2], [2, 2])

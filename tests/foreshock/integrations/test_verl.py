@@ -19,6 +19,7 @@ from foreshock.integrations import verl
 from foreshock.integrations.verl_columns import precision_of
 from foreshock.rollouts import decode_rollouts
 from tests.foreshock.integrations.logged_attributes import logged_attributes
+from tests.foreshock.integrations.logged_runs import LoggedRun, run_named
 from tests.foreshock.integrations.preloaded import Preloaded, preloaded
 from tests.foreshock.running_service import RunningService
 
@@ -30,27 +31,12 @@ RATE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Run(LoggedRun):
     """A run of verl: the metrics that it logged by step, the rates of its optimizer, its output."""
 
     metrics: list[dict[str, float]]
     rates: list[float]
     output: str
-    http: httpx.Client
-    id: str
-
-    def measures(self, comparison: str, *names: str) -> dict[str, list[float]]:
-        """Return measures by step."""
-        query = {"comparison": comparison, "measure": list(names)}
-        answer = self.http.get(f"/v1/runs/{self.id}/measurements", params=query)
-        return dict(answer.raise_for_status().json()["columns"])
-
-
-@pytest.fixture(scope="module")
-def http(shared_service: RunningService) -> Iterator[httpx.Client]:
-    """A connection to the service."""
-    with httpx.Client(base_url=shared_service.url, timeout=60) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +57,9 @@ def train(
         settings = {"FORESHOCK_URL": shared_service.url, "FORESHOCK_RUN_KEY": key,
                     "FORESHOCK_SPOOL_DIRECTORY": str(tmp_path_factory.mktemp("spool")), **settings}  # fmt: skip
         folder = tmp_path_factory.mktemp("verl")
-        (finished,) = libraries.run(
-            folder, f"tests.foreshock.integrations.{module}", [scenario, str(STEPS)], [settings]
-        )
-        assert finished.returncode == 0, finished.stderr[-4000:]
-        (line,) = [line for line in finished.stdout.splitlines() if line.startswith("LOG ")]
-        log = json.loads(line[4:])
-        runs = http.get("/v1/runs").raise_for_status().json()["items"]
-        found = next(each["id"] for each in runs if each["key"] == key)
-        return Run(log["metrics"], log["rates"], finished.stderr, http, found)
+        path = f"tests.foreshock.integrations.{module}"
+        (log,), output = libraries.run(folder, path, [scenario, str(STEPS)], [settings])
+        return Run(http, run_named(http, key), log["metrics"], log["rates"], output)
 
     return run
 
@@ -112,19 +92,18 @@ def test_prompt_groups_are_verls_uids(decoupled: Run) -> None:
 
 
 def test_run_and_metrics_are_described(decoupled: Run) -> None:
-    run = decoupled.http.get(f"/v1/runs/{decoupled.id}").json()
+    run = decoupled.get()
     assert run["state"] == "finished"
     assert run["trainer"].startswith("verl 0.9")
     assert run["engine"] == "vllm"
     assert run["initial_learning_rate"] == RATE
     assert run["length_cap"] == 16
-    planned = decoupled.http.get(f"/v1/runs/{decoupled.id}/scalars", params={"name": "planned_last_step"}).json()
-    assert planned["columns"]["value"] == [STEPS] * STEPS
+    assert decoupled.get("/scalars?name=planned_last_step")["columns"]["value"] == [STEPS] * STEPS
 
 
 def test_kind_and_precision_are_those_of_verls_configuration(decoupled: Run, shared_service: RunningService) -> None:
     """verl's default: FSDP casts to bfloat16."""
-    assert decoupled.http.get(f"/v1/runs/{decoupled.id}").json()["model_kind"] == "moe"
+    assert decoupled.get()["model_kind"] == "moe"
     trainer = logged_attributes(shared_service, decoupled.id).trainer_fingerprint
     assert trainer is not None
     assert (trainer.master_dtype, trainer.autocast) == ("bfloat16", "bfloat16")
@@ -148,8 +127,7 @@ def test_tokens_that_rejection_sampling_drops_are_logged(train: Callable[..., Ru
 def test_bypass_is_declared(train: Callable[..., Run]) -> None:
     run = train("bypass")
     assert run.measures(TRAINER_ROLLOUT, "k3_kl")["k3_kl"] == [0] * STEPS
-    findings = run.http.get(f"/v1/runs/{run.id}/steps/1/lint").raise_for_status().json()
-    assert "bypass" in json.dumps(findings)
+    assert "bypass" in json.dumps(run.get("/steps/1/lint"))
 
 
 @pytest.fixture(scope="module")
@@ -174,8 +152,7 @@ def test_first_update_after_a_resume_is_scaled(
     assert resumed.rates == pytest.approx([base / 2] * STEPS, rel=1e-4)
     # The checkpoint was validated before the first step, which keeps the step that it was saved after.
     assert "val-core/a/reward/mean@1" in resumed.metrics[0]
-    attempts = resumed.http.get(f"/v1/runs/{resumed.id}/attempts").raise_for_status().json()["items"]
-    assert attempts[-1]["resume_step"] == STEPS + 1
+    assert resumed.attempts[-1]["resume_step"] == STEPS + 1
     assert resumed.measures(STEP_ROW, "num_rollouts")["step"] == list(range(1, 2 * STEPS + 1))
 
 
@@ -225,8 +202,7 @@ def test_notary_names_the_tensor_that_an_engine_missed(train: Callable[..., Run]
         "decoupled", "verl_weights_runs", FORESHOCK_NOTARY="1", VLLM_ENABLE_V1_MULTIPROCESSING="0",
         VLLM_CPU_KVCACHE_SPACE="1",
     )  # fmt: skip
-    items = run.http.get(f"/v1/runs/{run.id}/weights").raise_for_status().json()["items"]
-    said = {(each["step"], each["engine"]): each["sentence"] for each in items}
+    said = {(each["step"], each["engine"]): each["sentence"] for each in run.get("/weights")["items"]}
     right = {
         (step, str(number)): f"Engine {number} of 2 holds step {step}." for step in (1, 2, 3, 4) for number in (0, 1)
     }
