@@ -177,8 +177,8 @@ def distances_of(values: Float64, groups: NDArray[np.int64]) -> tuple[Distance, 
     if not keep.any():
         return (Distance(Mean(None, None, None), None),) * len(values)
     names, of = np.unique(groups[keep], return_inverse=True)
-    rows, sizes = values[:, keep], np.bincount(of).astype(np.float64)
-    sums = np.stack([np.bincount(of, row, names.size) for row in rows], axis=1)
+    rows, sizes = values[:, keep], np.bincount(of)
+    sums = np.asarray([np.bincount(of, row, names.size) for row in rows], np.float64).T
     return tuple(
         Distance(Mean.of(found if math.isfinite(found.high) else _range_of(found, column / sizes)), high)
         for found, column, high in zip(
