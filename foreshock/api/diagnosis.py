@@ -49,7 +49,7 @@ class DiagnosisCause(Record):
     source: CauseSource
     certainty: Certainty = "shown"
     title: str = ""
-    """the cause as a clause of the headline; empty in those of earlier releases"""
+    """the cause as a clause of the headline"""
     what_to_do: str = ""
     evidence: Mapping[str, Any] = field(default_factory=dict)
 

@@ -53,7 +53,7 @@ class RunRecord(Record):
     created_at_us: int
     updated_at_us: int
     diagnosis: RunVerdict | None = None
-    """in one sentence; null: the service is older than diagnoses"""
+    """in one sentence"""
     tags: tuple[str, ...] = ()
     note: str | None = None
     baseline: str | None = None

@@ -184,9 +184,8 @@ class Heartbeats:
             self._reported = status
         except Rejected as error:
             # A service that does not know the attempt (404) may have got another database: the next delivery registers
-            # the attempt there, and the heartbeats go on. An older service has no heartbeats (405), a deleted run needs
-            # none (410).
-            if error.status in (405, 410):
+            # the attempt there, and the heartbeats go on. A deleted run needs none (410).
+            if error.status == httpx.codes.GONE:
                 self._registration = None
         except ServiceError:
             pass

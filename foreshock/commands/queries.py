@@ -17,7 +17,6 @@ from foreshock.api.probes import ProbeRecord
 from foreshock.api.runs import AttemptRecord, RunRecord
 from foreshock.api.watch import AdviceRecord, AlertRecord
 from foreshock.client.client import Client
-from foreshock.client.columns import Measurements
 from foreshock.client.reader import Reader
 from foreshock.commands.text import Progress
 from foreshock.comparisons import STEP_ROW
@@ -157,7 +156,6 @@ def _fail_run(client: Client, reader: Reader) -> None:
 
 Answer = TypeVar("Answer")
 
-
 _POLL_SECONDS = 0.2
 
 
@@ -196,16 +194,8 @@ class RunQueries:
         self._run = run
 
     def curve(self, comparison: str, measures: Sequence[str], *, from_step: int = 0) -> Curve:
-        """Return measures of a comparison from a step on, without those that the service does not know."""
-        try:
-            answer = self._measurements(comparison, measures, from_step)
-        except Rejected as error:
-            if error.status != httpx.codes.UNPROCESSABLE_ENTITY:
-                raise
-            known = {measure.column for measure in self._reader.measures()}
-            if known >= set(measures):
-                raise
-            answer = self._measurements(comparison, [measure for measure in measures if measure in known], from_step)
+        """Return measures of a comparison from a step on."""
+        answer = self._reader.measurements(self._run, measures=measures, comparisons=[comparison], from_step=from_step)
         columns = answer.columns
         return Curve(
             comparison,
@@ -244,9 +234,6 @@ class RunQueries:
             if math.isfinite(value) and (step not in of_name or source == FIRST_SOURCE):
                 of_name[step] = value
         return found
-
-    def _measurements(self, comparison: str, measures: Sequence[str], from_step: int) -> Measurements:
-        return self._reader.measurements(self._run, measures=measures, comparisons=[comparison], from_step=from_step)
 
     def buckets(self, step: int, comparison: str) -> tuple[Bucket, ...] | str:
         """Return the buckets of a step that hold tokens; the reason as a sentence if another release measured them."""

@@ -2,14 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 
-import httpx
 import numpy as np
 
 from foreshock.api.watch import STANDING, AlertRecord
 from foreshock.client.columns import Measurements
 from foreshock.client.reader import Reader
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
-from foreshock.errors import Rejected
 from foreshock.exporters.exporter import StepValues
 from foreshock.learning_rate.advice import Advice
 from foreshock.severity import SEVERITIES
@@ -23,13 +21,18 @@ class StepSource:
         self._run = run_id
         self._attempt = attempt
         self._measures = tuple(measures)
-        # An older service refuses measures that it does not know.
-        self._asked = self._measures
         self._rules: set[str] = set()
 
     def read(self, first: int, last: int) -> list[StepValues]:
         """Return the closed steps with first ≤ step ≤ last, in step order. Raises ServiceError."""
-        measured = self._measurements(first, last)
+        measured = self._reader.measurements(
+            self._run,
+            measures=self._measures,
+            comparisons=(TRAINER_ROLLOUT, STEP_ROW),
+            from_step=first,
+            to_step=last,
+            attempt=self._attempt,
+        )
         if not measured.columns.rows:
             return []
         alerts = tuple(self._reader.alerts(self._run, states=(*STANDING, "resolved")))
@@ -37,23 +40,6 @@ class StepSource:
         return step_values(
             measured, alerts, advice if advice.attempt == self._attempt else None, self._measures, self._rules
         )
-
-    def _measurements(self, first: int, last: int) -> Measurements:
-        pairs = (TRAINER_ROLLOUT, STEP_ROW)
-        while True:
-            try:
-                return self._reader.measurements(
-                    self._run,
-                    measures=self._asked,
-                    comparisons=pairs,
-                    from_step=first,
-                    to_step=last,
-                    attempt=self._attempt,
-                )
-            except Rejected as error:
-                if error.status != httpx.codes.UNPROCESSABLE_ENTITY or not self._asked:
-                    raise
-                self._asked = ()
 
 
 def step_values(

@@ -136,9 +136,9 @@ def prompt_group(prompt: NDArray[np.int64]) -> str:
     return "prompt-" + hashlib.sha256(prompt.astype("<i8").tobytes()).hexdigest()[:16]
 
 
-def integers(value: Any, place: str, field: str, length: int | None = None) -> NDArray[np.int64]:
-    """Return a list of whole numbers as an array. Raises InvalidRolloutsError for anything else, or another length."""
-    array = _array(value, place, field, length)
+def integers(value: Any, place: str, field: str) -> NDArray[np.int64]:
+    """Return a list of whole numbers as an array. Raises InvalidRolloutsError for anything else."""
+    array = _array(value, place, field, None)
     if array.size and array.dtype.kind not in "iu":
         raise refusal(place, field, f"expected a list of whole numbers, got {_shown(value)}")
     return array.astype(np.int64)

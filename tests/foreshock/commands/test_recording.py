@@ -22,6 +22,7 @@ LINE = {"group": 0, "prompt_token_ids": [1], "response_token_ids": [2, 3], "roll
     [
         (b"", "step_0001.parquet is empty or cut off: expected a Parquet file"),
         (encode_rollouts(random_batch(1))[:-9], "step_0001.parquet is empty or cut off: expected a Parquet file"),
+        (b"PAR1 and nothing more", "step_0001.parquet is empty or cut off: expected a Parquet file"),
         (b"sample_id,tokens", "step_0001.parquet is not a Parquet file"),
     ],
 )
@@ -66,12 +67,8 @@ def test_runs_folder_is_read_in_the_order_of_its_steps(tmp_path: Path) -> None:
     assert [(file.step, file.shard, file.shards) for file in recording.shards] == [(1, 0, 1), (2, 0, 1), (10, 0, 1)]
     assert recording.scalars == (tmp_path / "metrics.jsonl",)
     assert [step for step, _ in recording.checkpoints] == [1, 10]
-
-
-def test_attributes_complete_json_lines(tmp_path: Path) -> None:
-    write_run(tmp_path)
     attributes = BatchAttributes(temperature=1.0)
-    batch = read_shard(find_recording([tmp_path]).shards[0], attributes)
+    batch = read_shard(recording.shards[0], attributes)
     assert batch.response_token_ids.tolist() == [2, 3]
     assert batch.attributes == attributes
 
@@ -96,6 +93,9 @@ def test_scalars_keep_numbers_only(tmp_path: Path) -> None:
     assert first == (1, {"lr": 0.5})
     assert second[0] == 2
     assert math.isnan(second[1]["grad_norm"])
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "x": 1}\n{"x": 1}\n')
+    with pytest.raises(ConfigurationError, match="line 2"):
+        read_scalars(tmp_path / "metrics.jsonl")
 
 
 def test_shards_of_one_step_are_counted(tmp_path: Path) -> None:
@@ -129,12 +129,3 @@ def test_missing_path_is_named(tmp_path: Path) -> None:
         find_recording([tmp_path / "metrics.csv"])
     with pytest.raises(ConfigurationError, match="no rollouts found"):
         find_recording([tmp_path])
-
-
-def test_damaged_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "step_0001.parquet").write_bytes(b"PAR1 and nothing more")
-    with pytest.raises(InvalidRolloutsError):
-        read_shard(find_recording([tmp_path]).shards[0], BatchAttributes())
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "x": 1}\n{"x": 1}\n')
-    with pytest.raises(ConfigurationError, match="line 2"):
-        read_scalars(tmp_path / "metrics.jsonl")

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foreshock.api.attribution import ConclusionRecord, ExactOfLinkRecord, NoiseFloorRecord
+from foreshock.api.attribution import ExactOfLinkRecord
 from foreshock.api.diagnosis import Diagnosis, DiagnosisEvent, MissingData
 from foreshock.api.records import NAN
 from foreshock.api.replays import MeanRecord
 from foreshock.api.runs import RunRecord
 from foreshock.api.watch import AdviceRecord, AlertRecord
-from foreshock.commands.queries import Bucket, Curve
+from foreshock.commands.queries import Curve
 from foreshock.commands.report_data import MISMATCH_MEASURES, STEP_MEASURES, ReportData, evenly_spaced
 from foreshock.commands.report_text import SCREEN_LINES, render, render_screen
 from foreshock.commands.text import WIDTH, Paint
@@ -117,14 +117,6 @@ def test_screen_fits_its_width_and_counts_what_it_leaves_out() -> None:
         assert f"and {5 - shown} more" in "\n".join(lines)
 
 
-def test_measures_are_shown_beside_their_ranges() -> None:
-    text = text_of()
-    assert "π the trainer's ─" in text
-    (row,) = [line for line in text.splitlines() if line.startswith("  E[exp |d|]")]
-    assert " 1.20000  " in row
-    assert "at most 4.00e-4 (step 40)" in text
-
-
 def test_ranges_are_those_of_the_model_kind_and_an_unknown_kind_is_reported() -> None:
     kinds: tuple[ModelKind | None, ...] = (None, "dense", "moe")
     texts = {kind: text_of(model_kind=kind) for kind in kinds}
@@ -166,32 +158,6 @@ def test_ranges_of_another_kind_than_the_diagnosis_are_named() -> None:
     assert "as asked for" not in text_of(model_kind="dense")
 
 
-def test_chain_lists_its_links_with_their_shares() -> None:
-    found = chain(vllm__prefill=0.0, torch__trainer=0.05, trainer=0.001, torch__float32=0.02)
-    text = text_of(attributions=(found,), probed_steps=(7,))
-    assert "step 7: rollout → vllm.prefill → torch.trainer → trainer" in text
-    (row,) = [line for line in text.splitlines() if line.startswith("    torch.trainer/vllm.prefill ")]
-    assert row.endswith("0.99 … 1.00  ██████████")
-    (none,) = [line for line in text.splitlines() if line.startswith("    vllm.prefill/rollout ")]
-    assert none.split()[1:6] == ["0", "0", "0", "0", "0.00"]
-    assert "k3 of the same weights at float32 against" in text
-    assert "-0.00" not in text
-
-
-def test_noise_floors_are_listed_below_the_links() -> None:
-    found = chain(vllm__prefill=0.0, torch__trainer=0.05, trainer=0.001)
-    assert "noise floor" not in text_of(attributions=(found,), probed_steps=(7,))
-    floors = tuple(
-        NoiseFloorRecord(
-            scorer=scorer, comparison=f"{scorer}@rebatched/{scorer}", k3_kl=k3, mean_abs_d=k3, max_abs_d=largest,
-            rollouts=16, tokens=320,
-        )
-        for scorer, k3, largest in (("vllm.prefill", 2e-6, 0.01), ("torch.trainer", 0.0, 0.0))
-    )  # fmt: skip
-    text = text_of(attributions=(dataclasses.replace(found, floors=floors),), probed_steps=(7,))
-    assert "in other batches: vllm.prefill k3 2.00e-6, max |d| 0.010, torch.trainer k3 0," in " ".join(text.split())
-
-
 def test_exact_divergence_stands_in_place_of_k3_of_its_link() -> None:
     found = chain(vllm__prefill=0.0, torch__trainer=0.05, trainer=0.001)
     assert "exact" not in text_of(attributions=(found,), probed_steps=(7,))
@@ -215,19 +181,6 @@ def test_stale_attribution_is_marked() -> None:
     assert "a new attribution is being computed" not in text_of(attributions=(found,), probed_steps=(7,))
     stale = text_of(attributions=(dataclasses.replace(found, stale=True),), probed_steps=(7,))
     assert "a new attribution is being computed" in stale
-
-
-def test_conclusions_of_the_service_are_printed_verbatim() -> None:
-    found = dataclasses.replace(
-        chain(vllm__prefill=0.0, trainer=0.0),
-        conclusions=tuple(
-            ConclusionRecord(kind="cause", sentence=sentence, link=None, names_cause=False)
-            for sentence in ("A headline.", "A second one.")
-        ),
-    )
-    lines = text_of(attributions=(found,), probed_steps=(7,)).splitlines()
-    (first,) = [index for index, line in enumerate(lines) if line == "    → A headline."]
-    assert lines[first + 1] == "    → A second one."
 
 
 def test_copied_log_probs_are_reported() -> None:
@@ -278,15 +231,6 @@ def test_advice_tells_what_the_trainer_acknowledged() -> None:
     assert "not acknowledged" not in text
 
 
-def test_bucket_edges_are_readable() -> None:
-    edges = [10 ** (exponent / 2) for exponent in range(-16, 1)]
-    buckets = tuple(Bucket(low, high, 123_456, 0.1, -0.1, 1e-3, 2.0, 0.01) for low, high in zip(edges, edges[1:]))  # noqa: B905, RUF007
-    text = text_of(buckets=buckets)
-    assert "  1e-8 … 3.2e-8 " in text
-    assert "  0.001 … 0.0032 " in text
-    assert "  0.32 … 1 " in text
-
-
 def test_unfinished_probe_shows_its_reason() -> None:
     text = text_of(unfinished_probes=((7, "failed", "the weights do not match their digest"),))
     assert "  ! probe of step 7: failed: the weights do not match their digest" in text
@@ -312,17 +256,3 @@ def test_known_shape_measures_are_shown() -> None:
     harmless = text_of(mismatch=Curve("trainer/rollout", STEPS, {**values, "max_d": (0.1,) * 40}))
     assert "cannot be trusted" not in harmless
     assert "k̂ matters to intervals only" in harmless
-
-
-def test_ranges_are_named_and_one_that_is_too_short_is_marked() -> None:
-    values = {
-        "k3_kl": (1e-4,) * 40, "k3_kl_bootstrap_low": (6e-5,) * 40, "k3_kl_bootstrap_high": (2e-4,) * 40,
-        "prompt_groups": (8.0,) * 40, "effective_groups": (5.23,) * 40, "pareto_k": (0.1,) * 39 + (0.42,),
-        "pareto_k_inverse": (0.1,) * 40,
-    }  # fmt: skip
-    text = text_of(mismatch=Curve("trainer/rollout", STEPS, values))
-    assert "range over the prompts: bootstrap-t over prompt groups; ~: known to be too short" in text
-    assert "effective prompt groups of step 40: 5.2 of 8" in " ".join(text.split())
-    assert "6.0e-5 … 2.0e-4" in text
-    assert text.count("2.0e-4~") == 1
-    assert "step 40: The tail of d has the shape k̂ = 0.42" in text

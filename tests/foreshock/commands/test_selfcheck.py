@@ -12,7 +12,6 @@ import pytest
 
 from foreshock.commands.main import main
 from foreshock.rollouts import BatchAttributes, RolloutBatch, encode_rollouts
-from tests.foreshock.batches import recorded_run
 from tests.foreshock.importers.make_dumps import DUMPS
 from tests.foreshock.lint.conftest import recorded_step
 from tests.foreshock.lint.healthy import healthy_batch
@@ -44,14 +43,6 @@ def write_lines(path: Path, batch: RolloutBatch, **changed: np.ndarray) -> Path:
 def test_recorded_run_is_clean(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["selfcheck", str(RECORDED)]) == 0
     assert "160 steps, 20,480 rollouts, 389,887 tokens, 28 of 29 checks: clean." in capsys.readouterr().out
-
-
-@pytest.mark.shared
-def test_checks_that_were_not_possible_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["selfcheck", str(recorded_run("healthy") / "step_0120.jsonl.gz")]) == 0
-    out = capsys.readouterr().out
-    assert "1 step, 128 rollouts, 2,486 tokens, 24 of 29 checks: clean." in out
-    assert "not checked: raw_log_probs: the surprisal test needs rollout_log_probs and entropy" in out
 
 
 @pytest.mark.parametrize("folder", ["nemo-rl", "prime-rl", "slime"])
