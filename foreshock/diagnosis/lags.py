@@ -47,8 +47,8 @@ NEWEST: Final = "newest"
 class StepLags:
     """The lags of a step: the tokens and k3 (nats) at each lag that has tokens, and one name for all of them.
 
-    Without tokens by lag (no versions logged, scalars only, steps of an earlier release) only the mean lag is known; if
-    that is unknown too, the step counts as lag 0.
+    Without tokens by lag (no versions logged, scalars only) only the mean lag is known; if that is unknown too, the
+    step counts as lag 0.
     """
 
     name: str

@@ -70,6 +70,8 @@ class Advice:
     `scale` returns 1.0.
     """
 
+    run: str
+    """The run's id."""
     attempt: int
     revision: int
     mode: str = "shadow"
@@ -84,8 +86,6 @@ class Advice:
     factor: float = DECAY_FACTOR
     floor: float = DECAY_FLOOR
     loop: tuple[LoopPoint, ...] = ()
-    run: str | None = None
-    """The run's id; None in answers and states of the previous release, which do not name it."""
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -112,6 +112,7 @@ class Advice:
         if not 0.0 < factor < 1.0 or not 0.0 <= floor <= 1.0:
             raise ValueError(f"factor must be between 0 and 1 and floor from 0 to 1, got {factor} and {floor}")
         return cls(
+            run=str(value["run"]),
             attempt=int(value["attempt"]),
             revision=int(value["revision"]),
             mode=str(value.get("mode", "shadow")),
@@ -126,7 +127,6 @@ class Advice:
             factor=factor,
             floor=floor,
             loop=tuple(sorted(map(LoopPoint.from_json, value.get("loop") or ()), key=attrgetter("step"))),
-            run=None if value.get("run") is None else str(value["run"]),
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -13,7 +13,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -208,19 +207,13 @@ class AdviceFeed:
         return None if self._client is None else [self._client.project, self._client.run_key]
 
     def _take(self, advice: Advice) -> bool:
-        """Make `advice` the newest; False if it is older than the newest one, or of another run.
-
-        A state saved by the previous release names no run. It is used until the service's first answer, whatever
-        attempt and revision it has: they may be another run's. After that answer it is not loaded.
-        """
+        """Make `advice` the newest; False if it is older than the newest one, or of another run."""
         with self._advice_lock:
             newest = self._advice
-            if advice.run is not None and self._known_run not in (None, advice.run):
+            if self._known_run not in (None, advice.run):
                 self._log_dropped(advice)
                 return False
             if newest is not None and newest.run == advice.run and advice.order < newest.order:
-                return False
-            if newest is not None and newest.run is not None and advice.run is None:
                 return False
             self._advice = advice
         return True
@@ -233,16 +226,15 @@ class AdviceFeed:
             self._known_run = run
             self._etag = self._followed_step = self._polled_past_request_at = None
             newest = self._advice
-            if newest is not None and newest.run not in (None, run):
+            if newest is not None and newest.run != run:
                 self._log_dropped(newest)
                 self._advice = None
 
     def _log_dropped(self, advice: Advice) -> None:
-        named = f"the run {advice.run}" if advice.run is not None else "another run"
         self._log.warning(
             f"run {advice.run}",
-            f"advice of {named} is dropped (attempt {advice.attempt}, revision {advice.revision}): it was saved in "
-            "that run, or the service's database was replaced",
+            f"advice of the run {advice.run} is dropped (attempt {advice.attempt}, revision {advice.revision}): it was "
+            "saved in that run, or the service's database was replaced",
         )
 
     def _poll_until_stopped(self) -> None:
@@ -285,10 +277,7 @@ class AdviceFeed:
             advice = Advice.from_json(self._connection.decoded(response))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise WrongService(f"{self._connection.url} sent invalid advice: {error!r}; check its release") from error
-        if advice.run is None:
-            # A service of the previous release does not name the run: it is the requested one.
-            advice = replace(advice, run=run)
-        self._know_run(advice.run or run)
+        self._know_run(advice.run)
         self._etag = response.headers.get("ETag")
         if self._is_ours(advice) and self._take(advice) and self._client is not None:
             self._client.set_checkpoint_request(advice.want_weights_at_step)
@@ -312,7 +301,7 @@ class AdviceFeed:
         except ServiceUnavailable:
             raise
         except ServiceError as error:
-            # A read-only key, or a service of the previous release, which learns the step from acknowledgements.
+            # Such as a read-only key.
             self._log.warning("follow", f"the step of this trainer is not reported: {error}")
         self._followed_step = step
 

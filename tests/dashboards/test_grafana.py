@@ -279,7 +279,7 @@ def test_trend_shows_active_steps_only(reader: psycopg.Connection[tuple[Any, ...
 
 @pytest.mark.parametrize("measure", ["k3_kl", "tail_2"])
 def test_range_is_drawn_around_what_the_rules_judge(database_url: str, measure: str) -> None:
-    """Steps of every mix of lags, of few tokens, without versions and of an earlier release."""
+    """Steps of every mix of lags, of few tokens and without versions."""
     none = dict.fromkeys((each.column for each in TOKENS_BY_LAG), None)
     cases: list[dict[str, float | None]] = [
         none | {"tokens": tokens, "tokens_lag_0": fresh, "tokens_lag_5_8": stale, "k3_kl_lag_0": 1e-4, "lag_mean": mean}

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from foreshock import clock
 from foreshock_service.maintenance.stored_files import maintenance_context, run_called
-from foreshock_service.platform import security, settings
+from foreshock_service.platform import audit, security, settings
 from foreshock_service.platform.context import EventBus, ServiceContext
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.store.removal import give_up_files
@@ -148,7 +148,8 @@ def delete_whole_run(run: str, *, dry_run: bool) -> None:
             return
         events = EventBus()
         events.subscribe(RunRemoved, service.cancel_jobs_of_run)
-        context.database.write(lambda session: delete_run(session, events, security.operator(), found.id))
+        with audit.on_stderr(context.settings.log_format):
+            context.database.write(lambda session: delete_run(session, events, security.operator(), found.id))
         while delete_rows_of_deleted_runs(context):
             pass
         hours = context.settings.removal_grace_seconds / 3600

@@ -118,7 +118,7 @@ def _readable(shards: Sequence[LintPart]) -> list[lint.LintEvidence]:
         except errors.StatisticsError as error:
             reason = str(error)
     if reason:
-        # Usually evidence of an earlier release. Logged once for all shards, since a window has many.
+        # Logged once for all shards, since a window has many.
         _logger.warning(
             "the lint's evidence of %d of %d shards cannot be read (%s): `foreshock remeasure` collects it again",
             len(shards) - len(parts), len(shards), reason,

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
@@ -27,12 +27,13 @@ router = parameters.api_router(prefix="/v1/runs/{run}", tags=["lint"])
 
 _STEP_KEY = ("run_id", "attempt", "step")
 _SURPRISAL = "raw_log_probs"
+_SHOWN = ("name", "severity", "title", "seen", "remedy")
 # Evidence of a shard is read in about 0.3 ms.
 _MOST_WINDOW_SHARDS = 256
 
 
 class LintNotFound(problem.ProblemError, status=404, problem_type="lint-not-found"):
-    """Missing lint: the step has no shard, or only shards of a release without the lint."""
+    """Missing lint: the step has no shard."""
 
 
 @router.get("/lint")
@@ -97,8 +98,7 @@ def store_verdict(session: Session, key: events.StepKey, verdict: judging.StepVe
     }
     upsert(session, StepLint, [row], _STEP_KEY)
     if before or warnings:
-        names = ("name", "severity", "title", "seen", "remedy")
-        found = [findings.FindingOfStep(*(getattr(warning, name) for name in names)) for warning in warnings]
+        found = [findings.FindingOfStep(*(getattr(warning, name) for name in _SHOWN)) for warning in warnings]
         findings.add_step(session, key, "lint", before, found)
 
 
@@ -113,14 +113,9 @@ def findings_of_run(session: Session, run_id: str) -> list[findings.FindingOfSte
         warnings = [] if stored is None else stored.report["warnings"]
         warning = next((each for each in warnings if each["name"] == name), None)
         if warning is not None:
-            found.append(findings.of_steps(list(having), list(having.values()), _finding_of_report(warning)))
+            newest = findings.FindingOfStep(*(warning[each] for each in _SHOWN))
+            found.append(findings.of_steps(list(having), list(having.values()), newest))
     return found
-
-
-def _finding_of_report(warning: Mapping[str, Any]) -> findings.FindingOfStep:
-    """Return the finding of a stored report, which an older release may have written with fewer fields."""
-    name, title = warning["name"], warning["title"]
-    return findings.FindingOfStep(name, warning["severity"], title, warning.get("seen", title), warning.get("remedy"))
 
 
 def read_step(

@@ -168,7 +168,7 @@ def _of_start(session: Session, run_id: str, newest: Sequence[Sequence[Any]]) ->
 
 
 def _lags(values: Sequence[float | None]) -> lags.StepLags:
-    """Return the lags of a step from its columns; empty for a step of an earlier release."""
+    """Return the lags of a step from its columns; empty for a step without versions."""
     return lags.StepLags.of({key: value for key, value in zip(_LAG_KEYS, values, strict=True) if value is not None})
 
 

@@ -341,7 +341,7 @@ def test_checkpoint_digest_is_computed_in_the_background(make: Any, service: Fau
 
 
 def test_requested_checkpoint_is_polled_after_a_delivery(make: Any, service: FaultyService) -> None:
-    service.set_advice({"attempt": 1, "revision": 0, "want_weights_at_step": 40})
+    service.set_advice({"run": "run-1", "attempt": 1, "revision": 0, "want_weights_at_step": 40})
     client = make()
     assert client.want_weights_at_step is None
     client.log_rollouts(1, rollouts())

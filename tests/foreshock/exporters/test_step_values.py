@@ -52,7 +52,7 @@ def test_an_incomplete_step_shows_its_missing_shards() -> None:
 
 
 def test_advice_gives_the_scale_of_each_step_in_either_mode() -> None:
-    advice = Advice(attempt=1, revision=1, mode="shadow", halvings=(2,))
+    advice = Advice(run="run-1", attempt=1, revision=1, mode="shadow", halvings=(2,))
     first, second = step_values(measured(step=[1, 2]), [], advice, (), set())
     assert (first.values["lr_scale"], first.values["lr_scale_advised"]) == (1.0, 1.0)
     assert (second.values["lr_scale"], second.values["lr_scale_advised"]) == (1.0, 0.5)

@@ -20,7 +20,7 @@ class Feed:
     @property
     def advice(self) -> Advice | None:
         self._looks -= 1
-        return None if self._looks >= 0 else Advice(attempt=2, revision=1)
+        return None if self._looks >= 0 else Advice(run="run-1", attempt=2, revision=1)
 
 
 def test_answer_that_arrives_ends_the_wait_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -76,7 +76,7 @@ def wanted() -> Any:
 def elsewhere() -> Any:
     """Resume from a folder with advice that is not below `output_dir`, while the service is away."""
     checkpoint = first_part(connects=False)
-    advice = Advice(attempt=1, revision=1, mode="apply", halvings=(1, 2))
+    advice = Advice(run="run-1", attempt=1, revision=1, mode="apply", halvings=(1, 2))
     (checkpoint / ADVICE_FILE).write_text(json.dumps({"advice": advice.to_json()}))
     trainer = connected(trainer_of(CHECKPOINT_AFTER + 1))
     trainer.train(resume_from_checkpoint=str(checkpoint))

@@ -15,6 +15,7 @@ from foreshock.learning_rate.advice import Applied, effect_in_words
 from foreshock.learning_rate.schedule import LengthDecaySchedule
 
 ANSWER: dict[str, Any] = {
+    "run": "run-1",
     "attempt": 1,
     "revision": 7,
     "scale": 0.5,
@@ -64,6 +65,7 @@ def test_shadow_and_unknown_modes_scale_by_one(mode: str) -> None:
 )
 def test_json_round_trip_keeps_every_field(surge: int, period: int, halvings: list[int], mode: str, step: int) -> None:
     advice = Advice(
+        run="run-1",
         attempt=2,
         revision=9,
         mode=mode,

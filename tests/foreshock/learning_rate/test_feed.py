@@ -123,7 +123,7 @@ def test_feed_recovers_from_service_faults(service: FaultyService, fault: Any) -
 
 
 def test_invalid_answer_is_ignored(service: FaultyService) -> None:
-    service.set_advice({"attempt": 1, "revision": 5, "schedule": {"surge_step": "soon"}, "mode": "apply"})
+    service.set_advice({**ANSWER, "revision": 5, "schedule": {"surge_step": "soon"}, "mode": "apply"})
     with AdviceFeed(service.url, "run-1") as fed:
         wait_until(lambda: service.requests >= 2)
         assert fed.scale(400) == 1.0
@@ -234,18 +234,6 @@ def test_replaced_database_of_the_service_is_followed(service: FaultyService, ca
         service.set_advice(_OF_B)
         wait_until(lambda: known(fed) == ("shadow", 1, 1.0))
     assert "the service's database was replaced" in caplog.text
-
-
-def test_state_of_the_release_before_is_used_until_the_first_answer_of_the_service(service: FaultyService) -> None:
-    unnamed = {"advice": {name: value for name, value in state_of(_OF_A)["advice"].items() if name != "run"}}
-    with AdviceFeed(_DOWN, RUN_B) as fed:
-        fed.load_state_dict(unnamed)
-        assert known(fed) == ("apply", 57, 0.25)
-    service.set_advice(_OF_B)
-    with AdviceFeed(service.url, RUN_B) as fed:
-        for _ in range(2):
-            fed.load_state_dict(unnamed)
-            wait_until(lambda: known(fed) == ("shadow", 1, 1.0))
 
 
 def test_answers_for_other_attempts_are_ignored(service: FaultyService, caplog: pytest.LogCaptureFixture) -> None:

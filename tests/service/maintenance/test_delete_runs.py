@@ -8,7 +8,7 @@ from sqlalchemy import select
 
 from foreshock.clock import now_us
 from foreshock_service.maintenance import delete_runs as deletion
-from foreshock_service.maintenance.delete_runs import delete_rows_of_deleted_runs
+from foreshock_service.maintenance.delete_runs import delete_rows_of_deleted_runs, delete_whole_run
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import FileRemoval, Run
 from foreshock_service.platform.settings import Settings
@@ -115,3 +115,23 @@ def test_bounded_rounds_continue_each_other_between_uploads(
         assert other.put_shard(rounds, make_batch(seed=rounds)).status_code == 201
     assert rounds > 3
     assert len(other.get("steps").json()["items"]) == rounds
+
+
+def test_command_deletes_a_run_and_prints_its_line_of_the_audit(
+    http: httpx.Client, settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORESHOCK_DATABASE_URL", settings.database_url)
+    monkeypatch.setenv("FORESHOCK_STORE_URL", settings.store_url)
+    sender = fill(http, "by-command")
+    delete_whole_run("by-command", dry_run=True)
+    dry = capsys.readouterr()
+    assert "3 steps, 3 token files" in dry.out
+    assert "nothing was changed" in dry.out
+    assert dry.err == ""
+    assert sender.get("steps").status_code == 200
+    delete_whole_run("by-command", dry_run=False)
+    shown = capsys.readouterr()
+    assert f"run {sender.run} (default/by-command): 3 steps, 3 token files" in shown.out
+    (line,) = shown.err.splitlines()
+    assert f"action=run.delete object={sender.run} project=default" in line
+    assert sender.get("steps").status_code == 410

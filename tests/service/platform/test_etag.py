@@ -22,8 +22,7 @@ def test_a_header_without_the_tag_does_not_match(header: str | None) -> None:
     assert not matches(header, '"1-7-3"')
 
 
-# The tags of the release before had no digest.
-@pytest.mark.parametrize("header", [etag_of("1-7-3", b"a"), f'"x", W/{etag_of("1-7-3", b"b")}', "*", '"1-7-3"'])
+@pytest.mark.parametrize("header", [etag_of("1-7-3", b"a"), f'"x", W/{etag_of("1-7-3", b"b")}', "*"])
 def test_a_tag_names_its_version_whatever_the_body(header: str) -> None:
     assert names_version(header, "1-7-3")
 

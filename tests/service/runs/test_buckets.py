@@ -175,7 +175,7 @@ def test_unknown_condition_limit_or_step_is_refused(sender: Sender) -> None:
     assert sender.get("steps/5/buckets", by="lag").status_code == 404
 
 
-def test_default_buckets_keep_shape_of_previous_release(sender: Sender) -> None:
+def test_default_buckets_are_by_probability(sender: Sender) -> None:
     answer = sender.get("steps/4/buckets").json()
     assert answer == sender.get("steps/4/buckets", by="probability").json()
     assert len(answer["edges"]) == len(answer["columns"]["tokens"]) + 1

@@ -1,4 +1,4 @@
-"""What is said of evidence that cannot be read, such as that of an earlier release."""
+"""What is said of evidence that cannot be read."""
 
 from __future__ import annotations
 

@@ -74,7 +74,6 @@ class RoutingMeasuresBody(_Strict):
     differing: RoutedTokensBody = Field(description="tokens with a difference in any layer")
     groups: Count = Field(description="prompt groups, by which the intervals are clustered")
     excluded: Count = Field(description="tokens left out: their log-prob is not finite, or no state is before them")
-    reliable: bool = Field(default=False, description="ignored: sent by workers of an earlier release")
 
     @model_validator(mode="after")
     def _check_layers(self) -> Self:

@@ -35,9 +35,6 @@ async def read_advice(
             description="seconds to wait for a change of the advice or the alerts",
         ),
     ] = 0.0,
-    follow: Annotated[
-        bool, Query(deprecated=True, description="stores nothing any more: a trainer sends `POST …/lr-advice/follow`")
-    ] = False,
     if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
 ) -> Response:
     """Return the whole state of the advice; 304 if the bytes are those of If-None-Match.
@@ -46,11 +43,7 @@ async def read_advice(
     that closes is no such change: it is in the answer after `wait` seconds.
     """
     await polls.until_changed(principal, run, lambda version: version.of_advice, if_none_match, wait)
-    answer = await run_in_threadpool(_advice, context, principal, run, step, if_none_match)
-    if follow:
-        # Only clients of the previous release send this. They ignore the header; it is for people who read the traffic.
-        answer.headers["Warning"] = f'299 - "follow=true stores nothing: POST /v1/runs/{run}/lr-advice/follow"'
-    return answer
+    return await run_in_threadpool(_advice, context, principal, run, step, if_none_match)
 
 
 def _advice(

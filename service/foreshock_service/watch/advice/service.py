@@ -175,7 +175,7 @@ def acknowledge(
     newest, newest_revision = _newest_version(session, run_id)
     if body.revision > newest_revision:
         raise AdviceConflict(f"revision must be at most {newest_revision}, the newest of this run, got {body.revision}")
-    # Clients of the previous release name no attempt.
+    # A trainer without a client may not know its attempt.
     attempt = body.attempt if body.attempt is not None else newest
     attempts.check_attempt(session, run_id, attempt)
     row = {

@@ -289,7 +289,7 @@ def test_report_of_another_attempt_than_the_newest_is_answered_and_changes_nothi
     assert (late.status_code, late.json()["newest_attempt"]) == (200, 2)
     assert "attempt 2" in late.json()["why"]
     assert report(117, attempt=2).status_code == 204
-    # An older client names no attempt: it is taken for the newest one's.
+    # A trainer that names no attempt is taken for the newest one's.
     assert report(118).status_code == 204
     assert operate(http, surged, "halve").json()["halvings"] == [119]
 
@@ -301,13 +301,6 @@ def test_only_the_step_that_a_trainer_follows_with_is_fixed(http: httpx.Client, 
     # A trainer of another attempt changes nothing of this one.
     http.post(f"{address(surged)}/follow", json={"step": 4000, "attempt": 7}).raise_for_status()
     assert operate(http, surged, "halve").json()["halvings"] == [131]
-
-
-def test_poll_of_an_older_client_is_answered_and_stores_nothing(http: httpx.Client, surged: RecordedRun) -> None:
-    answer = http.get(address(surged), params={"step": 5000, "follow": "true"})
-    assert answer.json() == http.get(address(surged), params={"step": 5000}).json()
-    assert "lr-advice/follow" in answer.headers["Warning"]
-    assert operate(http, surged, "halve").json()["halvings"] == [119]
 
 
 def test_operator_holds_releases_halves_and_raises(http: httpx.Client, surged: RecordedRun) -> None:
