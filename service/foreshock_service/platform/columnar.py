@@ -20,7 +20,7 @@ from sqlalchemy import Select
 from sqlalchemy.orm import Session
 
 from foreshock_service.platform import compression, problem, request_guards
-from foreshock_service.platform.parameters import content_etag, matches
+from foreshock_service.platform.etags import content_etag, matches
 
 Kind = Literal["integer", "float", "boolean", "label"]
 _DTYPES: Mapping[Kind, type] = {"integer": np.int64, "float": np.float64, "boolean": np.bool_, "label": np.object_}

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session, aliased
 from foreshock.api.records import from_attributes
 from foreshock.api.runs import AttemptRecord
 from foreshock.clock import now_us
-from foreshock_service.platform import parameters, problem, security
+from foreshock_service.platform import pagination, parameters, problem, security
 from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import insert_if_absent, upsert
 from foreshock_service.platform.database.tables import OLDEST_ATTEMPT_FIRST, Attempt, AttemptClient, Step
@@ -198,13 +198,13 @@ def list_attempts(
     run: run_endpoints.RunIdentifier,
     context: Context,
     principal: security.Reader,
-    cursor: parameters.Cursor = None,
-    limit: parameters.Limit = 200,
-) -> parameters.Page[AttemptRecord]:
+    cursor: pagination.Cursor = None,
+    limit: pagination.Limit = 200,
+) -> pagination.Page[AttemptRecord]:
     """List the attempts of a run, by number."""
     with context.database.read() as session:
         runs.get_run(session, principal, run)
-        return parameters.page_of_query(
+        return pagination.page_of_query(
             session, select(Attempt).where(Attempt.run_id == run), (Attempt.attempt,), cursor, limit,
             lambda rows: [from_attributes(AttemptRecord, row) for (row,) in rows], rising=True,
         )  # fmt: skip

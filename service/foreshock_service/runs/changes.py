@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from foreshock import changes, clock, digests
 from foreshock.api.runs import ChangeRecord, DifferenceRecord, Plain
-from foreshock_service.platform import parameters, security
+from foreshock_service.platform import pagination, parameters, security
 from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import insert_if_absent, insert_rows, upsert
 from foreshock_service.platform.database.tables import AnnouncedChange, RunSetup, Step
@@ -80,18 +80,18 @@ def list_changes(
     run: run_endpoints.RunIdentifier,
     context: Context,
     principal: security.Reader,
-    cursor: parameters.Cursor = None,
-    limit: parameters.Limit = 200,
-) -> parameters.Page[ChangeRecord]:
+    cursor: pagination.Cursor = None,
+    limit: pagination.Limit = 200,
+) -> pagination.Page[ChangeRecord]:
     """List changes by step: announced ones, and those of the setup that the rollouts name."""
     with context.database.read() as session:
         runs.get_run(session, principal, run)
         after = (
-            cast("tuple[int, str]", parameters.decode_cursor(cursor, (int, str))) if cursor is not None else (-1, "")
+            cast("tuple[int, str]", pagination.decode_cursor(cursor, (int, str))) if cursor is not None else (-1, "")
         )
         # The page before may have ended within a step.
         found = _changes(session, run, _Chosen(limit + 2 + len(changes.CHANGE_KINDS), from_step=max(after[0], 0)))
-    return parameters.page_of([change for change in found if _key_of(change) > after][: limit + 1], limit, _key_of)
+    return pagination.page_of([change for change in found if _key_of(change) > after][: limit + 1], limit, _key_of)
 
 
 def note_setup(session: Session, step: Step, setup: str) -> None:

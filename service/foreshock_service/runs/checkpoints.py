@@ -12,7 +12,7 @@ from foreshock.api.records import from_attributes, parse
 from foreshock.api.runs import CheckpointFormat, CheckpointRecord
 from foreshock.clock import now_us
 from foreshock.model_kind import ModelKind
-from foreshock_service.platform import parameters, security
+from foreshock_service.platform import pagination, parameters, security
 from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import insert_if_absent, upsert
 from foreshock_service.platform.database.tables import Checkpoint
@@ -78,14 +78,14 @@ def list_checkpoints(
     run: run_endpoints.RunIdentifier,
     context: Context,
     principal: security.Reader,
-    cursor: parameters.Cursor = None,
-    limit: parameters.Limit = 200,
-) -> parameters.Page[CheckpointRecord]:
+    cursor: pagination.Cursor = None,
+    limit: pagination.Limit = 200,
+) -> pagination.Page[CheckpointRecord]:
     """List announced checkpoints, by step."""
     with context.database.read() as session:
         runs.get_run(session, principal, run)
         query = select(Checkpoint).where(Checkpoint.run_id == run)
-        return parameters.page_of_query(
+        return pagination.page_of_query(
             session, query, (Checkpoint.step, Checkpoint.attempt), cursor, limit,
             lambda rows: [from_attributes(CheckpointRecord, row) for (row,) in rows], rising=True,
         )  # fmt: skip

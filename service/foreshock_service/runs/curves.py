@@ -20,7 +20,7 @@ from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.errors import did_you_mean
 from foreshock.measures.registry import MEASURES, measure_named
 from foreshock.measures.statistics import conditions, token_ids
-from foreshock_service.platform import columnar, parameters, problem, security
+from foreshock_service.platform import columnar, pagination, parameters, problem, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.tables import NewestMeasurement, measurements
 from foreshock_service.runs import attempts, run_endpoints, runs
@@ -96,9 +96,9 @@ class Curves:
 
 
 @router.get("/measures")
-def list_measures(_: security.Reader) -> parameters.Page[MeasureRecord]:
+def list_measures(_: security.Reader) -> pagination.Page[MeasureRecord]:
     """List all registered measures."""
-    return parameters.Page(items=[from_attributes(MeasureRecord, measure) for measure in MEASURES])
+    return pagination.Page(items=[from_attributes(MeasureRecord, measure) for measure in MEASURES])
 
 
 @router.get("/runs/{run}/measurements", response_model=MeasurementsRead, responses=columnar.FORMATS)

@@ -20,7 +20,7 @@ from foreshock.api.records import from_attributes, to_json
 from foreshock.api.runs import ConfidenceRecord, FindingRecord, FindingSource
 from foreshock.clock import now_us
 from foreshock.severity import SEVERITIES, Severity, severity_rank
-from foreshock_service.platform import parameters, security
+from foreshock_service.platform import pagination, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import insert_for, table_of, upsert
 from foreshock_service.platform.database.tables import DueFindings, Run, StoredFinding
@@ -75,9 +75,9 @@ def list_findings(
     principal: security.Reader,
     source: Annotated[list[FindingSource] | None, _Several] = None,
     severity: Annotated[list[Severity] | None, _Several] = None,
-    cursor: parameters.Cursor = None,
-    limit: parameters.Limit = parameters.DEFAULT_LIMIT,
-) -> parameters.Page[FindingRecord]:
+    cursor: pagination.Cursor = None,
+    limit: pagination.Limit = pagination.DEFAULT_LIMIT,
+) -> pagination.Page[FindingRecord]:
     """Return what is concluded from the run's stored data: causes of mismatch and warnings of the lint.
 
     The last changed comes first. Attributed causes, and findings that late data or a resume takes away, are up to date
@@ -97,9 +97,9 @@ def list_findings_of_runs(
     source: Annotated[list[FindingSource] | None, _Several] = None,
     severity: Annotated[list[Severity] | None, _Several] = None,
     name: Annotated[list[parameters.Name] | None, _Several] = None,
-    cursor: parameters.Cursor = None,
-    limit: parameters.Limit = parameters.DEFAULT_LIMIT,
-) -> parameters.Page[FindingRecord]:
+    cursor: pagination.Cursor = None,
+    limit: pagination.Limit = pagination.DEFAULT_LIMIT,
+) -> pagination.Page[FindingRecord]:
     """Return the findings of all runs that the key may see, the last changed first."""
     chosen = FindingFilter(
         projects=principal.projects(project),
@@ -113,7 +113,7 @@ def list_findings_of_runs(
 
 def findings_of_runs(
     session: Session, chosen: FindingFilter, cursor: str | None, limit: int
-) -> parameters.Page[FindingRecord]:
+) -> pagination.Page[FindingRecord]:
     """Return one page of the chosen findings of runs that are not deleted, the last changed first."""
     query = (
         select(StoredFinding, Run.key, Run.project)
@@ -133,7 +133,7 @@ def findings_of_runs(
     def read(rows: Sequence[Any]) -> list[FindingRecord]:
         return [from_attributes(FindingRecord, row, run=row.run_id, run_key=key, project=of) for row, key, of in rows]
 
-    return parameters.page_of_query(session, query, _ORDER, cursor, limit, read)
+    return pagination.page_of_query(session, query, _ORDER, cursor, limit, read)
 
 
 # Built once: it is executed at each step.

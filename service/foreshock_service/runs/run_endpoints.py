@@ -8,7 +8,7 @@ from starlette.concurrency import run_in_threadpool
 
 from foreshock.api import diagnosis, runs
 from foreshock.model_kind import ModelKind
-from foreshock_service.platform import parameters, security
+from foreshock_service.platform import pagination, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.tables import is_identifier
 from foreshock_service.runs import runs as service
@@ -81,9 +81,9 @@ def list_runs(
     verdict: Annotated[
         diagnosis.Verdict | None, Query(description="only runs whose diagnosis has this verdict")
     ] = None,
-    cursor: parameters.Cursor = None,
-    limit: parameters.Limit = 50,
-) -> parameters.Page[runs.RunRecord]:
+    cursor: pagination.Cursor = None,
+    limit: pagination.Limit = 50,
+) -> pagination.Page[runs.RunRecord]:
     """List runs, newest first."""
     chosen = service.RunFilter(principal.projects(project), key, model, model_kind, tuple(state or ()), search, verdict)
     with context.database.read() as session:

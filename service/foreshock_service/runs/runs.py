@@ -13,7 +13,7 @@ from foreshock.api.runs import RunRecord, ShownRunState
 from foreshock.diagnosis.quantities import check_declared
 from foreshock.learning_rate.advice import AdviceMode
 from foreshock.model_kind import ModelKind
-from foreshock_service.platform import audit, parameters, problem, security
+from foreshock_service.platform import audit, pagination, parameters, problem, security
 from foreshock_service.platform.context import EventBus, ServiceContext
 from foreshock_service.platform.database.engine import insert_if_absent
 from foreshock_service.platform.database.tables import NEWEST_ATTEMPT_FIRST, Attempt, Run, new_identifier
@@ -219,7 +219,7 @@ def get_or_create_run(
     return run, created
 
 
-def list_runs(session: Session, chosen: RunFilter, cursor: str | None, limit: int) -> parameters.Page[RunRecord]:
+def list_runs(session: Session, chosen: RunFilter, cursor: str | None, limit: int) -> pagination.Page[RunRecord]:
     """Return one page of the chosen runs that are not deleted, newest first."""
     query = select(Run).where(Run.deleted_at_us.is_(None), *(Run.project == project for project in chosen.projects))
     for column, value in ((Run.key, chosen.key), (Run.model, chosen.model)):
@@ -234,7 +234,7 @@ def list_runs(session: Session, chosen: RunFilter, cursor: str | None, limit: in
     if chosen.search is not None:
         found_in = (Run.name, Run.key)
         query = query.where(or_(*(each.icontains(chosen.search, autoescape=True) for each in found_in)))
-    return parameters.page_of_query(
+    return pagination.page_of_query(
         session, query, (Run.created_at_us, Run.id), cursor, limit,
         lambda rows: run_records(session, [run for (run,) in rows]),
     )  # fmt: skip

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session, aliased
 from foreshock.api.records import from_attributes
 from foreshock.api.runs import Coverage, IncompleteStep, OfStep, StatisticsStep, StepRecord
 from foreshock.clock import now_us
-from foreshock_service.platform import parameters, problem, security
+from foreshock_service.platform import pagination, parameters, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Run, Shard, Step
 from foreshock_service.runs import attempts, events, run_endpoints, runs, shard_decoding
@@ -46,15 +46,15 @@ def list_steps(
     context: Context,
     principal: security.Reader,
     attempt: parameters.ActiveOrAttempt = None,
-    cursor: parameters.Cursor = None,
-    limit: parameters.Limit = 200,
-) -> parameters.Page[StepRecord]:
+    cursor: pagination.Cursor = None,
+    limit: pagination.Limit = 200,
+) -> pagination.Page[StepRecord]:
     """List the steps of a run, in order."""
     with context.database.read() as session:
         runs.get_run(session, principal, run)
-        after = int(parameters.decode_cursor(cursor, (int,))[0]) if cursor is not None else -1
+        after = int(pagination.decode_cursor(cursor, (int,))[0]) if cursor is not None else -1
         rows = steps_after(session, run, attempt, after, limit + 1)
-    return parameters.page_of(rows, limit, lambda step: (step.step,))
+    return pagination.page_of(rows, limit, lambda step: (step.step,))
 
 
 def steps_after(session: Session, run_id: str, attempt: int | None, after: int, limit: int) -> list[StepRecord]:

@@ -19,7 +19,7 @@ from foreshock.clock import now_us
 from foreshock.diagnosis.weights import ENGINES_OFF, TITLE, WEIGHTS_DIFFER, WHAT_TO_DO, verdict_in_words
 from foreshock.notary.compare import Holding, Verdict, judge
 from foreshock.notary.pieces import Piece, Tensors
-from foreshock_service.platform import parameters, security
+from foreshock_service.platform import pagination, parameters, security
 from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import WeightsReport
@@ -95,19 +95,19 @@ def list_weights(
     run: run_endpoints.RunIdentifier,
     context: Context,
     principal: security.Reader,
-    cursor: parameters.Cursor = None,
-    limit: parameters.Limit = 200,
-) -> parameters.Page[WeightsRecord]:
+    cursor: pagination.Cursor = None,
+    limit: pagination.Limit = 200,
+) -> pagination.Page[WeightsRecord]:
     """List what each engine held after each weight sync, as the notary found it, by step and engine."""
     with context.database.read() as session:
         runs.get_run(session, principal, run)
-        after = parameters.decode_cursor(cursor, (int, int, str)) if cursor is not None else (-1, -1, "")
+        after = pagination.decode_cursor(cursor, (int, int, str)) if cursor is not None else (-1, -1, "")
         table = WeightsReport
         position = (table.step, table.attempt, table.holder)
         judged = (table.run_id == run, table.verdict.is_not(None), tuple_(*position) > after)
         rows = session.scalars(select(table).where(*judged).order_by(*position).limit(limit + 1))
         found = [_record(row) for row in rows]
-    return parameters.page_of(found, limit, lambda row: (row.step, row.attempt, f"{_ENGINE}{row.engine}"))
+    return pagination.page_of(found, limit, lambda row: (row.step, row.attempt, f"{_ENGINE}{row.engine}"))
 
 
 def store_weights(

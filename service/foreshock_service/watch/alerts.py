@@ -16,7 +16,7 @@ from foreshock.api.watch import STANDING, AlertOfRun, AlertRecord, AlertState
 from foreshock.clock import now_us
 from foreshock.diagnosis.rule import DELIVERY_RULES, Event
 from foreshock.severity import Severity
-from foreshock_service.platform import audit, parameters, problem, security
+from foreshock_service.platform import audit, pagination, parameters, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Alert, Run, new_identifier
 from foreshock_service.runs import attempts, events, run_endpoints, runs
@@ -51,13 +51,13 @@ def alerts_of_run(
     states: Sequence[AlertState],
     cursor: str | None,
     limit: int,
-) -> parameters.Page[AlertRecord]:
+) -> pagination.Page[AlertRecord]:
     """Return one page of a run's alerts, newest step first; no states: all of them. Raises RunNotFound, RunDeleted."""
     runs.get_run(session, principal, run_id)
     query = select(Alert).where(Alert.run_id == run_id)
     if states:
         query = query.where(Alert.state.in_(states))
-    return parameters.page_of_query(
+    return pagination.page_of_query(
         session, query, (Alert.step, Alert.id), cursor, limit,
         lambda rows: [from_attributes(AlertRecord, row) for (row,) in rows],
     )  # fmt: skip
@@ -65,7 +65,7 @@ def alerts_of_run(
 
 def alerts_of_runs(
     session: Session, chosen: AlertFilter, cursor: str | None, limit: int
-) -> parameters.Page[AlertOfRun]:
+) -> pagination.Page[AlertOfRun]:
     """Return one page of the alerts of all chosen runs that are not deleted, the last changed first."""
     query = select(Alert, Run.key, Run.project).join(Run, Run.id == Alert.run_id).where(Run.deleted_at_us.is_(None))
     query = query.where(*(Run.project == project for project in chosen.projects))
@@ -75,7 +75,7 @@ def alerts_of_runs(
     def read(rows: Sequence[Any]) -> list[AlertOfRun]:
         return [from_attributes(AlertOfRun, row, run=row.run_id, run_key=key, project=of) for row, key, of in rows]
 
-    return parameters.page_of_query(session, query, (Alert.changed_at_us, Alert.id), cursor, limit, read)
+    return pagination.page_of_query(session, query, (Alert.changed_at_us, Alert.id), cursor, limit, read)
 
 
 def open_alerts(session: Session, run_id: str) -> Sequence[Alert]:
@@ -270,15 +270,15 @@ Several = Query(max_length=20, description="absent: all")
 AlertIdentifier = Annotated[str, Path(max_length=100, pattern=r"^[A-Za-z0-9_]+$")]
 
 
-@router.get("/runs/{run}/alerts", response_model=parameters.Page[AlertRecord], responses=long_polls.NOT_MODIFIED)
+@router.get("/runs/{run}/alerts", response_model=pagination.Page[AlertRecord], responses=long_polls.NOT_MODIFIED)
 async def list_alerts(
     run: run_endpoints.RunIdentifier,
     context: Context,
     principal: security.Reader,
     polls: long_polls.LongPollsOfApp,
     state: Annotated[list[AlertState] | None, Query(max_length=4, description="absent: all")] = None,
-    cursor: parameters.Cursor = None,
-    limit: parameters.Limit = parameters.DEFAULT_LIMIT,
+    cursor: pagination.Cursor = None,
+    limit: pagination.Limit = pagination.DEFAULT_LIMIT,
     wait: Annotated[
         float, Query(ge=0, le=long_polls.LONGEST_WAIT_SECONDS, description="seconds to wait for a change of an alert")
     ] = 0.0,
@@ -308,9 +308,9 @@ def list_alerts_of_runs(
     state: Annotated[list[AlertState] | None, Several] = None,
     severity: Annotated[list[Severity] | None, Several] = None,
     rule: Annotated[list[parameters.Name] | None, Several] = None,
-    cursor: parameters.Cursor = None,
-    limit: parameters.Limit = 50,
-) -> parameters.Page[AlertOfRun]:
+    cursor: pagination.Cursor = None,
+    limit: pagination.Limit = 50,
+) -> pagination.Page[AlertOfRun]:
     """Return the alerts of all runs that the key may see, the last changed first."""
     chosen = AlertFilter(principal.projects(project), tuple(state or ()), tuple(severity or ()), tuple(rule or ()))
     with context.database.read() as session:

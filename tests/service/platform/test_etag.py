@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foreshock_service.platform.parameters import etag_of, matches, names_version
+from foreshock_service.platform.etags import etag_of, matches, names_version
 
 
 def test_tags_are_equal_only_for_equal_versions_and_bodies() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from foreshock_service.platform.parameters import InvalidCursor, decode_cursor, encode_cursor
+from foreshock_service.platform.pagination import InvalidCursor, decode_cursor, encode_cursor
 
 
 def forged(key: Any) -> str:

@@ -9,7 +9,7 @@ from pydantic import StringConstraints
 from starlette.exceptions import HTTPException
 
 from foreshock import page_addresses, probe_kinds
-from foreshock_service.platform import parameters, security
+from foreshock_service.platform import pagination, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.present.pages import rendering, sessions
 from foreshock_service.present.pages.presenters import alerts, attribution, compare, figures, rollout, run_list, saved
@@ -52,7 +52,7 @@ def show_runs(
 
 @pages.get("/alerts")
 def show_alerts(
-    visitor: sessions.ReaderSession, cursor: parameters.Cursor = None, state: Asked = "open", severity: Asked = ""
+    visitor: sessions.ReaderSession, cursor: pagination.Cursor = None, state: Asked = "open", severity: Asked = ""
 ) -> Response:
     """Return the page of the alerts of all runs: the open ones, unless another state or none is asked for."""
     return visitor.page("alerts.html", alerts.alerts_page, state, severity, cursor)

@@ -24,7 +24,7 @@ from foreshock.doctor.findings import explained, fix_of
 from foreshock.lint import CHECKS
 from foreshock.model_kind import MODEL_KIND_NAMES, ModelKind
 from foreshock_service.platform.database.tables import Run
-from foreshock_service.platform.parameters import matches
+from foreshock_service.platform.etags import matches
 from foreshock_service.present.pages.figures import attribution, drawing
 from foreshock_service.present.pages.view_models import Label, Moment, Tone, Value, Visitor
 

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from foreshock import clock, digests, errors, probe_kinds
 from foreshock.api.probes import ProbeRecord
 from foreshock.scorers import EXACT_PAIRS, VARIANTS, available_scorers
-from foreshock_service.platform import parameters, problem, security
+from foreshock_service.platform import pagination, parameters, problem, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
 from foreshock_service.platform.database.tables import Checkpoint, Run, Shard, new_identifier, probes
@@ -49,9 +49,9 @@ def list_probes(
     context: Context,
     principal: security.Reader,
     step: Annotated[int | None, Query(ge=0, le=parameters.LARGEST_STEP)] = None,
-    cursor: parameters.Cursor = None,
-    limit: parameters.Limit = 50,
-) -> parameters.Page[ProbeRecord]:
+    cursor: pagination.Cursor = None,
+    limit: pagination.Limit = 50,
+) -> pagination.Page[ProbeRecord]:
     """Return a page of a run's probes, newest first."""
     with context.database.read() as session:
         return service.list_probes(session, principal, run, step, cursor, limit)
@@ -63,9 +63,9 @@ def list_probes_of_runs(
     principal: security.Reader,
     project: Annotated[parameters.Name | None, Query()] = None,
     kind: Annotated[parameters.Name | None, Query(description="such as `exact` or `doctor`; absent: all")] = None,
-    cursor: parameters.Cursor = None,
-    limit: parameters.Limit = 50,
-) -> parameters.Page[ProbeRecord]:
+    cursor: pagination.Cursor = None,
+    limit: pagination.Limit = 50,
+) -> pagination.Page[ProbeRecord]:
     """Return a page of the probes of all runs that the key may see, newest first."""
     with context.database.read() as session:
         return service.list_probes_of_runs(session, principal.projects(project), kind, cursor, limit)

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from foreshock.api.probes import ProbeRecord
 from foreshock.api.watch import STANDING
 from foreshock.clock import now_us
-from foreshock_service.platform import audit, parameters, problem, security
+from foreshock_service.platform import audit, pagination, problem, security
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.platform.database.tables import Alert, Checkpoint, Lease, Probe, ProbeJob, Run, Shard, Worker
@@ -62,7 +62,7 @@ def read_probe(session: Session, principal: security.Principal, probe_id: str) -
 
 def list_probes(
     session: Session, principal: security.Principal, run_id: str, step: int | None, cursor: str | None, limit: int
-) -> parameters.Page[ProbeRecord]:
+) -> pagination.Page[ProbeRecord]:
     """Return one page of a run's probes, newest first. Raises RunNotFound, RunDeleted."""
     runs.get_run(session, principal, run_id)
     at_step = (Probe.step == step,) if step is not None else ()
@@ -71,7 +71,7 @@ def list_probes(
 
 def list_probes_of_runs(
     session: Session, projects: Sequence[str], kind: str | None, cursor: str | None, limit: int
-) -> parameters.Page[ProbeRecord]:
+) -> pagination.Page[ProbeRecord]:
     """Return one page of the probes of all runs, newest first; a run's project must equal all of `projects`."""
     of_runs = (Run.deleted_at_us.is_(None), *(Run.project == project for project in projects))
     of_kind = (Probe.kind == kind,) if kind is not None else ()
@@ -80,10 +80,10 @@ def list_probes_of_runs(
 
 def _page(
     session: Session, conditions: Iterable[ColumnElement[bool]], cursor: str | None, limit: int
-) -> parameters.Page[ProbeRecord]:
+) -> pagination.Page[ProbeRecord]:
     query = select(Probe, Run.project).join(Run, Run.id == Probe.run_id).where(*conditions)
     keys = (Probe.created_at_us, Probe.id)
-    return parameters.page_of_query(session, query, keys, cursor, limit, partial(_read, session))
+    return pagination.page_of_query(session, query, keys, cursor, limit, partial(_read, session))
 
 
 def retry_probe(session: Session, principal: security.Principal, probe_id: str) -> ProbeRecord:

@@ -6,7 +6,7 @@ from fastapi import Header, Query, Response, status
 from starlette.concurrency import run_in_threadpool
 
 from foreshock.api.watch import DecisionRecord
-from foreshock_service.platform import parameters, security
+from foreshock_service.platform import pagination, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.runs.run_endpoints import RunIdentifier
 from foreshock_service.watch import long_polls
@@ -88,9 +88,9 @@ def list_decisions(
     run: RunIdentifier,
     context: Context,
     principal: security.Reader,
-    cursor: parameters.Cursor = None,
-    limit: parameters.Limit = 200,
-) -> parameters.Page[DecisionRecord]:
+    cursor: pagination.Cursor = None,
+    limit: pagination.Limit = 200,
+) -> pagination.Page[DecisionRecord]:
     """Return a page of the append-only log of decisions, oldest first."""
     with context.database.read() as session:
         return service.list_decisions(session, principal, run, cursor, limit)

@@ -18,7 +18,7 @@ from foreshock.learning_rate import decisions, reasons, schedule
 from foreshock.learning_rate.advice import AdviceMode
 from foreshock.learning_rate.loop import LoopSettings, LoopState, finding
 from foreshock.learning_rate.remedies import Remedies, evaluate_remedies, favoured, is_wanted
-from foreshock_service.platform import audit, parameters, problem, security
+from foreshock_service.platform import audit, pagination, problem, security
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.replay.probes.policies import steps_between_probes
 from foreshock_service.runs import attempts, corrections, events, measurements, runs
@@ -221,11 +221,11 @@ def operate(
 
 def list_decisions(
     session: Session, principal: security.Principal, run_id: str, cursor: str | None, limit: int
-) -> parameters.Page[watch.DecisionRecord]:
+) -> pagination.Page[watch.DecisionRecord]:
     """Return one page of the log of decisions, oldest first."""
     runs.get_run(session, principal, run_id)
     table = tables.AdviceDecision
-    return parameters.page_of_query(
+    return pagination.page_of_query(
         session, select(table).where(table.run_id == run_id), (table.revision,), cursor, limit,
         lambda rows: [records.from_attributes(watch.DecisionRecord, *row) for row in rows], rising=True,
     )  # fmt: skip

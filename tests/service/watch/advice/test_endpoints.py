@@ -19,7 +19,7 @@ from foreshock import Client
 from foreshock.api.watch import advice_record
 from foreshock.learning_rate import AdviceFeed
 from foreshock.learning_rate.advice import Advice
-from foreshock_service.platform.parameters import etag_of
+from foreshock_service.platform.etags import etag_of
 from tests.service.sending import make_batch, start_run
 from tests.service.server import RunningServer
 from tests.service.watch.advice.test_loop_inputs import LAG
