@@ -10,17 +10,17 @@ import pytest
 
 from foreshock import Client
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.keys import Scope, create_key, new_secret, revoke_key
+from foreshock_service.platform.keys import Scope, revoke_key
 from tests.ports import free_port
+from tests.service.keys import make_key
 from tests.service.server import RunningServer
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
-def make_key(database: Database, project: str) -> tuple[str, str]:
-    secret = new_secret()
-    key = database.write(lambda session: create_key(session, secret, "test", project, [Scope.INGEST, Scope.READ]))
-    return key.id, secret
+def key_of(database: Database, project: str) -> tuple[str, str]:
+    key, headers = make_key(database, Scope.INGEST, Scope.READ, project=project)
+    return key, headers["Authorization"].removeprefix("Bearer ")
 
 
 def client(url: str, spool: Path, project: str, key: str) -> Client:
@@ -39,7 +39,7 @@ def test_spool_of_another_projects_key_holds_nothing_up(
     server: RunningServer, database: Database, tmp_path: Path, revoked: bool
 ) -> None:
     spool = tmp_path / "spool"
-    (left_id, left_key), (_, own_key) = make_key(database, "theirs"), make_key(database, "ours")
+    (left_id, left_key), (_, own_key) = key_of(database, "theirs"), key_of(database, "ours")
     leave_behind(spool, "theirs", left_key)
     if revoked:
         database.write(lambda session: revoke_key(session, left_id))
@@ -61,7 +61,7 @@ def test_spool_of_another_projects_key_holds_nothing_up(
 def test_next_key_of_the_project_sends_what_a_revoked_one_left(
     server: RunningServer, database: Database, tmp_path: Path
 ) -> None:
-    (old_id, old_key), (_, new_key) = make_key(database, "ours"), make_key(database, "ours")
+    (old_id, old_key), (_, new_key) = key_of(database, "ours"), key_of(database, "ours")
     leave_behind(tmp_path / "spool", "ours", old_key)
     database.write(lambda session: revoke_key(session, old_id))
     again = client(server.url, tmp_path / "spool", "ours", new_key)
@@ -77,7 +77,7 @@ def test_folder_that_another_user_planted_is_never_sent(
     server: RunningServer, database: Database, tmp_path: Path
 ) -> None:
     spool = tmp_path / "spool"
-    _, key = make_key(database, "ours")
+    _, key = key_of(database, "ours")
     leave_behind(spool, "ours", key)
     (planted,) = {path.parent for path in spool.glob("*/*.item")}
     for path in (planted, *planted.iterdir()):

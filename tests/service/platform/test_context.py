@@ -44,21 +44,6 @@ def stored(database: Database) -> list[int]:
         return list(session.scalars(text("SELECT number FROM events ORDER BY number")))
 
 
-def test_handlers_write_in_the_transaction_of_the_publisher(database: Database) -> None:
-    events = EventBus()
-    events.subscribe(Happened, store)
-    database.write(lambda session: events.publish(session, Happened(1)))
-    assert stored(database) == [1]
-
-    def fail(session: Session, event: Happened) -> None:
-        raise RuntimeError(f"event {event.number} failed")
-
-    events.subscribe(Happened, fail)
-    with pytest.raises(RuntimeError, match="event 2 failed"):
-        database.write(lambda session: events.publish(session, Happened(2)))
-    assert stored(database) == [1]
-
-
 def test_handlers_of_exactly_the_type_run_and_those_after_the_commit_see_what_was_committed(database: Database) -> None:
     events, seen = EventBus(), []
     events.subscribe(Happened, store)

@@ -13,12 +13,6 @@ from foreshock_service.platform.settings import Settings
 from tests.service.postgres import PostgresCluster
 
 
-def test_a_service_in_order_is_ready(http: httpx.Client) -> None:
-    answer = http.get("/readyz")
-    assert answer.status_code == 200
-    assert set(answer.json()["checks"].values()) == {"ok"}
-
-
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_frozen_database_makes_the_service_unready_and_leaves_it_alive(
     http: httpx.Client, postgres: PostgresCluster

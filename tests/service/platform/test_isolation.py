@@ -11,8 +11,9 @@ from fastapi.routing import APIRoute
 
 from foreshock_service.app import api_routes
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.keys import Scope, create_key, new_secret
+from foreshock_service.platform.keys import Scope
 from foreshock_service.present.pages.endpoints import ROUTERS as PAGES
+from tests.service.keys import make_key
 from tests.service.sending import make_batch, start_run
 from tests.service.working import LeaseHolder, announce_checkpoint, ask_for_lease, ask_for_probe
 
@@ -47,12 +48,6 @@ def theirs(http: httpx.Client, database: Database) -> dict[str, str]:
     }
 
 
-def key_of(database: Database, *scopes: Scope) -> dict[str, str]:
-    secret = new_secret()
-    database.write(lambda session: create_key(session, secret, "test", "ours", scopes))
-    return {"Authorization": f"Bearer {secret}"}
-
-
 def calls() -> Iterator[tuple[str, str]]:
     """Yield method and path of every call of the API, and of the pages of runs."""
     pages = [route for router in PAGES for route in router.routes if isinstance(route, APIRoute)]
@@ -66,7 +61,7 @@ def calls() -> Iterator[tuple[str, str]]:
 def test_no_call_reaches_another_project(
     http: httpx.Client, database: Database, theirs: dict[str, str], scopes: tuple[Scope, ...]
 ) -> None:
-    headers = key_of(database, *scopes) | {"X-Foreshock-Lease-Token": theirs["token"]}
+    headers = make_key(database, *scopes, project="ours")[1] | {"X-Foreshock-Lease-Token": theirs["token"]}
     asked = 0
     for method, path in calls():
         url = path
@@ -81,7 +76,6 @@ def test_no_call_reaches_another_project(
             asked += 1
     assert asked > 40
     # Nothing was changed: the run is there, with its name, for its own project.
-    mine = new_secret()
-    database.write(lambda session: create_key(session, mine, "test", "theirs", [Scope.READ]))
-    run = http.get(f"/v1/runs/{theirs['run']}", headers={"Authorization": f"Bearer {mine}"}).raise_for_status().json()
+    _, mine = make_key(database, Scope.READ, project="theirs")
+    run = http.get(f"/v1/runs/{theirs['run']}", headers=mine).raise_for_status().json()
     assert (run["name"], run["state"], run["advice_mode"]) == (SECRET, "running", "shadow")

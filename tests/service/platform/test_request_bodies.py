@@ -9,8 +9,9 @@ import pytest
 from starlette.types import Message
 
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.keys import Scope, create_key, new_secret
+from foreshock_service.platform.keys import Scope
 from foreshock_service.platform.request_guards import ReceivedBody
+from tests.service.keys import make_key
 from tests.service.sending import PARQUET, start_run
 
 sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -43,7 +44,7 @@ def test_body_with_a_content_encoding_is_refused_with_what_to_send(http: httpx.C
 def test_body_without_a_valid_key_is_not_read(
     http: httpx.Client, database: Database, monkeypatch: pytest.MonkeyPatch, secret: str | None
 ) -> None:
-    database.write(lambda session: create_key(session, new_secret(), "a key", None, [Scope.ADMIN]))
+    make_key(database, Scope.ADMIN)
 
     async def read(self: object) -> Message:
         raise AssertionError("the body was read")

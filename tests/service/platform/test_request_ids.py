@@ -20,15 +20,6 @@ def test_valid_id_is_kept_and_others_are_replaced(http: httpx.Client) -> None:
     assert len(made) == 5
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [("GET", "/v1/runs/none", 404), ("GET", "/nowhere", 404), ("POST", "/v1/runs", 422), ("PUT", "/v1/runs", 405)],
-)
-def test_problem_has_the_id(http: httpx.Client, method: str, path: str, status: int) -> None:
-    answer = http.request(method, path, headers={"X-Request-Id": "abc"}, json={})
-    assert (answer.status_code, answer.json()["request_id"], answer.headers["X-Request-Id"]) == (status, "abc", "abc")
-
-
 def test_refused_host_has_the_id(http: httpx.Client) -> None:
     answer = http.get("/livez", headers={"X-Request-Id": "abc", "Host": "elsewhere"})
     assert (answer.status_code, answer.json()["request_id"]) == (400, "abc")

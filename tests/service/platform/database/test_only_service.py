@@ -13,38 +13,7 @@ import pytest
 
 from foreshock.errors import ConfigurationError
 from foreshock_service.platform.database.opening import only_service
-from tests.paths import REPOSITORY
 from tests.service.operation.processes import service_process
-
-HOLDER = """
-import sys, time
-from foreshock_service.platform.database.opening import only_service
-with only_service(sys.argv[1]):
-    print("held", flush=True)
-    time.sleep(600)
-"""
-
-
-def holder(url: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen([sys.executable, "-c", HOLDER, url], stdout=subprocess.PIPE, cwd=REPOSITORY, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    return process
-
-
-def test_second_service_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/foreshock.db"
-    with holder(url) as first:
-        try:
-            refusal = pytest.raises(
-                ConfigurationError, match=f"another service .process {first.pid}. uses the database"
-            )
-            with refusal, only_service(url):
-                pass
-        finally:
-            first.kill()
-    with only_service(url):
-        pass
 
 
 def test_services_share_a_postgresql_database() -> None:

@@ -70,11 +70,6 @@ def pool() -> Iterator[DecoderPool]:
     pool.close()
 
 
-def test_tasks_run_in_other_processes(pool: DecoderPool) -> None:
-    assert pool.is_warm
-    assert pool.run(own_process) != os.getpid()
-
-
 def test_an_error_keeps_its_fields(pool: DecoderPool) -> None:
     with pytest.raises(InvalidRolloutsError) as caught:
         pool.run(complain)

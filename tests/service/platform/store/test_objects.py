@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import numpy as np
 import obstore
-import pyarrow.parquet as pq
 import pytest
 from pydantic import SecretStr
 
@@ -97,30 +96,6 @@ def test_a_large_file_is_uploaded_in_parts_and_read_by_ranges(store: ObjectToken
     store.remove(file.name)
     with pytest.raises(FileNotFoundError):
         file.read_bytes()
-
-
-def test_one_row_group_is_read_without_the_rest(store: ObjectTokenStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens = np.random.default_rng(1).integers(0, 32_768, 512 * 2000).astype(np.int32)
-    offsets = np.arange(513) * 2000
-    body = encode_rollouts(
-        RolloutBatch([f"sample-{row}" for row in range(512)], tokens[:512], np.arange(513), tokens, offsets)
-    )
-    put(store, "run_1/0001/shard", body)
-    # As of an object that is too large to be read whole.
-    monkeypatch.setattr(objects, "_READ_WHOLE_BYTES", 1000)
-    read: list[int] = []
-    plain = ObjectFile.read_range
-
-    def counting(file: ObjectFile, start: int, end: int) -> bytes:
-        read.append(end - start)
-        return plain(file, start, end)
-
-    monkeypatch.setattr(ObjectFile, "read_range", counting)
-    with store.file("run_1/0001/shard").open() as opened:
-        group = pq.ParquetFile(opened).read_row_group(5)
-    assert group.num_rows == 64
-    assert len(body) > 1_000_000
-    assert 0 < sum(read) < len(body) / 3
 
 
 def test_one_rollout_is_found_without_the_rest(store: ObjectTokenStore, monkeypatch: pytest.MonkeyPatch) -> None:

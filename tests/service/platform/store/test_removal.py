@@ -31,7 +31,7 @@ from foreshock_service.platform.store.tokens import (
 from foreshock_service.runs import ingest
 from tests.service.sending import make_batch, start_run
 from tests.service.server import RunningServer
-from tests.service.stored import count_rows, list_files
+from tests.service.stored import list_files
 
 _DIGEST = "sha256:" + "0123456789abcdef" * 4
 _HOUR = 3600.0
@@ -100,42 +100,6 @@ def test_old_orphans_are_removed_and_everything_else_stays(
     assert not (store.root / "run_unknown").exists()
 
 
-def test_a_sweep_without_a_grace_takes_no_file_of_an_acknowledged_shard(
-    http: httpx.Client, context: ServiceContext, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sweep all the time while shards are uploaded: what it takes is refused, and stored when it is sent again."""
-    sender = start_run(http)
-    publish = LocalTokenStore.publish
-
-    def publish_slowly(store: LocalTokenStore, temporary: Path, name: str) -> None:
-        publish(store, temporary, name)
-        # Sometimes the sweep sees a file that no row names.
-        time.sleep(0.01)
-
-    monkeypatch.setattr(LocalTokenStore, "publish", publish_slowly)
-    stop, taken = threading.Event(), 0
-
-    def sweep() -> None:
-        nonlocal taken
-        while not stop.wait(0.02):
-            taken += remove_orphans(context.store, context.database, -1.0)
-
-    thread = threading.Thread(target=sweep)
-    thread.start()
-    try:
-        for step in range(12):
-            body, status = encode_rollouts(make_batch(2, seed=step)), 503
-            while status == 503:
-                status = sender.put_shard(step, body).status_code
-            assert status == 201
-    finally:
-        stop.set()
-        thread.join()
-    assert len([name for name in list_files(settings) if name.endswith(".parquet")]) == 12
-    for step in range(12):
-        assert sender.get(f"steps/{step}/tokens").status_code == 200
-
-
 def test_an_upload_whose_file_was_taken_is_refused_and_stored_when_it_is_sent_again(
     http: httpx.Client, context: ServiceContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,13 +142,6 @@ def test_a_sweep_of_another_process_waits_for_a_commit_in_progress(
     thread.join()
     assert removed == [0]
     assert sender.get("steps/0/tokens").status_code == 200
-
-
-def test_refused_uploads_leave_no_file(http: httpx.Client, settings: Settings) -> None:
-    sender = start_run(http)
-    sender.put_shard(0, encode_rollouts(make_batch(2, seed=0)))
-    assert sender.put_shard(0, encode_rollouts(make_batch(2, seed=1))).status_code == 409
-    assert len(list_files(settings)) == count_rows(settings)["shards"] == 1
 
 
 def test_files_that_were_given_up_wait_for_their_removal(context: ServiceContext) -> None:
