@@ -221,14 +221,3 @@ def test_end_of_an_earlier_launch_does_not_end_the_next(http: httpx.Client) -> N
     assert state_after("finished", second.attempt) == "finished"
     assert state_after("failed", first.attempt) == "finished"
     assert state_after("running", None) == "running"
-
-
-def test_launch_that_arrives_late_leads_to_the_resume(http: httpx.Client) -> None:
-    run = http.post("/v1/runs", json={"key": "a-run"}).raise_for_status().json()["id"]
-    newest = late_attempt(Sender(http, run, 0), 3, 0.0)
-    older = late_attempt(newest, 0, 3600.0)
-    for step in range(5):
-        older.put_shard(step, make_batch(seed=step)).raise_for_status()
-    newest.put_shard(3, make_batch(seed=20)).raise_for_status()
-    active = [(each["step"], each["attempt"]) for each in newest.get("steps").json()["items"]]
-    assert active == [(0, 2), (1, 2), (2, 2), (3, 1)]

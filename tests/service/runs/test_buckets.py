@@ -173,13 +173,3 @@ def test_unknown_condition_limit_or_step_is_refused(sender: Sender) -> None:
     assert sender.get("steps/4/buckets", by="colour").status_code == 422
     assert sender.get("steps/4/buckets", by="token_id", limit=513).status_code == 422
     assert sender.get("steps/5/buckets", by="lag").status_code == 404
-
-
-def test_default_buckets_are_by_probability(sender: Sender) -> None:
-    answer = sender.get("steps/4/buckets").json()
-    assert answer == sender.get("steps/4/buckets", by="probability").json()
-    assert len(answer["edges"]) == len(answer["columns"]["tokens"]) + 1
-    assert all(isinstance(edge, float) for edge in answer["edges"])
-    assert set(answer["columns"]) == {
-        "tokens", "mean_abs_d", "mean_d", "k3_kl", "max_abs_d", "mean_abs_probability_difference",
-    }  # fmt: skip

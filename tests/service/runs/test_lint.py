@@ -177,13 +177,6 @@ def test_examples_are_escaped_on_pages(http: httpx.Client) -> None:
     assert run.get("steps/1/lint").json()["warnings"][0]["where"][0]["token"] == 0
 
 
-@pytest.mark.parametrize("path", ["lint", "steps/1/lint"])
-def test_lint_of_missing_run_is_not_found(http: httpx.Client, path: str) -> None:
-    answer = http.get(f"/v1/runs/run_nowhere/{path}")
-    assert answer.status_code == 404
-    assert answer.headers["content-type"] == "application/problem+json"
-
-
 def test_scalar_entropy_judges_k3_whenever_it_arrives(http: httpx.Client) -> None:
     run = start_run(http)
     http.patch(f"/v1/runs/{run.run}", json={"model_kind": "dense"}).raise_for_status()

@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from urllib.parse import quote
 
 import httpx
 import pytest
 
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.keys import Scope, create_key, new_secret
+from foreshock_service.platform.keys import Scope
+from tests.service.keys import make_key
 from tests.service.sending import Sender, make_batch, start_run
 
 KEYS = ("nightly", "team/run 7", "100%", "a%2Fb", "größe", "r?x=1#y", "run_1")
-Headers = dict[str, str]
 
 
 def new_run(http: httpx.Client, key: str, project: str = "default") -> str:
     """Return the id of a new run."""
     return str(http.post("/v1/runs", json={"key": key, "project": project}).raise_for_status().json()["id"])
-
-
-@pytest.fixture
-def bound_to(database: Database) -> Callable[[str | None], Headers]:
-    """Return the headers of a new API key that is bound to a project."""
-
-    def make(project: str | None) -> Headers:
-        secret = new_secret()
-        scopes = [Scope.READ, Scope.INGEST]
-        database.write(lambda session: create_key(session, secret, "test", project, scopes))
-        return {"Authorization": f"Bearer {secret}"}
-
-    return make
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -65,12 +51,10 @@ def test_two_projects_with_one_key_need_the_project(http: httpx.Client) -> None:
     assert http.get("/v1/runs/nightly", params={"project": "a"}).status_code == 410
 
 
-def test_bound_key_sees_no_run_of_another_project(
-    http: httpx.Client, bound_to: Callable[[str | None], Headers]
-) -> None:
+def test_bound_key_sees_no_run_of_another_project(http: httpx.Client, database: Database) -> None:
     own, foreign = new_run(http, "nightly", "a"), new_run(http, "nightly", "b")
     new_run(http, "secret", "b")
-    headers = bound_to("a")
+    _, headers = make_key(database, Scope.READ, Scope.INGEST, project="a")
     assert http.get("/v1/runs/nightly", headers=headers).json()["id"] == own
     missing = http.get("/v1/runs/nowhere", headers=headers)
     for path in ("/v1/runs/secret", "/v1/runs/secret?project=b", "/v1/runs/nowhere?project=b", "/runs/b/secret"):
@@ -87,9 +71,9 @@ def test_bound_key_sees_no_run_of_another_project(
     assert http.get("/v1/runs", params={"key": "secret"}, headers=headers).json()["items"] == []
 
 
-def test_address_by_key_needs_an_api_key(http: httpx.Client, bound_to: Callable[[str | None], Headers]) -> None:
+def test_address_by_key_needs_an_api_key(http: httpx.Client, database: Database) -> None:
     new_run(http, "nightly")
-    bound_to(None)
+    make_key(database, Scope.READ)
     assert http.get("/v1/runs/nightly").status_code == http.get("/v1/runs/nowhere").status_code == 401
     page = http.get("/runs/default/nightly")
     assert (page.status_code, page.headers["location"]) == (303, "/login?next=/runs/default/nightly")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import inspect, update
+from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from foreshock_service.platform.database.session import Database
@@ -25,38 +25,6 @@ def add_run(session: Session) -> None:
             updated_at_us=1,
         )
     )
-
-
-def test_a_locked_run_has_every_column_and_no_change(database: Database) -> None:
-    database.write(add_run)
-    with database.read() as session:
-        expected = {column.key: getattr(session.get(Run, "run_a"), column.key) for column in Run.__table__.columns}
-
-    def lock(session: Session) -> dict[str, object]:
-        run = lock_run_for_background(session, "run_a")
-        assert run is not None
-        assert not session.is_modified(run)
-        assert inspect(run).persistent
-        assert session.get(Run, "run_a") is run
-        return {column.key: getattr(run, column.key) for column in Run.__table__.columns}
-
-    assert database.write(lock) == expected
-    assert expected["scalar_names"] == {"reward": "score"}
-
-
-def test_what_is_changed_in_a_locked_run_is_stored(database: Database) -> None:
-    database.write(add_run)
-
-    def change(session: Session) -> None:
-        run = lock_run_for_background(session, "run_a")
-        assert run is not None
-        run.name = "second"
-
-    database.write(change)
-    with database.read() as session:
-        run = session.get(Run, "run_a")
-        assert run is not None
-        assert (run.name, run.state, run.created_at_us) == ("second", "running", 1)
 
 
 def test_a_run_that_was_read_before_is_refreshed_by_its_lock(database: Database) -> None:

@@ -249,16 +249,6 @@ def test_pages_say_what_they_rest_on(http: httpx.Client) -> None:
     assert "Among 6 of 40 rollouts in full." in tokens
 
 
-def test_full_logging_rests_on_all_tokens(http: httpx.Client) -> None:
-    run = start_run(http)
-    run.put_shard(0, make_batch(10)).raise_for_status()
-    assert run.get("steps").json()["items"][0]["coverage"] == "all tokens"
-    assert run.get("measurements").json()["statistics_steps"] == []
-    for path in ("buckets", "tokens", "lint", "corrections"):
-        coverage = run.get(f"steps/0/{path}").json()["coverage"]
-        assert (coverage["rests_on"], coverage["text"]) == ("all tokens", "all tokens"), path
-
-
 def of_prompts(*, seed: int, solved: float, with_target: bool = True) -> RolloutBatch:
     """Return 1,024 rollouts of 128 groups of 8, of which a share is rewarded with 1, the others with 0."""
     random = np.random.default_rng(seed)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import tempfile
+from dataclasses import replace
 
 import httpx
 import numpy as np
@@ -17,6 +19,7 @@ from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings
 from tests.service.sending import make_batch, start_run
 from tests.service.server import RunningServer
+from tests.service.stored import list_files
 
 
 def difference_of(batch: RolloutBatch) -> NDArray[np.float64]:
@@ -121,3 +124,25 @@ def test_an_answer_beyond_the_cap_says_how_to_ask_for_less(settings: Settings, d
         assert "from_position" in answer.json()["detail"]
         part = sender.get("steps/2/tokens", sample_id=batch.sample_ids[4], to_position=2).raise_for_status()
         assert len(part.json()["items"]) == 3
+
+
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+@on_sqlite
+def test_rollouts_of_all_shards_are_one_file(
+    http: httpx.Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # They are joined on the disk of the store: the system's folder may be in memory.
+    monkeypatch.setattr(tempfile, "tempdir", "/not-there")
+    run = start_run(http)
+    plain = replace(make_batch(5, seed=1), reward=None)
+    for shard, batch in enumerate((plain, make_batch(7, seed=2))):
+        run.put_shard(3, batch, shard, 2).raise_for_status()
+    answer = run.get("steps/3/rollouts").raise_for_status()
+    table = pq.read_table(io.BytesIO(answer.content))
+    assert answer.headers["content-disposition"] == 'attachment; filename="step_3.parquet"'
+    assert table["sample_id"].to_pylist() == [*plain.sample_ids, *make_batch(7, seed=2).sample_ids]
+    assert table["reward"].null_count == 5
+    assert run.get("steps/4/rollouts").status_code == 404
+    assert len(list_files(settings)) == 2

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
 import pytest
+from fastapi import FastAPI
+from sqlalchemy import event, select
 
 from foreshock.digests import digest_of_bytes
 from foreshock.rollouts import decode_rollouts, encode_rollouts
-from foreshock_service.app import create_app
-from foreshock_service.platform.decoding.pool import DecoderPool
+from foreshock_service.platform.database.tables import Shard
 from foreshock_service.platform.settings import Settings
-from foreshock_service.runs.shards import close_waiting_steps
 from tests.service.sending import make_batch, start_run
-from tests.service.server import RunningServer
 from tests.service.stored import count_rows, list_files
 
 
@@ -85,16 +86,6 @@ def test_conflicting_shard_counts_are_refused(http: httpx.Client, settings: Sett
     assert list_files(settings) == before
 
 
-def test_deleted_run_refuses_shards(http: httpx.Client, settings: Settings) -> None:
-    sender = start_run(http)
-    assert http.delete(f"/v1/runs/{sender.run}").status_code == 204
-    for answer in (sender.put_shard(0, make_batch()), sender.put_scalars(0, {"loss": 1.0}), sender.get("steps")):
-        assert answer.status_code == 410
-        assert answer.json()["type"] == "urn:foreshock:problem:run-deleted"
-    assert list_files(settings) == []
-    assert http.get("/v1/runs").json()["items"] == []
-
-
 def test_missing_attempt_is_refused_by_name(http: httpx.Client) -> None:
     run = http.post("/v1/runs", json={"key": "bare"}).json()["id"]
     answer = http.put(
@@ -138,36 +129,35 @@ def test_non_finite_log_probs_are_stored_counted_and_excluded_from_means(http: h
     assert columns["kl"] == expected["kl"]
 
 
-def test_placeholder_is_set_apart_and_the_rest_is_measured(http: httpx.Client) -> None:
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+@on_sqlite
+def test_steps_that_are_ready_while_the_writer_is_busy_are_committed_together(http: httpx.Client, app: FastAPI) -> None:
+    database = app.state.context.database
     sender = start_run(http)
-    batch = make_batch(8, seed=5)
-    assert batch.rollout_log_probs is not None
-    filled = batch.rollout_log_probs.copy()
-    filled[3] = -1e9
-    answer = sender.put_shard(0, make_batch(8, seed=5, rollout_log_probs=filled))
-    assert answer.status_code == 201, answer.text
-    columns = sender.get("measurements", comparison="trainer/rollout").json()["columns"]
-    assert columns["k3_kl"][0] < 1.0
-    assert columns["tokens"] == [batch.num_tokens - 1]
-    assert columns["nonfinite_behaviour"] == [1]
+    sender.put_shard(1, encode_rollouts(make_batch(seed=1))).raise_for_status()
+    commits: list[object] = []
+    event.listen(database._write_engine, "commit", commits.append)
+    entered, leave = threading.Event(), threading.Event()
 
+    def hold(_: object) -> None:
+        entered.set()
+        leave.wait(60)
 
-def test_incomplete_step_closes_after_grace_time_and_late_shard_refolds_it(
-    settings: Settings, decoders: DecoderPool
-) -> None:
-    impatient = settings.model_copy(update={"step_grace_seconds": 1e-6})
-    with (
-        RunningServer(create_app(impatient, decoders)) as server,
-        httpx.Client(base_url=server.url, timeout=60) as http,
-    ):
-        sender = start_run(http)
-        first, late = make_batch(seed=1), make_batch(seed=2)
-        assert sender.put_shard(0, first, 0, 2).json()["step_closed"] is False
-        assert sender.get("measurements").json()["columns"]["step"] == []
-        assert close_waiting_steps(server.app.state.context) == 1
-        assert close_waiting_steps(server.app.state.context) == 0
-        tokens = {"comparison": "trainer/rollout", "measure": "tokens"}
-        assert sender.get("measurements", **tokens).json()["columns"]["tokens"] == [first.num_tokens]
-        assert sender.put_shard(0, late, 1, 2).json()["step_closed"] is True
-        both = first.num_tokens + late.num_tokens
-        assert sender.get("measurements", **tokens).json()["columns"]["tokens"] == [both]
+    with ThreadPoolExecutor(4) as threads:
+        held = threads.submit(database.write, hold)
+        assert entered.wait(60)
+        sent = [threads.submit(sender.put_shard, step, encode_rollouts(make_batch(seed=step))) for step in (2, 3, 4)]
+        deadline = time.monotonic() + 60
+        while database.writes_waiting < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert database.writes_waiting == 3
+        leave.set()
+        held.result()
+        answers = [each.result() for each in sent]
+    assert all(answer.json()["step_closed"] for answer in answers)
+    # The unit that held the writer changes nothing, so it has no transaction.
+    assert len(commits) == 1
+    with database.read() as session:
+        assert session.scalars(select(Shard.step).order_by(Shard.step)).all() == [1, 2, 3, 4]
