@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import yaml
 from fastapi import FastAPI
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from sqlalchemy import event
 
@@ -397,16 +396,6 @@ def test_invented_accelerators_share_one_label_and_are_counted(http: httpx.Clien
     assert value(samples, "foreshock_workers", accelerator="other") == 6
     assert value(samples, "foreshock_workers", accelerator="nvidia-h200") == 1
     assert value(samples, "foreshock_exporter_other_accelerators") == 12
-
-
-@pytest.mark.parametrize("media_type", ["text/plain", "application/openmetrics-text"])
-def test_label_values_are_escaped(http: httpx.Client, media_type: str) -> None:
-    name = 'a "quoted" name with a \\ and ümlauts'
-    start_run(http, "escaped", name=name)
-    text = http.get("/metrics", headers={"Accept": media_type}).raise_for_status().text
-    parse = parse_text if media_type == "text/plain" else parse_openmetrics
-    names = [sample.labels["name"] for family in parse(text) for sample in family.samples if "name" in sample.labels]
-    assert names == [name]
 
 
 def test_a_late_shard_of_an_older_step_does_not_replace_the_newest_values(http: httpx.Client) -> None:

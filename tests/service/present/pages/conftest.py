@@ -17,15 +17,14 @@ import pytest
 from fastapi import FastAPI
 from playwright.sync_api import Browser, BrowserContext
 
-from foreshock.rollouts import BatchAttributes, RolloutBatch, encode_rollouts
+from foreshock.rollouts import BatchAttributes, RolloutBatch
 from foreshock_service.app import create_app
 from foreshock_service.platform.decoding.pool import DecoderPool
-from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE
 from foreshock_service.platform.settings import Settings
 from scripts.chromium import MISSING, chromium_program, running_chromium
 from tests.service.present.pages import fleet as runs
 from tests.service.present.pages.browsing import PATIENCE_MS, Visit
-from tests.service.sending import Sender
+from tests.service.sending import Sender, start_run
 from tests.service.server import RunningServer
 from tests.service.working import announce_checkpoint, ask_for_probe, work_off
 
@@ -77,18 +76,11 @@ class SentRun:
 
 def send_run(http: httpx.Client, key: str, name: str | None = None, steps: int = STEPS, noise: float = 0.01) -> SentRun:
     """Send a whole run as a trainer's client would."""
-    body = {"key": key, "name": name, "model": "tiny", "trainer": "a trainer", "initial_learning_rate": 1e-4}
-    run = http.post("/v1/runs", json=body).raise_for_status().json()
-    http.post(f"/v1/runs/{run['id']}/attempts", json={"key": "first"}).raise_for_status()
+    sender = start_run(http, key, name=name, model="tiny", trainer="a trainer", initial_learning_rate=1e-4)
     for step in range(1, steps + 1):
-        address = f"/v1/runs/{run['id']}/steps/{step}"
-        http.put(f"{address}/scalars", json={"values": {"grad_norm": 1.0 / step}}).raise_for_status()
-        http.put(
-            f"{address}/rollouts/0",
-            content=encode_rollouts(rollouts(step, noise)),
-            headers={"Content-Type": PARQUET_MEDIA_TYPE},
-        ).raise_for_status()
-    return SentRun(run["id"], key, name or key)
+        sender.put_scalars(step, {"grad_norm": 1.0 / step}).raise_for_status()
+        sender.put_shard(step, rollouts(step, noise)).raise_for_status()
+    return SentRun(sender.run, key, name or key)
 
 
 def replay(http: httpx.Client, run: SentRun, step: int) -> None:

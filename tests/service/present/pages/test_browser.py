@@ -46,13 +46,6 @@ def test_the_waterfall_of_a_replayed_run_is_drawn(visit: Visit, site: Site) -> N
     visit.assert_clean()
 
 
-def test_the_curve_of_the_mismatch_has_a_point_for_every_step(visit: Visit, site: Site) -> None:
-    page = visit.open(site.url, site.run.address, unfold=True)
-    points = page.locator('[data-figure$="/mismatch.json"] svg.main-svg g.trace path.point')
-    assert points.count() == 12
-    assert page.locator('[data-figure$="/mismatch.json"]').evaluate("e => e._fullLayout.yaxis.type") == "log"
-
-
 def test_plots_have_a_label_for_screen_readers(visit: Visit, site: Site) -> None:
     page = visit.open(site.url, site.run.address, unfold=True)
     label = page.locator('[role=img][data-figure$="/mismatch.json"]').get_attribute("aria-label")
@@ -89,14 +82,6 @@ def test_no_page_is_wider_than_the_screen(visit: Visit, site: Site, width: int) 
         assert page.evaluate("document.documentElement.scrollWidth") <= width, path
     visit.go(f"{site.url}/login")
     assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
-    visit.assert_clean()
-
-
-def test_a_step_fetches_its_worst_tokens(visit: Visit, site: Site) -> None:
-    page = visit.open(site.url, f"{site.run.address}/steps/5")
-    tables = page.get_by_role("region", name="Worst tokens").locator("table")
-    assert [tables.nth(at).locator("tbody tr").count() for at in range(2)] == [20, 8]
-    assert drawn_traces(page, "buckets") == 3
     visit.assert_clean()
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 import json
 import re
+from dataclasses import replace
+from typing import Any
 from urllib.parse import urlencode
 
 import httpx
@@ -12,32 +14,22 @@ import numpy as np
 import pytest
 
 from foreshock.api.diagnosis import VERDICTS
-from foreshock.rollouts import encode_rollouts
-from foreshock.rollouts.batch import RolloutBatch
-from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE
 from tests.service.present.pages.browsing import Visit
-from tests.service.present.pages.conftest import Site, rollouts, send_run
-
-
-def rewarded(step: int, reward: float) -> RolloutBatch:
-    """The rollouts of a step, all with nearly the same reward."""
-    batch = rollouts(step, 0.01)
-    noise = np.random.default_rng(step).normal(0.0, 0.01, batch.num_rollouts)
-    object.__setattr__(batch, "reward", (reward + noise).clip(0.0, 1.0).astype(np.float32))
-    return batch
+from tests.service.present.pages.conftest import Site, rollouts
+from tests.service.sending import Sender, start_run
 
 
 def send_falling(http: httpx.Client, key: str, fall_at: int, steps: int, **settings: object) -> str:
     """Send a run whose reward falls from 0.8 to 0.05 at a step, and return its id."""
-    run = http.post("/v1/runs", json={"key": key, "model": "tiny", **settings}).raise_for_status().json()
-    http.post(
-        f"/v1/runs/{run['id']}/attempts", json={"key": "first", "fingerprint": {"rollout": {"engine": key}}}
-    ).raise_for_status()
+    run = http.post("/v1/runs", json={"key": key, "model": "tiny", **settings}).raise_for_status().json()["id"]
+    attempt = {"key": "first", "fingerprint": {"rollout": {"engine": key}}}
+    http.post(f"/v1/runs/{run}/attempts", json=attempt).raise_for_status()
     for step in range(1, steps + 1):
-        body = encode_rollouts(rewarded(step, 0.8 if step < fall_at else 0.05))
-        address = f"/v1/runs/{run['id']}/steps/{step}/rollouts/0"
-        http.put(address, content=body, headers={"Content-Type": PARQUET_MEDIA_TYPE}).raise_for_status()
-    return str(run["id"])
+        batch = rollouts(step, 0.01)
+        reward = np.random.default_rng(step).normal(0.8 if step < fall_at else 0.05, 0.01, batch.num_rollouts)
+        batch = replace(batch, reward=reward.clip(0.0, 1.0).astype(np.float32))
+        Sender(http, run).put_shard(step, batch).raise_for_status()
+    return str(run)
 
 
 @pytest.fixture(scope="module")
@@ -86,24 +78,6 @@ def test_list_is_searched_and_filtered_and_pages_keep_the_filter(site: Site, fal
         site.http.delete(f"/v1/runs/{run['id']}").raise_for_status()
 
 
-def test_incomplete_steps_are_marked_in_the_list(site: Site) -> None:
-    run = send_run(site.http, "incomplete one", steps=1)
-    body = encode_rollouts(rollouts(2, 0.01))
-    address = f"/v1/runs/{run.id}/steps/2/rollouts/0?shards=2"
-    site.http.put(address, content=body, headers={"Content-Type": PARQUET_MEDIA_TYPE}).raise_for_status()
-    assert "steps incomplete" not in site.http.get("/", params={"search": "incomplete one"}).text
-    site.http.post(f"/v1/runs/{run.id}/attempts", json={"key": "second", "resume_step": 3}).raise_for_status()
-    page = site.http.get("/", params={"search": "incomplete one"}).text
-    closed = site.http.get(f"/v1/runs/{run.id}/steps").json()["items"][1]["closed"]
-    assert ("1 steps incomplete" in page) == closed
-
-
-def test_collapsed_run_opens_with_its_fall(site: Site, fallen: str) -> None:
-    page = site.http.get(f"/runs/{fallen}").raise_for_status().text
-    assert re.search(r"<strong>(Critical|Warning) since step ", page)
-    assert re.search(r"reward (has fallen|fell)", page)
-
-
 def test_comparison_has_what_differs_and_a_line_for_each_run(site: Site, fallen: str) -> None:
     query = urlencode([("run", site.run.id), ("run", fallen), ("run", fallen)])
     page = site.http.get(f"/compare?{query}").raise_for_status().text
@@ -140,17 +114,14 @@ def test_alerts_of_all_runs_are_listed_and_filtered(site: Site, fallen: str) -> 
 def test_names_that_a_run_declares_hold_on_every_page(site: Site) -> None:
     """Of a run that has names of its own, what has a well-known name is another number."""
     names = {"reward": "my/score", "lr": "my/rate", "grad_norm": "my/norm", "response_length/mean": "my/length"}
-    settings = {"model": "own names", "scalar_names": names, "initial_learning_rate": 1.0}
-    plain = site.http.post("/v1/runs", json={"key": "well-known names", "model": "own names"}).json()["id"]
-    own = site.http.post("/v1/runs", json={"key": "own names", **settings, "baseline": plain}).json()["id"]
-    for run in (plain, own):
-        site.http.post(f"/v1/runs/{run}/attempts", json={"key": "first"}).raise_for_status()
+    settings: dict[str, Any] = {"model": "own names", "scalar_names": names, "initial_learning_rate": 1.0}
+    plain = start_run(site.http, "well-known names", model="own names").run
+    own = start_run(site.http, "own names", **settings, baseline=plain).run
     for step in (1, 2, 3):
         known = {"reward": -5.0, "rewards/mean": -6.0, "lr": -7.0, "grad_norm": 8.0, "response_length/mean": 9.0}
         declared = {"my/score": 0.1 * step, "my/rate": 0.5, "my/norm": 2.0, "my/length": 30.0}
         for run, values in ((own, known | declared), (plain, known)):
-            address = f"/v1/runs/{run}/steps/{step}/scalars"
-            site.http.put(address, json={"values": values}).raise_for_status()
+            Sender(site.http, run).put_scalars(step, {**values}).raise_for_status()
     drawn = {
         "reward": ([0.1, 0.2, 0.30000000000000004], -5),
         "gradient-norm": ([2.0] * 3, 8),

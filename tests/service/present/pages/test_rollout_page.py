@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from foreshock.rollouts import RolloutBatch, encode_rollouts
-from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE
+from foreshock.rollouts import RolloutBatch
 from foreshock_service.present.pages.tokenizers import announced_names, known_tokenizers, texts_of
 from tests.service.present.pages.browsing import Visit
 from tests.service.present.pages.conftest import SentRun, Site, rollouts
+from tests.service.sending import start_run
 
 LONG = 32_768
 SAMPLE = "group/1 ü"
@@ -47,14 +47,9 @@ def long_rollout(tokens: int, d_at: int) -> RolloutBatch:
 
 def send(site: Site, key: str, batch: RolloutBatch) -> str:
     """Send a run of one step, and return the address of its first rollout's page."""
-    run = site.http.post("/v1/runs", json={"key": key, "model": "tiny"}).raise_for_status().json()
-    site.http.post(f"/v1/runs/{run['id']}/attempts", json={"key": "first"}).raise_for_status()
-    site.http.put(
-        f"/v1/runs/{run['id']}/steps/1/rollouts/0",
-        content=encode_rollouts(batch),
-        headers={"Content-Type": PARQUET_MEDIA_TYPE},
-    ).raise_for_status()
-    return f"{SentRun(run['id'], key, key).address}/steps/1/rollouts/{quote(batch.sample_ids[0], safe='')}"
+    sender = start_run(site.http, key, model="tiny")
+    sender.put_shard(1, batch).raise_for_status()
+    return f"{SentRun(sender.run, key, key).address}/steps/1/rollouts/{quote(batch.sample_ids[0], safe='')}"
 
 
 @pytest.fixture(scope="module")

@@ -192,19 +192,6 @@ class TestInTheBrowser:
         assert sum(boxes) > 0.5 * area["width"]
         visit.assert_clean()
 
-    def test_heat_map_is_saved_as_a_table_and_as_a_picture(self, visit: Visit, site: Site) -> None:
-        page = visit.open(site.url, site.run.address, unfold=True)
-        card = page.locator(f".card:has({ON_HEAT_MAP})")
-        with page.expect_download() as table:
-            card.get_by_role("button", name="Data").click()
-        lines = table.value.path().read_text().splitlines()
-        assert lines[0] == 'training step,probability,tokens,"mean |d|, nats"'
-        assert len(lines) == 1 + len(figure_of(site.http, site.run, "figures/heat-map")["columns"]["tokens"])
-        with page.expect_download() as picture:
-            card.get_by_role("button", name="PNG").click()
-        assert picture.value.path().stat().st_size > 5_000
-        visit.assert_clean()
-
     def test_single_tokens_are_drawn_on_log_axes(self, visit: Visit, site: Site) -> None:
         page = visit.open(site.url, f"{site.run.address}/steps/5", unfold=True)
         figure = figure_of(site.http, site.run, "steps/5/figures/tokens")
