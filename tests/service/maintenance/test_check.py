@@ -14,9 +14,8 @@ import pytest
 from foreshock.rollouts import encode_rollouts
 from foreshock_service.maintenance.check import check, check_store
 from foreshock_service.maintenance.stored_files import maintenance_context
-from foreshock_service.platform.settings import Settings, load_settings
-from foreshock_service.platform.store.tokens import open_store, score_file_name
-from tests.service.object_store import ACCESS_KEY, SECRET_KEY, ObjectStoreServer
+from foreshock_service.platform.settings import Settings
+from foreshock_service.platform.store.tokens import score_file_name
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.stored import list_files
 
@@ -111,41 +110,3 @@ def test_files_that_went_with_their_run_and_foreign_ones_are_no_fault(
     files[0].unlink()
     with maintenance_context(settings) as context:
         assert check_store(context) == (0, [])
-
-
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_objects_of_an_s3_server_are_checked(
-    database_url: str, tmp_path: Path, files: list[Path], settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "s3").mkdir()
-    server = ObjectStoreServer(tmp_path / "s3")
-    for name, value in {
-        "DATABASE_URL": database_url,
-        "STORE_URL": "s3://tokens/prefix",
-        "STORE_ENDPOINT": server.url,
-        "STORE_ACCESS_KEY_ID": ACCESS_KEY,
-        "STORE_SECRET_ACCESS_KEY": SECRET_KEY,
-        "STORE_TEMPORARY_FOLDER": str(tmp_path / "temporary"),
-        "ORPHAN_GRACE_SECONDS": "0.001",
-    }.items():
-        monkeypatch.setenv(f"FORESHOCK_{name}", value)
-    try:
-        # Makes the bucket.
-        open_store(load_settings()).check_writable()
-        with maintenance_context(load_settings()) as context:
-            names = [str(file.relative_to(settings.store_url)) for file in files]
-            for file, name in zip(files, names, strict=True):
-                copy = context.store.temporary_file()
-                shutil.copy(file, copy)
-                context.store.publish(copy, name)
-            assert check_store(context) == (3, [])
-            orphan = context.store.temporary_file()
-            shutil.copy(files[0], orphan)
-            unnamed = names[0].replace("00000-", "00001-")
-            context.store.publish(orphan, unnamed)
-            context.store.remove(names[1])
-            missing, extra = check_store(context)[1]
-        assert missing.startswith(f"missing: {names[1]}")
-        assert extra.startswith(f"no row names it: {unnamed}")
-    finally:
-        server.kill()

@@ -6,9 +6,7 @@ import errno
 import io
 import os
 import sqlite3
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +14,14 @@ import httpx
 import pyarrow.parquet as pq
 import pytest
 from fastapi import FastAPI
-from sqlalchemy import event, text
+from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.orm import Session
 
 from foreshock.errors import ServiceError
 from foreshock.rollouts import encode_rollouts
 from foreshock_service.platform.problem import database_problem, storage_problem
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.tokens import LocalTokenStore
-from tests.service.platform.database.test_writing import wait_for_queue
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.stored import count_rows, list_files
 
@@ -127,35 +123,6 @@ def test_a_full_database_is_said_and_recovers(app: FastAPI, http: httpx.Client, 
     assert not list_files(settings)
     event.listen(engine, "begin", more_pages)
     assert_sent_again(sender, settings, body)
-
-
-@on_sqlite
-def test_of_requests_that_share_a_commit_only_the_one_without_room_is_refused(
-    app: FastAPI, http: httpx.Client, settings: Settings
-) -> None:
-    sender, body, database = start_run(http), encode_rollouts(make_batch()), app.state.context.database
-    entered, leave = threading.Event(), threading.Event()
-
-    def hold(session: Session) -> None:
-        pages = session.execute(text("PRAGMA page_count")).scalar_one()
-        session.execute(text(f"PRAGMA max_page_count = {pages + 45}"))
-        entered.set()
-        leave.wait(timeout=30)
-
-    large = {"key": "other", "fingerprint": {"note": "a" * 250_000}}
-    with ThreadPoolExecutor(3) as threads:
-        threads.submit(database.write, hold)
-        assert entered.wait(timeout=30)
-        small = threads.submit(sender.put_shard, 7, body)
-        wait_for_queue(database, 1)
-        refused = threads.submit(http.post, f"/v1/runs/{sender.run}/attempts", json=large)
-        wait_for_queue(database, 2)
-        leave.set()
-        answers = [small.result(), refused.result()]
-    assert [answer.status_code for answer in answers] == [201, 507], [answer.text for answer in answers]
-    assert answers[1].json()["type"] == "urn:foreshock:problem:storage-full"
-    assert [each["step"] for each in sender.get("steps").json()["items"]] == [7]
-    assert len(list_files(settings)) == 1
 
 
 @on_sqlite

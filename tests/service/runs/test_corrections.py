@@ -9,8 +9,6 @@ import httpx
 import numpy as np
 import pytest
 
-from foreshock.corrections import CORRECTIONS, Threshold, evaluate
-from foreshock.measures.comparison import compare
 from foreshock.rollouts import RolloutBatch
 from tests.service.sending import Sender, make_batch, start_run
 
@@ -26,16 +24,6 @@ def mismatched(seed: int) -> RolloutBatch:
     return make_batch(16, seed, trainer_log_probs=target, advantage=generator.normal(size=16).astype(np.float32))
 
 
-def read(value: float | None) -> float:
-    """Return a number of a JSON body."""
-    return math.nan if value is None else value
-
-
-def approximately(value: float) -> Any:
-    """Return an approximate match for the number; NaN matches NaN."""
-    return pytest.approx(value, nan_ok=True)
-
-
 @pytest.fixture
 def sender(http: httpx.Client) -> Sender:
     """Start a run with one closed step of two shards."""
@@ -43,35 +31,6 @@ def sender(http: httpx.Client) -> Sender:
     for shard in range(2):
         sender.put_shard(0, mismatched(shard), shard, 2).raise_for_status()
     return sender
-
-
-def test_figures_equal_library_on_whole_step(sender: Sender) -> None:
-    answer = sender.get("steps/0/corrections").raise_for_status().json()
-    whole = RolloutBatch.concat([mismatched(0), mismatched(1)])
-    assert whole.trainer_log_probs is not None
-    assert whole.rollout_log_probs is not None
-    expected = compare(whole, whole.trainer_log_probs, whole.rollout_log_probs)
-    assert (answer["comparison"], answer["step"], answer["attempt"]) == ("trainer/rollout", 0, 1)
-    assert (answer["tokens"], answer["rollouts"]) == (whole.num_tokens, 32)
-    assert {item["correction"] for item in answer["items"]} == set(CORRECTIONS)
-    for item in answer["items"]:
-        correction = CORRECTIONS[item["correction"]]
-        threshold = correction.threshold(item["threshold"]) if item["threshold"] else Threshold()
-        if item["not_estimable"]:
-            assert item["correction"].startswith("trm_")
-            assert item["kept_sequences"] is None
-            continue
-        found = evaluate(correction.name, expected.statistics, expected.summaries, threshold)
-        assert item["kept_tokens"] == pytest.approx(found.kept_tokens)
-        assert item["kept_sequences"] == pytest.approx(found.kept_sequences)
-        assert read(item["ess"]) == approximately(found.weights.effective_fraction)
-        assert read(item["distortion"]) == approximately(found.distortion)
-        assert read(item["advantage_distortion"]) == approximately(found.advantage_distortion)
-        touched = item["affected"]["touched"]
-        assert touched["sequences"] == found.affected.touched.sequences
-        assert read(touched["reward_mean"]) == approximately(found.affected.touched.reward_mean)
-    dropping = [item for item in answer["items"] if item["effect"] == "dropped" and item["kept_sequences"] is not None]
-    assert any(item["kept_sequences"] < 1 for item in dropping)
 
 
 def test_query_selects_correction_and_thresholds(sender: Sender) -> None:

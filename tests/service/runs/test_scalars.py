@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import httpx
-import pyarrow.parquet as pq
 import pytest
 from sqlalchemy.orm import Session
 
@@ -141,19 +138,6 @@ def test_answer_beyond_the_cap_is_refused_and_down_sampling_fits_into_it(
         assert 17 in [step for step, name in zip(columns["step"], columns["name"], strict=True) if name == "loss"]
         assert columns["step"].count(39) == 2
         assert len(columns["step"]) <= 20
-
-
-@pytest.mark.parametrize("name", ["csv", "parquet"])
-def test_scalars_in_other_formats_have_the_same_rows(sender: Sender, name: str) -> None:
-    sender.put_scalars(1, {"loss": 0.25, "bad": None}).raise_for_status()
-    columns = sender.get("scalars").json()["columns"]
-    answer = sender.get("scalars", format=name)
-    if name == "parquet":
-        assert pq.read_table(io.BytesIO(answer.content)).to_pydict() == columns
-    else:
-        rows = list(csv.DictReader(io.StringIO(answer.text)))
-        assert [row["value"] for row in rows] == ["", "0.25"]
-        assert list(rows[0]) == list(columns)
 
 
 def test_a_known_answer_is_304(sender: Sender) -> None:

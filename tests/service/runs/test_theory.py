@@ -5,8 +5,6 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from foreshock.measures.comparison import compare
-from foreshock.theory import bias_bound
 from tests.service.sending import Sender, make_batch, start_run
 
 GRADIENTS: dict[str, float | None] = {
@@ -23,24 +21,6 @@ def sender(http: httpx.Client) -> Sender:
     sender = start_run(http, initial_learning_rate=1e-3)
     sender.put_shard(0, make_batch(12)).raise_for_status()
     return sender
-
-
-def test_bounds_need_no_scalars(sender: Sender) -> None:
-    answer = sender.get("steps/0/theory").raise_for_status().json()
-    batch = make_batch(12)
-    assert batch.trainer_log_probs is not None
-    assert batch.rollout_log_probs is not None
-    expected = bias_bound(compare(batch, batch.trainer_log_probs, batch.rollout_log_probs).summaries)
-    assert answer["bias"]["per_unit"] == pytest.approx(expected.per_unit)
-    assert answer["bias"]["trivial"] == pytest.approx(expected.trivial)
-    assert answer["pinsker"]["tv_token"] <= answer["pinsker"]["bound"]
-    assert answer["sequence_chi2"]["kind"] == "independent-token extrapolation"
-    assert answer["horizon"]["value"] is None
-    assert "whole distributions" in answer["horizon"]["not_estimable"]
-    assert (answer["gradient"], answer["step_noise"]) == (None, None)
-    assert "grad_norm_micro_batch" in answer["gradient_missing"]
-    assert answer["learning_rate"] == 1e-3
-    assert answer["learning_rate_source"].startswith("the run's initial learning rate")
 
 
 def test_gradient_norms_give_step_noise(sender: Sender) -> None:

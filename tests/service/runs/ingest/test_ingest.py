@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
 import pytest
-from fastapi import FastAPI
-from sqlalchemy import event, select
 
 from foreshock.digests import digest_of_bytes
 from foreshock.rollouts import decode_rollouts, encode_rollouts
-from foreshock_service.platform.database.tables import Shard
 from foreshock_service.platform.settings import Settings
 from tests.service.sending import make_batch, start_run
 from tests.service.stored import count_rows, list_files
@@ -130,34 +125,3 @@ def test_non_finite_log_probs_are_stored_counted_and_excluded_from_means(http: h
 
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-
-
-@on_sqlite
-def test_steps_that_are_ready_while_the_writer_is_busy_are_committed_together(http: httpx.Client, app: FastAPI) -> None:
-    database = app.state.context.database
-    sender = start_run(http)
-    sender.put_shard(1, encode_rollouts(make_batch(seed=1))).raise_for_status()
-    commits: list[object] = []
-    event.listen(database._write_engine, "commit", commits.append)
-    entered, leave = threading.Event(), threading.Event()
-
-    def hold(_: object) -> None:
-        entered.set()
-        leave.wait(60)
-
-    with ThreadPoolExecutor(4) as threads:
-        held = threads.submit(database.write, hold)
-        assert entered.wait(60)
-        sent = [threads.submit(sender.put_shard, step, encode_rollouts(make_batch(seed=step))) for step in (2, 3, 4)]
-        deadline = time.monotonic() + 60
-        while database.writes_waiting < 3 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert database.writes_waiting == 3
-        leave.set()
-        held.result()
-        answers = [each.result() for each in sent]
-    assert all(answer.json()["step_closed"] for answer in answers)
-    # The unit that held the writer changes nothing, so it has no transaction.
-    assert len(commits) == 1
-    with database.read() as session:
-        assert session.scalars(select(Shard.step).order_by(Shard.step)).all() == [1, 2, 3, 4]
