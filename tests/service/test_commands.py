@@ -1,4 +1,4 @@
-"""`foreshock serve`, `foreshock keys` and `foreshock remeasure` as an operator runs them, in separate processes."""
+"""`foreshock serve` and `foreshock keys` as an operator runs them, in separate processes."""
 
 from __future__ import annotations
 
@@ -82,10 +82,3 @@ def test_keys_can_be_created_listed_and_revoked_and_guard_the_service(tmp_path: 
     assert "FORESHOCK_BOOTSTRAP_KEY=********" in output
     assert f"Foreshock listens on http://0.0.0.0:{port}" in output
     assert foreshock(tmp_path, "keys", "revoke", "key_nobody").returncode == 1
-
-
-def test_remeasure_does_not_create_a_missing_database(tmp_path: Path) -> None:
-    refused = foreshock(tmp_path, "remeasure", "--dry-run")
-    assert refused.returncode == 1
-    assert "there is no database" in refused.stderr
-    assert list(tmp_path.iterdir()) == []

@@ -88,15 +88,6 @@ def test_postgresql_database_of_an_unreleased_version_is_refused_and_left_unchan
     assert dump(url) == before
 
 
-def test_older_release_names_the_command_that_migrates(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/foreshock.db"
-    upgrade(url)
-    change(url, "ALTER TABLE measurements DROP COLUMN k3_kl")
-    refused = refusal_of(foreshock(tmp_path, "keys", "list"))
-    assert f"this release requires {newest_revision()}" in refused
-    assert "start `foreshock serve`, which migrates it" in refused
-
-
 def test_file_of_a_release_with_more_measures_is_opened(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/not/there/foreshock.db"
     upgrade(url)

@@ -46,12 +46,6 @@ def test_objects_stay_readable_after_it(database: Database) -> None:
     assert row.expires_at_us == 1
 
 
-def test_connection_can_write_after_it(database: Database) -> None:
-    assert count(database) == 0
-    database.write(store)
-    assert count(database) == 1
-
-
 def test_connection_can_write_after_an_error_in_it(database: Database) -> None:
     with pytest.raises(DBAPIError), database.read() as session:
         session.execute(text("SELECT missing"))

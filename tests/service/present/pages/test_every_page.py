@@ -1,13 +1,8 @@
-"""Every page on phones and on wide screens, light and dark: nothing is cut, found by axe-core, or out of reach.
-
-With FORESHOCK_SCREENSHOTS=FOLDER each page is also saved there as a picture.
-"""
+"""Every page on phones and on wide screens, light and dark: nothing is cut, found by axe-core, or out of reach."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -73,7 +68,6 @@ def opened(visit: Visit, fleet: Fleet, address: str, width: int) -> Page:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_page_is_whole_at_every_width_in_light_and_dark(visit: Visit, fleet: Fleet, name: str) -> None:
-    folder = os.environ.get("FORESHOCK_SCREENSHOTS")
     for width in SIZES:
         page = opened(visit, fleet, PAGES[name](fleet), width)
         for scheme, rules in SCHEMES.items():
@@ -81,8 +75,6 @@ def test_page_is_whole_at_every_width_in_light_and_dark(visit: Visit, fleet: Fle
             assert page.evaluate("document.documentElement.scrollWidth") <= width, (width, scheme)
             # From 1001 px on the style sheet has one layout.
             assert width > 1440 or serious(page, rules) == [], (width, scheme)
-            if folder:
-                page.screenshot(path=Path(folder) / f"{name}-{width}-{scheme}.png", full_page=True)
     visit.assert_clean()
 
 

@@ -82,12 +82,6 @@ def test_the_plotted_mismatch_is_the_measured_one(site: Site) -> None:
     assert list(zip(trace["x"], trace["y"], strict=True)) == whole
 
 
-def test_step_without_a_replay_has_a_text(site: Site) -> None:
-    figure = site.http.get(f"/pages/runs/{site.run.id}/figures/attribution.json").json()
-    assert "Nothing has been replayed yet" in figure["missing"]
-    assert "data" not in figure
-
-
 def test_page_of_a_replayed_run_has_the_attribution(site: Site) -> None:
     read = site.http.get(f"/v1/runs/{site.replayed.id}/steps/3/attribution").raise_for_status().json()
     figure = site.http.get(f"/pages/runs/{site.replayed.id}/figures/attribution.json").json()

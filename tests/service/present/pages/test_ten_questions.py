@@ -1,4 +1,4 @@
-"""Thirteen questions, each answered from the page of runs in at most two clicks, as the API answers them."""
+"""Twelve questions, each answered from the page of runs in at most two clicks, as the API answers them."""
 
 from __future__ import annotations
 
@@ -92,13 +92,6 @@ def test_which_tokens_differ_most_and_is_it_normal(reader: Reader, fleet: Fleet)
     assert worst.locator("td").nth(0).inner_text() == str(token["position"])
     k3 = reader.page.get_by_role("list", name="trainer/rollout").get_by_role("listitem").first
     assert "critical" in k3.inner_text()
-
-
-def test_is_this_run_healthy(reader: Reader, fleet: Fleet) -> None:
-    reader.follow_run("learning")
-    found = fleet.get("learning", "diagnosis")
-    assert found["verdict"] == "healthy"
-    assert reader.page.locator(".verdict strong").inner_text() == found["headline"]
 
 
 def test_since_when_is_it_ill(reader: Reader, fleet: Fleet) -> None:
