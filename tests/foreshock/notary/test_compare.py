@@ -17,9 +17,11 @@ STEPS = {step: weights_of(step) for step in (1, 39, 40, 41)}
 ANNOUNCED = {step: announced(weights) for step, weights in STEPS.items()}
 
 
-def judged(step: int, history: Mapping[int, Holding], report: Holding, *before: Verdict, **options: Any) -> Verdict:
+def judged(
+    step: int, history: Mapping[int, Holding], report: Holding, before: Verdict | None = None, **options: Any
+) -> Verdict:
     """Return the verdict on a report after the sync of a step; there must be one."""
-    verdict = judge(step, history, report, *before, **options)
+    verdict = judge(step, history, report, before, **options)
     assert verdict is not None
     return verdict
 
