@@ -79,7 +79,7 @@ def evidence_of_step(session: Session, key: events.StepKey) -> list[judging.Lint
     return [judging.LintPart(*row) for row in session.execute(query)]
 
 
-def store_verdict(session: Session, key: events.StepKey, verdict: judging.StepVerdict, *, again: bool = False) -> None:
+def store_verdict(session: Session, key: events.StepKey, verdict: judging.StepVerdict, *, again: bool) -> None:
     """Store the verdict on a step, or overwrite an older one; `again`: the step may have one. The run is locked."""
     warnings = verdict.report.warnings
     stored = select(StepLint.warnings).filter_by(**key._asdict())

@@ -13,7 +13,6 @@ from sqlalchemy.orm import Session
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.diagnosis import mismatch_rules, quantities
-from foreshock.measures.registry import TOKENS_BY_LAG
 from foreshock_service.platform.database.tables import OLDEST_ATTEMPT_FIRST, Attempt, Run, Scalar, measurements
 from foreshock_service.runs.attempts import is_superseded
 from foreshock_service.runs.measurements import POOLED_STEPS, newest_steps
@@ -35,8 +34,6 @@ QUANTITIES: Mapping[str, Quantity] = {
     "reward": Quantity(STEP_ROW, "reward_mean", quantities.REWARD_KEY),
     "k3": Quantity(TRAINER_ROLLOUT, "k3_kl", mismatch_rules.K3),
 }
-
-_FRESH_TOKENS = TOKENS_BY_LAG[0].column
 
 
 @dataclass(frozen=True, slots=True)

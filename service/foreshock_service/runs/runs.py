@@ -196,15 +196,10 @@ def get_or_create_run(
     row = {
         "id": new_identifier("run"),
         "state": "running",
-        "last_step": None,
         "rollouts": 0,
         "tokens": 0,
-        "last_shard_at_us": None,
-        "seen_at_us": None,
         "created_at_us": now,
         "updated_at_us": now,
-        "deleted_at_us": None,
-        "derived_model_kind": None,
         **body.model_dump(exclude={"model_kind"}),
         "declared_model_kind": body.model_kind,
     }

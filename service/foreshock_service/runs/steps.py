@@ -192,7 +192,7 @@ def compared_ranks(session: Session, key: events.StepKey) -> list[events.RanksCo
     return [events.RanksCompared(key.run_id, attempt, key.step) for attempt in starts]
 
 
-def first_split(session: Session, key: events.StepKey, *, last: int | None = None) -> RanksSplit | None:
+def first_split(session: Session, key: events.StepKey, *, last: int | None) -> RanksSplit | None:
     """Return the first split at the step or after it, up to the step `last` (None: no bound); None if there is none.
 
     A step is split between its attempt and an older one that began together with it if both hold shards of the step and
