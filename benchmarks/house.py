@@ -27,6 +27,7 @@ import httpx
 
 from benchmarks.bars import Line, report
 from benchmarks.running_service import running_service
+from foreshock.measures.passes.compiled import prepare
 from tests.golden.answers import log_history
 from tests.golden.histories import History, histories
 from tests.paths import PYTHONPATH
@@ -187,6 +188,7 @@ def recorded_service(folder: Path, recorder: Recorder) -> Iterator[str]:
 def paths() -> dict[str, tuple[int, int]]:
     """Return files and functions that a step, a run's page and a poll of the advice cross."""
     found = {}
+    prepare()  # numba keeps the machine code on disk: compiling it under a profiler takes minutes
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         recorder = Recorder(folder)
