@@ -11,13 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.fingerprint import Fingerprint
+from foreshock.probe_kinds import PROBE_KINDS
 from foreshock.rollouts import ExactBatch, RolloutBatch, ScoreBatch, decode_rollouts, encode_exact, encode_scores
 from foreshock.scorers import EXACT_PAIRS, available_scorers
-from tests.service.sending import PARQUET, Sender
+from tests.service.sending import PARQUET, Sender, make_batch, start_run
 
 EVERYTHING = available_scorers()
 PAIR = next(iter(EXACT_PAIRS))
 WEIGHTS = "sha256:" + "ab" * 32
+STEP = 3
+"""The step that the tests of probes have replayed."""
 
 
 def announce_checkpoint(sender: Sender, step: int, digest: str = WEIGHTS, **fields: Any) -> httpx.Response:
@@ -26,6 +29,15 @@ def announce_checkpoint(sender: Sender, step: int, digest: str = WEIGHTS, **fiel
     return sender.http.put(
         f"/v1/runs/{sender.run}/checkpoints/{step}", params={"attempt": sender.attempt}, json=body
     ).raise_for_status()
+
+
+def run_to_probe(http: httpx.Client, *steps: int, rollouts: int = 12, **fields: Any) -> Sender:
+    """Create a run with closed steps, of which the first has the seed 0, the second 1, …, and their checkpoints."""
+    sender = start_run(http, **fields)
+    for seed, step in enumerate(steps):
+        sender.put_shard(step, make_batch(rollouts, seed)).raise_for_status()
+        announce_checkpoint(sender, step)
+    return sender
 
 
 def ask_for_probe(
@@ -80,6 +92,11 @@ class LeaseHolder:
         content = body if isinstance(body, bytes) else encode_exact(body)
         headers = {**self._headers, "Content-Type": PARQUET}
         return self.http.put(f"{self.url}/exact/{shard}", params={"pair": pair}, content=content, headers=headers)
+
+    def put_document(self, body: dict[str, Any], document: str = "") -> httpx.Response:
+        """Send the document of the job's kind of probe, or that of another kind."""
+        name = document or PROBE_KINDS[self.lease["job"]["kind"]].document
+        return self.http.put(f"{self.url}/{name}", json=body, headers=self._headers)
 
     def complete(self) -> httpx.Response:
         """Complete the job."""

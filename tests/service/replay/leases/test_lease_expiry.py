@@ -7,8 +7,8 @@ import pytest
 from sqlalchemy.orm import Session
 
 from foreshock_service.platform.database.engine import database_now_us
-from tests.service.sending import Sender, make_batch, start_run
-from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, noisy, scores_of, take_lease
+from tests.service.sending import Sender
+from tests.service.working import ask_for_lease, ask_for_probe, noisy, scores_of, take_lease
 
 LEASE_SECONDS = 60
 
@@ -42,15 +42,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-@pytest.fixture
-def run(http: httpx.Client) -> Sender:
-    """A run with one closed step and its checkpoint."""
-    sender = start_run(http)
-    sender.put_shard(3, make_batch(6)).raise_for_status()
-    announce_checkpoint(sender, 3)
-    return sender
-
-
 def test_worker_with_an_expired_lease_is_refused_and_the_next_one_completes_the_job(
     http: httpx.Client, run: Sender, clock: Clock
 ) -> None:
@@ -80,24 +71,6 @@ def test_worker_with_an_expired_lease_is_refused_and_the_next_one_completes_the_
     read = http.get(f"/v1/probes/{probe}").json()
     assert read["jobs"][0]["worker"] == "newer"
     assert read["jobs"][0]["reasons"] == ["try 1 on late: lease expired: no heartbeat for 60 s"]
-
-
-def test_heartbeats_extend_a_lease(http: httpx.Client, run: Sender, clock: Clock) -> None:
-    ask_for_probe(run, 3)
-    holder = take_lease(http)
-    for _ in range(6):
-        clock.pass_seconds(LEASE_SECONDS / 2)
-        assert holder.heartbeat().status_code == 200
-        assert ask_for_lease(http, "other").status_code == 204
-
-
-def test_expired_lease_counts_as_a_try(http: httpx.Client, run: Sender, clock: Clock) -> None:
-    probe = ask_for_probe(run, 3).json()["id"]
-    for number in range(3):
-        take_lease(http, f"w{number}")
-        clock.pass_seconds(LEASE_SECONDS + 1)
-    assert ask_for_lease(http).status_code == 204
-    assert http.get(f"/v1/probes/{probe}").json()["state"] == "failed"
 
 
 def test_lease_that_was_granted_before_the_clock_was_set_back_expires(

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from foreshock.rollouts import encode_rollouts
-from tests.service.sending import Sender, make_batch, start_run
+from tests.service.sending import Sender, make_batch
 from tests.service.server import RunningServer
 from tests.service.working import (
+    STEP,
     announce_checkpoint,
     ask_for_lease,
     ask_for_probe,
@@ -22,15 +23,6 @@ from tests.service.working import (
     scores_of,
     take_lease,
 )
-
-
-@pytest.fixture
-def run(http: httpx.Client) -> Sender:
-    """A run with one closed step and its checkpoint."""
-    sender = start_run(http)
-    sender.put_shard(3, make_batch(6)).raise_for_status()
-    announce_checkpoint(sender, 3)
-    return sender
 
 
 def test_job_is_leased_scored_and_completed(http: httpx.Client, run: Sender) -> None:
@@ -48,8 +40,8 @@ def test_job_is_leased_scored_and_completed(http: httpx.Client, run: Sender) -> 
     assert http.get(f"/v1/probes/{probe['id']}").json()["state"] == "running"
 
     rollouts = holder.rollouts()
-    assert encode_rollouts(rollouts) == encode_rollouts(make_batch(6))
-    assert job["rollouts"]["count"] == 6
+    assert encode_rollouts(rollouts) == encode_rollouts(make_batch(12))
+    assert job["rollouts"]["count"] == 12
     assert job["rollouts"]["tokens"] == rollouts.num_tokens
     assert holder.heartbeat().json()["expires_at_us"] >= holder.lease["expires_at_us"]
     assert holder.put_scores(scores_of(rollouts, noisy(rollouts, 1))).status_code == 201
@@ -75,24 +67,17 @@ def test_repeated_requests_change_nothing(http: httpx.Client, run: Sender) -> No
     assert (other.status_code, other.json()["type"]) == (409, "urn:foreshock:problem:result-conflict")
 
 
-def test_job_that_is_completed_by_requests_at_once_is_completed(http: httpx.Client, run: Sender) -> None:
+def test_requests_at_once_count_once(http: httpx.Client, run: Sender) -> None:
     # On PostgreSQL the later one waits for the row of the job, and then reads the lease as it was before.
-    ask_for_probe(run, 3)
-    holder = take_lease(http)
-    rollouts = holder.rollouts()
-    holder.put_scores(scores_of(rollouts, noisy(rollouts, 1))).raise_for_status()
-    with ThreadPoolExecutor(8) as pool:
-        answers = [each.result().status_code for each in [pool.submit(holder.complete) for _ in range(8)]]
-    assert answers == [204] * 8
-
-
-def test_failure_that_is_reported_by_requests_at_once_counts_once(http: httpx.Client, run: Sender) -> None:
-    probe = ask_for_probe(run, 3).json()["id"]
+    probe = ask_for_probe(run, STEP).json()["id"]
     holder = take_lease(http)
     with ThreadPoolExecutor(8) as pool:
-        answers = [each.result().status_code for each in [pool.submit(holder.fail, "retry") for _ in range(8)]]
-    assert answers == [204] * 8
-    assert http.get(f"/v1/probes/{probe}").json()["jobs"][0]["attempts"] == 1
+        assert {answer.status_code for answer in pool.map(holder.fail, ["retry"] * 8)} == {204}
+        assert http.get(f"/v1/probes/{probe}").json()["jobs"][0]["attempts"] == 1
+        holder = take_lease(http)
+        rollouts = holder.rollouts()
+        holder.put_scores(scores_of(rollouts, noisy(rollouts, 1))).raise_for_status()
+        assert {answer.status_code for answer in pool.map(lambda _: holder.complete(), range(8))} == {204}
 
 
 def test_job_fails_after_three_tries_with_every_reason(http: httpx.Client, run: Sender) -> None:
@@ -216,7 +201,7 @@ def test_scores_come_in_shards_and_must_be_complete(http: httpx.Client, run: Sen
     ask_for_probe(run, 3)
     holder = take_lease(http)
     rollouts = holder.rollouts()
-    first, second = rollouts.select(np.arange(4)), rollouts.select(np.arange(4, 6))
+    first, second = rollouts.select(np.arange(4)), rollouts.select(np.arange(4, 12))
     holder.put_scores(scores_of(first, noisy(first, 1)), shard=0).raise_for_status()
     early = holder.complete()
     assert (early.status_code, early.json()["type"]) == (409, "urn:foreshock:problem:result-incomplete")

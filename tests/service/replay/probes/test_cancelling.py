@@ -3,23 +3,9 @@
 from __future__ import annotations
 
 import httpx
-import pytest
-from fastapi import FastAPI
 
-from foreshock_service.platform.keys import Scope
-from tests.service.replay.leases.test_access import client_with_key
-from tests.service.sending import Sender, make_batch, start_run
-from tests.service.server import RunningServer
-from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, noisy, scores_of, take_lease
-
-
-@pytest.fixture
-def run(http: httpx.Client) -> Sender:
-    """A run with one closed step and its checkpoint."""
-    sender = start_run(http)
-    sender.put_shard(3, make_batch(6)).raise_for_status()
-    announce_checkpoint(sender, 3)
-    return sender
+from tests.service.sending import Sender
+from tests.service.working import ask_for_lease, ask_for_probe, noisy, scores_of, take_lease
 
 
 def test_cancelled_probe_is_leased_by_no_worker_and_can_be_retried(http: httpx.Client, run: Sender) -> None:
@@ -64,16 +50,3 @@ def test_ended_and_unknown_probes_are_refused(http: httpx.Client, run: Sender) -
     assert (ended.status_code, ended.json()["type"]) == (409, "urn:foreshock:problem:probe-has-ended")
     assert "ended as failed" in ended.json()["detail"]
     assert http.delete("/v1/probes/probe_none").status_code == 404
-
-
-def test_cancelling_needs_the_scope_and_the_project(
-    server: RunningServer, app: FastAPI, http: httpx.Client, run: Sender
-) -> None:
-    probe = ask_for_probe(run, 3).json()["id"]
-    with client_with_key(server, app, None, Scope.READ) as reader:
-        assert reader.delete(f"/v1/probes/{probe}").status_code == 403
-    with client_with_key(server, app, "other", Scope.INGEST) as foreign:
-        assert foreign.delete(f"/v1/probes/{probe}").status_code == 404
-    with client_with_key(server, app, None, Scope.ADMIN, Scope.INGEST) as admin:
-        for _ in range(2):
-            admin.delete(f"/v1/probes/{probe}").raise_for_status()

@@ -14,22 +14,17 @@ from foreshock.rollouts.sampling import select_rollouts
 from foreshock.scorers import default_scorers
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.keys import Scope
 from foreshock_service.replay.probes.policies import UNFINISHED_AT_ONCE, make_automatic_probes
 from foreshock_service.runs.shards import close_waiting_steps
-from tests.service.replay.leases.test_access import client_with_key
 from tests.service.replay.probes.test_priorities import add_alert
 from tests.service.sending import Sender, make_batch, start_run
-from tests.service.server import RunningServer
-from tests.service.working import announce_checkpoint, take_lease, work_off
+from tests.service.working import announce_checkpoint, run_to_probe, take_lease, work_off
 
 
 @pytest.fixture
 def run(http: httpx.Client) -> Sender:
     """A run with closed steps and their checkpoints."""
-    sender = start_run(http)
-    log_steps(sender, 2, 3, 5, 14, 21)
-    return sender
+    return run_to_probe(http, 2, 3, 5, 14, 21)
 
 
 @pytest.fixture
@@ -108,7 +103,7 @@ def test_the_sample_keeps_the_distribution_of_lengths(http: httpx.Client, run: S
     make_automatic_probes(context)
     (probe,) = probes_of(run)
     assert (probe["rollouts"], probe["from_sample"]) == (4, True)
-    everything, sample = make_batch(12, seed=2), take_lease(http).rollouts()
+    everything, sample = make_batch(12), take_lease(http).rollouts()
     chosen = select_rollouts(everything.sample_ids, everything.response_lengths, 4)
     assert list(sample.sample_ids) == [everything.sample_ids[row] for row in chosen]
     # One of each quarter of the lengths.
@@ -150,16 +145,6 @@ def test_a_step_that_cannot_be_probed_is_counted_and_not_tried_again(run: Sender
     read = run.get("probe-policy").json()
     assert (made, read["automatic_probes"], read["impossible_steps"]) == (1, 1, 1)
     assert probed_steps(run) == [2]
-
-
-def test_changes_of_the_policy_are_for_administrators(server: RunningServer, app: FastAPI, run: Sender) -> None:
-    url = f"/v1/runs/{run.run}/probe-policy"
-    with client_with_key(server, app, None, Scope.INGEST, Scope.READ) as trainer:
-        assert trainer.get(url).status_code == 200
-        assert trainer.put(url, json={"every_steps": 10}).status_code == 403
-    with client_with_key(server, app, None, Scope.ADMIN) as admin:
-        admin.put(url, json={"every_steps": 10}).raise_for_status()
-        admin.put(url, json={"on_alerts": True}).raise_for_status()
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -12,18 +12,14 @@ from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Alert
 from foreshock_service.replay.probes.jobs import HEAD_START_US
 from foreshock_service.replay.probes.service import ALERT_WINDOW_STEPS, raise_jobs_near_alerts
-from tests.service.sending import Sender, make_batch, start_run
-from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, take_lease
+from tests.service.sending import Sender
+from tests.service.working import ask_for_lease, ask_for_probe, run_to_probe, take_lease
 
 
 @pytest.fixture
 def run(http: httpx.Client) -> Sender:
     """A run with four closed steps and their checkpoints."""
-    sender = start_run(http)
-    for step in (1, 2, 3, 40):
-        sender.put_shard(step, make_batch(3, seed=step)).raise_for_status()
-        announce_checkpoint(sender, step)
-    return sender
+    return run_to_probe(http, 1, 2, 3, 40, rollouts=3)
 
 
 def add_alert(database: Database, run: str, step: int, state: str = "open") -> None:
@@ -95,11 +91,6 @@ def test_a_retried_probe_keeps_its_priority(http: httpx.Client, run: Sender) -> 
     ask_for_probe(run, 2)
     http.post(f"/v1/probes/{probe}/retry").raise_for_status()
     assert leased_steps(http) == [1, 2]
-
-
-def test_unknown_priority_is_refused(run: Sender) -> None:
-    answer = ask_for_probe(run, 1, priority="asap")
-    assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")
 
 
 def test_a_job_is_leased_before_urgent_ones_that_came_a_day_later(

@@ -22,15 +22,6 @@ from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, take_lease
 
 
-@pytest.fixture
-def run(http: httpx.Client) -> Sender:
-    """A run with one closed step and its checkpoint."""
-    sender = start_run(http)
-    sender.put_shard(3, make_batch(12)).raise_for_status()
-    announce_checkpoint(sender, 3)
-    return sender
-
-
 def test_a_probe_has_one_job_for_each_engine(run: Sender) -> None:
     answer = ask_for_probe(run, 3, ["torch.trainer", "vllm.prefill", "torch.float32", "vllm.prefill@rebatched"])
     assert answer.status_code == 201
@@ -164,6 +155,7 @@ def test_concurrent_equal_requests_get_one_probe(run: Sender) -> None:
         (3, [], {}, "invalid-request", "scorers"),
         (3, ["vllm.prefill"], {"max_rollouts": 0}, "invalid-request", "max_rollouts"),
         (3, ["vllm.prefill"], {"rollouts": 7}, "invalid-request", "rollouts"),
+        (3, ["vllm.prefill"], {"priority": "asap"}, "invalid-request", "priority"),
     ],
 )
 def test_impossible_request_names_the_fault(

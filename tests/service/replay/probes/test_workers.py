@@ -6,16 +6,14 @@ import httpx
 import pytest
 
 from foreshock_service.replay.probes import workers as service
-from tests.service.sending import Sender, make_batch, start_run
-from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe
+from tests.service.sending import Sender
+from tests.service.working import ask_for_lease, ask_for_probe, run_to_probe
 
 
 @pytest.fixture
 def run(http: httpx.Client) -> Sender:
     """A run with a probe that waits."""
-    sender = start_run(http)
-    sender.put_shard(1, make_batch(2)).raise_for_status()
-    announce_checkpoint(sender, 1)
+    sender = run_to_probe(http, 1, rollouts=2)
     ask_for_probe(sender, 1).raise_for_status()
     return sender
 

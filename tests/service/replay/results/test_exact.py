@@ -32,6 +32,7 @@ from tests.service.working import (
     announce_checkpoint,
     ask_for_lease,
     ask_for_probe,
+    run_to_probe,
     take_lease,
     work_off,
 )
@@ -42,10 +43,7 @@ NAME = "exact(torch.trainer, vllm.prefill)"
 @pytest.fixture
 def run(http: httpx.Client) -> Sender:
     """A run whose step 1 waits to be probed."""
-    sender = start_run(http)
-    sender.put_shard(1, make_batch(12)).raise_for_status()
-    announce_checkpoint(sender, 1)
-    return sender
+    return run_to_probe(http, 1)
 
 
 @pytest.fixture

@@ -15,21 +15,11 @@ from foreshock.layer_divergence import (
     names_of_places,
 )
 from foreshock.probe_kinds import LAYERS
-from tests.service.sending import Sender, make_batch, start_run
-from tests.service.working import EVERYTHING, WEIGHTS, LeaseHolder, announce_checkpoint, ask_for_lease, take_lease
+from tests.service.sending import Sender
+from tests.service.working import EVERYTHING, STEP, WEIGHTS, take_lease
 
-STEP = 60
 ABLE = (*EVERYTHING, LAYERS.capability)
 PAIR = ("torch.trainer", "torch.float32")
-
-
-@pytest.fixture
-def run(http: httpx.Client) -> Sender:
-    """A run with one closed step and its checkpoint."""
-    sender = start_run(http)
-    sender.put_shard(STEP, make_batch(12)).raise_for_status()
-    announce_checkpoint(sender, STEP)
-    return sender
 
 
 def ask(run: Sender, *scorers: str, **fields: Any) -> httpx.Response:
@@ -56,11 +46,6 @@ def found(*levels: float, **changes: Any) -> dict[str, Any]:
 DEPARTING = (1e-8, 1e-7, 1e-3, 4e-3)
 
 
-def put_layers(holder: LeaseHolder, body: dict[str, Any]) -> httpx.Response:
-    headers = {"X-Foreshock-Lease-Token": str(holder.token)}
-    return holder.http.put(f"{holder.url}/layers", json=body, headers=headers)
-
-
 def problem(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, answer.json()["type"].rpartition(":")[2]
 
@@ -76,27 +61,12 @@ def test_comparison_is_one_job_of_two_scorers_in_their_order(run: Sender, http: 
     assert tuple(each["scorer"] for each in turned["scorers"]) == PAIR[::-1]
 
 
-def test_equal_request_is_the_same_probe_of_a_sample(run: Sender) -> None:
-    first, again = ask(run), ask(run, *PAIR, max_rollouts=LAYERS.rollouts)
-    assert (first.status_code, again.status_code) == (201, 200)
-    assert first.json()["id"] == again.json()["id"]
-
-
-def test_worker_that_cannot_compare_gets_no_comparison(run: Sender, http: httpx.Client) -> None:
-    probe = ask(run).raise_for_status().json()
-    assert ask_for_lease(http, "old", scorers=EVERYTHING).status_code == 204
-    assert f"waiting for a worker that offers {LAYERS.capability}, {PAIR[1]}, {PAIR[0]}" in probe["reason"]
-
-
-def test_result_counts_when_the_job_is_complete(run: Sender, http: httpx.Client) -> None:
+def test_published_comparison_is_read(run: Sender, http: httpx.Client) -> None:
     ask(run).raise_for_status()
     holder = take_lease(http, scorers=ABLE)
-    assert problem(holder.complete()) == (409, "result-incomplete")
-    assert put_layers(holder, found(*DEPARTING[::-1])).status_code == 204
-    assert put_layers(holder, found(*DEPARTING)).status_code == 204
-    assert problem(run.get(f"steps/{STEP}/layers")) == (404, "layers-not-found")
-    assert holder.complete().status_code == 204
-    assert holder.complete().status_code == 204
+    holder.put_document(found(*DEPARTING[::-1])).raise_for_status()
+    holder.put_document(found(*DEPARTING)).raise_for_status()
+    holder.complete().raise_for_status()
     read = run.get(f"steps/{STEP}/layers").raise_for_status().json()
     (item,) = read["items"]
     assert (read["attempt"], read["step"], item["pair"]) == (1, STEP, "/".join(PAIR))
@@ -106,8 +76,6 @@ def test_result_counts_when_the_job_is_complete(run: Sender, http: httpx.Client)
     assert [layer["departs"] for layer in item["layers"]] == [False, False, True, True]
     assert item["layers"][2]["distance"]["relative_l2"] == found(*DEPARTING)["layers"][2]["distance"]["relative_l2"]
     assert item["compared_fingerprint"]["dtype"] == "bfloat16"
-    # No score is published: these are no log-probs.
-    assert run.get(f"steps/{STEP}/attribution").json().get("scores", []) == []
     other = run.get(f"steps/{STEP}/layers", pair="torch.float32/torch.trainer")
     assert problem(other) == (404, "layers-not-found")
 
@@ -116,21 +84,10 @@ def test_newest_comparison_of_each_pair_is_read(run: Sender, http: httpx.Client)
     for options, levels in (({}, DEPARTING), ({"torch.trainer": {"padding": "left"}}, (0.0, 0.0, 0.0))):
         ask(run, options=options).raise_for_status()
         holder = take_lease(http, scorers=ABLE)
-        put_layers(holder, found(*levels)).raise_for_status()
+        holder.put_document(found(*levels)).raise_for_status()
         assert holder.complete().status_code == 204
     (item,) = run.get(f"steps/{STEP}/layers").raise_for_status().json()["items"]
     assert (len(item["layers"]), item["departure"]) == (3, None)
-
-
-def test_result_of_a_lost_lease_does_not_count(run: Sender, http: httpx.Client) -> None:
-    ask(run).raise_for_status()
-    first = take_lease(http, scorers=ABLE)
-    put_layers(first, found(*DEPARTING)).raise_for_status()
-    assert first.fail("retry").status_code == 204
-    assert put_layers(first, found(*DEPARTING)).status_code == 409
-    second = take_lease(http, "w2", scorers=ABLE)
-    # The first try's result is not that of the second.
-    assert problem(second.complete()) == (409, "result-incomplete")
 
 
 def test_scores_are_not_asked_of_a_comparison(run: Sender, http: httpx.Client) -> None:
@@ -144,7 +101,7 @@ def test_scores_are_not_asked_of_a_comparison(run: Sender, http: httpx.Client) -
 @pytest.mark.parametrize(
     "change",
     [
-        {"step": 61},
+        {"step": STEP + 1},
         {"compared": "torch.bfloat16"},
         {"compared": PAIR[1], "reference": PAIR[0]},
         {"compared_fingerprint": {"engine": "torch", "weights_digest": "sha256:" + "cd" * 32}},
@@ -157,7 +114,7 @@ def test_scores_are_not_asked_of_a_comparison(run: Sender, http: httpx.Client) -
 def test_invalid_result_is_refused(run: Sender, http: httpx.Client, change: dict[str, Any]) -> None:
     ask(run).raise_for_status()
     holder = take_lease(http, scorers=ABLE)
-    answer = put_layers(holder, found(*DEPARTING) | change)
+    answer = holder.put_document(found(*DEPARTING) | change)
     assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")
 
 
@@ -165,16 +122,9 @@ def test_names_of_places_are_those_of_a_network(run: Sender, http: httpx.Client)
     ask(run).raise_for_status()
     body = found(*DEPARTING)
     body["layers"][1]["name"] = "layers.1"
-    answer = put_layers(take_lease(http, scorers=ABLE), body)
+    answer = take_lease(http, scorers=ABLE).put_document(body)
     assert answer.status_code == 422
     assert "layers must be embeddings, layers.0, … norm in this order" in answer.text
-
-
-def test_job_of_another_kind_takes_no_comparison(run: Sender, http: httpx.Client) -> None:
-    body = {"step": STEP, "scorers": [{"scorer": "torch.float32"}]}
-    http.post(f"/v1/runs/{run.run}/probes", json=body).raise_for_status()
-    answer = put_layers(take_lease(http, scorers=ABLE), found(*DEPARTING))
-    assert problem(answer) == (422, "result-not-asked")
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

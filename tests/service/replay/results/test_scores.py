@@ -19,14 +19,14 @@ import pytest
 from foreshock.rollouts import RolloutBatch, ScoreBatch, decode_scores, encode_scores
 from foreshock_service.platform.settings import Settings
 from foreshock_service.replay.results import shards
-from tests.service.sending import Sender, make_batch, start_run
+from tests.service.sending import Sender, make_batch
 from tests.service.stored import list_files
 from tests.service.working import (
     WEIGHTS,
     LeaseHolder,
-    announce_checkpoint,
     ask_for_probe,
     noisy,
+    run_to_probe,
     scores_of,
     take_lease,
 )
@@ -35,10 +35,7 @@ from tests.service.working import (
 @pytest.fixture
 def run(http: httpx.Client) -> Sender:
     """A run whose step 1 waits to be probed."""
-    sender = start_run(http)
-    sender.put_shard(1, make_batch(6)).raise_for_status()
-    announce_checkpoint(sender, 1)
-    return sender
+    return run_to_probe(http, 1, rollouts=6)
 
 
 @pytest.fixture

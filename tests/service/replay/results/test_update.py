@@ -11,21 +11,11 @@ from foreshock.api.records import parse
 from foreshock.diagnosis.update_noise import UpdateToNoise
 from foreshock.layer_divergence import Mean
 from foreshock.probe_kinds import UPDATE
-from tests.service.sending import Sender, make_batch, start_run
-from tests.service.working import EVERYTHING, WEIGHTS, announce_checkpoint, take_lease
+from tests.service.sending import Sender
+from tests.service.working import EVERYTHING, STEP, WEIGHTS, announce_checkpoint, take_lease
 
-STEP = 60
 AFTER = "sha256:" + "cd" * 32
 ABLE = (*EVERYTHING, UPDATE.capability)
-
-
-@pytest.fixture
-def run(http: httpx.Client) -> Sender:
-    """A run with one closed step and its checkpoint."""
-    sender = start_run(http)
-    sender.put_shard(STEP, make_batch(12)).raise_for_status()
-    announce_checkpoint(sender, STEP)
-    return sender
 
 
 def ask(run: Sender, **fields: Any) -> httpx.Response:

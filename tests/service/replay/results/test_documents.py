@@ -1,0 +1,76 @@
+"""What holds for the document of every kind of probe: who gets its job, whose counts and when, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from foreshock.probe_kinds import DOCTOR, LAYERS, PROBE_KINDS, ROUTING, UPDATE
+from tests.service.replay.results import test_doctor, test_layers, test_routing, test_update
+from tests.service.sending import Sender
+from tests.service.working import EVERYTHING, STEP, LeaseHolder, announce_checkpoint, ask_for_lease, take_lease
+
+DOCUMENTS: dict[str, Callable[[LeaseHolder], dict[str, Any]]] = {
+    DOCTOR.name: test_doctor.found,
+    LAYERS.name: lambda _: test_layers.found(*test_layers.DEPARTING),
+    ROUTING.name: lambda _: test_routing.comparison().to_dict(),
+    UPDATE.name: lambda _: test_update.found(),
+}
+
+
+def problem(answer: httpx.Response) -> tuple[int, str]:
+    assert answer.headers["content-type"] == "application/problem+json"
+    return answer.status_code, answer.json()["type"].rpartition(":")[2]
+
+
+@pytest.fixture(params=DOCUMENTS)
+def kind(request: pytest.FixtureRequest, run: Sender) -> str:
+    """A kind of probe, whose weights are announced."""
+    announce_checkpoint(run, STEP + 1, test_update.AFTER)
+    name: str = request.param
+    return name
+
+
+def test_every_kind_with_a_document_is_tested() -> None:
+    assert set(DOCUMENTS) == {kind.name for kind in PROBE_KINDS.values() if kind.document}
+
+
+def test_document_counts_when_the_job_of_its_own_try_is_complete(http: httpx.Client, run: Sender, kind: str) -> None:
+    probes, body = f"/v1/runs/{run.run}/probes", {"step": STEP, "kind": kind}
+    capability, address = PROBE_KINDS[kind].capability, f"steps/{STEP}/{PROBE_KINDS[kind].document}"
+    probe, again = (http.post(probes, json=body) for _ in range(2))
+    assert (probe.status_code, again.status_code, again.json()["id"]) == (201, 200, probe.json()["id"])
+    assert ask_for_lease(http, "old", scorers=EVERYTHING).status_code == 204
+    assert (
+        f"waiting for a worker that offers {capability}"
+        in http.get(f"/v1/probes/{probe.json()['id']}").json()["reason"]
+    )
+    able = (*EVERYTHING, capability)
+    late = take_lease(http, scorers=able)
+    document = DOCUMENTS[kind](late)
+    assert late.put_document(document).status_code == 204
+    assert late.fail("retry").status_code == 204
+    assert problem(late.put_document(document)) == (409, "lease-lost")
+    holder = take_lease(http, "w2", scorers=able)
+    # The first try's document is not that of the second.
+    assert problem(holder.complete()) == (409, "result-incomplete")
+    # One that is sent again replaces the first.
+    assert [holder.put_document(document).status_code for _ in range(2)] == [204, 204]
+    assert run.get(address).status_code == 404
+    assert [holder.complete().status_code for _ in range(2)] == [204, 204]
+    assert run.get(address).status_code == 200
+    # No score is published: these are no log-probs.
+    assert run.get(f"steps/{STEP}/attribution").json().get("scores", []) == []
+
+
+def test_job_of_another_kind_takes_no_document(http: httpx.Client, run: Sender, kind: str) -> None:
+    other = {"step": STEP, "scorers": [{"scorer": "vllm.prefill"}]}
+    http.post(f"/v1/runs/{run.run}/probes", json=other).raise_for_status()
+    holder = take_lease(http)
+    assert problem(holder.put_document(DOCUMENTS[kind](holder), PROBE_KINDS[kind].document)) == (
+        422,
+        "result-not-asked",
+    )
