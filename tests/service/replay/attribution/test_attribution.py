@@ -14,52 +14,24 @@ from numpy.typing import NDArray
 from foreshock.client.reader import Reader
 from foreshock.clock import now_us
 from foreshock.commands.queries import RunQueries
-from foreshock.rollouts import RolloutBatch, decode_rollouts
+from foreshock.rollouts import decode_rollouts
 from foreshock.statistics_shards import FullRollouts, StatisticsShard, encode_statistics_shard
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.replay.attribution.service import compute_stale_attributions, mark_attribution_stale
 from foreshock_service.replay.results.publishing import ScoresPublished
 from foreshock_service.runs.shards import close_waiting_steps
-from tests.service.sending import Sender, make_batch, start_run
+from tests.service.replay.attribution.replaying import replay, start
+from tests.service.sending import make_batch, start_run
 from tests.service.working import (
-    LeaseHolder,
     announce_checkpoint,
-    ask_for_lease,
     ask_for_probe,
     noisy,
-    scores_of,
     take_lease,
     work_off,
 )
 
 Values = NDArray[np.float32]
 CHAIN = ["vllm.prefill", "torch.trainer"]
-
-
-def start(http: httpx.Client, batch: RolloutBatch, key: str = "a-run") -> Sender:
-    """A run with one step and its checkpoint."""
-    run = start_run(http, key)
-    run.put_shard(1, batch).raise_for_status()
-    announce_checkpoint(run, 1)
-    return run
-
-
-def replay(run: Sender, scores: dict[str, Values], batch: RolloutBatch, **probe: object) -> None:
-    """Probe step 1 and answer with these log-probs, [T] of the batch, by `scorer` or `scorer@variant`."""
-    ask_for_probe(run, 1, list(scores), **probe).raise_for_status()
-    rows = {sample_id: row for row, sample_id in enumerate(batch.sample_ids)}
-    while (answer := ask_for_lease(run.http)).status_code == 200:
-        holder = LeaseHolder(run.http, answer.json())
-        part = holder.rollouts()
-        for each in holder.lease["job"]["scorers"]:
-            name = "@".join(filter(None, (each["scorer"], each["variant"])))
-            values = np.concatenate(
-                [scores[name][slice(*batch.response_offsets[rows[i] : rows[i] + 2])] for i in part.sample_ids]
-            )
-            engine = each["scorer"].partition(".")[0]
-            body = scores_of(part, values, engine, device_name="NVIDIA H200", driver="580.1")
-            holder.put_scores(body, each["scorer"], variant=each["variant"]).raise_for_status()
-        holder.complete().raise_for_status()
 
 
 def k3_of(target: Values, behaviour: Values) -> float:
@@ -135,34 +107,24 @@ def test_scores_of_two_probes_join_in_one_chain(http: httpx.Client) -> None:
     assert run.get("steps/1/attribution").json()["chain"] == ["rollout", *CHAIN, "trainer"]
 
 
-def test_replay_of_a_step_of_statistics_is_marked_as_a_sample(http: httpx.Client) -> None:
-    run = start_run(http)
+@pytest.mark.parametrize("as_statistics", [False, True])
+def test_sample_is_marked_as_one(http: httpx.Client, as_statistics: bool) -> None:
     batch = make_batch(40)
-    body = encode_statistics_shard(batch, seed="a", full=FullRollouts(8, 3))
-    run.put_statistics(1, body).raise_for_status()
-    announce_checkpoint(run, 1)
-    shard = StatisticsShard.from_bytes(body)
-    sample = decode_rollouts(shard.full).select(range(shard.sampled))
-    replay(run, {"vllm.prefill": noisy(sample, 1), "torch.trainer": noisy(sample, 2)}, sample)
-    read = run.get("steps/1/attribution").json()
-    assert (read["rollouts"], read["of_rollouts"], read["from_sample"]) == (8, 40, True)
-    columns = run.get("measurements").json()["columns"]
-    sampled = dict(zip(columns["comparison"], columns["from_sample"], strict=True))
-    assert sampled["vllm.prefill/rollout"] is True
-    # All tokens are in the statistics of what the run logged itself.
-    assert sampled["trainer/rollout"] is False
-
-
-def test_sample_is_marked_as_one(http: httpx.Client) -> None:
-    batch = make_batch(40)
-    run = start(http, batch)
+    if as_statistics:
+        run = start_run(http)
+        body = encode_statistics_shard(batch, seed="a", full=FullRollouts(10, 3))
+        run.put_statistics(1, body).raise_for_status()
+        announce_checkpoint(run, 1)
+        batch = decode_rollouts(StatisticsShard.from_bytes(body).full).select(range(10))
+    else:
+        run = start(http, batch)
     replay(run, {"vllm.prefill": noisy(batch, 1), "torch.trainer": noisy(batch, 2)}, batch, max_rollouts=10)
     read = run.get("steps/1/attribution").json()
     assert (read["rollouts"], read["of_rollouts"], read["from_sample"]) == (10, 40, True)
     columns = run.get("measurements").json()["columns"]
     sampled = dict(zip(columns["comparison"], columns["from_sample"], strict=True))
-    assert sampled["vllm.prefill/rollout"] is True
-    assert sampled["trainer/rollout"] is False
+    # What the run logged itself is measured over all tokens, also if they came as statistics.
+    assert (sampled["vllm.prefill/rollout"], sampled["trainer/rollout"]) == (True, False)
     rollouts = dict(zip(columns["comparison"], columns["rollouts"], strict=True))
     assert (rollouts["vllm.prefill/rollout"], rollouts["trainer/rollout"]) == (10, 40)
 
@@ -235,24 +197,6 @@ def test_side_branch_names_the_side_nearer_to_float32(http: httpx.Client) -> Non
     assert set(names) <= set(columns["comparison"])
 
 
-def test_conclusions_are_read_with_the_attribution(http: httpx.Client) -> None:
-    batch = make_batch(20)
-    assert batch.rollout_log_probs is not None
-    assert batch.trainer_log_probs is not None
-    run = start(http, batch)
-    replay(run, {"vllm.prefill": batch.rollout_log_probs, "torch.trainer": batch.trainer_log_probs}, batch)
-    read = run.get("steps/1/attribution").json()
-    headline = read["conclusions"][0]
-    assert set(headline) == {"kind", "sentence", "link", "names_cause"}
-    assert (headline["kind"], headline["link"], headline["names_cause"]) == (
-        "cause",
-        "torch.trainer/vllm.prefill",
-        True,
-    )
-    page = http.get(f"/runs/{run.run}/steps/1").raise_for_status().text
-    assert headline["sentence"] in page
-
-
 def test_nonfinite_values_are_excluded_from_every_mean(http: httpx.Client) -> None:
     batch = make_batch(10)
     run = start(http, batch)
@@ -301,20 +245,15 @@ def test_late_rollouts_make_the_attribution_stale(
     assert run.get("measurements", comparison="vllm.prefill/rollout").json()["columns"]["from_sample"] == [True]
 
 
-def test_a_trainer_that_logs_no_log_probs_has_a_shorter_chain(http: httpx.Client) -> None:
-    partial = dataclasses.replace(make_batch(4, prefix="other"), trainer_log_probs=None)
-    other = start(http, partial, "second")
-    replay(other, {"vllm.prefill": noisy(partial, 1)}, partial)
-    assert other.get("steps/1/attribution").json()["chain"] == ["rollout", "vllm.prefill"]
-
-
-def test_scores_without_a_chain_are_reported_as_such(http: httpx.Client) -> None:
+def test_without_log_probs_of_the_trainer_the_chain_is_shorter_or_absent(http: httpx.Client) -> None:
     partial = dataclasses.replace(make_batch(4), trainer_log_probs=None)
     run = start(http, partial)
     replay(run, {"torch.float32": noisy(partial, 1)}, partial)
     answer = run.get("steps/1/attribution")
     assert (answer.status_code, answer.json()["type"]) == (404, "urn:foreshock:problem:attribution-not-possible")
     assert "the scores of step 1 (torch.float32)" in answer.json()["detail"]
+    replay(run, {"vllm.prefill": noisy(partial, 1)}, partial)
+    assert run.get("steps/1/attribution").json()["chain"] == ["rollout", "vllm.prefill"]
 
 
 def test_reading_never_writes(http: httpx.Client, app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:

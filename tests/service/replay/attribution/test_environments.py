@@ -7,41 +7,18 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import BatchAttributes, RolloutBatch
-from tests.service.sending import Sender, make_batch, start_run
-from tests.service.working import LeaseHolder, announce_checkpoint, ask_for_lease, ask_for_probe, noisy, scores_of
+from tests.service.replay.attribution.replaying import replay, start
+from tests.service.sending import Sender, make_batch
+from tests.service.working import noisy
 
-Values = NDArray[np.float32]
 AVX2 = {"cpu_isa": "AVX2", "flags": {"cpu_features": "none", "mkl_kernels": "intel"}}
 AMX = {"cpu_isa": "AVX512", "flags": {"cpu_features": "amx_tile avx512 avx512_bf16 vnni", "mkl_kernels": "intel"}}
 SAMPLED = Fingerprint(engine="vllm", engine_version="0.32.0", **AVX2)  # type: ignore[arg-type]
 TRAINED = Fingerprint(engine="torch", engine_version="2.13.0", **AVX2)  # type: ignore[arg-type]
 KNOWN = BatchAttributes(engine_fingerprint=SAMPLED, trainer_fingerprint=TRAINED)
-VERSIONS = {"vllm": "0.32.0", "torch": "2.13.0"}
-
-
-def start(http: httpx.Client, batch: RolloutBatch, *steps: int) -> Sender:
-    run = start_run(http)
-    for step in steps or (1,):
-        run.put_shard(step, batch).raise_for_status()
-        announce_checkpoint(run, step)
-    return run
-
-
-def replay(run: Sender, scores: dict[str, Values], made: dict[str, Any], step: int = 1, **probe: Any) -> None:
-    """Probe a step and answer with these log-probs, made in an environment."""
-    ask_for_probe(run, step, list(scores), **probe).raise_for_status()
-    while (answer := ask_for_lease(run.http, environments=["avx2", "amx"])).status_code == 200:
-        holder = LeaseHolder(run.http, answer.json())
-        rollouts = holder.rollouts()
-        for each in holder.lease["job"]["scorers"]:
-            engine = each["scorer"].partition(".")[0]
-            body = scores_of(rollouts, scores[each["scorer"]], engine, engine_version=VERSIONS[engine], **made)
-            holder.put_scores(body, each["scorer"]).raise_for_status()
-        holder.complete().raise_for_status()
 
 
 def read(run: Sender, step: int = 1) -> dict[str, Any]:
@@ -62,7 +39,7 @@ def test_replay_in_another_environment_is_said_first_and_names_no_cause(
     http: httpx.Client, batch: RolloutBatch
 ) -> None:
     run = start(http, batch)
-    replay(run, {"vllm.prefill": noisy(batch, 1, 0.05)}, AMX)
+    replay(run, {"vllm.prefill": noisy(batch, 1, 0.05)}, batch, AMX)
     found = read(run)
     assert kinds(found)[0] == ("environment-differs", "vllm.prefill/rollout")
     assert "AVX2 at sampling, AVX-512 with AMX in the replay" in found["conclusions"][0]["sentence"]
@@ -71,31 +48,16 @@ def test_replay_in_another_environment_is_said_first_and_names_no_cause(
     assert found["environments"]["vllm.prefill"]["instruction_set"] == "amx"
 
 
-def test_replay_in_the_environment_of_the_run_is_not_mentioned(http: httpx.Client, batch: RolloutBatch) -> None:
-    run = start(http, batch)
-    replay(run, {"vllm.prefill": noisy(batch, 1, 0.05), "torch.trainer": noisy(batch, 2, 0.05)}, AVX2)
-    assert not [kind for kind, _ in kinds(read(run)) if kind.startswith("environment")]
-
-
 def test_run_without_fingerprints_has_unknown_environments(http: httpx.Client) -> None:
     batch = make_batch(40)
     run = start(http, batch)
-    replay(run, {"vllm.prefill": noisy(batch, 1, 0.05), "torch.trainer": noisy(batch, 2, 0.05)}, AVX2)
+    replay(run, {"vllm.prefill": noisy(batch, 1, 0.05), "torch.trainer": noisy(batch, 2, 0.05)}, batch, AVX2)
     found = read(run)
     assert kinds(found)[:2] == [
         ("environment-unknown", "vllm.prefill/rollout"),
         ("environment-unknown", "trainer/torch.trainer"),
     ]
     assert found["environments"]["rollout"] is None
-
-
-def test_bit_for_bit_replay_in_an_unknown_environment_is_no_warning(http: httpx.Client) -> None:
-    batch = make_batch(40)
-    assert batch.rollout_log_probs is not None
-    assert batch.trainer_log_probs is not None
-    run = start(http, batch)
-    replay(run, {"vllm.prefill": batch.rollout_log_probs, "torch.trainer": batch.trainer_log_probs}, AMX)
-    assert not [kind for kind, _ in kinds(read(run)) if kind.startswith("environment")]
 
 
 @pytest.mark.parametrize("order", [("amx", "avx2"), ("avx2", "amx")])
@@ -105,7 +67,7 @@ def test_scores_of_two_environments_coexist_and_that_of_the_run_counts(
     run = start(http, batch)
     values = {"avx2": noisy(batch, 1, 0.01), "amx": noisy(batch, 2, 0.05)}
     for name in order:
-        replay(run, {"vllm.prefill": values[name]}, {"avx2": AVX2, "amx": AMX}[name], environment=name)
+        replay(run, {"vllm.prefill": values[name]}, batch, {"avx2": AVX2, "amx": AMX}[name], environment=name)
     found = read(run)
     assert found["environments"]["vllm.prefill"]["instruction_set"] == "avx2"
     assert [source["fingerprint"]["cpu_isa"] for source in found["scores"]] == ["AVX2"]
@@ -119,14 +81,14 @@ def test_scores_of_two_environments_coexist_and_that_of_the_run_counts(
 
 
 def test_two_environments_that_are_not_the_runs_give_the_excess(http: httpx.Client) -> None:
-    unknown = make_batch(40)
-    assert unknown.rollout_log_probs is not None
-    run = start(http, unknown)
-    first, second = noisy(unknown, 1, 0.02), noisy(unknown, 2, 0.02)
-    replay(run, {"vllm.prefill": first}, AVX2, environment="avx2")
-    replay(run, {"vllm.prefill": second}, AMX, environment="amx")
+    batch = make_batch(40)
+    assert batch.rollout_log_probs is not None
+    run = start(http, batch)
+    first, second = noisy(batch, 1, 0.02), noisy(batch, 2, 0.02)
+    replay(run, {"vllm.prefill": first}, batch, AVX2, environment="avx2")
+    replay(run, {"vllm.prefill": second}, batch, AMX, environment="amx")
     (link,) = read(run)["environment_links"]
-    a, r1, r2 = (each.astype(np.float64) for each in (unknown.rollout_log_probs, first, second))
+    a, r1, r2 = (each.astype(np.float64) for each in (batch.rollout_log_probs, first, second))
     expected = 0.5 * (np.mean((r1 - a) * (r2 - a)) - 0.5 * np.mean(np.square(r1 - r2)))
     assert link["excess"] == pytest.approx(expected, rel=1e-9)
     assert any("(an assumption)" in each["sentence"] for each in read(run)["conclusions"])
@@ -140,8 +102,8 @@ def test_drift_in_one_environment_clears_the_link(http: httpx.Client) -> None:
     same = {"torch.trainer": batch.trainer_log_probs}
     almost = batch.rollout_log_probs.copy()
     almost[0] = np.nextafter(almost[0], np.float32(-np.inf))
-    replay(run, {"vllm.prefill": almost, **same}, AVX2, 1)
-    replay(run, {"vllm.prefill": noisy(batch, 1, 0.2), **same}, AVX2, 60)
+    replay(run, {"vllm.prefill": almost, **same}, batch, AVX2, 1)
+    replay(run, {"vllm.prefill": noisy(batch, 1, 0.2), **same}, batch, AVX2, 60)
     found = read(run, 60)
     assert kinds(found)[0] == ("drift", "vllm.prefill/rollout")
     assert "at step 60, in the same environment" in found["conclusions"][0]["sentence"]

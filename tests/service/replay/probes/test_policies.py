@@ -16,7 +16,7 @@ from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.session import Database
 from foreshock_service.replay.probes.policies import UNFINISHED_AT_ONCE, make_automatic_probes
 from foreshock_service.runs.shards import close_waiting_steps
-from tests.service.replay.probes.test_priorities import add_alert
+from tests.service.replay.probes.test_service import add_alert
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import announce_checkpoint, run_to_probe, take_lease, work_off
 

@@ -189,35 +189,27 @@ def test_the_button_of_a_page_asks_for_an_examination(run: Sender, http: httpx.C
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"tokens": 1},
-        {"ended": "a\x00b"},
-        {"ended": "a" * 2_001},
-        {"replays": None},
-        {"findings": [{"kind": "guess"}]},
-        {"not_tried": [{"variant": "v", "why": "w"}] * 4_001},
-    ],
-)
-def test_invalid_report_is_refused(run: Sender, http: httpx.Client, change: dict[str, Any]) -> None:
+def test_invalid_requests_and_reports_are_refused(run: Sender, http: httpx.Client) -> None:
+    requests: list[dict[str, Any]] = [{"budget_seconds": 0}, {"max_candidates": 33}, {"max_rollouts": 5_000}, {"x": 1}]
+    for fields in requests:
+        assert ask(run, **fields).status_code == 422, fields
+    # A probe of the doctor names no scorers, and others no budget.
+    probes: list[dict[str, Any]] = [
+        {"kind": "doctor", "scorers": [{"scorer": "vllm.prefill"}]},
+        {"kind": "exact", "budget_seconds": 9},
+    ]
+    for fields in probes:
+        assert http.post(f"/v1/runs/{run.run}/probes", json={"step": STEP, **fields}).status_code == 422, fields
     ask(run).raise_for_status()
     holder = take_lease(http, scorers=ABLE)
-    answer = holder.put_document(found(holder) | change)
-    assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")
-
-
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-@pytest.mark.parametrize("fields", [{"budget_seconds": 0}, {"max_candidates": 33}, {"max_rollouts": 5_000}, {"x": 1}])
-def test_invalid_request_is_refused(run: Sender, fields: dict[str, Any]) -> None:
-    assert ask(run, **fields).status_code == 422
-
-
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-@pytest.mark.parametrize("fields", [{"scorers": [{"scorer": "vllm.prefill"}]}, {"kind": "exact", "budget_seconds": 9}])
-def test_probe_of_the_doctor_names_no_scorers_and_others_no_budget(run: Sender, fields: dict[str, Any]) -> None:
-    body = {"step": STEP, "kind": "doctor", **fields}
-    assert run.http.post(f"/v1/runs/{run.run}/probes", json=body).status_code == 422
+    changes: list[dict[str, Any]] = [
+        {"tokens": 1}, {"ended": "a\x00b"}, {"ended": "a" * 2_001}, {"replays": None},
+        {"findings": [{"kind": "guess"}]},
+        {"not_tried": [{"variant": "v", "why": "w"}] * 4_001},
+    ]  # fmt: skip
+    for change in changes:
+        answer = holder.put_document(found(holder) | change)
+        assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json"), change
 
 
 def test_examination_needs_log_probs_and_weights(http: httpx.Client) -> None:

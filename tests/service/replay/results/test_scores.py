@@ -67,56 +67,27 @@ def test_stored_scores_are_plain_parquet_that_never_changes(holder: LeaseHolder,
     assert stored.fingerprint == scores.fingerprint
 
 
-def _unknown_id(rollouts: RolloutBatch) -> ScoreBatch:
-    ids = [*rollouts.sample_ids[:4], "stranger", rollouts.sample_ids[5]]
-    return dataclasses.replace(good_scores(rollouts), sample_ids=ids)
-
-
-def _one_value_less(rollouts: RolloutBatch) -> ScoreBatch:
-    offsets = rollouts.response_offsets.copy()
-    offsets[3:] -= 1
-    return dataclasses.replace(good_scores(rollouts), log_probs=noisy(rollouts, 1)[:-1], offsets=offsets)
-
-
-def _swapped_ids(rollouts: RolloutBatch) -> ScoreBatch:
-    lengths = rollouts.response_lengths
-    other = next(row for row in range(1, 6) if lengths[row] != lengths[0])
-    ids = list(rollouts.sample_ids)
-    ids[0], ids[other] = ids[other], ids[0]
-    return dataclasses.replace(good_scores(rollouts), sample_ids=ids)
-
-
-def _positive(rollouts: RolloutBatch) -> ScoreBatch:
-    values = noisy(rollouts, 1)
-    values[rollouts.response_offsets[2]] = 0.5
-    return dataclasses.replace(good_scores(rollouts), log_probs=values)
-
-
-def _twice(rollouts: RolloutBatch) -> ScoreBatch:
-    ids = list(rollouts.sample_ids)
-    ids[5] = ids[1]
-    return dataclasses.replace(good_scores(rollouts), sample_ids=ids)
-
-
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-@pytest.mark.parametrize(
-    ("spoil", "row", "column"),
-    [
-        (_unknown_id, 4, "sample_id"),
-        (_one_value_less, 2, "log_probs"),
-        (_swapped_ids, 0, "log_probs"),
-        (_positive, 2, "log_probs"),
-        (_twice, 5, "sample_id"),
-    ],
-)
-def test_scores_that_do_not_fit_are_refused(
-    holder: LeaseHolder, settings: Settings, spoil: object, row: int, column: str
-) -> None:
-    assert callable(spoil)
-    answer = holder.put_scores(spoil(holder.rollouts()))
-    problem = answer.json()
-    assert (answer.status_code, problem["type"]) == (422, "urn:foreshock:problem:invalid-rollouts"), problem
-    assert (problem["row"], problem["column"]) == (row, column)
+def test_scores_that_do_not_fit_are_refused(holder: LeaseHolder, settings: Settings) -> None:
+    rollouts = holder.rollouts()
+    good, ids, offsets = good_scores(rollouts), rollouts.sample_ids, rollouts.response_offsets
+    other = next(row for row in range(1, 6) if rollouts.response_lengths[row] != rollouts.response_lengths[0])
+    swapped, fewer, positive = list(ids), offsets.copy(), good.log_probs.copy()
+    swapped[0], swapped[other] = ids[other], ids[0]
+    fewer[3:] -= 1
+    positive[offsets[2]] = 0.5
+    spoilt: list[tuple[dict[str, Any], int, str]] = [
+        ({"sample_ids": [*ids[:4], "stranger", ids[5]]}, 4, "sample_id"),
+        ({"log_probs": good.log_probs[:-1], "offsets": fewer}, 2, "log_probs"),
+        ({"sample_ids": swapped}, 0, "log_probs"),
+        ({"log_probs": positive}, 2, "log_probs"),
+        ({"sample_ids": [*ids[:5], ids[1]]}, 5, "sample_id"),
+    ]
+    for change, row, column in spoilt:
+        answer = holder.put_scores(dataclasses.replace(good, **change))
+        problem = answer.json()
+        assert (answer.status_code, problem["type"]) == (422, "urn:foreshock:problem:invalid-rollouts"), problem
+        assert (problem["row"], problem["column"]) == (row, column)
     assert not list(Path(settings.store_url).glob("*/*/*/scores/*"))
     assert not [name for name in list_files(settings) if name.startswith("temporary/")]
     assert holder.complete().status_code == 409
