@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -146,37 +145,34 @@ def test_closed_step_does_not_end_a_long_poll_and_is_in_its_answer(http: httpx.C
     assert (answer.status_code, answer.json()["observed_step"]) == (200, 119)
 
 
-def test_long_poll_ends_with_304_after_its_wait(http: httpx.Client, surged: RecordedRun) -> None:
-    etag = http.get(address(surged)).headers["ETag"]
-    started = time.monotonic()
-    answer = http.get(address(surged), params={"wait": 0.5}, headers={"If-None-Match": etag})
-    assert answer.status_code == 304
-    assert time.monotonic() - started >= 0.5
-
-
-@pytest.mark.parametrize("news", ["operator", "mode", "alert", "step"])
+@pytest.mark.parametrize("news", ["operator", "mode", "alert", "step", "deletion"])
 def test_long_poll_ends_at_a_change(http: httpx.Client, surged: RecordedRun, news: str) -> None:
-    etag = http.get(address(surged)).headers["ETag"]
-    answers: list[httpx.Response] = []
+    run = f"/v1/runs/{surged.run}"
+    polled = [address(surged), f"{run}/alerts"] if news in ("alert", "deletion") else [address(surged)]
 
-    def poll() -> None:
-        answers.append(http.get(address(surged), params={"wait": 30}, headers={"If-None-Match": etag}))
+    def poll(path: str, etag: str) -> httpx.Response:
+        return http.get(path, params={"wait": 30}, headers={"If-None-Match": etag})
 
-    waiting = threading.Thread(target=poll)
-    waiting.start()
-    time.sleep(0.3)
-    assert not answers
-    started = time.monotonic()
-    if news == "operator":
-        operate(http, surged, "hold").raise_for_status()
-    elif news == "mode":
-        http.patch(f"/v1/runs/{surged.run}", json={"advice_mode": "shadow"}).raise_for_status()
-    elif news == "alert":
-        http.post(f"/v1/runs/{surged.run}/alerts/{surged.alerts()[0].id}/resolve").raise_for_status()
-    else:
-        surged.close_all({LENGTH: [260.0] * 5, K3: [0.2] * 5}, range(119, 124))
-    waiting.join(timeout=60)
-    assert [answer.status_code for answer in answers] == [200]
+    etags = [http.get(path).headers["ETag"] for path in polled]
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(poll, path, etag) for path, etag in zip(polled, etags, strict=True)]
+        time.sleep(0.3)
+        assert not any(each.done() for each in waiting)
+        started = time.monotonic()
+        if news == "operator":
+            operate(http, surged, "hold").raise_for_status()
+        elif news == "mode":
+            http.patch(run, json={"advice_mode": "shadow"}).raise_for_status()
+        elif news == "alert":
+            http.post(f"{run}/alerts/{surged.alerts()[0].id}/resolve").raise_for_status()
+        elif news == "step":
+            surged.close_all({LENGTH: [260.0] * 5, K3: [0.2] * 5}, range(119, 124))
+        else:
+            http.delete(run).raise_for_status()
+        status = 410 if news == "deletion" else 200
+        assert {each.result(timeout=60).status_code for each in waiting} == {status}
+    if news == "deletion":
+        assert poll(*polled[:1], *etags[:1]).status_code == 410
     assert time.monotonic() - started < 25
 
 
@@ -193,24 +189,6 @@ def test_long_polls_hold_neither_threads_nor_connections(http: httpx.Client, sur
         assert not any(each.done() for each in waiting)
         operate(http, surged, "hold").raise_for_status()
         assert {each.result(timeout=60).status_code for each in waiting} == {200}
-
-
-def test_long_poll_gets_410_when_the_run_is_deleted(http: httpx.Client, surged: RecordedRun) -> None:
-    etag = http.get(address(surged)).headers["ETag"]
-    http.delete(f"/v1/runs/{surged.run}").raise_for_status()
-    gone = http.get(address(surged), params={"wait": 30}, headers={"If-None-Match": etag})
-    assert gone.status_code == 410
-
-
-def test_deletion_of_the_run_ends_its_long_polls(http: httpx.Client, surged: RecordedRun) -> None:
-    etag = http.get(address(surged)).headers["ETag"]
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(http.get, address(surged), params={"wait": 30}, headers={"If-None-Match": etag})
-        time.sleep(0.5)
-        started = time.monotonic()
-        http.delete(f"/v1/runs/{surged.run}").raise_for_status()
-        assert waiting.result(timeout=60).status_code == 410
-    assert time.monotonic() - started < 25
 
 
 def test_advice_at_a_far_step_is_stale(http: httpx.Client, surged: RecordedRun) -> None:

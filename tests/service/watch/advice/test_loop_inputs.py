@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from foreshock.clock import now_us
-from foreshock.learning_rate.loop import LARGEST_FALL, LARGEST_RISE, STEPS_OF_A_RISE
 from foreshock_service.watch.advice import service
 from tests.service.watch.recorded import K3, RecordedRun
 
@@ -39,17 +36,6 @@ def test_results_of_a_probe_are_no_reading_however_old(recorded: RecordedRun) ->
     assert scales(recorded) == before
 
 
-def test_late_data_moves_later_steps_only_and_within_the_bounds_of_a_step(recorded: RecordedRun) -> None:
-    before = scales(close(recorded))
-    for step in range(2, STEPS):
-        recorded.close(step, {K3: 2e-4})
-    after = scales(recorded)
-    assert after[:STEPS] == before[:STEPS]
-    for scale, following in zip(after[STEPS - 1 :], after[STEPS:], strict=False):
-        moved = math.log(following / scale)
-        assert -LARGEST_FALL - 1e-9 <= moved <= LARGEST_RISE * STEPS_OF_A_RISE + 1e-9
-
-
 def test_the_newest_attempt_counts_if_two_trainers_log_one_run(recorded: RecordedRun) -> None:
     close(recorded)
     recorded.resume(20)
@@ -59,16 +45,6 @@ def test_the_newest_attempt_counts_if_two_trainers_log_one_run(recorded: Recorde
     assert scales(recorded) == alone
     close(recorded, 20, STEPS)
     assert recorded.advice().attempt == 2
-
-
-def test_resume_goes_on_from_the_scale_of_the_step_before(recorded: RecordedRun) -> None:
-    before = scales(close(recorded))
-    recorded.resume(20)
-    after = scales(recorded)
-    assert after[:19] == before[:19]
-    assert after[19] <= after[18]
-    close(recorded, 20, STEPS)
-    assert scales(recorded)[STEPS] <= after[19]
 
 
 @pytest.mark.parametrize("jump_us", [-(10**12), 10**15])

@@ -251,8 +251,8 @@ def test_writer_does_no_more_for_late_data_of_a_longer_run(sqlite_template: Path
         database.close()
 
 
-@pytest.mark.parametrize("attempts", [50])
-def test_closing_a_step_takes_no_more_statements_after_many_resumes(database: Database, attempts: int) -> None:
+def test_closing_a_step_takes_no_more_statements_after_many_resumes(database: Database) -> None:
+    attempts = 50
     once = closed_run(database, "once", {}, 60)
     often = RecordedRun(database).begin("often")
     for number in range(1, attempts):
