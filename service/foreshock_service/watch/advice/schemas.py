@@ -4,19 +4,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from foreshock.api.watch import Favoured, RemedyRecord
 from foreshock.learning_rate.advice import AdviceMode, AdvicePhase, OperatorKind
+from foreshock.learning_rate.schedule import LengthDecaySchedule, LoopPoint
 from foreshock.severity import Severity
 from foreshock_service.platform.parameters import AttemptNumber, Name, Step
-
-
-class ScheduleRead(BaseModel):
-    """The halving rule: halve at the multiples of `decay_period` from `effective_from_step` on, before any pause."""
-
-    surge_step: int
-    decay_period: int
-    factor: float
-    floor: float
-    effective_from_step: int = Field(description="boundaries before it are not caught up")
-    paused_from_step: int | None = Field(description="the first step that a hold freezes; null while not held")
 
 
 class AdviceAlertRead(BaseModel):
@@ -44,16 +34,6 @@ class AppliedRead(BaseModel):
     received_at_us: int
 
 
-class LoopPointRead(BaseModel):
-    """The control loop's scale from `step` on; its log falls by `fall` in each further step, for ten steps."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-    step: int
-    scale: float
-    fall: float
-
-
 class ControlRead(BaseModel):
     """What the control loop measures, in nats per token; null: not measured."""
 
@@ -78,9 +58,9 @@ class AdviceRead(BaseModel):
     revision: int = Field(description="never decreases within the run")
     scale: float
     advised_scale: float
-    schedule: ScheduleRead | None
+    schedule: LengthDecaySchedule | None
     halvings: list[int] = Field(description="steps of explicit halvings, besides the schedule's")
-    loop: list[LoopPointRead] = Field(description="the control loop's scale, ascending; 1 before the first point")
+    loop: list[LoopPoint] = Field(description="the control loop's scale, ascending; 1 before the first point")
     control: ControlRead | None = Field(description="null: nothing that the learning rate drives is measured")
     also: list[RemedyRecord] = Field(
         description="what corrections would do to the newest step; empty if nothing is beyond its set point"

@@ -60,7 +60,6 @@ class Snapshot:
         asked = step if step is not None else 0 if observed is None else observed + 1
         mode: AdviceMode = "apply" if run.advice_mode == "apply" else "shadow"
         advised = state.scale(asked)
-        points = schedule.newest_points(state.loop)
         has_ended = run.state in runs.ENDED
         warming = detectors.watching(self.configuration.surge) == "warming"
         return schemas.AdviceRead(
@@ -69,9 +68,9 @@ class Snapshot:
             revision=state.revision,
             scale=advised if mode == "apply" else 1.0,
             advised_scale=advised,
-            schedule=schemas.ScheduleRead(**state.schedule.to_json()) if state.schedule is not None else None,
+            schedule=state.schedule,
             halvings=list(state.halvings),
-            loop=[schemas.LoopPointRead.model_validate(point) for point in points],
+            loop=list(schedule.newest_points(state.loop)),
             control=_control(detectors.loop, self.configuration.loop),
             also=list(self.remedies.also),
             favours=self.remedies.favours,
