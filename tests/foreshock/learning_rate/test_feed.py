@@ -251,7 +251,7 @@ def test_answers_for_other_attempts_are_ignored(service: FaultyService, caplog: 
 def test_feed_of_a_client_waits_for_registration_and_sets_its_checkpoint_request(
     service: FaultyService, tmp_path: Any
 ) -> None:
-    service.set_advice(advice(1))
+    service.set_advice(advice(1, run="run-k"))
     client = Client(service.url, run_key="k", spool_directory=tmp_path)
     with AdviceFeed(client) as fed:
         assert fed.scale(400) == 1.0
@@ -324,7 +324,7 @@ def followed(service: FaultyService) -> list[tuple[int, int | None]]:
 def test_step_far_ahead_of_what_was_logged_or_acknowledged_is_not_reported_as_done(
     service: FaultyService, tmp_path: Any
 ) -> None:
-    service.set_advice(advice(1, observed_step=-1))
+    service.set_advice(advice(1, observed_step=-1, run="run-k"))
     client = Client(service.url, run_key="k", spool_directory=tmp_path)
     with AdviceFeed(client, wait_seconds=0.1) as of_client, AdviceFeed(service.url, "run-k", wait_seconds=0.1) as alone:
         client.start_run(resume_step=30)
@@ -343,7 +343,7 @@ def test_step_far_ahead_of_what_was_logged_or_acknowledged_is_not_reported_as_do
 
 
 def test_step_is_reported_when_its_attempt_has_begun(service: FaultyService, tmp_path: Any) -> None:
-    service.set_advice(advice(1))
+    service.set_advice(advice(1, run="run-k"))
     service.always = lambda received: 503 if received.path.endswith("/attempts") else None
     client = Client(service.url, run_key="k", spool_directory=tmp_path)
     with AdviceFeed(client, wait_seconds=0.1) as fed:
