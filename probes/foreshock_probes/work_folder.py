@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-WORKER, ENGINE_DISTRIBUTION = "foreshock-worker-", "foreshock-engine-distribution-"
-MERGED = "foreshock-merged-"
+WORKER, MERGED = "foreshock-worker-", "foreshock-merged-"
 # A folder younger than this may not be locked yet.
 _YOUNG_SECONDS = 60.0
 
@@ -38,7 +37,7 @@ def remove_left_folders() -> None:
     with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
-                if entry.name.startswith((WORKER, ENGINE_DISTRIBUTION, MERGED)) and entry.is_dir(follow_symlinks=False):
+                if entry.name.startswith((WORKER, MERGED)) and entry.is_dir(follow_symlinks=False):
                     _remove_if_left(Path(entry.path), entry.stat(follow_symlinks=False))
 
 

@@ -7,10 +7,8 @@ transformers and of vLLM at the states of real rollouts. `compiled_reduction` co
 from foreshock_probes.exact_divergence.divergences import ExactDivergences, exact_divergences
 from foreshock_probes.exact_divergence.logit_sources import GivenLogits, LogitSource, SourceError
 from foreshock_probes.exact_divergence.model_distribution import ModelDistribution, exact_divergences_of_models
-from foreshock_probes.exact_divergence.pairs import EngineDistribution
 
 __all__ = [
-    "EngineDistribution",
     "ExactDivergences",
     "GivenLogits",
     "LogitSource",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +19,6 @@ from foreshock_probes.exact_divergence.divergences import ExactDivergences, exac
 from foreshock_probes.exact_divergence.logit_sources import LogitSource
 from foreshock_probes.scorers.forward_pass import TokenBatch, head_in, precision
 from foreshock_probes.scorers.request import UnsupportedScoreError
-
-if TYPE_CHECKING:
-    from foreshock_probes.exact_divergence.pairs import EngineDistribution
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,7 +113,7 @@ def head_of(model: Any) -> Head:
 
 def exact_divergences_of_models(
     target: ModelDistribution,
-    behaviour: ModelDistribution | EngineDistribution,
+    behaviour: ModelDistribution,
     rollouts: RolloutBatch,
     *,
     batch_size: int = 16,
@@ -126,8 +123,8 @@ def exact_divergences_of_models(
 
     Both log-probs of each response token are included. The order is that of the rollouts' response columns.
     A model gets `batch_size` rollouts at once, padded to the longest. Raises UnsupportedScoreError if a rollout has no
-    prompt (nothing precedes its first token) or a model changes its logits after the head, SourceError if the
-    vocabularies differ, and the errors of `EngineDistribution.divergences`.
+    prompt (nothing precedes its first token) or a model changes its logits after the head, and SourceError if
+    the vocabularies differ.
     """
     prompts = np.diff(rollouts.prompt_offsets)
     if not prompts.size:
@@ -137,12 +134,8 @@ def exact_divergences_of_models(
             f"rollout {int(np.flatnonzero(prompts == 0)[0])} has no prompt; at least 1 token is needed"
         )
     for distribution in (target, behaviour):
-        if isinstance(distribution, ModelDistribution):
-            distribution.check_tokens(rollouts)
+        distribution.check_tokens(rollouts)
     with torch.no_grad():
-        if not isinstance(behaviour, ModelDistribution):
-            hidden = [states for states, _ in _states(target, rollouts, batch_size)]
-            return behaviour.divergences(target.source(torch.cat(hidden)), rollouts, top_ks)
         pairs = zip(_states(target, rollouts, batch_size), _states(behaviour, rollouts, batch_size), strict=True)
         parts = [
             exact_divergences(target.source(of_target), behaviour.source(of_behaviour), token_ids=ids, top_ks=top_ks)

@@ -41,8 +41,7 @@ def check_reproduced(row: int, observed: NDArray[np.float64], returned: NDArray[
 class RolloutReduction:
     """Reduces the engine's logits, chunk by chunk, to divergences from a target; one rollout after another."""
 
-    def __init__(self, top_ks: tuple[int, ...] = ()) -> None:
-        self._top_ks = top_ks
+    def __init__(self) -> None:
         self._target: LogitSource | None = None
 
     def start_rollout(self, target: LogitSource, tokens: NDArray[np.int32], prompt: int) -> None:
@@ -67,7 +66,7 @@ class RolloutReduction:
                 dataclasses.replace(self._target, hidden=self._target.hidden[states]),
                 GivenLogits(logits[chosen]),
                 token_ids=self._tokens[at + 1],
-                top_ks=self._top_ks,
+                top_ks=(),
             )
         )
 

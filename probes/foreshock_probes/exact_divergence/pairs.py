@@ -1,4 +1,4 @@
-"""Exact divergences from vLLM: the two parts of a worker's exact pair, and `EngineDistribution` for a model in Python.
+"""Exact divergences from vLLM: the two parts of a worker's exact pair.
 
 The target's states and head go to a file. vLLM's process compares them with the logits from which it computes prompt
 log-probs. The engine's logits are not recomputed from a copy of the weights, because its kernels, dtypes and rounding
@@ -12,9 +12,8 @@ log-probs equal the scorer's.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,10 @@ import torch
 from numpy.typing import NDArray
 
 from foreshock.fingerprint import Fingerprint
-from foreshock.process_fingerprint import accelerator_name
-from foreshock.rollouts import ExactBatch, RolloutBatch, encode_exact, encode_rollouts
-from foreshock.scorers import ENGINE_REPLAY, EXACT_PAIRS
-from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment
-from foreshock_probes.engines.process import ScoreTask, run_tasks
-from foreshock_probes.exact_divergence.divergences import ExactDivergences, exact_divergences
-from foreshock_probes.exact_divergence.logit_sources import LogitSource, SourceError
+from foreshock.rollouts import ExactBatch, RolloutBatch, encode_exact
+from foreshock.scorers import EXACT_PAIRS
+from foreshock_probes.exact_divergence.divergences import ExactDivergences
+from foreshock_probes.exact_divergence.logit_sources import LogitSource
 from foreshock_probes.exact_divergence.model_distribution import ModelDistribution
 from foreshock_probes.exact_divergence.observed_logits import PromptLogitsHook, RolloutReduction
 from foreshock_probes.scorers.forward_pass import TokenBatch
@@ -42,17 +38,14 @@ from foreshock_probes.scorers.request import (
     write_result,
 )
 from foreshock_probes.scorers.tokens import (
-    check_tokens,
     compose,
     known_states,
     sequence,
     sequence_lengths,
     tokens_of_states,
-    vocabulary_size,
 )
 from foreshock_probes.scorers.vllm_engine import VllmEngine, VllmOptions, prepare_engine
 from foreshock_probes.scorers.vllm_scorers import prompt_log_probs
-from foreshock_probes.work_folder import ENGINE_DISTRIBUTION, work_folder
 
 # The columns of ExactBatch that ExactDivergences has under the same name.
 _COLUMNS = (
@@ -107,7 +100,7 @@ def write_target(request: ScoreRequest, states: Path, warm: WarmModel, report: R
 
 
 def _compare(
-    request: ScoreRequest, target: _TargetStates, warm: WarmModel, report: Report, top_ks: tuple[int, ...] = ()
+    request: ScoreRequest, target: _TargetStates, warm: WarmModel, report: Report
 ) -> tuple[list[ExactDivergences], Fingerprint]:
     """Return the divergences of the target (π) and of vLLM's prefill (μ) at all states, rollout by rollout.
 
@@ -122,7 +115,7 @@ def _compare(
     engine = prepared.engine
     target.move_to(engine.device)
     found: list[ExactDivergences] = []
-    with _observed(engine, prepared.divisor, top_ks) as reduction:
+    with _observed(engine, prepared.divisor) as reduction:
         for row in range(rollouts.num_rollouts):
             start, stop = _states_of(rollouts, row)
             if stop > start:
@@ -138,11 +131,11 @@ def _compare(
 
 
 @contextmanager
-def _observed(engine: VllmEngine, divisor: NDArray[np.float64], top_ks: tuple[int, ...]) -> Iterator[RolloutReduction]:
+def _observed(engine: VllmEngine, divisor: NDArray[np.float64]) -> Iterator[RolloutReduction]:
     """Reduce the logits of the engine's prompts within the block, after their division by a temperature."""
     for temperature in np.unique(divisor):
         engine.divide_logits_by(float(temperature))  # the first one other than 1 wraps the logits, below the hook
-    reduction = RolloutReduction(top_ks)
+    reduction = RolloutReduction()
     hook = PromptLogitsHook(reduction.add_logits)
     engine.apply(hook.attach)
     try:
@@ -157,7 +150,6 @@ def _batch(
     """Return the divergences of all rollouts; NaN at response tokens without a state."""
     values = {name: np.full(rollouts.num_tokens, np.nan, np.float32) for name in _COLUMNS}
     flips = np.zeros(rollouts.num_tokens, np.uint8)
-    assert target.fingerprint is not None
     if found:
         together = ExactDivergences.concatenate(found)
         for name in _COLUMNS:
@@ -199,7 +191,7 @@ def _write_states(
     source: LogitSource,
     known: NDArray[np.bool_],
     divisor: NDArray[np.float64],
-    fingerprint: Fingerprint | None = None,
+    fingerprint: Fingerprint,
 ) -> None:
     """Write the states [T, H] and the head of `source` to `path`, without the temperature of `source`.
 
@@ -216,7 +208,7 @@ def _write_states(
     copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     rounding = str(source.logits_dtype).removeprefix("torch.") if source.logits_dtype else None
     metadata = {"softcap": json.dumps(source.softcap), "logits_dtype": json.dumps(rounding)}
-    save_file(copies, path, metadata=metadata | ({"fingerprint": fingerprint.to_json()} if fingerprint else {}))
+    save_file(copies, path, metadata=metadata | {"fingerprint": fingerprint.to_json()})
 
 
 class _TargetStates:
@@ -224,8 +216,7 @@ class _TargetStates:
 
     def __init__(self, file: Any) -> None:
         metadata = file.metadata()
-        known = metadata.get("fingerprint")
-        self.fingerprint = Fingerprint.from_json(known) if known else None
+        self.fingerprint = Fingerprint.from_json(metadata["fingerprint"])
         self.known: NDArray[np.bool_] = file.get_tensor("known").numpy()
         self._divisor: NDArray[np.float64] = file.get_tensor("divisor").numpy()
         self._softcap: float | None = json.loads(metadata["softcap"])
@@ -254,82 +245,3 @@ def _opened(path: Path) -> Iterator[_TargetStates]:
 
     with safe_open(path, "pt", device="cpu") as file:
         yield _TargetStates(file)
-
-
-_TASK = f"{__name__}:compare_distributions"
-
-
-@dataclass(frozen=True, slots=True)
-class EngineDistribution:
-    """The distribution of vLLM's prefill with the weights in the folder `weights`.
-
-    `options` are those of the scorer `vllm.prefill`, such as dtype, head_dtype and temperature (None: 1). The engine
-    gets one rollout at a time, prompt and response as one prompt: `batch_size` must not be set, and
-    tensor_parallel_size must be 1. If another model shares the GPU, choose gpu_memory_utilization so that both fit,
-    with room for the target's head and two tiles of logits. `environment` applies to the engine's process only, not to
-    the process that computes the target's states.
-    """
-
-    weights: Path
-    options: VllmOptions = field(default_factory=VllmOptions)
-    environment: EngineEnvironment = AS_IT_IS
-
-    def __post_init__(self) -> None:
-        if self.options.tensor_parallel_size != 1:
-            raise UnsupportedScoreError(
-                f"exact divergences need tensor_parallel_size=1, got {self.options.tensor_parallel_size}"
-            )
-        if "batch_size" in self.options.model_fields_set:
-            raise UnsupportedScoreError("the engine gets one rollout at a time; remove the option batch_size")
-
-    def divergences(self, target: LogitSource, rollouts: RolloutBatch, top_ks: Sequence[int]) -> ExactDivergences:
-        """Return the divergences [T] of `target` (π) and the engine (μ) at the state before each response token.
-
-        Starts an engine and stops it. Raises SourceError if the numbers of states or the vocabularies differ,
-        UnsupportedScoreError if a token is not in the vocabulary, and EngineError if vLLM cannot score the rollouts,
-        returns other log-probs than those of the observed logits, or crashes.
-        """
-        vocabulary = vocabulary_size(self.weights)
-        if target.tokens != rollouts.num_tokens or vocabulary not in (None, target.vocabulary):
-            raise SourceError(
-                f"the target's logits have the shape [{target.tokens}, {target.vocabulary}], the engine's "
-                f"[{rollouts.num_tokens}, {vocabulary}]; they must be equal"
-            )
-        if not target.tokens:
-            return exact_divergences(target, target, token_ids=[], top_ks=top_ks)
-        check_tokens(rollouts, self.weights)
-        with work_folder(ENGINE_DISTRIBUTION) as folder:
-            states = folder / "states.safetensors"
-            (folder / "rollouts.parquet").write_bytes(encode_rollouts(rollouts))
-            divisor = np.full(rollouts.num_rollouts, target.temperature)
-            _write_states(states, target, np.ones(rollouts.num_tokens, np.bool_), divisor)
-            task = ScoreTask(
-                scorer=ENGINE_REPLAY,
-                weights_folder=str(self.weights.resolve()),
-                weights_digest="",
-                options=self.options.model_dump(exclude_unset=True) | {"temperature": self.options.temperature or 1.0},
-                accelerator=accelerator_name(),
-                rollouts=str(folder / "rollouts.parquet"),
-                result=str(folder / "divergences.npz"),
-                function=_TASK,
-                arguments={"states": str(states), "top_ks": json.dumps(list(top_ks))},
-            )
-            (values,) = run_tasks([task], _arrays, folder, environment=self.environment).results
-        return ExactDivergences(**values | {"top_ks": tuple(int(k) for k in values["top_ks"])})
-
-
-def _arrays(task: ScoreTask) -> dict[str, Any]:
-    with np.load(task.result, allow_pickle=False) as arrays:
-        return dict(arrays)
-
-
-def compare_distributions(
-    request: ScoreRequest, arguments: Mapping[str, str], result: Path, warm: WarmModel, report: Report
-) -> None:
-    """Write the divergences of the target in the file `states` and of the engine, as a task of vLLM's process."""
-    with _opened(Path(arguments["states"])) as target:
-        found, _ = _compare(request, target, warm, report, tuple(json.loads(arguments["top_ks"])))
-    whole = ExactDivergences.concatenate(found)
-    arrays: dict[str, Any] = {each.name: getattr(whole, each.name) for each in fields(whole)}
-    with result.open("wb") as file:
-        np.savez(file, **arrays)

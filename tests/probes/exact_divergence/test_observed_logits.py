@@ -98,7 +98,7 @@ def test_states_missing_repeated_or_out_of_order_raise() -> None:
     assert expected.behaviour_log_probs is not None
 
     def reduce(*chunks: slice) -> RolloutReduction:
-        reduction = RolloutReduction((8, 20))
+        reduction = RolloutReduction()
         reduction.start_rollout(target, tokens, prompt=4)
         for chunk in chunks:
             reduction.add_logits(np.arange(7)[chunk], logits[chunk])

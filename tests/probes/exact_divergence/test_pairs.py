@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from foreshock.digests import weights_digest
+from foreshock.fingerprint import Fingerprint
 from foreshock.measures.exact import measure_exact
 from foreshock.rollouts import (
     BatchAttributes,
@@ -28,6 +29,7 @@ from foreshock_probes.exact_divergence.pairs import run_part
 from foreshock_probes.job_scoring import EXACT_PART
 from foreshock_probes.scorers.forward_pass import load_model
 from foreshock_probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel
+from foreshock_probes.scorers.vllm_engine import BYTES_PER_LOGIT
 from tests.probes.replaying import Asked
 from tests.probes.tiny import VOCABULARY, make_rollouts, save_checkpoint
 
@@ -36,8 +38,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
 Float64 = NDArray[np.float64]
 Chosen = Mapping[str, Mapping[str, Any]]
 (PAIR,) = EXACT_PAIRS.values()
-# The engine in float32, so that the test's own float32 forward pass has its distributions up to rounding.
-FLOAT32_ENGINE: Chosen = {PAIR.behaviour: {"dtype": "float32"}}
+# The engine in float32, so that the test's own float32 forward pass has its distributions up to rounding. 20 tokens per
+# step, so that some prompts come in two chunks.
+FLOAT32_ENGINE: Chosen = {PAIR.behaviour: {"dtype": "float32", "logits_bytes": 20 * BYTES_PER_LOGIT * VOCABULARY}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,8 +249,9 @@ def test_settings_that_a_pair_cannot_have_are_refused(
 ) -> None:
     states = tmp_path / "states.safetensors"
     if scorer == PAIR.behaviour:
-        save_file({"known": torch.ones(1), "divisor": torch.ones(1), "weight": torch.ones(1, 1),
-                   "hidden": torch.ones(1, 1)}, states, {"softcap": "null", "logits_dtype": "null"})  # fmt: skip
+        tensors = {"known": torch.ones(1), "divisor": torch.ones(1), "weight": torch.ones(1, 1)}
+        metadata = {"softcap": "null", "logits_dtype": "null", "fingerprint": Fingerprint("torch").to_json()}
+        save_file(tensors | {"hidden": torch.ones(1, 1)}, states, metadata)
     request = ScoreRequest(scorer, "", make_rollouts(3), weights, weights_digest(weights), options=options)
     with pytest.raises(UnsupportedScoreError, match=message):
         run_part(request, {"pair": PAIR.key, "states": str(states)}, tmp_path / "x", WarmModel(), lambda done: None)
