@@ -35,7 +35,6 @@ from foreshock.rollouts.schema import (
     FINGERPRINT_KEY,
     ROLLOUT_COLUMNS,
     SCORE_COLUMNS,
-    SECONDS_KEY,
     TARGET_FINGERPRINT_KEY,
     ColumnSpec,
     DecodeLimits,
@@ -62,9 +61,8 @@ def encode_rollouts_view(batch: RolloutBatch) -> memoryview:
 
 
 def encode_scores(scores: ScoreBatch) -> bytes:
-    """Return `scores` as the bytes of a Parquet file, with the fingerprint and the seconds in its metadata."""
-    seconds = {} if scores.seconds is None else {SECONDS_KEY: repr(float(scores.seconds)).encode()}
-    metadata = {FINGERPRINT_KEY: scores.fingerprint.to_json().encode(), **seconds}
+    """Return `scores` as the bytes of a Parquet file, with the fingerprint in its metadata."""
+    metadata = {FINGERPRINT_KEY: scores.fingerprint.to_json().encode()}
     return _encode_results(scores, SCORE_COLUMNS, metadata)
 
 

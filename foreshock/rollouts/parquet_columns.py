@@ -5,7 +5,6 @@ A value that does not fit into its column's type is an error that names its row.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from foreshock.rollouts.schema import (
     FINGERPRINT_KEY,
     ROLLOUT_COLUMNS,
     SCORE_COLUMNS,
-    SECONDS_KEY,
     TARGET_FINGERPRINT_KEY,
     ColumnSpec,
     DecodeLimits,
@@ -61,8 +59,7 @@ def to_scores(reader: ColumnReader) -> ScoreBatch:
     fingerprint = _fingerprint(reader, FINGERPRINT_KEY)
     names, log_probs = SCORE_COLUMNS
     flat, offsets = reader.ragged(log_probs)
-    seconds = _seconds(reader)
-    return ScoreBatch(_sample_ids(reader, names), flat, offsets, fingerprint, seconds)
+    return ScoreBatch(_sample_ids(reader, names), flat, offsets, fingerprint)
 
 
 def to_exact(reader: ColumnReader) -> ExactBatch:
@@ -90,21 +87,6 @@ def _fingerprint(reader: ColumnReader, key: bytes) -> Fingerprint:
         return Fingerprint.from_json(text)
     except ConfigurationError as error:
         raise InvalidRolloutsError(str(error)) from error
-
-
-def _seconds(reader: ColumnReader) -> float | None:
-    text = reader.metadata.get(SECONDS_KEY)
-    if text is None:
-        return None
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not (math.isfinite(seconds) and seconds >= 0):
-        raise InvalidRolloutsError(
-            f"the Parquet metadata {SECONDS_KEY.decode()!r} must be a number of seconds, got {text[:40]!r}"
-        )
-    return seconds
 
 
 def _sample_ids(reader: ColumnReader, column: ColumnSpec) -> list[str]:

@@ -25,7 +25,6 @@ import pyarrow as pa
 
 ATTRIBUTES_KEY = b"foreshock.batch"
 FINGERPRINT_KEY = b"foreshock.fingerprint"
-SECONDS_KEY = b"foreshock.seconds"
 TARGET_FINGERPRINT_KEY = b"foreshock.fingerprint.target"
 BEHAVIOUR_FINGERPRINT_KEY = b"foreshock.fingerprint.behaviour"
 

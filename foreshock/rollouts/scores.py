@@ -13,15 +13,13 @@ class ScoreBatch:
     """One scorer's log-prob for each response token of N rollouts, T tokens in total.
 
     `log_probs[offsets[i]:offsets[i + 1]]` are those of `sample_ids[i]`, one per response token, tool output included;
-    NaN if the scorer gave none. `fingerprint` describes the scorer. `seconds` is the time of scoring, without the start
-    of the engine and the loading of the model; None if unknown.
+    NaN if the scorer gave none. `fingerprint` describes the scorer.
     """
 
     sample_ids: list[str]  # N, unique in the batch
     log_probs: NDArray[np.float32]  # [T], natural logarithms
     offsets: NDArray[np.int64]  # [N + 1]
     fingerprint: Fingerprint
-    seconds: float | None = None
 
     @property
     def num_rollouts(self) -> int:

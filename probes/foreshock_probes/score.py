@@ -81,9 +81,7 @@ def _run_task(task: ScoreTask, rollouts: RolloutBatch, warm: WarmModel, report: 
     if task.function is not None:
         imported(task.function)(request, task.arguments, Path(task.result), warm, report)
         return
-    function, loading, start = load_scorer(task.scorer), warm.loading_seconds, time.monotonic()
-    scored = function(request, warm, report)
-    seconds = time.monotonic() - start - (warm.loading_seconds - loading)
+    scored = load_scorer(task.scorer)(request, warm, report)
     if scored.log_probs.shape != (rollouts.num_tokens,):
         raise AssertionError(
             f"{task.scorer} must give log-probs of shape ({rollouts.num_tokens},), got {scored.log_probs.shape}"
@@ -93,7 +91,6 @@ def _run_task(task: ScoreTask, rollouts: RolloutBatch, warm: WarmModel, report: 
         log_probs=scored.log_probs,
         offsets=rollouts.response_offsets,
         fingerprint=scored.fingerprint,
-        seconds=max(seconds, 0.0),
     )
     _write(encode_scores(scores), Path(task.result))
 

@@ -105,23 +105,6 @@ def test_scores_round_trip_with_fingerprint() -> None:
     assert again.fingerprint == fingerprint
     np.testing.assert_array_equal(again.log_probs, log_probs)
     np.testing.assert_array_equal(again.offsets, scores.offsets)
-    assert again.seconds is None
-
-
-def test_seconds_of_scores_round_trip_and_must_be_a_number() -> None:
-    timed = ScoreBatch(["a"], np.array([-1.0], np.float32), np.array([0, 1]), Fingerprint("torch"), 0.123456789)
-    data = encode_scores(timed)
-    assert decode_scores(data).seconds == 0.123456789
-    for wrong in (b"nan", b"-0.12345678", b"soon"):
-        with pytest.raises(InvalidRolloutsError, match="seconds"):
-            decode_scores(_with_seconds(data, wrong))
-
-
-def _with_seconds(data: bytes, text: bytes) -> bytes:
-    table = pq.read_table(pa.BufferReader(data))
-    sink = pa.BufferOutputStream()
-    pq.write_table(table.replace_schema_metadata({**table.schema.metadata, b"foreshock.seconds": text}), sink)
-    return bytes(sink.getvalue())
 
 
 def test_scores_without_fingerprint_and_rollouts_as_scores_are_refused() -> None:
