@@ -1,4 +1,4 @@
-"""Engines that die, hang or leave rubbish: as tasks of a process, and as forward passes of `torch.own`."""
+"""Engines that die, hang or leave rubbish, as tasks of a process; and a forward pass of `torch.own` that dies."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from foreshock.rollouts import RolloutBatch
 
 
-def _die() -> None:
+def die(*_: Any) -> None:
+    """End the process by a signal."""
     print("the last line before its death", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _hang() -> None:
+def hang(*_: Any) -> None:
+    """Do nothing for minutes."""
     print("the last line before it hangs", flush=True)
     time.sleep(600)
 
 
-def _leave_rubbish() -> None:
+def leave_rubbish(*_: Any) -> None:
     """Overwrite all results at the end of the process."""
 
     def overwrite() -> None:
@@ -38,43 +38,10 @@ def _leave_rubbish() -> None:
     atexit.register(overwrite)
 
 
-def die(*_: Any) -> None:
-    """End the process by a signal."""
-    _die()
-
-
-def hang(*_: Any) -> None:
-    """Do nothing for minutes."""
-    _hang()
-
-
-def leave_rubbish(*_: Any) -> None:
-    """Leave files that cannot be read."""
-    _leave_rubbish()
-
-
 def write_nothing(*_: Any) -> None:
     """Write no result."""
 
 
-def _forward(misbehave: Callable[[], None]) -> Callable[[RolloutBatch], Any]:
-    def forward(batch: RolloutBatch) -> Any:
-        misbehave()
-        return np.full(batch.num_tokens, -1.0, np.float32)
-
-    return forward
-
-
 def dying(_: Path) -> Callable[[RolloutBatch], Any]:
     """Return a forward pass that dies."""
-    return _forward(_die)
-
-
-def hanging(_: Path) -> Callable[[RolloutBatch], Any]:
-    """Return a forward pass that hangs."""
-    return _forward(_hang)
-
-
-def raving(_: Path) -> Callable[[RolloutBatch], Any]:
-    """Return a forward pass after which all results are rubbish."""
-    return _forward(_leave_rubbish)
+    return die

@@ -110,16 +110,6 @@ def test_process_that_dies_hangs_or_leaves_rubbish_fails_with_its_last_lines(
     assert not [each for each in psutil.Process().children() if "foreshock_probes.score" in each.cmdline()]
 
 
-def test_unreadable_outcome_raises(tmp_path: Path, checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foreshock_probes.engines.process.OUTCOME", "another.json")
-    task = Asked(make_rollouts(5), checkpoints / "first", "torch.float32").task(
-        tmp_path, "one", function=f"{MISBEHAVING}:write_nothing"
-    )
-    with pytest.raises(EngineError, match=r"left no readable another\.json") as caught:
-        run_tasks([task], never_read, tmp_path)
-    assert caught.value.kind == "retry"
-
-
 def test_abandoned_job_ends_its_process(tmp_path: Path, checkpoints: Path) -> None:
     seen: list[int] = []
     with pytest.raises(JobAbandonedError):
