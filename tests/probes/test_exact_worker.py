@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,8 @@ import pytest
 
 from foreshock.digests import weights_digest
 from foreshock.scorers import EXACT_PAIRS
-from foreshock_probes.console import WorkerConsole
-from foreshock_probes.worker import Worker
 from tests.probes.conftest import RunningService
-from tests.probes.test_worker import ProbedRun, settings, start_run, worker_process
+from tests.probes.test_worker import ProbedRun, run_worker, start_run, worker_process
 from tests.probes.tiny import make_rollouts
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -38,13 +35,6 @@ def request_exact(run: ProbedRun) -> str:
     return str(answer.json()["id"])
 
 
-def do_one_job(run: ProbedRun, checkpoints: Path) -> str:
-    console = StringIO()
-    chosen = settings(run.service, checkpoints, worker_name="the-second")
-    Worker(chosen, WorkerConsole(console), scorers=SCORERS).run(once=True, until_idle_seconds=60.0)
-    return console.getvalue()
-
-
 def exact_of(run: ProbedRun) -> dict[str, Any]:
     (found,) = run.service.http.get(f"/v1/runs/{run.run}/steps/1/exact").raise_for_status().json()["items"]
     return dict(found)
@@ -59,7 +49,7 @@ def test_killed_worker_publishes_nothing_and_another_one_compares_the_pair(
         process.kill()
         process.wait()
     assert run.service.http.get(f"/v1/runs/{run.run}/steps/1/exact").status_code == 404
-    log = do_one_job(run, checkpoints)
+    log = run_worker(run.service, checkpoints, scorers=SCORERS, worker_name="the-second")
     (job,) = run.read(probe)["jobs"]
     assert (job["state"], job["worker"], job["attempts"]) == ("done", "the-second", 2), log
     assert "lease expired" in job["reasons"][0]

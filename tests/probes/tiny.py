@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foreshock.rollouts import BatchAttributes, RolloutBatch
+from foreshock_probes.scorers.tokens import sequence
 
 VOCABULARY = 24
 
@@ -69,3 +72,38 @@ def make_rollouts(
     responses = [random.integers(0, VOCABULARY, random.integers(0, 21)).tolist() for _ in range(count)]
     names = [f"sample-{seed}-{number}" for number in range(count)]
     return RolloutBatch.from_lists(names, prompts, responses, attributes=attributes, **columns)
+
+
+def each_sequence(rollouts: RolloutBatch) -> Iterator[tuple[Any, int, slice]]:
+    """Yield, for each rollout, its tokens as a tensor [1, time], the size of its prompt and its place in [T]."""
+    import torch
+
+    for row in range(rollouts.num_rollouts):
+        ids = torch.from_numpy(sequence(rollouts, row).astype(np.int64))[None]
+        start, stop = rollouts.response_offsets[row : row + 2].tolist()
+        yield ids, ids.shape[1] - (stop - start), slice(start, stop)
+
+
+def plain_logits(model: Any, rollouts: RolloutBatch, autocast: Any = None) -> Any:
+    """Return float64 logits [T, V] of a pass over each rollout alone, without padding or mask; NaN without a state."""
+    import torch
+
+    found = torch.full((rollouts.num_tokens, model.config.vocab_size), torch.nan, dtype=torch.float64)
+    for ids, prompt, place in each_sequence(rollouts):
+        first = max(1 - prompt, 0)
+        if place.start + first >= place.stop:
+            continue
+        with torch.no_grad(), torch.autocast("cpu", dtype=autocast or torch.bfloat16, enabled=autocast is not None):
+            logits = model(ids, use_cache=False).logits[0].double()
+        found[place.start + first : place.stop] = logits[max(prompt - 1, 0) : -1]
+    return found
+
+
+def one_by_one(folder: Path, rollouts: RolloutBatch, temperature: float = 1.0) -> NDArray[np.float32]:
+    """Return the log-probs [T] of each rollout alone, in float32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    log_probs = torch.log_softmax(plain_logits(model, rollouts) / temperature, dim=-1).numpy()
+    return log_probs[np.arange(rollouts.num_tokens), rollouts.response_token_ids].astype(np.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from foreshock_probes.adapters import merge
 from foreshock_probes.doctor import experimenter
 from foreshock_probes.doctor.command import doctor, seconds
 from foreshock_probes.doctor.experimenter import TorchExperimenter
-from tests.probes.tiny import VOCABULARY, save_checkpoint
+from tests.probes.tiny import VOCABULARY, make_rollouts, one_by_one, save_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -28,32 +29,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return save_checkpoint(root / "step_0010", 1), save_checkpoint(root / "step_0007", 2)
 
 
-def _rollouts(**columns: Any) -> RolloutBatch:
-    random = np.random.default_rng(0)
-    responses = [random.integers(0, VOCABULARY, length).tolist() for length in random.integers(5, 12, 24)]
-    return RolloutBatch.from_lists(
-        [f"r{row}" for row in range(24)],
-        [random.integers(0, VOCABULARY, 4).tolist() for _ in range(24)],
-        responses,
-        group_ids=[f"g{row // 3}" for row in range(24)],
-        **columns,
-    )
-
-
-@torch.no_grad()
-def _plain(folder: Path, batch: RolloutBatch) -> NDArray[np.float32]:
-    """Return the log-probs [T] of one float32 pass a rollout."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    found = []
-    for row in range(batch.num_rollouts):
-        prompt = batch.prompt_token_ids[batch.prompt_offsets[row] : batch.prompt_offsets[row + 1]]
-        response = batch.response_token_ids[batch.response_offsets[row] : batch.response_offsets[row + 1]]
-        ids = torch.from_numpy(np.concatenate([prompt, response]).astype(np.int64))[None]
-        log_probs = model(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-        found.append(log_probs.gather(1, ids[0, len(prompt) :, None])[:, 0].numpy())
-    return np.concatenate(found)
+def _rollouts(**logged: NDArray[np.float32]) -> RolloutBatch:
+    """Return rollouts with these logged log-probs [T]."""
+    plain = make_rollouts(24)
+    kept = plain.select(np.flatnonzero(plain.response_lengths > 0))
+    return replace(kept, group_ids=[f"g{row // 3}" for row in range(kept.num_rollouts)], **logged)
 
 
 def _log_probs(experimenter: TorchExperimenter, batch: RolloutBatch, **change: Any) -> NDArray[np.float64]:
@@ -68,17 +48,15 @@ def test_a_float32_replay_is_the_plain_forward_pass(folders: tuple[Path, Path]) 
 
     for folder in folders:
         replay = _log_probs(experimenter, batch, weights=folder.name, precision="float32")
-        assert replay == pytest.approx(_plain(folder, batch), abs=2e-5)
+        assert replay == pytest.approx(one_by_one(folder, batch), abs=2e-5)
     for composition in ("other", "decode"):
         other = _log_probs(experimenter, batch, weights="step_0010", precision="float32", composition=composition)
-        assert other == pytest.approx(_plain(folders[0], batch), abs=2e-5)
+        assert other == pytest.approx(one_by_one(folders[0], batch), abs=2e-5)
 
 
 def test_older_weights_are_found_from_two_folders(folders: tuple[Path, Path]) -> None:
     batch = _rollouts()
-    columns = {"rollout_log_probs": _plain(folders[1], batch), "trainer_log_probs": _plain(folders[0], batch)}
-    offsets = batch.response_offsets[1:-1]
-    logged = _rollouts(**{name: np.split(values, offsets) for name, values in columns.items()})
+    logged = _rollouts(rollout_log_probs=one_by_one(folders[1], batch), trainer_log_probs=one_by_one(folders[0], batch))
     report = examine(logged, TorchExperimenter.of_folders(logged, folders[0], folders[0], [folders[1]]))
 
     assert [(each.side, each.cause, each.value) for each in report.causes] == [
@@ -117,9 +95,7 @@ def test_a_field_in_which_the_configurations_of_both_sides_differ_is_named(
         file = shutil.copytree(folders[0], folder) / "config.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | window | own))
     batch = _rollouts()
-    offsets = batch.response_offsets[1:-1]
-    logged = {"rollout_log_probs": engine, "trainer_log_probs": trainer}
-    batch = _rollouts(**{name: np.split(_plain(folder, batch), offsets) for name, folder in logged.items()})
+    batch = _rollouts(rollout_log_probs=one_by_one(engine, batch), trainer_log_probs=one_by_one(trainer, batch))
     report = examine(batch, TorchExperimenter.of_folders(batch, engine, trainer))
 
     assert [(each.side, each.cause) for each in report.causes] == [("both", "configuration")]
@@ -146,9 +122,8 @@ def test_an_adapter_that_is_missing_or_applied_twice_is_named(
         engine = tmp_path / "twice"
         merge(_save_adapter(tmp_path / "doubled", scale=2.0), base, engine)
     batch = _rollouts()
-    offsets = batch.response_offsets[1:-1]
-    logged = {"rollout_log_probs": engine, "trainer_log_probs": tmp_path / "merged"}
-    batch = _rollouts(**{name: np.split(_plain(folder, batch), offsets) for name, folder in logged.items()})
+    merged = one_by_one(tmp_path / "merged", batch)
+    batch = _rollouts(rollout_log_probs=one_by_one(engine, batch), trainer_log_probs=merged)
     report = examine(batch, TorchExperimenter.of_folders(batch, adapter, adapter))
 
     assert [(each.side, f"{each.cause} {each.value}") for each in report.causes] == [("rollout", cause)]
@@ -191,9 +166,8 @@ def test_the_command_reads_files_and_prints_the_report(
     from foreshock.rollouts import encode_rollouts
 
     batch = _rollouts()
-    offsets = batch.response_offsets[1:-1]
-    pi = np.split(_plain(folders[0], batch), offsets)
-    (tmp_path / "step_0010.parquet").write_bytes(encode_rollouts(_rollouts(trainer_log_probs=pi)))
+    logged = _rollouts(trainer_log_probs=one_by_one(folders[0], batch))
+    (tmp_path / "step_0010.parquet").write_bytes(encode_rollouts(logged))
     parser = argparse.ArgumentParser()
     doctor.configure(parser)
     words = [str(tmp_path / "step_0010.parquet"), "--engine-weights", str(folders[0]), str(folders[1])]

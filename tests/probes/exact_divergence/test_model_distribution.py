@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from benchmarks.recorded_runs import shipped_run
@@ -19,7 +18,7 @@ from foreshock_probes.scorers.forward_pass import load_model
 from foreshock_probes.scorers.request import UnsupportedScoreError
 from tests.paths import RECORDED
 from tests.probes.held import K3_ON_LOWER_CPU, HeldProcess
-from tests.probes.tiny import make_rollouts, save_checkpoint
+from tests.probes.tiny import make_rollouts, plain_logits, save_checkpoint
 
 
 def model_of(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
@@ -30,20 +29,6 @@ def rollouts_with_prompts(count: int = 7) -> RolloutBatch:
     return make_rollouts(count, seed=3)
 
 
-def all_logits(distribution: ModelDistribution, rollouts: RolloutBatch) -> tuple[torch.Tensor, NDArray[np.int64]]:
-    """Return the logits [T, V] of each rollout alone, unpadded, by the model's own head; and the T tokens."""
-    logits, tokens = [], []
-    for row in range(rollouts.num_rollouts):
-        prompt = rollouts.prompt_token_ids[slice(*rollouts.prompt_offsets[row : row + 2])]
-        response = rollouts.response_token_ids[slice(*rollouts.response_offsets[row : row + 2])]
-        ids = torch.tensor(np.concatenate([prompt, response]), dtype=torch.int64)[None]
-        with torch.no_grad():
-            own = distribution.model(ids).logits[0].float() / distribution.temperature
-        logits.append(own[prompt.size - 1 : -1])
-        tokens.append(response)
-    return torch.cat(logits), np.concatenate(tokens).astype(np.int64)
-
-
 def test_states_are_those_before_the_response_tokens(checkpoints: Path) -> None:
     distributions = (
         ModelDistribution(model_of(checkpoints / "second")),
@@ -51,8 +36,8 @@ def test_states_are_those_before_the_response_tokens(checkpoints: Path) -> None:
     )
     rollouts = rollouts_with_prompts()
     found = exact_divergences_of_models(*distributions, rollouts, batch_size=3, top_ks=(1, 4))
-    (target, tokens), (behaviour, _) = (all_logits(distribution, rollouts) for distribution in distributions)
-    expected = exact_divergences(GivenLogits(target), GivenLogits(behaviour), token_ids=tokens, top_ks=(1, 4))
+    target, behaviour = (GivenLogits(plain_logits(each.model, rollouts) / each.temperature) for each in distributions)
+    expected = exact_divergences(target, behaviour, token_ids=rollouts.response_token_ids, top_ks=(1, 4))
     assert found.tokens == rollouts.num_tokens
     assert expected.kl.mean() > 0.1
     for name in ("kl", "reverse_kl", "tv", "chi2", "target_entropy", "target_log_probs", "behaviour_log_probs"):
@@ -100,14 +85,6 @@ def test_a_tied_head_is_found(tmp_path: Path) -> None:
     assert exact_divergences_of_models(ModelDistribution(model), ModelDistribution(model), rollouts).delta_max == 0.0
 
 
-def test_a_model_that_scales_its_logits_is_refused(checkpoints: Path) -> None:
-    model = model_of(checkpoints / "first")
-    head = model.lm_head.forward
-    model.lm_head.forward = lambda hidden: head(hidden) * 0.5
-    with pytest.raises(UnsupportedScoreError, match="after the head"):
-        exact_divergences_of_models(ModelDistribution(model), ModelDistribution(model), rollouts_with_prompts(2))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_soft_capped_model_has_the_distribution_of_its_own_logits(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -125,21 +102,19 @@ def test_soft_capped_model_has_the_distribution_of_its_own_logits(dtype: torch.d
     assert found.kl.mean() < (1e-12 if dtype == torch.float32 else 2e-6)
 
 
-def test_a_model_in_training_mode_is_refused(checkpoints: Path) -> None:
-    distribution = ModelDistribution(model_of(checkpoints / "first").train())
-    with pytest.raises(UnsupportedScoreError, match="training mode"):
-        exact_divergences_of_models(distribution, distribution, rollouts_with_prompts(2))
-
-
-def test_tokens_of_another_model_are_refused(checkpoints: Path) -> None:
-    distribution = ModelDistribution(model_of(checkpoints / "first"))
-    with pytest.raises(UnsupportedScoreError, match=r"`response_token_ids` has the id 24, and the .* 24"):
-        exact_divergences_of_models(distribution, distribution, RolloutBatch.from_lists(["a"], [[1]], [[2, 24]]))
-
-
-def test_a_rollout_without_a_prompt_is_refused(checkpoints: Path) -> None:
-    distribution = ModelDistribution(model_of(checkpoints / "first"))
-    with pytest.raises(UnsupportedScoreError, match="rollout 1 has no prompt"):
-        exact_divergences_of_models(
-            distribution, distribution, RolloutBatch.from_lists(["a", "b"], [[1], []], [[2], [3]])
-        )
+def test_what_has_no_exact_divergence_is_refused(checkpoints: Path) -> None:
+    plain, training, scaled = (model_of(checkpoints / "first") for _ in range(3))
+    training.train()
+    head = scaled.lm_head.forward
+    scaled.lm_head.forward = lambda hidden: head(hidden) * 0.5
+    other_tokens = RolloutBatch.from_lists(["a"], [[1]], [[2, 24]])
+    without_prompt = RolloutBatch.from_lists(["a", "b"], [[1], []], [[2], [3]])
+    for model, rollouts, message in (
+        (training, rollouts_with_prompts(2), "training mode"),
+        (scaled, rollouts_with_prompts(2), "after the head"),
+        (plain, other_tokens, "`response_token_ids` has the id 24, and the .* 24"),
+        (plain, without_prompt, "rollout 1 has no prompt"),
+    ):
+        distribution = ModelDistribution(model)
+        with pytest.raises(UnsupportedScoreError, match=message):
+            exact_divergences_of_models(distribution, distribution, rollouts)

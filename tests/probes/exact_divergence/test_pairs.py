@@ -31,7 +31,7 @@ from foreshock_probes.scorers.forward_pass import load_model
 from foreshock_probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel
 from foreshock_probes.scorers.vllm_engine import BYTES_PER_LOGIT
 from tests.probes.replaying import Asked
-from tests.probes.tiny import VOCABULARY, make_rollouts, save_checkpoint
+from tests.probes.tiny import VOCABULARY, make_rollouts, plain_logits, save_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -134,18 +134,8 @@ def broken(weights: Path, folder: Path) -> Path:
 def own_log_probs(weights: Path, rollouts: RolloutBatch, divisor: Float64, autocast: torch.dtype | None) -> Float64:
     """Return log-probs over the vocabulary [T, V] of the test's own forward passes, row by row; NaN without a state."""
     model = load_model(weights, torch.float32, "sdpa", torch.device("cpu"))
-    found = np.full((rollouts.num_tokens, VOCABULARY), np.nan)
-    for row in range(rollouts.num_rollouts):
-        prompt = rollouts.prompt_token_ids[slice(*rollouts.prompt_offsets[row : row + 2])]
-        start, stop = rollouts.response_offsets[row : row + 2]
-        ids = torch.from_numpy(np.concatenate([prompt, rollouts.response_token_ids[start:stop]]).astype(np.int64))
-        if not ids.numel():
-            continue
-        with torch.no_grad(), torch.autocast("cpu", dtype=autocast or torch.bfloat16, enabled=autocast is not None):
-            logits = model(input_ids=ids[None], use_cache=False).logits[0].double() / divisor[row]
-        first = 1 if prompt.size == 0 else 0
-        states = torch.log_softmax(logits, -1)[max(prompt.size - 1, 0) : ids.numel() - 1]
-        found[start + first : stop] = states.numpy()
+    of_tokens = torch.from_numpy(np.repeat(divisor, rollouts.response_lengths))[:, None]
+    found: Float64 = torch.log_softmax(plain_logits(model, rollouts, autocast) / of_tokens, -1).numpy()
     return found
 
 

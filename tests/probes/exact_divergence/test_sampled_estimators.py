@@ -20,6 +20,7 @@ from foreshock.measures.estimators import token
 from foreshock.rollouts import decode_rollouts
 from foreshock_probes.exact_divergence import ExactDivergences, GivenLogits, exact_divergences
 from foreshock_probes.exact_divergence.model_distribution import ModelDistribution
+from foreshock_probes.scorers.tokens import sequence
 from tests.paths import RECORDED
 
 STATES, DRAWS = 400, 1500
@@ -44,11 +45,7 @@ def states_of(model: Qwen3ForCausalLM, ids: torch.Tensor, dtype: torch.dtype, te
 def contexts() -> torch.Tensor:
     """The first 10 tokens of 40 recorded rollouts, prompt and response, shape [40, 10]."""
     batch = decode_rollouts((RECORDED / "rollouts" / "step_0045.parquet").read_bytes())
-    rows = []
-    for row in range(batch.num_rollouts):
-        prompt = batch.prompt_token_ids[slice(*batch.prompt_offsets[row : row + 2])]
-        response = batch.response_token_ids[slice(*batch.response_offsets[row : row + 2])]
-        rows.append(np.concatenate([prompt, response])[:10])
+    rows = [sequence(batch, row)[:10] for row in range(batch.num_rollouts)]
     return torch.tensor(np.stack([row for row in rows if row.size == 10][:40]), dtype=torch.int64)
 
 

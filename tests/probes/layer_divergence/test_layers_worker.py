@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,8 @@ import pytest
 from foreshock import Reader
 from foreshock.commands.main import main
 from foreshock.digests import weights_digest
-from foreshock_probes.console import WorkerConsole
-from foreshock_probes.worker import Worker
 from tests.probes.conftest import RunningService
-from tests.probes.test_worker import TORCH, ProbedRun, settings, start_run
+from tests.probes.test_worker import ProbedRun, run_worker, start_run
 from tests.probes.tiny import make_rollouts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -31,20 +28,13 @@ def run(service: RunningService, checkpoints: Path) -> Iterator[ProbedRun]:
     service.http.delete(f"/v1/runs/{started.run}")
 
 
-def work(run: ProbedRun, checkpoints: Path) -> str:
-    console = StringIO()
-    worker = Worker(settings(run.service, checkpoints), WorkerConsole(console), scorers=TORCH)
-    worker.run(once=True, until_idle_seconds=60.0)
-    return console.getvalue()
-
-
 def test_command_shows_where_bfloat16_departs_from_float32(
     run: ProbedRun, checkpoints: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["probe", run.run, "1", "--layers", "--url", run.service.url]
     assert main([*command, "--no-wait", "--json"]) == 0
     probe = json.loads(capsys.readouterr().out)
-    log = work(run, checkpoints)
+    log = run_worker(run.service, checkpoints)
     assert run.read(probe["id"])["state"] == "done", log
     assert "depart first at layers.0" in log
     assert main(command) == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,8 @@ from foreshock import Reader
 from foreshock.commands.main import main
 from foreshock.digests import weights_digest
 from foreshock.routing import RoutingComparison
-from foreshock_probes.console import WorkerConsole
-from foreshock_probes.worker import Worker
 from tests.probes.conftest import RunningService
-from tests.probes.test_worker import TORCH, ProbedRun, settings, start_run
+from tests.probes.test_worker import ProbedRun, run_worker, start_run
 from tests.probes.tiny import make_rollouts, save_mixture_of_experts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -42,14 +39,6 @@ def run(service: RunningService, root: Path) -> Iterator[ProbedRun]:
     service.http.delete(f"/v1/runs/{started.run}")
 
 
-def work(run: ProbedRun, root: Path) -> str:
-    """Do one job and return the worker's console output."""
-    console = StringIO()
-    chosen = settings(run.service, root)
-    Worker(chosen, WorkerConsole(console), scorers=TORCH).run(once=True, until_idle_seconds=60.0)
-    return console.getvalue()
-
-
 def request(run: ProbedRun, *scorers: str, **fields: Any) -> str:
     named = [{"scorer": name} for name in scorers]
     body = {"step": 1, "kind": "routing", "scorers": named, "environment": "any", **fields}
@@ -66,7 +55,7 @@ def test_equal_precision_agrees_and_bfloat16_which_the_command_asks_for_does_not
 ) -> None:
     rollouts = make_rollouts(40)
     same = request(run, "torch.trainer", "torch.float32", options=IN_FLOAT32)
-    log = work(run, root)
+    log = run_worker(run.service, root)
     assert run.read(same)["state"] == "done", log
     (found,) = read(run)
     assert [each.agreement.mean for each in found.measures.layers] == [1.0] * LAYERS
@@ -75,7 +64,7 @@ def test_equal_precision_agrees_and_bfloat16_which_the_command_asks_for_does_not
     assert found.target_fingerprint.weights_digest == weights_digest(root / "experts")
     words = ["--routing", "--scorer", "torch.bfloat16", "--scorer", "torch.float32", "--environment", "any"]
     with ThreadPoolExecutor(1) as pool:
-        worker = pool.submit(work, run, root)
+        worker = pool.submit(run_worker, run.service, root)
         status = main(["probe", run.run, "1", *words, "--url", run.service.url])
         assert "routes: torch.bfloat16: " in worker.result()
     text = capsys.readouterr().out

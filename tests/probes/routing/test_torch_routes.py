@@ -26,7 +26,7 @@ from foreshock_probes.routing.recorded import (
     run_part,
 )
 from foreshock_probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel
-from tests.probes.tiny import make_rollouts, save_checkpoint, save_mixture_of_experts
+from tests.probes.tiny import each_sequence, make_rollouts, save_checkpoint, save_mixture_of_experts
 
 LAYERS, TOP_K = 4, 2
 FLOAT32: dict[str, Any] = {"autocast": None, "master_dtype": "float32"}
@@ -63,14 +63,11 @@ def test_routes_are_those_of_the_router_logits(tmp_path: Path, weights: Path, op
     model = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32).eval()
     assert found.layers == tuple(range(LAYERS))
     assert found.experts.shape == (rollouts.num_tokens, LAYERS, TOP_K)
-    for row in range(rollouts.num_rollouts):
-        prompt = rollouts.prompt_token_ids[slice(*rollouts.prompt_offsets[row : row + 2])]
-        tokens = slice(*rollouts.response_offsets[row : row + 2])
-        ids = torch.tensor(np.concatenate([prompt, rollouts.response_token_ids[tokens]]), dtype=torch.int64)[None]
+    for ids, prompt, tokens in each_sequence(rollouts):
         with torch.no_grad():
             logits = model(ids, output_router_logits=True).router_logits
         for layer in range(LAYERS):
-            expected = logits[layer].topk(TOP_K).indices.sort().values[prompt.size - 1 : -1].numpy()
+            expected = logits[layer].topk(TOP_K).indices.sort().values[prompt - 1 : -1].numpy()
             np.testing.assert_array_equal(np.sort(found.experts[tokens, layer], axis=1), expected)
 
 

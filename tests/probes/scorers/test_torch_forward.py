@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM
 
 from foreshock.digests import weights_digest
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from foreshock_probes.offers import load_scorer
 from foreshock_probes.scorers.request import Scored, ScoreRequest, UnsupportedScoreError, WarmModel
-from tests.probes.tiny import VOCABULARY, make_rollouts, save_checkpoint
+from tests.probes.tiny import VOCABULARY, make_rollouts, one_by_one, save_checkpoint
 
 
 def score(
@@ -23,20 +21,6 @@ def score(
 ) -> Scored:
     request = ScoreRequest(scorer, variant, rollouts, folder, weights_digest(folder), 7, options)
     return load_scorer(scorer)(request, WarmModel(), lambda tokens: None)
-
-
-def one_by_one(folder: Path, rollouts: RolloutBatch, temperature: float = 1.0) -> NDArray[np.float32]:
-    """Return the log-probs of each rollout alone, without padding or mask, in float32."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    found = []
-    for row in range(rollouts.num_rollouts):
-        prompt = rollouts.prompt_token_ids[slice(*rollouts.prompt_offsets[row : row + 2])]
-        response = rollouts.response_token_ids[slice(*rollouts.response_offsets[row : row + 2])]
-        ids = torch.tensor(np.concatenate([prompt, response]), dtype=torch.int64)[None]
-        with torch.no_grad():
-            distribution = torch.log_softmax(model(ids).logits[0].double() / temperature, dim=-1)
-        found += [distribution[prompt.size - 1 + index, token].item() for index, token in enumerate(response.tolist())]
-    return np.array(found, dtype=np.float32)
 
 
 @pytest.mark.parametrize("options", [{}, {"padding": "left"}, {"batch_size": 3}, {"attention_implementation": "eager"}])
@@ -62,18 +46,6 @@ def test_logits_in_pieces_give_the_same_bits(checkpoints: Path, scorer: str, var
     pieces = score(checkpoints / "first", rollouts, scorer, variant, logits_bytes=10 * VOCABULARY * 7).log_probs
     np.testing.assert_allclose(pieces, whole, atol=1e-6)
     assert np.isfinite(pieces).all()
-
-
-def test_trainer_default_is_autocast_over_float32_weights(checkpoints: Path) -> None:
-    rollouts = make_rollouts(17)
-    model = AutoModelForCausalLM.from_pretrained(checkpoints / "first", dtype=torch.float32).eval()
-    alone = rollouts.select([3])
-    row = torch.tensor(np.concatenate([alone.prompt_token_ids, alone.response_token_ids]), dtype=torch.int64)[None]
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        logits = model(row).logits
-    distribution = torch.log_softmax(logits[0, :-1].float(), dim=-1).gather(-1, row[0, 1:, None])[:, 0]
-    expected = distribution[alone.prompt_token_ids.size - 1 :].numpy()
-    assert score(checkpoints / "first", alone, "torch.trainer").log_probs.tolist() == expected.tolist()
 
 
 def test_precisions_differ_and_are_in_the_fingerprint(checkpoints: Path) -> None:
