@@ -11,57 +11,42 @@ from foreshock_probes.scorers.request import UnsupportedScoreError
 from foreshock_probes.scorers.sampling import divisors, sampled_temperature
 from tests.probes.tiny import make_rollouts
 
-
-def test_raw_log_probs_have_temperature_1_for_any_sampling() -> None:
-    rollouts = make_rollouts(4, attributes=BatchAttributes(temperature=0.7, top_p=0.9, logprobs_mode="raw_logprobs"))
-    assert divisors(rollouts).tolist() == [1.0] * 4
-
-
-def test_unknown_mode_counts_as_raw() -> None:
-    rollouts = make_rollouts(4, attributes=BatchAttributes(temperature=0.7))
-    assert divisors(rollouts).tolist() == [1.0] * 4
-
-
-def test_processed_log_probs_use_the_temperature_of_the_batch() -> None:
-    rollouts = make_rollouts(2, attributes=BatchAttributes(temperature=0.5, logprobs_mode="processed_logprobs"))
-    assert divisors(rollouts).tolist() == [0.5, 0.5]
-    assert sampled_temperature(divisors(rollouts)) == 0.5
-
-
-def test_temperature_of_a_rollout_overrides_the_batch() -> None:
-    attributes = BatchAttributes(temperature=0.5, logprobs_mode="processed_logprobs")
-    rollouts = make_rollouts(3, attributes=attributes, temperature=[2.0, float("nan"), 0.25])
-    assert divisors(rollouts).tolist() == [2.0, 0.5, 0.25]
-    assert sampled_temperature(divisors(rollouts)) is None
-
-
-def test_option_of_the_scorer_overrides_all_temperatures() -> None:
-    rollouts = make_rollouts(2, attributes=BatchAttributes(temperature=0.5, logprobs_mode="processed_logprobs"))
-    assert divisors(rollouts, override=3.0).tolist() == [3.0, 3.0]
+PROCESSED = {"logprobs_mode": "processed_logprobs"}
 
 
 @pytest.mark.parametrize(
-    ("cut", "name"),
+    ("attributes", "columns", "expected"),
     [
-        ({"top_p": 0.9}, "top_p"),
-        ({"top_k": 20}, "top_k"),
-        ({"min_p": 0.1}, "min_p"),
-        ({"temperature": 0.0}, "greedily"),
+        ({"temperature": 0.7, "top_p": 0.9, "logprobs_mode": "raw_logprobs"}, {}, [1.0, 1.0, 1.0]),
+        ({"temperature": 0.7}, {}, [1.0, 1.0, 1.0]),  # an unknown mode counts as raw
+        ({"temperature": 0.5, **PROCESSED}, {}, [0.5, 0.5, 0.5]),
+        ({"temperature": 0.5, **PROCESSED}, {"temperature": [2.0, float("nan"), 0.25]}, [2.0, 0.5, 0.25]),
+        ({"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, **PROCESSED}, {}, [1.0, 1.0, 1.0]),
     ],
 )
-def test_processed_log_probs_of_truncated_distribution_raise(cut: dict[str, Any], name: str) -> None:
-    rollouts = make_rollouts(2, attributes=BatchAttributes(logprobs_mode="processed_logprobs", **cut))
-    with pytest.raises(UnsupportedScoreError, match=f"{name}.*raw_logprobs"):
-        divisors(rollouts)
+def test_divisors_are_the_temperatures_of_the_logged_distribution(
+    attributes: dict[str, Any], columns: dict[str, Any], expected: list[float]
+) -> None:
+    rollouts = make_rollouts(3, attributes=BatchAttributes(**attributes), **columns)
+    found = divisors(rollouts)
+    assert found.tolist() == expected
+    assert sampled_temperature(found) == (expected[0] if len(set(expected)) == 1 else None)
+    assert divisors(rollouts, override=3.0).tolist() == [3.0, 3.0, 3.0]
 
 
-def test_truncation_parameters_without_effect_are_accepted() -> None:
-    attributes = BatchAttributes(top_p=1.0, top_k=-1, min_p=0.0, temperature=1.0, logprobs_mode="processed_logprobs")
-    assert divisors(make_rollouts(2, attributes=attributes)).tolist() == [1.0, 1.0]
-
-
-def test_error_names_the_truncated_rollout() -> None:
-    attributes = BatchAttributes(logprobs_mode="processed_logprobs")
-    rollouts = make_rollouts(3, attributes=attributes, top_p=[1.0, 1.0, 0.5])
-    with pytest.raises(UnsupportedScoreError, match="rollout 2"):
+@pytest.mark.parametrize(
+    ("attributes", "columns", "words"),
+    [
+        ({"top_p": 0.9}, {}, "rollout 0 .* top_p"),
+        ({"top_k": 20}, {}, "top_k"),
+        ({"min_p": 0.1}, {}, "min_p"),
+        ({"temperature": 0.0}, {}, "greedily"),
+        ({}, {"top_p": [1.0, 1.0, 0.5]}, "rollout 2 .* top_p"),
+    ],
+)
+def test_processed_log_probs_of_truncated_distribution_raise(
+    attributes: dict[str, Any], columns: dict[str, Any], words: str
+) -> None:
+    rollouts = make_rollouts(3, attributes=BatchAttributes(**PROCESSED, **attributes), **columns)
+    with pytest.raises(UnsupportedScoreError, match=f"{words}.*raw_logprobs"):
         divisors(rollouts)

@@ -11,11 +11,10 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from foreshock.digests import weights_digest
 from foreshock.rollouts import BatchAttributes, RolloutBatch
-from foreshock_probes.offers import load_scorer
-from foreshock_probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel
+from foreshock_probes.scorers.request import UnsupportedScoreError
 from foreshock_probes.scorers.tokens import sequence
+from tests.probes.scorers.test_torch_forward import score as score_with
 from tests.probes.tiny import VOCABULARY, make_rollouts
 
 Array = NDArray[np.float32]
@@ -28,8 +27,7 @@ def rollouts() -> RolloutBatch:
 
 
 def score(folder: Path, rollouts: RolloutBatch, **options: Any) -> Array:
-    request = ScoreRequest("torch.trainer", "", rollouts, folder, weights_digest(folder), 7, options)
-    return load_scorer("torch.trainer")(request, WarmModel(), lambda tokens: None).log_probs
+    return score_with(folder, rollouts, "torch.trainer", **options).log_probs
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32, attention: str = "sdpa") -> PreTrainedModel:
@@ -72,53 +70,40 @@ def everything(rollouts: RolloutBatch) -> list[list[int]]:
     return [list(range(rollouts.num_rollouts))]
 
 
-def assert_equal_and_changed(given: Array, expected: Array, default: Array, atol: float = 2e-6) -> None:
-    """Check that `given` is `expected`, and that the option made a difference of more than the tolerance."""
-    np.testing.assert_allclose(given, expected, atol=atol)
-    assert np.abs(given - default).max() > 50 * atol
-
-
 def test_default_is_a_bfloat16_autocast_over_float32_weights(checkpoints: Path, rollouts: RolloutBatch) -> None:
     folder = checkpoints / "first"
     expected = by_hand(load(folder), rollouts, everything(rollouts))
     np.testing.assert_allclose(score(folder, rollouts), expected, atol=2e-6)
 
 
-@pytest.mark.parametrize("autocast", ["float16", None])
-def test_autocast(checkpoints: Path, rollouts: RolloutBatch, autocast: str | None) -> None:
+@pytest.mark.parametrize(
+    ("options", "loaded", "autocast", "head"),
+    [
+        ({"autocast": "float16"}, {}, torch.float16, None),
+        ({"autocast": None}, {}, None, None),
+        ({"autocast": None, "master_dtype": "bfloat16"}, {"dtype": torch.bfloat16}, None, None),
+        ({"autocast": None, "master_dtype": "float16"}, {"dtype": torch.float16}, None, None),
+        # Norms and embeddings are not autocast: with bfloat16 master weights they are computed in bfloat16.
+        ({"master_dtype": "bfloat16"}, {"dtype": torch.bfloat16}, torch.bfloat16, None),
+        ({"head_dtype": "float32"}, {}, torch.bfloat16, torch.float32),
+        # Under autocast, eager attention rounds its scores and probabilities to bfloat16.
+        ({"attention_implementation": "eager"}, {"attention": "eager"}, torch.bfloat16, None),
+    ],
+)
+def test_each_option_of_precision_changes_the_log_probs_to_those_of_a_pass_by_hand(
+    checkpoints: Path,
+    rollouts: RolloutBatch,
+    options: dict[str, Any],
+    loaded: dict[str, Any],
+    autocast: torch.dtype | None,
+    head: torch.dtype | None,
+) -> None:
     folder = checkpoints / "first"
-    dtype = getattr(torch, autocast) if autocast else None
-    expected = by_hand(load(folder), rollouts, everything(rollouts), dtype)
-    assert_equal_and_changed(score(folder, rollouts, autocast=autocast), expected, score(folder, rollouts))
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_dtype_of_a_pass_without_autocast(checkpoints: Path, rollouts: RolloutBatch, dtype: str) -> None:
-    folder = checkpoints / "first"
-    expected = by_hand(load(folder, getattr(torch, dtype)), rollouts, everything(rollouts), None)
-    given = score(folder, rollouts, autocast=None, master_dtype=dtype)
-    assert_equal_and_changed(given, expected, score(folder, rollouts, autocast=None))
-
-
-def test_master_dtype_under_autocast(checkpoints: Path, rollouts: RolloutBatch) -> None:
-    # Norms and embeddings are not autocast: with bfloat16 master weights they are computed in bfloat16.
-    folder = checkpoints / "first"
-    expected = by_hand(load(folder, torch.bfloat16), rollouts, everything(rollouts))
-    assert_equal_and_changed(score(folder, rollouts, master_dtype="bfloat16"), expected, score(folder, rollouts))
-
-
-def test_head_dtype(checkpoints: Path, rollouts: RolloutBatch) -> None:
-    folder = checkpoints / "first"
-    expected = by_hand(load(folder), rollouts, everything(rollouts), head=torch.float32)
-    assert_equal_and_changed(score(folder, rollouts, head_dtype="float32"), expected, score(folder, rollouts))
-
-
-def test_attention_implementation(checkpoints: Path, rollouts: RolloutBatch) -> None:
-    # Under autocast, eager attention rounds its scores and probabilities to bfloat16.
-    folder = checkpoints / "first"
-    expected = by_hand(load(folder, attention="eager"), rollouts, everything(rollouts))
-    given = score(folder, rollouts, attention_implementation="eager")
-    assert_equal_and_changed(given, expected, score(folder, rollouts))
+    given = score(folder, rollouts, **options)
+    expected = by_hand(load(folder, **loaded), rollouts, everything(rollouts), autocast, head)
+    np.testing.assert_allclose(given, expected, atol=2e-6)
+    without = {"autocast": None} if autocast is None and "master_dtype" in options else {}
+    assert np.abs(given - score(folder, rollouts, **without)).max() > 1e-4
 
 
 @pytest.mark.parametrize(

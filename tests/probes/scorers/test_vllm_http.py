@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import pytest
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from foreshock_probes.engines.process import EngineError
 from foreshock_probes.scorers.request import UnsupportedScoreError
+from tests.ports import free_port
 from tests.probes.replaying import Asked, scored
 from tests.probes.scorers.test_torch_forward import score
 from tests.probes.tiny import VOCABULARY, make_rollouts, save_checkpoint
@@ -42,9 +42,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str
     root = tmp_path_factory.mktemp("served")
     weights = save_checkpoint(root / "weights", seed=1)
     save_tokenizer(weights)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     variables = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     # The worker runs in the process of the engine core: one import of vLLM less.
     variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
