@@ -31,11 +31,12 @@ FEATURES = {
     InstructionSet.AVX512_BF16: ("AVX512", "avx512 avx512_bf16 vnni"),
     InstructionSet.AMX: ("AVX512", "amx_tile avx512 avx512_bf16 vnni"),
 }
+FakeCpu = Callable[[str, tuple[InstructionSet, ...]], None]
 RECORDED_ON_AMD = EngineEnvironment(InstructionSet.AVX2, MklKernels.AMD)
 
 
 @pytest.fixture
-def fake_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, tuple[InstructionSet, ...]], None]:
+def fake_cpu(monkeypatch: pytest.MonkeyPatch) -> FakeCpu:
     """Make the CPU one of the given vendor and instruction sets, held to nothing."""
 
     def set_cpu(vendor: str, sets: tuple[InstructionSet, ...]) -> None:
@@ -55,22 +56,23 @@ def bfloat16_products_use_onednn() -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("instruction_set", AVAILABLE, ids=lambda each: each.value)
-def test_held_process_has_the_fingerprint_of_its_instruction_set(instruction_set: InstructionSet) -> None:
-    with held(EngineEnvironment(instruction_set)) as process:
+@pytest.mark.parametrize("name", list(offered_environments()))
+def test_process_held_to_an_offered_environment_has_its_fingerprint_and_name(name: str) -> None:
+    environment = offered_environments()[name]
+    assert environment.instruction_set is not None
+    with held(environment) as process:
         fingerprint = process.call(fingerprint_of_this_process)
         of_onednn = process.call(bfloat16_products_use_onednn)
         inside = process.call(available_instruction_sets)
-    assert (fingerprint.cpu_isa, fingerprint.flags["cpu_features"]) == FEATURES[instruction_set]
+    assert (fingerprint.cpu_isa, fingerprint.flags["cpu_features"]) == FEATURES[environment.instruction_set]
     assert set(fingerprint.flags) <= {"cpu_features", "mkl_kernels"}
-    assert EngineEnvironment.of_fingerprint(fingerprint).instruction_set is instruction_set
-    assert of_onednn == (instruction_set is not InstructionSet.AVX2)
-    assert inside == AVAILABLE[: AVAILABLE.index(instruction_set) + 1]
+    assert EngineEnvironment.of_fingerprint(fingerprint).instruction_set is environment.instruction_set
+    assert of_onednn == (environment.instruction_set is not InstructionSet.AVX2)
+    assert inside == AVAILABLE[: AVAILABLE.index(environment.instruction_set) + 1]
+    assert Environment.of_fingerprint(fingerprint).offer_names()[0] == name
 
 
-def test_unavailable_instruction_set_is_refused_by_name(
-    fake_cpu: Callable[[str, tuple[InstructionSet, ...]], None],
-) -> None:
+def test_unavailable_instruction_set_is_refused_by_name(fake_cpu: FakeCpu) -> None:
     fake_cpu("GenuineIntel", (InstructionSet.AVX2, InstructionSet.AVX512))
     with pytest.raises(EnvironmentUnavailableError, match=r"'amx'.*: avx2, avx512$"):
         process_variables(EngineEnvironment(InstructionSet.AMX))
@@ -86,7 +88,7 @@ def test_error_for_unknown_instruction_set_lists_the_known_ones(monkeypatch: pyt
 
 
 def test_engines_inherit_the_instruction_set_of_their_worker_as_an_upper_bound(
-    fake_cpu: Callable[[str, tuple[InstructionSet, ...]], None], monkeypatch: pytest.MonkeyPatch
+    fake_cpu: FakeCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_cpu("GenuineIntel", tuple(InstructionSet))
     assert VARIABLE not in process_variables()
@@ -137,7 +139,7 @@ def test_mkl_kernels_are_read_from_the_fingerprint(
     ],
 )
 def test_nearest_environment_is_available(
-    fake_cpu: Callable[[str, tuple[InstructionSet, ...]], None],
+    fake_cpu: FakeCpu,
     vendor: str,
     sets: tuple[InstructionSet, ...],
     nearest: EngineEnvironment,
@@ -148,9 +150,7 @@ def test_nearest_environment_is_available(
     assert EngineEnvironment.of_variables(found.variables()) == found
 
 
-def test_nearest_environment_is_the_highest_available_one_on_a_lower_cpu(
-    fake_cpu: Callable[[str, tuple[InstructionSet, ...]], None],
-) -> None:
+def test_nearest_environment_is_the_highest_available_one_on_a_lower_cpu(fake_cpu: FakeCpu) -> None:
     fake_cpu("GenuineIntel", (InstructionSet.AVX2, InstructionSet.AVX512))
     recorded = EngineEnvironment(InstructionSet.AMX, MklKernels.INTEL)
     assert recorded.nearest() == EngineEnvironment(InstructionSet.AVX512)
@@ -174,19 +174,9 @@ def test_fingerprint_of_this_process_has_the_environment_of_its_variables() -> N
     assert fingerprint.instruction_set is (InstructionSet(name) if name else (AVAILABLE or (None,))[-1])
 
 
-def test_machine_offers_the_environments_that_it_can_be_held_to_by_name(
-    fake_cpu: Callable[[str, tuple[InstructionSet, ...]], None],
-) -> None:
+def test_machine_offers_the_environments_that_it_can_be_held_to_by_name(fake_cpu: FakeCpu) -> None:
     fake_cpu("GenuineIntel", (InstructionSet.AVX2, InstructionSet.AVX512))
     assert list(offered_environments()) == ["avx2", "avx2-sse4.2", "avx512", "avx512-sse4.2"]
     assert offered_environments()["avx2-sse4.2"] == EngineEnvironment(InstructionSet.AVX2, MklKernels.SSE4_2)
     fake_cpu("AuthenticAMD", (InstructionSet.AVX2,))
     assert offered_environments() == {"avx2-amd": EngineEnvironment(InstructionSet.AVX2)}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", list(offered_environments()))
-def test_score_of_an_offered_environment_is_requested_by_that_name(name: str) -> None:
-    with held(offered_environments()[name]) as process:
-        fingerprint = process.call(fingerprint_of_this_process)
-    assert Environment.of_fingerprint(fingerprint).offer_names()[0] == name

@@ -1,4 +1,4 @@
-"""The reduction on a CPU equals textbook definitions, for any sizes of tiles and blocks."""
+"""Both reductions equal textbook definitions, and the compiled one does for any sizes of tiles and blocks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreshock_probes.exact_divergence import ExactDivergences, GivenLogits, LogitSource, SourceError, exact_divergences
+from foreshock_probes.exact_divergence import divergences as divergences_module
 from tests.probes.exact_divergence.reference import DIVERGENCES, TOP_KS, by_definition, hard_cases, likeliest, overlap
 
 RELATIVE = 1e-11
 ABSOLUTE = 1e-14
+
+
+@pytest.fixture(params=["compiled", "torch", "torch, one row a part", "cuda"])
+def reduction(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Select a reduction and return the device of the logits."""
+    kind: str = request.param
+    if kind == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    if kind.startswith("torch"):
+        monkeypatch.setattr(divergences_module, "_reduction_on", lambda device: divergences_module.reduce_in_torch)
+        monkeypatch.setattr(divergences_module, "_PART", 1 if kind.endswith("part") else 1 << 22)
+    return "cuda" if kind == "cuda" else "cpu"
 
 
 def of_logits(target: torch.Tensor, behaviour: torch.Tensor, **options: int) -> ExactDivergences:
@@ -28,26 +41,22 @@ def assert_same(first: ExactDivergences, second: ExactDivergences) -> None:
 
 
 @pytest.mark.parametrize("vocabulary", [2, 3, 257, 2500])
-def test_hard_logits_give_the_defined_values(vocabulary: int) -> None:
+def test_hard_logits_give_the_defined_values(vocabulary: int, reduction: str) -> None:
     for name, (target, behaviour) in hard_cases(vocabulary).items():
-        found, expected = of_logits(target, behaviour), by_definition(target, behaviour)
+        found = of_logits(target.to(reduction), behaviour.to(reduction))
+        expected = by_definition(target, behaviour)
         for divergence in DIVERGENCES:
             values = getattr(found, divergence)
             message = f"{name}: {divergence}"
             np.testing.assert_allclose(values, expected[divergence], rtol=RELATIVE, atol=ABSOLUTE, err_msg=message)
             assert (values >= 0.0).all(), message
-
-
-@pytest.mark.parametrize("vocabulary", [2, 3, 257, 2500])
-def test_likeliest_tokens_equal_a_sort_with_lower_ids_first(vocabulary: int) -> None:
-    for name, (target, behaviour) in hard_cases(vocabulary).items():
-        found = of_logits(target, behaviour)
         for column, k in enumerate(TOP_KS):
             assert found.topk_overlap[:, column].tolist() == overlap(target, behaviour, k), name
         flips = [a != b for a, b in zip(likeliest(target, 1), likeliest(behaviour, 1), strict=True)]
         assert found.top1_flip.tolist() == flips, name
 
 
+@pytest.mark.usefixtures("reduction")
 def test_tiny_mismatch_has_small_relative_errors() -> None:
     plain = torch.randn((4, 3000), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     target = plain + 3e-5 * torch.randn((4, 3000), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -81,6 +90,7 @@ def test_divergences_are_exact_with_one_distant_token(apart: float) -> None:
         np.testing.assert_allclose(getattr(found, divergence), expected[divergence], rtol=RELATIVE, err_msg=divergence)
 
 
+@pytest.mark.usefixtures("reduction")
 def test_identical_sources_have_divergences_of_exactly_0() -> None:
     random = torch.Generator().manual_seed(0)
     hidden, weight = torch.randn((5, 16), generator=random), torch.randn((700, 16), generator=random)
@@ -104,6 +114,7 @@ def test_uncovered_support_gives_infinite_divergence() -> None:
     assert found.mean_ratio.tolist() == [1.0, pytest.approx(2 / 3), 1.0]
 
 
+@pytest.mark.usefixtures("reduction")
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
 def test_invalid_state_is_nan_and_leaves_other_states_unchanged(wrong: float) -> None:
     target, behaviour = hard_cases(300)["ordinary mismatch"]

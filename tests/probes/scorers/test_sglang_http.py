@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ import pytest
 from foreshock.rollouts import RolloutBatch
 from foreshock_probes.routing import sglang_routes
 from foreshock_probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel
-from tests.ports import free_port
 from tests.probes.scorers.test_torch_forward import score
 from tests.probes.tiny import VOCABULARY
 
@@ -95,9 +94,31 @@ def test_last_id_of_the_vocabulary_is_reported_as_0(answers: Answers, checkpoint
         score(checkpoints / "first", rollouts, "sglang.http")
 
 
-def test_nan_is_refused(answers: Answers, checkpoints: Path) -> None:
+def _nan(answers: Answers) -> None:
     answers.entries[0][2][0] = None
-    with pytest.raises(UnsupportedScoreError, match=r"no number for 1 of 2 log-probs of a rollout \(NaN\)"):
+
+
+def _other_tokens(answers: Answers) -> None:
+    answers.entries[0][2][1] = 9
+
+
+def _other_server(answers: Answers) -> None:
+    answers.model.pop("model_path")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_nan, r"no number for 1 of 2 log-probs of a rollout \(NaN\)"),
+        (_other_tokens, "other tokens"),
+        (_other_server, "has no 'model_path'"),
+    ],
+)
+def test_wrong_answer_is_refused(
+    answers: Answers, checkpoints: Path, change: Callable[[Answers], None], words: str
+) -> None:
+    change(answers)
+    with pytest.raises(UnsupportedScoreError, match=words):
         score(checkpoints / "first", ROLLOUTS, "sglang.http")
 
 
@@ -123,12 +144,6 @@ def test_routes_need_a_server_that_returns_them(answers: Answers, checkpoints: P
         sglang_routes.record(request, WarmModel(), lambda _: None)
 
 
-def test_a_server_that_dies_may_be_asked_again(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORESHOCK_ENGINE_SERVERS", f"sglang=http://127.0.0.1:{free_port()}")
-    with pytest.raises(ConnectionError, match="gives no answer"):
-        score(checkpoints / "first", ROLLOUTS, "sglang.http")
-
-
 def test_a_server_that_dies_in_the_middle_may_be_asked_again(answers: Answers, checkpoints: Path) -> None:
     answers.dies = True
     with pytest.raises(ConnectionError, match=r"gives no answer \(RemoteProtocolError.*start it, or correct"):
@@ -150,18 +165,6 @@ def test_weights_version_of_the_server_is_compared_with_the_checkpoints(answers:
     assert scored.fingerprint.flags["weights_seen_by"] == "version"
     answers.model["weight_version"] = "6"
     with pytest.raises(UnsupportedScoreError, match="holds the weights version 6, the checkpoint has 7"):
-        score(checkpoints / "first", ROLLOUTS, "sglang.http")
-
-
-def test_answer_with_other_tokens_is_refused(answers: Answers, checkpoints: Path) -> None:
-    answers.entries[0][2][1] = 9
-    with pytest.raises(UnsupportedScoreError, match="other tokens"):
-        score(checkpoints / "first", ROLLOUTS, "sglang.http")
-
-
-def test_answer_of_another_kind_of_server_is_refused(answers: Answers, checkpoints: Path) -> None:
-    answers.model.pop("model_path")
-    with pytest.raises(UnsupportedScoreError, match="has no 'model_path'"):
         score(checkpoints / "first", ROLLOUTS, "sglang.http")
 
 
