@@ -18,6 +18,7 @@ from foreshock.digests import weights_digest
 from foreshock.errors import WeightsError
 from foreshock_probes.weights import (
     UnknownRootError,
+    Weights,
     WeightsGoneError,
     WeightsLibrary,
     WeightsRefusedError,
@@ -49,8 +50,12 @@ def announce(root: Path, path: str = "run/step_1", **fields: Any) -> JobWeightsR
     return JobWeightsRecord(**(values | fields))
 
 
+def find(root: Path, path: str = "run/step_1", **fields: Any) -> Weights:
+    return WeightsLibrary({"runs": root}).find(announce(root, path, **fields))
+
+
 def test_the_announced_checkpoint_is_found(root: Path) -> None:
-    weights = WeightsLibrary({"runs": root}).find(announce(root, weights_version=7))
+    weights = find(root, weights_version=7)
     assert weights.folder == (root / "run" / "step_1").resolve()
     assert weights.version == 7
     weights.check_unchanged()
@@ -63,7 +68,7 @@ def test_the_announced_checkpoint_is_found(root: Path) -> None:
 def test_path_outside_the_root_raises(root: Path, path: str) -> None:
     write_checkpoint(root.parent / "outside")
     with pytest.raises(WeightsRefusedError):
-        WeightsLibrary({"runs": root}).find(announce(root, path))
+        find(root, path)
 
 
 @given(parts=st.lists(st.sampled_from(["..", ".", "run", "step_1", "outside", "", "/", "~", "link"]), max_size=6))
@@ -75,70 +80,52 @@ def test_no_path_reaches_a_folder_outside_the_root(tmp_path_factory: pytest.Temp
         write_checkpoint(base / "outside")
         (root / "link").symlink_to(base / "outside")
     try:
-        found = WeightsLibrary({"runs": root}).find(announce(root, "/".join(parts)))
+        found = find(root, "/".join(parts))
     except WeightsError:
         return
     assert found.folder.is_relative_to(root.resolve())
 
 
-def test_symbolic_link_out_of_the_root_raises(root: Path) -> None:
-    (root / "link").symlink_to(write_checkpoint(root.parent / "outside"))
-    with pytest.raises(WeightsRefusedError, match="symbolic link"):
-        WeightsLibrary({"runs": root}).find(announce(root, "link"))
-
-
-def test_weights_file_linked_out_of_the_root_raises(root: Path) -> None:
+def test_links_out_of_the_root_are_refused_and_those_inside_are_followed(root: Path) -> None:
     outside = write_checkpoint(root.parent / "outside")
-    linked = root / "linked"
-    linked.mkdir()
-    (linked / "config.json").write_text("{}")
-    (linked / "model.safetensors").symlink_to(outside / "model.safetensors")
-    with pytest.raises(WeightsRefusedError, match=r"model\.safetensors"):
-        WeightsLibrary({"runs": root}).find(announce(root, "linked"))
-
-
-def test_links_that_stay_inside_the_root_are_followed(root: Path) -> None:
+    (root / "link").symlink_to(outside)
+    write_checkpoint(root / "linked")
+    (root / "linked" / "model.safetensors").unlink()
+    (root / "linked" / "model.safetensors").symlink_to(outside / "model.safetensors")
+    for path, words in (("link", "symbolic link"), ("linked", r"model\.safetensors")):
+        with pytest.raises(WeightsRefusedError, match=words):
+            find(root, path)
     (root / "latest").symlink_to(root / "run" / "step_1")
-    assert WeightsLibrary({"runs": root}).find(announce(root, "latest")).folder.name == "step_1"
-
-
-def test_a_root_may_be_a_link_itself(root: Path) -> None:
     (root.parent / "alias").symlink_to(root)
-    assert WeightsLibrary({"runs": root.parent / "alias"}).find(announce(root)).digest
+    assert find(root.parent / "alias", "latest").folder.name == "step_1"
 
 
 def test_different_digest_raises_and_does_not_tell_the_true_one(root: Path) -> None:
     wrong = "sha256:" + "0" * 64
     with pytest.raises(WeightsRefusedError) as caught:
-        WeightsLibrary({"runs": root}).find(announce(root, digest=wrong))
+        find(root, digest=wrong)
     assert wrong in str(caught.value)
     assert weights_digest(root / "run" / "step_1").removeprefix("sha256:") not in str(caught.value)
 
 
 def test_missing_weights_raise_weights_gone(root: Path) -> None:
     with pytest.raises(WeightsGoneError, match="moved or deleted"):
-        WeightsLibrary({"runs": root}).find(announce(root, "run/step_2"))
-
-
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.pkl", "__0_0.distcp"])
-def test_pickled_weights_need_conversion_and_are_never_opened(root: Path, name: str) -> None:
-    folder = root / "pickled"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    (folder / name).write_bytes(b"\x80\x04cos\nsystem\n")
-    with pytest.raises(WeightsGoneError, match="needs_conversion"):
-        WeightsLibrary({"runs": root}).find(announce(root, "pickled"))
-
-
-def test_another_announced_format_needs_conversion(root: Path) -> None:
-    with pytest.raises(WeightsGoneError, match=r"needs_conversion.*fsdp"):
-        WeightsLibrary({"runs": root}).find(announce(root, format="fsdp"))
-
-
-def test_checkpoint_without_config_raises(root: Path) -> None:
+        find(root, "run/step_2")
     (root / "run" / "step_1" / "config.json").unlink()
     with pytest.raises(WeightsGoneError, match=r"config\.json"):
-        WeightsLibrary({"runs": root}).find(announce(root))
+        find(root)
+
+
+def test_other_formats_need_conversion_and_pickled_weights_are_never_opened(root: Path) -> None:
+    with pytest.raises(WeightsGoneError, match=r"needs_conversion.*fsdp"):
+        find(root, format="fsdp")
+    for name in ("pytorch_model.bin", "model.pt", "weights.pkl", "__0_0.distcp"):
+        folder = root / name.partition(".")[0]
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        (folder / name).write_bytes(b"\x80\x04cos\nsystem\n")
+        with pytest.raises(WeightsGoneError, match="needs_conversion"):
+            find(root, folder.name)
 
 
 NAME = "model.layers.0.self_attn.q_proj"
@@ -186,28 +173,18 @@ def test_adapter_is_merged_with_its_base_model_below_the_root(root: Path, reques
     make_adapter(root, lora_alpha=16)
     with pytest.raises(WeightsRefusedError, match="changed during scoring"):
         found.check_unchanged()
-    assert library.find(announce(root)).digest != found.digest
-    torch.testing.assert_close(q_proj(library.find(announce(root)).folder), plain + 2.0 * delta)
-
-
-def test_a_second_merged_adapter_leaves_the_folder_of_the_first(root: Path, request: pytest.FixtureRequest) -> None:
-    """An examination replays the adapters of two steps in turn."""
-    make_adapter(root)
-    library = WeightsLibrary({"runs": root})
-    request.addfinalizer(library.close)
-    first = library.find(announce(root))
-    make_adapter(root, lora_alpha=16)
     second = library.find(announce(root))
-
-    assert first.folder != second.folder
-    assert not torch.equal(q_proj(first.folder), q_proj(second.folder))
+    assert second.digest != found.digest
+    torch.testing.assert_close(q_proj(second.folder), plain + 2.0 * delta)
+    # An examination replays the adapters of two steps in turn.
+    torch.testing.assert_close(q_proj(found.folder), plain + delta)
 
 
 def test_adapter_without_its_base_model_below_the_root_says_where_to_put_it(root: Path, tmp_path: Path) -> None:
     for base in ("Qwen/Qwen3-4B", "../outside", str(tmp_path)):
         make_adapter(root, base)
         with pytest.raises(WeightsGoneError, match=r"needs_conversion: the adapter 'step_1' belongs to .*merge_and_"):
-            WeightsLibrary({"runs": root}).find(announce(root))
+            find(root)
 
 
 @pytest.mark.parametrize(
@@ -224,17 +201,11 @@ def test_adapter_that_cannot_be_merged_is_skipped_with_the_reason(
 ) -> None:
     make_adapter(root, **settings)
     with pytest.raises(WeightsGoneError, match=f"needs_conversion: .*{reason}"):
-        WeightsLibrary({"runs": root}).find(announce(root))
+        find(root)
 
 
-def test_error_for_unknown_root_names_the_setting(root: Path) -> None:
-    with pytest.raises(UnknownRootError, match="FORESHOCK_WEIGHTS_ROOTS"):
-        WeightsLibrary({"other": root}).find(announce(root))
-
-
-@pytest.mark.parametrize(
-    ("root_name", "project", "found"),
-    [
+def test_root_is_used_for_its_projects_only(root: Path) -> None:
+    for root_name, project, found in (
         ("runs", "default", True),
         ("runs", "team", False),
         ("runs", "", False),
@@ -242,20 +213,18 @@ def test_error_for_unknown_root_names_the_setting(root: Path) -> None:
         ("runs@team", "default", False),
         ("runs@*", "team", True),
         ("runs@*", "", True),
-    ],
-)
-def test_root_is_used_for_its_projects_only(root: Path, root_name: str, project: str, found: bool) -> None:
-    library = WeightsLibrary({root_name: root, "secret-root": root})
-    if found:
-        assert library.find(announce(root), project).digest
-        return
-    with pytest.raises(UnknownRootError, match=f"for the project '{project}'") as caught:
-        library.find(announce(root), project)
-    assert "secret-root" not in str(caught.value)
+    ):
+        library = WeightsLibrary({root_name: root, "secret-root": root})
+        if found:
+            assert library.find(announce(root), project).digest
+            continue
+        with pytest.raises(UnknownRootError, match=f"'{project}'; set FORESHOCK_WEIGHTS_ROOTS") as caught:
+            library.find(announce(root), project)
+        assert "secret-root" not in str(caught.value)
 
 
 def test_weights_replaced_during_scoring_raise(root: Path) -> None:
-    weights = WeightsLibrary({"runs": root}).find(announce(root))
+    weights = find(root)
     shutil.rmtree(weights.folder)
     write_checkpoint(weights.folder, b"others!")
     with pytest.raises(WeightsRefusedError, match="changed"):
