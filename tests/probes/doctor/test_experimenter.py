@@ -154,7 +154,7 @@ def test_logits_that_do_not_fit_are_refused_with_a_number_of_rollouts(
 ) -> None:
     batch = _rollouts()
     monkeypatch.setattr(experimenter, "_MOST_BYTES", 4 * batch.num_tokens * VOCABULARY // 3)
-    with pytest.raises(CannotTryError, match=r"examine about 8 rollouts \(--rollouts, max_rollouts\)"):
+    with pytest.raises(CannotTryError, match=rf"about {batch.num_rollouts // 3} rollouts \(--rollouts, max_rollouts\)"):
         TorchExperimenter.of_folders(batch, folders[0], folders[0])
 
 
