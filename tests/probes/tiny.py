@@ -106,4 +106,6 @@ def one_by_one(folder: Path, rollouts: RolloutBatch, temperature: float = 1.0) -
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     log_probs = torch.log_softmax(plain_logits(model, rollouts) / temperature, dim=-1).numpy()
-    return log_probs[np.arange(rollouts.num_tokens), rollouts.response_token_ids].astype(np.float32)
+    of_tokens = log_probs[np.arange(rollouts.num_tokens), rollouts.response_token_ids]
+    found: NDArray[np.float32] = of_tokens.astype(np.float32)
+    return found

@@ -29,7 +29,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return save_checkpoint(root / "step_0010", 1), save_checkpoint(root / "step_0007", 2)
 
 
-def _rollouts(**logged: NDArray[np.float32]) -> RolloutBatch:
+def _rollouts(**logged: Any) -> RolloutBatch:
     """Return rollouts with these logged log-probs [T]."""
     plain = make_rollouts(24)
     kept = plain.select(np.flatnonzero(plain.response_lengths > 0))
