@@ -32,6 +32,7 @@ FULL: Final = re.compile(
             r"tests/probes/scorers/test_(divided_models|trainer_forward|trainer_options|devices)",
             # Kills, several processes, backups, stores in S3, a real Alertmanager.
             r"tests/service/operation/",
+            r"tests/service/test_team_setup",
             r"tests/service/maintenance/test_backup",
             r"tests/service/platform/store/test_objects",
             r"tests/service/watch/notifications/test_alertmanager",
@@ -47,7 +48,7 @@ BROWSER: Final = frozenset({"browser", "window", "visit"})
 
 QUICK_AFTER_ALL: Final = (
     "tests/examples/test_demo.py::test_second_start_of_the_demo_repeats_no_work",
-    "tests/foreshock/integrations/test_slime.py::test_mismatch_of_data_parallel_ranks_equals_slimes",
+    "tests/foreshock/integrations/test_slime.py::test_mismatch_of_data_parallel_ranks_and_of_split_contexts_equals_slimes",
     "tests/foreshock/integrations/test_trl.py::test_mismatch_equals_trls_own",
     "tests/foreshock/integrations/test_verl.py::test_mismatch_equals_verls_own",
     "tests/probes/exact_divergence/test_pairs.py::test_divergences_equal_the_definitions_and_log_probs_the_scorers",
@@ -60,14 +61,12 @@ QUICK_AFTER_ALL: Final = (
 POSTGRES: Final = re.compile(
     "|".join(
         (
-            r"tests/golden/",
             r"tests/service/platform/database/",
             r"tests/service/platform/test_(health|jobs|keys|pagination)",
             r"tests/service/replay/leases/",
             r"tests/service/runs/ingest/",
             r"tests/service/runs/test_(attempts|closing|curves|reading_measurements|run_locking|scalars)",
             r"tests/service/present/exporter/",
-            r"tests/service/watch/detection/test_background",
             r"tests/service/watch/test_delivery",
         )
     )

@@ -46,7 +46,7 @@ def test_row_of_an_entry_point_is_found() -> None:
     [
         ("torch.float32", "other_scorers:CLASH", "Foreshock has a scorer of that name"),
         ("torch.other", "other_scorers:GOOD", "its row has the name 'torch.float64'"),
-        ("acme.prefill", "other_scorers:ENGINE", "its engine must be one of http, megatron, torch, vllm, got 'acme'"),
+        ("acme.prefill", "other_scorers:ENGINE", "its engine must be one of http, torch, vllm, got 'acme'"),
         ("torch.logged", "other_scorers:LOGGED", "'module:function', got None"),
         ("torch.text", "other_scorers:TEXT", "must be a foreshock.scorers.Scorer, got str"),
         ("torch.none", "other_scorers:MISSING", "cannot be imported: AttributeError"),

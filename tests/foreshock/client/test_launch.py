@@ -165,6 +165,7 @@ def test_processes_of_one_parent_share_a_key(method: str) -> None:
     assert first.identity == find_launch(environment={}).identity
 
 
+@pytest.mark.full
 def test_ray_names_session_and_job() -> None:
     program = """
 import os, ray

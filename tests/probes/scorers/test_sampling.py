@@ -11,7 +11,7 @@ from foreshock_probes.scorers.request import UnsupportedScoreError
 from foreshock_probes.scorers.sampling import divisors, sampled_temperature
 from tests.probes.tiny import make_rollouts
 
-PROCESSED = {"logprobs_mode": "processed_logprobs"}
+PROCESSED: dict[str, Any] = {"logprobs_mode": "processed_logprobs"}
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ from foreshock_service.runs.judging import LintPart, judge_step, lint_shard
 from foreshock_service.runs.lint import findings_of_run, store_verdict
 from foreshock_service.runs.shards import try_to_close
 from tests.foreshock.lint.healthy import healthy_batch
-from tests.service.replay.attribution.test_environments import AMX, AVX2, KNOWN, replay, start
+from tests.service.replay.attribution.replaying import replay, start
+from tests.service.replay.attribution.test_environments import AMX, AVX2, KNOWN
 from tests.service.replay.results.test_doctor import STEP, examined
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import announce_checkpoint
@@ -110,7 +111,9 @@ def test_cause_that_an_attribution_names_is_a_finding_with_its_share(http: httpx
     assert batch.trainer_log_probs is not None
     run = start(http, batch, 1, 2)
     for step in (2, 1):
-        replay(run, {"vllm.prefill": batch.rollout_log_probs, "torch.trainer": batch.trainer_log_probs}, AVX2, step)
+        replay(
+            run, {"vllm.prefill": batch.rollout_log_probs, "torch.trainer": batch.trainer_log_probs}, batch, AVX2, step
+        )
     assert rebuild(app) == 1
     assert rebuild(app) == 0
     read = run.get("steps/2/attribution").json()
@@ -133,7 +136,7 @@ def test_attribution_that_names_no_cause_is_no_finding(http: httpx.Client, app: 
     assert batch.trainer_log_probs is not None
     run = start(http, batch)
     # All of the mismatch is in the engine's link, and the replay is of another environment.
-    replay(run, {"vllm.prefill": batch.trainer_log_probs, "torch.trainer": batch.trainer_log_probs}, AMX)
+    replay(run, {"vllm.prefill": batch.trainer_log_probs, "torch.trainer": batch.trainer_log_probs}, batch, AMX)
     assert not any(each["names_cause"] for each in run.get("steps/1/attribution").json()["conclusions"])
     assert rebuild(app) == 1
     assert findings(run, source="attribution") == []
@@ -144,11 +147,11 @@ def test_attribution_of_another_step_can_make_a_cause_a_finding(http: httpx.Clie
     assert batch.rollout_log_probs is not None
     assert batch.trainer_log_probs is not None
     run = start(http, batch, 1, 2)
-    replay(run, {"vllm.prefill": batch.trainer_log_probs, "torch.trainer": batch.trainer_log_probs}, AMX, 2)
+    replay(run, {"vllm.prefill": batch.trainer_log_probs, "torch.trainer": batch.trainer_log_probs}, batch, AMX, 2)
     rebuild(app)
     assert findings(run, source="attribution") == []
     # The replay of step 1, in the same environment, is equal bit for bit: the environment does not explain step 2.
-    replay(run, {"vllm.prefill": batch.rollout_log_probs, "torch.trainer": batch.rollout_log_probs}, AMX, 1)
+    replay(run, {"vllm.prefill": batch.rollout_log_probs, "torch.trainer": batch.rollout_log_probs}, batch, AMX, 1)
     rebuild(app)
     named = {
         (conclusion["link"], step, conclusion["sentence"])
@@ -204,7 +207,9 @@ def test_causes_of_steps_that_a_resume_supersedes_are_not_counted(http: httpx.Cl
     assert batch.trainer_log_probs is not None
     run = start(http, batch, 1, 2)
     for step in (1, 2):
-        replay(run, {"vllm.prefill": batch.rollout_log_probs, "torch.trainer": batch.trainer_log_probs}, AVX2, step)
+        replay(
+            run, {"vllm.prefill": batch.rollout_log_probs, "torch.trainer": batch.trainer_log_probs}, batch, AVX2, step
+        )
     rebuild(app)
     assert [each["steps"] for each in findings(run, source="attribution")] == [2]
     run.new_attempt("again", 2)

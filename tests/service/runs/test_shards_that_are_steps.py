@@ -43,23 +43,6 @@ def test_statistics_of_the_only_shard_are_those_of_the_step(http: httpx.Client, 
         assert shard_versions(session, key) == {(0, STATISTICS_VERSION)}
 
 
-def test_rows_of_older_steps_are_read_as_before(http: httpx.Client, app: FastAPI) -> None:
-    sender = start_run(http)
-    sender.put_shard(0, make_batch()).raise_for_status()
-    database, key = app.state.context.database, StepKey(sender.run, sender.attempt, 0)
-    parts = parts_of(database, key)
-
-    def as_before(session: Session) -> None:
-        for part in parts:
-            row = {"shard": 0, "comparison": part.comparison, "statistics_version": part.statistics_version}
-            session.add(ShardStatistics(**key._asdict(), **row))
-
-    database.write(as_before)
-    assert parts_of(database, key) == parts
-    with database.read() as session:
-        assert shard_versions(session, key) == {(0, STATISTICS_VERSION)}
-
-
 def test_comparisons_of_probes_are_not_of_the_shard(http: httpx.Client, app: FastAPI) -> None:
     sender = start_run(http)
     sender.put_shard(0, make_batch()).raise_for_status()

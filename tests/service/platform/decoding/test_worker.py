@@ -64,6 +64,7 @@ def test_readyz_reports_starting_decoders_until_they_are_ready(settings: Setting
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_decoders_compile_before_they_take_a_task_and_measure_within_its_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
