@@ -54,12 +54,14 @@ VARIANTS = ("", NOISE_FLOOR_VARIANT)
 class Engine:
     """An engine in which a worker runs scorers, in a separate process. `packages` must be installed there.
 
-    `remote`: the model is in a running server that the worker's configuration names.
+    `remote`: the model is in a running server that the worker's configuration names. `keeps_memory`: it gives back a
+    GPU's memory only when its process ends, so that other weights or options need another process.
     """
 
     name: str
     packages: tuple[str, ...]
     remote: bool = False
+    keeps_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ class ExactPair:
 ENGINES: dict[str, Engine] = {
     engine.name: engine
     for engine in (
-        Engine("vllm", packages=("vllm",)),
+        Engine("vllm", packages=("vllm",), keeps_memory=True),
         Engine("torch", packages=("torch", "transformers")),
         Engine("http", packages=("httpx",), remote=True),
     )

@@ -13,7 +13,6 @@ requests to them.
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -47,7 +46,6 @@ from foreshock.client.connection import (
     QueryValue,
     ServiceConnection,
     configured,
-    wrong_service,
 )
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.update_noise import UpdateToNoise
@@ -414,18 +412,14 @@ class Reader:
 
         Raises Rejected (409) if the decision changes nothing, or the run has ended. The key needs `admin`.
         """
-        return self._change(
-            "POST", _of_run(run, "lr-advice/decisions"), advice_record, {"kind": "hold", "reason": reason}
-        )
+        return self._decide(run, "hold", reason)
 
     def halve(self, run: str, reason: str) -> AdviceRecord:
         """Halve the learning rate, and return the advice that follows; `reason` is kept in the log of decisions.
 
         Raises Rejected (409) if the run has ended. The key needs `admin`.
         """
-        return self._change(
-            "POST", _of_run(run, "lr-advice/decisions"), advice_record, {"kind": "halve", "reason": reason}
-        )
+        return self._decide(run, "halve", reason)
 
     def request_probe(
         self,
@@ -532,13 +526,16 @@ class Reader:
         query = {"project": self.project}
         return self._decoded(self.connection.request(method, path, query=query, json_body=given(body)), read)
 
+    def _decide(self, run: str, kind: Literal["hold", "halve"], reason: str) -> AdviceRecord:
+        body = {"kind": kind, "reason": reason}
+        return self._change("POST", _of_run(run, "lr-advice/decisions"), advice_record, body)
+
     def _decoded(self, response: httpx.Response, read: Read[Answer]) -> Answer:
         """Return what `read` makes of the JSON of an answer. Raises WrongService if it cannot be read."""
+        value = self.connection.decoded(response)
         try:
-            return read(json.loads(response.content))
-        except json.JSONDecodeError as error:
-            raise wrong_service(self.connection.url) from error
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            return read(value)
+        except (KeyError, TypeError, ValueError) as error:
             path, problem = response.request.url.path, f"{type(error).__name__}: {error}"
             raise WrongService(
                 f"this release cannot read the answer of {self.connection.url} to {path} ({problem}); check "

@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from foreshock.digests import canonical_json
 from foreshock.errors import ForeshockError
+from foreshock.scorers import ENGINES
 from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment
 from foreshock_probes.offers import engine_of
 from foreshock_probes.scorers.request import Report
@@ -134,7 +135,7 @@ def run_tasks(
     """Run the tasks in processes that use `folder`, and return what `read` returns for each of them.
 
     Consecutive tasks of one engine have one process. Two engines have one each, and so have two weights or options of
-    vLLM, because an engine gives back a GPU's memory only when its process ends.
+    an engine that keeps a GPU's memory until its process ends.
 
     `report` is called with the number of response tokens done, `abandoned` every 0.2 s. Raises EngineError if a process
     dies, shows no progress for `silence_seconds`, refuses a task, or leaves a result that cannot be read;
@@ -163,7 +164,7 @@ def run_tasks(
 def _shared_by(task: ScoreTask) -> tuple[str, object]:
     """Return the engine of the task and what tasks must have in common to share its process."""
     engine = engine_of(task.scorer)
-    own = (task.weights_digest, canonical_json(task.options)) if engine == "vllm" else ()
+    own = (task.weights_digest, canonical_json(task.options)) if ENGINES[engine].keeps_memory else ()
     return engine, (task.ranks, *own)
 
 

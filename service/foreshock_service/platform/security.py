@@ -100,7 +100,7 @@ class Principal:
 
     @property
     def actor(self) -> str:
-        """Its name in the audit."""
+        """Its name in the log of changes."""
         return self.key_id or self.without_key
 
     def may(self, scope: keys.Scope) -> bool:

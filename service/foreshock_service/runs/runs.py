@@ -115,7 +115,7 @@ class RunFilter(NamedTuple):
 # Most projects that an error lists.
 _MOST_PROJECTS = 10
 _REMOVABLE = ("name", "note", "baseline")
-# Fields that change rules or advice: their changes are in the audit.
+# Fields that change rules or advice: their changes are logged (`platform/audit.py`).
 _AUDITED = ("advice_mode", "declared_model_kind", "scalar_names")
 
 
@@ -255,7 +255,7 @@ def update_run(
     changes: RunUpdate,
     reason: str | None = None,
 ) -> Run:
-    """Change the fields that `changes` sets; the audit has the `reason`. Raises RunNotFound, for the baseline too."""
+    """Change the fields that `changes` sets, and log `reason`. Raises RunNotFound, for the baseline too."""
     run = lock_run(session, principal, run_id)
     if changes.baseline is not None:
         get_run(session, principal, changes.baseline)

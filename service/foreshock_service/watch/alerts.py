@@ -95,7 +95,7 @@ def acknowledge(session: Session, principal: security.Principal, run_id: str, al
 def resolve(
     session: Session, principal: security.Principal, run_id: str, alert_id: str, reason: str | None = None
 ) -> Alert:
-    """Resolve the alert; the audit has the `reason`. Raises AlertConflict if it was retracted."""
+    """Resolve the alert, and log `reason`. Raises AlertConflict if it was retracted."""
     run, alert = _locked(session, principal, run_id, alert_id)
     if alert.state == "retracted":
         raise AlertConflict("a retracted alert cannot be resolved: with late data its rule does not fire")
