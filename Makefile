@@ -16,8 +16,8 @@ export VENV PYTHON
 export PYTHONDONTWRITEBYTECODE :=
 
 BENCHES := bench-bad-input bench-broken-service bench-closed-loop bench-connect bench-coverage bench-diagnosis \
-	bench-doctor bench-engines bench-exactness bench-faults bench-house bench-ingest bench-measures bench-notary \
-	bench-pages bench-queries bench-truth
+	bench-doctor bench-engines bench-exactness bench-failures bench-faults bench-house bench-ingest bench-measures \
+	bench-notary bench-pages bench-queries bench-truth
 
 .DEFAULT_GOAL := help
 .PHONY: help demo collapses closed-loop test test-all setup lint types imports pytest format $(BENCHES) docs gallery screenshot clean

@@ -1,0 +1,1 @@
+"""The paths of failure, each executed: see `__main__.py`."""
