@@ -2,6 +2,102 @@
 
 from __future__ import annotations
 
-from benchmarks.failures.rows import Row
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
-ROWS: list[Row] = []
+import httpx
+import numpy as np
+
+from benchmarks.failures.rows import Outcome, Row
+from benchmarks.running_service import running_service
+from foreshock import Client
+from foreshock.rollouts import RolloutBatch, encode_rollouts
+
+_PARQUET = {"Content-Type": "application/vnd.apache.parquet"}
+_BLOCK_BYTES, _PAGE_BYTES = 1 << 20, 4096
+
+
+@contextmanager
+def _service(**settings: str) -> Iterator[tuple[Path, httpx.Client]]:
+    """Start a service that looks at once, in a folder of its own; yield the folder, and a client of its address."""
+    with (
+        tempfile.TemporaryDirectory(prefix="foreshock-failures-") as name,
+        running_service(Path(name), FORESHOCK_SWEEP_INTERVAL_SECONDS="0.5", **settings) as url,
+        httpx.Client(base_url=url, timeout=120) as http,
+    ):
+        yield Path(name), http
+
+
+def _batch(rollouts: int, tokens: int, seed: int = 0) -> RolloutBatch:
+    """Return rollouts of `tokens` tokens each, with both log-probs."""
+    random = np.random.default_rng(seed)
+    behaviour = -random.exponential(1.0, rollouts * tokens).astype(np.float32)
+    target = np.minimum(behaviour + random.normal(0, 0.05, behaviour.size), 0.0).astype(np.float32)
+    return RolloutBatch.from_arrays(
+        sample_ids=[f"{seed}-{number}" for number in range(rollouts)],
+        prompt_token_ids=np.zeros(rollouts, np.int32),
+        prompt_offsets=np.arange(rollouts + 1),
+        response_token_ids=random.integers(0, 30_000, behaviour.size).astype(np.int32),
+        response_offsets=np.arange(rollouts + 1) * tokens,
+        rollout_log_probs=behaviour,
+        trainer_log_probs=target,
+    )
+
+
+def _start(http: httpx.Client, key: str, **columns: object) -> str:
+    """Register a run with one attempt; return the path of the run."""
+    run = http.post("/v1/runs", json={"key": key, **columns}).raise_for_status().json()["id"]
+    http.post(f"/v1/runs/{run}/attempts", json={"key": "start"}).raise_for_status()
+    return f"/v1/runs/{run}"
+
+
+@contextmanager
+def _small_disk(size: int) -> Iterator[Path]:
+    """Mount a disk in memory of this size, which only root may do."""
+    with tempfile.TemporaryDirectory(prefix="foreshock-disk-") as name:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", name], check=True)
+        try:
+            yield Path(name)
+        finally:
+            subprocess.run(["umount", "--lazy", name], check=True)
+
+
+def _full_disk_during_upload() -> Outcome:
+    body = encode_rollouts(_batch(64, 6_000))
+    with _small_disk(16 << 20) as disk, _service(FORESHOCK_STORE_URL=str(disk / "tokens")) as (folder, http):
+        run, filling = _start(http, "full"), disk / "filling"
+
+        def leave(room: int) -> None:
+            """Leave the disk `room` bytes, rounded to pages."""
+            filling.unlink(missing_ok=True)
+            filling.write_bytes(bytes((16 << 20) - max(_PAGE_BYTES, room // _PAGE_BYTES * _PAGE_BYTES)))
+
+        def files() -> int:
+            return sum(path.is_file() for path in (disk / "tokens").rglob("*"))
+
+        answers = []
+        for number in range(64):
+            # Each body is another number of bytes longer than the disk's room, up to two blocks.
+            leave(len(body) - 1 - number * (2 * _BLOCK_BYTES // 64))
+            answer = http.put(f"{run}/steps/{number}/rollouts/0", content=body, headers=_PARQUET)
+            answers.append((answer.status_code, files()))
+        with Client(str(http.base_url), run_key="real", spool_directory=folder / "spool") as client:
+            client.log_rollouts(1, _batch(64, 6_000, seed=1))
+            was_waiting = client.flush(5.0).undelivered
+            filling.unlink()
+            status = client.flush(90.0)
+    full = answers.count((507, 0))
+    seen = f"507 and no file at {full} of 64 offsets; then {status}"
+    return Outcome(seen, full == 64 and was_waiting > 0 and status.complete)
+
+
+ROWS: list[Row] = [
+    Row(
+        "full-disk-during-upload",
+        "507 at each of 64 offsets in the last two blocks, no file left; delivered later",
+        _full_disk_during_upload,
+    ),
+]

@@ -25,7 +25,7 @@ from foreshock_service.platform.logs import current_request_id
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 _RETRY_AFTER = {"Retry-After": "30"}
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _UNAVAILABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 DATABASE_ERRORS = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError)
 """Errors of a database that does not answer, or whose pool has no free connection."""

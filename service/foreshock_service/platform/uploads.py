@@ -4,7 +4,10 @@ Uploads have their own threads, so that other requests are served while uploads 
 bound is refused before its body is read, and the client sends it again later.
 """
 
+import base64
+import errno
 import hashlib
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -18,15 +21,18 @@ from fastapi import Request
 from sqlalchemy.orm import Session
 from starlette.requests import ClientDisconnect
 
+from foreshock.errors import RolloutsError
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
 from foreshock_service.platform import disk_room, keys, problem, request_guards
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.decoding.pool import decoding_key
+from foreshock_service.platform.decoding.pool import DecoderDied, decoding_key
 from foreshock_service.platform.store.tokens import TokenStore
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 _BLOCK_BYTES = 1 << 20
+_SENT_DIGEST = re.compile(r"\bsha-256=:([A-Za-z0-9+/=]*):")
+"""In the header Content-Digest (RFC 9530), which a client may send."""
 
 
 def _binary_body(media_type: str) -> dict[str, Any]:
@@ -44,7 +50,7 @@ class UploadsBusy(problem.ProblemError, status=503, problem_type="uploads-busy")
 
 
 class UploadIncomplete(problem.ProblemError, status=400, problem_type="upload-incomplete"):
-    """A connection that ended before the body did."""
+    """A connection that ended before the body did, or a body of another digest than its Content-Digest."""
 
 
 class UploadPlaces:
@@ -117,6 +123,9 @@ async def received_upload(
 
     The upload holds a place until then. Before the body is read, raises UnsupportedMediaType (415), UploadsBusy (503),
     TooManyRequests (429) and StorageFull (507); later LimitExceeded (413, at once) and UploadIncomplete (400).
+
+    A client never sends a body again that was refused as invalid. So such a refusal stands only if the file still has
+    the length and the digest of what was received; else the disk is at fault, and OSError (EIO) is raised.
     """
     media_type = request_guards.media_type_of(request)
     if media_type != expected:
@@ -125,9 +134,23 @@ async def received_upload(
         await places.run(disk_room.check_room, places.folders)
         path = await places.run(store.temporary_file)
         try:
-            yield await _receive(request, places, most_bytes, path)
+            upload = await _receive(request, places, most_bytes, path)
+            try:
+                yield upload
+            except (RolloutsError, DecoderDied):
+                await places.run(_check_kept, upload)
+                raise
         finally:
             path.unlink(missing_ok=True)
+
+
+def _check_kept(upload: Upload) -> None:
+    """Raise OSError unless the upload's file holds the bytes that were received."""
+    with upload.path.open("rb") as file:
+        digest = "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+        size = file.tell()
+    if (digest, size) != (upload.digest, upload.size):
+        raise OSError(errno.EIO, f"{upload.size:,} bytes were received, but {size:,} or other bytes are in the file")
 
 
 async def _receive(request: Request, places: UploadPlaces, most_bytes: int, path: Path) -> Upload:
@@ -138,9 +161,12 @@ async def _receive(request: Request, places: UploadPlaces, most_bytes: int, path
     def write(file: BinaryIO, chunks: list[bytes]) -> None:
         data = b"".join(chunks)
         file.write(data)
+        # The disk may be full at any byte: then this fails, and not the close.
+        file.flush()
         digest.update(data)
 
-    with path.open("wb", buffering=0) as file:
+    # Not a raw file (`buffering=0`): the write of a raw file may store only a part of the data, without an error.
+    with path.open("wb") as file:
         try:
             async for chunk in request.stream():
                 size += len(chunk)
@@ -155,6 +181,11 @@ async def _receive(request: Request, places: UploadPlaces, most_bytes: int, path
         except ClientDisconnect as error:
             raise UploadIncomplete("the connection ended before the body did") from error
         await places.run(write, file, waiting)
+    sent = _SENT_DIGEST.search(request.headers.get("content-digest", ""))
+    if sent is not None and sent[1] != base64.b64encode(digest.digest()).decode():
+        raise UploadIncomplete(
+            f"{size:,} bytes arrived, which do not have the Content-Digest of this request: send them again"
+        )
     return Upload("sha256:" + digest.hexdigest(), size, path)
 
 

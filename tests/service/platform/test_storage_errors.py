@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import errno
+import hashlib
 import io
 import os
+import resource
 import sqlite3
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +23,12 @@ from sqlalchemy.exc import OperationalError
 
 from foreshock.errors import ServiceError
 from foreshock.rollouts import encode_rollouts
+from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.problem import database_problem, storage_problem
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.tokens import LocalTokenStore
-from tests.service.sending import Sender, make_batch, start_run
+from foreshock_service.runs import shard_decoding
+from tests.service.sending import PARQUET, Sender, make_batch, start_run
 from tests.service.stored import count_rows, list_files
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -99,6 +105,56 @@ def test_a_decoder_that_cannot_write_its_file_is_a_full_store(
         answer = sender.put_shard(7, body)
     assert (answer.status_code, answer.json()["type"]) == (507, "urn:foreshock:problem:storage-full")
     assert_sent_again(sender, settings, body)
+
+
+@on_sqlite
+@pytest.mark.parametrize("missing", [1, 5_000])
+def test_upload_whose_last_block_does_not_fit_is_no_invalid_upload(
+    http: httpx.Client, settings: Settings, missing: int
+) -> None:
+    sender, body = start_run(http), encode_rollouts(make_batch(10_000))
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # As on a disk that becomes full: the kernel stores a part of the last block, without an error.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(body) - missing, unlimited[1]))
+    try:
+        answer = sender.put_shard(7, body)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    assert (answer.status_code, answer.json()["type"]) == (507, "urn:foreshock:problem:storage-full")
+    assert not list((settings.store_folder / "temporary").iterdir())
+    assert_sent_again(sender, settings, body)
+
+
+@on_sqlite
+def test_refusal_of_a_file_that_the_disk_changed_is_not_final(
+    http: httpx.Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender, body = start_run(http), encode_rollouts(make_batch())
+    decode = shard_decoding.decode_shard
+
+    def damaged(run: Any, function: Any, path: Path, *arguments: Any) -> Any:
+        os.truncate(path, len(body) - 1)
+        return run(decode, path, *arguments)
+
+    run = DecoderPool.run
+    with monkeypatch.context() as broken:
+        broken.setattr(DecoderPool, "run", lambda pool, *arguments: damaged(partial(run, pool), *arguments))
+        answer = sender.put_shard(7, body)
+    assert (answer.status_code, answer.json()["type"]) == (503, "urn:foreshock:problem:storage-unavailable")
+    assert_sent_again(sender, settings, body)
+
+
+@on_sqlite
+def test_body_of_another_digest_than_was_sent_is_sent_again(http: httpx.Client, settings: Settings) -> None:
+    sender, body = start_run(http), encode_rollouts(make_batch())
+    other = base64.b64encode(hashlib.sha256(b"other").digest()).decode()
+    path = f"/v1/runs/{sender.run}/steps/7/rollouts/0"
+    http.headers["Content-Type"] = PARQUET
+    answer = http.put(path, content=body, headers={"Content-Digest": f"sha-256=:{other}:"})
+    assert (answer.status_code, answer.json()["type"]) == (400, "urn:foreshock:problem:upload-incomplete")
+    assert not list_files(settings)
+    own = base64.b64encode(hashlib.sha256(body).digest()).decode()
+    assert http.put(path, content=body, headers={"Content-Digest": f"sha-256=:{own}:"}).status_code == 201
 
 
 @on_sqlite
