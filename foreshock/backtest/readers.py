@@ -4,10 +4,8 @@ The formats are CSV and JSON lines of any trainer, the console logs of verl and 
 "data"}`), TRL's trainer_state.json, the metrics of prime-rl and NeMo-RL, W&B (CSV export, history as CSV or JSON) and
 TensorBoard.
 
-TensorBoard's files are event files, a folder of them, or CSV exports. A record of an event file is a length (uint64),
-the length's checksum, the bytes of a protobuf `Event`, and their checksum (TFRecord). Of an event only the step and the
-scalar summaries are read: `simple_value` (TensorBoard 1, torch) and tensors of one number (TensorBoard 2). The last
-record of a run that was killed may be cut: reading ends there.
+TensorBoard's files are event files, a folder of them, or CSV exports. The last record of an event file may be cut, if
+the run was killed: reading ends there.
 """
 
 import csv
@@ -15,7 +13,6 @@ import io
 import json
 import math
 import re
-import struct
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
@@ -24,7 +21,8 @@ from typing import Any
 
 from foreshock.diagnosis.detectors import ClosedStep
 from foreshock.diagnosis.quantities import STEP_NAMES, quantities_of
-from foreshock.errors import ForeshockError
+from foreshock.errors import ConfigurationError, ForeshockError
+from foreshock.installing import install_command
 
 _NUMBER = r"(?:np\.float\d+\()?(-?[\d.]+(?:[eE][-+]?\d+)?)"
 _VERL_STEP = re.compile(r"\bstep:(\d+) - (.+)")
@@ -156,18 +154,6 @@ def _number(value: Any) -> float | None:
 MARK = "tfevents"
 """Part of the name of every event file."""
 
-_HEADER = struct.Struct("<QI")
-_CHECKSUM_BYTES = 4
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-
-# Field numbers of tensorflow's event.proto, summary.proto and tensor.proto.
-_EVENT_STEP, _EVENT_SUMMARY = 2, 5
-_SUMMARY_VALUE = 1
-_VALUE_TAG, _VALUE_SIMPLE, _VALUE_TENSOR = 1, 2, 8
-_TENSOR_DTYPE, _TENSOR_CONTENT, _TENSOR_FLOATS, _TENSOR_DOUBLES = 1, 4, 5, 6
-_FORMATS = {1: "<f", 2: "<d", 3: "<i", 9: "<q"}
-"""DT_FLOAT, DT_DOUBLE, DT_INT32 and DT_INT64."""
-
 
 def event_files(path: Path) -> list[Path]:
     """Return the event files at or below a path, by name; empty if there are none."""
@@ -177,92 +163,21 @@ def event_files(path: Path) -> list[Path]:
 
 
 def scalars_of(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yield (step, values by tag) of each event that has scalars."""
-    for record in _records(path.read_bytes()):
-        step, values = 0, dict[str, float]()
-        try:
-            for number, value in _fields(record):
-                if number == _EVENT_STEP and isinstance(value, int):
-                    step = value
-                elif number == _EVENT_SUMMARY and isinstance(value, bytes):
-                    values |= dict(_summary(value))
-        except (IndexError, struct.error, UnicodeDecodeError):
-            # Not an event: a record that this reader does not know.
-            continue
-        if values and 0 <= step < 2**62:
-            yield step, values
+    """Yield (step, values by tag) of each event that has scalars, until a record is cut or broken.
 
-
-def _records(data: bytes) -> Iterator[bytes]:
-    place = 0
-    while place + _HEADER.size <= len(data):
-        length, _ = _HEADER.unpack_from(data, place)
-        place += _HEADER.size
-        if place + length + _CHECKSUM_BYTES > len(data):
-            return
-        yield data[place : place + length]
-        place += length + _CHECKSUM_BYTES
-
-
-def _summary(data: bytes) -> Iterator[tuple[str, float]]:
-    for number, value in _fields(data):
-        if number != _SUMMARY_VALUE or not isinstance(value, bytes):
-            continue
-        tag, scalar = "", None
-        for inner, each in _fields(value):
-            if inner == _VALUE_TAG and isinstance(each, bytes):
-                tag = each.decode()
-            elif inner == _VALUE_SIMPLE and isinstance(each, bytes):
-                scalar = float(struct.unpack("<f", each)[0])
-            elif inner == _VALUE_TENSOR and isinstance(each, bytes):
-                scalar = _number_of_tensor(each)
-        if tag and scalar is not None:
-            yield tag, scalar
-
-
-def _number_of_tensor(tensor: bytes) -> float | None:
-    """Return the number of a tensor of one number, else None."""
-    dtype, found = 0, None
-    for number, value in _fields(tensor):
-        if number == _TENSOR_DTYPE and isinstance(value, int):
-            dtype = value
-        elif number in (_TENSOR_CONTENT, _TENSOR_FLOATS, _TENSOR_DOUBLES) and isinstance(value, bytes):
-            found = value
-    layout = _FORMATS.get(dtype)
-    if layout is None or found is None or len(found) != struct.calcsize(layout):
-        return None
-    return float(struct.unpack(layout, found)[0])
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield (field number, value) of a protobuf message; numbers of fixed size as their bytes. Raises IndexError."""
-    place = 0
-    while place < len(data):
-        key, place = _varint(data, place)
-        number, kind = key >> 3, key & 7
-        if kind == _VARINT:
-            value, place = _varint(data, place)
-            yield number, value
-            continue
-        if kind == _BYTES:
-            length, place = _varint(data, place)
-        elif kind in (_FIXED64, _FIXED32):
-            length = 8 if kind == _FIXED64 else 4
-        else:
-            raise IndexError(f"unknown wire type {kind}")
-        if place + length > len(data):
-            raise IndexError("a field is longer than its message")
-        yield number, data[place : place + length]
-        place += length
-
-
-def _varint(data: bytes, place: int) -> tuple[int, int]:
-    value, shift = 0, 0
-    while True:
-        byte = data[place]
-        value |= (byte & 0x7F) << shift
-        place, shift = place + 1, shift + 7
-        if byte < 0x80:
-            return value, place
-        if shift > 63:
-            raise IndexError("a number is longer than 64 bits")
+    Raises ConfigurationError if TensorBoard is not installed.
+    """
+    try:
+        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+        from tensorboard.util.tensor_util import make_ndarray
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{path} is an event file of TensorBoard, which is not installed; run: {install_command('tensorboard')}"
+        ) from error
+    for event in EventFileLoader(str(path)).Load():
+        # The loader turns the plain numbers of older writers into tensors.
+        tensors = {value.tag: value.tensor for value in event.summary.value if value.HasField("tensor")}
+        arrays = {tag: make_ndarray(tensor) for tag, tensor in tensors.items()}
+        values = {tag: float(array) for tag, array in arrays.items() if array.size == 1 and array.dtype.kind in "fiu"}
+        if values:
+            yield event.step, values

@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from foreshock.commands.command import check_output, write_output
-from foreshock.commands.option_types import COUNT, FINITE
+from foreshock.commands.option_types import FINITE
 from foreshock.commands.text import Progress, table
-from foreshock.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from foreshock.backtest.scoring import BacktestResult
-
-SCHEDULE = {
-    "multiplier": "period of the halvings / step of the surge (default: 1.8)",
-    "factor": "factor of one halving (default: 0.5)",
-    "floor": "smallest scale (default: 0.1)",
-    "minimum_period": "shortest period, in steps (default: 45)",
-}
 
 
 class BacktestCommand:
@@ -43,48 +33,28 @@ class BacktestCommand:
             "below -1, else the lowest reward)",
         )  # fmt: skip
         parser.add_argument("--rules", type=Path, metavar="FILE", help="the file of FORESHOCK_RULES (default: none)")
-        schedule = parser.add_argument_group(
-            "schedule", "whose cost in Σ η is shown; defaults of --rules, else of the service"
-        )
-        for name, text in SCHEDULE.items():
-            kind = COUNT if name == "minimum_period" else FINITE
-            schedule.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N", help=text)
         parser.add_argument(
             "--full", action="store_true", help="also print every rule, what it is compared with, and the ROC"
         )
         parser.add_argument("--json", action="store_true", help="print JSON")
-        parser.add_argument(
-            "--html", type=Path, metavar="PAGE", help="also write one HTML page that needs no other file"
-        )
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Run the backtest.
 
-        Raises UnreadableRun for a file that is no record of a run, InvalidRules for an invalid file of rules, and
-        ConfigurationError for an invalid schedule.
+        Raises UnreadableRun for a file that is no record of a run, and InvalidRules for an invalid file of rules.
         """
-        from foreshock.backtest.page import render_page
         from foreshock.backtest.readers import read_run
         from foreshock.backtest.scoring import backtest
         from foreshock.diagnosis.detectors import WarningConfiguration
         from foreshock.diagnosis.rule_files import NO_CHANGES, read_rules
 
-        if arguments.html is not None:
-            check_output("--html", arguments.html)
         changes = NO_CHANGES if arguments.rules is None else read_rules(arguments.rules)
         progress, steps = Progress("reading runs", len(arguments.files)), []
         for path in arguments.files:
             steps.append(read_run(path))
             progress.show(len(steps))
-        chosen = {name: value for name in SCHEDULE if (value := getattr(arguments, name)) is not None}
-        try:
-            schedule = replace(changes.schedule, **chosen)
-        except ValueError as error:
-            raise ConfigurationError(f"schedule: {error}") from error
-        configuration = replace(WarningConfiguration.for_model(arguments.model_kind, changes), schedule=schedule)
+        configuration = WarningConfiguration.for_model(arguments.model_kind, changes)
         result = backtest([str(path) for path in arguments.files], steps, configuration, arguments.reward_floor)
-        if arguments.html is not None:
-            write_output("--html", arguments.html, render_page(result))
         if arguments.json:
             print(json.dumps(result.to_json(), indent=2, ensure_ascii=False))
         else:
@@ -93,12 +63,12 @@ class BacktestCommand:
 
 
 def _lines(result: BacktestResult, *, full: bool) -> list[str]:
-    from foreshock.backtest.page import RUN_HEADER, SCORE_HEADER, answer_in_words, run_cells, score_cells
+    from foreshock.backtest.cells import RUN_HEADER, SCORE_HEADER, answer_in_words, run_cells, score_cells
 
     lines = [*answer_in_words(result), ""]
     lines += table(RUN_HEADER, [run_cells(each) for each in result.runs], left=(0, 2, 4), indent="")
     if not full:
-        return [*lines, "", "Every rule, what it is compared with, and the ROC: --full, or a page: --html PAGE"]
+        return [*lines, "", "Every rule, what it is compared with, and the ROC: --full"]
     for title, scores in (("rules", result.rules), ("baselines at an equal number of alarms", result.baselines)):
         lines += ["", title, *table(SCORE_HEADER, [score_cells(each) for each in scores], left=(0,), indent="")]
     rows = [[f"{each.score.rule} × {each.strictness:g}", *score_cells(each.score)[1:]] for each in result.roc]

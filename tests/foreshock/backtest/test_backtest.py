@@ -20,7 +20,6 @@ from foreshock.backtest.scoring import (
     STRICTNESS,
     compared,
     lowering_of,
-    roc_points,
     score,
     scores_of,
     stricter,
@@ -239,17 +238,6 @@ def test_command_prints_a_table_and_json(tmp_path: Path, capsys: pytest.CaptureF
     assert answer["runs"][0]["learning_rate_sum_lost"] == pytest.approx(16 * 0.5 / 160)
 
 
-def test_schedule_can_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    command.configure(parser)
-    file = str(collapsing(tmp_path / "run.csv"))
-    assert command.run(parser.parse_args([file, "--json", "--multiplier", "1.2", "--factor", "0.25"])) == 0
-    # A surge at 81: the first halving is at step 97, to a quarter.
-    assert json.loads(capsys.readouterr().out)["runs"][0]["learning_rate_sum_lost"] == pytest.approx(64 * 0.75 / 160)
-    with pytest.raises(ConfigurationError, match="factor must satisfy 0 < factor < 1, got 2"):
-        command.run(parser.parse_args([file, "--factor", "2"]))
-
-
 def test_rules_can_be_those_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
     command.configure(parser)
@@ -265,20 +253,6 @@ def test_rules_can_be_those_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixt
     rules.write_text("[rules.long]\nabsolut = 3\n")
     with pytest.raises(ConfigurationError, match=r"rules\.toml, line 2: rule long has the unknown field 'absolut'"):
         command.run(parser.parse_args([file, "--rules", str(rules)]))
-
-
-def test_page_needs_no_other_file_and_escapes_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    command.configure(parser)
-    file, page = collapsing(tmp_path / "a<b>.csv"), tmp_path / "page.html"
-    assert command.run(parser.parse_args([str(file), "--html", str(page)])) == 0
-    capsys.readouterr()
-    text = page.read_text()
-    assert "a&lt;b&gt;.csv" in text
-    assert "<script" not in text
-    assert "http" not in text
-    assert text.count("<svg") == len({point.score.rule for point in roc_points(["a"], [read_run(file)], DEFAULT)})
-    assert text.count("class=default") == text.count("<svg")
 
 
 def test_stricter_thresholds_never_fire_earlier() -> None:
