@@ -1,6 +1,6 @@
 """Follow the learning-rate advice: a feed that polls it, and functions that apply its scale to an optimizer.
 
-Its names are imported when they are first used; only `ForeshockLR` imports torch.
+Its names are imported when they are first used. None of them imports torch.
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ if TYPE_CHECKING:
         restore_base,
     )
     from foreshock.learning_rate.feed import AdviceFeed
-    from foreshock.learning_rate.torch_scheduler import ForeshockLR
 
 __all__ = [
     "Advice",
     "AdviceAlert",
     "AdviceFeed",
-    "ForeshockLR",
     "applied_learning_rates",
     "applied_scales",
     "apply_scale",
@@ -41,7 +39,6 @@ __getattr__ = lazy_names(
         "Advice": "foreshock.learning_rate.advice",
         "AdviceAlert": "foreshock.learning_rate.advice",
         "AdviceFeed": "foreshock.learning_rate.feed",
-        "ForeshockLR": "foreshock.learning_rate.torch_scheduler",
         "applied_learning_rates": _APPLY,
         "applied_scales": _APPLY,
         "apply_scale": _APPLY,

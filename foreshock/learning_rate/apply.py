@@ -13,7 +13,7 @@ write it before each step and restore the base rate after it, so that a schedule
 scaler skips the step. `applied_learning_rates` returns what the next step uses. Two kinds of optimizers keep the scaled
 `lr` from `apply_scale` on, which is correct in cases 1 and 3: those without hooks, and those whose `lr` is a tensor,
 which a captured or compiled step may read without running hooks. In case 2 call `restore_base` before the scheduler's
-step, or use `ForeshockLR`, which does that.
+step.
 
 A container of optimizers may have param groups of its own that no step reads, as torchtitan's OptimizersContainer has:
 the functions here then work on the optimizers in it.
@@ -69,21 +69,6 @@ def apply_scale(optimizer: HasParamGroups, scale: float) -> bool:
     """
     if not math.isfinite(scale) or scale < 0:
         raise ValueError(f"scale must be a finite number >= 0, got {scale!r}")
-    if not write_scale(optimizer, scale):
-        return False
-    for part in _stepped(optimizer):
-        if _register_step_hooks(part):
-            for index, group in enumerate(part.param_groups):
-                if isinstance(group["lr"], float):
-                    _restore(part, index, group)
-    return True
-
-
-def write_scale(optimizer: HasParamGroups, scale: float) -> bool:
-    """Apply a scale without hooks: the scaled rate stays in the param groups until `restore_base`.
-
-    Returns False as `apply_scale` does.
-    """
     parts = _stepped(optimizer)
     if not parts:
         kind = type(optimizer)
@@ -97,6 +82,11 @@ def write_scale(optimizer: HasParamGroups, scale: float) -> bool:
         for index, group in enumerate(part.param_groups):
             group[SCALE_KEY] = float(scale)
             _write_scaled(part, index, group)
+    for part in parts:
+        if _register_step_hooks(part):
+            for index, group in enumerate(part.param_groups):
+                if isinstance(group["lr"], float):
+                    _restore(part, index, group)
     return True
 
 

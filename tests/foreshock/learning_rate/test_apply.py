@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import math
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -306,3 +308,12 @@ def test_invalid_scale_is_refused_and_nothing_is_written(scale: float) -> None:
     with pytest.raises(ValueError, match="finite number"):
         apply_scale(optimizer, scale)
     assert optimizer.param_groups == [{"lr": 1.0}]
+
+
+def test_a_trainer_imports_no_torch() -> None:
+    program = (
+        "import sys, foreshock, foreshock.learning_rate, foreshock.client, foreshock.commands.main\n"
+        "foreshock.Client, foreshock.AdviceFeed, foreshock.apply_scale, foreshock.learning_rate.restore_base\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
