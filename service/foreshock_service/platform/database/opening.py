@@ -2,10 +2,9 @@
 
 Every fault becomes a ConfigurationError that says what was found and which command or setting helps.
 
-To add a table or column, change the classes in `tables`, then draft the next migration with
-`python -m foreshock_service.platform.database.opening draft "what changes"`. The draft has the differences between an
-empty, migrated SQLite database and the classes. A test compares the migrated database with these classes. The column of
-a measure needs no migration: `upgrade` adds it.
+`python -m foreshock_service.platform.database.opening draft "what changes"` drafts the next migration: the differences
+between an empty, migrated SQLite database and the classes in `tables`. The column of a measure needs no migration:
+`upgrade` adds it.
 """
 
 import errno
