@@ -206,7 +206,6 @@ def _frequent_jobs(context: ServiceContext) -> list[Job]:
         Job("close_scalar_tails", lambda: background.close_scalar_tails(context)),
         Job("mark_stale_runs", lambda: runs.mark_stale_runs(context, started)),
         Job("expire_leases", lambda: sweep_leases(context)),
-        Job("raise_jobs_near_alerts", lambda: service.raise_jobs_near_alerts(context)),
         Job("make_automatic_probes", lambda: policies.make_automatic_probes(context)),
         Job("compute_stale_attributions", lambda: attribution.compute_stale_attributions(context)),
         Job("diagnose_due_runs", lambda: diagnosis.diagnose_due_runs(context)),

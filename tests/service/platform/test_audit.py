@@ -66,14 +66,11 @@ def test_every_change_by_a_person_or_key_logs_one_line(run: Sender, database: Da
     ]
     for method, path, body, _, _ in made:
         run.http.request(method, f"/v1/runs/{run.run}{path}", json=body).raise_for_status()
-    # Sets the priority of the queued probe.
-    ask_for_probe(run, STEP, priority="urgent").raise_for_status()
     run.http.delete(f"/v1/probes/{probe}").raise_for_status()
     run.http.delete(f"/v1/runs/{run.run}").raise_for_status()
     lines = [json.loads(line) for line in log.getvalue().splitlines()]
     assert [(line["action"], line["object"]) for line in lines] == [
         *((action, subject) for *_, action, subject in made),
-        ("probe.priority", probe),
         ("probe.cancel", probe),
         ("run.delete", run.run),
     ]

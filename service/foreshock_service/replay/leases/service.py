@@ -153,7 +153,6 @@ def claim(
         worker=request.worker,
         accelerator=request.accelerator,
         device_name=request.device_name,
-        granted_at_us=now,
     )
     lease.token = transitions.claim(job, lease.id, request.worker, now, _duration_us(context), environment)
     session.add(lease)

@@ -91,13 +91,13 @@ def extend(job: ProbeJob, now_us: int, duration_us: int) -> int:
 
 def complete(job: ProbeJob, lease: Lease, now_us: int) -> None:
     """End the job as done: the scores uploaded under its newest token count."""
-    _end_lease(job, lease, Outcome.COMPLETED, None, now_us)
+    _end_lease(job, lease, Outcome.COMPLETED)
     _end_job(job, JobState.DONE, None, now_us)
 
 
 def give_back(job: ProbeJob, lease: Lease, outcome: Outcome, reason: str, now_us: int, most_tries: int) -> None:
     """Queue the job again after a try that failed or expired; after the last try, fail it."""
-    _end_lease(job, lease, outcome, reason, now_us)
+    _end_lease(job, lease, outcome)
     job.reasons = [*job.reasons, _reason_of_try(lease, reason)]
     if job.tries >= most_tries:
         _end_job(job, JobState.FAILED, _short(f"given up after {job.tries} tries; last: {reason}"), now_us)
@@ -109,7 +109,7 @@ def give_back(job: ProbeJob, lease: Lease, outcome: Outcome, reason: str, now_us
 
 def end(job: ProbeJob, lease: Lease, outcome: Outcome, reason: str, now_us: int) -> None:
     """End a job that another try cannot do: FINAL fails it, SKIPPED means that its weights are gone."""
-    _end_lease(job, lease, outcome, reason, now_us)
+    _end_lease(job, lease, outcome)
     job.reasons = [*job.reasons, _reason_of_try(lease, reason)]
     _end_job(job, JobState.SKIPPED if outcome is Outcome.SKIPPED else JobState.FAILED, _short(reason), now_us)
 
@@ -117,7 +117,7 @@ def end(job: ProbeJob, lease: Lease, outcome: Outcome, reason: str, now_us: int)
 def cancel(job: ProbeJob, lease: Lease | None, state: JobState, reason: str, now_us: int) -> None:
     """End an unfinished job because its probe has ended; its holder is fenced off."""
     if lease is not None:
-        _end_lease(job, lease, Outcome.CANCELLED, reason, now_us)
+        _end_lease(job, lease, Outcome.CANCELLED)
     _end_job(job, state, _short(reason), now_us)
 
 
@@ -144,10 +144,8 @@ def state_of_probe(jobs: list[ProbeJob]) -> tuple[JobState, str | None]:
     return (JobState.QUEUED if states == {JobState.QUEUED} else JobState.RUNNING), None
 
 
-def _end_lease(job: ProbeJob, lease: Lease, outcome: Outcome, reason: str | None, now_us: int) -> None:
+def _end_lease(job: ProbeJob, lease: Lease, outcome: Outcome) -> None:
     lease.outcome = outcome
-    lease.reason = _short(reason) if reason is not None else None
-    lease.ended_at_us = now_us
     job.lease_id = None
     job.lease_expires_at_us = None
 

@@ -125,27 +125,26 @@ def make_automatic_probes(context: ServiceContext) -> int:
             if not policy.is_on:
                 continue
             due = _due_steps(session, run_id, policy)
-        for key, cause in due[: _MADE_AT_ONCE - made]:
-            made += _make(context, key, cause, policy)
+        for key in due[: _MADE_AT_ONCE - made]:
+            made += _make(context, key, policy)
     return made
 
 
-def _due_steps(session: Session, run_id: str, policy: ProbePolicyBody) -> list[tuple[events.StepKey, str]]:
-    """Return the next steps to probe, each with the cause; steps near an alert come first."""
+def _due_steps(session: Session, run_id: str, policy: ProbePolicyBody) -> list[events.StepKey]:
+    """Return the next steps to probe; steps near an alert come first."""
     room = UNFINISHED_AT_ONCE - unfinished_probes(session, run_id)
     if room <= 0:
         return []
     now = engine.database_now_us(session)
-    due: dict[events.StepKey, str] = {}
+    due: list[events.StepKey] = []
     if policy.on_alerts:
-        due |= dict.fromkeys(steps_near_alerts(session, run_id, now, room), "alert")
+        due += steps_near_alerts(session, run_id, now, room)
     if policy.every_steps is not None:
-        by_interval = steps_by_interval(session, run_id, policy.every_steps, now, room)
-        due |= {key: "step" for key in by_interval if key not in due}
-    return list(due.items())[:room]
+        due += steps_by_interval(session, run_id, policy.every_steps, now, room)
+    return list(dict.fromkeys(due))[:room]
 
 
-def _make(context: ServiceContext, key: events.StepKey, cause: str, policy: ProbePolicyBody) -> bool:
+def _make(context: ServiceContext, key: events.StepKey, policy: ProbePolicyBody) -> bool:
     """Probe a step and return whether that was possible. May be repeated: an equal request finds the same probe."""
     body = schemas.ProbeCreate(
         step=key.step,
@@ -154,21 +153,15 @@ def _make(context: ServiceContext, key: events.StepKey, cause: str, policy: Prob
         accelerator=policy.accelerator,
         max_rollouts=policy.rollouts,
     )
-    probe_id, problem = None, None
+    probe_id = None
     try:
         probe_id = requests.request_probe(context, _SERVICE, key.run_id, body)[0].id
     except (ProblemError, errors.InvalidRolloutsError) as error:
         if isinstance(error, ProblemError) and error.status >= 500:
             raise  # The decoders are busy or the store is away: the next round tries again.
-        problem = str(error)
-        _logger.info("step %d of run %s cannot be probed: %s", key.step, key.run_id, problem)
-    row = {**key._asdict(), "cause": cause, "probe_id": probe_id, "problem": problem}
-
-    def add(session: Session) -> None:
-        made = row | {"made_at_us": engine.database_now_us(session)}
-        engine.insert_if_absent(session, tables.PolicyProbe, made)
-
-    context.database.write(add)
+        _logger.info("step %d of run %s cannot be probed: %s", key.step, key.run_id, error)
+    row = {**key._asdict(), "probe_id": probe_id}
+    context.database.write(lambda session: engine.insert_if_absent(session, tables.PolicyProbe, row))
     return probe_id is not None
 
 

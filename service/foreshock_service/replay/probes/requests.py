@@ -149,7 +149,7 @@ def request_probe(
     with context.database.read() as session:
         plan = _plan(context, session, principal, run_id, body)
         known = service.find_by_request(session, run_id, plan.request_digest())
-        if known is not None and body.priority in (None, known.priority):
+        if known is not None:
             return service.shown(session, plan.run, known), False
     with problem.present_file(f"a shard of step {body.step}"):
         count = context.decoders.run(pinned_rollouts.count_rollouts, plan.rollouts)
@@ -354,8 +354,4 @@ def _insert(
         priority = body.priority or (jobs.Priority.URGENT if near else jobs.Priority.NORMAL)
         session.add_all(jobs.new_jobs(probe, plan.scorers, live, now, wanted, plan.exact_pairs, priority))
         session.flush()
-    elif body.priority not in (None, probe.priority):
-        service.change_priority(
-            session, principal, plan.run, probe, service.lock_jobs(session, probe.id), body.priority
-        )
     return service.shown(session, plan.run, probe), created

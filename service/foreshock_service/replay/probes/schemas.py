@@ -94,7 +94,7 @@ class ProbeCreate(Examination):
     priority: Priority | None = Field(
         default=None,
         description="which queued job is leased first; absent: urgent near an open alert of the run, else normal. An "
-        "urgent one counts as queued a day earlier. An equal request with another priority changes that of queued jobs",
+        "urgent one counts as queued a day earlier",
     )
     options: dict[ScorerName, JsonObject] = Field(
         default_factory=dict, description="options by scorer; the worker checks them"

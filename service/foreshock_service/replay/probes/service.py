@@ -1,4 +1,4 @@
-"""Probes: read them, retry and cancel one, set priorities, end the jobs whose rollouts were removed."""
+"""Probes: read them, retry and cancel one, end the jobs whose rollouts were removed."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,6 @@ from foreshock_service.runs.attempts import active_ranges, attempts_of_run, in_r
 from foreshock_service.runs.shards import shards_with_tokens
 
 CANCELLED = "the probe was cancelled"
-_RAISED_AT_ONCE = 100
 
 
 class ProbeNotFound(problem.ProblemError, status=404, problem_type="probe-not-found"):
@@ -177,42 +176,6 @@ def _read(session: Session, probes: Sequence[Any]) -> list[ProbeRecord]:
     return [schemas.probe_record(probe, jobs[probe.id], waiting) for probe, _ in probes]
 
 
-def change_priority(
-    session: Session,
-    principal: security.Principal,
-    run: Run,
-    probe: Probe,
-    jobs: Iterable[ProbeJob],
-    priority: transitions.Priority,
-) -> None:
-    """Set the priority that an equal, later request asks for; only queued jobs change."""
-    before, probe.priority = probe.priority, priority
-    for job in jobs:
-        if job.state == transitions.JobState.QUEUED:
-            transitions.set_priority(job, priority)
-    audit.record(
-        session, principal, "probe.priority", probe.id, project=run.project, run_id=run.id,
-        before={"priority": before}, after={"priority": priority},
-    )  # fmt: skip
-    session.flush()
-
-
-def raise_jobs_near_alerts(context: ServiceContext) -> int:
-    """Make queued jobs of steps near an open alert urgent, unless their priority was requested; return their number."""
-    with context.database.read() as session:
-        if not jobs_to_raise(session, 1):
-            return 0
-    return context.database.write(_raise)
-
-
-def _raise(session: Session) -> int:
-    jobs = jobs_to_raise(session, _RAISED_AT_ONCE, locked=True)
-    for job in jobs:
-        transitions.set_priority(job, transitions.Priority.URGENT)
-    session.flush()
-    return len(jobs)
-
-
 def cancel_probe(session: Session, principal: security.Principal, probe_id: str) -> ProbeRecord:
     """Skip the unfinished jobs of a probe and fence off their workers; an already cancelled probe is left unchanged.
 
@@ -266,25 +229,6 @@ def earlier_checkpoints(session: Session, key: events.StepKey) -> Sequence[Check
 def find_checkpoint(session: Session, run_id: str, attempt: int, step: int) -> Checkpoint | None:
     """Return the checkpoint that was announced for a step."""
     return session.get(Checkpoint, (run_id, attempt, step))
-
-
-def jobs_to_raise(session: Session, limit: int, *, locked: bool = False) -> Sequence[ProbeJob]:
-    """Return up to `limit` queued jobs near an open alert that are not urgent and whose probe requests no priority."""
-    query = (
-        select(ProbeJob)
-        .join(Probe)
-        .where(
-            ProbeJob.state == transitions.JobState.QUEUED,
-            ProbeJob.priority != transitions.Priority.URGENT,
-            Probe.priority.is_(None),
-            is_near_open_alert(Probe.run_id, Probe.step),
-        )
-        .order_by(ProbeJob.id)
-        .limit(limit)
-    )
-    if locked:
-        query = query.with_for_update(skip_locked=True, of=ProbeJob).execution_options(populate_existing=True)
-    return session.scalars(query).all()
 
 
 ALERT_WINDOW_STEPS = 10

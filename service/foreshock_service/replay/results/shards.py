@@ -16,7 +16,6 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
-from foreshock.clock import now_us
 from foreshock_service.platform import problem, security, uploads
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import insert_if_absent, table_of, upsert
@@ -302,7 +301,6 @@ def _commit(
         "tokens": checked.tokens,
         **digests,
         **{f"{side}fingerprint": each.to_dict() for side, each in fingerprints},
-        "received_at_us": now_us(),
     }
     insert_if_absent(session, kind.shards, row)
     return UploadReceipt(status="stored", digest=upload.digest, rollouts=checked.rollouts, tokens=checked.tokens)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from fastapi import FastAPI
 
-from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Alert
 from foreshock_service.replay.probes.jobs import HEAD_START_US
-from foreshock_service.replay.probes.service import ALERT_WINDOW_STEPS, raise_jobs_near_alerts
+from foreshock_service.replay.probes.service import ALERT_WINDOW_STEPS
 from tests.service.sending import Sender
 from tests.service.working import ask_for_lease, ask_for_probe, noisy, run_to_probe, scores_of, take_lease
 
@@ -61,28 +59,10 @@ def test_a_step_near_an_open_alert_is_urgent_unless_another_priority_is_requeste
     assert leased_steps(http) == [40, 3, 40]
 
 
-def test_queued_jobs_become_urgent_when_an_alert_opens(
-    http: httpx.Client, run: Sender, database: Database, app: FastAPI
-) -> None:
-    context: ServiceContext = app.state.context
-    ask_for_probe(run, 1)
-    ask_for_probe(run, 40)
-    ask_for_probe(run, 40, ["torch.float32"], priority="normal")
-    assert raise_jobs_near_alerts(context) == 0
-    add_alert(database, run.run, 41)
-    assert raise_jobs_near_alerts(context) == 1
-    assert raise_jobs_near_alerts(context) == 0
-    assert leased_steps(http) == [40, 1, 40]
-
-
-def test_an_equal_request_with_another_priority_moves_its_queued_jobs(http: httpx.Client, run: Sender) -> None:
+def test_an_equal_request_finds_the_probe_as_it_is(http: httpx.Client, run: Sender) -> None:
     first = ask_for_probe(run, 1).json()
-    ask_for_probe(run, 2)
-    answer = ask_for_probe(run, 2, priority="urgent")
-    assert answer.status_code == 200
-    assert [job["priority"] for job in answer.json()["jobs"]] == ["urgent"]
-    assert ask_for_probe(run, 1).json()["id"] == first["id"]
-    assert leased_steps(http) == [2, 1]
+    again = ask_for_probe(run, 1, priority="urgent")
+    assert (again.status_code, again.json()) == (200, first)
 
 
 def test_a_retried_probe_keeps_its_priority(http: httpx.Client, run: Sender) -> None:

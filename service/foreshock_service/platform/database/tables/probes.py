@@ -104,10 +104,7 @@ class Lease(Base):
     worker: Mapped[str]
     accelerator: Mapped[str]
     device_name: Mapped[str]
-    granted_at_us: Mapped[int]
-    ended_at_us: Mapped[int | None]
     outcome: Mapped[str | None]
-    reason: Mapped[str | None]
 
 
 class RemovedFailures(Base):
@@ -152,7 +149,6 @@ class UploadedShard(Base):
     file: Mapped[str]
     rollouts: Mapped[int]
     tokens: Mapped[int]
-    received_at_us: Mapped[int]
 
 
 class ScoreShard(UploadedShard):
@@ -269,10 +265,7 @@ class ProbePolicy(Base):
 
 
 class PolicyProbe(Base):
-    """A step for which the policy made a probe, once. `cause` is `step` or `alert`.
-
-    `problem` is set if the step could not be probed (`probe_id` None).
-    """
+    """A step for which the policy made a probe, once; `probe_id` is None if the step could not be probed."""
 
     __tablename__ = "policy_probes"
     __table_args__ = (Index(None, "probe_id"),)
@@ -280,7 +273,4 @@ class PolicyProbe(Base):
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    cause: Mapped[str]
     probe_id: Mapped[str | None] = mapped_column(ForeignKey("probes.id"))
-    problem: Mapped[str | None]
-    made_at_us: Mapped[int]
