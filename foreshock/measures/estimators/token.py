@@ -32,16 +32,6 @@ def ratio_minus_one(d: Float64) -> Float64:
         return np.expm1(d)
 
 
-def kl(d: Float64) -> Float64:
-    """Return k1 = −d in nats. Its mean estimates KL(μ‖π) if μ sampled; about half of the single values are negative."""
-    return -d
-
-
-def k2_kl(d: Float64) -> Float64:
-    """Return d²/2 in nats. Its mean approximates KL(μ‖π) for small d if μ sampled the tokens."""
-    return 0.5 * d * d
-
-
 def k3_kl(d: Float64, rho_minus_one: Float64 | None = None) -> Float64:
     """Return k3 = ρ − 1 − d in nats, never negative. Its mean estimates KL(μ‖π) if μ sampled (Schulman 2020).
 
@@ -79,32 +69,3 @@ def tv_token(d: Float64, rho_minus_one: Float64 | None = None) -> Float64:
     """Return (1 − ρ)⁺, between 0 and 1. Its mean estimates D_TV(π, μ), also for truncated sampling."""
     rho_minus_one = ratio_minus_one(d) if rho_minus_one is None else rho_minus_one
     return np.maximum(-rho_minus_one, 0.0)
-
-
-def verl_chi2_token(d: Float64, rho_minus_one: Float64 | None = None) -> Float64:
-    """Return ρ² − 1 = (ρ − 1)² + 2(ρ − 1), verl's form. Estimates χ²(π‖μ) if E ρ = 1; noisy, and often negative."""
-    rho_minus_one = ratio_minus_one(d) if rho_minus_one is None else rho_minus_one
-    with np.errstate(over="ignore", under="ignore"):
-        return rho_minus_one * (rho_minus_one + 2.0)
-
-
-def mean_ratio(d: Float64) -> Float64:
-    """Return ρ. Its mean is 1 if the logged μ is the sampling distribution and covers π."""
-    with np.errstate(over="ignore", under="ignore"):
-        return np.exp(d)
-
-
-def token_mult_prob_error(
-    d: Float64, rho_minus_one: Float64 | None = None, inverse_minus_one: Float64 | None = None
-) -> Float64:
-    """Return exp|d|, NeMo-RL's measure. 1.0 is ideal, a mean above 1.05 is suspicious."""
-    rho_minus_one = ratio_minus_one(d) if rho_minus_one is None else rho_minus_one
-    inverse_minus_one = ratio_minus_one(-d) if inverse_minus_one is None else inverse_minus_one
-    return np.maximum(rho_minus_one, inverse_minus_one) + 1.0
-
-
-def probability_difference(target: NDArray[np.float32], behaviour: NDArray[np.float32]) -> Float64:
-    """Return |π − μ|, [T], between 0 and 1, without cancellation. verl's `rollout_probs_diff`."""
-    distance = np.abs(log_ratio(target, behaviour))
-    likelier = np.minimum(np.maximum(target, behaviour, dtype=np.float64), 709.0)
-    return np.asarray(np.exp(likelier) * -np.expm1(-distance))

@@ -14,7 +14,7 @@ from tests.foreshock.measures.direct import TOKEN_FORMULAS
 D = np.array([-30.0, -2.0, -0.5, -1e-3, -1e-9, 0.0, 1e-9, 1e-3, 0.5, 2.0, 30.0])
 
 
-@pytest.mark.parametrize("name", sorted(TOKEN_FORMULAS))
+@pytest.mark.parametrize("name", ["k3_kl", "chi2_token", "reverse_chi2_token", "tv_token"])
 def test_formula_equals_its_definition(name: str) -> None:
     found = getattr(token, name)(D)
     for value, expected in zip(found.tolist(), (TOKEN_FORMULAS[name](d) for d in D.tolist()), strict=True):
@@ -24,10 +24,9 @@ def test_formula_equals_its_definition(name: str) -> None:
 
 def test_precomputed_parts_give_the_same_values() -> None:
     above, below = token.ratio_minus_one(D), token.ratio_minus_one(-D)
-    for name in ("k3_kl", "chi2_token", "tv_token", "verl_chi2_token"):
+    for name in ("k3_kl", "chi2_token", "tv_token"):
         np.testing.assert_array_equal(getattr(token, name)(D, above), getattr(token, name)(D))
-    for name in ("reverse_chi2_token", "token_mult_prob_error"):
-        np.testing.assert_array_equal(getattr(token, name)(D, above, below), getattr(token, name)(D))
+    np.testing.assert_array_equal(token.reverse_chi2_token(D, above, below), token.reverse_chi2_token(D))
 
 
 def k3_in_rational_numbers(d: float) -> Fraction:
@@ -47,13 +46,4 @@ def test_overflow_is_infinite_without_a_warning() -> None:
     with np.errstate(all="raise"):
         assert token.k3_kl(np.array([1e4]))[0] == math.inf
         assert token.reverse_chi2_token(np.array([-1e4]))[0] == math.inf
-        assert token.verl_chi2_token(np.array([500.0]))[0] == math.inf
-        assert token.token_mult_prob_error(np.array([-1e4]))[0] == math.inf
         assert token.tv_token(np.array([-1e4]))[0] == 1.0
-
-
-def test_probability_difference_has_no_cancellation() -> None:
-    log_probs = np.array([-1e-6, -30.0], np.float32), np.array([-1.0001e-6, -30.00001], np.float32)
-    found = token.probability_difference(*log_probs)
-    d = log_probs[0].astype(np.float64) - log_probs[1].astype(np.float64)
-    np.testing.assert_allclose(found, np.exp(log_probs[1].astype(np.float64)) * np.expm1(d), rtol=1e-9)
