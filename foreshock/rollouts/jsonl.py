@@ -36,20 +36,6 @@ def step_of_file(path: str | Path) -> int:
     return int(match.group(1))
 
 
-def iterate_steps(
-    folder: str | Path, *, attributes: BatchAttributes | None = None, limits: DecodeLimits | None = None
-) -> Iterator[tuple[int, RolloutBatch]]:
-    """Yield (step, batch) for each step file of `folder`, in the order of the steps; other files are skipped.
-
-    Raises InvalidRolloutsError if there is no step file, or if one cannot be read.
-    """
-    files = sorted((step_of_file(path), path) for path in Path(folder).iterdir() if _STEP_FILE.fullmatch(path.name))
-    if not files:
-        raise InvalidRolloutsError(f"{Path(folder).name!r} has no files named like step_0012.jsonl.gz")
-    for step, path in files:
-        yield step, read_jsonl(path, step=step, attributes=attributes, limits=limits)
-
-
 def read_jsonl(
     path: str | Path,
     *,

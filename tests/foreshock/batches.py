@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from foreshock.measures import Comparison, compare
 from foreshock.rollouts import BatchAttributes, RolloutBatch
+from foreshock.rollouts.jsonl import read_jsonl, step_of_file
 from tests.paths import SHARED_RUNS
 
 
@@ -20,6 +22,12 @@ def recorded_run(name: str) -> Path:
     if not folder.is_dir():
         pytest.skip("the recorded runs in ../shared/data/tiny_rl are not here")
     return folder
+
+
+def recorded_steps(folder: Path) -> Iterator[tuple[int, RolloutBatch]]:
+    """Yield (step, rollouts) of the step files in a folder, in the order of the steps."""
+    for path in sorted(folder.glob("step_*.jsonl.gz"), key=step_of_file):
+        yield step_of_file(path), read_jsonl(path)
 
 
 def random_log_probs(

@@ -15,7 +15,7 @@ import numpy as np
 from examples.collapses.results import read_results
 from examples.tiny_rl.record import RECORDED, RunRecord
 from foreshock.rollouts import encode_rollouts
-from foreshock.rollouts.jsonl import iterate_steps
+from tests.foreshock.batches import recorded_steps
 from tests.paths import REPOSITORY
 
 _SHARED_STEPS = 120
@@ -58,7 +58,7 @@ def _recorded() -> Iterator[Step]:
 
 def _shared(name: str) -> Iterator[Step]:
     scalars = RunRecord(SHARED / name).scalars()
-    for step, batch in islice(iterate_steps(SHARED / name / "rollouts"), _SHARED_STEPS):
+    for step, batch in islice(recorded_steps(SHARED / name / "rollouts"), _SHARED_STEPS):
         logged = {key: scalars[step][key] for key in ("lr", "grad_norm", "entropy")}
         yield Step(step, encode_rollouts(batch), _finite(logged))
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from foreshock.lint import LintEvidence, collect_evidence, lint_batch, run_checks
 from foreshock.rollouts import BatchAttributes, RolloutBatch
-from foreshock.rollouts.jsonl import iterate_steps
-from tests.foreshock.batches import recorded_run
+from tests.foreshock.batches import recorded_run, recorded_steps
 from tests.foreshock.lint.conftest import recorded_step
 from tests.foreshock.lint.healthy import Policy, healthy_batch
 
@@ -48,13 +47,13 @@ def test_recorded_run_is_clean_at_every_step_and_as_a_whole() -> None:
 @pytest.mark.parametrize("run", ["healthy", "collapsed"])
 def test_shared_runs_are_clean_at_every_step(run: str) -> None:
     # The collapsed run collapses because of its learning rate; its log-probs are valid.
-    for step, batch in iterate_steps(recorded_run(run)):
+    for step, batch in recorded_steps(recorded_run(run)):
         assert found(collect_evidence(batch)) == [], step
 
 
 @pytest.mark.shared
 def test_shared_run_reports_checks_not_made() -> None:
-    _, batch = next(iter(iterate_steps(recorded_run("healthy"))))
+    _, batch = next(iter(recorded_steps(recorded_run("healthy"))))
     assert {check.name: check.why for check in lint_batch(batch).not_checked} == {
         "raw_log_probs": "the surprisal test needs rollout_log_probs and entropy",
         "entropy_of_trainer": "needs both log-probs and entropy",
