@@ -43,17 +43,6 @@ UNDECLARED_NOTE: Final = (
 )
 
 
-def other_kind_note(shown: ModelKind | None, of_run: ModelKind | None) -> str:
-    """Return a note if the shown ranges are of another kind than those that judge the run; empty if not."""
-    if judged_as(shown) == judged_as(of_run):
-        return ""
-    return (
-        f"The ranges shown are those of a {MODEL_KIND_NAMES[judged_as(shown)]}, as asked for. The diagnosis judges "
-        f"this run as a {MODEL_KIND_NAMES[judged_as(of_run)]}; to change that, declare its model kind: "
-        f'start_run(model_kind="{judged_as(shown)}"), or PATCH the run.'
-    )
-
-
 def model_kind_of_configuration(configuration: Mapping[str, Any]) -> ModelKind | None:
     """Return the kind of the model that a Hugging Face `config.json` describes; None if it describes no model.
 

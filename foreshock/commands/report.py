@@ -13,7 +13,6 @@ from foreshock.commands.queries import RunQueries, find_run
 from foreshock.commands.text import Paint
 from foreshock.errors import ConfigurationError
 from foreshock.json_values import json_value
-from foreshock.model_kind import MODEL_KINDS
 
 
 class ReportCommand:
@@ -26,11 +25,6 @@ class ReportCommand:
         add_run_argument(parser, required=False)
         parser.add_argument("--full", action="store_true", help="print all tables")
         parser.add_argument("--step", type=STEP, metavar="N", help="all tables, attribution and buckets of this step")
-        parser.add_argument(
-            "--model-kind",
-            choices=MODEL_KINDS,
-            help="show the healthy ranges of this kind (default: the run's); the diagnosis keeps those of the run",
-        )
         parser.add_argument("--json", action="store_true", help="print JSON instead of text")
         parser.add_argument(
             "--html", type=Path, metavar="FILE", help="write the run's page with its plots into one file, to send"
@@ -45,7 +39,7 @@ class ReportCommand:
             run = find_run(reader, arguments.run)
             queries = RunQueries(reader, run.id)
             url = run_url(reader.connection.url, run.project, run.key)
-            found = report_data.collect(queries, run, url, step=arguments.step, model_kind=arguments.model_kind)
+            found = report_data.collect(queries, run, url, step=arguments.step)
         if arguments.json:
             print(json.dumps(json_value(found), indent=2, ensure_ascii=False, allow_nan=False))
             return 0
@@ -57,10 +51,8 @@ class ReportCommand:
 
 def _write_page(arguments: argparse.Namespace) -> int:
     """Write the run's page, which the service renders as one file."""
-    if arguments.json or arguments.full or arguments.step is not None or arguments.model_kind is not None:
-        raise ConfigurationError(
-            "--html writes the page of the run; --json, --full, --step and --model-kind are of the text"
-        )
+    if arguments.json or arguments.full or arguments.step is not None:
+        raise ConfigurationError("--html writes the page of the run; --json, --full and --step are of the text")
     check_output("--html", arguments.html)
     with connect(arguments) as reader:
         run = find_run(reader, arguments.run)

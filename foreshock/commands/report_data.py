@@ -15,7 +15,7 @@ from foreshock.diagnosis.lag_zero import at_lag_zero
 from foreshock.diagnosis.lags import LagLevels, StepLags
 from foreshock.errors import ConfigurationError
 from foreshock.measures.registry import K3_BY_LAG, TOKENS_BY_LAG
-from foreshock.model_kind import ModelKind, other_kind_note
+from foreshock.model_kind import ModelKind
 
 MISMATCH_MEASURES = (
     "k3_kl",
@@ -70,7 +70,6 @@ class ReportData:
 
     run: RunRecord
     url: str
-    model_kind: ModelKind | None
     step: int | None
     mismatch: Curve
     rollouts: Curve
@@ -85,9 +84,9 @@ class ReportData:
     ignored: str = ""
 
     @property
-    def kind_note(self) -> str:
-        """A note if the ranges are of another kind of model than that of the diagnosis; else empty."""
-        return other_kind_note(self.model_kind, self.run.model_kind)
+    def model_kind(self) -> ModelKind | None:
+        """The kind of model whose ranges hold."""
+        return self.run.model_kind
 
     @property
     def standing_alerts(self) -> list[AlertRecord]:
@@ -110,15 +109,11 @@ class ReportData:
         return values_of_steps(self.mismatch, self.rollouts)
 
 
-def collect(
-    queries: RunQueries, run: RunRecord, url: str, *, step: int | None, model_kind: ModelKind | None = None
-) -> ReportData:
+def collect(queries: RunQueries, run: RunRecord, url: str, *, step: int | None) -> ReportData:
     """Collect the report of `run`. Raises ServiceError, and ConfigurationError if no rollouts of `step` are stored.
 
     `step` is the step of attribution and buckets; None: all probed steps, and the newest of them (else of all steps).
-    `model_kind` None: that of the run.
     """
-    model_kind = run.model_kind if model_kind is None else model_kind
     mismatch = queries.curve(TRAINER_ROLLOUT, MISMATCH_MEASURES)
     rollouts = queries.rollouts(run, STEP_MEASURES)
     steps = rollouts.steps if rollouts.has_rollouts else mismatch.steps
@@ -133,7 +128,6 @@ def collect(
     return ReportData(
         run=run,
         url=url,
-        model_kind=model_kind,
         step=step,
         mismatch=mismatch,
         rollouts=rollouts,

@@ -285,7 +285,6 @@ def _heading(report: ReportData, paint: Paint) -> list[str]:
     if run.initial_learning_rate is not None:
         parts.append(f"learning rate {run.initial_learning_rate:g}")
     lines += wrap(" · ".join(parts), "  ", "  ") if parts else []
-    lines += wrap(report.kind_note, "    ", "  ! ") if report.kind_note else []
     steps = report.rollouts.steps or report.mismatch.steps
     if not steps:
         return [*lines, "  no step is complete yet"]

@@ -16,7 +16,7 @@ from foreshock.commands.text import STYLES, WIDTH, Paint, number, sparkline, wra
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.lag_zero import LAG_ZERO_COLUMNS, at_lag_zero
 from foreshock.errors import ServiceUnavailable
-from foreshock.model_kind import MODEL_KINDS, UNDECLARED_NOTE, ModelKind
+from foreshock.model_kind import UNDECLARED_NOTE, ModelKind
 from foreshock.ranges import verdict_of
 
 _MISMATCH = ("k3_kl", "token_mult_prob_error")
@@ -139,9 +139,6 @@ class WatchCommand:
             "--interval", type=POSITIVE, default=2.0, metavar="SECONDS", help="between polls (default: 2)"
         )
         parser.add_argument("--once", action="store_true", help="print the present state and exit")
-        parser.add_argument(
-            "--model-kind", choices=MODEL_KINDS, help="use the healthy ranges of this kind (default: the run's)"
-        )
         add_service_options(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -153,13 +150,12 @@ class WatchCommand:
                 last = max(queries.rollouts(run, _ROLLOUTS).steps, default=None)
             if from_step is None:
                 from_step = max(0, (last or 0) - 9)
-            model_kind = arguments.model_kind or run.model_kind
-            watch = _Watch(queries, Paint(), model_kind, arguments.from_step or 0, from_step)
+            watch = _Watch(queries, Paint(), run.model_kind, arguments.from_step or 0, from_step)
             print(f"{run.title} ({run.id}), {run.state}")
             if from_step > (last or 0):
                 newest = "no step yet" if last is None else f"newest step {last}"
                 print(f"no step from {from_step} on: the run has {newest}")
-            if model_kind is None:
+            if run.model_kind is None:
                 print("\n".join(wrap(UNDECLARED_NOTE, "  ", "  ")))
             unavailable = False
             while True:
