@@ -22,7 +22,7 @@ def private_temporary_folder(prefix: str) -> Path:
     `<temporary>/<prefix><uid>` if it is this user's, or is missing. If another user made it first: an existing folder
     of this user whose name is that name and a random ending, else a new such name.
     """
-    temporary = Path(tempfile.gettempdir())
+    temporary = _common_temporary_folder()
     name = f"{prefix}{os.geteuid()}"
     with contextlib.suppress(OSError):
         if not os.path.lexists(temporary / name) or is_private_folder(temporary / name):
@@ -31,6 +31,14 @@ def private_temporary_folder(prefix: str) -> Path:
             if is_private_folder(folder):
                 return folder
     return temporary / f"{name}-{secrets.token_hex(16)}"
+
+
+def _common_temporary_folder() -> Path:
+    """Return the temporary folder, also if the disk is full: `gettempdir` raises if it cannot write a file there."""
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        return Path(os.environ.get("TMPDIR") or "/tmp")
 
 
 def make_private(directory: Path) -> None:
@@ -50,7 +58,7 @@ def require_private(directory: Path) -> None:
     Below the common temporary folder each parent is checked too, since anyone may have made it.
     """
     user = os.geteuid()
-    temporary = Path(tempfile.gettempdir())
+    temporary = _common_temporary_folder()
     for path in (directory, *directory.parents):
         if path != directory and temporary not in path.parents:
             break

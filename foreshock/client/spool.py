@@ -110,20 +110,19 @@ class Spool:
 
         The other client may close, and remove the folder, between any two steps.
         """
-        lock = _lock_of(folder)
-        if lock is None:
-            return []
-        try:
+        # An error: gone, or not readable. It stays for the next client, and the folders behind it are adopted.
+        with contextlib.suppress(OSError), contextlib.ExitStack() as unused:
+            lock = _lock_of(folder)
+            if lock is None:
+                return []
+            unused.callback(os.close, lock)
             if os.fstat(lock).st_nlink:
                 for path in folder.glob("*.partial"):
                     path.unlink()
                 items = list(_items_of(folder))
                 self._locks[folder] = lock
+                unused.pop_all()
                 return items
-        except OSError:
-            # Gone, or not readable: it stays for the next client, and the folders behind it are adopted.
-            pass
-        os.close(lock)
         return []
 
     def write(self, item: Item, delivery: Delivery) -> None:
@@ -210,9 +209,14 @@ class Spool:
             name = f"{now_us()}-{os.getpid()}-{uuid.uuid4().hex[:8]}{self._owner}"
             temporary = self.directory / f".new-{name}"
             temporary.mkdir(mode=0o700)
-            lock = os.open(temporary / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            _try_lock(lock)
-            self._own = temporary.rename(self.directory / name)
+            with contextlib.ExitStack() as unfinished:
+                unfinished.callback(shutil.rmtree, temporary, ignore_errors=True)
+                lock = os.open(temporary / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                unfinished.callback(os.close, lock)
+                # A full disk takes the file, but not what is written into it.
+                _try_lock(lock)
+                self._own = temporary.rename(self.directory / name)
+                unfinished.pop_all()
             self._locks[self._own] = lock
             sync(self.directory)
         return self._own
@@ -251,10 +255,13 @@ def _lock_of(folder: Path) -> int | None:
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    if not _try_lock(lock):
-        os.close(lock)
-        return None
-    return lock
+    is_held = False
+    try:
+        is_held = _try_lock(lock)
+    finally:
+        if not is_held:
+            os.close(lock)
+    return lock if is_held else None
 
 
 def _try_lock(lock: int) -> bool:
@@ -272,8 +279,10 @@ def _try_lock(lock: int) -> bool:
         holder = os.pread(lock, 300, 0).decode(errors="replace").split()
         if holder and (holder[0] != host or _is_running(holder[-1])):
             return False
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{host} {os.getpid()}".encode(), 0)
+    holder_now = f"{host} {os.getpid()}".encode()
+    # In this order a full disk takes it: the block is there already.
+    os.pwrite(lock, holder_now, 0)
+    os.ftruncate(lock, len(holder_now))
     return True
 
 

@@ -292,6 +292,37 @@ def test_folders_of_other_users_are_neither_read_nor_used(tmp_path: Path) -> Non
     assert done.stdout.count("belongs to another user (uid 12345)") == 2, done.stderr
 
 
+def test_disk_that_is_full_from_the_start_costs_no_descriptor_and_no_file(tmp_path: Path) -> None:
+    """The disk takes names, but no content: the lock of the process's own folder is made, and cannot be written."""
+    left = spool_in(tmp_path)
+    written(left, 1, delivery(b"left"))
+    left.close()
+    program = textwrap.dedent("""
+        import os, resource, sys
+        from pathlib import Path
+        from foreshock.errors import SpoolError
+        from tests.foreshock.client.test_spool import bodies, delivery, spool_in, written
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+        spool = spool_in(Path(sys.argv[1]))
+        print(bodies(spool))
+        before = os.listdir("/proc/self/fd")
+        for number in range(20):
+            try:
+                written(spool, number, delivery(b"x"))
+            except SpoolError as error:
+                assert "cannot be used" in str(error)
+        print(len(os.listdir("/proc/self/fd")) - len(before))
+        spool.close()
+    """)
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines() == ["[]", "0"], done.stderr
+    assert len(list(tmp_path.iterdir())) == 1
+    # What could not be adopted on a full disk is adopted once there is room.
+    assert bodies(spool_in(tmp_path)) == [b"left"]
+
+
 def test_many_items_are_synced_by_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Path] = []
     monkeypatch.setattr(spool_module, "sync", calls.append)
