@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 
 from benchmarks.failures.rows import Outcome, Row
-from benchmarks.running_service import running_service
+from benchmarks.running_service import running_service, wait_until
 from foreshock import Client
 from foreshock.rollouts import RolloutBatch, encode_rollouts
+from tests.service.watch.notifications.receiver import Receiver
 
 _PARQUET = {"Content-Type": "application/vnd.apache.parquet"}
 _BLOCK_BYTES, _PAGE_BYTES = 1 << 20, 4096
@@ -52,6 +56,16 @@ def _start(http: httpx.Client, key: str, **columns: object) -> str:
     run = http.post("/v1/runs", json={"key": key, **columns}).raise_for_status().json()["id"]
     http.post(f"/v1/runs/{run}/attempts", json={"key": "start"}).raise_for_status()
     return f"/v1/runs/{run}"
+
+
+def _target(receiver: Receiver, **fields: object) -> str:
+    """Return FORESHOCK_NOTIFICATIONS with one target, which is told about everything."""
+    target = {"name": "team", "url": f"json://{receiver.host}/hook", "severity": "info", "resolved": True}
+    return json.dumps([target | fields])
+
+
+def _alerts(http: httpx.Client, run: str, rule: str) -> list[dict[str, Any]]:
+    return [each for each in http.get(f"{run}/alerts").raise_for_status().json()["items"] if each["rule"] == rule]
 
 
 @contextmanager
@@ -94,10 +108,50 @@ def _full_disk_during_upload() -> Outcome:
     return Outcome(seen, full == 64 and was_waiting > 0 and status.complete)
 
 
+_DYING = """
+import sys, time
+from benchmarks.failures.service_rows import _batch
+from foreshock import Client
+
+client = Client(sys.argv[1], run_key="dying", attempt_key="launch", spool_directory=sys.argv[2], heartbeat_seconds=0.5)
+client.start_run(shard=0, shards=2)
+client.log_rollouts(1, _batch(4, 50))
+client.flush(60)
+time.sleep(600)
+"""
+
+
+def _killed_trainer() -> Outcome:
+    with (
+        closing(Receiver()) as receiver,
+        _service(
+            FORESHOCK_STALE_SECONDS="5",
+            FORESHOCK_STEP_GRACE_SECONDS="8",
+            FORESHOCK_NOTIFICATIONS=_target(receiver),
+        ) as (folder, http),
+    ):
+        run = _start(http, "dying")
+        arguments = [sys.executable, "-c", _DYING, str(http.base_url), str(folder / "spool")]
+        trainer = subprocess.Popen(arguments)
+        wait_until(lambda: bool(http.get(f"{run}/steps").json()["items"]), 60)
+        trainer.kill()
+        trainer.wait()
+        closed = wait_until(lambda: bool(http.get(f"{run}/steps").json()["items"][0]["closed"]), 60)
+        silent = wait_until(lambda: bool(_alerts(http, run, "stale_run")), 60)
+        # A retraction would be told within two rounds.
+        wait_until(lambda: False, 6)
+        states = [each["state"] for each in _alerts(http, run, "stale_run")]
+        titles = [body["title"] for body in receiver.bodies if "stale_run" in body["title"]]
+    ended = sum(title.startswith("resolved") for title in titles)
+    seen = f"step closed: {closed}; alerts {states}, {len(titles)} told, {ended} as ended"
+    return Outcome(seen, closed and silent and states == ["open"] and len(titles) == 1 and not ended)
+
+
 ROWS: list[Row] = [
     Row(
         "full-disk-during-upload",
         "507 at each of 64 offsets in the last two blocks, no file left; delivered later",
         _full_disk_during_upload,
     ),
+    Row("killed-in-a-sharded-step", "one alert of silence opened and told, none ended", _killed_trainer),
 ]

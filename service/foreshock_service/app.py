@@ -173,7 +173,6 @@ def subscribe_handlers(bus: EventBus) -> EventBus:
     for changed in (events.StepClosed, events.ScalarsChanged, events.MeasurementsChanged, events.ChangeAnnounced):
         bus.subscribe(changed, partial(derivation.derive_changed_step, bus))
     bus.subscribe(events.ScalarsLogged, partial(background.observe_scalars, bus))
-    bus.subscribe(events.ScalarsLogged, delivery.retract_silence)
     bus.subscribe(events.AttemptStarted, alerts.resolve_superseded)
     bus.subscribe(events.AttemptStarted, delivery.forget_superseded)
     bus.subscribe(events.AttemptStarted, findings.forget_superseded)
@@ -181,7 +180,7 @@ def subscribe_handlers(bus: EventBus) -> EventBus:
     # After the rewind: detection appends decisions to the new attempt's log.
     bus.subscribe(events.AttemptStarted, partial(derivation.derive_after_resume, bus))
     bus.subscribe(events.StepClosed, delivery.alert_of_incomplete_step)
-    bus.subscribe(events.StepClosed, delivery.retract_silence)
+    bus.subscribe(events.TrainerHeard, delivery.end_silence)
     bus.subscribe(events.RunBecameStale, delivery.alert_of_silence)
     bus.subscribe(events.RanksCompared, delivery.alert_of_split)
     bus.subscribe(events.ItemsLost, delivery.alert_of_losses)

@@ -240,9 +240,9 @@ def get_or_create_attempt(
         )
     starts = attempts_of_run(session, run_id)
     is_newest = starts[-1].attempt == attempt.attempt
-    if body.heartbeats and (is_newest or not created):
-        # Not for an older attempt that is registered late, from a spool: its trainer has ended.
-        runs.note_sign_of_life(run, resumed=created)
+    if body.heartbeats and created and is_newest:
+        # An older attempt is registered late, and a known one again, by a client that sends what another left.
+        runs.note_sign_of_life(session, events, run, resumed=True)
     is_active_somewhere = any(each.attempt == attempt.attempt for each in active_ranges(starts))
     if created and attempt.attempt > 1 and is_active_somewhere:
         held = select(func.max(Step.step)).where(Step.run_id == run_id, active_rows(session, run_id, Step))
@@ -266,7 +266,7 @@ def note_heartbeat(
     before = _lost_by_clients(session, run_id, attempt)
     row = {"run_id": run_id, "attempt": attempt, "client": client, "seen_at_us": now_us(), **body.model_dump()}
     upsert(session, AttemptClient, [row], ("run_id", "attempt", "client"))
-    runs.note_sign_of_life(run)
+    runs.note_sign_of_life(session, events, run)
     lost = _lost_by_clients(session, run_id, attempt) if body.lost else before
     if lost > before:
         events.publish(session, ItemsLost(run_id, attempt, run.last_step or 0, lost, body.reason))

@@ -126,6 +126,13 @@ class RunRemoved:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainerHeard:
+    """A sign of life of a trainer of the run."""
+
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunBecameStale:
     """A running run whose clients gave no sign of life for `seconds`; `last_step` has its newest rollouts."""
 

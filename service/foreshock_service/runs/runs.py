@@ -24,6 +24,7 @@ from foreshock_service.runs.events import (
     RunBecameStale,
     RunRemoved,
     ScalarNamesChanged,
+    TrainerHeard,
 )
 
 RunState = Literal["running", "finished", "failed"]
@@ -266,6 +267,8 @@ def update_run(
     if changes.attempt is not None and changes.attempt != session.scalar(newest):
         # An earlier launch reports its end late, from a spool; the run goes on.
         left_out.add("state")
+    elif changes.attempt is not None and run.seen_at_us is not None:
+        note_sign_of_life(session, events, run)
     for name, value in changes.model_dump(exclude_unset=True, exclude=left_out).items():
         if value is not None or name in _REMOVABLE:
             setattr(run, name, value)
@@ -288,26 +291,28 @@ def update_run(
     return run
 
 
-def note_sign_of_life(run: Run, *, resumed: bool = False) -> None:
-    """Note that a client of the run lives; `resumed`: it starts an attempt, even after an end. The run is locked."""
+def note_sign_of_life(session: Session, events: EventBus, run: Run, *, resumed: bool = False) -> None:
+    """Note that a trainer of the run lives, and publish TrainerHeard. The run is locked.
+
+    Signs of life are its starts (`resumed`: even after an end), its heartbeats and its report of an end. An upload is
+    none: another client may send what a dead trainer left in its spool.
+    """
     run.seen_at_us = clock.now_us()
     if resumed or run.state == "stale":
         run.state = "running"
+    events.publish(session, TrainerHeard(run.id))
 
 
 def note_upload(run: Run, step: int | None, rollouts: int, tokens: int) -> None:
-    """Note that rollouts of a step arrived: the newest step and totals of the run, and that its client lives.
+    """Note that rollouts of a step arrived: the newest step and totals of the run, which is locked.
 
-    `step` is None if a newer attempt holds it. If the clients send no heartbeats, no sign of life is noted. The run is
-    locked.
+    `step` is None if a newer attempt holds it.
     """
     if step is not None:
         run.last_step = max(step, run.last_step or 0)
     run.rollouts += rollouts
     run.tokens += tokens
     run.last_shard_at_us = clock.now_us()
-    if run.seen_at_us is not None:
-        note_sign_of_life(run)
 
 
 def mark_stale_runs(context: ServiceContext, counted_from_us: int) -> int:

@@ -7,14 +7,16 @@ are the same in any order of arrival.
 
 from typing import Any
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from foreshock.api.watch import STANDING
 from foreshock.clock import now_us
 from foreshock.diagnosis.rule import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS, STALE_RUN
 from foreshock_service.platform.database.tables import Alert, new_identifier
 from foreshock_service.runs import events, steps
 from foreshock_service.runs.attempts import attempts_of_run, is_active
-from foreshock_service.watch import alerts
+from foreshock_service.watch import alerts, diagnosis
 
 _AT_FIRST_STEP = frozenset({SPLIT_RANKS, INCOMPLETE_STEP})
 _MOST_STEPS = 100
@@ -141,16 +143,17 @@ def alert_of_silence(session: Session, stale: events.RunBecameStale) -> None:
         why=f"No client of the run gave a sign of life for {stale.seconds:,.0f} s, and the run was not finished. "
         "What was logged and not delivered is missing: it is in the spool of the trainer's machine, or lost.",
         what_to_do="Look whether the trainer was killed or cannot reach the service. The next client with the same "
-        "spool sends what is in it. The alert is retracted when the next step closes.",
+        "spool sends what is in it. The next sign of life of the trainer resolves this alert.",
         evidence={"last_step": stale.last_step},
     )
 
 
-def retract_silence(session: Session, closed: events.StepClosed | events.ScalarsLogged) -> None:
-    """Retract the alert of a silent run whose clients log again."""
-    alert = alerts.standing_of_rule(session, closed.run_id, closed.attempt, STALE_RUN)
-    if alert is not None:
-        _change(session, alert, {"state": "retracted"})
+def end_silence(session: Session, heard: events.TrainerHeard) -> None:
+    """Resolve the alerts of a silent run whose trainer lives."""
+    standing = select(Alert).filter_by(run_id=heard.run_id, rule=STALE_RUN).where(Alert.state.in_(STANDING))
+    for alert in session.scalars(standing).all():
+        _change(session, alert, {"state": "resolved"})
+        diagnosis.compute_before_commit(session, heard.run_id)
 
 
 def _open(session: Session, key: tuple[str, int, int, str], **values: Any) -> None:

@@ -191,10 +191,9 @@ def test_run_without_a_sign_of_life_is_stale_until_the_next_one(
     assert "stale" in http.get(f"/runs/{sender.run}").text
     heartbeat(http, sender)
     assert http.get(f"/v1/runs/{sender.run}").json()["state"] == "running"
-    sender.put_shard(0, make_batch()).raise_for_status()
-    assert alerts(http, sender.run, "stale_run")[0]["state"] == "retracted"
+    assert alerts(http, sender.run, "stale_run")[0]["state"] == "resolved"
     assert state_after(settings.stale_seconds + 1) == "stale"
-    sender.put_shard(1, make_batch())
+    heartbeat(http, sender)
     assert http.get(f"/v1/runs/{sender.run}").json()["state"] == "running"
     http.patch(f"/v1/runs/{sender.run}", json={"state": "finished"})
     assert state_after(settings.stale_seconds + 1) == "finished"
@@ -202,6 +201,28 @@ def test_run_without_a_sign_of_life_is_stale_until_the_next_one(
     assert http.get(f"/v1/runs/{sender.run}").json()["state"] == "finished"
     http.post(f"/v1/runs/{sender.run}/attempts", json={"key": "resumed", "heartbeats": True})
     assert http.get(f"/v1/runs/{sender.run}").json()["state"] == "running"
+
+
+def test_only_the_trainer_itself_ends_its_silence(http: httpx.Client, app: FastAPI, settings: Settings) -> None:
+    sender, context = start_run(http), context_of(app)
+    attempt = {"key": "dies in a step", "heartbeats": True}
+    sender = Sender(http, sender.run, http.post(f"/v1/runs/{sender.run}/attempts", json=attempt).json()["attempt"])
+    sender.put_shard(1, make_batch(seed=0), shard=0, shards=2).raise_for_status()
+    context.database.write(lambda session: session.execute(update(Run).values(seen_at_us=0)))
+    mark_stale_runs(context, 0)
+    (opened,) = alerts(http, sender.run, "stale_run")
+    # The service closes the step, and another client sends what the dead one left in its spool.
+    close_overdue(app)
+    assert sender.get("steps").json()["items"][0]["closed"]
+    sender.put_shard(2, make_batch(seed=1)).raise_for_status()
+    sender.put_scalars(3, {"reward": 1.0}).raise_for_status()
+    assert http.post(f"/v1/runs/{sender.run}/attempts", json=attempt).status_code == 200
+    assert http.get(f"/v1/runs/{sender.run}").json()["state"] == "stale"
+    assert alerts(http, sender.run, "stale_run") == [opened]
+    # The trainer lives, and reports its end.
+    end = {"state": "finished", "attempt": sender.attempt}
+    assert http.patch(f"/v1/runs/{sender.run}", json=end).json()["state"] == "finished"
+    assert alerts(http, sender.run, "stale_run")[0]["state"] == "resolved"
 
 
 def test_service_that_was_away_itself_calls_no_run_stale(app: FastAPI, http: httpx.Client) -> None:
