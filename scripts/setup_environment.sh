@@ -92,6 +92,9 @@ if [ "$purpose" = test ] && ! { has verl "$verl_version" && has TransferQueue "$
     install --no-deps "verl==$verl_version" "TransferQueue==$transfer_queue_version"
 fi
 if [ "$purpose" = test ]; then
+    # Once, while SGLang is still installed: tests in several processes would each compile it.
+    log "compiling the token pass"
+    "$python" -m foreshock.measures.passes.compiled
     wait "$sglang"
     wait "$trackers"
     wait "$releases"

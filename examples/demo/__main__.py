@@ -1,7 +1,7 @@
 """Run the demo (`make demo`): Foreshock on a recorded real run, in a few minutes.
 
 Starts the service on its embedded default (SQLite and a folder), logs a recorded run over HTTP as its trainer would
-have, starts a worker that replays checkpointed steps through vLLM and torch, prints the diagnosis, and keeps the
+have, starts two workers that replay checkpointed steps through vLLM and torch, prints the diagnosis, and keeps the
 pages up until Ctrl-C. A second start repeats no work.
 """
 
@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from examples.demo.children import Child
 from examples.demo.errors import DemoError
-from examples.demo.probing import complaints, request_probes, running_worker, unfinished_jobs, wait_for_probes
+from examples.demo.probing import complaints, request_probes, running_workers, unfinished_jobs, wait_for_probes
 from examples.demo.replay import log_run, missing_steps
 from examples.demo.service_child import only_demo_of, running_service
 from examples.tiny_rl.record import RECORDED, RECORDED_OF_SGLANG, Manifest, RunRecord
@@ -106,14 +106,14 @@ def replay(record: RunRecord, manifest: Manifest, data: Path, reader: Reader, se
         console.print("   nothing to do: it is stored already")
     else:
         with (
-            running_worker(reader.connection.url, record, manifest, data / "worker.log") as worker,
+            running_workers(reader.connection.url, record, manifest, data / "worker.log") as workers,
             _progress() as progress,
         ):
             task = progress.add_task("replayed", total=total, note="engines start, this takes a while")
             probes = wait_for_probes(
                 reader,
                 probes,
-                worker,
+                workers,
                 service,
                 lambda left: progress.update(task, completed=total - left),
             )

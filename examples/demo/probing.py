@@ -1,10 +1,10 @@
-"""Request probes of the checkpointed steps, run a worker for them, and wait."""
+"""Request probes of the checkpointed steps, run workers for them, and wait."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ from foreshock.client.reader import Reader
 from foreshock.commands.queries import RunQueries
 from foreshock.scorers import SCORERS, VARIANTS, default_scorers
 
-WORKER_IDLE_SECONDS = 90
-"""Longer than a lease: the job of a killed worker is queued again only when its lease expires."""
 PATIENCE_SECONDS = 900.0
+WORKER_IDLE_SECONDS = PATIENCE_SECONDS
+"""One worker may wait for as long as the other works. The workers of a demo that was killed exit after this."""
 
 FINAL_STATES = frozenset({"done", "failed", "skipped"})
 
@@ -65,25 +65,33 @@ def unfinished_jobs(probes: list[dict[str, Any]]) -> int:
 
 
 @contextlib.contextmanager
-def running_worker(url: str, record: RunRecord, manifest: Manifest, log: Path) -> Iterator[Child]:
-    """Yield a worker that can read the record's weights, with an SGLang server beside it if the run needs one."""
+def running_workers(url: str, record: RunRecord, manifest: Manifest, log: Path) -> Iterator[tuple[Child, ...]]:
+    """Yield a worker for the engine's scorers and one for torch's, side by side: both can read the record's weights.
+
+    An SGLang server runs beside them if the run needs one.
+    """
     environment = {"FORESHOCK_WEIGHTS_ROOTS": f"{WEIGHTS_ROOT}={record.folder.resolve()}"}
-    arguments = ["worker", "--url", url, "--until-idle", str(WORKER_IDLE_SECONDS)]
-    with contextlib.ExitStack() as servers:
+    scorers = sorted({scorer["scorer"] for scorer in probe_scorers(manifest)})
+    with contextlib.ExitStack() as children:
         if manifest.engine_fingerprint["engine"] == "sglang":
             weights = record.folder / manifest.checkpoints[0].path
-            server = servers.enter_context(running_sglang(weights, log.with_name("sglang.log"), *IN_BFLOAT16))
+            server = children.enter_context(running_sglang(weights, log.with_name("sglang.log"), *IN_BFLOAT16))
             environment |= {
                 "FORESHOCK_ENGINE_SERVERS": f"sglang={server.base_url}",
                 "FORESHOCK_ENGINE_SERVERS_RELOAD": "sglang",
             }
-        yield servers.enter_context(Child("worker", arguments, environment, log))
+        workers = []
+        for side in ("engine", "trainer"):
+            own = ",".join(name for name in scorers if (SCORERS[name].side == "engine") == (side == "engine"))
+            arguments = ["worker", "--url", url, "--until-idle", f"{WORKER_IDLE_SECONDS:g}", "--scorers", own]
+            workers.append(children.enter_context(Child(f"{side}'s worker", arguments, environment, log)))
+        yield tuple(workers)
 
 
 def wait_for_probes(
     reader: Reader,
     probes: list[dict[str, Any]],
-    worker: Child,
+    workers: Sequence[Child],
     service: Child,
     report: Callable[[int], None],
 ) -> list[dict[str, Any]]:
@@ -91,15 +99,16 @@ def wait_for_probes(
 
     The attributions of their steps are stored then.
 
-    Raises DemoError if the service or the worker ends before that, or after `PATIENCE_SECONDS`.
+    Raises DemoError if the service or a worker ends before that, or after `PATIENCE_SECONDS`.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
     while left := unfinished_jobs(probes):
         report(left)
         service.require_running()
-        worker.require_running()
+        for worker in workers:
+            worker.require_running()
         if time.monotonic() > deadline:
-            raise DemoError(f"{left} replays are not done after {PATIENCE_SECONDS:.0f} s.{worker.log_tail()}")
+            raise DemoError(f"{left} replays are not done after {PATIENCE_SECONDS:.0f} s.{workers[0].log_tail()}")
         time.sleep(0.3)
         probes = [reader.connection.get_json(f"/v1/probes/{probe['id']}") for probe in probes]
     for probe in probes:

@@ -17,7 +17,12 @@ from tests.service.postgres import start_postgres
 NAMES = sorted(path.name.removesuffix(".json.gz") for path in RECORDED.glob("*.json.gz"))
 # The other histories are scalars of runs like the last one, and no statement is theirs alone.
 ON_POSTGRESQL = ("recorded", "faulty", "lag8-lr0.0003-seed2")
-CASES = [("sqlite", name) for name in NAMES] + [("postgresql", name) for name in ON_POSTGRESQL]
+# One run of each kind: with probes, with faults of its data, collapsed with rollouts, and two that are scalars only.
+QUICK = ("recorded", "faulty", "collapsed", "lag8-lr0.0003-seed2", "partial-lr0.0002-seed0")
+CASES = [
+    *(pytest.param("sqlite", name, marks=() if name in QUICK else pytest.mark.full) for name in NAMES),
+    *(pytest.param("postgresql", name, marks=pytest.mark.full) for name in ON_POSTGRESQL),
+]
 
 
 @pytest.fixture(scope="module")

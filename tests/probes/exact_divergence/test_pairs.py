@@ -53,7 +53,7 @@ class Case:
 
 
 class Found:
-    """The results of all cases: one process of torch, then one of vLLM for each of the two weights."""
+    """The results of some cases: one process of torch, then one of vLLM for each of their weights."""
 
     def __init__(self, cases: Mapping[str, Case], folder: Path) -> None:
         self.exact: dict[str, ExactBatch] = {}
@@ -116,8 +116,14 @@ def cases(tmp_path_factory: pytest.TempPathFactory, weights: Path) -> dict[str, 
 
 
 @pytest.fixture(scope="module")
+def one_pair(cases: dict[str, Case], tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """The first case alone, for `make test`: it needs one start of vLLM."""
+    return Found({"bfloat16": cases["bfloat16"]}, tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
 def found(cases: dict[str, Case], tmp_path_factory: pytest.TempPathFactory) -> Found:
-    return Found(cases, tmp_path_factory.mktemp("pairs"))
+    return Found({name: case for name, case in cases.items() if name != "bfloat16"}, tmp_path_factory.mktemp("pairs"))
 
 
 def broken(weights: Path, folder: Path) -> Path:
@@ -161,15 +167,15 @@ def check_against(exact: ExactBatch, target: Float64, behaviour: Float64, chosen
     np.testing.assert_array_equal(exact.top1_flip[known], flips)
 
 
-def test_divergences_equal_the_definitions_and_log_probs_the_scorers(found: Found, cases: dict[str, Case]) -> None:
+def test_divergences_equal_the_definitions_and_log_probs_the_scorers(one_pair: Found, cases: dict[str, Case]) -> None:
     rollouts, weights = cases["bfloat16"].rollouts, cases["bfloat16"].weights
-    exact = found.exact["bfloat16"]
+    exact = one_pair.exact["bfloat16"]
     ones = np.ones(rollouts.num_rollouts)
     target, behaviour = (own_log_probs(weights, rollouts, ones, each) for each in (torch.bfloat16, None))
     check_against(exact, target, behaviour, rollouts.response_token_ids)
     # The scores are computed after the comparison, which leaves nothing behind in the engines.
-    np.testing.assert_allclose(exact.target_log_probs, found.scores["bfloat16", PAIR.target], atol=2e-6)
-    np.testing.assert_allclose(exact.behaviour_log_probs, found.scores["bfloat16", PAIR.behaviour], atol=2e-5)
+    np.testing.assert_allclose(exact.target_log_probs, one_pair.scores["bfloat16", PAIR.target], atol=2e-6)
+    np.testing.assert_allclose(exact.behaviour_log_probs, one_pair.scores["bfloat16", PAIR.behaviour], atol=2e-5)
     assert (exact.target_fingerprint.autocast, exact.behaviour_fingerprint.dtype) == ("bfloat16", "float32")
     assert exact.behaviour_fingerprint.batch_composition == "1 rows in order"
 

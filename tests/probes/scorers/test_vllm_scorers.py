@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,38 +38,61 @@ ASKED = {
             ("empty", EMPTY, ""),
         )
     },
+}
+# Each needs a start of vLLM of its own.
+IN_ENGINES_OF_THEIR_OWN = {
     ("vllm.prefill", "chunked", ""): (PLAIN, "first", "vllm.prefill", "", CHUNKED),
     ("vllm.prefill", "second", ""): (PLAIN, "second", "vllm.prefill", "", {}),
 }
+Found = dict[tuple[str, str, str], Score]
+
+
+def scores_of(asked: Mapping[tuple[str, str, str], Any], checkpoints: Path, folder: Path) -> Found:
+    """Score in float32."""
+    wanted = [
+        Asked(batch, checkpoints / weights, scorer, variant, {"dtype": "float32", **options})
+        for batch, weights, scorer, variant, options in asked.values()
+    ]
+    return dict(zip(asked, scored(folder, *wanted), strict=True))
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory, checkpoints: Path) -> dict[tuple[str, str, str], Score]:
-    """The scores of ASKED: vLLM in float32, started three times."""
-    asked = [
-        Asked(batch, checkpoints / weights, scorer, variant, {"dtype": "float32", **options})
-        for batch, weights, scorer, variant, options in ASKED.values()
-    ]
-    return dict(zip(ASKED, scored(tmp_path_factory.mktemp("vllm"), *asked), strict=True))
+def found(tmp_path_factory: pytest.TempPathFactory, checkpoints: Path) -> Found:
+    return scores_of(ASKED, checkpoints, tmp_path_factory.mktemp("vllm"))
+
+
+@pytest.fixture(scope="module")
+def found_apart(tmp_path_factory: pytest.TempPathFactory, checkpoints: Path) -> Found:
+    return scores_of(IN_ENGINES_OF_THEIR_OWN, checkpoints, tmp_path_factory.mktemp("vllm"))
+
+
+def check_against_torch(found: Found, asked: Mapping[tuple[str, str, str], Any], checkpoints: Path) -> None:
+    for key, (log_probs, _) in found.items():
+        batch, weights, *_ = asked[key]
+        by_torch = score(checkpoints / weights, batch, "torch.float32").log_probs
+        np.testing.assert_allclose(log_probs, by_torch, atol=1e-4, err_msg=str(key))
 
 
 def test_log_probs_are_those_of_the_model_in_any_batches_and_at_any_temperature(
-    found: dict[tuple[str, str, str], Score], checkpoints: Path
+    found: Found, checkpoints: Path
 ) -> None:
-    for key, (log_probs, _) in found.items():
-        batch, weights, *_ = ASKED[key]
-        by_torch = score(checkpoints / weights, batch, "torch.float32").log_probs
-        np.testing.assert_allclose(log_probs, by_torch, atol=1e-4, err_msg=str(key))
+    check_against_torch(found, ASKED, checkpoints)
     for scorer in ("vllm.prefill", "vllm.decode"):
         assert np.isnan(found[scorer, "empty", ""][0]).tolist() == [True, False, False, True]
 
 
-def test_fingerprint_names_the_numerics(found: dict[tuple[str, str, str], Score]) -> None:
+def test_log_probs_are_those_of_the_model_in_chunks_and_with_other_weights(
+    found_apart: Found, checkpoints: Path
+) -> None:
+    check_against_torch(found_apart, IN_ENGINES_OF_THEIR_OWN, checkpoints)
+
+
+def test_fingerprint_names_the_numerics(found: Found, found_apart: Found) -> None:
     plain, rebatched = (found["vllm.prefill", "plain", variant][1] for variant in ("", "rebatched"))
     assert (plain.engine, plain.dtype) == ("vllm", "float32")
     assert plain.batch_composition != rebatched.batch_composition
-    assert found["vllm.prefill", "chunked", ""][1].flags["max_num_batched_tokens"] == "20"
-    assert found["vllm.prefill", "second", ""][1].weights_digest != plain.weights_digest
+    assert found_apart["vllm.prefill", "chunked", ""][1].flags["max_num_batched_tokens"] == "20"
+    assert found_apart["vllm.prefill", "second", ""][1].weights_digest != plain.weights_digest
 
 
 def test_truncated_distributions_are_refused(checkpoints: Path) -> None:
