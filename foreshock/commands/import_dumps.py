@@ -18,7 +18,6 @@ from foreshock.diagnosis.wording import plural
 from foreshock.digests import digest_of_json
 from foreshock.errors import ConfigurationError, Rejected, RolloutsError
 from foreshock.importers import FORMATS, DumpFormat, ImportedStep, ReadOptions, find_dumps, formats_of
-from foreshock.importers.dumps import KINDS
 from foreshock.importers.follow import Follower, ImportRecord
 from foreshock.importers.texts import lacks_tokens
 from foreshock.rollouts.attributes import LOGPROBS_MODES, TRAINER_POLICIES, BatchAttributes
@@ -50,14 +49,13 @@ def add_format_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
         action="store_true",
         help="read .pt and .pkl files: only their tensors and plain data",
     )
-    group.add_argument("--log-probs", choices=KINDS, help="what the dump's log-probs are, if its values leave it open")
     group.add_argument("--reward-key", metavar="NAME", help="the entry of rewards that are mappings")
     return group
 
 
 def read_options(arguments: argparse.Namespace, attributes: BatchAttributes) -> ReadOptions:
     """Return the options of `add_format_options`."""
-    return ReadOptions(arguments.allow_pickle, arguments.log_probs, arguments.reward_key, attributes)
+    return ReadOptions(arguments.allow_pickle, arguments.reward_key, attributes)
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -126,11 +124,6 @@ def import_dumps(
     return status
 
 
-def is_selected(step: int, arguments: argparse.Namespace) -> bool:
-    """Return True if the step is between --from-step and --to-step."""
-    return bool(step >= arguments.from_step and (arguments.to_step is None or step <= arguments.to_step))
-
-
 class _Importing:
     """One import: what was logged, and the remarks that were already printed."""
 
@@ -160,12 +153,7 @@ class _Importing:
 
         Raises RolloutsError for the first one that is invalid, and ConfigurationError if there is none.
         """
-        found = find_dumps(self._kind.name, self._path)
-        dumps = [dump for dump in found if is_selected(dump.step, self._arguments)]
-        if not dumps:
-            first, last = found[0].step, found[-1].step
-            raise ConfigurationError(f"no dump between --from-step and --to-step: there are steps {first} to {last}")
-        for dump in dumps:
+        for dump in find_dumps(self._kind.name, self._path):
             if dump.finished is False:
                 self._remark(
                     f"step {dump.step} is not finished (no STABLE file) and was left out; use --follow to wait"
@@ -190,8 +178,6 @@ class _Importing:
             try:
                 while True:
                     for dump, signature in follower.finished():
-                        if not is_selected(dump.step, self._arguments):
-                            continue
                         try:
                             self._log(self._kind.read(dump, self._options))
                             self._deliver()

@@ -5,17 +5,13 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from foreshock.errors import InvalidRolloutsError
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.jsonl import filled_lines
 from foreshock.rollouts.schema import DecodeLimits
-
-Kind = Literal["log_probs", "negative_log_probs", "probabilities"]
-"""The kinds of values that a dump's log-probs may be."""
-KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +42,10 @@ class ImportedStep:
 class ReadOptions:
     """Options of reading.
 
-    `allow_pickle` permits formats that are pickles. `log_probs` states the kind of the dump's log-probs for a dump that
-    leaves it open. `reward_key` is the entry of rewards that are mappings.
+    `allow_pickle` permits formats that are pickles. `reward_key` is the entry of rewards that are mappings.
     """
 
     allow_pickle: bool = False
-    log_probs: Kind | None = None
     reward_key: str | None = None
     attributes: BatchAttributes = field(default_factory=BatchAttributes)
     limits: DecodeLimits = field(default_factory=DecodeLimits)

@@ -54,7 +54,7 @@ class NemoRlFormat(DumpFormat):
         for row, weight in _rows(dump, options):
             rows.append(row)
             masked += weight == 0
-        batch, notes = make_batch(rows, options, attributes, _SWITCHED_ON_BY, _FIELDS)
+        batch, notes = make_batch(rows, attributes, _SWITCHED_ON_BY, _FIELDS)
         if masked:
             notes.append(f"{masked} rollouts that NeMo-RL masks (`sample_loss_mask` 0) are measured too")
         return ImportedStep(dump.step, (batch,), {}, tuple(notes))

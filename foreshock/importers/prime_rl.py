@@ -61,7 +61,7 @@ class PrimeRlFormat(DumpFormat):
         numbers: _Numbers = defaultdict(list)
         for file in dump.files:
             rows = list(_rows(file, dump.step, options, numbers, notes))
-            batch, remarks = make_batch(rows, options, attributes, _SWITCHED_ON_BY, _FIELDS)
+            batch, remarks = make_batch(rows, attributes, _SWITCHED_ON_BY, _FIELDS)
             batches.append(batch)
             notes += remarks
         return ImportedStep(dump.step, tuple(batches), _means(numbers), tuple(dict.fromkeys(notes)))

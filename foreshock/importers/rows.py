@@ -1,15 +1,6 @@
 """Rollouts that an importer reads one at a time, and the batch that is made of them.
 
-Log-probs are brought to one form: natural logarithms, at most 0. Documented formats hold log-probs, but patched
-trainers and conversions write probabilities or negated log-probs. The kind is recognised from the values at the sampled
-tokens of a file:
-
-    log-probs            none above 0, some below
-    negated log-probs    none below 0, some above 1
-    probabilities        all in [0, 1], at least 100 of them, most above 0.5: as negated log-probs, half of the tokens
-                         would have probabilities of 0.37 to 0.6 and none a smaller one
-
-Anything else is refused with the first value that contradicts, unless the user states the kind.
+Log-probs are natural logarithms, at most 0. A value above 0 at a sampled token is refused with its place.
 """
 
 import hashlib
@@ -22,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.errors import InvalidRolloutsError
-from foreshock.importers.dumps import KINDS, Kind, ReadOptions, refusal
+from foreshock.importers.dumps import refusal
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.schema import LOG_PROB_ROUNDING
@@ -46,7 +37,6 @@ class Row:
 
 def make_batch(
     rows: Sequence[Row],
-    options: ReadOptions,
     attributes: BatchAttributes,
     switched_on_by: dict[str, str],
     names: dict[str, str],
@@ -66,7 +56,7 @@ def make_batch(
             elif name == "reward" and any(value is not None for value in values):
                 columns[name] = [np.nan if value is None else value for value in values]
             continue
-        log_probs, remarks = _log_probs(rows, name, names[name], options)
+        log_probs, remarks = _log_probs(rows, name, names[name])
         notes += remarks
         if log_probs is not None:
             columns[name] = log_probs
@@ -88,9 +78,7 @@ def make_batch(
 _LETTER = {"rollout_log_probs": "μ (rollout log-probs)", "trainer_log_probs": "π (trainer log-probs)"}
 
 
-def _log_probs(
-    rows: Sequence[Row], name: str, field: str, options: ReadOptions
-) -> tuple[list[NDArray[np.float32]] | None, list[str]]:
+def _log_probs(rows: Sequence[Row], name: str, field: str) -> tuple[list[NDArray[np.float32]] | None, list[str]]:
     found = [row.columns.get(name) for row in rows]
     lacking = [row for row, value in zip(rows, found, strict=True) if value is None and row.sampled.any()]
     if len(lacking) == sum(1 for row in rows if row.sampled.any()):
@@ -104,9 +92,9 @@ def _log_probs(
         notes.append(f"`{field}` is missing in {len(lacking)} rollouts, first in {lacking[0].place}: they count as NaN")
     if all_zero(values, sampled):
         return None, [*notes, f"`{field}` is 0 at every token, a placeholder: it was left out"]
-    kind = options.log_probs or kind_of(values, sampled, [row.place for row in rows], field)
-    converted, remarks = to_log_probs(values, sampled, kind, field)
-    return converted, notes + remarks
+    refuse_above_zero(values, sampled, [row.place for row in rows], field)
+    log_probs, remarks = to_log_probs(values, sampled, field)
+    return log_probs, notes + remarks
 
 
 class WrongLength(InvalidRolloutsError):
@@ -194,8 +182,6 @@ def _shown(value: Any) -> str:
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
 
 
-_FEWEST_PROBABILITIES = 100
-"""Least number of sampled tokens for distinguishing probabilities from negated log-probs."""
 _MINUS_INFINITY = -9999.0
 """What vLLM's server writes for a log-prob of −inf, which JSON cannot hold."""
 _FEWEST_AT_THE_CLAMP = 3
@@ -210,48 +196,27 @@ def all_zero(rows: Rows, sampled: Masks) -> bool:
     return bool(values.size and not values.any())
 
 
-def kind_of(rows: Rows, sampled: Masks, places: Sequence[str], field: str) -> Kind:
-    """Return the kind of the values at the sampled tokens. Raises InvalidRolloutsError if it is unclear.
+def refuse_above_zero(rows: Rows, sampled: Masks, places: Sequence[str], field: str) -> None:
+    """Raise InvalidRolloutsError for the first sampled token whose value is above 0, and so no log-prob.
 
-    `rows` has one array per rollout, `sampled` its mask, `places` where it is in the dump, for the error.
+    `rows` has one array per rollout, `sampled` its mask, `places` where it is in the dump.
     """
-    values = _sampled(rows, sampled)
-    values = values[np.isfinite(values)]
-    if not values.size or values.max() <= LOG_PROB_ROUNDING:
-        return "log_probs"
-    if values.min() >= -LOG_PROB_ROUNDING:
-        if values.max() > 1.0 + LOG_PROB_ROUNDING:
-            return "negative_log_probs"
-        if values.size >= _FEWEST_PROBABILITIES and float(np.median(values)) > 0.5:
-            return "probabilities"
-        problem = (
-            f"{values.size} values from {values.min():.6g} to {values.max():.6g} may be probabilities or negated "
-            "log-probs"
-        )
-    else:
-        problem = f"values from {values.min():.6g} to {values.max():.6g} are neither log-probs nor probabilities"
     for row, mask, place in zip(rows, sampled, places, strict=True):
         wrong = mask & (row > LOG_PROB_ROUNDING) & np.isfinite(row)
         if wrong.any():
             token = int(wrong.argmax())
-            raise InvalidRolloutsError(
-                f"{place}, field `{field}`: {row[token]:.6g} at token {token} is above 0, and {problem}; expected "
-                f"natural log-probs. If you know what they are, pass --log-probs {' or '.join(KINDS[1:])}"
-            )
-    raise AssertionError("a value above 0 was found before")
+            raise refusal(place, field, f"{row[token]:.6g} at token {token} is above 0; expected natural log-probs")
 
 
-def to_log_probs(rows: Rows, sampled: Masks, kind: Kind, field: str) -> tuple[list[NDArray[np.float32]], list[str]]:
-    """Return natural log-probs per rollout, 0 where no token was sampled, and remarks on conversions and clamps."""
+def to_log_probs(rows: Rows, sampled: Masks, field: str) -> tuple[list[NDArray[np.float32]], list[str]]:
+    """Return log-probs per rollout, 0 where no token was sampled, and remarks on placeholders and clamps."""
     notes: list[str] = []
-    if kind != "log_probs":
-        notes.append(f"`{field}` holds {kind.replace('_', ' ')}; they were converted to log-probs")
-    converted = [_converted(row, mask, kind) for row, mask in zip(rows, sampled, strict=True)]
-    values = _sampled(converted, sampled)
+    kept = [np.where(mask, row, 0.0) for row, mask in zip(rows, sampled, strict=True)]
+    values = _sampled(kept, sampled)
     unlikely = int(np.count_nonzero(values == _MINUS_INFINITY))
     if unlikely:
         notes.append(f"`{field}`: {unlikely} values of −9999 stand for −inf; such tokens are counted apart")
-        converted = [np.where(row == _MINUS_INFINITY, -np.inf, row) for row in converted]
+        kept = [np.where(row == _MINUS_INFINITY, -np.inf, row) for row in kept]
         values = values[values != _MINUS_INFINITY]
     values = values[np.isfinite(values)]
     if values.size:
@@ -262,15 +227,7 @@ def to_log_probs(rows: Rows, sampled: Masks, kind: Kind, field: str) -> tuple[li
                 f"`{field}`: {clamped} values are exactly {least:g}, the smallest: the trainer clamps log-probs, and "
                 "the mismatch of these tokens is too small"
             )
-    return [row.astype(np.float32) for row in converted], notes
-
-
-def _converted(row: NDArray[np.float64], mask: NDArray[np.bool_], kind: Kind) -> NDArray[np.float64]:
-    row = np.where(mask, row, 1.0 if kind == "probabilities" else 0.0)
-    if kind == "probabilities":
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.asarray(np.log(row))
-    return -row if kind == "negative_log_probs" else row
+    return [row.astype(np.float32) for row in kept], notes
 
 
 def _sampled(rows: Rows, sampled: Masks) -> NDArray[np.float64]:

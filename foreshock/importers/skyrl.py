@@ -69,7 +69,7 @@ class SkyRlFormat(DumpFormat):
             values = {name: column[index].values.to_numpy(zero_copy_only=False) for name, column in columns.items()}
             rows.append(_row(values, f"{file.name}, row {index}", dump.step, index, groups))
         attributes = options.attributes_or(trainer_policy="recomputed_old")
-        batch, notes = make_batch(rows, options, attributes, _SWITCHED_ON_BY, _FIELDS)
+        batch, notes = make_batch(rows, attributes, _SWITCHED_ON_BY, _FIELDS)
         scalars = {name: float(value) for name, value in (own.get("metrics") or {}).items() if _is_number(value)}
         return ImportedStep(dump.step, (batch,), scalars, tuple(notes))
 

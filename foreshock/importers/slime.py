@@ -92,7 +92,7 @@ class SlimeFormat(DumpFormat):
         samples = _joined(rollouts, trained) if rollouts and trained else rollouts or trained
         rows, left_out = rows_of(samples, lambda sample: _row(sample, dump.step, options))
         attributes = options.attributes_or(trainer_policy="recomputed_old") if trained else options.attributes
-        batch, remarks = make_batch(rows, options, attributes, _SWITCHED_ON_BY, _TOKEN_FIELDS)
+        batch, remarks = make_batch(rows, attributes, _SWITCHED_ON_BY, _TOKEN_FIELDS)
         return ImportedStep(dump.step, (batch,), {}, tuple(dict.fromkeys(notes + left_out + remarks)))
 
 

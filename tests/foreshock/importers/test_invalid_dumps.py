@@ -65,7 +65,7 @@ PRIME_RL = {
     "name is a number": (lambda line: line.update(env_name=3), "`env_name`: expected a string or null, got int"),
     "positive log-prob": (
         lambda line: line["trainer_logprobs"].__setitem__(-1, 0.25),
-        "line 2, field `trainer_logprobs`: 0.25 at token [0-9]+ is above 0.*neither log-probs nor probabilities",
+        "line 2, field `trainer_logprobs`: 0.25 at token [0-9]+ is above 0; expected natural log-probs",
     ),
 }
 
