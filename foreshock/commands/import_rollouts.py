@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from foreshock.commands.import_dumps import (
     add_sampling_options,
     chosen_format,
     import_dumps,
-    is_selected,
     sampling_attributes,
 )
 from foreshock.commands.option_types import COUNT, POSITIVE, STEP, filled
@@ -206,8 +205,6 @@ class ImportCommand:
             "--length-cap", type=COUNT, metavar="TOKENS", help="longest response that generation allowed"
         )
         parser.add_argument("--step", type=STEP, metavar="N", help="the step of a file without a step in its name")
-        parser.add_argument("--from-step", type=STEP, default=0, metavar="N", help="first step to import")
-        parser.add_argument("--to-step", type=STEP, metavar="N", help="last step to import")
         parser.add_argument(
             "--weights-root",
             metavar="NAME=FOLDER",
@@ -222,10 +219,6 @@ class ImportCommand:
         """Import. Raises ConfigurationError, RolloutsError, ServiceError."""
         attributes = sampling_attributes(arguments, length_cap=arguments.length_cap)
         chosen = chosen_format(arguments)
-        if arguments.to_step is not None and arguments.to_step < arguments.from_step:
-            raise ConfigurationError(
-                f"--from-step must not be above --to-step, got {arguments.from_step} and {arguments.to_step}"
-            )
         if chosen is not None:
             if not arguments.follow:
                 # Check them before a run is made for them.
@@ -234,7 +227,7 @@ class ImportCommand:
                 client = self._client(reader, arguments)
                 start = partial(self._start, client, attributes, arguments, trainer=chosen.framework)
                 return import_dumps(client, reader, chosen, attributes, arguments, start)
-        recording = _selected(find_recording(arguments.paths, step=arguments.step), arguments)
+        recording = find_recording(arguments.paths, step=arguments.step)
         root = _weights_root(arguments.weights_root)
         with connect(arguments) as reader:
             client = self._client(reader, arguments)
@@ -292,8 +285,7 @@ class ImportCommand:
         paths = [_below(root[1], folder) for _, folder in recording.checkpoints] if root is not None else []
         self._start(client, attributes, arguments)
         for step, values in scalars:
-            if is_selected(step, arguments):
-                client.log_scalars(step, values)
+            client.log_scalars(step, values)
         if root is not None:
             for (step, folder), path in zip(recording.checkpoints, paths, strict=True):
                 client.log_checkpoint(step, root=root[0], path=path, local_folder=folder)
@@ -304,20 +296,6 @@ class ImportCommand:
             batch = read_shard(file, attributes, note=print) if index else first
             client.log_rollouts(file.step, batch, shard=file.shard, shards=file.shards, copy=False)
             progress.show(index + 1)
-
-
-def _selected(recording: Recording, arguments: argparse.Namespace) -> Recording:
-    shards = tuple(file for file in recording.shards if is_selected(file.step, arguments))
-    if not shards:
-        first, last = recording.shards[0].step, recording.shards[-1].step
-        raise ConfigurationError(
-            f"no rollouts between --from-step and --to-step: the files are of steps {first} to {last}"
-        )
-    return replace(
-        recording,
-        shards=shards,
-        checkpoints=tuple(item for item in recording.checkpoints if is_selected(item[0], arguments)),
-    )
 
 
 def _weights_root(option: str | None) -> tuple[str, Path] | None:

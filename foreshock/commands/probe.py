@@ -14,7 +14,7 @@ from typing import Any, get_args
 from foreshock.api.probes import PriorityName
 from foreshock.client.reader import Reader
 from foreshock.commands.command import add_run_argument, add_service_options, connect
-from foreshock.commands.option_types import COUNT, SECONDS, STEP, whole
+from foreshock.commands.option_types import COUNT, SECONDS, STEP
 from foreshock.commands.queries import RunQueries, find_run
 from foreshock.commands.text import table, wrap
 from foreshock.comparisons import comparison_name
@@ -135,10 +135,6 @@ def _add_other_kinds(parser: argparse.ArgumentParser) -> None:
         "--checkpoint-step", type=STEP, metavar="N",
         help="the step with the weights after the update (default: the next)",
     )  # fmt: skip
-    parser.add_argument(
-        "--max-candidates", type=whole(0), metavar="N",
-        help="earlier checkpoints that the doctor tries (default: 8)",
-    )  # fmt: skip
 
 
 def _kind(arguments: argparse.Namespace) -> ProbeKind:
@@ -182,8 +178,6 @@ def _request(arguments: argparse.Namespace) -> dict[str, Any]:
         options["autocast"] = None if arguments.trainer_autocast == "none" else arguments.trainer_autocast
     if arguments.trainer_master_dtype is not None:
         options["master_dtype"] = arguments.trainer_master_dtype
-    if arguments.max_candidates is not None and kind is not DOCTOR:
-        raise ConfigurationError("--max-candidates is an option of --doctor")
     if arguments.checkpoint_step is not None and kind is not UPDATE:
         raise ConfigurationError("--checkpoint-step is an option of --update")
     if (options or arguments.scorer) and kind is DOCTOR:
@@ -205,7 +199,6 @@ def _request(arguments: argparse.Namespace) -> dict[str, Any]:
         "environment": arguments.environment,
         "priority": arguments.priority,
         "max_rollouts": arguments.max_rollouts,
-        "max_candidates": arguments.max_candidates,
         "checkpoint_step": arguments.checkpoint_step,
         "options": {_TRAINER_REPLAY: options} if options else None,
     }

@@ -33,8 +33,7 @@ def test_comparison_names_the_scorers_in_their_order() -> None:
 
 
 def test_examination_by_the_doctor_names_no_scorers() -> None:
-    asked = request("--doctor", "--max-candidates", "3")
-    assert asked == {"step": 60, "kind": DOCTOR.name, "scorers": [], "max_candidates": 3}
+    assert request("--doctor") == {"step": 60, "kind": DOCTOR.name, "scorers": []}
 
 
 def test_update_names_the_step_with_the_weights_after_it() -> None:
@@ -49,7 +48,6 @@ def test_update_names_the_step_with_the_weights_after_it() -> None:
         ("--doctor --exact", "--exact and --doctor are different probes"),
         ("--layers --exact", "--exact and --layers are different probes"),
         ("--layers --routing", "--layers and --routing are different probes"),
-        ("--max-candidates 3", "--max-candidates is an option of --doctor"),
         ("--checkpoint-step 70", "--checkpoint-step is an option of --update"),
     ],
 )

@@ -105,22 +105,12 @@ def test_address_with_a_path_too_many_is_named(
     assert f"{imported.url}{path} is not a Foreshock service; check FORESHOCK_URL" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--from-step", "40"], "no rollouts between --from-step and --to-step: the files are of steps 1 to 30"),
-        (["--from-step", "10", "--to-step", "5"], "--from-step must not be above --to-step, got 10 and 5"),
-        ([], "step_0001.parquet is empty or cut off: expected a Parquet file"),
-    ],
-)
 def test_import_of_nothing_makes_no_run(
-    imported: RunningService, recorded: Path, tmp_path: Path, words: list[str], message: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    folder = recorded if words else tmp_path
+    imported: RunningService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "step_0001.parquet").write_bytes(b"")
-    assert run(imported, "import", str(folder), "--run-key", "nothing", *words) == 1
-    assert message in capsys.readouterr().err
+    assert run(imported, "import", str(tmp_path), "--run-key", "nothing") == 1
+    assert "step_0001.parquet is empty or cut off: expected a Parquet file" in capsys.readouterr().err
     assert run(imported, "runs", "--json") == 0
     assert [each["key"] for each in json.loads(capsys.readouterr().out)].count("nothing") == 0
 
