@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +149,75 @@ def _killed_trainer() -> Outcome:
     return Outcome(seen, closed and silent and states == ["open"] and len(titles) == 1 and not ended)
 
 
+_SCALARS = """
+import sys, time
+from foreshock import Client
+
+client = Client(sys.argv[1], run_key="silent", spool_directory=sys.argv[2], heartbeat_seconds=0.5)
+client.start_run()
+for step in range(100_000):
+    client.log_scalars(step, {"reward": 0.5})
+    time.sleep(0.5)
+"""
+
+
+def _three_silences() -> Outcome:
+    with (
+        closing(Receiver()) as receiver,
+        _service(FORESHOCK_STALE_SECONDS="4", FORESHOCK_NOTIFICATIONS=_target(receiver)) as (folder, http),
+    ):
+        arguments = [sys.executable, "-c", _SCALARS, str(http.base_url), str(folder / "spool")]
+        trainer = subprocess.Popen(arguments)
+
+        def told(change: str) -> int:
+            return sum(body["title"].startswith(f"{change}: stale_run") for body in receiver.bodies)
+
+        try:
+            wait_until(lambda: bool(http.get("/v1/runs").json()["items"]), 60)
+            for silence in range(1, 4):
+                wait_until(lambda: False, 1)
+                trainer.send_signal(signal.SIGSTOP)
+                wait_until(partial(lambda wanted: told("warning") >= wanted, silence), 30)
+                trainer.send_signal(signal.SIGCONT)
+                wait_until(partial(lambda wanted: told("resolved") >= wanted, silence), 30)
+        finally:
+            trainer.kill()
+            trainer.wait()
+    seen = f"{told('warning')} told, {told('resolved')} ended"
+    return Outcome(seen, told("warning") == told("resolved") == 3)
+
+
+def _dropped_verdict() -> Outcome:
+    with (
+        closing(Receiver()) as receiver,
+        _service(FORESHOCK_NOTIFICATIONS=_target(receiver, verdicts=True, resolved=False)) as (_, http),
+    ):
+        run = _start(http, "warned")
+
+        def lose(items: int) -> None:
+            http.put(f"{run}/attempts/1/clients/a", json={"dropped": items}).raise_for_status()
+
+        def told() -> int:
+            return sum(body["title"] == "warning: warned" for body in receiver.bodies)
+
+        # The target refuses, and the verdict is obsolete when the message is sent again.
+        receiver.answers = [500] * 4
+        lose(1)
+        wait_until(lambda: told() > 0, 30)
+        refused = told()
+        (alert,) = _alerts(http, run, "client_losses")
+        http.post(f"{run}/alerts/{alert['id']}/resolve").raise_for_status()
+        receiver.answers = []
+        wait_until(lambda: False, 15)
+        obsolete = told() - refused
+        lose(2)
+        wait_until(lambda: told() > refused + obsolete, 30)
+        again = told() - refused - obsolete
+    return Outcome(
+        f"refused {refused}, sent while obsolete {obsolete}, told again {again}", (obsolete, again) == (0, 1)
+    )
+
+
 ROWS: list[Row] = [
     Row(
         "full-disk-during-upload",
@@ -154,4 +225,6 @@ ROWS: list[Row] = [
         _full_disk_during_upload,
     ),
     Row("killed-in-a-sharded-step", "one alert of silence opened and told, none ended", _killed_trainer),
+    Row("three-silences", "a run of scalars is silent three times: three told, three ended", _three_silences),
+    Row("dropped-verdict", "a verdict that was obsolete before it was sent is told when it returns", _dropped_verdict),
 ]

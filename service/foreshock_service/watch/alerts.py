@@ -189,6 +189,8 @@ def _changes(
     wanted = {"cleared_step": cleared_step, "state": _state(alert, cleared_step)}
     if fired is not None:
         wanted |= _columns(*fired)
+    if wanted["state"] == "open" and alert.state in ("resolved", "retracted"):
+        wanted["opened_at_us"] = now_us()
     return {name: value for name, value in wanted.items() if getattr(alert, name) != value}
 
 

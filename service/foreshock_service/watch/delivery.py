@@ -172,7 +172,7 @@ def _open(session: Session, key: tuple[str, int, int, str], **values: Any) -> No
         return
     if again is not None:
         # A rule has one alert at a step: the resolved or retracted one is opened again.
-        _change(session, again, {**values, "state": "open"})
+        _change(session, again, {**values, "state": "open", "opened_at_us": now_us()})
         return
     now = now_us()
     session.add(

@@ -4,10 +4,10 @@ import logging
 import secrets
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
-from sqlalchemy import Select, and_, delete, exists, func, literal, or_, select
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy import ColumnElement, Select, exists, func, literal, or_, select
+from sqlalchemy.orm import Session
 
 from foreshock import page_addresses, retry, severity
 from foreshock.api.watch import STANDING
@@ -22,47 +22,63 @@ from foreshock_service.watch.notifications.sending import Message, SendingFailed
 _PREFIX = "verdict "
 
 
+class Change(NamedTuple):
+    """What a message is about: the opening or the end of an alert, or a run's verdict (`alert_id` is then the run's).
+
+    `occurrence`: the `opened_at_us` of the alert, or the revision of the diagnosis.
+    """
+
+    run_id: str
+    alert_id: str
+    change: str
+    occurrence: int
+
+
 def verdicts_to_tell(
     session: Session, target: NotificationTarget, severities: Sequence[str], since_us: int, limit: int
-) -> list[tuple[str, str]]:
-    """Return (run, change) of runs whose verdict differs from the one last sent to the target.
+) -> list[Change]:
+    """Return the messages of runs whose verdict differs from the one last sent to the target, or waiting for it.
 
     Sent are verdicts of the target's severities; if it also wants ends, the first less severe verdict after one.
     """
     table = StoredDiagnosis
+    of_run = (Notification.target == target.name, Notification.alert_id == table.run_id)
     told = (
         select(Notification.change)
-        .where(Notification.target == target.name, Notification.alert_id == table.run_id)
+        # A message that became obsolete before it was sent, or that the target never took, has told nothing.
+        .where(*of_run, Notification.state.in_(("pending", "sent")))
         .order_by(Notification.created_at_us.desc(), Notification.id.desc())
         .limit(1)
         .correlate(table)
         .scalar_subquery()
     )
     last = func.coalesce(told, "")
-    was_severe = or_(*(last.like(f"{_PREFIX}{each} %") for each in severities))
+    was_severe = last.in_([_PREFIX + each for each in severities])
+    is_known = exists().where(*of_run, Notification.occurrence == table.revision)
     is_severe = table.verdict.in_(severities)
     query = (
         select(table.run_id, table.verdict, table.revision)
         .join(Run, Run.id == table.run_id)
         .where(table.changed_at_us >= since_us, Run.deleted_at_us.is_(None))
         .where(or_(is_severe, was_severe) if target.resolved else is_severe)
-        .where(last.not_like(literal(_PREFIX).concat(table.verdict).concat(" %")))
+        .where(last != literal(_PREFIX).concat(table.verdict), ~is_known)
         .limit(limit)
     )
     if target.projects:
         query = query.where(Run.project.in_(target.projects))
-    return [(run, f"{_PREFIX}{verdict} {revision}") for run, verdict, revision in session.execute(query)]
+    found = session.execute(query)
+    return [Change(run, run, f"{_PREFIX}{verdict}", revision) for run, verdict, revision in found]
 
 
 def _message(session: Session, row: Notification, page_root: str) -> Message | None:
     """Return the message of a row; None if the run is deleted or the row is out of date."""
     of_verdict = row.change.startswith(_PREFIX)
     alert = None if of_verdict else session.get(Alert, row.alert_id)
-    run = session.get(Run, row.alert_id if alert is None else alert.run_id)
+    run = session.get(Run, row.run_id)
     if run is None or run.deleted_at_us is not None or (alert is not None and not _still_says(row, alert)):
         return None
     said = verdicts_of_runs(session, [run.id])[run.id]
-    if of_verdict and said.verdict != row.change.split()[1]:
+    if of_verdict and said.verdict != row.change.removeprefix(_PREFIX):
         return None
     page = page_root + page_addresses.run_page_path(run.project, run.key)
     return Message(row.id, "verdict" if of_verdict else row.change, alert, run, page, said)
@@ -71,7 +87,6 @@ def _message(session: Session, row: Notification, page_root: str) -> Message | N
 _SECOND_US = 1_000_000
 _HORIZON_US = 24 * 3600 * _SECOND_US
 """Alerts that changed longer ago are not looked for. A message that could not be sent for this long is given up."""
-_KEPT_US = 30 * 24 * 3600 * _SECOND_US
 _LEASE_US = 60 * _SECOND_US
 _SEND_AGAIN_US = 60 * _SECOND_US
 _FIRST_RETRY_SECONDS = 5.0
@@ -134,18 +149,18 @@ def send_next(context: ServiceContext, target: NotificationTarget) -> bool:
     return True
 
 
-def _add(session: Session, target: NotificationTarget, found: list[tuple[str, str]]) -> None:
+def _add(session: Session, target: NotificationTarget, found: Sequence[Change]) -> None:
     now_us = database_now_us(session)
-    opened = [alert for alert_id, change in found if change == OPENED and (alert := session.get(Alert, alert_id))]
+    opened = [(each, alert) for each in found if each.change == OPENED and (alert := session.get(Alert, each.alert_id))]
     # Of an episode's alerts only the most severe is sent.
-    for alert in sorted(opened, key=lambda each: (severity.severity_rank(each.severity), each.step, each.rule)):
+    opened.sort(key=lambda each: (severity.severity_rank(each[1].severity), each[1].step, each[1].rule))
+    for change, alert in opened:
         # Alertmanager groups alerts itself.
         spoken = not target.is_alertmanager and is_told_by_episode(session, target.name, alert)
-        add(session, target.name, alert.id, OPENED, now_us, "dropped" if spoken else "pending")
-    for alert_id, change in found:
-        if change != OPENED:
-            add(session, target.name, alert_id, change, now_us)
-    session.execute(delete(Notification).where(Notification.created_at_us < now_us - _KEPT_US))
+        add(session, target.name, change, now_us, "dropped" if spoken else "pending")
+    for change in found:
+        if change.change != OPENED:
+            add(session, target.name, change, now_us)
 
 
 def _lease(
@@ -178,7 +193,9 @@ def _lease(
 
 
 def _still_says(row: Notification, alert: Alert) -> bool:
-    """Return whether the alert is still in a state that the row reports."""
+    """Return whether the alert is still in the state that the row reports, of the same opening."""
+    if row.occurrence != alert.opened_at_us:
+        return False
     if row.change != OPENED:
         return alert.state in ("resolved", "retracted")
     if row.sent_at_us is not None:
@@ -217,23 +234,27 @@ OPENED, RESOLVED = "opened", "resolved"
 
 def alerts_to_tell(
     session: Session, target: NotificationTarget, severities: Sequence[str], since_us: int, limit: int
-) -> list[tuple[str, str]]:
-    """Return (alert, change) of alerts changed since `since_us` whose opening or end is not in the outbox yet."""
-    told = exists().where(
-        Notification.target == target.name, Notification.alert_id == Alert.id, Notification.change == OPENED
-    )
-    opened = _of_target(target, severities, since_us).where(Alert.state == "open", ~told).limit(limit)
-    found = [(alert_id, OPENED) for alert_id in session.scalars(opened)]
+) -> list[Change]:
+    """Return the openings and ends of alerts changed since `since_us` that are not in the outbox yet.
+
+    An alert that opens again is told again: its `opened_at_us` is another.
+    """
+
+    def is_known(change: str, *also: ColumnElement[bool]) -> ColumnElement[bool]:
+        row = (Notification.target == target.name, Notification.alert_id == Alert.id, Notification.change == change)
+        return exists().where(*row, Notification.occurrence == Alert.opened_at_us, *also)
+
+    of_target = _of_target(target, severities, since_us).limit(limit)
+    found = [(OPENED, of_target.where(Alert.state == "open", ~is_known(OPENED)))]
     if target.tells_resolved:
-        sent, ended = aliased(Notification), aliased(Notification)
-        was_sent = and_(
-            sent.target == target.name, sent.alert_id == Alert.id, sent.change == OPENED, sent.sent_at_us.is_not(None)
-        )
-        is_known = exists().where(ended.target == target.name, ended.alert_id == Alert.id, ended.change == RESOLVED)
-        query = _of_target(target, severities, since_us).join(sent, was_sent)
-        query = query.where(Alert.state.in_(("resolved", "retracted")), ~is_known).limit(limit)
-        found += [(alert_id, RESOLVED) for alert_id in session.scalars(query)]
-    return found
+        was_sent = is_known(OPENED, Notification.sent_at_us.is_not(None))
+        ended = of_target.where(Alert.state.in_(("resolved", "retracted")), was_sent, ~is_known(RESOLVED))
+        found.append((RESOLVED, ended))
+    return [
+        Change(run_id, alert_id, change, opened_at_us)
+        for change, query in found
+        for run_id, alert_id, opened_at_us in session.execute(query)
+    ]
 
 
 def is_told_by_episode(session: Session, target: str, alert: Alert) -> bool:
@@ -261,19 +282,19 @@ def is_told_by_episode(session: Session, target: str, alert: Alert) -> bool:
     )
 
 
-def add(session: Session, target: str, alert_id: str, change: str, now_us: int, state: str = "pending") -> None:
+def add(session: Session, target: str, change: Change, now_us: int, state: str = "pending") -> None:
     """Add a message to the outbox unless it is already there."""
     row = {
-        "id": new_identifier("notification"), "target": target, "alert_id": alert_id, "change": change,
-        "state": state, "tries": 0, "due_at_us": now_us, "lease": None, "leased_until_us": 0, "error": None,
+        "id": new_identifier("notification"), "target": target, **change._asdict(), "state": state, "tries": 0,
+        "due_at_us": now_us, "lease": None, "leased_until_us": 0, "error": None,
         "created_at_us": now_us, "sent_at_us": None,
     }  # fmt: skip
     insert_if_absent(session, Notification, row)
 
 
-def _of_target(target: NotificationTarget, severities: Sequence[str], since_us: int) -> Select[Any]:
+def _of_target(target: NotificationTarget, severities: Sequence[str], since_us: int) -> Select[str, str, int]:
     query = (
-        select(Alert.id)
+        select(Alert.run_id, Alert.id, Alert.opened_at_us)
         .join(Run, Run.id == Alert.run_id)
         .where(Alert.changed_at_us >= since_us, Alert.severity.in_(severities), Run.deleted_at_us.is_(None))
         .order_by(Alert.changed_at_us)

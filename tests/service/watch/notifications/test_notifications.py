@@ -21,8 +21,11 @@ from fastapi import FastAPI
 from sqlalchemy import select, update
 
 from foreshock.errors import ConfigurationError
-from foreshock_service.platform.database.tables import Notification
+from foreshock_service.maintenance.delete_runs import delete_rows_of_deleted_runs
+from foreshock_service.platform.database.tables import Notification, Run, Step
 from foreshock_service.platform.settings import NotificationTarget, Settings, load_settings
+from foreshock_service.runs.runs import mark_stale_runs
+from foreshock_service.runs.shards import close_waiting_steps
 from foreshock_service.serving import serve
 from foreshock_service.watch.notifications import sending
 from foreshock_service.watch.notifications.service import fill_outbox, notifiers, send_next
@@ -380,6 +383,63 @@ def test_a_changed_verdict_is_told_once_with_its_headline_to_targets_that_ask(
     for _ in range(2):
         alerting.notify(told)
     assert sorted(titles(receiver)[2:]) == ["resolved: client_losses at step 1 of my run", "unknown: my run"]
+
+
+def test_each_silence_of_a_run_is_told(alerting: Alerting, target: Make, receiver: Receiver) -> None:
+    sender, context = alerting.sender, alerting.context
+    # A run that logs scalars only: each silence is at the same step.
+    sender.put_scalars(1, {"reward": 1.0}).raise_for_status()
+    told = target(resolved=True)
+    for _ in range(3):
+        heartbeat = sender.http.put(f"/v1/runs/{sender.run}/attempts/1/clients/a", json={})
+        heartbeat.raise_for_status()
+        alerting.notify(told)
+        context.database.write(lambda session: session.execute(update(Run).values(seen_at_us=0)))
+        mark_stale_runs(context, 0)
+        alerting.notify(told)
+    assert titles(receiver) == [
+        "warning: stale_run at step 0 of my run",
+        "resolved: stale_run at step 0 of my run",
+    ] * 2 + ["warning: stale_run at step 0 of my run"]
+
+
+def test_verdict_that_was_obsolete_before_it_was_sent_is_told_when_it_returns(
+    alerting: Alerting, target: Make, receiver: Receiver
+) -> None:
+    told = target(verdicts=True, severity="warning")
+
+    def verdicts() -> list[str]:
+        return [title for title in titles(receiver) if title.endswith(": my run")]
+
+    alert = alerting.open()
+    fill_outbox(alerting.context, told)
+    alerting.change(alert, "resolve")
+    alerting.notify(told)
+    assert verdicts() == []
+    # Another loss: the run is in warning again.
+    body = {"rejected": 4}
+    alerting.sender.http.put(f"/v1/runs/{alerting.sender.run}/attempts/1/clients/a", json=body).raise_for_status()
+    for _ in range(2):
+        alerting.notify(told)
+    assert verdicts() == ["warning: my run"]
+
+
+def test_message_is_kept_as_long_as_its_run(alerting: Alerting, target: Make, receiver: Receiver) -> None:
+    told = target(name="am", url=f"alertmanager://{receiver.host}")
+    alerting.open()
+    alerting.notify(told)
+    old = update(Notification).values(created_at_us=0, due_at_us=0)
+    alerting.context.database.write(lambda session: session.execute(old))
+    alerting.sender.put_shard(2, make_batch(seed=2), shard=0, shards=2).raise_for_status()
+    alerting.context.database.write(lambda session: session.execute(update(Step).values(last_shard_at_us=0)))
+    # Another alert, whose message is added to the outbox.
+    close_waiting_steps(alerting.context)
+    alerting.notify(told)
+    names = [each["labels"]["alertname"] for body in receiver.bodies for each in body]
+    assert sorted(names) == ["ForeshockClientLosses", "ForeshockClientLosses", "ForeshockIncompleteStep"]
+    alerting.sender.http.delete(f"/v1/runs/{alerting.sender.run}").raise_for_status()
+    delete_rows_of_deleted_runs(alerting.context)
+    assert outbox(alerting) == []
 
 
 def test_a_verdict_below_the_severity_of_the_target_is_not_told(

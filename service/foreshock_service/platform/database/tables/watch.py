@@ -140,6 +140,7 @@ class Alert(Base):
     """A rule that fired at a step. `version` increases with every change of any alert of the run.
 
     `changed_by` is `detector`, `operator` or `rewind`; `cleared_step` is the step at which the rule no longer fired.
+    `opened_at_us` is the newest opening: an alert whose rule fires again at the same step opens again.
     """
 
     __tablename__ = "alerts"
@@ -281,22 +282,25 @@ class TrainerProgress(Base):
 
 
 class Notification(Base):
-    """A message to one target that an alert was opened or resolved; at most one of each kind for an alert.
+    """A message to one target: an alert was opened or resolved, or a run has another verdict; at most one for each.
 
+    `occurrence` tells the openings of one alert apart by its `opened_at_us`, and verdicts by the diagnosis's revision.
     `state` is `pending`, `sent`, `dropped` (it is obsolete) or `failed`. While a process sends it, `leased_until_us` is
     in the future and `lease` is a random name of this try.
     """
 
     __tablename__ = "notifications"
     __table_args__ = (
-        sa.UniqueConstraint("target", "alert_id", "change"),
+        sa.UniqueConstraint("target", "alert_id", "change", "occurrence"),
         sa.Index(None, "target", "state", "due_at_us"),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
     target: Mapped[str]
+    run_id: Mapped[str] = mapped_column(sa.ForeignKey("runs.id"))
     alert_id: Mapped[str]
     change: Mapped[str]
+    occurrence: Mapped[int]
     state: Mapped[str]
     tries: Mapped[int]
     due_at_us: Mapped[int]
