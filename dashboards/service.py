@@ -117,13 +117,6 @@ def _process() -> tuple[Panel, ...]:
             minimum=0,
         ),
         over_time(
-            "Writes that wait",
-            "foreshock_service_writes_waiting",
-            "{{instance}}",
-            "Units of work that wait for SQLite's only writer; always 0 with PostgreSQL.",
-            minimum=0,
-        ),
-        over_time(
             "Longest wait for the event loop",
             "foreshock_service_event_loop_delay_max_seconds",
             "{{instance}}",

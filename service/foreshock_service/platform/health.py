@@ -88,9 +88,6 @@ GAUGES: tuple[Gauge, ...] = (
         lambda own: own.context.decoders.is_warm,
     ),
     Gauge(
-        "writes_waiting", "Units of work that wait for SQLite's writer", lambda own: own.context.database.writes_waiting
-    ),
-    Gauge(
         "write_p99_seconds",
         "99th percentile of the newest writes to the database",
         lambda own: own.write_p99_seconds,

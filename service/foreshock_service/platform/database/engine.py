@@ -106,7 +106,7 @@ def _prepare_sqlite_connection(connection: sqlite3.Connection, _: Any) -> None:
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout = {_BUSY_TIMEOUT_MS}")
     cursor.execute("PRAGMA journal_mode = WAL")
-    # An answered request must survive a power cut; group commit shares the cost of the fsync.
+    # An answered request must survive a power cut.
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.close()

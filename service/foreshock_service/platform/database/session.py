@@ -1,23 +1,21 @@
 """Sessions: `read` gives a read-only session, `write` runs a unit of work in a transaction. No other code commits.
 
-On SQLite one thread writes: it runs the queued units of work and commits waiting units together. A caller gets its
-result after the commit, so the result is durable. `after_commit` is the one way to do something after a commit.
+On SQLite one thread runs the queued units of work, one after the other. A caller gets its result after the commit, so
+the result is durable. `after_commit` is the one way to do something after a commit.
 """
 
 import hashlib
 import logging
-import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import event, text
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import PendingRollbackError
 from sqlalchemy.orm import Session
@@ -31,7 +29,7 @@ _REMEMBERED_WRITES = 1000
 # The other transaction of a deadlock takes milliseconds. Jitter keeps the two from colliding again.
 _FIRST_RETRY_SECONDS = 0.01
 _LONGEST_RETRY_SECONDS = 0.2
-_LARGEST_BATCH = 64
+_WRITER = "foreshock-writer"
 _CALLBACKS = "foreshock.after_commit"
 _LAST_WORK = "foreshock.before_commit"
 _logger = logging.getLogger(__name__)
@@ -80,14 +78,9 @@ class Database:
         self._write_engine = engine.make_engine(url, connections=connections)
         self.is_sqlite = self._write_engine.dialect.name == "sqlite"
         self._read_engine = engine.make_reading_engine(self._write_engine, connections=connections)
-        self._writer = GroupCommitWriter(self._write_engine, session_info) if self.is_sqlite else None
+        self._writer = ThreadPoolExecutor(1, _WRITER) if self.is_sqlite else None
         # Of the newest writes, waiting included.
         self.write_seconds: deque[float] = deque(maxlen=_REMEMBERED_WRITES)
-
-    @property
-    def writes_waiting(self) -> int:
-        """Return how many units of work wait for SQLite's writer."""
-        return self._writer.waiting if self._writer is not None else 0
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -113,13 +106,15 @@ class Database:
     def write(self, work: Callable[[Session], Result]) -> Result:
         """Run `work(session)` in a transaction and return its result after the commit.
 
-        `work` runs again if PostgreSQL aborts it for a deadlock, or if SQLite ends the transaction that it shares with
-        other units. So it must change nothing but the session. Raises the errors of `work`, after rolling back.
+        `work` runs again if PostgreSQL aborts it for a deadlock, so it must change nothing but the session. Raises the
+        errors of `work`, after rolling back.
         """
+        if threading.current_thread().name.startswith(_WRITER):
+            raise RuntimeError("a unit of work must not start another one: pass it the session instead")
         begin = time.perf_counter()
         try:
             if self._writer is not None:
-                result, session = self._writer.run(work)
+                result, session = self._writer.submit(self._write_directly, work).result()
             else:
                 result, session = retry(
                     lambda: self._write_directly(work),
@@ -169,7 +164,7 @@ class Database:
     def close(self) -> None:
         """Finish the queued writes and close every connection. One in use is closed when its thread returns it."""
         if self._writer is not None:
-            self._writer.close()
+            self._writer.shutdown()
         for each in (self._write_engine, self._read_engine):
             # `dispose` closes idle connections only; the others would return to a pool that nobody empties.
             event.listen(each.pool, "checkin", _close_connection)
@@ -194,107 +189,3 @@ def _run_callbacks(session: Session) -> None:
             callback()
         except Exception:
             _logger.exception("an after-commit callback failed")
-
-
-@dataclass(eq=False, slots=True)
-class _Unit:
-    work: Callable[[Session], Any]
-    future: Future[tuple[Any, Session]] = field(default_factory=Future)
-    done: tuple[Any, Session] | None = None
-    error: Exception | None = None
-
-
-class GroupCommitWriter:
-    """The one writer of SQLite; `run` may be called from any thread but the writer's own.
-
-    A unit that raises is rolled back alone, because each unit has its own savepoint. If SQLite ends the transaction
-    itself at an error, such as a full disk, the savepoints are lost, and the units run again, one at a time.
-    """
-
-    def __init__(self, engine: Engine, session_info: Mapping[str, object]) -> None:
-        self._engine = engine
-        self._session_info = session_info
-        self._queue: queue.SimpleQueue[_Unit | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._closed = False
-        self._thread = threading.Thread(target=self._loop, name="foreshock-writer", daemon=True)
-        self._thread.start()
-
-    @property
-    def waiting(self) -> int:
-        """Return how many units of work wait."""
-        return self._queue.qsize()
-
-    def run(self, work: Callable[[Session], Result]) -> tuple[Result, Session]:
-        """Run a unit of work, and return its result and session once it is committed; raises what the unit raised."""
-        if threading.current_thread() is self._thread:
-            raise RuntimeError("a unit of work must not start another one: pass it the session instead")
-        unit = _Unit(work)
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("the database is closed")
-            self._queue.put(unit)
-        return unit.future.result()
-
-    def close(self) -> None:
-        """Run the queued units of work, then stop."""
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._queue.put(None)
-        self._thread.join()
-
-    def _loop(self) -> None:
-        while (unit := self._queue.get()) is not None:
-            batch, last = [unit], False
-            while len(batch) < _LARGEST_BATCH and not self._queue.empty():
-                following = self._queue.get()
-                if following is None:
-                    last = True
-                    break
-                batch.append(following)
-            self._commit(batch)
-            if last:
-                return
-
-    def _commit(self, batch: list[_Unit]) -> None:
-        if len(batch) == 1 or not self._run_together(batch):
-            for unit in batch:
-                # Without a savepoint: the unit has its own transaction.
-                self._run(unit, self._engine)
-        for unit in batch:
-            if unit.error is not None:
-                unit.future.set_exception(unit.error)
-            else:
-                assert unit.done is not None
-                unit.future.set_result(unit.done)
-
-    def _run_together(self, batch: list[_Unit]) -> bool:
-        """Run units in one transaction; False if SQLite ended it at the error of a unit: then none is stored."""
-        try:
-            with self._engine.begin() as connection:
-                for unit in batch:
-                    self._run(unit, connection)
-                    engine.check_transaction(connection)
-        except engine.TransactionEnded:
-            return False
-        except Exception as error:
-            for unit in batch:
-                unit.error = unit.error or error
-        return True
-
-    def _run(self, unit: _Unit, bind: Engine | Connection) -> None:
-        """Run a unit in a transaction of its own, or in a savepoint of the connection's transaction."""
-        unit.error = None
-        session = Session(
-            bind,
-            join_transaction_mode="create_savepoint",
-            expire_on_commit=False,
-            info=dict(self._session_info),
-        )
-        try:
-            with session, session.begin():
-                result = unit.work(session)
-            unit.done = (result, session)
-        except Exception as error:
-            unit.error = error
