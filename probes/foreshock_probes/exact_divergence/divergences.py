@@ -8,8 +8,7 @@ A product that can be written to its tile directly is one call for the whole voc
 8192 tokens took 1.4 to 1.8 times the processor time of one call. Other products need copies (of the head in float32,
 or of logits before a soft cap) and are computed one block at a time.
 
-Terms and sums are float64. `reduce_in_torch` reduces tiles on a GPU, `compiled_reduction` on a CPU: there 128 states of
-151,936 tokens took 12.4 s of processor time in torch and 0.7 s compiled, products included.
+Terms and sums are float64. `reduce_in_torch` reduces tiles on a GPU, `compiled_reduction` on a CPU.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,51 +31,39 @@ SUMS = ("kl", "reverse_kl", "tv", "chi2", "reverse_chi2", "target_entropy", "beh
 # Logits of a part of a tile; each of about twenty temporary arrays then takes 32 MiB.
 _PART = 1 << 22
 # Log-prob of masked tokens. e^x of it is 0; it is finite, so that the difference of two of them is 0, not NaN.
-_MASKED = -1e300
+MASKED = -1e300
 # |log π − log μ| below which e^x − 1 − x is computed by a polynomial, and its coefficients, from x² on.
-_POLYNOMIAL = 0.3
-_COEFFICIENTS = tuple(1.0 / math.factorial(power) for power in range(2, 14))
+POLYNOMIAL = 0.3
+COEFFICIENTS = tuple(1.0 / math.factorial(power) for power in range(2, 14))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TileSums:
     """The result of a reduction; the target comes first.
 
-    `sums` [rows, len(SUMS)] and `log_normalisers` [2, rows] are float64; `top_ids` [2, rows, K] int64 are the likeliest
-    tokens, likeliest first, padded with −1. The sum `uncovered` is the probability under π of tokens with μ = 0.
+    `sums` [rows, len(SUMS)] and `log_normalisers` [2, rows] are float64; `likeliest` [2, rows] int64 are the likeliest
+    tokens, the lowest id of equal ones. The sum `uncovered` is the probability under π of tokens with μ = 0.
     """
 
     sums: torch.Tensor
     log_normalisers: torch.Tensor
-    top_ids: torch.Tensor
+    likeliest: torch.Tensor
 
 
-def overlaps(top_ids: torch.Tensor, top_ks: tuple[int, ...]) -> torch.Tensor:
-    """Return the share of common tokens among the k likeliest of `top_ids` [2, rows, K], shape [rows, len(top_ks)]."""
-    target, behaviour = top_ids
-    shares = torch.empty((target.shape[0], len(top_ks)), dtype=torch.float64, device=top_ids.device)
-    for column, k in enumerate(top_ks):
-        first, second = target[:, :k], behaviour[:, :k]
-        common = ((first[:, :, None] == second[:, None, :]) & (first[:, :, None] >= 0)).sum((1, 2))
-        named = torch.maximum((first >= 0).sum(1), (second >= 0).sum(1))
-        shares[:, column] = common.double() / named
-    return shares
-
-
-def reduce_in_torch(target: torch.Tensor, behaviour: torch.Tensor, top_k: int) -> TileSums:
+def reduce_in_torch(target: torch.Tensor, behaviour: torch.Tensor) -> TileSums:
     """Return the sums of two tiles [rows, V] of one dtype."""
     size = max(_PART // target.shape[1], 1)
     parts = [
-        _reduce(target[start : start + size].double(), behaviour[start : start + size].double(), top_k)
+        _reduce(target[start : start + size].double(), behaviour[start : start + size].double())
         for start in range(0, max(target.shape[0], 1), size)
     ]
     sums, normalisers, ids = zip(*parts, strict=True)
     return TileSums(torch.cat(sums), torch.cat(normalisers, 1), torch.cat(ids, 1))
 
 
-def _reduce(target: torch.Tensor, behaviour: torch.Tensor, top_k: int) -> tuple[torch.Tensor, ...]:
-    """Return `sums`, `log_normalisers` and `top_ids` of TileSums."""
-    ids = torch.stack([_likeliest(logits, top_k) for logits in (target, behaviour)])
+def _reduce(target: torch.Tensor, behaviour: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return `sums`, `log_normalisers` and `likeliest` of TileSums."""
+    ids = torch.stack([_likeliest(logits) for logits in (target, behaviour)])
     (log_pi, of_target, log_target), (log_mu, of_behaviour, log_behaviour) = (
         _log_probs(logits) for logits in (target, behaviour)
     )
@@ -94,7 +82,7 @@ def _log_probs(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.
     largest = logits.amax(1, keepdim=True)
     shifted = logits - largest.clamp_min(torch.finfo(torch.float64).min)
     log_total = shifted.exp().sum(1, keepdim=True).log()
-    shifted = torch.where(logits == -math.inf, _MASKED, shifted)
+    shifted = torch.where(logits == -math.inf, MASKED, shifted)
     return shifted - log_total, shifted, torch.stack([largest, log_total])
 
 
@@ -108,8 +96,8 @@ def _sums(
     below, s = d < 0.0, d.abs()
     log_likelier = torch.where(below, log_mu, log_pi)
     likelier, decay, w = log_likelier.exp(), (-s).exp(), -torch.expm1(-s)
-    small = s < _POLYNOMIAL
-    curve = _curve(-s.clamp_max(_POLYNOMIAL))
+    small = s < POLYNOMIAL
+    curve = _curve(-s.clamp_max(POLYNOMIAL))
     away = torch.where(small, curve, s - w)  # s − w
     toward = torch.where(small, w * s - curve, w - decay * s)  # e^−s·(e^s − 1 − s)
     quadratic = likelier * w * w
@@ -132,25 +120,18 @@ def _sums(
 
 def _curve(x: torch.Tensor) -> torch.Tensor:
     """Return e^x − 1 − x for small |x|."""
-    total = torch.full_like(x, _COEFFICIENTS[-1])
-    for coefficient in reversed(_COEFFICIENTS[:-1]):
+    total = torch.full_like(x, COEFFICIENTS[-1])
+    for coefficient in reversed(COEFFICIENTS[:-1]):
         total = total * x + coefficient
     return x * x * total
 
 
-def _likeliest(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """Return the ids of the k largest logits in descending order, [rows, k]; ties keep the lower id, −1 replaces −∞."""
-    least = torch.where(logits.isnan(), -math.inf, logits).topk(k, 1).values[:, -1:]
-    above, equal = logits > least, logits == least
-    kept = above | (equal & (equal.cumsum(1) <= k - above.sum(1, keepdim=True)))
-    # A row with a NaN may keep fewer than k; its results are NaN anyway.
-    known = kept.sum(1) == k
-    ids = torch.full((logits.shape[0], k), -1, dtype=torch.int64, device=logits.device)
-    ids[known] = kept[known].nonzero()[:, 1].reshape(-1, k)
-    values = logits.gather(1, ids.clamp_min(0))
-    order = values.sort(dim=1, descending=True, stable=True).indices
-    ids, values = ids.gather(1, order), values.gather(1, order)
-    return torch.where(values == -math.inf, -1, ids)
+def _likeliest(logits: torch.Tensor) -> torch.Tensor:
+    """Return the id of each row's largest logit, [rows]: of equal ones the lowest, −1 if all are −∞ or one is NaN."""
+    largest = logits.amax(1, keepdim=True)
+    ids = torch.arange(logits.shape[1], device=logits.device).expand_as(logits)
+    first = ids.masked_fill(logits != largest, logits.shape[1]).amin(1)
+    return first.masked_fill(~(largest[:, 0] > -math.inf), -1)
 
 
 Float64 = NDArray[np.float64]
@@ -178,9 +159,8 @@ class ExactDivergences:
     A divergence is infinite if its support is not covered. If a logit of a state is NaN or +inf, or all are −inf, all
     of its values are NaN and `top1_flip` is False.
 
-    `top1_flip` is True if the likeliest tokens differ. `topk_overlap` [T, len(top_ks)] is the share of tokens that
-    the k likeliest of both have in common, for each k of `top_ks`. Among equally likely tokens the lower id comes
-    first; masked tokens are excluded. The log-probs are those of the `token_ids` of `exact_divergences`.
+    `top1_flip` is True if the likeliest tokens differ; among equally likely tokens the lower id comes first. The
+    log-probs are those of the `token_ids` of `exact_divergences`.
     """
 
     kl: Float64
@@ -192,8 +172,6 @@ class ExactDivergences:
     behaviour_entropy: Float64
     target_entropy: Float64
     top1_flip: NDArray[np.bool_]
-    topk_overlap: Float64
-    top_ks: tuple[int, ...]
     behaviour_log_probs: Float64 | None = None
     target_log_probs: Float64 | None = None
 
@@ -213,11 +191,10 @@ class ExactDivergences:
     @classmethod
     def concatenate(cls, parts: Sequence[ExactDivergences]) -> ExactDivergences:
         """Return the states of all `parts` in order. There must be at least one part, all with the same fields."""
-        values = {}
+        values: dict[str, Any] = {}
         for field in fields(cls):
             found = [getattr(part, field.name) for part in parts]
-            shared = field.name == "top_ks" or found[0] is None
-            values[field.name] = found[0] if shared else np.concatenate(found)
+            values[field.name] = None if found[0] is None else np.concatenate(found)
         return cls(**values)
 
 
@@ -226,7 +203,6 @@ def exact_divergences(
     behaviour: Source,
     *,
     token_ids: ArrayLike | None = None,
-    top_ks: Sequence[int] = (8, 20),
     tile_tokens: int | None = None,
     vocabulary_block: int = VOCABULARY_BLOCK,
 ) -> ExactDivergences:
@@ -238,14 +214,13 @@ def exact_divergences(
     products, a block of the head of `vocabulary_block` tokens in float32. Raises SourceError if T or V differ, an id is
     not in the vocabulary, or a size is below 1.
     """
-    ids = _checked(target, behaviour, token_ids, tuple(top_ks), tile_tokens, vocabulary_block)
+    ids = _checked(target, behaviour, token_ids, tile_tokens, vocabulary_block)
     device = _device_of(target, behaviour)
     rows = min(tile_tokens or (_TILE_TOKENS_CUDA if device.type == "cuda" else TILE_TOKENS), max(target.tokens, 1))
     held_in = torch.promote_types(target.held_in, behaviour.held_in)
     shape = (rows, target.vocabulary)
     whole = (torch.empty(shape, dtype=held_in, device=device), torch.empty(shape, dtype=held_in, device=device))
     reduce = _reduction_on(device)
-    top_k = min(max(top_ks, default=1), target.vocabulary)
     parts = []
     with torch.no_grad():
         for start in range(0, max(target.tokens, 1), rows):
@@ -253,9 +228,9 @@ def exact_divergences(
             tiles = (whole[0][: stop - start], whole[1][: stop - start])
             for source, tile in zip((target, behaviour), tiles, strict=True):
                 _fill(tile, source, start, stop, vocabulary_block)
-            sums = reduce(*tiles, top_k)
+            sums = reduce(*tiles)
             chosen = None if ids is None else _log_probs_divergences(tiles, sums, ids[start:stop])
-            parts.append(_as_divergences(sums, chosen, tuple(top_ks)))
+            parts.append(_as_divergences(sums, chosen))
     return ExactDivergences.concatenate(parts)
 
 
@@ -276,7 +251,7 @@ def _device_of(target: Source, behaviour: Source) -> torch.device:
     return on_gpu[0] if on_gpu and not in_float64 else torch.device("cpu")
 
 
-def _reduction_on(device: torch.device) -> Callable[[torch.Tensor, torch.Tensor, int], TileSums]:
+def _reduction_on(device: torch.device) -> Callable[[torch.Tensor, torch.Tensor], TileSums]:
     if device.type == "cuda":
         return reduce_in_torch
     from foreshock_probes.exact_divergence.compiled_reduction import reduce_compiled
@@ -291,19 +266,13 @@ def _log_probs_divergences(tiles: Pair, sums: TileSums, ids: NDArray[np.int64]) 
     return [(logit - normaliser).cpu().numpy() for logit, normaliser in zip(logits, sums.log_normalisers, strict=True)]
 
 
-def _as_divergences(
-    sums: TileSums, log_probs: list[NDArray[np.float64]] | None, top_ks: tuple[int, ...]
-) -> ExactDivergences:
+def _as_divergences(sums: TileSums, log_probs: list[NDArray[np.float64]] | None) -> ExactDivergences:
     known = torch.isfinite(sums.log_normalisers).all(0)
-    shares = overlaps(sums.top_ids, top_ks)
-    shares[~known] = torch.nan
-    flips = (sums.top_ids[0, :, 0] != sums.top_ids[1, :, 0]) & known
+    flips = (sums.likeliest[0] != sums.likeliest[1]) & known
     values = {name: sums.sums[:, column].cpu().numpy().copy() for column, name in enumerate(SUMS)}
     return ExactDivergences(
         mean_ratio=np.maximum(1.0 - values.pop("uncovered"), 0.0),
         top1_flip=flips.cpu().numpy(),
-        topk_overlap=shares.cpu().numpy(),
-        top_ks=top_ks,
         target_log_probs=log_probs[0] if log_probs else None,
         behaviour_log_probs=log_probs[1] if log_probs else None,
         **values,
@@ -314,7 +283,6 @@ def _checked(
     target: Source,
     behaviour: Source,
     token_ids: ArrayLike | None,
-    top_ks: tuple[int, ...],
     tile_tokens: int | None,
     vocabulary_block: int,
 ) -> NDArray[np.int64] | None:
@@ -324,10 +292,9 @@ def _checked(
             f"both sources need the same tokens and vocabulary, got [{target.tokens}, {target.vocabulary}] and "
             f"[{behaviour.tokens}, {behaviour.vocabulary}]"
         )
-    if min((*top_ks, vocabulary_block, 1 if tile_tokens is None else tile_tokens)) < 1:
+    if min(vocabulary_block, 1 if tile_tokens is None else tile_tokens) < 1:
         raise SourceError(
-            f"top_ks, tile_tokens and vocabulary_block must be at least 1, got {top_ks}, {tile_tokens} and "
-            f"{vocabulary_block}"
+            f"tile_tokens and vocabulary_block must be at least 1, got {tile_tokens} and {vocabulary_block}"
         )
     if token_ids is None:
         return None

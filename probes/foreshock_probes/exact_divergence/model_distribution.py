@@ -6,7 +6,7 @@ vocabulary at a time. A model that changes its logits by more than a bias and a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,7 +117,6 @@ def exact_divergences_of_models(
     rollouts: RolloutBatch,
     *,
     batch_size: int = 16,
-    top_ks: Sequence[int] = (8, 20),
 ) -> ExactDivergences:
     """Return the divergences [T] of π (`target`) and μ (`behaviour`) at the state before each response token.
 
@@ -138,7 +137,7 @@ def exact_divergences_of_models(
     with torch.no_grad():
         pairs = zip(_states(target, rollouts, batch_size), _states(behaviour, rollouts, batch_size), strict=True)
         parts = [
-            exact_divergences(target.source(of_target), behaviour.source(of_behaviour), token_ids=ids, top_ks=top_ks)
+            exact_divergences(target.source(of_target), behaviour.source(of_behaviour), token_ids=ids)
             for (of_target, ids), (of_behaviour, _) in pairs
         ]
     return ExactDivergences.concatenate(parts)

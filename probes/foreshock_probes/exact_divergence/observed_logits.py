@@ -66,7 +66,6 @@ class RolloutReduction:
                 dataclasses.replace(self._target, hidden=self._target.hidden[states]),
                 GivenLogits(logits[chosen]),
                 token_ids=self._tokens[at + 1],
-                top_ks=(),
             )
         )
 

@@ -7,7 +7,6 @@ import torch
 from numpy.typing import NDArray
 
 DIVERGENCES = ("kl", "reverse_kl", "tv", "chi2", "reverse_chi2", "target_entropy", "behaviour_entropy", "mean_ratio")
-TOP_KS = (1, 3, 8)
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -45,18 +44,9 @@ def _row(target: NDArray[np.longdouble], behaviour: NDArray[np.longdouble]) -> d
         }
 
 
-def likeliest(logits: torch.Tensor, k: int) -> list[set[int]]:
-    """Return the k likeliest tokens of each row; ties keep the lower id, masked tokens are excluded."""
-    found = []
-    for row in logits.double().tolist():
-        order = sorted((-value, token) for token, value in enumerate(row) if value > -np.inf)
-        found.append({token for _, token in order[:k]})
-    return found
-
-
-def overlap(target: torch.Tensor, behaviour: torch.Tensor, k: int) -> list[float]:
-    pairs = zip(likeliest(target, k), likeliest(behaviour, k), strict=True)
-    return [len(first & second) / max(len(first), len(second)) for first, second in pairs]
+def likeliest(logits: torch.Tensor) -> list[int]:
+    """Return the likeliest token of each row; of equal ones the lowest id."""
+    return [int(np.argmax(row)) for row in logits.double().numpy()]
 
 
 def hard_cases(vocabulary: int, rows: int = 3) -> dict[str, Pair]:

@@ -35,14 +35,13 @@ def test_states_are_those_before_the_response_tokens(checkpoints: Path) -> None:
         ModelDistribution(model_of(checkpoints / "first"), temperature=1.3),
     )
     rollouts = rollouts_with_prompts()
-    found = exact_divergences_of_models(*distributions, rollouts, batch_size=3, top_ks=(1, 4))
+    found = exact_divergences_of_models(*distributions, rollouts, batch_size=3)
     target, behaviour = (GivenLogits(plain_logits(each.model, rollouts) / each.temperature) for each in distributions)
-    expected = exact_divergences(target, behaviour, token_ids=rollouts.response_token_ids, top_ks=(1, 4))
+    expected = exact_divergences(target, behaviour, token_ids=rollouts.response_token_ids)
     assert found.tokens == rollouts.num_tokens
     assert expected.kl.mean() > 0.1
     for name in ("kl", "reverse_kl", "tv", "chi2", "target_entropy", "target_log_probs", "behaviour_log_probs"):
         np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=2e-3, atol=2e-4, err_msg=name)
-    np.testing.assert_array_equal(found.topk_overlap[:, 0] == 0.0, found.top1_flip)
 
 
 def test_float32_against_bfloat16_is_a_small_mismatch() -> None:
