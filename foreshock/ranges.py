@@ -11,18 +11,6 @@ from typing import Final, Literal
 
 from foreshock.model_kind import MODEL_KIND_NAMES, MODEL_KINDS, UNDECLARED_NOTE, ModelKind, judged_as
 
-__all__ = [
-    "RANGES",
-    "HealthyRange",
-    "Verdict",
-    "range_of",
-    "ranges_note",
-    "required_range",
-    "threshold_number",
-    "verdict_of",
-    "worst",
-]
-
 Verdict = Literal["healthy", "warning", "critical", "unknown"]
 
 _ORDER: tuple[Verdict, ...] = ("unknown", "healthy", "warning", "critical")

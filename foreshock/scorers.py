@@ -16,33 +16,6 @@ from typing import Literal
 from foreshock.comparisons import TRAINER_ROLLOUT, comparison_name
 from foreshock.third_party_scorers import found_in_packages
 
-__all__ = [
-    "CHAIN",
-    "ENGINES",
-    "ENGINE_REPLAY",
-    "EXACT_PAIRS",
-    "NOISE_FLOOR_VARIANT",
-    "PLACES",
-    "REFERENCE",
-    "REFUSED_SCORERS",
-    "SCORERS",
-    "TRAINER_REPLAY",
-    "VARIANTS",
-    "Engine",
-    "ExactPair",
-    "Place",
-    "Scorer",
-    "available_scorers",
-    "cause_of_link",
-    "chain_of",
-    "default_scorers",
-    "main_comparisons",
-    "middle_of_chain",
-    "noise_floor_scorers",
-    "score_name",
-    "split_score_name",
-]
-
 Side = Literal["engine", "trainer"]
 
 # The same scorer with another batch composition: its k3 against its plain self is the scorer's noise floor.

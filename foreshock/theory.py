@@ -13,38 +13,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foreshock.api.steps import BiasRecord as BiasBound
-from foreshock.api.steps import GradientRecord as GradientNoise
-from foreshock.api.steps import HorizonRecord as HorizonBound
-from foreshock.api.steps import PinskerRecord as PinskerBound
-from foreshock.api.steps import SequenceChi2Record as SequenceChi2
-from foreshock.api.steps import StepNoiseRecord as StepNoise
+from foreshock.api.steps import (
+    BiasRecord,
+    GradientRecord,
+    HorizonRecord,
+    PinskerRecord,
+    SequenceChi2Record,
+    StepNoiseRecord,
+)
 from foreshock.corrections.sequence_level import mean, undersampling_notes
 from foreshock.errors import InvalidArgumentError
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.estimators.bootstrap import nonnegative_intervals
 from foreshock.measures.rollout_summaries import RolloutSummaries
 
-__all__ = [
-    "BiasBound",
-    "GradientNoise",
-    "GradientNorms",
-    "HorizonBound",
-    "PinskerBound",
-    "SequenceChi2",
-    "StepNoise",
-    "Theory",
-    "bias_bound",
-    "evaluate_theory",
-    "gradient_noise",
-    "horizon_bound",
-    "pinsker_bound",
-    "sequence_chi2",
-    "step_noise",
-]
 
-
-def bias_bound(summaries: RolloutSummaries) -> BiasBound:
+def bias_bound(summaries: RolloutSummaries) -> BiasRecord:
     """Return B·E_μ[|ρ_seq − 1|·T·|R|] per unit of B, over the rollouts with a measured token and a reward.
 
     T counts the measured tokens. Source: ‖E_μ[f] − E_π[f]‖ ≤ E_μ[|1 − ρ_seq|·‖f‖] with ‖f‖ ≤ B·T·|R|.
@@ -53,7 +37,7 @@ def bias_bound(summaries: RolloutSummaries) -> BiasBound:
     chosen = (tokens > 0) & np.isfinite(reward)
     if not chosen.any():
         nothing = dict.fromkeys(("per_unit", "low", "high", "trivial", "mean_length", "largest_reward"), math.nan)
-        return BiasBound(**nothing, sequences=0, longest=0, notes=("no measured rollout has a reward",))
+        return BiasRecord(**nothing, sequences=0, longest=0, notes=("no measured rollout has a reward",))
     lengths, rewards = tokens[chosen].astype(np.float64), np.abs(reward[chosen])
     with np.errstate(over="ignore", invalid="ignore"):
         terms = np.where(rewards > 0.0, np.abs(np.expm1(summaries.column("sum_d")[chosen])) * lengths * rewards, 0.0)
@@ -62,7 +46,7 @@ def bias_bound(summaries: RolloutSummaries) -> BiasBound:
     average, largest = mean(lengths), float(rewards.max())
     per_unit, trivial = mean(terms), 2.0 * average * largest
     vacuous = ("no better than the trivial bound",) if per_unit >= trivial > 0.0 else ()
-    return BiasBound(
+    return BiasRecord(
         per_unit=per_unit,
         low=interval.low,
         high=interval.high,
@@ -75,7 +59,7 @@ def bias_bound(summaries: RolloutSummaries) -> BiasBound:
     )
 
 
-def horizon_bound(length: float, delta_max: float | None = None) -> HorizonBound:
+def horizon_bound(length: float, delta_max: float | None = None) -> HorizonRecord:
     """Return 2·Δmax·T² of Li et al., *When Speed Kills Stability*, part 2; `length` T is that of the longest sequence.
 
     `delta_max` is the largest exact total variation over the visited states, computed from whole distributions;
@@ -86,10 +70,10 @@ def horizon_bound(length: float, delta_max: float | None = None) -> HorizonBound
     trivial = 2.0 * length
     if delta_max is None:
         reason = "Δmax is a supremum over states: it needs whole distributions, not log-probs of sampled tokens"
-        return HorizonBound(value=math.nan, trivial=trivial, vacuous=False, delta_max=math.nan, not_estimable=reason)
+        return HorizonRecord(value=math.nan, trivial=trivial, vacuous=False, delta_max=math.nan, not_estimable=reason)
     require(0.0 <= delta_max <= 1.0, f"a total variation must lie between 0 and 1, got {delta_max}", "delta_max")
     value, vacuous = 2.0 * delta_max * length * length, delta_max * length >= 1.0
-    return HorizonBound(value=value, trivial=trivial, vacuous=vacuous, delta_max=delta_max)
+    return HorizonRecord(value=value, trivial=trivial, vacuous=vacuous, delta_max=delta_max)
 
 
 def pinsker_bound(chi2: float) -> float:
@@ -104,7 +88,7 @@ def pinsker_bound(chi2: float) -> float:
     return 0.5 * math.sqrt(chi2)
 
 
-def sequence_chi2(chi2_token: float, length: float) -> SequenceChi2:
+def sequence_chi2(chi2_token: float, length: float) -> SequenceChi2Record:
     """Return (1 + χ²)^T from the token mean of χ²(π‖μ) and a length in tokens.
 
     Part 2 of *When Speed Kills Stability* bounds the variance of sequence weights by it, with a χ² that holds at every
@@ -118,7 +102,7 @@ def sequence_chi2(chi2_token: float, length: float) -> SequenceChi2:
         value = math.exp(logarithm)
     except OverflowError:
         value = math.inf
-    return SequenceChi2(value=value, log10=logarithm / math.log(10.0), chi2_token=chi2_token, length=length)
+    return SequenceChi2Record(value=value, log10=logarithm / math.log(10.0), chi2_token=chi2_token, length=length)
 
 
 def require(holds: bool, message: str, argument: str) -> None:
@@ -141,7 +125,7 @@ class GradientNorms:
     batch_prompts: float
 
 
-def gradient_noise(norms: GradientNorms) -> GradientNoise:
+def gradient_noise(norms: GradientNorms) -> GradientRecord:
     """Return V̂ = (‖g_b‖² − ‖g_B‖²) / (1/b − 1/B) and the quantities that follow from it.
 
     V̂ is the trace of the covariance of one prompt's gradient; the noise scale is NaN if the signal is not positive.
@@ -168,12 +152,12 @@ def gradient_noise(norms: GradientNorms) -> GradientNoise:
         ("V̂ is negative: by chance, or because the micro-batches are not split by prompt",) if variance < 0.0 else ()
     )
     parity = variance / signal if signal > 0.0 else math.nan
-    return GradientNoise(
+    return GradientRecord(
         variance=variance, of_batch=variance / large, signal=signal, batch_prompts_for_parity=parity, notes=notes
     )
 
 
-def step_noise(learning_rate: float, variance: float, bias_norm: float = 0.0) -> StepNoise:
+def step_noise(learning_rate: float, variance: float, bias_norm: float = 0.0) -> StepNoiseRecord:
     """Return the noise term at η and at η/2; `variance` is that of the gradient of the step, V̂ / B.
 
     Raises InvalidArgumentError for a learning rate or a bias that is negative or not finite.
@@ -182,7 +166,7 @@ def step_noise(learning_rate: float, variance: float, bias_norm: float = 0.0) ->
         require(math.isfinite(value) and value >= 0.0, f"must be finite and at least 0, got {value}", argument)
     square, half = variance + bias_norm * bias_norm, 0.5 * learning_rate
     at_rate, at_half = 0.5 * learning_rate * learning_rate * square, 0.5 * half * half * square
-    return StepNoise(at_learning_rate=at_rate, at_half=at_half, bias_norm=bias_norm)
+    return StepNoiseRecord(at_learning_rate=at_rate, at_half=at_half, bias_norm=bias_norm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +176,13 @@ class Theory:
     `step_noise_with_bias` also counts the bias at its bound; None without B or if that bound overflows.
     """
 
-    bias: BiasBound
-    horizon: HorizonBound
-    pinsker: PinskerBound
-    sequence_chi2: SequenceChi2 | None
-    gradient: GradientNoise | None
-    step_noise: StepNoise | None
-    step_noise_with_bias: StepNoise | None
+    bias: BiasRecord
+    horizon: HorizonRecord
+    pinsker: PinskerRecord
+    sequence_chi2: SequenceChi2Record | None
+    gradient: GradientRecord | None
+    step_noise: StepNoiseRecord | None
+    step_noise_with_bias: StepNoiseRecord | None
 
 
 def evaluate_theory(
@@ -225,14 +209,14 @@ def evaluate_theory(
     longest = float(lengths.max()) if lengths.size else 0.0
     measured = int((lengths > 0).sum())
     noise = gradient_noise(norms) if norms is not None else None
-    steps: tuple[StepNoise | None, StepNoise | None] = (None, None)
+    steps: tuple[StepNoiseRecord | None, StepNoiseRecord | None] = (None, None)
     if noise is not None and learning_rate is not None:
         steps = _step_noises(noise, learning_rate, gradient_bound, bias)
     return Theory(
         bias=bias,
         horizon=horizon_bound(longest, delta_max),
         # The two are equal if all |1 − ρ| are equal; then chance decides which one is larger.
-        pinsker=PinskerBound(
+        pinsker=PinskerRecord(
             bound=pinsker, tv_token=variation, notes=_uncovered(1.0 + above) if variation > 1.01 * pinsker else ()
         ),
         sequence_chi2=sequence_chi2(chi2, tokens / measured) if measured else None,
@@ -243,8 +227,8 @@ def evaluate_theory(
 
 
 def _step_noises(
-    noise: GradientNoise, learning_rate: float, gradient_bound: float | None, bias: BiasBound
-) -> tuple[StepNoise, StepNoise | None]:
+    noise: GradientRecord, learning_rate: float, gradient_bound: float | None, bias: BiasRecord
+) -> tuple[StepNoiseRecord, StepNoiseRecord | None]:
     """Return the noise term of the variance alone, and with B also the one with the bias at its bound."""
     alone = step_noise(learning_rate, noise.of_batch)
     if gradient_bound is None:

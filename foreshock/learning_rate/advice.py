@@ -17,20 +17,6 @@ from foreshock.learning_rate.schedule import (
 )
 from foreshock.ranges import threshold_number
 
-__all__ = [
-    "NOT_ACKNOWLEDGED",
-    "SHADOW_EFFECT",
-    "Advice",
-    "AdviceAlert",
-    "AdviceMode",
-    "AdvicePhase",
-    "Applied",
-    "Author",
-    "DecisionKind",
-    "OperatorKind",
-    "effect_in_words",
-]
-
 AdviceMode = Literal["shadow", "apply"]
 AdvicePhase = Literal["warming", "watching", "decaying", "floor", "held"]
 Author = Literal["detector", "operator", "trainer"]
