@@ -21,7 +21,7 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.bars import Line, report
-from foreshock.corrections import evaluate_usual
+from foreshock.corrections import Evaluator
 from foreshock.measures.comparison import compare
 from foreshock.measures.inputs import TokenInputs, token_inputs
 from foreshock.measures.passes import compiled
@@ -76,7 +76,7 @@ def everything(batch: RolloutBatch) -> None:
     for name in comparison.statistics.conditions:
         comparison.statistics.condition_table(name)
     comparison.statistics.token_id_table()
-    evaluate_usual(comparison.statistics, comparison.summaries)
+    Evaluator(comparison.statistics, comparison.summaries).evaluate_usual()
 
 
 def inputs_of(batch: RolloutBatch) -> TokenInputs:

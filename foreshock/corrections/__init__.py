@@ -15,7 +15,7 @@ from foreshock.corrections.catalogue import (
     WeightMoments,
     correction_named,
 )
-from foreshock.corrections.evaluate import Evaluator, evaluate, evaluate_usual
+from foreshock.corrections.evaluate import Evaluator
 from foreshock.corrections.sequence_level import ExactKl
 
 __all__ = [
@@ -30,6 +30,4 @@ __all__ = [
     "Threshold",
     "WeightMoments",
     "correction_named",
-    "evaluate",
-    "evaluate_usual",
 ]

@@ -61,22 +61,6 @@ class Evaluator:
         raise InvalidArgumentError(f"{correction.name} has no usual threshold: pass one", "threshold")
 
 
-def evaluate(
-    name: str,
-    statistics: ComparisonStatistics,
-    summaries: RolloutSummaries,
-    threshold: Threshold | None = None,
-    exact_kl: ExactKl | None = None,
-) -> Evaluation:
-    """Return the effect of one correction on one comparison; see `Evaluator.evaluate` for arguments and errors."""
-    return Evaluator(statistics, summaries, exact_kl).evaluate(name, threshold)
-
-
-def evaluate_usual(statistics: ComparisonStatistics, summaries: RolloutSummaries) -> tuple[Evaluation, ...]:
-    """Return every correction at each of its usual thresholds; see `Evaluator.evaluate_usual`."""
-    return Evaluator(statistics, summaries).evaluate_usual()
-
-
 def _require_same_rollouts(
     statistics: ComparisonStatistics, summaries: RolloutSummaries, exact_kl: ExactKl | None
 ) -> None:

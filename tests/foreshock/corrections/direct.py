@@ -1,4 +1,4 @@
-"""Corrections evaluated by a loop over tokens with math.fsum, without code of the library."""
+"""Corrections evaluated by a loop over tokens with math.fsum, without code of the library, and by the library."""
 
 from __future__ import annotations
 
@@ -11,10 +11,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foreshock.corrections import Evaluation
+from foreshock.corrections import Evaluation, Evaluator, ExactKl, Threshold
+from foreshock.measures.comparison_statistics import ComparisonStatistics
+from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.rollouts import RolloutBatch
 
 Pairs = list[tuple[float, float]]  # w and ρ
+
+
+def evaluate(
+    name: str,
+    statistics: ComparisonStatistics,
+    summaries: RolloutSummaries,
+    threshold: Threshold | None = None,
+    exact_kl: ExactKl | None = None,
+) -> Evaluation:
+    """Return what the library finds for one correction."""
+    return Evaluator(statistics, summaries, exact_kl).evaluate(name, threshold)
 
 
 @dataclass

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreshock.corrections import CORRECTIONS, Bounds, Threshold, correction_named, evaluate, evaluate_usual
+from foreshock.corrections import CORRECTIONS, Bounds, Evaluator, Threshold, correction_named
 from foreshock.errors import InvalidArgumentError
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.rollout_summaries import RolloutSummaries
 from tests.foreshock.batches import compared, random_batch
-from tests.foreshock.corrections.direct import batch_of, flat
+from tests.foreshock.corrections.direct import batch_of, evaluate, flat
 
 
 @settings(max_examples=8)
@@ -26,7 +26,11 @@ def test_any_split_in_any_order_gives_same_evaluation(seed: int, order: list[int
     pieces = [compared(batch.select(np.array(rows))) for rows in np.array_split(order, parts)]
     statistics = reduce(ComparisonStatistics.merge, [piece.statistics for piece in pieces])
     summaries = RolloutSummaries.concat([piece.summaries for piece in pieces])
-    pairs = zip(evaluate_usual(whole.statistics, whole.summaries), evaluate_usual(statistics, summaries), strict=True)
+    pairs = zip(
+        Evaluator(whole.statistics, whole.summaries).evaluate_usual(),
+        Evaluator(statistics, summaries).evaluate_usual(),
+        strict=True,
+    )
     for expected, found in pairs:
         assert (found.used, found.notes) == (expected.used, expected.notes)
         counted = ("kept_tokens", "kept_sequences", "touched_tokens", "touched_sequences", "untouched_sequences")
@@ -42,7 +46,9 @@ def test_stored_statistics_give_same_evaluation() -> None:
     statistics = ComparisonStatistics.from_bytes(whole.statistics.to_bytes())
     summaries = RolloutSummaries.from_bytes(whole.summaries.to_bytes())
     for expected, found in zip(
-        evaluate_usual(whole.statistics, whole.summaries), evaluate_usual(statistics, summaries), strict=True
+        Evaluator(whole.statistics, whole.summaries).evaluate_usual(),
+        Evaluator(statistics, summaries).evaluate_usual(),
+        strict=True,
     ):
         assert flat(found) == pytest.approx(flat(expected), rel=0, abs=0, nan_ok=True)
 
@@ -119,7 +125,7 @@ def test_statistics_and_summaries_of_different_rollouts_are_refused() -> None:
 
 def test_batch_without_tokens_is_not_estimable() -> None:
     nothing = compared(batch_of([[], []]))
-    for found in evaluate_usual(nothing.statistics, nothing.summaries):
+    for found in Evaluator(nothing.statistics, nothing.summaries).evaluate_usual():
         assert found.not_estimable is not None
         assert math.isnan(found.distortion)
 
@@ -147,7 +153,7 @@ def test_affected_sequences_are_compared_with_the_others() -> None:
 def test_extreme_ratios_neither_fail_nor_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foreshock.rollouts.schema.LEAST_LOG_PROB", -math.inf)
     comparison = compared(batch_of([[390.0, -390.0], [0.1, 0.0]], behaviour=-395.0))
-    for found in evaluate_usual(comparison.statistics, comparison.summaries):
+    for found in Evaluator(comparison.statistics, comparison.summaries).evaluate_usual():
         if found.not_estimable is None:
             assert 0.0 <= found.kept_tokens <= 1.0
             assert not found.weights.variance < 0.0

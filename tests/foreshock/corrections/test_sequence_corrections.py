@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreshock.corrections import ExactKl, Threshold, correction_named, evaluate
+from foreshock.corrections import ExactKl, Threshold, correction_named
 from foreshock.corrections.sequence_level import undersampling_notes
 from foreshock.errors import InvalidArgumentError
 from tests.foreshock.batches import compared, random_batch
-from tests.foreshock.corrections.direct import assert_same, batch_of, direct_sequences, sequences_of
+from tests.foreshock.corrections.direct import assert_same, batch_of, direct_sequences, evaluate, sequences_of
 
 CASES = [
     ("none_sequence", Threshold()),

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreshock.corrections import Threshold, correction_named, evaluate
+from foreshock.corrections import Threshold, correction_named
 from foreshock.corrections.token_level import SideBins
 from foreshock.measures.statistics.histograms import WEIGHT_GRID
 from foreshock.measures.statistics.tails import ABOVE, BELOW, TAIL_LEVELS
 from tests.foreshock.batches import compared, random_batch
-from tests.foreshock.corrections.direct import assert_same, batch_of, direct_tokens, mean
+from tests.foreshock.corrections.direct import assert_same, batch_of, direct_tokens, evaluate, mean
 
 EXACT = [
     ("none", Threshold()),
