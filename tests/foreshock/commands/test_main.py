@@ -27,12 +27,6 @@ def test_help_lists_every_command_and_each_has_its_own(capsys: pytest.CaptureFix
         assert f"usage: foreshock {name}" in own
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--version"])
-    assert capsys.readouterr().out == f"foreshock {foreshock.__version__}\n"
-
-
 def test_version_imports_no_command() -> None:
     code = """
 import sys

@@ -120,16 +120,6 @@ def saved(value: Any) -> io.BytesIO:
     return buffer
 
 
-def test_every_group_gets_its_base_times_the_scale() -> None:
-    optimizer = PlainOptimizer(1e-6, 3e-4)
-    apply_scale(optimizer, 0.5)
-    assert [group["lr"] for group in optimizer.param_groups] == [5e-7, 1.5e-4]
-    apply_scale(optimizer, 0.25)
-    assert [group["lr"] for group in optimizer.param_groups] == [2.5e-7, 0.75e-4]
-    assert base_learning_rates(optimizer) == [1e-6, 3e-4]
-    assert applied_learning_rates(optimizer) == [2.5e-7, 0.75e-4]
-
-
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_rate_after_any_torch_scheduler_is_base_times_scale(name: str) -> None:
     plain, scaled = sgd(groups=3), sgd(groups=3)

@@ -21,11 +21,6 @@ def test_surge_at_110_halves_at_198_396_594_and_reaches_the_floor_at_792() -> No
     }  # fmt: skip
 
 
-def test_next_decay_step_names_the_boundary_ahead_and_none_at_the_floor() -> None:
-    schedule = LengthDecaySchedule.from_surge(110)
-    assert [next_fall(schedule, (), step) for step in (0, 197, 198, 201, 791, 792)] == [198, 198, 396, 396, 792, None]
-
-
 @pytest.mark.parametrize(("surge_step", "period"), [(0, 45), (24, 45), (25, 45), (56, 100), (90, 162), (1500, 2700)])
 def test_period_is_1_8_times_the_surge_step_and_at_least_45(surge_step: int, period: int) -> None:
     assert LengthDecaySchedule.from_surge(surge_step).decay_period == period
@@ -60,12 +55,6 @@ def test_json_round_trip(surge_step: int, first: int, pause: int | None) -> None
     schedule = LengthDecaySchedule.from_surge(surge_step, effective_from_step=first)
     schedule = schedule if pause is None else schedule.paused_from(pause)
     assert LengthDecaySchedule.from_json(json.loads(json.dumps(schedule.to_json()))) == schedule
-
-
-def test_explicit_halvings_multiply_the_schedule_and_stop_at_the_floor() -> None:
-    schedule = LengthDecaySchedule.from_surge(110)
-    assert [scale_at(schedule, (250,), step) for step in (249, 250, 396, 594)] == [0.5, 0.25, 0.125, 0.1]
-    assert [scale_at(None, (10, 20), step) for step in (9, 10, 20)] == [1.0, 0.5, 0.25]
 
 
 @pytest.mark.parametrize("wrong", [{"decay_period": 0}, {"factor": 1.0}, {"factor": 0.0}, {"floor": -0.1}])

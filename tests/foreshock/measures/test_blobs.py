@@ -13,7 +13,7 @@ import pytest
 from foreshock.errors import StatisticsError
 from foreshock.measures import ComparisonStatistics, RolloutSummaries, StepStatistics, measure_step
 from foreshock.measures.statistics import blob
-from foreshock.measures.statistics.blob import pack, unpack
+from foreshock.measures.statistics.blob import pack
 from tests.foreshock.batches import random_batch
 
 MEASUREMENT = measure_step(random_batch(0, largest=30.0))
@@ -120,11 +120,3 @@ def test_header_names_the_stored_type_of_an_array(dtype: str) -> None:
     end = 8 + int.from_bytes(blob[4:8], "little")
     assert json.loads(blob[8:end])["arrays"] == {"array": [little, [2, 3]]}
     assert zlib.decompress(blob[end:]) == array.astype(little).tobytes()
-
-
-def test_arrays_of_one_size_and_other_values_are_told_apart() -> None:
-    expected = {"a": ("<f8", (3,)), "b": ("<i8", (None,))}
-    for start in (0, 5):
-        arrays = {"a": np.arange(3.0) + start, "b": np.arange(4) - start}
-        found = unpack("test", pack("test", arrays), expected)
-        assert all(np.array_equal(found[name], array) for name, array in arrays.items())

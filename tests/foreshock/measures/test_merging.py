@@ -25,7 +25,6 @@ from foreshock.measures import (
     measure_step,
 )
 from foreshock.measures.passes import numpy_pass
-from foreshock.measures.registry import TOKENS_BY_LAG
 from foreshock.measures.statistics.comparison_sums import SUMS
 from foreshock.rollouts import RolloutBatch
 from tests.foreshock.batches import random_batch
@@ -140,16 +139,6 @@ def test_fold_of_no_parts_is_rejected() -> None:
         fold([])
 
 
-def test_summaries_are_concatenated_in_order() -> None:
-    batch = random_batch(0, 10)
-    whole = measure_step(batch).comparisons["trainer/rollout"].summaries
-    parts = [
-        measure_step(batch.select(rows)).comparisons["trainer/rollout"].summaries for rows in (range(4), range(4, 10))
-    ]
-    assert RolloutSummaries.concat(parts).table.equals(whole.table)
-    assert RolloutSummaries.concat([]).num_rollouts == 0
-
-
 def non_finite_batch() -> tuple[RolloutBatch, RolloutBatch]:
     """Return a batch with invalid log-probs, and the same batch without those tokens."""
     good = [[-1.0, -0.5], [-0.25, -2.0, -0.125]]
@@ -182,27 +171,6 @@ def test_non_finite_log_probs_are_counted_and_excluded_from_means() -> None:
     assert broken.buckets().tokens.sum() == broken.histogram.sum() + broken.count("zero_tokens") == 5
 
 
-def test_step_without_a_measured_token_has_no_values() -> None:
-    batch = RolloutBatch.from_lists(
-        ["a", "b"], [[1]] * 2, [[1], []], rollout_log_probs=[[math.nan], []], trainer_log_probs=[[-1.0], []]
-    )
-    statistics = measure_step(batch).comparisons["trainer/rollout"].statistics
-    of_measured_tokens = {"tokens", "low_probability_tokens", "prompt_groups", *(each.column for each in TOKENS_BY_LAG)}
-    counts = {"rollouts", "incomplete_rollouts", "nonfinite_target", "nonfinite_behaviour"} | of_measured_tokens
-    found = statistics.measures()
-    assert all(math.isnan(value) for name, value in found.items() if name not in counts), found
-    assert_alike(ComparisonStatistics.from_bytes(statistics.to_bytes()).measures(), found, 0.0)
-    full = measure_step(random_batch(1)).comparisons["trainer/rollout"].statistics
-    assert all(found[name] == 0 for name in of_measured_tokens)
-    moved = counts - of_measured_tokens
-    merged, alone = full.merge(statistics).measures(), full.measures()
-    assert_alike(
-        {name: value for name, value in merged.items() if name not in moved},
-        {name: value for name, value in alone.items() if name not in moved},
-        0.0,
-    )
-
-
 def test_placeholders_are_counted_apart_and_the_rest_is_measured() -> None:
     mu, pi = [-0.5, -9999.0, 0.06, -1.0], [-0.4, -0.5, 0.05, -65504.0]
     batch = RolloutBatch.from_lists(["a"], [[1]], [[1, 2, 3, 4]], rollout_log_probs=[mu], trainer_log_probs=[pi])
@@ -212,24 +180,6 @@ def test_placeholders_are_counted_apart_and_the_rest_is_measured() -> None:
     d = [np.float32(one) - np.float32(other) for one, other in ((-0.4, -0.5), (0.05, 0.06))]
     assert measures["k3_kl"] == pytest.approx(sum(math.expm1(value) - value for value in d) / 2, rel=1e-5)
     assert found.step.measures()["nonfinite_log_probs"] == 2
-
-
-def test_differences_beyond_the_range_of_exp_are_infinite_and_never_nan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foreshock.rollouts.schema.LEAST_LOG_PROB", -math.inf)
-    batch = RolloutBatch.from_lists(
-        ["a", "b"], [[1]] * 2, [[1, 2], [3]],
-        rollout_log_probs=[[-0.5, -1e9], [-0.25]], trainer_log_probs=[[-1e9, -0.5], [-0.25]],
-    )  # fmt: skip
-    found = measure_step(batch).comparisons["trainer/rollout"].statistics.measures()
-    assert found["k3_kl"] == math.inf
-    assert found["reverse_chi2_token"] == math.inf
-    assert found["tv_token"] == pytest.approx(1 / 3)
-    assert found["ess_token"] == pytest.approx(1 / 3)
-    assert found["tail_10"] == pytest.approx(2 / 3)
-    assert found["max_abs_d"] == pytest.approx(1e9)
-    assert math.isnan(found["ess_seq"])
-    assert math.isnan(found["k3_kl_low"])
-    assert measure_step(batch).step.merge(measure_step(batch).step).tokens == 6
 
 
 @pytest.mark.parametrize("kind", [ComparisonStatistics, StepStatistics])
@@ -251,18 +201,6 @@ def sent(measurement: StepMeasurement) -> StepMeasurement:
 
 def all_measures(measurement: StepMeasurement) -> dict[str, float]:
     return measurement.step.measures() | measurement.comparisons["trainer/rollout"].measures()
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 5])
-def test_measurements_of_ranks_are_folded_into_one(ranks: int) -> None:
-    batch = random_batch(3, 30, 50)
-    shards = np.array_split(np.random.default_rng(0).permutation(30), ranks)
-    whole = all_measures(measure_step(batch))
-    found = all_measures(fold(sent(measure_step(batch.select(rows))) for rows in shards))
-    assert found.keys() == whole.keys()
-    for name, value in whole.items():
-        clustered = name.endswith(("_low", "_high")) and "_bootstrap_" not in name
-        assert found[name] == pytest.approx(value, rel=1e-7 if clustered else 1e-12, nan_ok=True), name
 
 
 def test_ranks_exchange_the_stored_form_for_any_vocabulary() -> None:

@@ -182,11 +182,6 @@ def test_overflow_affects_its_own_column_only() -> None:
     assert math.isnan(second.high)
 
 
-def test_identical_groups_have_an_interval_of_width_zero() -> None:
-    found = bootstrap_interval(np.full(20, 6.0), np.full(20, 3))
-    assert (found.mean, found.low, found.high) == (2.0, 2.0, 2.0)
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_groups_that_have_one_mean_but_for_rounding_have_an_interval_of_width_zero(seed: int) -> None:
     random = np.random.default_rng(seed)

@@ -48,11 +48,6 @@ def test_interval_is_of_the_bootstrap_or_labelled_students_t() -> None:
     assert value_of("k3_kl", {"k3_kl": 1e-4}).interval is None
 
 
-def test_effective_groups_are_shown_of_all() -> None:
-    assert value_of("effective_groups", {"effective_groups": 5.23, "prompt_groups": 8.0}).text == "5.2 of 8"
-    assert value_of("effective_groups", {}).text == "–"
-
-
 @pytest.mark.parametrize(
     ("name", "values", "tone"),
     [
