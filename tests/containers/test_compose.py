@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -71,20 +69,6 @@ def test_compose_file_is_valid_by_the_specification(compose: dict[str, Any], val
     assert not problems
 
 
-def test_docker_compose_accepts_the_file(tmp_path: Path) -> None:
-    if (
-        shutil.which("docker") is None
-        or subprocess.run(["docker", "compose", "version"], capture_output=True).returncode
-    ):
-        pytest.skip("the docker compose plugin is not installed; the schema was checked above")
-    environment_file = tmp_path / "environment"
-    names = {match["name"] for match in VARIABLE.finditer((REPOSITORY / "docker-compose.yml").read_text())}
-    environment_file.write_text("".join(f"{name}=1\n" for name in sorted(names)))
-    command = ["docker", "compose", "--env-file", str(environment_file), "--profile", "*", "config", "--quiet"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 def test_every_name_that_a_service_refers_to_exists(
     compose: dict[str, Any], services: dict[str, dict[str, Any]]
 ) -> None:
@@ -131,17 +115,6 @@ def test_every_service_has_a_limit_of_memory_and_no_worker_has_the_administrator
     for name in ("worker", "worker-cuda"):
         assert services[name]["environment"]["FORESHOCK_API_KEY"] == "${FORESHOCK_WORKER_API_KEY:-}"
         assert "BOOTSTRAP" not in str(services[name])
-
-
-def test_servers_have_a_health_check_and_other_services_disable_it(services: dict[str, dict[str, Any]]) -> None:
-    for name, service in services.items():
-        check = service["healthcheck"]
-        if "ports" in service or name in ("database", "object-store"):
-            assert check["test"][0] == "CMD", name
-            assert check["interval"], name
-            assert check["retries"], name
-        else:
-            assert check == {"disable": True}, name
 
 
 def test_every_published_port_is_bound_to_loopback_by_default(services: dict[str, dict[str, Any]]) -> None:

@@ -13,18 +13,13 @@ import torch
 
 from examples.closed_loop.__main__ import RESULTS, main, needed_by
 from examples.closed_loop.analyse import DOCUMENT, document
-from examples.closed_loop.arms import control_of, scales_of, sequence_weights, token_weights
+from examples.closed_loop.arms import control_of, sequence_weights, token_weights
 from examples.closed_loop.outcome import (
     against,
     arms_with,
-    best_safe_arm,
     compared_seeds,
-    distance_of_shams,
-    mismatch_seeds,
-    outcome_of,
     outcomes,
     paired_interval,
-    pooled_interval,
 )
 from examples.closed_loop.plan import ARMS, FIRST_SEED, HARM, SEEDS, SETTINGS, Arm, Plan, plans
 from examples.collapses.grid import SEEDS as SEEDS_OF_THE_GRID
@@ -149,36 +144,6 @@ def test_correction_weights_the_gradient_and_none_leaves_it_as_it_was() -> None:
     assert not all(map(torch.equal, plain, dropped))
 
 
-def test_outcome_is_the_reward_of_the_last_fifth_and_the_share_of_the_learning_rate() -> None:
-    plan = Plan(SETTING, "advice", FIRST_SEED)
-    found = outcome_of(plan, result(plan, [0.9] * 120 + [0.6] * 30, [1.0] * 75 + [0.5] * 75))
-    assert found.last_reward == pytest.approx(0.6)
-    assert found.learning_rate_share == pytest.approx(0.75)
-    assert (found.first_change, found.collapse) == (76, None)
-    # Weights that are not finite end a run: what it lacks is no reward.
-    early = outcome_of(plan, result(plan, [0.5] * 130, [1.0] * 130))
-    assert early.last_reward == pytest.approx(0.5 * 10 / 30)
-    assert scales_of(result(plan, HEALTHY)) == [1.0] * 150
-
-
-def test_a_collapse_is_of_mismatch_only_if_the_twin_survives() -> None:
-    seeds = [FIRST_SEED, FIRST_SEED + 1]
-    survives = outcomes(results({"twin": HEALTHY}), 2)
-    assert mismatch_seeds(survives, SETTING.name, seeds) == seeds
-    assert mismatch_seeds(outcomes(results({}), 2), SETTING.name, seeds) == []
-
-
-def test_best_safe_arm_has_the_fewest_collapses_then_the_best_reward_and_is_not_the_twin() -> None:
-    rewards: dict[Arm, list[float]] = {
-        "twin": [0.9] * 150,
-        "tenth": HEALTHY,
-        "cosine": [0.46] * 150,
-        "sham": [0.4] * 150,
-    }
-    found = outcomes(results(rewards), 2)
-    assert best_safe_arm(found, SETTING.name, [FIRST_SEED, FIRST_SEED + 1]) == "tenth"
-
-
 def row(text: str, name: str, after: str) -> str:
     """Return the row of the first table behind a text."""
     return next(line for line in text.partition(after)[2].splitlines() if line.startswith(f"| `{name}`"))
@@ -198,30 +163,6 @@ def test_arms_are_compared_over_the_seeds_of_the_advice_and_missing_ones_have_no
     assert row(document(found, 4), "constant", "Collapsed seeds") == "| `constant` | – | – | – | – | – | – |"
 
 
-def test_document_says_more_or_less_only_if_the_interval_allows_it() -> None:
-    text = document(results({"twin": HEALTHY, "advice": HEALTHY, "sham": HEALTHY}, 4), 4)
-    against_each = "## The advice against each arm"
-    assert row(text, "sham", against_each) == "| `sham` | +0.000 (+0.000 to +0.000) | cannot tell | 0 | 0 | 1 |"
-    assert row(text, "matched", against_each) == "| `matched` | +0.400 (+0.400 to +0.400) | more | 1 | 0 | 1 |"
-    assert "The advice is behind in no setting." in text
-    behind = document(results({"twin": HEALTHY, "cosine": HEALTHY}, 4), 4)
-    assert row(behind, "cosine", against_each) == "| `cosine` | -0.400 (-0.400 to -0.400) | less | 0 | 1 | 1 |"
-    assert f"- `{SETTING.name}`: `cosine` by 0.40 (0.40 to 0.40)" in behind
-
-
-@pytest.mark.parametrize(("reward", "scale", "bar"), [(0.5, 0.99, "kept"), (0.5, 0.9, "missed"), (0.4, 1.0, "missed")])
-def test_harm_is_shown_beside_its_bar(reward: float, scale: float, bar: str) -> None:
-    arms: dict[Arm, list[float]] = {"constant": HEALTHY, "advice": [reward] * 150}
-    found = {
-        plan.name: result(plan, arms[plan.arm], [scale if plan.arm == "advice" else 1.0] * 150)
-        for plan in plans(4)
-        if plan.setting == HARM[0]
-    }
-    shown = row(document(found, 4), HARM[0].name, "## Harm")
-    assert shown.startswith(f"| `{HARM[0].name}` | {reward / 0.5:.1%} | {scale:.0%} |")
-    assert shown.endswith(f"| 0, 0 | {bar} |")
-
-
 def test_interval_over_seeds_covers_the_mean() -> None:
     random = np.random.default_rng(3)
     covered = 0
@@ -231,28 +172,6 @@ def test_interval_over_seeds_covers_the_mean() -> None:
     # A bootstrap of ten values is a little too narrow.
     assert 0.86 <= covered / 400 <= 0.97
     assert paired_interval([0.1]) == (-math.inf, math.inf)
-
-
-def test_settings_have_equal_weight_and_many_small_gains_tell_together() -> None:
-    random = np.random.default_rng(3)
-    settings = [(random.normal(0.01, 0.02, 12)).tolist() for _ in range(6)]
-    low, high = pooled_interval(settings)
-    assert 0.0 < low < np.mean(settings) < high
-    # Twelve seeds of one setting cannot tell it, and a setting of many seeds does not count for more.
-    assert sum(paired_interval(each)[0] <= 0.0 for each in settings) >= 3
-    low, high = pooled_interval([[1.0, 1.0], [0.0] * 100])
-    assert low == high == 0.5
-
-
-def test_distance_of_shams_is_that_of_partner_seeds() -> None:
-    found = {
-        plan.name: result(plan, HEALTHY, [0.5 if plan.seed == FIRST_SEED else 1.0] * 75 + [1.0] * 75)
-        for plan in plans(4)
-        if plan.setting == SETTING and plan.arm == "advice"
-    }
-    # Of two pairs of seeds one differs, in half of its steps.
-    assert distance_of_shams(outcomes(found, 4), SETTING.name) == pytest.approx(math.log(2.0) / 4)
-    assert math.isnan(distance_of_shams([], SETTING.name))
 
 
 def test_unknown_run_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,8 +16,6 @@ import torch
 from examples.collapses.__main__ import main, missing_runs
 from examples.collapses.analyse import DOCUMENT, document, is_current
 from examples.collapses.grid import DOSES, LEARNING_RATES, SEEDS, Dose, RunSettings, grid, part_of
-from examples.collapses.labels import kind_of, label
-from examples.collapses.leads import RATIOS, Signal, alarms, chosen_ratio, roc
 from examples.collapses.results import (
     RESULTS,
     Result,
@@ -32,14 +30,10 @@ from examples.collapses.results import (
 )
 from examples.collapses.run import START
 from examples.collapses.sampling import ExactSource, round_to_bits, sampler_weights
-from examples.collapses.summary import summarize
-from examples.collapses.tables import dose_response
 from examples.tiny_rl.model import load_model
 from examples.tiny_rl.policy import next_token_distributions, pad
 from examples.tiny_rl.task import Problem, encode
 from examples.tiny_rl.trainer import Trainer, TrainerOptions
-from foreshock.backtest.replay import RecordedRun
-from foreshock.diagnosis.detectors import ClosedStep
 
 HEALTHY = [0.5] * 60
 COLLAPSING = [0.5] * 30 + [0.1] * 30
@@ -82,20 +76,6 @@ def test_every_prefix_of_the_grid_is_balanced_over_doses() -> None:
 def test_all_runs_of_a_seed_are_in_one_part_and_a_third_is_for_tuning() -> None:
     assert [part_of(seed) for seed in range(6)] == ["tuning", "locked", "locked"] * 2
     assert all(run.part == part_of(run.seed) for run in grid())
-
-
-def test_label_is_the_first_step_that_stays_low() -> None:
-    steps = list(range(1, 61))
-    assert label(steps, HEALTHY) is None
-    # The median of five is low from the third low value on.
-    assert label(steps, COLLAPSING) == 33
-
-
-def test_a_collapse_is_of_mismatch_only_if_the_twin_survives() -> None:
-    assert kind_of("a", "twin", {"a": None, "twin": 5}) == "none"
-    assert kind_of("a", "twin", {"a": 9, "twin": None}) == "mismatch"
-    assert kind_of("a", "twin", {"a": 9, "twin": 5}) == "learning rate"
-    assert kind_of("a", "twin", {"a": 9}) == "unknown"
 
 
 @pytest.mark.parametrize("bits", [4, 6, 8])
@@ -204,58 +184,6 @@ def test_a_new_run_is_added_to_the_packed_ones(tmp_path: Path) -> None:
         write_result(result_file(tmp_path, name), read_results(RESULTS, only=name)[name])
         pack_results(tmp_path)
     assert list(read_results(tmp_path)) == ["lag8-lr0.0003-seed2", "none-lr0.0004-seed1"]
-
-
-def steps_of(values: list[float]) -> list[ClosedStep]:
-    return [ClosedStep(step, {"x": value}) for step, value in enumerate(values, start=1)]
-
-
-def test_alarm_starts_when_the_median_has_risen_and_ends_when_it_is_back() -> None:
-    steps = steps_of([1.0] * 20 + [4.0] * 10 + [1.0] * 10)
-    (episode,) = alarms(steps, Signal("x", "x rises"), 2.0)
-    assert (episode.start, episode.end) == (23, 33)
-    assert not alarms(steps, Signal("x", "x rises"), 5.0)
-    assert not alarms(steps, Signal("x", "x falls", falls=True), 2.0)
-    assert len(alarms(steps_of([4.0] * 20 + [1.0] * 9), Signal("x", "x falls", falls=True), 2.0)) == 1
-
-
-def test_alarm_needs_a_baseline_above_zero() -> None:
-    assert not alarms(steps_of([0.0] * 20 + [4.0] * 10), Signal("x", "x rises"), 2.0)
-    assert not alarms(steps_of([1.0] * 10), Signal("x", "x rises"), 0.1)
-
-
-def test_threshold_is_the_lowest_with_few_false_alarms() -> None:
-    steps = steps_of([1.0] * 20 + [1.7] * 10 + [1.0] * 30)
-    run = RecordedRun("healthy", tuple(range(1, 61)), (True,) * 60, (), None, False)
-    scores = roc(Signal("x", "x rises"), [run], [steps])
-    assert [scores[ratio].false_alarms for ratio in RATIOS] == [1, 1, 0, 0, 0, 0, 0]
-    assert chosen_ratio(scores) == 2.0
-
-
-def test_summary_takes_the_mismatch_before_the_collapse() -> None:
-    k3 = [1e-3] * 32 + [1.0] * 28
-    name, collapsed = result("w4-lr0.0003-seed1", COLLAPSING, **{"trainer/rollout:k3_kl": k3})
-    twin, healthy = result("none-lr0.0003-seed1", HEALTHY)
-    first, second = summarize({name: collapsed, twin: healthy})
-    assert (first.name, first.kind, first.collapse) == (twin, "none", None)
-    assert (second.name, second.kind, second.collapse, second.part) == (name, "mismatch", 33, "locked")
-    assert second.k3 == pytest.approx(1e-3)
-    assert second.usable
-
-
-def test_doses_count_how_a_run_and_its_twin_ended() -> None:
-    runs = summarize(
-        dict([
-            result("none-lr0.0003-seed0", HEALTHY),
-            result("none-lr0.0003-seed1", COLLAPSING),
-            result("w4-lr0.0003-seed0", COLLAPSING),
-            result("w4-lr0.0003-seed1", HEALTHY),
-            result("w4-lr0.0003-seed2", COLLAPSING),
-        ])
-    )  # fmt: skip
-    (row,) = (line for line in dose_response(runs).splitlines() if line.startswith("| `w4`"))
-    # The third run has no twin.
-    assert row.endswith("| 2/3 (9–99 %) | 33 (33–33) | 1, 1 | 0.50 |")
 
 
 def test_document_says_that_the_grid_is_not_complete() -> None:
