@@ -28,10 +28,10 @@ def test_forged_cursor_is_refused(key: Any) -> None:
         decode_cursor(forged(key), (int, str))
 
 
-# No database stores these in a text.
-@pytest.mark.parametrize("text", ["\ud800", "\x00"])
-@pytest.mark.parametrize("path", ["/v1/runs", "/v1/alerts", "/v1/findings", "/v1/probes"])
-def test_forged_cursor_of_a_list_is_a_422(http: httpx.Client, path: str, text: str) -> None:
-    answer = http.get(path, params={"cursor": forged([1, text])})
-    assert answer.status_code == 422
-    assert answer.json()["type"] == "urn:foreshock:problem:invalid-cursor"
+def test_forged_cursor_of_a_list_is_a_422(http: httpx.Client) -> None:
+    for path in ("/v1/runs", "/v1/alerts", "/v1/findings", "/v1/probes"):
+        # No database stores these in a text.
+        for text in ("\ud800", "\x00"):
+            answer = http.get(path, params={"cursor": forged([1, text])})
+            assert answer.status_code == 422, path
+            assert answer.json()["type"] == "urn:foreshock:problem:invalid-cursor"

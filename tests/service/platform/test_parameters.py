@@ -24,21 +24,18 @@ def test_unknown_parameter_is_refused_on_every_route_of_the_api(http: httpx.Clie
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-@pytest.mark.parametrize(
-    ("path", "suggested"),
-    [
+def test_similar_parameter_is_suggested(http: httpx.Client) -> None:
+    for path, suggested in (
         ("/v1/runs?projet=a", "project"),
         ("/v1/runs?limt=3&key=a", "limit"),
         ("/v1/runs/nightly/measurements?comparision=trainer/rollout", "comparison"),
         ("/v1/runs/nightly/steps/1/buckets?limits=1", "limit"),
         ("/v1/runs/nightly/lr-advice?steps=1", "step"),
         ("/v1/runs/nightly/steps?Attempt=1", "attempt"),
-    ],
-)
-def test_similar_parameter_is_suggested(http: httpx.Client, path: str, suggested: str) -> None:
-    answer = http.get(path)
-    assert answer.status_code == 422
-    assert f"did you mean {suggested!r}?" in answer.json()["detail"]
+    ):
+        answer = http.get(path)
+        assert answer.status_code == 422, path
+        assert f"did you mean {suggested!r}?" in answer.json()["detail"]
 
 
 def test_known_parameters_are_listed(http: httpx.Client) -> None:

@@ -68,16 +68,6 @@ def test_same_key_returns_same_attempt_and_new_keys_count_up(http: httpx.Client)
     assert [each["attempt"] for each in http.get(path).json()["items"]] == [1, 2]
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-@pytest.mark.parametrize(
-    "fingerprint", [{"a": "\x00"}, {"a": 2**70}, "text", {"a": [[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]}]
-)
-def test_invalid_fingerprint_is_refused(http: httpx.Client, fingerprint: object) -> None:
-    run = http.post("/v1/runs", json={"key": "k"}).json()["id"]
-    answer = http.post(f"/v1/runs/{run}/attempts", json={"key": "a", "fingerprint": fingerprint})
-    assert answer.status_code == 422
-
-
 def test_resume_supersedes_later_steps_and_deletes_nothing(http: httpx.Client) -> None:
     first = start_run(http)
     for step in range(4):

@@ -125,25 +125,6 @@ def test_changes_are_paged_within_a_step(http: httpx.Client) -> None:
     assert found == ["curriculum", "data_mixture", "other", "setup"]
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-@pytest.mark.parametrize(
-    ("path", "body", "status"),
-    [
-        ("changes/5/weather", {}, 422),
-        ("changes/-1/other", {}, 422),
-        ("changes/5/other", {"note": "nul\x00"}, 422),
-        ("changes/5/other", {"before": [1]}, 422),
-        ("changes/5/other?attempt=7", {}, 404),
-    ],
-)
-def test_bad_announcement_is_refused_and_stores_nothing(
-    http: httpx.Client, path: str, body: dict[str, Any], status: int
-) -> None:
-    sender = start_run(http)
-    assert http.put(f"/v1/runs/{sender.run}/{path}", json=body).status_code == status
-    assert changes(sender) == []
-
-
 ENGINE = Fingerprint(engine="vllm", dtype="bfloat16", device_name="H100", flags={"enforce_eager": "true"})
 
 

@@ -81,21 +81,3 @@ def test_unmeasured_step_is_not_found(sender: Sender) -> None:
     assert sender.get("steps/7/corrections").status_code == 404
     assert sender.get("steps/0/corrections", attempt=4).status_code == 404
     assert sender.http.get("/v1/runs/nobody/steps/0/corrections").status_code == 404
-
-
-def test_values_beyond_float64_are_null_with_note(http: httpx.Client) -> None:
-    sender = start_run(http)
-    log_probs = np.full(60, -20.0, np.float32)
-    batch = make_batch(
-        2,
-        prompt_token_ids=np.zeros(2, np.int32),
-        response_token_ids=np.zeros(60, np.int32),
-        response_offsets=np.array([0, 50, 60]),
-        rollout_log_probs=log_probs,
-        trainer_log_probs=np.concatenate([np.full(50, -0.1), np.full(10, -20.0)]).astype(np.float32),
-    )
-    sender.put_shard(0, batch).raise_for_status()
-    (item,) = sender.get("steps/0/corrections", correction="sequence_is").raise_for_status().json()["items"]
-    assert item["weight_mean"] is None
-    assert item["ess"] == pytest.approx(0.5)
-    assert any("float64" in note for note in item["notes"])

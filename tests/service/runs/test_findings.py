@@ -131,17 +131,6 @@ def test_cause_that_an_attribution_names_is_a_finding_with_its_share(http: httpx
     }
 
 
-def test_attribution_that_names_no_cause_is_no_finding(http: httpx.Client, app: FastAPI) -> None:
-    batch = make_batch(40, attributes=KNOWN)
-    assert batch.trainer_log_probs is not None
-    run = start(http, batch)
-    # All of the mismatch is in the engine's link, and the replay is of another environment.
-    replay(run, {"vllm.prefill": batch.trainer_log_probs, "torch.trainer": batch.trainer_log_probs}, batch, AMX)
-    assert not any(each["names_cause"] for each in run.get("steps/1/attribution").json()["conclusions"])
-    assert rebuild(app) == 1
-    assert findings(run, source="attribution") == []
-
-
 def test_attribution_of_another_step_can_make_a_cause_a_finding(http: httpx.Client, app: FastAPI) -> None:
     batch = make_batch(40, attributes=KNOWN)
     assert batch.rollout_log_probs is not None
@@ -199,23 +188,6 @@ def test_steps_that_a_resume_supersedes_are_not_counted(http: httpx.Client, app:
     run.new_attempt("from the start", 0)
     assert rebuild(app) == 1
     assert findings(run) == []
-
-
-def test_causes_of_steps_that_a_resume_supersedes_are_not_counted(http: httpx.Client, app: FastAPI) -> None:
-    batch = make_batch(40, attributes=KNOWN)
-    assert batch.rollout_log_probs is not None
-    assert batch.trainer_log_probs is not None
-    run = start(http, batch, 1, 2)
-    for step in (1, 2):
-        replay(
-            run, {"vllm.prefill": batch.rollout_log_probs, "torch.trainer": batch.trainer_log_probs}, batch, AVX2, step
-        )
-    rebuild(app)
-    assert [each["steps"] for each in findings(run, source="attribution")] == [2]
-    run.new_attempt("again", 2)
-    # The causes and the warnings.
-    assert rebuild(app) == 2
-    assert [(each["steps"], each["newest_step"]) for each in findings(run, source="attribution")] == [(1, 1)]
 
 
 def test_late_shard_takes_a_finding_away(http: httpx.Client, app: FastAPI) -> None:

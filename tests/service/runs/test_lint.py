@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import httpx
 import numpy as np
-import pytest
 
 from foreshock.diagnosis.quantities import ENTROPY_KEY, NAMES
 from foreshock.lint import collect_evidence, run_checks
@@ -136,21 +135,6 @@ def test_unchecked_step_has_no_lint(http: httpx.Client, database: Database) -> N
         assert "Semantics: not checked." in http.get(path).raise_for_status().text
 
 
-def test_step_with_damaged_evidence_closes(http: httpx.Client, database: Database) -> None:
-    run = start_run(http)
-    run.put_shard(1, healthy_batch(1), 0, 2).raise_for_status()
-
-    def damage(session: object) -> None:
-        for row in session.query(ShardLint):  # type: ignore[attr-defined]
-            row.evidence = b"damaged"
-
-    database.write(damage)
-    assert run.put_shard(1, copied(healthy_batch(2)), 1, 2).raise_for_status().json()["step_closed"]
-    lint = run.get("steps/1/lint").json()
-    assert lint["shards"] == 1
-    assert names(lint) == ["identical_log_probs"]
-
-
 def test_step_with_overflowing_log_probs_closes(http: httpx.Client) -> None:
     run = start_run(http)
     batch = healthy_batch(1)
@@ -189,24 +173,20 @@ def test_scalar_entropy_judges_k3_whenever_it_arrives(http: httpx.Client) -> Non
     assert [warning["name"] for warning in over_run["window"]] == ["k3_per_entropy"]
 
 
-@pytest.mark.parametrize(
-    ("scalars", "declared"),
-    [
+def test_entropy_is_read_under_the_names_of_the_detectors_and_of_the_run(http: httpx.Client) -> None:
+    logged: list[tuple[dict[str, float | None], dict[str, str] | None]] = [
         *(({name: 0.01}, None) for name in (*NAMES[ENTROPY_KEY], "train/entropy", "train/policy/entropy")),
         ({"my/entropy": 0.01, "entropy": 5.0}, {"entropy": "my/entropy"}),
         # The term of the loss is not the entropy.
         ({"entropy": -0.001, "actor/entropy": 0.01}, None),
-    ],
-)
-def test_entropy_is_read_under_the_names_of_the_detectors_and_of_the_run(
-    http: httpx.Client, scalars: dict[str, float | None], declared: dict[str, str] | None
-) -> None:
-    run = start_run(http)
-    http.patch(f"/v1/runs/{run.run}", json={"model_kind": "dense", "scalar_names": declared}).raise_for_status()
-    send(run, 1, nearly_certain_without_entropy())
-    run.put_scalars(1, scalars).raise_for_status()
-    assert "k3_per_entropy" in names(run.get("steps/1/lint").raise_for_status().json())
-    assert [warning["name"] for warning in run.get("lint").json()["window"]] == ["k3_per_entropy"]
+    ]
+    for scalars, declared in logged:
+        run = start_run(http, str(scalars))
+        http.patch(f"/v1/runs/{run.run}", json={"model_kind": "dense", "scalar_names": declared}).raise_for_status()
+        send(run, 1, nearly_certain_without_entropy())
+        run.put_scalars(1, scalars).raise_for_status()
+        assert "k3_per_entropy" in names(run.get("steps/1/lint").raise_for_status().json()), scalars
+        assert [warning["name"] for warning in run.get("lint").json()["window"]] == ["k3_per_entropy"]
 
 
 def test_id_that_is_masked_once_in_a_step_is_found_over_steps(http: httpx.Client) -> None:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from typing import Any
 
 import httpx
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from foreshock.measures.registry import MEASURES
-from foreshock.rollouts import RolloutBatch
 from foreshock_service.platform.columnar import choose_format
 from foreshock_service.platform.problem import NotAcceptable
-from tests.foreshock.measures.direct import direct_measures
 from tests.service.sending import Sender, make_batch, start_run
 
 
@@ -163,39 +159,3 @@ def test_the_entity_tag_of_curves_changes_with_what_they_show_only(http: httpx.C
     tags = [sender.get("measurements", **each).headers["etag"] for each in asked]
     sender.new_attempt("resumed", 5)
     assert known() == [200] * len(asked)
-
-
-def assert_served_exactly(sender: Sender, step: int, batch: RolloutBatch) -> None:
-    """Assert that each measure with a direct formula is returned equal to 1e-9 relative."""
-    columns = sender.get("measurements", comparison="trainer/rollout", from_step=step, to_step=step).json()["columns"]
-    compared = 0
-    for name, expected in direct_measures(batch).items():
-        if name not in columns or (name == "ess_turn" and batch.turn is None):
-            continue
-        (served,) = columns[name]
-        if not math.isfinite(expected):
-            assert served is None, name
-            continue
-        assert served == pytest.approx(expected, rel=1e-9, abs=1e-15), name
-        compared += 1
-    assert compared >= 20
-
-
-def put_in_shards(sender: Sender, step: int, batch: RolloutBatch, shards: int) -> None:
-    """Upload a batch cut into shards."""
-    for shard, rows in enumerate(np.array_split(np.arange(batch.num_rollouts), shards)):
-        sender.put_shard(step, batch.select(rows), shard, shards).raise_for_status()
-
-
-@pytest.mark.parametrize("shards", [1, 3])
-def test_measures_of_synthetic_rollouts_equal_the_formulas(http: httpx.Client, shards: int) -> None:
-    sender = start_run(http)
-    for step, scale in enumerate((1e-6, 1e-2, 3.0)):
-        batch = make_batch(30, seed=step)
-        assert batch.rollout_log_probs is not None
-        noise = np.random.default_rng(step).normal(0, scale, batch.num_tokens)
-        target = np.minimum(batch.rollout_log_probs + noise, 0).astype(np.float32)
-        target[5] = np.nan
-        changed = make_batch(30, seed=step, trainer_log_probs=target)
-        put_in_shards(sender, step, changed, shards)
-        assert_served_exactly(sender, step, changed)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from urllib.parse import quote
 
 import httpx
-import pytest
 
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.keys import Scope
@@ -20,20 +19,20 @@ def new_run(http: httpx.Client, key: str, project: str = "default") -> str:
     return str(http.post("/v1/runs", json={"key": key, "project": project}).raise_for_status().json()["id"])
 
 
-@pytest.mark.parametrize("key", KEYS)
-def test_key_works_where_an_id_does(http: httpx.Client, key: str) -> None:
-    run = new_run(http, key)
-    path = quote(key, safe="")
-    assert http.get(f"/v1/runs/{path}").raise_for_status().json()["id"] == run
-    sender = Sender(http, path, http.post(f"/v1/runs/{path}/attempts", json={"key": "first"}).json()["attempt"])
-    assert sender.put_shard(3, make_batch()).raise_for_status().json()["step_closed"]
-    assert sender.get("steps").json()["items"][0]["step"] == 3
-    assert sender.get("measurements").raise_for_status().json()["columns"]["step"] == [3, 3]
-    for page in (f"/runs/default/{path}", f"/runs/{path}", f"/runs/{run}"):
-        shown = http.get(page).raise_for_status().text
-        assert f'href="/runs/default/{path}/steps/3"' in shown
-        http.get(f"{page}/steps/3").raise_for_status()
-    assert f'href="/runs/default/{path}"' in http.get("/").text
+def test_key_works_where_an_id_does(http: httpx.Client) -> None:
+    for key in KEYS:
+        run = new_run(http, key)
+        path = quote(key, safe="")
+        assert http.get(f"/v1/runs/{path}").raise_for_status().json()["id"] == run
+        sender = Sender(http, path, http.post(f"/v1/runs/{path}/attempts", json={"key": "first"}).json()["attempt"])
+        assert sender.put_shard(3, make_batch()).raise_for_status().json()["step_closed"]
+        assert sender.get("steps").json()["items"][0]["step"] == 3
+        assert sender.get("measurements").raise_for_status().json()["columns"]["step"] == [3, 3]
+        for page in (f"/runs/default/{path}", f"/runs/{path}", f"/runs/{run}"):
+            shown = http.get(page).raise_for_status().text
+            assert f'href="/runs/default/{path}/steps/3"' in shown
+            http.get(f"{page}/steps/3").raise_for_status()
+        assert f'href="/runs/default/{path}"' in http.get("/").text
 
 
 def test_two_projects_with_one_key_need_the_project(http: httpx.Client) -> None:

@@ -12,7 +12,6 @@ from foreshock.rollouts import RolloutBatch
 from foreshock_service.platform.security import UNRESTRICTED
 from foreshock_service.runs import chosen_tokens
 from foreshock_service.runs.chosen_tokens import MOST_GROUPS_READ, TokenSample, sample_tokens
-from foreshock_service.runs.measurements import MeasurementNotFound
 from tests.service.sending import Sender, make_batch, start_run
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -113,10 +112,3 @@ def test_statistics_shard_gives_tokens_of_the_rollouts_in_full(app: FastAPI, htt
     found = sample(app, sender)
     assert found.coverage.text == "3 of 40 rollouts"
     assert 0 < found.drawn_from < make_batch(40).num_tokens
-
-
-def test_missing_score_is_named(app: FastAPI, http: httpx.Client) -> None:
-    sender = start_run(http)
-    sender.put_shard(1, make_batch(trainer_log_probs=None)).raise_for_status()
-    with pytest.raises(MeasurementNotFound, match="step 1 of attempt 1 has no trainer/rollout"):
-        sample(app, sender)

@@ -11,7 +11,6 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +27,6 @@ from foreshock_service.runs.shard_decoding import (
     decode_statistics,
     fold_step,
 )
-from foreshock_service.runs.shards import close_waiting_steps
 from tests.foreshock.batches import random_batch
 from tests.foreshock.measures.test_merging import assert_alike
 from tests.service.sending import Sender, make_batch, start_run
@@ -122,23 +120,6 @@ def test_shards_of_both_kinds_are_one_step_and_counted_once(http: httpx.Client, 
             np.testing.assert_allclose(_floats(found[name]), _floats(values), rtol=1e-9, err_msg=name)
     assert count_rows(settings)["shards"] == 6
     assert len(list_files(settings)) == 6
-
-
-def test_late_shard_of_statistics_folds_a_closed_step_again(http: httpx.Client, app: FastAPI) -> None:
-    context = app.state.context
-    impatient = replace(context, settings=context.settings.model_copy(update={"step_grace_seconds": 1e-6}))
-    late, whole = start_run(http, "late"), start_run(http, "whole")
-    parts = [make_batch(20, seed) for seed in range(2)]
-    for shard, part in enumerate(parts):
-        whole.put_shard(0, part, shard, 2).raise_for_status()
-    late.put_statistics(0, parts[0], 0, 2).raise_for_status()
-    assert close_waiting_steps(impatient)
-    assert late.get("measurements").json()["incomplete_steps"]
-    late.put_statistics(0, parts[1], 1, 2).raise_for_status()
-    query = {"measure": "k3_kl", "comparison": TRAINER_ROLLOUT}
-    found, expected = (run.get("measurements", **query).json() for run in (late, whole))
-    assert found["columns"]["k3_kl"] == pytest.approx(expected["columns"]["k3_kl"], rel=1e-9)
-    assert not found["incomplete_steps"]
 
 
 @pytest.mark.parametrize("first_as_statistics", [True, False])

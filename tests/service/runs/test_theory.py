@@ -89,8 +89,3 @@ def test_invalid_query_is_refused(sender: Sender) -> None:
     for query in NONSENSE:
         refused = sender.get("steps/0/theory", **query)
         assert (refused.status_code, refused.headers["content-type"]) == (422, "application/problem+json")
-
-
-def test_unmeasured_step_is_not_found(sender: Sender) -> None:
-    assert sender.get("steps/3/theory").status_code == 404
-    assert sender.get("steps/0/theory", comparison="no/such").status_code == 422

@@ -6,7 +6,6 @@ import random
 from typing import Any
 
 import httpx
-import pytest
 from fastapi import FastAPI
 from sqlalchemy import update
 
@@ -154,18 +153,6 @@ def test_losses_of_clients_are_an_alert(http: httpx.Client) -> None:
     heartbeat(http, sender, shard=0, rejected=2)
     (alert,) = alerts(http, sender.run, "client_losses")
     assert (alert["value"], alert["state"]) == (3.0, "open")
-
-
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-@pytest.mark.parametrize(
-    ("path", "body", "status"),
-    [("attempts/9/clients/a", {}, 404), ("attempts/1/clients/a%20b", {}, 422),
-     ("attempts/1/clients/a", {"rejected": -1}, 422), ("attempts/1/clients/a", {"dropped": 2**63}, 422),
-     ("attempts/1/clients/a", {"reason": "\x00"}, 422)],
-)  # fmt: skip
-def test_invalid_heartbeat_is_refused(http: httpx.Client, path: str, body: object, status: int) -> None:
-    sender = start_run(http)
-    assert http.put(f"/v1/runs/{sender.run}/{path}", json=body).status_code == status
 
 
 def test_run_without_a_sign_of_life_is_stale_until_the_next_one(

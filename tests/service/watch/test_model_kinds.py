@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-import pytest
 
 from foreshock.learning_rate.loop import LARGEST_RISE
 from foreshock.rollouts import RolloutBatch
@@ -61,21 +60,6 @@ def test_the_learning_rate_of_a_mixture_of_experts_is_not_lowered_by_the_ranges_
     assert set(open_rules(experts)) == {"mismatch_warning", "mismatch_rise"}
 
 
-def test_a_healthy_mixture_of_experts_has_no_alert(http: httpx.Client) -> None:
-    run = start_run(http, "healthy", model_kind="moe", advice_mode="apply")
-    for step in range(1, STEPS + 1):
-        run.put_shard(step, batch_with_k3(step, 8e-3)).raise_for_status()
-    assert open_rules(run) == {}
-    assert scale_of(run) == 1.0
-
-
-def test_an_undeclared_run_is_judged_as_dense_and_its_diagnosis_says_so(http: httpx.Client) -> None:
-    run = send_rising_mismatch(http, "undeclared")
-    assert scale_of(run) < 0.5
-    assert "healthy for a dense model" in open_rules(run)["mismatch_critical"]["why"]
-    assert "the kind of model is not declared" in str(run.get("diagnosis").json()["missing"])
-
-
 def test_declaring_the_kind_derives_the_alerts_again(http: httpx.Client) -> None:
     run = send_rising_mismatch(http, "declared-late")
     address = f"/v1/runs/{run.run}"
@@ -126,9 +110,3 @@ def test_a_resumed_trainer_may_declare_what_the_first_did_not(http: httpx.Client
     assert http.post("/v1/runs", json=body | {"model_kind": "moe"}).raise_for_status().json()["model_kind"] == "moe"
     # What a run declared is changed by PATCH only.
     assert http.post("/v1/runs", json=body | {"model_kind": "dense"}).raise_for_status().json()["model_kind"] == "moe"
-
-
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-@pytest.mark.parametrize("kind", ["sparse", "", 3])
-def test_an_unknown_kind_is_refused(http: httpx.Client, kind: object) -> None:
-    assert http.post("/v1/runs", json={"key": "refused", "model_kind": kind}).status_code == 422

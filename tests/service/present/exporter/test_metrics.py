@@ -95,19 +95,6 @@ def test_ranges_are_compared_with_the_tokens_at_lag_zero(http: httpx.Client) -> 
     ).json()
 
 
-def test_without_versions_a_step_is_compared_with_the_ranges_as_a_whole(http: httpx.Client) -> None:
-    run, few = start_run(http), start_run(http, "few")
-    run.put_shard(1, make_batch(80)).raise_for_status()
-    few.put_shard(1, make_batch(2)).raise_for_status()
-    samples = scrape(http)
-    for name in ("k3_kl_nats", "tail_2_ratio"):
-        labels = {"run": run.run, "comparison": "trainer/rollout"}
-        whole = value(samples, f"foreshock_{name}", **labels)
-        assert whole is not None
-        assert value(samples, f"foreshock_lag_zero_{name}", **labels) == whole
-        assert value(samples, f"foreshock_lag_zero_{name}", run=few.run, comparison="trainer/rollout") is None
-
-
 def test_buckets_add_up_to_the_tokens_of_the_step(http: httpx.Client) -> None:
     run = start_run(http)
     batch = make_batch(8)

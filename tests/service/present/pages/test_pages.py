@@ -19,16 +19,6 @@ from foreshock_service.present.pages.rendering import with_code
 from tests.service.present.pages.conftest import SentRun, Site, replay, send_run
 from tests.service.sending import make_batch, start_run
 
-PLOTS_OF_A_RUN = {
-    "mismatch": "it estimates KL(μ‖π)",
-    "length": "before any filtering",
-    "learning-rate": "multiplies",
-    "buckets": "trainer/rollout at step 12",
-    "heat-map": "mean |d| of the tokens of each bucket",
-    "overview": "each place shows the mean",
-    "tails": "F(2)",
-}
-
 
 def test_empty_service_shows_how_to_start_a_run(http: httpx.Client) -> None:
     page = http.get("/").raise_for_status().text
@@ -60,15 +50,6 @@ def test_run_page_has_its_description_advice_and_every_plot(site: Site) -> None:
     addresses = re.findall(r'data-figure="([^"]+)"', page)
     assert addresses == [f"/pages/runs/{site.run.id}/figures/{name}.json" for name in RUN_PLOTS]
     assert "No probe yet" in site.http.get(f"/pages/runs/{site.run.id}/probes").text
-
-
-def test_plots_of_a_run_have_traces_a_caption_and_a_summary(site: Site) -> None:
-    for name, caption in PLOTS_OF_A_RUN.items():
-        figure = site.http.get(f"/pages/runs/{site.run.id}/figures/{name}.json").raise_for_status().json()
-        assert "missing" not in figure, figure
-        assert figure["data"], name
-        assert caption in figure["caption"]
-        assert figure["summary"], name
 
 
 def test_the_plotted_mismatch_is_the_measured_one(site: Site) -> None:
@@ -315,15 +296,13 @@ class TestSessions:
         assert "lacks the scope" in answer.text
 
     @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-    @pytest.mark.parametrize("secret", ["", "fsk_wrong", "x" * 199])
-    def test_a_wrong_key_is_refused_on_the_form(
-        self, http: httpx.Client, secrets: dict[Scope, str], secret: str
-    ) -> None:
-        answer = self.sign_in(http, secret or " ")
-        assert answer.status_code == 401
-        assert 'role="alert"' in answer.text
-        assert "set-cookie" not in answer.headers
-        assert secret == "" or secret not in answer.text
+    def test_a_wrong_key_is_refused_on_the_form(self, http: httpx.Client, secrets: dict[Scope, str]) -> None:
+        for secret in ("", "fsk_wrong", "x" * 199):
+            answer = self.sign_in(http, secret or " ")
+            assert answer.status_code == 401
+            assert 'role="alert"' in answer.text
+            assert "set-cookie" not in answer.headers
+            assert secret == "" or secret not in answer.text
 
     def test_a_key_that_may_not_read_is_refused(self, http: httpx.Client, secrets: dict[Scope, str]) -> None:
         answer = self.sign_in(http, secrets[Scope.WORKER])
@@ -331,11 +310,9 @@ class TestSessions:
         assert "set-cookie" not in answer.headers
 
     @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-    @pytest.mark.parametrize(
-        "path", ["https://evil.example", "//evil.example", "/\\evil.example", "javascript:alert(1)", "/\tx"]
-    )
-    def test_login_redirects_to_own_pages_only(self, http: httpx.Client, secrets: dict[Scope, str], path: str) -> None:
-        assert self.sign_in(http, secrets[Scope.READ], path).headers["location"] == "/"
+    def test_login_redirects_to_own_pages_only(self, http: httpx.Client, secrets: dict[Scope, str]) -> None:
+        for path in ("https://evil.example", "//evil.example", "/\\evil.example", "javascript:alert(1)", "/\tx"):
+            assert self.sign_in(http, secrets[Scope.READ], path).headers["location"] == "/", path
 
     def test_signing_out_needs_the_sessions_own_token(self, http: httpx.Client, secrets: dict[Scope, str]) -> None:
         self.sign_in(http, secrets[Scope.READ])

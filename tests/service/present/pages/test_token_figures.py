@@ -15,10 +15,9 @@ from foreshock_service.present.pages.figures import Figure, Missing
 from foreshock_service.present.pages.figures.attribution import token_figure
 from foreshock_service.present.pages.figures.buckets import heat_map_figure
 from foreshock_service.present.pages.presenters import rollout as presenter
-from foreshock_service.runs.chosen_tokens import MOST_SAMPLED
 from tests.service.present.pages.browsing import Visit
-from tests.service.present.pages.conftest import Fleet, SentRun, Site, rollouts
-from tests.service.sending import Sender, make_batch, start_run
+from tests.service.present.pages.conftest import Fleet, SentRun, Site
+from tests.service.sending import make_batch, start_run
 
 ON_HEAT_MAP = '[data-figure$="/heat-map.json"]'
 ON_TOKENS = '[data-figure$="/tokens.json"]'
@@ -69,12 +68,6 @@ class TestHeatMap:
         assert figure.summary == (
             "Mean |d| is largest, 0.9, at step 30 for tokens of probability 1e-4–0.01 (2 tokens)."
         )
-
-    def test_data_has_a_row_for_each_cell(self) -> None:
-        columns = drawn(self.FIGURE).to_json()["columns"]
-        assert columns["training step"] == [10, 10, 10, 20, 20, 30, 30]
-        assert columns["tokens"] == [3, 5, 100, 7, 100, 2, 100]
-        assert columns["mean |d|, nats"] == [0.2, 0.02, 0.001, 0.03, 0.0, 0.9, 0.001]
 
 
 class TestSingleTokens:
@@ -129,27 +122,6 @@ def test_heat_map_of_a_long_run_has_few_columns_and_the_newest_step(
     sender.put_shard(newest, make_batch(4, seed=newest)).raise_for_status()
     columns = http.get(f"/pages/runs/{sender.run}/figures/heat-map.json").raise_for_status().json()["columns"]
     assert sorted(set(columns["training step"])) == [*steps, newest]
-
-
-def test_single_tokens_are_those_that_were_sent(site: Site) -> None:
-    figure = figure_of(site.http, site.run, "steps/5/figures/tokens")
-    batch = rollouts(5, 0.01)
-    assert batch.rollout_log_probs is not None
-    assert batch.trainer_log_probs is not None
-    d = batch.trainer_log_probs.astype(np.float64) - batch.rollout_log_probs
-    assert d.size < MOST_SAMPLED
-    assert sorted(figure["columns"]["d, nats"]) == pytest.approx(sorted(d.tolist()), rel=1e-3)
-    assert sum(len(trace["x"]) for trace in figure["data"]) == np.count_nonzero(d)
-    assert f"All {d.size:,} tokens." in figure["caption"]
-
-
-def test_large_step_says_what_it_drew_from(http: httpx.Client) -> None:
-    sender: Sender = start_run(http, "large")
-    sender.put_shard(1, make_batch(640)).raise_for_status()
-    figure = http.get(f"/pages/runs/{sender.run}/steps/1/figures/tokens.json").raise_for_status().json()
-    assert len(figure["columns"]["d, nats"]) == MOST_SAMPLED
-    assert "2,000 tokens drawn at random from the " in figure["caption"]
-    assert " of 8 row groups of the token files, also chosen at random." in figure["caption"]
 
 
 def test_run_without_two_scores_has_texts(http: httpx.Client) -> None:

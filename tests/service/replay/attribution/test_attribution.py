@@ -178,39 +178,6 @@ def test_the_noise_floor_is_halved_and_never_clamped(http: httpx.Client) -> None
     assert values["vllm.prefill@rebatched/vllm.prefill"] == pytest.approx(floors["vllm.prefill"], rel=1e-12)
 
 
-def test_side_branch_names_the_side_nearer_to_float32(http: httpx.Client) -> None:
-    batch = make_batch(20)
-    assert batch.rollout_log_probs is not None
-    run = start(http, batch)
-    truth = batch.rollout_log_probs
-    near = np.minimum(truth + np.float32(1e-4), 0).astype(np.float32)
-    replay(
-        run,
-        {"vllm.prefill": noisy(batch, 3, 0.1), "torch.trainer": near, "torch.float32": truth, "torch.bfloat16": near},
-        batch,
-    )
-    branch = run.get("steps/1/attribution").json()["side_branch"]
-    assert (branch["engine"], branch["trainer"], branch["nearer"]) == (*CHAIN, "torch.trainer")
-    names = [link["name"] for link in branch["links"]]
-    assert "torch.float32/torch.bfloat16" in names
-    columns = run.get("measurements", measure="k3_kl").json()["columns"]
-    assert set(names) <= set(columns["comparison"])
-
-
-def test_nonfinite_values_are_excluded_from_every_mean(http: httpx.Client) -> None:
-    batch = make_batch(10)
-    run = start(http, batch)
-    prefill = noisy(batch, 1)
-    prefill[3], prefill[7] = np.nan, -np.inf
-    replay(run, {"vllm.prefill": prefill, "torch.trainer": noisy(batch, 2)}, batch)
-    read = run.get("steps/1/attribution").json()
-    assert read["tokens"] == batch.num_tokens - 2
-    assert np.isfinite(read["whole"]["k3_kl"])
-    columns = run.get("measurements", comparison="vllm.prefill/rollout").json()["columns"]
-    assert columns["nonfinite_target"] == [2]
-    assert columns["tokens"] == [batch.num_tokens - 2]
-
-
 def test_step_without_published_scores_is_not_found(http: httpx.Client) -> None:
     run = start(http, make_batch(4))
     answer = run.get("steps/1/attribution")

@@ -48,18 +48,6 @@ def test_replay_in_another_environment_is_said_first_and_names_no_cause(
     assert found["environments"]["vllm.prefill"]["instruction_set"] == "amx"
 
 
-def test_run_without_fingerprints_has_unknown_environments(http: httpx.Client) -> None:
-    batch = make_batch(40)
-    run = start(http, batch)
-    replay(run, {"vllm.prefill": noisy(batch, 1, 0.05), "torch.trainer": noisy(batch, 2, 0.05)}, batch, AVX2)
-    found = read(run)
-    assert kinds(found)[:2] == [
-        ("environment-unknown", "vllm.prefill/rollout"),
-        ("environment-unknown", "trainer/torch.trainer"),
-    ]
-    assert found["environments"]["rollout"] is None
-
-
 @pytest.mark.parametrize("order", [("amx", "avx2"), ("avx2", "amx")])
 def test_scores_of_two_environments_coexist_and_that_of_the_run_counts(
     http: httpx.Client, batch: RolloutBatch, order: tuple[str, str]
@@ -92,18 +80,3 @@ def test_two_environments_that_are_not_the_runs_give_the_excess(http: httpx.Clie
     expected = 0.5 * (np.mean((r1 - a) * (r2 - a)) - 0.5 * np.mean(np.square(r1 - r2)))
     assert link["excess"] == pytest.approx(expected, rel=1e-9)
     assert any("(an assumption)" in each["sentence"] for each in read(run)["conclusions"])
-
-
-def test_drift_in_one_environment_clears_the_link(http: httpx.Client) -> None:
-    batch = make_batch(40)
-    assert batch.rollout_log_probs is not None
-    assert batch.trainer_log_probs is not None
-    run = start(http, batch, 1, 60)
-    same = {"torch.trainer": batch.trainer_log_probs}
-    almost = batch.rollout_log_probs.copy()
-    almost[0] = np.nextafter(almost[0], np.float32(-np.inf))
-    replay(run, {"vllm.prefill": almost, **same}, batch, AVX2, 1)
-    replay(run, {"vllm.prefill": noisy(batch, 1, 0.2), **same}, batch, AVX2, 60)
-    found = read(run, 60)
-    assert kinds(found)[0] == ("drift", "vllm.prefill/rollout")
-    assert "at step 60, in the same environment" in found["conclusions"][0]["sentence"]

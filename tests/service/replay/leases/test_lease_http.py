@@ -7,7 +7,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
-import numpy as np
 import pytest
 from sqlalchemy.orm import Session
 
@@ -112,25 +111,6 @@ def test_final_failure_ends_the_whole_probe(http: httpx.Client, run: Sender, kin
     assert ask_for_lease(http).status_code == 204
 
 
-def test_failed_probe_can_be_retried(http: httpx.Client, run: Sender) -> None:
-    probe = ask_for_probe(run, 3).json()["id"]
-    holder = take_lease(http)
-    early = http.post(f"/v1/probes/{probe}/retry")
-    assert (early.status_code, early.json()["type"]) == (409, "urn:foreshock:problem:probe-still-runs")
-    holder.fail("final", "no such folder").raise_for_status()
-    assert http.post(f"/v1/probes/{probe}/retry").json()["state"] == "queued"
-    again = take_lease(http)
-    assert again.token > holder.token
-    assert holder.heartbeat().status_code == 409
-
-
-def test_jobs_go_to_workers_that_fit(http: httpx.Client, run: Sender) -> None:
-    ask_for_probe(run, 3, ["torch.trainer", "torch.float32"], accelerator="H100")
-    assert ask_for_lease(http).status_code == 204
-    assert ask_for_lease(http, accelerator="H100", scorers=["torch.float32"]).status_code == 204
-    assert ask_for_lease(http, accelerator="H100").status_code == 200
-
-
 def test_job_is_leased_to_one_worker_only(http: httpx.Client, run: Sender) -> None:
     for step in range(10, 18):
         run.put_shard(step, make_batch(2, seed=step)).raise_for_status()
@@ -197,19 +177,6 @@ def test_jobs_of_a_deleted_run_are_not_leased(http: httpx.Client, run: Sender) -
     http.delete(f"/v1/runs/{run.run}").raise_for_status()
     assert holder.heartbeat().status_code == 410
     assert ask_for_lease(http).status_code == 204
-
-
-def test_scores_come_in_shards_and_must_be_complete(http: httpx.Client, run: Sender) -> None:
-    ask_for_probe(run, 3)
-    holder = take_lease(http)
-    rollouts = holder.rollouts()
-    first, second = rollouts.select(np.arange(4)), rollouts.select(np.arange(4, 12))
-    holder.put_scores(scores_of(first, noisy(first, 1)), shard=0).raise_for_status()
-    early = holder.complete()
-    assert (early.status_code, early.json()["type"]) == (409, "urn:foreshock:problem:result-incomplete")
-    assert "4 rollouts" in early.json()["detail"]
-    holder.put_scores(scores_of(second, noisy(second, 1)), shard=1).raise_for_status()
-    assert holder.complete().status_code == 204
 
 
 LEASE_SECONDS = 60

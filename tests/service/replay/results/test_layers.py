@@ -80,16 +80,6 @@ def test_published_comparison_is_read(run: Sender, http: httpx.Client) -> None:
     assert problem(other) == (404, "layers-not-found")
 
 
-def test_newest_comparison_of_each_pair_is_read(run: Sender, http: httpx.Client) -> None:
-    for options, levels in (({}, DEPARTING), ({"torch.trainer": {"padding": "left"}}, (0.0, 0.0, 0.0))):
-        ask(run, options=options).raise_for_status()
-        holder = take_lease(http, scorers=ABLE)
-        holder.put_document(found(*levels)).raise_for_status()
-        assert holder.complete().status_code == 204
-    (item,) = run.get(f"steps/{STEP}/layers").raise_for_status().json()["items"]
-    assert (len(item["layers"]), item["departure"]) == (3, None)
-
-
 def test_scores_are_not_asked_of_a_comparison(run: Sender, http: httpx.Client) -> None:
     ask(run).raise_for_status()
     holder = take_lease(http, scorers=ABLE)
@@ -132,10 +122,3 @@ def test_invalid_request_is_refused(run: Sender) -> None:
     for scorers, fields, message in refused:
         answer = ask(run, *scorers, **fields)
         assert (answer.status_code, message in answer.text) == (422, True), message
-
-
-def test_layers_of_a_step_without_a_comparison_are_not_found(run: Sender) -> None:
-    answer = run.get(f"steps/{STEP}/layers")
-    assert problem(answer) == (404, "layers-not-found")
-    assert f"foreshock probe {run.run} {STEP} --layers" in answer.json()["detail"]
-    assert run.get("steps/7/layers").status_code == 404

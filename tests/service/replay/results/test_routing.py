@@ -110,19 +110,18 @@ def test_result_of_other_scorers_weights_or_form_is_refused(run: Sender, http: h
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-@pytest.mark.parametrize(
-    ("scorers", "fields"),
-    [
-        (("torch.trainer",), {}),
+def test_invalid_request_is_refused(run: Sender) -> None:
+    pair = ("torch.trainer", "vllm.prefill")
+    requests: list[tuple[tuple[str, ...], dict[str, Any]]] = [
+        (pair[:1], {}),
         (("torch.trainer", "torch.float32", "vllm.prefill"), {}),
         (("torch.trainer", "torch.trainer"), {}),
         (("torch.trainer", "torch.own"), {}),
-        (("torch.trainer", "vllm.prefill"), {"exact_pairs": ["torch.trainer/vllm.prefill"]}),
-        (("torch.trainer", "vllm.prefill"), {"max_rollouts": 1025}),
-    ],
-)
-def test_invalid_request_is_refused(run: Sender, scorers: tuple[str, ...], fields: dict[str, Any]) -> None:
-    assert ask(run, *scorers, **fields).status_code == 422
+        (pair, {"exact_pairs": ["torch.trainer/vllm.prefill"]}),
+        (pair, {"max_rollouts": 1025}),
+    ]
+    for scorers, fields in requests:
+        assert ask(run, *scorers, **fields).status_code == 422, scorers
 
 
 def test_sample_has_64_rollouts_by_default(run: Sender, http: httpx.Client) -> None:

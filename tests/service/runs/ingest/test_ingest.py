@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
-import pytest
 
 from foreshock.digests import digest_of_bytes
 from foreshock.rollouts import decode_rollouts, encode_rollouts
@@ -103,25 +102,3 @@ def test_stored_tokens_equal_uploaded_ones(http: httpx.Client, settings: Setting
     np.testing.assert_array_equal(stored.response_token_ids, batch.response_token_ids)
     np.testing.assert_array_equal(stored.rollout_log_probs, batch.rollout_log_probs)
     np.testing.assert_array_equal(stored.trainer_log_probs, batch.trainer_log_probs)
-
-
-@pytest.mark.parametrize("log_prob", [np.nan, -np.inf, np.inf])
-def test_non_finite_log_probs_are_stored_counted_and_excluded_from_means(http: httpx.Client, log_prob: float) -> None:
-    clean, holed = start_run(http, "clean"), start_run(http, "holed")
-    batch = make_batch(8, seed=5)
-    assert batch.rollout_log_probs is not None
-    values = batch.rollout_log_probs.copy()
-    values[3] = log_prob
-    mask = np.ones(batch.num_tokens, np.uint8)
-    mask[3] = 0
-    clean.put_shard(0, make_batch(8, seed=5, response_mask=mask)).raise_for_status()
-    holed.put_shard(0, make_batch(8, seed=5, rollout_log_probs=values)).raise_for_status()
-    query = {"comparison": "trainer/rollout", "measure": ["k3_kl", "kl", "tokens", "nonfinite_behaviour"]}
-    expected, columns = (sender.get("measurements", **query).json()["columns"] for sender in (clean, holed))
-    assert columns["nonfinite_behaviour"] == [1]
-    assert columns["tokens"] == expected["tokens"] == [batch.num_tokens - 1]
-    assert columns["k3_kl"] == expected["k3_kl"]
-    assert columns["kl"] == expected["kl"]
-
-
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

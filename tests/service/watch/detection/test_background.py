@@ -211,15 +211,6 @@ def test_step_that_closes_after_an_upgrade_derives_the_run_again(database: Datab
     assert outcome(run) == outcome_in_order(database, STEPS + 1)
 
 
-@pytest.mark.usefixtures("http")
-def test_service_derives_what_is_due_by_itself(app: FastAPI) -> None:
-    database: Database = app.state.context.database
-    late = closed_run(database, "late", {2: {LENGTH: 900.0}})
-    late.close(2, values_at(2))
-    wait_until_derived(database)
-    assert outcome(late) == outcome_in_order(database)
-
-
 @pytest.mark.parametrize(("state", "outdated"), [("running", 1), ("finished", 0)])
 def test_upgrade_derives_the_runs_that_go_on(database: Database, state: str, outdated: int) -> None:
     run = closed_run(database, "a-run", {}, 5)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from foreshock_service.platform.security import UNRESTRICTED
@@ -27,21 +25,6 @@ def test_surge_opens_an_alert_and_sets_the_schedule(recorded: RecordedRun) -> No
     assert recorded.decisions() == ["surge"]
     assert state.schedule is not None
     assert (state.schedule.surge_step, state.schedule.effective_from_step) == (41, 45)
-
-
-def test_order_of_arrival_does_not_change_detectors_or_alerts(recorded: RecordedRun) -> None:
-    other = RecordedRun(recorded.database).begin("another-order")
-    lengths = {step: length * (1.0 + 0.01 * (step % 5)) for step, length in zip(STEPS, SURGE, strict=True)}
-    for step in STEPS:
-        recorded.close(step, {LENGTH: lengths[step], K3: 2e-3})
-    shuffled = list(STEPS)
-    random.Random(7).shuffle(shuffled)
-    for step in shuffled:
-        other.close(step, {LENGTH: lengths[step], K3: 2e-3})
-    assert other.newest_state() == recorded.newest_state()
-    alerts = [(a.rule, a.step, a.value, a.evidence) for a in recorded.alerts()]
-    assert alerts
-    assert [(a.rule, a.step, a.value, a.evidence) for a in other.alerts() if a.state != "retracted"] == alerts
 
 
 def test_announced_change_is_no_surge_whether_it_is_announced_before_or_afterwards(recorded: RecordedRun) -> None:
@@ -168,13 +151,3 @@ def test_resume_after_the_surge_keeps_alert_and_schedule(recorded: RecordedRun) 
     assert state.attempt == 2
     assert state.schedule is not None
     assert recorded.snapshots()[-1].step == 46
-
-
-def test_runaway_mismatch_lowers_the_rate_by_the_loop(recorded: RecordedRun) -> None:
-    recorded.close_all({K3: [5e-4] * 12 + [0.3] * 10}, range(1, 23))
-    assert set(recorded.decisions()) == {"loop"}
-    assert recorded.states()[("mismatch_runaway", 17)] == "open"
-    scales = [recorded.advice().scale(step) for step in range(12, 24)]
-    assert scales[0] == 1.0
-    assert scales[-1] < 0.5
-    assert scales == sorted(scales, reverse=True)

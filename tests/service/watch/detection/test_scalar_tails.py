@@ -6,17 +6,14 @@ from dataclasses import replace
 from itertools import pairwise
 
 import httpx
-import pytest
 from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.database.tables import Run, ScalarTail
 from foreshock_service.platform.security import UNRESTRICTED
 from foreshock_service.runs.runs import RunUpdate, update_run
 from foreshock_service.watch.detection.background import close_scalar_tails, derive_due
-from tests.service.sending import make_batch, start_run
+from tests.service.sending import start_run
 from tests.service.watch.recorded import LENGTH, RecordedRun
 
 # verl's names. The lengths triple from step 41 on, and the gradient norm rises with them.
@@ -146,35 +143,11 @@ def test_newest_step_closes_after_the_grace_time_or_when_the_run_ends(http: http
     assert run.get("lr-advice").json()["observed_step"] == 2
 
 
-def test_pages_exporter_and_api_answer_for_a_run_without_rollouts(http: httpx.Client) -> None:
-    run = start_run(http, "scalars-only")
-    for step, row in ROWS.items():
-        run.put_scalars(step, row).raise_for_status()
-    assert {alert["rule"] for alert in run.get("alerts").json()["items"]} >= {"length_surge"}
-    for path in (f"/runs/{run.run}", f"/runs/{run.run}/alerts", "/runs"):
-        assert http.get(path, follow_redirects=True).status_code < 500, path
-    text = http.get("/metrics").raise_for_status().text
-    assert f'foreshock_step{{run="{run.run}"}}' in text
-    assert run.put_shard(61, make_batch()).status_code == 201
-
-
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [({"rewrd": "x"}, "did you mean"), ({"reward": "x", "rollout:reward_mean": "y"}, "same quantity")],
-)
-def test_invalid_declaration_is_refused(http: httpx.Client, names: dict[str, str], message: str) -> None:
-    answer = http.post("/v1/runs", json={"key": "k", "scalar_names": names})
-    assert answer.status_code == 422
-    assert message in answer.text
-
-
-def test_tail_of_a_run_is_one_row(recorded: RecordedRun, database: Database) -> None:
-    for step in (1, 2, 3):
-        recorded.log(step, {"reward": 1.0})
-    with database.read() as session:
-        tail = session.get(ScalarTail, recorded.run)
-        assert tail is not None
-        assert (tail.attempt, tail.step, tail.closed) == (1, 3, False)
-        run = session.get(Run, recorded.run)
-        assert run is not None
-        assert run.last_step is None
+def test_invalid_declaration_is_refused(http: httpx.Client) -> None:
+    for names, message in (
+        ({"rewrd": "x"}, "did you mean"),
+        ({"reward": "x", "rollout:reward_mean": "y"}, "same quantity"),
+    ):
+        answer = http.post("/v1/runs", json={"key": "k", "scalar_names": names})
+        assert answer.status_code == 422
+        assert message in answer.text
