@@ -87,26 +87,6 @@ def test_client_started_without_service_delivers_the_same_bytes_later(make: Any,
     assert not list((tmp_path / "spool").iterdir())
 
 
-def test_interrupted_service_receives_everything_in_order_but_for_three_steps(make: Any) -> None:
-    port = free_port()
-    service = FaultyService(port=port).start()
-    client = make(url=service.url)
-    for step in range(30):
-        client.log_scalars(step, {"step": step})
-        if step in (7, 19):
-            service.stop()
-        if step in (12, 24):
-            service.start()
-        time.sleep(0.01)
-    assert client.flush(60)
-    service.stop()
-    # If the answer to a stored request was lost, the same bytes are sent again.
-    steps = [item.json()["values"]["step"] for item in service.received if item.path.endswith("scalars")]
-    assert sorted(set(steps)) == list(range(30))
-    assert all(step >= max(steps[: place + 1]) - 3 for place, step in enumerate(steps))
-    assert client.counters.delivered == 31
-
-
 FAULTS: list[Any] = [
     400, 401, 403, 404, 405, 408, 411, 413, 415, 421, 429, 500, 502, 503, 507, "reset", "half", "html",
 ]  # fmt: skip
@@ -229,17 +209,6 @@ def test_heartbeats_go_on_when_the_run_is_registered_again(make: Any, service: F
     wait_until(lambda: len(service.bodies("/clients/")) > before, 20)
 
 
-def test_unknown_run_is_registered_again(make: Any, service: FaultyService) -> None:
-    client = make()
-    client.log_scalars(1, {"x": 1})
-    assert client.flush(60)
-    service.faults.append(404)
-    client.log_scalars(2, {"x": 1})
-    assert client.flush(60)
-    assert service.paths().count("/v1/runs") == 2
-    assert client.counters.rejected == 0
-
-
 def test_slow_service_delays_neither_trainer_nor_encoder(make: Any, service: FaultyService) -> None:
     service.always = "held"
     client = make(max_outbox_bytes=4000, timeout_seconds=60.0)
@@ -293,14 +262,6 @@ def test_full_queue_drops_and_counts(
     assert sum("is dropped" in record.message for record in caplog.records) == 1
 
 
-def test_block_when_full_waits_instead_of_dropping(make: Any, service: FaultyService) -> None:
-    client = make(max_queue_items=1, block_when_full=True)
-    for step in range(10):
-        client.log_rollouts(step, rollouts(step))
-    assert client.flush(60)
-    assert (len(service.bodies("rollouts")), client.counters.dropped) == (10, 0)
-
-
 def test_full_spool_drops_the_newest_and_counts_them(make: Any, tmp_path: Path) -> None:
     port = free_port()
     client = make(url=f"http://127.0.0.1:{port}", max_spool_bytes=4000, max_outbox_bytes=2000)
@@ -346,19 +307,6 @@ def test_requested_checkpoint_is_polled_after_a_delivery(make: Any, service: Fau
     assert client.want_weights_at_step is None
     client.log_rollouts(1, rollouts())
     wait_until(lambda: client.want_weights_at_step == 40)
-
-
-def test_each_step_is_delivered_as_it_was_logged(make: Any, service: FaultyService) -> None:
-    client = make()
-    client.start_run()
-    tokens = np.zeros(600, np.int32)
-    for step in range(8):
-        tokens[:] = step
-        columns = {"prompt_token_ids": tokens[:3], "prompt_offsets": np.arange(4), "response_token_ids": tokens}
-        client.log_rollouts(step, columns | {"response_offsets": np.array([0, 100, 300, 600])})
-    assert client.flush(60)
-    sent = [set(decode_rollouts(body).response_token_ids.tolist()) for body in service.bodies("/rollouts/")]
-    assert sent == [{step} for step in range(8)]
 
 
 def test_items_are_on_disk_before_they_are_sent(make: Any, service: FaultyService, tmp_path: Path) -> None:

@@ -64,35 +64,6 @@ def test_measures_are_those_of_full_logging_over_ranks(make: Callable[..., Clien
     assert sums.counters.delivered_bytes > 0
 
 
-def test_logging_the_same_shard_again_is_a_duplicate(make: Callable[..., Client]) -> None:
-    client = make("again", mode="statistics", full_rollouts=4)
-    batch = random_batch(3, 40)
-    client.log_rollouts(0, batch)
-    client.log_rollouts(0, batch)
-    assert client.flush(120)
-    assert (client.counters.duplicates, client.counters.rejected) == (1, 0)
-    step = get(client, "/steps")["items"][0]
-    assert (step["shards"], step["rollouts"], step["tokens"]) == (1, 40, batch.num_tokens)
-
-
-def test_statistics_are_delivered_after_the_service_was_away(
-    make: Callable[..., Client], real_service: RunningService
-) -> None:
-    client = make("away", mode="statistics", full_rollouts=4)
-    client.log_rollouts(0, random_batch(4, 40))
-    assert client.flush(120)
-    real_service.stop()
-    client.log_rollouts(1, random_batch(5, 40))
-    assert not client.flush(1)
-    client.close(1)
-    real_service.start()
-    later = make("away", mode="statistics")
-    later.start_run()
-    assert later.flush(120)
-    assert [step["step"] for step in get(later, "/steps")["items"]] == [0, 1]
-    assert later.counters.recovered >= 1
-
-
 def test_the_sample_is_of_run_step_and_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foreshock.client.capture.prepare_token_pass", lambda: True)
     one = registration("project", "key", {}, lambda _: "attempt", 0, None)

@@ -94,20 +94,6 @@ def test_restart_of_the_service_loses_no_delivery(
     assert client.counters.rejected == client.counters.dropped == 0
 
 
-def test_same_bytes_are_a_duplicate_and_other_bytes_a_conflict(
-    make: Callable[..., Client], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    client = make("twice", attempt_key="a")
-    client.log_rollouts(1, random_batch(1))
-    client.log_rollouts(1, random_batch(1))
-    client.log_rollouts(1, random_batch(2))
-    assert client.flush(300).undelivered == 0
-    counters = client.counters
-    assert (counters.duplicates, counters.rejected) == (1, 1)
-    assert len(list((tmp_path / "spool").glob("*.rejected"))) == 1
-    assert "409" in caplog.text
-
-
 def test_restart_without_a_resume_step_is_warned_of(
     make: Callable[..., Client], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -136,31 +122,6 @@ def test_example_of_the_page_runs(
     columns = get(client, "/measurements", comparison="trainer/rollout")["columns"]
     assert columns["step"] == [1, 2, 3, 4, 5]
     assert client.counters.rejected == client.counters.dropped == client.counters.invalid == 0
-
-
-def test_deleted_run_rejects_further_rollouts(make: Callable[..., Client]) -> None:
-    client = make("deleted")
-    client.log_rollouts(1, random_batch(1))
-    assert client.flush(300)
-    httpx.delete(f"{client.settings.url}/v1/runs/{client.run_id}", timeout=60).raise_for_status()
-    client.log_rollouts(2, random_batch(2))
-    assert client.flush(300).rejected == 1
-
-
-def test_resumed_run_is_a_new_attempt(make: Callable[..., Client]) -> None:
-    first = make("resumed")
-    first.start_run()
-    for step in range(6):
-        first.log_rollouts(step, random_batch(step))
-    assert first.flush(300)
-    first.close()
-    second = make("resumed")
-    second.start_run(resume_step=4)
-    second.log_rollouts(4, random_batch(40))
-    assert second.flush(300)
-    assert (second.run_id, second.attempt) == (first.run_id, 2)
-    surviving = get(second, "/steps")["items"]
-    assert [(item["step"], item["attempt"]) for item in surviving] == [(0, 1), (1, 1), (2, 1), (3, 1), (4, 2)]
 
 
 def test_launch_that_the_service_missed_does_not_supersede_the_next(

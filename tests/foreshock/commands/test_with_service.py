@@ -96,15 +96,6 @@ def test_importing_other_rollouts_under_the_same_key_is_rejected(
     assert "1 item rejected by the service" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("path", ["/foo", "/v1"])
-@pytest.mark.parametrize("words", [["runs"], ["report"]])
-def test_address_with_a_path_too_many_is_named(
-    imported: RunningService, path: str, words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*words, "--url", imported.url + path]) == 1
-    assert f"{imported.url}{path} is not a Foreshock service; check FORESHOCK_URL" in capsys.readouterr().err
-
-
 def test_import_of_nothing_makes_no_run(
     imported: RunningService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

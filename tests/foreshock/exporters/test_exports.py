@@ -156,22 +156,3 @@ def test_an_error_in_the_environment_is_logged_and_rollouts_are_kept(
 def test_without_export_no_exporter_is_imported() -> None:
     code = "import sys, foreshock; foreshock.Client; print([name for name in sys.modules if 'exporters' in name])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
-
-
-@pytest.mark.slow
-def test_the_address_of_the_runs_page_is_printed_once(
-    make: Callable[..., Client], capfd: pytest.CaptureFixture[str]
-) -> None:
-    client = make("printed")
-    client.start_run()
-    for step in range(3):
-        client.log_rollouts(step, random_batch(step))
-    assert client.flush(300)
-    client.close()
-    second = make("printed")
-    second.start_run(shard=1, shards=2)
-    second.log_rollouts(9, random_batch(9))
-    assert second.flush(300)
-    second.close()
-    printed = [line for line in capfd.readouterr().err.splitlines() if line.startswith("foreshock: http")]
-    assert printed == [f"foreshock: {client.settings.url}/runs/default/printed"]
