@@ -7,8 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import httpx
 import pytest
 
 from tests.ports import free_port
+from tests.waiting import wait_until
 
 
 def program(package: str, *names: str) -> str:
@@ -65,7 +65,7 @@ def running_alertmanager(configuration: str, folder: Path) -> Iterator[str]:
         "--cluster.listen-address=",
     ]
     with _running(command, folder / "alertmanager.log"):
-        wait_for(lambda: _is_ready(url))
+        wait_until(lambda: _is_ready(url), 240)
         yield url
 
 
@@ -79,16 +79,6 @@ def ask(url: str, query: str) -> list[dict[str, Any]]:
         return []
     result: list[dict[str, Any]] = answer.raise_for_status().json()["data"]["result"]
     return result
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 240) -> Any:
-    """Wait until `condition` returns a true value; return it."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        time.sleep(0.1)
-    raise AssertionError("it did not come in time")
 
 
 def _is_ready(url: str) -> bool:

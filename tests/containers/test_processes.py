@@ -22,11 +22,12 @@ from obstore.store import S3Store
 
 from benchmarks.running_service import running_service
 from tests.containers.test_compose import environment_of
-from tests.monitoring import ask, program, running_prometheus, wait_for
+from tests.monitoring import ask, program, running_prometheus
 from tests.paths import PROMETHEUS, REPOSITORY
 from tests.ports import free_port
 from tests.service.postgres import start_postgres
 from tests.service.sending import Sender, make_batch
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -92,7 +93,7 @@ def running(services: dict[str, dict[str, Any]], tmp_path_factory: pytest.TempPa
         command = store_command(services["object-store"], folder, port)
         stack.enter_context(process(command, values, folder / "object-store.log"))
         (check,) = [word for word in services["object-store"]["healthcheck"]["test"] if word.startswith("http")]
-        wait_for(lambda: answers(check.replace("http://127.0.0.1:8333", store)), seconds=60)
+        wait_until(lambda: answers(check.replace("http://127.0.0.1:8333", store)), seconds=60)
         of_service = environment_of(services["service"], SECRETS) | {
             "FORESHOCK_DATABASE_URL": cluster.new_database(),
             "FORESHOCK_STORE_ENDPOINT": store,
@@ -150,7 +151,7 @@ def test_worker_starts_with_its_environment(running: Running, services: dict[str
     }
     command = [sys.executable, "-m", "foreshock.commands.main", "worker", "--scorers", "torch.float32"]
     with process(command, values, running.folder / "worker.log"):
-        workers = wait_for(lambda: running.http.get("/v1/hardware").json()["accelerators"], seconds=120)
+        workers = wait_until(lambda: running.http.get("/v1/hardware").json()["accelerators"], seconds=120)
     assert workers[0]["accelerator"] == "cpu"
 
 
@@ -167,6 +168,6 @@ def test_prometheus_scrapes_with_the_configuration_of_the_repository(running: Ru
     configuration["rule_files"] = [str(PROMETHEUS / "rules.yml")]
     del configuration["alerting"]
     with running_prometheus(configuration, running.folder) as prometheus:
-        wait_for(lambda: ask(prometheus, 'up{job="foreshock"} == 1'), seconds=60)
-        found = wait_for(lambda: ask(prometheus, "foreshock_build_info"), seconds=60)
+        wait_until(lambda: ask(prometheus, 'up{job="foreshock"} == 1'), seconds=60)
+        found = wait_until(lambda: ask(prometheus, "foreshock_build_info"), seconds=60)
     assert found[0]["metric"]["public_url"] == "http://localhost:8765"

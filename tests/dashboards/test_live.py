@@ -18,7 +18,8 @@ from tests.dashboards.monitored import (
     queries,
     send_broken_run,
 )
-from tests.monitoring import ask, wait_for
+from tests.monitoring import ask
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +55,7 @@ def test_every_promql_query_returns_data(monitored: Monitored, broken: str) -> N
         ]
 
     try:
-        wait_for(lambda: not without_data(), seconds=60)
+        wait_until(lambda: not without_data(), seconds=60)
     except AssertionError:
         pytest.fail("no data for\n" + "\n".join(without_data()))
 
@@ -72,8 +73,8 @@ def test_address_of_the_pages_comes_from_the_service(monitored: Monitored) -> No
 
 
 def test_alert_of_a_broken_run_reaches_the_webhook(monitored: Monitored, broken: str) -> None:
-    alert = wait_for(lambda: firing(monitored, broken), seconds=60)[0]
+    alert = wait_until(lambda: firing(monitored, broken), seconds=60)[0]
     assert alert["status"] == "firing"
     assert broken in alert["annotations"]["summary"]
     monitored.service.patch(f"/v1/runs/{broken}", json={"state": "finished"}).raise_for_status()
-    wait_for(lambda: [found for found in firing(monitored, broken) if found["status"] == "resolved"], seconds=400)
+    wait_until(lambda: [found for found in firing(monitored, broken) if found["status"] == "resolved"], seconds=400)

@@ -22,6 +22,7 @@ from examples.demo.service_child import HOST, USUAL_PORT, only_demo_of, own_port
 from examples.tiny_rl.record import RECORDED, RunRecord
 from scripts.screenshot import IMAGES, LARGEST_DIFFERENCE, difference, pictures
 from tests.paths import REPOSITORY
+from tests.waiting import wait_until
 
 
 def start_demo(data: Path, *options: str) -> subprocess.Popen[str]:
@@ -54,12 +55,9 @@ def children_of(data: Path) -> list[psutil.Process]:
     return found
 
 
-def no_child_stays_behind(data: Path) -> bool:
-    """Return True if all of them end; a killed process may take a moment to disappear."""
-    deadline = time.monotonic() + 120
-    while children_of(data) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return not children_of(data)
+def wait_until_no_child_is_left(data: Path) -> None:
+    """Wait until all of them have ended; a killed process may take a moment to disappear."""
+    wait_until(lambda: not children_of(data), 120)
 
 
 def test_error_for_ended_child_has_the_end_of_its_log(tmp_path: Path) -> None:
@@ -112,7 +110,7 @@ def test_second_start_of_the_demo_repeats_no_work(tmp_path: Path) -> None:
     for expected in ("vllm.prefill/rollout", "trainer/torch.trainer", "Pages: http://127.0.0.1:"):
         assert expected in output
     assert "failed" not in output
-    assert no_child_stays_behind(tmp_path)
+    wait_until_no_child_is_left(tmp_path)
     worked = (tmp_path / "worker.log").stat().st_mtime_ns
     scores = count(tmp_path, "scores")
     assert scores >= len(manifest.checkpoints) * 3
@@ -129,7 +127,7 @@ def test_second_start_of_the_demo_repeats_no_work(tmp_path: Path) -> None:
         second.send_signal(signal.SIGINT)
         second.communicate(timeout=120)
     assert second.returncode == 0
-    assert no_child_stays_behind(tmp_path)
+    wait_until_no_child_is_left(tmp_path)
     assert (tmp_path / "worker.log").stat().st_mtime_ns == worked
     assert count(tmp_path, "scores") == scores
     assert count(tmp_path, "runs") == count(tmp_path, "attempts") == 1

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import psutil
 
 from benchmarks.forking import fork_service
 from tests.ports import free_port
+from tests.waiting import wait_until_answered
 
 
 class RunningService:
@@ -38,17 +37,8 @@ class RunningService:
             "FORESHOCK_TOKEN_PASS": "numpy",
             "FORESHOCK_DECODE_PROCESSES": "1",
         }
-        self._process = fork_service(environment, self.folder, self.folder / "service.log")
-        deadline = time.monotonic() + 240
-        while True:
-            try:
-                if httpx.get(f"{self.url}/readyz", timeout=2).status_code == 200:
-                    return
-            except httpx.HTTPError:
-                pass
-            if not self._process.is_running() or time.monotonic() > deadline:
-                raise RuntimeError("the service did not start: " + (self.folder / "service.log").read_text()[-2000:])
-            time.sleep(0.1)
+        self._process = process = fork_service(environment, self.folder, self.folder / "service.log")
+        wait_until_answered(f"{self.url}/readyz", process.is_running, self.folder / "service.log")
 
     def stop(self) -> None:
         """Terminate it, and kill it after 120 s."""

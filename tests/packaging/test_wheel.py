@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from tests.paths import REPOSITORY
 from tests.ports import free_port
+from tests.waiting import wait_until_answered
 
 pytestmark = pytest.mark.slow
 
@@ -146,7 +146,7 @@ def test_service_of_the_wheel_takes_an_upload_and_shows_it(service_environment: 
             env=ENVIRONMENT | {"FORESHOCK_TOKEN_PASS": "numpy", "FORESHOCK_DECODE_PROCESSES": "1"},
         )
     try:
-        assert wait_until_ready(f"{url}/readyz", server), (tmp_path / "serve.log").read_text()
+        wait_until_answered(f"{url}/readyz", lambda: server.poll() is None, tmp_path / "serve.log", 600)
         run(service_environment / "python", "-c", UPLOAD, url, PWD=str(tmp_path))
         curves = httpx.get(f"{url}/v1/runs/from-the-wheel/measurements", timeout=60).json()["columns"]
         assert curves["step"] == [1, 1]
@@ -169,15 +169,3 @@ def test_folders_named_service_and_probes_do_not_disturb_the_commands(
         (tmp_path / name / "__init__.py").write_text("raise ImportError('the folder of somebody else')")
     environment = {"PYTHONPATH": str(tmp_path), "PWD": str(tmp_path)}
     assert "--show-settings" in run(service_environment / "foreshock", "serve", "--help", **environment)
-
-
-def wait_until_ready(url: str, server: subprocess.Popen[bytes], seconds: float = 600) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and server.poll() is None:
-        try:
-            if httpx.get(url).status_code == 200:
-                return True
-        except httpx.TransportError:
-            pass
-        time.sleep(0.2)
-    return False

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from tests.ports import free_port
 from tests.probes.conftest import RunningService
 from tests.probes.test_worker import ProbedRun, start_run
 from tests.probes.tiny import make_rollouts
+from tests.waiting import wait_until
 
 _ACTOR = "ray::WorkerActor"
 # Said on both sides: without it, a head asks for a token if this user's home has one, and a client sends none.
@@ -50,10 +50,7 @@ class RayCluster:
 
     def wait_until_empty(self) -> None:
         """Wait until Ray has ended the actors of a driver that is gone. It does so after the driver's end."""
-        deadline = time.monotonic() + 120
-        while left := self.actors():
-            assert time.monotonic() < deadline, left
-            time.sleep(0.2)
+        wait_until(lambda: not self.actors(), 120, self.actors)
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +71,7 @@ def ray_cluster() -> Iterator[RayCluster]:
                 command, env=environment, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
             )
         try:
-            deadline = time.monotonic() + 120
-            while "Ray runtime started" not in log.read_text(errors="replace"):
-                if head.poll() is not None or time.monotonic() > deadline:
-                    pytest.fail(log.read_text(errors="replace"))
-                time.sleep(0.2)
+            wait_until_logged(log, "Ray runtime started", head)
             yield RayCluster(f"127.0.0.1:{port}", head.pid)
         finally:
             _end(head)
@@ -129,11 +122,11 @@ def workers_on_ray(
 
 
 def wait_until_logged(log: Path, text: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 120
-    while text not in log.read_text(errors="replace"):
-        if process.poll() is not None or time.monotonic() > deadline:
-            pytest.fail(log.read_text(errors="replace"))
-        time.sleep(0.2)
+    def logged() -> bool:
+        assert process.poll() is None, log.read_text(errors="replace")
+        return text in log.read_text(errors="replace")
+
+    wait_until(logged, 120, lambda: log.read_text(errors="replace"))
 
 
 @pytest.fixture

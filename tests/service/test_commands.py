@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
@@ -14,20 +13,9 @@ import pytest
 
 from tests.ports import free_port
 from tests.service.running import environment, foreshock
+from tests.waiting import wait_until_answered
 
 pytestmark = pytest.mark.slow
-
-
-def wait_until_ready(url: str, process: subprocess.Popen[str]) -> None:
-    """Wait for /readyz."""
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            if httpx.get(f"{url}/readyz").status_code == 200:
-                return
-        except httpx.TransportError:
-            time.sleep(0.2)
-    raise AssertionError("the service did not become ready")
 
 
 def test_a_used_port_is_refused_before_the_service_says_that_it_listens(tmp_path: Path) -> None:
@@ -65,7 +53,7 @@ def test_keys_can_be_created_listed_and_revoked_and_guard_the_service(tmp_path: 
     )  # fmt: skip
     url = f"http://127.0.0.1:{port}"
     try:
-        wait_until_ready(url, process)
+        wait_until_answered(f"{url}/readyz", lambda: process.poll() is None)
         bearer = {"Authorization": f"Bearer {secret}"}
         assert httpx.get(f"{url}/v1/runs", timeout=60).status_code == 401
         assert httpx.get(f"{url}/v1/runs", headers=bearer, timeout=60).status_code == 200

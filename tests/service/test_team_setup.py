@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
@@ -23,6 +22,7 @@ from tests.paths import DOCS
 from tests.ports import free_port
 from tests.service.postgres import start_postgres
 from tests.service.working import lease_request
+from tests.waiting import wait_until_answered
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +59,7 @@ def test_trainer_logs_by_the_second_host_name(tmp_path: Path, host: str) -> None
         )
         try:
             address = f"http://{host}:{port}"
-            wait_until_ready(address, shell, tmp_path / "log")
+            wait_until_answered(f"{address}/readyz", lambda: shell.poll() is None, tmp_path / "log")
             trainer, worker = re.findall(r"fsk_\S+", (tmp_path / "log").read_text())
             assert httpx.get(f"{address}/v1/runs", timeout=60).status_code == 401
             assert httpx.get(f"{address}/v1/runs", headers={"Host": "elsewhere"}, timeout=60).status_code == 400
@@ -77,16 +77,3 @@ def test_trainer_logs_by_the_second_host_name(tmp_path: Path, host: str) -> None
             os.killpg(shell.pid, signal.SIGTERM)
             shell.wait(120)
             cluster.stop()
-
-
-def wait_until_ready(address: str, shell: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait until the service answers under this address."""
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline and shell.poll() is None:
-        try:
-            if httpx.get(f"{address}/readyz").status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.2)
-    raise AssertionError(log.read_text()[-3000:])

@@ -17,8 +17,9 @@ from foreshock.digests import weights_digest
 from foreshock.rollouts import BatchAttributes, decode_rollouts
 from foreshock.rollouts.parquet import encode_rollouts_view
 from tests.foreshock.client.faulty_service import FaultyService, faulty_service
-from tests.foreshock.client.trainer import rollouts, spooled_bodies, wait_until
+from tests.foreshock.client.trainer import rollouts, spooled_bodies
 from tests.ports import free_port
+from tests.waiting import wait_until
 
 
 def test_requests_follow_the_http_contract(make: Any, service: FaultyService) -> None:
@@ -104,7 +105,7 @@ def test_temporary_failure_is_retried_until_delivered(make: Any, service: Faulty
         assert client.counters.failed_requests == 3
 
 
-@pytest.mark.parametrize("status", [400, 403, 404, 413, 415, 421, 500, 507])
+@pytest.mark.parametrize("status", [403, 413, 500])
 def test_refusal_that_a_configuration_mends_keeps_the_bytes(
     make: Any, service: FaultyService, tmp_path: Path, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -125,7 +126,7 @@ def test_refusal_that_a_configuration_mends_keeps_the_bytes(
     assert len(warnings) == 1
 
 
-@pytest.mark.parametrize("status", [400, 413, 415, 500])
+@pytest.mark.parametrize("status", [413, 500])
 def test_refused_item_does_not_hold_up_the_others(make: Any, service: FaultyService, status: int) -> None:
     service.always = lambda received: status if "/steps/1/rollouts" in received.path else None
     client = make()

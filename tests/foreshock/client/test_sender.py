@@ -13,7 +13,8 @@ import pytest
 from foreshock.client import Client
 from foreshock.client.deliveries import Delivery, Registration
 from tests.foreshock.client.faulty_service import FaultyService, Received
-from tests.foreshock.client.trainer import rollouts, wait_until
+from tests.foreshock.client.trainer import rollouts
+from tests.waiting import wait_until
 
 
 class Overlaps:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from tests.foreshock.client.trainer import clients, get
 from tests.foreshock.running_service import RunningService
 from tests.paths import DOCS
 from tests.ports import free_port
+from tests.waiting import wait_until
 
 PAGE = DOCS / "connect-a-trainer.md"
 
@@ -82,9 +82,7 @@ def test_restart_of_the_service_loses_no_delivery(
         if step == 3:
             real_service.stop()
         if step == 8:
-            deadline = time.monotonic() + 120
-            while client.counters.spooled == 0 and time.monotonic() < deadline:
-                time.sleep(0.05)
+            wait_until(lambda: client.counters.spooled > 0, 120)
             real_service.start()
     assert client.flush(300)
     steps = get(client, "/steps")["items"]
@@ -178,10 +176,7 @@ def test_feed_follows_operator_halving(make: Callable[..., Client], mode: Any) -
         url = f"{client.settings.url}/v1/runs/{client.run_id}/lr-advice"
         decided = httpx.post(f"{url}/decisions", json={"kind": "halve", "reason": "a test"}, timeout=60)
         decided.raise_for_status()
-        deadline = time.monotonic() + 120
-        while feed.advised_scale(100) != 0.5 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert feed.advised_scale(100) == 0.5
+        wait_until(lambda: feed.advised_scale(100) == 0.5, 120)
         assert (feed.mode, feed.scale(100)) == (mode, 0.5 if mode == "apply" else 1.0)
         assert feed.scale(0) == 1.0
         before = httpx.get(url, params={"step": 100}, timeout=60).json()

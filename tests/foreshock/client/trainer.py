@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,13 +43,6 @@ def rollouts(seed: int = 0, count: int = 3) -> dict[str, Any]:
         "response_lengths": lengths,
         "rollout_log_probs": -generator.exponential(1.0, int(lengths.sum())).astype(np.float32),
     }
-
-
-def wait_until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def spooled_bodies(spool: Path) -> list[bytes]:

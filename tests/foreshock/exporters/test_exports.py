@@ -17,9 +17,9 @@ from foreshock.errors import ConfigurationError
 from foreshock.exporters import DEFAULT_MEASURES, ExportedRun, Exporter, StepValues, exporter, make_exporters
 from foreshock.measures.registry import MEASURES
 from tests.foreshock.batches import random_batch
-from tests.foreshock.client.trainer import wait_until
 from tests.foreshock.exporters.trained import STEPS, curve, train
 from tests.ports import free_port
+from tests.waiting import wait_until
 
 
 class Recorder(Exporter):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from foreshock.learning_rate import Advice, AdviceFeed, feed
 from tests.foreshock.client.faulty_service import FaultyService, faulty_service
 from tests.foreshock.learning_rate.test_advice import ANSWER
 from tests.ports import free_port
+from tests.waiting import wait_until
 
 
 def advice(revision: int = 1, attempt: int = 1, **changes: Any) -> dict[str, Any]:
@@ -36,13 +37,6 @@ def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "_LONGEST_RETRY_SECONDS", 0.1)
     monkeypatch.setattr(feed, "_MIN_SECONDS_BETWEEN_POLLS", 0.02)
     monkeypatch.setattr(feed, "_MAX_CLOSE_SECONDS", 15.0)
-
-
-def wait_until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def test_scale_is_one_before_the_first_answer() -> None:

@@ -7,7 +7,6 @@ import multiprocessing.spawn
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -17,6 +16,7 @@ from foreshock.rollouts import decode_scores
 from foreshock_probes.engines.process import EngineError, JobAbandonedError, ScoreTask, process_variables, run_tasks
 from tests.probes.replaying import Asked, scored
 from tests.probes.tiny import make_rollouts
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -32,17 +32,12 @@ def never_read(task: ScoreTask) -> None:
     raise AssertionError(f"the result of {task.scorer} was read")
 
 
-def wait_until_gone(pid: int, seconds: float = 20.0) -> bool:
-    """Return True if the process ends in time; a zombie counts as ended."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return True
-        except psutil.NoSuchProcess:
-            return True
-        time.sleep(0.05)
-    return False
+def is_gone(pid: int) -> bool:
+    """Return True if the process has ended; a zombie counts as ended."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_tasks_of_an_engine_share_a_process_and_report_progress(tmp_path: Path, checkpoints: Path) -> None:
@@ -140,7 +135,7 @@ def test_process_ends_with_its_worker(tmp_path: Path, checkpoints: Path) -> None
     )
     worker = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert worker.returncode == -signal.SIGKILL, worker.stderr
-    assert wait_until_gone(int(worker.stdout), seconds=60)
+    wait_until(lambda: is_gone(int(worker.stdout)))
 
 
 def test_api_key_is_not_passed_to_engines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 
@@ -20,6 +18,7 @@ from tests.ports import free_port
 from tests.probes.replaying import Asked, scored
 from tests.probes.scorers.test_torch_forward import score
 from tests.probes.tiny import VOCABULARY, make_rollouts, save_checkpoint
+from tests.waiting import wait_until_answered
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -54,15 +53,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=variables)
     address = f"http://127.0.0.1:{port}"
     try:
-        deadline = time.monotonic() + 600
-        while True:
-            assert process.poll() is None, log.read_text()[-3000:]
-            assert time.monotonic() < deadline, log.read_text()[-3000:]
-            try:
-                if httpx.get(f"{address}/health", trust_env=False).status_code == 200:
-                    break
-            except httpx.HTTPError:
-                time.sleep(0.5)
+        wait_until_answered(f"{address}/health", lambda: process.poll() is None, log, 600)
         yield weights, address
     finally:
         process.terminate()

@@ -8,18 +8,14 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from tests.paths import PYTHONPATH
 from tests.ports import free_port
-
-PATIENCE_SECONDS = 240
+from tests.waiting import wait_until_answered
 
 
 @dataclass
@@ -59,7 +55,7 @@ def service_process(folder: Path, port: int | None = None, /, **settings: str) -
         process = subprocess.Popen(command, env=kept | own | settings, cwd=folder, stdout=sink, stderr=sink)
     service = ServiceProcess(process, port, log)
     try:
-        _wait_until_ready(service)
+        wait_until_answered(f"{service.url}/readyz", lambda: process.poll() is None, log)
         yield service
     finally:
         if process.poll() is None:
@@ -67,16 +63,6 @@ def service_process(folder: Path, port: int | None = None, /, **settings: str) -
         process.wait(timeout=60)
         for connection in service.connections:
             connection.close()
-
-
-def _wait_until_ready(service: ServiceProcess) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline and service.process.poll() is None:
-        with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{service.url}/readyz").status_code == 200:
-                return
-        time.sleep(0.1)
-    raise AssertionError(f"the service did not become ready:\n{service.log.read_text()[-3000:]}")
 
 
 @dataclass(frozen=True)

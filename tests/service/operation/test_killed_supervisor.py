@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import httpx
@@ -10,6 +9,7 @@ import psutil
 import pytest
 
 from tests.service.operation.processes import service_process
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -20,10 +20,8 @@ def test_processes_end_with_a_killed_supervisor_and_a_restart_has_its_port(
     settings = {"FORESHOCK_PROCESSES": "2", "FORESHOCK_DATABASE_URL": migrated_postgres}
     with service_process(tmp_path, **settings) as service:
         # It is ready as soon as one of its processes is: two of the service, and a decoder of each.
-        deadline = time.monotonic() + 60
-        while len(started := psutil.Process(service.process.pid).children(recursive=True)) < 4:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        supervisor = psutil.Process(service.process.pid)
+        started = wait_until(lambda: found if len(found := supervisor.children(recursive=True)) >= 4 else [])
         service.process.kill()
         service.process.wait(timeout=60)
         with service_process(tmp_path, service.port, **settings) as restarted:

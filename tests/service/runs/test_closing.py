@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -27,6 +26,7 @@ from foreshock_service.runs.judging import judge_step
 from foreshock_service.runs.shard_decoding import decode_shard, fold_step
 from foreshock_service.runs.shards import close_waiting_steps
 from tests.service.sending import Sender, make_batch, start_run
+from tests.waiting import wait_until
 
 TOKENS = {"comparison": "trainer/rollout", "measure": "tokens"}
 
@@ -159,10 +159,7 @@ def test_shard_that_arrives_during_the_fold_repeats_it(
 
     def arrive() -> None:
         late.start()
-        deadline = time.monotonic() + 60
-        while count_of(app, Shard) < 3:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: count_of(app, Shard) == 3)
 
     folds = during_the_fold(arrive)
     assert sender.put_shard(0, parts[1], 1, 4).json()["step_closed"] is True

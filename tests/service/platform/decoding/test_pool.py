@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -21,6 +21,7 @@ from foreshock_service.platform.decoding.pool import DecoderDied, DecoderPool, D
 from foreshock_service.platform.settings import Settings, load_settings
 from foreshock_service.runs.shard_decoding import PRELOAD
 from tests.service.sending import make_batch
+from tests.waiting import wait_until
 
 Found = TypeVar("Found")
 _MEBIBYTE = 1 << 20
@@ -98,10 +99,10 @@ def test_decoder_killed_while_it_starts_is_started_again() -> None:
     pool = DecoderPool(Settings(decode_processes=1, token_pass="numpy"), PRELOAD)
     try:
         pool.warm_up_in_background()
-        started = _wait_for(lambda: _children())
+        started = wait_until(_children)
         for process in started:
             process.kill()
-        _wait_for(lambda: pool.is_warm)
+        wait_until(lambda: pool.is_warm)
         assert pool.run(own_process) != os.getpid()
     finally:
         pool.close()
@@ -168,14 +169,6 @@ def _children() -> list[psutil.Process]:
     """Return the decoders of this process that run."""
     found = psutil.Process().children()
     return [process for process in found if "spawn_main" in " ".join(process.cmdline())]
-
-
-def _wait_for(found: Callable[[], Found]) -> Found:
-    deadline = time.monotonic() + 60
-    while not (value := found()):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    return value
 
 
 def count_tokens(body: bytes) -> int:

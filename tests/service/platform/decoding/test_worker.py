@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.tokens import LocalFile
 from foreshock_service.runs.shard_decoding import PRELOAD, measure_stored
 from tests.service.sending import make_batch
+from tests.waiting import wait_until
 
 
 def test_without_numba_numpy_is_used_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,10 +105,7 @@ def test_stop_does_not_wait_for_compilation(tmp_path: Path, monkeypatch: pytest.
 
     pool = DecoderPool(Settings(decode_processes=2), PRELOAD)
     pool.warm_up_in_background()
-    deadline = time.monotonic() + 300
-    while not started():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(started, 300)
     pool.close()
     assert pool.state != "ok"
     assert not started()

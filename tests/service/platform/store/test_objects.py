@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from foreshock_service.platform.store.tokens import open_store, shard_file_name
 from tests.service.object_store import ACCESS_KEY, SECRET_KEY, ObjectStoreServer, RefusingServer
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.server import RunningServer
+from tests.waiting import wait_until
 
 _DIGEST = "sha256:" + "ab" * 32
 
@@ -258,11 +258,3 @@ def test_credentials_are_masked(settings: Settings, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("FORESHOCK_STORE_ACCESS_KEY_ID", "only-this")
     with pytest.raises(ConfigurationError, match="or neither"):
         load_settings()
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    """Wait until a condition holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not hold in time"
-        time.sleep(0.02)

@@ -7,7 +7,6 @@ step 50. experts: a mixture of experts with the mismatch of one. incomplete: one
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +19,7 @@ from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import BatchAttributes, RolloutBatch, ScoreBatch
 from tests.service.sending import Sender, start_run
 from tests.service.working import announce_checkpoint, ask_for_probe, take_lease
+from tests.waiting import wait_until
 
 STEPS = 64
 REPLAYED_STEP = 60
@@ -135,10 +135,7 @@ def send_kind(http: httpx.Client, name: str) -> Sender:
 
 def wait_until_closed(sender: Sender) -> None:
     """Wait until the steps that lack a shard are closed."""
-    deadline = time.monotonic() + 60
-    while not all(each["closed"] for each in sender.get("steps", limit=200).json()["items"]):
-        assert time.monotonic() < deadline, "the sweeper closes steps after their grace time"
-        time.sleep(0.1)
+    wait_until(lambda: all(each["closed"] for each in sender.get("steps", limit=200).json()["items"]))
 
 
 def acknowledge(sender: Sender) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from tests.service.sending import make_batch, start_run
 from tests.service.server import RunningServer
 from tests.service.watch.advice.test_loop_inputs import LAG
 from tests.service.watch.recorded import K3, LENGTH, SURGE, SURGE_STEPS, RecordedRun
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -39,13 +39,6 @@ def address(run: RecordedRun) -> str:
 
 def operate(http: httpx.Client, run: RecordedRun, kind: str) -> httpx.Response:
     return http.post(f"{address(run)}/decisions", json={"kind": kind, "reason": "a test"})
-
-
-def wait_until(holds: Callable[[], bool], seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come to hold"
-        time.sleep(0.05)
 
 
 def test_new_run_is_warming_and_gets_scale_1(http: httpx.Client) -> None:

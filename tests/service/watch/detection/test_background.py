@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +25,7 @@ from foreshock_service.watch.detection import background, derivation
 from foreshock_service.watch.detection.background import derive_due, derive_run, note_outdated
 from foreshock_service.watch.detection.states import NEWEST_STATES, STEPS_OF_A_BLOCK
 from tests.service.watch.recorded import K3, LENGTH, RecordedRun
+from tests.waiting import wait_until
 
 STEPS_IN_TRANSACTION = 30
 STEPS = 3 * STEPS_IN_TRANSACTION
@@ -62,10 +62,7 @@ def due(database: Database) -> list[str]:
 
 def wait_until_derived(database: Database) -> None:
     """Wait until the service has derived what is due."""
-    deadline = time.monotonic() + 120.0
-    while due(database):
-        assert time.monotonic() < deadline, "it is still due"
-        time.sleep(0.05)
+    wait_until(lambda: not due(database), 120)
 
 
 def closed_run(

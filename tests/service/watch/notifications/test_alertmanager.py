@@ -12,9 +12,10 @@ from sqlalchemy import update
 
 from foreshock_service.platform.database.tables import Notification
 from foreshock_service.platform.settings import NotificationTarget
-from tests.monitoring import running_alertmanager, wait_for
+from tests.monitoring import running_alertmanager
 from tests.service.watch.notifications.conftest import Alerting
 from tests.service.watch.notifications.receiver import Receiver
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +46,7 @@ def test_alertmanager_gets_the_alert_keeps_it_and_is_told_its_end(
     }  # fmt: skip
     assert held["status"]["state"] in ("active", "unprocessed")
     assert held["generatorURL"] == f"{alerting.context.settings.page_root}/runs/team-a/my%20run"
-    wait_for(lambda: receiver.requests)
+    wait_until(lambda: receiver.requests, 240)
     first_end = held["endsAt"]
     time.sleep(1.1)
     alerting.context.database.write(lambda session: session.execute(update(Notification).values(due_at_us=0)))
@@ -54,7 +55,7 @@ def test_alertmanager_gets_the_alert_keeps_it_and_is_told_its_end(
     assert again["endsAt"] > first_end, "an alert that is still open is sent again before Alertmanager ends it"
     alerting.change(alert, "resolve")
     alerting.notify(target)
-    wait_for(lambda: any(body["status"] == "resolved" for body in receiver.bodies))
+    wait_until(lambda: any(body["status"] == "resolved" for body in receiver.bodies), 240)
     assert [body["status"] for body in receiver.bodies] == ["firing", "resolved"], "one message per change"
     assert httpx.get(f"{alertmanager}/api/v2/alerts", timeout=30).json() == []
     alerting.context.database.write(lambda session: session.execute(update(Notification).values(due_at_us=0)))

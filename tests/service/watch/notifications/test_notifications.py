@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +33,7 @@ from tests.service.sending import make_batch
 from tests.service.watch.notifications.conftest import Alerting
 from tests.service.watch.notifications.receiver import Receiver
 from tests.service.watch.recorded import K3, RecordedRun
+from tests.waiting import wait_until
 
 Make = Callable[..., NotificationTarget]
 
@@ -250,10 +250,8 @@ def test_the_service_sends_by_itself(alerting: Alerting, target: Make, receiver:
     alerting.open()
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + 60
     try:
-        while len(receiver.requests) < 2 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: len(receiver.requests) >= 2)
     finally:
         for thread in threads:
             thread.stop()
