@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +89,14 @@ def compared(batch: RolloutBatch) -> Comparison:
     assert batch.trainer_log_probs is not None
     assert batch.rollout_log_probs is not None
     return compare(batch, batch.trainer_log_probs, batch.rollout_log_probs)
+
+
+def assert_equal_fields(one: Any, two: Any) -> None:
+    """Assert that all fields of two dataclasses are bit for bit equal, and of one dtype."""
+    for item in fields(two):
+        left, right = getattr(one, item.name), getattr(two, item.name)
+        if isinstance(right, np.ndarray):
+            assert left.dtype == right.dtype, item.name
+            np.testing.assert_array_equal(left, right, err_msg=item.name)
+        else:
+            assert left == right, item.name

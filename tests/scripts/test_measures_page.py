@@ -31,11 +31,6 @@ def test_row_holds_every_field_of_the_registry() -> None:
         assert cells(measure_row(measure)) == [f"`{measure.column}`", *expected]
 
 
-def test_every_column_is_on_the_page() -> None:
-    text = page()
-    assert [measure.column for measure in MEASURES if f"`{measure.column}`" not in text] == []
-
-
 def test_bars_in_formulas_do_not_break_the_table() -> None:
     measure = Measure("x", "|d| > 1", "1", "", "token mean", "comparison", "Foreshock")
     assert len(cells(measure_row(measure))) == len(HEAD)

@@ -48,6 +48,7 @@ def test_update_names_the_step_with_the_weights_after_it() -> None:
         ("--doctor --exact", "--exact and --doctor are different probes"),
         ("--layers --exact", "--exact and --layers are different probes"),
         ("--layers --routing", "--layers and --routing are different probes"),
+        ("--routing --exact", "--exact and --routing are different probes"),
         ("--checkpoint-step 70", "--checkpoint-step is an option of --update"),
     ],
 )

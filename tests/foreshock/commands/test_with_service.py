@@ -327,8 +327,6 @@ def test_exact_probe_requests_the_pair_beside_the_scorers(
     assert [each["scorer"] for each in probe["scorers"]] == sorted(default_scorers())
     assert run(imported, *words) == 0
     assert "exact(torch.trainer, vllm.prefill)" in capsys.readouterr().out
-    assert run(imported, *words, "--doctor") != 0
-    assert "--exact and --doctor are different probes" in capsys.readouterr().err
 
 
 def test_probe_without_weights_shows_the_reason(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:

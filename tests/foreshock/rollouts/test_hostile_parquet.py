@@ -6,7 +6,7 @@ import io
 import subprocess
 import sys
 import textwrap
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from foreshock.errors import InvalidRolloutsError, RolloutsError
 from foreshock.rollouts import decode_exact, decode_rollouts, encode_exact, encode_rollouts, encode_scores
 from foreshock.rollouts.schema import EXACT_COLUMNS
 from foreshock.rollouts.scores import ScoreBatch
-from tests.foreshock.batches import random_batch
+from tests.foreshock.batches import assert_equal_fields, random_batch
 from tests.foreshock.rollouts.exact_batches import random_exact
 
 
@@ -106,13 +106,7 @@ def test_divergences_round_trip() -> None:
     exact = replace(exact, kl=kl)
     data = encode_exact(exact)
     found = decode_exact(data)
-    for field in fields(exact):
-        left, right = getattr(exact, field.name), getattr(found, field.name)
-        if isinstance(left, np.ndarray):
-            assert left.dtype == right.dtype, field.name
-            np.testing.assert_array_equal(left, right, err_msg=field.name)
-        else:
-            assert left == right, field.name
+    assert_equal_fields(found, exact)
     assert encode_exact(found) == data
     table = pq.read_table(io.BytesIO(data))
     assert table.column_names == [column.name for column in EXACT_COLUMNS]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from foreshock.errors import InvalidRolloutsError
 from foreshock.measures import measure_step
 from foreshock.rollouts import RolloutBatch
-from tests.foreshock.batches import random_batch
+from tests.foreshock.batches import assert_equal_fields, random_batch
 
 OF_TOKENS = ("rollout_log_probs", "trainer_log_probs", "entropy", "turn", "weights_version", "advantage")
 OF_ROLLOUTS = (
@@ -72,13 +72,7 @@ def mask_in(batch: RolloutBatch, inside: NDArray[np.bool_]) -> NDArray[np.int64]
 
 def assert_same(one: RolloutBatch, two: RolloutBatch) -> None:
     """Assert that all fields and all measures are bit for bit equal."""
-    for item in dataclasses.fields(RolloutBatch):
-        found, wanted = getattr(one, item.name), getattr(two, item.name)
-        if isinstance(wanted, np.ndarray):
-            assert found.dtype == wanted.dtype, item.name
-            np.testing.assert_array_equal(found, wanted, err_msg=item.name)
-        else:
-            assert found == wanted, item.name
+    assert_equal_fields(one, two)
     first, second = measure_step(one), measure_step(two)
     assert first.step.to_bytes() == second.step.to_bytes()
     of_one, of_two = (step.comparisons["trainer/rollout"] for step in (first, second))

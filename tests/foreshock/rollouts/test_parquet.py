@@ -26,17 +26,7 @@ from foreshock.rollouts import (
 )
 from foreshock.rollouts.parquet import read_rollouts
 from foreshock.rollouts.schema import ROLLOUT_COLUMNS
-from tests.foreshock.batches import random_batch
-
-
-def assert_same(one: RolloutBatch, two: RolloutBatch) -> None:
-    for name in one.__slots__:
-        left, right = getattr(one, name), getattr(two, name)
-        if isinstance(left, np.ndarray):
-            assert left.dtype == right.dtype, name
-            np.testing.assert_array_equal(left, right, err_msg=name)
-        else:
-            assert left == right, name
+from tests.foreshock.batches import assert_equal_fields, random_batch
 
 
 @settings(deadline=None, max_examples=30)
@@ -44,7 +34,7 @@ def assert_same(one: RolloutBatch, two: RolloutBatch) -> None:
 def test_batch_round_trips_through_parquet(seed: int, rollouts: int) -> None:
     batch = random_batch(seed, rollouts, longest=8)
     data = encode_rollouts(batch)
-    assert_same(decode_rollouts(data), batch)
+    assert_equal_fields(decode_rollouts(data), batch)
     assert encode_rollouts(decode_rollouts(io.BytesIO(data))) == data
 
 
@@ -120,8 +110,8 @@ def test_concat_of_selected_rollouts_is_the_batch() -> None:
     batch = random_batch(3, rollouts=20)
     order = np.random.default_rng(0).permutation(20)
     back = np.argsort(order)
-    assert_same(batch.select(order).select(back), batch)
-    assert_same(RolloutBatch.concat([batch.select(np.arange(20) < 7), batch.select(range(7, 20))]), batch)
+    assert_equal_fields(batch.select(order).select(back), batch)
+    assert_equal_fields(RolloutBatch.concat([batch.select(np.arange(20) < 7), batch.select(range(7, 20))]), batch)
 
 
 def test_concat_refuses_batches_with_different_columns() -> None:

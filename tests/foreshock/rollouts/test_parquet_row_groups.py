@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import BinaryIO
 
 import numpy as np
@@ -14,6 +14,7 @@ from foreshock.errors import LimitExceededError, RolloutsError
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import DecodeLimits, RolloutBatch, ScoreBatch, encode_rollouts, encode_scores
 from foreshock.rollouts.parquet_files import find_rollouts, find_scores
+from tests.foreshock.batches import assert_equal_fields
 
 LIMITS = DecodeLimits()
 
@@ -58,19 +59,13 @@ def make_batch(rollouts: int, tokens: int) -> RolloutBatch:
     )
 
 
-def assert_equal(found: RolloutBatch, expected: RolloutBatch) -> None:
-    for each in fields(RolloutBatch):
-        got, want = getattr(found, each.name), getattr(expected, each.name)
-        assert np.array_equal(got, want) if isinstance(want, np.ndarray) else got == want, each.name
-
-
 def test_only_the_row_group_of_a_rollout_is_read() -> None:
     batch = make_batch(1024, 200)
     file = BodyInMemory(encode_rollouts(batch))
     found = find_rollouts(file, ["sample-700"], LIMITS)
     assert found is not None
     assert found.sample_ids == batch.sample_ids[640:704]
-    assert_equal(found, batch.select(range(640, 704)))
+    assert_equal_fields(found, batch.select(range(640, 704)))
     assert sum(file.read) < len(file.body) / 5
 
 
@@ -78,7 +73,7 @@ def test_rollouts_of_several_row_groups_come_in_the_order_of_the_file() -> None:
     batch = make_batch(200, 5)
     found = find_rollouts(BodyInMemory(encode_rollouts(batch)), ["sample-199", "sample-3", "absent"], LIMITS)
     assert found is not None
-    assert_equal(found, batch.select([*range(64), *range(192, 200)]))
+    assert_equal_fields(found, batch.select([*range(64), *range(192, 200)]))
 
 
 def test_none_is_found_if_no_row_group_holds_the_sample_id() -> None:
@@ -101,7 +96,7 @@ def test_a_file_of_another_writer_with_one_row_group_is_read_whole() -> None:
     pq.write_table(pq.read_table(io.BytesIO(encode_rollouts(batch))), sink, compression="snappy")
     found = find_rollouts(BodyInMemory(sink.getvalue()), ["sample-7"], LIMITS)
     assert found is not None
-    assert_equal(found, batch)
+    assert_equal_fields(found, batch)
 
 
 def test_scores_of_some_rollouts_are_read() -> None:
@@ -130,7 +125,7 @@ def test_a_flipped_bit_of_a_page_is_an_error_for_those_who_read_it_only(place: f
             outcomes.append("error")
         else:
             assert found is not None
-            assert_equal(found, batch.select(range(row // 64 * 64, row // 64 * 64 + 64)))
+            assert_equal_fields(found, batch.select(range(row // 64 * 64, row // 64 * 64 + 64)))
             outcomes.append("read")
     # The pages of the sample ids are read for every rollout.
     assert outcomes.count("error") in ((1, 4) if place < 200 else (1,))

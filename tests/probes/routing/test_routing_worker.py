@@ -75,5 +75,3 @@ def test_equal_precision_agrees_and_bfloat16_which_the_command_asks_for_does_not
     assert newest.measures.groups == 10
     share = newest.measures.any_difference
     assert 0.0 < share.low <= share.mean <= share.high <= 1.0
-    assert main(["probe", run.run, "1", "--routing", "--exact", "--url", run.service.url]) != 0
-    assert "--exact and --routing are different probes" in capsys.readouterr().err
