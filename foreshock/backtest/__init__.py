@@ -2,6 +2,6 @@
 
 readers   files of recorded runs, those of TensorBoard among them
 replay    a run through the detectors: episodes of each rule, and what the advice would have cost in apply mode
-scoring   hits, misses, lead times and false alarms; alarms to compare with; the ROC of every rule; all of it together
+scoring   hits, misses, lead times and false alarms of each rule
 cells     the result in words and table cells
 """

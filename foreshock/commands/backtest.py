@@ -33,9 +33,7 @@ class BacktestCommand:
             "below -1, else the lowest reward)",
         )  # fmt: skip
         parser.add_argument("--rules", type=Path, metavar="FILE", help="the file of FORESHOCK_RULES (default: none)")
-        parser.add_argument(
-            "--full", action="store_true", help="also print every rule, what it is compared with, and the ROC"
-        )
+        parser.add_argument("--full", action="store_true", help="also print every rule")
         parser.add_argument("--json", action="store_true", help="print JSON")
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -68,11 +66,9 @@ def _lines(result: BacktestResult, *, full: bool) -> list[str]:
     lines = [*answer_in_words(result), ""]
     lines += table(RUN_HEADER, [run_cells(each) for each in result.runs], left=(0, 2, 4), indent="")
     if not full:
-        return [*lines, "", "Every rule, what it is compared with, and the ROC: --full"]
-    for title, scores in (("rules", result.rules), ("baselines at an equal number of alarms", result.baselines)):
-        lines += ["", title, *table(SCORE_HEADER, [score_cells(each) for each in scores], left=(0,), indent="")]
-    rows = [[f"{each.score.rule} × {each.strictness:g}", *score_cells(each.score)[1:]] for each in result.roc]
-    return [*lines, "", "ROC: thresholds × strictness", *table(SCORE_HEADER, rows, left=(0,), indent="")]
+        return [*lines, "", "Every rule: --full"]
+    scores = table(SCORE_HEADER, [score_cells(each) for each in result.rules], left=(0,), indent="")
+    return [*lines, "", "rules", *scores]
 
 
 command = BacktestCommand()
