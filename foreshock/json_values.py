@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from foreshock.errors import ConfigurationError
 
@@ -12,6 +12,21 @@ from foreshock.errors import ConfigurationError
 def finite_or_none(value: float | None) -> float | None:
     """Return `value`, or None if it is NaN or infinite."""
     return value if value is not None and math.isfinite(value) else None
+
+
+class _NullIsNan:
+    """Tells pydantic that a float is null in JSON if it is not finite. This package never imports pydantic."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
+        nullable = {"type": "nullable", "schema": {"type": "float"}}
+        return {
+            **nullable,
+            "serialization": {"type": "function-plain", "function": finite_or_none, "return_schema": nullable},
+        }
+
+
+Measured = Annotated[float, _NullIsNan()]
+"""A number that may be not estimable: NaN in Python, null in JSON. In JSON infinity is null too."""
 
 
 def number_or_nan(value: float | None) -> float:

@@ -15,27 +15,14 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from foreshock.json_values import finite_or_none, json_value, number_or_nan
+from foreshock.json_values import Measured, json_value, number_or_nan
+
+__all__ = ["NAN", "Measured", "Record", "describe_fields", "described", "from_attributes", "parse", "to_json"]
 
 NAN = math.nan
 Kind = TypeVar("Kind")
-
-
-class _NullIsNan:
-    """Tells pydantic that a float is null in JSON if it is not finite. This package never imports pydantic."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
-        nullable = {"type": "nullable", "schema": {"type": "float"}}
-        return {
-            **nullable,
-            "serialization": {"type": "function-plain", "function": finite_or_none, "return_schema": nullable},
-        }
-
-
-Measured = Annotated[float, _NullIsNan()]
-"""A number that may be not estimable: NaN in Python, null in JSON. In JSON infinity is null too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

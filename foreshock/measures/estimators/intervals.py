@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshock.json_values import Measured
 from foreshock.measures.statistics.comparison_sums import ComparisonSums
 
 Float64 = NDArray[np.float64]
@@ -32,9 +33,9 @@ NEVER_NEGATIVE = frozenset({"k3_kl", "chi2_token", "reverse_chi2_token", "tv_tok
 class Interval:
     """A two-sided interval of `mean`, nominally 95 %; the bounds are NaN with fewer than two clusters."""
 
-    mean: float
-    low: float
-    high: float
+    mean: Measured
+    low: Measured
+    high: Measured
     clusters: int
 
     def of_measure(self, name: str) -> Interval:

@@ -103,7 +103,6 @@ def test_result_of_other_scorers_weights_or_form_is_refused(run: Sender, http: h
         {"layers": layers[::-1]},
         {"layers": [layers[0] | {"layer": number} for number in range(MOST_LAYERS + 1)]},
         {"any_difference": good["measures"]["any_difference"] | {"mean": 1.5}},
-        {"unknown": 1},
     ]
     for change in malformed:
         assert holder.put_document(good | {"measures": good["measures"] | change}).status_code == 422, change
