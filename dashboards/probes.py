@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards.fleet import CHOSEN, PLUMBING, WITH_NAME, link_shares, of_runs
 from dashboards.layout import Dashboard, Row
-from dashboards.panels import RUN_OF_ROW, Level, Panel, latest, over_time
+from dashboards.panels import RUN_OF_ROW, Panel, over_time
 from dashboards.queries import PromQuery, SqlQuery
 from dashboards.run import SURVIVES
 
@@ -55,15 +55,6 @@ def _jobs() -> tuple[Panel, ...]:
             "{{accelerator}}",
             "Tries that failed or whose lease expired. GET /v1/probes/{probe} gives the reasons.",
             minimum=0,
-        ),
-        latest(
-            "Accelerators without a label",
-            "foreshock_exporter_other_accelerators",
-            "names",
-            "Names that are exported as `other`, since FORESHOCK_EXPORTER_ACCELERATORS does not declare them.",
-            width=6,
-            height=6,
-            levels=(Level(None, "green"), Level(1, "yellow")),
         ),
         Panel(
             "Jobs that were given up",

@@ -114,26 +114,7 @@ class WorkerRecord(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AcceleratorRecord(Record):
-    """A kind of hardware with its workers and jobs. `any`: jobs that any accelerator may do."""
-
-    accelerator: str
-    workers: int
-    """live workers: seen in the last 5 minutes"""
-    devices: tuple[str, ...]
-    """names of its devices, at most 50"""
-    queued_jobs: int
-    running_jobs: int
-    scores: int
-    """published scores of its workers"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareRecord(Record):
-    """The workers, the one seen last first, and the accelerators."""
+    """The workers, the one seen last first, at most 500."""
 
     workers: tuple[WorkerRecord, ...]
-    accelerators: tuple[AcceleratorRecord, ...]
-    """at most 500: those with live workers first, then those with jobs, then those with scores"""
-    accelerators_left_out: int = 0
-    """accelerators beyond these"""

@@ -151,7 +151,7 @@ def test_worker_starts_with_its_environment(running: Running, services: dict[str
     }
     command = [sys.executable, "-m", "foreshock.commands.main", "worker", "--scorers", "torch.float32"]
     with process(command, values, running.folder / "worker.log"):
-        workers = wait_until(lambda: running.http.get("/v1/hardware").json()["accelerators"], seconds=120)
+        workers = wait_until(lambda: running.http.get("/v1/hardware").json()["workers"], seconds=120)
     assert workers[0]["accelerator"] == "cpu"
 
 

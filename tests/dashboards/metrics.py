@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 
 from dashboards.generate import dashboards
-from foreshock_service.platform.health import exposed_names as service_names
+from foreshock_service.platform import health
 from foreshock_service.present.exporter.families import FAMILIES, OF_COMPARISONS, OF_STEPS
 
-LABELS = {
+LABELS: dict[str, set[str]] = {
     **{family.sample_name: set(family.labels) for family in FAMILIES},
-    **{name: set(labels) for name, labels in service_names().items()},
+    **{gauge.full_name: set() for gauge in health.GAUGES},
+    **{name: {"job"} for name in (f"{health.JOB_RUNS}_total", f"{health.JOB_FAILURES}_total", health.JOB_LAST_RUN)},
 }
 METRIC = re.compile(r"foreshock_\w+")
 REASONS = {

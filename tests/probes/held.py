@@ -8,6 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
+from foreshock.environment import MklKernels
 from foreshock.fingerprint import Fingerprint
 from foreshock_probes.engines.environment import EngineEnvironment, hold_this_process
 
@@ -29,13 +30,23 @@ class HeldProcess:
 
     def stands_for(self, recorded: EngineEnvironment) -> bool:
         """Return True if it should compute the same bits as were logged in `recorded`."""
-        return self.call(_environment).stands_for(recorded)
+        return stands_for(self.call(_environment), recorded)
 
     def call(
         self, function: Callable[Parameters, Result], *arguments: Parameters.args, **named: Parameters.kwargs
     ) -> Result:
         """Call `function`, which must be at module level, in the process; return its result."""
         return self._executor.submit(function, *arguments, **named).result()
+
+
+def stands_for(environment: EngineEnvironment, recorded: EngineEnvironment) -> bool:
+    """Return True if scores of an environment should equal those of `recorded` bit for bit.
+
+    Both must have the same instruction set and MKL kernels; SSE4.2 kernels stand for AMD's (see `MklKernels`).
+    """
+    kernels, sets = (environment.mkl, recorded.mkl), (environment.instruction_set, recorded.instruction_set)
+    same_kernels = kernels[0] is kernels[1] or kernels == (MklKernels.SSE4_2, MklKernels.AMD)
+    return sets[0] is not None and sets[0] is sets[1] and same_kernels
 
 
 def _environment() -> EngineEnvironment:

@@ -19,6 +19,7 @@ from foreshock.scorers import NOISE_FLOOR_VARIANT, default_scorers, middle_of_ch
 from foreshock_probes.doctor.engines import EngineReplays
 from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment
 from foreshock_probes.engines.process import ScoreTask, run_tasks
+from tests.probes.held import stands_for
 
 # The replay of each logged score: the engine's of log μ, the trainer's of log π.
 ENGINE_REPLAY, TRAINER_REPLAY = (str(name) for name in middle_of_chain(default_scorers()))
@@ -122,7 +123,7 @@ def rows_of(run: RecordedRun, folder: Path, scorers: Sequence[str] = SCORERS) ->
         wrong: dict[int, Difference] = {}
         for step in steps:
             (plain, fingerprint), (of_other, _) = next(found), next(found)
-            same = EngineEnvironment.of_fingerprint(fingerprint).stands_for(run.environment)
+            same = stands_for(EngineEnvironment.of_fingerprint(fingerprint), run.environment)
             again = next(found)[0] if scorer == TRAINER_REPLAY else None
             floor = Difference.between(again, plain) if again is not None and not same else None
             right[step] = Difference.between(plain, logged(run.rollouts(step), scorer)), floor, same

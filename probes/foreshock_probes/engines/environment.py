@@ -80,14 +80,6 @@ class EngineEnvironment:
         on_intel = cpu_vendor() == "GenuineIntel"
         return EngineEnvironment(chosen, MklKernels.SSE4_2 if on_intel and self.mkl is MklKernels.AMD else None)
 
-    def stands_for(self, other: EngineEnvironment) -> bool:
-        """Return True if scores of this environment should equal those of `other` bit for bit.
-
-        Both must have the same instruction set and MKL kernels; SSE4.2 kernels stand for AMD's (see `MklKernels`).
-        """
-        same_kernels = self.mkl is other.mkl or (self.mkl, other.mkl) == (MklKernels.SSE4_2, MklKernels.AMD)
-        return self.instruction_set is not None and self.instruction_set is other.instruction_set and same_kernels
-
     def variables(self) -> dict[str, str]:
         """Return the environment variables of a process in this environment, which must call `hold_this_process`.
 

@@ -105,12 +105,6 @@ JOB_FAILURES = "foreshock_service_job_failures"
 JOB_LAST_RUN = "foreshock_service_job_last_run_timestamp_seconds"
 
 
-def exposed_names() -> dict[str, tuple[str, ...]]:
-    """Return the labels of each metric of a process, by its name as Prometheus stores it."""
-    jobs = (f"{JOB_RUNS}_total", f"{JOB_FAILURES}_total", JOB_LAST_RUN)
-    return {gauge.full_name: () for gauge in GAUGES} | dict.fromkeys(jobs, ("job",))
-
-
 class ServiceCollector:
     """Prometheus collector of this process's metrics. If several processes share a port, a scrape reads one of them."""
 

@@ -197,9 +197,6 @@ class Settings(BaseSettings):
     exporter_max_runs: int = Field(
         default=1000, gt=0, description="running runs that /metrics shows, newest data first"
     )
-    exporter_accelerators: str = Field(
-        default="", description="comma-separated accelerators that /metrics names besides the known ones"
-    )
 
     max_answer_values: int = Field(default=2_000_000, gt=0, description="values (rows × columns) of a columnar answer")
     max_read_values: int = Field(

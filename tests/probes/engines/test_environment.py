@@ -154,18 +154,6 @@ def test_nearest_environment_is_the_highest_available_one_on_a_lower_cpu(fake_cp
     fake_cpu("GenuineIntel", (InstructionSet.AVX2, InstructionSet.AVX512))
     recorded = EngineEnvironment(InstructionSet.AMX, MklKernels.INTEL)
     assert recorded.nearest() == EngineEnvironment(InstructionSet.AVX512)
-    assert not EngineEnvironment(InstructionSet.AVX512, MklKernels.INTEL).stands_for(recorded)
-
-
-def test_environment_stands_for_those_with_the_same_kernels_only() -> None:
-    on_intel = EngineEnvironment(InstructionSet.AVX2, MklKernels.INTEL)
-    near_amd = EngineEnvironment(InstructionSet.AVX2, MklKernels.SSE4_2)
-    assert on_intel.stands_for(on_intel)
-    assert near_amd.stands_for(RECORDED_ON_AMD)
-    assert not on_intel.stands_for(RECORDED_ON_AMD)
-    assert not RECORDED_ON_AMD.stands_for(near_amd)
-    assert not near_amd.stands_for(on_intel)
-    assert not AS_IT_IS.stands_for(AS_IT_IS)
 
 
 def test_fingerprint_of_this_process_has_the_environment_of_its_variables() -> None:

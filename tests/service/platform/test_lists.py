@@ -20,7 +20,7 @@ COLUMNAR = {"/v1/runs/{run}/measurements", "/v1/runs/{run}/scalars"}
 BOUNDED = {
     "/v1/runs/{run}": "at most 20 tags, and the headline of its diagnosis",
     "/v1/measures": "the measures of the registry",
-    "/v1/hardware": "the 500 workers seen last, and at most 500 accelerators with 50 devices each",
+    "/v1/hardware": "the 500 workers seen last",
     "/v1/rules": "the rules of the service, at most 64",
     "/v1/runs/{run}/diagnosis": "at most 50 events, the findings of a run, and advice on these",
     "/v1/probes/{probe}": "the scorers, pairs and jobs of one request, whose numbers its schema bounds",

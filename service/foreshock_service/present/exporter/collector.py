@@ -27,7 +27,7 @@ from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.present.exporter import families
 from foreshock_service.replay.probes.jobs import FAILURES, JobState
-from foreshock_service.replay.probes.workers import ANY_ACCELERATOR, count_live_workers, is_visible, jobs_by_state
+from foreshock_service.replay.probes.workers import count_live_workers, is_visible, jobs_by_state
 from foreshock_service.runs import diagnoses, scalars
 from foreshock_service.watch.advice.service import states_of_runs
 from foreshock_service.watch.detection.states import newest_of_run, observed_steps
@@ -131,48 +131,12 @@ _QUANTITIES: Mapping[str, tuple[Any, ...]] = {
 }
 # Columns, not exported themselves, that tell which tokens a healthy range applies to.
 _OF_LAGS = [column for column in lag_zero.LAG_ZERO_COLUMNS if column not in families.OF_COMPARISONS]
+# Labels of accelerators; further ones, by name, are `other`.
+MOST_ACCELERATORS, OTHER = 50, "other"
 _OF_RUN = (families.ROLLOUTS, families.TOKENS, families.LAST_INGEST, families.LAST_SEEN)
 _OF_NEWEST_STEP = (families.STEP, families.STEP_SHARDS, families.STEP_EXPECTED_SHARDS)
 _OF_ADVICE = (families.ADVICE_REVISION, families.ADVISED_SCALE)
 _OF_ACKNOWLEDGEMENT = (families.ADVICE_ACKNOWLEDGED, families.APPLIED_SCALE)
-
-
-OTHER = "other"
-# The allowed label values of accelerators, because workers and probes name accelerators freely: slugs of the names that
-# drivers report (`foreshock.environment.device_slug`), and common short names.
-DECLARED = frozenset(
-    f"""
-    {ANY_ACCELERATOR} {OTHER} cpu gaudi2 gaudi3 tpu
-    a10 a100 b200 b300 gb200 gb300 h100 h200 h20 l4 l40s t4 v100 mi210 mi250x mi300x mi325x mi350x mi355x
-    nvidia-a10 nvidia-a10g nvidia-a100-sxm4-40gb nvidia-a100-sxm4-80gb nvidia-a100-80gb-pcie nvidia-l4 nvidia-l40
-    nvidia-l40s nvidia-h100-80gb-hbm3 nvidia-h100-pcie nvidia-h100-nvl nvidia-h20 nvidia-h200 nvidia-h800 nvidia-b200
-    nvidia-b300 nvidia-gb200 nvidia-gb300 nvidia-gh200-480gb nvidia-rtx-a6000 nvidia-rtx-6000-ada-generation
-    nvidia-geforce-rtx-3090 nvidia-geforce-rtx-4090 nvidia-geforce-rtx-5090 tesla-t4 tesla-v100-sxm2-32gb
-    """.split()
-)
-
-
-class Accelerators:
-    """The accelerator labels of one scrape: a declared name is its own label; other names become `other`, counted."""
-
-    def __init__(self, further: str) -> None:
-        self._declared = DECLARED | {name.strip() for name in further.split(",")}
-        self.others: set[str] = set()
-        """The names that became `other`."""
-
-    def label(self, accelerator: str) -> str:
-        """Return the label of an accelerator."""
-        if accelerator in self._declared:
-            return accelerator
-        self.others.add(accelerator)
-        return OTHER
-
-    def added(self, counts: Mapping[str, int]) -> Mapping[str, int]:
-        """Return counts by label."""
-        labelled: Counter[str] = Counter()
-        for accelerator, count in counts.items():
-            labelled[self.label(accelerator)] += count
-        return labelled
 
 
 def scrape(context: ServiceContext, version: str, project: str | None) -> families.Scrape:
@@ -191,7 +155,7 @@ def scrape(context: ServiceContext, version: str, project: str | None) -> famili
                     found.add(families.VERDICT, (run_id, verdict), said.verdict == verdict)
                 found.add(families.REWARD_COLLAPSED, (run_id,), run_id in fallen)
             _advice(session, found, runs)
-        _probes(session, found, project, Accelerators(settings.exporter_accelerators))
+        _probes(session, found, project)
     return found
 
 
@@ -229,24 +193,29 @@ def _alerts(session: Session, scrape: families.Scrape, run_ids: Sequence[str]) -
     return fallen
 
 
-def _probes(session: Session, scrape: families.Scrape, project: str | None, known: Accelerators) -> None:
+def _probes(session: Session, scrape: families.Scrape, project: str | None) -> None:
     now = engine.database_now_us(session)
+    queues, failures = jobs_by_state(session, project), failures_by_accelerator(session, project)
+    workers = count_live_workers(session, project, now)
+    # Workers and probes name accelerators freely.
+    named = sorted({*(row[0] for row in queues), *failures, *workers})[:MOST_ACCELERATORS]
     jobs: Counter[tuple[str, str]] = Counter()
+    of_accelerators: Counter[tuple[families.Family, str]] = Counter()
     oldest: dict[str, int] = {}
-    for accelerator, state, count, oldest_us in jobs_by_state(session, project):
-        label = known.label(accelerator)
+    for accelerator, state, count, oldest_us in queues:
+        label = accelerator if accelerator in named else OTHER
         jobs[label, state] += count
         if state == JobState.QUEUED:
             oldest[label] = min(oldest_us, oldest.get(label, oldest_us))
+    for family, counts in ((families.JOB_FAILURES, failures), (families.WORKERS, workers)):
+        for accelerator, count in counts.items():
+            of_accelerators[family, accelerator if accelerator in named else OTHER] += count
     for labels, count in jobs.items():
         scrape.add(families.JOBS, labels, count)
     for label, oldest_us in oldest.items():
         scrape.add(families.OLDEST_WAITING, (label,), max(0, now - oldest_us) / 1e6)
-    for label, count in known.added(failures_by_accelerator(session, project)).items():
-        scrape.add(families.JOB_FAILURES, (label,), count)
-    for label, count in known.added(count_live_workers(session, project, now)).items():
-        scrape.add(families.WORKERS, (label,), count)
-    scrape.add(families.OTHER_ACCELERATORS, (), len(known.others))
+    for (family, label), count in of_accelerators.items():
+        scrape.add(family, (label,), count)
 
 
 def _measurements(session: Session, scrape: families.Scrape, run_ids: Sequence[str]) -> None:

@@ -190,11 +190,6 @@ JOB_FAILURES = Family(
 )
 WORKERS = Family("foreshock_workers", f"Live workers: seen in the last {LIVE_MINUTES} minutes", ("accelerator",))
 
-OTHER_ACCELERATORS = Family(
-    "foreshock_exporter_other_accelerators",
-    "Names of accelerators that are labelled other: they are not declared (FORESHOCK_EXPORTER_ACCELERATORS)",
-)
-
 FAMILIES: tuple[Family, ...] = (
     BUILD_INFO, RUNS, RUNS_EXPORTED, RUNS_CUT, RUN_INFO, STEP, STEP_SHARDS, STEP_EXPECTED_SHARDS,
     LAST_SEEN, LAST_INGEST, ROLLOUTS, TOKENS,
@@ -202,7 +197,7 @@ FAMILIES: tuple[Family, ...] = (
     BUCKET_TOKENS, BUCKET_K3, LINK_SHARE, LINK_K3, ATTRIBUTED_STEP,
     ALERTS_OPEN, VERDICT, REWARD_COLLAPSED, ADVICE_MODE, ADVICE_REVISION, ADVICE_ACKNOWLEDGED, ADVISED_SCALE,
     APPLIED_SCALE,
-    JOBS, OLDEST_WAITING, JOB_FAILURES, WORKERS, OTHER_ACCELERATORS,
+    JOBS, OLDEST_WAITING, JOB_FAILURES, WORKERS,
 )  # fmt: skip
 
 

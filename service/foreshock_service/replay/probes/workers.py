@@ -1,9 +1,8 @@
-"""Hardware: the workers, when they were last seen, and the jobs and scores of each accelerator.
+"""Hardware: the workers, when they were last seen, and the jobs of each accelerator.
 
 Times are the database's, in microseconds.
 """
 
-from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,61 +12,26 @@ from sqlalchemy.orm import Session
 from foreshock.api import probes, records
 from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
-from foreshock_service.platform.database.tables import Probe, ProbeJob, Run, Score, Worker
-from foreshock_service.replay.probes.jobs import LIVE_MINUTES, JobState
+from foreshock_service.platform.database.engine import insert_if_absent
+from foreshock_service.platform.database.tables import Probe, ProbeJob, Run, Worker
+from foreshock_service.replay.probes.jobs import LIVE_MINUTES
 
 router = parameters.api_router(prefix="/v1", tags=["hardware"])
 
 ANY_ACCELERATOR = "any"
 """The accelerator shown for jobs that any worker may do."""
 _MOST_WORKERS = 500
-# Caps, because workers and probes name accelerators and devices freely.
-_MOST_ACCELERATORS, _MOST_DEVICES = 500, 50
 
 
 @router.get("/hardware")
 def read_hardware(context: Context, principal: security.Reader) -> probes.HardwareRecord:
-    """Return the workers, and the queued jobs, running jobs and published scores of each accelerator."""
+    """Return the workers that may work for the key's project, the one seen last first."""
     with context.database.read() as session:
         offering = select(Worker).where(_works_for(principal.project))
-        offering = offering.order_by(Worker.last_seen_at_us.desc(), Worker.name).limit(_MOST_WORKERS)
-        workers = session.scalars(offering).all()
-        live = count_live_workers(session, principal.project, database_now_us(session))
-        devices: dict[str, set[str]] = defaultdict(set)
-        for each in workers:
-            devices[each.accelerator].add(each.device_name)
-        made: Counter[str] = Counter()
-        device_of = (Score.accelerator, Score.device_name)
-        published = select(*device_of, func.count()).join(Run, Run.id == Score.run_id).group_by(*device_of)
-        for accelerator, device, count in session.execute(published.where(is_visible(principal.project))):
-            devices[accelerator].add(device)
-            made[accelerator] += count
-        jobs: Counter[tuple[str, str]] = Counter()
-        for accelerator, state, count, _ in jobs_by_state(session, principal.project):
-            if state in (JobState.QUEUED, JobState.RUNNING):
-                jobs[accelerator, state] += count
-    names = {*devices, *(accelerator for accelerator, _ in jobs)}
-
-    def in_use(name: str) -> tuple[int, int, int]:
-        return live.get(name, 0), jobs[name, JobState.QUEUED] + jobs[name, JobState.RUNNING], made[name]
-
-    shown = sorted(sorted(names), key=in_use, reverse=True)[:_MOST_ACCELERATORS]
-    return probes.HardwareRecord(
-        workers=tuple(records.from_attributes(probes.WorkerRecord, each) for each in workers),
-        accelerators=tuple(
-            probes.AcceleratorRecord(
-                accelerator=name,
-                workers=live.get(name, 0),
-                devices=tuple(sorted(device for device in devices[name] if device)[:_MOST_DEVICES]),
-                queued_jobs=jobs[name, JobState.QUEUED],
-                running_jobs=jobs[name, JobState.RUNNING],
-                scores=made[name],
-            )
-            for name in sorted(shown)
-        ),
-        accelerators_left_out=len(names) - len(shown),
-    )
+        workers = session.scalars(offering.order_by(Worker.last_seen_at_us.desc(), Worker.name).limit(_MOST_WORKERS))
+        return probes.HardwareRecord(
+            workers=tuple(records.from_attributes(probes.WorkerRecord, each) for each in workers)
+        )
 
 
 def record_worker(session: Session, project: str, name: str, now_us: int, **offered: Any) -> None:

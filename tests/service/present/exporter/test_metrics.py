@@ -20,6 +20,7 @@ from sqlalchemy import event
 from foreshock_service.maintenance.delete_runs import delete_rows_of_deleted_runs
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.settings import Settings
+from foreshock_service.present.exporter import collector
 from foreshock_service.present.exporter.collector import newest_closed_steps, newest_measurements
 from foreshock_service.present.exporter.collector import scrape as read_samples
 from foreshock_service.present.exporter.families import FAMILIES
@@ -368,21 +369,21 @@ def test_number_of_queries_does_not_depend_on_the_number_of_runs(
     assert counts[0] == counts[1] < 20
 
 
-def test_invented_accelerators_share_one_label_and_are_counted(http: httpx.Client) -> None:
+def test_accelerators_beyond_the_cap_share_one_label(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector, "MOST_ACCELERATORS", 1)
     run = start_run(http)
     run.put_shard(1, make_batch(2)).raise_for_status()
     announce_checkpoint(run, 1)
     for number in range(6):
         ask_for_probe(run, 1, accelerator=f"invented-{number}").raise_for_status()
         ask_for_lease(http, f"worker-{number}", accelerator=f"made-up-{number}")
-    ask_for_lease(http, "worker-h200", accelerator="nvidia-h200")
+    ask_for_lease(http, "worker-h200", accelerator="h200")
     samples = scrape(http)
     labels = {dict(each)["accelerator"] for _, each in samples if "accelerator" in dict(each)}
-    assert labels == {"other", "nvidia-h200"}
+    assert labels == {"other", "h200"}
     assert value(samples, "foreshock_probe_jobs", accelerator="other", state="queued") == 6
     assert value(samples, "foreshock_workers", accelerator="other") == 6
-    assert value(samples, "foreshock_workers", accelerator="nvidia-h200") == 1
-    assert value(samples, "foreshock_exporter_other_accelerators") == 12
+    assert value(samples, "foreshock_workers", accelerator="h200") == 1
 
 
 def test_a_late_shard_of_an_older_step_does_not_replace_the_newest_values(http: httpx.Client) -> None:
