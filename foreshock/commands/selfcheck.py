@@ -12,6 +12,7 @@ from functools import partial, reduce
 from itertools import groupby
 from pathlib import Path
 
+from foreshock.api.steps import LintWarningRecord
 from foreshock.commands.import_dumps import (
     add_format_options,
     add_sampling_options,
@@ -25,7 +26,7 @@ from foreshock.commands.text import STYLES, Paint, Progress, count, wrap
 from foreshock.diagnosis.wording import plural
 from foreshock.errors import ConfigurationError, RolloutsError
 from foreshock.importers import Dump, DumpFormat, ReadOptions, find_dumps
-from foreshock.lint import LintEvidence, LintReport, LintWarning, collect_evidence, run_checks
+from foreshock.lint import LintEvidence, LintReport, collect_evidence, run_checks
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.severity import severity_rank
@@ -58,16 +59,16 @@ def render(steps: Sequence[CheckedStep], together: CheckedStep | None, paint: Pa
     return [*lines, *_summary(steps, together, paint)]
 
 
-def _by_name(steps: Sequence[CheckedStep]) -> dict[str, list[tuple[CheckedStep, LintWarning]]]:
+def _by_name(steps: Sequence[CheckedStep]) -> dict[str, list[tuple[CheckedStep, LintWarningRecord]]]:
     """Return the steps of each warning, by name, ordered by step."""
-    found: dict[str, list[tuple[CheckedStep, LintWarning]]] = {}
+    found: dict[str, list[tuple[CheckedStep, LintWarningRecord]]] = {}
     for step in steps:
         for warning in step.report.warnings:
             found.setdefault(warning.name, []).append((step, warning))
     return found
 
 
-def _at(found: Sequence[tuple[CheckedStep, LintWarning]], steps: Sequence[CheckedStep]) -> str:
+def _at(found: Sequence[tuple[CheckedStep, LintWarningRecord]], steps: Sequence[CheckedStep]) -> str:
     if len(steps) == 1:
         return ""
     first = found[0][0].step
@@ -77,7 +78,7 @@ def _at(found: Sequence[tuple[CheckedStep, LintWarning]], steps: Sequence[Checke
     return f"{at}; this is step {first}"
 
 
-def _warning(warning: LintWarning, at: str, paint: Paint) -> Iterator[str]:
+def _warning(warning: LintWarningRecord, at: str, paint: Paint) -> Iterator[str]:
     head = f"{warning.severity:<8}  {warning.name}: {warning.title}" + (f" ({at})" if at else "")
     first, *rest = wrap(head, _INDENT, first=" ")
     yield paint(first, STYLES[warning.severity])

@@ -1,7 +1,7 @@
 """The doctor: find the variant of a forward pass, weights, sampling or data that reproduces what was logged."""
 
-from foreshock.api.doctor import DoctorReport, Finding, SideReport
-from foreshock.doctor.changes import CannotTryError, Change, Experimenter, Subject
+from foreshock.api.doctor import DoctorReport, Finding
+from foreshock.doctor.changes import CannotTryError, Change, Subject
 from foreshock.doctor.doctor import examine
 from foreshock.doctor.findings import lines_of_differences, report_lines
 from foreshock.doctor.trials import Budget
@@ -11,9 +11,7 @@ __all__ = [
     "CannotTryError",
     "Change",
     "DoctorReport",
-    "Experimenter",
     "Finding",
-    "SideReport",
     "Subject",
     "examine",
     "lines_of_differences",

@@ -7,7 +7,7 @@ exporter waits in, or raises into, the training thread. docs/exporters.md has th
 """
 
 from foreshock.exporters.exporter import DEFAULT_MEASURES, ExportedRun, Exporter, StepValues
-from foreshock.exporters.exports import NAMES, make_exporters
+from foreshock.exporters.exports import make_exporters
 from foreshock.exporters.trackers import (
     MlflowExporter,
     TensorBoardExporter,
@@ -17,7 +17,6 @@ from foreshock.exporters.trackers import (
 
 __all__ = [
     "DEFAULT_MEASURES",
-    "NAMES",
     "ExportedRun",
     "Exporter",
     "MlflowExporter",

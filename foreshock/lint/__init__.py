@@ -4,21 +4,16 @@
 evidence of shards merges, and the merged evidence is checked like that of one batch.
 """
 
-from foreshock.api.steps import CheckRecord as CheckResult
-from foreshock.api.steps import LintWarningRecord as LintWarning
 from foreshock.lint.checks import run_checks
 from foreshock.lint.evidence import LintEvidence, collect_evidence
-from foreshock.lint.report import CHECKS, Example, LintReport
+from foreshock.lint.report import CHECKS, LintReport
 from foreshock.model_kind import ModelKind
 from foreshock.rollouts.batch import RolloutBatch
 
 __all__ = [
     "CHECKS",
-    "CheckResult",
-    "Example",
     "LintEvidence",
     "LintReport",
-    "LintWarning",
     "collect_evidence",
     "lint_batch",
     "run_checks",

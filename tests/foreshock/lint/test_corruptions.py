@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foreshock.lint import CHECKS, LintReport, LintWarning, collect_evidence, lint_batch, run_checks
+from foreshock.api.steps import LintWarningRecord
+from foreshock.lint import CHECKS, LintReport, collect_evidence, lint_batch, run_checks
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from tests.foreshock.lint.conftest import real_mu, real_pi, recorded_step, recorded_steps
 from tests.foreshock.lint.healthy import healthy_batch, log_softmax
@@ -20,7 +21,7 @@ def names(report: LintReport) -> set[str]:
     return {warning.name for warning in report.warnings if warning.severity != "info"}
 
 
-def only(report: LintReport, name: str) -> LintWarning:
+def only(report: LintReport, name: str) -> LintWarningRecord:
     """Return the only warning of a report; it must have this name."""
     assert names(report) == {name}, [f"{warning.name}: {warning.seen}" for warning in report.warnings]
     return report.warnings[0]

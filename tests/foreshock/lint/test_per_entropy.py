@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from foreshock.lint import CheckResult, LintReport, lint_batch
+from foreshock.api.steps import CheckRecord
+from foreshock.lint import LintReport, lint_batch
 from foreshock.rollouts import RolloutBatch
 from tests.foreshock.lint.healthy import Policy, healthy_batch
 
@@ -24,7 +25,7 @@ def nearly_certain_batch(noise: float, groups: int = 16) -> RolloutBatch:
     return replace(batch, rollout_log_probs=behaviour, trainer_log_probs=target, entropy=entropy)
 
 
-def outcome(report: LintReport) -> CheckResult:
+def outcome(report: LintReport) -> CheckRecord:
     return next(check for check in report.checks if check.name == CHECK)
 
 

@@ -7,13 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from foreshock.lint import LintWarning, lint_batch
+from foreshock.api.steps import LintWarningRecord
+from foreshock.lint import lint_batch
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from tests.foreshock.lint.healthy import sampled_batch
 from tests.foreshock.lint.test_corruptions import rounded_to_bfloat16
 
 
-def warnings_of(batch: RolloutBatch) -> dict[str, LintWarning]:
+def warnings_of(batch: RolloutBatch) -> dict[str, LintWarningRecord]:
     return {warning.name: warning for warning in lint_batch(batch).warnings}
 
 
