@@ -65,11 +65,13 @@ _LITERALS: Final[Mapping[str, tuple[str, ...]]] = {
     "pooled": get_args(Pooling),
     "effect": get_args(Effect),
 }
-_TEXTS = ("key", "why", "what_to_do", "source", "reference")
-_NUMBERS = ("absolute", "relative", "ideal")
-_WHOLE = ("minimum_duration", "cooldown_steps", "least_tokens")
-_SWITCHES = ("lag_zero_only", "corroborates_surge", "follows_learning")
-_FIELDS = (*_TEXTS, *_NUMBERS, *_WHOLE, *_SWITCHES, *_LITERALS)
+_KINDS: Final[Mapping[str, type]] = {
+    **dict.fromkeys(("key", "why", "what_to_do", "source", "reference"), str),
+    **dict.fromkeys(("absolute", "relative", "ideal"), float),
+    **dict.fromkeys(("minimum_duration", "cooldown_steps", "least_tokens"), int),
+    **dict.fromkeys(("lag_zero_only", "corroborates_surge", "follows_learning"), bool),
+}
+_FIELDS = (*_KINDS, *_LITERALS)
 _DETECTORS = frozenset({*SURGE_RULES.values(), FALL_RULE, COLLAPSE_RULE, REFUSED_RULE, "detection_stopped"})
 _OWN_SOURCE = "the file of rules"
 _LINE = re.compile(r"at line (\d+)")
@@ -193,8 +195,7 @@ def _checked(name: str, table: Mapping[str, Any]) -> Mapping[str, Any] | None:
         raise InvalidRules(f"the name of a rule must be letters, digits, '_', '-' and '.', got {name!r}", "rules", name)
     values = dict(table)
     enabled = values.pop("enabled", True)
-    if not isinstance(enabled, bool):
-        raise InvalidRules(f"enabled of rule {name} must be true or false, got {enabled!r}", "rules", name, "enabled")
+    _check(f"enabled of rule {name}", bool, enabled, 0, "rules", name, "enabled")
     for field, value in values.items():
         if field not in _FIELDS:
             raise InvalidRules(
@@ -209,30 +210,30 @@ def _checked(name: str, table: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _value(name: str, field: str, value: Any) -> Any:
-    place = ("rules", name, field)
+    what, place = f"{field} of rule {name}", ("rules", name, field)
     if field in _LITERALS:
         if value not in _LITERALS[field]:
-            raise InvalidRules(
-                f"{field} of rule {name} must be one of {', '.join(_LITERALS[field])}, got {value!r}", *place
-            )
+            raise InvalidRules(f"{what} must be one of {', '.join(_LITERALS[field])}, got {value!r}", *place)
         return value
-    if field in _NUMBERS:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise InvalidRules(f"{field} of rule {name} must be a finite number, got {value!r}", *place)
-        return float(value)
-    if field in _WHOLE:
-        if not _is_whole(value) or not 0 <= value <= 1_000_000:
-            raise InvalidRules(
-                f"{field} of rule {name} must be a whole number from 0 to 1,000,000, got {value!r}", *place
-            )
-        return value
-    wanted = bool if field in _SWITCHES else str
-    if not isinstance(value, wanted) or (isinstance(value, str) and not 0 < len(value) <= 1000):
-        expected = "true or false" if wanted is bool else "a text of 1 to 1,000 characters"
-        raise InvalidRules(f"{field} of rule {name} must be {expected}, got {value!r}", *place)
+    _check(what, _KINDS[field], value, 0, *place)
     if field in ("key", "reference") and not all(str(value).removesuffix("@baseline").partition(":")[::2]):
-        raise InvalidRules(f"{field} of rule {name} must be comparison:measure or scalars:name, got {value!r}", *place)
-    return value
+        raise InvalidRules(f"{what} must be comparison:measure or scalars:name, got {value!r}", *place)
+    return float(value) if _KINDS[field] is float else value
+
+
+def _check(what: str, kind: type, value: Any, least: int, *place: str) -> None:
+    """Raise InvalidRules unless a value is of its kind; `least` is the smallest whole number."""
+    if kind is bool:
+        fits, allowed = isinstance(value, bool), "true or false"
+    elif kind is int:
+        fits, allowed = _is_whole(value) and least <= value <= 1_000_000, f"a whole number from {least} to 1,000,000"
+    elif kind is float:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        fits, allowed = is_number and math.isfinite(value), "a finite number"
+    else:
+        fits, allowed = isinstance(value, str) and 0 < len(value) <= 1000, "a text of 1 to 1,000 characters"
+    if not fits:
+        raise InvalidRules(f"{what} must be {allowed}, got {value!r}", *place)
 
 
 def _settings(table: Any, of: str, usual: Settings) -> Settings:
@@ -247,16 +248,7 @@ def _settings(table: Any, of: str, usual: Settings) -> Settings:
                 of,
                 name,
             )
-        if isinstance(getattr(usual, name), bool):
-            if not isinstance(value, bool):
-                raise InvalidRules(f"{name} of the {of} must be true or false, got {value!r}", of, name)
-        elif isinstance(getattr(usual, name), int):
-            if not _is_whole(value) or not 1 <= value <= 1_000_000:
-                raise InvalidRules(
-                    f"{name} of the {of} must be a whole number from 1 to 1,000,000, got {value!r}", of, name
-                )
-        elif isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise InvalidRules(f"{name} of the {of} must be a finite number, got {value!r}", of, name)
+        _check(f"{name} of the {of}", type(getattr(usual, name)), value, 1, of, name)
     if table.get("multiplier", 1.0) > LARGEST_MULTIPLIER:
         raise InvalidRules(f"multiplier of the {of} must be at most {LARGEST_MULTIPLIER:,}", of, "multiplier")
     try:
