@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from benchmarks.failures.rows import Outcome, Row
 from benchmarks.running_service import running_service, wait_until
 from foreshock import Client
 from foreshock.rollouts import RolloutBatch, encode_rollouts
+from foreshock_service.platform.compression import zstd
 from tests.service.watch.notifications.receiver import Receiver
 
 _PARQUET = {"Content-Type": "application/vnd.apache.parquet"}
@@ -218,6 +221,54 @@ def _dropped_verdict() -> Outcome:
     )
 
 
+_MISMATCHED = 24
+
+
+def _mismatched(step: int) -> bytes:
+    """Return rollouts of which π is far from μ from step `_MISMATCHED` / 2 on."""
+    batch = _batch(16, 40, seed=step)
+    if step > _MISMATCHED // 2:
+        batch = replace(batch, trainer_log_probs=np.roll(np.asarray(batch.rollout_log_probs), 1))
+    return encode_rollouts(batch)
+
+
+def _upgraded_database() -> Outcome:
+    with closing(Receiver()) as receiver, tempfile.TemporaryDirectory(prefix="foreshock-failures-") as name:
+        folder, database = Path(name), Path(name, "f.db")
+        settings = {"FORESHOCK_DATABASE_URL": f"sqlite:///{database}", "FORESHOCK_SWEEP_INTERVAL_SECONDS": "0.5"}
+        with running_service(folder, **settings) as url, httpx.Client(base_url=url, timeout=120) as http:
+            runs = [_start(http, f"run {number}") for number in range(4)]
+            for run in runs:
+                for step in range(_MISMATCHED):
+                    http.put(f"{run}/steps/{step}/rollouts/0", content=_mismatched(step), headers=_PARQUET)
+                if run != runs[-1]:
+                    http.patch(run, json={"state": "finished"}).raise_for_status()
+        ids = [run.rpartition("/")[2] for run in runs]
+        with closing(sqlite3.connect(database)) as connection, connection:
+            # An earlier release stored other states, found nothing in two of the runs, and judged them healthy.
+            connection.execute("UPDATE detector_snapshots SET configuration_digest = 'older'")
+            older = "UPDATE detector_snapshots SET state = ? WHERE run_id IN (?, ?)"
+            connection.execute(older, (zstd.compress(b'{"release": 0}'), ids[0], ids[1]))
+            connection.execute("UPDATE diagnoses SET judged_by = 'older'")
+            healthy = "UPDATE diagnoses SET verdict = 'healthy' WHERE run_id IN (?, ?)"
+            connection.execute(healthy, (ids[0], ids[3]))
+            connection.execute("DELETE FROM alerts WHERE run_id IN (?, ?)", (ids[0], ids[3]))
+            kept = connection.execute("SELECT * FROM alerts ORDER BY id").fetchall()
+        settings["FORESHOCK_NOTIFICATIONS"] = _target(receiver, verdicts=True)
+        with running_service(folder, **settings) as url, httpx.Client(base_url=url, timeout=120) as http:
+            # The running run is judged again.
+            wait_until(lambda: bool(http.get(f"{runs[3]}/alerts").json()["items"]), 60)
+            wait_until(lambda: False, 10)
+        with closing(sqlite3.connect(database)) as connection:
+            found = connection.execute("SELECT * FROM alerts WHERE run_id != ? ORDER BY id", (ids[3],)).fetchall()
+            running = connection.execute("SELECT count(*) FROM alerts WHERE run_id = ?", (ids[3],)).fetchone()[0]
+    opened = len({row[0] for row in found} - {row[0] for row in kept})
+    changed = len(set(kept) - set(found))
+    told = len(receiver.requests)
+    seen = f"{opened} opened, {changed} changed of {len(kept)}, {told} sent; in a running run {running} opened, quietly"
+    return Outcome(seen, (opened, changed, told) == (0, 0, 0) and bool(kept) and running > 0)
+
+
 ROWS: list[Row] = [
     Row(
         "full-disk-during-upload",
@@ -227,4 +278,9 @@ ROWS: list[Row] = [
     Row("killed-in-a-sharded-step", "one alert of silence opened and told, none ended", _killed_trainer),
     Row("three-silences", "a run of scalars is silent three times: three told, three ended", _three_silences),
     Row("dropped-verdict", "a verdict that was obsolete before it was sent is told when it returns", _dropped_verdict),
+    Row(
+        "upgraded-database",
+        "earlier judge, finished runs, a target: 0 opened, 0 retracted, 0 sent",
+        _upgraded_database,
+    ),
 ]

@@ -1,6 +1,6 @@
 """The stored diagnosis of each run: `watch/diagnosis.py` writes it, everything else renders it."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
@@ -33,22 +33,31 @@ def verdicts_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, di
     return found
 
 
-def store_diagnosis(session: Session, run_id: str, found: diagnosis.Diagnosis, *, awaits_shards: bool) -> bool:
-    """Store a diagnosis and return True; False if the stored one says the same. The run is locked."""
+def store_diagnosis(
+    session: Session, run_id: str, found: diagnosis.Diagnosis, *, awaits_shards: bool, quiet: bool = False
+) -> bool:
+    """Store a diagnosis and return True; False if the stored one says the same. The run is locked.
+
+    Nobody is told of another verdict if it is `quiet`, or the first one of this release's judge.
+    """
     document = records.to_json(found)
     before = session.get(StoredDiagnosis, run_id, populate_existing=True)
-    revision = 1
+    revision = verdict_revision = 1
     if before is not None:
         unchanged = {**document, "revision": before.revision, "computed_at_us": before.changed_at_us}
         same = before.document == unchanged
         if same and before.awaits_shards == awaits_shards and before.judged_by == JUDGE_VERSION:
             return False
-        revision = before.revision + (not same)
+        revision = verdict_revision = before.revision + (not same)
+        quiet = quiet or before.judged_by != JUDGE_VERSION
+        if found.verdict == before.verdict:
+            verdict_revision, quiet = before.verdict_revision, before.quiet
     at_us = now_us()
     row = {
         "run_id": run_id,
         "revision": revision,
         "verdict": found.verdict,
+        "verdict_revision": verdict_revision,
         "since_step": found.since,
         "headline": found.headline,
         "observed_step": found.observed_step,
@@ -56,6 +65,7 @@ def store_diagnosis(session: Session, run_id: str, found: diagnosis.Diagnosis, *
         "judged_by": JUDGE_VERSION,
         "document": document | {"revision": revision, "computed_at_us": at_us},
         "changed_at_us": at_us,
+        "quiet": quiet,
     }
     upsert(session, StoredDiagnosis, [row], ("run_id",))
     return True
@@ -66,14 +76,6 @@ def awaits_shards(session: Session, run_id: str) -> bool:
     query = select(StoredDiagnosis.awaits_shards, StoredDiagnosis.observed_step)
     found = session.execute(query.where(StoredDiagnosis.run_id == run_id)).first()
     return found is None or found[0] or found[1] is None
-
-
-def runs_to_judge(session: Session, limit: int) -> Sequence[str]:
-    """Return up to `limit` runs without a diagnosis, or with one of another release's judge, newest first."""
-    table = StoredDiagnosis
-    query = select(Run.id).outerjoin(table, table.run_id == Run.id).where(Run.deleted_at_us.is_(None))
-    query = query.where(table.run_id.is_(None) | (table.judged_by != JUDGE_VERSION))
-    return session.scalars(query.order_by(Run.created_at_us.desc(), Run.id).limit(limit)).all()
 
 
 def has_verdict(verdict: diagnosis.Verdict) -> ColumnElement[bool]:

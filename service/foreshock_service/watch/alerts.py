@@ -156,6 +156,9 @@ def reconcile_alerts(session: Session, derived: DetectionDerived) -> None:
     newest = version(session, derived.run_id)
     for number, (key, values) in enumerate(changes.items(), start=1):
         stamp = {"version": newest + number, "changed_at_us": now_us(), "changed_by": "detector"}
+        if "state" in values:
+            found_at = cleared.get(key) if values["state"] == "resolved" else None
+            stamp["quiet"] = (key[1] if found_at is None else found_at) <= derived.judged_until
         if key in known:
             _set(known[key], values | stamp)
         else:

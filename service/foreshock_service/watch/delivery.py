@@ -201,6 +201,7 @@ def _change(session: Session, alert: Alert, values: dict[str, Any]) -> None:
     alert.version = alerts.version(session, alert.run_id) + 1
     alert.changed_by = "detector"
     alert.changed_at_us = now_us()
+    alert.quiet = False
     session.flush()
 
 

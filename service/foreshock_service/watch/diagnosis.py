@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import bindparam, case, func, or_, select
+from sqlalchemy import and_, bindparam, case, func, or_, select
 from sqlalchemy.orm import Session
 
 from foreshock import clock, comparisons, severity
@@ -19,6 +19,7 @@ from foreshock.api.watch import STANDING
 from foreshock.diagnosis import lags, mismatch_rules, wording
 from foreshock.diagnosis.course import FIRST_STEP, FIRST_STEPS
 from foreshock.diagnosis.diagnose import (
+    JUDGE_VERSION,
     NEWEST_STEPS,
     WINDOW_STEPS,
     AwaitedShards,
@@ -69,7 +70,7 @@ def diagnosis_of_run(session: Session, run_id: str) -> Diagnosis:
 
 def note_change(session: Session, changed: Any) -> None:
     """Compute the diagnosis of an event's run at the end of this transaction. The run is locked."""
-    compute_before_commit(session, changed.run_id)
+    compute_before_commit(session, changed.run_id, quiet=getattr(changed, "judged_until", -1) >= 0)
 
 
 def note_awaiting(session: Session, arrived: events.ShardAwaitsOthers) -> None:
@@ -78,18 +79,18 @@ def note_awaiting(session: Session, arrived: events.ShardAwaitsOthers) -> None:
         compute_before_commit(session, arrived.run_id)
 
 
-def compute_before_commit(session: Session, run_id: str) -> None:
+def compute_before_commit(session: Session, run_id: str, *, quiet: bool = False) -> None:
     """Compute the diagnosis once, at the end of this transaction."""
-    before_commit(session, f"diagnosis of {run_id}", partial(_compute, run_id))
+    before_commit(session, f"diagnosis of {run_id}", partial(_compute, run_id, quiet=quiet))
 
 
-def _compute(run_id: str, session: Session) -> None:
+def _compute(run_id: str, session: Session, *, quiet: bool = False) -> None:
     session.flush()
     run = runs.find_run(session, run_id)
     if run is None or run.deleted_at_us is not None:
         return
     history = history_of(session, run_id)
-    diagnoses.store_diagnosis(session, run_id, judge(history), awaits_shards=bool(history.awaited))
+    diagnoses.store_diagnosis(session, run_id, judge(history), awaits_shards=bool(history.awaited), quiet=quiet)
 
 
 def judge(history: History) -> Diagnosis:
@@ -107,7 +108,7 @@ def diagnose_due_runs(context: ServiceContext) -> int:
     """Compute the due diagnoses that no transaction computes; return how many. For the sweeper."""
     before_us = clock.now_us() - int(WAIT_SECONDS * 1e6)
     with context.database.read() as session:
-        due = {*diagnoses.runs_to_judge(session, _AT_ONCE), *_runs_waiting(session, before_us, _AT_ONCE)}
+        due = {*_runs_to_judge(session, _AT_ONCE), *_runs_waiting(session, before_us, _AT_ONCE)}
     for run_id in sorted(due):
         context.database.write(partial(_compute_locked, run_id))
     return len(due)
@@ -305,6 +306,18 @@ _WAITING = (
     )
     .order_by(tables.Step.step)
 )
+
+
+def _runs_to_judge(session: Session, limit: int) -> Sequence[str]:
+    """Return up to `limit` runs without a diagnosis, or that go on with one of another release's judge, newest first.
+
+    A run that has ended keeps its diagnosis.
+    """
+    stored = tables.StoredDiagnosis
+    query = select(tables.Run.id).outerjoin(stored, stored.run_id == tables.Run.id)
+    is_older = and_(stored.judged_by != JUDGE_VERSION, tables.Run.state.not_in(runs.ENDED))
+    query = query.where(tables.Run.deleted_at_us.is_(None), or_(stored.run_id.is_(None), is_older))
+    return session.scalars(query.order_by(tables.Run.created_at_us.desc(), tables.Run.id).limit(limit)).all()
 
 
 def _runs_waiting(session: Session, before_us: int, limit: int) -> Sequence[str]:

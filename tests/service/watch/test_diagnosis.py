@@ -128,6 +128,18 @@ def test_a_missing_row_and_one_of_another_judge_are_computed_in_the_background(
     assert found.headline == want["headline"]
 
 
+def test_a_run_that_has_ended_keeps_its_diagnosis_after_an_upgrade(http: httpx.Client, app: FastAPI) -> None:
+    run = start_run(http)
+    run.put_shard(1, make_batch(12, seed=1)).raise_for_status()
+    http.patch(f"/v1/runs/{run.run}", json={"state": "finished"}).raise_for_status()
+    older = update(StoredDiagnosis).values(judged_by="older", headline="old")
+    context_of(app).database.write(lambda session: session.execute(older))
+    assert diagnosis.diagnose_due_runs(context_of(app)) == 0
+    found = stored(app, run.run)
+    assert found is not None
+    assert found.headline == "old"
+
+
 def test_a_judge_that_raises_stops_no_upload_and_says_so(
     http: httpx.Client, app: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:

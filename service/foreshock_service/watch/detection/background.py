@@ -43,26 +43,26 @@ def derivations(context: ServiceContext) -> JobRunner:
 def note_outdated(database: Database) -> int:
     """Mark as due the runs whose detectors, rules or format of states are others since the start; return their number.
 
-    A run that has ended keeps what was found with its release and rules, as long as its state can be read.
+    A run that has ended keeps what was found with its release and rules.
     """
     outdated = []
     with database.read() as session:
         having = select(DetectorSnapshot.run_id).where(DetectorSnapshot.run_id == Run.id).exists()
-        for run in session.scalars(select(Run).where(Run.deleted_at_us.is_(None), having)).all():
+        going_on = (Run.deleted_at_us.is_(None), Run.state.not_in(ENDED))
+        for run in session.scalars(select(Run).where(*going_on, having)).all():
             newest = states.newest(session, run.id)
             assert newest is not None
-            is_other = newest.configuration_digest != history.watched_as(session, run).digest
-            if (is_other and run.state not in ENDED) or newest.read() is None:
-                outdated.append(run.id)
+            if newest.configuration_digest != history.watched_as(session, run).digest or newest.read() is None:
+                outdated.append((run.id, newest.step))
             time.sleep(_PAUSE_SECONDS)
-    for run_id in outdated:
-        database.write(partial(_note_outdated, run_id))
+    for run_id, step in outdated:
+        database.write(partial(_note_outdated, run_id, step))
     return len(outdated)
 
 
-def _note_outdated(run_id: str, session: Session) -> None:
+def _note_outdated(run_id: str, judged_until: int, session: Session) -> None:
     if lock_run_for_background(session, run_id) is not None:
-        states.note_change(session, run_id, 0)
+        states.note_change(session, run_id, 0, judged_until)
 
 
 def derive_due(events: EventBus, database: Database, is_stopping: Callable[[], bool] = lambda: False) -> int:
@@ -105,7 +105,7 @@ def _begin(run_id: str, session: Session) -> states.Due | None:
         states.drop_due(session, run_id)
         return None
     if due is not None:
-        states.put_due(session, run_id, states.Due(due.from_step, states.NOT_CHANGED))
+        states.put_due(session, run_id, due._replace(changed_step=states.NOT_CHANGED))
     return due
 
 
@@ -141,7 +141,7 @@ def _store(events: EventBus, run_id: str, first: int, derivation: Derivation, se
     derivation.go_on(steps)
     states.drop(session, run_id, first)
     states.drop_due(session, run_id)
-    store(events, session, run_id, first, derivation)
+    store(events, session, run_id, first, derivation, due.judged_until)
     return True
 
 

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.diagnosis import detectors, rule
 from foreshock_service.platform.context import EventBus
+from foreshock_service.runs import runs
 from foreshock_service.runs.attempts import is_active
 from foreshock_service.runs.events import (
     AttemptStarted,
@@ -39,6 +40,9 @@ STEPS_IN_TRANSACTION = 50
 class DetectionDerived:
     """Event: all detector events of the active closed steps from `from_step` on, each with its attempt, and the state
     after the newest step. Published with the run locked.
+
+    The steps up to `judged_until` had been judged before: nobody is told of what an upgrade, or late data of a run that
+    has ended, changes there. −1: there are none.
     """
 
     run_id: str
@@ -46,6 +50,7 @@ class DetectionDerived:
     events: Sequence[tuple[rule.Event, int]]
     state: detectors.WarningState
     configuration: detectors.WarningConfiguration
+    judged_until: int = -1
 
 
 @dataclass(slots=True)
@@ -147,13 +152,16 @@ def derive_from(events: EventBus, session: Session, run_id: str, from_step: int)
     watched = history.watched_run(session, run_id)
     derivation = Derivation(watched, detectors.WarningState())
     newest = states.newest(session, run_id)
+    run = runs.find_run(session, run_id)
+    has_ended = run is not None and run.state in runs.ENDED
+    judged_until = newest.step if newest is not None and has_ended else -1
     follows = None
     if newest is not None and newest.step < from_step and newest.configuration_digest == watched.digest:
         follows = newest.read() if is_active(session, StepKey(run_id, newest.attempt, newest.step)) else None
     if follows is not None:
         derivation.state = follows
     elif states.due(session, run_id) is not None:
-        states.note_change(session, run_id, from_step)
+        states.note_change(session, run_id, from_step, judged_until)
         return
     else:
         # The step is late, the first one, or the first after a rewind: the states from it on are derived again.
@@ -161,17 +169,19 @@ def derive_from(events: EventBus, session: Session, run_id: str, from_step: int)
     first = derivation.step + 1
     steps = history.closed_steps_after(session, run_id, derivation.step, watched, STEPS_IN_TRANSACTION + 1)
     if len(steps) > STEPS_IN_TRANSACTION:
-        states.note_change(session, run_id, from_step)
+        states.note_change(session, run_id, from_step, judged_until)
         return
     if follows is None:
         states.drop(session, run_id, first)
     derivation.go_on(steps)
-    store(events, session, run_id, first, derivation)
+    store(events, session, run_id, first, derivation, judged_until)
 
 
-def store(events: EventBus, session: Session, run_id: str, first: int, derivation: Derivation) -> None:
+def store(
+    events: EventBus, session: Session, run_id: str, first: int, derivation: Derivation, judged_until: int
+) -> None:
     """Store the states of a derivation from step `first` to the newest, and publish DetectionDerived."""
     states.store(session, run_id, derivation.to_store())
     configuration = derivation.watched.configuration
-    derived = DetectionDerived(run_id, first, derivation.events, derivation.state, configuration)
+    derived = DetectionDerived(run_id, first, derivation.events, derivation.state, configuration, judged_until)
     events.publish(session, derived)

@@ -67,10 +67,11 @@ _PASSED = delete(DetectorSnapshot).where(
 
 
 class Due(NamedTuple):
-    """A derivation due from `from_step` on. `changed_step`: the first step that changed since a derivation began."""
+    """A derivation that is due: the columns of `DueReplay`."""
 
     from_step: int
     changed_step: int
+    judged_until: int = -1
 
 
 def newest_state(session: Session, run_id: str) -> WarningState:
@@ -129,7 +130,7 @@ def drop(session: Session, run_id: str, from_step: int) -> None:
 
 def due(session: Session, run_id: str) -> Due | None:
     """Return the derivation that is due; None if there is none."""
-    query = select(DueReplay.from_step, DueReplay.changed_step).where(DueReplay.run_id == run_id)
+    query = select(*(getattr(DueReplay, name) for name in Due._fields)).where(DueReplay.run_id == run_id)
     found = session.execute(query).first()
     return None if found is None else Due(*found)
 
@@ -139,10 +140,14 @@ def put_due(session: Session, run_id: str, due: Due) -> None:
     upsert(session, DueReplay, [{"run_id": run_id, **due._asdict()}], ("run_id",))
 
 
-def note_change(session: Session, run_id: str, step: int) -> None:
-    """Note that a derivation is due from a step on, even if one is under way."""
+def note_change(session: Session, run_id: str, step: int, judged_until: int = -1) -> None:
+    """Note that a derivation is due from a step on, even if one is under way.
+
+    Nobody is told of what it finds in the steps up to `judged_until`.
+    """
     known = due(session, run_id) or Due(step, step)
-    put_due(session, run_id, Due(min(known.from_step, step), min(known.changed_step, step)))
+    first, changed = min(known.from_step, step), min(known.changed_step, step)
+    put_due(session, run_id, Due(first, changed, max(known.judged_until, judged_until)))
 
 
 def drop_due(session: Session, run_id: str) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Select, exists, func, literal, or_, select
+from sqlalchemy import ColumnElement, Select, case, exists, or_, select
 from sqlalchemy.orm import Session
 
-from foreshock import page_addresses, retry, severity
+from foreshock import clock, page_addresses, retry, severity
 from foreshock.api.watch import STANDING
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
@@ -17,6 +17,7 @@ from foreshock_service.platform.database.tables import Alert, Notification, Run,
 from foreshock_service.platform.jobs import Job, JobRunner
 from foreshock_service.platform.settings import NotificationTarget
 from foreshock_service.runs.diagnoses import verdicts_of_runs
+from foreshock_service.runs.runs import ENDED
 from foreshock_service.watch.notifications.sending import Message, SendingFailed, send
 
 _PREFIX = "verdict "
@@ -25,7 +26,7 @@ _PREFIX = "verdict "
 class Change(NamedTuple):
     """What a message is about: the opening or the end of an alert, or a run's verdict (`alert_id` is then the run's).
 
-    `occurrence`: the `opened_at_us` of the alert, or the revision of the diagnosis.
+    `occurrence`: the `opened_at_us` of the alert, or the revision of the diagnosis since which it is the verdict.
     """
 
     run_id: str
@@ -35,9 +36,9 @@ class Change(NamedTuple):
 
 
 def verdicts_to_tell(
-    session: Session, target: NotificationTarget, severities: Sequence[str], since_us: int, limit: int
+    session: Session, target: NotificationTarget, severities: Sequence[str], since_us: ColumnElement[int], limit: int
 ) -> list[Change]:
-    """Return the messages of runs whose verdict differs from the one last sent to the target, or waiting for it.
+    """Return the messages about verdicts that are not in the outbox yet.
 
     Sent are verdicts of the target's severities; if it also wants ends, the first less severe verdict after one.
     """
@@ -52,16 +53,15 @@ def verdicts_to_tell(
         .correlate(table)
         .scalar_subquery()
     )
-    last = func.coalesce(told, "")
-    was_severe = last.in_([_PREFIX + each for each in severities])
-    is_known = exists().where(*of_run, Notification.occurrence == table.revision)
+    was_severe = told.in_([_PREFIX + each for each in severities])
+    is_known = exists().where(*of_run, Notification.occurrence == table.verdict_revision)
     is_severe = table.verdict.in_(severities)
     query = (
-        select(table.run_id, table.verdict, table.revision)
+        select(table.run_id, table.verdict, table.verdict_revision)
         .join(Run, Run.id == table.run_id)
-        .where(table.changed_at_us >= since_us, Run.deleted_at_us.is_(None))
+        .where(table.changed_at_us >= since_us, ~table.quiet, Run.deleted_at_us.is_(None))
         .where(or_(is_severe, was_severe) if target.resolved else is_severe)
-        .where(last != literal(_PREFIX).concat(table.verdict), ~is_known)
+        .where(~is_known)
         .limit(limit)
     )
     if target.projects:
@@ -103,27 +103,32 @@ def notifiers(context: ServiceContext) -> list[JobRunner]:
         JobRunner(
             f"notify-{target.name}",
             context.database,
-            [Job(f"notify {target.name}", partial(notify, context, target), shared=False)],
+            [Job(f"notify {target.name}", partial(notify, context, target, clock.now_us()), shared=False)],
             _INTERVAL_SECONDS,
         )
         for target in context.settings.notifications
     ]
 
 
-def notify(context: ServiceContext, target: NotificationTarget) -> None:
+def notify(context: ServiceContext, target: NotificationTarget, started_us: int) -> None:
     """Fill the outbox of a target and send what is due, until the service stops."""
-    fill_outbox(context, target)
+    fill_outbox(context, target, started_us)
     while not context.stopping.is_set() and send_next(context, target):
         pass
 
 
-def fill_outbox(context: ServiceContext, target: NotificationTarget) -> int:
-    """Add messages about alerts and verdicts that were not yet sent to the target; return their number."""
+def fill_outbox(context: ServiceContext, target: NotificationTarget, started_us: int = 0) -> int:
+    """Add messages about alerts and verdicts that were not yet sent to the target; return their number.
+
+    Of a run that has ended, what changed before `started_us`, when this process started, is not told: the target may be
+    new, or the release.
+    """
     severities = [
         each for each in severity.SEVERITIES if severity.severity_rank(each) <= severity.severity_rank(target.severity)
     ]
     with context.database.read() as session:
-        since_us = database_now_us(session) - _HORIZON_US
+        horizon_us = database_now_us(session) - _HORIZON_US
+        since_us = case((Run.state.in_(ENDED), max(started_us, horizon_us)), else_=horizon_us)
         found = alerts_to_tell(session, target, severities, since_us, _AT_ONCE)
         if target.verdicts and not target.is_alertmanager:
             found += verdicts_to_tell(session, target, severities, since_us, _AT_ONCE)
@@ -233,7 +238,7 @@ OPENED, RESOLVED = "opened", "resolved"
 
 
 def alerts_to_tell(
-    session: Session, target: NotificationTarget, severities: Sequence[str], since_us: int, limit: int
+    session: Session, target: NotificationTarget, severities: Sequence[str], since_us: ColumnElement[int], limit: int
 ) -> list[Change]:
     """Return the openings and ends of alerts changed since `since_us` that are not in the outbox yet.
 
@@ -292,11 +297,14 @@ def add(session: Session, target: str, change: Change, now_us: int, state: str =
     insert_if_absent(session, Notification, row)
 
 
-def _of_target(target: NotificationTarget, severities: Sequence[str], since_us: int) -> Select[str, str, int]:
+def _of_target(
+    target: NotificationTarget, severities: Sequence[str], since_us: ColumnElement[int]
+) -> Select[str, str, int]:
     query = (
         select(Alert.run_id, Alert.id, Alert.opened_at_us)
         .join(Run, Run.id == Alert.run_id)
         .where(Alert.changed_at_us >= since_us, Alert.severity.in_(severities), Run.deleted_at_us.is_(None))
+        .where(~Alert.quiet)
         .order_by(Alert.changed_at_us)
     )
     return query.where(Run.project.in_(target.projects)) if target.projects else query

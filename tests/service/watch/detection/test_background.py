@@ -208,13 +208,16 @@ def test_step_that_closes_after_an_upgrade_derives_the_run_again(database: Datab
     assert outcome(run) == outcome_in_order(database, STEPS + 1)
 
 
+@pytest.mark.parametrize("other", [{"configuration_digest": "older"}, {"state": b"of an older release"}])
 @pytest.mark.parametrize(("state", "outdated"), [("running", 1), ("finished", 0)])
-def test_upgrade_derives_the_runs_that_go_on(database: Database, state: str, outdated: int) -> None:
+def test_upgrade_derives_the_runs_that_go_on(
+    database: Database, state: str, outdated: int, other: dict[str, Any]
+) -> None:
     run = closed_run(database, "a-run", {}, 5)
     assert note_outdated(database) == 0
     changes = RunUpdate(state=state)  # type: ignore[arg-type]
     database.write(lambda session: update_run(session, run.events, UNRESTRICTED, run.run, changes))
-    database.write(lambda session: session.execute(update(DetectorSnapshot).values(configuration_digest="older")))
+    database.write(lambda session: session.execute(update(DetectorSnapshot).values(**other)))
     assert note_outdated(database) == outdated
 
 

@@ -17,15 +17,28 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from sqlalchemy import select, update
+from sqlalchemy import delete, select, update
+from sqlalchemy.orm import Session
 
+from foreshock.clock import now_us
 from foreshock.errors import ConfigurationError
 from foreshock_service.maintenance.delete_runs import delete_rows_of_deleted_runs
-from foreshock_service.platform.database.tables import Notification, Run, Step
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.tables import (
+    Alert,
+    DetectorSnapshot,
+    Notification,
+    Run,
+    Step,
+    StoredDiagnosis,
+    measurements,
+)
 from foreshock_service.platform.settings import NotificationTarget, Settings, load_settings
 from foreshock_service.runs.runs import mark_stale_runs
 from foreshock_service.runs.shards import close_waiting_steps
 from foreshock_service.serving import serve
+from foreshock_service.watch.detection.background import derive_due, note_outdated
+from foreshock_service.watch.diagnosis import diagnose_due_runs
 from foreshock_service.watch.notifications import sending
 from foreshock_service.watch.notifications.service import fill_outbox, notifiers, send_next
 from tests.ports import free_port
@@ -438,6 +451,61 @@ def test_message_is_kept_as_long_as_its_run(alerting: Alerting, target: Make, re
     alerting.sender.http.delete(f"/v1/runs/{alerting.sender.run}").raise_for_status()
     delete_rows_of_deleted_runs(alerting.context)
     assert outbox(alerting) == []
+
+
+def test_a_target_hears_nothing_old_of_runs_that_have_ended(
+    alerting: Alerting, target: Make, receiver: Receiver
+) -> None:
+    alerting.open()
+    alerting.sender.http.patch(f"/v1/runs/{alerting.sender.run}", json={"state": "failed"}).raise_for_status()
+    assert fill_outbox(alerting.context, target(verdicts=True), now_us()) == 0
+    assert fill_outbox(alerting.context, target(verdicts=True), 0) == 2
+
+
+def judge_again(context: ServiceContext) -> None:
+    """Start as after an upgrade: every state and diagnosis is of an earlier release."""
+
+    def work(session: Session) -> None:
+        session.execute(update(DetectorSnapshot).values(configuration_digest="older"))
+        session.execute(update(StoredDiagnosis).values(judged_by="older"))
+
+    context.database.write(work)
+    note_outdated(context.database)
+    derive_due(context.events, context.database)
+    diagnose_due_runs(context)
+
+
+def test_an_upgrade_tells_nobody(alerting: Alerting, target: Make, receiver: Receiver) -> None:
+    context, told = alerting.context, target(resolved=True, verdicts=True, severity="info")
+    missed, gone = RecordedRun(context.database).begin("missed"), RecordedRun(context.database).begin("gone")
+    for run in (missed, gone):
+        run.close_all({K3: [1e-4] * 20 + [0.3] * 20}, range(1, 41))
+    alerting.notify(told)
+    before = len(receiver.requests)
+    assert {"critical: gone", "critical: missed"} <= set(titles(receiver))
+
+    def as_an_earlier_release_judged(session: Session) -> None:
+        # It found nothing in one run, and something in the other that this release does not find.
+        for table in (Notification, Alert, StoredDiagnosis):
+            session.execute(delete(table).where(table.run_id == missed.run))
+        low = measurements.update().where(measurements.c.run_id == gone.run).values(k3_kl=1e-4)
+        session.execute(low)
+
+    context.database.write(as_an_earlier_release_judged)
+    judge_again(context)
+    assert {alert.state for alert in missed.alerts()} == {"open"}
+    assert {alert.state for alert in gone.alerts()} == {"retracted"}
+    for _ in range(2):
+        alerting.notify(told)
+    assert len(receiver.requests) == before
+    # What new steps show is told.
+    gone.close_all({K3: [0.3] * 20}, range(41, 61))
+    missed.close_all({K3: [1e-4] * 40 + [0.3] * 20}, range(41, 101))
+    alerting.notify(told)
+    new = titles(receiver)[before:]
+    for key in ("gone", "missed"):
+        assert f"critical: {key}" in new
+        assert [title for title in new if title.startswith("critical: mismatch") and title.endswith(key)]
 
 
 def test_a_verdict_below_the_severity_of_the_target_is_not_told(

@@ -140,7 +140,8 @@ class Alert(Base):
     """A rule that fired at a step. `version` increases with every change of any alert of the run.
 
     `changed_by` is `detector`, `operator` or `rewind`; `cleared_step` is the step at which the rule no longer fired.
-    `opened_at_us` is the newest opening: an alert whose rule fires again at the same step opens again.
+    `opened_at_us` is the newest opening: an alert whose rule fires again at the same step opens again. `quiet`: nobody
+    is told of its state: an upgrade, or late data of a run that has ended, changed it in steps that were judged before.
     """
 
     __tablename__ = "alerts"
@@ -172,13 +173,15 @@ class Alert(Base):
     version: Mapped[int]
     opened_at_us: Mapped[int]
     changed_at_us: Mapped[int]
+    quiet: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
 
 
 class StoredDiagnosis(Base):
     """The diagnosis of a run; `document` has all of it, the columns are for queries.
 
     `revision` grows with each change of the content. `judged_by` is the version of the judge; a diagnosis of another
-    version is computed again. `awaits_shards`: the diagnosis names shards that an open step waits for.
+    version is computed again, unless its run has ended. `awaits_shards`: the diagnosis names shards that an open step
+    waits for. The verdict is the same since `verdict_revision`; `quiet`: an upgrade has changed it, and nobody is told.
     """
 
     __tablename__ = "diagnoses"
@@ -186,6 +189,7 @@ class StoredDiagnosis(Base):
     run_id: Mapped[str] = mapped_column(sa.ForeignKey("runs.id"), primary_key=True)
     revision: Mapped[int]
     verdict: Mapped[str]
+    verdict_revision: Mapped[int]
     since_step: Mapped[int | None]
     headline: Mapped[str]
     observed_step: Mapped[int | None]
@@ -193,6 +197,7 @@ class StoredDiagnosis(Base):
     judged_by: Mapped[str]
     document: Mapped[dict[str, Any]]
     changed_at_us: Mapped[int]
+    quiet: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
 
 
 class DetectorSnapshot(base.RowOfStep, Base):
@@ -217,7 +222,7 @@ class DueReplay(Base):
     """A mark that the detection of a run must be derived again from `from_step` on.
 
     `changed_step` is the first step that changed since a derivation began, so that results of an older history are not
-    stored.
+    stored. Nobody is told of what is found in the steps up to `judged_until`; −1: of none.
     """
 
     __tablename__ = "due_replays"
@@ -225,6 +230,7 @@ class DueReplay(Base):
     run_id: Mapped[str] = mapped_column(sa.ForeignKey("runs.id"), primary_key=True)
     from_step: Mapped[int]
     changed_step: Mapped[int]
+    judged_until: Mapped[int]
 
 
 class ScalarTail(Base):
