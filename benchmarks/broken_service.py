@@ -9,9 +9,11 @@ each client, waits two seconds for the background to meet the service, and ends.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gzip
 import json
 import socket
+import ssl
 import statistics
 import subprocess
 import sys
@@ -121,8 +123,8 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def serve(kind: str) -> tuple[socket.socket, str]:
-    """Serve broken answers on a free port, in threads; the last kind of all is an address where nobody listens."""
+def serve(kind: str, tls: ssl.SSLContext | None = None) -> tuple[socket.socket, str]:
+    """Serve broken answers on a free port, in threads, over TLS if there is a context."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=64)
     listener.settimeout(600)
 
@@ -132,13 +134,15 @@ def serve(kind: str) -> tuple[socket.socket, str]:
                 connection, _ = listener.accept()
             except OSError:
                 return
-            threading.Thread(target=_serve_connection, args=(connection, KINDS[kind]), daemon=True).start()
+            threading.Thread(target=_serve_connection, args=(connection, KINDS[kind], tls), daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
-    return listener, f"http://127.0.0.1:{listener.getsockname()[1]}"
+    return listener, f"{'http' if tls is None else 'https'}://127.0.0.1:{listener.getsockname()[1]}"
 
 
-def _serve_connection(connection: socket.socket, kind: Kind) -> None:
+def _serve_connection(connection: socket.socket, kind: Kind, tls: ssl.SSLContext | None) -> None:
+    with contextlib.suppress(OSError):
+        connection = connection if tls is None else tls.wrap_socket(connection, server_side=True)
     with connection:
         try:
             while connection.recv(1 << 20):

@@ -22,6 +22,8 @@ FULL: Final = re.compile(
             r"tests/containers/test_processes",
             r"tests/dashboards/test_live",
             r"tests/test_tour",
+            # Every Python of the machine.
+            r"tests/foreshock/client/test_pythons",
             # Frameworks, engines and trackers: one real step or score of each is quick.
             r"tests/foreshock/integrations/test_(slime|trl|verl)",
             r"tests/foreshock/exporters/test_trackers",

@@ -6,14 +6,21 @@ import tempfile
 from contextlib import nullcontext
 from pathlib import Path
 
+import pytest
+
+from benchmarks.broken_service import serve
 from benchmarks.failures.disks import fill, small_disk
 from benchmarks.failures.rows import Outcome, Row
 from benchmarks.failures.trainers import run_trainer
 from benchmarks.running_service import running_service
+from foreshock.client.reader import Reader
 from tests.ports import free_port
+from tests.pythons import environment_of, found_pythons
+from tests.tls import self_signed
 
 # With a service fewer, as it takes each of them.
 _ITEMS, _SERVED_ITEMS = 2_000, 300
+_EXIT_ITEMS = 40
 
 
 def _full_disk(*, is_served: bool) -> Outcome:
@@ -41,6 +48,65 @@ def _full_disk(*, is_served: bool) -> Outcome:
     return Outcome(f"{more:+} descriptors, {left} folders left, {delivered:,} items delivered", is_ok)
 
 
+def _exit_on_each_python() -> Outcome:
+    """Log a backlog and end: what is left is delivered while the interpreter ends, by one Python after another."""
+    program = """
+        import sys
+        from foreshock import Client
+        client = Client(sys.argv[1], run_key=sys.argv[2], spool_directory=sys.argv[3], exit_seconds=120.0)
+        for step in range(int(sys.argv[4])):
+            client.log_scalars(step, {"reward": 1.0})
+    """
+    arrived: dict[str, int] = {}
+    with tempfile.TemporaryDirectory() as folder, running_service(Path(folder)) as url:
+        for version in found_pythons():
+            python = str(environment_of(version))
+            run_trainer(program, url, version, f"{folder}/spool-{version}", str(_EXIT_ITEMS), python=python)
+            values = _measured(url, version, "reward")
+            arrived[version] = values.count(1.0)
+    seen = ", ".join(f"{version}: {count}" for version, count in arrived.items())
+    return Outcome(seen, all(count == _EXIT_ITEMS for count in arrived.values()))
+
+
+def _measured(url: str, key: str, scalar: str) -> list[float]:
+    """Return the values of a scalar that arrived in the run of a key."""
+    with Reader(url) as reader:
+        (run,) = reader.runs(key=key)
+        return [float(value) for value in reader.scalars(run.id, names=[scalar]).columns["value"]]
+
+
+def _tls() -> Outcome:
+    """Wait for services that answer nothing, or a byte now and then: until the deadline, and until an interrupt."""
+    program = """
+        import json, sys, threading, time
+        from foreshock.client.connection import ServiceConnection
+        from foreshock.errors import ServiceError
+        begin, interrupt = time.monotonic(), float(sys.argv[2])
+        with ServiceConnection(sys.argv[1], timeout_seconds=float(sys.argv[3])) as connection:
+            threading.Timer(interrupt, connection.interrupt).start()
+            try:
+                connection.get_json("/v1/runs")
+            except ServiceError:
+                print(json.dumps(time.monotonic() - begin))
+            finally:
+                import os
+                sys.stdout.flush()
+                os._exit(0)
+    """
+    longest, seen = 0.0, []
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        tls, certificate = self_signed(Path(folder))
+        patch.setenv("SSL_CERT_FILE", str(certificate))
+        for name, interrupt, timeout in (("deadline", "100", "3"), ("interrupt", "3", "30")):
+            for kind in ("silent", "headers a byte at a time", "body a byte at a time"):
+                plain, encrypted = (
+                    float(run_trainer(program, serve(kind, each)[1], interrupt, timeout)) for each in (None, tls)
+                )
+                longest = max(longest, encrypted / plain)
+                seen.append(f"{name}, {kind}: {plain:.2f} / {encrypted:.2f} s")
+    return Outcome(f"{longest:.2f} × ({'; '.join(seen)})", longest <= 1.2)
+
+
 ROWS = [
     Row(
         "full disk at the start",
@@ -52,4 +118,6 @@ ROWS = [
         f"{_ITEMS:,} items: at most 4 descriptors more, no folder left, open() works",
         lambda: _full_disk(is_served=False),
     ),
+    Row("exit on each Python", f"{_EXIT_ITEMS} items of each", _exit_on_each_python),
+    Row("deadline and interrupt by https", "at most 1.2 × those by http, of 3 s", _tls),
 ]

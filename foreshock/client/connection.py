@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import socket
-import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from types import TracebackType
@@ -142,6 +142,7 @@ class ServiceConnection:
                 )
             headers["Authorization"] = f"Bearer {key}"
         self._socket: socket.socket | None = None
+        self._deadline = math.inf
         self._http = httpx.Client(
             # Without the password, which httpx logs.
             base_url=self.url,
@@ -171,31 +172,24 @@ class ServiceConnection:
             content = json.dumps(json_body, allow_nan=False).encode()
             headers = {"Content-Type": "application/json", **(headers or {})}
         most_seconds = self._most_seconds(timeout_seconds, _size_of(content, headers))
-        deadline = time.monotonic() + most_seconds
+        self._deadline = time.monotonic() + most_seconds
         try:
-            # Nothing else ends a read that gets a byte now and then.
-            watch = threading.Timer(most_seconds, self.interrupt)
-            watch.daemon = True
-            watch.start()
-            try:
-                with self._http.stream(
-                    method,
-                    path,
-                    params=_parameters(query),
-                    content=cast("bytes | Iterable[bytes] | None", content),
-                    headers=headers,
-                    timeout=_timeout(timeout_seconds),
-                    extensions={"trace": self._trace},
-                ) as response:
-                    self._check_size(response, 0)
-                    body = bytearray()
-                    for piece in response.iter_raw():
-                        body += piece
-                        self._check_size(response, len(body))
-            finally:
-                watch.cancel()
+            with self._http.stream(
+                method,
+                path,
+                params=_parameters(query),
+                content=cast("bytes | Iterable[bytes] | None", content),
+                headers=headers,
+                timeout=_timeout(timeout_seconds),
+                extensions={"trace": self._trace},
+            ) as response:
+                self._check_size(response, 0)
+                body = bytearray()
+                for piece in response.iter_raw():
+                    body += piece
+                    self._check_size(response, len(body))
         except _FAILURES as error:
-            late = time.monotonic() >= deadline
+            late = time.monotonic() >= self._deadline
             raise self._no_answer(
                 TimeoutError(f"no whole answer in {most_seconds:.0f} s") if late else error
             ) from error
@@ -216,7 +210,8 @@ class ServiceConnection:
         """Make a request that is waiting in another thread fail at once. Safe from any thread."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+                # Of the plain socket: that of TLS would drop its keys, which the other thread uses.
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the connection."""
@@ -231,9 +226,26 @@ class ServiceConnection:
         self.close()
 
     def _trace(self, event: str, info: Mapping[str, Any]) -> None:
-        # Only the socket itself can wake a thread that waits in a read.
-        if event == "connection.connect_tcp.complete":
-            self._socket = info["return_value"].get_extra_info("socket")
+        """Take the stream of a new connection, that of TCP and then that of TLS over it, which has another socket."""
+        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            stream = info["return_value"]
+            # Only the socket itself can wake a thread that waits in a read.
+            self._socket = stream.get_extra_info("socket")
+            stream.read, stream.write = self._in_time(stream.read), self._in_time(stream.write)
+
+    def _in_time(self, transfer: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a read or write of a stream that ends at the deadline of the request.
+
+        httpx limits each pause only, so that an answer of a byte now and then would never end.
+        """
+
+        def transfer_in_time(data: Any, timeout: float | None = None) -> Any:
+            left = self._deadline - time.monotonic()
+            if left <= 0.0:
+                raise TimeoutError
+            return transfer(data, left if timeout is None else min(left, timeout))
+
+        return transfer_in_time
 
     def _check_size(self, response: httpx.Response, size: int) -> None:
         """Raise WrongService if `size` bytes of the answer are too many, or if they are in an encoding."""

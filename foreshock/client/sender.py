@@ -8,10 +8,14 @@ The answer to a delivery decides what follows (`registrar.scope_of`):
     final           the item's file is kept as `.rejected`
 """
 
+from __future__ import annotations
+
 import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import SimpleQueue
 
 import httpx
 
@@ -38,6 +42,18 @@ _LONGEST_STOP_SECONDS = 60.0
 _BACKLOG, _STEPS_LATE = 8, 3
 _CONNECTIONS, _MOST_BYTES_AT_ONCE = 4, 16 << 20
 
+Answer = httpx.Response | Exception | None
+"""What became of a delivery; None: a registration."""
+
+
+@dataclass(slots=True)
+class _Lane:
+    """A further connection for a backlog. Its thread answers each delivery, until it gets None."""
+
+    connection: ServiceConnection
+    deliveries: SimpleQueue[Delivery | None] = field(default_factory=SimpleQueue)
+    answers: SimpleQueue[Answer] = field(default_factory=SimpleQueue)
+
 
 class Sender:
     """Delivers the items of an outbox in order. All methods are safe from any thread.
@@ -61,8 +77,7 @@ class Sender:
         """Failures that concern the whole service, so far."""
         self._settings = settings
         self.connection = self._new_connection()
-        # Further connections are for a backlog.
-        self._connections = [self.connection]
+        self._lanes: list[_Lane] = []
         self._at_once = 1
         self.registrar = Registrar(self.connection, log)
         self.heartbeats = Heartbeats(self.connection, self.registrar, interval_seconds=settings.heartbeat_seconds)
@@ -122,10 +137,13 @@ class Sender:
         self._complete.set()
         self._thread.join(max(0.0, deadline - time.monotonic()) / 2)
         self._interrupted = True
-        for each in self._connections:
+        connections = [self.connection, *(lane.connection for lane in self._lanes)]
+        for each in connections:
             each.interrupt()
         self._thread.join(max(0.0, deadline - time.monotonic()))
-        for each in self._connections:
+        for lane in self._lanes:
+            lane.deliveries.put(None)
+        for each in connections:
             each.close()
 
     def _new_connection(self) -> ServiceConnection:
@@ -166,26 +184,11 @@ class Sender:
 
     def _send_next(self) -> None:
         chosen = self._chosen(time.monotonic())
-        while len(self._connections) < len(chosen):
-            self._connections.append(self._new_connection())
-        answers: list[httpx.Response | Exception | None] = [None] * len(chosen)
-
-        def send(place: int) -> None:
-            try:
-                answers[place] = self.registrar.send(chosen[place][1], self._connections[place])
-            except Exception as error:
-                answers[place] = error
-
-        others = [
-            threading.Thread(target=send, args=(place,), name="foreshock-sender", daemon=True)
-            for place in range(1, len(chosen))
-        ]
-        for thread in others:
-            thread.start()
-        if chosen:
-            send(0)
-        for thread in others:
-            thread.join()
+        lanes = self._lanes[: max(0, len(chosen) - 1)]
+        for lane, (_, delivery) in zip(lanes, chosen[1:], strict=True):
+            lane.deliveries.put(delivery)
+        answers = [self._answer(delivery, self.connection) for _, delivery in chosen[:1]]
+        answers += [lane.answers.get() for lane in lanes]
         refused = 0
         for (item, delivery), answer in zip(chosen, answers, strict=True):
             if isinstance(answer, ServiceError):
@@ -197,11 +200,35 @@ class Sender:
         # One more each time. After a refusal only one: the service may limit parallel uploads, or be away.
         self._at_once = 1 if refused else min(self._at_once + 1, _CONNECTIONS)
 
+    def _answer(self, delivery: Delivery, connection: ServiceConnection) -> Answer:
+        try:
+            return self.registrar.send(delivery, connection)
+        except Exception as error:
+            return error
+
+    def _open_lanes(self, count: int) -> int:
+        """Open further lanes until there are `count`, or no thread can be started; return how many may be used."""
+        while len(self._lanes) < count:
+            lane = _Lane(self._new_connection())
+            thread = threading.Thread(target=self._send_in_lane, args=(lane,), name="foreshock-sender", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                # The interpreter ends: what is left is sent over one connection.
+                lane.connection.close()
+                return len(self._lanes)
+            self._lanes.append(lane)
+        return count
+
+    def _send_in_lane(self, lane: _Lane) -> None:
+        while (delivery := lane.deliveries.get()) is not None:
+            lane.answers.put(self._answer(delivery, lane.connection))
+
     def _chosen(self, now: float) -> list[tuple[Item, Delivery]]:
         """Return what to send now: the first item that is due and, in a backlog, those behind it that may join it."""
         if self._next_attempt > now:
             return []
-        most = self._at_once if len(self._outbox) > _BACKLOG else 1
+        most = 1 + self._open_lanes(self._at_once - 1) if len(self._outbox) > _BACKLOG else 1
         chosen: list[tuple[Item, Delivery]] = []
         for item in self._outbox.due(now, 1 if most == 1 else 2 * most):
             if chosen and sum(each.size for each, _ in chosen) + item.size > _MOST_BYTES_AT_ONCE:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import logging
 import resource
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from foreshock.client.reader import Reader
 from foreshock.commands.main import main
 from foreshock.errors import ConfigurationError, ServiceUnavailable, WrongService
 from tests.foreshock.client.faulty_service import FaultyService
+from tests.tls import self_signed
 
 
 @pytest.fixture
@@ -181,6 +184,41 @@ def test_answer_is_bounded_in_size_and_time(kind: str, error: type[Exception] | 
         connection.close()
         assert time.monotonic() - begin < 60
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ssl.SSLContext]:
+    """The context of a server that this module's connections trust."""
+    context, certificate = self_signed(tmp_path_factory.mktemp("tls"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSL_CERT_FILE", str(certificate))
+        yield context
+
+
+@pytest.mark.parametrize("kind", ["silent", "half of the headers", "headers a byte at a time", "body a byte at a time"])
+def test_request_over_tls_ends_at_its_deadline(kind: str, tls: ssl.SSLContext) -> None:
+    listener, url = serve(kind, tls)
+    with listener, ServiceConnection(url, timeout_seconds=1.0) as connection:
+        for _ in range(2):
+            begin = time.monotonic()
+            with pytest.raises(ServiceUnavailable, match="no whole answer in 1 s"):
+                connection.get_json("/v1/runs")
+            assert 0.9 < time.monotonic() - begin < 5
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True], ids=["http", "https"])
+def test_request_that_waits_is_interrupted(is_encrypted: bool, tls: ssl.SSLContext) -> None:
+    listener, url = serve("silent", tls if is_encrypted else None)
+    with listener, ServiceConnection(url) as connection, ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(connection.get_json, "/v1/runs")
+        begin = time.monotonic()
+        while not asked.done() and time.monotonic() < begin + 10:
+            # A connection that is not made yet cannot be interrupted.
+            time.sleep(0.2)
+            connection.interrupt()
+        assert time.monotonic() - begin < 10
+        with pytest.raises(ServiceUnavailable, match="no answer from"):
+            asked.result()
 
 
 @pytest.mark.parametrize(
