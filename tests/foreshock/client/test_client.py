@@ -263,6 +263,14 @@ def test_full_queue_drops_and_counts(
     assert sum("is dropped" in record.message for record in caplog.records) == 1
 
 
+def test_block_when_full_waits_instead_of_dropping(make: Any, service: FaultyService) -> None:
+    client = make(max_queue_items=1, block_when_full=True)
+    for step in range(10):
+        client.log_rollouts(step, rollouts(step))
+    assert client.flush(60)
+    assert (len(service.bodies("rollouts")), client.counters.dropped) == (10, 0)
+
+
 def test_full_spool_drops_the_newest_and_counts_them(make: Any, tmp_path: Path) -> None:
     port = free_port()
     client = make(url=f"http://127.0.0.1:{port}", max_spool_bytes=4000, max_outbox_bytes=2000)

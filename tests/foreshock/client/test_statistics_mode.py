@@ -64,6 +64,17 @@ def test_measures_are_those_of_full_logging_over_ranks(make: Callable[..., Clien
     assert sums.counters.delivered_bytes > 0
 
 
+def test_logging_the_same_shard_again_is_a_duplicate(make: Callable[..., Client]) -> None:
+    client = make("again", mode="statistics", full_rollouts=4)
+    batch = random_batch(3, 40)
+    client.log_rollouts(0, batch)
+    client.log_rollouts(0, batch)
+    assert client.flush(120)
+    assert (client.counters.duplicates, client.counters.rejected) == (1, 0)
+    step = get(client, "/steps")["items"][0]
+    assert (step["shards"], step["rollouts"], step["tokens"]) == (1, 40, batch.num_tokens)
+
+
 def test_the_sample_is_of_run_step_and_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foreshock.client.capture.prepare_token_pass", lambda: True)
     one = registration("project", "key", {}, lambda _: "attempt", 0, None)

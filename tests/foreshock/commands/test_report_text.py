@@ -19,6 +19,7 @@ from foreshock.commands.report_data import MISMATCH_MEASURES, STEP_MEASURES, Rep
 from foreshock.commands.report_text import SCREEN_LINES, render, render_screen
 from foreshock.commands.text import WIDTH, Paint
 from foreshock.learning_rate import Advice
+from foreshock.learning_rate.advice import Applied
 from foreshock.measures.estimators.attribution import attribute
 from foreshock.measures.registry import K3_BY_LAG, TOKENS_BY_LAG
 from foreshock.model_kind import ModelKind
@@ -179,6 +180,11 @@ def test_copied_log_probs_are_reported() -> None:
     assert "look like a copy of the engine's (bypass)" in " ".join(text.split())
 
 
+def test_report_without_trainer_log_probs_names_the_column_to_log() -> None:
+    missing = Curve("trainer/rollout", (), {})
+    assert "log both to see the mismatch" in text_of(mismatch=missing)
+
+
 def test_report_of_an_empty_run() -> None:
     nothing = Curve("rollout", (), {})
     text = text_of(mismatch=nothing, rollouts=nothing, step=None)
@@ -192,6 +198,15 @@ def test_advice_shows_the_next_decay_steps(mode: str) -> None:
     assert "falls at 396 (to 0.25), 594 (to 0.125), 792 (to 0.1)" in text
     assert "surge at step 110: × 0.5 every 198 steps, not below 0.1" in text
     assert ("the trainer gets 1.0" in text) == (mode == "shadow")
+
+
+def test_advice_tells_what_the_trainer_acknowledged() -> None:
+    advice = Advice.from_json({**ANSWER, "mode": "apply"})
+    assert "not acknowledged" in text_of(advice=AdviceRecord(advice, 0.5, 396))
+    applied = Applied(step=201, learning_rate=5e-7, revision=advice.revision, scale=0.5)
+    text = text_of(advice=AdviceRecord(advice, 0.5, 396, applied))
+    assert "applied 0.5 at step 201 (learning rate 5e-7)" in text
+    assert "not acknowledged" not in text
 
 
 def test_unfinished_probe_shows_its_reason() -> None:

@@ -190,6 +190,23 @@ def test_steps_that_a_resume_supersedes_are_not_counted(http: httpx.Client, app:
     assert findings(run) == []
 
 
+def test_causes_of_steps_that_a_resume_supersedes_are_not_counted(http: httpx.Client, app: FastAPI) -> None:
+    batch = make_batch(40, attributes=KNOWN)
+    assert batch.rollout_log_probs is not None
+    assert batch.trainer_log_probs is not None
+    run = start(http, batch, 1, 2)
+    for step in (1, 2):
+        replay(
+            run, {"vllm.prefill": batch.rollout_log_probs, "torch.trainer": batch.trainer_log_probs}, batch, AVX2, step
+        )
+    rebuild(app)
+    assert [each["steps"] for each in findings(run, source="attribution")] == [2]
+    run.new_attempt("again", 2)
+    # The causes and the warnings.
+    assert rebuild(app) == 2
+    assert [(each["steps"], each["newest_step"]) for each in findings(run, source="attribution")] == [(1, 1)]
+
+
 def test_late_shard_takes_a_finding_away(http: httpx.Client, app: FastAPI) -> None:
     run = start_run(http)
     send(run, 1, copied(healthy_batch(1)))

@@ -97,6 +97,23 @@ def test_old_digests_are_forgotten_and_what_they_told_is_not(http: httpx.Client,
     assert len(sentences(sender)) == 9
 
 
+def test_variant_that_the_trainer_announced_is_named(http: httpx.Client) -> None:
+    sender = start_run(http)
+    twice = {"lm_head.weight": holding(99).tensors["lm_head.weight"]}
+    engines = {"0": holding(5, lm_head=99)}
+    report(sender, 5, holding(5), engines, {"with the adapter applied twice": twice})
+    assert sentences(sender) == ["Engine 0 of 8 holds step 5 with the adapter applied twice, as 1 of 3 tensors show."]
+
+
+def test_answers_to_a_canary_prompt_are_compared(http: httpx.Client) -> None:
+    sender = start_run(http)
+    answers = {step: [-0.1 * step - 0.01 * place for place in range(12)] for step in range(4)}
+    for step, answer in answers.items():
+        report(sender, step, Holding(canary=answer), {"0": Holding(canary=answers[min(step, 2)])})
+    (sentence,) = sentences(sender)
+    assert sentence.startswith("Engine 0 of 8 answers a canary prompt as step 2 does, while the trainer is at step 3")
+
+
 def test_page_of_the_run_has_engines_by_steps(http: httpx.Client) -> None:
     sender = start_run(http)
     assert "Weights of" not in http.get(f"/runs/{sender.run}", follow_redirects=True).text

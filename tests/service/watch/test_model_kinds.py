@@ -60,6 +60,13 @@ def test_the_learning_rate_of_a_mixture_of_experts_is_not_lowered_by_the_ranges_
     assert set(open_rules(experts)) == {"mismatch_warning", "mismatch_rise"}
 
 
+def test_an_undeclared_run_is_judged_as_dense_and_its_diagnosis_says_so(http: httpx.Client) -> None:
+    run = send_rising_mismatch(http, "undeclared")
+    assert scale_of(run) < 0.5
+    assert "healthy for a dense model" in open_rules(run)["mismatch_critical"]["why"]
+    assert "the kind of model is not declared" in str(run.get("diagnosis").json()["missing"])
+
+
 def test_declaring_the_kind_derives_the_alerts_again(http: httpx.Client) -> None:
     run = send_rising_mismatch(http, "declared-late")
     address = f"/v1/runs/{run.run}"

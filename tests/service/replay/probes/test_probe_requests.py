@@ -165,6 +165,15 @@ def test_impossible_request_names_the_fault(run: Sender) -> None:
     assert run.get("probes").json()["items"] == []
 
 
+def test_probes_are_listed_newest_first_in_pages(run: Sender) -> None:
+    made = [ask_for_probe(run, 3, max_rollouts=number).json()["id"] for number in range(1, 6)]
+    first = run.get("probes", limit=3).json()
+    second = run.get("probes", limit=3, cursor=first["next_cursor"]).json()
+    assert [each["id"] for each in first["items"] + second["items"]] == made[::-1]
+    assert second["next_cursor"] is None
+    assert run.get("probes", step=9).json()["items"] == []
+
+
 def test_unknown_probe_is_not_found_and_one_of_a_deleted_run_is_gone(run: Sender) -> None:
     missing = run.http.get("/v1/probes/probe_nothing")
     assert (missing.status_code, missing.json()["type"]) == (404, "urn:foreshock:problem:probe-not-found")

@@ -169,6 +169,19 @@ def test_other_weights_and_other_pairs_are_refused(holder: LeaseHolder) -> None:
     assert holder.put_exact(exact_for(rollouts, weights_digest=WEIGHTS)).status_code == 201
 
 
+def test_states_that_are_not_finite_are_counted_apart(run: Sender) -> None:
+    rollouts = make_batch(12)
+    exact = exact_for(rollouts)
+    kl, tv = exact.kl.copy(), exact.tv.copy()
+    kl[3], tv[7] = np.inf, np.nan
+    publish(run, dataclasses.replace(exact, kl=kl, tv=tv))
+    (read,) = run.get("steps/1/exact").json()["items"]
+    assert (read["non_finite"], read["tokens"]) == (2, rollouts.num_tokens - 2)
+    assert read["kl"]["mean"] == pytest.approx(np.delete(exact.kl.astype(np.float64), [3, 7]).mean(), rel=1e-12)
+    tokens = run.get("steps/1/exact/tokens", worst=1000).json()["items"]
+    assert all(token["kl"] is not None for token in tokens)
+
+
 def test_tokens_are_read_by_rollout_and_by_size(run: Sender) -> None:
     rollouts = make_batch(12)
     exact = publish(run)
