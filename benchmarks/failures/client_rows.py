@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 import tempfile
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,57 @@ def _tls() -> Outcome:
     return Outcome(f"{longest:.2f} × ({'; '.join(seen)})", longest <= 1.2)
 
 
+def _restart() -> Outcome:
+    """End a run and start it again in the same process, as a notebook does."""
+    program = """
+        import sys, time
+        from foreshock import Client
+        client = Client(sys.argv[1], run_key="again", spool_directory=sys.argv[2], heartbeat_seconds=0.5)
+        for attempt in range(2):
+            client.start_run(resume_step=attempt, shard=0, shards=1)
+            client.log_scalars(attempt, {"reward": 1.0})
+            client.flush(60)
+            time.sleep(5)
+            if not attempt:
+                client.finish()
+                client.flush(60)
+        client.close()
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        database = f"{folder}/runs.db"
+        with running_service(Path(folder), FORESHOCK_DATABASE_URL=f"sqlite:///{database}") as url:
+            run_trainer(program, url, f"{folder}/spool")
+            with Reader(url) as reader:
+                (run,) = reader.runs(key="again")
+                begin = next(each.created_at_us for each in reader.attempts(run.id) if each.attempt == 2)
+        with closing(sqlite3.connect(database)) as connection:
+            ((seen,),) = connection.execute("SELECT max(seen_at_us) FROM attempt_clients WHERE attempt = 2")
+    seconds = ((seen or begin) - begin) / 1e6
+    return Outcome(f"heard of for {seconds:.1f} s", seconds >= 4)
+
+
+def _nan_rate() -> Outcome:
+    """Report a rate that is NaN, and one that is None, and then a number, through a feed without a client."""
+    program = """
+        import json, sys, time
+        from foreshock import AdviceFeed, Client
+        client = Client(sys.argv[1], run_key="nan", spool_directory=sys.argv[2])
+        client.log_scalars(1, {"reward": 1.0})
+        client.flush(60)
+        with AdviceFeed(sys.argv[1], client.run_id, attempt=1) as feed:
+            for step, rate in ((1, float("nan")), (2, None), (3, 1e-6)):
+                feed.acknowledge(step, rate)
+            answer, end = None, time.monotonic() + 30
+            while answer is None and time.monotonic() < end:
+                time.sleep(0.2)
+                answer = client.reader().advice(client.run_id).applied
+        print(json.dumps(answer and answer.step))
+    """
+    with tempfile.TemporaryDirectory() as folder, running_service(Path(folder)) as url:
+        step = run_trainer(program, url, f"{folder}/spool")
+    return Outcome(f"step {step} is the newest reported", step == 3)
+
+
 ROWS = [
     Row(
         "full disk at the start",
@@ -120,4 +172,6 @@ ROWS = [
     ),
     Row("exit on each Python", f"{_EXIT_ITEMS} items of each", _exit_on_each_python),
     Row("deadline and interrupt by https", "at most 1.2 × those by http, of 3 s", _tls),
+    Row("restart in one process", "the second start is heard of until its end, at least 4 s", _restart),
+    Row("NaN and None as a rate", "the number that follows is reported", _nan_rate),
 ]

@@ -127,6 +127,11 @@ class Client:
         return self._pipeline.registrar.attempt_number(registration) if registration is not None else None
 
     @property
+    def attempt_key(self) -> str | None:
+        """The key of this attempt, which each start of the run changes; None before the first one."""
+        return None if self._registration is None else str(self._registration.attempt["key"])
+
+    @property
     def want_weights_at_step(self) -> int | None:
         """A step whose weights the service asks to save and announce with `log_checkpoint`, None if there is none."""
         return self._pipeline.want_weights_at_step

@@ -336,10 +336,19 @@ def state(registration: Registration, state: Literal["finished", "failed"]) -> D
 def acknowledgement_body(
     revision: int, step: int, learning_rate: float, scale: float | None = None, attempt: int | None = None
 ) -> dict[str, int | float]:
-    """Return the report of what a trainer applied at a step, without scale and attempt if these are None."""
-    body: dict[str, int | float] = {"revision": int(revision), "step": int(step), "applied_lr": float(learning_rate)}
-    if scale is not None:
-        body["applied_scale"] = float(scale)
+    """Return the report of what a trainer applied at a step, without scale and attempt if these are None.
+
+    Raises ConfigurationError for what is no number, NaN and ±inf.
+    """
+    check_whole_number("step", step)
+    body: dict[str, int | float] = {"revision": int(revision), "step": int(step)}
+    for name, value in {"applied_lr": learning_rate, **given({"applied_scale": scale})}.items():
+        try:
+            body[name] = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            body[name] = math.nan
+        if not math.isfinite(body[name]):
+            raise ConfigurationError(f"{name} must be a finite number, got {value!r}")
     if attempt is not None:
         body["attempt"] = int(attempt)
     return body

@@ -6,6 +6,7 @@ request concerns, which decides when it is sent again.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import socket
@@ -142,7 +143,6 @@ class Heartbeats:
         self._next = 0.0
         self._client = f"{socket.gethostname()[:100]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._shard: int | None = None
-        self._finished = False
         self._reported = DeliveryStatus()
 
     def start(self, registration: Registration, shard: int | None) -> None:
@@ -154,13 +154,13 @@ class Heartbeats:
 
     def due_at(self) -> float:
         """Return the `time.monotonic` of the next heartbeat; infinity if there is no run to send it for."""
-        return self._next if self._is_registered() and not self._finished else float("inf")
+        return self._next if self._is_registered() else math.inf
 
     def note_delivery(self, delivery: Delivery) -> None:
         """Stop when the end of this attempt was delivered."""
-        registration = self._registration
-        if delivery.kind == "state" and registration is not None:
-            self._finished |= delivery.registration.attempt_identity == registration.attempt_identity
+        own = self._registration
+        if own and delivery.kind == "state" and delivery.registration.attempt_identity == own.attempt_identity:
+            self._next = math.inf
 
     def send_last(self, status: DeliveryStatus) -> None:
         """Report losses that no heartbeat has reported."""

@@ -90,12 +90,13 @@ class AdviceFeed:
         self._known_run = run if run is not None and _RUN_ID.fullmatch(run) else None
         # The trainer's newest step, and the newest acknowledged one if there is no client that knows it.
         self._step: int | None = None
+        self._attempt_key = None if self._client is None else self._client.attempt_key
         self._acknowledged_step = -1
         self._followed_step: int | None = None
         self._polled_past_request_at: int | None = None
         self._etag: str | None = None
         self._stop = threading.Event()
-        self._acknowledgements: deque[tuple[int, int, float, float | None]] = deque(maxlen=_MAX_ACKNOWLEDGEMENTS)
+        self._acknowledgements: deque[dict[str, int | float]] = deque(maxlen=_MAX_ACKNOWLEDGEMENTS)
         self._acknowledgement_added = threading.Event()
         self._acknowledger: threading.Thread | None = None
         self._poller = threading.Thread(target=self._poll_until_stopped, name="foreshock-advice", daemon=True)
@@ -141,8 +142,13 @@ class AdviceFeed:
         if self._client is not None:
             self._client.acknowledge(self.revision, step, applied_learning_rate, applied_scale)
             return
+        try:
+            body = acknowledgement_body(self.revision, step, applied_learning_rate, applied_scale, self._attempt)
+        except ConfigurationError as error:
+            self._log.warning("invalid", f"the applied learning rate is not reported: {error}")
+            return
         self._acknowledged_step = max(self._acknowledged_step, int(step))
-        self._acknowledgements.append((self.revision, step, applied_learning_rate, applied_scale))
+        self._acknowledgements.append(body)
         if self._acknowledger is None:
             self._acknowledger = threading.Thread(
                 target=self._acknowledge_until_stopped, name="foreshock-acknowledgements", daemon=True
@@ -194,6 +200,10 @@ class AdviceFeed:
 
     def _advice_at(self, step: int) -> Advice | None:
         step, advice = int(step), self._advice
+        if self._client is not None and self._client.attempt_key != self._attempt_key:
+            # A restart in this process, which may begin at an earlier step.
+            self._attempt_key = self._client.attempt_key
+            self._step = self._followed_step = None
         logged = self._acknowledged_step if self._client is None else self._client.newest_step
         reached = max(logged, -1 if advice is None else advice.observed_step)
         # Decisions never change steps up to a followed one, so following a step far ahead would stop all advice.
@@ -336,11 +346,12 @@ class AdviceFeed:
                     self._acknowledgement_added.clear()
                 while self._acknowledgements:
                     # Taken out before it is sent: while it is sent, a full queue may drop its oldest entry.
-                    body = acknowledgement_body(*self._acknowledgements.popleft(), self._attempt)
-                    if not self._send_acknowledgement(connection, backoff, body):
+                    if not self._send_acknowledgement(connection, backoff, self._acknowledgements.popleft()):
                         return
 
-    def _send_acknowledgement(self, connection: ServiceConnection, backoff: Backoff, body: dict[str, Any]) -> bool:
+    def _send_acknowledgement(
+        self, connection: ServiceConnection, backoff: Backoff, body: dict[str, int | float]
+    ) -> bool:
         """Send it until the service takes or refuses it; False if the feed was closed before."""
         while True:
             try:

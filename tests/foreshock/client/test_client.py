@@ -342,3 +342,13 @@ def test_encoding_does_not_import_pandas(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_heartbeats_start_again_with_the_next_attempt_in_one_process(make: Any, service: FaultyService) -> None:
+    client = make(heartbeat_seconds=0.05)
+    for attempt in (1, 2):
+        client.start_run(resume_step=attempt, shard=0, shards=1)
+        beats = f"/attempts/{attempt}/clients/"
+        wait_until(lambda beats=beats: bool(service.bodies(beats)), 20)
+        client.finish()
+        assert client.flush(60)

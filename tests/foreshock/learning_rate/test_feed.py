@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -268,6 +269,30 @@ def test_feed_without_a_client_acknowledges_for_the_attempt_that_it_was_given(se
             fed.acknowledge(5, 1e-6, 0.5)
     sent = [json.loads(body) for body in service.bodies("/ack")]
     assert [each.get("attempt") for each in sent] == [None, 3]
+
+
+def test_restart_in_one_process_reports_its_own_steps(service: FaultyService, tmp_path: Path) -> None:
+    client = Client(service.url, run_key="k", spool_directory=tmp_path)
+    with AdviceFeed(client, wait_seconds=0.1) as fed:
+        for attempt, first in ((1, 100), (2, 5)):
+            client.start_run(resume_step=first, shard=0, shards=1)
+            client.flush(60)
+            fed.scale(first)
+            expected = {"step": first, "attempt": attempt}
+            wait_until(lambda: expected in [json.loads(body) for body in service.bodies("/follow")])  # noqa: B023
+    client.close()
+
+
+@pytest.mark.parametrize("bad", [(1, float("nan"), None), (1, None, None), (1, 1e-6, float("inf")), (None, 1e-6, None)])
+def test_acknowledgement_that_is_no_number_is_left_out_and_the_next_is_sent(
+    service: FaultyService, bad: tuple[Any, Any, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    with AdviceFeed(service.url, "run-k") as fed:
+        fed.acknowledge(*bad)
+        fed.acknowledge(2, 1e-6)
+        wait_until(lambda: bool(service.bodies("/ack")))
+    assert [json.loads(body)["step"] for body in service.bodies("/ack")] == [2]
+    assert "the applied learning rate is not reported" in caplog.text
 
 
 def test_acknowledgements_are_sent_in_order(service: FaultyService) -> None:
