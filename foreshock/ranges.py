@@ -2,11 +2,15 @@
 
 Ranges hold for token means at lag 0, whatever the GPU. They are references: a value outside of one raises an alert, and
 never lowers a learning rate by itself.
+
+The ranges of one mismatch agree: those of |d|, |Δp| and exp|d| are derived from that of k3. A Gaussian d of twice the
+k3 at an end of its range is at their end, so that a mismatch inside the range of k3 is inside all of them.
 """
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Final, Literal
 
 from foreshock.model_kind import MODEL_KIND_NAMES, MODEL_KINDS, UNDECLARED_NOTE, ModelKind, judged_as
@@ -66,7 +70,7 @@ _PER_ENTROPY = (
     "most 1.2e-2, in the median 3e-4. Mixtures of experts: one decade above, as for k3"
 )
 
-RANGES: Final[tuple[HealthyRange, ...]] = (
+_K3: Final = (
     HealthyRange(
         "k3_kl", "k3 per token", "1e-5 to 1e-3", 1e-3, 1e-2, "published for dense bfloat16 models",
         model_kind="dense",
@@ -75,16 +79,44 @@ RANGES: Final[tuple[HealthyRange, ...]] = (
         "k3_kl", "k3 per token", "1e-3 to 0.01", 1e-2, 1e-1,
         "published for mixtures of experts in bfloat16: one decade above dense models", model_kind="moe",
     ),
+)  # fmt: skip
+
+
+def _of_same_mismatch(k3: HealthyRange) -> tuple[HealthyRange, ...]:
+    """Return the ranges of |d|, |Δp| and exp|d| that agree with a range of k3.
+
+    A Gaussian d has k3 = σ² / 2, E|d| = σ √(2/π) and E exp|d| = 2 exp(σ²/2) Φ(σ); heavier tails have a smaller E|d| at
+    the same k3. |Δp| is at most |d|.
+    """
+    assert k3.warning is not None
+    assert k3.critical is not None
+    sigma, far = (math.sqrt(2.0 * 2.0 * end) for end in (k3.warning, k3.critical))
+    difference = round(sigma * math.sqrt(2.0 / math.pi), 2)
+    factor, far_factor = (round(2.0 * math.exp(each**2 / 2.0) * NormalDist().cdf(each), 2) for each in (sigma, far))
+    source = f"a Gaussian d of twice the largest healthy k3, {k3.warning:g}"
+    kind = k3.model_kind
+    return (
+        HealthyRange("mean_abs_d", "mean |d|", f"to {difference}", difference, None, source, model_kind=kind),
+        HealthyRange(
+            "rollout_probs_diff_mean", "mean |Δp|", f"to {difference}", difference, None,
+            f"as for |d|, which is never smaller: {source}", model_kind=kind,
+        ),
+        HealthyRange(
+            "token_mult_prob_error", "E[exp |d|]", f"to {factor}", factor, far_factor,
+            f"{source}; NeMo-RL calls more than 1.05 suspicious", model_kind=kind,
+        ),
+    )  # fmt: skip
+
+
+RANGES: Final[tuple[HealthyRange, ...]] = (
+    *_K3,
     HealthyRange(
         "k3_kl_per_entropy", "k3 / entropy", "to 3e-2", 3e-2, 3e-1, _PER_ENTROPY, model_kind="dense",
     ),
     HealthyRange(
         "k3_kl_per_entropy", "k3 / entropy", "to 0.3", 3e-1, 3.0, _PER_ENTROPY, model_kind="moe",
     ),
-    HealthyRange("rollout_probs_diff_mean", "mean |Δp|", "below 0.005", 0.01, None, "published; defined as in verl"),
-    HealthyRange(
-        "token_mult_prob_error", "E[exp |d|]", "to 1.05", 1.05, 1.1, "NeMo-RL: 1.0 is ideal, above 1.05 suspicious",
-    ),
+    *(each for k3 in _K3 for each in _of_same_mismatch(k3)),
     HealthyRange("tail_2", "F(2)", "below 0.01", 0.01, 0.1, "R3: above 0.1 is dangerous"),
     HealthyRange(
         "ess_token", "ESS of token weights", "near 1", None, 0.3,

@@ -16,6 +16,7 @@ from typing import Any
 from foreshock.diagnosis.border import RefusedValues, refuse_values
 from foreshock.diagnosis.default_rules import default_rules
 from foreshock.diagnosis.lags import LAG_KEY, LAG_KEYS, StepLags
+from foreshock.diagnosis.largest_token import LARGEST_TOKEN_KEYS, without_largest_token
 from foreshock.diagnosis.mismatch_rules import K3
 from foreshock.diagnosis.quantities import (
     LAST_STEP_KEY,
@@ -56,7 +57,7 @@ from foreshock.learning_rate.schedule import ScheduleSettings
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import required_range
 
-DETECTOR_VERSION = 12
+DETECTOR_VERSION = 13
 """Increased with every change of behaviour: snapshots of another version are not used."""
 
 
@@ -68,7 +69,7 @@ LARGEST_RATE = 1e6
 
 _OWN_KEYS = frozenset({
     LENGTH_KEY, LONGEST_KEY, TRUNCATED_KEY, REWARD_KEY, LEARNING_RATE_KEY, *LAG_KEYS, K3, UPDATE_KEY, LAST_STEP_KEY,
-    TOKENS_KEY,
+    TOKENS_KEY, *LARGEST_TOKEN_KEYS,
 })  # fmt: skip
 """The quantities that the detectors read in addition to those of the rules."""
 
@@ -228,7 +229,8 @@ def advance(
     refused, values, refusals = refuse_values(state.refused, step, closed_step.values)
     reward, falls = advance_reward(state.reward, step, values.get(REWARD_KEY), configuration.reward, values.get(K3))
     learning = cache(partial(is_rising, reward, configuration.reward))
-    rules, events = advance_rules(state.rules, step, values, configuration.rules, learning)
+    judged = without_largest_token(values)
+    rules, events = advance_rules(state.rules, step, judged, configuration.rules, learning)
     corroborated = _corroborates(rules, reward, configuration.rules)
     lengths = StepLengths(
         values.get(LENGTH_KEY), values.get(LONGEST_KEY), values.get(TRUNCATED_KEY), values.get(REWARD_KEY)

@@ -1,4 +1,4 @@
-"""Rules on how far π and μ are apart: k3, k3 / entropy, |d| at low probability, χ² both ways, the trainers' measures.
+"""Rules on how far π and μ are apart: k3, k3 / entropy, |d| at low probability, χ² both ways, |d|.
 
 They pool steps: a step of a few prompts says little, and healthy k3 changes tenfold between two such steps.
 """
@@ -45,7 +45,7 @@ def mismatch_rules(model_kind: ModelKind | None) -> tuple[ThresholdRule, ...]:
         _low_probability_rule(k3),
         *_per_entropy_rules(required_range("k3_kl_per_entropy", model_kind), model),
         *_chi2_rules(k3),
-        *_trainer_rules(model_kind),
+        _difference_rule(model_kind, model),
     )
 
 
@@ -217,50 +217,14 @@ def _chi2_rules(k3: HealthyRange) -> tuple[ThresholdRule, ...]:
     )
 
 
-def _error_in_words(level: float | None) -> str:
-    return f"On average a token's two probabilities differ by more than a factor of {level} (the mean of exp|d|)."
-
-
-def _trainer_rules(model_kind: ModelKind | None) -> tuple[ThresholdRule, ...]:
-    difference, error = (
-        required_range(name, model_kind) for name in ("rollout_probs_diff_mean", "token_mult_prob_error")
-    )
-    return (
-        range_rule(
-            name="probability_difference",
-            key=f"{TRAINER_ROLLOUT}:rollout_probs_diff_mean",
-            absolute=difference.warning,
-            severity="warning",
-            why=f"The mean |π − μ| of probabilities is above {difference.warning}.",
-            source=difference.source,
-        ),
-        range_rule(
-            name="log_perplexity_difference",
-            key=f"{TRAINER_ROLLOUT}:log_ppl_abs_diff",
-            absolute=0.03,
-            severity="warning",
-            pooled="mean",
-            why="The mean over responses of |log perplexity of π − that of μ| is above 0.03 nats per token.",
-            source="our choice: five times the largest step (6e-3) of the healthy recorded run, with short responses",
-        ),
-        range_rule(
-            name="multiplicative_error_warning",
-            key=f"{TRAINER_ROLLOUT}:token_mult_prob_error",
-            absolute=error.warning,
-            # E[exp|d|] is never below 1: hysteresis counts from there.
-            ideal=1.0,
-            severity="warning",
-            why=_error_in_words(error.warning),
-            source=error.source,
-        ),
-        range_rule(
-            name="multiplicative_error_critical",
-            key=f"{TRAINER_ROLLOUT}:token_mult_prob_error",
-            absolute=error.critical,
-            ideal=1.0,
-            severity="critical",
-            minimum_duration=3,
-            why=_error_in_words(error.critical),
-            source=error.source,
-        ),
+def _difference_rule(model_kind: ModelKind | None, model: str) -> ThresholdRule:
+    known = required_range("mean_abs_d", model_kind)
+    return range_rule(
+        name="absolute_difference",
+        key=f"{TRAINER_ROLLOUT}:mean_abs_d",
+        absolute=known.warning,
+        severity="warning",
+        why=f"The mean of |log π − log μ| is above {known.warning} nats per token; {known.healthy} is healthy for "
+        f"{model}.",
+        source=known.source,
     )

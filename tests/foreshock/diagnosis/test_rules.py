@@ -65,11 +65,7 @@ CASES = {
     "mismatch_per_entropy_rise": Case(f"{PAIR}:k3_kl_per_entropy", rise(1e-3, 0.02), noisy(flat(1e-3), 0.9), 1e-3),
     "chi2_high": Case(f"{PAIR}:chi2_token", flat(2e-2), flat(3e-3), 1e-3),
     "reverse_chi2_high": Case(f"{PAIR}:reverse_chi2_token", flat(2e-2), flat(3e-3), 1e-3),
-    "probability_difference": Case(f"{PAIR}:rollout_probs_diff_mean", flat(0.02), flat(0.007), 0.004),
-    "log_perplexity_difference": Case(f"{PAIR}:log_ppl_abs_diff", flat(0.06), noisy(flat(0.005), 0.3), 0.005),
-    # E[exp|d|] is never below 1.
-    "multiplicative_error_warning": Case(f"{PAIR}:token_mult_prob_error", flat(1.07), flat(1.03), 1.02),
-    "multiplicative_error_critical": Case(f"{PAIR}:token_mult_prob_error", flat(1.2), flat(1.07), 1.02),
+    "absolute_difference": Case(f"{PAIR}:mean_abs_d", flat(0.07), flat(0.04), 0.01),
     "tail_heavy": Case(f"{PAIR}:tail_2", flat(0.2), flat(0.01), 0.01),
     "tail_asymmetry": Case(f"{PAIR}:tail_asymmetry_ln2", flat(-0.02), flat(-0.002), 0.001),
     "effective_sample_size_low": Case(f"{PAIR}:ess_token", flat(0.1), flat(0.9), 0.99),

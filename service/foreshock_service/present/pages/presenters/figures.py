@@ -199,21 +199,21 @@ def scalar_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
 def tails_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
     """Return the tail of the ratios of trainer/rollout and the effective sample size that remains."""
     names = (
-        "tail_2", "tail_asymmetry_ln2", "pareto_k", "rollout_probs_diff_mean", "low_probability_abs_d", "ess_token",
+        "tail_2", "tail_asymmetry_ln2", "pareto_k", "mean_abs_d", "low_probability_abs_d", "ess_token",
         "max_d",
     )  # fmt: skip
     found = curves_of(viewing, run.id, names, (TRAINER_ROLLOUT,), max_points=None).get(TRAINER_ROLLOUT, {})
     tail, asymmetry, shape, difference, low, ess, largest = (asked.part(found.get(name, NOTHING)) for name in names)
-    fresh, kind = _at_lag_zero(viewing, run, ("tail_2", "rollout_probs_diff_mean")), run.model_kind
+    fresh, kind = _at_lag_zero(viewing, run, ("tail_2", "mean_abs_d")), run.model_kind
     tail_range, shape_range = required_range("tail_2", kind), required_range("pareto_k", kind)
-    difference_range = required_range("rollout_probs_diff_mean", kind)
+    difference_range = required_range("mean_abs_d", kind)
     # If no ratio reaches e, a heavy tail makes intervals too short but does not affect means of ratios.
     matters = any(value >= attribution.PARETO_FAR for _, value in largest.points())
     panels = (
         _judged("F(2): off by more than a factor of 2", tail, None if fresh else tail_range),
         overview.Panel("tail asymmetry at ln 2", asymmetry),
         _judged("k̂, shape of the tail of π/μ", shape, shape_range if matters else None),
-        _judged("mean |Δ probability|", difference, None if fresh else difference_range),
+        _judged("mean |d|, nats", difference, None if fresh else difference_range),
         overview.Panel(f"mean |d| where μ < {conditions.LOW_PROBABILITY:g}, nats", low, logarithmic=True),
         overview.Panel("effective sample size of tokens", ess),
     )
@@ -225,7 +225,7 @@ def tails_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
     )
     caption = (
         f"{TRAINER_ROLLOUT}. F(2) at lag 0: {tail_range.text}. Asymmetry above 0: π ≪ μ. "
-        f"Mean |Δ probability| at lag 0: {difference_range.text}. "
+        f"Mean |d| at lag 0: {difference_range.text}. "
         f"k̂ above {tails.LARGEST_TAIL_SHAPE:g}: the range of k3 is too short. {means}"
     )
     missing = f"No step has {TRAINER_ROLLOUT} yet: log trainer_log_probs beside rollout_log_probs."
