@@ -51,6 +51,8 @@ class DiagnosisCause(Record):
     title: str = ""
     """the cause as a clause of the headline"""
     what_to_do: str = ""
+    explains: bool = True
+    """whether it makes π and μ differ; else it is another fault of the data, or follows from the mismatch"""
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -117,13 +117,14 @@ def _logged_rules() -> tuple[ThresholdRule, ...]:
             pooled="deviation",
             severity="info",
             cause="sampling",
-            why="Over many steps the engine's log-probs of the tokens that it sampled are not what its own entropies "
-            "say they should be. It probably sampled at a temperature or with a top-p that the logged log-probs leave "
-            "out. With fewer than about 30 prompts a step it can be chance.",
+            least_groups=30,
+            why="Over many steps the engine's log-probs of the tokens that it sampled are not what the logged "
+            "entropies say they should be: the engine sampled at a temperature or with a top-p that the logged "
+            "log-probs leave out, or `entropy` is that of another distribution.",
             what_to_do=_LOGGED,
             source="a martingale difference, whose z is about standard normal for many prompt groups; pooled, since "
             "|z| of G groups is at most √G. Of 8 groups at low entropy it is skewed: the healthy recorded run has a "
-            "mean z of -0.4 over 160 steps and fires, so it is no warning",
+            "mean z of -0.4 over 160 steps, so that fewer than 30 groups are not judged",
         ),
         ThresholdRule(
             name="scores_identical",

@@ -8,7 +8,7 @@ is "unknown", and `missing` lists what is missing.
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from statistics import median
 from typing import Any, Final
@@ -19,13 +19,13 @@ from foreshock.diagnosis.collapse import TRAILING_VALUES, floor_of
 from foreshock.diagnosis.course import causes_of_course
 from foreshock.diagnosis.lags import AT_LAG_ZERO, LagLevels, StepLags
 from foreshock.diagnosis.mismatch_order import order_in_words
-from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE
+from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE, where_to_look
 from foreshock.diagnosis.wording import as_clause, number, plural, reward_number
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import required_range
 from foreshock.severity import Severity, severity_rank
 
-JUDGE_VERSION: Final = "6"
+JUDGE_VERSION: Final = "7"
 """Increased with each change of the text or the judgement, so that stored diagnoses are computed again."""
 
 LEAST_MEASURED_STEPS: Final = 5
@@ -63,6 +63,9 @@ NOT_MEASURED: Final = frozenset(
     }
 )
 """With one of these causes k3 is not the mismatch, however small it is."""
+
+AUXILIARY: Final = frozenset({"entropy_of_trainer"})
+"""Faults of a column beside the log-probs: they stand below, and in no headline."""
 
 MOST_TOLD: Final = 2
 """Largest number of causes in a headline."""
@@ -134,11 +137,13 @@ class AwaitedShards:
 class History:
     """What is known of a run's newest steps, as plain data.
 
-    `k3` is that of trainer/rollout, with `tokens` and `lags` at the same steps; `reported_k3` is the newest one that
+    `k3` is that of trainer/rollout, with `tokens` and `lags` at the same steps, and with `k3_of_others`, that without
+    the largest token of each step (absent: the same); `reported_k3` is the newest one that
     the trainer reports, if no step has both log-probs. `first_k3`, with `first_lags`, is that of the run's first steps,
     if they are not among the newest. `reward` and `length` are means of a step. `newest_step` is the newest one with
     rollouts. `causes` come from the lint, in the order of its catalogue, and from probes, whose evidence has a `step`.
-    `undeclared` is what must be declared before the lint can find more.
+    `undeclared` is what must be declared before the lint can find more. `checkpoints` are the steps with an announced
+    checkpoint, ascending.
     """
 
     alerts: tuple[PastAlert, ...] = ()
@@ -146,6 +151,7 @@ class History:
     newest_step: int | None = None
     k3: SteppedValues = SteppedValues()
     tokens: Sequence[int] = ()
+    k3_of_others: Sequence[float] = ()
     lags: Sequence[StepLags] = ()
     first_k3: SteppedValues = SteppedValues()
     first_lags: Sequence[StepLags] = ()
@@ -156,6 +162,7 @@ class History:
     undeclared: tuple[MissingData, ...] = ()
     awaited: tuple[AwaitedShards, ...] = ()
     model_kind: ModelKind | None = None
+    checkpoints: Sequence[int] = ()
 
     @property
     def healthy_end(self) -> float:
@@ -176,7 +183,8 @@ def diagnose(history: History) -> Diagnosis:
         # A collapse of the reward replaces the fall that preceded it.
         grave = [each for each in grave if each.rule != FALL_RULE]
     named = {each.name for each in history.causes}
-    causes = _causes((*history.causes, *_of_course(history, named)), history)
+    fallen = min((each.onset for each in grave if each.rule in REWARD_RULES), default=None)
+    causes = _causes((*history.causes, *_of_course(history, named)), history, fallen)
     told = [each for each in causes if _is_current(each, history)]
     blocking, lesser = _missing(history, alerts, causes, is_judged=bool(grave))
     verdict: Verdict
@@ -187,19 +195,28 @@ def diagnose(history: History) -> Diagnosis:
         of_worst = sorted((each for each in grave if each.severity == worst), key=_told_first)
         since = of_worst[0].step
         headline = f"{verdict.capitalize()} since step {since}: {_of_alerts(of_worst[0], grave, history, told)}."
+    elif fault := next((each for each in told if each.name in NOT_MEASURED and each.certainty == "shown"), None):
+        verdict, since = "warning", fault.evidence.get("first_step")
+        clauses = (
+            f"{fault.title or fault.sentence}, so that k3 is not the mismatch",
+            _reward_clause(history, alerts),
+            *_told([each for each in told if each.name not in AUXILIARY], {fault.name}),
+        )
+        when = "" if since is None else f" since step {since}"
+        headline = f"Warning{when}: {'; '.join(filter(None, clauses))}."
     elif blocking:
         verdict = "unknown"
         clauses = (
             blocking[0].sentence,
             _reward_clause(history, alerts),
-            *_told(told, {*NOT_MEASURED, "identical_log_probs"}),
+            *_told([each for each in told if each.name not in AUXILIARY], {*NOT_MEASURED, "identical_log_probs"}),
         )
         headline = f"Unknown: {'; '.join(filter(None, clauses))}."
     else:
         verdict = "healthy"
         reward = _reward_clause(history, alerts) or "no reward is logged"
         # A probe's cause only says where a healthy mismatch comes from: no objection.
-        objections = _told([each for each in told if each.source != "probe"])
+        objections = _told([each for each in told if each.source != "probe" and each.name not in AUXILIARY])
         headline = f"Healthy: {'; '.join((_k3_clause(history), reward, *(f'but {each}' for each in objections)))}."
     return Diagnosis(
         verdict=verdict,
@@ -207,7 +224,7 @@ def diagnose(history: History) -> Diagnosis:
         headline=headline,
         events=tuple(map(_event, alerts[-_MOST_EVENTS:])),
         causes=causes,
-        next_steps=_next_steps(grave, causes, (*blocking, *lesser)),
+        next_steps=_next_steps(grave, causes, (*blocking, *lesser), history),
         missing=(*blocking, *lesser),
         observed_step=history.observed_step,
     )
@@ -219,9 +236,17 @@ def _told_first(alert: PastAlert) -> tuple[int, int, bool]:
 
 
 def _told(causes: Sequence[DiagnosisCause], said: Collection[str] = ()) -> list[str]:
-    """Return the causes that a headline names, as clauses, without those that are already `said`."""
+    """Return the proven causes that a headline names, as clauses, without those that are already `said`."""
     shown = (each for each in causes if each.certainty == "shown" and each.title and each.name not in said)
     return [each.title for each in shown][:MOST_TOLD]
+
+
+def _of_mismatch(causes: Sequence[DiagnosisCause], said: Collection[str] = ()) -> str:
+    """Return the clause of a headline on what makes the mismatch: proven causes, else the first possible one."""
+    making = [each for each in causes if each.explains and each.title and each.name not in said]
+    if told := _told(making):
+        return f"the data show: {'; '.join(told)}"
+    return f"probably {as_clause(making[0].title)}" if making else ""
 
 
 def _of_alerts(first: PastAlert, grave: Sequence[PastAlert], history: History, causes: Sequence[DiagnosisCause]) -> str:
@@ -232,8 +257,8 @@ def _of_alerts(first: PastAlert, grave: Sequence[PastAlert], history: History, c
     if fall is not None and first.rule not in REWARD_RULES:
         clauses.append(_clause(fall, history) + (f" at step {fall.step}" if fall.onset == fall.step else ""))
     others = len(grave) - len(clauses)
-    if told := _told(causes, _SAID_BY.get(first.rule, ())):
-        clauses.append(f"the data show: {'; '.join(told)}")
+    if told := _of_mismatch(causes, _SAID_BY.get(first.rule, ())):
+        clauses.append(told)
     if others > 0:
         clauses.append(plural(others, "more alert"))
     return "; ".join(clauses)
@@ -352,9 +377,18 @@ def _waits(awaited: AwaitedShards) -> MissingData:
 
 def _k3_now(history: History) -> float:
     """Return the mean k3 over the tokens of the newest steps."""
-    values, tokens = history.k3.values[-NEWEST_STEPS:], history.tokens[-NEWEST_STEPS:]
+    return _mean_of_newest(history, history.k3.values)
+
+
+def _k3_of_others(history: History) -> float:
+    """Return `_k3_now` without the largest token of each step."""
+    return _mean_of_newest(history, history.k3_of_others or history.k3.values)
+
+
+def _mean_of_newest(history: History, values: Sequence[float]) -> float:
+    newest, tokens = values[-NEWEST_STEPS:], history.tokens[-NEWEST_STEPS:]
     whole = sum(tokens)
-    pairs = zip(values, tokens, strict=True)
+    pairs = zip(newest, tokens, strict=True)
     return sum(value * count for value, count in pairs) / whole if whole else history.k3.newest()
 
 
@@ -363,17 +397,22 @@ def _judged_k3(history: History) -> float:
     levels = history.newest_lags
     if levels.hides_numerics:
         return -math.inf
-    return levels.k3[AT_LAG_ZERO] if levels.is_mixed else _k3_now(history)
+    return levels.k3[AT_LAG_ZERO] if levels.is_mixed else _k3_of_others(history)
 
 
 def _k3_clause(history: History) -> str:
     when = f"in the newest {min(NEWEST_STEPS, len(history.k3.steps))} measured steps"
     if history.undeclared:
         when += ", if the logged μ sampled the tokens, which is not declared"
-    levels = history.newest_lags
+    levels, now, others = history.newest_lags, _k3_now(history), _k3_of_others(history)
     if levels.is_mixed and not levels.hides_numerics:
-        return levels.in_words(_k3_now(history), when)
-    return f"k3 of {TRAINER_ROLLOUT} is {number(_k3_now(history))} {when}"
+        return levels.in_words(now, when)
+    if now > history.healthy_end >= others:
+        return (
+            f"k3 of {TRAINER_ROLLOUT} is {number(others)} {when} without the largest token of each, and {number(now)} "
+            "with it"
+        )
+    return f"k3 of {TRAINER_ROLLOUT} is {number(now)} {when}"
 
 
 def _of_course(history: History, named: Collection[str]) -> tuple[DiagnosisCause, ...]:
@@ -381,14 +420,15 @@ def _of_course(history: History, named: Collection[str]) -> tuple[DiagnosisCause
 
     If all tokens are at one lag other than 0, only a jump is a cause: staleness may be present from the first step on.
     """
+    k3 = history.k3_of_others or history.k3.values
     lags = {lag for each in history.lags for lag in each.tokens}
     end = history.healthy_end
     if not lags or lags == {AT_LAG_ZERO}:
         fresh = all(each.tokens.keys() <= {AT_LAG_ZERO} for each in history.first_lags)
         first = dict(zip(history.first_k3.steps, history.first_k3.values, strict=True)) if fresh else {}
-        return causes_of_course(history.k3.steps, history.k3.values, named, end, first=first)
+        return causes_of_course(history.k3.steps, k3, named, end, first=first)
     if len(lags) == 1:
-        return causes_of_course(history.k3.steps, history.k3.values, {*named, "staleness"}, end)
+        return causes_of_course(history.k3.steps, k3, {*named, "staleness"}, end)
     at_zero = _at_lag_zero(history.k3.steps, history.lags)
     first = _at_lag_zero(history.first_k3.steps, history.first_lags)
     return causes_of_course(list(at_zero), list(at_zero.values()), named, end, "k3 at lag 0", first)
@@ -421,9 +461,11 @@ def _is_current(cause: DiagnosisCause, history: History) -> bool:
     return step is None or not history.k3.steps or step >= history.k3.steps[0]
 
 
-def _causes(found: Sequence[DiagnosisCause], history: History) -> tuple[DiagnosisCause, ...]:
-    """Return the causes, shown ones first, the lint's in their order. A cause that a probe shows replaces possible
-    ones."""
+def _causes(found: Sequence[DiagnosisCause], history: History, fallen: int | None) -> tuple[DiagnosisCause, ...]:
+    """Return the causes: those of the mismatch first, proven ones before possible ones, the lint's in their order.
+
+    A cause that a probe shows replaces possible ones. What the reward's fall at step `fallen` made comes last.
+    """
     probed = any(each.source in _PROBES and each.certainty == "shown" and _is_current(each, history) for each in found)
     names = {each.name for each in found}
     kept = [
@@ -431,17 +473,61 @@ def _causes(found: Sequence[DiagnosisCause], history: History) -> tuple[Diagnosi
         for each in found
         if not (probed and each.certainty == "possible") and names.isdisjoint(_YIELDS.get(each.name, ()))
     ]
-    return tuple(sorted(kept, key=lambda each: (each.certainty != "shown", _SOURCES.index(each.source))))
+    kept = [_consequence(each, fallen) if _follows(each, fallen) else each for each in kept]
+    return tuple(
+        sorted(
+            kept,
+            key=lambda each: (
+                _follows(each, fallen),
+                not each.explains,
+                each.certainty != "shown",
+                _SOURCES.index(each.source),
+            ),
+        )
+    )
+
+
+def _follows(cause: DiagnosisCause, fallen: int | None) -> bool:
+    """Return whether a fault that makes no mismatch began after the reward fell."""
+    return fallen is not None and not cause.explains and int(cause.evidence.get("first_step", fallen)) > fallen
+
+
+def _consequence(cause: DiagnosisCause, fallen: int | None) -> DiagnosisCause:
+    sentence = f"{cause.sentence} It began after the fall of the reward at step {fallen}: a consequence."
+    return replace(cause, sentence=sentence, title="", what_to_do="")
 
 
 def _next_steps(
-    grave: Sequence[PastAlert], causes: Sequence[DiagnosisCause], missing: Sequence[MissingData]
+    grave: Sequence[PastAlert],
+    causes: Sequence[DiagnosisCause],
+    missing: Sequence[MissingData],
+    history: History,
 ) -> tuple[str, ...]:
     """Return what to do, each advice once: first for a collapse of the reward, then for the causes, for the other
     alerts (the gravest first) and for what is missing."""
     ordered = sorted(grave, key=lambda each: (severity_rank(each.severity), each.step, each.rule))
-    found = [each.what_to_do for each in ordered if each.rule == COLLAPSE_RULE]
+    found = [
+        _way_back(each, min(other.onset for other in grave), history) for each in ordered if each.rule == COLLAPSE_RULE
+    ]
     found += [each.what_to_do for each in causes]
-    found += [each.what_to_do for each in ordered]
+    found += [each.what_to_do for each in ordered if each.rule != COLLAPSE_RULE]
     found += [each.what_to_do for each in missing]
     return tuple(dict.fromkeys(filter(None, found)))
+
+
+def _way_back(collapse: PastAlert, onset: int, history: History) -> str:
+    """Return what to do after a collapse; `onset` is the first step of all that is wrong.
+
+    A checkpoint from between this step and the fall holds weights that are damaged already.
+    """
+    onset = min([onset, *(int(collapse.evidence[name]) for name in _ONSETS if name in collapse.evidence)])
+    earlier = [step for step in history.checkpoints if step < onset]
+    if earlier:
+        where = f"the checkpoint of step {earlier[-1]}, the newest from before step {onset}"
+    else:
+        where = f"a checkpoint from before step {onset}, where it began"
+        where += "; no announced one is so old" if history.checkpoints else ""
+    return f"Stop, or go back to {where}. {where_to_look(collapse.evidence)}"
+
+
+_ONSETS = ("onset_step", "k3_onset_step")

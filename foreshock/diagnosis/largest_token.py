@@ -39,6 +39,12 @@ _TERMS: Final[Mapping[str, Callable[[float], float]]] = {
 }
 
 
+def k3_of_others(k3: float, tokens: float, min_d: float, max_d: float) -> float:
+    """Return the k3 of a step in nats without its largest token; `k3` itself if rounding hides the others."""
+    found = without_largest_token({K3: k3, _TOKENS: tokens, _MIN_D: min_d, _MAX_D: max_d})
+    return found.get(K3, k3)
+
+
 def without_largest_token(values: Mapping[str, float]) -> Mapping[str, float]:
     """Return the values of a step with k3, χ², mean ρ, the asymmetry of the tails and ESS of trainer/rollout over all
     tokens but the largest.

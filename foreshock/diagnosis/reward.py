@@ -350,6 +350,11 @@ _WHERE_TO_LOOK: Mapping[object, str] = {
 """Advice after a collapse, by ``first`` of `mismatch_at_fall`."""
 
 
+def where_to_look(evidence: Mapping[str, Any]) -> str:
+    """Return where to look for the reason of a collapse, from its evidence."""
+    return _WHERE_TO_LOOK.get(evidence.get("first", ""), "Look at the learning rate, the data and the mismatch.")
+
+
 def _event(
     state: RewardState, fall: Fall | None, kind: Literal["fall", "collapse"], levels: _Levels, settings: RewardSettings
 ) -> Event:
@@ -386,9 +391,9 @@ def _event(
     is_past = "That is more than" if share_fallen > fraction else "If it goes on, it is within two steps more than"
     what_to_do = _FALLING
     if is_collapse:
-        onset = f"step {evidence['onset_step']}" if fall is not None else "the fall"
-        where = _WHERE_TO_LOOK.get(evidence.get("first", ""), "Look at the learning rate, the data and the mismatch.")
-        what_to_do = f"Stop, or go back to a checkpoint from before {onset}. {where}"
+        begun = [int(evidence[name]) for name in ("onset_step", "k3_onset_step") if name in evidence]
+        onset = f"step {min(begun)}" if fall is not None else "the fall"
+        what_to_do = f"Stop, or go back to a checkpoint from before {onset}. {where_to_look(evidence)}"
     return Event(
         rule=COLLAPSE_RULE if is_collapse else FALL_RULE,
         step=state.steps[-1],

@@ -100,6 +100,8 @@ class ThresholdRule:
     effect: Effect = "none"
     least_tokens: int = 0
     """Steps with fewer tokens than this are not judged and enter no baseline, if their number is known."""
+    least_groups: int = 0
+    """Steps with fewer prompt groups than this are not judged, or with an unknown number of them."""
     follows_learning: bool = False
     """While the reward rises, a value beyond the threshold counts as learning and enters the baseline."""
 
@@ -135,7 +137,11 @@ class ThresholdRule:
     @property
     def keys(self) -> tuple[str, ...]:
         """The quantities that the rule reads."""
-        others = (self.reference, self.tokens_key if self.least_tokens else None)
+        others = (
+            self.reference,
+            self.tokens_key if self.least_tokens else None,
+            self.groups_key if self.least_groups else None,
+        )
         return (self.quantity, *(key for key in others if key is not None))
 
     @property
@@ -146,8 +152,18 @@ class ThresholdRule:
             return f"{comparison}:low_probability_tokens"
         return f"{comparison}:tokens" if "/" in comparison else f"{STEP_ROW}:num_tokens"
 
+    @property
+    def groups_key(self) -> str:
+        """The quantity with the number of prompt groups of the rule's comparison."""
+        return f"{self.quantity.partition(':')[0]}:prompt_groups"
+
     def has_enough(self, values: Mapping[str, float]) -> bool:
-        """Return whether a step has the tokens that the rule needs, or does not report its number of tokens."""
+        """Return whether a step has the tokens and prompt groups that the rule needs.
+
+        An unknown number of tokens is enough.
+        """
+        if self.least_groups and not values.get(self.groups_key, 0.0) >= self.least_groups:
+            return False
         return not self.least_tokens or not values.get(self.tokens_key, math.inf) < self.least_tokens
 
     @property

@@ -68,7 +68,7 @@ _LITERALS: Final[Mapping[str, tuple[str, ...]]] = {
 _KINDS: Final[Mapping[str, type]] = {
     **dict.fromkeys(("key", "why", "what_to_do", "source", "reference"), str),
     **dict.fromkeys(("absolute", "relative", "ideal"), float),
-    **dict.fromkeys(("minimum_duration", "cooldown_steps", "least_tokens"), int),
+    **dict.fromkeys(("minimum_duration", "cooldown_steps", "least_tokens", "least_groups"), int),
     **dict.fromkeys(("lag_zero_only", "corroborates_surge", "follows_learning"), bool),
 }
 _FIELDS = (*_KINDS, *_LITERALS)

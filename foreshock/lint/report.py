@@ -132,6 +132,8 @@ class Check:
     remedy: str
     # False: the data do not prove it; other causes look the same.
     proven: bool = True
+    # False: it names nothing that makes π and μ differ, so that it is never the cause of a mismatch.
+    explains: bool = True
 
 
 _ALL = (
@@ -193,6 +195,7 @@ _ALL = (
         "`entropy` is that of π and not of μ",
         "surprisal_z and the maps by entropy are of another distribution; all other measures are valid.",
         "Log the engine's entropy, or none.",
+        explains=False,
     ),
     Check(
         "temperature_of_trainer",
@@ -216,6 +219,7 @@ _ALL = (
         "Find the cause as for a large k3: replay a step with a checkpoint (`foreshock probe`), and check the other "
         "findings. A low entropy makes any mismatch look small.",
         proven=False,
+        explains=False,
     ),
     Check(
         "processed_log_probs",
@@ -233,6 +237,7 @@ _ALL = (
         "truncation, weights version, dropout left on in the trainer. A mean below 1 may also be a heavy tail that the "
         "sample missed: see pareto_k.",
         proven=False,
+        explains=False,
     ),
     Check(
         "shifted_log_probs",
@@ -270,6 +275,7 @@ _ALL = (
         "Let the trainer score one batch twice: with dropout the two passes differ. `foreshock doctor` with the "
         "weights of this step and of earlier ones tells numerics (a quantised engine) from weights of another step.",
         proven=False,
+        explains=False,
     ),
     Check(
         "tokens_without_engine",
@@ -292,6 +298,7 @@ _ALL = (
         "did not, an advantage trains on tool output.",
         "Mask exactly the tokens that the model did not sample, and set log μ and advantages to 0 there. (log π and "
         "entropy at masked tokens are normal: a forward pass scores all tokens.)",
+        explains=False,
     ),
     Check(
         "duplicated_rollouts",
@@ -299,12 +306,14 @@ _ALL = (
         "Counts and lengths are too high and intervals too narrow: a copy adds no information.",
         "Log before batches are padded to a multiple by repeating rollouts, and log each rollout from one rank. If "
         "sampling was sharper than log μ shows (a low temperature), declare it: then this check does not apply.",
+        explains=False,
     ),
     Check(
         "clipped_before_update",
         "the mismatch alone puts tokens outside the clip range",
         "If the trainer's ratio is taken against log μ, PPO drops the gradient of these tokens at equal weights.",
         "Take PPO's ratio against recomputed log-probs, and correct the mismatch by an importance weight of its own.",
+        explains=False,
     ),
     Check(
         "sampling_not_declared",
@@ -317,18 +326,21 @@ _ALL = (
         "no group has a spread of rewards",
         "Advantages relative to the group are 0: the step teaches nothing. The mismatch is measured as usual.",
         "Check the reward function and the group ids; filter prompts that are always or never solved.",
+        explains=False,
     ),
     Check(
         "empty_responses",
         "responses are empty",
         "They have no token to measure, and lower the mean length.",
         "Look at what the engine returned for these prompts: an end of sequence at once, or a failed request.",
+        explains=False,
     ),
     Check(
         "all_truncated",
         "every response was cut off at a length limit",
         "Lengths are those of the limit, and rewards those of unfinished answers.",
         "Raise the limit, or check that the end of sequence is among the stop ids.",
+        explains=False,
     ),
     Check(
         "rounded_log_probs",

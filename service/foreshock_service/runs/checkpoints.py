@@ -5,7 +5,7 @@ from typing import Annotated
 
 from fastapi import Response, status
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints
-from sqlalchemy import select
+from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from foreshock.api.records import from_attributes, parse
@@ -20,6 +20,8 @@ from foreshock_service.runs import attempts, run_endpoints, runs
 from foreshock_service.runs.events import StepKey
 
 router = parameters.api_router(prefix="/v1/runs/{run}/checkpoints", tags=["checkpoints"])
+
+_MOST_STEPS = 200
 
 
 def inside_its_root(path: str) -> str:
@@ -110,3 +112,10 @@ def announce_checkpoint(
         upsert(session, Checkpoint, [row], ("run_id", "attempt", "step"))
     runs.note_derived_model_kind(session, events, run, body.model_kind)
     return parse(CheckpointRecord, row), created
+
+
+def announced_steps(session: Session, run_id: str) -> list[int]:
+    """Return the newest steps with a checkpoint whose files should still be there, ascending."""
+    is_there = or_(Checkpoint.expires_at_us.is_(None), Checkpoint.expires_at_us > now_us())
+    query = select(Checkpoint.step).where(Checkpoint.run_id == run_id, is_there).order_by(Checkpoint.step.desc())
+    return sorted(set(session.scalars(query.limit(_MOST_STEPS))))

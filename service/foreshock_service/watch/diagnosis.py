@@ -6,6 +6,7 @@ rules of the diagnosis. A periodic job looks for these.
 """
 
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -28,13 +29,14 @@ from foreshock.diagnosis.diagnose import (
     SteppedValues,
     diagnose,
 )
+from foreshock.diagnosis.largest_token import k3_of_others
 from foreshock.diagnosis.quantities import REWARD_KEY, names_of, quantities_of
 from foreshock.lint import CHECKS
 from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.database.session import before_commit
-from foreshock_service.runs import attempts, diagnoses, events, measurements, run_endpoints, runs
+from foreshock_service.runs import attempts, checkpoints, diagnoses, events, measurements, run_endpoints, runs
 from foreshock_service.runs.scalars import scalars_of_active_steps
 from foreshock_service.runs.steps import missing_shards_of
 
@@ -43,7 +45,7 @@ WAIT_SECONDS: Final = 30.0
 
 _OF_STEP = ("reward_mean", "response_length_mean")
 _LAG_KEYS = (*lags.K3_KEYS.values(), *lags.TOKENS_KEYS.values())
-_OF_MISMATCH = ("k3_kl", "tokens", *(key.partition(":")[2] for key in _LAG_KEYS))
+_OF_MISMATCH = ("k3_kl", "tokens", "min_d", "max_d", *(key.partition(":")[2] for key in _LAG_KEYS))
 
 _MOST_AWAITED = 3
 _LEAST_INFO_STEPS, _LEAST_INFO_SHARE = 3, 0.25
@@ -147,9 +149,10 @@ def history_of(session: Session, run_id: str) -> History:
         newest_step=of_steps[-1][0] if of_steps else None,
         k3=_stepped((step, values[0]) for step, values in measured),
         tokens=[int(values[1] or 0) for _, values in measured],
-        lags=[_lags(values[2:]) for _, values in measured],
-        first_k3=_stepped((step, values[0]) for step, values in of_start),
-        first_lags=[_lags(values[2:]) for _, values in of_start],
+        k3_of_others=[_k3_of_others(values) for _, values in measured],
+        lags=[_lags(values[4:]) for _, values in measured],
+        first_k3=_stepped((step, _k3_of_others(values)) for step, values in of_start),
+        first_lags=[_lags(values[4:]) for _, values in of_start],
         reported_k3=reported_k3.values[-1] if reported_k3.values else None,
         reward=reward,
         length=_stepped((step, value) for step, _, value in of_steps),
@@ -157,6 +160,7 @@ def history_of(session: Session, run_id: str) -> History:
         undeclared=undeclared,
         awaited=_awaited(session, run_id, observed),
         model_kind=None if run is None else run.model_kind,
+        checkpoints=checkpoints.announced_steps(session, run_id),
     )
 
 
@@ -166,6 +170,12 @@ def _of_start(session: Session, run_id: str, newest: Sequence[Sequence[Any]]) ->
         return []
     rows = measurements.first_rows(session, run_id, _OF_MISMATCH, FIRST_STEPS)
     return [(row[0], row[1:]) for row in rows if row[0] < newest[0][0] and row[1] is not None]
+
+
+def _k3_of_others(values: Sequence[float | None]) -> float:
+    """Return k3 without the step's largest token, from the columns of `_OF_MISMATCH`."""
+    k3, *others = (math.nan if value is None else value for value in values[:4])
+    return k3_of_others(k3, *others)
 
 
 def _lags(values: Sequence[float | None]) -> lags.StepLags:
@@ -245,6 +255,7 @@ def _causes(
                 source="notary" if row.source == "notary" else "lint",
                 title=sentence.rstrip(".").replace(". ", "; ") if row.source == "notary" else title,
                 certainty="shown" if name not in CHECKS or CHECKS[name].proven else "possible",
+                explains=name not in CHECKS or CHECKS[name].explains,
                 what_to_do=remedy or "",
                 evidence={"steps": steps, "first_step": first, "newest_step": newest},
             )

@@ -50,7 +50,25 @@ def test_the_gravest_open_alert_is_the_verdict_since_the_step_at_which_it_fired(
         "Critical since step 30: the reward fell from 0.85 to 0.03 (from step 25 on, found at 30); 1 more alert."
     )
     assert [each.rule for each in found.events] == ["mismatch_rise", "reward_collapse"]
-    assert found.next_steps == ("Lower the learning rate.", "Probe a step.")
+    way_back = "Stop, or go back to a checkpoint from before step 20, where it began."
+    assert found.next_steps == (f"{way_back} {LOOK}", "Probe a step.")
+
+
+LOOK = "Look at the learning rate, the data and the mismatch."
+
+
+def test_the_way_back_is_the_newest_checkpoint_from_before_the_first_thing_that_went_wrong() -> None:
+    collapsed = replace(HEALTHY, alerts=(COLLAPSE, RISE))
+    for checkpoints, place in (
+        ((5, 15, 24), "the checkpoint of step 15, the newest from before step 20"),
+        ((24,), "a checkpoint from before step 20, where it began; no announced one is so old"),
+    ):
+        found = diagnose(replace(collapsed, checkpoints=checkpoints))
+        assert found.next_steps[0] == f"Stop, or go back to {place}. {LOOK}"
+    # The mismatch had risen at step 12, long before the reward fell at 25.
+    early = replace(COLLAPSE, evidence={"onset_step": 25, "first": "mismatch", "k3_onset_step": 12})
+    found = diagnose(replace(HEALTHY, alerts=(early,), checkpoints=(5, 15, 24)))
+    assert "the checkpoint of step 5, the newest from before step 12" in found.next_steps[0]
 
 
 def test_an_older_critical_alert_comes_before_the_fall_of_the_reward() -> None:
@@ -151,27 +169,58 @@ def test_a_probe_replaces_what_only_looks_like_a_cause() -> None:
 SHIFT = DiagnosisCause(
     name="shifted_log_probs", sentence="The two are shifted.", source="lint", title="they are shifted"
 )
-FLAT = DiagnosisCause(name="no_reward_spread", sentence="No spread.", source="lint", title="no group has a spread")
+FLAT = DiagnosisCause(
+    name="no_reward_spread", sentence="No spread.", source="lint", title="no group has a spread", explains=False,
+    what_to_do="Check the reward.", evidence={"first_step": 1},
+)  # fmt: skip
+ENTROPY = DiagnosisCause(
+    name="entropy_of_trainer", sentence="Of π.", source="lint", title="`entropy` is that of π", explains=False
+)
 
 
-def test_the_headline_names_what_the_data_show() -> None:
-    found = diagnose(replace(HEALTHY, alerts=(RISE,), causes=(SHIFT, FLAT)))
-    assert found.headline == (
-        "Warning since step 20: k3 has risen fivefold; the data show: they are shifted; no group has a spread."
-    )
-    assert diagnose(replace(HEALTHY, causes=(FLAT,))).headline.endswith("has not fallen; but no group has a spread.")
+def test_the_headline_names_what_makes_the_mismatch() -> None:
+    found = diagnose(replace(HEALTHY, alerts=(RISE,), causes=(ENTROPY, FLAT, SHIFT)))
+    assert found.headline == "Warning since step 20: k3 has risen fivefold; the data show: they are shifted."
+    assert [each.name for each in found.causes] == ["shifted_log_probs", "entropy_of_trainer", "no_reward_spread"]
+    # A possible cause of the mismatch says more than a proven fault of another column.
+    possible = replace(SHIFT, certainty="possible")
+    found = diagnose(replace(HEALTHY, alerts=(RISE,), causes=(ENTROPY, possible)))
+    assert found.headline == "Warning since step 20: k3 has risen fivefold; probably they are shifted."
+    assert found.causes[0].name == "shifted_log_probs"
+    healthy = diagnose(replace(HEALTHY, causes=(ENTROPY, FLAT)))
+    assert healthy.headline.endswith("has not fallen; but no group has a spread.")
     numerics = DiagnosisCause(name="link", sentence="Numerics: 99 %.", source="probe", title="numerics")
     assert "but" not in diagnose(replace(HEALTHY, causes=(numerics,))).headline
-    possible = replace(SHIFT, certainty="possible")
-    assert "shifted" not in diagnose(replace(HEALTHY, alerts=(RISE,), causes=(possible,))).headline
+
+
+def test_what_begins_after_the_fall_of_the_reward_is_a_consequence() -> None:
+    later = replace(FLAT, evidence={"first_step": 33})
+    for cause, is_consequence in ((later, True), (FLAT, False)):
+        found = diagnose(replace(HEALTHY, alerts=(COLLAPSE,), causes=(cause,)))
+        assert "no group has a spread" not in found.headline
+        assert found.causes[0].sentence.endswith(": a consequence.") == is_consequence
+        assert ("Check the reward." in found.next_steps) != is_consequence
+
+
+def test_one_token_a_step_does_not_make_a_run_unhealthy() -> None:
+    wild = replace(HEALTHY, k3=SteppedValues(list(STEPS), [0.1] * 40), k3_of_others=[2e-5] * 40)
+    found = diagnose(wild)
+    assert (found.verdict, found.causes) == ("healthy", ())
+    assert "is 2.0e-5 in the newest 10 measured steps without the largest token of each, and 0.10 with it" in (
+        found.headline
+    )
+    assert diagnose(replace(wild, k3_of_others=[0.1] * 40)).verdict == "unknown"
 
 
 def test_a_small_k3_of_log_probs_that_did_not_sample_is_not_healthy() -> None:
     found = diagnose(replace(HEALTHY, causes=(SHIFT, FLAT)))
     assert found.headline == (
-        "Unknown: they are shifted, so that k3 is not the mismatch; the reward, 0.90, has not fallen; no group has a "
+        "Warning: they are shifted, so that k3 is not the mismatch; the reward, 0.90, has not fallen; no group has a "
         "spread."
     )
+    since = diagnose(replace(HEALTHY, causes=(replace(SHIFT, evidence={"first_step": 3}),)))
+    assert (since.verdict, since.since) == ("warning", 3)
+    assert since.headline.startswith("Warning since step 3: they are shifted")
     undeclared = MissingData(sentence="it cannot be told", what_to_do="Declare logprobs_mode.")
     found = diagnose(replace(HEALTHY, undeclared=(undeclared,)))
     assert "if the logged μ sampled the tokens, which is not declared" in found.headline

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from foreshock.comparisons import TRAINER_ROLLOUT
-from foreshock.diagnosis.detectors import ClosedStep
+from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration
 from foreshock.diagnosis.largest_token import without_largest_token
 from foreshock.measures import compare
+from foreshock.model_kind import ModelKind
 from foreshock.rollouts import RolloutBatch
 from tests.foreshock.diagnosis.curves import fired, watch
 
@@ -27,6 +30,7 @@ def values_of(d: np.ndarray, entropy: float = 1.0) -> dict[str, float]:
         entropy=[np.full(row.size, entropy, np.float32) for row in rows],
         rollout_log_probs=[mu[row].astype(np.float32) for row in rows],
     )  # fmt: skip
+    assert batch.rollout_log_probs is not None
     measures = compare(batch, mu + d, batch.rollout_log_probs).measures()
     found = {f"{TRAINER_ROLLOUT}:{name}": value for name, value in measures.items() if np.isfinite(value)}
     return found | {"rollout:num_tokens": float(d.size)}
@@ -68,12 +72,10 @@ def test_a_k3_that_the_trainer_reports_stays_as_it_is() -> None:
     assert without_largest_token(reported) == reported
 
 
-def run_of(steps: int, d_of: object, model_kind: str | None = None) -> list[tuple[str, int]]:
+def run_of(steps: int, d_of: Callable[[int], np.ndarray], model_kind: ModelKind | None = None) -> list[tuple[str, int]]:
     """Return the rules that fire over steps whose d is drawn anew, with severity above info."""
-    from foreshock.diagnosis.detectors import WarningConfiguration
-
-    configuration = WarningConfiguration.for_model(model_kind)  # type: ignore[arg-type]
-    closed = [ClosedStep(step, values_of(d_of(step))) for step in range(1, steps + 1)]  # type: ignore[operator]
+    configuration = WarningConfiguration.for_model(model_kind)
+    closed = [ClosedStep(step, values_of(d_of(step))) for step in range(1, steps + 1)]
     _, events = watch(closed, configuration)
     grave = [each for each in events if each.severity != "info"]
     return fired(grave)
@@ -104,7 +106,7 @@ def test_many_wild_tokens_fire() -> None:
 
 @pytest.mark.parametrize(("kind", "k3"), [("dense", 8e-4), ("moe", 8e-3)])
 @pytest.mark.parametrize("shape", ["gaussian", "t4"])
-def test_a_mismatch_inside_the_range_of_k3_is_inside_all_ranges(kind: str, k3: float, shape: str) -> None:
+def test_a_mismatch_inside_the_range_of_k3_is_inside_all_ranges(kind: ModelKind, k3: float, shape: str) -> None:
     random = np.random.default_rng(5)
 
     def step(_: int) -> np.ndarray:
@@ -112,6 +114,6 @@ def test_a_mismatch_inside_the_range_of_k3_is_inside_all_ranges(kind: str, k3: f
         if shape == "gaussian":
             return random.normal(-(sigma**2) / 2, sigma, 12_800)
         # Student's t with 4 degrees of freedom has variance 2.
-        return random.standard_t(4, 12_800) * sigma / np.sqrt(2)
+        return np.asarray(random.standard_t(4, 12_800) * sigma / np.sqrt(2))
 
     assert run_of(40, step, kind) == []

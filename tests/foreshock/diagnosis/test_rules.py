@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -39,14 +40,11 @@ class Case:
     fires: np.ndarray
     silent: np.ndarray
     clears: float
-    # The reference of rules that have one.
-    reference: float | None = None
+    # Further quantities that the rule reads, the same at every step.
+    others: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def steps(self, curve: np.ndarray) -> list[ClosedStep]:
-        rows = closed_steps({self.key: curve})
-        if self.reference is None:
-            return rows
-        return [replace(row, values={**row.values, NOISE_FLOOR: self.reference}) for row in rows]
+        return [replace(row, values={**row.values, **self.others}) for row in closed_steps({self.key: curve})]
 
 
 CASES = {
@@ -56,7 +54,7 @@ CASES = {
     "mismatch_rise": Case(K3, rise(5e-5, 1e-3), noisy(flat(3e-5), 0.9), 5e-5),
     # Bad from the start: an absolute crossing alone is not enough.
     "mismatch_runaway": Case(K3, rise(5e-4, 2e-2), flat(2e-2), 5e-4),
-    "mismatch_above_noise_floor": Case(K3, flat(5e-4), flat(5e-5), 5e-5, reference=1e-5),
+    "mismatch_above_noise_floor": Case(K3, flat(5e-4), flat(5e-5), 5e-5, {NOISE_FLOOR: 1e-5}),
     "mismatch_baseline_critical": Case(K3, flat(2e-2), flat(5e-3), 1e-3),
     # Few tokens a step: as noisy as in a tiny run.
     "low_probability_rise": Case(f"{PAIR}:low_probability_abs_d", rise(0.03, 0.15), noisy(flat(0.03), 0.6), 0.03),
@@ -71,8 +69,7 @@ CASES = {
     "effective_sample_size_low": Case(f"{PAIR}:ess_token", flat(0.1), flat(0.9), 0.99),
     "effective_sample_size_fall": Case(f"{PAIR}:ess_token", rise(0.999, 0.6), flat(0.95), 0.999),
     "mean_ratio_off": Case(f"{PAIR}:mean_ratio", flat(0.902), flat(0.998), 0.999),
-    # Eight prompt groups: |z| is at most 2.8.
-    "surprisal_off": Case(f"{PAIR}:surprisal_z", flat(-2.5), np.clip(NORMAL, -2.8, 2.8), 0.1),
+    "surprisal_off": Case(f"{PAIR}:surprisal_z", flat(-2.5), NORMAL, 0.1, {f"{PAIR}:prompt_groups": 32.0}),
     "scores_identical": Case(f"{PAIR}:max_abs_d", flat(0.0), flat(1e-3), 1e-3),
     "gradient_rise": Case("scalars:grad_norm", rise(0.4, 2.0), noisy(flat(0.4), 0.4), 0.4),
     "entropy_fall": Case("rollout:entropy_mean", rise(0.3, 0.02), rise(0.3, 0.1), 0.3),
@@ -123,6 +120,13 @@ def test_rule_clears_when_the_values_are_back(name: str) -> None:
     # The steps in a row that the rule wants, and no more; the median of five is back with the third value.
     (rule,) = [rule for rule in DEFAULT_RULES if rule.name == name]
     assert cleared.step == len(case.fires) + (3 if rule.pooled == "median" else rule.minimum_duration)
+
+
+def test_a_rule_that_needs_prompt_groups_is_silent_with_few_or_an_unknown_number() -> None:
+    for others in ({}, {f"{PAIR}:prompt_groups": 8.0}):
+        case = replace(CASES["surprisal_off"], others=others)
+        _, events = watch(case.steps(case.fires))
+        assert events == []
 
 
 PATIENT = [rule.name for rule in DEFAULT_RULES if rule.minimum_duration > 1 or rule.pooled]
