@@ -6,7 +6,7 @@ import argparse
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
@@ -15,6 +15,8 @@ from foreshock.errors import ConfigurationError, did_you_mean
 
 if TYPE_CHECKING:
     from foreshock.client.reader import Reader
+    from foreshock.ranges import Verdict
+    from foreshock.severity import Severity
 
 _INVALID_CHOICE = re.compile(r"invalid choice: '(?P<given>[^']*)' \(choose from (?P<known>.*)\)")
 _UNRECOGNIZED = re.compile(r"unrecognized arguments: .*?(?P<given>--[^\s=]+)")
@@ -74,6 +76,20 @@ def connect(arguments: argparse.Namespace) -> Reader:
 
     project = getattr(arguments, "project", None)
     return Reader(arguments.url, project, api_key=arguments.api_key, retry_seconds=0.0)
+
+
+def add_fail_on(parser: argparse.ArgumentParser) -> None:
+    """Add `--fail-on`, for `exit_status`."""
+    parser.add_argument(
+        "--fail-on", choices=("critical", "warning", "never"), default="critical",
+        help="exit with status 1 if something is critical (default), or a warning too",
+    )  # fmt: skip
+
+
+def exit_status(arguments: argparse.Namespace, found: Iterable[Verdict | Severity]) -> int:
+    """Return 1 if something found is as grave as `--fail-on` says, else 0."""
+    grave = {"critical": ("critical",), "warning": ("critical", "warning"), "never": ()}[arguments.fail_on]
+    return int(any(each in grave for each in found))
 
 
 def add_run_argument(parser: argparse.ArgumentParser, *, required: bool) -> None:

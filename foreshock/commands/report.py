@@ -7,7 +7,15 @@ from pathlib import Path
 
 from foreshock.client.connection import run_url
 from foreshock.commands import report_data, report_text
-from foreshock.commands.command import add_run_argument, add_service_options, check_output, connect, write_output
+from foreshock.commands.command import (
+    add_fail_on,
+    add_run_argument,
+    add_service_options,
+    check_output,
+    connect,
+    exit_status,
+    write_output,
+)
 from foreshock.commands.option_types import STEP
 from foreshock.commands.queries import RunQueries, find_run
 from foreshock.commands.text import Paint
@@ -29,10 +37,14 @@ class ReportCommand:
         parser.add_argument(
             "--html", type=Path, metavar="FILE", help="write the run's page with its plots into one file, to send"
         )
+        add_fail_on(parser)
         add_service_options(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Print the report, or write the run's page. Raises ConfigurationError for a file that cannot be written."""
+        """Print the report, or write the run's page. Raises ConfigurationError for a file that cannot be written.
+
+        The status of a printed report says if the verdict is as grave as `--fail-on`.
+        """
         if arguments.html is not None:
             return _write_page(arguments)
         with connect(arguments) as reader:
@@ -42,11 +54,11 @@ class ReportCommand:
             found = report_data.collect(queries, run, url, step=arguments.step)
         if arguments.json:
             print(json.dumps(json_value(found), indent=2, ensure_ascii=False, allow_nan=False))
-            return 0
-        whole = arguments.full or arguments.step is not None
-        lines = report_text.render if whole else report_text.render_screen
-        print("\n".join(lines(found, Paint())))
-        return 0
+        else:
+            whole = arguments.full or arguments.step is not None
+            lines = report_text.render if whole else report_text.render_screen
+            print("\n".join(lines(found, Paint())))
+        return exit_status(arguments, [found.diagnosis.verdict])
 
 
 def _write_page(arguments: argparse.Namespace) -> int:

@@ -11,14 +11,14 @@ from foreshock.api.runs import RunRecord
 from foreshock.api.watch import STANDING, AlertOfRun
 from foreshock.commands.command import add_service_options, connect
 from foreshock.commands.option_types import COUNT
-from foreshock.commands.text import count, moment, table
+from foreshock.commands.text import count, table
 from foreshock.severity import Severity, severity_rank
 
-_LONGEST_NAME = 48
+_LONGEST_KEY, _WIDTH = 30, 80
 
 
 class RunsCommand:
-    """Prints one line per run."""
+    """Prints each run with its verdict and, below, its diagnosis in one sentence, in 80 columns."""
 
     help = "list the runs of a service"
 
@@ -37,35 +37,41 @@ class RunsCommand:
         if arguments.json:
             print(json.dumps([dataclasses.asdict(run) for run in runs], indent=2, ensure_ascii=False))
         elif runs:
-            header = ["run", "key", "project", "model", "state", "last step", "newest data", "verdict", "alerts",
-                      "diagnosis"]  # fmt: skip
             rows = [_row(run, open_alerts.get(run.id, "–")) for run in runs]
-            print("\n".join(table(header, rows, left=(0, 1, 2, 3, 4, 7, 8, 9), indent="")))
+            header, *lines = table(_HEADER, rows, left=(0, 1, 4, 5), indent="")
+            print("\n".join([header, *itertools.chain(*zip(lines, map(_headline, runs), strict=True))]))
         else:
             print(f"{arguments.project or reader.connection.url}: no runs yet")
         return 0
 
 
 def _alerts_by_run(alerts: Iterable[AlertOfRun]) -> dict[str, str]:
-    """Return the open alerts of each run that has some, such as "2 critical, 1 info"."""
+    """Return the open alerts of each run that has some, such as "2 crit, 1 info"."""
     counted: dict[str, Counter[Severity]] = {}
     for alert in alerts:
         counted.setdefault(alert.run, Counter())[alert.severity] += 1
     return {
-        run: ", ".join(f"{found[severity]} {severity}" for severity in sorted(found, key=severity_rank))
+        run: ", ".join(f"{found[severity]} {_SHORT[severity]}" for severity in sorted(found, key=severity_rank))
         for run, found in counted.items()
     }
 
 
+_SHORT: dict[Severity, str] = {"critical": "crit", "warning": "warn", "info": "info"}
+_HEADER = ["run", "verdict", "since", "step", "state", "open alerts"]
+
+
 def _row(run: RunRecord, alerts: str) -> list[str]:
-    newest = moment(run.updated_at_us or run.created_at_us)
-    found = ("", "") if run.diagnosis is None else (run.diagnosis.verdict, run.diagnosis.headline)
-    where = [run.id, _short(run.key), run.project, _short(run.model or ""), run.state, count(run.last_step), newest]
-    return [*where, found[0], alerts, found[1]]
+    found = run.diagnosis
+    verdict, since = ("–", None) if found is None else (found.verdict, found.since)
+    return [_short(run.key, _LONGEST_KEY), verdict, count(since), count(run.last_step), run.state, alerts]
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+def _headline(run: RunRecord) -> str:
+    return _short(f"  {'no diagnosis yet' if run.diagnosis is None else run.diagnosis.headline}", _WIDTH)
+
+
+def _short(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 command = RunsCommand()

@@ -1,18 +1,21 @@
-"""`foreshock selfcheck`: check the meaning of the log-probs in files. Needs no service.
+"""`foreshock selfcheck`: check the meaning of the log-probs in files, and measure their mismatch. Needs no service.
 
 Values that the service would reject (probabilities, values above 0) are reported as findings.
 """
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import groupby
 from pathlib import Path
+from typing import Self
 
 from foreshock.api.steps import LintWarningRecord
+from foreshock.commands.command import add_fail_on, exit_status
 from foreshock.commands.import_dumps import (
     add_format_options,
     add_sampling_options,
@@ -22,11 +25,14 @@ from foreshock.commands.import_dumps import (
 )
 from foreshock.commands.import_rollouts import ShardFile, find_recording, read_shard
 from foreshock.commands.option_types import STEP
-from foreshock.commands.text import STYLES, Paint, Progress, count, wrap
+from foreshock.commands.text import STYLES, Paint, Progress, count, number, wrap
+from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.wording import plural
 from foreshock.errors import ConfigurationError, RolloutsError
 from foreshock.importers import Dump, DumpFormat, ReadOptions, find_dumps
+from foreshock.json_values import finite_or_none
 from foreshock.lint import LintEvidence, LintReport, collect_evidence, run_checks
+from foreshock.ranges import Verdict, required_range, verdict_of
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.severity import severity_rank
@@ -42,6 +48,45 @@ class CheckedStep:
     files: tuple[str, ...]
     evidence: LintEvidence
     report: LintReport
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens with two log-probs."""
+        return int(self.evidence.groups.counts[:, 0].sum())
+
+    @property
+    def k3(self) -> float:
+        """The mean k3 of trainer/rollout over these tokens, in nats; NaN without any."""
+        return self.evidence.groups.mean_and_t("k3")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """The mean k3 over the tokens of all steps in nats, and its verdict."""
+
+    k3: float
+    tokens: int
+
+    @classmethod
+    def of(cls, steps: Sequence[CheckedStep]) -> Self:
+        """Return that of all steps; NaN if no token has two log-probs."""
+        tokens = sum(step.tokens for step in steps)
+        known = [step.k3 * step.tokens for step in steps if step.tokens]
+        return cls(sum(known) / tokens if tokens else math.nan, tokens)
+
+    @property
+    def verdict(self) -> Verdict:
+        """As for a dense model: files do not say what the model is."""
+        return verdict_of("k3_kl", self.k3, None)
+
+    @property
+    def text(self) -> str:
+        """k3 with its verdict as a sentence."""
+        healthy = required_range("k3_kl").healthy
+        return (
+            f"k3 of {TRAINER_ROLLOUT} is {number(self.k3)} nats per token over {plural(self.tokens, 'token')}: "
+            f"{self.verdict}; {healthy} is healthy for a dense model."
+        )
 
 
 def render(steps: Sequence[CheckedStep], together: CheckedStep | None, paint: Paint) -> list[str]:
@@ -103,6 +148,9 @@ def _summary(steps: Sequence[CheckedStep], together: CheckedStep | None, paint: 
     totals = (plural(len(steps), "step"), plural(of_all.rollouts, "rollout"), plural(of_all.tokens, "token"))
     of_checks = f"{made} checks" if made == checks else f"{made} of {checks} checks"
     yield paint(f"{', '.join(totals)}, {of_checks}: {result}.", "bold")
+    mismatch = Mismatch.of(steps)
+    if mismatch.tokens:
+        yield from (paint(line, STYLES[mismatch.verdict]) for line in wrap(mismatch.text, _INDENT, first=" "))
     for why, names in left_out.items():
         yield from wrap(f"not checked: {', '.join(names)}: {why}", _INDENT, first=" ")
 
@@ -118,7 +166,7 @@ def _not_checked(steps: Sequence[CheckedStep], together: CheckedStep | None) -> 
     return found
 
 
-_CLEAN, _WARNED, _UNREADABLE = 0, 1, 2
+_UNREADABLE = 2
 
 
 class SelfcheckCommand:
@@ -128,17 +176,18 @@ class SelfcheckCommand:
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments."""
-        parser.epilog = "Exit status: 0 clean, 1 warnings, 2 a file could not be read."
+        parser.epilog = "Exit status: 1 a critical finding or k3 (see --fail-on), 2 a file could not be read, else 0."
         parser.add_argument("paths", nargs="+", type=Path, metavar="FILE", help="rollouts, a run's folder, or dumps")
         parser.add_argument(
             "--step", type=STEP, default=0, metavar="N", help="the step of files without a step in their name"
         )
         parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+        add_fail_on(parser)
         add_format_options(parser)
         add_sampling_options(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Print the findings. Exit status 0 without findings, 1 with findings, 2 if a file could not be read."""
+        """Print the findings. Exit status 1 if something is critical, 2 if a file could not be read, else 0."""
         try:
             attributes = sampling_attributes(arguments)
             chosen = chosen_format(arguments)
@@ -160,8 +209,9 @@ class SelfcheckCommand:
             print(f"foreshock: cannot read {each['file']}: {each['error']}", file=sys.stderr)
         if unreadable:
             return _UNREADABLE
-        clean = all(step.report.is_clean for step in steps) and (together is None or together.report.is_clean)
-        return _CLEAN if clean else _WARNED
+        reports = [step.report for step in (*steps, *([] if together is None else [together]))]
+        severities = [warning.severity for report in reports for warning in report.warnings]
+        return exit_status(arguments, [*severities, Mismatch.of(steps).verdict])
 
 
 # Step, file, and the function that reads its batches or raises RolloutsError.
@@ -220,7 +270,9 @@ def _together(steps: list[CheckedStep]) -> CheckedStep | None:
 def _to_json(
     steps: list[CheckedStep], together: CheckedStep | None, unreadable: list[dict[str, str]]
 ) -> dict[str, object]:
+    mismatch = Mismatch.of(steps)
     return {
+        "k3_kl": {"mean": finite_or_none(mismatch.k3), "tokens": mismatch.tokens, "verdict": mismatch.verdict},
         "steps": [{"step": step.step, "files": list(step.files), **step.report.to_dict()} for step in steps],
         "together": None if together is None else together.report.to_dict(),
         "unreadable": unreadable,

@@ -90,6 +90,21 @@ def test_parquet_that_the_service_rejects_is_reported_as_a_finding(
     assert "negated_log_probs" in capsys.readouterr().out
 
 
+def test_k3_is_measured_and_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    batch = recorded_step(40)
+    assert batch.trainer_log_probs is not None
+    path = tmp_path / "step_0040.parquet"
+    for factor, status, verdict in ((1.0, 0, "healthy"), (3.0, 1, "critical")):
+        changed = replace(batch, trainer_log_probs=batch.trainer_log_probs * np.float32(factor))
+        path.write_bytes(encode_rollouts(changed))
+        assert main(["selfcheck", str(path)]) == status
+        assert f"tokens: {verdict}; 1e-5 to 1e-3 is healthy for a dense model." in " ".join(
+            capsys.readouterr().out.split()
+        )
+        assert main(["selfcheck", "--json", str(path), "--fail-on", "never"]) == 0
+        assert json.loads(capsys.readouterr().out)["k3_kl"]["verdict"] == verdict
+
+
 def test_options_complete_json_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_lines(tmp_path / "step_0040.jsonl.gz", recorded_step(40))
     assert main(["selfcheck", str(path), "--temperature", "0.7", "--logprobs-mode", "raw_logprobs"]) == 1
@@ -114,7 +129,10 @@ def test_shards_of_a_step_are_judged_together(tmp_path: Path, capsys: pytest.Cap
     again = replace(batch, sample_ids=[f"again-{row}" for row in range(batch.num_rollouts)])
     for shard, part in enumerate((batch, again)):
         (tmp_path / f"step_0001_shard_{shard}.parquet").write_bytes(encode_rollouts(part))
-    assert main(["selfcheck", "--json", str(tmp_path)]) == 1
+    # A warning, which fails only if it is asked to.
+    assert main(["selfcheck", str(tmp_path)]) == 0
+    capsys.readouterr()
+    assert main(["selfcheck", "--json", "--fail-on", "warning", str(tmp_path)]) == 1
     (step,) = json.loads(capsys.readouterr().out)["steps"]
     assert [warning["name"] for warning in step["warnings"]] == ["duplicated_rollouts"]
     assert step["files"] == ["step_0001_shard_0.parquet", "step_0001_shard_1.parquet"]
