@@ -510,9 +510,19 @@ def _next_steps(
         _way_back(each, min(other.onset for other in grave), history) for each in ordered if each.rule == COLLAPSE_RULE
     ]
     found += [each.what_to_do for each in causes]
+    found += _to_doctor(causes, history)
     found += [each.what_to_do for each in ordered if each.rule != COLLAPSE_RULE]
     found += [each.what_to_do for each in missing]
     return tuple(dict.fromkeys(filter(None, found)))
+
+
+def _to_doctor(causes: Sequence[DiagnosisCause], history: History) -> list[str]:
+    """Return the next step after a probe has found the link: which setting it is. None if the mismatch is healthy."""
+    probed = next((each for each in causes if each.source == "probe" and _is_current(each, history)), None)
+    is_known = any(each.source == "doctor" and each.certainty == "shown" for each in causes)
+    if probed is None or is_known or not _judged_k3(history) > history.healthy_end:
+        return []
+    return [f"Find the setting: `foreshock doctor RUN --step {probed.evidence['step']}` tries what this link may do."]
 
 
 def _way_back(collapse: PastAlert, onset: int, history: History) -> str:

@@ -227,6 +227,16 @@ def test_a_small_k3_of_log_probs_that_did_not_sample_is_not_healthy() -> None:
     assert found.next_steps == ("Declare logprobs_mode.",)
 
 
+def test_after_a_probe_the_doctor_finds_the_setting() -> None:
+    link = DiagnosisCause(name="link", sentence="The engine: 95 %.", source="probe", evidence={"step": 35})
+    large = replace(HEALTHY, k3=SteppedValues(list(STEPS), [2e-2] * 40))
+    asked = "Find the setting: `foreshock doctor RUN --step 35` tries what this link may do."
+    assert asked in diagnose(replace(large, causes=(link,))).next_steps
+    assert asked not in diagnose(replace(HEALTHY, causes=(link,))).next_steps
+    found = replace(link, source="doctor", name="temperature")
+    assert asked not in diagnose(replace(large, causes=(link, found))).next_steps
+
+
 def test_a_cause_yields_to_one_that_says_more() -> None:
     names = ("raw_log_probs", "mean_ratio", "temperatures_differ")
     causes = tuple(DiagnosisCause(name=name, sentence=name, source="lint", certainty="possible") for name in names)
