@@ -99,7 +99,7 @@ def _of_same_mismatch(k3: HealthyRange) -> tuple[HealthyRange, ...]:
         HealthyRange("mean_abs_d", "mean |d|", f"to {difference}", difference, None, source, model_kind=kind),
         HealthyRange(
             "rollout_probs_diff_mean", "mean |Δp|", f"to {difference}", difference, None,
-            f"as for |d|, which is never smaller: {source}", model_kind=kind,
+            f"that of the difference of log-probs, which is never smaller: {source}", model_kind=kind,
         ),
         HealthyRange(
             "token_mult_prob_error", "E[exp |d|]", f"to {factor}", factor, far_factor,

@@ -16,18 +16,20 @@ from tests.service.working import announce_checkpoint
 # Nats per token: the second one is a warning for a mixture of experts and critical for a dense model.
 BASELINE, RISEN = 1.5e-3, 1.5e-2
 STEPS = 40
+FAR = 0.3
+"""|d| of the tokens that differ."""
 ROLLOUTS = 60
 
 
 def batch_with_k3(step: int, k3: float) -> RolloutBatch:
-    """Return rollouts whose mean k3 is about `k3`: as in real runs, few tokens (d = ±1) make most of it."""
+    """Return rollouts whose mean k3 is about `k3`: as in real runs, few tokens make most of it."""
     batch = make_batch(ROLLOUTS, seed=step)
     assert batch.rollout_log_probs is not None
     # Improbable tokens: the difference of the probabilities stays small.
     behaviour = np.minimum(batch.rollout_log_probs, -3.0).astype(np.float32)
-    differing = np.arange(max(1, round(behaviour.size * k3 / (math.cosh(1.0) - 1.0))))
+    differing = np.arange(max(1, round(behaviour.size * k3 / (math.cosh(FAR) - 1.0))))
     target = behaviour.copy()
-    target[differing] += np.where(differing % 2, -1.0, 1.0).astype(np.float32)
+    target[differing] += np.where(differing % 2, -FAR, FAR).astype(np.float32)
     return make_batch(ROLLOUTS, seed=step, rollout_log_probs=behaviour, trainer_log_probs=target)
 
 
