@@ -15,6 +15,7 @@ from benchmarks.failures.rows import Outcome, Row
 from benchmarks.failures.trainers import run_trainer
 from benchmarks.running_service import running_service
 from foreshock.client.reader import Reader
+from foreshock.rollouts import decode_rollouts
 from tests.ports import free_port
 from tests.pythons import environment_of, found_pythons
 from tests.tls import self_signed
@@ -159,6 +160,39 @@ def _nan_rate() -> Outcome:
     return Outcome(f"step {step} is the newest reported", step == 3)
 
 
+def _reused_buffer() -> Outcome:
+    """Log Arrow arrays and tables over memory that the trainer overwrites after the call, and read what arrived."""
+    program = """
+        import io, sys
+        import numpy as np
+        import pyarrow as pa
+        from foreshock import Client
+        client = Client(sys.argv[1], run_key="arrow", spool_directory=sys.argv[2])
+        memory = np.empty(1 << 16, np.float32)
+        offsets = pa.array(np.arange(0, memory.size + 1, 1024, dtype=np.int32))
+        tokens = pa.ListArray.from_arrays(offsets, pa.array(np.zeros(memory.size, np.int32)))
+        for step in range(6):
+            memory[:] = -0.25
+            columns = {
+                "prompt_token_ids": tokens, "response_token_ids": tokens,
+                "rollout_log_probs": pa.ListArray.from_arrays(offsets, pa.array(memory)),
+            }
+            client.log_rollouts(step, columns if step % 2 else pa.table(columns))
+            memory[:] = -9.0
+        client.flush(120)
+    """
+    wrong, steps = 0, 0
+    with tempfile.TemporaryDirectory() as folder, running_service(Path(folder)) as url:
+        run_trainer(program, url, f"{folder}/spool")
+        with Reader(url) as reader:
+            (run,) = reader.runs(key="arrow")
+            for step in range(6):
+                arrived = decode_rollouts(reader.export_rollouts(run.id, step)).rollout_log_probs
+                assert arrived is not None
+                wrong, steps = wrong + int((arrived != -0.25).sum()), steps + 1
+    return Outcome(f"{wrong:,} wrong log-probs in {steps} steps", wrong == 0 and steps == 6)
+
+
 ROWS = [
     Row(
         "full disk at the start",
@@ -174,4 +208,5 @@ ROWS = [
     Row("deadline and interrupt by https", "at most 1.2 × those by http, of 3 s", _tls),
     Row("restart in one process", "the second start is heard of until its end, at least 4 s", _restart),
     Row("NaN and None as a rate", "the number that follows is reported", _nan_rate),
+    Row("Arrow memory that is used again", "0 wrong log-probs in 6 steps", _reused_buffer),
 ]

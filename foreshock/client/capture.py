@@ -98,6 +98,7 @@ def capture_rollouts(
     if isinstance(rollouts, pa.RecordBatch):
         rollouts = pa.Table.from_batches([rollouts])
     if isinstance(rollouts, pa.Table):
+        rollouts = _copied_table(rollouts) if copy else rollouts
         return lambda: _completed(_from_table(rollouts, default_ids), attributes)
     columns = {}
     for name, value in rollouts.items():
@@ -179,12 +180,22 @@ def _copied(name: str, value: Any, copy: bool) -> Any:
         return value
     if isinstance(value, np.ndarray):
         return value.copy()
+    if isinstance(value, pa.Array | pa.ChunkedArray):
+        return _copied_table(pa.table({name: value})).column(0)
     if isinstance(value, list | tuple):
-        # Only the first item is checked: to check each of 3 M items would take half a second.
-        if not any(_is_row(item) for item in value[:1]):
+        # Only the first item that is one is checked: to check each of 3 M items would take half a second.
+        if not _is_row(next((item for item in value if item is not None), None)):
             return list(value)
         return [_copied(name, item, copy) if _is_row(item) else item for item in value]
     return value
+
+
+def _copied_table(table: pa.Table) -> pa.Table:
+    """Return a table of its own memory. Of a slice only its own rows are written, at the speed of a copy."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return pa.ipc.open_stream(sink.getvalue()).read_all()
 
 
 def _is_row(item: Any) -> bool:

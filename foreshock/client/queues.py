@@ -116,8 +116,8 @@ class Outbox:
         self._warn = warn
         self._lock = threading.Lock()
         self._items: deque[Item] = deque()
-        # The time before which something is not sent again, and the backoff that gives the next one.
-        self._set_back: dict[Item | tuple[str, str], tuple[float, Backoff]] = {}
+        # The time before which something is not sent again, the backoff that gives the next one, and the reason.
+        self._set_back: dict[Item | tuple[str, str], tuple[float, Backoff, str]] = {}
         self._appended = 0
 
     def __len__(self) -> int:
@@ -196,17 +196,24 @@ class Outbox:
     def _due_at(self, item: Item) -> float:
         return max((self._set_back[key][0] for key in (item, item.run) if key in self._set_back), default=0.0)
 
-    def set_back(self, item: Item, *, whole_run: bool) -> None:
+    def set_back(self, item: Item, reason: str, *, whole_run: bool) -> None:
         """Send the item, or every item of its run, later: each time after a longer delay."""
         key = item.run if whole_run else item
         with self._lock:
-            _, backoff = self._set_back.get(key) or (0.0, Backoff(_FIRST_REFUSED_SECONDS, _LONGEST_REFUSED_SECONDS))
-            self._set_back[key] = time.monotonic() + backoff.next_delay(), backoff
+            known = self._set_back.pop(key, None)
+            backoff = Backoff(_FIRST_REFUSED_SECONDS, _LONGEST_REFUSED_SECONDS) if known is None else known[1]
+            self._set_back[key] = time.monotonic() + backoff.next_delay(), backoff, reason
+
+    @property
+    def reason(self) -> str | None:
+        """The newest reason for which something waits, None if nothing was refused that waits."""
+        with self._lock:
+            return next((reason for *_, reason in reversed(self._set_back.values())), None)
 
     def try_all_now(self) -> None:
         """Make every item due. The delays continue to grow with the next refusal."""
         with self._lock:
-            self._set_back = {key: (0.0, backoff) for key, (_, backoff) in self._set_back.items()}
+            self._set_back = {key: (0.0, backoff, reason) for key, (_, backoff, reason) in self._set_back.items()}
 
     def accepts(self, item: Item) -> None:
         """Note that the service accepts the item's run."""
@@ -241,7 +248,7 @@ class Outbox:
                 self._forget(item)
         except SpoolError as error:
             self._warn("rejected", f"{reason}; {error}: the item stays undelivered, and is tried again later")
-            self.set_back(item, whole_run=False)
+            self.set_back(item, str(error), whole_run=False)
             return
         self._counters.add(rejected=1)
         kept = "not kept, as the setting max_rejected_bytes is reached" if path is None else f"kept as {path}"

@@ -5,7 +5,7 @@ The answer to a delivery decides what follows (`registrar.scope_of`):
     2xx             delivered
     service         everything waits and is sent again, with backoff
     run, item       the run's items, or this item, wait longer and longer; the others are sent meanwhile
-    final           the item's file is kept as `.rejected`
+    final           the item's file is kept as `.rejected`; if it is invalid (422), after a second try
 """
 
 from __future__ import annotations
@@ -71,8 +71,9 @@ class Sender:
         status: Callable[[], DeliveryStatus],
         after_delivery: Callable[[Delivery], None],
     ) -> None:
-        self.reason: str | None = None
-        """The newest refusal or failure."""
+        # What keeps the service from taking anything, and the newest refusal that is final.
+        self._failure: str | None = None
+        self._rejection: str | None = None
         self.failed_attempts = 0
         """Failures that concern the whole service, so far."""
         self._settings = settings
@@ -95,6 +96,11 @@ class Sender:
         self._next_attempt = 0.0
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._send_all, name="foreshock-sender", daemon=True)
+
+    @property
+    def reason(self) -> str | None:
+        """The reason for which items are not delivered now, or else were rejected; None without any."""
+        return self._failure or self._outbox.reason or self._rejection
 
     def start(self) -> None:
         """Start the thread."""
@@ -260,6 +266,7 @@ class Sender:
             self._log.info("the service is back; sending the kept data")
             self._log.forget("away")
             self._backoff.reset()
+        self._failure = None
         self._outbox.accepts(item)
         if self._may_adopt_other_keys:
             # The service accepts this client's key: what the project's other keys left behind can be sent with it.
@@ -276,19 +283,24 @@ class Sender:
     def _refused(self, item: Item, delivery: Delivery, error: ServiceError) -> Scope:
         registering = self.registrar.attempt_number(delivery.registration) is None
         scope = scope_of(error, registering=registering)
-        self.reason = str(error)
+        if scope == "final" and error.status == httpx.codes.UNPROCESSABLE_ENTITY and not item.is_doubted:
+            # This client encoded these bytes: they may have been damaged on their way. They are sent once more, later.
+            item.is_doubted = True
+            scope = "item"
         if scope == "final":
+            self._failure, self._rejection = None, str(error)
             self._backoff.reset()
             self._outbox.reject(item, f"the service refused {delivery.describe()}: {error}")
             return scope
         self._counters.add(failed_requests=1)
+        self._failure = str(error) if scope == "service" else None
         if self._stopping:
             return scope
         self._warn(error)
         if scope == "service" or (error.status is not None and error.status >= 500):
             self._schedule_retry(error)
         if scope != "service":
-            self._outbox.set_back(item, whole_run=scope == "run")
+            self._outbox.set_back(item, str(error), whole_run=scope == "run")
         self._outbox.sync()
         return scope
 
@@ -297,6 +309,8 @@ class Sender:
             self._log.warning("key", f"the service refuses the API key; data is kept until the key is valid: {error}")
         elif error.status is None or error.status >= 500:
             self._log.warning("away", f"{error}; data is kept and sent later")
+        elif error.status == httpx.codes.UNPROCESSABLE_ENTITY:
+            self._log.warning("refused 422", f"{error}; what it concerns is sent again before it counts as invalid")
         else:
             text = f"{error}; the data is kept and sent again when the configuration is corrected"
             self._log.warning(f"refused {error.status}", text)

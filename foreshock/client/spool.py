@@ -67,6 +67,8 @@ class Item:
     delivery: Delivery | None = None
     is_synced: bool = False
     """True if it survives a loss of power."""
+    is_doubted: bool = False
+    """True if the service called it invalid once."""
     is_spooled: bool = False
     """True if it was counted as one that waits on disk."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 from collections.abc import Mapping
 from typing import Any
@@ -101,7 +102,10 @@ def test_rollouts_that_are_no_columns_are_refused_with_what_to_do(rows: object) 
         size_of(rows)
 
 
-MUTABLE = ("lists of arrays", "flat arrays with offsets", "torch tensors", "padded arrays", "a RolloutBatch")
+MUTABLE = (
+    "lists of arrays", "flat arrays with offsets", "torch tensors", "padded arrays", "a RolloutBatch",
+    "Arrow lists", "sliced Arrow lists", "an Arrow table", "an Arrow record batch",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("shape", MUTABLE)
@@ -116,7 +120,14 @@ def test_arrays_overwritten_after_the_call_are_logged_unchanged(shape: str) -> N
 
 
 def _overwrite(value: Any) -> None:
-    if isinstance(value, RolloutBatch):
+    if isinstance(value, pa.Table | pa.RecordBatch | pa.ChunkedArray):
+        for part in value.chunks if isinstance(value, pa.ChunkedArray) else value.columns:
+            _overwrite(part)
+    elif isinstance(value, pa.Array):
+        # The memory that a trainer uses again; the last buffer has the values of the lists.
+        values = value.buffers()[-1]
+        ctypes.memset(values.address, 0, values.size)
+    elif isinstance(value, RolloutBatch):
         for name in ("response_token_ids", "rollout_log_probs"):
             getattr(value, name)[:] = 0
     elif isinstance(value, Mapping):

@@ -16,7 +16,7 @@ import pytest
 from foreshock.digests import weights_digest
 from foreshock.rollouts import BatchAttributes, decode_rollouts
 from foreshock.rollouts.parquet import encode_rollouts_view
-from tests.foreshock.client.faulty_service import FaultyService, faulty_service
+from tests.foreshock.client.faulty_service import FaultyService, Received, faulty_service
 from tests.foreshock.client.trainer import rollouts, spooled_bodies
 from tests.ports import free_port
 from tests.waiting import wait_until
@@ -196,6 +196,43 @@ def test_rejected_delivery_is_counted_and_kept_with_its_reason(
         assert f"injected {status}" in line
 
 
+def test_bytes_that_are_called_invalid_once_are_sent_again(make: Any, service: FaultyService) -> None:
+    """The client encoded them itself: a proxy or a full disk may have cut what the service got."""
+    refused: list[str] = []
+
+    def cut(received: Received) -> int | None:
+        if "/rollouts/" not in received.path or received.path in refused:
+            return None
+        refused.append(received.path)
+        return 422
+
+    service.always = cut
+    client = make()
+    for step in range(3):
+        client.log_rollouts(step, rollouts(step))
+    assert client.flush(60)
+    assert (len(refused), client.counters.rejected, len(service.bodies("rollouts"))) == (3, 0, 3)
+
+
+def test_reason_is_of_what_is_missing_now(make: Any, service: FaultyService) -> None:
+    service.always = 503
+    client = make()
+    client.log_scalars(1, {"x": 1})
+    assert "injected 503" in str(client.flush(0.5).reason)
+    service.always = None
+    assert client.flush(60).reason is None
+    service.always = lambda received: 413 if "/steps/2/" in received.path else None
+    client.log_scalars(2, {"x": 1})
+    client.log_scalars(3, {"x": 1})
+    wait_until(lambda: len(service.bodies("steps/3/")) == 1)
+    assert "injected 413" in str(client.flush(0.2).reason), "what was delivered since is another item"
+    service.always = lambda received: "held" if "/steps/4/" in received.path else None
+    assert client.flush(60)
+    client.log_scalars(4, {"x": 1})
+    slow = client.flush(0.2)
+    assert (slow.undelivered, slow.reason) == (1, None), "nothing fails"
+
+
 def test_heartbeats_go_on_when_the_run_is_registered_again(make: Any, service: FaultyService) -> None:
     """A database was restored: the service knows neither run nor attempt until the next delivery registers them."""
     client = make(heartbeat_seconds=0.05)
@@ -349,6 +386,6 @@ def test_heartbeats_start_again_with_the_next_attempt_in_one_process(make: Any, 
     for attempt in (1, 2):
         client.start_run(resume_step=attempt, shard=0, shards=1)
         beats = f"/attempts/{attempt}/clients/"
-        wait_until(lambda beats=beats: bool(service.bodies(beats)), 20)
+        wait_until(lambda: bool(service.bodies(beats)), 20)  # noqa: B023
         client.finish()
         assert client.flush(60)
