@@ -25,6 +25,8 @@ FIRST_STEPS = 16
 
 # Least factor of a jump, least steps on either side, least deviations of one step. A k3 below the last is ignored.
 _LEAST_JUMP, _LEAST_SIDE, _DEVIATIONS, _LEAST_K3 = 1.5, 5, 6.0, 1e-4
+# Least deviations of the change at a jump among all changes, and of the difference of two levels of independent values.
+_CHANGE_DEVIATIONS, _LEVEL_DEVIATIONS, _INDEPENDENT = 5.0, 6.0, 0.6
 # The values on either side may drift by at most this fraction of the jump.
 _MOST_DRIFT = 0.35
 _LEAST_STEPS = 4
@@ -87,6 +89,8 @@ def _jump(steps: Sequence[int], logs: NDArray[np.float64], quantity: str) -> Dia
     large = abs(size) >= max(math.log(_LEAST_JUMP), _DEVIATIONS * noise, 2.5 * scatter)
     if not large or max(math.exp(before), math.exp(after)) < _LEAST_K3:
         return None
+    if not _is_step(logs, split, before, after):
+        return None
     if any(abs(_drift(side)) > _MOST_DRIFT * abs(size) for side in (logs[:split], logs[split:])):
         return None
     # The last value before the jump and the first one after it must be at the level of their side.
@@ -126,6 +130,25 @@ def _levels(values: list[float], split: int) -> tuple[float, float, float]:
         abs(value - after) for value in values[split:]
     )
     return before, after, distance / len(values)
+
+
+def _is_step(logs: NDArray[np.float64], split: int, before: float, after: float) -> bool:
+    """Return whether the two levels are more than k3 that wanders.
+
+    Values of a healthy run are not independent: a level that wanders slowly looks like two levels. Either the change
+    from one value to the next is far larger than all such changes, or neighbours on each side are nearly independent,
+    so that the levels are known well.
+    """
+    changes = np.diff(logs)
+    others = np.delete(changes, split - 1)
+    if abs(changes[split - 1]) >= _CHANGE_DEVIATIONS * 1.4826 * float(np.median(np.abs(others))):
+        return True
+    rest = np.concatenate([logs[:split] - before, logs[split:] - after])
+    square = float(np.square(rest).mean())
+    # 1 if neighbours are independent, near 0 if they wander (von Neumann's ratio).
+    independence = float(np.square(others).mean()) / (2.0 * square) if square else 1.0
+    error = math.sqrt(square * (1.0 / split + 1.0 / (rest.size - split)))
+    return independence >= _INDEPENDENT and abs(after - before) >= _LEVEL_DEVIATIONS * error
 
 
 def _drift(side: NDArray[np.float64]) -> float:

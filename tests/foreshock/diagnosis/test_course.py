@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -77,3 +79,36 @@ def test_growth_of_the_first_steps_is_told_as_long_as_it_is_there() -> None:
 def test_a_static_mismatch_names_the_steps_it_was_read_from() -> None:
     (found,) = causes_of_course(range(100, 164), [2e-2] * 64, (), first=dict.fromkeys(range(1, 17), 2.1e-2))
     assert "in the steps 1 to 16 and 100 to 163" in found.sentence
+
+
+def wandering(random: np.random.Generator, correlation: float, steps: int) -> np.ndarray:
+    """Return k3 about 3e-4 whose logs are correlated from step to step, with a standard deviation of 0.5."""
+    logs = np.zeros(steps)
+    for step in range(1, steps):
+        logs[step] = correlation * logs[step - 1] + math.sqrt(1 - correlation**2) * random.normal(0, 0.5)
+    return np.asarray(3e-4 * np.exp(logs))
+
+
+@pytest.mark.parametrize("correlation", [0.9, 0.97])
+def test_k3_that_wanders_has_no_jump(correlation: float) -> None:
+    random = np.random.default_rng(11)
+    jumps = 0
+    for _ in range(40):
+        k3 = wandering(random, correlation, 100)
+        windows = [k3[max(0, end - 64) : end] for end in range(10, 101, 5)]
+        found = [
+            cause.name for each in windows for cause in causes_of_course(range(1, each.size + 1), each.tolist(), ("x",))
+        ]
+        jumps += "mismatch_jump" in found
+    assert jumps <= 1
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+def test_a_jump_is_found_in_k3_that_wanders(correlation: float) -> None:
+    random = np.random.default_rng(12)
+    found = 0
+    for _ in range(20):
+        k3 = wandering(random, correlation, 40) ** 0.3 * 3e-4**0.7
+        k3[20:] *= 5.0
+        found += "mismatch_jump" in [cause.name for cause in causes_of_course(range(1, 41), k3.tolist(), ("x",))]
+    assert found >= 18
