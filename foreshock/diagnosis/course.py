@@ -26,7 +26,7 @@ FIRST_STEPS = 16
 # Least factor of a jump, least steps on either side, least deviations of one step. A k3 below the last is ignored.
 _LEAST_JUMP, _LEAST_SIDE, _DEVIATIONS, _LEAST_K3 = 1.5, 5, 6.0, 1e-4
 # Least deviations of the change at a jump among all changes, and of the difference of two levels of independent values.
-_CHANGE_DEVIATIONS, _LEVEL_DEVIATIONS, _INDEPENDENT = 5.0, 6.0, 0.6
+_CHANGE_DEVIATIONS, _LEVEL_DEVIATIONS, _INDEPENDENT = 7.0, 10.0, 0.75
 # The values on either side may drift by at most this fraction of the jump.
 _MOST_DRIFT = 0.35
 _LEAST_STEPS = 4

@@ -206,6 +206,10 @@ def check_trainer_temperature(evidence: LintEvidence) -> Outcome:
     way = max((slopes["unlikely"] - 1.0) / (low - 1.0), (slopes["likely"] - 1.0) / (1.0 / low - 1.0))
     if way < _TOWARDS_TEMPERATURE:
         return Clean(check)
+    mean, t = evidence.groups.mean_and_t("ratio_minus_one")
+    if mean > _MEAN_NEAR and t > _MEAN_DEVIATIONS:
+        # The same policy at another temperature has the same tokens, so that E ρ is 1.
+        return Clean(check, f"mean ρ is {format_number(1.0 + mean)}, and 1 if only the temperature differs")
     seen = (
         f"log π is {format_number(slopes['likely'])} times log μ at likely tokens and "
         f"{format_number(slopes['unlikely'])} times at unlikely ones, sampled and logged at temperature "
@@ -213,6 +217,9 @@ def check_trainer_temperature(evidence: LintEvidence) -> Outcome:
     )
     numbers = {"factor_at_likely": slopes["likely"], "factor_at_unlikely": slopes["unlikely"], "temperature": low}
     return Finding(check, "warning", seen, {**numbers, "tokens": tokens})
+
+
+_MEAN_DEVIATIONS = 4.0
 
 
 def check_temperatures(evidence: LintEvidence, model_kind: ModelKind | None = None) -> Outcome:

@@ -309,6 +309,9 @@ def check_sampling(evidence: LintEvidence, *, unreliable: str = "", covered: boo
             tested, other = NotChecked(_CHECK, "`entropy` is that of π and not of μ"), found
         elif target_excess(evidence) / (sums.surprisal / sums.entropy - 1.0) < _SHARE_OF_BOTH:
             tested = NotChecked(_CHECK, "`entropy` fits neither μ nor π, which are far apart: log that of μ")
+    plain = evidence.count("sampling_unknown") == 0 and evidence.count("declared_shaped") == 0
+    if plain and isinstance(tested, Finding) and not any(base in tested.seen for base in _BASES):
+        tested, other = _contradiction(tested)
     if declared := evidence.count("raw_and_shaped"):
         result = "; the surprisal test does not show it" if isinstance(tested, Clean) else ""
         if isinstance(tested, Finding):
@@ -323,10 +326,19 @@ def check_sampling(evidence: LintEvidence, *, unreliable: str = "", covered: boo
     if evidence.count("shaped_mode_unknown"):
         why = f"sampled with {_parameters(evidence)}, and logprobs_mode is not declared; {tested.why}"
         return NotChecked(_CHECK, why), other
-    plain = evidence.count("sampling_unknown") == 0 and evidence.count("declared_shaped") == 0
     if plain or evidence.count("mode_processed") == evidence.count("rollouts"):
         return Clean(_CHECK, f"by the declared sampling only; {tested.why}"), other
     return tested, other
+
+
+def _contradiction(found: Finding) -> tuple[NotChecked, Finding]:
+    """Return what the surprisal test means if all rollouts are declared as plain samples: raw log-probs are then μ."""
+    seen = (
+        f"{found.seen.rstrip('.')}; but temperature 1 without truncation is declared. Either `entropy` is that of "
+        "another distribution, or the engine did not sample as declared (vLLM applies a model's generation_config)."
+    )
+    title = "`entropy` contradicts the declared sampling"
+    return NotChecked(_CHECK, title), Finding("entropy_of_trainer", "warning", seen, found.evidence, title=title)
 
 
 def check_declaration(evidence: LintEvidence, raw: Outcome) -> Outcome:

@@ -42,6 +42,15 @@ def test_raw_log_probs_are_found_by_surprisal_alone(how: dict[str, float], words
     assert abs(warning.evidence["mean_surprisal"] / warning.evidence["mean_entropy"] - 1) > 0.05
 
 
+def test_raw_log_probs_of_declared_plain_sampling_are_no_cause() -> None:
+    """At temperature 1 without truncation raw log-probs sampled the tokens: the entropies or the declaration is wrong."""
+    plain = BatchAttributes(temperature=1.0, top_p=1.0, top_k=-1, logprobs_mode="raw_logprobs")
+    warnings = warnings_of(replace(sampled_batch(temperature=0.7), attributes=plain))
+    assert set(warnings) == {"entropy_of_trainer"}
+    assert warnings["entropy_of_trainer"].title == "`entropy` contradicts the declared sampling"
+    assert "generation_config" in warnings["entropy_of_trainer"].seen
+
+
 def test_processed_log_probs_under_truncation_have_mean_ratio_below_1() -> None:
     batch = sampled_batch(top_p=0.8, processed=True)
     warning = warnings_of(batch)["processed_log_probs"]
