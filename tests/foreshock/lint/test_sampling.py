@@ -43,7 +43,7 @@ def test_raw_log_probs_are_found_by_surprisal_alone(how: dict[str, float], words
 
 
 def test_raw_log_probs_of_declared_plain_sampling_are_no_cause() -> None:
-    """At temperature 1 without truncation raw log-probs sampled the tokens: the entropies or the declaration is wrong."""
+    """Raw log-probs at temperature 1 without truncation are μ: the entropies or the declaration is wrong."""
     plain = BatchAttributes(temperature=1.0, top_p=1.0, top_k=-1, logprobs_mode="raw_logprobs")
     warnings = warnings_of(replace(sampled_batch(temperature=0.7), attributes=plain))
     assert set(warnings) == {"entropy_of_trainer"}
