@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,12 +18,20 @@ from typing import Any
 
 import httpx
 import numpy as np
+import psutil
+from sqlalchemy.orm import Session
 
 from benchmarks.failures.rows import Outcome, Row
 from benchmarks.running_service import running_service, wait_until
 from foreshock import Client
+from foreshock.learning_rate.decisions import AdviceState, Decision
+from foreshock.learning_rate.schedule import LoopPoint
 from foreshock.rollouts import RolloutBatch, encode_rollouts
 from foreshock_service.platform.compression import zstd
+from foreshock_service.platform.database.engine import insert_rows, table_of
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import AdviceDecision, FoldedAdvice
+from foreshock_service.watch.advice import service as advice
 from tests.service.watch.notifications.receiver import Receiver
 
 _PARQUET = {"Content-Type": "application/vnd.apache.parquet"}
@@ -269,6 +278,47 @@ def _upgraded_database() -> Outcome:
     return Outcome(seen, (opened, changed, told) == (0, 0, 0) and bool(kept) and running > 0)
 
 
+def _append_decisions(database: Database, runs: Sequence[str], number: int) -> None:
+    """Append decisions of the control loop to the first run, one a step, and copy them to the others."""
+
+    def work(session: Session) -> None:
+        state = AdviceState()
+        for step in range(1, number + 1):
+            point = LoopPoint(step, 0.5 + 0.4 * math.cos(step), 0.001)
+            decision = Decision(step, 1, "loop", step - 1, step, "The loop moves.", 0, loop=point, loop_reference=0.0)
+            state = advice.append(session, runs[0], state, decision)
+        for table in (table_of(AdviceDecision), table_of(FoldedAdvice)):
+            rows = session.execute(table.select().where(table.c.run_id == runs[0])).mappings().all()
+            insert_rows(session, table, [{**row, "run_id": run} for run in runs[1:] for row in rows])
+
+    database.write(work)
+
+
+def _scrape_of_decisions() -> Outcome:
+    with tempfile.TemporaryDirectory(prefix="foreshock-failures-") as name:
+        folder, settings = Path(name), {"FORESHOCK_DATABASE_URL": f"sqlite:///{name}/f.db"}
+        with running_service(folder, **settings) as url, httpx.Client(base_url=url, timeout=120) as http:
+            runs = [_start(http, f"run {number}") for number in range(50)]
+            for run in runs:
+                http.put(f"{run}/steps/0/rollouts/0", content=encode_rollouts(_batch(4, 20)), headers=_PARQUET)
+        with closing(Database(settings["FORESHOCK_DATABASE_URL"])) as database:
+            _append_decisions(database, [run.rpartition("/")[2] for run in runs], 500)
+        with running_service(folder, **settings) as url, httpx.Client(base_url=url, timeout=120) as http:
+            process = next(child for child in psutil.Process().children() if "serve" in child.cmdline())
+
+            def cpu_seconds(requests: int) -> float:
+                before = process.cpu_times()
+                for _ in range(requests):
+                    http.get("/metrics").raise_for_status()
+                after = process.cpu_times()
+                return after.user + after.system - before.user - before.system
+
+            cpu_seconds(5)
+            milliseconds = cpu_seconds(20) / 20 * 1e3
+            shown = http.get("/metrics").text.count("foreshock_advice_revision{")
+    return Outcome(f"{milliseconds:.0f} ms for {shown} runs", milliseconds <= 80 and shown == 50)
+
+
 ROWS: list[Row] = [
     Row(
         "full-disk-during-upload",
@@ -283,4 +333,5 @@ ROWS: list[Row] = [
         "earlier judge, finished runs, a target: 0 opened, 0 retracted, 0 sent",
         _upgraded_database,
     ),
+    Row("scrape-of-decisions", "50 runs of 500 decisions: a scrape takes at most 80 ms of CPU", _scrape_of_decisions),
 ]

@@ -6,11 +6,12 @@ For `apply` mode: the scales that a trainer which follows the advice would have 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 from foreshock.diagnosis.collapse import BASELINE_OBSERVATIONS, collapse_step, floor_of
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration, WarningState, advance
 from foreshock.diagnosis.quantities import LEARNING_RATE_KEY, REWARD_KEY
-from foreshock.learning_rate.decisions import Decision, Observation, decide, fold
+from foreshock.learning_rate.decisions import AdviceState, Observation, decide, fold_on
 from foreshock.severity import Severity
 
 SURGE_STEPS = 50
@@ -101,7 +102,7 @@ class AppliedAdvice:
 
     def __init__(self, configuration: WarningConfiguration) -> None:
         self._configuration = configuration
-        self._state, self._log, self._advice = WarningState(), list[Decision](), fold([])
+        self._state, self._advice = WarningState(), AdviceState()
 
     def scale(self, step: int) -> float:
         """Return the advised scale of a step, from the decisions so far."""
@@ -115,10 +116,7 @@ class AppliedAdvice:
             1, closed.step, closed.step, surge, 0, self._configuration.schedule,
             loop=self._state.loop, loop_settings=self._configuration.loop,
         )  # fmt: skip
-        made = decide(self._log, seen)
-        if made:
-            self._log.extend(made)
-            self._advice = fold(self._log)
+        self._advice = reduce(fold_on, decide(self._advice, seen), self._advice)
 
 
 def scales_under_apply(steps: Sequence[ClosedStep], configuration: WarningConfiguration) -> list[float]:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import reduce
 from typing import Any
 
@@ -122,6 +122,34 @@ class AdviceState:
     floor: float = DECAY_FLOOR
     loop: tuple[LoopPoint, ...] = ()
     loop_reference: float | None = 0.0
+    operated: tuple[int, DecisionKind, str] | None = None
+    """Revision, kind and reason of an operator's newest decision."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state as JSON; points and signals are lists of their fields."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        for name in ("handled", "released"):
+            values[name] = [(signal.rule, signal.fired_step) for signal in values[name]]
+        loop = [(point.step, point.scale, point.fall) for point in self.loop]
+        return values | {"schedule": self.schedule and self.schedule.to_json(), "loop": loop}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> AdviceState:
+        """Return the state of `to_json`. Raises an error of any kind for a state of another release."""
+        if value.keys() != {each.name for each in fields(cls)}:
+            raise ValueError("the state of the advice has other fields")
+        schedule, operated = value["schedule"], value["operated"]
+        return cls(
+            **{
+                **value,
+                "schedule": schedule and LengthDecaySchedule.from_json(schedule),
+                "halvings": tuple(value["halvings"]),
+                "handled": tuple(OpenSignal(*each) for each in value["handled"]),
+                "released": tuple(OpenSignal(*each) for each in value["released"]),
+                "loop": tuple(LoopPoint(*each) for each in value["loop"]),
+                "operated": operated and tuple(operated),
+            }
+        )
 
     def scale(self, step: int) -> float:
         """Return the advised η(step) / η₀; in shadow mode the trainer gets 1.0 instead."""
@@ -150,9 +178,9 @@ class AdviceState:
 def fold(log: Iterable[Decision]) -> AdviceState:
     """Return the state after ``log``, which is in order of revision."""
     active: list[Decision] = []
-    newest: Decision | None = None
+    whole = AdviceState()
     for decision in log:
-        newest = decision
+        whole = _noted(whole, decision)
         if decision.kind == "rewind":
             resume_step = decision.effective_from_step
             active = [
@@ -162,10 +190,25 @@ def fold(log: Iterable[Decision]) -> AdviceState:
             ]
         else:
             active.append(decision)
-    state = reduce(_apply, active, AdviceState())
-    if newest is None:
-        return state
-    return replace(state, revision=newest.revision, attempt=newest.attempt, reason=newest.reason, kind=newest.kind)
+    noted = {name: getattr(whole, name) for name in ("revision", "attempt", "reason", "kind", "operated")}
+    return replace(reduce(_apply, active, AdviceState()), **noted)
+
+
+def fold_on(state: AdviceState, decision: Decision) -> AdviceState:
+    """Return the state after one more decision, which is no rewind: that one drops decisions, and needs the log."""
+    return _noted(_apply(state, decision), decision)
+
+
+def _noted(state: AdviceState, newest: Decision) -> AdviceState:
+    operated = (newest.revision, newest.kind, newest.reason) if newest.author == "operator" else state.operated
+    return replace(
+        state,
+        revision=newest.revision,
+        attempt=newest.attempt,
+        reason=newest.reason,
+        kind=newest.kind,
+        operated=operated,
+    )
 
 
 def _rewound(decision: Decision, resume_step: int) -> Decision:
@@ -284,20 +327,21 @@ class Observation:
         return max(self.observed_step, self.trainer_step) + 1
 
 
-def decide(log: Sequence[Decision], observation: Observation) -> tuple[Decision, ...]:
+def decide(state: AdviceState, observation: Observation) -> tuple[Decision, ...]:
     """Return the decisions that the detectors' state adds to the log: at most one of each kind."""
     decisions: list[Decision] = []
     for reconcile in (_reconcile_surge, _reconcile_hold, _move_loop):
-        decision = reconcile(fold([*log, *decisions]), observation)
+        decision = reconcile(state, observation)
         if decision is not None:
             decisions.append(decision)
+            state = fold_on(state, decision)
     return tuple(decisions)
 
 
-def rewind(log: Sequence[Decision], attempt: int, resume_step: int, at_us: int) -> Decision:
+def rewind(state: AdviceState, attempt: int, resume_step: int, at_us: int) -> Decision:
     """Return the decision that starts attempt ``attempt`` at ``resume_step``."""
     return Decision(
-        revision=fold(log).revision + 1,
+        revision=state.revision + 1,
         attempt=attempt,
         kind="rewind",
         observed_step=resume_step - 1,
@@ -308,16 +352,16 @@ def rewind(log: Sequence[Decision], attempt: int, resume_step: int, at_us: int) 
     )
 
 
-def set_mode(log: Sequence[Decision], mode: AdviceMode, observation: Observation, author: Author) -> Decision:
+def set_mode(state: AdviceState, mode: AdviceMode, observation: Observation, author: Author) -> Decision:
     """Return the decision that switches the run to ``mode``; the advised scale does not change."""
     reason = "Shadow mode: the advice is shown, the trainer gets 1.0."
     if mode == "apply":
         reason = "Apply mode: the trainer gets the advised scale."
-    return replace(_new(fold(log), observation, "mode", reason), mode=mode, author=author)
+    return replace(_new(state, observation, "mode", reason), mode=mode, author=author)
 
 
 def decide_as_operator(
-    log: Sequence[Decision],
+    state: AdviceState,
     kind: OperatorKind,
     observation: Observation,
     reason: str,
@@ -329,11 +373,10 @@ def decide_as_operator(
     that is sent twice, or by two operators, is one decision. The detectors' revisions do not count, as they may come
     at each step.
     """
-    state = fold(log)
-    newest = next((each for each in reversed(log) if each.author == "operator"), None)
-    if newest is not None and seen_revision is not None and newest.revision > seen_revision:
+    if state.operated is not None and seen_revision is not None and state.operated[0] > seen_revision:
+        _, decided, why = state.operated
         raise AdviceConflictError(
-            f"an operator has decided since you saw it ({newest.kind}, {newest.reason!r}); "
+            f"an operator has decided since you saw it ({decided}, {why!r}); "
             "look at the advice as it is now, and decide again if you still want it"
         )
     scale = state.scale(observation.first_open_step)

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 
 from foreshock_service.platform import etags, security
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.database.tables import AdviceDecision, Alert, Run
+from foreshock_service.platform.database.tables import Alert, FoldedAdvice, Run
 
 LONGEST_WAIT_SECONDS = 30
 LOOK_SECONDS = 0.5
@@ -54,12 +54,11 @@ class RunVersion:
 
 def read_versions(session: Session, run_ids: Collection[str]) -> dict[str, RunVersion]:
     """Return the version of each of these runs that exists, deleted ones included, in one query."""
-    # Each subquery reads only the end of a range of an index.
-    newest = select(AdviceDecision.attempt).where(AdviceDecision.run_id == Run.id)
-    attempt = newest.order_by(AdviceDecision.revision.desc()).limit(1).scalar_subquery()
-    revision = select(func.max(AdviceDecision.revision)).where(AdviceDecision.run_id == Run.id).scalar_subquery()
+    # The subquery reads only the end of a range of an index.
     alerts = select(func.max(Alert.version)).where(Alert.run_id == Run.id).scalar_subquery()
-    query = select(Run.id, Run.project, Run.deleted_at_us, attempt, revision, alerts).where(Run.id.in_(run_ids))
+    advice = (FoldedAdvice.attempt, FoldedAdvice.revision)
+    query = select(Run.id, Run.project, Run.deleted_at_us, *advice, alerts).where(Run.id.in_(run_ids))
+    query = query.outerjoin(FoldedAdvice, FoldedAdvice.run_id == Run.id)
     # Before any decision the attempt is 1, as in `fold`.
     return {row[0]: RunVersion(row[1], row[2], row[3] or 1, row[4] or 0, row[5] or 0) for row in session.execute(query)}
 

@@ -21,6 +21,7 @@ from foreshock.learning_rate.decisions import (
     decide,
     decide_as_operator,
     fold,
+    fold_on,
     rewind,
     set_mode,
 )
@@ -37,7 +38,7 @@ def observed(step: int, surge: int | None = None, log_scale: float | None = None
 def log_after(*observations: Observation) -> list[Decision]:
     log: list[Decision] = []
     for observation in observations:
-        log.extend(decide(log, observation))
+        log.extend(decide(fold(log), observation))
     return log
 
 
@@ -113,7 +114,7 @@ def test_late_data_never_makes_the_loop_jump() -> None:
     assert fold(log).scale(42) == pytest.approx(fold(log[:1]).scale(42) * math.exp(-LARGEST_FALL))
     # And back: the rise is slow.
     before = fold(log).scale(47)
-    log.extend(decide(log, replace(observed(46), loop=LoopState(log_scale=0.0, error=-1.0))))
+    log.extend(decide(fold(log), replace(observed(46), loop=LoopState(log_scale=0.0, error=-1.0))))
     assert before < fold(log).scale(47) <= before * math.exp(LARGEST_RISE * 5) + 1e-12
 
 
@@ -124,9 +125,9 @@ def test_rise_that_the_bound_cut_is_made_up_in_later_steps() -> None:
     # The detectors' loop is back at 1 in one step, as late data may make it; the trainer's scale takes 54 steps.
     scales = [lowest]
     for step in range(48, 120):
-        log.extend(decide(log, replace(observed(step), loop=LoopState(static=1e-4, driven=1e-4, error=-1.0))))
+        log.extend(decide(fold(log), replace(observed(step), loop=LoopState(static=1e-4, driven=1e-4, error=-1.0))))
         # The same state again, as after an upload of late data, moves nothing: the step has its decision.
-        assert decide(log, replace(observed(step), loop=LoopState(static=1e-4, driven=1e-4, error=-1.0))) == ()
+        assert decide(fold(log), replace(observed(step), loop=LoopState(static=1e-4, driven=1e-4, error=-1.0))) == ()
         scales.append(fold(log).scale(step + 1))
     rises = [math.log(later / earlier) for earlier, later in pairwise(scales)]
     assert max(rises) <= 2 * LARGEST_RISE + 1e-12
@@ -139,14 +140,14 @@ def test_rise_begins_at_the_floor_also_after_a_fall_that_went_on_below_it() -> N
     low = LoopState(static=1e-4, driven=2e-2, error=1.2, log_scale=math.log(0.12))
     log = log_after(*(replace(observed(step), loop=low) for step in range(40, 52)))
     assert fold(log).scale(62) == 0.1
-    log.extend(decide(log, replace(observed(61), loop=LoopState(static=1e-4, driven=1e-4, error=-1.0))))
+    log.extend(decide(fold(log), replace(observed(61), loop=LoopState(static=1e-4, driven=1e-4, error=-1.0))))
     assert fold(log).scale(62) == pytest.approx(0.1 * math.exp(STEPS_OF_A_RISE * LARGEST_RISE))
 
 
 def test_loop_without_raises_never_raises() -> None:
     log = log_after(observed(40, None, -1.0))
     back = replace(observed(60), loop=LoopState(log_scale=0.0, error=-1.0), loop_settings=LoopSettings(raises=False))
-    assert decide(log, back) == ()
+    assert decide(fold(log), back) == ()
 
 
 def test_lower_of_schedule_and_loop_holds() -> None:
@@ -159,56 +160,56 @@ def test_lower_of_schedule_and_loop_holds() -> None:
 
 def test_operator_moves_the_loop_and_the_loop_goes_on_from_there() -> None:
     log = log_after(observed(40, None, -0.2))
-    log.append(decide_as_operator(log, "halve", observed(60), "x"))
+    log.append(decide_as_operator(fold(log), "halve", observed(60), "x"))
     halved = fold(log).scale(61)
     assert halved == pytest.approx(fold(log[:1]).scale(61) / 2)
-    log.extend(decide(log, observed(61, None, -0.3)))
+    log.extend(decide(fold(log), observed(61, None, -0.3)))
     assert fold(log).scale(62) == pytest.approx(halved * math.exp(-0.1))
-    log.append(decide_as_operator(log, "raise", observed(80), "x"))
+    log.append(decide_as_operator(fold(log), "raise", observed(80), "x"))
     assert fold(log).scale(81) > fold(log).scale(80)
 
 
 def test_loop_does_not_catch_up_after_a_hold() -> None:
     log = log_after(observed(40, None, -0.2))
-    log.append(decide_as_operator(log, "hold", observed(41), "evaluation"))
+    log.append(decide_as_operator(fold(log), "hold", observed(41), "evaluation"))
     held = fold(log).scale(42)
-    log.extend(decide(log, observed(60, None, -2.0)))
+    log.extend(decide(fold(log), observed(60, None, -2.0)))
     assert fold(log).scale(5000) == held
-    log.append(decide_as_operator(log, "release", observed(61), "over"))
-    log.extend(decide(log, observed(62, None, -2.0)))
+    log.append(decide_as_operator(fold(log), "release", observed(61), "over"))
+    log.extend(decide(fold(log), observed(62, None, -2.0)))
     assert fold(log).scale(63) == held
-    log.extend(decide(log, observed(63, None, -2.1)))
+    log.extend(decide(fold(log), observed(63, None, -2.1)))
     assert fold(log).scale(64) == pytest.approx(held * math.exp(-0.1))
 
 
 def test_hold_freezes_and_release_does_not_catch_up() -> None:
     log = log_after(observed(114, 110))
-    log.append(decide_as_operator(log, "hold", observed(150, 110), "evaluation week"))
+    log.append(decide_as_operator(fold(log), "hold", observed(150, 110), "evaluation week"))
     held = fold(log)
     assert [held.scale(step) for step in (150, 198, 396, 5000)] == [1.0] * 4
     assert held.phase(150, warming=False) == "held"
     assert held.next_decay_step(150) is None
-    log.extend(decide(log, observed(160, 110, -1.0)))
+    log.extend(decide(fold(log), observed(160, 110, -1.0)))
     assert fold(log) == held
-    log.append(decide_as_operator(log, "release", observed(400, 110), "over"))
+    log.append(decide_as_operator(fold(log), "release", observed(400, 110), "over"))
     state = fold(log)
     assert [state.scale(step) for step in (198, 400, 593, 594)] == [1.0, 1.0, 1.0, 0.5]
 
 
 def test_only_an_operator_raises_and_one_halving_at_a_time() -> None:
     log = log_after(observed(114, 110), observed(450, 110))
-    log.append(decide_as_operator(log, "raise", observed(450, 110), "the reward does not rise"))
+    log.append(decide_as_operator(fold(log), "raise", observed(450, 110), "the reward does not rise"))
     state = fold(log)
     assert [state.scale(step) for step in (451, 593, 594)] == [0.5, 0.5, 0.25]
     log = log_after(observed(114, 110), observed(3000, 110))
-    log.append(decide_as_operator(log, "raise", observed(3000, 110), "from the floor"))
+    log.append(decide_as_operator(fold(log), "raise", observed(3000, 110), "from the floor"))
     assert fold(log).scale(3001) == 0.125
 
 
 @pytest.mark.parametrize("kind", ["release", "raise"])
 def test_decision_without_effect_is_refused(kind: str) -> None:
     with pytest.raises(AdviceConflictError):
-        decide_as_operator([], kind, observed(10), "?")  # type: ignore[arg-type]
+        decide_as_operator(fold([]), kind, observed(10), "?")  # type: ignore[arg-type]
 
 
 def test_late_data_that_moves_a_firing_does_not_hold_again_after_a_release() -> None:
@@ -217,46 +218,46 @@ def test_late_data_that_moves_a_firing_does_not_hold_again_after_a_release() -> 
 
     log = log_after(holds(41, 41))
     assert [decision.kind for decision in log] == ["hold"]
-    log.append(decide_as_operator(log, "release", observed(60), "known"))
+    log.append(decide_as_operator(fold(log), "release", observed(60), "known"))
     for fired_step in (39, 41, 45, 60):
-        assert decide(log, holds(61, fired_step)) == ()
+        assert decide(fold(log), holds(61, fired_step)) == ()
     # Another rule, or the same one after the release, holds.
-    assert [each.kind for each in decide(log, holds(61, 45, "clipping"))] == ["hold"]
-    assert [each.kind for each in decide(log, holds(62, 61))] == ["hold"]
+    assert [each.kind for each in decide(fold(log), holds(61, 45, "clipping"))] == ["hold"]
+    assert [each.kind for each in decide(fold(log), holds(62, 61))] == ["hold"]
     # After a rewind the rule fires at a step that the release did not know.
-    resumed = [*log, rewind(log, 2, 50, at_us=5)]
-    assert [each.kind for each in decide(resumed, replace(holds(56, 55), attempt=2))] == ["hold"]
+    resumed = [*log, rewind(fold(log), 2, 50, at_us=5)]
+    assert [each.kind for each in decide(fold(resumed), replace(holds(56, 55), attempt=2))] == ["hold"]
     # A hold that the detectors released themselves comes back with late data.
     released = log_after(holds(41, 41), observed(60))
     assert [each.kind for each in released] == ["hold", "release"]
-    assert [each.kind for each in decide(released, holds(61, 40))] == ["hold"]
+    assert [each.kind for each in decide(fold(released), holds(61, 40))] == ["hold"]
 
 
 def test_second_hold_and_a_halving_at_the_floor_are_refused() -> None:
-    log = [decide_as_operator([], "hold", observed(10), "x")]
+    log = [decide_as_operator(fold([]), "hold", observed(10), "x")]
     with pytest.raises(AdviceConflictError, match="already held"):
-        decide_as_operator(log, "hold", observed(11), "x")
+        decide_as_operator(fold(log), "hold", observed(11), "x")
     log = []
     for step in range(4):
-        log.append(decide_as_operator(log, "halve", observed(step), "x"))
+        log.append(decide_as_operator(fold(log), "halve", observed(step), "x"))
     with pytest.raises(AdviceConflictError, match="floor"):
-        decide_as_operator(log, "halve", observed(5), "x")
+        decide_as_operator(fold(log), "halve", observed(5), "x")
 
 
 def test_rewind_drops_later_decisions_and_revision_increases() -> None:
     log = log_after(observed(114, 110), observed(250, 110, -1.2))
     assert fold(log).scale(251) == pytest.approx(math.exp(-1.2))
-    early = [*log, rewind(log, 2, 100, at_us=5)]
+    early = [*log, rewind(fold(log), 2, 100, at_us=5)]
     assert fold(early) == AdviceState(attempt=2, revision=3, reason=early[-1].reason, kind="rewind")
-    late = [*log, rewind(log, 2, 200, at_us=5)]
+    late = [*log, rewind(fold(log), 2, 200, at_us=5)]
     assert [fold(late).scale(step) for step in (197, 198, 251, 396)] == [1.0, 0.5, 0.5, 0.25]
     assert fold(late).loop == ()
 
 
 def test_hold_survives_a_rewind_from_the_resume_step() -> None:
     log = log_after(observed(114, 110))
-    log.append(decide_as_operator(log, "hold", observed(250, 110), "x"))
-    log.append(rewind(log, 2, 150, at_us=5))
+    log.append(decide_as_operator(fold(log), "hold", observed(250, 110), "x"))
+    log.append(rewind(fold(log), 2, 150, at_us=5))
     state = fold(log)
     assert state.phase(150, warming=False) == "held"
     assert state.scale(5000) == 1.0
@@ -265,7 +266,7 @@ def test_hold_survives_a_rewind_from_the_resume_step() -> None:
 def test_mode_decision_does_not_change_the_scale() -> None:
     log = log_after(observed(114, 110))
     assert fold(log).mode is None
-    log.append(set_mode(log, "apply", observed(120, 110), "operator"))
+    log.append(set_mode(fold(log), "apply", observed(120, 110), "operator"))
     assert fold(log).mode == "apply"
     assert fold(log).scale(198) == 0.5
 
@@ -311,6 +312,8 @@ class AdviceMachine(RuleBasedStateMachine):
             self.log.append(Decision.from_json(json.loads(json.dumps(decision.to_json()))))
             assert self.log[-1] == decision
             after = fold(self.log)
+            assert AdviceState.from_json(json.loads(json.dumps(after.to_json()))) == after
+            assert decision.kind == "rewind" or fold_on(before, decision) == after
             if decision.kind in ("rewind", "mode"):
                 continue
             first = decision.effective_from_step
@@ -330,8 +333,8 @@ class AdviceMachine(RuleBasedStateMachine):
                 assert before.scale(first) < after.scale(first) <= 2 * before.scale(first) + 1e-12
 
     def decide(self) -> None:
-        self.append(*decide(self.log, self.observation()))
-        again = decide(self.log, self.observation())
+        self.append(*decide(fold(self.log), self.observation()))
+        again = decide(fold(self.log), self.observation())
         assert not [decision for decision in again if decision.kind in ("surge", "retract")]
 
     @rule(steps=st.integers(1, 60), polls=st.integers(0, 3))
@@ -357,7 +360,7 @@ class AdviceMachine(RuleBasedStateMachine):
     @rule(kind=st.sampled_from(["halve", "raise", "hold", "release"]))
     def operate(self, kind: str) -> None:
         try:
-            decision = decide_as_operator(self.log, kind, self.observation(), "because")  # type: ignore[arg-type]
+            decision = decide_as_operator(fold(self.log), kind, self.observation(), "because")  # type: ignore[arg-type]
         except AdviceConflictError:
             return
         self.append(decision)
@@ -367,7 +370,7 @@ class AdviceMachine(RuleBasedStateMachine):
     def resume(self, data: st.DataObject) -> None:
         self.resume_step = data.draw(st.integers(max(0, self.observed - 150), self.observed + 1))
         self.attempt += 1
-        self.append(rewind(self.log, self.attempt, self.resume_step, at_us=len(self.log)))
+        self.append(rewind(fold(self.log), self.attempt, self.resume_step, at_us=len(self.log)))
         self.observed = self.resume_step - 1
         self.trainer = -1
         self.received = {}

@@ -374,7 +374,7 @@ def decided(readings: Sequence[Reading], every: int = 1) -> tuple[list[Decision]
     for step, reading in enumerate(readings):
         state = advance_loop(state, replace(reading, step=step), SETTINGS)
         if (step + 1) % every == 0:
-            log += decide(log, Observation(1, step, step, None, at_us=step, loop=state))
+            log += decide(fold(log), Observation(1, step, step, None, at_us=step, loop=state))
         scales.append(fold(log).scale(step + 1))
     return log, scales
 
@@ -410,7 +410,7 @@ def test_update_that_comes_after_its_step_has_closed_ends_no_fall() -> None:
         )
         for reading in (replace(whole, update=None), whole):
             newer = advance_loop(state, reading, SETTINGS)
-            log += decide(log, Observation(1, step, step, None, at_us=step, loop=newer))
+            log += decide(fold(log), Observation(1, step, step, None, at_us=step, loop=newer))
         state = newer
     assert fold(log).scale(60) < 0.5
     assert not any("lack" in decision.reason for decision in log)
@@ -443,6 +443,6 @@ def test_no_decision_raises_the_scale_at_a_step_that_lacks_a_value(readings: lis
         if (step + 1) % every:
             continue
         before = fold(log).scale(step + 1)
-        log += decide(log, Observation(1, step, step, None, at_us=step, loop=state))
+        log += decide(fold(log), Observation(1, step, step, None, at_us=step, loop=state))
         if reading is MISSING:
             assert fold(log).scale(step + 1) <= before

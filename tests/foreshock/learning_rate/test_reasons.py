@@ -32,7 +32,7 @@ def reason(state: WarningState, mode: AdviceMode = "shadow", *, has_ended: bool 
 def advice_of(state: WarningState) -> AdviceState:
     seen = Observation(1, state.step or 0, state.step or 0, state.surge_step, 0)
     log: list[Decision] = []
-    return fold([*log, *decide(log, seen)])
+    return fold([*log, *decide(fold(log), seen)])
 
 
 def surge(gradient: float, steps: int = 120) -> list[ClosedStep]:
@@ -75,7 +75,7 @@ LOWERED = LoopState(update=8e-3, updates=20, error=1.2, log_scale=-0.9)
 def lowered_by_the_loop(log: list[Decision], seen: Observation) -> list[Decision]:
     """Return the log after the loop has lowered the scale by its largest fall of ten steps at most."""
     later = replace(seen, observed_step=seen.observed_step + 10, trainer_step=-1, loop=LOWERED)
-    return [*log, *decide(log, later)]
+    return [*log, *decide(fold(log), later)]
 
 
 @pytest.mark.parametrize("mode", ["apply", "shadow"])
@@ -83,14 +83,14 @@ def lowered_by_the_loop(log: list[Decision], seen: Observation) -> list[Decision
 def test_what_is_said_of_a_surge_is_not_said_of_later_decisions(kind: str, mode: AdviceMode) -> None:
     state, _ = watch(surge(0.4))
     seen = Observation(1, 119, 119, state.surge_step, 0)
-    log = list(decide([], seen))
+    log = list(decide(fold([]), seen))
     if kind == "loop":
         log = lowered_by_the_loop(log, seen)
         said = "The update is 0.008 nats per token (set point 0.002)"
     else:
         operator: OperatorKind = "hold" if kind == "hold" else "halve"
         said = "Held while the eval runs."
-        log.append(decide_as_operator(log, operator, seen, said))
+        log.append(decide_as_operator(fold(log), operator, seen, said))
     found = advice_reason(fold(log), state, CONFIGURATION, mode, has_ended=False)
     assert [decision.kind for decision in log] == ["surge", kind]
     assert found == log[-1].reason + (SHADOW if mode == "shadow" else "")
@@ -102,12 +102,12 @@ def test_what_is_said_of_a_surge_is_not_said_of_later_decisions(kind: str, mode:
 def test_surge_in_shadow_mode_names_what_lowers_the_scale_beside_it() -> None:
     state, _ = watch(surge(0.4))
     seen = Observation(1, 119, 119, None, 0)
-    log = [decide_as_operator([], "halve", replace(seen, observed_step=100, trainer_step=-1), "too fast")]
-    halved = [*log, *decide(log, replace(seen, surge_step=state.surge_step))]
+    log = [decide_as_operator(fold([]), "halve", replace(seen, observed_step=100, trainer_step=-1), "too fast")]
+    halved = [*log, *decide(fold(log), replace(seen, surge_step=state.surge_step))]
     found = advice_reason(fold(halved), state, CONFIGURATION, "shadow", has_ended=False)
     assert found.endswith("would halve every 181 steps. The advised scale was halved at 101.")
     both = lowered_by_the_loop(log, replace(seen, observed_step=109))
-    both += decide(both, replace(seen, surge_step=state.surge_step))
+    both += decide(fold(both), replace(seen, surge_step=state.surge_step))
     assert [decision.kind for decision in both] == ["halve", "loop", "surge"]
     found = advice_reason(fold(both), state, CONFIGURATION, "shadow", has_ended=False)
     assert found.endswith("The advised scale was halved at 101 and is 0.41 by the control loop.")

@@ -121,7 +121,7 @@ def test_scale_of_consecutive_steps_rises_slowly_at_most(
             loop=state.loop,
             loop_settings=configuration.loop,
         )  # fmt: skip
-        log += decide(log, seen)
+        log += decide(fold(log), seen)
     assert all(
         later <= earlier * math.exp(LARGEST_RISE * STEPS_OF_A_RISE) + 1e-12 for earlier, later in pairwise(given_out)
     )

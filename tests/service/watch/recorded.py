@@ -124,7 +124,9 @@ class RecordedRun:
     def advice(self) -> AdviceState:
         """The state that the log of decisions folds to."""
         with self.database.read() as session:
-            return fold(advice.log_of(session, self.run))
+            state = fold(advice.log_of(session, self.run))
+            assert advice.state_of(session, self.run) == state
+            return state
 
     def decisions(self) -> list[str]:
         """The kinds of the decisions in order."""

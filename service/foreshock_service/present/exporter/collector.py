@@ -283,12 +283,12 @@ def _advice(session: Session, scrape: families.Scrape, runs: Sequence[tables.Run
     observed = observed_steps(session, [run.id for run in runs if run.last_step is None])
     acknowledged = newest_acknowledgements(session, run_ids)
     for run in runs:
-        state = states[run.id]
         for mode in ("shadow", "apply"):
             scrape.add(families.ADVICE_MODE, (run.id, mode), run.advice_mode == mode)
         newest_step = run.last_step if run.last_step is not None else observed.get(run.id, -1)
-        advised = state.scale(newest_step + 1)
-        scrape.add_row(_OF_ADVICE, (run.id,), (state.revision, advised))
+        state = states.get(run.id)
+        if state is not None:
+            scrape.add_row(_OF_ADVICE, (run.id,), (state.revision, state.scale(newest_step + 1)))
         newest = acknowledged.get(run.id)
         if newest is None:
             continue

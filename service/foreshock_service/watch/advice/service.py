@@ -4,6 +4,7 @@ Decisions after detection, a resume or a change of mode are appended in the publ
 so revisions are consecutive.
 """
 
+import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -29,9 +30,15 @@ from foreshock_service.watch.detection import derivation, history, states
 STALE_AFTER_STEPS = 10
 """A trainer asks one or two steps ahead of what it has logged. Ten steps ahead means that no data arrives."""
 
+_NEWEST_POINTS = 32
+"""Points of the control loop that are enough for the newest steps; a trainer is not so many steps ahead."""
+
 WANT_WEIGHTS_EVERY = 50
 WANT_WEIGHTS_EVERY_IN_ALARM = 10
 """Largest interval in steps at which weights are wanted while a critical alert is open."""
+
+
+_logger = logging.getLogger(__name__)
 
 
 class AdviceConflict(problem.ProblemError, status=409, problem_type="advice-conflict"):
@@ -96,7 +103,7 @@ def read_snapshot(session: Session, principal: security.Principal, run_id: str) 
     run = runs.get_run(session, principal, run_id)
     # Read first: advice newer than its entity tag ends the next poll at once, but older advice would be kept.
     version = long_polls.read_versions(session, [run_id])[run_id].of_advice
-    state = decisions.fold(log_of(session, run_id))
+    state = state_of(session, run_id)
     opened = list(alerts.open_alerts(session, run_id))
     detectors, configuration = states.newest_state(session, run_id), history.watched_as(session, run).configuration
     applied = _applied(session, run_id, state.attempt)
@@ -126,13 +133,15 @@ def read_advice(session: Session, principal: security.Principal, run_id: str, st
 
 
 def states_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, decisions.AdviceState]:
-    """Return the state of the advice of each run, in one query."""
-    table = tables.AdviceDecision
-    query = select(table.run_id, table.decision).where(table.run_id.in_(run_ids))
-    logs: dict[str, list[decisions.Decision]] = {run_id: [] for run_id in run_ids}
-    for run_id, decision in session.execute(query.order_by(table.run_id, table.revision)):
-        logs[run_id].append(decisions.Decision.from_json(decision))
-    return {run_id: decisions.fold(log) for run_id, log in logs.items()}
+    """Return the state of the advice of each run, for its newest steps; a run whose state cannot be read is absent."""
+    table = tables.FoldedAdvice
+    found = dict.fromkeys(run_ids, decisions.AdviceState())
+    for run_id, state in session.execute(select(table.run_id, table.state).where(table.run_id.in_(run_ids))):
+        try:
+            found[run_id] = decisions.AdviceState.from_json(state)
+        except Exception:
+            del found[run_id]
+    return found
 
 
 def note_followed_step(
@@ -197,20 +206,16 @@ def operate(
     run = runs.lock_run(session, principal, run_id)
     if run.state in runs.ENDED:
         raise AdviceConflict(f"{reasons.RUN_HAS_ENDED} Its state is {run.state!r}; set it to 'running' if it goes on")
-    log = log_of(session, run_id)
+    state = state_of(session, run_id)
     try:
         decision = decisions.decide_as_operator(
-            log, body.kind, observation_of(session, run_id), body.reason, body.seen_revision
+            state, body.kind, observation_of(session, run_id, state), body.reason, body.seen_revision
         )
     except decisions.AdviceConflictError as error:
         raise AdviceConflict(str(error)) from error
-    _append(session, run_id, decision)
-    session.flush()
+    decided = append(session, run_id, state, decision)
     step = decision.effective_from_step
-    before, after = (
-        {"revision": state.revision, "scale": state.scale(step)}
-        for state in (decisions.fold(log), decisions.fold([*log, decision]))
-    )
+    before, after = ({"revision": each.revision, "scale": each.scale(step)} for each in (state, decided))
     audit.record(
         session, principal, f"advice.{body.kind}", run_id,
         project=run.project, run_id=run_id, before=before, after=after | {"reason": body.reason},
@@ -285,29 +290,30 @@ def decide_after_detection(session: Session, derived: derivation.DetectionDerive
         loop=state.loop,
         loop_settings=derived.configuration.loop,
     )
-    for decision in decisions.decide(log_of(session, run_id), observation):
-        _append(session, run_id, decision)
+    advised = state_of(session, run_id)
+    for decision in decisions.decide(advised, observation):
+        advised = append(session, run_id, advised, decision)
 
 
 def rewind_log(session: Session, started: events.AttemptStarted) -> None:
     """Append the rewind to `resume_step`, which drops the decisions beyond it; only if the attempt is the newest."""
     if not started.is_newest:
         return
-    log = log_of(session, started.run_id)
-    _append(session, started.run_id, decisions.rewind(log, started.attempt, started.resume_step, now_us()))
+    state = state_of(session, started.run_id)
+    rewound = decisions.rewind(state, started.attempt, started.resume_step, now_us())
+    append(session, started.run_id, state, rewound)
 
 
 def record_mode(session: Session, changed: events.AdviceModeChanged) -> None:
     """Append the change of mode, so that polling trainers receive it."""
-    log = log_of(session, changed.run_id)
+    state = state_of(session, changed.run_id)
     mode: AdviceMode = "apply" if changed.mode == "apply" else "shadow"
-    decision = decisions.set_mode(log, mode, observation_of(session, changed.run_id), "operator")
-    _append(session, changed.run_id, decision)
+    decision = decisions.set_mode(state, mode, observation_of(session, changed.run_id, state), "operator")
+    append(session, changed.run_id, state, decision)
 
 
-def observation_of(session: Session, run_id: str) -> decisions.Observation:
+def observation_of(session: Session, run_id: str, state: decisions.AdviceState) -> decisions.Observation:
     """Return the progress of the run, for a decision that does not come from the detectors."""
-    state = decisions.fold(log_of(session, run_id))
     observed = states.observed_steps(session, [run_id]).get(run_id, -1)
     return decisions.Observation(
         attempt=state.attempt,
@@ -326,6 +332,7 @@ _LOG = (
     .where(tables.AdviceDecision.run_id == _RUN)
     .order_by(tables.AdviceDecision.revision)
 )
+_STATE = select(tables.FoldedAdvice.state, tables.FoldedAdvice.earlier_points).where(tables.FoldedAdvice.run_id == _RUN)
 _TRAINER_STEPS = select(
     select(func.max(tables.AdviceAcknowledgement.step))
     .where(tables.AdviceAcknowledgement.run_id == _RUN, tables.AdviceAcknowledgement.attempt == _ATTEMPT)
@@ -336,13 +343,32 @@ _TRAINER_STEPS = select(
 )
 
 
+def state_of(session: Session, run_id: str) -> decisions.AdviceState:
+    """Return the state of the run's advice. One that cannot be read is folded from the log of decisions."""
+    stored = session.execute(_STATE, {"run_id": run_id}).first()
+    if stored is None:
+        return decisions.AdviceState()
+    try:
+        return decisions.AdviceState.from_json(
+            {**stored.state, "loop": [*stored.earlier_points, *stored.state["loop"]]}
+        )
+    except Exception:
+        _logger.warning("the state of the advice of run %s is of another release; it is folded again", run_id)
+        return decisions.fold(log_of(session, run_id))
+
+
 def log_of(session: Session, run_id: str) -> list[decisions.Decision]:
     """Return the run's decisions in order of revision."""
     return [decisions.Decision.from_json(decision) for decision in session.scalars(_LOG, {"run_id": run_id})]
 
 
-def _append(session: Session, run_id: str, decision: decisions.Decision) -> None:
-    """Add a decision; the revision is part of the primary key, so no two decisions of a run share one."""
+def append(
+    session: Session, run_id: str, state: decisions.AdviceState, decision: decisions.Decision
+) -> decisions.AdviceState:
+    """Add a decision, and store and return the state after it.
+
+    The revision is part of the primary key, so no two decisions of a run share one.
+    """
     row = {
         "run_id": run_id,
         "revision": decision.revision,
@@ -355,14 +381,24 @@ def _append(session: Session, run_id: str, decision: decisions.Decision) -> None
         "decision": decision.to_json(),
     }
     engine.insert_rows(session, tables.AdviceDecision, [row])
+    is_rewind = decision.kind == "rewind"
+    after = decisions.fold(log_of(session, run_id)) if is_rewind else decisions.fold_on(state, decision)
+    values = after.to_json()
+    folded = {
+        "run_id": run_id,
+        "attempt": after.attempt,
+        "revision": after.revision,
+        "state": {**values, "loop": values["loop"][-_NEWEST_POINTS:]},
+        "earlier_points": values["loop"][:-_NEWEST_POINTS],
+    }
+    engine.upsert(session, tables.FoldedAdvice, [folded], ("run_id",))
+    return after
 
 
 def _newest_version(session: Session, run_id: str) -> tuple[int, int]:
     """Return (attempt, revision) of the newest decision, as `fold` does; (1, 0) before any decision."""
-    query = select(tables.AdviceDecision.attempt, tables.AdviceDecision.revision).where(
-        tables.AdviceDecision.run_id == run_id
-    )
-    row = session.execute(query.order_by(tables.AdviceDecision.revision.desc()).limit(1)).first()
+    table = tables.FoldedAdvice
+    row = session.execute(select(table.attempt, table.revision).where(table.run_id == run_id)).first()
     return (1, 0) if row is None else (row[0], row[1])
 
 

@@ -12,11 +12,13 @@ import httpx
 import numpy as np
 import pytest
 from fastapi import FastAPI
+from sqlalchemy import update
 
 from foreshock import Client
 from foreshock.api.watch import advice_record
 from foreshock.learning_rate import AdviceFeed
 from foreshock.learning_rate.advice import Advice
+from foreshock_service.platform.database.tables import FoldedAdvice
 from foreshock_service.platform.etags import etag_of
 from tests.service.sending import make_batch, start_run
 from tests.service.server import RunningServer
@@ -364,6 +366,22 @@ def test_run_that_has_ended_is_offered_nothing_until_it_runs_again(http: httpx.C
     assert "set it to 'running'" in refused.json()["detail"]
     http.patch(f"/v1/runs/{surged.run}", json={"state": "running"}).raise_for_status()
     assert http.get(address(surged)).json()["next_decay_step"] == 199
+
+
+def test_state_of_another_release_is_folded_from_the_log(http: httpx.Client, surged: RecordedRun) -> None:
+    operate(http, surged, "halve").raise_for_status()
+    expected = http.get(address(surged)).json()
+    older = update(FoldedAdvice).values(state={"scale": 0.5})
+    surged.database.write(lambda session: session.execute(older))
+    assert http.get(address(surged)).json() == expected
+    # The other runs are exported, and the next decision stores a state that can be read.
+    other = start_run(http, "other")
+    shown = http.get("/metrics").text
+    assert f'foreshock_advice_revision{{run="{other.run}"}} 0.0' in shown
+    assert f'foreshock_advice_revision{{run="{surged.run}"}}' not in shown
+    operate(http, surged, "hold").raise_for_status()
+    assert f'foreshock_advice_revision{{run="{surged.run}"}} 3.0' in http.get("/metrics").text
+    assert surged.advice().held_from_step is not None
 
 
 def test_sum_of_the_learning_rate_is_a_second_clock(http: httpx.Client, surged: RecordedRun) -> None:

@@ -264,6 +264,22 @@ class AdviceDecision(Base):
     decision: Mapped[dict[str, Any]]
 
 
+class FoldedAdvice(Base):
+    """The state that a run's log of decisions folds to, so that nothing folds the log again; of its newest revision.
+
+    `state` has the newest points of the control loop, `earlier_points` the others: a scrape reads the former only. A
+    state that another release wrote is folded from the log.
+    """
+
+    __tablename__ = "folded_advice"
+
+    run_id: Mapped[str] = mapped_column(sa.ForeignKey("runs.id"), primary_key=True)
+    attempt: Mapped[int]
+    revision: Mapped[int]
+    state: Mapped[dict[str, Any]]
+    earlier_points: Mapped[list[Any]] = mapped_column(JsonColumn)
+
+
 class AdviceAcknowledgement(base.RowOfStep, Base):
     """The learning rate and the scale that a trainer reported for a step, and the revision of the advice it used."""
 

@@ -123,7 +123,7 @@ def _scales(viewing: Viewing, runs: Sequence[Run]) -> dict[str, float]:
     run_ids = [run.id for run in runs]
     observed = observed_steps(viewing.session, run_ids)
     states = states_of_runs(viewing.session, list(observed))
-    return {run_id: states[run_id].scale(step + 1) for run_id, step in observed.items()}
+    return {run_id: states[run_id].scale(step + 1) for run_id, step in observed.items() if run_id in states}
 
 
 def _rows_of(viewing: Viewing, query: RunsQuery, runs: Sequence[Run]) -> list[dict[str, Any]]:
