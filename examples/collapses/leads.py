@@ -56,11 +56,6 @@ SIGNALS: Final = (
 )
 
 
-def alarms(steps: Sequence[ClosedStep], signal: Signal, ratio: float) -> list[Episode]:
-    """Return the episodes of a signal's alarm in one run; none if its baseline is not above 0."""
-    return _alarms(rises(steps, signal), signal, ratio)
-
-
 def rises(steps: Sequence[ClosedStep], signal: Signal) -> list[tuple[int, float]]:
     """Return (step, how many times its baseline the signal is) after the baseline; for one that falls, the inverse."""
     found = [(step.step, abs(step.values[signal.key])) for step in steps if signal.key in step.values]

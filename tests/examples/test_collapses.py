@@ -1,4 +1,4 @@
-"""The benchmark of collapses without an engine: grid, split, labels, doses, result files, alarms, the document."""
+"""The benchmark of collapses without an engine: grid, split, a baseline of an alarm, result files, the document."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import torch
 from examples.collapses.__main__ import main, missing_runs
 from examples.collapses.analyse import DOCUMENT, document, is_current
 from examples.collapses.grid import DOSES, LEARNING_RATES, SEEDS, Dose, RunSettings, grid, part_of
+from examples.collapses.leads import Signal, rises
 from examples.collapses.results import (
     RESULTS,
     Result,
@@ -34,6 +35,7 @@ from examples.tiny_rl.model import load_model
 from examples.tiny_rl.policy import next_token_distributions, pad
 from examples.tiny_rl.task import Problem, encode
 from examples.tiny_rl.trainer import Trainer, TrainerOptions
+from foreshock.diagnosis.detectors import ClosedStep
 
 HEALTHY = [0.5] * 60
 COLLAPSING = [0.5] * 30 + [0.1] * 30
@@ -184,6 +186,12 @@ def test_a_new_run_is_added_to_the_packed_ones(tmp_path: Path) -> None:
         write_result(result_file(tmp_path, name), read_results(RESULTS, only=name)[name])
         pack_results(tmp_path)
     assert list(read_results(tmp_path)) == ["lag8-lr0.0003-seed2", "none-lr0.0004-seed1"]
+
+
+def test_alarm_needs_a_baseline_above_zero() -> None:
+    for values in ([0.0] * 20 + [4.0] * 10, [1.0] * 10):
+        steps = [ClosedStep(step, {"x": value}) for step, value in enumerate(values, start=1)]
+        assert not rises(steps, Signal("x", "x rises"))
 
 
 def test_document_says_that_the_grid_is_not_complete() -> None:

@@ -14,6 +14,7 @@ from sqlalchemy import Engine, event
 from foreshock_service.platform.logs import current_request_id
 from foreshock_service.present.pages.presenters.figures import CHOSEN_STEP_PLOTS, RUN_PLOTS, STEP_PLOTS
 from tests.service.present.pages.conftest import SentRun, replay, send_run
+from tests.service.sending import Sender
 
 
 @contextmanager
@@ -57,6 +58,27 @@ def test_the_number_of_queries_does_not_depend_on_the_number_of_runs(http: httpx
         # The first request after a change may fill a cache.
         counts.append(min(executed_for_list() for _ in range(3)))
     assert counts[0] == counts[1] <= 12, counts
+
+
+def test_the_list_shows_the_mismatch_pooled_over_the_newest_active_steps(http: httpx.Client) -> None:
+    run = send_run(http, "resumed", steps=3)
+    sender = Sender(http, run.id)
+
+    def shown() -> float:
+        page = http.get("/").raise_for_status().text
+        _, _, rest = page.partition('data-column="k3">')
+        return float(rest.partition("<span>")[2].partition("<")[0])
+
+    def pooled(steps: int) -> float:
+        query = {"comparison": "trainer/rollout", "measure": ["k3_kl", "tokens"], "to_step": steps}
+        columns = sender.get("measurements", **query).json()["columns"]
+        k3, tokens = columns["k3_kl"], columns["tokens"]
+        return float(sum(a * b for a, b in zip(k3, tokens, strict=True)) / sum(tokens))
+
+    assert shown() == pytest.approx(pooled(3), rel=0.01)
+    # Step 3 is superseded, and the new attempt has measured nothing yet.
+    sender.new_attempt("again", resume_step=3)
+    assert shown() == pytest.approx(pooled(2), rel=0.01)
 
 
 def test_no_page_writes(http: httpx.Client, app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
