@@ -58,9 +58,9 @@ def wait_until(reached: Callable[[], bool], seconds: float) -> bool:
 
 @contextmanager
 def _running(folder: Path, settings: Mapping[str, str], *, forked: bool) -> Iterator[str]:
-    port = free_port()
+    port = settings.get("FORESHOCK_PORT") or str(free_port())
     log = folder / "serve.log"
-    surroundings = environment(**{**settings, "FORESHOCK_PORT": str(port)})
+    surroundings = environment(**{**settings, "FORESHOCK_PORT": port})
     server: subprocess.Popen[bytes] | psutil.Process
     if forked:
         server = fork_service(surroundings, folder, log)

@@ -13,7 +13,7 @@ from benchmarks.broken_service import serve
 from benchmarks.failures.disks import fill, small_disk
 from benchmarks.failures.rows import Outcome, Row
 from benchmarks.failures.trainers import run_trainer
-from benchmarks.running_service import running_service
+from benchmarks.running_service import running_service, wait_until
 from foreshock.client.reader import Reader
 from foreshock.rollouts import decode_rollouts
 from tests.ports import free_port
@@ -193,6 +193,60 @@ def _reused_buffer() -> Outcome:
     return Outcome(f"{wrong:,} wrong log-probs in {steps} steps", wrong == 0 and steps == 6)
 
 
+def _short_rollout() -> Outcome:
+    """Log 128 rollouts in each of 6 steps, one of them with a log-prob too few."""
+    program = """
+        import sys
+        from foreshock import Client
+        client = Client(sys.argv[1], run_key="short", spool_directory=sys.argv[2], heartbeat_seconds=0.5)
+        for step in range(6):
+            tokens = [list(range(10))] * 128
+            log_probs = [[-0.5] * 10] * 100 + [[-0.5] * 9] + [[-0.5] * 10] * 27
+            client.log_rollouts(step, {
+                "prompt_token_ids": tokens, "response_token_ids": tokens,
+                "rollout_log_probs": log_probs, "trainer_log_probs": log_probs,
+            })
+        client.flush(120)
+        client.close()
+    """
+    with tempfile.TemporaryDirectory() as folder, running_service(Path(folder)) as url:
+        run_trainer(program, url, f"{folder}/spool")
+        with Reader(url) as reader:
+            (run,) = reader.runs(key="short")
+            wait_until(lambda: bool(reader.diagnosis(run.id).missing), 20)
+            arrived = [each.rollouts for each in reader.steps(run.id)]
+            missing = [each.sentence for each in reader.diagnosis(run.id).missing if "did not arrive" in each.sentence]
+    is_ok = arrived == [127] * 6 and missing == ["6 logged items or rollouts did not arrive"]
+    return Outcome(f"{arrived}; {missing}", is_ok)
+
+
+def _two_services() -> Outcome:
+    """Log for a service that is away, then for another one, by the same user with one spool directory."""
+    program = """
+        import json, sys
+        from foreshock import Client
+        client = Client(sys.argv[1], run_key=sys.argv[2], spool_directory=sys.argv[3])
+        for step in range(20):
+            client.log_scalars(step, {"reward": 1.0})
+        client.flush(float(sys.argv[4]))
+        client.close(5)
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        first, second = folder / "first", folder / "second"
+        first.mkdir()
+        second.mkdir()
+        port = free_port()
+        run_trainer(program, f"http://127.0.0.1:{port}", "of the first", folder / "spool", "2")
+        with running_service(second) as url, Reader(url) as reader:
+            run_trainer(program, url, "of the second", folder / "spool", "120")
+            crossed = [run.key for run in reader.runs() if run.key != "of the second"]
+        with running_service(first, FORESHOCK_PORT=str(port)) as url, Reader(url) as reader:
+            run_trainer(program, url, "later", folder / "spool", "120")
+            arrived = sorted(run.key for run in reader.runs())
+    return Outcome(f"{len(crossed)} runs crossed; the first service has {arrived}", not crossed and len(arrived) == 2)
+
+
 ROWS = [
     Row(
         "full disk at the start",
@@ -209,4 +263,6 @@ ROWS = [
     Row("restart in one process", "the second start is heard of until its end, at least 4 s", _restart),
     Row("NaN and None as a rate", "the number that follows is reported", _nan_rate),
     Row("Arrow memory that is used again", "0 wrong log-probs in 6 steps", _reused_buffer),
+    Row("one short rollout of 128", "127 in each of 6 steps, and Missing says 6", _short_rollout),
+    Row("two services, one user", "0 runs cross, and the first service gets its own later", _two_services),
 ]

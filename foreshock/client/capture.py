@@ -11,7 +11,7 @@ import math
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from foreshock.measures.passes import compiled
 from foreshock.rollouts.arrays import Padding, as_array, mask_of, offsets_of_lengths
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
+from foreshock.rollouts.lengths import without_unequal
 from foreshock.rollouts.parquet import decode_rollouts, encode_rollouts_view
 from foreshock.rollouts.schema import ROLLOUT_COLUMNS
 from foreshock.rollouts.validation import validate_rollouts
@@ -39,6 +40,9 @@ Rollouts = RolloutBatch | Mapping[str, Any] | Any
 
 Captured = Callable[[], RolloutBatch]
 """A function that builds the batch of captured rollouts."""
+
+NoteLeftOut = Callable[[int, str], None]
+"""Called with how many rollouts of a shard were left out, and a sentence that says why."""
 
 _FIELD_OF = {column.name: column.field for column in ROLLOUT_COLUMNS} | {
     column.field: column.field for column in ROLLOUT_COLUMNS
@@ -85,12 +89,18 @@ def _size(value: Any) -> int:
 
 
 def capture_rollouts(
-    rollouts: Rollouts, *, default_ids: str, attributes: BatchAttributes | None, copy: bool = True
+    rollouts: Rollouts,
+    *,
+    default_ids: str,
+    attributes: BatchAttributes | None,
+    copy: bool = True,
+    note: NoteLeftOut = lambda count, sentence: None,
 ) -> Captured:
     """Copy the arrays that the trainer may change; return a function that builds the validated batch in the background.
 
     Call `size_of` first, which refuses what has no columns. The function raises InvalidRolloutsError with row and
-    column. `default_ids` is the prefix of generated sample ids. `attributes` fill those that the batch lacks.
+    column. `default_ids` is the prefix of generated sample ids. `attributes` fill those that the batch lacks. `note` is
+    called in the background if rollouts are left out, see `foreshock.rollouts.lengths`.
     """
     if isinstance(rollouts, RolloutBatch):
         batch = RolloutBatch(**{name: _copied(name, getattr(rollouts, name), copy) for name in RolloutBatch.__slots__})
@@ -99,14 +109,14 @@ def capture_rollouts(
         rollouts = pa.Table.from_batches([rollouts])
     if isinstance(rollouts, pa.Table):
         rollouts = _copied_table(rollouts) if copy else rollouts
-        return lambda: _completed(_from_table(rollouts, default_ids), attributes)
+        return lambda: _completed(_from_table(rollouts, default_ids, note), attributes)
     columns = {}
     for name, value in rollouts.items():
         if name not in _FIELD_OF and name not in _LAYOUT:
             raise InvalidRolloutsError(f"unknown column; columns: {', '.join(_FIELD_OF)}", column=name)
         if value is not None:
             columns[_FIELD_OF.get(name, name)] = _copied(name, value, copy)
-    return lambda: _completed(_from_columns(dict(columns), default_ids), attributes)
+    return lambda: _completed(_from_columns(dict(columns), default_ids, note), attributes)
 
 
 def _validated(batch: RolloutBatch) -> RolloutBatch:
@@ -220,18 +230,25 @@ def _to_numpy(name: str, value: Any) -> Any:
     return as_array(value, name)
 
 
-def _from_table(table: pa.Table, default_ids: str) -> RolloutBatch:
+def _from_table(table: pa.Table, default_ids: str, note: NoteLeftOut) -> RolloutBatch:
     """Convert an Arrow table; the same columns and types as in a Parquet file are allowed."""
     if "sample_id" not in table.column_names:
-        table = table.append_column("sample_id", pa.array(_default_ids(default_ids, table.num_rows)))
+        table = table.append_column("sample_id", pa.array(_default_ids(default_ids, range(table.num_rows))))
+    _, fits, sentence = without_unequal(dict(zip(table.column_names, table.columns, strict=True)))
+    if fits is not None:
+        table = table.filter(pa.array(fits))
+        note(fits.size - table.num_rows, sentence)
     sink = io.BytesIO()
     pq.write_table(table, sink, compression="none", row_group_size=64, write_statistics=False, use_dictionary=False)
     return decode_rollouts(sink.getvalue())
 
 
-def _from_columns(columns: dict[str, Any], default_ids: str) -> RolloutBatch:
+def _from_columns(columns: dict[str, Any], default_ids: str, note: NoteLeftOut) -> RolloutBatch:
     """Build a batch from flat arrays and offsets, padded arrays and masks, Arrow lists, or lists of rollouts."""
     layout = {name: columns.pop(name) for name in _LAYOUT if name in columns}
+    columns, fits, sentence = without_unequal(columns)
+    if fits is not None:
+        note(int(np.count_nonzero(~fits)), sentence)
     for name in ("prompt_token_ids", "response_token_ids"):
         if name not in columns:
             raise InvalidRolloutsError("this column is required", column=name)
@@ -242,7 +259,9 @@ def _from_columns(columns: dict[str, Any], default_ids: str) -> RolloutBatch:
     responses = _offsets("response", columns, layout)
     rollouts = (len(responses) if responses is not None else len(columns["response_token_ids"]) + 1) - 1
     sample_ids = columns.pop("sample_ids", None)
-    sample_ids = _default_ids(default_ids, rollouts) if sample_ids is None else [str(name) for name in sample_ids]
+    if sample_ids is None:
+        sample_ids = _default_ids(default_ids, range(rollouts) if fits is None else np.flatnonzero(fits))
+    sample_ids = [str(name) for name in sample_ids]
     if isinstance(columns.get("reward"), list | tuple):
         columns["reward"] = [math.nan if each is None else each for each in columns["reward"]]
     for name in _STRINGS & columns.keys():
@@ -257,8 +276,8 @@ def _from_columns(columns: dict[str, Any], default_ids: str) -> RolloutBatch:
     return RolloutBatch.from_arrays(sample_ids, prompt_offsets=prompts, response_offsets=responses, **columns)
 
 
-def _default_ids(start: str, count: int) -> list[str]:
-    return [f"{start}-{index}" for index in range(count)]
+def _default_ids(start: str, rows: Iterable[int]) -> list[str]:
+    return [f"{start}-{row}" for row in rows]
 
 
 def _from_arrow(name: str, array: pa.Array | pa.ChunkedArray, layout: dict[str, Any]) -> Any:

@@ -233,6 +233,8 @@ class Client:
         (or `…_lengths` [N]), padded [N, L] arrays with `prompt_padding_mask` and `response_padding_mask`, Arrow lists,
         or lists with one list per rollout. Arrays are numpy, torch on the CPU, or Arrow; `sample_ids` is optional.
         Arrays are copied before the call returns; `copy=False` skips the copy if the caller never changes them again.
+
+        A rollout whose lists differ in length is left out and counted as `invalid`; the others of the shard are sent.
         """
         shard = (self._shard or 0) if shard is None else shard
         shards = (self._shards or 1) if shards is None else shards
@@ -250,6 +252,7 @@ class Client:
                 default_ids=f"{step}-{shard}",
                 attributes=self._attributes if attributes is None else deliveries.checked_attributes(attributes),
                 copy=copy,
+                note=lambda count, sentence: self._pipeline.note_invalid("rows", f"{what}: {sentence}", count),
             )
         except BaseException:
             self._pipeline.cancel(size)

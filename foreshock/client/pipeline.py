@@ -48,9 +48,11 @@ class Pipeline:
         self._own: Registration | None = None
         self._own_has_begun = False
         self._next_advice_poll = 0.0
+        self._invalid: str | None = None
         self._queue = BoundedQueue(max_items=settings.max_queue_items, max_bytes=settings.max_queue_bytes)
         self._spool = Spool(
             settings.spool_directory,
+            url=settings.url,
             project=project,
             api_key=settings.api_key,
             max_bytes=settings.max_spool_bytes,
@@ -119,6 +121,12 @@ class Pipeline:
             self._address_of = registration
         self._sender.heartbeats.start(registration, shard)
 
+    def note_invalid(self, kind: str, sentence: str, count: int = 1) -> None:
+        """Count items or rollouts that are not sent since they are invalid; log the first sentence of a kind."""
+        self._counters.add(invalid=count)
+        self._invalid = sentence
+        self._log.warning(f"invalid {kind}", sentence)
+
     def set_checkpoint_request(self, step: int | None) -> None:
         """Take the requested step from an AdviceFeed, and stop polling."""
         self._feed_attached = True
@@ -132,6 +140,7 @@ class Pipeline:
         now = self._counters.snapshot()
         undelivered = len(self._queue) + len(self._outbox)
         reason = self._sender.reason if undelivered or now.rejected else None
+        reason = reason or (self._invalid if now.invalid else None)
         return DeliveryStatus(undelivered, now.rejected, now.dropped, now.invalid, reason)
 
     def flush(self, timeout_seconds: float) -> DeliveryStatus:
@@ -180,8 +189,7 @@ class Pipeline:
             try:
                 self._outbox.append(work.make())
             except (RolloutsError, WeightsError) as error:
-                self._counters.add(invalid=1)
-                self._log.warning(f"invalid {type(error).__name__}", f"{work.what} is invalid and not sent: {error}")
+                self.note_invalid(type(error).__name__, f"{work.what} is invalid and not sent: {error}")
             except Exception as error:
                 self._counters.add(internal_errors=1, invalid=1)
                 self._log.exception(f"encoding {type(error).__name__}", f"{work.what} could not be encoded", error)
@@ -194,8 +202,7 @@ class Pipeline:
             delivery = make()
         except Exception as error:
             self._queue.release(0)
-            self._counters.add(invalid=1)
-            self._log.warning(f"invalid {what}", f"{what} is not announced: {error}")
+            self.note_invalid(what, f"{what} is not announced: {error}")
         else:
             self.put(Work(what, 0, lambda: delivery))
 

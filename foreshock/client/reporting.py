@@ -37,7 +37,7 @@ class Counters:
     rejected: int = 0
     """Items that are invalid for the service; they are kept in the spool as files `.rejected`."""
     invalid: int = 0
-    """Calls with invalid arguments, or that could not be encoded; nothing was sent."""
+    """Calls with invalid arguments, or that could not be encoded, and rollouts that were left out of their shard."""
     dropped_queue_full: int = 0
     """Items dropped because the queue was full: encoding is slower than logging."""
     dropped_spool_full: int = 0
@@ -91,9 +91,9 @@ class DeliveryStatus:
     dropped: int = 0
     """Items dropped because a limit of the client was reached, or it was closed."""
     invalid: int = 0
-    """Calls with invalid arguments, or that could not be encoded: nothing was sent."""
+    """Calls with invalid arguments, or that could not be encoded, and rollouts that were left out of their shard."""
     reason: str | None = None
-    """The newest refusal or failure that keeps items from being delivered."""
+    """Why items are not delivered now, or else were rejected, or else were invalid."""
 
     @property
     def counts(self) -> tuple[int, int, int, int]:

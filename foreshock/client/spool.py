@@ -7,9 +7,10 @@
 A file is written under a temporary name and renamed, so that a killed process leaves complete items or none. `sync`
 makes items survive a loss of power. The numbers give the order of sending.
 
-The name of a folder ends with digests of the project and the API key of its process. A folder whose lock is free
-belonged to a process that has ended: the next client of the same project and key adopts it, and those of the project's
-other keys once the service has accepted something from that client. Use one spool directory per service.
+The name of a folder ends with digests of the service's address, the project and the API key of its process. A folder
+whose lock is free belonged to a process that has ended: the next client of the same service, project and key adopts it,
+and those of the project's other keys once the service has accepted something from that client. What is for another
+service waits for a client of that one.
 
 Files in it are sent with the API key, so only folders and files of this user that no one else may write are read.
 """
@@ -77,13 +78,13 @@ class Spool:
     """A spool directory as used by one process, by one thread at a time."""
 
     def __init__(
-        self, directory: Path, *, project: str, api_key: str | None, max_bytes: int, max_rejected_bytes: int
+        self, directory: Path, *, url: str, project: str, api_key: str | None, max_bytes: int, max_rejected_bytes: int
     ) -> None:
         """Set the limits in bytes. The directory is created by the first write."""
         self.directory = directory
         self.size = 0
         """Size of the bodies on disk that this process has written or adopted, in bytes."""
-        self._project = f"-{_short_digest(project)}-"
+        self._project = f"-{_short_digest(url.rstrip('/'))}-{_short_digest(project)}-"
         self._owner = f"{self._project}{_short_digest(api_key or '')}"
         self._max_bytes = max_bytes
         self._max_rejected_bytes = max_rejected_bytes
@@ -91,9 +92,9 @@ class Spool:
         self._locks: dict[Path, int] = {}
 
     def adopt(self, *, other_keys: bool = False) -> list[Item]:
-        """Take over the items of processes of this project and key that have ended, oldest first. Raises SpoolError.
+        """Take over the items of processes of this service, project and key that have ended, oldest first.
 
-        `other_keys`: also those of other keys of the project.
+        `other_keys`: also those of other keys of the project. Raises SpoolError.
         """
         items: list[Item] = []
         with as_spool_error(self.directory):

@@ -20,6 +20,7 @@ from foreshock.diagnosis.course import causes_of_course
 from foreshock.diagnosis.lags import AT_LAG_ZERO, LagLevels, StepLags
 from foreshock.diagnosis.mismatch_order import order_in_words
 from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE, where_to_look
+from foreshock.diagnosis.rule import CLIENT_LOSSES
 from foreshock.diagnosis.wording import as_clause, number, plural, reward_number
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import required_range
@@ -316,6 +317,9 @@ def _missing(
     if history.observed_step is not None and not history.reward.values:
         sentence = "no reward is logged, so that its fall cannot be seen"
         lesser.append(MissingData(sentence=sentence, what_to_do="Log rewards with the rollouts, or as a scalar."))
+    for lost in (each for each in alerts if each.rule == CLIENT_LOSSES and each.is_open):
+        sentence = f"{lost.value:,.0f} logged items or rollouts did not arrive"
+        lesser.append(MissingData(sentence=sentence, what_to_do=lost.what_to_do))
     of_kind = (each.evidence.get("cause") == "mismatch" for each in alerts if each.is_open)
     if history.model_kind is None and any(of_kind):
         sentence = "the kind of model is not declared, so that the ranges are those of a dense model"

@@ -16,6 +16,7 @@ from foreshock.errors import InvalidRolloutsError
 from foreshock.importers.dumps import refusal
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
+from foreshock.rollouts.lengths import left_out
 from foreshock.rollouts.schema import LOG_PROB_ROUNDING
 
 Sample = TypeVar("Sample")
@@ -98,7 +99,7 @@ def _log_probs(rows: Sequence[Row], name: str, field: str) -> tuple[list[NDArray
 
 
 class WrongLength(InvalidRolloutsError):
-    """A rollout whose lists differ in length: it cannot be read, and says nothing about the others."""
+    """A rollout whose lists differ in length (`foreshock.rollouts.lengths`)."""
 
 
 def rows_of(samples: Iterable[Sample], make: Callable[[Sample], Row]) -> tuple[list[Row], list[str]]:
@@ -115,8 +116,7 @@ def rows_of(samples: Iterable[Sample], make: Callable[[Sample], Row]) -> tuple[l
             refused.append(error)
     if refused and not rows:
         raise refused[0]
-    left_out = f"{len(refused)} of {len(rows) + len(refused)} rollouts are left out, since their lists differ in length"
-    return rows, [f"{left_out}: {refused[0]}"] if refused else []
+    return rows, [left_out(len(refused), len(rows) + len(refused), str(refused[0]))] if refused else []
 
 
 def prompt_group(prompt: NDArray[np.int64]) -> str:

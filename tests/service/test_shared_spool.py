@@ -9,9 +9,10 @@ import httpx
 import pytest
 
 from foreshock import Client
+from foreshock.client.connection import ServiceConnection
+from foreshock.errors import ServiceUnavailable
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.keys import Scope, revoke_key
-from tests.ports import free_port
 from tests.service.keys import make_key
 from tests.service.server import RunningServer
 
@@ -27,11 +28,17 @@ def client(url: str, spool: Path, project: str, key: str) -> Client:
     return Client(url, api_key=key, project=project, run_key="run", spool_directory=spool, timeout_seconds=20)
 
 
-def leave_behind(spool: Path, project: str, key: str) -> None:
+def leave_behind(url: str, spool: Path, project: str, key: str) -> None:
     """Leave scalars of a client whose service was away."""
-    left = client(f"http://127.0.0.1:{free_port()}", spool, project, key)
-    left.log_scalars(1, {"x": 1.0})
-    assert left.close(0.1).undelivered
+
+    def away(*_: object, **__: object) -> None:
+        raise ServiceUnavailable("away")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ServiceConnection, "request", away)
+        left = client(url, spool, project, key)
+        left.log_scalars(1, {"x": 1.0})
+        assert left.close(0.1).undelivered
 
 
 @pytest.mark.parametrize("revoked", [False, True], ids=["valid key", "revoked key"])
@@ -40,7 +47,7 @@ def test_spool_of_another_projects_key_holds_nothing_up(
 ) -> None:
     spool = tmp_path / "spool"
     (left_id, left_key), (_, own_key) = key_of(database, "theirs"), key_of(database, "ours")
-    leave_behind(spool, "theirs", left_key)
+    leave_behind(server.url, spool, "theirs", left_key)
     if revoked:
         database.write(lambda session: revoke_key(session, left_id))
     ours = client(server.url, spool, "ours", own_key)
@@ -62,7 +69,7 @@ def test_next_key_of_the_project_sends_what_a_revoked_one_left(
     server: RunningServer, database: Database, tmp_path: Path
 ) -> None:
     (old_id, old_key), (_, new_key) = key_of(database, "ours"), key_of(database, "ours")
-    leave_behind(tmp_path / "spool", "ours", old_key)
+    leave_behind(server.url, tmp_path / "spool", "ours", old_key)
     database.write(lambda session: revoke_key(session, old_id))
     again = client(server.url, tmp_path / "spool", "ours", new_key)
     again.log_scalars(2, {"x": 2.0})
@@ -78,7 +85,7 @@ def test_folder_that_another_user_planted_is_never_sent(
 ) -> None:
     spool = tmp_path / "spool"
     _, key = key_of(database, "ours")
-    leave_behind(spool, "ours", key)
+    leave_behind(server.url, spool, "ours", key)
     (planted,) = {path.parent for path in spool.glob("*/*.item")}
     for path in (planted, *planted.iterdir()):
         os.chown(path, 12345, 12345)

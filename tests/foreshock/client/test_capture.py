@@ -172,7 +172,7 @@ def test_batch_attributes_override_call_attributes() -> None:
 @pytest.mark.parametrize(
     ("change", "column"),
     [
-        ({"rollout_log_probs": [[-0.5], [-0.25, -2.0, -0.125]]}, "rollout_log_probs"),
+        ({"rollout_log_probs": [[-0.5], [-0.25]]}, "rollout_log_probs"),
         ({"rollout_log_probs": [[0.5, 3.0], [0.25, -2.0, 0.125]]}, "rollout_log_probs"),
         ({"response_token_ids": np.arange(5)}, "response_token_ids"),
         ({"response_padding_mask": np.ones((2, 9), bool), "response_token_ids": np.ones((2, 3))}, "response_token_ids"),
@@ -195,3 +195,27 @@ def test_trainer_compiles_in_another_process_first(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(compiled, "prepare", lambda: steps.append("prepare"))
     assert prepare_token_pass()
     assert steps == [["-m", "foreshock.measures.passes.compiled"], "prepare"]
+
+
+def short(rows: Any) -> Any:
+    return [*rows[:1], rows[1][:-1]] if isinstance(rows, list) else pa.array([rows[0].as_py(), rows[1].as_py()[:-1]])
+
+
+@pytest.mark.parametrize("shape", ["lists", "lists of arrays", "Arrow lists", "an Arrow table"])
+def test_rollout_with_a_log_prob_too_few_is_left_out_and_the_others_stay(shape: str) -> None:
+    rollouts = SHAPES[shape]()
+    if isinstance(rollouts, pa.Table):
+        rollouts = pa.table({**rollouts.to_pydict(), "rollout_log_probs": short(LOG_PROBS), "reward": [0.5, 1.0]})
+    else:
+        rollouts |= {"rollout_log_probs": short(rollouts["rollout_log_probs"]), "reward": np.array([0.5, 1.0])}
+    noted: list[tuple[int, str]] = []
+    batch = capture_rollouts(
+        rollouts, default_ids="7-0", attributes=None, note=lambda count, sentence: noted.append((count, sentence))
+    )()
+    assert (batch.sample_ids, batch.response_token_ids.tolist()) == (["7-0-0"], [1, 2])
+    assert batch.reward is not None
+    assert batch.reward.tolist() == [0.5]
+    ((count, sentence),) = noted
+    assert count == 1
+    assert sentence.startswith("1 of 2 rollouts is left out, since the lists of a rollout must have equal lengths: row")
+    assert sentence.endswith("row 1, column `rollout_log_probs`: 2 values, but `response_token_ids` has 3")

@@ -36,8 +36,10 @@ def delivery(body: bytes, kind: str = "scalars") -> Delivery:
     )
 
 
-def spool_in(folder: Path, max_bytes: int = 1000, project: str = "default", key: str | None = None) -> Spool:
-    return Spool(folder, project=project, api_key=key, max_bytes=max_bytes, max_rejected_bytes=100)
+def spool_in(
+    folder: Path, max_bytes: int = 1000, project: str = "default", key: str | None = None, url: str = "http://one:1"
+) -> Spool:
+    return Spool(folder, url=url, project=project, api_key=key, max_bytes=max_bytes, max_rejected_bytes=100)
 
 
 def written(spool: Spool, number: int, what: Delivery) -> Path:
@@ -97,6 +99,17 @@ def test_file_is_a_line_of_metadata_and_the_bytes(tmp_path: Path) -> None:
     path = written(spool_in(tmp_path), 7, delivery(b"abc"))
     assert path.name == "000000000007.item"
     assert path.read_bytes().endswith(b"\nabc")
+
+
+def test_items_of_another_service_are_left_to_its_clients(tmp_path: Path) -> None:
+    for url in ("http://one:1", "http://two:2"):
+        ended = spool_in(tmp_path, url=url)
+        written(ended, 1, delivery(url.encode()))
+        ended.close()
+    assert bodies(spool_in(tmp_path, url="http://two:2/")) == [b"http://two:2"]
+    other_key = spool_in(tmp_path, key="another", url="http://three:3")
+    assert other_key.adopt(other_keys=True) == []
+    assert bodies(spool_in(tmp_path, url="http://one:1")) == [b"http://one:1"]
 
 
 def test_locked_folder_is_not_adopted(tmp_path: Path) -> None:
@@ -167,7 +180,9 @@ def test_size_limit_applies_except_to_needed_deliveries(tmp_path: Path) -> None:
 
 
 def test_rejected_items_are_kept_as_they_are_within_the_limit(tmp_path: Path) -> None:
-    spool = Spool(tmp_path, project="default", api_key=None, max_bytes=1000, max_rejected_bytes=1500)
+    spool = Spool(
+        tmp_path, url="http://one:1", project="default", api_key=None, max_bytes=1000, max_rejected_bytes=1500
+    )
     item = item_of(spool, 1, delivery(b"x" * 60))
     assert item.path is not None
     whole = item.path.read_bytes()

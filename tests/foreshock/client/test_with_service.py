@@ -18,7 +18,6 @@ from tests.foreshock.batches import random_batch
 from tests.foreshock.client.trainer import clients, get
 from tests.foreshock.running_service import RunningService
 from tests.paths import DOCS
-from tests.ports import free_port
 from tests.waiting import wait_until
 
 PAGE = DOCS / "connect-a-trainer.md"
@@ -123,17 +122,22 @@ def test_example_of_the_page_runs(
 
 
 def test_launch_that_the_service_missed_does_not_supersede_the_next(
-    make: Callable[..., Client], tmp_path: Path
+    make: Callable[..., Client], real_service: RunningService, tmp_path: Path
 ) -> None:
     """The second launch has another API key: it adopts the first one's items after its own attempt is registered."""
-    away = f"http://127.0.0.1:{free_port()}"
+    real_service.stop()
     first = Client(
-        away, api_key="old-key", run_key="missed", spool_directory=tmp_path / "spool", attempt_key="launch-1"
+        real_service.url,
+        api_key="old-key",
+        run_key="missed",
+        spool_directory=tmp_path / "spool",
+        attempt_key="launch-1",
     )
     first.start_run()
     for step in range(4):
         first.log_rollouts(step, random_batch(step))
     assert first.close(1).undelivered
+    real_service.start()
     second = make("missed", attempt_key="launch-2")
     second.start_run()
     for step in range(3):

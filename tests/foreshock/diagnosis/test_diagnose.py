@@ -117,6 +117,13 @@ def test_an_undeclared_kind_of_model_is_told_beside_an_alert_of_the_mismatch() -
     assert not diagnose(HEALTHY).missing
 
 
+def test_what_clients_lost_is_missing() -> None:
+    alert = PastAlert("client_losses", "warning", 4, is_open=True, why="6 items", what_to_do="Read the log.", value=6.0)
+    (missing,) = diagnose(replace(HEALTHY, alerts=(alert,))).missing
+    assert (missing.sentence, missing.what_to_do) == ("6 logged items or rollouts did not arrive", "Read the log.")
+    assert not diagnose(replace(HEALTHY, alerts=(replace(alert, is_open=False),))).missing
+
+
 def test_too_little_is_unknown_and_says_what_is_missing() -> None:
     no_log_probs = diagnose(replace(HEALTHY, k3=SteppedValues(), tokens=[]))
     assert no_log_probs.headline == "Unknown: no step has both log-probs yet; the reward, 0.90, has not fallen."
