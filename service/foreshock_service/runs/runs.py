@@ -16,7 +16,7 @@ from foreshock.model_kind import ModelKind
 from foreshock_service.platform import audit, pagination, parameters, problem, security
 from foreshock_service.platform.context import EventBus, ServiceContext
 from foreshock_service.platform.database.engine import insert_if_absent
-from foreshock_service.platform.database.tables import NEWEST_ATTEMPT_FIRST, Attempt, Run, new_identifier
+from foreshock_service.platform.database.tables import NEWEST_ATTEMPT_FIRST, Attempt, Run, is_identifier, new_identifier
 from foreshock_service.runs.diagnoses import has_verdict, verdicts_of_runs
 from foreshock_service.runs.events import (
     AdviceModeChanged,
@@ -52,10 +52,18 @@ Tags = Annotated[list[Tag], AfterValidator(lambda tags: list(dict.fromkeys(tags)
 Note = Annotated[str, StringConstraints(max_length=2000, pattern=parameters.NO_NUL, strip_whitespace=True)]
 
 
+def _no_identifier(key: str) -> str:
+    if is_identifier("run", key):
+        raise ValueError(f"{key!r} has the form of an id that the service gives to runs: choose another key")
+    return key
+
+
 class RunCreate(BaseModel):
     """Run to get or create: (project, key) identifies it; the other fields are used only if it is new."""
 
-    key: parameters.Name = Field(description="the client's own name for the run, unique in the project")
+    key: Annotated[parameters.Name, AfterValidator(_no_identifier)] = Field(
+        description="the client's own name for the run, unique in the project; not of the form of an id"
+    )
     project: parameters.Name = page_addresses.DEFAULT_PROJECT
     name: parameters.Name | None = None
     model: parameters.Name | None = None

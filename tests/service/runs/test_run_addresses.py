@@ -35,6 +35,14 @@ def test_key_works_where_an_id_does(http: httpx.Client) -> None:
         assert f'href="/runs/default/{path}"' in http.get("/").text
 
 
+def test_key_of_the_form_of_an_id_is_refused(http: httpx.Client) -> None:
+    body = {"key": new_run(http, "first")}
+    refused = http.post("/v1/runs", json=body)
+    assert refused.status_code == 422
+    assert "has the form of an id that the service gives to runs: choose another key" in refused.json()["detail"]
+    assert new_run(http, "run_of_monday")
+
+
 def test_two_projects_with_one_key_need_the_project(http: httpx.Client) -> None:
     first, second = new_run(http, "nightly", "a"), new_run(http, "nightly", "b")
     answer = http.get("/v1/runs/nightly/steps")
@@ -76,16 +84,6 @@ def test_address_by_key_needs_an_api_key(http: httpx.Client, database: Database)
     assert http.get("/v1/runs/nightly").status_code == http.get("/v1/runs/nowhere").status_code == 401
     page = http.get("/runs/default/nightly")
     assert (page.status_code, page.headers["location"]) == (303, "/login?next=/runs/default/nightly")
-
-
-def test_text_in_the_form_of_an_id_is_an_id(http: httpx.Client) -> None:
-    first = new_run(http, "first")
-    second = new_run(http, first)
-    assert http.get(f"/v1/runs/{first}").json()["id"] == first
-    assert [run["id"] for run in http.get("/v1/runs", params={"key": first}).json()["items"]] == [second]
-    assert f"/pages/runs/{second}/" in http.get(f"/runs/default/{first}").text
-    form = http.get(f"/v1/runs/{first[:-1]}")
-    assert form.status_code == 404
 
 
 def test_runs_are_found_by_key(http: httpx.Client) -> None:
