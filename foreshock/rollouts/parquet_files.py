@@ -89,6 +89,7 @@ class RolloutFile:
         with arrow_errors():
             self._file = open_checked(pa.PythonFile(self._opened, "r"), ROLLOUT_COLUMNS, limits)
             self.sample_ids: list[list[str]] = _sample_ids(self._file, limits)
+        self.column_names = frozenset(self._file.schema_arrow.names)
 
     def __del__(self) -> None:
         if hasattr(self, "_opened"):

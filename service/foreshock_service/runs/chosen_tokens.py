@@ -41,6 +41,8 @@ class ChosenTokens:
 
     def __init__(self, target: str, behaviour: str) -> None:
         self._target, self._behaviour = target, behaviour
+        self.columns = {_LOGGED[each] for each in (target, behaviour) if each in _LOGGED}
+        """The columns of logged scores that are compared."""
         self.scorers: set[str] = set()
         self.compared = False
         self.parts: list[tuple[tuple[int, int], dict[str, Any]]] = []
@@ -131,8 +133,8 @@ def _values(part: dict[str, Any], column: str) -> NDArray[Any]:
     return values
 
 
-# Logged scores. Replayed ones may be newer than the summaries.
-_LOGGED = frozenset({"rollout", "trainer"})
+# Logged scores, and their columns. Replayed ones may be newer than the summaries.
+_LOGGED = {"rollout": "rollout_log_probs", "trainer": "trainer_log_probs"}
 # Sums of log-probs are taken in another order than differences of single tokens.
 _ROUNDING = 1e-9
 
@@ -146,6 +148,7 @@ def read_worst_first(
 ) -> Iterator[tuple[tuple[int, int], rollouts.RolloutBatch]]:
     """Yield ((shard, row group), rollouts) until no other row group can add to `so_far`.
 
+    Files without a column that is compared are not read, and no further group if a replayed score does not exist.
     `bounds` has a bound on |d| by sample id; other rollouts have no known bound. Raises TokensGone, TokensDamaged.
     """
     opened: dict[int, parquet_files.RolloutFile] = {}
@@ -155,12 +158,14 @@ def read_worst_first(
             opened[file.shard] = parquet_files.RolloutFile(
                 context.store.file(file.file), stored_limits(), only=TOKEN_COLUMNS
             )
+        if not so_far.columns <= opened[file.shard].column_names:
+            continue
         for group, names in enumerate(opened[file.shard].sample_ids):
             bound = max((bounds.get(name, math.inf) for name in names), default=-math.inf)
             order.append((-bound, file.shard, group))
     for place, (negative_bound, shard, group) in enumerate(sorted(order)):
-        # The first one is always read: its columns show which scores exist.
-        if place and -negative_bound < so_far.least:
+        # The first one is always read: it shows which scores exist.
+        if place and (-negative_bound < so_far.least or not so_far.compared):
             return
         with problem.stored_file(f"shard {shard} of step {key.step}"):
             batch = opened[shard].read(group)
@@ -169,7 +174,7 @@ def read_worst_first(
 
 def bounds_of_rollouts(session: Session, key: events.StepKey, comparison: str) -> dict[str, float]:
     """Return an upper bound of |d| over each rollout's tokens, by sample id, for rollouts with a summary."""
-    if not _LOGGED.issuperset(comparison.split("/")):
+    if not _LOGGED.keys() >= set(comparison.split("/")):
         return {}
     stored = measurements.blobs_of_steps(session, [key], comparison, "summaries").get(key)
     if stored is None:

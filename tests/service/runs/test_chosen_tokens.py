@@ -93,3 +93,17 @@ def test_only_row_groups_that_may_hold_one_of_the_worst_tokens_are_read(
     sender = send(http, sizes)
     assert places(sender, count) == expected_places(sizes, count)
     assert groups_read == [3]
+
+
+@on_sqlite
+def test_step_without_the_scores_is_answered_without_reading_its_tokens(
+    http: httpx.Client, groups_read: list[int]
+) -> None:
+    sender = start_run(http)
+    without = make_batch(ROLLOUTS, seed=0, rollout_log_probs=None, trainer_log_probs=None)
+    sender.put_shard(1, without).raise_for_status()
+    assert sender.get("steps/1/tokens", worst=5).status_code == 404
+    assert groups_read == []
+    sender.put_shard(2, make_batch(ROLLOUTS, seed=1)).raise_for_status()
+    assert sender.get("steps/2/tokens", worst=5, comparison="torch.float32/rollout").status_code == 404
+    assert len(groups_read) == 1
