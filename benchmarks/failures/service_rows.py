@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -319,6 +320,45 @@ def _scrape_of_decisions() -> Outcome:
     return Outcome(f"{milliseconds:.0f} ms for {shown} runs", milliseconds <= 80 and shown == 50)
 
 
+def _one_rank_of_512() -> Outcome:
+    with _service(FORESHOCK_STEP_GRACE_SECONDS="3") as (_, http):
+        run = _start(http, "wide")
+
+        def headline() -> str:
+            return str(http.get(f"{run}/diagnosis").raise_for_status().json()["headline"])
+
+        for step in range(20):
+            query = {"shards": 512}
+            http.put(
+                f"{run}/steps/{step}/rollouts/0", params=query, content=encode_rollouts(_batch(4, 20)), headers=_PARQUET
+            )
+        waiting = headline()
+        wait_until(lambda: "sent nothing in all 20 steps" in headline(), 60)
+        closed = headline()
+    return Outcome(
+        f"{len(waiting)} characters while it waits, then {len(closed)}: {closed}",
+        max(len(waiting), len(closed)) <= 200 and "sent nothing in all 20 steps" in closed,
+    )
+
+
+def _tokens_without_scores() -> Outcome:
+    with _service() as (_, http):
+        run, batch = _start(http, "unscored"), _batch(512, 4_000)
+        body = encode_rollouts(replace(batch, rollout_log_probs=None, trainer_log_probs=None))
+        http.put(f"{run}/steps/0/rollouts/0", content=body, headers=_PARQUET).raise_for_status()
+        begun = time.perf_counter()
+        status = http.get(f"{run}/steps/0/tokens", params={"worst": 5}).status_code
+        seconds = time.perf_counter() - begun
+    return Outcome(f"{status} after {seconds:.2f} s", status == 404 and seconds < 1)
+
+
+def _key_of_the_form_of_an_id() -> Outcome:
+    with _service() as (_, http):
+        key = _start(http, "first").rpartition("/")[2]
+        answer = http.post("/v1/runs", json={"key": key})
+    return Outcome(f"{answer.status_code}: {answer.json()['detail']}", answer.status_code == 422)
+
+
 ROWS: list[Row] = [
     Row(
         "full-disk-during-upload",
@@ -334,4 +374,7 @@ ROWS: list[Row] = [
         _upgraded_database,
     ),
     Row("scrape-of-decisions", "50 runs of 500 decisions: a scrape takes at most 80 ms of CPU", _scrape_of_decisions),
+    Row("one-rank-of-512", "the headline has at most 200 characters, and names ranks", _one_rank_of_512),
+    Row("tokens-without-scores", "2 M tokens without log-probs: 404 within a second", _tokens_without_scores),
+    Row("key-of-the-form-of-an-id", "refused with a sentence", _key_of_the_form_of_an_id),
 ]

@@ -21,12 +21,12 @@ from foreshock.diagnosis.lags import AT_LAG_ZERO, LagLevels, StepLags
 from foreshock.diagnosis.mismatch_order import order_in_words
 from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE, where_to_look
 from foreshock.diagnosis.rule import CLIENT_LOSSES
-from foreshock.diagnosis.wording import as_clause, number, plural, reward_number
+from foreshock.diagnosis.wording import as_clause, number, plural, ranks_in_words, reward_number
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import required_range
 from foreshock.severity import Severity, severity_rank
 
-JUDGE_VERSION: Final = "7"
+JUDGE_VERSION: Final = "8"
 """Increased with each change of the text or the judgement, so that stored diagnoses are computed again."""
 
 LEAST_MEASURED_STEPS: Final = 5
@@ -370,12 +370,8 @@ def _untold(
 
 def _waits(awaited: AwaitedShards) -> MissingData:
     since = datetime.fromtimestamp(awaited.since_us / 1e6, UTC).strftime("%H:%M")
-    shards = [str(shard) for shard in awaited.missing]
-    named = shards[0] if len(shards) == 1 else f"{', '.join(shards[:-1])} and {shards[-1]}"
-    sentence = (
-        f"step {awaited.step} is waiting for {'shard' if len(shards) == 1 else 'shards'} {named} of {awaited.expected} "
-        f"since {since} UTC"
-    )
+    ranks = ranks_in_words(awaited.missing)
+    sentence = f"step {awaited.step} is waiting for {ranks} of {awaited.expected} since {since} UTC"
     return MissingData(sentence=sentence, what_to_do="Look whether these ranks still run and reach the service.")
 
 

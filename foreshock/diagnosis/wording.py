@@ -1,6 +1,7 @@
 """Format numbers, intervals and clauses for sentences."""
 
 import math
+from collections.abc import Sequence
 
 from foreshock.interval_names import RANGE, between_ends
 
@@ -56,6 +57,18 @@ def as_clause(sentence: str) -> str:
 def as_sentence(clause: str) -> str:
     """Return a clause as a sentence of its own: with a capital, a full stop, and its other letters as they are."""
     return f"{clause[:1].upper()}{clause[1:].rstrip('.')}."
+
+
+MOST_RANKS = 8
+"""Ranks that a sentence names."""
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """Return the ranks of missing shards: "rank 3", "ranks 2 and 3", "ranks 1, 2, …, 8 and 503 more"."""
+    named = [str(rank) for rank in ranks[:MOST_RANKS]]
+    more = len(ranks) - len(named)
+    last = f"{more} more" if more else named.pop()
+    return f"rank{'' if len(ranks) == 1 else 's'} " + (f"{', '.join(named)} and {last}" if named else last)
 
 
 def plural(count: int, noun: str) -> str:

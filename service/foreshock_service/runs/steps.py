@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session, aliased
 from foreshock.api.records import from_attributes
 from foreshock.api.runs import Coverage, IncompleteStep, OfStep, StatisticsStep, StepRecord
 from foreshock.clock import now_us
+from foreshock.diagnosis.wording import ranks_in_words
 from foreshock_service.platform import pagination, parameters, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Run, Shard, Step
@@ -20,8 +21,6 @@ Answer = TypeVar("Answer", bound=OfStep)
 
 MOST_LISTED = 1000
 """Steps that are listed as incomplete, or as sent in statistics."""
-# Most missing shards that a sentence names.
-_MOST_NAMED = 8
 _LACKS_SHARDS = (Step.closed_at_us.is_not(None), Step.received_shards < Step.expected_shards)
 
 
@@ -171,14 +170,27 @@ def _shards_of(session: Session, key: events.StepKey) -> tuple[int, ...]:
     return tuple(session.scalars(query))
 
 
+def silent_ranks(session: Session, closed: Sequence[Step]) -> tuple[int, ...]:
+    """Return the ranks of which no shard of any of these steps of one attempt is stored, ascending."""
+    of_attempt = (Shard.run_id == closed[0].run_id, Shard.attempt == closed[0].attempt)
+    of_steps = Shard.step.in_([step.step for step in closed])
+    heard = set(session.scalars(select(Shard.shard).where(*of_attempt, of_steps).distinct()))
+    return tuple(rank for rank in range(min(step.expected_shards for step in closed)) if rank not in heard)
+
+
+def count_closed(session: Session, run_id: str, attempt: int) -> int:
+    """Return the number of active closed steps of an attempt."""
+    active = attempts.active_rows(session, run_id, Step)
+    of_attempt = (Step.run_id == run_id, Step.attempt == attempt, Step.closed_at_us.is_not(None), active)
+    return session.scalar(select(func.count()).where(*of_attempt)) or 0
+
+
 def shards_in_words(shards: int, expected_shards: int, missing: Sequence[int] = ()) -> str:
     """Return how many shards of a step are stored, and the numbers of the missing ones if they are given."""
     text = f"{shards} of {expected_shards} shards"
     if not missing:
         return text
-    named = ", ".join(map(str, missing[:_MOST_NAMED]))
-    others = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
-    return f"{text} (missing: {'shard' if len(missing) == 1 else 'shards'} {named}{others})"
+    return f"{text} (missing: {ranks_in_words(missing)})"
 
 
 def compared_ranks(session: Session, key: events.StepKey) -> list[events.RanksCompared]:

@@ -5,6 +5,7 @@ Alerts of split ranks and missing shards are at the first affected step and depe
 are the same in any order of arrival.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import select
@@ -12,8 +13,9 @@ from sqlalchemy.orm import Session
 
 from foreshock.api.watch import STANDING
 from foreshock.clock import now_us
+from foreshock.diagnosis import wording
 from foreshock.diagnosis.rule import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS, STALE_RUN
-from foreshock_service.platform.database.tables import Alert, new_identifier
+from foreshock_service.platform.database.tables import Alert, Step, new_identifier
 from foreshock_service.runs import events, steps
 from foreshock_service.runs.attempts import attempts_of_run, is_active
 from foreshock_service.watch import alerts, diagnosis
@@ -94,9 +96,15 @@ def _alert_of_missing(session: Session, first: events.StepKey, alert: Alert | No
     absent = steps.missing_shards_of(
         session, events.StepKey(newest.run_id, newest.attempt, newest.step), newest.expected_shards
     )
-    text = f"step {newest.step} has {steps.shards_in_words(newest.received_shards, newest.expected_shards, absent)}"
-    if len(missing) > 1:
-        text += f", and {len(missing) - 1} earlier steps lack shards too"
+    silent = steps.silent_ranks(session, missing)
+    if silent:
+        ranks = wording.ranks_in_words(silent)
+        text = f"{ranks[0].upper()}{ranks[1:]} sent nothing in {_steps_in_words(session, missing)}"
+    else:
+        text = steps.shards_in_words(newest.received_shards, newest.expected_shards, absent)
+        text = f"Closed without all shards: step {newest.step} has {text}"
+        if len(missing) > 1:
+            text += f", and {len(missing) - 1} earlier steps lack shards too"
     _open(
         session,
         # With that many steps, the first missing one may not be read: the alert stays at `first`.
@@ -104,13 +112,22 @@ def _alert_of_missing(session: Session, first: events.StepKey, alert: Alert | No
         severity="warning",
         value=float(newest.received_shards),
         threshold=float(newest.expected_shards),
-        why=f"Closed without all shards: {text}. Measures of these steps are of the rollouts that arrived.",
+        why=f"{text}. Measures of these steps are of the rollouts that arrived.",
         what_to_do="Look whether a rank died, or logs fewer steps than the others; a late shard is still added.",
         evidence={
             "steps": {str(each.step): [each.received_shards, each.expected_shards] for each in missing[::-1]},
             "missing_at_newest_step": list(absent[:_MOST_SHARDS]),
         },
     )
+
+
+def _steps_in_words(session: Session, missing: Sequence[Step]) -> str:
+    """Return in words the steps of one attempt that lack shards, given newest first."""
+    if len(missing) == 1:
+        return f"step {missing[0].step}"
+    if len(missing) == steps.count_closed(session, missing[0].run_id, missing[0].attempt):
+        return f"all {len(missing)} steps"
+    return f"{len(missing)} steps, {missing[-1].step} to {missing[0].step}"
 
 
 def alert_of_losses(session: Session, lost: events.ItemsLost) -> None:

@@ -148,8 +148,12 @@ def test_k3_above_the_range_is_not_healthy_before_an_alert_fires() -> None:
 def test_waiting_for_shards_is_said_once_and_is_all_that_is_missing_before_the_first_step() -> None:
     awaited = AwaitedShards(step=0, missing=(2, 3), expected=4, since_us=(14 * 60 + 2) * 60_000_000)
     found = diagnose(History(awaited=(awaited,)))
-    assert found.headline == "Unknown: step 0 is waiting for shards 2 and 3 of 4 since 14:02 UTC."
+    assert found.headline == "Unknown: step 0 is waiting for ranks 2 and 3 of 4 since 14:02 UTC."
     assert len(found.missing) == 1
+    many = diagnose(History(awaited=(replace(awaited, missing=tuple(range(1, 512)), expected=512),)))
+    assert many.headline == (
+        "Unknown: step 0 is waiting for ranks 1, 2, 3, 4, 5, 6, 7, 8 and 503 more of 512 since 14:02 UTC."
+    )
 
 
 def test_copied_log_probs_are_not_healthy() -> None:

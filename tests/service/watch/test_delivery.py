@@ -119,7 +119,7 @@ def test_incomplete_step_is_said_everywhere_until_it_is_complete(http: httpx.Cli
         close_overdue(app)
     (alert,) = alerts(http, sender.run, "incomplete_step")
     assert (alert["severity"], alert["state"], alert["step"]) == ("warning", "open", 3)
-    assert "step 4 has 1 of 2 shards (missing: shard 1), and 1 earlier steps lack shards too" in alert["why"]
+    assert alert["why"].startswith("Rank 1 sent nothing in all 2 steps. Measures of")
     answer = http.get(f"/v1/runs/{sender.run}/measurements", params={"comparison": "trainer/rollout"}).json()
     assert answer["incomplete_steps"] == [
         {"step": step, "attempt": 1, "shards": 1, "expected_shards": 2} for step in (4, 3)
@@ -128,7 +128,7 @@ def test_incomplete_step_is_said_everywhere_until_it_is_complete(http: httpx.Cli
     of_step = [http.get(f"/v1/runs/{sender.run}/steps/3/{part}") for part in parts]
     assert [each.json()["incomplete"] for each in of_step] == [answer["incomplete_steps"][1]] * len(parts)
     assert "closed with 1 of 2 shards" in http.get(f"/runs/{sender.run}/steps/3").text
-    assert "Step 4 closed with 1 of 2 shards (missing: shard 1)" in http.get(f"/runs/{sender.run}").text
+    assert "Step 4 closed with 1 of 2 shards (missing: rank 1)" in http.get(f"/runs/{sender.run}").text
     assert 'aria-label="warning"' in http.get("/").text
     metrics = http.get("/metrics").text
     assert f'foreshock_step_shards{{run="{sender.run}"}} 1.0' in metrics
@@ -142,6 +142,21 @@ def test_incomplete_step_is_said_everywhere_until_it_is_complete(http: httpx.Cli
 
 def heartbeat(http: httpx.Client, sender: Sender, client: str = "host-1-a", **values: object) -> httpx.Response:
     return http.put(f"/v1/runs/{sender.run}/attempts/1/clients/{client}", json=values)
+
+
+def test_ranks_that_are_missing_now_and_then_are_named_at_the_newest_step(http: httpx.Client, app: FastAPI) -> None:
+    sender = start_run(http)
+    sender.put_shard(1, make_batch(seed=1))
+    for step, arrived in ((2, 0), (3, 0)):
+        sender.put_shard(step, make_batch(seed=step), shard=arrived, shards=512)
+        close_overdue(app)
+    (alert,) = alerts(http, sender.run, "incomplete_step")
+    assert alert["why"].startswith("Ranks 1, 2, 3, 4, 5, 6, 7, 8 and 503 more sent nothing in 2 steps, 2 to 3. ")
+    assert len(sender.get("diagnosis").json()["headline"]) <= 200
+    sender.put_shard(4, make_batch(seed=4), shard=1, shards=2)
+    close_overdue(app)
+    (alert,) = alerts(http, sender.run, "incomplete_step")
+    assert "step 4 has 1 of 2 shards (missing: rank 0), and 2 earlier steps lack shards too" in alert["why"]
 
 
 def test_losses_of_clients_are_an_alert(http: httpx.Client) -> None:

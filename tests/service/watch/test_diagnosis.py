@@ -69,10 +69,10 @@ def test_missing_shards_of_the_first_step_are_named_at_once_and_only_once(http: 
     for shard in (0, 1):
         run.put_shard(0, make_batch(12, seed=shard), shard=shard, shards=4).raise_for_status()
     read = diagnosis_of(run)
-    assert read["headline"].startswith("Unknown: step 0 is waiting for shards 2 and 3 of 4 since ")
+    assert read["headline"].startswith("Unknown: step 0 is waiting for ranks 2 and 3 of 4 since ")
     assert len(read["missing"]) == 1
     run.put_shard(0, make_batch(12, seed=2), shard=2, shards=4).raise_for_status()
-    assert "for shard 3 of 4 since" in diagnosis_of(run)["headline"]
+    assert "for rank 3 of 4 since" in diagnosis_of(run)["headline"]
     run.put_shard(0, make_batch(12, seed=3), shard=3, shards=4).raise_for_status()
     assert "waiting" not in str(diagnosis_of(run))
 
@@ -85,7 +85,7 @@ def test_missing_shards_of_a_later_step_are_named_after_a_while(http: httpx.Clie
     a_while_ago = Step.last_shard_at_us - int(diagnosis.WAIT_SECONDS * 1e6) - 1
     context_of(app).database.write(lambda session: session.execute(update(Step).values(last_shard_at_us=a_while_ago)))
     assert diagnosis.diagnose_due_runs(context_of(app)) == 1
-    assert "step 1 is waiting for shard 1 of 2 since" in str(diagnosis_of(run)["missing"])
+    assert "step 1 is waiting for rank 1 of 2 since" in str(diagnosis_of(run)["missing"])
     assert diagnosis.diagnose_due_runs(context_of(app)) == 0
     run.put_shard(1, make_batch(12, seed=3), shard=1, shards=2).raise_for_status()
     assert "waiting" not in str(diagnosis_of(run))

@@ -19,7 +19,7 @@ VERDICTS = {
     "learning-rate": r"(Critical|Warning) since step \d+: .*the (smoothed )?reward (has fallen|fell)",
     "mismatch": r"(Critical|Warning) since step \d+: .*",
     "experts": HEALTHY,
-    "incomplete": rf"Warning since step {SILENT_FROM}: closed without all shards: .*\(missing: shard {SILENT_RANK}\)",
+    "incomplete": rf"Warning since step {SILENT_FROM}: rank {SILENT_RANK} sent nothing in \d+ steps, ",
 }
 
 
