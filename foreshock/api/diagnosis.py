@@ -73,6 +73,8 @@ class RunVerdict(Record):
     """the step at which the oldest open alert of this severity fired; null if healthy or unknown"""
     headline: str
     """one sentence, the same on every surface"""
+    short: str = ""
+    """the news in at most 80 characters, for rows of lists"""
     observed_step: int | None = None
     """the newest closed step"""
     revision: int = 0

@@ -39,7 +39,7 @@ class RunsCommand:
         elif runs:
             rows = [_row(run, open_alerts.get(run.id, "–")) for run in runs]
             header, *lines = table(_HEADER, rows, left=(0, 1, 4, 5), indent="")
-            print("\n".join([header, *itertools.chain(*zip(lines, map(_headline, runs), strict=True))]))
+            print("\n".join([header, *itertools.chain(*zip(lines, map(_news, runs), strict=True))]))
         else:
             print(f"{arguments.project or reader.connection.url}: no runs yet")
         return 0
@@ -66,8 +66,10 @@ def _row(run: RunRecord, alerts: str) -> list[str]:
     return [_short(run.key, _LONGEST_KEY), verdict, count(since), count(run.last_step), run.state, alerts]
 
 
-def _headline(run: RunRecord) -> str:
-    return _short(f"  {'no diagnosis yet' if run.diagnosis is None else run.diagnosis.headline}", _WIDTH)
+def _news(run: RunRecord) -> str:
+    """Return the diagnosis of a list; a service of an earlier release has only the headline."""
+    found = run.diagnosis
+    return "  no diagnosis yet" if found is None else f"  {found.short or _short(found.headline, _WIDTH - 2)}"
 
 
 def _short(text: str, longest: int) -> str:

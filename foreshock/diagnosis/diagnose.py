@@ -5,26 +5,24 @@ open alert. It is "healthy" only if no alert above info is open and enough was m
 is "unknown", and `missing` lists what is missing.
 """
 
-import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from statistics import median
 from typing import Any, Final
 
 from foreshock.api.diagnosis import CauseSource, Diagnosis, DiagnosisCause, DiagnosisEvent, MissingData, Verdict
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.collapse import TRAILING_VALUES, floor_of
 from foreshock.diagnosis.course import causes_of_course
-from foreshock.diagnosis.lags import AT_LAG_ZERO, LagLevels, StepLags
+from foreshock.diagnosis.history import NEWEST_STEPS, WINDOW_STEPS, AwaitedShards, History, PastAlert
+from foreshock.diagnosis.lags import AT_LAG_ZERO, StepLags
 from foreshock.diagnosis.mismatch_order import order_in_words
 from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE, where_to_look
 from foreshock.diagnosis.rule import CLIENT_LOSSES
+from foreshock.diagnosis.short import short_of
 from foreshock.diagnosis.wording import as_clause, number, plural, ranks_in_words, reward_number
-from foreshock.model_kind import ModelKind
-from foreshock.ranges import required_range
-from foreshock.severity import Severity, severity_rank
+from foreshock.severity import severity_rank
 
 JUDGE_VERSION: Final = "8"
 """Increased with each change of the text or the judgement, so that stored diagnoses are computed again."""
@@ -34,12 +32,6 @@ LEAST_MEASURED_STEPS: Final = 5
 
 LEAST_MEASURED_TOKENS: Final = 1000
 """With fewer measured tokens in the newest steps, a run is not called healthy."""
-
-NEWEST_STEPS: Final = 10
-"""Number of newest values that represent "now"."""
-
-WINDOW_STEPS: Final = 64
-"""Number of newest steps in a history."""
 
 LEAST_REWARDS: Final = 15
 """With fewer rewards the headline does not say "has not fallen": the detector could not have found a fall."""
@@ -87,95 +79,6 @@ _PROBES: Final[Collection[CauseSource]] = ("doctor", "probe")
 _MOST_EVENTS = 50
 
 
-@dataclass(frozen=True, slots=True)
-class PastAlert:
-    """A stored alert that is not retracted; `is_open`: open or acknowledged."""
-
-    rule: str
-    severity: Severity
-    step: int
-    is_open: bool
-    why: str
-    what_to_do: str = ""
-    value: float = math.nan
-    threshold: float = math.nan
-    evidence: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def onset(self) -> int:
-        """The step at which it began if a detector dated it, else the step at which it fired."""
-        return min(int(self.evidence.get("onset_step", self.step)), self.step)
-
-
-@dataclass(frozen=True, slots=True)
-class SteppedValues:
-    """A quantity at ascending steps; the values are finite."""
-
-    steps: Sequence[int] = ()
-    values: Sequence[float] = ()
-
-    def newest(self, count: int = NEWEST_STEPS) -> float:
-        """Return the median of the newest values; NaN without any."""
-        return median(list(self.values[-count:])) if self.values else math.nan
-
-    def best(self, count: int = NEWEST_STEPS) -> float:
-        """Return the highest median of `count` values in a row; NaN with fewer values."""
-        ends = range(count, len(self.values) + 1)
-        return max((median(list(self.values[end - count : end])) for end in ends), default=math.nan)
-
-
-@dataclass(frozen=True, slots=True)
-class AwaitedShards:
-    """An open step of which shards are missing; `since_us`: when its newest shard arrived, UTC microseconds."""
-
-    step: int
-    missing: tuple[int, ...]
-    expected: int
-    since_us: int
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """What is known of a run's newest steps, as plain data.
-
-    `k3` is that of trainer/rollout, with `tokens` and `lags` at the same steps, and with `k3_of_others`, that without
-    the largest token of each step (absent: the same); `reported_k3` is the newest one that
-    the trainer reports, if no step has both log-probs. `first_k3`, with `first_lags`, is that of the run's first steps,
-    if they are not among the newest. `reward` and `length` are means of a step. `newest_step` is the newest one with
-    rollouts. `causes` come from the lint, in the order of its catalogue, and from probes, whose evidence has a `step`.
-    `undeclared` is what must be declared before the lint can find more. `checkpoints` are the steps with an announced
-    checkpoint, ascending.
-    """
-
-    alerts: tuple[PastAlert, ...] = ()
-    observed_step: int | None = None
-    newest_step: int | None = None
-    k3: SteppedValues = SteppedValues()
-    tokens: Sequence[int] = ()
-    k3_of_others: Sequence[float] = ()
-    lags: Sequence[StepLags] = ()
-    first_k3: SteppedValues = SteppedValues()
-    first_lags: Sequence[StepLags] = ()
-    reported_k3: float | None = None
-    reward: SteppedValues = SteppedValues()
-    length: SteppedValues = SteppedValues()
-    causes: tuple[DiagnosisCause, ...] = ()
-    undeclared: tuple[MissingData, ...] = ()
-    awaited: tuple[AwaitedShards, ...] = ()
-    model_kind: ModelKind | None = None
-    checkpoints: Sequence[int] = ()
-
-    @property
-    def healthy_end(self) -> float:
-        """The largest healthy k3 of this kind of model, in nats per token."""
-        return required_range("k3_kl", self.model_kind).warning or math.inf
-
-    @property
-    def newest_lags(self) -> LagLevels:
-        """k3 at each lag over the newest steps."""
-        return LagLevels.of(self.lags[-NEWEST_STEPS:])
-
-
 def diagnose(history: History) -> Diagnosis:
     """Return the diagnosis, without the revision and time that it gets when it is stored."""
     alerts = sorted(history.alerts, key=lambda each: (each.onset, each.step, severity_rank(each.severity), each.rule))
@@ -219,10 +122,12 @@ def diagnose(history: History) -> Diagnosis:
         # A probe's cause only says where a healthy mismatch comes from: no objection.
         objections = _told([each for each in told if each.source != "probe" and each.name not in AUXILIARY])
         headline = f"Healthy: {'; '.join((_k3_clause(history), reward, *(f'but {each}' for each in objections)))}."
+    ordered = sorted(grave, key=lambda each: (severity_rank(each.severity), _told_first(each)))
     return Diagnosis(
         verdict=verdict,
         since=since,
         headline=headline,
+        short=short_of(verdict, headline, ordered, _of_mismatch(told), history),
         events=tuple(map(_event, alerts[-_MOST_EVENTS:])),
         causes=causes,
         next_steps=_next_steps(grave, causes, (*blocking, *lesser), history),
@@ -354,10 +259,10 @@ def _untold(
     elif tokens < LEAST_MEASURED_TOKENS:
         sentence = f"{plural(tokens, 'token')} measured in the newest steps, {LEAST_MEASURED_TOKENS:,} are needed"
         advice = "Log more rollouts a step."
-    elif history.newest_lags.hides_numerics and _k3_now(history) > history.healthy_end:
-        sentence = history.newest_lags.untold(_k3_now(history))
+    elif history.newest_lags.hides_numerics and history.k3_now > history.healthy_end:
+        sentence = history.newest_lags.untold(history.k3_now)
         advice = "Log some rollouts of the newest weights, or probe a step that has a checkpoint (`foreshock probe`)."
-    elif _judged_k3(history) > history.healthy_end:
+    elif history.judged_k3 > history.healthy_end:
         sentence = (
             f"{_k3_clause(history)}, above the healthy range, which ends at {number(history.healthy_end)}; "
             "more steps will tell if it stays there"
@@ -375,36 +280,11 @@ def _waits(awaited: AwaitedShards) -> MissingData:
     return MissingData(sentence=sentence, what_to_do="Look whether these ranks still run and reach the service.")
 
 
-def _k3_now(history: History) -> float:
-    """Return the mean k3 over the tokens of the newest steps."""
-    return _mean_of_newest(history, history.k3.values)
-
-
-def _k3_of_others(history: History) -> float:
-    """Return `_k3_now` without the largest token of each step."""
-    return _mean_of_newest(history, history.k3_of_others or history.k3.values)
-
-
-def _mean_of_newest(history: History, values: Sequence[float]) -> float:
-    newest, tokens = values[-NEWEST_STEPS:], history.tokens[-NEWEST_STEPS:]
-    whole = sum(tokens)
-    pairs = zip(newest, tokens, strict=True)
-    return sum(value * count for value, count in pairs) / whole if whole else history.k3.newest()
-
-
-def _judged_k3(history: History) -> float:
-    """Return the k3 that rules compare with the range, at lag 0 if lags are mixed; −inf if there is none."""
-    levels = history.newest_lags
-    if levels.hides_numerics:
-        return -math.inf
-    return levels.k3[AT_LAG_ZERO] if levels.is_mixed else _k3_of_others(history)
-
-
 def _k3_clause(history: History) -> str:
     when = f"in the newest {min(NEWEST_STEPS, len(history.k3.steps))} measured steps"
     if history.undeclared:
         when += ", if the logged μ sampled the tokens, which is not declared"
-    levels, now, others = history.newest_lags, _k3_now(history), _k3_of_others(history)
+    levels, now, others = history.newest_lags, history.k3_now, history.k3_now_of_others
     if levels.is_mixed and not levels.hides_numerics:
         return levels.in_words(now, when)
     if now > history.healthy_end >= others:
@@ -520,7 +400,7 @@ def _to_doctor(causes: Sequence[DiagnosisCause], history: History) -> list[str]:
     """Return the next step after a probe has found the link: which setting it is. None if the mismatch is healthy."""
     probed = next((each for each in causes if each.source == "probe" and _is_current(each, history)), None)
     is_known = any(each.source == "doctor" and each.certainty == "shown" for each in causes)
-    if probed is None or is_known or not _judged_k3(history) > history.healthy_end:
+    if probed is None or is_known or not history.judged_k3 > history.healthy_end:
         return []
     return [f"Find the setting: `foreshock doctor RUN --step {probed.evidence['step']}` tries what this link may do."]
 

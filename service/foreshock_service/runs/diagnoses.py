@@ -7,7 +7,8 @@ from sqlalchemy.orm import Session
 
 from foreshock.api import diagnosis, records
 from foreshock.clock import now_us
-from foreshock.diagnosis.diagnose import JUDGE_VERSION, History, diagnose
+from foreshock.diagnosis.diagnose import JUDGE_VERSION, diagnose
+from foreshock.diagnosis.history import History
 from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import Run, StoredDiagnosis
 
@@ -25,7 +26,7 @@ def verdicts_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, di
     """Return the verdict and headline of each run, in one query; a run without a row counts as one without data."""
     table = StoredDiagnosis
     query = select(
-        table.run_id, table.verdict, table.since_step, table.headline, table.observed_step, table.revision
+        table.run_id, table.verdict, table.since_step, table.headline, table.short, table.observed_step, table.revision
     ).where(table.run_id.in_(run_ids))
     found = dict.fromkeys(run_ids, NOTHING_YET.summary)
     for row in session.execute(query):
@@ -60,6 +61,7 @@ def store_diagnosis(
         "verdict_revision": verdict_revision,
         "since_step": found.since,
         "headline": found.headline,
+        "short": found.short,
         "observed_step": found.observed_step,
         "awaits_shards": awaits_shards,
         "judged_by": JUDGE_VERSION,

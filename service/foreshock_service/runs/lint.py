@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from foreshock import json_values
 from foreshock.api import steps as records
 from foreshock.api.records import parse, to_json
-from foreshock.diagnosis.diagnose import NEWEST_STEPS as WINDOW_STEPS
+from foreshock.diagnosis.history import NEWEST_STEPS as WINDOW_STEPS
 from foreshock.diagnosis.quantities import ENTROPY_KEY, quantities_of
 from foreshock.lint import CHECKS, sampling
 from foreshock.lint.checks import outcome_records

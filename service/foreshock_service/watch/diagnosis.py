@@ -19,15 +19,14 @@ from foreshock.api.diagnosis import CauseSource, Diagnosis, DiagnosisCause, Miss
 from foreshock.api.watch import STANDING
 from foreshock.diagnosis import lags, mismatch_rules, wording
 from foreshock.diagnosis.course import FIRST_STEP, FIRST_STEPS
-from foreshock.diagnosis.diagnose import (
-    JUDGE_VERSION,
+from foreshock.diagnosis.diagnose import JUDGE_VERSION, diagnose
+from foreshock.diagnosis.history import (
     NEWEST_STEPS,
     WINDOW_STEPS,
     AwaitedShards,
     History,
     PastAlert,
     SteppedValues,
-    diagnose,
 )
 from foreshock.diagnosis.largest_token import k3_of_others
 from foreshock.diagnosis.quantities import REWARD_KEY, names_of, quantities_of
@@ -103,7 +102,9 @@ def judge(history: History) -> Diagnosis:
         _logger.exception("a run could not be diagnosed")
         failed = MissingData(sentence="this run could not be diagnosed", what_to_do="Read the log of the service.")
         headline = f"Unknown: {failed.sentence}."
-        return Diagnosis(verdict="unknown", headline=headline, missing=(failed,), observed_step=history.observed_step)
+        return Diagnosis(
+            verdict="unknown", headline=headline, short=headline, missing=(failed,), observed_step=history.observed_step
+        )
 
 
 def diagnose_due_runs(context: ServiceContext) -> int:

@@ -9,14 +9,8 @@ import pytest
 
 from foreshock.api.diagnosis import Diagnosis, DiagnosisCause, MissingData, diagnosis_of
 from foreshock.api.records import to_json
-from foreshock.diagnosis.diagnose import (
-    LEAST_MEASURED_STEPS,
-    AwaitedShards,
-    History,
-    PastAlert,
-    SteppedValues,
-    diagnose,
-)
+from foreshock.diagnosis.diagnose import LEAST_MEASURED_STEPS, diagnose
+from foreshock.diagnosis.history import AwaitedShards, History, PastAlert, SteppedValues
 
 STEPS = range(40)
 HEALTHY = History(

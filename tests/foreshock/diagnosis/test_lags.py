@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from foreshock.diagnosis.detectors import ClosedStep
-from foreshock.diagnosis.diagnose import History, SteppedValues, diagnose
+from foreshock.diagnosis.diagnose import diagnose
+from foreshock.diagnosis.history import History, SteppedValues
 from foreshock.diagnosis.lags import K3_KEYS, LAG_KEY, LAGS, TOKENS_KEYS, StepLags, lags_in_words
 from foreshock.diagnosis.least_tokens import LEAST_TOKENS
 from foreshock.diagnosis.mismatch_rules import K3, K3_PER_ENTROPY

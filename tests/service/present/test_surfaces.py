@@ -135,14 +135,14 @@ def test_every_surface_says_the_same_sentence(
             assert of_list[run] == one
             assert run in ids_of[one.verdict]
             assert (one.headline, one.verdict, one.since) == (headline, found["verdict"], found["since"])
-            # Below the run's row, cut to the width of a terminal.
-            shown = f"  {headline}" if len(headline) <= 78 else f"  {headline[:77]}…"
-            assert shown in listed.splitlines()
+            assert 0 < len(one.short) <= 80
+            assert one.short == found["short"]
+            assert f"  {one.short}" in listed.splitlines()
             assert headline in command("watch", run, "--once").splitlines()
             assert headline in command("report", run, "--fail-on", "never").splitlines()
             page = html.unescape(http.get(f"/runs/{run}", follow_redirects=True).raise_for_status().text)
             assert f"<p><strong>{headline}</strong></p>" in page
-            assert f">{headline}</span></td>" in html.unescape(pages[run])
+            assert f">{one.short}</span></td>" in html.unescape(pages[run])
             if f'foreshock_step{{run="{run}"}}' in metrics:
                 assert f'foreshock_diagnosis_verdict{{run="{run}",verdict="{found["verdict"]}"}} 1' in metrics
     messages = list(sent(app.state.context, monkeypatch))

@@ -192,6 +192,7 @@ class StoredDiagnosis(Base):
     verdict_revision: Mapped[int]
     since_step: Mapped[int | None]
     headline: Mapped[str]
+    short: Mapped[str]
     observed_step: Mapped[int | None]
     awaits_shards: Mapped[bool]
     judged_by: Mapped[str]

@@ -1,0 +1,134 @@
+"""What is known of a run's newest steps, from which its diagnosis is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Final
+
+from foreshock.api.diagnosis import DiagnosisCause, MissingData
+from foreshock.diagnosis.lags import AT_LAG_ZERO, LagLevels, StepLags
+from foreshock.model_kind import ModelKind
+from foreshock.ranges import required_range
+from foreshock.severity import Severity
+
+NEWEST_STEPS: Final = 10
+"""Number of newest values that represent "now"."""
+
+WINDOW_STEPS: Final = 64
+"""Number of newest steps in a history."""
+
+
+@dataclass(frozen=True, slots=True)
+class PastAlert:
+    """A stored alert that is not retracted; `is_open`: open or acknowledged."""
+
+    rule: str
+    severity: Severity
+    step: int
+    is_open: bool
+    why: str
+    what_to_do: str = ""
+    value: float = math.nan
+    threshold: float = math.nan
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def onset(self) -> int:
+        """The step at which it began if a detector dated it, else the step at which it fired."""
+        return min(int(self.evidence.get("onset_step", self.step)), self.step)
+
+
+@dataclass(frozen=True, slots=True)
+class SteppedValues:
+    """A quantity at ascending steps; the values are finite."""
+
+    steps: Sequence[int] = ()
+    values: Sequence[float] = ()
+
+    def newest(self, count: int = NEWEST_STEPS) -> float:
+        """Return the median of the newest values; NaN without any."""
+        return median(list(self.values[-count:])) if self.values else math.nan
+
+    def best(self, count: int = NEWEST_STEPS) -> float:
+        """Return the highest median of `count` values in a row; NaN with fewer values."""
+        ends = range(count, len(self.values) + 1)
+        return max((median(list(self.values[end - count : end])) for end in ends), default=math.nan)
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitedShards:
+    """An open step of which shards are missing; `since_us`: when its newest shard arrived, UTC microseconds."""
+
+    step: int
+    missing: tuple[int, ...]
+    expected: int
+    since_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What is known of a run's newest steps, as plain data.
+
+    `k3` is that of trainer/rollout, with `tokens` and `lags` at the same steps, and with `k3_of_others`, that without
+    the largest token of each step (absent: the same); `reported_k3` is the newest one that
+    the trainer reports, if no step has both log-probs. `first_k3`, with `first_lags`, is that of the run's first steps,
+    if they are not among the newest. `reward` and `length` are means of a step. `newest_step` is the newest one with
+    rollouts. `causes` come from the lint, in the order of its catalogue, and from probes, whose evidence has a `step`.
+    `undeclared` is what must be declared before the lint can find more. `checkpoints` are the steps with an announced
+    checkpoint, ascending.
+    """
+
+    alerts: tuple[PastAlert, ...] = ()
+    observed_step: int | None = None
+    newest_step: int | None = None
+    k3: SteppedValues = SteppedValues()
+    tokens: Sequence[int] = ()
+    k3_of_others: Sequence[float] = ()
+    lags: Sequence[StepLags] = ()
+    first_k3: SteppedValues = SteppedValues()
+    first_lags: Sequence[StepLags] = ()
+    reported_k3: float | None = None
+    reward: SteppedValues = SteppedValues()
+    length: SteppedValues = SteppedValues()
+    causes: tuple[DiagnosisCause, ...] = ()
+    undeclared: tuple[MissingData, ...] = ()
+    awaited: tuple[AwaitedShards, ...] = ()
+    model_kind: ModelKind | None = None
+    checkpoints: Sequence[int] = ()
+
+    @property
+    def healthy_end(self) -> float:
+        """The largest healthy k3 of this kind of model, in nats per token."""
+        return required_range("k3_kl", self.model_kind).warning or math.inf
+
+    @property
+    def newest_lags(self) -> LagLevels:
+        """k3 at each lag over the newest steps."""
+        return LagLevels.of(self.lags[-NEWEST_STEPS:])
+
+    @property
+    def k3_now(self) -> float:
+        """The mean k3 over the tokens of the newest steps, in nats; NaN without any."""
+        return self._of_newest(self.k3.values)
+
+    @property
+    def k3_now_of_others(self) -> float:
+        """`k3_now` without the largest token of each step."""
+        return self._of_newest(self.k3_of_others or self.k3.values)
+
+    @property
+    def judged_k3(self) -> float:
+        """The k3 that is compared with the range: at lag 0 if lags are mixed; −inf if there is none."""
+        levels = self.newest_lags
+        if levels.hides_numerics:
+            return -math.inf
+        return levels.k3[AT_LAG_ZERO] if levels.is_mixed else self.k3_now_of_others
+
+    def _of_newest(self, values: Sequence[float]) -> float:
+        newest, tokens = values[-NEWEST_STEPS:], self.tokens[-NEWEST_STEPS:]
+        whole = sum(tokens)
+        pairs = zip(newest, tokens, strict=True)
+        return sum(value * count for value, count in pairs) / whole if whole else self.k3.newest()

@@ -1,0 +1,67 @@
+"""The diagnosis in at most 80 characters, for the rows of lists: what has happened to the reward, then the mismatch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from foreshock.api.diagnosis import Verdict
+from foreshock.diagnosis.history import History, PastAlert
+from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE
+from foreshock.diagnosis.wording import as_sentence, number, reward_number
+
+MOST_CHARACTERS: Final = 80
+
+
+def short_of(verdict: Verdict, headline: str, grave: Sequence[PastAlert], cause: str, history: History) -> str:
+    """Return the verdict and its news in at most 80 characters.
+
+    `grave` are the open alerts above info, the one that the headline tells first; `cause` is its clause on what makes
+    the mismatch, or "".
+    """
+    if verdict == "healthy":
+        parts = [f"k3 {number(history.judged_k3)}" if math.isfinite(history.judged_k3) else ""]
+        parts.append(f"reward {reward_number(history.reward.newest())}" if history.reward.values else "")
+        _, _, objection = headline.rstrip(".").partition("; but ")
+        return _joined("Healthy: ", [", ".join(filter(None, parts)), objection and f"but {objection}"], headline)
+    if not grave:
+        return _cut(headline)
+    fall = next((each for each in grave if each.rule in (COLLAPSE_RULE, FALL_RULE)), None)
+    if fall is not None and "before" in fall.evidence:
+        found = float(fall.evidence.get("now", math.nan))
+        # Of a reward that recovers, how low it was.
+        now = min(history.reward.newest(), found) if history.reward.values else found
+        word = "Collapsed" if fall.rule == COLLAPSE_RULE else "Reward falls"
+        news = f"reward {reward_number(float(fall.evidence['before']))} → {reward_number(now)} since step {fall.onset}"
+        return _joined(f"{word}: ", [news, _growth(fall), cause], headline)
+    first = grave[0]
+    if first.evidence.get("cause") == "mismatch" and math.isfinite(history.judged_k3):
+        news = f"k3 {number(history.judged_k3)}, healthy to {number(history.healthy_end)}, since step {first.onset}"
+        return _joined("Mismatch: ", [news, cause], headline)
+    return _cut(headline)
+
+
+def _growth(fall: PastAlert) -> str:
+    """Return how much the mismatch had grown before a fall; "" if it did not rise first."""
+    baseline, after = (float(fall.evidence.get(name, math.nan)) for name in ("k3_baseline", "k3_after"))
+    if fall.evidence.get("first") != "mismatch" or not after > baseline > 0.0:
+        return ""
+    return f"k3 had grown × {number(after / baseline)} since {fall.evidence['k3_onset_step']}"
+
+
+def _joined(start: str, parts: Sequence[str], headline: str) -> str:
+    """Return the parts that fit, as a sentence; the headline, cut, if not even the first one is known."""
+    found = ""
+    for part in filter(None, parts):
+        longer = f"{found}; {part}" if found else part
+        if len(start) + len(longer) < MOST_CHARACTERS:
+            found = longer
+    return as_sentence(start + found) if found else _cut(headline)
+
+
+def _cut(text: str) -> str:
+    """Return the text up to its last whole word that fits, with an ellipsis if something is cut."""
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    return f"{text[: MOST_CHARACTERS - 1].rsplit(' ', 1)[0].rstrip(',;:')}…"
