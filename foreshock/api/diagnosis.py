@@ -70,7 +70,7 @@ class RunVerdict(Record):
 
     verdict: Verdict
     since: int | None = None
-    """the step at which the oldest open alert of this severity fired; null if healthy or unknown"""
+    """the step at which the oldest open alert of this severity began; null if healthy or unknown"""
     headline: str
     """one sentence, the same on every surface"""
     short: str = ""

@@ -97,7 +97,7 @@ def diagnose(history: History) -> Diagnosis:
         worst = min((each.severity for each in grave), key=severity_rank)
         verdict = "critical" if worst == "critical" else "warning"
         of_worst = sorted((each for each in grave if each.severity == worst), key=_told_first)
-        since = of_worst[0].step
+        since = of_worst[0].onset
         headline = f"{verdict.capitalize()} since step {since}: {_of_alerts(of_worst[0], grave, history, told)}."
     elif fault := next((each for each in told if each.name in NOT_MEASURED and each.certainty == "shown"), None):
         verdict, since = "warning", fault.evidence.get("first_step")
@@ -138,7 +138,7 @@ def diagnose(history: History) -> Diagnosis:
 
 def _told_first(alert: PastAlert) -> tuple[int, int, bool]:
     """Return the sort key of a headline's alerts: the oldest first, then those that are easy to read."""
-    return alert.step, alert.onset, not alert.rule.startswith(("mismatch", "multiplicative_error"))
+    return alert.onset, alert.step, not alert.rule.startswith(("mismatch", "multiplicative_error"))
 
 
 def _told(causes: Sequence[DiagnosisCause], said: Collection[str] = ()) -> list[str]:
@@ -158,10 +158,10 @@ def _of_mismatch(causes: Sequence[DiagnosisCause], said: Collection[str] = ()) -
 def _of_alerts(first: PastAlert, grave: Sequence[PastAlert], history: History, causes: Sequence[DiagnosisCause]) -> str:
     """Return the clauses of a headline: the oldest open alert of the worst severity, a fall of the reward, shown
     causes."""
-    clauses = [_clause(first, history)]
+    clauses = [_clause(first, history, _found_later(first))]
     fall = next((each for each in grave if each.rule in REWARD_RULES and each is not first), None)
     if fall is not None and first.rule not in REWARD_RULES:
-        clauses.append(_clause(fall, history) + (f" at step {fall.step}" if fall.onset == fall.step else ""))
+        clauses.append(_clause(fall, history, f" from step {fall.onset} on"))
     others = len(grave) - len(clauses)
     if told := _of_mismatch(causes, _SAID_BY.get(first.rule, ())):
         clauses.append(told)
@@ -170,18 +170,22 @@ def _of_alerts(first: PastAlert, grave: Sequence[PastAlert], history: History, c
     return "; ".join(clauses)
 
 
-def _clause(alert: PastAlert, history: History) -> str:
-    """Return the first sentence of an alert's reason as a clause, with the step at which it began.
+def _clause(alert: PastAlert, history: History, when: str) -> str:
+    """Return the first sentence of an alert's reason as a clause with `when` it was.
 
     The clause of a fall gives the newest reward.
     """
-    began = f" (from step {alert.onset} on, found at {alert.step})" if alert.onset < alert.step else ""
     if alert.rule in REWARD_RULES and history.reward.values and "before" in alert.evidence:
         fell, now = _fall_in_words(alert.evidence, history.reward.newest(TRAILING_VALUES))
         order = order_in_words(alert.evidence)
-        return fell + began + now + (f"; {order}" if order else "")
+        return fell + when + now + (f"; {order}" if order else "")
     first_sentence = re.split(r"(?<=[.!?])\s+(?=[A-Z])", alert.why, maxsplit=1)[0].rstrip(".!? ")
-    return as_clause(first_sentence) + began
+    return as_clause(first_sentence) + when
+
+
+def _found_later(alert: PastAlert) -> str:
+    """Return the step at which an alert was found if that is after its onset, for a clause; else ""."""
+    return f" (found at step {alert.step})" if alert.onset < alert.step else ""
 
 
 def _fall_in_words(evidence: Mapping[str, Any], now: float) -> tuple[str, str]:
@@ -193,7 +197,7 @@ def _fall_in_words(evidence: Mapping[str, Any], now: float) -> tuple[str, str]:
 
 
 def _event(alert: PastAlert) -> DiagnosisEvent:
-    where = f"Step {alert.step}" if alert.onset == alert.step else f"Step {alert.step}, from step {alert.onset} on"
+    where = f"Step {alert.onset}{_found_later(alert)}"
     return DiagnosisEvent(
         step=alert.step,
         onset=alert.onset,

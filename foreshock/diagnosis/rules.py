@@ -34,7 +34,7 @@ class RuleState:
     """A rule's consecutive steps beyond its threshold or back within it, when it fired and cleared, its evidence.
 
     ``evidence`` has a number for each bet of a rule that pools all steps, and the newest values of one that judges
-    their median.
+    their median. ``began`` is the first of the newest steps in a row beyond the threshold.
     """
 
     beyond: int = 0
@@ -42,14 +42,15 @@ class RuleState:
     fired_step: int | None = None
     cleared_step: int | None = None
     evidence: tuple[float, ...] = ()
+    began: int | None = None
 
     def to_json(self) -> list[Any]:
-        return [self.beyond, self.back, self.fired_step, self.cleared_step, list(self.evidence)]
+        return [self.beyond, self.back, self.fired_step, self.cleared_step, list(self.evidence), self.began]
 
     @classmethod
     def from_json(cls, value: list[Any]) -> RuleState:
-        beyond, back, fired_step, cleared_step, evidence = value
-        return cls(beyond, back, fired_step, cleared_step, tuple(evidence))
+        beyond, back, fired_step, cleared_step, evidence, began = value
+        return cls(beyond, back, fired_step, cleared_step, tuple(evidence), began)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def forget_baselines(state: RulesState, rules: Sequence[ThresholdRule]) -> Rules
 
     A firing rule keeps firing until its values are back, so its baselines are kept.
     """
-    states = {name: replace(each, beyond=0, back=0, evidence=()) for name, each in state.rules.items()}
+    states = {name: replace(each, beyond=0, back=0, evidence=(), began=None) for name, each in state.rules.items()}
     held = {rule.baseline_name for rule in rules if rule.relative is not None and state.firing(rule) is not None}
     baselines = {name: each for name, each in state.baselines.items() if name.rpartition("@")[0] in held}
     return RulesState(states, baselines, state.episodes)
@@ -169,6 +170,7 @@ def _advance_rule(
         evidence = add_evidence(evidence, rule.pooled, pooled, threshold)
     # Counted up to the duration only, so that states with and without a late step become equal again.
     beyond = min(state.beyond + 1, rule.minimum_duration) if rule.is_beyond(value, threshold) else 0
+    began = None if not beyond else step if state.began is None else state.began
     back = min(state.back + 1, rule.minimum_duration) if rule.is_back(value, threshold) else 0
     if state.fired_step is None:
         cooling_down = state.cleared_step is not None and step <= state.cleared_step + rule.cooldown_steps
@@ -183,12 +185,14 @@ def _advance_rule(
         changes = back >= (1 if rule.pooled == "median" else rule.minimum_duration)
     if not changes:
         # Not by `dataclasses.replace`, which takes six times as long: this runs for every rule at every step.
-        return RuleState(beyond, back, state.fired_step, state.cleared_step, evidence), None
+        return RuleState(beyond, back, state.fired_step, state.cleared_step, evidence, began), None
     event = _event(rule, step, value, judged, lags)
     if state.fired_step is None:
-        return RuleState(beyond, back, step, state.cleared_step, evidence), event
+        if began is not None and began < step:
+            event = replace(event, evidence={**event.evidence, "onset_step": began})
+        return RuleState(beyond, back, step, state.cleared_step, evidence, began), event
     cleared = replace(event, change="cleared", fired_step=state.fired_step)
-    return RuleState(beyond, back, None, step, ()), cleared
+    return RuleState(beyond, back, None, step, (), began), cleared
 
 
 def _episodes(before: Mapping[str, int], firing: Mapping[str, int], rules: Sequence[ThresholdRule]) -> dict[str, int]:
