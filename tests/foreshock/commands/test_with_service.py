@@ -128,7 +128,7 @@ def test_runs_are_listed(imported: RunningService, capsys: pytest.CaptureFixture
     header, line, headline = capsys.readouterr().out.splitlines()
     assert re.split(r" {2,}", header) == ["run", "verdict", "since", "step", "state", "open alerts"]
     assert re.match(r"imported  (critical|warning) +\d+ +30  finished  \d+ (crit|warn|info)", line)
-    assert re.match(r"  K3 .* since step ", headline)
+    assert re.match(r"  (Mismatch|Warning|Critical).* since step ", headline)
     assert max(map(len, (header, line, headline))) <= 82
     assert run(imported, "runs", "--project", "nobody's") == 0
     assert "no runs yet" in capsys.readouterr().out
