@@ -21,7 +21,9 @@ def short_of(verdict: Verdict, headline: str, grave: Sequence[PastAlert], cause:
     the mismatch, or "".
     """
     if verdict == "healthy":
-        parts = [f"k3 {number(history.judged_k3)}" if math.isfinite(history.judged_k3) else ""]
+        inside = not history.newest_lags.is_mixed and history.k3_now <= history.healthy_end
+        k3 = history.k3_now if inside else history.judged_k3
+        parts = [f"k3 {number(k3)}" if math.isfinite(k3) else ""]
         parts.append(f"reward {reward_number(history.reward.newest())}" if history.reward.values else "")
         _, _, objection = headline.rstrip(".").partition("; but ")
         return _joined("Healthy: ", [", ".join(filter(None, parts)), objection and f"but {objection}"], headline)
