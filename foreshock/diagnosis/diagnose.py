@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from statistics import median
 from typing import Any, Final
 
 from foreshock.api.diagnosis import CauseSource, Diagnosis, DiagnosisCause, DiagnosisEvent, MissingData, Verdict
@@ -21,7 +22,7 @@ from foreshock.diagnosis.mismatch_order import order_in_words
 from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE, where_to_look
 from foreshock.diagnosis.rule import CLIENT_LOSSES
 from foreshock.diagnosis.short import short_of
-from foreshock.diagnosis.wording import as_clause, number, plural, ranks_in_words, reward_number
+from foreshock.diagnosis.wording import as_clause, number, percent, plural, ranks_in_words, reward_number
 from foreshock.severity import severity_rank
 
 JUDGE_VERSION: Final = "8"
@@ -56,6 +57,12 @@ NOT_MEASURED: Final = frozenset(
     }
 )
 """With one of these causes k3 is not the mismatch, however small it is."""
+
+MUCH_LONGER: Final = 3.0
+"""The factor from which a healthy headline names that lengths have grown or shrunk over the newest steps."""
+
+MANY_CUT: Final = 0.2
+"""The fraction of cut responses from which a healthy headline names them."""
 
 AUXILIARY: Final = frozenset({"entropy_of_trainer"})
 """Faults of a column beside the log-probs: they stand below, and in no headline."""
@@ -120,7 +127,10 @@ def diagnose(history: History) -> Diagnosis:
         verdict = "healthy"
         reward = _reward_clause(history, alerts) or "no reward is logged"
         # A probe's cause only says where a healthy mismatch comes from: no objection.
-        objections = _told([each for each in told if each.source != "probe" and each.name not in AUXILIARY])
+        objections = [
+            *_told([each for each in told if each.source != "probe" and each.name not in AUXILIARY]),
+            *_of_lengths(history),
+        ]
         headline = f"Healthy: {'; '.join((_k3_clause(history), reward, *(f'but {each}' for each in objections)))}."
     ordered = sorted(grave, key=lambda each: (severity_rank(each.severity), _told_first(each)))
     return Diagnosis(
@@ -337,6 +347,19 @@ def _reward_clause(history: History, alerts: Sequence[PastAlert]) -> str:
         return f"the reward is {text}"
     when = f" in the newest {WINDOW_STEPS} steps" if len(reward.values) >= WINDOW_STEPS else ""
     return f"the reward, {text}, has not fallen{when}"
+
+
+def _of_lengths(history: History) -> list[str]:
+    """Return clauses on lengths that have changed much and on responses that are cut: no rule calls them unhealthy."""
+    found, lengths = [], history.length
+    if len(lengths.values) >= 3 * NEWEST_STEPS and (before := median(list(lengths.values[:NEWEST_STEPS]))) > 0.0:
+        times = lengths.newest() / before
+        if max(times, 1.0 / max(times, 1e-9)) >= MUCH_LONGER:
+            grown = f"grown × {number(times)}" if times > 1.0 else f"shrunk ÷ {number(1.0 / times)}"
+            found.append(f"responses have {grown} since step {lengths.steps[0]}")
+    if history.truncated.newest() >= MANY_CUT:
+        found.append(f"{percent(history.truncated.newest())} of the responses are cut")
+    return found
 
 
 def _is_current(cause: DiagnosisCause, history: History) -> bool:

@@ -42,7 +42,7 @@ from foreshock_service.runs.steps import missing_shards_of
 WAIT_SECONDS: Final = 30.0
 """A step that waits this long for shards is named in the diagnosis; before the first complete step, at once."""
 
-_OF_STEP = ("reward_mean", "response_length_mean")
+_OF_STEP = ("reward_mean", "response_length_mean", "truncated_fraction")
 _LAG_KEYS = (*lags.K3_KEYS.values(), *lags.TOKENS_KEYS.values())
 _OF_MISMATCH = ("k3_kl", "tokens", "min_d", "max_d", *(key.partition(":")[2] for key in _LAG_KEYS))
 
@@ -133,7 +133,7 @@ def history_of(session: Session, run_id: str) -> History:
     of_start = _of_start(session, run_id, rows)
     of_steps = [(row[0], *row[2:first]) for row in rows if row[1] == comparisons.STEP_ROW]
     measured = [(row[0], row[first:]) for row in rows if row[1] != comparisons.STEP_ROW and row[first] is not None]
-    reward, reported_k3 = _stepped((step, value) for step, value, _ in of_steps), SteppedValues()
+    reward, reported_k3 = _stepped((step, value) for step, value, *_ in of_steps), SteppedValues()
     if observed is not None and not (reward.values and measured):
         reported = _reported(session, run, observed)
         reward = reward if reward.values else reported[REWARD_KEY]
@@ -156,7 +156,8 @@ def history_of(session: Session, run_id: str) -> History:
         first_lags=[_lags(values[4:]) for _, values in of_start],
         reported_k3=reported_k3.values[-1] if reported_k3.values else None,
         reward=reward,
-        length=_stepped((step, value) for step, _, value in of_steps),
+        length=_stepped((step, value) for step, _, value, _ in of_steps),
+        truncated=_stepped((step, value) for step, *_, value in of_steps),
         causes=causes,
         undeclared=undeclared,
         awaited=_awaited(session, run_id, observed),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from foreshock.api.diagnosis import Diagnosis, DiagnosisCause, MissingData, diagnosis_of
@@ -195,6 +196,24 @@ def test_the_headline_names_what_makes_the_mismatch() -> None:
     assert healthy.headline.endswith("has not fallen; but no group has a spread.")
     numerics = DiagnosisCause(name="link", sentence="Numerics: 99 %.", source="probe", title="numerics")
     assert "but" not in diagnose(replace(HEALTHY, causes=(numerics,))).headline
+
+
+@pytest.mark.parametrize(
+    ("lengths", "cut", "said"),
+    [
+        ([100.0] * 40, 0.1, "has not fallen."),
+        (
+            np.linspace(90, 720, 40).tolist(), 0.22,
+            "; but responses have grown × 4.0 since step 0; but 22 % of the responses are cut.",
+        ),
+        ([400.0] * 20 + [40.0] * 20, 0.0, "; but responses have shrunk ÷ 10 since step 0."),
+    ],
+)  # fmt: skip
+def test_lengths_that_change_much_are_named_although_no_rule_fires(lengths: list[float], cut: float, said: str) -> None:
+    steps = list(STEPS)
+    found = diagnose(replace(HEALTHY, length=SteppedValues(steps, lengths), truncated=SteppedValues(steps, [cut] * 40)))
+    assert found.verdict == "healthy"
+    assert found.headline.endswith(said)
 
 
 def test_what_begins_after_the_fall_of_the_reward_is_a_consequence() -> None:
