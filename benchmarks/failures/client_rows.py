@@ -247,6 +247,28 @@ def _two_services() -> Outcome:
     return Outcome(f"{len(crossed)} runs crossed; the first service has {arrived}", not crossed and len(arrived) == 2)
 
 
+def _many_tensors() -> Outcome:
+    """Report the weights of a mixture of experts with 100,000 tensors, of which an engine holds one wrong."""
+    program = """
+        import sys
+        from foreshock import Client
+        from foreshock.notary import Piece
+        client = Client(sys.argv[1], run_key="mixture", spool_directory=sys.argv[2])
+        names = [f"model.layers.{each // 1000}.mlp.experts.{each % 1000}.gate_proj.weight" for each in range(100_000)]
+        held = {name: [Piece("bfloat16", 10**15 + place, 768, 1024)] for place, name in enumerate(names)}
+        client.log_weights(0, trainer=held, engines={"0": held})
+        client.log_weights(1, trainer=held)
+        client.log_weights(1, engines={"0": held | {names[7]: [Piece("bfloat16", 3, 768, 1024)]}})
+        client.flush(240)
+    """
+    with tempfile.TemporaryDirectory() as folder, running_service(Path(folder)) as url:
+        run_trainer(program, url, f"{folder}/spool")
+        with Reader(url) as reader:
+            (run,) = reader.runs(key="mixture")
+            judged = [(each.step, each.verdict.compared, len(each.verdict.wrong)) for each in reader.weights(run.id)]
+    return Outcome(f"(step, compared, wrong): {judged}", judged == [(0, 100_000, 0), (1, 100_000, 1)])
+
+
 ROWS = [
     Row(
         "full disk at the start",
@@ -265,4 +287,5 @@ ROWS = [
     Row("Arrow memory that is used again", "0 wrong log-probs in 6 steps", _reused_buffer),
     Row("one short rollout of 128", "127 in each of 6 steps, and Missing says 6", _short_rollout),
     Row("two services, one user", "0 runs cross, and the first service gets its own later", _two_services),
+    Row("100,000 tensors", "both steps judged: 100,000 compared, 0 and 1 wrong", _many_tensors),
 ]

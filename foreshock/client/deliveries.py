@@ -24,6 +24,7 @@ from foreshock.json_values import finite_or_none, given, json_bytes
 from foreshock.model_kind import MODEL_KINDS, known_model_kind, model_kind_of_folder
 from foreshock.notary.compare import Holding
 from foreshock.notary.pieces import Tensors
+from foreshock.notary.reports import encode_report
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS
 
@@ -306,22 +307,26 @@ def weights(
     variants: Mapping[str, Tensors],
     engines_in_all: int | None,
 ) -> Delivery:
-    """Return the delivery of what trainer and engines hold; for an engine, the tensors that differ from the
-    trainer's."""
-    body: dict[str, Any] = {"engines_in_all": engines_in_all or len(engines) or None}
+    """Return the delivery of what trainer and engines hold; for an engine, the tensors that differ from the trainer's.
+
+    Raises WeightsError if it is too large.
+    """
+    holders = {}
     if trainer is not None:
-        body["trainer"] = _holding(trainer, {})
-        body["variants"] = {name: _holding(Holding(tensors), {}) for name, tensors in variants.items()}
+        holders["trainer"] = _said(trainer, {})
+        holders |= {f"variant:{name}": _said(Holding(tensors), {}) for name, tensors in variants.items()}
     announced = {} if trainer is None else trainer.wholes
-    body["engines"] = {name: _holding(held, announced) for name, held in engines.items()}
-    path = f"/v1/runs/{{run}}/steps/{int(step)}/weights"
-    return Delivery("weights", registration, "PUT", path, ATTEMPT, body=json_bytes(given(body)))
+    holders |= {f"engine:{name}": _said(held, announced) for name, held in engines.items()}
+    body = encode_report(holders, engines_in_all or len(engines) or None)
+    return Delivery(
+        "weights", registration, "PUT", f"/v1/runs/{{run}}/steps/{int(step)}/weights", ATTEMPT, PARQUET, body
+    )
 
 
-def _holding(holding: Holding, announced: Mapping[str, Any]) -> dict[str, Any]:
+def _said(holding: Holding, announced: Mapping[str, Any]) -> dict[str, Any]:
     is_whole = bool(announced) and announced.keys() <= holding.tensors.keys()
     tensors = {
-        name: [[dtype, f"{digest:016x}", *place] for dtype, digest, *place in pieces]
+        name: pieces
         for name, pieces in holding.tensors.items()
         if not is_whole or announced.get(name) is None or holding.wholes[name] != announced[name]
     }

@@ -37,7 +37,7 @@ LEAST_LOG_PROB = -100.0
 
 Level = Literal["rollout", "prompt token", "response token", "rollout or response token"]
 Side = Literal["prompt", "response"]
-ValueType = Literal["string", "uint8", "int16", "int32", "float32"]
+ValueType = Literal["string", "uint8", "int16", "int32", "int64", "uint64", "float32"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ results of probes, reports belong to no job of a worker.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import status
-from pydantic import BaseModel, Field, StringConstraints
+from fastapi import Request, status
 from sqlalchemy import select, tuple_, update
 from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
 
 from foreshock.api.records import parse, to_json
 from foreshock.api.runs import WeightsRecord
@@ -19,11 +19,11 @@ from foreshock.clock import now_us
 from foreshock.diagnosis.weights import ENGINES_OFF, TITLE, WEIGHTS_DIFFER, WHAT_TO_DO, verdict_in_words
 from foreshock.notary.compare import Holding, Verdict, judge
 from foreshock.notary.pieces import Piece, Tensors
-from foreshock_service.platform import pagination, parameters, security
-from foreshock_service.platform.context import Context, EventBus
+from foreshock_service.platform import pagination, parameters, security, uploads
+from foreshock_service.platform.context import Context, EventBus, ServiceContext
 from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import WeightsReport
-from foreshock_service.runs import attempts, findings, run_endpoints, runs, scalars
+from foreshock_service.runs import attempts, findings, run_endpoints, runs, scalars, weights_reports
 from foreshock_service.runs.events import FindingsChanged, StepKey
 
 router = parameters.api_router(prefix="/v1/runs/{run}", tags=["weights"])
@@ -31,63 +31,43 @@ router = parameters.api_router(prefix="/v1/runs/{run}", tags=["weights"])
 KEPT_STEPS = 64
 """Newest steps whose digests are kept, besides the run's first step. A tensor that an engine kept from an older step is
 identified by the engine's previous verdict."""
-MOST_ENGINES = 1000
-MOST_TENSORS = 100_000
-MOST_CANARY_TOKENS = 4096
+MOST_BYTES = 64 << 20
+"""Of a report, which is a table of up to `foreshock.notary.reports.MOST_PIECES` rows."""
 FINDING_STEPS = 200
 
 _TRAINER, _VARIANT, _ENGINE = "trainer", "variant:", "engine:"
 
-Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
-Size = Annotated[int, Field(ge=0, lt=2**48)]
-PiecePut = tuple[parameters.Name, Digest, Size, Size, Size, Size, Size]
 
-
-class HoldingPut(BaseModel):
-    """Digests of tensors by name, log-probs of a canary prompt, or both."""
-
-    tensors: Annotated[
-        dict[parameters.Name, Annotated[list[PiecePut], Field(min_length=1, max_length=4096)]],
-        parameters.at_most(MOST_TENSORS),
-    ] = Field(
-        default_factory=dict,
-        description="of each tensor its pieces: dtype, digest (`foreshock.notary.digests`), rows, 32-bit words of a "
-        "row, first row, first word, rank",
-    )
-    canary: list[Annotated[float, Field(allow_inf_nan=False)]] = Field(
-        default_factory=list, max_length=MOST_CANARY_TOKENS, description="log-probs, in nats"
-    )
-    others_as_announced: bool = Field(
-        default=False,
-        description="of an engine: tensors that are not listed are what the trainer announces, bit by bit",
-    )
-
-
-class WeightsPut(BaseModel):
-    """What the trainer announces, other weights that an engine must not hold, and what engines hold; each optional."""
-
-    trainer: HoldingPut | None = None
-    variants: Annotated[dict[parameters.Name, HoldingPut], parameters.at_most(10)] = Field(
-        default_factory=dict, description='by what they are, such as "without the adapter"'
-    )
-    engines: Annotated[dict[parameters.Name, HoldingPut], parameters.at_most(MOST_ENGINES)] = Field(
-        default_factory=dict, description="by the engine's id, as in the column `engine_id` of the rollouts"
-    )
-    engines_in_all: int | None = Field(default=None, ge=1, le=MOST_ENGINES)
-
-
-@router.put("/steps/{step}/weights", status_code=status.HTTP_204_NO_CONTENT)
-def put_weights(
+@router.put("/steps/{step}/weights", status_code=status.HTTP_204_NO_CONTENT, openapi_extra=uploads.PARQUET_BODY)
+async def put_weights(
     run: run_endpoints.RunIdentifier,
     step: parameters.StepPath,
-    body: WeightsPut,
+    request: Request,
     context: Context,
     principal: security.Ingester,
     attempt: parameters.AttemptQuery = 1,
 ) -> None:
-    """Store what trainer and engines hold after the sync of the weights that sample a step. Idempotent."""
+    """Store what trainer and engines hold after the sync of the weights that sample a step. Idempotent.
+
+    The body is made by `foreshock.notary.reports`. Trainer and engines may report at different times.
+    """
     key = StepKey(run, attempt, step)
-    context.database.write(lambda session: store_weights(session, context.events, principal, key, body))
+    # Checked before the body, so that a refused report is not received.
+    await run_in_threadpool(_check_attempt, context, principal, key)
+    most_bytes = min(MOST_BYTES, context.settings.max_body_bytes)
+    async with uploads.received_upload(request, context.uploads, context.store, most_bytes) as upload:
+        await context.uploads.run(_ingest, context, principal, key, upload)
+
+
+def _check_attempt(context: ServiceContext, principal: security.Principal, key: StepKey) -> None:
+    with context.database.read() as session:
+        runs.get_run(session, principal, key.run_id)
+        attempts.check_attempt(session, key.run_id, key.attempt)
+
+
+def _ingest(context: ServiceContext, principal: security.Principal, key: StepKey, upload: uploads.Upload) -> None:
+    report = context.decoders.run(weights_reports.decode, upload.path)
+    context.database.write(lambda session: store_weights(session, context.events, principal, key, report))
 
 
 @router.get("/weights")
@@ -111,17 +91,17 @@ def list_weights(
 
 
 def store_weights(
-    session: Session, events: EventBus, principal: security.Principal, key: StepKey, body: WeightsPut
+    session: Session,
+    events: EventBus,
+    principal: security.Principal,
+    key: StepKey,
+    report: weights_reports.Report,
 ) -> None:
     """Store reports of a step and judge the engines that have one."""
     runs.lock_run(session, principal, key.run_id)
     attempts.check_attempt(session, key.run_id, key.attempt)
-    holders = {f"{_ENGINE}{name}": each for name, each in body.engines.items()}
-    holders |= {f"{_VARIANT}{name}": each for name, each in body.variants.items()}
-    if body.trainer is not None:
-        holders[_TRAINER] = body.trainer
-    common = {**key._asdict(), "engines": body.engines_in_all, "verdict": None, "received_at_us": now_us()}
-    rows = [common | {"holder": holder, "report": each.model_dump()} for holder, each in holders.items()]
+    common = {**key._asdict(), "engines": report.engines_in_all, "verdict": None, "received_at_us": now_us()}
+    rows = [common | {"holder": holder, "report": said} for holder, said in report.holders.items()]
     of_step = _rows_of_step(session, key)
     was_wrong = {row.holder for row in of_step if row.verdict is not None and not _verdict(row).is_right}
     upsert(session, WeightsReport, rows, ("run_id", "step", "attempt", "holder"))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import io
 from collections.abc import Mapping
 from typing import Any
 
 import httpx
+import pyarrow.parquet as pq
+import pytest
 
 from foreshock.client import deliveries
 from foreshock.client.deliveries import Registration
+from foreshock.errors import WeightsError
 from foreshock.notary.compare import Holding
 from foreshock.notary.pieces import Piece
+from foreshock.notary.reports import METADATA_KEY, MOST_PIECES, encode_report
 from foreshock_service.runs import weights
 from tests.service.sending import Sender, start_run
 
@@ -35,8 +39,12 @@ def report(
     """Report what the client would."""
     registration = Registration({"project": "default", "key": "run"}, {"key": "first"})
     body = deliveries.weights(registration, step, trainer, engines or {}, variants or {}, 8).body
-    path, query = f"/v1/runs/{sender.run}/steps/{step}/weights", {"attempt": sender.attempt}
-    sender.http.put(path, params=query, json=json.loads(bytes(body))).raise_for_status()
+    put(sender, step, bytes(body)).raise_for_status()
+
+
+def put(sender: Sender, step: int, body: bytes, **query: int) -> httpx.Response:
+    path, query = f"/v1/runs/{sender.run}/steps/{step}/weights", {"attempt": sender.attempt, **query}
+    return sender.http.put(path, params=query, content=body, headers={"Content-Type": deliveries.PARQUET})
 
 
 def sentences(sender: Sender) -> list[str]:
@@ -128,12 +136,42 @@ def test_page_of_the_run_has_engines_by_steps(http: httpx.Client) -> None:
 
 def test_wrong_reports_are_refused(http: httpx.Client) -> None:
     sender = start_run(http)
-    path, query = f"/v1/runs/{sender.run}/steps/0/weights", {"attempt": sender.attempt}
-    for pieces in ([], [["bfloat16", "xyz", 1, 1, 0, 0, 0]], [["bfloat16", "0" * 16, -1, 1, 0, 0, 0]]):
-        body = {"trainer": {"tensors": {"w": pieces}}}
-        assert http.put(path, params=query, json=body).status_code == 422
-    assert http.put(path, params={"attempt": 7}, json={}).status_code == 404
-    for value in ("NaN", "Infinity"):
-        content = f'{{"engines": {{"0": {{"canary": [{value}]}}}}}}'
-        answer = http.put(path, params=query, content=content, headers={"Content-Type": "application/json"})
-        assert answer.status_code == 422
+    right = Piece("bfloat16", 1, 1, 1)
+    for pieces in ([], [right._replace(rows=-1)], [right._replace(rows=1 << 48)], [right._replace(dtype="")]):
+        body = encode_report({"trainer": {"tensors": {"w": pieces, "v": [right]}}}, 1)
+        assert put(sender, 0, body).status_code == (204 if not pieces else 422)
+    for holder in ("somebody", "engine:", "engine:\n"):
+        body = encode_report({holder: {"tensors": {"w": [right]}}}, 1)
+        assert put(sender, 0, body).status_code == 422
+    good = encode_report({"trainer": {"tensors": {"w": [right]}}}, 1)
+    assert put(sender, 0, good, attempt=7).status_code == 404
+    table = pq.read_table(io.BytesIO(good))
+    for metadata in (b"[]", b'{"engines_in_all": 1, "holders": {}}', b"[" * 100_000, b'{"holders": {"trainer": 3}}'):
+        sink = io.BytesIO()
+        pq.write_table(table.replace_schema_metadata({METADATA_KEY: metadata}), sink)
+        assert put(sender, 0, sink.getvalue()).status_code == 422
+    for value in (b"NaN", b"Infinity", b'"x"'):
+        sink = io.BytesIO()
+        said = b'{"engines_in_all": 1, "holders": {"trainer": {"canary": [' + value + b"]}}}"
+        pq.write_table(table.replace_schema_metadata({METADATA_KEY: said}), sink)
+        assert put(sender, 0, sink.getvalue()).status_code == 422
+    assert put(sender, 0, b"no Parquet").status_code == 422
+
+
+def test_mixture_of_experts_is_sent_and_judged(http: httpx.Client) -> None:
+    """Qwen3-30B-A3B has 18,867 tensors, which are 2 MB of JSON."""
+    sender = start_run(http)
+    names = [f"model.layers.{number // 400}.mlp.experts.{number % 400}.gate_proj.weight" for number in range(18_867)]
+    held = {name: [Piece("bfloat16", 10**15 + place, 768, 1024)] for place, name in enumerate(names)}
+    report(sender, 0, Holding(held), {"0": Holding(held)})
+    other = {**held, names[7]: [Piece("bfloat16", 3, 768, 1024)]}
+    report(sender, 1, Holding(held), {"0": Holding(other)})
+    (sentence,) = sentences(sender)
+    assert "Engine 0 of 8 holds step" in sentence
+    assert "layers.0.mlp.experts.7" in sentence
+
+
+def test_report_with_too_many_pieces_is_refused_where_it_is_made() -> None:
+    pieces = [Piece("bfloat16", 1, 1, 1)] * (MOST_PIECES + 1)
+    with pytest.raises(WeightsError, match=r"250,001 pieces of tensors, more than 250,000: report the engines in"):
+        encode_report({"trainer": {"tensors": {"w": pieces}}}, 1)
