@@ -42,6 +42,11 @@ class AlertRecord(Record):
     opened_at_us: int
     changed_at_us: int
 
+    @property
+    def onset(self) -> int:
+        """The step at which it began; `step` is the one at which it was found."""
+        return min(int(self.evidence.get("onset_step", self.step)), self.step)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertOfRun(AlertRecord):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import httpx
+import numpy as np
 import pytest
 from fastapi import FastAPI
 from hypothesis import given
@@ -14,7 +16,7 @@ from foreshock.learning_rate.schedule import POINTS_SENT
 from foreshock_service.present.pages.figures import overview
 from foreshock_service.present.pages.figures.drawing import scientific, spark_paths
 from tests.service.present.pages.conftest import SentRun, Site, send_run
-from tests.service.sending import make_mixed_batch, start_run
+from tests.service.sending import make_batch, make_mixed_batch, start_run
 from tests.service.watch.recorded import LENGTH, RecordedRun
 
 
@@ -124,3 +126,22 @@ def test_sparkline_stays_inside_its_box(values: list[float], logarithmic: bool) 
     path = spark_paths({"": list(enumerate(values))}, logarithmic=logarithmic).get("", "")
     for _, y in re.findall(r"([\d.]+) (-?[\d.]+)", path):
         assert 0 <= float(y) <= 24
+
+
+def test_alerts_of_one_cause_are_one_line_with_the_others_folded(http: httpx.Client) -> None:
+    run = start_run(http, "one cause", model_kind="dense")
+    for step in range(1, 13):
+        batch = make_batch(32, seed=step)
+        assert batch.rollout_log_probs is not None
+        far = batch.rollout_log_probs - np.float32(0.6)
+        run.put_shard(step, replace(batch, trainer_log_probs=far)).raise_for_status()
+    page = http.get(f"/runs/{run.run}", follow_redirects=True).raise_for_status().text
+    found = run.get("alerts", state="open").raise_for_status().json()["items"]
+    causes = {each["evidence"]["cause"] for each in found}
+    assert len(found) > len(causes) > 0
+    assert f"{len(found)} open alerts of {len(causes)} cause" in page
+    of_mismatch = sum(each["evidence"]["cause"] == "mismatch" for each in found)
+    assert f"{of_mismatch - 1} more of this cause" in page
+    first = re.search(r'<summary><span class="badge \w*">(\w+)</span> <strong>', page)
+    assert first is not None
+    assert first[1] == "critical"

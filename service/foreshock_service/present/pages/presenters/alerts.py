@@ -1,5 +1,6 @@
 """Alerts, announced changes and their marks in curves."""
 
+from collections.abc import Iterable
 from itertools import accumulate
 from typing import Any, get_args
 from urllib.parse import urlencode
@@ -92,16 +93,22 @@ def _value(value: object) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
 
 
-MOST_ALERTS, SHOWN_ALERTS = 1000, 50
+MOST_ALERTS, SHOWN_EPISODES, SHOWN_OF_EPISODE = 1000, 8, 50
 
 
 def standing_alerts(viewing: Viewing, run_id: str) -> list[watch.AlertRecord]:
-    """Return the open and acknowledged alerts of the run: the most severe ones in step order, then the others."""
+    """Return the open and acknowledged alerts of the run, the most severe and then the oldest first."""
     states: tuple[watch.AlertState, ...] = watch.STANDING
     found = alerts_of_run(viewing.session, viewing.principal, run_id, states, None, MOST_ALERTS).items
-    ranked = sorted(found, key=lambda each: (severity_rank(each.severity), each.step, each.rule))
-    shown = sorted(ranked[:SHOWN_ALERTS], key=lambda each: (each.step, each.rule))
-    return [*shown, *ranked[SHOWN_ALERTS:]]
+    return sorted(found, key=lambda each: (severity_rank(each.severity), each.onset, each.rule))
+
+
+def episodes_of(alerts: Iterable[watch.AlertRecord]) -> list[list[watch.AlertRecord]]:
+    """Return the alerts by cause, in their order: many rules fire for one mismatch, and the first tells it."""
+    found: dict[str, list[watch.AlertRecord]] = {}
+    for alert in alerts:
+        found.setdefault(str(alert.evidence.get("cause", alert.rule)), []).append(alert)
+    return list(found.values())
 
 
 ALERTS_ON_A_PAGE = 25

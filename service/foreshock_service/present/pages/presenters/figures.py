@@ -177,11 +177,12 @@ def _advised(viewing: Viewing, run: Run) -> Curve:
 
 
 def _lines_of_k3(viewing: Viewing, run: Run) -> dict[str, tuple[float, str]]:
-    """Return the thresholds of k3, and the run's own baseline from its newest alert of k3."""
+    """Return the thresholds of k3, and the run's own baseline from its first alert of k3: that before the onset."""
     lines = _thresholds(required_range("k3_kl", run.model_kind))
-    for alert in alerts.standing_alerts(viewing, run.id):
-        if alert.evidence.get("key") == mismatch_rules.K3 and "baseline" in alert.evidence:
-            lines["baseline"] = (alert.evidence["baseline"], drawing.HEALTHY)
+    standing = [each for each in alerts.standing_alerts(viewing, run.id) if "baseline" in each.evidence]
+    of_k3 = [each for each in standing if each.evidence.get("key") == mismatch_rules.K3]
+    if of_k3:
+        lines["baseline"] = (min(of_k3, key=lambda each: each.onset).evidence["baseline"], drawing.HEALTHY)
     return lines
 
 

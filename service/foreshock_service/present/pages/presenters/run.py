@@ -34,6 +34,7 @@ def run_page(viewing: Viewing, run_id: str) -> dict[str, Any]:
     if record.last_step is not None:
         found = steps.statistics_steps(session, run_id)
         statistics = f"Step {found[0].step}: {found[0].text}." if found else None
+    standing = alerts.standing_alerts(viewing, run_id)
     return {
         "run": record,
         "address": page_addresses.run_page_path(run.project, run.key),
@@ -43,7 +44,8 @@ def run_page(viewing: Viewing, run_id: str) -> dict[str, Any]:
         "baseline": None if baseline is None else runs.run_records(session, [baseline])[0],
         "healthy_run": _healthy_run(viewing, run),
         "diagnosis": diagnosis_of_run(session, run_id),
-        "alerts": alerts.standing_alerts(viewing, run_id),
+        "alerts": len(standing),
+        "episodes": [each[: alerts.SHOWN_OF_EPISODE] for each in alerts.episodes_of(standing)[: alerts.SHOWN_EPISODES]],
         "advice": advice.advice_panel(viewing, run, baseline),
         "incomplete": _incomplete(viewing, run_id, steps.incomplete_steps(session, run_id)),
         "coverage": statistics,
