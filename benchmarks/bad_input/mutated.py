@@ -31,8 +31,8 @@ def send_mutated(scene: Scene, document: dict[str, Any], count: int, seed: int) 
             content = hostile_table(valid, source)
         headers = {"Content-Type": STATISTICS if kind == "statistics" else PARQUET}
         if kind == "scores":
-            path, scope = "/v1/leases/{lease}/scores/{shard}", "worker"
-            url = f"{scene.holder.url}/scores/{number}?scorer={scene.scorer}&variant="
+            path, scope = "/v1/leases/{lease}/scores", "worker"
+            url = f"{scene.holder.url}/scores?scorer={scene.scorer}&variant="
             headers["X-Foreshock-Lease-Token"] = str(scene.holder.token)
         else:
             path, scope = f"/v1/runs/{{run}}/steps/{{step}}/{kind}/{{shard}}", "ingest"

@@ -31,7 +31,7 @@ class KillPoint(NamedTuple):
 
 _INGEST, _STEPS = "foreshock_service.runs.ingest", "foreshock_service.runs.shards"
 _STORE, _DATABASE = "foreshock_service.platform.store.tokens", "foreshock_service.platform.database.session"
-_SCORES, _SHARDS = "foreshock_service.replay.results.publishing", "foreshock_service.replay.results.shards"
+_SCORES, _FILES = "foreshock_service.replay.results.publishing", "foreshock_service.replay.results.file_results"
 _SPOOL, _SENDER, _REGISTRAR = (f"foreshock.client.{name}" for name in ("spool", "sender", "registrar"))
 
 SERVICE_POINTS = {
@@ -45,7 +45,7 @@ SERVICE_POINTS = {
     "steps.before-fold": KillPoint(_STEPS, "bring_up_to_date", "before"),
     "steps.folded": KillPoint(_STEPS, "_fold", "after"),
     "steps.before-commit": KillPoint(_STEPS, "_store", "after"),
-    "scores.before-transaction": KillPoint(_SHARDS, "_check", "after"),
+    "scores.before-transaction": KillPoint(_FILES, "_check", "after"),
     "scores.before-commit": KillPoint(_SCORES, "publish_job", "after"),
     "scores.published": KillPoint("foreshock_service.replay.attribution.service", "try_to_compute", "before"),
     # Any transaction of the service.

@@ -28,10 +28,10 @@ from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import (
     Attribution,
     DueFindings,
-    ExactShard,
+    ExactFile,
     ProbeJob,
     Score,
-    ScoreShard,
+    ScoreFile,
     Shard,
     Step,
     StoredFinding,
@@ -147,7 +147,7 @@ def check_files(findings: Findings, database: Database, store: Path) -> None:
     """Count the catalogue's missing files, and the files that are not in the catalogue."""
     named = set()
     with database.read() as session:
-        for table in (Shard, ScoreShard, ExactShard):
+        for table in (Shard, ScoreFile, ExactFile):
             named |= set(session.scalars(select(table.file)))
     found = {str(path.relative_to(store)) for path in store.rglob("*.parquet") if "temporary" not in path.parts}
     for name in sorted(named - found):
@@ -206,7 +206,7 @@ def _are_equal(one: RolloutBatch, other: RolloutBatch) -> bool:
 
 def _check_scores(findings: Findings, where: str, database: Database, store: Path, sender: RunSender) -> None:
     with database.read() as session:
-        query = select(ScoreShard).join(ProbeJob, ProbeJob.id == ScoreShard.job_id)
+        query = select(ScoreFile).join(ProbeJob, ProbeJob.id == ScoreFile.job_id)
         stored = session.scalars(query).all()
         published = session.scalars(select(Score).where(Score.run_id == sender.run_id)).all()
     digests = {(row.scorer, row.digest): row for row in stored}

@@ -82,11 +82,11 @@ class LeaseClient:
     def upload_scores(self, lease: LeaseRecord, requested: ScorerRecord, scores: bytes) -> None:
         """Upload scores. Uploading the same bytes again has no effect."""
         query = {"scorer": requested.scorer, "variant": requested.variant}
-        self._upload(lease, "scores/0", query, scores)
+        self._upload(lease, "scores", query, scores)
 
     def upload_exact(self, lease: LeaseRecord, pair: str, divergences: bytes) -> None:
         """Upload the divergences of an exact pair. Uploading the same bytes again has no effect."""
-        self._upload(lease, "exact/0", {"pair": pair}, divergences)
+        self._upload(lease, "exact", {"pair": pair}, divergences)
 
     def upload_document(self, lease: LeaseRecord, path: str, document: dict[str, Any]) -> None:
         """Upload a job's result that is a document. A document that is uploaded again replaces the first one."""

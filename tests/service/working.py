@@ -78,20 +78,18 @@ class LeaseHolder:
         """Return the job's rollouts."""
         return decode_rollouts(self.get_rollouts().raise_for_status().content)
 
-    def put_scores(
-        self, body: bytes | ScoreBatch, scorer: str = "vllm.prefill", shard: int = 0, variant: str = ""
-    ) -> httpx.Response:
-        """Upload a score shard."""
+    def put_scores(self, body: bytes | ScoreBatch, scorer: str = "vllm.prefill", variant: str = "") -> httpx.Response:
+        """Upload scores."""
         content = body if isinstance(body, bytes) else encode_scores(body)
         query = {"scorer": scorer, "variant": variant}
         headers = {**self._headers, "Content-Type": PARQUET}
-        return self.http.put(f"{self.url}/scores/{shard}", params=query, content=content, headers=headers)
+        return self.http.put(f"{self.url}/scores", params=query, content=content, headers=headers)
 
-    def put_exact(self, body: bytes | ExactBatch, pair: str = PAIR, shard: int = 0) -> httpx.Response:
-        """Upload a shard of exact divergences."""
+    def put_exact(self, body: bytes | ExactBatch, pair: str = PAIR) -> httpx.Response:
+        """Upload exact divergences."""
         content = body if isinstance(body, bytes) else encode_exact(body)
         headers = {**self._headers, "Content-Type": PARQUET}
-        return self.http.put(f"{self.url}/exact/{shard}", params={"pair": pair}, content=content, headers=headers)
+        return self.http.put(f"{self.url}/exact", params={"pair": pair}, content=content, headers=headers)
 
     def put_document(self, body: dict[str, Any], document: str = "") -> httpx.Response:
         """Send the document of the job's kind of probe, or that of another kind."""

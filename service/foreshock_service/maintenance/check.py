@@ -15,7 +15,7 @@ from foreshock.errors import RolloutsError
 from foreshock_service.maintenance.stored_files import maintenance_context
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.database.tables import ExactShard, Probe, ProbeJob, Run, ScoreShard, Shard
+from foreshock_service.platform.database.tables import ExactFile, Probe, ProbeJob, Run, ScoreFile, Shard
 from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.settings import load_settings
 from foreshock_service.platform.store.removal import find_orphans
@@ -23,8 +23,8 @@ from foreshock_service.platform.store.tokens import StoredFile
 
 _DECODE: dict[type, Callable[..., Any]] = {
     Shard: rollouts.decode_rollouts,
-    ScoreShard: rollouts.decode_scores,
-    ExactShard: rollouts.decode_exact,
+    ScoreFile: rollouts.decode_scores,
+    ExactFile: rollouts.decode_exact,
 }
 _TO_DO = (
     "missing or damaged rollouts: send the same shard again; scores: request the probe again; or copy the file from "
@@ -36,8 +36,8 @@ _TO_DO = (
 class NamedFile:
     """A file that a row of the catalogue names, and what the row says of it; None: it does not say."""
 
-    row: Shard | ScoreShard | ExactShard
-    step: str
+    row: Shard | ScoreFile | ExactFile
+    place: str
     rollouts: int
     tokens: int
     size: int | None = None
@@ -64,7 +64,7 @@ def check_store(context: ServiceContext) -> tuple[int, list[str]]:
             checked += 1
             fault = _fault(context.store.file(file.row.file), file, sizes.get(file.row.file))
             if fault is not None:
-                problems.append(f"{fault}: {file.row.file} ({file.step}, shard {file.row.shard})")
+                problems.append(f"{fault}: {file.row.file} ({file.place})")
     orphans = find_orphans(context.store, context.database, context.settings.orphan_grace_seconds)
     problems += [f"no row names it: {orphan.name}, {orphan.size:,} bytes" for orphan in orphans]
     return checked, problems
@@ -78,7 +78,7 @@ def named_files(database: Database) -> Iterator[list[NamedFile]]:
         with database.read() as session:
             shards = select(Shard).where(Shard.run_id == run, Shard.tokens_purged_at_us.is_(None))
             files = [_of_shard(shard) for shard in session.scalars(shards)]
-            for table in (ScoreShard, ExactShard):
+            for table in (ScoreFile, ExactFile):
                 query: Any = select(table, Probe.attempt, Probe.step).join(ProbeJob, ProbeJob.id == table.job_id)
                 for row, attempt, step in session.execute(
                     query.join(Probe, Probe.id == ProbeJob.probe_id).where(Probe.run_id == run)
@@ -89,7 +89,7 @@ def named_files(database: Database) -> Iterator[list[NamedFile]]:
 
 
 def _of_shard(shard: Shard) -> NamedFile:
-    place = _place(shard.run_id, shard.attempt, shard.step)
+    place = f"{_place(shard.run_id, shard.attempt, shard.step)}, shard {shard.shard}"
     if shard.full_rollouts is None or shard.full_tokens is None:
         held = (shard.rollouts, shard.tokens, shard.file_bytes, shard.rollout_set_digest)
         return NamedFile(shard, place, *held)

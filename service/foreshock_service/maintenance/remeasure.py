@@ -149,7 +149,7 @@ def _replace(context: ServiceContext, key: events.StepKey, measured: _Measured, 
 def _gone_scores(scored: service.AttributionInputs | None) -> str | None:
     if scored is None:
         return None
-    gone = [file.name for score in scored.scores for file in score.files if not file.exists()]
+    gone = [score.file.name for score in scored.scores if not score.file.exists()]
     if not gone:
         return None
     return f"{len(gone)} files of its replayed scores are missing, such as {gone[0]}; their measures are unchanged"

@@ -135,7 +135,7 @@ def _purge_step(context: ServiceContext, key: events.StepKey, files: list[tuple[
     session.execute(
         update(tables.Step).where(engine.of_step(tables.Step, key)).values(tokens_purged_at_us=now, **none_stored)
     )
-    for table in (tables.ScoreShard, tables.ExactShard):
+    for table in (tables.ScoreFile, tables.ExactFile):
         session.execute(delete(table).where(table.job_id.in_(jobs_of_step(key))))
     return True
 
@@ -186,7 +186,7 @@ def _files_of_step(session: Session, key: events.StepKey) -> list[tuple[str, int
         engine.of_step(tables.Shard, key), tables.Shard.tokens_purged_at_us.is_(None)
     )
     found = [(name, size) for name, size in session.execute(own)]
-    for table in (tables.ScoreShard, tables.ExactShard):
+    for table in (tables.ScoreFile, tables.ExactFile):
         of_jobs = select(table.file, table.body_bytes).where(table.job_id.in_(jobs_of_step(key)))
         found += [(name, size) for name, size in session.execute(of_jobs)]
     return sorted(set(found))

@@ -170,7 +170,7 @@ def test_problems_of_a_route_are_those_that_its_code_can_raise(http: httpx.Clien
     }  # fmt: skip
     assert names("get", "runs/{run}/steps/{step}/tokens", 410) == {"run-deleted", "tokens-gone", "tokens-purged"}
     assert names("get", "runs/{run}/steps/{step}/tokens", 406) == {"not-acceptable"}
-    assert names("put", "leases/{lease}/scores/{shard}", 409) == {"lease-lost", "result-conflict"}
+    assert names("put", "leases/{lease}/scores", 409) == {"lease-lost", "result-conflict"}
     assert names("get", "measures", 404) == set()
     assert names("get", "hardware", 408) == set()
 

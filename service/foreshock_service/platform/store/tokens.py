@@ -59,14 +59,9 @@ def shard_file_name(run_id: str, attempt: int, step: int, shard: int, digest: st
     return f"{_folder(run_id, attempt, step)}/{shard:05d}-{_suffix(digest)}"
 
 
-def score_file_name(run_id: str, attempt: int, step: int, job_id: str, digest: str) -> str:
-    """Return a new name for a shard of a job's scores."""
-    return f"{_folder(run_id, attempt, step)}/scores/{job_id}-{_suffix(digest)}"
-
-
-def exact_file_name(run_id: str, attempt: int, step: int, job_id: str, digest: str) -> str:
-    """Return a new name for a shard of a job's exact divergences."""
-    return f"{_folder(run_id, attempt, step)}/exact/{job_id}-{_suffix(digest)}"
+def result_file_name(run_id: str, attempt: int, step: int, kind: str, job_id: str, digest: str) -> str:
+    """Return a new name for a result of a job; `kind` is `scores` or `exact`."""
+    return f"{_folder(run_id, attempt, step)}/{kind}/{job_id}-{_suffix(digest)}"
 
 
 def parse_name(name: str) -> FileName | None:

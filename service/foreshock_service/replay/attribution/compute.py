@@ -48,14 +48,14 @@ class AttributionResult:
     comparisons: tuple[FoldedStatistics, ...]
     floors: tuple[NoiseFloorRecord, ...]
     of_rollouts: int
-    used: tuple[files.ScoreFiles, ...]
+    used: tuple[files.StoredScore, ...]
     run_fingerprints: Mapping[str, fingerprint.Fingerprint | None]
     environment_links: tuple[EnvironmentLinkRecord, ...]
 
 
 def attribute_step(
     rollouts: PinnedRollouts,
-    published: Sequence[files.ScoreFiles],
+    published: Sequence[files.StoredScore],
     attempt_fingerprint: Mapping[str, Any] | None = None,
 ) -> AttributionResult:
     """Return the attribution of a step: its logged and replayed scores over the same tokens.
@@ -66,7 +66,7 @@ def attribute_step(
     batch = read_rollouts(rollouts)
     run = run_fingerprints(batch.attributes, attempt_fingerprint or {})
     scores = files.preferred_scores(published, run)
-    replayed = {each.name: files.read_aligned_scores(batch, each.files) for each in scores}
+    replayed = {each.name: files.read_aligned_scores(batch, each.file) for each in scores}
     plain = {each.name: replayed[each.name] for each in scores if not each.variant}
     attribution: Attribution | None = None
     # Raised if the chain has fewer than two scores.
@@ -94,8 +94,8 @@ def attribute_step(
 
 def _environment_links(
     batch: RolloutBatch,
-    published: Sequence[files.ScoreFiles],
-    chosen: Sequence[files.ScoreFiles],
+    published: Sequence[files.StoredScore],
+    chosen: Sequence[files.StoredScore],
     known: Mapping[str, Values],
     run: Mapping[str, fingerprint.Fingerprint | None],
 ) -> Iterator[EnvironmentLinkRecord]:
@@ -110,7 +110,7 @@ def _environment_links(
         logged = {"engine": "rollout", "trainer": "trainer"}.get(side or "")
         own = run.get(logged) if logged is not None else None
         for other in files.other_environments(published, score):
-            second, again = files.environment_of(other), files.read_aligned_scores(batch, other.files)
+            second, again = files.environment_of(other), files.read_aligned_scores(batch, other.file)
             excess = (math.nan, math.nan, math.nan)
             # Computed only if neither environment is the run's own.
             if logged is not None and logged in known and not _is_one_of(own, (first, second)):

@@ -62,7 +62,7 @@ class AttributionInputs:
 
     version: str
     rollouts: pinned_rollouts.PinnedRollouts
-    scores: tuple[files.ScoreFiles, ...]
+    scores: tuple[files.StoredScore, ...]
     attempt_fingerprint: dict[str, Any]
 
 
@@ -223,7 +223,7 @@ def attribution_inputs(context: ServiceContext, session: Session, key: events.St
         rollouts=rollouts,
         # Scores whose files retention has purged are left out.
         scores=tuple(
-            each for score in chosen if (each := publishing.files_of_score(session, context.store, score)).files
+            each for score in chosen if (each := publishing.stored_score(session, context.store, score)) is not None
         ),
         attempt_fingerprint=dict(attempt.fingerprint) if attempt is not None else {},
     )

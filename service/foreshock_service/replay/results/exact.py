@@ -1,12 +1,11 @@
 """Exact divergences: measure them before the transaction that publishes them, read them by step and by token."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Path, Query, Request, Response, status
+from fastapi import APIRouter, Query, Request, Response, status
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
@@ -17,13 +16,12 @@ from foreshock_service.platform import columnar, parameters, problem, security, 
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.decoding.worker import stored_limits
-from foreshock_service.platform.store.tokens import StoredFile, exact_file_name
+from foreshock_service.platform.store.tokens import StoredFile
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken, UploadReceipt
 from foreshock_service.replay.leases.service import check_held, find_lease, is_completed
 from foreshock_service.replay.probes import pinned_rollouts, schemas, service
-from foreshock_service.replay.results.documents import ResultIncomplete
-from foreshock_service.replay.results.files import align_exact, measure_exact_files, read_exact_shard
-from foreshock_service.replay.results.shards import FileKind, Key, ShardAddress, receive_shard
+from foreshock_service.replay.results.file_results import FileAddress, FileKind, Key, receive_file
+from foreshock_service.replay.results.files import align_exact, measure_exact_file, read_exact_file
 from foreshock_service.runs import attempts, chosen_tokens, events, run_endpoints, tokens
 
 router = APIRouter(prefix="/v1", tags=["exact divergences"])
@@ -35,33 +33,23 @@ class ExactNotFound(problem.ProblemError, status=404, problem_type="exact-not-fo
 
 EXACT = FileKind(
     name="exact",
-    shards=tables.ExactShard,
+    stored=tables.ExactFile,
     published=tables.ExactDivergence,
     columns=("pair",),
     sides=("target_", "behaviour_"),
     asked=lambda job: [(pair,) for pair in job.exact_pairs],
     title=lambda key: key[0],
-    file_name=exact_file_name,
 )
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredPair:
-    """The measures of a pair over the shards with these digests, in order."""
-
-    shards: tuple[str, ...]
-    measures: Mapping[str, Any]
-
-
 @router.put(
-    "/leases/{lease}/exact/{shard}",
+    "/leases/{lease}/exact",
     status_code=status.HTTP_201_CREATED,
     responses={200: {"model": UploadReceipt, "description": "The same bytes were stored before"}},
     openapi_extra=uploads.PARQUET_BODY,
 )
 async def put_exact(
     lease: LeaseIdentifier,
-    shard: Annotated[int, Path(ge=0, le=parameters.LARGEST_STEP)],
     token: LeaseToken,
     pair: Annotated[schemas.PairKey, Query()],
     request: Request,
@@ -69,8 +57,8 @@ async def put_exact(
     principal: security.Worker,
     response: Response,
 ) -> UploadReceipt:
-    """Store one shard of a pair's divergences: 201 if it is new, 200 for the same bytes, 409 for other bytes."""
-    return await receive_shard(request, response, context, principal, ShardAddress(EXACT, lease, token, (pair,), shard))
+    """Store a pair's divergences: 201 if they are new, 200 for the same bytes, 409 for other bytes."""
+    return await receive_file(request, response, context, principal, FileAddress(EXACT, lease, token, (pair,)))
 
 
 @router.get("/runs/{run}/steps/{step}/exact")
@@ -112,9 +100,7 @@ def newest_exact(session: Session, key: events.StepKey) -> list[tables.ExactDive
     return sorted(EXACT.newest_of_step(session, key, lambda row: row.pair).values(), key=lambda row: row.pair)
 
 
-def measure_job(
-    context: ServiceContext, principal: security.Principal, lease_id: str, token: int
-) -> Mapping[str, MeasuredPair]:
+def measure_job(context: ServiceContext, principal: security.Principal, lease_id: str, token: int) -> dict[Key, Any]:
     """Return the measures of each pair of the lease's job before the job is completed; empty if it has no pairs."""
     with context.database.read() as session:
         lease, job, probe = find_lease(session, principal, lease_id)
@@ -122,45 +108,31 @@ def measure_job(
             return {}
         check_held(lease, job, token)
         pinned = service.rollouts_of_probe(context, session, probe)
-        sent = EXACT.shards_of_try(session, job.id, token)
-        for key in EXACT.asked(job):
-            EXACT.check_complete(key, sent.get(key, []), probe)
-        files = {pair: [context.store.file(shard.file) for shard in sent[pair,]] for pair in job.exact_pairs}
-        digests = {pair: tuple(shard.digest for shard in sent[pair,]) for pair in job.exact_pairs}
-    found = {}
-    for pair, stored in files.items():
-        with problem.stored_file(f"a shard of {pair}"):
-            measures = context.decoders.run(measure_exact_files, pinned, stored)
-        found[pair] = MeasuredPair(digests[pair], records.to_json(measures))
-    return found
-
-
-def measures_of(sent: Mapping[Key, list[tables.ExactShard]], measured: Mapping[str, MeasuredPair]) -> dict[Key, Any]:
-    """Return the measures of each pair's shards. Raises ResultIncomplete if other shards were measured."""
-    found = {}
-    for key, shards in sent.items():
-        known = measured.get(key[0])
-        if known is None or known.shards != tuple(shard.digest for shard in shards):
-            raise ResultIncomplete(f"a shard of {key[0]} arrived while the job was completed: complete it again")
-        found[key] = known.measures
+        sent = EXACT.files_of_try(session, lease, job)
+    found: dict[Key, Any] = {}
+    for (pair,), row in sent.items():
+        with problem.stored_file(f"the divergences of {pair}"):
+            measures = context.decoders.run(measure_exact_file, pinned, context.store.file(row.file))
+        found[pair,] = records.to_json(measures)
     return found
 
 
 def remeasure_exact(context: ServiceContext, key: events.StepKey) -> str | None:
     """Measure the published divergences of a step again from their files; return why some were left unchanged."""
-    left = None
     with context.database.read() as session:
         rows = EXACT.of_step(session, key)
-        rollouts = service.rollouts_of_step(context, session, key) if rows else None
-        files = [[context.store.file(shard.file) for shard in EXACT.shards_of(session, row)] for row in rows]
-    for row, stored in zip(rows, files, strict=True):
-        gone = [file.name for file in stored if not file.exists()]
-        if gone or rollouts is None:
-            left = f"{len(gone)} files of its exact divergences are missing, such as {gone[0]}"
+        if not rows:
+            return None
+        rollouts = service.rollouts_of_step(context, session, key)
+        files = [EXACT.file_of(session, context.store, row) for row in rows]
+    gone = []
+    for row, file in zip(rows, files, strict=True):
+        if file is None or not file.exists():
+            gone.append(row.pair if file is None else file.name)
             continue
-        measures = context.decoders.run(measure_exact_files, rollouts, stored)
+        measures = context.decoders.run(measure_exact_file, rollouts, file)
         context.database.write(partial(_replace_measures, row, records.to_json(measures)))
-    return left
+    return f"{len(gone)} files of its exact divergences are missing, such as {gone[0]}" if gone else None
 
 
 def _replace_measures(row: tables.ExactDivergence, measures: dict[str, Any], session: Session) -> None:
@@ -197,18 +169,18 @@ def read_exact_tokens(
         row = next((each for each in newest_exact(session, key) if each.pair == pair), None)
         if row is None:
             raise ExactNotFound(f"no exact divergences of {pair} are published at step {step}")
-        files = [context.store.file(shard.file) for shard in EXACT.shards_of(session, row)]
+        file = EXACT.file_of(session, context.store, row)
         rollouts = service.rollouts_of_step(context, session, key)
-        if not files:
+        if file is None:
             raise problem.TokensPurged(
                 f"the exact divergences of step {key.step} at single tokens were purged by retention"
             )
     with problem.stored_file(f"step {key.step}, or of its exact divergences,"):
         if sample_id is None:
-            items = _worst(rollouts, files, worst)
+            items = _worst(rollouts, file, worst)
         else:
             positions, most = range(from_position, to_position + 1), context.settings.max_answer_values
-            found = _of_rollout(rollouts, files, sample_id, positions, most)
+            found = _of_rollout(rollouts, file, sample_id, positions, most)
             if found is None:
                 raise tokens.RolloutNotFound(f"step {key.step} of attempt {key.attempt} has no rollout {sample_id!r}")
             items = found
@@ -217,14 +189,12 @@ def read_exact_tokens(
     )
 
 
-def _worst(
-    rollouts: pinned_rollouts.PinnedRollouts, files: Sequence[StoredFile], most: int
-) -> list[replays.ExactTokenRecord]:
+def _worst(rollouts: pinned_rollouts.PinnedRollouts, file: StoredFile, most: int) -> list[replays.ExactTokenRecord]:
     """Return the tokens with the largest KL; holds one row group of rollouts in memory at a time."""
     worst: list[tuple[float, replays.ExactTokenRecord]] = []
     for _, read in _row_groups(rollouts):
         batch = read()
-        exact = _aligned(batch, files)
+        exact = _aligned(batch, file)
         if exact is None:
             continue
         sizes = np.where(np.isfinite(exact.kl) & batch.generated, exact.kl, -1.0)
@@ -239,7 +209,7 @@ def _worst(
 
 def _of_rollout(
     rollouts: pinned_rollouts.PinnedRollouts,
-    files: Sequence[StoredFile],
+    file: StoredFile,
     sample_id: str,
     asked: range,
     most_values: int,
@@ -258,7 +228,7 @@ def _of_rollout(
                     "FORESHOCK_MAX_ANSWER_VALUES: ask for a part of the rollout (from_position, to_position)"
                 )
             # A rollout that was not compared has no divergences: null at each token.
-            exact = _aligned(batch, files) or align_exact(batch, [read_exact_shard(files[0])])
+            exact = _aligned(batch, file) or align_exact(batch, read_exact_file(file))
             return [_token(batch, exact, position) for position in positions]
     return None
 
@@ -282,11 +252,10 @@ def _read(file: parquet_files.RolloutFile, group: int, count: int) -> RolloutBat
     return batch if count == batch.num_rollouts else batch.select(range(count))
 
 
-def _aligned(batch: RolloutBatch, files: Sequence[StoredFile]) -> ExactBatch | None:
-    """Return the divergences in the order of the batch's tokens; None if no file has one of its rollouts."""
-    found = [parquet_files.find_exact(file, batch.sample_ids, stored_limits()) for file in files]
-    shards = [each for each in found if each is not None]
-    return align_exact(batch, shards) if shards else None
+def _aligned(batch: RolloutBatch, file: StoredFile) -> ExactBatch | None:
+    """Return the divergences in the order of the batch's tokens; None if the file has none of its rollouts."""
+    found = parquet_files.find_exact(file, batch.sample_ids, stored_limits())
+    return align_exact(batch, found) if found is not None else None
 
 
 def _token(batch: RolloutBatch, exact: ExactBatch, position: int) -> replays.ExactTokenRecord:

@@ -7,7 +7,7 @@ These functions use no database; they run in a decoder process too.
 """
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -38,12 +38,12 @@ class CheckedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreFiles:
-    """A published score: its scorer, variant, fingerprint and files."""
+class StoredScore:
+    """A published score: its scorer, variant, fingerprint and file."""
 
     scorer: str
     variant: str
-    files: tuple[StoredFile, ...]
+    file: StoredFile
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -57,14 +57,13 @@ def check_upload(
     body: Path,
     stored: Path,
     pinned: PinnedRollouts,
-    siblings: Sequence[StoredFile],
     limits: rollouts.DecodeLimits,
 ) -> CheckedFile:
     """Check the upload in `body` against its rollouts and write it, in the store's layout, to `stored`.
 
-    `siblings` are the stored shards of the same result. Raises InvalidRolloutsError naming row and column if the body
-    is not a table of this kind, if it names a rollout that is not of this job or is in a sibling, or if a rollout's
-    number of values differs from its number of response tokens. Raises LimitExceededError beyond `limits`.
+    Raises InvalidRolloutsError if the body is not a table of this kind or lacks a rollout of the job, and names row and
+    column if a rollout is not of the job or its number of values differs from its number of response tokens. Raises
+    LimitExceededError beyond `limits`.
     """
     try:
         with body.open("rb") as file:
@@ -79,13 +78,13 @@ def check_upload(
         for fingerprint in fingerprints:
             _check_storable(fingerprint)
         _check_rollouts(values, read_rollouts(pinned), "log_probs" if kind == "scores" else "kl")
-        for sibling in siblings:
-            _check_new(values.sample_ids, _READERS[kind](sibling).sample_ids)
         data = (
             rollouts.encode_scores(values) if isinstance(values, rollouts.ScoreBatch) else rollouts.encode_exact(values)
         )
     except MemoryError as error:
-        raise errors.LimitExceededError("decoding needs more memory than allowed: send smaller shards") from error
+        raise errors.LimitExceededError(
+            "decoding needs more memory than FORESHOCK_DECODE_MEMORY_BYTES allows"
+        ) from error
     # The file is on disk before the catalogue row that names it is committed.
     with stored.open("wb") as target:
         target.write(data)
@@ -94,72 +93,53 @@ def check_upload(
     return CheckedFile(values.num_rollouts, values.num_tokens, fingerprints)
 
 
-def read_scores(file: StoredFile) -> rollouts.ScoreBatch:
-    """Return a stored shard of a score."""
-    return rollouts.decode_scores(file.read_bytes(), stored_limits())
-
-
-def read_exact_shard(file: StoredFile) -> rollouts.ExactBatch:
-    """Return a stored shard of exact divergences."""
+def read_exact_file(file: StoredFile) -> rollouts.ExactBatch:
+    """Return stored exact divergences."""
     return rollouts.decode_exact(file.read_bytes(), stored_limits())
 
 
-_READERS: dict[Format, Callable[[StoredFile], Values]] = {"scores": read_scores, "exact": read_exact_shard}
-
-
-def read_aligned_scores(batch: rollouts.RolloutBatch, files: Iterable[StoredFile]) -> NDArray[np.float32]:
-    """Return the log-probs in `files`, [T] in the order of the batch's response tokens; NaN for unscored rollouts.
+def read_aligned_scores(batch: rollouts.RolloutBatch, file: StoredFile) -> NDArray[np.float32]:
+    """Return the log-probs in `file`, [T] in the order of the batch's response tokens; NaN for unscored rollouts.
 
     Only the row groups that hold rollouts of the batch are read.
     """
-    sample_ids = frozenset(batch.sample_ids)
-    found = (find_scores(file, sample_ids, stored_limits()) for file in files)
-    return align_scores(batch, [scores for scores in found if scores is not None])
+    scores = find_scores(file, frozenset(batch.sample_ids), stored_limits())
+    if scores is None:
+        return np.full(batch.num_tokens, np.nan, np.float32)
+    return align_scores(batch, scores)
 
 
-def align_scores(batch: rollouts.RolloutBatch, shards: Sequence[rollouts.ScoreBatch]) -> NDArray[np.float32]:
-    """Return the log-probs of `shards`, [T] in the order of the batch's response tokens; NaN for unscored rollouts."""
-    aligned: NDArray[np.float32] = _aligned(batch, shards, {"log_probs": np.dtype(np.float32)})["log_probs"]
-    return aligned
+def align_scores(batch: rollouts.RolloutBatch, scores: rollouts.ScoreBatch) -> NDArray[np.float32]:
+    """Return the log-probs of `scores`, [T] in the order of the batch's response tokens; NaN for unscored rollouts."""
+    return _aligned(batch, scores, scores.log_probs)
 
 
-def align_exact(batch: rollouts.RolloutBatch, shards: Sequence[rollouts.ExactBatch]) -> rollouts.ExactBatch:
-    """Return the values of `shards` in the order of the batch's response tokens; NaN for other rollouts.
-
-    There must be at least one shard; the result has the fingerprints of the first.
-    """
-    arrays = {
-        each.name: getattr(shards[0], each.name) for each in fields(rollouts.ExactBatch) if each.name != "offsets"
-    }
-    dtypes = {name: value.dtype for name, value in arrays.items() if isinstance(value, np.ndarray)}
-    aligned = _aligned(batch, shards, dtypes)
-    return replace(shards[0], sample_ids=batch.sample_ids, offsets=batch.response_offsets, **aligned)
+def align_exact(batch: rollouts.RolloutBatch, exact: rollouts.ExactBatch) -> rollouts.ExactBatch:
+    """Return the values of `exact` in the order of the batch's response tokens; NaN for other rollouts."""
+    names = [each.name for each in fields(rollouts.ExactBatch) if each.name != "offsets"]
+    arrays = {name: value for name in names if isinstance(value := getattr(exact, name), np.ndarray)}
+    aligned: dict[str, Any] = {name: _aligned(batch, exact, values) for name, values in arrays.items()}
+    return replace(exact, sample_ids=batch.sample_ids, offsets=batch.response_offsets, **aligned)
 
 
-def measure_exact_files(rollouts: PinnedRollouts, files: Sequence[StoredFile]) -> exact.ExactMeasures:
-    """Return the measures of the divergences in `files`, over the rollouts that the files contain."""
-    shards = [read_exact_shard(file) for file in files]
+def measure_exact_file(rollouts: PinnedRollouts, file: StoredFile) -> exact.ExactMeasures:
+    """Return the measures of the divergences in `file`, over the rollouts that the file contains."""
+    values = read_exact_file(file)
     batch = read_rollouts(rollouts)
-    known = {sample_id for shard in shards for sample_id in shard.sample_ids}
+    known = frozenset(values.sample_ids)
     chosen = batch.select(np.flatnonzero([sample_id in known for sample_id in batch.sample_ids]))
-    return exact.measure_exact(align_exact(chosen, shards), chosen.generated, chosen.group_ids)
+    return exact.measure_exact(align_exact(chosen, values), chosen.generated, chosen.group_ids)
 
 
-def _aligned(
-    batch: rollouts.RolloutBatch, shards: Sequence[Values], dtypes: Mapping[str, np.dtype[Any]]
-) -> dict[str, Any]:
-    """Return the shards' arrays, each [T] in the order of the batch's tokens; NaN or 0 for rollouts without values."""
-    aligned = {
-        name: np.full(batch.num_tokens, np.nan if dtype.kind == "f" else 0, dtype) for name, dtype in dtypes.items()
-    }
+def _aligned(batch: rollouts.RolloutBatch, source: Values, values: NDArray[Any]) -> NDArray[Any]:
+    """Return `values`, one for each token of `source`, [T] in the order of the batch's tokens; NaN or 0 where none."""
+    aligned = np.full(batch.num_tokens, np.nan if values.dtype.kind == "f" else 0, values.dtype)
     rows = {sample_id: row for row, sample_id in enumerate(batch.sample_ids)}
-    for shard in shards:
-        for index, sample_id in enumerate(shard.sample_ids):
-            row = rows.get(sample_id)
-            if row is not None:
-                start, end = batch.response_offsets[row : row + 2]
-                for name, values in aligned.items():
-                    values[start:end] = getattr(shard, name)[shard.offsets[index] : shard.offsets[index + 1]]
+    for index, sample_id in enumerate(source.sample_ids):
+        row = rows.get(sample_id)
+        if row is not None:
+            start, end = batch.response_offsets[row : row + 2]
+            aligned[start:end] = values[source.offsets[index] : source.offsets[index + 1]]
     return aligned
 
 
@@ -172,7 +152,7 @@ def _check_storable(fingerprint: Fingerprint) -> None:
 
 
 def _check_rollouts(values: Values, rollouts: rollouts.RolloutBatch, column: str) -> None:
-    """Raise InvalidRolloutsError unless all rollouts are of the job, with as many values as response tokens."""
+    """Raise InvalidRolloutsError unless these are the job's rollouts, with as many values as response tokens."""
     expected = dict(zip(rollouts.sample_ids, rollouts.response_lengths.tolist(), strict=True))
     lengths = np.diff(values.offsets).tolist()
     for row, (sample_id, length) in enumerate(zip(values.sample_ids, lengths, strict=True)):
@@ -186,18 +166,11 @@ def _check_rollouts(values: Values, rollouts: rollouts.RolloutBatch, column: str
                 row=row,
                 column=column,
             )
-
-
-def _check_new(sample_ids: Sequence[str], of_sibling: Collection[str]) -> None:
-    """Raise InvalidRolloutsError if another shard of the same result has one of the rollouts."""
-    rows = {sample_id: row for row, sample_id in enumerate(sample_ids)}
-    for sample_id in of_sibling:
-        if sample_id in rows:
-            raise errors.InvalidRolloutsError(
-                f"{sample_id!r} is in another shard of this score: send each rollout once",
-                row=rows[sample_id],
-                column="sample_id",
-            )
+    missing = expected.keys() - set(values.sample_ids)
+    if missing:
+        raise errors.InvalidRolloutsError(
+            f"{len(missing)} of the job's {len(expected)} rollouts have no values, such as {min(missing)!r}"
+        )
 
 
 # A score's catalogue row or its files; both have a scorer, a variant and a fingerprint.

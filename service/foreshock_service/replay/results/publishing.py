@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import Path, Query, Request, Response, status
+from fastapi import Query, Request, Response, status
 from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
@@ -17,32 +17,31 @@ from foreshock import probe_kinds, scorers
 from foreshock_service.platform import parameters, security, uploads
 from foreshock_service.platform.context import Context, ScoredShard, ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
-from foreshock_service.platform.database.tables import Score, ScoreShard
-from foreshock_service.platform.store.tokens import TokenStore, score_file_name
+from foreshock_service.platform.database.tables import Score, ScoreFile
+from foreshock_service.platform.store.tokens import TokenStore
 from foreshock_service.replay.leases import endpoints, service
 from foreshock_service.replay.probes import environments, jobs, schemas
-from foreshock_service.replay.results import documents, exact, shards
-from foreshock_service.replay.results.files import ScoreFiles, environment_of, preferred_scores, read_aligned_scores
+from foreshock_service.replay.results import documents, exact, file_results
+from foreshock_service.replay.results.files import StoredScore, environment_of, preferred_scores, read_aligned_scores
 from foreshock_service.runs import attempts, events
 
 router = parameters.api_router()
 router.include_router(exact.router)
 
 
-SCORES = shards.FileKind(
+SCORES = file_results.FileKind(
     name="scores",
-    shards=ScoreShard,
+    stored=ScoreFile,
     published=Score,
     columns=("scorer", "variant"),
     sides=("",),
     asked=lambda job: [(each["scorer"], each["variant"]) for each in jobs.scored_by(job)],
     title=lambda key: scorers.score_name(*key),
-    file_name=score_file_name,
 )
 
 
 @router.put(
-    "/v1/leases/{lease}/scores/{shard}",
+    "/v1/leases/{lease}/scores",
     tags=["leases"],
     status_code=status.HTTP_201_CREATED,
     responses={200: {"model": endpoints.UploadReceipt, "description": "The same bytes were stored before"}},
@@ -50,7 +49,6 @@ SCORES = shards.FileKind(
 )
 async def put_scores(
     lease: endpoints.LeaseIdentifier,
-    shard: Annotated[int, Path(ge=0, le=parameters.LARGEST_STEP)],
     token: endpoints.LeaseToken,
     scorer: Annotated[schemas.ScorerName, Query()],
     request: Request,
@@ -59,9 +57,9 @@ async def put_scores(
     response: Response,
     variant: Annotated[schemas.VariantName, Query()] = "",
 ) -> endpoints.UploadReceipt:
-    """Store one shard of a scorer's log-probs: 201 if it is new, 200 for the same bytes, 409 for other bytes."""
-    address = shards.ShardAddress(SCORES, lease, token, (scorer, variant), shard)
-    return await shards.receive_shard(request, response, context, principal, address)
+    """Store a scorer's log-probs: 201 if they are new, 200 for the same bytes, 409 for other bytes."""
+    address = file_results.FileAddress(SCORES, lease, token, (scorer, variant))
+    return await file_results.receive_file(request, response, context, principal, address)
 
 
 def newest_scores(session: Session, key: events.StepKey) -> list[Score]:
@@ -72,10 +70,10 @@ def newest_scores(session: Session, key: events.StepKey) -> list[Score]:
     return list(found.values())
 
 
-def files_of_score(session: Session, store: TokenStore, score: Score) -> ScoreFiles:
-    """Return the files that hold a score's log-probs."""
-    files = tuple(store.file(shard.file) for shard in SCORES.shards_of(session, score))
-    return ScoreFiles(score.scorer, score.variant, files, score.fingerprint)
+def stored_score(session: Session, store: TokenStore, score: Score) -> StoredScore | None:
+    """Return a score with its file; None if retention has purged the file."""
+    file = SCORES.file_of(session, store, score)
+    return None if file is None else StoredScore(score.scorer, score.variant, file, score.fingerprint)
 
 
 def read_replayed_scores(session: Session, store: TokenStore, shard: ScoredShard) -> Mapping[str, NDArray[np.float32]]:
@@ -90,8 +88,9 @@ def read_replayed_scores(session: Session, store: TokenStore, shard: ScoredShard
     attempt = attempts.find_attempt(session, shard.run_id, shard.attempt)
     run = environments.run_fingerprints(shard.batch.attributes, attempt.fingerprint if attempt is not None else {})
     for score in preferred_scores(scores, run):
-        files = files_of_score(session, store, score)
-        found[files.name] = read_aligned_scores(shard.batch, files.files)
+        stored = stored_score(session, store, score)
+        if stored is not None:
+            found[stored.name] = read_aligned_scores(shard.batch, stored.file)
     return found
 
 
@@ -130,7 +129,7 @@ def publish_job(
     principal: security.Principal,
     lease_id: str,
     token: int,
-    measured: Mapping[str, exact.MeasuredPair],
+    measured: Mapping[file_results.Key, Any],
 ) -> None:
     """Publish the job's results and end the job; does nothing if this try has already published them.
 
@@ -141,14 +140,8 @@ def publish_job(
     if service.is_completed(lease, token):
         return
     service.check_held(lease, job, token)
-    for kind in (SCORES, exact.EXACT):
-        sent: Mapping[Any, Any] = kind.shards_of_try(session, job.id, token)
-        for key in sorted(kind.asked(job)):
-            kind.check_complete(key, sent.get(key, ()), probe)
     now = database_now_us(session)
-    if job.exact_pairs:
-        measures = exact.measures_of(exact.EXACT.shards_of_try(session, job.id, token), measured)
-        exact.EXACT.publish(session, lease, job, probe, now, measures)
+    exact.EXACT.publish(session, lease, job, probe, now, measured)
     if probe.kind in DOCUMENTS:
         DOCUMENTS[probe.kind].publish(session, job, probe, token, now)
     if SCORES.publish(session, lease, job, probe, now):

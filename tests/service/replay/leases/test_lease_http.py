@@ -225,7 +225,7 @@ def test_worker_with_an_expired_lease_is_refused_and_the_next_one_completes_the_
     for answer in (
         late.heartbeat(),
         late.get_rollouts(),
-        late.put_scores(wrong, shard=1),
+        late.put_scores(wrong),
         late.complete(),
         late.fail("final"),
     ):

@@ -36,7 +36,7 @@ from foreshock_service.platform.database.tables import (
     ProbeJob,
     Run,
     Score,
-    ScoreShard,
+    ScoreFile,
     Step,
     new_identifier,
 )
@@ -294,11 +294,11 @@ def _send_scores(session: Session, lease: LeaseRecord) -> None:
     """Add the catalogue row of an upload."""
     for asked in lease.job.scorers:
         row = {
-            "job_id": lease.job.id, "token": lease.token, "scorer": asked.scorer, "variant": asked.variant, "shard": 0,
+            "job_id": lease.job.id, "token": lease.token, "scorer": asked.scorer, "variant": asked.variant,
             "digest": "d", "body_bytes": 1, "file": "f", "rollouts": 1, "tokens": 1,
-            "fingerprint_digest": f"{lease.job.id}", "fingerprint": {}, "received_at_us": 1,
+            "fingerprint_digest": f"{lease.job.id}", "fingerprint": {}
         }  # fmt: skip
-        insert_if_absent(session, ScoreShard, row)
+        insert_if_absent(session, ScoreFile, row)
 
 
 @pytest.mark.slow

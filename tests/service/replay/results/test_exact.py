@@ -118,32 +118,6 @@ def test_unknown_and_repeated_pairs_are_refused(run: Sender) -> None:
         assert ask_for_probe(run, 1, (), exact_pairs=pairs).status_code == 422
 
 
-def test_shards_of_a_pair_are_measured_together(run: Sender, holder: LeaseHolder) -> None:
-    rollouts = holder.rollouts()
-    whole = exact_for(rollouts)
-    parts = [_rows(whole, 0, 5), _rows(whole, 5, 12)]
-    holder.put_exact(parts[0], shard=0).raise_for_status()
-    incomplete = holder.complete()
-    assert (incomplete.status_code, incomplete.json()["type"]) == (409, "urn:foreshock:problem:result-incomplete")
-    twice = holder.put_exact(parts[0], shard=1)
-    assert (twice.status_code, twice.json()["column"]) == (422, "sample_id")
-    holder.put_exact(parts[1], shard=1).raise_for_status()
-    holder.complete().raise_for_status()
-    (read,) = run.get("steps/1/exact").json()["items"]
-    assert read["kl"]["mean"] == pytest.approx(float(whole.kl.astype(np.float64).mean()), rel=1e-12)
-
-
-def _rows(exact: ExactBatch, first: int, stop: int) -> ExactBatch:
-    start, end = int(exact.offsets[first]), int(exact.offsets[stop])
-    values = {
-        field.name: getattr(exact, field.name)[start:end]
-        for field in dataclasses.fields(exact)
-        if isinstance(getattr(exact, field.name), np.ndarray) and field.name != "offsets"
-    }
-    ids, offsets = exact.sample_ids[first:stop], exact.offsets[first : stop + 1] - start
-    return dataclasses.replace(exact, sample_ids=ids, offsets=offsets, **values)
-
-
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_divergences_that_do_not_fit_are_refused(holder: LeaseHolder, settings: Settings) -> None:
     good = exact_for(holder.rollouts())

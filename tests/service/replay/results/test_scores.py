@@ -18,7 +18,7 @@ import pytest
 
 from foreshock.rollouts import RolloutBatch, ScoreBatch, decode_scores, encode_scores
 from foreshock_service.platform.settings import Settings
-from foreshock_service.replay.results import shards
+from foreshock_service.replay.results import file_results
 from tests.service.sending import Sender, make_batch
 from tests.service.stored import list_files
 from tests.service.working import (
@@ -130,59 +130,32 @@ def test_scores_made_with_other_weights_are_refused(holder: LeaseHolder) -> None
     assert holder.put_scores(right).status_code == 201
 
 
-def test_shards_of_one_score_share_a_fingerprint_and_hold_each_rollout_once(holder: LeaseHolder) -> None:
+def test_scores_without_all_rollouts_of_the_job_are_refused(holder: LeaseHolder) -> None:
     rollouts = holder.rollouts()
-    first, second = rollouts.select(np.arange(4)), rollouts.select(np.arange(3, 6))
-    holder.put_scores(scores_of(first, noisy(first, 1)), shard=0).raise_for_status()
-    overlapping = holder.put_scores(scores_of(second, noisy(second, 1)), shard=1)
-    assert (overlapping.status_code, overlapping.json()["row"]) == (422, 0)
-    rest = rollouts.select(np.arange(4, 6))
-    unlike = holder.put_scores(scores_of(rest, noisy(rest, 1), attention_backend="another"), shard=1)
-    assert unlike.json()["type"] == "urn:foreshock:problem:wrong-fingerprint"
-    holder.put_scores(scores_of(rest, noisy(rest, 1)), shard=1).raise_for_status()
-    assert holder.complete().status_code == 204
-
-
-def put(holder: LeaseHolder, part: RolloutBatch, shard: int) -> httpx.Response:
-    return holder.put_scores(scores_of(part, noisy(part, 1)), shard=shard)
-
-
-def test_overlapping_shards_that_are_checked_at_once_are_not_both_stored(
-    holder: LeaseHolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rollouts = holder.rollouts()
-    parts = [rollouts.select(np.arange(4)), rollouts.select(np.arange(3, 6))]
-    prepared = threading.Barrier(2)
-    check = shards._check
-    first_checks = iter(range(2))
-
-    def check_together(*arguments: Any) -> Any:
-        checked = check(*arguments)
-        if next(first_checks, None) is not None:
-            # Neither is committed before both were checked without the other.
-            prepared.wait(60)
-        return checked
-
-    monkeypatch.setattr(shards, "_check", check_together)
-    with ThreadPoolExecutor(2) as threads:
-        answers = list(
-            threads.map(
-                lambda shard: holder.put_scores(scores_of(parts[shard], noisy(parts[shard], 1)), shard=shard), (0, 1)
-            )
-        )
-    assert sorted(answer.status_code for answer in answers) == [201, 422]
-    refused = next(answer for answer in answers if answer.status_code == 422)
-    assert refused.json()["column"] == "sample_id"
+    part = rollouts.select(np.arange(4))
+    answer = holder.put_scores(scores_of(part, noisy(part, 1)))
+    assert (answer.status_code, answer.json()["type"]) == (422, "urn:foreshock:problem:invalid-rollouts")
+    assert "2 of the job's 6 rollouts have no values" in answer.json()["detail"]
     assert holder.complete().json()["type"] == "urn:foreshock:problem:result-incomplete"
 
 
-def test_disjoint_shards_that_are_checked_at_once_are_both_stored(holder: LeaseHolder) -> None:
+def test_of_two_uploads_that_are_checked_at_once_one_is_stored(
+    holder: LeaseHolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rollouts = holder.rollouts()
-    parts = [rollouts.select(np.array([row])) for row in range(rollouts.num_rollouts)]
-    with ThreadPoolExecutor(6) as threads:
-        answers = list(threads.map(lambda shard: put(holder, parts[shard], shard), range(len(parts))))
-    again = [put(holder, parts[shard], shard) for shard, each in enumerate(answers) if each.status_code == 503]
-    assert {answer.status_code for answer in (*answers, *again)} <= {201, 503}
+    prepared = threading.Barrier(2)
+    check = file_results._check
+
+    def check_together(*arguments: Any) -> Any:
+        checked = check(*arguments)
+        # Neither is committed before both were checked.
+        prepared.wait(60)
+        return checked
+
+    monkeypatch.setattr(file_results, "_check", check_together)
+    with ThreadPoolExecutor(2) as threads:
+        answers = list(threads.map(lambda seed: holder.put_scores(scores_of(rollouts, noisy(rollouts, seed))), (1, 2)))
+    assert sorted(answer.status_code for answer in answers) == [201, 409]
     assert holder.complete().status_code == 204
 
 
@@ -193,7 +166,7 @@ def test_retry_discards_the_scores_of_the_failed_try(run: Sender, http: httpx.Cl
     first.put_scores(scores_of(rollouts, noisy(rollouts, 1))).raise_for_status()
     first.fail("retry").raise_for_status()
     second = take_lease(http, "second")
-    # Nothing of the first try counts, and other bytes under the same shard are no conflict.
+    # Nothing of the first try counts, and other bytes are no conflict.
     assert second.complete().json()["type"] == "urn:foreshock:problem:result-incomplete"
     assert second.put_scores(scores_of(rollouts, noisy(rollouts, 2))).status_code == 201
     assert second.complete().status_code == 204

@@ -133,17 +133,16 @@ class Worker(Base):
     last_seen_at_us: Mapped[int]
 
 
-class UploadedShard(Base):
-    """The catalogue of a kind of uploads: a row is an upload's commit point. `file` is relative to the store.
+class ResultFile(Base):
+    """The catalogue of a kind of results' files: a row is an upload's commit point. `file` is relative to the store.
 
-    Shards belong to the try (`token`) that sent them; they count once that try completed its job.
+    Files belong to the try (`token`) that sent them; they count once that try completed its job.
     """
 
     __abstract__ = True
 
     job_id: Mapped[str] = mapped_column(ForeignKey("probe_jobs.id"), primary_key=True)
     token: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    shard: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     digest: Mapped[str]
     body_bytes: Mapped[int]
     file: Mapped[str]
@@ -151,10 +150,10 @@ class UploadedShard(Base):
     tokens: Mapped[int]
 
 
-class ScoreShard(UploadedShard):
-    """A shard of a scorer's log-probs."""
+class ScoreFile(ResultFile):
+    """A scorer's log-probs."""
 
-    __tablename__ = "score_shards"
+    __tablename__ = "score_files"
 
     scorer: Mapped[str] = mapped_column(primary_key=True)
     variant: Mapped[str] = mapped_column(primary_key=True)
@@ -162,10 +161,10 @@ class ScoreShard(UploadedShard):
     fingerprint: Mapped[dict[str, Any]]
 
 
-class ExactShard(UploadedShard):
-    """A shard of the divergences of the comparison `pair`, `target/behaviour`."""
+class ExactFile(ResultFile):
+    """The divergences of the comparison `pair`, `target/behaviour`."""
 
-    __tablename__ = "exact_shards"
+    __tablename__ = "exact_files"
 
     pair: Mapped[str] = mapped_column(primary_key=True)
     target_fingerprint_digest: Mapped[str]
@@ -175,7 +174,7 @@ class ExactShard(UploadedShard):
 
 
 class PublishedResult(Base):
-    """A finished result of a step: which job and try made it, and so which shards hold its values."""
+    """A finished result of a step: which job and try made it, and so which file holds its values."""
 
     __abstract__ = True
 

@@ -1,11 +1,9 @@
-"""Results that workers upload as files, one shard at a time: check a shard against the job's rollouts, store, publish.
+"""Results that workers upload as files, one file for each: check it against the job's rollouts, store, publish.
 
-A shard's catalogue row is its commit point. Shards belong to the try (fencing token) that sent them: shards of a failed
-try never mix with those of the next one. Each rollout of a result is in one shard. The check in the decoder process
-uses the shards that are stored when it begins; if another shard is committed meanwhile, the check is repeated.
+A file's catalogue row is its commit point. Files belong to the try (fencing token) that sent them: those of a failed
+try never count for the next one.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,55 +26,50 @@ from foreshock_service.replay.probes import pinned_rollouts, service
 from foreshock_service.replay.results import documents, files
 from foreshock_service.runs.events import StepKey
 
-_TRIES = 5
-
 Key = tuple[str, ...]
 """The key of a result of a job: (scorer, variant), or (pair,)."""
-Shard = TypeVar("Shard", bound=probes.UploadedShard)
+File = TypeVar("File", bound=probes.ResultFile)
 Published = TypeVar("Published", bound=probes.PublishedResult)
 
 
-class ShardsBusy(problem.ProblemError, status=503, problem_type="shards-busy"):
-    """Other shards of the same result were committed whenever this one was checked."""
-
-
 class ResultConflict(problem.ProblemError, status=409, problem_type="result-conflict"):
-    """Other bytes are already stored under this lease, result and shard."""
+    """Other bytes are already stored under this lease and result."""
 
 
 class WrongFingerprint(problem.ProblemError, status=422, problem_type="wrong-fingerprint"):
-    """A fingerprint has other weights than the job, or differs from that of the result's other shards."""
+    """A fingerprint has other weights than the job."""
 
 
 @dataclass(frozen=True, slots=True)
-class FileKind(Generic[Shard, Published]):
+class FileKind(Generic[File, Published]):
     """A kind of result that is sent as files.
 
-    `shards` is the catalogue table of its files, `published` the table of published results. `columns` hold its key in
+    `stored` is the catalogue table of its files, `published` the table of published results. `columns` hold its key in
     both; `sides` are the prefixes of the fingerprints' columns. `asked` returns the keys that a job requests.
     """
 
     name: files.Format
-    shards: type[Shard]
+    stored: type[File]
     published: type[Published]
     columns: tuple[str, ...]
     sides: tuple[str, ...]
     asked: Callable[[probes.ProbeJob], Sequence[Key]]
     title: Callable[[Key], str]
-    file_name: Callable[[str, int, int, str, str], str]
 
-    def shards_of(self, session: Session, result: Published) -> Sequence[Shard]:
-        """Return the shards that hold a published result, in order."""
-        equal = {name: getattr(result, name) for name in ("job_id", "token", *self.columns)}
-        return session.scalars(select(self.shards).filter_by(**equal).order_by(self.shards.shard)).all()
+    def file_of(self, session: Session, store: tokens.TokenStore, result: Published) -> tokens.StoredFile | None:
+        """Return the file that holds a published result; None if retention has purged it."""
+        row = session.get(self.stored, {name: getattr(result, name) for name in ("job_id", "token", *self.columns)})
+        return None if row is None else store.file(row.file)
 
-    def shards_of_try(self, session: Session, job_id: str, token: int) -> dict[Key, list[Shard]]:
-        """Return the shards that one try of a job has sent, by key, in the order of their numbers."""
-        found: dict[Key, list[Shard]] = defaultdict(list)
-        query = select(self.shards).filter_by(job_id=job_id, token=token).order_by(self.shards.shard)
-        for shard in session.scalars(query):
-            found[tuple(getattr(shard, name) for name in self.columns)].append(shard)
-        return found
+    def files_of_try(self, session: Session, lease: probes.Lease, job: probes.ProbeJob) -> dict[Key, File]:
+        """Return the file of each result that a job requests, as this try sent it. Raises ResultIncomplete."""
+        rows = session.scalars(select(self.stored).filter_by(job_id=job.id, token=lease.token))
+        sent = {tuple(getattr(row, name) for name in self.columns): row for row in rows}
+        asked = sorted(self.asked(job))
+        missing = next((key for key in asked if key not in sent), None)
+        if missing is not None:
+            raise documents.ResultIncomplete(f"{self.title(missing)} has no values: send them, then complete")
+        return {key: sent[key] for key in asked}
 
     def of_step(self, session: Session, key: StepKey) -> Sequence[Published]:
         """Return the published results of a step, newest first."""
@@ -105,15 +98,6 @@ class FileKind(Generic[Shard, Published]):
         """The columns with the digests of its fingerprints."""
         return tuple(f"{side}fingerprint_digest" for side in self.sides)
 
-    def check_complete(self, key: Key, shards: Sequence[Shard], probe: probes.Probe) -> None:
-        """Raise unless the shards have all rollouts of the probe."""
-        received = sum(shard.rollouts for shard in shards)
-        if received != probe.rollouts:
-            raise documents.ResultIncomplete(
-                f"{self.title(key)} has values for {received} rollouts, expected {probe.rollouts}: send each rollout "
-                "once, then complete"
-            )
-
     def publish(
         self,
         session: Session,
@@ -123,12 +107,12 @@ class FileKind(Generic[Shard, Published]):
         now: int,
         measures: Mapping[Key, Mapping[str, Any]] | None = None,
     ) -> bool:
-        """Publish the results of a try and return whether there are any.
+        """Publish the results of a try and return whether there are any. Raises ResultIncomplete.
 
-        A result with an equal key that is already published then points at the shards of this try. `measures` are
+        A result with an equal key that is already published then points at the file of this try. `measures` are
         stored with the results, if the kind has measures.
         """
-        sent = self.shards_of_try(session, job.id, lease.token)
+        sent = self.files_of_try(session, lease, job)
         rows = [
             {
                 "run_id": probe.run_id,
@@ -137,7 +121,7 @@ class FileKind(Generic[Shard, Published]):
                 "rollout_set_digest": probe.rollout_set_digest,
                 **dict(zip(self.columns, key, strict=True)),
                 **{
-                    f"{side}{name}": getattr(sent[key][0], f"{side}{name}")
+                    f"{side}{name}": getattr(file, f"{side}{name}")
                     for side in self.sides
                     for name in ("fingerprint_digest", "fingerprint")
                 },
@@ -151,21 +135,20 @@ class FileKind(Generic[Shard, Published]):
                 "published_at_us": now,
                 **({} if measures is None else {"measures": dict(measures[key])}),
             }
-            for key in sorted(self.asked(job))
+            for key, file in sent.items()
         ]
         upsert(session, self.published, rows, [column.name for column in table_of(self.published).primary_key])
         return bool(rows)
 
 
 @dataclass(frozen=True, slots=True)
-class ShardAddress:
-    """The address of a shard: its result's kind and key, its number, and the lease and token under which it is sent."""
+class FileAddress:
+    """The address of a file: its result's kind and key, and the lease and token under which it is sent."""
 
     kind: FileKind[Any, Any]
     lease_id: str
     token: int
     key: Key
-    shard: int
 
     @property
     def named(self) -> dict[str, str]:
@@ -173,24 +156,24 @@ class ShardAddress:
         return dict(zip(self.kind.columns, self.key, strict=True))
 
 
-async def receive_shard(
+async def receive_file(
     request: Request,
     response: Response,
     context: ServiceContext,
     principal: security.Principal,
-    address: ShardAddress,
+    address: FileAddress,
 ) -> UploadReceipt:
-    """Store the body of a request as a shard; the status is 200 if the same bytes are already stored."""
+    """Store the body of a request as a file; the status is 200 if the same bytes are already stored."""
     await run_in_threadpool(check_address, context, principal, address)
     most_bytes = context.settings.max_body_bytes
     async with uploads.received_upload(request, context.uploads, context.store, most_bytes) as upload:
-        receipt = await context.uploads.run(store_shard, context, principal, address, upload)
+        receipt = await context.uploads.run(store_file, context, principal, address, upload)
     if receipt.status == "duplicate":
         response.status_code = status.HTTP_200_OK
     return receipt
 
 
-def check_address(context: ServiceContext, principal: security.Principal, address: ShardAddress) -> None:
+def check_address(context: ServiceContext, principal: security.Principal, address: FileAddress) -> None:
     """Check the address of an upload before its body is read. Raises LeaseNotFound, LeaseLost, ResultNotAsked."""
     with context.database.read() as session:
         lease, job, _ = find_lease(session, principal, address.lease_id)
@@ -205,50 +188,42 @@ def check_address(context: ServiceContext, principal: security.Principal, addres
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     pinned: pinned_rollouts.PinnedRollouts
-    siblings: tuple[probes.UploadedShard, ...]
     file: str
     weights: str
 
 
-def store_shard(
-    context: ServiceContext, principal: security.Principal, address: ShardAddress, upload: uploads.Upload
+def store_file(
+    context: ServiceContext, principal: security.Principal, address: FileAddress, upload: uploads.Upload
 ) -> UploadReceipt:
-    """Store a received body as a shard, once.
+    """Store a received body as a file, once.
 
-    Stores nothing and raises InvalidRolloutsError naming row and column, the errors of the kind, LeaseLost, or
-    ShardsBusy.
+    Stores nothing and raises InvalidRolloutsError naming row and column, the errors of the kind, or LeaseLost.
     """
-    for _ in range(_TRIES):
-        with context.database.read() as session:
-            lease, job, probe = find_lease(session, principal, address.lease_id)
-            stored = _stored(address, session, job, upload)
-            if stored is not None:
-                return stored
-            check_held(lease, job, address.token)
-            prepared = _Prepared(
-                service.rollouts_of_probe(context, session, probe),
-                tuple(_siblings(address, session, job)),
-                address.kind.file_name(probe.run_id, probe.attempt, probe.step, job.id, upload.digest),
-                str(probe.checkpoint["digest"]),
-            )
-        checked = _check(context, address, upload, prepared)
-        commit = partial(_commit, principal, address, upload, prepared, checked)
-        receipt = uploads.commit_file(context.database, context.store, prepared.file, commit)
-        if receipt is not None:
-            return receipt
-    raise ShardsBusy("other shards of this result arrived with this one: send it again", headers={"Retry-After": "1"})
+    with context.database.read() as session:
+        lease, job, probe = find_lease(session, principal, address.lease_id)
+        stored = _stored(address, session, job, upload)
+        if stored is not None:
+            return stored
+        check_held(lease, job, address.token)
+        prepared = _Prepared(
+            service.rollouts_of_probe(context, session, probe),
+            tokens.result_file_name(probe.run_id, probe.attempt, probe.step, address.kind.name, job.id, upload.digest),
+            str(probe.checkpoint["digest"]),
+        )
+    checked = _check(context, address, upload, prepared)
+    commit = partial(_commit, principal, address, upload, prepared.file, checked)
+    return uploads.commit_file(context.database, context.store, prepared.file, commit)
 
 
 def _check(
-    context: ServiceContext, address: ShardAddress, upload: uploads.Upload, prepared: _Prepared
+    context: ServiceContext, address: FileAddress, upload: uploads.Upload, prepared: _Prepared
 ) -> files.CheckedFile:
     """Check the upload in a decoder process and move its file into the store."""
     temporary = context.store.temporary_file()
     try:
-        siblings: tuple[tokens.StoredFile, ...] = tuple(context.store.file(each.file) for each in prepared.siblings)
-        with problem.present_file("the probe's rollouts, or of another shard of this result,"):
+        with problem.present_file("the probe's rollouts"):
             checked = context.decoders.run(
-                files.check_upload, address.kind.name, upload.path, temporary, prepared.pinned, siblings,
+                files.check_upload, address.kind.name, upload.path, temporary, prepared.pinned,
                 decode_limits(context.settings),
             )  # fmt: skip
         for side, fingerprint in zip(address.kind.sides, checked.fingerprints, strict=True):
@@ -266,62 +241,44 @@ def _check(
 
 def _commit(
     principal: security.Principal,
-    address: ShardAddress,
+    address: FileAddress,
     upload: uploads.Upload,
-    prepared: _Prepared,
+    file: str,
     checked: files.CheckedFile,
     session: Session,
-) -> UploadReceipt | None:
-    """Add the catalogue row; None if the siblings have changed since the shard was checked.
-
-    Raises WrongFingerprint if its fingerprints differ from those of its siblings.
-    """
+) -> UploadReceipt:
+    """Add the catalogue row, unless this or another upload of the result was committed meanwhile."""
     _, job, _ = hold(session, principal, address.lease_id, address.token)
     stored = _stored(address, session, job, upload)
     if stored is not None:
         return stored
-    siblings = _siblings(address, session, job)
     kind = address.kind
-    if {each.digest for each in siblings} != {each.digest for each in prepared.siblings}:
-        return None
-    removal.check_not_taken(session, [prepared.file])
+    removal.check_not_taken(session, [file])
     digests = {name: each.digest() for name, each in zip(kind.digests, checked.fingerprints, strict=True)}
-    if any(getattr(other, name) != digest for other in siblings for name, digest in digests.items()):
-        raise WrongFingerprint("its fingerprint differs from that of the result's other shards")
     fingerprints = zip(kind.sides, checked.fingerprints, strict=True)
     row = {
         "job_id": job.id,
         "token": address.token,
         **address.named,
-        "shard": address.shard,
         "digest": upload.digest,
         "body_bytes": upload.size,
-        "file": prepared.file,
+        "file": file,
         "rollouts": checked.rollouts,
         "tokens": checked.tokens,
         **digests,
         **{f"{side}fingerprint": each.to_dict() for side, each in fingerprints},
     }
-    insert_if_absent(session, kind.shards, row)
+    insert_if_absent(session, kind.stored, row)
     return UploadReceipt(status="stored", digest=upload.digest, rollouts=checked.rollouts, tokens=checked.tokens)
 
 
 def _stored(
-    address: ShardAddress, session: Session, job: probes.ProbeJob, upload: uploads.Upload
+    address: FileAddress, session: Session, job: probes.ProbeJob, upload: uploads.Upload
 ) -> UploadReceipt | None:
-    """Return the receipt of the shard already stored at this address; raises ResultConflict for other bytes."""
-    row = session.get(
-        address.kind.shards, {"job_id": job.id, "token": address.token, "shard": address.shard, **address.named}
-    )
+    """Return the receipt of the file already stored at this address; raises ResultConflict for other bytes."""
+    row = session.get(address.kind.stored, {"job_id": job.id, "token": address.token, **address.named})
     if row is None:
         return None
     if row.digest != upload.digest:
-        raise ResultConflict(
-            f"shard {address.shard} of {address.key[0]} has other bytes stored ({row.digest}): they are immutable"
-        )
+        raise ResultConflict(f"{address.key[0]} has other bytes stored ({row.digest}): they are immutable")
     return UploadReceipt(status="duplicate", digest=row.digest, rollouts=row.rollouts, tokens=row.tokens)
-
-
-def _siblings(address: ShardAddress, session: Session, job: probes.ProbeJob) -> list[probes.UploadedShard]:
-    """Return the stored shards of the same result."""
-    return address.kind.shards_of_try(session, job.id, address.token).get(address.key, [])
