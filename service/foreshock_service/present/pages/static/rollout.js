@@ -1,16 +1,14 @@
-// Draws the tokens of one rollout. Only the lines in view are in the document, so 32,000 tokens scroll like 100.
+// Draws the tokens of one rollout in blocks, of which the browser lays out those near the view (`content-visibility`).
 
 const root = document.querySelector("[data-rollout]");
 const pane = root.querySelector(".tokens");
 const lines = root.querySelector(".lines");
 const panel = root.querySelector(".token");
 const chooser = root.querySelector("[data-comparison]");
-const LINE = 24; // Height of a line in pixels, as in the style sheet.
-const BEYOND = 10; // Lines drawn above and below those in view.
+const BLOCK = 512; // Tokens of a block.
 const FULL = Math.log(4), LEAST = 1e-3; // The |d| with the full colour, and the least |d| with any colour.
 
-let rollout, differences, ranked, rankOf, rows = [], rowOf, selected = -1, width = 0, cell = 8;
-const drawn = new Map(); // Line number → its element.
+let rollout, differences, ranked, rankOf, elements, selected = -1;
 
 /** Returns a token as it is shown: a space stays, line ends and other control characters become signs. */
 function shown(position) {
@@ -38,85 +36,41 @@ function choose(comparison) {
   rankOf = new Map(ranked.map((at, rank) => [at, rank]));
 }
 
-/** Breaks the tokens into lines of the pane's width; a new turn or a line end in the text begins a new line. */
-function layOut() {
-  const probe = document.createElement("span");
-  probe.textContent = "0".repeat(50);
-  lines.replaceChildren(probe);
-  cell = probe.getBoundingClientRect().width / 50;
-  width = pane.clientWidth;
-  const most = Math.max(8, Math.floor((width - 24) / cell));
-  rows = [];
-  rowOf = new Int32Array(rollout.ids.length);
-  let row = null, used = 0, turn = null;
-  const begin = (at) => { row = { from: at, to: at, turn: null }; rows.push(row); used = 0; };
-  for (let at = 0; at < rollout.ids.length; at++) {
-    const text = shown(at);
-    const newTurn = rollout.turn && rollout.turn[at] !== turn;
-    if (newTurn) {
-      turn = rollout.turn[at];
-      rows.push({ from: at, to: at, turn });
-      begin(at);
-    } else if (!row || used + text.length > most) begin(at);
-    used += text.length;
-    row.to = at + 1;
-    rowOf[at] = rows.length - 1;
-    if (text.includes("⏎")) row = null;
-  }
-  lines.style.height = `${rows.length * LINE}px`;
-}
-
-function tokenElement(at) {
-  const element = document.createElement("span");
-  element.dataset.at = at;
-  element.textContent = shown(at);
-  const d = differences[at];
-  if (!sampled(at)) element.className = "masked";
-  else if (d !== null && Math.abs(d) >= LEAST) {
-    const strength = Math.min(1, Math.log(Math.abs(d) / LEAST) / Math.log(FULL / LEAST));
-    element.className = d < 0 ? "below" : "above";
-    element.style.setProperty("--strength", `${Math.round(12 + 58 * strength)}%`);
-  }
-  if (at === selected) element.classList.add("selected");
+function appended(parent, kind, text = "") {
+  const element = document.createElement(kind);
+  element.textContent = text;
+  parent.append(element);
   return element;
 }
 
-function lineElement(number) {
-  const line = document.createElement("div"), row = rows[number];
-  line.style.top = `${number * LINE}px`;
-  if (row.turn !== null) {
-    line.className = "turn";
-    line.textContent = `turn ${row.turn}`;
-  } else for (let at = row.from; at < row.to; at++) line.append(tokenElement(at));
-  return line;
+/** Draws the tokens; a new turn or a line end in the text begins a new line. */
+function draw() {
+  const whole = document.createDocumentFragment();
+  let block = null, turn = null;
+  elements = rollout.ids.map((_, at) => {
+    const text = shown(at), begins = rollout.turn && rollout.turn[at] !== turn;
+    if (begins) {
+      turn = rollout.turn[at];
+      appended(whole, "div", `turn ${turn}`).className = "turn";
+    }
+    if (begins || at === 0 || block.childElementCount === BLOCK) block = appended(whole, "div");
+    const element = appended(block, "span", text.includes("⏎") ? `${text}\n` : text);
+    element.dataset.at = at;
+    return element;
+  });
+  lines.replaceChildren(whole);
 }
 
-/** Draws the lines in view anew. */
-function drawLines() {
-  drawn.clear();
-  lines.replaceChildren();
-  drawMissingLines();
-}
-
-/** Draws the lines that came into view and removes those that left it. */
-function drawMissingLines() {
-  const first = Math.max(0, Math.floor(pane.scrollTop / LINE) - BEYOND);
-  const last = Math.min(rows.length, Math.ceil((pane.scrollTop + pane.clientHeight) / LINE) + BEYOND);
-  for (const [number, line] of drawn) {
-    if (number >= first && number < last) continue;
-    line.remove();
-    drawn.delete(number);
-  }
-  // Elements are in the order of the text, which copying and screen readers follow.
-  const kept = Math.min(...drawn.keys()), before = document.createDocumentFragment(), after = document.createDocumentFragment();
-  for (let number = first; number < last; number++) {
-    if (drawn.has(number)) continue;
-    const line = lineElement(number);
-    drawn.set(number, line);
-    (number < kept ? before : after).append(line);
-  }
-  lines.prepend(before);
-  lines.append(after);
+/** Colours the tokens by d of the selected comparison. */
+function colour() {
+  elements.forEach((element, at) => {
+    const size = Math.abs(differences[at] ?? 0);
+    if (!sampled(at)) element.className = "masked";
+    else element.className = size < LEAST ? "" : differences[at] < 0 ? "below" : "above";
+    const strength = Math.min(1, Math.log(size / LEAST) / Math.log(FULL / LEAST));
+    if (size >= LEAST) element.style.setProperty("--strength", `${Math.round(12 + 58 * strength)}%`);
+    element.classList.toggle("selected", at === selected);
+  });
 }
 
 /** Formats a log-prob to a part in 100,000; further digits are rounding of float32. */
@@ -160,12 +114,14 @@ function describe(at) {
 
 function select(at, scroll = true) {
   if (at < 0 || at >= rollout.ids.length) return;
+  elements[selected]?.classList.remove("selected");
   selected = at;
-  const top = rowOf[at] * LINE;
-  if (scroll && (top < pane.scrollTop || top + LINE > pane.scrollTop + pane.clientHeight)) {
-    pane.scrollTop = top - pane.clientHeight / 2;
+  elements[at].classList.add("selected");
+  if (scroll) {
+    const { scrollX, scrollY } = window;
+    elements[at].scrollIntoView({ block: "nearest" });
+    window.scrollTo(scrollX, scrollY); // Only the pane scrolls.
   }
-  drawLines();
   describe(at);
   history.replaceState(null, "", `#token-${at}`);
 }
@@ -193,11 +149,10 @@ async function start() {
   rollout = await response.json();
   chooser.replaceChildren(...rollout.comparisons.map((name) => new Option(name, name, false, name === rollout.comparison)));
   choose(rollout.comparison);
-  layOut();
-  drawLines();
+  draw();
+  colour();
   const asked = /^#token-(\d+)$/.exec(location.hash);
   select(asked ? Number(asked[1]) : ranked[0] ?? 0);
-  pane.addEventListener("scroll", () => requestAnimationFrame(drawMissingLines), { passive: true });
   pane.addEventListener("keydown", (event) => {
     const act = KEYS[event.key];
     if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -208,9 +163,8 @@ async function start() {
   lines.addEventListener("pointerover", (event) => { const token = tokenAt(event); if (token) describe(Number(token.dataset.at)); });
   lines.addEventListener("click", (event) => { const token = tokenAt(event); if (token) select(Number(token.dataset.at), false); });
   for (const button of root.querySelectorAll("[data-do]")) button.addEventListener("click", ACTIONS[button.dataset.do]);
-  chooser.addEventListener("change", () => { choose(chooser.value); drawLines(); if (selected >= 0) describe(selected); });
+  chooser.addEventListener("change", () => { choose(chooser.value); colour(); if (selected >= 0) describe(selected); });
   document.querySelector("details.prompt").addEventListener("toggle", fillPrompt, { once: true });
-  new ResizeObserver(() => { if (pane.clientWidth !== width) { layOut(); drawLines(); } }).observe(pane);
   document.body.dataset.drawn = "yes";
 }
 
