@@ -470,12 +470,14 @@ class Reader:
         of another run of the project, whose weights and configuration are tried too.
         """
         body = {
+            "step": step,
+            "kind": "doctor",
             "attempt": attempt,
             "budget_seconds": budget_seconds,
             "max_rollouts": max_rollouts,
             "against": against,
         }
-        return self._change("POST", _of_step(run, step, "doctor"), _record(ProbeRecord), body)
+        return self._change("POST", _of_run(run, "probes"), _record(ProbeRecord), body)
 
     def delete_run(self, run: str) -> None:
         """Delete a run; later calls that name it, late uploads included, are Rejected (410). The key needs `admin`.

@@ -151,11 +151,10 @@ def _examined(
 
 def _ask(reader: Reader, run: str, step: int, against: str | None, arguments: argparse.Namespace) -> dict[str, Any]:
     """Request an examination of a step and return its probe."""
-    body = {"budget_seconds": arguments.budget, "max_rollouts": arguments.rollouts, "against": against}
-    given = {name: value for name, value in body.items() if value is not None}
-    answer = reader.connection.request("POST", f"/v1/runs/{run}/steps/{step}/doctor", json_body=given)
-    probe: dict[str, Any] = reader.connection.decoded(answer)
-    return probe
+    probe = reader.examine_step(
+        run, step, budget_seconds=arguments.budget, max_rollouts=arguments.rollouts, against=against
+    )
+    return to_json(probe)
 
 
 def _newest_step(reader: Reader, run: RunRecord, last: int | None = None) -> int:

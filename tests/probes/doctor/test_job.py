@@ -115,7 +115,11 @@ def test_rollouts_of_another_tokenizer_fail_at_once(service: RunningService, che
     batch = make_rollouts(4, rollout_log_probs=logged)
     run = start_run(service, replace(batch, response_token_ids=np.full(batch.num_tokens, 100_000, np.int32)))
     announce(run, 1, "first", weights_digest(checkpoints / "first"))
-    probe = service.http.post(f"/v1/runs/{run.run}/steps/1/doctor", json={}).raise_for_status().json()["id"]
+    probe = (
+        service.http.post(f"/v1/runs/{run.run}/probes", json={"step": 1, "kind": "doctor"})
+        .raise_for_status()
+        .json()["id"]
+    )
     run_worker(service, checkpoints)
     found = run.read(probe)
     assert (found["state"], found["jobs"][0]["attempts"]) == ("failed", 1)

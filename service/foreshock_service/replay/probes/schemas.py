@@ -43,29 +43,10 @@ class ScorerRequest(BaseModel):
     variant: VariantName = ""
 
 
-class Examination(BaseModel):
-    """What the doctor may spend, and what it tries."""
+class ProbeCreate(BaseModel):
+    """A request for scores. An equal request for the same rollouts and weights is the same probe."""
 
     model_config = ConfigDict(extra="forbid")
-
-    budget_seconds: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] | None = Field(
-        default=None, description=f"of the doctor: the time for its replays; absent: {DOCTOR_SECONDS:.0f}"
-    )
-    max_candidates: int = Field(
-        default=DOCTOR_CANDIDATES,
-        ge=0,
-        le=32,
-        description="of the doctor: try the weights of so many earlier announced steps",
-    )
-    against: Annotated[str, StringConstraints(min_length=1, max_length=100)] | None = Field(
-        default=None,
-        description="of the doctor: the id of another run of the project, whose newest weights up to this step are "
-        "tried too, as a whole, in parts, and each field in which its configuration differs",
-    )
-
-
-class ProbeCreate(Examination):
-    """A request for scores. An equal request for the same rollouts and weights is the same probe."""
 
     step: Step
     attempt: AttemptNumber | None = Field(default=None, description="absent: the attempt in which the step is active")
@@ -103,6 +84,20 @@ class ProbeCreate(Examination):
         default=None,
         description="absent, or the step itself: an exact probe needs its weights; of an update: the step with the "
         "weights after it, absent: the next one",
+    )
+    budget_seconds: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] | None = Field(
+        default=None, description=f"of the doctor: the time for its replays; absent: {DOCTOR_SECONDS:.0f}"
+    )
+    max_candidates: int = Field(
+        default=DOCTOR_CANDIDATES,
+        ge=0,
+        le=32,
+        description="of the doctor: try the weights of so many earlier announced steps",
+    )
+    against: Annotated[str, StringConstraints(min_length=1, max_length=100)] | None = Field(
+        default=None,
+        description="of the doctor: the id of another run of the project, whose newest weights up to this step are "
+        "tried too, as a whole, in parts, and each field in which its configuration differs",
     )
 
     @model_validator(mode="after")

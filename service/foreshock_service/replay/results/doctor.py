@@ -1,13 +1,12 @@
-"""The doctor in the service: request an examination of a step, read its report and the causes that reports name."""
+"""The doctor in the service: the reports of its examinations, and the causes that they name."""
 
 from collections.abc import Mapping, Sequence
 
-from fastapi import APIRouter, Response, status
-from pydantic import Field
+from fastapi import APIRouter, status
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from foreshock.api import doctor, probes, records, runs
+from foreshock.api import doctor, records, runs
 from foreshock.diagnosis.wording import as_sentence
 from foreshock.doctor.findings import explained, fix_of
 from foreshock.probe_kinds import DOCTOR
@@ -15,7 +14,6 @@ from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Probe, ProbeJob, ProbeResult
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
-from foreshock_service.replay.probes import requests, schemas
 from foreshock_service.replay.results.documents import DocumentKind
 from foreshock_service.runs import attempts, events, findings, run_endpoints, weights
 
@@ -29,21 +27,7 @@ _MOST_STEPS = 200
 
 
 class DoctorNotFound(problem.ProblemError, status=404, problem_type="doctor-not-found"):
-    """The doctor has not examined this step: request it with POST at the same address."""
-
-
-class DoctorRequest(schemas.Examination):
-    """A request for an examination."""
-
-    attempt: parameters.AttemptNumber | None = Field(
-        default=None, description="absent: the attempt in which the step is active"
-    )
-    max_rollouts: int | None = Field(
-        default=None,
-        ge=1,
-        le=DOCTOR.most_rollouts,
-        description=f"examine a sample of so many; absent: {DOCTOR.rollouts}",
-    )
+    """The doctor has not examined this step: request a probe of the kind `doctor`."""
 
 
 def _check(body: doctor.DoctorReport, job: ProbeJob, probe: Probe) -> str | None:
@@ -64,28 +48,6 @@ KIND = DocumentKind(
 )
 
 
-@router.post(
-    "/runs/{run}/steps/{step}/doctor",
-    status_code=status.HTTP_201_CREATED,
-    responses={200: {"model": probes.ProbeRecord, "description": "An equal request exists; this is its probe"}},
-    tags=["doctor"],
-)
-def examine_step(
-    run: run_endpoints.RunIdentifier,
-    step: parameters.StepPath,
-    body: DoctorRequest,
-    context: Context,
-    principal: security.Ingester,
-    response: Response,
-) -> probes.ProbeRecord:
-    """Have a worker find the change that reproduces what a step logged: weights, sampling, forward pass or data."""
-    asked = schemas.ProbeCreate(step=step, kind=DOCTOR.name, **body.model_dump())
-    probe, is_new = requests.request_probe(context, principal, run, asked)
-    if not is_new:
-        response.status_code = status.HTTP_200_OK
-    return probe
-
-
 @router.put("/leases/{lease}/doctor", status_code=status.HTTP_204_NO_CONTENT, tags=["leases"])
 def put_report(
     lease: LeaseIdentifier, token: LeaseToken, body: doctor.DoctorReport, context: Context, principal: security.Worker
@@ -104,7 +66,7 @@ def read_report(
 ) -> doctor.DoctorStepRecord:
     """Return the newest report of the doctor on a step: found, tried and not named, not tried, and the price.
 
-    404 `doctor-not-found`: the step was not examined; request it with POST at this address.
+    404 `doctor-not-found`: the step was not examined; request a probe of the kind `doctor`.
     """
     _, found = KIND.of_step(context, principal, run, step, attempt, 1)
     with context.database.read() as session:

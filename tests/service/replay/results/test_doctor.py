@@ -45,7 +45,7 @@ def run(http: httpx.Client) -> Sender:
 
 def ask(run: Sender, **fields: Any) -> httpx.Response:
     """Request an examination."""
-    return run.http.post(f"/v1/runs/{run.run}/steps/{STEP}/doctor", json=fields)
+    return run.http.post(f"/v1/runs/{run.run}/probes", json={"step": STEP, "kind": DOCTOR.name, **fields})
 
 
 def found(holder: LeaseHolder, share: float = 0.998) -> dict[str, Any]:
