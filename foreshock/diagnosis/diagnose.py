@@ -146,9 +146,9 @@ def diagnose(history: History) -> Diagnosis:
     )
 
 
-def _told_first(alert: PastAlert) -> tuple[int, int, bool]:
-    """Return the sort key of a headline's alerts: the oldest first, then those that are easy to read."""
-    return alert.onset, alert.step, not alert.rule.startswith(("mismatch", "multiplicative_error"))
+def _told_first(alert: PastAlert) -> tuple[int, bool, int]:
+    """Return the sort key of a headline's alerts: the oldest first, of one step those on k3."""
+    return alert.onset, not alert.rule.startswith("mismatch"), alert.step
 
 
 def _told(causes: Sequence[DiagnosisCause], said: Collection[str] = ()) -> list[str]:

@@ -228,11 +228,14 @@ def check_missing_engine(evidence: LintEvidence) -> Outcome:
         place = ", in runs up to the end of their response: padding, or log-probs that the engine did not return"
     in_runs = evidence.count("no_mu_beside") >= _NEARLY_ALL * missing
     unlikely = evidence.sum("no_mu_log_pi") <= _UNSAMPLED_LOG_PI * missing
-    if not place and in_runs and unlikely and not -evidence.extreme("minus_min_temperature") < GREEDY:
+    uncertain = unlikely and not -evidence.extreme("minus_min_temperature") < GREEDY
+    if not place and in_runs and uncertain:
         place = ", in runs: tokens that the model did not sample, such as tool output"
     values = [each.sample_id for each in evidence.where(NO_MU_VALUES)] or ["0"]
     if not place and values == ["0"]:
-        return Clean(check)
+        if not uncertain:
+            return Clean(check)
+        place = ", here and there: the engine returned no log-probs for them, as with accepted draft tokens"
     mean_log_pi = format_number(evidence.sum("no_mu_log_pi") / missing)
     rest = evidence.count("paired") - missing
     without = format_number((evidence.sum("paired_k3") - evidence.sum("no_mu_k3")) / rest) if rest else "not known"

@@ -51,6 +51,18 @@ def test_raw_log_probs_of_declared_plain_sampling_are_no_cause() -> None:
     assert "generation_config" in warnings["entropy_of_trainer"].seen
 
 
+def test_exact_zeros_here_and_there_are_no_log_probs_and_no_raw_ones() -> None:
+    """Speculative decoding that logs 0 for accepted tokens: the surprisals are too small, and sampling is not why."""
+    batch = sampled_batch()
+    assert batch.rollout_log_probs is not None
+    behaviour = batch.rollout_log_probs.copy()
+    accepted = (np.random.default_rng(4).random(behaviour.size) < 0.5) & (behaviour < -0.5)
+    behaviour[accepted] = 0.0
+    warnings = warnings_of(replace(batch, rollout_log_probs=behaviour))
+    assert "raw_log_probs" not in warnings
+    assert "accepted draft tokens" in warnings["tokens_without_engine"].seen
+
+
 def test_processed_log_probs_under_truncation_have_mean_ratio_below_1() -> None:
     batch = sampled_batch(top_p=0.8, processed=True)
     warning = warnings_of(batch)["processed_log_probs"]
