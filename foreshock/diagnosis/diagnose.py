@@ -269,6 +269,11 @@ def _untold(
         advice = wrong.what_to_do
     elif measured < LEAST_MEASURED_STEPS:
         sentence = f"{plural(measured, 'step')} with both log-probs, {LEAST_MEASURED_STEPS} are needed"
+        if history.judged_k3 > history.healthy_end:
+            sentence += (
+                f"; k3 of {TRAINER_ROLLOUT} is {number(history.judged_k3)} so far, above the healthy range, which ends "
+                f"at {number(history.healthy_end)}"
+            )
         advice = "Wait for more steps."
     elif tokens < LEAST_MEASURED_TOKENS:
         sentence = f"{plural(tokens, 'token')} measured in the newest steps, {LEAST_MEASURED_TOKENS:,} are needed"

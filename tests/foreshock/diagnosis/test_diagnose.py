@@ -250,6 +250,13 @@ def test_a_small_k3_of_log_probs_that_did_not_sample_is_not_healthy() -> None:
     assert found.next_steps == ("Declare logprobs_mode.",)
 
 
+def test_a_large_mismatch_of_few_steps_is_said() -> None:
+    young = replace(HEALTHY, k3=SteppedValues([0, 1], [5e-2] * 2), tokens=[5000] * 2)
+    assert "k3 of trainer/rollout is 5.0e-2 so far, above the healthy range" in diagnose(young).headline
+    small = replace(young, k3=SteppedValues([0, 1], [2e-5] * 2))
+    assert "above" not in diagnose(small).headline
+
+
 def test_after_a_probe_the_doctor_finds_the_setting() -> None:
     link = DiagnosisCause(name="link", sentence="The engine: 95 %.", source="probe", evidence={"step": 35})
     large = replace(HEALTHY, k3=SteppedValues(list(STEPS), [2e-2] * 40))
