@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
+from types import ModuleType
 from typing import Final
 
 _HEAD: Final = """# Python
 
-The public names: those in the `__all__` of these modules. `import foreshock` imports neither torch nor a web framework;
+The public names of these modules. `import foreshock` imports neither torch nor a web framework;
 names are imported when they are first used.
 """
 MODULES: Final = {
@@ -51,8 +54,22 @@ def page() -> str:
 
 
 def public_names(module: str) -> list[str]:
-    """Return the documented names of a module, in order."""
-    return [name for name in sorted(importlib.import_module(module).__all__) if name not in _NOT_DOCUMENTED]
+    """Return the documented names of a module, in order: its `__all__`, or what it defines without an underscore."""
+    found = importlib.import_module(module)
+    names = getattr(found, "__all__", None) or _defined_names(found)
+    return [name for name in sorted(names) if name not in _NOT_DOCUMENTED]
+
+
+def _defined_names(module: ModuleType) -> list[str]:
+    """Return the names without an underscore that a module defines."""
+    names = []
+    for statement in ast.parse(inspect.getsource(module)).body:
+        match statement:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+                names.append(name)
+            case ast.Assign(targets=[ast.Name(id=name)]):
+                names.append(name)
+    return [name for name in names if not name.startswith("_")]
 
 
 def _first_paragraph(module: str) -> str:
