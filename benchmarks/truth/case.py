@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 # Findings that name no fault: they describe the size or place of the mismatch, what to declare, or the rewards.
 _OBSERVATIONS = {
     "k3_per_entropy",
+    "lag_unknown",
     "mismatch_after_id",
     "mismatch_by_place",
     "mismatch_everywhere",

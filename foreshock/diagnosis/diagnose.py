@@ -243,7 +243,7 @@ def _missing(
     if history.model_kind is None and any(of_kind):
         sentence = "the kind of model is not declared, so that the ranges are those of a dense model"
         lesser.append(MissingData(sentence=sentence, what_to_do="Declare model_kind, dense or moe."))
-    return blocking, [*lesser, *history.undeclared]
+    return blocking, [*lesser, *history.undeclared, *history.unlogged]
 
 
 def _untold(

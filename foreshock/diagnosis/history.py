@@ -96,6 +96,7 @@ class History:
     truncated: SteppedValues = SteppedValues()
     causes: tuple[DiagnosisCause, ...] = ()
     undeclared: tuple[MissingData, ...] = ()
+    unlogged: tuple[MissingData, ...] = ()
     awaited: tuple[AwaitedShards, ...] = ()
     model_kind: ModelKind | None = None
     checkpoints: Sequence[int] = ()

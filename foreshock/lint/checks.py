@@ -26,7 +26,7 @@ from foreshock.lint.report import (
     NotChecked,
     Outcome,
 )
-from foreshock.lint.sampling import check_declaration, check_sampling
+from foreshock.lint.sampling import check_declaration, check_lag, check_sampling
 from foreshock.lint.values import check_finite, check_rounding, check_signs, columns_without_log_probs
 from foreshock.lint.whole_rollouts import check_duplicates, check_responses, check_reward_spread
 from foreshock.model_kind import ModelKind
@@ -110,6 +110,7 @@ def run_checks(
     covered = not {"processed_log_probs", "mean_ratio"}.intersection(found)
     record(*check_sampling(evidence, unreliable=unreliable_surprisal(evidence, found), covered=covered))
     record(check_clipping(evidence), check_declaration(evidence, outcomes["raw_log_probs"]))
+    record(check_lag(evidence))
     record(check_masked_values(evidence, outcomes["pad_id_sampled"]))
     record(check_reward_spread(evidence), *check_responses(evidence))
     unknown = any(isinstance(outcomes[name], Finding) for name in ("raw_log_probs", "wrong_log_base"))

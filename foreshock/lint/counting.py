@@ -107,6 +107,7 @@ COUNTS = (
     "grouped_rollouts",  # with a group id
     "advantages",
     "advantages_not_zero",
+    "versions_alone",  # rollouts with weights versions, and no version of the trainer
 )
 
 SUMS = (

@@ -322,6 +322,13 @@ _ALL = (
         "Declare temperature, top_p, top_k and logprobs_mode (batch attributes), or log the engine's entropy.",
     ),
     Check(
+        "lag_unknown",
+        "the lag is unknown",
+        "All tokens are judged as if engine and trainer held the same weights: staleness looks like numerics.",
+        "Declare trainer_weights_version (batch attributes): the version of the weights that computed log π.",
+        explains=False,
+    ),
+    Check(
         "no_reward_spread",
         "no group has a spread of rewards",
         "Advantages relative to the group are 0: the step teaches nothing. The mismatch is measured as usual.",

@@ -75,6 +75,9 @@ def count_sampling_parameters(batch: RolloutBatch, builder: EvidenceBuilder) -> 
         unknown_repeat_chance=int((greedy if mode == "processed_logprobs" else shaped).sum()),
         declared_bypass=rollouts if batch.attributes.trainer_policy == "bypass" else 0,
         declared_policy=rollouts if batch.attributes.trainer_policy is not None else 0,
+        versions_alone=(
+            rollouts if batch.weights_version is not None and batch.attributes.trainer_weights_version is None else 0
+        ),
     )
     if shaped.any():
         builder.raise_extremes(
@@ -354,6 +357,15 @@ def check_declaration(evidence: LintEvidence, raw: Outcome) -> Outcome:
     if shaped:
         seen = f"{shaped:,} rollouts were sampled with {_parameters(evidence)}, without logprobs_mode and entropies."
     return Finding(check, "info", seen, {"rollouts": rollouts})
+
+
+def check_lag(evidence: LintEvidence) -> Outcome:
+    """Check if the lag is unknown although the versions that sampled are logged."""
+    alone = evidence.count("versions_alone")
+    if not alone:
+        return Clean("lag_unknown")
+    seen = f"{alone:,} rollouts have a weights_version, and no trainer_weights_version is declared."
+    return Finding("lag_unknown", "info", seen, {"rollouts": alone})
 
 
 def _entropy_of_trainer(evidence: LintEvidence, sums: SurprisalSums) -> Finding | None:

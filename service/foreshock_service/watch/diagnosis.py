@@ -47,6 +47,8 @@ _LAG_KEYS = (*lags.K3_KEYS.values(), *lags.TOKENS_KEYS.values())
 _OF_MISMATCH = ("k3_kl", "tokens", "min_d", "max_d", *(key.partition(":")[2] for key in _LAG_KEYS))
 
 _MOST_AWAITED = 3
+SAMPLING, LAG = "sampling_not_declared", "lag_unknown"
+"""Checks of the lint that find something missing and no fault."""
 _LEAST_INFO_STEPS, _LEAST_INFO_SHARE = 3, 0.25
 _AT_ONCE = 100
 _MOST_RESOLVED = 100
@@ -138,7 +140,7 @@ def history_of(session: Session, run_id: str) -> History:
         reported = _reported(session, run, observed)
         reward = reward if reward.values else reported[REWARD_KEY]
         reported_k3 = SteppedValues() if measured else reported[mismatch_rules.K3]
-    causes, undeclared = _causes(session, run_id, [row[0] for row in of_steps])
+    causes, undeclared, unlogged = _causes(session, run_id, [row[0] for row in of_steps])
     return History(
         # Alerts of active steps: the open ones, then the newest resolved ones.
         alerts=tuple(
@@ -160,6 +162,7 @@ def history_of(session: Session, run_id: str) -> History:
         truncated=_stepped((step, value) for step, *_, value in of_steps),
         causes=causes,
         undeclared=undeclared,
+        unlogged=unlogged,
         awaited=_awaited(session, run_id, observed),
         model_kind=None if run is None else run.model_kind,
         checkpoints=checkpoints.announced_steps(session, run_id),
@@ -205,14 +208,16 @@ def _reported(session: Session, run: tables.Run | None, observed: int) -> Mappin
 
 def _causes(
     session: Session, run_id: str, newest_steps: Sequence[int]
-) -> tuple[tuple[DiagnosisCause, ...], tuple[MissingData, ...]]:
-    """Return the causes that attributions, doctor and lint name, and what must be declared for the lint to tell more.
+) -> tuple[tuple[DiagnosisCause, ...], tuple[MissingData, ...], tuple[MissingData, ...]]:
+    """Return the causes that attributions, doctor and lint name, and what must be declared for the lint to tell more,
+    and what else is not logged.
 
     Findings of the lint are left out if the newest steps no longer show them. An info is also left out if it has few
     steps or a small share of the steps.
     """
     causes: list[DiagnosisCause] = []
     undeclared: list[MissingData] = []
+    unlogged: list[MissingData] = []
     catalogue = {name: place for place, name in enumerate(CHECKS)}
     table = engine.table_of(tables.StoredFinding)
     found = sorted(
@@ -242,8 +247,9 @@ def _causes(
         )
         if is_over or (row.severity == "info" and steps < max(_LEAST_INFO_STEPS, _LEAST_INFO_SHARE * whole)):
             continue
-        if name == "sampling_not_declared":
-            undeclared.append(MissingData(sentence=f"{title}: {sentence.rstrip('.')}", what_to_do=remedy or ""))
+        if name in (SAMPLING, LAG):
+            missing = MissingData(sentence=f"{title}: {sentence.rstrip('.')}", what_to_do=remedy or "")
+            (undeclared if name == SAMPLING else unlogged).append(missing)
             continue
         of_all = steps == newest - first + 1 and steps > 1
         when = f"in {wording.plural(steps, 'step')}, {first} to {newest}"
@@ -262,7 +268,7 @@ def _causes(
                 evidence={"steps": steps, "first_step": first, "newest_step": newest},
             )
         )
-    return tuple(causes), tuple(undeclared)
+    return tuple(causes), tuple(undeclared), tuple(unlogged)
 
 
 def _awaited(session: Session, run_id: str, observed: int | None) -> tuple[AwaitedShards, ...]:

@@ -119,3 +119,13 @@ def test_few_tokens_or_groups_are_not_checked() -> None:
     one_group = {check.name: check.why for check in lint_batch(batch.select(range(32))).not_checked}
     assert "needs 4 prompt groups, and there are 1" in one_group["raw_log_probs"]
     assert "needs 4 prompt groups" in one_group["mean_ratio"]
+
+
+def test_versions_without_that_of_the_trainer_leave_the_lag_unknown() -> None:
+    batch = replace(sampled_batch(), entropy=None)
+    versions = np.zeros(batch.num_tokens, np.int32)
+    plain = BatchAttributes(temperature=1.0, top_p=1.0, logprobs_mode="raw_logprobs")
+    alone = replace(batch, weights_version=versions, attributes=plain)
+    assert set(warnings_of(alone)) == {"lag_unknown"}
+    known = replace(alone, attributes=replace(plain, trainer_weights_version=1))
+    assert warnings_of(known) == {}
