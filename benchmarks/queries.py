@@ -48,6 +48,7 @@ def fill_steps(folder: Path, run: str, steps: int) -> None:
     times = dict.fromkeys(("first_shard_at_us", "last_shard_at_us", "closed_at_us"), 1)
     keys = [{"run_id": run, "attempt": 1, "step": step} for step in range(steps)]
     newest = {"run_id": run, "attempt": 1, "step": steps - 1, "revision": steps, "rewritten": 1}
+    newest |= {"shown_attempt": 1, "shown_step": steps - 1}
     newest |= {"buckets": np.ones((2, len(BUCKET_EDGES) - 1)).tobytes()}
     with closing(sqlite3.connect(folder / DATABASE, timeout=60)) as database, database:
         _insert(database, "steps", [{**key, **counts, **times} for key in keys])

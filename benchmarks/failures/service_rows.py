@@ -359,6 +359,30 @@ def _key_of_the_form_of_an_id() -> Outcome:
     return Outcome(f"{answer.status_code}: {answer.json()['detail']}", answer.status_code == 422)
 
 
+def _late_older_launch() -> Outcome:
+    with _service() as (_, http):
+        run = _start(http, "late")
+        older = {"key": "older", "age_seconds": 3600}
+        for attempt, steps in ((1, 6), (2, 3)):
+            if attempt == 2:
+                http.post(f"{run}/attempts", json=older).raise_for_status()
+            for step in range(steps):
+                body = encode_rollouts(_batch(4, 40, seed=10 * attempt + step))
+                query = {"attempt": attempt}
+                http.put(f"{run}/steps/{step}/rollouts/0", params=query, content=body, headers=_PARQUET)
+        wanted = {"comparison": "trainer/rollout", "measure": "k3_kl"}
+        columns = http.get(f"{run}/measurements", params=wanted).json()["columns"]
+        lines = http.get("/metrics").text.splitlines()
+        metrics = {
+            line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines if "trainer/rollout" in line
+        }
+        shown = next(float(line.rpartition(" ")[2]) for line in lines if line.startswith("foreshock_step{"))
+    api, exported = (columns["step"][-1], columns["k3_kl"][-1]), (int(shown), metrics["foreshock_k3_kl_nats"])
+    return Outcome(
+        f"API k3 {api[1]:.4g} at step {api[0]}, metrics {exported[1]:.4g} at step {exported[0]}", api == exported
+    )
+
+
 ROWS: list[Row] = [
     Row(
         "full-disk-during-upload",
@@ -377,4 +401,5 @@ ROWS: list[Row] = [
     Row("one-rank-of-512", "the headline has at most 200 characters, and names ranks", _one_rank_of_512),
     Row("tokens-without-scores", "2 M tokens without log-probs: 404 within a second", _tokens_without_scores),
     Row("key-of-the-form-of-an-id", "refused with a sentence", _key_of_the_form_of_an_id),
+    Row("late-older-launch", "API and metrics show the same newest step", _late_older_launch),
 ]

@@ -56,6 +56,7 @@ from foreshock_service.runs import (
     findings,
     ingest,
     lint,
+    measurements,
     run_endpoints,
     runs,
     scalars,
@@ -176,6 +177,7 @@ def subscribe_handlers(bus: EventBus) -> EventBus:
     bus.subscribe(events.AttemptStarted, alerts.resolve_superseded)
     bus.subscribe(events.AttemptStarted, delivery.forget_superseded)
     bus.subscribe(events.AttemptStarted, findings.forget_superseded)
+    bus.subscribe(events.AttemptStarted, measurements.forget_superseded)
     bus.subscribe(events.AttemptStarted, rewind_log)
     # After the rewind: detection appends decisions to the new attempt's log.
     bus.subscribe(events.AttemptStarted, partial(derivation.derive_after_resume, bus))

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, Literal
 
 import numpy as np
-from sqlalchemy import ColumnElement, case, func, select, tuple_
+from sqlalchemy import ColumnElement, and_, case, func, select, tuple_
 from sqlalchemy.orm import Session, aliased
 
 from foreshock import clock, comparisons, errors, json_values
@@ -64,6 +64,7 @@ def store_measurements(
     The run is locked.
     """
     now = clock.now_us()
+    shown_step = step.step if attempts.is_active(session, step) else -1
     rows, statistics, newest = [], [], []
     for each in folded:
         key = {**step._asdict(), "comparison": each.comparison}
@@ -75,7 +76,8 @@ def store_measurements(
         rows.append({**key, **_UNMEASURED, **measured, "from_sample": each.from_sample, "computed_at_us": now})
         blobs = {"statistics": each.statistics, "summaries": each.summaries}
         statistics.append({**key, "statistics_version": each.statistics_version, **blobs})
-        newest.append({**key, "buckets": each.buckets, **_FIRST_REVISION})
+        shown = {"shown_attempt": step.attempt, "shown_step": shown_step, "buckets": each.buckets}
+        newest.append({**key, **shown, **_FIRST_REVISION})
     engine.upsert(session, tables.measurements, rows, tables.MEASUREMENT_KEY)
     engine.upsert(session, tables.MeasurementStatistics, statistics, tables.MEASUREMENT_KEY)
     if newest:
@@ -89,12 +91,30 @@ def _noting(statement: Any) -> Any:
     # A late shard of the newest step measures it again.
     is_newest = tuple_(new.attempt, new.step) >= tuple_(old.attempt, old.step)
     is_newer = tuple_(new.attempt, new.step) > tuple_(old.attempt, old.step)
+    is_shown = and_(new.shown_step >= 0, new.shown_step >= old.shown_step)
+    columns = {"attempt": is_newest, "step": is_newest}
+    columns |= dict.fromkeys(("shown_attempt", "shown_step", "buckets"), is_shown)
     changed: dict[str, ColumnElement[Any]] = {
-        name: case((is_newest, new[name]), else_=old[name]) for name in ("attempt", "step", "buckets")
+        name: case((condition, new[name]), else_=old[name]) for name, condition in columns.items()
     }
     changed["revision"] = old.revision + 1
     changed["rewritten"] = case((is_newer, old.rewritten), else_=old.revision + 1)
     return statement.on_conflict_do_update(index_elements=["run_id", "comparison"], set_=changed)
+
+
+def forget_superseded(session: Session, started: events.AttemptStarted) -> None:
+    """Show the newest active step of each comparison whose shown step the new attempt superseded. The run is locked."""
+    newest, table = tables.NewestMeasurement, tables.measurements.c
+    active = attempts.active_rows(session, started.run_id, table)
+    for row in session.scalars(select(newest).where(newest.run_id == started.run_id, newest.shown_step >= 0)).all():
+        shown = events.StepKey(row.run_id, row.shown_attempt, row.shown_step)
+        if attempts.is_active(session, shown):
+            continue
+        of_comparison = (table.run_id == row.run_id, table.comparison == row.comparison, active)
+        query = select(table.attempt, table.step).where(*of_comparison).order_by(table.step.desc()).limit(1)
+        row.shown_attempt, row.shown_step = session.execute(query).first() or (row.shown_attempt, -1)
+        row.buckets = None
+    session.flush()
 
 
 def has_measurement(session: Session, key: events.StepKey, comparison: str) -> bool:

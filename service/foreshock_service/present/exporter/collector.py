@@ -13,7 +13,7 @@ import numpy as np
 from fastapi import Request, Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
-from sqlalchemy import and_, func, select
+from sqlalchemy import ColumnElement, and_, func, select
 from sqlalchemy.orm import Session
 
 from foreshock.api.diagnosis import VERDICTS
@@ -28,7 +28,7 @@ from foreshock_service.platform.database import engine, tables
 from foreshock_service.present.exporter import families
 from foreshock_service.replay.probes.jobs import FAILURES, JobState
 from foreshock_service.replay.probes.workers import count_live_workers, is_visible, jobs_by_state
-from foreshock_service.runs import diagnoses, scalars
+from foreshock_service.runs import attempts, diagnoses, scalars
 from foreshock_service.watch.advice.service import states_of_runs
 from foreshock_service.watch.detection.states import newest_of_run, observed_steps
 
@@ -49,7 +49,7 @@ def newest_closed_steps(session: Session, run_ids: Collection[str]) -> Sequence[
     newest = tables.NewestMeasurement
     step = tables.Step
     query = select(step.run_id, step.step, step.received_shards, step.expected_shards).select_from(newest)
-    query = query.join(step, engine.of_step(step, newest))
+    query = query.join(step, _of_shown(step, newest))
     return session.execute(query.where(newest.run_id.in_(run_ids), newest.comparison == STEP_ROW)).all()
 
 
@@ -59,10 +59,16 @@ def newest_measurements(session: Session, run_ids: Collection[str], columns: Seq
     Long runs have thousands of steps, few of which were replayed; the table `newest_measurements` names those to read.
     """
     table, newest = tables.measurements.c, tables.NewestMeasurement
-    same = and_(engine.of_step(table, newest), table.comparison == newest.comparison)
+    same = and_(_of_shown(table, newest), table.comparison == newest.comparison)
     query = select(newest.run_id, newest.comparison, newest.buckets, *(table[name] for name in columns))
     query = query.select_from(newest).join(tables.measurements, same).where(newest.run_id.in_(run_ids))
     return session.execute(query.order_by(newest.run_id, newest.comparison)).all()
+
+
+def _of_shown(table: Any, newest: Any) -> ColumnElement[bool]:
+    """Return the SQL condition that a row of a table is of the newest active step."""
+    same_step = (table.attempt == newest.shown_attempt, table.step == newest.shown_step)
+    return and_(table.run_id == newest.run_id, *same_step)
 
 
 def newest_scalars(session: Session, run_ids: Collection[str]) -> dict[str, dict[str, float]]:
@@ -78,15 +84,13 @@ def newest_scalars(session: Session, run_ids: Collection[str]) -> dict[str, dict
 
 
 def newest_attributions(session: Session, run_ids: Collection[str]) -> dict[str, tables.Attribution]:
-    """Return the newest computed attribution of each run."""
+    """Return the computed attribution of each run's newest active step that has one."""
     table = tables.Attribution
-    newest = (
-        select(table.run_id, table.attempt, func.max(table.step).label("step"))
-        .where(table.run_id.in_(run_ids), table.computed_at_us.is_not(None))
-        .group_by(table.run_id, table.attempt)
-        .subquery()
-    )
-    query = select(table).join(newest, engine.of_step(table, newest.c)).order_by(table.attempt)
+    active = ~attempts.is_superseded(table.run_id, table.attempt, table.step)
+    computed = (table.run_id.in_(run_ids), table.computed_at_us.is_not(None), active)
+    newest = select(table.run_id, func.max(table.step).label("step")).where(*computed).group_by(table.run_id).subquery()
+    same = and_(table.run_id == newest.c.run_id, table.step == newest.c.step)
+    query = select(table).join(newest, same).where(*computed)
     return {each.run_id: each for each in session.scalars(query)}
 
 

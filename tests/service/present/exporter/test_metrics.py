@@ -25,7 +25,7 @@ from foreshock_service.present.exporter.collector import newest_closed_steps, ne
 from foreshock_service.present.exporter.collector import scrape as read_samples
 from foreshock_service.present.exporter.families import FAMILIES
 from tests.paths import PROMETHEUS
-from tests.service.sending import make_batch, make_mixed_batch, start_run
+from tests.service.sending import Sender, make_batch, make_mixed_batch, start_run
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, take_lease, work_off
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -222,9 +222,10 @@ def test_each_comparison_is_exported_at_its_newest_step(http: httpx.Client) -> N
     resumed.put_shard(3, make_batch(6, seed=9, trainer_log_probs=None)).raise_for_status()
 
     samples = scrape(http)
-    k3 = run.get("measurements", attempt=1, measure="k3_kl").json()["columns"]
+    k3 = run.get("measurements", measure="k3_kl").json()["columns"]
     known = {(step, name): value for step, name, value in zip(k3["step"], k3["comparison"], k3["k3_kl"], strict=True)}
-    for step, name in ((3, "trainer/rollout"), (1, "vllm.prefill/rollout"), (1, "trainer/torch.trainer")):
+    # Step 3 of the first attempt is superseded.
+    for step, name in ((2, "trainer/rollout"), (1, "vllm.prefill/rollout"), (1, "trainer/torch.trainer")):
         assert value(samples, "foreshock_k3_kl_nats", run=run.run, comparison=name) == known[step, name]
     lengths = resumed.get("measurements", attempt=2, measure="response_length_mean").json()["columns"]
     shown = value(samples, "foreshock_response_length_mean_tokens", run=run.run)
@@ -384,6 +385,31 @@ def test_accelerators_beyond_the_cap_share_one_label(http: httpx.Client, monkeyp
     assert value(samples, "foreshock_probe_jobs", accelerator="other", state="queued") == 6
     assert value(samples, "foreshock_workers", accelerator="other") == 6
     assert value(samples, "foreshock_workers", accelerator="h200") == 1
+
+
+def test_metrics_show_the_newest_active_step_as_the_api_does(http: httpx.Client) -> None:
+    run = start_run(http)
+
+    def is_shown(step: int) -> bool:
+        samples, of_run = scrape(http), {"run": run.run}
+        columns = run.get("measurements", comparison="trainer/rollout", measure="k3_kl").json()["columns"]
+        shown = value(samples, "foreshock_k3_kl_nats", **of_run, comparison="trainer/rollout")
+        return (value(samples, "foreshock_step", **of_run), shown) == (step, columns["k3_kl"][-1])
+
+    for step in range(6):
+        run.put_shard(step, make_batch(4, seed=step)).raise_for_status()
+    # An older launch, whose data stayed in a spool, is registered later; its steps are superseded.
+    older = {"key": "older", "age_seconds": 3600}
+    attempt = http.post(f"/v1/runs/{run.run}/attempts", json=older).raise_for_status().json()["attempt"]
+    for step in range(3):
+        Sender(http, run.run, attempt).put_shard(step, make_batch(4, seed=50 + step)).raise_for_status()
+    assert is_shown(5)
+    resumed = run.new_attempt("resumed", 4)
+    assert is_shown(3)
+    resumed.put_shard(4, make_batch(4, seed=60)).raise_for_status()
+    assert is_shown(4)
+    run.new_attempt("from the start", 0)
+    assert value(scrape(http), "foreshock_step", run=run.run) is None
 
 
 def test_a_late_shard_of_an_older_step_does_not_replace_the_newest_values(http: httpx.Client) -> None:

@@ -40,11 +40,11 @@ class MeasurementStatistics(base.RowOfStep, Base):
 
 
 class NewestMeasurement(Base):
-    """The newest step that has a comparison, in the newest attempt that has one: /metrics shows this step.
+    """The newest step that has a comparison, in the attempt with the highest number: cached curves go up to it.
 
-    `revision` grows whenever a measurement of the comparison is stored. `rewritten` is the revision of the last one
-    that did not add a newer step. `buckets`: the tokens, then the mean k3, float64, of each bucket of probability; NULL
-    if not kept.
+    /metrics shows the newest active step, `shown_step` (−1: none). `revision` grows whenever a measurement of the
+    comparison is stored. `rewritten` is the revision of the last one that did not add a newer step. `buckets`, of the
+    shown step: the tokens, then the mean k3, float64, of each bucket of probability; NULL if not kept.
     """
 
     __tablename__ = "newest_measurements"
@@ -56,6 +56,8 @@ class NewestMeasurement(Base):
     step: Mapped[int]
     revision: Mapped[int]
     rewritten: Mapped[int]
+    shown_attempt: Mapped[int]
+    shown_step: Mapped[int]
     buckets: Mapped[bytes | None]
 
 
