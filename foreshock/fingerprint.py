@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 import types
 import typing
@@ -18,6 +17,7 @@ from typing import Any, Final
 
 from foreshock.digests import canonical_json, digest_of_bytes
 from foreshock.errors import ConfigurationError
+from foreshock.parsing import parse_json
 
 DTYPES: Final = ("float32", "bfloat16", "float16")
 _SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -94,8 +94,8 @@ class Fingerprint:
     def from_json(cls, text: str | bytes) -> Fingerprint:
         """Restore the fingerprint from `to_json()`. Raises ConfigurationError if `text` is not one."""
         try:
-            values = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            values = parse_json(text)
+        except ValueError as error:
             raise ConfigurationError(
                 f"a fingerprint must be a JSON object, got text that is not JSON: {error}"
             ) from error

@@ -58,5 +58,5 @@ def json_bytes(arguments: Mapping[str, Any]) -> bytes:
     """Return the arguments of a call as JSON. Raises ConfigurationError if they are no JSON values."""
     try:
         return json.dumps(arguments, allow_nan=False).encode()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"arguments must be JSON values with finite numbers: {error}") from error

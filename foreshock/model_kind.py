@@ -1,10 +1,11 @@
 """The kind of a model, which decides its healthy ranges: declared by the run or derived from a model configuration."""
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
+
+from foreshock.parsing import parse_json
 
 ModelKind = Literal["dense", "moe"]
 
@@ -62,8 +63,8 @@ def model_kind_of_folder(folder: str | os.PathLike[str]) -> ModelKind | None:
     try:
         if path.stat().st_size > _LARGEST_FILE_BYTES:
             return None
-        configuration = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        configuration = parse_json(path.read_bytes())
+    except (OSError, ValueError):
         return None
     return model_kind_of_configuration(configuration) if isinstance(configuration, dict) else None
 

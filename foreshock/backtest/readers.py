@@ -10,7 +10,6 @@ the run was killed: reading ends there.
 
 import csv
 import io
-import json
 import math
 import re
 from collections import defaultdict
@@ -23,6 +22,7 @@ from foreshock.diagnosis.detectors import ClosedStep
 from foreshock.diagnosis.quantities import STEP_NAMES, quantities_of
 from foreshock.errors import ConfigurationError, ForeshockError
 from foreshock.installing import install_command
+from foreshock.parsing import parse_json
 
 _NUMBER = r"(?:np\.float\d+\()?(-?[\d.]+(?:[eE][-+]?\d+)?)"
 _VERL_STEP = re.compile(r"\bstep:(\d+) - (.+)")
@@ -73,8 +73,8 @@ def _rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, float]]]:
 
 def _json_rows(text: str) -> Iterator[tuple[int, dict[str, float]]]:
     try:
-        whole = json.loads(text)
-    except json.JSONDecodeError:
+        whole = parse_json(text)
+    except ValueError:
         whole = list(_json_lines(text))
     if isinstance(whole, Mapping):
         yield from _series(whole)
@@ -98,8 +98,8 @@ def _json_lines(text: str) -> Iterator[Any]:
     for line in text.splitlines():
         # The last line of a run that was killed may be half a line.
         try:
-            yield json.loads(line)
-        except json.JSONDecodeError:
+            yield parse_json(line)
+        except ValueError:
             continue
 
 

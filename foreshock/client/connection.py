@@ -35,6 +35,7 @@ from foreshock.errors import (
     WrongService,
 )
 from foreshock.page_addresses import run_page_path
+from foreshock.parsing import parse_json
 
 DEFAULT_URL = "http://127.0.0.1:8765"
 
@@ -198,8 +199,8 @@ class ServiceConnection:
     def decoded(self, response: httpx.Response) -> Any:
         """Return the JSON of an answer. Raises WrongService if it is not JSON."""
         try:
-            return response.json()
-        except (ValueError, RecursionError) as error:
+            return parse_json(response.content)
+        except ValueError as error:
             raise wrong_service(self.url) from error
 
     def get_json(self, path: str, query: Query = None) -> Any:
@@ -327,8 +328,8 @@ def _parameters(query: Query) -> Any:
 def _problem(response: httpx.Response) -> dict[str, Any]:
     """Return the problem+json of an error answer; the start of its text as `detail` if it is not JSON."""
     try:
-        body = response.json()
-    except (ValueError, RecursionError):
+        body = parse_json(response.content)
+    except ValueError:
         body = None
     return dict(body) if isinstance(body, dict) else {"detail": response.text[:500]}
 

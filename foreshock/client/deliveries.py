@@ -5,7 +5,6 @@ The functions make the deliveries of the client's calls and check their argument
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -25,6 +24,7 @@ from foreshock.model_kind import MODEL_KINDS, known_model_kind, model_kind_of_fo
 from foreshock.notary.compare import Holding
 from foreshock.notary.pieces import Tensors
 from foreshock.notary.reports import encode_report
+from foreshock.parsing import parse_json
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS
 
@@ -116,7 +116,7 @@ class Delivery:
         if self.kind not in ("acknowledgement", "state"):
             return self
         try:
-            return replace(self, body=json_bytes({**json.loads(bytes(self.body)), "attempt": attempt}))
+            return replace(self, body=json_bytes({**parse_json(bytes(self.body)), "attempt": attempt}))
         except (TypeError, ValueError):
             # Another program wrote it into the spool: the service will report the error.
             return self
@@ -168,7 +168,7 @@ class Delivery:
         Raises ValueError if they do not match, or if the client itself makes no such request.
         """
         try:
-            values = json.loads(text)
+            values = parse_json(text)
             if values["size"] != len(body) or values["crc32"] != zlib.crc32(body):
                 raise ValueError("the size or the checksum of the bytes differs from the recorded one")
             delivery = cls(

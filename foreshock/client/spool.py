@@ -42,6 +42,7 @@ from foreshock.client.private_files import (
 )
 from foreshock.clock import now_us
 from foreshock.errors import SpoolError
+from foreshock.parsing import parse_json
 
 _ITEM, _REJECTED = ".item", ".rejected"
 _LOCK = "lock"
@@ -246,7 +247,7 @@ def _items_of(folder: Path) -> Iterator[Item]:
         item = Item(0, ("", ""), path=path)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             with open_own(path) as file:
-                values = json.loads(file.readline())
+                values = parse_json(file.readline())
             item.run = str(values["run"]["project"]), str(values["run"]["key"])
             item.size = int(values["size"])
         yield item

@@ -8,7 +8,6 @@ Importing again changes nothing: the same files give the same bytes in the same 
 """
 
 import argparse
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -37,6 +36,7 @@ from foreshock.errors import ConfigurationError, InvalidRolloutsError
 from foreshock.importers import METRICS_ONLY, find_dumps
 from foreshock.model_kind import MODEL_KINDS
 from foreshock.page_addresses import DEFAULT_PROJECT
+from foreshock.parsing import parse_json
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.jsonl import read_jsonl
@@ -133,7 +133,7 @@ def read_scalars(path: Path) -> list[tuple[int, Mapping[str, float]]]:
         if not text.strip():
             continue
         try:
-            line = json.loads(text)
+            line = parse_json(text)
             step = int(line.pop("step"))
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ConfigurationError(

@@ -28,7 +28,6 @@ length surge, and `loop` has the gains of the control loop; fields that they do 
 import dataclasses
 import math
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -44,6 +43,7 @@ from foreshock.errors import ConfigurationError, did_you_mean
 from foreshock.learning_rate.loop import DEFAULT_LOOP, LoopSettings
 from foreshock.learning_rate.schedule import ScheduleSettings
 from foreshock.model_kind import MODEL_KINDS
+from foreshock.parsing import parse_toml
 from foreshock.severity import Severity
 
 FORMAT_VERSION = 1
@@ -128,7 +128,7 @@ def read_rules(path: Path) -> RuleChanges:
         for model_kind in (None, *MODEL_KINDS):
             changes.applied_to(default_rules(model_kind))
     except InvalidRules as error:
-        if isinstance(error.__cause__, tomllib.TOMLDecodeError):
+        if not error.place:
             found = _LINE.search(str(error.__cause__))
             line = int(found[1]) if found is not None else text.count("\n") + 1
         else:
@@ -142,8 +142,8 @@ def _line_of(text: str, place: Sequence[str]) -> int:
     lines, start = text.split("\n"), 1
     for end in range(1, len(lines) + 1):
         try:
-            content: Any = tomllib.loads("\n".join(lines[:end]))
-        except tomllib.TOMLDecodeError:
+            content: Any = parse_toml("\n".join(lines[:end]))
+        except ValueError:
             # The value goes on in the next line.
             continue
         for key in place:
@@ -159,8 +159,8 @@ def parse_rules(text: str) -> RuleChanges:
     if len(text) > LARGEST_TEXT:
         raise InvalidRules(f"a file of rules may have at most {LARGEST_TEXT} characters, got {len(text)}")
     try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        content = parse_toml(text)
+    except ValueError as error:
         raise InvalidRules(f"not valid TOML: {error}") from error
     unknown = sorted(content.keys() - {"version", "rules", "schedule", "loop"})
     if unknown:

@@ -1,6 +1,5 @@
 """The input of importers: dumps of a training framework, one per step, and their JSON lines."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from foreshock.errors import InvalidRolloutsError
+from foreshock.parsing import parse_json
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.jsonl import filled_lines
@@ -132,8 +132,8 @@ def required(line: dict[str, Any], field: str, place: str) -> Any:
 
 def _object(text: bytes, place: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(text)
+    except ValueError as error:
         if not text.endswith(b"\n"):
             raise InvalidRolloutsError(
                 f"{place}: the line is cut off: the trainer is still writing, or was stopped; wait, or remove it"

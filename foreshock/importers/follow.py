@@ -10,6 +10,7 @@ from typing import Any
 
 from foreshock.errors import SpoolError
 from foreshock.importers.dumps import Dump, DumpFormat
+from foreshock.parsing import parse_json
 
 Signature = list[list[Any]]
 
@@ -35,7 +36,7 @@ class ImportRecord:
         self.path = path
         self._steps: dict[str, Signature] = {}
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-            steps = json.loads(path.read_text(encoding="utf-8"))["steps"]
+            steps = parse_json(path.read_text(encoding="utf-8"))["steps"]
             self._steps = {str(step): signature for step, signature in steps.items()}
 
     def __len__(self) -> int:

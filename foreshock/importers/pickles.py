@@ -5,7 +5,6 @@ The child gets the open file as its stdin and an empty environment. It unpickles
 Neither torch nor the framework is needed.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -19,6 +18,7 @@ import pyarrow as pa
 
 from foreshock.errors import ConfigurationError, InvalidRolloutsError, LimitExceededError
 from foreshock.importers.unpickling import METADATA_KEY
+from foreshock.parsing import parse_json
 from foreshock.rollouts.schema import DecodeLimits
 
 _CHILD = "foreshock.importers.pickle_process"
@@ -90,7 +90,7 @@ def _validated(written: bytes, path: Path) -> tuple[pa.Table, dict[str, Any]]:
         with pa.ipc.open_stream(pa.BufferReader(written)) as stream:
             table = stream.read_all()
         table.validate(full=True)
-        metadata = json.loads((table.schema.metadata or {})[METADATA_KEY])
+        metadata = parse_json((table.schema.metadata or {})[METADATA_KEY])
     except (pa.ArrowException, ValueError, KeyError) as error:
         raise InvalidRolloutsError(f"{path.name}: the process that reads it returned no table: {error}") from error
     return table, metadata

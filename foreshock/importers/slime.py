@@ -11,7 +11,6 @@ the rollouts, π and advantages from the training data. The loss mask of trainin
 the rollouts is not. `ref_log_probs` and `kl` concern the reference model and are not read.
 """
 
-import json
 import re
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -35,6 +34,7 @@ from foreshock.importers.rows import (
     prompt_group,
     rows_of,
 )
+from foreshock.parsing import parse_json
 
 _NAME = re.compile(r"(?:.*?\D)??(?P<step>\d+)(?:_(?P<rank>\d+))?\.pt")
 _ROLLOUT_FOLDER, _TRAIN_FOLDER = "rollout_data", "train_data"
@@ -225,7 +225,7 @@ def _group(sample: Sample, step: int, prompt: NDArray[np.int64]) -> str:
 def _reward(value: Any, place: str, key: str | None) -> float | None:
     """Return a reward; if there are several by name, that of --reward-key, None without it."""
     if isinstance(value, str) and value.startswith("{"):
-        value = json.loads(value)
+        value = parse_json(value)
     if isinstance(value, Mapping):
         if key is None:
             return None
@@ -243,7 +243,7 @@ def _finish_reason(sample: Sample) -> str | None:
 
 def _version(versions: Any, length: int) -> NDArray[np.int64] | None:
     """Return the weights version of each token; None if several sampled them, as the dump does not say which."""
-    names: Iterable[Any] = json.loads(versions) if isinstance(versions, str) and versions.startswith("[") else ()
+    names: Iterable[Any] = parse_json(versions) if isinstance(versions, str) and versions.startswith("[") else ()
     distinct = set(names)
     if len(distinct) != 1 or not (name := str(distinct.pop())).isdecimal():
         return None

@@ -4,7 +4,6 @@ verl writes `N.jsonl` to `trainer.rollout_data_dir` with `input`, `output` and `
 `completions/completions_NNNNN.parquet` with `log_completions=True`: `prompt`, `completion` and rewards.
 """
 
-import json
 import re
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from foreshock.importers.dumps import find_numbered
+from foreshock.parsing import parse_json
 
 _VERL_NAME = re.compile(r"(\d+)\.jsonl")
 _TRL_NAME = re.compile(r"completions_(\d+)\.parquet")
@@ -40,8 +40,8 @@ def lacks_tokens(path: Path) -> str | None:
 def _fields_of_first_line(file: Path) -> set[str]:
     try:
         with file.open("rb") as lines:
-            line = json.loads(lines.readline(1 << 24))
-    except (OSError, ValueError, RecursionError):
+            line = parse_json(lines.readline(1 << 24))
+    except (OSError, ValueError):
         return set()
     return set(line) if isinstance(line, dict) else set()
 

@@ -29,6 +29,7 @@ from foreshock.learning_rate.advice import AdviceMode
 from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
 from foreshock.learning_rate.feed import AdviceFeed
 from foreshock.model_kind import model_kind_of_configuration
+from foreshock.parsing import parse_json
 
 __all__ = ["ADVICE_FILE", "ForeshockCallback"]
 
@@ -194,7 +195,7 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
 
     def _load_advice(self) -> None:
         path = None if self._resumed_from is None else self._resumed_from / ADVICE_FILE
-        saved = json.loads(path.read_text())["advice"] if path is not None and path.is_file() else None
+        saved = parse_json(path.read_text())["advice"] if path is not None and path.is_file() else None
         if self._feed is not None and saved is not None:
             # The folder may be another run's: any answer to this attempt is newer.
             self._feed.load_state_dict({"advice": {**saved, "attempt": 0, "revision": 0}})

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from foreshock.notary.digests import Part, pieces_of
 from foreshock.notary.pieces import Piece, joined
+from foreshock.parsing import parse_json
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +61,7 @@ def ask_sglang(url: str, timeout_seconds: float = 60.0) -> dict[str, list[Piece]
             f"the SGLang server at {url} has no digests of Foreshock ({answer.text[:200]}); install foreshock in its "
             "environment, or log a canary prompt instead"
         )
-    return of_sglang(answer.json())
+    return of_sglang(parse_json(answer.content))
 
 
 def of_sglang(answer: Mapping[str, Any]) -> dict[str, list[Piece]]:

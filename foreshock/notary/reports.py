@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from foreshock.errors import InvalidRolloutsError, WeightsError
+from foreshock.parsing import parse_json
 from foreshock.rollouts.parquet_files import arrow_errors, open_checked, read_all
 from foreshock.rollouts.schema import ColumnSpec, DecodeLimits
 
@@ -86,12 +87,12 @@ def read_report(source: pa.NativeFile) -> tuple[dict[str, dict[str, Any]], int |
             for each in _COLUMNS
         ]
     try:
-        metadata = json.loads(reader.metadata.get(METADATA_KEY, b""))
+        metadata = parse_json(reader.metadata.get(METADATA_KEY, b""))
         holders = {holder: {**said, "tensors": {}} for holder, said in metadata["holders"].items()}
         for holder, name, dtype, digest, *place in zip(*columns, strict=True):
             if (holder, name) != ("", ""):
                 holders[holder]["tensors"].setdefault(name, []).append([dtype, f"{digest:016x}", *place])
         return holders, metadata["engines_in_all"]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         key = METADATA_KEY.decode()
         raise InvalidRolloutsError(f"the metadata {key!r} must name each holder of the table: {error!r}") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, Literal, get_args
 from foreshock.digests import canonical_json
 from foreshock.errors import ConfigurationError, InvalidRolloutsError
 from foreshock.fingerprint import Fingerprint
+from foreshock.parsing import parse_json
 from foreshock.rollouts.schema import ColumnSpec
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
@@ -77,8 +77,8 @@ class BatchAttributes:
         Raises InvalidRolloutsError if `text` is not a JSON object or a value is invalid.
         """
         try:
-            values = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            values = parse_json(text)
+        except ValueError as error:
             raise InvalidRolloutsError(f"the batch attributes are not JSON: {error}") from error
         if not isinstance(values, dict):
             raise InvalidRolloutsError(f"the batch attributes must be a JSON object, got {type(values).__name__}")

@@ -7,7 +7,6 @@ reading a file twice gives the same rollouts.
 """
 
 import gzip
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from foreshock.errors import InvalidRolloutsError, LimitExceededError
+from foreshock.parsing import parse_json
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.schema import ROLLOUT_COLUMNS, ColumnSpec, DecodeLimits
@@ -97,8 +97,8 @@ def _lines(file: IO[bytes] | gzip.GzipFile, step: int, limits: DecodeLimits) -> 
     """Yield the object of each line."""
     for row, (_, text) in enumerate(filled_lines(file, limits)):
         try:
-            line = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            line = parse_json(text)
+        except ValueError as error:
             raise InvalidRolloutsError(f"the line is not JSON: {error}", row=row) from error
         if not isinstance(line, dict):
             raise InvalidRolloutsError("the line is not a JSON object", row=row)

@@ -5,12 +5,12 @@ PEFT merges, in float32, so that a scorer rounds only once, to the dtype in whic
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
 from typing import Any
 
 from foreshock.errors import WeightsError
+from foreshock.parsing import parse_json
 
 CONFIGURATION, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -27,7 +27,7 @@ def is_adapter(folder: Path) -> bool:
 def base_of(adapter: Path) -> str:
     """Return the name of the adapter's base model. Raises AdapterError if this is no LoRA that PEFT saved."""
     try:
-        found = json.loads((adapter / CONFIGURATION).read_text("utf-8"))
+        found = parse_json((adapter / CONFIGURATION).read_text("utf-8"))
         name, kind = found["base_model_name_or_path"], found["peft_type"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise AdapterError(f"{CONFIGURATION} cannot be read: {type(error).__name__}: {error}") from error

@@ -6,7 +6,6 @@ The header is {"kind", "statistics_version", "arrays": {name: [dtype, shape]}, "
 it expects; any other array or version is refused.
 """
 
-import json
 import math
 import zlib
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from foreshock.digests import canonical_json
 from foreshock.errors import StatisticsError
+from foreshock.parsing import parse_json
 
 # Increase this if the meaning of a stored number changes; blobs of two versions never mix.
 STATISTICS_VERSION = 3
@@ -87,8 +87,8 @@ def read_header(data: bytes, magic: bytes, noun: str, largest: int) -> tuple[dic
     if length > largest or 8 + length > len(data):
         raise StatisticsError(f"the {noun} is damaged: its header is truncated")
     try:
-        header = json.loads(data[8 : 8 + length])
-    except (ValueError, RecursionError) as error:
+        header = parse_json(data[8 : 8 + length])
+    except ValueError as error:
         raise StatisticsError(f"the {noun} is damaged: its header is not JSON") from error
     if not isinstance(header, dict):
         raise StatisticsError(f"the {noun} is damaged: its header is not an object")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from foreshock.digests import weights_digest
 from foreshock.doctor.changes import CannotTryError
 from foreshock.errors import ForeshockError
+from foreshock.parsing import parse_json
 from foreshock.rollouts import RolloutBatch, decode_scores, encode_rollouts
 from foreshock_probes.engines.process import ScoreTask, run_tasks
 
@@ -71,6 +71,6 @@ class EngineReplays:
 def _option_value(word: str) -> Any:
     """Return JSON, such as null and 8, or else the word itself."""
     try:
-        return json.loads(word)
+        return parse_json(word)
     except ValueError:
         return word

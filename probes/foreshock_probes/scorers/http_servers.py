@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from foreshock.fingerprint import Fingerprint
+from foreshock.parsing import parse_json
 from foreshock_probes.scorers.request import (
     Options,
     Report,
@@ -112,7 +113,7 @@ class Server:
         if answer.status_code != 200:
             raise UnsupportedScoreError(f"{told}: {answer.text[:500]}")
         try:
-            return answer.json()
+            return parse_json(answer.content)
         except ValueError as error:
             raise UnsupportedScoreError(f"{told} and no JSON; is it a {self.name} server?") from error
 

@@ -4,7 +4,6 @@ Floating-point sums depend on how rows are grouped and padded, so the compositio
 fingerprint. The same scorer with another composition gives its noise floor.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshock.parsing import parse_json
 from foreshock.rollouts import RolloutBatch
 from foreshock.scorers import NOISE_FLOOR_VARIANT, VARIANTS
 from foreshock_probes.scorers.request import Report, UnsupportedScoreError
@@ -90,7 +90,7 @@ def model_configuration(weights_folder: Path) -> dict[str, Any]:
     Raises UnsupportedScoreError if it cannot be read.
     """
     try:
-        found = json.loads((weights_folder / "config.json").read_text("utf-8"))
+        found = parse_json((weights_folder / "config.json").read_text("utf-8"))
         part = found.get("text_config") or found
         return dict(part)
     except (OSError, ValueError, AttributeError, TypeError) as error:

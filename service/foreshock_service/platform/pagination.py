@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy import Select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from foreshock.parsing import parse_json
 from foreshock_service.platform.parameters import LARGEST_INTEGER, is_storable_text
 from foreshock_service.platform.problem import ProblemError
 
@@ -42,8 +43,8 @@ def decode_cursor(cursor: str, shape: tuple[type, ...]) -> CursorKey:
     """Return the key inside a cursor; raises InvalidCursor unless its parts have the types in `shape`."""
     try:
         padded = cursor + "=" * (-len(cursor) % 4)
-        parts = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
-    except (binascii.Error, ValueError, RecursionError) as error:
+        parts = parse_json(base64.b64decode(padded, altchars=b"-_", validate=True))
+    except (binascii.Error, ValueError) as error:
         raise InvalidCursor("the cursor is not from this list: start without a cursor") from error
     fits = isinstance(parts, list) and [type(part) for part in parts] == list(shape)
     if not fits or not all(map(_can_be_a_parameter, parts)):
