@@ -33,7 +33,7 @@ _LEAST_STEPS = 4
 # Growth still counts while the median of the newest 5 values is at least half of the level that k3 grew to.
 _STILL_THERE, _NEWEST = 0.5, 5
 _HEALTHY_START, _GROWTH, _STATIC = 1e-3, 8.0, 1.6
-# The largest k3 that quantised weights or dropout made in the recorded and the public cases.
+# The largest k3 that quantised weights made in the recorded and the public cases; dropout can make more.
 _LARGEST_OF_NUMERICS = 0.1
 # Other known causes already explain a k3 that is present since the first step.
 _OPEN = ("mismatch_everywhere", "no_reward_spread", "sampling_not_declared", "k3_per_entropy")
@@ -188,10 +188,13 @@ def _since_start(
             )
         else:
             sentence += (
-                f"It is larger than what numerics make (FP8 weights: up to {_LARGEST_OF_NUMERICS:g}): one side "
+                f"It is larger than what quantised weights make (FP8: up to {_LARGEST_OF_NUMERICS:g}): one side "
                 "computes something else, or scores other tokens or another context."
             )
-            advice = "Run `foreshock doctor` with the step's weights: it tries what one side may do differently."
+            advice = (
+                "Let the trainer score one batch twice: with dropout the two passes differ. If they are equal, run "
+                "`foreshock doctor` with the step's weights: it tries what one side may do differently."
+            )
         return _possible("static_mismatch", sentence, advice, evidence)
     early = values[: len(first_steps) or FIRST_STEPS]
     has_grown = first <= _HEALTHY_START and early[-1] >= _GROWTH * first and bool((np.diff(early) > 0).all())

@@ -307,7 +307,8 @@ _EVEN, _MEAN_NEAR, _MEAN_T = 2.0, 0.02, 4.0
 # 0.7 for dropout, and 0.4 for weights of seven steps ago.
 _LIKE_OTHER_ROWS = 0.3
 _STATE_BEFORE = (
-    " It looks like a state from before the response, such as a cache of the prompt made with other weights."
+    " It looks as if π and μ had other contexts before the response: another prompt (a token or a template twice or "
+    "missing), or a cache of the prompt made with other weights."
 )
 _HINTS = {
     "turn": " Look at what the trainer sees between turns: text that is tokenised again, other templates.",

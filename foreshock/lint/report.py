@@ -270,7 +270,7 @@ _ALL = (
     ),
     Check(
         "mismatch_everywhere",
-        "the mismatch is spread evenly over all tokens",
+        "the mismatch is alike at all positions",
         "k3 is what it is, and no single place, shift or temperature makes it.",
         "Let the trainer score one batch twice: with dropout the two passes differ. `foreshock doctor` with the "
         "weights of this step and of earlier ones tells numerics (a quantised engine) from weights of another step.",

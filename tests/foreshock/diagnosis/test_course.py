@@ -55,7 +55,7 @@ def test_mismatch_since_the_first_step_is_static() -> None:
     static = np.array([0.0597, 0.0606, 0.0568, 0.0536])
     assert "a quantised engine, dropout" in names(static)["static_mismatch"]
     # No quantisation and no dropout makes so much: the sentence names no cause.
-    assert "larger than what numerics make" in names(10 * static)["static_mismatch"]
+    assert "larger than what quantised weights make" in names(10 * static)["static_mismatch"]
     assert names(static / 1000) == {}
     assert names(static, named=("processed_log_probs",)) == {}
 
