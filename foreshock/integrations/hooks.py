@@ -8,7 +8,8 @@ import functools
 import importlib.abc
 import importlib.machinery
 import sys
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -63,6 +64,42 @@ def guard(function: Callable[[], None], log: LogOnce, where: str) -> None:
         function()
     except Exception as error:
         log.exception(f"{where} {type(error).__name__}", f"{where} could not be observed, training continues", error)
+
+
+class Arrivals:
+    """Log one warning if a process logs the metrics of two steps and no rollouts."""
+
+    def __init__(self, framework: str, log: LogOnce) -> None:
+        self._framework = framework
+        self._log = log
+        self._rollouts = False
+        self._steps: set[int] = set()
+
+    def note_rollouts(self) -> None:
+        """Note that rollouts were logged."""
+        self._rollouts = True
+
+    def note_metrics(self, step: int) -> None:
+        """Note that metrics of a step were logged."""
+        if self._rollouts or len(self._steps) == 2:
+            return
+        self._steps.add(step)
+        if len(self._steps) == 2:
+            self._log.warning(
+                "no rollouts",
+                f"{self._framework}: the metrics of two steps were logged and no rollouts: nothing that is observed "
+                "was called with a batch, or it was refused. Log rollouts with Client.log_rollouts.",
+            )
+
+
+def fits(framework: str, column: str, found: Iterable[int], expected: Iterable[int], log: LogOnce) -> bool:
+    """Return whether a column has the shape, or the lengths, of the responses; if not, log one warning."""
+    sizes = [[int(size) for size in each] for each in (found, expected)]
+    same = sizes[0] == sizes[1]
+    if not same:
+        shown = " and the responses have ".join(textwrap.shorten(str(each), 60) for each in sizes)
+        log.warning(f"shape of {column}", f"{framework}: {column} has {shown}: it is not logged, the rest is")
+    return same
 
 
 def is_number(value: object) -> bool:

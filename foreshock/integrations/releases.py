@@ -14,7 +14,7 @@ from typing import Final
 
 from foreshock.client.reporting import LogOnce
 
-__all__ = ["INDEXED", "RELEASES", "Releases", "installed", "known_versions", "releases_of", "warn_of_unknown_version"]
+__all__ = ["INDEXED", "RELEASES", "Releases", "installed", "is_known", "known_versions", "warn_of_unknown_version"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +23,14 @@ class Releases:
 
     `places` are the observed functions by file, such as "GRPOTrainer._generate"; "name()" is one that the file calls by
     that name. Those of an importer are the functions that write its dumps, with the fields that it reads, such as
-    "Class.field". `log_probs_place` is the index of the log-probs in the tuple that TRL's `GRPOTrainer._generate`
-    returns.
+    "Class.field".
     """
 
     versions: tuple[str, ...]
     places: Mapping[str, tuple[str, ...]]
-    log_probs_place: int = 4
 
 
-def _trl(versions: tuple[str, ...], log_probs_place: int, ends: str) -> Releases:
+def _trl(versions: tuple[str, ...], ends: str) -> Releases:
     methods = (
         "_generate",
         "_generate_and_score_completions",
@@ -43,9 +41,7 @@ def _trl(versions: tuple[str, ...], log_probs_place: int, ends: str) -> Releases
         f"trl/trainer/{name.lower()}_trainer.py": (*(f"{name}Trainer.{method}" for method in methods), ends)
         for name in ("GRPO", "RLOO")
     }
-    return Releases(
-        versions, {**places, "trl/generation/vllm_generation.py": ("VLLMGeneration.generate",)}, log_probs_place
-    )
+    return Releases(versions, {**places, "trl/generation/vllm_generation.py": ("VLLMGeneration.generate",)})
 
 
 _VERL = {
@@ -93,10 +89,10 @@ _IN_ACTOR = ("log_rollout_data()", "log_perf_data()")
 
 RELEASES: Final[Mapping[str, tuple[Releases, ...]]] = {
     "trl": (
-        _trl(("1.0.0", "1.1.0", "1.2.0"), 5, "self.eos_token_id"),
-        _trl(("1.3.0", "1.4.0", "1.5.1", "1.6.0", "1.7.1", "1.8.0"), 5, "self._tokenizer"),
-        _trl(("1.9.2", "1.10.0", "1.11.0", "1.12.0", "1.13.0"), 4, "self._tokenizer"),
-        _trl(("1.14.2", "1.15.0", "1.16.0"), 4, "self.eos_token_ids"),
+        _trl(("1.0.0", "1.1.0", "1.2.0"), "self.eos_token_id"),
+        _trl(("1.3.0", "1.4.0", "1.5.1", "1.6.0", "1.7.1", "1.8.0", "1.9.2", "1.10.0", "1.11.0", "1.12.0", "1.13.0"),
+             "self._tokenizer"),
+        _trl(("1.14.2", "1.15.0", "1.16.0"), "self.eos_token_ids"),
     ),
     "verl": (
         # They lack `_compute_old_log_prob` and `_update_actor`: no entropies are logged, no advice is applied.
@@ -154,23 +150,15 @@ def known_versions(framework: str) -> str:
     return ", ".join(".".join(map(str, minor)) for minor in sorted(set(minors)))
 
 
-def releases_of(framework: str, version: str | None = None) -> tuple[Releases, bool]:
-    """Return the row of a version, of the installed one by default, and whether it is known.
-
-    An unknown version gets the nearest row: the oldest or the newest.
-    """
-    rows = RELEASES[framework]
-    wanted = _minor(version or installed(framework))
-    for row in rows:
-        if wanted in [_minor(each) for each in row.versions]:
-            return row, True
-    return (rows[0] if wanted and wanted < _minor(rows[0].versions[0]) else rows[-1]), False
+def is_known(framework: str, version: str) -> bool:
+    """Return whether the integration follows a version's minor release."""
+    return _minor(version) in [_minor(each) for row in RELEASES[framework] for each in row.versions]
 
 
 def warn_of_unknown_version(framework: str, log: LogOnce) -> None:
     """Log one line if the installed release is none of those that the integration follows."""
     version = installed(framework)
-    if version and not releases_of(framework, version)[1]:
+    if version and not is_known(framework, version):
         log.warning(
             "version",
             f"{framework} {version} is not known, so what is logged may be incomplete. "

@@ -20,7 +20,7 @@ from foreshock.client.launch import find_launch
 from foreshock.client.reporting import LogOnce
 from foreshock.diagnosis.quantities import LAST_STEP_NAME
 from foreshock.integrations.first_advice import await_first_advice
-from foreshock.integrations.hooks import guard, is_number, observe
+from foreshock.integrations.hooks import Arrivals, fits, guard, is_number, observe
 from foreshock.integrations.releases import warn_of_unknown_version
 from foreshock.integrations.slime_columns import (
     attributes_of,
@@ -83,6 +83,7 @@ class SlimeRun:
         self._metrics: dict[str, list[float]] = {}
         self._scale = 1.0
         self._advised = False
+        self._arrivals = Arrivals(framework.name, log)
         warn_of_options(args, place, log)
 
     def take_rollouts(self, step: int, data: Mapping[str, Any]) -> None:
@@ -129,6 +130,7 @@ class SlimeRun:
             numbers = {name: fmean(values) for name, values in self._metrics.items()}
             if self._last_step is not None:
                 numbers[LAST_STEP_NAME] = float(self._last_step)
+            self._arrivals.note_metrics(step)
             self._client.log_scalars(step, numbers)
         if self._is_last(step) and self.place.leads:
             self._client.finish()
@@ -233,6 +235,7 @@ class SlimeRun:
             trainer_policy=policy if "trainer_log_probs" in columns else None,
             trainer_fingerprint=process_fingerprint("torch", data["tokens"][0].device, **precision_of(self.args)),
         )
+        self._arrivals.note_rollouts()
         self._client.log_rollouts(self._step, columns, attributes=attributes, copy=False)
 
     def _scores(self, data: Mapping[str, Any], log_probs: Any, entropies: Any) -> dict[str, Any]:
@@ -255,7 +258,12 @@ class SlimeRun:
             "entropy": entropies if top_p in (None, 1, 1.0) else None,
         }
         if self.place.context_size == 1:
-            return {name: flat(values) for name, values in columns.items() if values is not None}
+            lengths = [int(length) for length in data["response_lengths"]]
+            return {
+                name: flat(values)
+                for name, values in columns.items()
+                if values is not None and fits(self.framework.name, name, list(map(len, values)), lengths, self._log)
+            }
         if self.place.problem is not None:
             return {}
         return self._gathered(data, columns)

@@ -23,7 +23,7 @@ from foreshock.client.reporting import LogOnce
 from foreshock.diagnosis.quantities import LAST_STEP_NAME
 from foreshock.fingerprint import dtype_name
 from foreshock.integrations.first_advice import await_first_advice
-from foreshock.integrations.hooks import guard, observe
+from foreshock.integrations.hooks import Arrivals, guard, observe
 from foreshock.integrations.trl_generations import Generations
 from foreshock.learning_rate.advice import AdviceMode
 from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
@@ -81,6 +81,7 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         self._feed: AdviceFeed | None = None
         self._applied: float | None = None
         self._generations = Generations(trainer, self._log)
+        self._arrivals = Arrivals("TRL", self._log)
         self._guarded("observe the trainer", self._observe)
         if notary:
             self._guarded("observe the weight sync", self._observe_sync)
@@ -232,6 +233,7 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             return
         shards = len(taken) * accelerator.num_processes
         for number, rollouts in enumerate(taken):
+            self._arrivals.note_rollouts()
             shard = accelerator.process_index * len(taken) + number
             self._client.log_rollouts(step, rollouts.columns(step, number), shard=shard, shards=shards, copy=False)
 
@@ -242,6 +244,7 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             }
             if state.max_steps > 0:
                 numbers[LAST_STEP_NAME] = state.max_steps
+            self._arrivals.note_metrics(state.global_step)
             self._client.log_scalars(state.global_step, numbers)
 
     def _announce(self, args: Any, step: int) -> None:

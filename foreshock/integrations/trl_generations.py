@@ -3,24 +3,32 @@
 Tokens come from `_generate`, before TRL masks truncated completions: masked ones were sampled too. The log-probs of the
 engine come from `_generate` (GRPO) or from the engine's `generate` (RLOO ignores them), those of the trainer from the
 scored batch (GRPO) or from its forward pass (RLOO keeps only their sums).
+
+What `_generate` returns is recognised by its values, not by the trainer's class or the release's place for it. A column
+whose shape is not that of the responses is not logged, with a warning.
 """
 
 import importlib.metadata
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.client.reporting import LogOnce
+from foreshock.diagnosis.wording import plural
 from foreshock.fingerprint import Fingerprint
 from foreshock.integrations import clip_range
 from foreshock.integrations.hooks import observe
-from foreshock.integrations.releases import installed, known_versions, releases_of, warn_of_unknown_version
+from foreshock.integrations.releases import installed, known_versions, warn_of_unknown_version
 from foreshock.process_fingerprint import process_fingerprint
 from foreshock.rollouts.attributes import BatchAttributes
+
+Rows = Sequence[Sequence[float]]
+"""A column with a row of numbers for each response."""
 
 _METHODS = ("_generate_and_score_completions", "_generate", "_calculate_rewards", "_get_per_token_logps_and_entropies")
 
@@ -29,14 +37,13 @@ _METHODS = ("_generate_and_score_completions", "_generate", "_calculate_rewards"
 class Generation:
     """One call of `_generate_and_score_completions` in one process: N rollouts. None: not observed.
 
-    `trainer_log_probs` is [N, longest response]; `rewards` and `advantages` are [N]; `first_group` is the number of
-    the first prompt among those of all processes.
+    `trainer_log_probs` is [N, longest response], `rewards` [N], and `advantages` either.
     """
 
     prompts: Sequence[Sequence[int]] = ()
     responses: Sequence[Sequence[int]] = ()
-    response_mask: Sequence[Sequence[int]] | None = None
-    rollout_log_probs: Sequence[Sequence[float | None]] | None = None
+    response_mask: Rows | None = None
+    rollout_log_probs: Rows | None = None
     trainer_log_probs: NDArray[np.float32] | None = None
     rewards: NDArray[np.float32] | None = None
     advantages: NDArray[np.float32] | None = None
@@ -54,27 +61,19 @@ class Generation:
             "prompt_token_ids": self.prompts,
             "response_token_ids": self.responses,
             "response_mask": self.response_mask,
-            "rollout_log_probs": self._engine_rows(),
-            "trainer_log_probs": self._trainer_rows(),
+            "rollout_log_probs": self.rollout_log_probs,
+            "trainer_log_probs": self._rows(self.trainer_log_probs),
             "reward": self.rewards,
-            "advantage": self.advantages,
+            "advantage": self._rows(self.advantages),
             "finish_reason": self.finish_reasons,
         }
         return {name: value for name, value in rows.items() if value is not None}
 
-    def _engine_rows(self) -> list[NDArray[np.float32]] | None:
-        if self.rollout_log_probs is None:
-            return None
-        # TRL replaces a NaN of the engine by None.
-        return [
-            np.array([math.nan if value is None else value for value in row], np.float32)
-            for row in self.rollout_log_probs
-        ]
-
-    def _trainer_rows(self) -> list[NDArray[np.float32]] | None:
-        if self.trainer_log_probs is None:
-            return None
-        return [row[: len(ids)] for row, ids in zip(self.trainer_log_probs, self.responses, strict=True)]
+    def _rows(self, values: NDArray[np.float32] | None) -> Any:
+        """Return padded values [N, longest response] as a row per response; one value per rollout stays as it is."""
+        if values is None or values.ndim == 1:
+            return values
+        return [row[: len(ids)] for row, ids in zip(values, self.responses, strict=True)]
 
 
 class Generations:
@@ -85,8 +84,7 @@ class Generations:
         self._log = log
         self._finished: list[Generation] = []
         self._current: Generation | None = None
-        self._engine_rows: list[Any] = []
-        self._log_probs_place = releases_of("trl")[0].log_probs_place
+        self._engine_rows: dict[tuple[int, ...], Sequence[float]] = {}
 
     def observe(self) -> None:
         """Observe the trainer; warn once if this release of TRL has other methods."""
@@ -129,7 +127,12 @@ class Generations:
             logprobs_mode="processed_logprobs" if uses_vllm else None,
             trainer_policy="recomputed_old",
             length_cap=getattr(args, "max_completion_length", None),
-            **clip_range("trl", args),
+            # A derived trainer's own loss clips in its own way.
+            **(
+                clip_range("trl", args)
+                if type(self._trainer)._compute_loss.__module__.startswith("trl.trainer.")
+                else {}
+            ),
             engine_fingerprint=self._engine_fingerprint() if uses_vllm else None,
             trainer_fingerprint=process_fingerprint("torch", self._trainer.accelerator.device),
         )
@@ -176,8 +179,15 @@ class Generations:
                 "lengths and rewards are logged, their mismatch is not measured.",
             )
 
+    def _refuse(self, what: str, reason: str) -> None:
+        self._log.warning(
+            f"no {what}",
+            f"{type(self._trainer).__name__} of TRL {installed('trl')}: {reason}. Not logged: {what}. Known versions: "
+            f"{known_versions('trl')}.",
+        )
+
     def _begin(self, _arguments: Any, _keywords: Any) -> None:
-        self._engine_rows = []
+        self._engine_rows = {}
         training = bool(self._trainer.model.training)
         self._current = Generation(process_index=self._trainer.accelerator.process_index) if training else None
 
@@ -187,51 +197,56 @@ class Generations:
         if columns[1] is None:
             return
         for ids, log_probs, candidates in zip(*columns, strict=True):
-            self._engine_rows.append(
-                [row[chosen.index(token)] for token, row, chosen in zip(ids, log_probs, candidates, strict=True)]
-            )
+            self._engine_rows[tuple(ids)] = [
+                row[chosen.index(token)] for token, row, chosen in zip(ids, log_probs, candidates, strict=True)
+            ]
 
     def _note_tokens(self, _arguments: Any, _keywords: Any, result: Any) -> None:
         current = self._current
         if current is None:
             return
-        current.prompts, current.responses = list(result[0]), list(result[1])
-        place = self._log_probs_place
-        if type(self._trainer).__name__.startswith("GRPO") and len(result) > place:
-            current.response_mask = result[2]
-            current.rollout_log_probs = self._checked(result[place], current.responses)
-        elif [len(row) for row in self._engine_rows] == [len(row) for row in current.responses]:
-            current.rollout_log_probs = self._engine_rows
+        current.prompts, current.responses = list(result[0]), [list(row) for row in result[1]]
+        lengths = [len(row) for row in current.responses]
+        masks, log_probs, others = list[Rows](), list[Rows](), 0
+        for rows in filter(None, map(_number_rows, result[2:])):
+            flat = np.asarray([each for row in rows for each in row])
+            fits = [len(row) for row in rows] == lengths
+            if fits and flat.dtype.kind in "iub" and np.isin(flat, (0, 1)).all():
+                masks.append(rows)
+            elif fits and flat.dtype.kind == "f" and not (flat > 0).any():
+                log_probs.append(rows)
+            else:
+                others += 1
+        if others:
+            columns = plural(others, "column")
+            self._refuse(columns, f"of _generate's result {columns} fit no mask and no log-probs of each token")
+        for what, found in (("masks", masks), ("log-probs", log_probs)):
+            if len(found) > 1:
+                self._refuse(what, f"_generate returns {len(found)} columns of {what}")
+        current.response_mask = masks[0] if len(masks) == 1 else None
+        if len(log_probs) == 1:
+            current.rollout_log_probs = log_probs[0]
+        elif not log_probs and not masks and all(tuple(row) in self._engine_rows for row in current.responses):
+            current.rollout_log_probs = [self._engine_rows[tuple(row)] for row in current.responses]
+        elif not log_probs and getattr(self._trainer, "use_vllm", False):
+            self._refuse("the engine's log-probs", "_generate returns no column with one log-prob for each token")
         # As in TRL, a response that ends in padding counts as one that ended by itself.
         ends = _end_ids(self._trainer)
         current.finish_reasons = ["stop" if row and row[-1] in ends else "length" for row in current.responses]
-
-    def _checked(self, log_probs: Any, responses: Sequence[Sequence[int]]) -> Any:
-        """Return log-probs if there is one of each token; None, with a warning, if another release returns something
-        else here."""
-        if log_probs is None:
-            return None
-        try:
-            fits = [len(row) for row in log_probs] == [len(row) for row in responses]
-        except TypeError:
-            fits = False
-        if not fits:
-            self._log.warning(
-                "no log-probs",
-                f"TRL {importlib.metadata.version('trl')} returns the engine's log-probs in a place that is not known, "
-                f"so they are not logged; the rest is. Known versions: {known_versions('trl')}.",
-            )
-        return log_probs if fits else None
 
     def _note_rewards(self, _arguments: Any, _keywords: Any, result: Any) -> None:
         current = self._current
         if current is None:
             return
+        size, processes = len(current.responses), self._trainer.accelerator.num_processes
+        if tuple(result.shape) != (size * processes, len(self._trainer.reward_weights)):
+            self._refuse("rewards", f"_calculate_rewards returns {tuple(result.shape)} for {size} rollouts a process")
+            return
         weights = self._trainer.reward_weights.to(result.device).unsqueeze(0)
         rewards = (result * weights).nansum(dim=1)
         rewards[result.isnan().all(dim=1)] = math.nan
-        first = current.process_index * len(current.responses)
-        current.rewards = _on_cpu(rewards[first : first + len(current.responses)])
+        first = current.process_index * size
+        current.rewards = _on_cpu(rewards[first : first + size])
 
     def _note_forward_pass(self, arguments: Any, _keywords: Any, result: Any) -> None:
         current = self._current
@@ -243,16 +258,46 @@ class Generations:
         current, self._current = self._current, None
         if current is None:
             return
+        if not isinstance(result, Mapping) or not {"completion_ids", "completion_mask", "advantages"} <= result.keys():
+            self._refuse("rollouts", "_generate_and_score_completions does not return TRL's columns")
+            return
+        ids = result["completion_ids"].tolist()
+        if [row[: len(own)] for row, own in zip(ids, current.responses, strict=False)] != current.responses:
+            self._refuse("rollouts", "the responses that it scores are not those of its last _generate")
+            return
         current.num_generations = int(self._trainer.num_generations)
         if "old_per_token_logps" in result:
             current.trainer_log_probs = _on_cpu(result["old_per_token_logps"])
+        mask = _on_cpu(result["completion_mask"])
+        if current.trainer_log_probs is not None and current.trainer_log_probs.shape != mask.shape:
+            self._refuse(
+                "the trainer's log-probs",
+                f"their shape is {list(current.trainer_log_probs.shape)} for responses of {list(mask.shape)}",
+            )
+            current.trainer_log_probs = None
         if current.trainer_log_probs is not None:
             # TRL hides masked completions from the attention too: the log-probs that its forward pass gives them are
             # meaningless.
-            hidden = _on_cpu(result["completion_mask"]).sum(axis=1) == 0
-            current.trainer_log_probs[hidden] = math.nan
-        current.advantages = _on_cpu(result["advantages"])
+            current.trainer_log_probs[mask.sum(axis=1) == 0] = math.nan
+        advantages = _on_cpu(result["advantages"])
+        if advantages.shape in (mask.shape, mask.shape[:1]):
+            current.advantages = advantages
+        else:
+            self._refuse("advantages", f"their shape is {list(advantages.shape)} for responses of {list(mask.shape)}")
         self._finished.append(current)
+
+
+def _number_rows(values: Any) -> Rows | None:
+    """Return a column of one row of numbers for each response; None if it is something else, or empty."""
+    rows = values.tolist() if hasattr(values, "tolist") else values
+    if not isinstance(rows, Sequence) or isinstance(rows, str):
+        return None
+    rows = [row.tolist() if hasattr(row, "tolist") else row for row in rows]
+    if not any(rows) or any(not isinstance(row, Sequence) for row in rows):
+        return None
+    # TRL replaces a NaN of the engine by None.
+    numbers = [[math.nan if each is None else each for each in row] for row in rows]
+    return numbers if all(isinstance(each, Real) for row in numbers for each in row) else None
 
 
 def _end_ids(trainer: Any) -> set[int | None]:

@@ -1,7 +1,9 @@
 """verl: observe its PPO trainer on the driver, and apply the advice in its workers.
 
 Nothing is called by the user. verl loads the entry point `verl.plugins: foreshock` (`verl_plugin.py`) in every process;
-with `FORESHOCK_URL` set, `RayPPOTrainer` is observed when it is imported (its v1 trainers by `verl_v1.py`):
+with `FORESHOCK_URL` set, `RayPPOTrainer` is observed when it is imported (its v1 trainers by `verl_v1.py`). The run
+begins at the first observed call after a trainer of that class, or of one derived from it, was made; a `fit` of any
+name may have made the call:
 
 - `_compute_old_log_prob`: the response mask before rejection sampling, and the entropies;
 - `compute_advantage`: the batch with log-probs, rewards and advantages, which is logged;
@@ -10,24 +12,32 @@ with `FORESHOCK_URL` set, `RayPPOTrainer` is observed when it is imported (its v
 - `_update_actor`: the advised scale travels to the workers in the batch's `meta_info`, so all of them have the same.
 """
 
+import contextlib
 import functools
 import importlib.metadata
+import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from foreshock.client.client import Client
 from foreshock.client.reporting import LogOnce
 from foreshock.diagnosis.quantities import LAST_STEP_NAME
+from foreshock.fingerprint import with_precision
 from foreshock.integrations.first_advice import await_first_advice
-from foreshock.integrations.hooks import guard, is_number, is_observed, mark_observed, observe
+from foreshock.integrations.hooks import Arrivals, guard, is_number, is_observed, mark_observed, observe
 from foreshock.integrations.releases import known_versions, warn_of_unknown_version
 from foreshock.integrations.verl_columns import attributes_of, columns_of, precision_of
 from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
 from foreshock.learning_rate.feed import AdviceFeed
 from foreshock.model_kind import model_kind_of_folder
+from foreshock.rollouts.attributes import BatchAttributes
 
 # The key of the scale in the metadata of a batch.
 SCALE_KEY = "foreshock_learning_rate_scale"
@@ -36,18 +46,35 @@ log = LogOnce("foreshock.integrations.verl")
 
 
 class VerlRun:
-    """The run of the trainer whose `fit` is active in this process."""
+    """The run of the trainer of this process."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self.response_mask: Any = None
         self.entropy: Any = None
+        self.arrivals = Arrivals("verl", log)
         configuration = trainer.config
         name = f"{configuration.trainer.project_name}/{configuration.trainer.experiment_name}"
         self.client = Client(run_key=os.environ.get("FORESHOCK_RUN_KEY") or name)
         self.feed: AdviceFeed | None = None
         self._started = False
         self._advised = False
+
+    @property
+    def step(self) -> int:
+        """The trainer's step. A fully asynchronous trainer counts its weight syncs, as its metrics do."""
+        version = getattr(self.trainer, "current_param_version", None)
+        return int(self.trainer.global_steps) if version is None else int(version) + 1
+
+    def attributes(self, weights_version: int) -> BatchAttributes:
+        """Return the attributes of a batch whose `trainer_log_probs` are of the weights that were synced as a version.
+
+        They replace those of `Client.start_run`, which completes them by the precision.
+        """
+        known = attributes_of(self.trainer.config)
+        precision = precision_of(self.trainer.config.actor_rollout_ref.actor)
+        fingerprint = with_precision(known.trainer_fingerprint, precision)
+        return replace(known, trainer_fingerprint=fingerprint, trainer_weights_version=weights_version)
 
     def start(self, resume_step: int | None = None) -> None:
         """Describe the run before its first data; the trainer has loaded its checkpoint by then.
@@ -68,7 +95,7 @@ class VerlRun:
             model_kind=model_kind_of_folder(str(actor.model.path)),
             **precision_of(actor.actor),
             advice_mode="apply" if os.environ.get("FORESHOCK_ADVICE_MODE") == "apply" else None,
-            resume_step=int(self.trainer.global_steps) if resume_step is None else resume_step,
+            resume_step=self.step if resume_step is None else resume_step,
             shard=0,
             shards=1,
             attributes=attributes_of(configuration),
@@ -79,7 +106,7 @@ class VerlRun:
         """Return the scale of the trainer's step; None before the start. A resumed run's first step waits for it."""
         if self.feed is None:
             return None
-        step = int(self.trainer.global_steps)
+        step = self.step
         if step > 1 and not self._advised:
             await_first_advice(self.feed, log)
         self._advised = True
@@ -103,32 +130,90 @@ class VerlRun:
         self.client.close()
 
 
-ACTIVE: list[VerlRun] = []
+class _Process:
+    """The trainer that this process made last, its run after the first observed call, and the depth of `fit` calls."""
+
+    trainer: Any = None
+    run: VerlRun | None = None
+    depth = 0
 
 
-def observe_fit(trainer_class: Any) -> None:
-    """Begin a run with each call of `fit` of this class, and end it with the call."""
-    original = trainer_class.fit
-    if is_observed(trainer_class, "fit"):
+def current_run() -> VerlRun | None:
+    """Return the run of this process's trainer, begun if there is none; None without a trainer."""
+    if _Process.run is None and _Process.trainer is not None:
+        _Process.run = VerlRun(_Process.trainer)
+    return _Process.run
+
+
+def _note_trainer(trainer: Any) -> None:
+    if trainer is not _Process.trainer:
+        _end_run(failed=False)
+        _Process.trainer = trainer
+
+
+def _end_run(*, failed: bool) -> None:
+    run, _Process.run, _Process.trainer = _Process.run, None, None
+    if run is not None:
+        guard(functools.partial(run.end, failed=failed), log, f"{type(run.trainer).__name__}.fit")
+
+
+def observe_class(trainer_class: Any) -> None:
+    """Note each trainer of this class, or of one derived from it, when it is made; end its run with its `fit`.
+
+    A derived trainer may call neither `__init__` nor `fit` of its base.
+    """
+    if is_observed(trainer_class, "__new__"):
         return
-    where = f"{trainer_class.__name__}.fit"
 
+    def new(cls: Any, *_arguments: Any, **_keywords: Any) -> Any:
+        trainer = object.__new__(cls)
+        _note_trainer(trainer)
+        return trainer
+
+    def init_subclass(cls: Any, /, **keywords: Any) -> None:
+        super(trainer_class, cls).__init_subclass__(**keywords)
+        guard(functools.partial(_observe_fit, cls), log, cls.__name__)
+
+    mark_observed(new)
+    trainer_class.__new__ = new
+    trainer_class.__init_subclass__ = classmethod(init_subclass)
+    _observe_fit(trainer_class)
+
+
+def _observe_fit(trainer_class: Any) -> None:
+    original = getattr(trainer_class, "fit", None)
+    if not callable(original) or is_observed(trainer_class, "fit"):
+        return
+
+    # Ray pickles the class of an actor with these functions: they refer to importable names only.
     @functools.wraps(original)
     def fit(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        guard(lambda: ACTIVE.append(VerlRun(self)), log, where)
-        failed = True
-        try:
-            result = original(self, *arguments, **keywords)
-            failed = False
-            return result
-        finally:
-            runs = list(ACTIVE)
-            ACTIVE.clear()
-            for run in runs:
-                guard(functools.partial(run.end, failed=failed), log, where)
+        with fitting(self):
+            return original(self, *arguments, **keywords)
 
-    mark_observed(fit)
-    trainer_class.fit = fit
+    @functools.wraps(original)
+    async def fit_async(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        with fitting(self):
+            return await original(self, *arguments, **keywords)
+
+    observed = fit_async if inspect.iscoroutinefunction(original) else fit
+    mark_observed(observed)
+    trainer_class.fit = observed
+
+
+@contextlib.contextmanager
+def fitting(trainer: Any) -> Iterator[None]:
+    """Note the trainer, and end its run with the outermost of these blocks."""
+    _note_trainer(trainer)
+    _Process.depth += 1
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        _Process.depth -= 1
+        if _Process.depth == 0:
+            _end_run(failed=failed)
 
 
 def missing(trainer_class: Any, methods: tuple[str, ...]) -> bool:
@@ -145,14 +230,17 @@ def missing(trainer_class: Any, methods: tuple[str, ...]) -> bool:
 
 
 def announce_checkpoint(_arguments: Any, _keywords: Any, _result: Any) -> None:
-    """Announce the Hugging Face weights that verl saved after the update of a step; they sample the next one."""
-    root = os.environ.get("FORESHOCK_WEIGHTS_ROOT")
-    for run in ACTIVE:
-        step = int(run.trainer.global_steps)
-        path = f"global_step_{step}/actor/huggingface"
-        folder = Path(str(run.trainer.config.trainer.default_local_dir)) / path
-        if root and any(folder.glob("*.safetensors")):
-            run.client.log_checkpoint(step + 1, root=root, path=path, local_folder=folder, weights_version=step)
+    """Announce the Hugging Face weights that verl saved after the update of a step; they sample the next one.
+
+    With engines on GPUs of their own older weights sample it, so nothing is announced.
+    """
+    root, run = os.environ.get("FORESHOCK_WEIGHTS_ROOT"), current_run()
+    if run is None or not run.trainer.config.actor_rollout_ref.get("hybrid_engine", True):
+        return
+    path = f"global_step_{run.step}/actor/huggingface"
+    folder = Path(str(run.trainer.config.trainer.default_local_dir)) / path
+    if root and any(folder.glob("*.safetensors")):
+        run.client.log_checkpoint(run.step + 1, root=root, path=path, local_folder=folder, weights_version=run.step)
 
 
 _METHODS = ("fit", "_save_checkpoint")
@@ -164,7 +252,7 @@ def observe_trainer(module: ModuleType) -> None:
     trainer_class = getattr(module, "RayPPOTrainer", None)
     if missing(trainer_class, _METHODS):
         return
-    observe_fit(trainer_class)
+    observe_class(trainer_class)
     observe(trainer_class, "_save_checkpoint", log, after=announce_checkpoint)
     observe(module, "compute_advantage", log, after=_log_rollouts)
     scored = observe(trainer_class, "_compute_old_log_prob", log, after=_note_forward_pass)
@@ -188,7 +276,8 @@ def observe_workers(module: ModuleType) -> None:
 
 
 def _note_forward_pass(arguments: tuple[Any, ...], _keywords: Any, result: Any) -> None:
-    for run in ACTIVE:
+    run = current_run()
+    if run is not None:
         # Rejection sampling changes the mask later; the tokens that it rejects were sampled too.
         run.response_mask = arguments[1].batch["response_mask"].clone()
         output = result[0] if isinstance(result, tuple) else result
@@ -196,37 +285,75 @@ def _note_forward_pass(arguments: tuple[Any, ...], _keywords: Any, result: Any) 
 
 
 def _log_rollouts(_arguments: Any, _keywords: Any, result: Any) -> None:
-    for run in ACTIVE:
-        run.start()
-        columns = columns_of(result, response_mask=run.response_mask, entropy=run.entropy)
-        run.response_mask = run.entropy = None
-        run.warn_of_missing_log_probs(columns)
-        run.client.log_rollouts(int(run.trainer.global_steps), columns)
+    run = current_run()
+    # v1 trainers call it with columns of their own, and are observed elsewhere.
+    if run is None or is_observed(run.trainer, "_compute_advantage"):
+        return
+    run.start()
+    columns = columns_of(result, log, response_mask=run.response_mask, entropy=run.entropy)
+    run.response_mask = run.entropy = None
+    if columns is None:
+        return
+    run.warn_of_missing_log_probs(columns)
+    shard: dict[str, Any] = {}
+    if hasattr(run.trainer, "current_param_version"):
+        # It makes several updates between two weight syncs, all with the log-probs of the weights of the first.
+        ends = (result.non_tensor_batch.get(name) for name in ("min_global_steps", "max_global_steps"))
+        versions = one_version_each(*ends)
+        if versions is not None:
+            columns["weights_version"] = np.broadcast_to(versions[:, None], columns["response_token_ids"].shape)
+        shard = {
+            "shard": int(run.trainer.local_trigger_step) - 1,
+            "shards": int(run.trainer.trigger_parameter_sync_step),
+            "attributes": run.attributes(run.step - 1),
+        }
+    run.arrivals.note_rollouts()
+    run.client.log_rollouts(run.step, columns, **shard)
+
+
+def one_version_each(first: Any, last: Any) -> NDArray[np.int32] | None:
+    """Return the version of the weights that sampled each rollout [N] from its first and its last one.
+
+    None if a version is unknown, or, with a warning, if a rollout has several.
+    """
+    if first is None or last is None or any(each is None for each in (*first, *last)):
+        return None
+    versions = np.asarray(first, np.int32)
+    if np.array_equal(versions, np.asarray(last, np.int32)):
+        return versions
+    log.warning(
+        "mixed versions",
+        "rollouts were sampled by several versions of the weights, and verl does not tell which tokens by which: "
+        "weights versions are not logged for such a step, and its mismatch contains staleness",
+    )
+    return None
 
 
 def _log_metrics(arguments: tuple[Any, ...], keywords: Mapping[str, Any], _result: Any) -> None:
+    run = current_run()
+    if run is None:
+        return
     named = dict(zip(("self", "data", "step"), arguments, strict=False)) | dict(keywords)
     numbers = {name: float(value) for name, value in named["data"].items() if is_number(value)}
     step = int(named["step"])
     # verl validates the weights of a checkpoint before the step after it, which is the first of this attempt.
     validates = step > 0 and "training/global_step" not in numbers
-    for run in ACTIVE:
-        run.start(step + 1 if validates else None)
-        planned: Any = getattr(run.trainer, "total_training_steps", None)
-        plan = {LAST_STEP_NAME: float(planned)} if is_number(planned) else {}
-        run.client.log_scalars(step, numbers | plan)
-        rate = numbers.get("actor/lr")
-        if rate is not None and run.feed is not None:
-            run.feed.acknowledge(step, rate)
+    run.start(step + 1 if validates else None)
+    planned: Any = getattr(run.trainer, "total_training_steps", None)
+    plan = {LAST_STEP_NAME: float(planned)} if is_number(planned) else {}
+    run.arrivals.note_metrics(step)
+    run.client.log_scalars(step, numbers | plan)
+    rate = numbers.get("actor/lr")
+    if rate is not None and run.feed is not None:
+        run.feed.acknowledge(step, rate)
 
 
 def send_scale(arguments: tuple[Any, ...], _keywords: Any, carrier: str = "meta_info") -> None:
     """Send the advised scale along with a batch; `carrier` is the batch's mapping that workers get."""
-    batch = arguments[1]
-    for run in ACTIVE:
-        scale = run.scale()
-        if scale is not None:
-            getattr(batch, carrier)[SCALE_KEY] = scale
+    run = current_run()
+    scale = None if run is None else run.scale()
+    if scale is not None:
+        getattr(arguments[1], carrier)[SCALE_KEY] = scale
 
 
 def _apply_scale(arguments: tuple[Any, ...], _keywords: Any) -> None:

@@ -2,37 +2,70 @@
 
 from typing import Any
 
+from foreshock.client.reporting import LogOnce
 from foreshock.fingerprint import dtype_name
 from foreshock.integrations import clip_range
+from foreshock.integrations.hooks import fits
 from foreshock.rollouts.attributes import BatchAttributes
 
+_TOKENS = {
+    "response_mask": "response_mask",
+    "rollout_log_probs": "rollout_log_probs",
+    "old_log_probs": "trainer_log_probs",
+    "advantages": "advantage",
+}
 
-def columns_of(data: Any, *, response_mask: Any = None, entropy: Any = None) -> dict[str, Any]:
+
+def columns_of(data: Any, log: LogOnce, *, response_mask: Any = None, entropy: Any = None) -> dict[str, Any] | None:
     """Return the columns for `Client.log_rollouts` of a `verl.DataProto` with N padded rollouts.
 
     `response_mask` [N, R] is the mask before rejection sampling, which changes the batch's own; None: the batch's own.
-    `entropy` [N, R] is that of the forward pass which gave `old_log_probs`. Raises KeyError naming a missing tensor if
-    `prompts`, `responses` or `attention_mask` is absent.
+    `entropy` [N, R] is that of the forward pass which gave `old_log_probs`. A column of another shape than the
+    responses is left out with a warning. None, with a warning, if the tokens are unknown.
     """
     tensors, objects = data.batch, data.non_tensor_batch
+    absent = [name for name in ("prompts", "responses", "attention_mask") if name not in tensors.keys()]  # noqa: SIM118
+    if absent:
+        log.warning("tokens", f"verl's batch has no {absent[0]}, so rollouts are not logged; metrics are")
+        return None
+    responses, attention = tensors["responses"], tensors["attention_mask"]
     width = tensors["prompts"].shape[1]
-    attention = tensors["attention_mask"]
+    if tuple(attention[:, width:].shape) != tuple(responses.shape):
+        log.warning(
+            "tokens",
+            f"verl's batch has responses {list(responses.shape)} after prompts of {width} tokens and an attention mask "
+            f"{list(attention.shape)}, so rollouts are not logged; metrics are",
+        )
+        return None
+    own = _optional(tensors, "response_mask")
+    same = (
+        response_mask is None or own is None or (response_mask.shape == own.shape and not (own > response_mask).any())
+    )
+    if not same:
+        log.warning(
+            "order",
+            "verl's batch was reordered or cut after its log-probs were computed: entropies are not logged, and tokens "
+            "that rejection sampling masked are left out",
+        )
+    scored = {"response_mask": response_mask, "entropy": entropy} if same else {}
+    found = {column: _optional(tensors, name) for name, column in _TOKENS.items()}
+    found |= {name: value for name, value in scored.items() if value is not None}
     columns: dict[str, Any] = {
         "prompt_token_ids": tensors["prompts"],
         "prompt_padding_mask": attention[:, :width],
-        "response_token_ids": tensors["responses"],
+        "response_token_ids": responses,
         "response_padding_mask": attention[:, width:],
-        "response_mask": _first(response_mask, _optional(tensors, "response_mask")),
-        "rollout_log_probs": _optional(tensors, "rollout_log_probs"),
-        "trainer_log_probs": _optional(tensors, "old_log_probs"),
-        "entropy": entropy,
-        "advantage": _optional(tensors, "advantages"),
         "group_id": _strings(objects.get("uid")),
         "data_source": _strings(objects.get("data_source")),
         "engine_id": _strings(objects.get("engine_id")),
     }
+    for name, value in found.items():
+        of_rollouts = name == "advantage" and value is not None and value.ndim == 1
+        expected = responses.shape[:1] if of_rollouts else responses.shape
+        if value is not None and fits("verl", name, value.shape, expected, log):
+            columns[name] = value
     scores = _optional(tensors, "token_level_scores")
-    if scores is not None:
+    if scores is not None and fits("verl", "token_level_scores", scores.shape, responses.shape, log):
         columns["reward"] = scores.sum(dim=-1)
     return {name: _on_cpu(value) for name, value in columns.items() if value is not None}
 
@@ -75,10 +108,6 @@ def precision_of(actor: Any) -> dict[str, Any]:
 
 def _optional(tensors: Any, name: str) -> Any:
     return tensors[name] if name in tensors.keys() else None  # noqa: SIM118  # A TensorDict has no `in` of its own.
-
-
-def _first(value: Any, otherwise: Any) -> Any:
-    return otherwise if value is None else value
 
 
 def _strings(values: Any) -> list[str] | None:

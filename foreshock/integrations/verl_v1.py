@@ -8,24 +8,23 @@ A step with several updates between two weight syncs (`parameter_sync_step`) is 
 """
 
 import functools
-from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from foreshock.fingerprint import with_precision
-from foreshock.integrations.hooks import observe
+from foreshock.integrations.hooks import fits, observe
 from foreshock.integrations.verl import (
-    ACTIVE,
     VerlRun,
     announce_checkpoint,
+    current_run,
     log,
     missing,
-    observe_fit,
+    observe_class,
+    one_version_each,
     send_scale,
 )
-from foreshock.integrations.verl_columns import attributes_of, precision_of
 
 _METHODS = ("fit", "_compute_old_log_prob", "_compute_advantage", "_update_actor", "_save_checkpoint")
 _TOKENS = {
@@ -42,7 +41,7 @@ def observe_v1_trainer(module: ModuleType) -> None:
     trainer_class = getattr(module, "PPOTrainer", None)
     if missing(trainer_class, _METHODS):
         return
-    observe_fit(trainer_class)
+    observe_class(trainer_class)
     observe(trainer_class, "_compute_old_log_prob", log, after=_note_mask)
     observe(trainer_class, "_compute_advantage", log, after=_log_rollouts)
     observe(trainer_class, "_update_actor", log, before=functools.partial(send_scale, carrier="extra_info"))
@@ -52,14 +51,16 @@ def observe_v1_trainer(module: ModuleType) -> None:
 def _note_mask(arguments: tuple[Any, ...], _keywords: Any, _result: Any) -> None:
     trainer, batch = arguments[:2]
     correction = trainer.config.algorithm.get("rollout_correction", None) or {}
-    for run in ACTIVE:
+    run = current_run()
+    if run is not None:
         # Rejection sampling changes the mask later; the tokens that it rejects were sampled too.
         run.response_mask = _get(batch, ["response_mask"]) if correction.get("rollout_rs", None) else None
 
 
 def _log_rollouts(arguments: tuple[Any, ...], _keywords: Any, _result: Any) -> None:
     trainer, batch = arguments[:2]
-    for run in ACTIVE:
+    run = current_run()
+    if run is not None:
         run.start()
         _log_batch(run, trainer, batch)
 
@@ -70,22 +71,22 @@ def _log_batch(run: VerlRun, trainer: Any, batch: Any) -> None:
     if run.response_mask is not None:
         data["response_mask"] = run.response_mask["response_mask"]
         run.response_mask = None
-    columns = _columns_of(data, _versions(batch))
+    tags = [tag for tag in batch.tags if not tag.get("is_padding", False)]
+    ends = ([tag.get(name) for tag in tags] for name in ("min_global_steps", "max_global_steps"))
+    columns = _columns_of(data, one_version_each(*ends))
     run.warn_of_missing_log_probs(columns)
-    attributes = attributes_of(trainer.config)
-    precision = precision_of(trainer.config.actor_rollout_ref.actor)
-    attributes = replace(attributes, trainer_fingerprint=with_precision(attributes.trainer_fingerprint, precision))
+    run.arrivals.note_rollouts()
     run.client.log_rollouts(
         step,
         columns,
         shard=int(trainer.local_trigger_step),
         shards=int(trainer.parameter_sync_step),
         # The weights that were synced at the end of step N are version N.
-        attributes=replace(attributes, trainer_weights_version=step - 1),
+        attributes=run.attributes(step - 1),
     )
 
 
-def _columns_of(data: Any, versions: list[int] | None) -> dict[str, Any]:
+def _columns_of(data: Any, versions: NDArray[np.int32] | None) -> dict[str, Any]:
     """Return the columns of jagged tensors."""
     names = set(data.keys())
     offsets = data["responses"].offsets().cpu().numpy()
@@ -95,7 +96,9 @@ def _columns_of(data: Any, versions: list[int] | None) -> dict[str, Any]:
         "response_token_ids": data["responses"].values().cpu(),
         "response_offsets": offsets,
     }
-    columns |= {column: data[name].values().detach().cpu() for name, column in _TOKENS.items() if name in names}
+    for name, column in _TOKENS.items():
+        if name in names and fits("verl", column, np.diff(data[name].offsets().cpu()), np.diff(offsets), log):
+            columns[column] = data[name].values().detach().cpu()
     if "rm_scores" in names:
         scores = data["rm_scores"]
         totals = np.concatenate([np.zeros(1), np.cumsum(scores.values().double().cpu().numpy())])
@@ -104,7 +107,7 @@ def _columns_of(data: Any, versions: list[int] | None) -> dict[str, Any]:
         if name in names:
             columns[column] = [str(each) for each in data[name].tolist()]
     if versions is not None:
-        columns["weights_version"] = np.repeat(np.asarray(versions, np.int32), np.diff(offsets))
+        columns["weights_version"] = np.repeat(versions, np.diff(offsets))
     return columns
 
 
@@ -117,21 +120,6 @@ def _get(batch: Any, fields: list[str]) -> Any:
 
     keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
     return transfer_queue.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=fields)
-
-
-def _versions(batch: Any) -> list[int] | None:
-    """Return the version of the weights that sampled each rollout; None if it is unknown, or one has several."""
-    tags = [tag for tag in batch.tags if not tag.get("is_padding", False)]
-    spans = [(tag.get("min_global_steps"), tag.get("max_global_steps")) for tag in tags]
-    if any(first is None or first != last for first, last in spans):
-        if any(first != last for first, last in spans):
-            log.warning(
-                "mixed versions",
-                "rollouts were sampled by several versions of the weights, and verl does not tell which tokens by "
-                "which: weights versions are not logged for such a step, and its mismatch contains staleness",
-            )
-        return None
-    return [int(first) for first, _ in spans]
 
 
 def _announce(arguments: tuple[Any, ...], keywords: Any, result: Any) -> None:

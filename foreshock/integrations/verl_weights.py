@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from foreshock.integrations.hooks import guard, is_observed, mark_observed, observe
-from foreshock.integrations.verl import ACTIVE, VerlRun, log
+from foreshock.integrations.verl import VerlRun, current_run, log
 from foreshock.notary.digests import tensors_of
 from foreshock.notary.engines import held_by_worker, of_ranks
 from foreshock.notary.pieces import Piece, joined
@@ -98,10 +98,10 @@ def observe_sync(module: ModuleType) -> None:
 
 
 def _log_weights(manager: Any, version: int | None) -> None:
-    for run in ACTIVE:
-        # A v1 trainer may have a second manager; a sync without a version only wakes engines up.
-        if manager is run.trainer.checkpoint_manager and version is not None:
-            _compare(run, manager, int(version) + 1)
+    run = current_run()
+    # A v1 trainer may have a second manager; a sync without a version only wakes engines up.
+    if run is not None and manager is run.trainer.checkpoint_manager and version is not None:
+        _compare(run, manager, int(version) + 1)
 
 
 def _compare(run: VerlRun, manager: Any, step: int) -> None:

@@ -15,8 +15,8 @@ from foreshock.integrations.releases import (
     INDEXED,
     RELEASES,
     Releases,
+    is_known,
     known_versions,
-    releases_of,
     warn_of_unknown_version,
 )
 from foreshock.integrations.slime_framework import FRAMEWORKS, Framework
@@ -51,7 +51,7 @@ def names_in(module: ast.Module) -> set[str]:
 
 @pytest.mark.parametrize(("framework", "version"), CASES)
 def test_each_release_has_what_is_observed(framework: str, version: str) -> None:
-    assert releases_of(framework, version)[1]
+    assert is_known(framework, version)
     row = next(row for row in RELEASES[framework] if version in row.versions)
     for name, places in row.places.items():
         assert set(places) <= names_in(source_of(framework, version, name)), name
@@ -71,22 +71,21 @@ def test_the_slime_family_finds_a_place_for_each_hook(framework: Framework, row:
 
 
 @pytest.mark.parametrize("version", [version for name, version in CASES if name == "trl"])
-def test_trl_returns_the_log_probs_where_the_table_says(version: str) -> None:
+def test_trl_returns_one_column_of_log_probs_and_one_mask(version: str) -> None:
+    """The hook recognises them by their values."""
     module = source_of("trl", version, "trl/trainer/grpo_trainer.py")
     (generate,) = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef) and node.name == "_generate"]
     returned = [node.value.elts for node in ast.walk(generate)
                 if isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple)]  # fmt: skip
-    place = releases_of("trl", version)[0].log_probs_place
-    assert [ast.unparse(names[place]) for names in returned] == ["logprobs"]
-    assert [ast.unparse(names[2]) for names in returned] == ["tool_mask"]
+    for names in returned:
+        assert [ast.unparse(each) for each in names[:2]] == ["prompt_ids", "completion_ids"]
+        assert {"tool_mask", "logprobs"} <= {ast.unparse(each) for each in names[2:]}
 
 
-def test_an_unknown_release_gets_the_nearest_row_and_one_line(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert releases_of("trl", "1.99.0") == (RELEASES["trl"][-1], False)
-    assert releases_of("trl", "0.29.1") == (RELEASES["trl"][0], False)
-    assert releases_of("trl", "1.16.3")[1]
+def test_an_unknown_release_gets_one_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    assert not is_known("trl", "1.99.0")
+    assert not is_known("trl", "0.29.1")
+    assert is_known("trl", "1.16.3")
     monkeypatch.setattr(releases, "installed", lambda _: "1.99.0")
     log = LogOnce("foreshock.tests")
     for _ in range(2):

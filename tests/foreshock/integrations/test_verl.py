@@ -209,6 +209,44 @@ def test_notary_names_the_tensor_that_an_engine_missed(train: Callable[..., Run]
     assert said == right | {(2, "1"): "Engine 1 of 2 holds step 2, except lm_head, which is of step 1."}
 
 
+DERIVED = ("separate", "one_step_off", "fully_async", "agents")
+
+
+@pytest.fixture(scope="module")
+def derived(train: Callable[..., Run]) -> Run:
+    """Runs of trainers with a loop of their own, one after another in one process; `metrics` are by trainer."""
+    return train(",".join((*DERIVED, "own_advantages")), "verl_derived_runs", FORESHOCK_RUN_KEY=f"verl-{DERIVED[0]}")
+
+
+@pytest.mark.parametrize("scenario", DERIVED)
+def test_trainers_with_a_loop_of_their_own_are_logged(derived: Run, http: httpx.Client, scenario: str) -> None:
+    run = LoggedRun(http, run_named(http, f"verl-{scenario}"))
+    updates = 2 if scenario == "fully_async" else 1
+    measured = run.measures(TRAINER_ROLLOUT, "rollout_probs_diff_mean", "prompt_groups")
+    assert measured["step"] == list(range(1, STEPS + 1))
+    assert run.measures(STEP_ROW, "num_rollouts")["num_rollouts"] == [ROLLOUTS * updates] * STEPS
+    assert min(measured["rollout_probs_diff_mean"]) > 0
+    assert run.get("/scalars?name=actor/grad_norm")["columns"]["step"] == measured["step"]
+    # A loop of another name ends when the process makes another trainer.
+    assert run.get()["state"] == "finished"
+    if scenario in ("separate", "one_step_off"):
+        metrics: Any = derived.metrics
+        own = [each["training/rollout_probs_diff_mean"] for each in metrics[scenario]]
+        assert measured["rollout_probs_diff_mean"] == pytest.approx(own, abs=1e-6)
+
+
+def test_a_loop_that_calls_nothing_observed_with_a_batch_is_told_once(derived: Run, http: httpx.Client) -> None:
+    assert derived.output.count("the metrics of two steps were logged and no rollouts") == 1
+    run = LoggedRun(http, run_named(http, "verl-own_advantages"))
+    assert run.get("/scalars?name=actor/grad_norm")["columns"]["step"] == list(range(1, STEPS + 1))
+
+
+def test_updates_between_two_syncs_are_shards_of_a_step(derived: Run, http: httpx.Client) -> None:
+    """The fully asynchronous trainer logs its metrics once a sync; each step was sampled by the weights before."""
+    run = LoggedRun(http, run_named(http, "verl-fully_async"))
+    assert run.measures(STEP_ROW, "lag_mean")["lag_mean"] == [0, 1, 1]
+
+
 def test_nothing_is_observed_without_an_address() -> None:
     code = "\n".join([
         "import foreshock.integrations.verl_plugin, sys",

@@ -192,10 +192,10 @@ def validate() -> dict[str, float]:
     return {"val-core/a/reward/mean@1": 0.5}
 
 
-def new_trainer(scenario: str, steps: int) -> Any:
+def new_trainer(scenario: str, steps: int, trainer_class: Any = RayPPOTrainer) -> Any:
     """Return a trainer with the attributes that `fit` reads."""
     configuration = new_configuration(scenario)
-    trainer = RayPPOTrainer.__new__(RayPPOTrainer)
+    trainer = trainer_class.__new__(trainer_class)
     nothing = SimpleNamespace(sleep_replicas=lambda: None, update_weights=lambda *_: None)
     trainer.config = configuration
     trainer.use_rm = trainer.use_critic = trainer.use_reference_policy = False
@@ -225,11 +225,17 @@ def halve(trainer: Any) -> None:
     trainer.async_rollout_manager.generate_sequences = generate
 
 
-def main() -> None:
-    """Train, and print verl's metrics and the rates of the optimizer's steps."""
-    scenario, steps = sys.argv[1], int(sys.argv[2])
+@contextlib.contextmanager
+def process_group() -> Iterator[None]:
+    """Have torch's process group of one rank."""
     rendezvous = Path(os.environ["FORESHOCK_SPOOL_DIRECTORY"]) / f"rendezvous-{os.getpid()}"
     torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def note_metrics() -> None:
+    """Keep what verl logs in `logged`."""
     from verl.utils import tracking
 
     own_log = tracking.Tracking.log
@@ -239,11 +245,17 @@ def main() -> None:
         own_log(self, data, step, backend)
 
     tracking.Tracking.log = note
-    trainer = new_trainer(scenario, steps)
-    if os.environ.get("FORESHOCK_ADVICE_MODE") == "apply" and not RESUMED_FROM:
-        halve(trainer)
-    trainer.fit()
-    torch.distributed.destroy_process_group()
+
+
+def main() -> None:
+    """Train, and print verl's metrics and the rates of the optimizer's steps."""
+    scenario, steps = sys.argv[1], int(sys.argv[2])
+    with process_group():
+        note_metrics()
+        trainer = new_trainer(scenario, steps)
+        if os.environ.get("FORESHOCK_ADVICE_MODE") == "apply" and not RESUMED_FROM:
+            halve(trainer)
+        trainer.fit()
     print("LOG " + json.dumps({"metrics": logged, "rates": trainer.actor_rollout_wg.worker.engine.rates}))
 
 
