@@ -31,8 +31,8 @@ _CLUSTER_PLACES = np.array([TOKEN_SUMS.index(name) for name in CLUSTER_COLUMNS])
 class ComparisonStatistics(ComparisonSums):
     """Statistics of d = log target − log behaviour (π/μ) over the model-generated tokens of some rollouts.
 
-    Tokens with a NaN or ±inf log-prob on either side are counted and otherwise excluded; a sequence contributes to the
-    sequence measures with its remaining tokens. Build them with `of`.
+    Tokens with a NaN or ±inf log-prob on either side are counted and otherwise excluded; a sequence with such a token
+    is counted too, and excluded from the sequence measures. Build them with `of`.
     """
 
     statistics_version: ClassVar[int] = blob.STATISTICS_VERSION
@@ -69,9 +69,10 @@ class ComparisonStatistics(ComparisonSums):
         """Return the statistics of rollouts from the sums of a pass; `group_ids` [N] name their prompts."""
         of_sequences, errors, log_weights = sequence_sums(rollouts)
         measured = rollouts.tokens > 0
+        whole = measured & (rollouts.tokens == rollouts.generated)
         counts = {
             "rollouts": measured.size,
-            "measured_rollouts": int(measured.sum()),
+            "measured_rollouts": int(whole.sum()),
             "incomplete_rollouts": int((rollouts.tokens < rollouts.generated).sum()),
             "generated_tokens": int(rollouts.generated.sum()),
             "tokens": int(rollouts.tokens.sum()),
@@ -84,9 +85,10 @@ class ComparisonStatistics(ComparisonSums):
             "turns": int(rollouts.turns.sum()),
         }
         extremes = [-math.inf, -math.inf, rollouts.max_probability_difference, -math.inf, -math.inf]
-        if log_weights.size:
-            mean_d = log_weights / rollouts.tokens[measured]
+        if measured.any():
             extremes[:2] = -rollouts.min_d[measured].min(), rollouts.max_d[measured].max()
+        if log_weights.size:
+            mean_d = log_weights / rollouts.tokens[whole]
             extremes[3:] = -mean_d.min(), mean_d.max()
         values = np.concatenate([rollouts.sums[measured], of_sequences], axis=1)
         low = np.zeros_like(values)

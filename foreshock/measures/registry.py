@@ -260,7 +260,10 @@ _COMPARISON_COUNTS: tuple[Measure, ...] = (
     _count("low_probability_tokens", f"measured tokens with μ < {LOW_PROBABILITY:g}"),
     _count("rollouts", "rollouts compared"),
     _count("prompt_groups", "prompt groups compared; a rollout without a group is one by itself"),
-    _count("incomplete_rollouts", "rollouts with a token without a finite log-prob on one side"),
+    _count(
+        "incomplete_rollouts",
+        "rollouts with a token without a finite log-prob on one side; measures of sequences leave them out",
+    ),
     _count("nonfinite_target", "model-generated tokens whose target log-prob is NaN, ±inf or a placeholder"),
     _count("nonfinite_behaviour", "model-generated tokens whose behaviour log-prob is NaN, ±inf or a placeholder"),
 )

@@ -163,7 +163,9 @@ def _tails(statistics: ComparisonSums) -> dict[str, float]:
 
 def _sequences(statistics: ComparisonSums) -> dict[str, float]:
     """Return means over sequences, and effective sample sizes of turns and sequences."""
+    # Those of which each token was measured; the others have no ratio of their sequence.
     rollouts = statistics.count("measured_rollouts")
+    with_tokens = rollouts + statistics.count("incomplete_rollouts")
     means = [_ratio(statistics.sum(f"{name}_seq"), rollouts) for name in SEQUENCE_MEANS]
     named = _named_means(means, "_seq_mean")
     return {
@@ -176,14 +178,14 @@ def _sequences(statistics: ComparisonSums) -> dict[str, float]:
         "ess_turn": _estimable(statistics.turn_weights, statistics.sum("k3_kl")),
         "ess_seq": _estimable(statistics.sequence_weights, statistics.sum("k3_kl")),
         # KL·T is the KL of a whole sequence: Σ k3 / number of sequences.
-        "ess_seq_predicted": math.exp(-2.0 * _ratio(statistics.sum("k3_kl"), rollouts)),
+        "ess_seq_predicted": math.exp(-2.0 * _ratio(statistics.sum("k3_kl"), with_tokens)),
         # verl's perplexities, unclamped.
         "training_ppl": _ratio(statistics.sum("target_ppl"), rollouts),
         "training_log_ppl": _ratio(statistics.sum("target_log_ppl"), rollouts),
         "rollout_ppl": _ratio(statistics.sum("behaviour_ppl"), rollouts),
         "rollout_log_ppl": _ratio(statistics.sum("behaviour_log_ppl"), rollouts),
-        "log_ppl_diff_max": statistics.extreme("max_log_ppl_diff"),
-        "log_ppl_diff_min": -statistics.extreme("minus_min_log_ppl_diff"),
+        "log_ppl_diff_max": statistics.extreme("max_log_ppl_diff") if rollouts else math.nan,
+        "log_ppl_diff_min": -statistics.extreme("minus_min_log_ppl_diff") if rollouts else math.nan,
         "ppl_ratio": 1.0 + _ratio(statistics.sum("ppl_ratio_minus_one"), rollouts),
     }
 

@@ -286,24 +286,26 @@ def compute_verl_metrics(inputs: TokenInputs) -> dict[str, float]:
     totals = _totals(inputs.offsets.size - 1, 0)
     _machine_code()(_columns(bare, _RowsOfIds(None)), _layout(), totals, False)
     measured = totals.counts[:, 0] > 0
-    tokens = totals.counts[measured, 0]
+    total = float(totals.counts[:, 0].sum())
     sums = dict(zip(TOKEN_SUMS, totals.sums[measured].T, strict=True))
-    d, k3, above, chi2 = (sums[name] for name in ("d", "k3_kl", "ratio_minus_one", "chi2_token"))
-    total = float(tokens.sum())
+    of_all, k3, above, chi2 = (sums[name] for name in ("d", "k3_kl", "ratio_minus_one", "chi2_token"))
+    # Only whole sequences have a ratio.
+    whole = (totals.counts[:, 0] == totals.counts[:, 1])[measured]
+    tokens, d = totals.counts[measured, 0][whole], of_all[whole]
     log_ppl_diff = -d / tokens
-    target, behaviour = (-sums[name] / tokens for name in ("log_target", "log_behaviour"))
+    target, behaviour = (-sums[name][whole] / tokens for name in ("log_target", "log_behaviour"))
     with np.errstate(over="ignore", under="ignore"):
         return {
             "training_ppl": _mean(np.exp(target)),
             "training_log_ppl": _mean(target),
             "rollout_ppl": _mean(np.exp(behaviour)),
             "rollout_log_ppl": _mean(behaviour),
-            "kl": -float(d.sum()) / total if total else math.nan,
+            "kl": -float(of_all.sum()) / total if total else math.nan,
             "k3_kl": float(k3.sum()) / total if total else math.nan,
             "log_ppl_diff": _mean(log_ppl_diff),
             "log_ppl_abs_diff": _mean(np.abs(log_ppl_diff)),
-            "log_ppl_diff_max": float(log_ppl_diff.max()) if total else math.nan,
-            "log_ppl_diff_min": float(log_ppl_diff.min()) if total else math.nan,
+            "log_ppl_diff_max": float(log_ppl_diff.max()) if d.size else math.nan,
+            "log_ppl_diff_min": float(log_ppl_diff.min()) if d.size else math.nan,
             "ppl_ratio": 1.0 + _mean(np.expm1(log_ppl_diff)),
             # ρ² − 1 = (ρ − 1)² + 2(ρ − 1)
             "verl_chi2_token": float((chi2 + 2.0 * above).sum()) / total if total else math.nan,

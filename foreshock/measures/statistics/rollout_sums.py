@@ -169,11 +169,14 @@ _FIRST, _SECOND = (np.array([TOKEN_SUMS.index(pair[place]) for pair in MOMENTS.v
 
 
 def sequence_sums(rollouts: RolloutSums) -> tuple[Float64, Float64, Float64]:
-    """Return the terms [M, len(SEQUENCE_SUMS)] of the M rollouts with measured tokens, their errors, and Σ d [M].
+    """Return the terms [M, len(SEQUENCE_SUMS)] of the M rollouts with measured tokens, their errors, and Σ d [W].
 
-    Rounding errors, of the shape of the terms, are kept only for the moments, because these cancel later.
+    Σ d is of the W whole ones, each of whose tokens was measured: a sum over a part of a sequence is not its log ratio.
+    The others have 0 as their terms, except for the moments, which are of tokens. Rounding errors, of the shape of the
+    terms, are kept only for the moments, because these cancel later.
     """
     measured = rollouts.tokens > 0
+    whole = (rollouts.tokens == rollouts.generated)[measured]
     tokens = rollouts.tokens[measured].astype(np.float64)
     # A row for each of TOKEN_SUMS.
     table = np.ascontiguousarray(rollouts.sums[measured].T)
@@ -191,9 +194,9 @@ def sequence_sums(rollouts: RolloutSums) -> tuple[Float64, Float64, Float64]:
     exact = len(columns)
     terms, errors = np.empty((tokens.size, len(SEQUENCE_SUMS))), np.zeros((tokens.size, len(SEQUENCE_SUMS)))
     for place, column in enumerate(columns):
-        terms[:, place] = column
+        terms[:, place] = np.where(whole, column, 0.0)
     terms[:, exact:], errors[:, exact:] = quotients.T, remainders.T
-    return terms, errors, log_weights
+    return terms, errors, log_weights[whole]
 
 
 def _product_over(a: Float64, b: Float64, n: Float64) -> tuple[Float64, Float64]:

@@ -114,8 +114,9 @@ def direct_measures(batch: RolloutBatch) -> dict[str, float]:
     tokens = [token for sequence in sequences for token in sequence]
     d = [token.d for token in tokens]
     result = {name: mean([formula(value) for value in d]) for name, formula in TOKEN_FORMULAS.items()}
+    whole = [part for part in sequences if len(part) == part[0].length]
     for name, formula in TOKEN_FORMULAS.items():
-        result[f"{name}_seq_mean"] = mean([mean([formula(token.d) for token in part]) for part in sequences])
+        result[f"{name}_seq_mean"] = mean([mean([formula(token.d) for token in part]) for part in whole])
     result |= {
         "mean_abs_d": mean([abs(value) for value in d]),
         "rms_d": math.sqrt(mean([value * value for value in d])),
@@ -127,8 +128,9 @@ def direct_measures(batch: RolloutBatch) -> dict[str, float]:
         "pinsker_tv_bound": math.sqrt(result["chi2_token"]) / 2,
     }
     result |= tails(d) | probabilities(tokens) | of_low_probability(tokens) | of_lags(tokens)
-    result |= of_sequences(sequences) | of_advantages(tokens)
-    return result | clustered(sequences, groups) | weights(sequences, result["k3_kl"])
+    result |= of_sequences(whole) | of_advantages(tokens)
+    sampled = int(np.count_nonzero(batch.generated_lengths))
+    return result | clustered(sequences, groups) | weights(sequences, whole, result["k3_kl"], sampled)
 
 
 def tails(d: list[float]) -> dict[str, float]:
@@ -147,7 +149,7 @@ def tails(d: list[float]) -> dict[str, float]:
 
 
 def of_sequences(sequences: list[Sequence]) -> dict[str, float]:
-    """Return means and extremes over sequences."""
+    """Return means and extremes over sequences of which each token was measured."""
     sums = [math.fsum([token.d for token in part]) for part in sequences]
     means = [mean([token.d for token in part]) for part in sequences]
     target = [-mean([token.log_target for token in part]) for part in sequences]
@@ -155,8 +157,8 @@ def of_sequences(sequences: list[Sequence]) -> dict[str, float]:
     return {
         "log_ppl_diff": -mean(means),
         "log_ppl_abs_diff": mean([abs(value) for value in means]),
-        "log_ppl_diff_max": max(-value for value in means),
-        "log_ppl_diff_min": min(-value for value in means),
+        "log_ppl_diff_max": max((-value for value in means), default=math.nan),
+        "log_ppl_diff_min": min((-value for value in means), default=math.nan),
         "ppl_ratio": mean([math.exp(-value) for value in means]),
         "training_ppl": mean([math.exp(value) for value in target]),
         "training_log_ppl": mean(target),
@@ -194,8 +196,11 @@ def effective_fraction(log_weights: list[float]) -> float:
     return math.fsum(scaled) ** 2 / (len(scaled) * math.fsum([value * value for value in scaled]))
 
 
-def weights(sequences: list[Sequence], k3_mean: float) -> dict[str, float]:
-    """Return the effective sample sizes of sequences and turns, NaN if 2·KL·T > ln N."""
+def weights(sequences: list[Sequence], whole: list[Sequence], k3_mean: float, sampled: int) -> dict[str, float]:
+    """Return the effective sample sizes of whole sequences and of turns, NaN if 2·KL·T > ln N.
+
+    `sampled` is the number of rollouts of which the model sampled a token.
+    """
     turns: list[list[float]] = []
     for part in sequences:
         for index, token in enumerate(part):
@@ -203,10 +208,10 @@ def weights(sequences: list[Sequence], k3_mean: float) -> dict[str, float]:
                 turns.append([])
             turns[-1].append(token.d)
     k3_sum = k3_mean * sum(len(part) for part in sequences)
-    seen = {"ess_seq_predicted": math.exp(-2 * k3_sum / len(sequences))}
-    sums = [math.fsum([token.d for token in part]) for part in sequences]
+    seen = {"ess_seq_predicted": math.exp(-2 * k3_sum / sampled)}
+    sums = [math.fsum([token.d for token in part]) for part in whole]
     for name, log_weights in (("ess_seq", sums), ("ess_turn", [math.fsum(turn) for turn in turns])):
-        estimable = 2 * k3_sum / len(log_weights) <= math.log(len(log_weights))
+        estimable = log_weights and 2 * k3_sum / len(log_weights) <= math.log(len(log_weights))
         seen[name] = effective_fraction(log_weights) if estimable else math.nan
     return seen
 

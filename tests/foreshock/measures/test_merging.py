@@ -25,6 +25,7 @@ from foreshock.measures import (
     measure_step,
 )
 from foreshock.measures.passes import numpy_pass
+from foreshock.measures.registry import MEASURES
 from foreshock.measures.statistics.comparison_sums import SUMS
 from foreshock.rollouts import RolloutBatch
 from tests.foreshock.batches import random_batch
@@ -166,9 +167,30 @@ def test_non_finite_log_probs_are_counted_and_excluded_from_means() -> None:
     assert {name: found.pop(name) for name in counted} == counted
     for name in counted:
         expected.pop(name)
+    # All three rollouts are incomplete: no sum over a whole sequence is known. A prediction is of all tokens.
+    of_sequences = {each.column for each in MEASURES if each.kind == "sequence"} - {"ess_turn", "ess_seq_predicted"}
+    assert all(math.isnan(found.pop(name)) and expected.pop(name) is not None for name in of_sequences)
+    assert found.pop("ess_seq_predicted") == pytest.approx(expected.pop("ess_seq_predicted") ** (2 / 3), rel=1e-12)
     assert_alike(found, expected, 1e-15)
     assert measure_step(non_finite_batch()[0]).step.measures()["nonfinite_log_probs"] == 4
     assert broken.buckets().tokens.sum() == broken.histogram.sum() + broken.count("zero_tokens") == 5
+
+
+def test_rollout_with_a_missing_log_prob_is_in_no_measure_of_sequences() -> None:
+    whole = random_batch(5, 12, 30)
+    log_probs = whole.rollout_log_probs.copy() if whole.rollout_log_probs is not None else None
+    assert log_probs is not None
+    holes = whole.response_offsets[1:4] - 1
+    log_probs[holes] = np.nan
+    lengths = whole.generated_lengths
+    broken = measure_step(dataclasses.replace(whole, rollout_log_probs=log_probs)).comparisons["trainer/rollout"]
+    hit = [row for row in range(3) if lengths[row] and (whole.response_mask is None or whole.response_mask[holes[row]])]
+    others = measure_step(whole.select([row for row in range(12) if row not in hit])).comparisons["trainer/rollout"]
+    found, expected = broken.statistics.measures(), others.statistics.measures()
+    assert found["incomplete_rollouts"] == len(hit) > 0
+    for name in ("log_ppl_abs_diff", "sequence_log_ppl_abs_diff", "geo_ratio", "verl_chi2_seq", "rollout_ppl"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-12), name
+    assert found["tokens"] > expected["tokens"], "measures of tokens keep the others of these rollouts"
 
 
 def test_placeholders_are_counted_apart_and_the_rest_is_measured() -> None:
