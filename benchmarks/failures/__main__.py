@@ -4,7 +4,7 @@ Each row takes one path of failure with the real client and the real service, ea
 is full, a connection by TLS that hangs, the end of the interpreter, a restart, a database of an earlier release. The
 table has a row each: what was expected, and what was seen. Bar: all rows are ok.
 
-    python -m benchmarks.failures --only "full disk at the start" --only "exit on each Python"
+    python -m benchmarks.failures --only full-disk-at-start --only exit-on-each-python
 """
 
 from __future__ import annotations

@@ -271,21 +271,21 @@ def _many_tensors() -> Outcome:
 
 ROWS = [
     Row(
-        "full disk at the start",
+        "full-disk-at-start",
         f"at most 4 descriptors more, no folder left, {_SERVED_ITEMS + 1} items delivered",
         lambda: _full_disk(is_served=True),
     ),
     Row(
-        "full disk at the start, service away",
+        "full-disk-at-start-service-away",
         f"{_ITEMS:,} items: at most 4 descriptors more, no folder left, open() works",
         lambda: _full_disk(is_served=False),
     ),
-    Row("exit on each Python", f"{_EXIT_ITEMS} items of each", _exit_on_each_python),
-    Row("deadline and interrupt by https", "at most 1.2 × those by http, of 3 s", _tls),
-    Row("restart in one process", "the second start is heard of until its end, at least 4 s", _restart),
-    Row("NaN and None as a rate", "the number that follows is reported", _nan_rate),
-    Row("Arrow memory that is used again", "0 wrong log-probs in 6 steps", _reused_buffer),
-    Row("one short rollout of 128", "127 in each of 6 steps, and Missing says 6", _short_rollout),
-    Row("two services, one user", "0 runs cross, and the first service gets its own later", _two_services),
-    Row("100,000 tensors", "both steps judged: 100,000 compared, 0 and 1 wrong", _many_tensors),
+    Row("exit-on-each-python", f"{_EXIT_ITEMS} items of each", _exit_on_each_python),
+    Row("deadline-and-interrupt-by-https", "at most 1.2 × those by http, of 3 s", _tls),
+    Row("restart-in-one-process", "the second start is heard of until its end, at least 4 s", _restart),
+    Row("nan-and-none-as-rate", "the number that follows is reported", _nan_rate),
+    Row("reused-arrow-memory", "0 wrong log-probs in 6 steps", _reused_buffer),
+    Row("one-short-rollout-of-128", "127 in each of 6 steps, and Missing says 6", _short_rollout),
+    Row("two-services-one-user", "0 runs cross, and the first service gets its own later", _two_services),
+    Row("100000-tensors", "both steps judged: 100,000 compared, 0 and 1 wrong", _many_tensors),
 ]
