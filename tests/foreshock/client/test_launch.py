@@ -127,8 +127,15 @@ def torchrun(*options: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [["--standalone"], ["--rdzv-id=100", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"], ["static"]],
-    ids=["standalone", "fixed rendezvous id", "static"],
+    [
+        pytest.param(["--standalone"], id="standalone"),
+        pytest.param(
+            ["--rdzv-id=100", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"],
+            id="fixed rendezvous id",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(["static"], id="static", marks=pytest.mark.full),
+    ],
 )
 def test_each_launch_by_torchrun_has_one_key_of_its_own(options: list[str]) -> None:
     if options == ["static"]:
