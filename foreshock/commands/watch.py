@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from foreshock.model_kind import UNDECLARED_NOTE, ModelKind
 from foreshock.ranges import verdict_of
 
 _MISMATCH = ("k3_kl", "token_mult_prob_error")
+_NUMBERS = re.compile(r"[×÷] |[−\d][\d.,]*(?:e−?-?\d+)?")
 _SHOWN_STEPS = 60
 """Newest steps in the sparklines."""
 _ROLLOUTS = ("response_length_mean", "truncated_fraction", "reward_mean", "entropy_mean", "lag_mean")
@@ -40,7 +42,7 @@ class _Watch:
     seen_step: int = -1
     has_rewards: bool = False
     attempts: int = 0
-    headline: str = ""
+    said: str = ""
     alerts: set[str] = field(default_factory=set)
 
     def print_new(self, run: RunRecord, *, is_last: bool) -> None:
@@ -104,10 +106,11 @@ class _Watch:
         return fresh if judged == k3 else f"{number(k3):<8} lag 0 {fresh}"
 
     def _print_diagnosis(self) -> None:
-        """Print the headline if it has changed."""
+        """Print the headline if it says something new: other numbers alone are on each step's line."""
         found = self.queries.diagnosis()
-        if found.headline != self.headline:
-            self.headline = found.headline
+        said = _NUMBERS.sub("", found.headline)
+        if said != self.said:
+            self.said = said
             print(self.paint(found.headline, STYLES.get(found.verdict)), flush=True)
 
     def _sparklines(self, run: RunRecord) -> str:

@@ -8,7 +8,6 @@ from typing import Final
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.default_rules import default_rules
 from foreshock.diagnosis.lags import AT_LAG_ZERO, KNOWN_BY_LAG, LAG_KEYS, StepLags, parts_of
-from foreshock.diagnosis.largest_token import LARGEST_TOKEN_KEYS, without_largest_token
 
 # The kind of model changes thresholds, not which tokens a rule judges.
 _RULES: Final = {
@@ -17,7 +16,7 @@ _RULES: Final = {
     if rule.lag_zero_only and rule.pooled != "median" and rule.quantity.startswith(f"{TRAINER_ROLLOUT}:")
 }
 
-_KEYS: Final = frozenset(LAG_KEYS) | LARGEST_TOKEN_KEYS | {key for rule in _RULES.values() for key in rule.keys}
+_KEYS: Final = frozenset(LAG_KEYS) | {key for rule in _RULES.values() for key in rule.keys}
 
 LAG_ZERO_COLUMNS: Final = tuple(
     sorted(column for comparison, _, column in (key.partition(":") for key in _KEYS) if comparison == TRAINER_ROLLOUT)
@@ -30,12 +29,12 @@ def at_lag_zero(measure: str, values: Mapping[str, float | None]) -> float | Non
 
     `measure` is a column such as "k3_kl", `values` are a step's by `comparison:measure`. If lags are mixed, k3 and
     k3 / entropy are those of the tokens at lag 0, and other measures have no value unless nearly all tokens are at
-    lag 0. Steps with too few tokens have none. One token of a step is left out (`largest_token.py`).
+    lag 0. Steps with too few tokens have none.
 
     Raises:
         KeyError: No rule compares the measure with a range at lag 0.
     """
-    known = without_largest_token({key: value for key, value in values.items() if value is not None})
+    known = {key: value for key, value in values.items() if value is not None}
     parts = parts_of(_RULES[measure], known, StepLags.of(known))
     return parts[0].value if parts else None
 

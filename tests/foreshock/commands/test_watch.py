@@ -103,3 +103,20 @@ def test_a_step_is_printed_with_the_reward_that_its_trainer_reports_after_it(
     newest = 11
     assert look() == ["10 –"]
     assert look(is_last=True) == ["11 –"]
+
+
+def test_the_headline_is_repeated_only_if_it_says_something_else(capsys: pytest.CaptureFixture[str]) -> None:
+    said = [
+        "Healthy: k3 is 2.1e-5; the reward, 0.97, has not fallen.",
+        "Healthy: k3 is 1.9e-4; the reward, 1, has not fallen.",
+        "Warning since step 12: k3 has risen.",
+    ]
+    shown = []
+    watched: _Watch | None = None
+    for headline in said:
+        queries = SimpleNamespace(diagnosis=lambda text=headline: Diagnosis(verdict="healthy", headline=text))
+        watched = watched or _Watch(cast(RunQueries, queries), Paint.off(), None, 7, 7)
+        watched.queries = cast(RunQueries, queries)
+        watched._print_diagnosis()
+        shown.append(capsys.readouterr().out.strip())
+    assert shown == [said[0], "", said[2]]

@@ -21,6 +21,7 @@ from foreshock.api.watch import STANDING
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.diagnosis import lag_zero, quantities
 from foreshock.diagnosis.lags import LAG_KEY
+from foreshock.diagnosis.largest_token import LARGEST_TOKEN_KEYS, without_largest_token
 from foreshock.measures.statistics.conditions import BUCKET_EDGES
 from foreshock_service.platform import compression, health, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
@@ -133,8 +134,11 @@ _QUANTITIES: Mapping[str, tuple[Any, ...]] = {
     **{f"{STEP_ROW}:{column}": (family,) for column, family in families.OF_STEPS.items()},
     **{f"{TRAINER_ROLLOUT}:{name}": (family, TRAINER_ROLLOUT) for name, family in families.OF_COMPARISONS.items()},
 }
-# Columns, not exported themselves, that tell which tokens a healthy range applies to.
-_OF_LAGS = [column for column in lag_zero.LAG_ZERO_COLUMNS if column not in families.OF_COMPARISONS]
+# Columns, not exported themselves, that tell which tokens a healthy range applies to, and which token is left out.
+_OF_LAGS = sorted(
+    {*lag_zero.LAG_ZERO_COLUMNS, *(key.partition(":")[2] for key in LARGEST_TOKEN_KEYS)}
+    - families.OF_COMPARISONS.keys()
+)
 # Labels of accelerators; further ones, by name, are `other`.
 MOST_ACCELERATORS, OTHER = 50, "other"
 _OF_RUN = (families.ROLLOUTS, families.TOKENS, families.LAST_INGEST, families.LAST_SEEN)
@@ -245,8 +249,9 @@ def _measurements(session: Session, scrape: families.Scrape, run_ids: Sequence[s
 
 def _at_lag_zero(scrape: families.Scrape, run_id: str, values: Mapping[str, float | None]) -> None:
     """Add the values that healthy ranges judge, from a step's values by `comparison:measure`."""
+    judged = without_largest_token({key: value for key, value in values.items() if value is not None})
     for measure, family in families.AT_LAG_ZERO.items():
-        scrape.add(family, (run_id, TRAINER_ROLLOUT), lag_zero.at_lag_zero(measure, values))
+        scrape.add(family, (run_id, TRAINER_ROLLOUT), lag_zero.at_lag_zero(measure, judged))
 
 
 def _scalars(session: Session, scrape: families.Scrape, runs: Mapping[str, tables.Run]) -> None:
