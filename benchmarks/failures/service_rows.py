@@ -20,19 +20,28 @@ from typing import Any
 import httpx
 import numpy as np
 import psutil
+from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from benchmarks.failures.rows import Outcome, Row
 from benchmarks.running_service import running_service, wait_until
 from foreshock import Client
+from foreshock.client import deliveries
+from foreshock.client.deliveries import Registration
 from foreshock.learning_rate.decisions import AdviceState, Decision
 from foreshock.learning_rate.schedule import LoopPoint
+from foreshock.notary.compare import Holding
+from foreshock.notary.pieces import Piece
 from foreshock.rollouts import RolloutBatch, encode_rollouts
+from foreshock_service.app import create_app
 from foreshock_service.platform.compression import zstd
 from foreshock_service.platform.database.engine import insert_rows, table_of
+from foreshock_service.platform.database.opening import upgrade
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import AdviceDecision, FoldedAdvice
+from foreshock_service.platform.settings import Settings
 from foreshock_service.watch.advice import service as advice
+from tests.service.server import RunningServer
 from tests.service.watch.notifications.receiver import Receiver
 
 _PARQUET = {"Content-Type": "application/vnd.apache.parquet"}
@@ -383,6 +392,41 @@ def _late_older_launch() -> Outcome:
     )
 
 
+def _writer_under_the_notary() -> Outcome:
+    parts = [Piece("bfloat16", (7 * rank + 3) ** 9 % 2**64, 1, 64, row=rank, rank=rank) for rank in range(4096)]
+    places = list(range(4096))
+    places[17], places[4000] = places[4000], places[17]
+    parts_of = {"w": parts}
+    swapped_of = {"w": [part._replace(row=place) for part, place in zip(parts, places, strict=True)]}
+    many = {f"model.layers.{number}.weight": [Piece("bfloat16", 10**9 + number, 8, 8)] for number in range(100_000)}
+    other = {**many, "model.layers.7.weight": [Piece("bfloat16", 3, 8, 8)]}
+    held: list[float] = []
+    with tempfile.TemporaryDirectory(prefix="foreshock-failures-") as name:
+        url = f"sqlite:///{name}/f.db"
+        upgrade(url)
+        app = create_app(Settings(database_url=url, store_url=f"{name}/tokens", token_pass="numpy"))
+        writing = app.state.context.database._write_engine
+        # CPU time of the writer's thread: on a busy machine it also waits for a core.
+        event.listen(writing, "begin", lambda connection: connection.info.update(begun=time.thread_time()))
+        event.listen(writing, "commit", lambda connection: held.append(time.thread_time() - connection.info["begun"]))
+        with RunningServer(app) as server, httpx.Client(base_url=server.url, timeout=300) as http:
+            run = _start(http, "notary")
+            registration = Registration({"project": "default", "key": "notary"}, {"key": "start"})
+            one, another = {"w": parts[:1]}, {"w": parts[1:2]}
+            # The first step compiles the statements.
+            for step, (said, report) in enumerate(((one, another), (parts_of, swapped_of), (many, other))):
+                if step == 1:
+                    held.clear()
+                delivery = deliveries.weights(registration, step, Holding(said), {"0": Holding(report)}, {}, 1)
+                address = f"{run}/steps/{step}/weights"
+                http.put(address, content=bytes(delivery.body), headers=_PARQUET).raise_for_status()
+            found = [each["verdict"]["wrong"] for each in http.get(f"{run}/weights").json()["items"]]
+    how = [[each["how"] for each in wrong] for wrong in found]
+    longest = max(held) * 1e3
+    ok = how[1:] == [["swapped"], ["unknown"]] and longest <= 50
+    return Outcome(f"found {how[1:]}, writer held at most {longest:.0f} ms", ok)
+
+
 ROWS: list[Row] = [
     Row(
         "full-disk-during-upload",
@@ -402,4 +446,7 @@ ROWS: list[Row] = [
     Row("tokens-without-scores", "2 M tokens without log-probs: 404 within a second", _tokens_without_scores),
     Row("key-of-the-form-of-an-id", "refused with a sentence", _key_of_the_form_of_an_id),
     Row("late-older-launch", "API and metrics show the same newest step", _late_older_launch),
+    Row(
+        "writer-under-the-notary", "4,096 parts, 100,000 tensors: judged, writer held ≤ 50 ms", _writer_under_the_notary
+    ),
 ]

@@ -68,9 +68,10 @@ def whole_of(pieces: Sequence[Piece]) -> Whole | None:
 
 def digest_of(placed: Iterable[tuple[Piece, tuple[int, int]]]) -> int:
     """Return the digest of a tensor from its pieces, each with its place: row, and word of the row."""
-    return sum(piece.digest * _factor(place) for piece, place in placed) % MODULUS
+    return sum(piece.digest * factor_of(place) for piece, place in placed) % MODULUS
 
 
 @lru_cache(maxsize=10_000)
-def _factor(place: tuple[int, int]) -> int:
+def factor_of(place: tuple[int, int]) -> int:
+    """Return the factor of a piece's digest at a place in the tensor: row, and word of the row."""
     return pow(ROW_FACTOR, place[0], MODULUS) * pow(COLUMN_FACTOR, place[1], MODULUS) % MODULUS

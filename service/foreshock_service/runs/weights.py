@@ -6,19 +6,19 @@ results of probes, reports belong to no job of a worker.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import NamedTuple
 
 from fastapi import Request, status
 from sqlalchemy import select, tuple_, update
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, defer
 from starlette.concurrency import run_in_threadpool
 
-from foreshock.api.records import parse, to_json
+from foreshock.api.records import parse
 from foreshock.api.runs import WeightsRecord
 from foreshock.clock import now_us
 from foreshock.diagnosis.weights import ENGINES_OFF, TITLE, WEIGHTS_DIFFER, WHAT_TO_DO, verdict_in_words
-from foreshock.notary.compare import Holding, Verdict, judge
-from foreshock.notary.pieces import Piece, Tensors
+from foreshock.notary.compare import Verdict
 from foreshock_service.platform import pagination, parameters, security, uploads
 from foreshock_service.platform.context import Context, EventBus, ServiceContext
 from foreshock_service.platform.database.engine import upsert
@@ -35,6 +35,9 @@ MOST_BYTES = 64 << 20
 """Of a report, which is a table of up to `foreshock.notary.reports.MOST_PIECES` rows."""
 FINDING_STEPS = 200
 
+_MOST_HISTORY_BYTES = 16 << 20
+"""Of compressed announcements that explain a wrong tensor: 64 of a dense model, 6 of a model of 100,000 tensors."""
+_TRIES = 5
 _TRAINER, _VARIANT, _ENGINE = "trainer", "variant:", "engine:"
 
 
@@ -66,8 +69,18 @@ def _check_attempt(context: ServiceContext, principal: security.Principal, key: 
 
 
 def _ingest(context: ServiceContext, principal: security.Principal, key: StepKey, upload: uploads.Upload) -> None:
+    """Store the reports and judge the engines of the step: outside the writer, as it may take seconds."""
     report = context.decoders.run(weights_reports.decode, upload.path)
-    context.database.write(lambda session: store_weights(session, context.events, principal, key, report))
+    context.database.write(partial(_store_reports, principal, key, report))
+    for _ in range(_TRIES):
+        with context.database.read() as session:
+            inputs = _inputs(session, key)
+        if inputs is None:
+            return
+        judged = _judge(context, key, inputs)
+        if context.database.write(partial(_store_verdicts, context.events, principal, key, inputs.stamp, judged)):
+            return
+    # Each of the reports that kept arriving is judged by the request that brought it.
 
 
 @router.get("/weights")
@@ -85,28 +98,104 @@ def list_weights(
         table = WeightsReport
         position = (table.step, table.attempt, table.holder)
         judged = (table.run_id == run, table.verdict.is_not(None), tuple_(*position) > after)
-        rows = session.scalars(select(table).where(*judged).order_by(*position).limit(limit + 1))
+        query = select(table).options(defer(table.report))
+        rows = session.scalars(query.where(*judged).order_by(*position).limit(limit + 1))
         found = [_record(row) for row in rows]
     return pagination.page_of(found, limit, lambda row: (row.step, row.attempt, f"{_ENGINE}{row.engine}"))
 
 
-def store_weights(
-    session: Session,
+def _store_reports(
+    principal: security.Principal, key: StepKey, report: weights_reports.Report, session: Session
+) -> None:
+    """Store the reports. The verdicts on earlier ones stay until the engines are judged again."""
+    runs.lock_run(session, principal, key.run_id)
+    attempts.check_attempt(session, key.run_id, key.attempt)
+    common = {**key._asdict(), "engines": report.engines_in_all, "received_at_us": now_us()}
+    rows = [common | {"holder": holder, "report": said} for holder, said in report.holders.items()]
+    upsert(session, WeightsReport, rows, ("run_id", "step", "attempt", "holder"))
+
+
+Stamp = frozenset[tuple[str, int]]
+"""(holder, time of its report): equal for two reads of a step unless a report arrived meanwhile."""
+
+
+class _Inputs(NamedTuple):
+    """What the engines of a step are judged by: packed reports."""
+
+    stamp: Stamp
+    announced: bytes
+    engines: dict[str, weights_reports.Engine]
+    variants: dict[str, bytes]
+
+
+def _inputs(session: Session, key: StepKey) -> _Inputs | None:
+    """Return the inputs of a judgement; None unless trainer and engines have reported."""
+    rows = {row.holder: row for row in _rows_of_step(session, key)}
+    trainer = rows.get(_TRAINER)
+    engines = {
+        holder.removeprefix(_ENGINE): weights_reports.Engine(
+            row.report, row.engines or 1, _verdict_before(session, row)
+        )
+        for holder, row in rows.items()
+        if holder.startswith(_ENGINE) and row.report is not None
+    }
+    if trainer is None or trainer.report is None or not engines:
+        return None
+    variants = {
+        holder.removeprefix(_VARIANT): row.report
+        for holder, row in rows.items()
+        if holder.startswith(_VARIANT) and row.report is not None
+    }
+    return _Inputs(_stamp(session, key), trainer.report, engines, variants)
+
+
+def _judge(context: ServiceContext, key: StepKey, inputs: _Inputs) -> dict[str, weights_reports.Judged]:
+    """Judge the engines in a decoder; earlier announcements are read only for those that they may explain."""
+    judge, run = weights_reports.judge_engines, context.decoders.run
+    judged = run(judge, key.step, inputs.announced, inputs.engines, {}, {})
+    unexplained = {name: inputs.engines[name] for name, each in judged.items() if each.needs_history}
+    if unexplained:
+        with context.database.read() as session:
+            history = dict(_announcements(session, key))
+        judged |= run(judge, key.step, inputs.announced, unexplained, history, inputs.variants)
+    return judged
+
+
+def _store_verdicts(
     events: EventBus,
     principal: security.Principal,
     key: StepKey,
-    report: weights_reports.Report,
-) -> None:
-    """Store reports of a step and judge the engines that have one."""
+    stamp: Stamp,
+    judged: Mapping[str, weights_reports.Judged],
+    session: Session,
+) -> bool:
+    """Store the verdicts on the engines of a step; False if a report arrived since they were read."""
     runs.lock_run(session, principal, key.run_id)
-    attempts.check_attempt(session, key.run_id, key.attempt)
-    common = {**key._asdict(), "engines": report.engines_in_all, "verdict": None, "received_at_us": now_us()}
-    rows = [common | {"holder": holder, "report": said} for holder, said in report.holders.items()]
-    of_step = _rows_of_step(session, key)
-    was_wrong = {row.holder for row in of_step if row.verdict is not None and not _verdict(row).is_right}
-    upsert(session, WeightsReport, rows, ("run_id", "step", "attempt", "holder"))
-    session.expire_all()
-    _judge_step(session, events, principal, key, bool(was_wrong))
+    if _stamp(session, key) != stamp:
+        return False
+    table = WeightsReport
+    of_step = [getattr(table, name) == value for name, value in key._asdict().items()]
+    was_wrong = session.scalar(select(table.holder).where(*of_step, table.is_right.is_(False)).limit(1)) is not None
+    for name, each in judged.items():
+        verdict = {"verdict": each.verdict, "is_right": each.is_right}
+        session.execute(update(table).where(*of_step, table.holder == f"{_ENGINE}{name}").values(verdict))
+    off = [each.sentence for each in judged.values() if not each.is_right]
+    values: dict[str, float | None] = {ENGINES_OFF: float(len(off)), "notary/engines": float(len(judged))}
+    scalars.store_scalars(session, events, principal, key, scalars.ScalarsPut(source="notary", values=values))
+    findings.add_step(session, key, "notary", {WEIGHTS_DIFFER: "critical"} if was_wrong else {}, _findings(off))
+    if off or was_wrong:
+        events.publish(session, FindingsChanged(key.run_id))
+    # Old reports are cleared; that of the first step stays.
+    first = select(table.step).where(table.run_id == key.run_id).order_by(table.step).limit(1).scalar_subquery()
+    old = (table.run_id == key.run_id, table.step < key.step - KEPT_STEPS, table.step > first)
+    session.execute(update(table).where(*old, table.report.is_not(None)).values(report=None))
+    return True
+
+
+def _stamp(session: Session, key: StepKey) -> Stamp:
+    table = WeightsReport
+    query = select(table.holder, table.received_at_us).filter_by(**key._asdict())
+    return frozenset((holder, at_us) for holder, at_us in session.execute(query))
 
 
 def weights_of_newest_steps(session: Session, run_id: str, steps: int) -> list[WeightsRecord]:
@@ -114,7 +203,8 @@ def weights_of_newest_steps(session: Session, run_id: str, steps: int) -> list[W
     table = WeightsReport
     judged = (table.run_id == run_id, attempts.active_rows(session, run_id, table), table.verdict.is_not(None))
     newest = select(table.step).where(*judged).distinct().order_by(table.step.desc()).limit(steps)
-    rows = session.scalars(select(table).where(*judged, table.step.in_(newest)).order_by(table.step, table.holder))
+    query = select(table).options(defer(table.report)).where(*judged, table.step.in_(newest))
+    rows = session.scalars(query.order_by(table.step, table.holder))
     return [_record(row) for row in rows]
 
 
@@ -128,53 +218,13 @@ def findings_of_run(session: Session, run_id: str) -> Sequence[findings.FindingO
     by_step: dict[int, list[WeightsRecord]] = {}
     for record in weights_of_newest_steps(session, run_id, FINDING_STEPS):
         by_step.setdefault(record.step, []).append(record)
-    return findings.newest_of_steps((step, _findings(by_step[step])) for step in sorted(by_step, reverse=True))
+    return findings.newest_of_steps(
+        (step, _findings([each.sentence for each in by_step[step] if not each.is_right]))
+        for step in sorted(by_step, reverse=True)
+    )
 
 
-def _judge_step(
-    session: Session, events: EventBus, principal: security.Principal, key: StepKey, was_wrong: bool
-) -> None:
-    rows = _rows_of_step(session, key)
-    trainer = next((row for row in rows if row.holder == _TRAINER), None)
-    engines = [row for row in rows if row.holder.startswith(_ENGINE)]
-    if trainer is None or trainer.report is None or not engines:
-        return
-    variants = {
-        row.holder.removeprefix(_VARIANT): _holding(row.report).tensors
-        for row in rows
-        if row.holder.startswith(_VARIANT) and row.report is not None
-    }
-    announced = _holding(trainer.report)
-    history: dict[int, Holding] = {}
-    for row in engines:
-        if row.report is None:
-            continue
-        held = _holding(row.report)
-        if row.report["others_as_announced"]:
-            held = Holding({**announced.tensors, **held.tensors}, held.canary)
-        verdict = judge(key.step, {key.step: announced}, held)
-        if verdict is not None and (held.canary or not verdict.is_right):
-            history = history or dict(_announcements(session, key))
-            verdict = judge(key.step, history, held, _verdict_before(session, row), variants)
-        row.verdict = None if verdict is None else to_json(verdict)
-    session.flush()
-    records = [_record(row) for row in engines if row.verdict is not None]
-    off = [each for each in records if not each.verdict.is_right]
-    values: dict[str, float | None] = {ENGINES_OFF: float(len(off)), "notary/engines": float(len(records))}
-    scalars.store_scalars(session, events, principal, key, scalars.ScalarsPut(source="notary", values=values))
-    before = {WEIGHTS_DIFFER: "critical"} if was_wrong else {}
-    findings.add_step(session, key, "notary", before, _findings(records))
-    if off or was_wrong:
-        events.publish(session, FindingsChanged(key.run_id))
-    # Old reports are cleared; that of the first step stays.
-    table = WeightsReport
-    first = select(table.step).where(table.run_id == key.run_id).order_by(table.step).limit(1).scalar_subquery()
-    old = (table.run_id == key.run_id, table.step < key.step - KEPT_STEPS, table.step > first)
-    session.execute(update(table).where(*old, table.report.is_not(None)).values(report=None))
-
-
-def _findings(records: Sequence[WeightsRecord]) -> list[findings.FindingOfStep]:
-    sentences = [each.sentence for each in records if not each.verdict.is_right]
+def _findings(sentences: Sequence[str]) -> list[findings.FindingOfStep]:
     if not sentences:
         return []
     return [findings.FindingOfStep(WEIGHTS_DIFFER, "critical", TITLE, " ".join(sentences), WHAT_TO_DO)]
@@ -185,37 +235,30 @@ def _rows_of_step(session: Session, key: StepKey) -> list[WeightsReport]:
     return list(session.scalars(query))
 
 
-def _announcements(session: Session, key: StepKey) -> Iterator[tuple[int, Holding]]:
-    """Yield the active announcements up to a step that are kept."""
+def _announcements(session: Session, key: StepKey) -> Iterator[tuple[int, bytes]]:
+    """Yield the earlier active announcements that are kept, packed, the newest first, up to `_MOST_HISTORY_BYTES`."""
     table = WeightsReport
     active = attempts.active_rows(session, key.run_id, table)
-    kept = (table.run_id == key.run_id, table.holder == _TRAINER, table.report.is_not(None), table.step <= key.step)
-    for row in session.scalars(select(table).where(active, *kept).order_by(table.step.desc()).limit(KEPT_STEPS + 2)):
-        yield row.step, _holding(row.report or {})
+    kept = (table.run_id == key.run_id, table.holder == _TRAINER, table.report.is_not(None), table.step < key.step)
+    query = select(table.step, table.report).where(active, *kept).order_by(table.step.desc()).limit(KEPT_STEPS + 1)
+    size = 0
+    for step, report in session.execute(query):
+        size += len(report or b"")
+        if size > _MOST_HISTORY_BYTES:
+            return
+        yield step, report or b""
 
 
-def _verdict_before(session: Session, row: WeightsReport) -> Verdict | None:
+def _verdict_before(session: Session, row: WeightsReport) -> bytes | None:
     table = WeightsReport
     of_engine = (table.run_id == row.run_id, table.holder == row.holder, table.verdict.is_not(None))
-    query = select(table).where(*of_engine, table.step < row.step).order_by(table.step.desc(), table.attempt.desc())
-    before = session.scalars(query.limit(1)).first()
-    return None if before is None else _verdict(before)
-
-
-def _holding(report: Mapping[str, Any]) -> Holding:
-    tensors: Tensors = {
-        name: [Piece(dtype, int(digest, 16), *place) for dtype, digest, *place in pieces]
-        for name, pieces in report["tensors"].items()
-    }
-    return Holding(tensors, report["canary"])
-
-
-def _verdict(row: WeightsReport) -> Verdict:
-    return parse(Verdict, row.verdict or {})
+    query = select(table.verdict).where(*of_engine, table.step < row.step)
+    return session.scalar(query.order_by(table.step.desc(), table.attempt.desc()).limit(1))
 
 
 def _record(row: WeightsReport) -> WeightsRecord:
-    engine, verdict = row.holder.removeprefix(_ENGINE), _verdict(row)
+    assert row.verdict is not None
+    engine, verdict = row.holder.removeprefix(_ENGINE), parse(Verdict, weights_reports.unpacked(row.verdict))
     return WeightsRecord(
         step=row.step,
         attempt=row.attempt,

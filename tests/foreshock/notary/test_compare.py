@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from foreshock.diagnosis.weights import verdict_in_words
-from foreshock.notary import Holding, Verdict, joined, judge, tensors_of
+from foreshock.notary import Holding, Piece, Verdict, joined, judge, tensors_of
 from tests.foreshock.notary.faults import Weights, announced, held, weights_of
 
 STEPS = {step: weights_of(step) for step in (1, 39, 40, 41)}
@@ -191,3 +192,16 @@ def test_canary_names_the_step_whose_answer_is_much_nearer() -> None:
     assert said.startswith("Engine 3 of 8 answers a canary prompt as step 40 does, while the trainer is at step 41")
     assert answered(41, 5.0).is_right, "with such a noise no step can be told from another"
     assert judge(41, history, Holding(canary=answers[41][:9])) is None
+
+
+def test_parts_that_changed_places_are_found_among_thousands() -> None:
+    parts = [Piece("bfloat16", (7 * rank + 3) ** 9 % 2**64, 1, 64, row=rank, rank=rank) for rank in range(4096)]
+    places = list(range(4096))
+    places[17], places[4000] = places[4000], places[17]
+    held = [part._replace(row=place) for part, place in zip(parts, places, strict=True)]
+    begun = time.process_time()
+    found = judge(3, {3: Holding({"w": parts})}, Holding({"w": held}))
+    # A digest of the whole for each pair takes hours.
+    assert time.process_time() - begun < 20
+    assert found is not None
+    assert [(each.how, each.detail) for each in found.wrong] == [("swapped", "ranks 17 and 4000")]

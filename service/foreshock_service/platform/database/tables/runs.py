@@ -7,7 +7,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from foreshock.model_kind import ModelKind, known_model_kind
 from foreshock_service.platform.database.tables import base
-from foreshock_service.platform.database.tables.base import Base, CompressedBytes, CompressedJson, JsonColumn
+from foreshock_service.platform.database.tables.base import Base, CompressedBytes, JsonColumn
 
 
 class Run(Base):
@@ -148,8 +148,9 @@ class Checkpoint(base.RowOfStep, Base):
 class WeightsReport(Base):
     """Weights after a sync: of the trainer (`holder` "trainer", "variant:…"), or held by an engine ("engine:…").
 
-    `report` has digests by tensor, NULL once it is no longer kept. `verdict` is the notary's verdict on an engine.
-    `engines` is the number of engines, if the report gives it.
+    `report` has digests by tensor, NULL once it is no longer kept. `verdict` is the notary's verdict on an engine, and
+    `is_right` its result. Both are compressed JSON that the decoder makes: it takes too long for the writer. `engines`
+    is the number of engines, if the report gives it.
     """
 
     __tablename__ = "weights_reports"
@@ -159,8 +160,9 @@ class WeightsReport(Base):
     step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     holder: Mapped[str] = mapped_column(primary_key=True)
-    report: Mapped[dict[str, Any] | None] = mapped_column(CompressedJson)
-    verdict: Mapped[dict[str, Any] | None] = mapped_column(CompressedJson)
+    report: Mapped[bytes | None]
+    verdict: Mapped[bytes | None]
+    is_right: Mapped[bool | None]
     engines: Mapped[int | None]
     received_at_us: Mapped[int]
 
