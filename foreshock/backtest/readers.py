@@ -14,12 +14,15 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
+from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.detectors import ClosedStep
-from foreshock.diagnosis.quantities import STEP_NAMES, quantities_of
+from foreshock.diagnosis.quantities import LENGTH_KEY, REWARD_KEY, STEP_NAMES, quantities_of, recognised
 from foreshock.errors import ConfigurationError, ForeshockError
 from foreshock.installing import install_command
 from foreshock.parsing import parse_json
@@ -35,11 +38,28 @@ _TENSORBOARD_COLUMNS = ["Wall time", "Step", "Value"]
 
 
 class UnreadableRun(ForeshockError):
-    """A file that is no record of a run: no step column, or no quantity of the detectors."""
+    """A file that is no record of a run: no step column, or neither a reward nor a length nor a mismatch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A recorded run: its steps, the name that each quantity was read from, and the scalars that were not read."""
+
+    steps: list[ClosedStep]
+    read: Mapping[str, str]
+    unread: tuple[str, ...]
 
 
 def read_run(path: Path) -> list[ClosedStep]:
     """Return the steps of a recorded run. Raises UnreadableRun."""
+    return read_record(path).steps
+
+
+def read_record(path: Path) -> Record:
+    """Return a recorded run with the names of its scalars. Raises UnreadableRun.
+
+    A run with neither a reward nor a length nor a mismatch is refused: no rule could warn of it.
+    """
     merged: defaultdict[int, dict[str, float]] = defaultdict(dict)
     try:
         events = event_files(path)
@@ -55,12 +75,15 @@ def read_run(path: Path) -> list[ClosedStep]:
     except OSError as error:
         raise UnreadableRun(f"cannot read {path}: {error.strerror}") from error
     steps = [ClosedStep(step, quantities_of(scalars)) for step, scalars in sorted(merged.items())]
-    if not any(step.values for step in steps):
+    read, unread = recognised({name for scalars in merged.values() for name in scalars} - {*STEP_NAMES})
+    if not any(each in (REWARD_KEY, LENGTH_KEY) or each.startswith(f"{TRAINER_ROLLOUT}:") for each in read):
+        known = f"only {', '.join(read.values())} is known" if read else "no name is known"
+        others = f"; not known: {shorten(', '.join(unread), 200)}" if unread else ""
         raise UnreadableRun(
-            f"{path} has no step with a known quantity; expected a step column "
+            f"{path} has no step with a reward, a length or a mismatch: {known}{others}. Expected a step column "
             f"({', '.join(STEP_NAMES)}) and names such as response_length/mean and reward"
         )
-    return steps
+    return Record(steps, read, unread)
 
 
 def _rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, float]]]:
@@ -109,11 +132,12 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, float]]]:
     if columns == _TENSORBOARD_COLUMNS:
         # One tag a file: run_<name>-tag-<tag with _ for />.csv.
         tag = path.stem.rpartition("-tag-")[2]
-        known = [tag, tag.replace("_", "/"), tag.replace("_", "/", 1)]
+        possible = (tag, tag.replace("_", "/"), tag.replace("_", "/", 1))
+        name = next((each for each in possible if quantities_of({each: 0.0})), tag)
         for row in reader:
             value = _number(row["Value"])
             if value is not None:
-                yield int(float(row["Step"])), dict.fromkeys(known, value)
+                yield int(float(row["Step"])), {name: value}
         return
     for row in reader:
         # W&B writes "name of the run - metric", and __MIN and __MAX columns beside it.

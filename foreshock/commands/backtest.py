@@ -41,22 +41,26 @@ class BacktestCommand:
 
         Raises UnreadableRun for a file that is no record of a run, and InvalidRules for an invalid file of rules.
         """
-        from foreshock.backtest.readers import read_run
+        from foreshock.backtest.cells import names_read
+        from foreshock.backtest.readers import read_record
         from foreshock.backtest.scoring import backtest
         from foreshock.diagnosis.detectors import WarningConfiguration
         from foreshock.diagnosis.rule_files import NO_CHANGES, read_rules
 
         changes = NO_CHANGES if arguments.rules is None else read_rules(arguments.rules)
-        progress, steps = Progress("reading runs", len(arguments.files)), []
+        progress, records = Progress("reading runs", len(arguments.files)), []
         for path in arguments.files:
-            steps.append(read_run(path))
-            progress.show(len(steps))
+            records.append(read_record(path))
+            progress.show(len(records))
+        steps = [record.steps for record in records]
         configuration = WarningConfiguration.for_model(arguments.model_kind, changes)
         result = backtest([str(path) for path in arguments.files], steps, configuration, arguments.reward_floor)
         if arguments.json:
             print(json.dumps(result.to_json(), indent=2, ensure_ascii=False))
         else:
-            print("\n".join(_lines(result, full=arguments.full)))
+            print("\n".join(_lines(result, full=arguments.full)), "\n")
+            for path, record in zip(arguments.files, records, strict=True):
+                print("\n".join(names_read(str(path), record.read, record.unread)))
         return 0
 
 

@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from foreshock.backtest.cells import names_read
 from foreshock.client.client import Client
 from foreshock.client.connection import run_url
 from foreshock.client.reader import Reader
 from foreshock.commands.option_types import SECONDS
 from foreshock.commands.queries import closing_import, losses_of, refuse_losses, wait_for_delivery
+from foreshock.diagnosis.quantities import recognised
 from foreshock.diagnosis.wording import plural
 from foreshock.digests import digest_of_json
 from foreshock.errors import ConfigurationError, Rejected, RolloutsError
@@ -145,6 +147,7 @@ class _Importing:
         self._remarks: set[str] = set()
         self._steps: list[int] = []
         self._rollouts = 0
+        self._names: set[str] = set()
         self._lost = 0
         self.interrupted = False
 
@@ -212,6 +215,8 @@ class _Importing:
             steps += f" ({first})" if len(self._steps) == 1 else f" ({first} to {last})"
         already = f", {plural(known, 'shard')} of them already stored" if known else ""
         url = run_url(reader.connection.url, self._client.project, self._client.run_key)
+        if self._names:
+            print("\n".join(names_read("scalars of the dumps", *recognised(self._names))))
         print(f"{steps} with {plural(self._rollouts, 'rollout')} imported{already}; run {self._client.run_id}: {url}")
 
     def _start_run(self) -> None:
@@ -225,6 +230,7 @@ class _Importing:
             self._remark(note)
         for shard, batch in enumerate(step.batches):
             self._client.log_rollouts(step.step, batch, shard=shard, shards=len(step.batches), copy=False)
+        self._names |= step.scalars.keys()
         if step.scalars:
             self._client.log_scalars(step.step, step.scalars)
         rollouts = sum(batch.num_rollouts for batch in step.batches)

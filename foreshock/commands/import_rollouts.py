@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from foreshock.api.runs import LARGEST_STEP
+from foreshock.backtest.cells import names_read
 from foreshock.client.client import Client
 from foreshock.client.connection import run_url
 from foreshock.client.reader import Reader
@@ -31,6 +32,7 @@ from foreshock.commands.import_dumps import (
 from foreshock.commands.option_types import COUNT, POSITIVE, STEP, filled
 from foreshock.commands.queries import closing_import, wait_for_delivery
 from foreshock.commands.text import Progress
+from foreshock.diagnosis.quantities import recognised
 from foreshock.diagnosis.wording import plural
 from foreshock.errors import ConfigurationError, InvalidRolloutsError
 from foreshock.importers import METRICS_ONLY, find_dumps
@@ -283,6 +285,9 @@ class ImportCommand:
         scalars = [each for path in recording.scalars for each in read_scalars(path)]
         first = read_shard(recording.shards[0], attributes, note=print)
         paths = [_below(root[1], folder) for _, folder in recording.checkpoints] if root is not None else []
+        if scalars:
+            read, unread = recognised(name for _, values in scalars for name in values)
+            print("\n".join(names_read("metrics.jsonl", read, unread)))
         self._start(client, attributes, arguments)
         for step, values in scalars:
             client.log_scalars(step, values)

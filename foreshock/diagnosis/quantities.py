@@ -31,44 +31,69 @@ FIRST_SOURCE: Final = "trainer"
 SCALARS = "scalars"
 """The first part of a quantity that only scalars have, such as `scalars:grad_norm`."""
 
-# Quantity → names, the preferred one first: verl's, TRL's, slime's, prime-rl's, NeMo-RL's and those of plain CSV files.
-# verl's chi2_token has another definition (ρ² − 1), so it is not a name of `chi2_token`.
+# Quantity → names, the preferred one first: those of released trainers (docs/connect-a-trainer.md names the sources)
+# and of plain CSV files. A name of another definition is left out, such as verl's chi2_token (ρ² − 1) and AReaL's
+# behave_approx_kl (the mean of d).
 NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     LENGTH_KEY: (
         "response_length/mean", "response_length_mean", "response_length", "completions/mean_length",
         "completion_length", "rollout/response_len/mean", "rollout/response_lengths", "seq_len/all/mean",
-        "mean_gen_tokens_per_sample",
+        "mean_gen_tokens_per_sample", "generate/avg_num_tokens", "val/sequence_lengths", "env/all/ac_tokens_per_turn",
+        "ppo_actor/seq_len/avg",
     ),
     LONGEST_KEY: (
         "response_length/max", "response_length_max", "completions/max_length", "rollout/response_len/max",
-        "seq_len/all/max", "max_gen_tokens_per_sample",
+        "seq_len/all/max", "max_gen_tokens_per_sample", "generate/max_num_tokens", "val/sequence_lengths_max",
+        "ppo_actor/seq_len/max",
     ),
     TRUNCATED_KEY: (
         "response_length/clip_ratio", "clip_ratio_len", "completions/clipped_ratio", "truncated_fraction",
-        "rollout/truncated_ratio", "rollout/truncated", "is_truncated/all/mean",
+        "rollout/truncated_ratio", "rollout/truncated", "is_truncated/all/mean", "truncation_rate",
+        "response_clip_ratio", "ppo_actor/no_eos_ratios/avg",
     ),
     REWARD_KEY: (
         "reward", "reward_mean", "reward/mean", "critic/rewards/mean", "critic/score/mean", "rewards/mean",
-        "rollout/raw_reward", "reward/all/mean", "all/reward/mean",
+        "rollout/raw_reward", "reward/all/mean", "all/reward/mean", "reward/avg_raw_reward", "env/all/reward/total",
+        "ppo_actor/task_reward/avg", "rollout/reward", "scores",
     ),
     ENTROPY_KEY: (
         "entropy", "policy/entropy", "actor/entropy", "actor/entropy_loss", "entropy_mean", "entropy_loss",
-        "entropy/all/mean", "entropy/mean", "approx_entropy",
+        "entropy/all/mean", "entropy/mean", "approx_entropy", "policy/policy_entropy", "policy/entropy_avg",
+        "optim/entropy", "ppo_actor/update/entropy/avg",
     ),
-    GRADIENT_NORM_KEY: ("grad_norm", "actor/grad_norm", "optim/grad_norm"),
-    LEARNING_RATE_KEY: ("lr", "learning_rate", "actor/lr", "lr-pg_0", "optim/lr"),
+    GRADIENT_NORM_KEY: (
+        "grad_norm", "actor/grad_norm", "optim/grad_norm", "policy/grad_norm", "actor_grad_norm",
+        "ppo_actor/update/grad_norm",
+    ),
+    LEARNING_RATE_KEY: (
+        "lr", "learning_rate", "actor/lr", "lr-pg_0", "optim/lr", "policy/policy_lr", "actor_lr", "ppo_actor/update/lr",
+    ),
     UPDATE_KEY: ("update_k3", "actor/update_k3"),
     LAST_STEP_KEY: (LAST_STEP_NAME,),
-    K3: ("k3", "k3_kl", "rollout_corr/k3_kl", "mismatch_kl/all/mean", "mismatch_kl/mean", "gen_kl_error"),
-    f"{TRAINER_ROLLOUT}:mean_abs_d": ("sampling/sampling_logp_difference/mean", "train_rollout_logprob_abs_diff"),
-    f"{TRAINER_ROLLOUT}:max_abs_d": ("sampling/sampling_logp_difference/max",),
+    K3: (
+        "k3", "k3_kl", "rollout_corr/k3_kl", "mismatch_kl/all/mean", "mismatch_kl/mean", "gen_kl_error",
+        "train_rollout_kl",
+    ),
+    f"{TRAINER_ROLLOUT}:kl": ("rollout_corr/kl", "vllm_kl", "optim/kl_sample_train_v1"),
+    f"{TRAINER_ROLLOUT}:k2_kl": ("optim/kl_sample_train_v2",),
+    f"{TRAINER_ROLLOUT}:token_mult_prob_error": ("token_mult_prob_error",),
+    f"{TRAINER_ROLLOUT}:mean_abs_d": (
+        "sampling/sampling_logp_difference/mean", "train_rollout_logprob_abs_diff",
+        "policy/rollout_train_logprobs_abs_diff_mean", "debug/vllm_vs_local_logprob_diff_mean",
+    ),
+    f"{TRAINER_ROLLOUT}:max_abs_d": (
+        "sampling/sampling_logp_difference/max", "policy/rollout_train_logprobs_abs_diff_max",
+        "debug/vllm_vs_local_logprob_diff_max",
+    ),
     f"{TRAINER_ROLLOUT}:rollout_probs_diff_mean": ("rollout_probs_diff_mean", "training/rollout_probs_diff_mean"),
+    f"{TRAINER_ROLLOUT}:rollout_probs_diff_max": ("rollout_probs_diff_max", "training/rollout_probs_diff_max"),
     f"{TRAINER_ROLLOUT}:log_ppl_abs_diff": ("log_ppl_abs_diff", "rollout_corr/log_ppl_abs_diff"),
     f"{TRAINER_ROLLOUT}:training_ppl": ("training_ppl", "rollout_corr/training_ppl"),
 }  # fmt: skip
 
 STEP_NAMES = (
-    "step", "Step", "global_step", "training/global_step", "train/global_step", "rollout/step", "train/step", "_step",
+    "step", "Step", "global_step", "training/global_step", "train/global_step", "trainer/global_step", "training_step",
+    "rollout/step", "train/step", "progress/batch", "_step",
 )  # fmt: skip
 """The first one present counts: `_step` of W&B is the trainer's step only if nothing else is logged."""
 
@@ -162,6 +187,15 @@ def quantities_of(
         if quantity and quantity not in chosen and (quantity not in best or rank < best[quantity][0]):
             best[quantity] = (rank, value)
     return {quantity: value for quantity, (_, value) in best.items()}
+
+
+def recognised(names: Iterable[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return quantity → the preferred one of these names of it, and the names of no quantity; both sorted."""
+    given = sorted(set(names))
+    quantities = {name: next(iter(quantities_of({name: 0.0})), None) for name in given}
+    found = sorted({each for each in quantities.values() if each is not None})
+    read = {each: next(name for name in names_of([each]) if quantities.get(name) == each) for each in found}
+    return read, tuple(name for name in given if quantities[name] is None)
 
 
 def _declared_by_quantity(declared: Mapping[str, str]) -> dict[str, str]:

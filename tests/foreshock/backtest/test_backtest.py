@@ -129,7 +129,7 @@ def test_export_of_tensorboard_is_one_quantity_a_file(tmp_path: Path) -> None:
 def test_file_without_known_quantities_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "other.csv"
     path.write_text(text)
-    with pytest.raises(UnreadableRun, match="no step with a known quantity"):
+    with pytest.raises(UnreadableRun, match="no step with a reward, a length or a mismatch"):
         read_run(path)
     with pytest.raises(UnreadableRun, match="cannot read"):
         read_run(tmp_path / "absent.csv")
