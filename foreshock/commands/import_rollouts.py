@@ -4,10 +4,14 @@ Importing again changes nothing: the same files give the same bytes in the same 
 
 - a run's folder: `rollouts/`, `metrics.jsonl` (one object per line: `step` and numbers), `checkpoints/step_NNNN/`;
 - a folder of steps, or single files: `step_NNNN.jsonl` or `.jsonl.gz`, `step_NNNN.parquet`, and several
-  `step_NNNN_shard_K.parquet` of one step (Parquet in the schema of rollouts).
+  `step_NNNN_shard_K.parquet` of one step, with the columns of the rollout table. A file of another name has its step
+  elsewhere in the name (`rollouts-step=12.parquet`), in a column `step`, or in `--step`.
 """
 
 import argparse
+import contextlib
+import functools
+import io
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +19,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from foreshock.api.runs import LARGEST_STEP
 from foreshock.backtest.cells import names_read
@@ -41,10 +48,14 @@ from foreshock.page_addresses import DEFAULT_PROJECT
 from foreshock.parsing import parse_json
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
-from foreshock.rollouts.jsonl import read_jsonl
+from foreshock.rollouts.jsonl import read_jsonl, step_in_file
 from foreshock.rollouts.parquet import decode_rollouts
+from foreshock.rollouts.parquet_files import ROLLOUTS_PER_ROW_GROUP, arrow_errors
+from foreshock.rollouts.schema import ROLLOUT_COLUMNS
 
 _SHARD_NAME = re.compile(r"step_(?P<step>\d+)(?:_shard_(?P<shard>\d+))?\.(?P<kind>jsonl|jsonl\.gz|parquet)")
+_KINDS = (".jsonl", ".jsonl.gz", ".parquet")
+_STEP_IN_NAME = re.compile(r"(?:^|[^a-zA-Z])step[_=-]?(\d+)", re.IGNORECASE)
 _PARQUET_MAGIC = b"PAR1"
 _CHECKPOINT_NAME = re.compile(r"step_(\d+)")
 
@@ -61,11 +72,12 @@ class ShardFile:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The files of a run, ordered by step."""
+    """The files of a run, ordered by step; `unread` are those in its folder whose step is unknown."""
 
     shards: tuple[ShardFile, ...]
     scalars: tuple[Path, ...]
     checkpoints: tuple[tuple[int, Path], ...]
+    unread: tuple[Path, ...] = ()
 
 
 def find_recording(paths: Iterable[Path], *, step: int | None = None) -> Recording:
@@ -74,6 +86,7 @@ def find_recording(paths: Iterable[Path], *, step: int | None = None) -> Recordi
     Raises ConfigurationError if a path is not supported, or if there are no rollouts.
     """
     files: list[Path] = []
+    unread: list[Path] = []
     scalars: list[Path] = []
     checkpoints: list[tuple[int, Path]] = []
     for path in paths:
@@ -83,7 +96,9 @@ def find_recording(paths: Iterable[Path], *, step: int | None = None) -> Recordi
         if not path.is_dir():
             raise ConfigurationError(f"no such file or folder: {str(path)!r}")
         folder = path / "rollouts" if (path / "rollouts").is_dir() else path
-        files += [file for file in folder.iterdir() if _SHARD_NAME.fullmatch(file.name)]
+        for file in sorted(folder.iterdir()):
+            if file.name.endswith(_KINDS) and file.name != "metrics.jsonl":
+                (unread if _step_of(file) is None else files).append(file)
         scalars += [path / "metrics.jsonl"] if (path / "metrics.jsonl").is_file() else []
         checkpoints += _checkpoints(path / "checkpoints")
     shards = _numbered(files, step)
@@ -91,7 +106,7 @@ def find_recording(paths: Iterable[Path], *, step: int | None = None) -> Recordi
         raise ConfigurationError(
             f"no rollouts found; file names must be like step_0012.jsonl.gz or step_0012.parquet{METRICS_ONLY}"
         )
-    return Recording(tuple(shards), tuple(scalars), tuple(sorted(checkpoints)))
+    return Recording(tuple(shards), tuple(scalars), tuple(sorted(checkpoints)), tuple(unread))
 
 
 def read_shard(
@@ -108,7 +123,7 @@ def read_shard(
     try:
         if file.path.suffix != ".parquet":
             return read_jsonl(file.path, step=file.step, attributes=attributes, check_values=check_values, note=note)
-        return decode_rollouts(_parquet_of(file.path), check_values=check_values)
+        return decode_rollouts(_completed_parquet(file, note), check_values=check_values)
     except InvalidRolloutsError as error:
         if file.path.name in error.message or (error.row is None and file.path.suffix != ".parquet"):
             raise
@@ -116,6 +131,50 @@ def read_shard(
         raise InvalidRolloutsError(message, row=error.row, column=error.column) from error
     except OSError as error:
         raise InvalidRolloutsError(f"{file.path.name!r} cannot be read: {error}") from error
+
+
+def _completed_parquet(file: ShardFile, note: Callable[[str], object] | None) -> bytes:
+    """Return a Parquet file with sample ids, and with `note` without the columns that are not of the rollout table.
+
+    `note` gets their names. Raises InvalidRolloutsError if a column `step` has another step.
+    """
+    data = _parquet_of(file.path)
+    known = {column.name for column in ROLLOUT_COLUMNS}
+    with arrow_errors():
+        names = pq.read_schema(pa.BufferReader(data)).names
+        unread = [name for name in names if name not in known]
+        if "sample_id" in names and (not unread or (note is None and "step" not in names)):
+            return data
+        steps = set(pq.read_table(pa.BufferReader(data), columns=["step"])[0].to_pylist()) if "step" in names else set()
+        if steps - {file.step}:
+            raise InvalidRolloutsError(
+                f"has {sorted(each for each in steps if each is not None)}: write a file for each step", column="step"
+            )
+        others = [name for name in unread if name != "step"]
+        if others and note is not None:
+            note(f"not read from the Parquet files: {', '.join(others)}; columns: {', '.join(sorted(known))}")
+        kept = [name for name in names if name in known or (note is None and name in others)]
+        table = pq.read_table(pa.BufferReader(data), columns=kept)
+        if "sample_id" not in names:
+            first = f"step-{file.step:04d}-shard-{file.shard}-sample"
+            table = table.append_column("sample_id", pa.array([f"{first}-{row}" for row in range(table.num_rows)]))
+        sink = io.BytesIO()
+        pq.write_table(table, sink, row_group_size=ROLLOUTS_PER_ROW_GROUP, compression="none")
+    return sink.getvalue()
+
+
+def _step_of(path: Path) -> int | None:
+    """Return the step in a file's name, or in its column `step`; None if neither has one."""
+    match = _SHARD_NAME.fullmatch(path.name) or _STEP_IN_NAME.search(path.name)
+    if match is not None:
+        return int(match[1])
+    if path.suffix != ".parquet":
+        return step_in_file(path)
+    with contextlib.suppress(pa.ArrowException, OSError):
+        file = pq.ParquetFile(path)
+        if "step" in file.schema_arrow.names and file.metadata.num_rows:
+            return int(file.read_row_group(0, columns=["step"])[0][0].as_py())
+    return None
 
 
 def _parquet_of(path: Path) -> bytes:
@@ -156,11 +215,12 @@ def _numbered(files: Iterable[Path], step: int | None) -> list[ShardFile]:
     by_step: dict[int, list[tuple[int, Path]]] = {}
     for path in files:
         match = _SHARD_NAME.fullmatch(path.name)
-        if match is None and step is None:
+        number = _step_of(path) if step is None or match is not None else step
+        if number is None:
             raise ConfigurationError(
-                f"no step in the file name {path.name!r}; name it like step_0012.parquet, or use --step{METRICS_ONLY}"
+                f"no step in the file name {path.name!r} and no column `step`; name it like step_0012.parquet, or use "
+                f"--step{METRICS_ONLY}"
             )
-        number = int(match["step"]) if match is not None else int(step or 0)
         _check_step(number, path.name)
         shard = int(match["shard"] or 0) if match is not None else 0
         by_step.setdefault(number, []).append((shard, path))
@@ -283,7 +343,10 @@ class ImportCommand:
     ) -> None:
         # Before a run is made: files that cannot be read must not leave an empty one, which would be the newest.
         scalars = [each for path in recording.scalars for each in read_scalars(path)]
-        first = read_shard(recording.shards[0], attributes, note=print)
+        noted = functools.cache(print)
+        for file in recording.unread:
+            print(f"not read: {file.name}, whose step is unknown; use --step, or write its step into the name")
+        first = read_shard(recording.shards[0], attributes, note=noted)
         paths = [_below(root[1], folder) for _, folder in recording.checkpoints] if root is not None else []
         if scalars:
             read, unread = recognised(name for _, values in scalars for name in values)
@@ -298,7 +361,7 @@ class ImportCommand:
             print(f"not announced: {plural(len(recording.checkpoints), 'checkpoint')}; use --weights-root NAME=FOLDER")
         progress = Progress("reading rollouts", len(recording.shards))
         for index, file in enumerate(recording.shards):
-            batch = read_shard(file, attributes, note=print) if index else first
+            batch = read_shard(file, attributes, note=noted) if index else first
             client.log_rollouts(file.step, batch, shard=file.shard, shards=file.shards, copy=False)
             progress.show(index + 1)
 

@@ -6,6 +6,9 @@ token ids, loss mask, μ, reward, group, status) and training data by `save_debu
 writes the same rollouts (`miles/ray/rollout/debug_data.py`) and training data per rank
 (`miles/utils/train_dump_utils.py`, `rollout_data`), several times under tensor parallelism.
 
+miles' `--save-logprob-comparison-data` (`save_logprob_comparison_data` of the same file) has μ and π of each rank's
+samples; its `reward` is the one after normalisation and is not read, `raw_reward` is.
+
 A folder with `rollout_data` and `train_data`, as `--dump-details` makes it, is joined: μ, masks, rewards, groups from
 the rollouts, π and advantages from the training data. The loss mask of training data is 0 for removed samples; that of
 the rollouts is not. `ref_log_probs` and `kl` concern the reference model and are not read.
@@ -41,7 +44,8 @@ _ROLLOUT_FOLDER, _TRAIN_FOLDER = "rollout_data", "train_data"
 _ROLLOUT_COLUMNS = ("tokens", "response_length", "loss_mask", "rollout_log_probs", "reward", "group_index", "index",
                     "status", "weight_versions")  # fmt: skip
 _TRAIN_COLUMNS = ("tokens", "response_lengths", "loss_masks", "rollout_log_probs", "log_probs", "advantages", "entropy",
-                  "sample_index", "rollout_position", "sample_indices", "truncated")  # fmt: skip
+                  "sample_index", "rollout_position", "sample_indices", "truncated", "megatron_log_probs", "raw_reward",
+                  "response_token_ids")  # fmt: skip
 _JOINED = ("log_probs", "advantages", "entropy")
 _FINISH_REASONS = {"completed": "stop", "truncated": "length", "aborted": "abort", "failed": "error"}
 _SWITCHED_ON_BY = {
@@ -57,7 +61,10 @@ class SlimeFormat(DumpFormat):
 
     name = "slime"
     framework = "slime"
-    layout = "{rollout_id}.pt of --save-debug-rollout-data or --save-debug-train-data, or the folder of --dump-details"
+    layout = (
+        "{rollout_id}.pt of --save-debug-rollout-data, --save-debug-train-data or --save-logprob-comparison-data, or "
+        "the folder of --dump-details"
+    )
     pickled = True
 
     def find(self, path: Path) -> list[Dump]:
@@ -121,11 +128,14 @@ def _samples(file: Path, step: int, options: ReadOptions) -> tuple[bool, list[Sa
             "writes them whole, miles does not: log by its hooks instead"
         )
     fields = metadata.get("fields", [])
-    trained = metadata["kind"] == "rollout_data" or "log_probs" in fields or "loss_masks" in fields
+    compared = "megatron_log_probs" in fields
+    trained = compared or metadata["kind"] == "rollout_data" or "log_probs" in fields or "loss_masks" in fields
     names = {name: table.column(name) for name in columns if table.column(name).null_count < table.num_rows}
     samples = []
     for row in range(table.num_rows):
         sample = {name: _python(column[row]) for name, column in names.items()}
+        if compared:
+            sample |= {"log_probs": sample.get("megatron_log_probs"), "reward": sample.get("raw_reward")}
         samples.append({**sample, "place": f"{file.name}, sample {row}"})
     if trained:
         _add_raw_rewards(samples, metadata.get("raw_reward"))
@@ -191,6 +201,9 @@ def _row(sample: Sample, step: int, options: ReadOptions) -> Row:
         raise WrongLength(str(refusal(place, name, f"expected 0 to {tokens.size}, the number of tokens, got {length}")))
     start = tokens.size - int(length)
     response = tokens[start:]
+    if not np.array_equal(sample.get("response_token_ids", response), response):
+        # miles cuts a response whose columns differ in length at its end.
+        raise WrongLength(str(refusal(place, "response_token_ids", "they are not the last ones of `tokens`")))
     columns: dict[str, Any] = {
         "group_ids": _group(sample, step, tokens[:start]),
         "reward": _reward(sample.get("reward"), place, options.reward_key),

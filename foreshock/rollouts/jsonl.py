@@ -2,8 +2,8 @@
 
 A line is an object with `prompt_token_ids`, `response_token_ids`, and optionally `group` (the number of the prompt in
 the step), `step`, and any other column of the rollout table by its name; `old_log_probs` is accepted for
-`trainer_log_probs`. Other keys are ignored. Sample ids are made from step, group and place in the group, so that
-reading a file twice gives the same rollouts.
+`trainer_log_probs`. Without `sample_id` the ids are made from step, group and place in the group, so that reading a
+file twice gives the same rollouts. `note` gets the keys that are not read.
 """
 
 import gzip
@@ -19,12 +19,12 @@ from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.schema import ROLLOUT_COLUMNS, ColumnSpec, DecodeLimits
 
-# The columns by their key in a line; if two keys of a column are present, the later one in this table counts. Sample
-# and group ids are made from `step` and `group`.
+# The columns by their key in a line; if two keys of a column are present, the later one in this table counts.
 _COLUMNS = {
     "old_log_probs": next(column for column in ROLLOUT_COLUMNS if column.name == "trainer_log_probs"),
     **{column.name: column for column in ROLLOUT_COLUMNS if column.name not in ("sample_id", "group_id")},
 }
+_IDS = ("sample_id", "group_id")
 _STEP_FILE = re.compile(r"step_(\d+)\.jsonl(\.gz)?")
 
 
@@ -34,6 +34,17 @@ def step_of_file(path: str | Path) -> int:
     if match is None:
         raise InvalidRolloutsError(f"{Path(path).name!r} is not named like step_0012.jsonl or step_0012.jsonl.gz")
     return int(match.group(1))
+
+
+def step_in_file(path: Path) -> int | None:
+    """Return the `step` of the first line of a file, gzipped or not; None if there is none."""
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            line = parse_json(file.readline(DecodeLimits().max_uncompressed_bytes))
+    except (OSError, EOFError, ValueError):
+        return None
+    step = line.get("step") if isinstance(line, dict) else None
+    return step if type(step) is int else None
 
 
 def read_jsonl(
@@ -48,9 +59,9 @@ def read_jsonl(
     """Return the validated rollouts of one file, gzipped or not; with `check_values=False` only shapes are validated.
 
     `step` is used in the ids; the default is the step in the file's name. `attributes` are those of the batch, such as
-    the temperature. With `note`, rollouts whose lists differ in length are left out, and `note` gets a message that
-    counts them; without `note`, or if no rollout would be left, they are an error. Raises InvalidRolloutsError naming
-    the line (from 0) and the key, LimitExceededError if the file is too large.
+    the temperature. `note` gets a message with the keys that are not read. With it rollouts whose lists differ in
+    length are left out, and another message counts them; without it, or if no rollout would be left, they are an error.
+    Raises InvalidRolloutsError naming the line (from 0) and the key, LimitExceededError if the file is too large.
     """
     path = Path(path)
     step = step_of_file(path) if step is None else step
@@ -63,6 +74,9 @@ def read_jsonl(
     if not lines:
         raise InvalidRolloutsError(f"{path.name!r} has no rollouts")
     if note is not None:
+        unread = sorted({key for line in lines for key in line} - {*_COLUMNS, *_IDS, "group", "step"})
+        if unread:
+            note(f"not read from the JSON lines: {', '.join(unread)}; columns: {', '.join((*_COLUMNS, *_IDS))}")
         wrong = [row for row, line in enumerate(lines) if _has_other_length(line)]
         if 0 < len(wrong) < len(lines):
             note(
@@ -122,9 +136,12 @@ def _batch(
     attributes = attributes or BatchAttributes()
     sample_ids, group_ids, members = [], [], Counter[str]()
     for row, line in enumerate(lines):
-        group = f"step-{step:04d}-group-{line['group']}" if line.get("group") is not None else f"step-{step:04d}"
-        sample_ids.append(f"{group}-sample-{members[group]}")
-        group_ids.append(group if line.get("group") is not None else None)
+        number = line.get("group")
+        group = f"step-{step:04d}" if number is None else f"step-{step:04d}-group-{number}"
+        own_group = line.get("group_id")
+        group = group if own_group is None else str(own_group)
+        sample_ids.append(str(line.get("sample_id") or f"{group}-sample-{members[group]}"))
+        group_ids.append(None if number is None and own_group is None else group)
         members[group] += 1
         for field, key in keys.items():
             columns[field].append(_value(line, key, row, attributes))

@@ -7,6 +7,8 @@ import json
 import math
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from foreshock.commands.import_rollouts import ShardFile, find_recording, read_scalars, read_shard
@@ -119,6 +121,44 @@ def test_file_of_another_name_needs_its_step(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="--step"):
         find_recording([path])
     assert find_recording([path], step=7).shards == (ShardFile(path, 7, 0, 1),)
+
+
+def other_table(rows: int = 2, **columns: object) -> pa.Table:
+    """Return rollouts of another writer: without sample ids."""
+    return pa.table({
+        "prompt_token_ids": [[1]] * rows, "response_token_ids": [[2, 3]] * rows, "reward": [0.5] * rows, **columns
+    })  # fmt: skip
+
+
+def test_parquet_of_another_writer_needs_no_sample_ids(tmp_path: Path) -> None:
+    """Its other columns are named; without a reader of the names it is refused."""
+    pq.write_table(other_table(score=[1.0, 2.0], step=[12, 12]), tmp_path / "dump.parquet")
+    (file,) = find_recording([tmp_path]).shards
+    notes = list[str]()
+    batch = read_shard(file, BatchAttributes(), note=notes.append)
+    assert batch.sample_ids == ["step-0012-shard-0-sample-0", "step-0012-shard-0-sample-1"]
+    assert batch.reward is not None
+    assert batch.reward.tolist() == [0.5, 0.5]
+    assert [note.partition(";")[0] for note in notes] == ["not read from the Parquet files: score"]
+    with pytest.raises(InvalidRolloutsError, match="column `score`: is not a column of the schema"):
+        read_shard(file, BatchAttributes())
+
+
+def test_step_comes_from_name_or_column(tmp_path: Path) -> None:
+    pq.write_table(other_table(), tmp_path / "rollouts-step=7.parquet")
+    pq.write_table(other_table(step=[9, 9]), tmp_path / "a.parquet")
+    (tmp_path / "b.jsonl").write_text(json.dumps({"step": 8, **LINE}))
+    (tmp_path / "c.jsonl").write_text(json.dumps(LINE))
+    (tmp_path / "metrics.jsonl").write_text("")
+    recording = find_recording([tmp_path])
+    assert [(file.step, file.path.name) for file in recording.shards] == [
+        (7, "rollouts-step=7.parquet"), (8, "b.jsonl"), (9, "a.parquet")
+    ]  # fmt: skip
+    assert [path.name for path in recording.unread] == ["c.jsonl"]
+    assert all(read_shard(file, BatchAttributes()).num_rollouts for file in recording.shards)
+    pq.write_table(other_table(step=[9, 10]), tmp_path / "a.parquet")
+    with pytest.raises(InvalidRolloutsError, match=r"has \[9, 10\]: write a file for each step"):
+        read_shard(recording.shards[2], BatchAttributes())
 
 
 def test_missing_path_is_named(tmp_path: Path) -> None:

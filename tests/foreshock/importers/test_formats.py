@@ -101,6 +101,36 @@ def test_training_dumps_alone_have_rewards_and_groups() -> None:
     assert len(set(batch.group_ids)) == 2
 
 
+def test_comparison_of_miles_has_both_log_probs(tmp_path: Path) -> None:
+    """The file of `save_logprob_comparison_data`; its `reward` is the one after normalisation."""
+    torch = pytest.importorskip("torch")
+    tokens, response = [5, 6, 7, 8, 9], [7, 8, 9]
+    sample = {
+        "sample_index": 3, "reward": -0.7, "raw_reward": 1.0, "total_length": 5, "response_length": 3, "tokens": tokens,
+        "response_token_ids": response, "response_token_texts": None, "response_text": None, "loss_mask": [1, 0, 1],
+        "rollout_log_probs": [-0.5, -1.0, -1.5], "megatron_log_probs": [-0.25, -1.0, -1.75],
+        "abs_diff": [0.25, 0.0, 0.25], "content_abs_diff_mean": 0.25, "content_abs_diff_max": 0.25,
+    }  # fmt: skip
+    # miles cuts a response whose columns differ in length, but not `tokens`.
+    cut = {**sample, "sample_index": 4, "response_length": 2, "response_token_ids": [7, 8], "loss_mask": [1, 0],
+           "rollout_log_probs": [-0.5, -1.0], "megatron_log_probs": [-0.25, -1.0]}  # fmt: skip
+    ranks = {"rank": 0, "dp_rank": 0, "cp_rank": 0, "tp_rank": 0}
+    torch.save({"rollout_id": 45, **ranks, "samples": [sample, cut]}, tmp_path / "45_0.pt")
+    (dump,) = find_dumps("slime", tmp_path)
+    imported = FORMATS["slime"].read(dump, ReadOptions(allow_pickle=True))
+    (batch,) = imported.batches
+    assert batch.response_token_ids.tolist() == response
+    assert batch.rollout_log_probs is not None
+    assert batch.trainer_log_probs is not None
+    assert batch.reward is not None
+    assert batch.response_mask is not None
+    assert batch.trainer_log_probs.tolist() == sample["megatron_log_probs"]
+    assert batch.rollout_log_probs.tolist() == sample["rollout_log_probs"]
+    assert (batch.reward.tolist(), batch.response_mask.tolist()) == ([1.0], [1, 0, 1])
+    assert batch.attributes.trainer_policy == "recomputed_old"
+    assert any("response_token_ids" in note for note in imported.notes)
+
+
 def test_prime_rl_tokens_of_another_model_are_not_measured(tmp_path: Path) -> None:
     file = DUMPS / "prime-rl" / "token_exports" / "step_45" / "rank_0.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()]

@@ -55,6 +55,15 @@ def test_line_may_have_any_column_of_the_table(tmp_path: Path) -> None:
     assert batch.trainer_log_probs[0] == np.float32(-1.2)
 
 
+def test_ids_of_a_line_are_kept_and_other_keys_named(tmp_path: Path) -> None:
+    lines = [LINE | {"sample_id": f"mine-{row}", "group_id": "prompt-a", "colour": "red"} for row in range(2)]
+    notes = list[str]()
+    batch = read_jsonl(write(tmp_path, *lines), note=notes.append)
+    assert (batch.sample_ids, batch.group_ids) == (["mine-0", "mine-1"], ["prompt-a"] * 2)
+    (note,) = notes
+    assert note.startswith("not read from the JSON lines: colour; columns: ")
+
+
 @pytest.mark.parametrize(
     ("line", "column"),
     [
