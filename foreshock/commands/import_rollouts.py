@@ -344,8 +344,8 @@ class ImportCommand:
         # Before a run is made: files that cannot be read must not leave an empty one, which would be the newest.
         scalars = [each for path in recording.scalars for each in read_scalars(path)]
         noted = functools.cache(print)
-        for file in recording.unread:
-            print(f"not read: {file.name}, whose step is unknown; use --step, or write its step into the name")
+        for skipped in recording.unread:
+            print(f"not read: {skipped.name}, whose step is unknown; use --step, or write its step into the name")
         first = read_shard(recording.shards[0], attributes, note=noted)
         paths = [_below(root[1], folder) for _, folder in recording.checkpoints] if root is not None else []
         if scalars:
