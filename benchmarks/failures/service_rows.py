@@ -427,6 +427,47 @@ def _writer_under_the_notary() -> Outcome:
     return Outcome(f"found {how[1:]}, writer held at most {longest:.0f} ms", ok)
 
 
+def _unreadable_state() -> Outcome:
+    with tempfile.TemporaryDirectory(prefix="foreshock-failures-") as name:
+        database = Path(name, "f.db")
+        settings = {"FORESHOCK_DATABASE_URL": f"sqlite:///{database}", "FORESHOCK_SWEEP_INTERVAL_SECONDS": "0.5"}
+        with running_service(Path(name), **settings) as url, httpx.Client(base_url=url, timeout=120) as http:
+            runs = [_start(http, key) for key in ("before", "bad", "after")]
+            for run in runs:
+                for step in range(4):
+                    http.put(f"{run}/steps/{step}/rollouts/0", content=_mismatched(step), headers=_PARQUET)
+        with closing(sqlite3.connect(database)) as connection, connection:
+            connection.execute("UPDATE detector_snapshots SET configuration_digest = 'older'")
+            bad = runs[1].rpartition("/")[2]
+            for table, column in (
+                ("detector_snapshots", "state"),
+                ("folded_advice", "state"),
+                ("diagnoses", "document"),
+            ):
+                connection.execute(f"UPDATE {table} SET {column} = '[\"unreadable\"]' WHERE run_id = ?", (bad,))
+        with running_service(Path(name), **settings) as url, httpx.Client(base_url=url, timeout=120) as http:
+            begun = time.perf_counter()
+
+            def derived() -> bool:
+                with closing(sqlite3.connect(database)) as connection:
+                    query = (
+                        "SELECT count(DISTINCT run_id) FROM detector_snapshots WHERE configuration_digest != 'older'"
+                    )
+                    return int(connection.execute(query).fetchone()[0]) == 3
+
+            all_derived = wait_until(derived, 30)
+            seconds = time.perf_counter() - begun
+            answers = [
+                http.put(f"{run}/steps/4/rollouts/0", content=_mismatched(4), headers=_PARQUET).status_code
+                for run in runs
+            ]
+            metrics = http.get("/metrics").status_code
+    seen = (
+        f"all derived: {all_derived}, {seconds:.1f} s after the service is ready; uploads {answers}, metrics {metrics}"
+    )
+    return Outcome(seen, all_derived and seconds <= 2 and answers == [201] * 3 and metrics == 200)
+
+
 ROWS: list[Row] = [
     Row(
         "full-disk-during-upload",
@@ -449,4 +490,5 @@ ROWS: list[Row] = [
     Row(
         "writer-under-the-notary", "4,096 parts, 100,000 tensors: judged, writer held ≤ 50 ms", _writer_under_the_notary
     ),
+    Row("unreadable-state", "a bad run between two healthy ones: derived within 2 s, uploads 201", _unreadable_state),
 ]

@@ -58,8 +58,10 @@ SPLIT_RANKS = "split_ranks"
 INCOMPLETE_STEP = "incomplete_step"
 CLIENT_LOSSES = "client_losses"
 STALE_RUN = "stale_run"
-DELIVERY_RULES = (SPLIT_RANKS, INCOMPLETE_STEP, CLIENT_LOSSES, STALE_RUN)
-"""The alerts on the delivery of rollouts. They have no threshold, and detection does not derive them."""
+JUDGING_FAILED = "judging_failed"
+DELIVERY_RULES = (SPLIT_RANKS, INCOMPLETE_STEP, CLIENT_LOSSES, STALE_RUN, JUDGING_FAILED)
+"""The alerts on the delivery of rollouts, and on a run that the service cannot judge. They have no threshold, and
+detection does not derive them."""
 
 Direction = Literal["above", "below", "away"]
 Effect = Literal["none", "hold", "halve"]

@@ -66,6 +66,7 @@ from foreshock_service.runs import (
     tokens,
     weights,
 )
+from foreshock_service.runs.isolation import isolated
 from foreshock_service.watch import alerts, delivery, diagnosis, long_polls, rules
 from foreshock_service.watch.advice import endpoints as advice
 from foreshock_service.watch.advice.service import decide_after_detection, record_mode, rewind_log
@@ -100,6 +101,7 @@ CHANGES_OF_RUNS: tuple[type, ...] = (
     events.RanksCompared,
     events.ItemsLost,
     events.RunBecameStale,
+    events.RunFailed,
     events.FindingsChanged,
 )
 """Events after which the diagnosis of the run is computed again, in the same transaction."""
@@ -172,26 +174,27 @@ def _make_context(settings: Settings, decoders: DecoderPool | None) -> ServiceCo
 def subscribe_handlers(bus: EventBus) -> EventBus:
     """Subscribe every handler; those of one event run in the order in which they are listed here."""
     for changed in (events.StepClosed, events.ScalarsChanged, events.MeasurementsChanged, events.ChangeAnnounced):
-        bus.subscribe(changed, partial(derivation.derive_changed_step, bus))
-    bus.subscribe(events.ScalarsLogged, partial(background.observe_scalars, bus))
+        bus.subscribe(changed, isolated(bus, partial(derivation.derive_changed_step, bus)))
+    bus.subscribe(events.ScalarsLogged, isolated(bus, partial(background.observe_scalars, bus)))
     bus.subscribe(events.AttemptStarted, alerts.resolve_superseded)
     bus.subscribe(events.AttemptStarted, delivery.forget_superseded)
     bus.subscribe(events.AttemptStarted, findings.forget_superseded)
     bus.subscribe(events.AttemptStarted, measurements.forget_superseded)
-    bus.subscribe(events.AttemptStarted, rewind_log)
+    bus.subscribe(events.AttemptStarted, isolated(bus, rewind_log))
     # After the rewind: detection appends decisions to the new attempt's log.
-    bus.subscribe(events.AttemptStarted, partial(derivation.derive_after_resume, bus))
+    bus.subscribe(events.AttemptStarted, isolated(bus, partial(derivation.derive_after_resume, bus)))
     bus.subscribe(events.StepClosed, delivery.alert_of_incomplete_step)
     bus.subscribe(events.TrainerHeard, delivery.end_silence)
     bus.subscribe(events.RunBecameStale, delivery.alert_of_silence)
+    bus.subscribe(events.RunFailed, delivery.alert_of_failure)
     bus.subscribe(events.RanksCompared, delivery.alert_of_split)
     bus.subscribe(events.ItemsLost, delivery.alert_of_losses)
     bus.subscribe(derivation.DetectionDerived, alerts.reconcile_alerts)
-    bus.subscribe(derivation.DetectionDerived, decide_after_detection)
+    bus.subscribe(derivation.DetectionDerived, isolated(bus, decide_after_detection))
     bus.subscribe(events.AdviceModeChanged, record_mode)
     bus.subscribe(events.StepClosed, attribution.mark_stale_after_late_rollouts)
     for reread in (events.ModelKindChanged, events.ScalarNamesChanged):
-        bus.subscribe(reread, partial(derivation.derive_all, bus))
+        bus.subscribe(reread, isolated(bus, partial(derivation.derive_all, bus)))
     bus.subscribe(publishing.ScoresPublished, attribution.mark_attribution_stale)
     bus.subscribe(events.ShardAwaitsOthers, diagnosis.note_awaiting)
     for changes_run in CHANGES_OF_RUNS:

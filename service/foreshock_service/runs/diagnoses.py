@@ -17,9 +17,12 @@ NOTHING_YET = diagnose(History())
 
 
 def find_diagnosis(session: Session, run_id: str) -> diagnosis.Diagnosis | None:
-    """Return the stored diagnosis; None if none is stored yet."""
+    """Return the stored diagnosis; None if none is stored yet, or if it is of a release with another form."""
     stored = session.get(StoredDiagnosis, run_id, populate_existing=True)
-    return None if stored is None else diagnosis.diagnosis_of(stored.document)
+    try:
+        return None if stored is None else diagnosis.diagnosis_of(stored.document)
+    except Exception:
+        return None
 
 
 def verdicts_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, diagnosis.RunVerdict]:

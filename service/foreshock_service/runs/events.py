@@ -133,6 +133,14 @@ class TrainerHeard:
 
 
 @dataclass(frozen=True, slots=True)
+class RunFailed:
+    """A run that the service could not judge, such as one with stored state that this release cannot read."""
+
+    run_id: str
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
 class RunBecameStale:
     """A running run whose clients gave no sign of life for `seconds`; `last_step` has its newest rollouts."""
 

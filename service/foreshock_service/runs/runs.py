@@ -1,6 +1,7 @@
 """Runs: get or create, list, change, delete (a tombstone stays)."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Final, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
@@ -26,6 +27,7 @@ from foreshock_service.runs.events import (
     ScalarNamesChanged,
     TrainerHeard,
 )
+from foreshock_service.runs.isolation import for_each_run
 
 RunState = Literal["running", "finished", "failed"]
 """The states that a client or an operator sets."""
@@ -333,17 +335,17 @@ def mark_stale_runs(context: ServiceContext, counted_from_us: int) -> int:
         return 0
     silent = (Run.state == "running", Run.seen_at_us < before, Run.deleted_at_us.is_(None))
     with context.database.read() as session:
-        if session.scalar(select(Run.id).where(*silent).limit(1)) is None:
-            return 0
+        run_ids = session.scalars(select(Run.id).where(*silent)).all()
 
-    def mark(session: Session) -> int:
-        statement = update(Run).where(*silent).values(state="stale").returning(Run.id, Run.last_step)
-        stale = session.execute(statement.execution_options(synchronize_session=False)).all()
-        for run_id, last_step in stale:
-            context.events.publish(session, RunBecameStale(run_id, last_step, context.settings.stale_seconds))
-        return len(stale)
+    def mark(run_id: str, session: Session) -> bool:
+        statement = update(Run).where(Run.id == run_id, *silent).values(state="stale").returning(Run.last_step)
+        stale = session.execute(statement.execution_options(synchronize_session=False)).first()
+        if stale is not None:
+            context.events.publish(session, RunBecameStale(run_id, stale.last_step, context.settings.stale_seconds))
+        return stale is not None
 
-    return context.database.write(mark)
+    database = context.database
+    return for_each_run(database, context.events, run_ids, lambda run_id: database.write(partial(mark, run_id)))
 
 
 def note_derived_model_kind(session: Session, events: EventBus, run: Run, model_kind: ModelKind | None) -> None:

@@ -14,9 +14,9 @@ from sqlalchemy.orm import Session
 from foreshock.api.watch import STANDING
 from foreshock.clock import now_us
 from foreshock.diagnosis import wording
-from foreshock.diagnosis.rule import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS, STALE_RUN
+from foreshock.diagnosis.rule import CLIENT_LOSSES, INCOMPLETE_STEP, JUDGING_FAILED, SPLIT_RANKS, STALE_RUN
 from foreshock_service.platform.database.tables import Alert, Step, new_identifier
-from foreshock_service.runs import events, steps
+from foreshock_service.runs import events, runs, steps
 from foreshock_service.runs.attempts import attempts_of_run, is_active
 from foreshock_service.watch import alerts, diagnosis
 
@@ -143,6 +143,25 @@ def alert_of_losses(session: Session, lost: events.ItemsLost) -> None:
         what_to_do="Read the trainer's log: the client logs each kind of problem once, and prints a summary when it "
         "closes. Rejected items are kept in the spool as files `.rejected`.",
         evidence={"lost": lost.lost},
+    )
+
+
+def alert_of_failure(session: Session, failed: events.RunFailed) -> None:
+    """Open the alert of a run that the service could not judge; a person resolves it."""
+    attempts, run = attempts_of_run(session, failed.run_id), runs.find_run(session, failed.run_id)
+    if not attempts or run is None:
+        return
+    _open(
+        session,
+        (failed.run_id, attempts[-1].attempt, run.last_step or 0, JUDGING_FAILED),
+        severity="warning",
+        value=0.0,
+        threshold=0.0,
+        why=f"The service could not judge this run: {type(failed.error).__name__}: {str(failed.error)[:200]}. Uploads "
+        "are stored, and other runs are judged.",
+        what_to_do="Report this error, with the log of the service. Judging is tried again with the next step; resolve "
+        "this alert once it succeeds.",
+        evidence={},
     )
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from sqlalchemy import and_, bindparam, case, func, or_, select
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from foreshock import clock, comparisons, severity
@@ -36,6 +37,7 @@ from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.database.session import before_commit
 from foreshock_service.runs import attempts, checkpoints, diagnoses, events, measurements, run_endpoints, runs
+from foreshock_service.runs.isolation import for_each_run
 from foreshock_service.runs.scalars import scalars_of_active_steps
 from foreshock_service.runs.steps import missing_shards_of
 
@@ -92,7 +94,14 @@ def _compute(run_id: str, session: Session, *, quiet: bool = False) -> None:
     run = runs.find_run(session, run_id)
     if run is None or run.deleted_at_us is not None:
         return
-    history = history_of(session, run_id)
+    try:
+        history = history_of(session, run_id)
+    except SQLAlchemyError:
+        raise
+    except Exception:
+        _logger.exception("the history of run %s could not be read", run_id)
+        diagnoses.store_diagnosis(session, run_id, _failed(None), awaits_shards=False, quiet=quiet)
+        return
     diagnoses.store_diagnosis(session, run_id, judge(history), awaits_shards=bool(history.awaited), quiet=quiet)
 
 
@@ -102,11 +111,15 @@ def judge(history: History) -> Diagnosis:
         return diagnose(history)
     except Exception:
         _logger.exception("a run could not be diagnosed")
-        failed = MissingData(sentence="this run could not be diagnosed", what_to_do="Read the log of the service.")
-        headline = f"Unknown: {failed.sentence}."
-        return Diagnosis(
-            verdict="unknown", headline=headline, short=headline, missing=(failed,), observed_step=history.observed_step
-        )
+        return _failed(history.observed_step)
+
+
+def _failed(observed_step: int | None) -> Diagnosis:
+    failed = MissingData(sentence="this run could not be diagnosed", what_to_do="Read the log of the service.")
+    headline = f"Unknown: {failed.sentence}."
+    return Diagnosis(
+        verdict="unknown", headline=headline, short=headline, missing=(failed,), observed_step=observed_step
+    )
 
 
 def diagnose_due_runs(context: ServiceContext) -> int:
@@ -114,14 +127,16 @@ def diagnose_due_runs(context: ServiceContext) -> int:
     before_us = clock.now_us() - int(WAIT_SECONDS * 1e6)
     with context.database.read() as session:
         due = {*_runs_to_judge(session, _AT_ONCE), *_runs_waiting(session, before_us, _AT_ONCE)}
-    for run_id in sorted(due):
-        context.database.write(partial(_compute_locked, run_id))
+    database = context.database
+    for_each_run(database, context.events, sorted(due), lambda run_id: database.write(partial(_compute_locked, run_id)))
     return len(due)
 
 
-def _compute_locked(run_id: str, session: Session) -> None:
-    if runs.lock_run_for_background(session, run_id) is not None:
+def _compute_locked(run_id: str, session: Session) -> bool:
+    is_there = runs.lock_run_for_background(session, run_id) is not None
+    if is_there:
         _compute(run_id, session)
+    return is_there
 
 
 def history_of(session: Session, run_id: str) -> History:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from sqlalchemy import or_, select
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
@@ -15,6 +16,7 @@ from foreshock_service.platform.database.tables import DetectorSnapshot, DueRepl
 from foreshock_service.platform.jobs import Job, JobRunner
 from foreshock_service.runs.attempts import attempts_of_run, is_active
 from foreshock_service.runs.events import ScalarsLogged
+from foreshock_service.runs.isolation import for_each_run
 from foreshock_service.runs.runs import ENDED, lock_run_for_background
 from foreshock_service.watch.detection import derivation, history, states
 from foreshock_service.watch.detection.derivation import STEPS_IN_TRANSACTION, Derivation, store
@@ -51,7 +53,8 @@ def note_outdated(database: Database) -> int:
         going_on = (Run.deleted_at_us.is_(None), Run.state.not_in(ENDED))
         for run in session.scalars(select(Run).where(*going_on, having)).all():
             newest = states.newest(session, run.id)
-            assert newest is not None
+            if newest is None:
+                continue
             if newest.configuration_digest != history.watched_as(session, run).digest or newest.read() is None:
                 outdated.append((run.id, newest.step))
             time.sleep(_PAUSE_SECONDS)
@@ -72,7 +75,24 @@ def derive_due(events: EventBus, database: Database, is_stopping: Callable[[], b
     if not runs:
         return 0
     with database.exclusive("derive detection") as is_alone:
-        return sum(derive_run(events, run_id, database, is_stopping) for run_id in runs) if is_alone else 0
+        if not is_alone:
+            return 0
+        return for_each_run(
+            database, events, runs, lambda run_id: derive_or_give_up(events, run_id, database, is_stopping)
+        )
+
+
+def derive_or_give_up(
+    events: EventBus, run_id: str, database: Database, is_stopping: Callable[[], bool] = lambda: False
+) -> bool:
+    """Derive a run that is due; after an error it is due no more, until its next step."""
+    try:
+        return derive_run(events, run_id, database, is_stopping)
+    except SQLAlchemyError:
+        raise
+    except Exception:
+        database.write(lambda session: states.drop_due(session, run_id))
+        raise
 
 
 def derive_run(
@@ -196,7 +216,8 @@ def close_scalar_tails(context: ServiceContext) -> int:
     )
     with context.database.read() as session:
         runs = session.scalars(due.order_by(ScalarTail.run_id).limit(_RUNS_PER_SWEEP)).all()
-    return sum(context.database.write(partial(_close, context.events, run_id)) for run_id in runs)
+    database, events = context.database, context.events
+    return for_each_run(database, events, runs, lambda run_id: database.write(partial(_close, events, run_id)))
 
 
 def _close(events: EventBus, run_id: str, session: Session) -> bool:

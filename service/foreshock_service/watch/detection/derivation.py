@@ -94,7 +94,7 @@ class Derivation:
         self.milestones = [each for each in self.milestones if each.step < step]
         if not self.milestones:
             return False
-        self.state = detectors.WarningState.from_bytes(self.milestones[-1].state)
+        self.state = self.milestones[-1].read() or detectors.WarningState()
         self.events = [each for each in self.events if each[0].step <= self.step]
         self.newest.clear()
         return True
@@ -112,8 +112,7 @@ class Derivation:
         return [*self.milestones, *newest]
 
     def _stored(self, attempt: int, state: detectors.WarningState, *, milestone: bool = False) -> states.StoredState:
-        assert state.step is not None
-        return states.StoredState(attempt, state.step, self.watched.digest, milestone, state.to_bytes())
+        return states.stored_state(attempt, state, self.watched.digest, milestone=milestone)
 
 
 def derive_changed_step(events: EventBus, session: Session, changed: StepEvent) -> None:

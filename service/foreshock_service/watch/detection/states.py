@@ -13,6 +13,7 @@ from sqlalchemy import ScalarSelect, bindparam, delete, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from foreshock.diagnosis.detectors import WarningState
+from foreshock_service.platform.compression import zstd
 from foreshock_service.platform.database.engine import insert_rows, upsert
 from foreshock_service.platform.database.tables import DetectorSnapshot, DueReplay, Run
 from foreshock_service.runs.attempts import active_rows
@@ -29,7 +30,7 @@ _logger = logging.getLogger(__name__)
 
 
 class StoredState(NamedTuple):
-    """The detectors' state after a step, as `WarningState.to_bytes`; `milestone`: the one kept for its block."""
+    """The detectors' state after a step, as compressed `WarningState.to_bytes`; `milestone`: the one of its block."""
 
     attempt: int
     step: int
@@ -38,10 +39,13 @@ class StoredState(NamedTuple):
     state: bytes
 
     def read(self) -> WarningState | None:
-        """Return the state; None if it is of a release with another format of states."""
+        """Return the state; None if it is of a release with another format of states, or damaged."""
         try:
-            return WarningState.from_bytes(self.state)
-        except (ValueError, TypeError, LookupError, AttributeError):
+            state = WarningState.from_bytes(zstd.decompress(self.state))
+            if state.step == self.step:
+                return state
+            raise ValueError(f"the state is of step {state.step}")
+        except Exception:
             _logger.warning("the detectors' state after step %d is of another release; it is derived again", self.step)
             return None
 
@@ -64,6 +68,12 @@ _PASSED = delete(DetectorSnapshot).where(
     .limit(1)
     .scalar_subquery(),
 )
+
+
+def stored_state(attempt: int, state: WarningState, configuration_digest: str, *, milestone: bool) -> StoredState:
+    """Return a state as it is stored."""
+    assert state.step is not None
+    return StoredState(attempt, state.step, configuration_digest, milestone, zstd.compress(state.to_bytes()))
 
 
 class Due(NamedTuple):

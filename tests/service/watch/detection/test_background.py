@@ -13,18 +13,26 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from sqlalchemy import event, select, update
+from sqlalchemy import Table, event, select, update
 from sqlalchemy.engine import Engine
 from sqlalchemy.orm import Session
 
+from foreshock_service.platform.compression import zstd
+from foreshock_service.platform.database.engine import table_of
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.database.tables import DetectorSnapshot, DueReplay
+from foreshock_service.platform.database.tables import (
+    AdviceDecision,
+    DetectorSnapshot,
+    DueReplay,
+    FoldedAdvice,
+    StoredDiagnosis,
+)
 from foreshock_service.platform.security import UNRESTRICTED
 from foreshock_service.runs.runs import RunUpdate, update_run
 from foreshock_service.watch.detection import background, derivation
 from foreshock_service.watch.detection.background import derive_due, derive_run, note_outdated
 from foreshock_service.watch.detection.states import NEWEST_STATES, STEPS_OF_A_BLOCK
-from tests.service.watch.recorded import K3, LENGTH, RecordedRun
+from tests.service.watch.recorded import K3, LENGTH, SURGE, SURGE_STEPS, RecordedRun
 from tests.waiting import wait_until
 
 STEPS_IN_TRANSACTION = 30
@@ -173,7 +181,7 @@ def test_alert_that_clears_long_after_late_data_stays_cleared(database: Database
     assert ("mismatch_critical", 75, "resolved") in [(each[0], each[1], each[5]) for each in outcomes[0][0]]
 
 
-@pytest.mark.parametrize("form", ["fewer values", "other names", "no JSON", "a list"])
+@pytest.mark.parametrize("form", ["fewer values", "other names", "damaged", "a list"])
 def test_state_of_another_release_is_derived_again_and_never_an_error(
     http: httpx.Client, app: FastAPI, form: str
 ) -> None:
@@ -184,10 +192,10 @@ def test_state_of_another_release_is_derived_again_and_never_an_error(
 
     def damage(session: Session) -> None:
         for row in session.scalars(select(DetectorSnapshot)):
-            state = json.loads(row.state)
+            state = json.loads(zstd.decompress(row.state))
             state["rules"]["rules"] = {name: values[:4] for name, values in state["rules"]["rules"].items()}
             forms = {"fewer values": state, "other names": {"step": row.step}, "a list": [1, 2]}
-            row.state = b"\x00" if form == "no JSON" else json.dumps(forms[form]).encode()
+            row.state = b"\x00" if form == "damaged" else zstd.compress(json.dumps(forms[form]).encode())
 
     database.write(damage)
     meanwhile = http.get(f"/v1/runs/{run.run}/lr-advice").raise_for_status().json()
@@ -310,3 +318,40 @@ def writes() -> Iterator[list[tuple[str, int]]]:
             writing = statement == "BEGIN IMMEDIATE"
         if writing:
             found.append((statement, rows))
+
+
+BAD_STATE: dict[str, tuple[Table, dict[str, Any]]] = {
+    "detectors": (table_of(DetectorSnapshot), {"state": b"of another release"}),
+    "advice": (table_of(FoldedAdvice), {"state": {}}),
+    "decisions": (table_of(AdviceDecision), {"decision": {"kind": "of another release"}}),
+    "diagnosis": (table_of(StoredDiagnosis), {"document": {"form": "of another release"}}),
+}
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("bad", [("detectors",), ("advice", "decisions"), ("diagnosis",)], ids=lambda each: each[0])
+def test_run_with_state_that_cannot_be_read_harms_no_other(
+    http: httpx.Client, app: FastAPI, bad: tuple[str, ...]
+) -> None:
+    database: Database = app.state.context.database
+    runs = [RecordedRun(database).begin(key, advice_mode="apply") for key in ("first", "bad", "last")]
+    for run in runs:
+        run.close_all({LENGTH: SURGE}, SURGE_STEPS)
+
+    def damage(session: Session) -> None:
+        for table, values in (BAD_STATE[name] for name in bad):
+            session.execute(update(table).where(table.c.run_id == runs[1].run).values(**values))
+
+    database.write(damage)
+    note_outdated(database)
+    derive_due(runs[0].events, database)
+    for run in runs:
+        run.close(119, {LENGTH: 260.0})
+    assert http.get("/metrics").status_code == 200
+    assert http.get("/").status_code == 200
+    for run in runs:
+        assert http.get(f"/v1/runs/{run.run}/diagnosis").json()["observed_step"] == 119
+    for healthy in (runs[0], runs[2]):
+        assert http.get(f"/v1/runs/{healthy.run}/lr-advice").raise_for_status().json()["observed_step"] == 119
+    shown = [alert.rule for alert in runs[1].alerts() if alert.state == "open"]
+    assert ("judging_failed" in shown) == ("decisions" in bad)

@@ -15,7 +15,7 @@ from foreshock_service.platform.database.engine import insert_rows
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Scalar
 from foreshock_service.watch.detection import states
-from foreshock_service.watch.detection.states import STEPS_OF_A_BLOCK, StoredState
+from foreshock_service.watch.detection.states import STEPS_OF_A_BLOCK, stored_state
 from tests.service.runs.test_long_runs import MARGIN, Instructions
 from tests.service.sending import Sender, start_run
 
@@ -35,7 +35,7 @@ def run_of(http: httpx.Client, database: Database, steps: int) -> Sender:
     rows = [{**of_run, "step": step, "value": 0.5 + 0.1 * (step % 3)} for step in range(3, steps)]
     database.write(partial(insert_rows, target=Scalar, rows=rows))
     blocks = [
-        StoredState(1, step, "", True, WarningState(step=step).to_bytes())
+        stored_state(1, WarningState(step=step), "", milestone=True)
         for step in range(STEPS_OF_A_BLOCK, steps, STEPS_OF_A_BLOCK)
     ]
     database.write(partial(states.store, run_id=run.run, states=blocks))
