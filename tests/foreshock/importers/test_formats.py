@@ -124,8 +124,9 @@ def test_comparison_of_miles_has_both_log_probs(tmp_path: Path) -> None:
     assert batch.trainer_log_probs is not None
     assert batch.reward is not None
     assert batch.response_mask is not None
-    assert batch.trainer_log_probs.tolist() == sample["megatron_log_probs"]
-    assert batch.rollout_log_probs.tolist() == sample["rollout_log_probs"]
+    # Log-probs of tool output, which the mask leaves out, are not kept.
+    assert batch.trainer_log_probs.tolist() == [-0.25, 0.0, -1.75]
+    assert batch.rollout_log_probs.tolist() == [-0.5, 0.0, -1.5]
     assert (batch.reward.tolist(), batch.response_mask.tolist()) == ([1.0], [1, 0, 1])
     assert batch.attributes.trainer_policy == "recomputed_old"
     assert any("response_token_ids" in note for note in imported.notes)
