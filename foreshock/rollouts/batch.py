@@ -258,9 +258,16 @@ class RolloutBatch:
 
         Raises KeyError naming a missing tensor, and InvalidRolloutsError naming row and column.
         """
+        from foreshock.client.reporting import LogOnce
         from foreshock.integrations.verl_columns import columns_of
 
-        fields = {_FIELD_OF.get(name, name): value for name, value in columns_of(data).items()} | columns
+        for name in ("prompts", "responses", "attention_mask"):
+            if name not in data.batch.keys():  # noqa: SIM118 (a TensorDict has no `in`)
+                raise KeyError(f"verl's batch has no {name}")
+        found = columns_of(data, LogOnce("foreshock"))
+        if found is None:
+            raise InvalidRolloutsError("responses and attention_mask of verl's batch have different widths")
+        fields = {_FIELD_OF.get(name, name): value for name, value in found.items()} | columns
         padding = fields.pop("response_padding_mask")
         return cls.from_padded(
             fields.pop("response_token_ids"),

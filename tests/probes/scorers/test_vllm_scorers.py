@@ -26,7 +26,8 @@ HOT = make_rollouts(9, attributes=PROCESSED, temperature=[0.5] * 5 + [2.0] * 4)
 EMPTY = RolloutBatch.from_lists(["a", "b", "c", "d"], [[], [3], [4], []], [[5, 6], [], [7], [8]])
 # A bound of 20 tokens, so that prompts come in chunks.
 CHUNKED: dict[str, Any] = {"logits_bytes": 10 * VOCABULARY * 20}
-ASKED = {
+Key = tuple[str, str, str]
+ASKED: dict[Key, Any] = {
     **{
         (scorer, name, variant): (batch, "first", scorer, variant, {})
         for scorer in ("vllm.prefill", "vllm.decode")
@@ -40,14 +41,14 @@ ASKED = {
     },
 }
 # Each needs a start of vLLM of its own.
-IN_ENGINES_OF_THEIR_OWN = {
+IN_ENGINES_OF_THEIR_OWN: dict[Key, Any] = {
     ("vllm.prefill", "chunked", ""): (PLAIN, "first", "vllm.prefill", "", CHUNKED),
     ("vllm.prefill", "second", ""): (PLAIN, "second", "vllm.prefill", "", {}),
 }
-Found = dict[tuple[str, str, str], Score]
+Found = dict[Key, Score]
 
 
-def scores_of(asked: Mapping[tuple[str, str, str], Any], checkpoints: Path, folder: Path) -> Found:
+def scores_of(asked: Mapping[Key, Any], checkpoints: Path, folder: Path) -> Found:
     """Score in float32."""
     wanted = [
         Asked(batch, checkpoints / weights, scorer, variant, {"dtype": "float32", **options})
@@ -66,7 +67,7 @@ def found_apart(tmp_path_factory: pytest.TempPathFactory, checkpoints: Path) -> 
     return scores_of(IN_ENGINES_OF_THEIR_OWN, checkpoints, tmp_path_factory.mktemp("vllm"))
 
 
-def check_against_torch(found: Found, asked: Mapping[tuple[str, str, str], Any], checkpoints: Path) -> None:
+def check_against_torch(found: Found, asked: Mapping[Key, Any], checkpoints: Path) -> None:
     for key, (log_probs, _) in found.items():
         batch, weights, *_ = asked[key]
         by_torch = score(checkpoints / weights, batch, "torch.float32").log_probs

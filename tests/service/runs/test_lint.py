@@ -174,8 +174,12 @@ def test_scalar_entropy_judges_k3_whenever_it_arrives(http: httpx.Client) -> Non
 
 
 def test_entropy_is_read_under_the_names_of_the_detectors_and_of_the_run(http: httpx.Client) -> None:
+    names_of_entropy = (*NAMES[ENTROPY_KEY], "train/entropy", "train/policy/entropy")
+    plain: list[tuple[dict[str, float | None], dict[str, str] | None]] = [
+        ({name: 0.01}, None) for name in names_of_entropy
+    ]
     logged: list[tuple[dict[str, float | None], dict[str, str] | None]] = [
-        *(({name: 0.01}, None) for name in (*NAMES[ENTROPY_KEY], "train/entropy", "train/policy/entropy")),
+        *plain,
         ({"my/entropy": 0.01, "entropy": 5.0}, {"entropy": "my/entropy"}),
         # The term of the loss is not the entropy.
         ({"entropy": -0.001, "actor/entropy": 0.01}, None),
