@@ -142,10 +142,11 @@ def main(own: Callable[..., Any] = verl_runs.new_trainer) -> None:
     folder = Path(os.environ["FORESHOCK_SPOOL_DIRECTORY"])
     folders = [save_checkpoint(folder / f"version_{version}", seed=version) for version in range(4)]
 
-    def new_trainer(scenario: str, steps: int, *trainer_class: Any) -> Any:
+    def new_trainer(scenario: str, steps: int, trainer_class: Any = None) -> Any:
         from verl.checkpoint_engine.base import CheckpointEngineManager
 
-        trainer, sender = own(scenario, steps, *trainer_class), new_sender(folders)
+        chosen = () if trainer_class is None else (trainer_class,)
+        trainer, sender = own(scenario, steps, *chosen), new_sender(folders)
         trainer.actor_rollout_wg = WorkerGroup(sender)
         configuration = SimpleNamespace(backend="naive", custom_backend_module=None)
         replicas = new_replicas(folders[0], sender.rollout)
