@@ -16,7 +16,7 @@ the rollouts is not. `ref_log_probs` and `kl` concern the reference model and ar
 
 import re
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,11 @@ class SlimeFormat(DumpFormat):
             if repeated:
                 notes.append("training data of ranks that hold the same samples (tensor parallelism) were read once")
         samples = _joined(rollouts, trained) if rollouts and trained else rollouts or trained
+        if any(len(_version_names(sample.get("weight_versions"))) > 1 for sample in samples):
+            notes.append(
+                "rollouts that several versions of the weights sampled are read without versions: the dump does not "
+                "say which tokens each sampled"
+            )
         rows, left_out = rows_of(samples, lambda sample: _row(sample, dump.step, options))
         attributes = options.attributes_or(trainer_policy="recomputed_old") if trained else options.attributes
         batch, remarks = make_batch(rows, attributes, _SWITCHED_ON_BY, _TOKEN_FIELDS)
@@ -256,8 +261,11 @@ def _finish_reason(sample: Sample) -> str | None:
 
 def _version(versions: Any, length: int) -> NDArray[np.int64] | None:
     """Return the weights version of each token; None if several sampled them, as the dump does not say which."""
-    names: Iterable[Any] = parse_json(versions) if isinstance(versions, str) and versions.startswith("[") else ()
-    distinct = set(names)
+    distinct = _version_names(versions)
     if len(distinct) != 1 or not (name := str(distinct.pop())).isdecimal():
         return None
     return np.full(length, int(name), np.int64)
+
+
+def _version_names(versions: Any) -> set[Any]:
+    return set(parse_json(versions)) if isinstance(versions, str) and versions.startswith("[") else set()

@@ -127,15 +127,15 @@ class Generations:
             logprobs_mode="processed_logprobs" if uses_vllm else None,
             trainer_policy="recomputed_old",
             length_cap=getattr(args, "max_completion_length", None),
-            # A derived trainer's own loss clips in its own way.
-            **(
-                clip_range("trl", args)
-                if type(self._trainer)._compute_loss.__module__.startswith("trl.trainer.")
-                else {}
-            ),
+            **(clip_range("trl", args) if self._has_trls_loss() else {}),
             engine_fingerprint=self._engine_fingerprint() if uses_vllm else None,
             trainer_fingerprint=process_fingerprint("torch", self._trainer.accelerator.device),
         )
+
+    def _has_trls_loss(self) -> bool:
+        """Return False if a derived trainer has a loss of its own, which clips in its own way."""
+        loss = getattr(type(self._trainer), "_compute_loss", None)
+        return str(getattr(loss, "__module__", "trl.trainer")).startswith("trl.trainer")
 
     def engine_name(self) -> str:
         """Return the engine that samples, with its version if it runs here."""

@@ -14,6 +14,7 @@ name may have made the call:
 
 import contextlib
 import functools
+import importlib
 import importlib.metadata
 import inspect
 import os
@@ -185,15 +186,18 @@ def _observe_fit(trainer_class: Any) -> None:
     if not callable(original) or is_observed(trainer_class, "fit"):
         return
 
-    # Ray pickles the class of an actor with these functions: they refer to importable names only.
+    module = __name__
+
+    # Ray pickles the class of an actor with these functions and what they refer to: they find the trainer of the
+    # process that runs them by the module's name.
     @functools.wraps(original)
     def fit(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        with fitting(self):
+        with importlib.import_module(module).fitting(self):
             return original(self, *arguments, **keywords)
 
     @functools.wraps(original)
     async def fit_async(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        with fitting(self):
+        with importlib.import_module(module).fitting(self):
             return await original(self, *arguments, **keywords)
 
     observed = fit_async if inspect.iscoroutinefunction(original) else fit

@@ -92,6 +92,16 @@ def test_rollout_dumps_alone_have_no_trainer_log_probs() -> None:
     assert imported.batches[0].finish_reasons == ["stop"] * 8
 
 
+def test_rollouts_of_several_weights_versions_are_named(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    sample = {"tokens": [5, 6, 7], "response_length": 2, "rollout_log_probs": [-0.5, -1.0]}
+    samples = [{**sample, "weight_versions": versions} for versions in (["3"], ["3", "4"])]
+    torch.save({"rollout_id": 3, "samples": samples}, tmp_path / "3.pt")
+    (dump,) = find_dumps("slime", tmp_path)
+    notes = FORMATS["slime"].read(dump, ReadOptions(allow_pickle=True)).notes
+    assert sum("several versions of the weights" in note for note in notes) == 1
+
+
 def test_training_dumps_alone_have_rewards_and_groups() -> None:
     (dump,) = [dump for dump in find_dumps("slime", DUMPS / "slime" / "train_data") if dump.step == 45]
     (batch,) = FORMATS["slime"].read(dump, ReadOptions(allow_pickle=True)).batches
