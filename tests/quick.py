@@ -25,7 +25,7 @@ FULL: Final = re.compile(
             # Every Python of the machine.
             r"tests/foreshock/client/test_pythons",
             # Frameworks, engines and trackers: one real step or score of each is quick.
-            r"tests/foreshock/integrations/test_(slime|trl|verl)",
+            r"tests/foreshock/integrations/test_(mutations|slime|trl|verl)",
             r"tests/foreshock/exporters/test_trackers",
             r"tests/foreshock/measures/test_in_another_framework",
             r"tests/probes/(doctor|engines|exact_divergence|layer_divergence|routing)/",
