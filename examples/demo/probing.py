@@ -18,6 +18,8 @@ from foreshock.commands.queries import RunQueries
 from foreshock.scorers import SCORERS, VARIANTS, default_scorers
 
 PATIENCE_SECONDS = 900.0
+SETTLED_SECONDS = 8.0
+"""Longer than the service's pause between two looks at what is due."""
 WORKER_IDLE_SECONDS = PATIENCE_SECONDS
 """One worker may wait for as long as the other works. The workers of a demo that was killed exit after this."""
 
@@ -113,8 +115,19 @@ def wait_for_probes(
         probes = [reader.connection.get_json(f"/v1/probes/{probe['id']}") for probe in probes]
     for probe in probes:
         RunQueries(reader, probe["run"]).wait_for_attribution(probe["step"])
+    for run in {probe["run"] for probe in probes}:
+        _wait_until_settled(reader, run, deadline)
     report(0)
     return probes
+
+
+def _wait_until_settled(reader: Reader, run: str, deadline: float) -> None:
+    """Wait until the diagnosis has not changed for some seconds: the service reads findings again in the background."""
+    revision, since = -1, time.monotonic()
+    while time.monotonic() < min(since + SETTLED_SECONDS, deadline):
+        if (newest := reader.diagnosis(run).revision) != revision:
+            revision, since = newest, time.monotonic()
+        time.sleep(0.5)
 
 
 def complaints(probes: list[dict[str, Any]]) -> list[str]:

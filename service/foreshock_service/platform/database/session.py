@@ -57,6 +57,9 @@ def before_commit(session: Session, key: str, work: Callable[[Session], object])
 
 
 def _do_last_work(session: Session) -> None:
+    if session.in_nested_transaction():
+        # The end of a savepoint is not that of the transaction.
+        return
     waiting = session.info[_LAST_WORK]
     while waiting:
         waiting.pop(next(iter(waiting)))(session)
