@@ -23,6 +23,7 @@ import psutil
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
+from benchmarks.failures.disks import small_disk
 from benchmarks.failures.rows import Outcome, Row
 from benchmarks.running_service import running_service, wait_until
 from foreshock import Client
@@ -92,20 +93,9 @@ def _alerts(http: httpx.Client, run: str, rule: str) -> list[dict[str, Any]]:
     return [each for each in http.get(f"{run}/alerts").raise_for_status().json()["items"] if each["rule"] == rule]
 
 
-@contextmanager
-def _small_disk(size: int) -> Iterator[Path]:
-    """Mount a disk in memory of this size, which only root may do."""
-    with tempfile.TemporaryDirectory(prefix="foreshock-disk-") as name:
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", name], check=True)
-        try:
-            yield Path(name)
-        finally:
-            subprocess.run(["umount", "--lazy", name], check=True)
-
-
 def _full_disk_during_upload() -> Outcome:
     body = encode_rollouts(_batch(64, 6_000))
-    with _small_disk(16 << 20) as disk, _service(FORESHOCK_STORE_URL=str(disk / "tokens")) as (folder, http):
+    with small_disk(16 << 20) as disk, _service(FORESHOCK_STORE_URL=str(disk / "tokens")) as (folder, http):
         run, filling = _start(http, "full"), disk / "filling"
 
         def leave(room: int) -> None:

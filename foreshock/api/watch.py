@@ -15,6 +15,11 @@ STANDING: Final[tuple[AlertState, ...]] = ("open", "acknowledged")
 """States of an alert that has not ended."""
 
 
+def onset_of(step: int, evidence: Mapping[str, Any]) -> int:
+    """Return the step at which an alert began if a detector dated it, else the step at which it fired."""
+    return min(int(evidence.get("onset_step", step)), step)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertRecord(Record):
     """A rule that fired: the measured value, the reason, what to do.
@@ -45,7 +50,7 @@ class AlertRecord(Record):
     @property
     def onset(self) -> int:
         """The step at which it began; `step` is the one at which it was found."""
-        return min(int(self.evidence.get("onset_step", self.step)), self.step)
+        return onset_of(self.step, self.evidence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any, Final
 
 from foreshock.api.diagnosis import DiagnosisCause, MissingData
+from foreshock.api.watch import onset_of
 from foreshock.diagnosis.lags import AT_LAG_ZERO, LagLevels, StepLags
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import required_range
@@ -38,7 +39,7 @@ class PastAlert:
     @property
     def onset(self) -> int:
         """The step at which it began if a detector dated it, else the step at which it fired."""
-        return min(int(self.evidence.get("onset_step", self.step)), self.step)
+        return onset_of(self.step, self.evidence)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from foreshock.diagnosis.history import (
 )
 from foreshock.diagnosis.largest_token import k3_of_others
 from foreshock.diagnosis.quantities import REWARD_KEY, names_of, quantities_of
+from foreshock.diagnosis.reward import COLLAPSE_RULE
 from foreshock.lint import CHECKS
 from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
@@ -156,13 +157,16 @@ def history_of(session: Session, run_id: str) -> History:
         reward = reward if reward.values else reported[REWARD_KEY]
         reported_k3 = SteppedValues() if measured else reported[mismatch_rules.K3]
     causes, undeclared, unlogged = _causes(session, run_id, [row[0] for row in of_steps])
+    # Alerts of active steps: the open ones, then the newest resolved ones.
+    alerts = tuple(
+        PastAlert(row.rule, row.severity, row.step, bool(row[0]), *row[4:9])
+        for row in session.execute(_PAST_ALERTS, {"run_id": run_id})
+        if attempts.is_active(session, row)
+    )
+    # Only the way back from a collapse reads the checkpoints; other diagnoses are spared the query.
+    has_collapsed = any(each.is_open and each.rule == COLLAPSE_RULE for each in alerts)
     return History(
-        # Alerts of active steps: the open ones, then the newest resolved ones.
-        alerts=tuple(
-            PastAlert(row.rule, row.severity, row.step, bool(row[0]), *row[4:9])
-            for row in session.execute(_PAST_ALERTS, {"run_id": run_id})
-            if attempts.is_active(session, row)
-        ),
+        alerts=alerts,
         observed_step=observed,
         newest_step=of_steps[-1][0] if of_steps else None,
         k3=_stepped((step, values[0]) for step, values in measured),
@@ -180,7 +184,7 @@ def history_of(session: Session, run_id: str) -> History:
         unlogged=unlogged,
         awaited=_awaited(session, run_id, observed),
         model_kind=None if run is None else run.model_kind,
-        checkpoints=checkpoints.announced_steps(session, run_id),
+        checkpoints=checkpoints.announced_steps(session, run_id) if has_collapsed else (),
     )
 
 
