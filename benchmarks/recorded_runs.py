@@ -10,7 +10,7 @@ from pathlib import Path
 from foreshock.environment import InstructionSet, MklKernels
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import RolloutBatch, decode_rollouts
-from foreshock.rollouts.jsonl import read_jsonl
+from foreshock.rollouts.rollout_files import read_rollout_file
 from foreshock_probes.engines.environment import EngineEnvironment
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -62,4 +62,4 @@ def _read_parquet(folder: Path, step: int) -> RolloutBatch:
 
 
 def _read_jsonl(folder: Path, step: int) -> RolloutBatch:
-    return read_jsonl(folder / "rollouts" / f"step_{step:04d}.jsonl.gz")
+    return read_rollout_file(folder / "rollouts" / f"step_{step:04d}.jsonl.gz")

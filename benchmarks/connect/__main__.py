@@ -1,4 +1,4 @@
-"""Measure the cost of connecting a trainer, whether a rank is lost, and what hooks make of changed data.
+"""Measure the cost of connecting a trainer, whether a rank is lost, what hooks make of changed data, and of files.
 
 python -m benchmarks.connect [PART …]
 """
@@ -8,9 +8,12 @@ from __future__ import annotations
 import sys
 
 from benchmarks.bars import report_parts
-from benchmarks.connect import mutations, ranks, stall, statistics_mode
+from benchmarks.connect import files, mutations, ranks, stall, statistics_mode
 
-PARTS = {"stall": stall.run, "statistics_mode": statistics_mode.run, "ranks": ranks.run, "mutations": mutations.run}
+PARTS = {
+    "files": files.run, "stall": stall.run, "statistics_mode": statistics_mode.run, "ranks": ranks.run,
+    "mutations": mutations.run,
+}  # fmt: skip
 
 if __name__ == "__main__":
     sys.exit(report_parts(PARTS, sys.argv[1:]))

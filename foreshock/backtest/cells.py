@@ -1,24 +1,10 @@
 """The words and the table cells of a backtest."""
 
-from collections.abc import Iterable, Mapping
-from textwrap import shorten
-
 from foreshock.backtest.scoring import ALL_WARNINGS, BacktestResult, RunResult, Score
 
 SCORE_HEADER = (
     "rule", "hits", "95 %", "lead", "false/armed", "per 1,000", "95 %", "healthy time in alarm", "95 % over runs",
 )  # fmt: skip
-
-
-_SHOWN_CHARACTERS = 300
-
-
-def names_read(where: str, read: Mapping[str, str], unread: Iterable[str]) -> list[str]:
-    """Return lines that name the scalars that were read from a file, as which quantity, and those that were not."""
-    as_quantities = [name if name == each else f"{name} as {each}" for each, name in read.items()]
-    lines = [f"{where}: read {', '.join(as_quantities) or 'nothing that is watched'}"]
-    others = shorten(", ".join(unread), _SHOWN_CHARACTERS, placeholder=" …")
-    return [*lines, f"  not watched: {others}"] if others else lines
 
 
 def answer_in_words(result: BacktestResult) -> list[str]:

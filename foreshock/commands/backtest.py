@@ -41,11 +41,11 @@ class BacktestCommand:
 
         Raises UnreadableRun for a file that is no record of a run, and InvalidRules for an invalid file of rules.
         """
-        from foreshock.backtest.cells import names_read
         from foreshock.backtest.readers import read_record
         from foreshock.backtest.scoring import backtest
         from foreshock.diagnosis.detectors import WarningConfiguration
         from foreshock.diagnosis.rule_files import NO_CHANGES, read_rules
+        from foreshock.diagnosis.wording import names_read
 
         changes = NO_CHANGES if arguments.rules is None else read_rules(arguments.rules)
         progress, records = Progress("reading runs", len(arguments.files)), []

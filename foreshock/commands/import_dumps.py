@@ -9,14 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from foreshock.backtest.cells import names_read
 from foreshock.client.client import Client
 from foreshock.client.connection import run_url
 from foreshock.client.reader import Reader
 from foreshock.commands.option_types import SECONDS
 from foreshock.commands.queries import closing_import, losses_of, refuse_losses, wait_for_delivery
 from foreshock.diagnosis.quantities import recognised
-from foreshock.diagnosis.wording import plural
+from foreshock.diagnosis.wording import names_read, plural
 from foreshock.digests import digest_of_json
 from foreshock.errors import ConfigurationError, Rejected, RolloutsError
 from foreshock.importers import FORMATS, DumpFormat, ImportedStep, ReadOptions, find_dumps, formats_of
@@ -82,10 +81,11 @@ def chosen_format(arguments: argparse.Namespace) -> DumpFormat | None:
     if not follow and getattr(arguments, "until_idle", None) is not None:
         raise ConfigurationError("--until-idle needs --follow")
     name = arguments.format
+    for path in arguments.paths if name is None else ():
+        if (reason := lacks_tokens(path)) is not None:
+            raise ConfigurationError(f"{str(path)!r}: {reason}")
     if name is None and (follow or len(arguments.paths) == 1):
         found = formats_of(arguments.paths[0])
-        if not found and (reason := lacks_tokens(arguments.paths[0])) is not None:
-            raise ConfigurationError(f"{str(arguments.paths[0])!r}: {reason}")
         if follow and len(found) != 1:
             raise ConfigurationError(
                 f"{str(arguments.paths[0])!r} has files of {', '.join(found) or 'no known format'}: pass --format, one "

@@ -4,27 +4,22 @@ Importing again changes nothing: the same files give the same bytes in the same 
 
 - a run's folder: `rollouts/`, `metrics.jsonl` (one object per line: `step` and numbers), `checkpoints/step_NNNN/`;
 - a folder of steps, or single files: `step_NNNN.jsonl` or `.jsonl.gz`, `step_NNNN.parquet`, and several
-  `step_NNNN_shard_K.parquet` of one step, with the columns of the rollout table. A file of another name has its step
-  elsewhere in the name (`rollouts-step=12.parquet`), in a column `step`, or in `--step`.
+  `step_NNNN_shard_K.parquet` of one step (`foreshock.rollouts.rollout_files`). A file of another name has its step
+  elsewhere in the name (`rollouts-step=12.parquet`), its steps in a column `step`, or its step in `--step`.
 """
 
 import argparse
-import contextlib
 import functools
-import io
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from foreshock.api.runs import LARGEST_STEP
-from foreshock.backtest.cells import names_read
 from foreshock.client.client import Client
 from foreshock.client.connection import run_url
 from foreshock.client.reader import Reader
@@ -40,29 +35,25 @@ from foreshock.commands.option_types import COUNT, POSITIVE, STEP, filled
 from foreshock.commands.queries import closing_import, wait_for_delivery
 from foreshock.commands.text import Progress
 from foreshock.diagnosis.quantities import recognised
-from foreshock.diagnosis.wording import plural
-from foreshock.errors import ConfigurationError, InvalidRolloutsError
+from foreshock.diagnosis.wording import names_read, plural
+from foreshock.errors import ConfigurationError, did_you_mean
 from foreshock.importers import METRICS_ONLY, find_dumps
 from foreshock.model_kind import MODEL_KINDS
 from foreshock.page_addresses import DEFAULT_PROJECT
 from foreshock.parsing import parse_json
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
-from foreshock.rollouts.jsonl import read_jsonl, step_in_file
-from foreshock.rollouts.parquet import decode_rollouts
-from foreshock.rollouts.parquet_files import ROLLOUTS_PER_ROW_GROUP, arrow_errors
-from foreshock.rollouts.schema import ROLLOUT_COLUMNS
+from foreshock.rollouts.rollout_files import READABLE, Note, read_rollout_file, step_of_file, steps_in_file
 
-_SHARD_NAME = re.compile(r"step_(?P<step>\d+)(?:_shard_(?P<shard>\d+))?\.(?P<kind>jsonl|jsonl\.gz|parquet)")
+_SHARD_NAME = re.compile(r"step_\d+_shard_(\d+)\.(?:jsonl|jsonl\.gz|parquet)")
+_SAME_NAMES: Mapping[str, str] = {}
 _KINDS = (".jsonl", ".jsonl.gz", ".parquet")
-_STEP_IN_NAME = re.compile(r"(?:^|[^a-zA-Z])step[_=-]?(\d+)", re.IGNORECASE)
-_PARQUET_MAGIC = b"PAR1"
 _CHECKPOINT_NAME = re.compile(r"step_(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class ShardFile:
-    """A file of rollouts: a complete step, or one shard of it."""
+    """The rollouts of one step in a file: all of the step, or one shard of it."""
 
     path: Path
     step: int
@@ -80,13 +71,15 @@ class Recording:
     unread: tuple[Path, ...] = ()
 
 
-def find_recording(paths: Iterable[Path], *, step: int | None = None) -> Recording:
-    """Find the files in `paths`; `step` is the step of a single file without a step in its name.
+def find_recording(
+    paths: Iterable[Path], *, step: int | None = None, renamed: Mapping[str, str] = _SAME_NAMES
+) -> Recording:
+    """Find the files in `paths`; `step` is the step of a file without one in its name, `renamed` as for `read_shard`.
 
     Raises ConfigurationError if a path is not supported, or if there are no rollouts.
     """
     files: list[Path] = []
-    unread: list[Path] = []
+    in_folders: list[Path] = []
     scalars: list[Path] = []
     checkpoints: list[tuple[int, Path]] = []
     for path in paths:
@@ -96,17 +89,25 @@ def find_recording(paths: Iterable[Path], *, step: int | None = None) -> Recordi
         if not path.is_dir():
             raise ConfigurationError(f"no such file or folder: {str(path)!r}")
         folder = path / "rollouts" if (path / "rollouts").is_dir() else path
-        for file in sorted(folder.iterdir()):
-            if file.name.endswith(_KINDS) and file.name != "metrics.jsonl":
-                (unread if _step_of(file) is None else files).append(file)
+        in_folders += (
+            file for file in sorted(folder.iterdir()) if file.name.endswith(_KINDS) and file.name != "metrics.jsonl"
+        )
         scalars += [path / "metrics.jsonl"] if (path / "metrics.jsonl").is_file() else []
         checkpoints += _checkpoints(path / "checkpoints")
-    shards = _numbered(files, step)
+    steps = {file: _steps_of(file, step, renamed) for file in (*files, *in_folders)}
+    without = next((file for file in files if not steps[file]), None)
+    if without is not None:
+        raise ConfigurationError(
+            f"no step in the file name {without.name!r} and no column `step`; name it like step_0012.parquet, name its "
+            f"column by --map NAME=step, or use --step{METRICS_ONLY}"
+        )
+    shards = _numbered(steps)
     if not shards:
         raise ConfigurationError(
             f"no rollouts found; file names must be like step_0012.jsonl.gz or step_0012.parquet{METRICS_ONLY}"
         )
-    return Recording(tuple(shards), tuple(scalars), tuple(sorted(checkpoints)), tuple(unread))
+    unread = tuple(file for file in in_folders if not steps[file])
+    return Recording(tuple(shards), tuple(scalars), tuple(sorted(checkpoints)), unread)
 
 
 def read_shard(
@@ -114,77 +115,28 @@ def read_shard(
     attributes: BatchAttributes,
     *,
     check_values: bool = True,
-    note: Callable[[str], object] | None = None,
+    note: Note | None = None,
+    renamed: Mapping[str, str] = _SAME_NAMES,
 ) -> RolloutBatch:
-    """Read and validate the rollouts of a file; `attributes` complete those of the file. Raises RolloutsError.
+    """Read and validate the rollouts of a file. Raises RolloutsError; see `read_rollout_file`.
 
-    With `check_values=False` only shapes are validated, not the values. `note`: see `read_jsonl`.
+    `note`: default: print to standard error.
     """
-    try:
-        if file.path.suffix != ".parquet":
-            return read_jsonl(file.path, step=file.step, attributes=attributes, check_values=check_values, note=note)
-        return decode_rollouts(_completed_parquet(file, note), check_values=check_values)
-    except InvalidRolloutsError as error:
-        if file.path.name in error.message or (error.row is None and file.path.suffix != ".parquet"):
-            raise
-        message = f"{error.message}, in {file.path.name}"
-        raise InvalidRolloutsError(message, row=error.row, column=error.column) from error
-    except OSError as error:
-        raise InvalidRolloutsError(f"{file.path.name!r} cannot be read: {error}") from error
+    return read_rollout_file(
+        file.path,
+        step=file.step,
+        attributes=attributes,
+        check_values=check_values,
+        note=note or partial(print, file=sys.stderr),
+        renamed=renamed,
+    )
 
 
-def _completed_parquet(file: ShardFile, note: Callable[[str], object] | None) -> bytes:
-    """Return a Parquet file with sample ids, and with `note` without the columns that are not of the rollout table.
-
-    `note` gets their names. Raises InvalidRolloutsError if a column `step` has another step.
-    """
-    data = _parquet_of(file.path)
-    known = {column.name for column in ROLLOUT_COLUMNS}
-    with arrow_errors():
-        names = pq.read_schema(pa.BufferReader(data)).names
-        unread = [name for name in names if name not in known]
-        if "sample_id" in names and (not unread or (note is None and "step" not in names)):
-            return data
-        steps = set(pq.read_table(pa.BufferReader(data), columns=["step"])[0].to_pylist()) if "step" in names else set()
-        if steps - {file.step}:
-            raise InvalidRolloutsError(
-                f"has {sorted(each for each in steps if each is not None)}: write a file for each step", column="step"
-            )
-        others = [name for name in unread if name != "step"]
-        if others and note is not None:
-            note(f"not read from the Parquet files: {', '.join(others)}; columns: {', '.join(sorted(known))}")
-        kept = [name for name in names if name in known or (note is None and name in others)]
-        table = pq.read_table(pa.BufferReader(data), columns=kept)
-        if "sample_id" not in names:
-            first = f"step-{file.step:04d}-shard-{file.shard}-sample"
-            table = table.append_column("sample_id", pa.array([f"{first}-{row}" for row in range(table.num_rows)]))
-        sink = io.BytesIO()
-        pq.write_table(table, sink, row_group_size=ROLLOUTS_PER_ROW_GROUP, compression="none")
-    return sink.getvalue()
-
-
-def _step_of(path: Path) -> int | None:
-    """Return the step in a file's name, or in its column `step`; None if neither has one."""
-    match = _SHARD_NAME.fullmatch(path.name) or _STEP_IN_NAME.search(path.name)
-    if match is not None:
-        return int(match[1])
-    if path.suffix != ".parquet":
-        return step_in_file(path)
-    with contextlib.suppress(pa.ArrowException, OSError):
-        file = pq.ParquetFile(path)
-        if "step" in file.schema_arrow.names and file.metadata.num_rows:
-            return int(file.read_row_group(0, columns=["step"])[0][0].as_py())
-    return None
-
-
-def _parquet_of(path: Path) -> bytes:
-    """Return the bytes of a Parquet file. Raises InvalidRolloutsError if it is not one."""
-    data = path.read_bytes()
-    if data.startswith(_PARQUET_MAGIC) and len(data) > len(_PARQUET_MAGIC) and data.endswith(_PARQUET_MAGIC):
-        return data
-    if not data or data.startswith(_PARQUET_MAGIC):
-        raise InvalidRolloutsError(f"{path.name} is empty or cut off: expected a Parquet file")
-    raise InvalidRolloutsError(f"{path.name} is not a Parquet file")
+def _steps_of(path: Path, step: int | None, renamed: Mapping[str, str]) -> list[int]:
+    found = [step] if step is not None and step_of_file(path) is None else steps_in_file(path, renamed)
+    for each in found:
+        _check_step(each, path.name)
+    return found
 
 
 def read_scalars(path: Path) -> list[tuple[int, Mapping[str, float]]]:
@@ -211,19 +163,12 @@ def read_scalars(path: Path) -> list[tuple[int, Mapping[str, float]]]:
     return found
 
 
-def _numbered(files: Iterable[Path], step: int | None) -> list[ShardFile]:
+def _numbered(steps: Mapping[Path, Iterable[int]]) -> list[ShardFile]:
     by_step: dict[int, list[tuple[int, Path]]] = {}
-    for path in files:
+    for path, of_path in steps.items():
         match = _SHARD_NAME.fullmatch(path.name)
-        number = _step_of(path) if step is None or match is not None else step
-        if number is None:
-            raise ConfigurationError(
-                f"no step in the file name {path.name!r} and no column `step`; name it like step_0012.parquet, or use "
-                f"--step{METRICS_ONLY}"
-            )
-        _check_step(number, path.name)
-        shard = int(match["shard"] or 0) if match is not None else 0
-        by_step.setdefault(number, []).append((shard, path))
+        for number in of_path:
+            by_step.setdefault(number, []).append((int(match[1]) if match is not None else 0, path))
     return [
         ShardFile(path, number, index, len(in_step))
         for number, in_step in sorted(by_step.items())
@@ -268,6 +213,10 @@ class ImportCommand:
         )
         parser.add_argument("--step", type=STEP, metavar="N", help="the step of a file without a step in its name")
         parser.add_argument(
+            "--map", action="append", default=[], type=_renamed, metavar="NAME=COLUMN",
+            help="read the column NAME of the files as COLUMN of the rollout table, `group` or `step`; may be repeated",
+        )  # fmt: skip
+        parser.add_argument(
             "--weights-root",
             metavar="NAME=FOLDER",
             help="announce checkpoints below FOLDER, which workers know as NAME",
@@ -289,7 +238,7 @@ class ImportCommand:
                 client = self._client(reader, arguments)
                 start = partial(self._start, client, attributes, arguments, trainer=chosen.framework)
                 return import_dumps(client, reader, chosen, attributes, arguments, start)
-        recording = find_recording(arguments.paths, step=arguments.step)
+        recording = find_recording(arguments.paths, step=arguments.step, renamed=dict(arguments.map))
         root = _weights_root(arguments.weights_root)
         with connect(arguments) as reader:
             client = self._client(reader, arguments)
@@ -343,14 +292,14 @@ class ImportCommand:
     ) -> None:
         # Before a run is made: files that cannot be read must not leave an empty one, which would be the newest.
         scalars = [each for path in recording.scalars for each in read_scalars(path)]
-        noted = functools.cache(print)
+        read = partial(read_shard, attributes=attributes, note=functools.cache(print), renamed=dict(arguments.map))
         for skipped in recording.unread:
             print(f"not read: {skipped.name}, whose step is unknown; use --step, or write its step into the name")
-        first = read_shard(recording.shards[0], attributes, note=noted)
+        first = read(recording.shards[0])
         paths = [_below(root[1], folder) for _, folder in recording.checkpoints] if root is not None else []
         if scalars:
-            read, unread = recognised(name for _, values in scalars for name in values)
-            print("\n".join(names_read("metrics.jsonl", read, unread)))
+            names = recognised(name for _, values in scalars for name in values)
+            print("\n".join(names_read("metrics.jsonl", *names)))
         self._start(client, attributes, arguments)
         for step, values in scalars:
             client.log_scalars(step, values)
@@ -361,9 +310,19 @@ class ImportCommand:
             print(f"not announced: {plural(len(recording.checkpoints), 'checkpoint')}; use --weights-root NAME=FOLDER")
         progress = Progress("reading rollouts", len(recording.shards))
         for index, file in enumerate(recording.shards):
-            batch = read_shard(file, attributes, note=noted) if index else first
+            batch = read(file) if index else first
             client.log_rollouts(file.step, batch, shard=file.shard, shards=file.shards, copy=False)
             progress.show(index + 1)
+
+
+def _renamed(text: str) -> tuple[str, str]:
+    """Return a name and the column of `--map`. Raises argparse.ArgumentTypeError."""
+    name, found, column = text.partition("=")
+    if not (name and found) or column not in READABLE:
+        raise argparse.ArgumentTypeError(
+            f"must be NAME=COLUMN{did_you_mean(column, READABLE)}, got {text!r}; columns: {', '.join(READABLE)}"
+        )
+    return name, column
 
 
 def _weights_root(option: str | None) -> tuple[str, Path] | None:

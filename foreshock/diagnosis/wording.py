@@ -1,7 +1,8 @@
 """Format numbers, intervals and clauses for sentences."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from textwrap import shorten
 
 from foreshock.interval_names import RANGE, between_ends
 
@@ -74,3 +75,14 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
 def plural(count: int, noun: str) -> str:
     """Return a count with its noun: "1 prompt", "8 prompts"."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+_SHOWN_CHARACTERS = 300
+
+
+def names_read(where: str, read: Mapping[str, str], unread: Iterable[str]) -> list[str]:
+    """Return lines that name the scalars that were read from a file, as which quantity, and those that were not."""
+    as_quantities = [name if name == each else f"{name} as {each}" for each, name in read.items()]
+    lines = [f"{where}: read {', '.join(as_quantities) or 'nothing that is watched'}"]
+    others = shorten(", ".join(unread), _SHOWN_CHARACTERS, placeholder=" …")
+    return [*lines, f"  not watched: {others}"] if others else lines

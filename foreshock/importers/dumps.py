@@ -10,7 +10,7 @@ from foreshock.errors import InvalidRolloutsError
 from foreshock.parsing import parse_json
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
-from foreshock.rollouts.jsonl import filled_lines
+from foreshock.rollouts.rollout_files import filled_lines
 from foreshock.rollouts.schema import DecodeLimits
 
 

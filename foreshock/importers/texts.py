@@ -1,40 +1,59 @@
-"""Recognise dumps of texts: verl's rollout dumps and TRL's completions. Nothing can be measured without tokens.
+"""Recognise dumps without log-probs, by the fields of their rows. Nothing can be measured without tokens.
 
-verl writes `N.jsonl` to `trainer.rollout_data_dir` with `input`, `output` and `score`; TRL writes
-`completions/completions_NNNNN.parquet` with `log_completions=True`: `prompt`, `completion` and rewards.
+Their writers: verl's `trainer.rollout_data_dir`, TRL's and ms-swift's `log_completions`, AReaL's dump of trajectories,
+ROLL's `rollout_dump_dir`, tinker-cookbook's `rollout_json_export`, SkyRL's dump of evaluations, Agent-Lightning's
+trajectories, and torchtitan's recorder, whose records have no step.
 """
 
-import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from foreshock.importers.dumps import find_numbered
 from foreshock.parsing import parse_json
 
-_VERL_NAME = re.compile(r"(\d+)\.jsonl")
-_TRL_NAME = re.compile(r"completions_(\d+)\.parquet")
-_NEEDED = "has texts and scores only; token ids and log-probs of each token are needed"
+_CONNECT = "foreshock.integrations.connect.connect"
 _VERL = (
-    f"verl's rollout dump {_NEEDED}, and no dump of verl has them: set FORESHOCK_URL when you start verl, and "
-    "actor_rollout_ref.rollout.calculate_log_probs=True, so that verl logs its rollouts itself"
+    "set FORESHOCK_URL when you start verl, and actor_rollout_ref.rollout.calculate_log_probs=True, so that verl logs "
+    "its rollouts itself"
 )
-_TRL = (
-    f"TRL's dump of completions {_NEEDED}, and no dump of TRL has them: add "
-    "foreshock.integrations.trl.ForeshockCallback to the trainer, which logs its rollouts"
-)
+_TRL = "add foreshock.integrations.trl.ForeshockCallback to the trainer, which logs its rollouts"
+_TEXTS: Final[tuple[tuple[str, frozenset[str], str], ...]] = (
+    ("verl's rollout dump", frozenset({"input", "output", "score"}), _VERL),
+    ("AReaL's dump of trajectories", frozenset({"prompt_len", "head_version"}), f"log them by {_CONNECT}(trainer)"),
+    ("ms-swift's dump of completions", frozenset({"prompt", "completion", "advantages"}), _TRL),
+    ("TRL's dump of completions", frozenset({"prompt", "completion"}), _TRL),
+    ("ROLL's rollout dump", frozenset({"responses", "scores"}), f"log its batches by {_CONNECT}(pipeline)"),
+    (
+        "tinker-cookbook's summary of rollouts",
+        frozenset({"traj_idx", "total_reward"}),
+        f"log them by {_CONNECT}(tinker_cookbook.rl.train)",
+    ),
+    ("SkyRL's dump of evaluations", frozenset({"input_prompt", "output_response"}), "set trainer.dump_data_batch=true"),
+    ("Agent-Lightning's file of trajectories", frozenset({"rollout_id", "prompt", "response"}), _VERL),
+    ("torchtitan's record of rollouts", frozenset({"turns", "reward_breakdown"}), "log them in the trainer's step"),
+)  # fmt: skip
 
 
 def lacks_tokens(path: Path) -> str | None:
-    """Return what is needed in place of a dump of texts at `path`, a file or folder; None if it is no such dump."""
-    for dump in find_numbered(path, _VERL_NAME)[:1]:
-        if {"input", "output"} <= _fields_of_first_line(dump.files[0]):
-            return _VERL
-    for dump in (find_numbered(path, _TRL_NAME) or find_numbered(path / "completions", _TRL_NAME))[:1]:
-        if {"prompt", "completion"} <= _columns_of(dump.files[0]):
-            return _TRL
+    """Return what is needed in place of a dump without log-probs at `path`, a file or folder; None if it is none."""
+    for file in [path] if path.is_file() else _first_files(path):
+        fields = _columns_of(file) if file.suffix == ".parquet" else _fields_of_first_line(file)
+        for name, needed, instead in _TEXTS:
+            if needed <= fields and not any(each.endswith(("token_ids", "_tokens")) for each in fields):
+                return (
+                    f"{name} has texts and scores only; token ids and log-probs of each token are needed, and these "
+                    f"dumps have no log-probs: {instead}"
+                )
     return None
+
+
+def _first_files(path: Path) -> Iterator[Path]:
+    """Yield the first file of each level down to the third."""
+    for level in ("*", "*/*", "*/*/*"):
+        yield from [file for file in sorted(path.glob(level)) if file.suffix in (".jsonl", ".parquet")][:1]
 
 
 def _fields_of_first_line(file: Path) -> set[str]:

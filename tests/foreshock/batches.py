@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from foreshock.measures import Comparison, compare
 from foreshock.rollouts import BatchAttributes, RolloutBatch
-from foreshock.rollouts.jsonl import read_jsonl, step_of_file
+from foreshock.rollouts.rollout_files import read_rollout_file, step_of_file
 from tests.paths import SHARED_RUNS
 
 
@@ -27,8 +27,10 @@ def recorded_run(name: str) -> Path:
 
 def recorded_steps(folder: Path) -> Iterator[tuple[int, RolloutBatch]]:
     """Yield (step, rollouts) of the step files in a folder, in the order of the steps."""
-    for path in sorted(folder.glob("step_*.jsonl.gz"), key=step_of_file):
-        yield step_of_file(path), read_jsonl(path)
+    for path in sorted(folder.glob("step_*.jsonl.gz")):
+        step = step_of_file(path)
+        assert step is not None
+        yield step, read_rollout_file(path)
 
 
 def random_log_probs(

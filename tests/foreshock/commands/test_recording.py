@@ -82,7 +82,7 @@ def test_rollouts_whose_lists_differ_in_length_are_left_out_and_counted(tmp_path
     (file,) = find_recording([tmp_path]).shards
     assert read_shard(file, BatchAttributes(), note=notes.append).num_rollouts == 2
     assert notes == [
-        "1 of 3 rollouts of step_0001.jsonl are left out, since their lists differ in length, first in line 1 (from 0)"
+        "1 of 3 rollouts of step_0001.jsonl are left out, since their lists differ in length, first in row 1 (from 0)"
     ]
     path.write_text(json.dumps(short))
     with pytest.raises(InvalidRolloutsError, match=r"has 1 values, .*, in step_0001\.jsonl"):
@@ -130,20 +130,6 @@ def other_table(rows: int = 2, **columns: object) -> pa.Table:
     })  # fmt: skip
 
 
-def test_parquet_of_another_writer_needs_no_sample_ids(tmp_path: Path) -> None:
-    """Its other columns are named; without a reader of the names it is refused."""
-    pq.write_table(other_table(score=[1.0, 2.0], step=[12, 12]), tmp_path / "dump.parquet")
-    (file,) = find_recording([tmp_path]).shards
-    notes = list[str]()
-    batch = read_shard(file, BatchAttributes(), note=notes.append)
-    assert batch.sample_ids == ["step-0012-shard-0-sample-0", "step-0012-shard-0-sample-1"]
-    assert batch.reward is not None
-    assert batch.reward.tolist() == [0.5, 0.5]
-    assert [note.partition(";")[0] for note in notes] == ["not read from the Parquet files: score"]
-    with pytest.raises(InvalidRolloutsError, match="column `score`: is not a column of the schema"):
-        read_shard(file, BatchAttributes())
-
-
 def test_step_comes_from_name_or_column(tmp_path: Path) -> None:
     pq.write_table(other_table(), tmp_path / "rollouts-step=7.parquet")
     pq.write_table(other_table(step=[9, 9]), tmp_path / "a.parquet")
@@ -157,8 +143,11 @@ def test_step_comes_from_name_or_column(tmp_path: Path) -> None:
     assert [path.name for path in recording.unread] == ["c.jsonl"]
     assert all(read_shard(file, BatchAttributes()).num_rollouts for file in recording.shards)
     pq.write_table(other_table(step=[9, 10]), tmp_path / "a.parquet")
-    with pytest.raises(InvalidRolloutsError, match=r"has \[9, 10\]: write a file for each step"):
-        read_shard(recording.shards[2], BatchAttributes())
+    found = find_recording([tmp_path / "a.parquet"]).shards
+    assert [(file.step, read_shard(file, BatchAttributes()).num_rollouts) for file in found] == [(9, 1), (10, 1)]
+    pq.write_table(other_table(step=[9, 10]), tmp_path / "step_9.parquet")
+    with pytest.raises(InvalidRolloutsError, match="row 1, column `step`: is 10 in a file of step 9"):
+        read_shard(ShardFile(tmp_path / "step_9.parquet", 9, 0, 1), BatchAttributes())
 
 
 def test_missing_path_is_named(tmp_path: Path) -> None:

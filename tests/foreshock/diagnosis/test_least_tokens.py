@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from foreshock.diagnosis.default_rules import default_rules
 from foreshock.diagnosis.least_tokens import LEAST_TOKENS
 from foreshock.measures.registry import measure_named
-from foreshock.rollouts.jsonl import read_jsonl
+from foreshock.rollouts.rollout_files import read_rollout_file
 from tests.foreshock.batches import recorded_run
 
 Float64 = NDArray[np.float64]
@@ -34,7 +34,7 @@ def test_every_rule_on_a_mean_over_tokens_has_its_number() -> None:
 def tokens() -> tuple[Float64, Float64]:
     """Return d and log μ of all tokens of the locked steps."""
     folder = recorded_run("healthy")
-    batches = [read_jsonl(folder / f"step_{step:04d}.jsonl.gz") for step in LOCKED]
+    batches = [read_rollout_file(folder / f"step_{step:04d}.jsonl.gz") for step in LOCKED]
     columns = [(each.trainer_log_probs, each.rollout_log_probs, each.generated) for each in batches]
     target, behaviour = (
         np.concatenate([np.asarray(column[place])[column[2]] for column in columns]).astype(np.float64)

@@ -15,7 +15,7 @@ from foreshock.measures import ComparisonStatistics, measure_step
 from foreshock.measures.estimators.intervals import student_t_quantile
 from foreshock.measures.registry import TOKENS_BY_LAG
 from foreshock.rollouts import RolloutBatch
-from foreshock.rollouts.jsonl import read_jsonl
+from foreshock.rollouts.rollout_files import read_rollout_file
 from tests.foreshock.batches import compared, random_batch, recorded_run
 from tests.foreshock.measures.direct import INTERVALS, broken_batch, direct_measures, measured_sequences, plainly_logged
 
@@ -151,7 +151,7 @@ def test_recorded_runs_equal_the_formulas_and_the_trainers_logs(run: str) -> Non
     logged = [json.loads(line) for line in (folder.parent / "metrics.jsonl").read_text().splitlines()]
     for line in (logged[0], *logged[39::40]):
         step = line["step"]
-        batch = read_jsonl(folder / f"step_{step:04d}.jsonl.gz")
+        batch = read_rollout_file(folder / f"step_{step:04d}.jsonl.gz")
         measurement = measure_step(batch)
         found = measurement.comparisons["trainer/rollout"].statistics.measures()
         of_step = measurement.step.measures()

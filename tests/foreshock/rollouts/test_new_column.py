@@ -42,7 +42,7 @@ import foreshock
 from foreshock.client.capture import capture_rollouts
 from foreshock.errors import InvalidRolloutsError
 from foreshock.rollouts import BatchAttributes, RolloutBatch, decode_rollouts, encode_rollouts
-from foreshock.rollouts.jsonl import read_jsonl
+from foreshock.rollouts.rollout_files import read_rollout_file
 
 assert Path(foreshock.__file__).is_relative_to(sys.argv[1])
 TOKENS = {"prompt_token_ids": [[1], [2, 3]], "response_token_ids": [[4, 5], [6]]}
@@ -106,7 +106,7 @@ for source, logged in {
 folder = Path(sys.argv[1])
 lines = [{name: value[row] for name, value in {**TOKENS, **LISTS, "judge": JUDGES}.items()} for row in range(2)]
 (folder / "step_0001.jsonl").write_text("".join(json.dumps(line) + "\\n" for line in lines))
-check(read_jsonl(folder / "step_0001.jsonl"), "JSON lines")
+check(read_rollout_file(folder / "step_0001.jsonl"), "JSON lines")
 """
 
 

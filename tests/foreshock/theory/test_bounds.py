@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from foreshock.errors import InvalidArgumentError
 from foreshock.measures.comparison import measure_step
 from foreshock.measures.rollout_summaries import RolloutSummaries
-from foreshock.rollouts.jsonl import read_jsonl
+from foreshock.rollouts.rollout_files import read_rollout_file
 from foreshock.theory import bias_bound, evaluate_theory, horizon_bound, pinsker_bound, sequence_chi2
 from tests.foreshock.batches import compared, random_batch, recorded_run
 from tests.foreshock.corrections.direct import batch_of, mean, sequences_of
@@ -34,7 +34,7 @@ def test_bias_bound_equals_a_loop_over_tokens(largest: float) -> None:
 @pytest.mark.shared
 @pytest.mark.parametrize(("step", "per_unit", "trivial"), [(100, 0.043, 35.7), (120, 0.026, 38.8)])
 def test_healthy_steps_are_far_below_trivial_bound(step: int, per_unit: float, trivial: float) -> None:
-    batch = read_jsonl(recorded_run("healthy") / f"step_{step:04d}.jsonl.gz")
+    batch = read_rollout_file(recorded_run("healthy") / f"step_{step:04d}.jsonl.gz")
     found = bias_bound(measure_step(batch).comparisons["trainer/rollout"].summaries)
     assert found.per_unit == pytest.approx(per_unit, abs=5e-4)
     assert found.trivial == pytest.approx(trivial, abs=0.05)
