@@ -55,7 +55,7 @@ SERVICE_POINTS = {
 CLIENT_POINTS = {
     # In the order of a delivery.
     "client.item-written": KillPoint(_SPOOL, "write_whole", "after"),
-    "client.spooled": KillPoint(_SPOOL, "Spool.write", "after"),
+    "client.spooled": KillPoint(_SPOOL, "Spool.append", "after"),
     "client.synced": KillPoint(_SPOOL, "Spool.sync", "after"),
     "client.before-send": KillPoint(_REGISTRAR, "Registrar.send", "before"),
     "client.answered": KillPoint(_SENDER, "Sender._delivered", "before"),

@@ -17,7 +17,7 @@ def train() -> None:
     arm(os.environ.get(VARIABLE, ""))
     client = Client(
         url, run_key="trained", attempt_key=f"launch-{number}", spool_directory=spool, timeout_seconds=5.0,
-        max_outbox_bytes=30_000, exit_seconds=5.0,
+        max_memory_bytes=30_000, exit_seconds=5.0,
     )  # fmt: skip
     client.start_run(resume_step=first, model="a model")
     print("logs", flush=True)

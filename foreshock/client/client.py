@@ -6,8 +6,8 @@
             client.log_rollouts(step, {...})
             client.log_scalars(step, {"grad_norm": 0.3})
 
-A call copies its arrays (`capture.py`) and puts them into a bounded queue (`queues.py`). One thread encodes them into
-the outbox, which is on disk (`spool.py`), one sends them (`sender.py`); `pipeline.py` starts both.
+A call copies its arrays (`capture.py`). A thread encodes them into a folder (`background.py`, `spool.py`), from which
+another one sends them (`sender.py`).
 
 Every rank that logs has a client. All clients of a launch log into one attempt, which they derive from what the
 launcher gives to all ranks (`launch.py`).
@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from foreshock.changes import ChangeKind
 from foreshock.client import deliveries
+from foreshock.client.background import Background
 from foreshock.client.capture import Rollouts, capture_rollouts, encode_shard, size_of
 from foreshock.client.connection import TRAINER_ANSWER_BYTES, ServiceConnection
 from foreshock.client.deliveries import Delivery, Registration
+from foreshock.client.hand_over import Make
 from foreshock.client.launch import find_launch
-from foreshock.client.pipeline import Pipeline
-from foreshock.client.queues import Work
 from foreshock.client.reporting import Counters, DeliveryStatus, Failures, LogOnce, never_raises
 from foreshock.client.settings import ClientSettings
 from foreshock.errors import ConfigurationError
@@ -110,7 +110,7 @@ class Client:
             from foreshock.exporters.exports import Exports
 
             self._exports = Exports(export, self)
-        self._pipeline = Pipeline(
+        self._background = Background(
             self.settings, self.project, self.counters, self._log, block_when_full=block_when_full
         )
 
@@ -118,13 +118,13 @@ class Client:
     def run_id(self) -> str | None:
         """The run's id at the service, None until the run is registered."""
         registration = self._registration
-        return self._pipeline.registrar.run_id(registration) if registration is not None else None
+        return self._background.registrar.run_id(registration) if registration is not None else None
 
     @property
     def attempt(self) -> int | None:
         """The number of this attempt, None until the attempt is registered."""
         registration = self._registration
-        return self._pipeline.registrar.attempt_number(registration) if registration is not None else None
+        return self._background.registrar.attempt_number(registration) if registration is not None else None
 
     @property
     def attempt_key(self) -> str | None:
@@ -134,11 +134,11 @@ class Client:
     @property
     def want_weights_at_step(self) -> int | None:
         """A step whose weights the service asks to save and announce with `log_checkpoint`, None if there is none."""
-        return self._pipeline.want_weights_at_step
+        return self._background.want_weights_at_step
 
     def set_checkpoint_request(self, step: int | None) -> None:
         """Set `want_weights_at_step` from an AdviceFeed's answer."""
-        self._pipeline.set_checkpoint_request(step)
+        self._background.set_checkpoint_request(step)
 
     def new_connection(self, *, timeout_seconds: float | None = None) -> ServiceConnection:
         """Return another connection with this client's address and key, for another thread."""
@@ -243,22 +243,20 @@ class Client:
             self.launch.require_shared(shards)
         registration = self._started()
         what = f"shard {shard} of step {step}"
-        size = size_of(rollouts)
-        if not self._pipeline.reserve(what, size):
-            return
-        try:
+
+        def capture() -> Make:
             captured = capture_rollouts(
                 rollouts,
                 default_ids=f"{step}-{shard}",
                 attributes=self._attributes if attributes is None else deliveries.checked_attributes(attributes),
                 copy=copy,
-                note=lambda count, sentence: self._pipeline.note_invalid("rows", f"{what}: {sentence}", count),
+                note=lambda count, sentence: self._background.note_invalid("rows", f"{what}: {sentence}", count),
             )
-        except BaseException:
-            self._pipeline.cancel(size)
-            raise
-        make = functools.partial(encode_shard, captured, registration, step, (shard, shards), self.settings, self._log)
-        self._pipeline.put(Work(what, size, make))
+            rank = (shard, shards)
+            return functools.partial(encode_shard, captured, registration, step, rank, self.settings, self._log)
+
+        if not self._background.take(what, size_of(rollouts), capture):
+            return
         self.newest_step = max(self.newest_step, int(step))
         if shard == 0 and self._exports is not None:
             self._exports.note_step(int(step))
@@ -302,10 +300,8 @@ class Client:
             "weights_version": weights_version, "expires_at_us": expires_at_us,
         }  # fmt: skip
         make = functools.partial(deliveries.checkpoint, registration, step, announced, local_folder)
-        if digest is not None:
-            self._pipeline.log(what, 0, make, needed=True)
-        elif self._pipeline.reserve(what, 0, needed=True):
-            self._pipeline.put_later(what, make)
+        # Reading gigabytes of weights must not delay the encoding of rollouts.
+        self._background.take(what, 0, lambda: make, needed=True, is_slow=digest is None)
 
     @never_raises
     def log_change(
@@ -349,7 +345,7 @@ class Client:
         make = functools.partial(
             deliveries.weights, self._started(), step, announced, held, dict(variants or {}), engines_in_all
         )
-        self._pipeline.log(f"the weights of step {step}", 0, make)
+        self._background.take(f"the weights of step {step}", 0, lambda: make)
 
     @never_raises
     def acknowledge(
@@ -371,7 +367,7 @@ class Client:
 
         Returns what the service does not have: `if not client.flush(): …` holds if anything at all is missing.
         """
-        return self._pipeline.flush(timeout_seconds)
+        return self._background.flush(timeout_seconds)
 
     def close(self, timeout_seconds: float | None = None) -> DeliveryStatus:
         """Deliver until the timeout, leave the rest on disk for the next client, and stop. Never raises.
@@ -379,7 +375,7 @@ class Client:
         Returns what the service does not have, and prints it once if there is anything. Then waits, as long again at
         most, until exported steps are written.
         """
-        status = self._pipeline.close(timeout_seconds)
+        status = self._background.close(timeout_seconds)
         if self._exports is not None:
             self._exports.close(self.settings.exit_seconds if timeout_seconds is None else timeout_seconds, status)
         return status
@@ -438,11 +434,11 @@ class Client:
     def _register(self, registration: Registration) -> None:
         self._registration = registration
         self.newest_step = registration.attempt["resume_step"]
-        self._pipeline.begin(registration, self._shard)
+        self._background.begin(registration, self._shard)
         self._log_delivery("the start of the run", Delivery("register", registration), needed=True)
 
     def _log_delivery(self, what: str, delivery: Delivery, *, needed: bool = False) -> None:
-        self._pipeline.log(what, len(delivery.body), lambda: delivery, needed=needed)
+        self._background.take(what, len(delivery.body), lambda: lambda: delivery, needed=needed)
 
 
 def _as_holding(held: Tensors | Holding) -> Holding:

@@ -31,7 +31,7 @@ class ClientSettings:
     max_queue_items: int = 10_000
     max_queue_bytes: int = 2 * _GIBIBYTE
     """Bound on the trainer's arrays that are copied and not yet encoded."""
-    max_outbox_bytes: int = 256 * _MEBIBYTE
+    max_memory_bytes: int = 256 * _MEBIBYTE
     """Bound on undelivered items in memory, which are those that the disk does not take; others are dropped."""
     max_spool_bytes: int = 16 * _GIBIBYTE
     """Bound on the undelivered items on disk that this client wrote or adopted; further ones are dropped and counted.

@@ -1,11 +1,12 @@
-"""The spool: undelivered items on disk.
+"""The spool: the undelivered items of a client, in a folder. Everything is written here before it is sent.
 
     <directory>/<process>/lock               held while its process lives; names host and process
     <directory>/<process>/000000000012.item  a line of JSON, then the bytes of the request
     <directory>/1764000000000000-000000000012.rejected  an item that the service refused, kept as it was
 
-A file is written under a temporary name and renamed, so that a killed process leaves complete items or none. `sync`
-makes items survive a loss of power. The numbers give the order of sending.
+A file is written under a temporary name and renamed, so that a killed process leaves complete items or none. It is
+deleted when the service has it. The numbers give the order of sending. Once the service fails to take an item, `sync`
+makes what waits survive a loss of power too.
 
 The name of a folder ends with digests of the service's address, the project and the API key of its process. A folder
 whose lock is free belonged to a process that has ended: the next client of the same service, project and key adopts it,
@@ -20,11 +21,14 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import shutil
 import socket
+import threading
 import uuid
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +44,8 @@ from foreshock.client.private_files import (
     sync_file_system,
     write_whole,
 )
+from foreshock.client.reporting import Counters, LogOnce
+from foreshock.client.settings import ClientSettings
 from foreshock.clock import now_us
 from foreshock.errors import SpoolError
 from foreshock.parsing import parse_json
@@ -50,13 +56,9 @@ _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 _MOST_SYNCS = 16
 
 
-class SpoolFullError(SpoolError):
-    """The spool has reached its size limit."""
-
-
 @dataclass(slots=True, eq=False)
 class Item:
-    """An undelivered item: on disk at `path`, or in memory as `delivery` if the disk does not take it.
+    """An undelivered item: on disk at `path`, or in memory as `delivery` while the disk does not take it.
 
     `size` is the size of its body in bytes, `run` its run's project and key, `number` its place in the order of this
     process (0: an earlier process wrote it).
@@ -71,43 +73,145 @@ class Item:
     """True if it survives a loss of power."""
     is_doubted: bool = False
     """True if the service called it invalid once."""
-    is_spooled: bool = False
-    """True if it was counted as one that waits on disk."""
 
 
 class Spool:
-    """A spool directory as used by one process, by one thread at a time."""
+    """The undelivered items of one process, in the order of sending. Safe from any thread.
 
-    def __init__(
-        self, directory: Path, *, url: str, project: str, api_key: str | None, max_bytes: int, max_rejected_bytes: int
-    ) -> None:
-        """Set the limits in bytes. The directory is created by the first write."""
-        self.directory = directory
+    An item that the disk does not take is kept in memory, within `max_memory_bytes`; beyond them it is dropped.
+    """
+
+    def __init__(self, settings: ClientSettings, project: str, counters: Counters, log: LogOnce) -> None:
+        """Set the limits. The directory is created by the first write."""
+        self.directory = settings.spool_directory
         self.size = 0
         """Size of the bodies on disk that this process has written or adopted, in bytes."""
-        self._project = f"-{_short_digest(url.rstrip('/'))}-{_short_digest(project)}-"
-        self._owner = f"{self._project}{_short_digest(api_key or '')}"
-        self._max_bytes = max_bytes
-        self._max_rejected_bytes = max_rejected_bytes
+        self._settings = settings
+        self._project = f"-{_short_digest(settings.url.rstrip('/'))}-{_short_digest(project)}-"
+        self._owner = f"{self._project}{_short_digest(settings.api_key or '')}"
+        self._counters = counters
+        self._log = log
+        self._lock = threading.Lock()
+        self._items: deque[Item] = deque()
+        self._appended = 0
         self._own: Path | None = None
         self._locks: dict[Path, int] = {}
 
-    def adopt(self, *, other_keys: bool = False) -> list[Item]:
-        """Take over the items of processes of this service, project and key that have ended, oldest first.
+    def __len__(self) -> int:
+        return len(self._items)
 
-        `other_keys`: also those of other keys of the project. Raises SpoolError.
+    @property
+    def on_disk(self) -> int:
+        """Number of items that survive the end of this process."""
+        with self._lock:
+            return sum(item.path is not None for item in self._items)
+
+    def adopt(self, *, other_keys: bool = False) -> None:
+        """Put the items of processes of this service, project and key that have ended in front, oldest first.
+
+        `other_keys`: also those of other keys of the project.
         """
-        items: list[Item] = []
+        found: list[Item] = []
+        with self._lock:
+            try:
+                with as_spool_error(self.directory):
+                    if self.directory.is_dir():
+                        require_private(self.directory)
+                    for folder in _process_folders(self.directory):
+                        wanted = folder.name.endswith(self._owner) or (other_keys and self._project in folder.name)
+                        if wanted and folder not in self._locks:
+                            found += self._adopt_folder(folder)
+            except SpoolError as error:
+                self._log.warning("spool", f"{error}; data of earlier processes in it is not sent")
+            self._items.extendleft(reversed(found))
+            self.size += sum(item.size for item in found)
+        self._counters.add(recovered=len(found))
+
+    def append(self, delivery: Delivery) -> None:
+        """Add a delivery: it then survives this process, unless the disk does not take it."""
+        with self._lock:
+            self._appended += 1
+            item = Item(len(delivery.body), delivery.registration.run_identity, self._appended, delivery=delivery)
+            if not self._write(item) and not delivery.needed:
+                in_memory = sum(each.size for each in self._items if each.delivery is not None)
+                if in_memory + item.size > self._settings.max_memory_bytes:
+                    self._counters.add(dropped_spool_full=1, dropped_bytes=item.size)
+                    return
+            self._items.append(item)
+
+    def next(self, seconds_until: Callable[[Item], float]) -> tuple[float, Item | None]:
+        """Return the first item that can be sent now, else the one that can be sent first, and in how many seconds."""
+        with self._lock:
+            earliest: tuple[float, Item | None] = math.inf, None
+            for item in self._items:
+                seconds = seconds_until(item)
+                if seconds < earliest[0]:
+                    earliest = seconds, item
+                if seconds <= 0.0:
+                    break
+            return earliest
+
+    def load(self, item: Item) -> Delivery:
+        """Read a delivery. Raises ValueError if it is damaged or no request of a client, SpoolError if unreadable."""
+        if item.delivery is not None:
+            return item.delivery
+        assert item.path is not None
         with as_spool_error(self.directory):
-            if not self.directory.is_dir():
-                return []
-            require_private(self.directory)
-            for folder in _process_folders(self.directory):
-                wanted = folder.name.endswith(self._owner) or (other_keys and self._project in folder.name)
-                if wanted and folder not in self._locks:
-                    items += self._adopt_folder(folder)
-        self.size += sum(item.size for item in items)
-        return items
+            data = read_own(item.path)
+        end = data.find(b"\n")
+        return Delivery.from_metadata(data[: max(end, 0)], memoryview(data)[end + 1 :])
+
+    def remove(self, item: Item) -> None:
+        """Remove an item that was delivered."""
+        with self._lock:
+            try:
+                self._delete(item)
+            except SpoolError as error:
+                self._log.warning("spool", str(error))
+            self._items.remove(item)
+
+    def set_aside(self, item: Item) -> Path | None:
+        """Keep a rejected or damaged item as a file `.rejected`, which no client reads; return its path.
+
+        None if such files have reached their limit: the item is deleted. Raises SpoolError.
+        """
+        with self._lock, as_spool_error(self.directory):
+            kept = sum(file.stat().st_size for file in self.directory.glob(f"*{_REJECTED}"))
+            if kept + item.size > self._settings.max_rejected_bytes:
+                path = None
+                self._delete(item)
+            else:
+                path = self._keep_rejected(item)
+            self._items.remove(item)
+        return path
+
+    def sync(self) -> None:
+        """Write what is in memory only, and make everything on disk survive a loss of power. Called by the sender.
+
+        A few are synced one by one, more by one sync of their file system: a disk commits a hundred files a second.
+        """
+        with self._lock:
+            for item in self._items:
+                if item.delivery is not None and not self._write(item):
+                    break
+            waiting = [item for item in self._items if item.path is not None and not item.is_synced]
+        if not waiting:
+            return
+        # Not under the lock: a disk may take milliseconds for each.
+        try:
+            with as_spool_error(self.directory):
+                if len(waiting) <= _MOST_SYNCS or not sync_file_system(self.directory):
+                    paths = [item.path for item in waiting if item.path is not None]
+                    for path in [*paths, *{path.parent for path in paths}]:
+                        with contextlib.suppress(FileNotFoundError):
+                            sync(path)
+        except SpoolError as error:
+            self._log.warning("spool", str(error))
+            return
+        for item in waiting:
+            item.is_synced = True
+        own = [item.size for item in waiting if item.number]
+        self._counters.add(spooled=len(own), spooled_bytes=sum(own))
 
     def _adopt_folder(self, folder: Path) -> list[Item]:
         """Lock a folder and return its items. Nothing is locked, nor returned, if another client adopted it first.
@@ -129,69 +233,48 @@ class Spool:
                 return items
         return []
 
-    def write(self, item: Item, delivery: Delivery) -> None:
-        """Write a delivery, which then survives this process; `sync` makes it survive a loss of power.
-
-        Raises SpoolFullError at the size limit, SpoolError if the disk fails.
-        """
-        if self.size + item.size > self._max_bytes and not delivery.needed:
-            raise SpoolFullError(
-                f"the spool {self.directory} is full: it holds {self.size:,} of at most {self._max_bytes:,} bytes"
+    def _write(self, item: Item) -> bool:
+        """Write an item in memory to disk; False if the disk does not take it. The caller holds the lock."""
+        delivery, limit = item.delivery, self._settings.max_spool_bytes
+        assert delivery is not None
+        is_full = self.size + item.size > limit and not delivery.needed
+        try:
+            if is_full:
+                raise SpoolError(
+                    f"the spool {self.directory} is full: it holds {self.size:,} of at most {limit:,} bytes"
+                )
+            with as_spool_error(self.directory):
+                path = self._own_folder() / f"{item.number:012d}{_ITEM}"
+                write_whole(path, *_content(delivery))
+        except SpoolError as error:
+            self._log.warning(
+                "spool full" if is_full else "spool",
+                f"{error}; items that do not fit into memory are dropped until the service takes some",
             )
-        with as_spool_error(self.directory):
-            path = self._own_folder() / f"{item.number:012d}{_ITEM}"
-            write_whole(path, *_content(delivery))
+            return False
         self.size += item.size
-        item.path = path
+        item.path, item.delivery = path, None
+        return True
 
-    def sync(self, items: Iterable[Item]) -> None:
-        """Make written items survive a loss of power; items that were removed meanwhile are skipped. Raises SpoolError.
+    def _keep_rejected(self, item: Item) -> Path:
+        stem = f"{item.number:012d}" if item.path is None else item.path.stem
+        path = self.directory / f"{now_us()}-{stem}{_REJECTED}"
+        if item.path is not None:
+            item.path.replace(path)
+            self.size -= item.size
+        elif item.delivery is not None:
+            make_private(self.directory)
+            write_whole(path, *_content(item.delivery))
+        with contextlib.suppress(OSError):
+            sync(path)
+            sync(self.directory)
+        return path
 
-        A few are synced one by one, more by one sync of their file system: a disk commits a hundred files a second.
-        """
-        with as_spool_error(self.directory):
-            paths = [item.path for item in items if item.path is not None]
-            if len(paths) > _MOST_SYNCS and sync_file_system(self.directory):
-                return
-            for path in [*paths, *{path.parent for path in paths}]:
-                with contextlib.suppress(FileNotFoundError):
-                    sync(path)
-
-    def load(self, path: Path) -> Delivery:
-        """Read a delivery. Raises ValueError if it is damaged or no request of a client, SpoolError if unreadable."""
-        with as_spool_error(self.directory):
-            data = read_own(path)
-        end = data.find(b"\n")
-        return Delivery.from_metadata(data[: max(end, 0)], memoryview(data)[end + 1 :])
-
-    def remove(self, item: Item) -> None:
-        """Delete a delivered item. Raises SpoolError."""
+    def _delete(self, item: Item) -> None:
         if item.path is not None:
             with as_spool_error(self.directory):
                 item.path.unlink(missing_ok=True)
             self.size -= item.size
-
-    def set_aside(self, item: Item) -> Path | None:
-        """Keep a rejected or damaged item as a file `.rejected`, which no client reads; return its path.
-
-        None if such files have reached their limit: the item is deleted. Raises SpoolError.
-        """
-        with as_spool_error(self.directory):
-            stem = f"{item.number:012d}" if item.path is None else item.path.stem
-            path = self.directory / f"{now_us()}-{stem}{_REJECTED}"
-            kept = sum(file.stat().st_size for file in self.directory.glob(f"*{_REJECTED}"))
-            if kept + item.size > self._max_rejected_bytes:
-                self.remove(item)
-                return None
-            if item.path is not None:
-                item.path.replace(path)
-                self.size -= item.size
-            elif item.delivery is not None:
-                make_private(self.directory)
-                write_whole(path, *_content(item.delivery))
-            sync(path)
-            sync(self.directory)
-        return path
 
     def close(self, *, in_forked_child: bool = False) -> None:
         """Unlock the folders and remove the empty ones; the next client adopts the remaining items.

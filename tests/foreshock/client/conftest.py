@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from foreshock.client import Client, queues, sender
+from foreshock.client import Client, sender
 from tests.foreshock.client.faulty_service import FaultyService, faulty_service
 from tests.foreshock.client.trainer import clients
 
@@ -20,10 +20,8 @@ def service() -> Iterator[FaultyService]:
 
 @pytest.fixture(autouse=True)
 def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender, "_FIRST_RETRY_SECONDS", 0.02)
-    monkeypatch.setattr(sender, "_LONGEST_RETRY_SECONDS", 0.1)
-    monkeypatch.setattr(queues, "_FIRST_REFUSED_SECONDS", 0.05)
-    monkeypatch.setattr(queues, "_LONGEST_REFUSED_SECONDS", 0.2)
+    monkeypatch.setattr(sender, "_AWAY_SECONDS", (0.02, 0.1))
+    monkeypatch.setattr(sender, "_REFUSED_SECONDS", (0.05, 0.2))
 
 
 @pytest.fixture

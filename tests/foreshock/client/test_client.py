@@ -80,9 +80,9 @@ def test_client_started_without_service_delivers_the_same_bytes_later(make: Any,
     assert len(bytes_on_disk) == 6
     with faulty_service(port=port) as service:
         assert client.flush(60)
-        assert sorted(service.bodies("rollouts")) == sorted(bytes_on_disk)
+        assert service.bodies("rollouts") == bytes_on_disk
         steps = [int(path.split("/")[5]) for path in service.paths() if "/steps/" in path]
-        assert sorted(steps) == [step for step in range(6) for _ in range(2)]
+        assert steps == [step for step in range(6) for _ in range(2)]
         client.close()
     assert client.counters.delivered == 13
     assert not list((tmp_path / "spool").iterdir())
@@ -249,10 +249,10 @@ def test_heartbeats_go_on_when_the_run_is_registered_again(make: Any, service: F
 
 def test_slow_service_delays_neither_trainer_nor_encoder(make: Any, service: FaultyService) -> None:
     service.always = "held"
-    client = make(max_outbox_bytes=4000, timeout_seconds=60.0)
+    client = make(timeout_seconds=60.0)
     for step in range(12):
         client.log_rollouts(step, rollouts(step))
-    wait_until(lambda: client.counters.spooled > 0 and not len(client._pipeline._queue))
+    wait_until(lambda: len(spooled_bodies(client.settings.spool_directory)) == 12)
     assert service.received == []
     service.released.set()
     assert client.flush(60)
@@ -310,10 +310,10 @@ def test_block_when_full_waits_instead_of_dropping(make: Any, service: FaultySer
 
 def test_full_spool_drops_the_newest_and_counts_them(make: Any, tmp_path: Path) -> None:
     port = free_port()
-    client = make(url=f"http://127.0.0.1:{port}", max_spool_bytes=4000, max_outbox_bytes=2000)
+    client = make(url=f"http://127.0.0.1:{port}", max_spool_bytes=4000, max_memory_bytes=2000)
     for step in range(10):
         client.log_rollouts(step, rollouts(step))
-    wait_until(lambda: client.counters.dropped_spool_full > 0 and not len(client._pipeline._queue))
+    wait_until(lambda: client.counters.dropped_spool_full > 0 and not len(client._background._hand_over))
     lost = client.counters.dropped
     with faulty_service(port=port) as service:
         assert client.flush(60).undelivered == 0

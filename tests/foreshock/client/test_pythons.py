@@ -14,7 +14,16 @@ from tests.pythons import environment_of, found_pythons
 FOLDER = "tests/foreshock/client"
 FILES = [
     f"{FOLDER}/test_{name}.py"
-    for name in ("client", "client_arguments", "client_lifetime", "connection", "queues", "sender", "settings", "spool")
+    for name in (
+        "client",
+        "client_arguments",
+        "client_lifetime",
+        "connection",
+        "hand_over",
+        "sender",
+        "settings",
+        "spool",
+    )
 ]
 
 

@@ -202,7 +202,7 @@ def test_folder_that_becomes_read_only_is_read_and_takes_writes_later(
 
 
 def test_the_client_keeps_what_a_full_service_refuses() -> None:
-    from foreshock.client.registrar import scope_of
+    from foreshock.client.sender import scope_of
     from foreshock.errors import ServiceUnavailable
 
     error: ServiceError = ServiceUnavailable("full", status=507, problem={}, retry_after_seconds=30.0)

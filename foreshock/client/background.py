@@ -1,12 +1,18 @@
-"""The background of one client: a queue, the encoder's thread, the outbox on disk, the sender's thread, and their end.
+"""The background of one client: two threads with the spool between them, and their end.
 
-Encoding never waits for the service, and sending never waits for the encoder: each has a thread.
+    trainer ── HandOver ──> encoder's thread ── Spool (a folder) ──> sender's thread ──> service
+
+The encoder writes each item into the spool, and the sender sends what is there. Encoding has a thread of its own so
+that a service that is silent for a minute does not keep a minute of steps in memory only, where a kill would lose them.
 
 `concurrent.futures.thread` is imported for encoding at the end of the process: pyarrow then imports pandas, if it is
 installed, and pandas imports this module, which Python refuses to load so late.
 
-In a forked child the pipeline is disabled (its threads live in the parent): items logged there are counted as dropped.
+In a forked child the background is disabled (its threads live in the parent): items logged there are counted as
+dropped.
 """
+
+from __future__ import annotations
 
 import atexit
 import concurrent.futures.thread  # noqa: F401
@@ -20,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from foreshock.client.connection import run_url
 from foreshock.client.deliveries import Delivery, Registration
-from foreshock.client.queues import BoundedQueue, Outbox, Work
+from foreshock.client.hand_over import HandOver, Make, Work
 from foreshock.client.reporting import Counters, DeliveryStatus, LogOnce
 from foreshock.client.sender import Sender
 from foreshock.client.settings import ClientSettings
@@ -30,13 +36,13 @@ from foreshock.errors import RolloutsError, ServiceError, WeightsError
 _SECONDS_BETWEEN_ADVICE_POLLS = 5.0
 
 
-class Pipeline:
-    """Takes work, encodes and delivers it in the background. All methods are safe from any thread."""
+class Background:
+    """Encodes captured items into the spool and delivers them. All methods are safe from any thread."""
 
     def __init__(
         self, settings: ClientSettings, project: str, counters: Counters, log: LogOnce, *, block_when_full: bool
     ) -> None:
-        """Load what earlier processes left on disk, and start the threads."""
+        """Take over what earlier processes left in the spool, and start the threads."""
         self._settings = settings
         self._counters = counters
         self._log = log
@@ -49,66 +55,48 @@ class Pipeline:
         self._own_has_begun = False
         self._next_advice_poll = 0.0
         self._invalid: str | None = None
-        self._queue = BoundedQueue(max_items=settings.max_queue_items, max_bytes=settings.max_queue_bytes)
-        self._spool = Spool(
-            settings.spool_directory,
-            url=settings.url,
-            project=project,
-            api_key=settings.api_key,
-            max_bytes=settings.max_spool_bytes,
-            max_rejected_bytes=settings.max_rejected_bytes,
-        )
-        self._outbox = Outbox(self._spool, counters, max_memory_bytes=settings.max_outbox_bytes, warn=log.warning)
         self.want_weights_at_step: int | None = None
         """The step whose weights the service requests, None if none are."""
+        self._hand_over = HandOver(max_items=settings.max_queue_items, max_bytes=settings.max_queue_bytes)
+        self._spool = Spool(settings, project, counters, log)
         self._sender = Sender(
-            settings, self._outbox, counters, log, status=self.status, after_delivery=self._after_delivery
+            settings, self._spool, counters, log, status=self.status, after_delivery=self._after_delivery
         )
         self.registrar = self._sender.registrar
         self._encoder = threading.Thread(target=self._encode_all, name="foreshock-encoder", daemon=True)
-        _open_pipelines.add(self)
-        self._outbox.recover()
+        _open_backgrounds.add(self)
+        self._spool.adopt()
         self._encoder.start()
         self._sender.start()
 
-    def reserve(self, what: str, size: int, *, needed: bool = False) -> bool:
-        """Reserve room for an item of `size` bytes; without room, count it as dropped and return False.
+    def take(
+        self, what: str, size: int, capture: Callable[[], Make], *, needed: bool = False, is_slow: bool = False
+    ) -> bool:
+        """Take an item of `size` bytes if there is room for it; without room, count it as dropped and return False.
 
-        `needed` items are small and others depend on them: they always fit.
+        `capture` is called at once and returns the function that encodes the item in the background. `needed` items
+        are small and others depend on them: they always fit.
         """
         if self._disabled_by_fork or self._closed:
             self._counters.add(dropped_closed=1, dropped_bytes=size)
             self._log.warning("closed", f"{what} is dropped: the client was closed, or its process forked")
             return False
         wait = threading.TIMEOUT_MAX if self._block_when_full else 0.0
-        if self._queue.reserve(size, needed=needed, wait_seconds=wait):
-            return True
-        self._counters.add(dropped_queue_full=1, dropped_bytes=size)
-        self._log.warning(
-            "queue full", f"{what} is dropped: the queue is full, encoding is slower than logging; see client.counters"
-        )
-        return False
-
-    def log(self, what: str, size: int, make: Callable[[], Delivery], *, needed: bool = False) -> None:
-        """Add an item of `size` bytes, which `make` encodes in the background, if there is room for it."""
-        if self.reserve(what, size, needed=needed):
-            self.put(Work(what, size, make))
-
-    def cancel(self, size: int) -> None:
-        """Give back room that was reserved and is not used."""
-        self._queue.release(size)
-
-    def put(self, work: Work) -> None:
-        """Add work whose `size` was reserved."""
+        if not self._hand_over.reserve(size, needed=needed, wait_seconds=wait):
+            self._counters.add(dropped_queue_full=1, dropped_bytes=size)
+            self._log.warning(
+                "queue full",
+                f"{what} is dropped: the queue is full, encoding is slower than logging; see client.counters",
+            )
+            return False
+        try:
+            make = capture()
+        except BaseException:
+            self._hand_over.release(size)
+            raise
         self._counters.add(accepted=1)
-        self._queue.put(work)
-
-    def put_later(self, what: str, make: Callable[[], Delivery]) -> None:
-        """Run `make` in a thread of its own and add the delivery; its room (size 0) was reserved.
-
-        For slow work, such as reading gigabytes of weights, that must not delay the encoding of rollouts.
-        """
-        threading.Thread(target=self._make_and_put, args=(what, make), name="foreshock-digest", daemon=True).start()
+        self._hand_over.put(Work(what, size, make, is_slow))
+        return True
 
     def begin(self, registration: Registration, shard: int | None) -> None:
         """Set the attempt that this client logs; `shard` names the rank, if it is known.
@@ -138,7 +126,7 @@ class Pipeline:
             dropped = self._counters.dropped_closed
             return DeliveryStatus(dropped=dropped, reason="the client belongs to the parent process")
         now = self._counters.snapshot()
-        undelivered = len(self._queue) + len(self._outbox)
+        undelivered = len(self._hand_over) + len(self._spool)
         reason = self._sender.reason if undelivered or now.rejected else None
         reason = reason or (self._invalid if now.invalid else None)
         return DeliveryStatus(undelivered, now.rejected, now.dropped, now.invalid, reason)
@@ -166,45 +154,43 @@ class Pipeline:
             self._log.exception("close", "closing the client failed", error)
 
     def _idle(self) -> bool:
-        return not len(self._queue) and not len(self._outbox)
+        return not len(self._hand_over) and not len(self._spool)
 
-    def _deliver(self, failed_before: int, seconds: float) -> None:
-        """Deliver for up to `seconds`; stop if an attempt fails or all the rest is refused, as the disk keeps it."""
+    def _deliver(self, seconds: float) -> None:
+        """Deliver for up to `seconds`; stop if all the rest has failed, as the disk keeps it."""
 
         def gains_nothing() -> bool:
-            failed = self._sender.failed_attempts > failed_before
-            return not len(self._queue) and (failed or self._outbox.next_due() > time.monotonic())
+            return not len(self._hand_over) and self._sender.next()[0] > 0.0
 
         self._sender.wait(lambda: self._idle() or gains_nothing(), seconds)
 
     def _end(self, deadline: float) -> None:
         """Write the rest to disk and end the threads, until `deadline` of `time.monotonic`."""
-        # The encoder ends when the queue is empty.
+        # The encoder ends when everything that was handed over is encoded.
         self._encoder.join(max(0.0, deadline - time.monotonic()) / 2)
         self._sender.stop(deadline)
         self._spool.close()
 
     def _encode_all(self) -> None:
-        while (work := self._queue.get()) is not None:
-            try:
-                self._outbox.append(work.make())
-            except (RolloutsError, WeightsError) as error:
-                self.note_invalid(type(error).__name__, f"{work.what} is invalid and not sent: {error}")
-            except Exception as error:
-                self._counters.add(internal_errors=1, invalid=1)
-                self._log.exception(f"encoding {type(error).__name__}", f"{work.what} could not be encoded", error)
-            finally:
-                self._queue.release(work.size)
-            self._sender.wake()
+        while (work := self._hand_over.get()) is not None:
+            if work.is_slow:
+                # No thread can be started while the interpreter ends.
+                with contextlib.suppress(RuntimeError):
+                    threading.Thread(target=self._encode, args=(work,), name="foreshock-digest", daemon=True).start()
+                    continue
+            self._encode(work)
 
-    def _make_and_put(self, what: str, make: Callable[[], Delivery]) -> None:
+    def _encode(self, work: Work) -> None:
         try:
-            delivery = make()
+            self._spool.append(work.make())
+        except (RolloutsError, WeightsError) as error:
+            self.note_invalid(type(error).__name__, f"{work.what} is invalid and not sent: {error}")
         except Exception as error:
-            self._queue.release(0)
-            self.note_invalid(what, f"{what} is not announced: {error}")
-        else:
-            self.put(Work(what, 0, lambda: delivery))
+            self._counters.add(internal_errors=1, invalid=1)
+            self._log.exception(f"encoding {type(error).__name__}", f"{work.what} could not be encoded", error)
+        finally:
+            self._hand_over.release(work.size)
+        self._sender.wake()
 
     def _after_delivery(self, delivery: Delivery) -> None:
         """Print the run's address once; ask for wanted weights after rollouts. Called by the sender's thread."""
@@ -248,7 +234,7 @@ class Pipeline:
 
     def _print(self, status: DeliveryStatus) -> None:
         lines = [f"foreshock: {status}"]
-        kept = min(self._outbox.on_disk, status.undelivered)
+        kept = min(self._spool.on_disk, status.undelivered)
         if kept:
             lines.append(f"  {kept} undelivered items are kept in {self._spool.directory}; the next client sends them")
         if status.undelivered > kept:
@@ -268,19 +254,19 @@ class Pipeline:
         self._spool.close(in_forked_child=True)
 
 
-_open_pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()
+_open_backgrounds: weakref.WeakSet[Background] = weakref.WeakSet()
 # Address of a service → seconds that closing clients of this process waited while it took nothing.
 _waited_in_vain: dict[str, float] = {}
 # Seconds of a timeout that are kept for writing the rest to disk.
 _MOST_END_SECONDS, _LEAST_END_SECONDS = 2.0, 0.5
 
 
-def close_together(pipelines: Sequence[Pipeline], timeout_seconds: float | None = None) -> None:
-    """Close pipelines within one timeout, the longest `exit_seconds` by default, which includes writing to disk.
+def close_together(backgrounds: Sequence[Background], timeout_seconds: float | None = None) -> None:
+    """Close backgrounds within one timeout, the longest `exit_seconds` by default, which includes writing to disk.
 
     While the service takes nothing, clients that are closed one after the other share the default timeout, too.
     """
-    closing = [each for each in pipelines if not (each._closed or each._disabled_by_fork)]
+    closing = [each for each in backgrounds if not (each._closed or each._disabled_by_fork)]
     if not closing:
         return
     begin = time.monotonic()
@@ -289,27 +275,26 @@ def close_together(pipelines: Sequence[Pipeline], timeout_seconds: float | None 
         longest = max(each._settings.exit_seconds for each in closing)
         seconds = longest - min(_waited_in_vain.get(each._settings.url, 0.0) for each in closing)
     end = begin + max(seconds, 0.0)
-    failed_before = [each._sender.failed_attempts for each in closing]
     delivered_before = [each._counters.delivered for each in closing]
     for each in closing:
         each._closed = True
         each._sender.try_now()
-    for each, failed, delivered in zip(closing, failed_before, delivered_before, strict=True):
+    for each, delivered in zip(closing, delivered_before, strict=True):
         with each._never_raises():
             left = end - min(_MOST_END_SECONDS, max(seconds, 0.0) / 2) - time.monotonic()
-            each._deliver(failed, left)
+            each._deliver(left)
         url = each._settings.url
         in_vain = not each._idle() and each._counters.delivered == delivered
         _waited_in_vain[url] = _waited_in_vain.get(url, 0.0) + time.monotonic() - begin if in_vain else 0.0
     for each in closing:
         each._sender.begin_stop()
-        each._queue.close()
+        each._hand_over.close()
     # Beyond the deadline if necessary: items that are only in memory would be lost.
     end = max(end, time.monotonic() + _LEAST_END_SECONDS)
     for each in closing:
         with each._never_raises():
             each._end(end)
-        _open_pipelines.discard(each)
+        _open_backgrounds.discard(each)
         status = each.status()
         if not status.complete:
             each._print(status)
@@ -317,12 +302,12 @@ def close_together(pipelines: Sequence[Pipeline], timeout_seconds: float | None 
 
 @atexit.register
 def _close_all() -> None:
-    close_together(list(_open_pipelines))
+    close_together(list(_open_backgrounds))
 
 
 def _disable_all_after_fork() -> None:
-    for pipeline in list(_open_pipelines):
-        pipeline._disable_after_fork()
+    for background in list(_open_backgrounds):
+        background._disable_after_fork()
 
 
 os.register_at_fork(after_in_child=_disable_all_after_fork)

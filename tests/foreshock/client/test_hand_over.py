@@ -1,4 +1,4 @@
-"""Tests of the bounded queue: its bounds, its waits, and its end."""
+"""Tests of the hand-over to the background: its bounds, its waits, and its end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foreshock.client.deliveries import Delivery, Registration
-from foreshock.client.queues import BoundedQueue, Work
+from foreshock.client.hand_over import HandOver, Work
 
 DELIVERY = Delivery("register", Registration(run={"project": "p", "key": "k"}, attempt={"key": "a"}))
 
@@ -24,7 +24,7 @@ def work(size: int) -> Work:
     actions=st.lists(st.one_of(st.integers(0, 60), st.just("get"), st.just("release")), max_size=40),
 )
 def test_reserved_room_stays_within_bounds(max_items: int, max_bytes: int, actions: list[int | str]) -> None:
-    queue = BoundedQueue(max_items=max_items, max_bytes=max_bytes)
+    queue = HandOver(max_items=max_items, max_bytes=max_bytes)
     waiting: list[Work] = []
     taken: list[Work] = []
     for action in actions:
@@ -44,14 +44,14 @@ def test_reserved_room_stays_within_bounds(max_items: int, max_bytes: int, actio
 
 
 def test_needed_item_exceeds_bounds() -> None:
-    queue = BoundedQueue(max_items=1, max_bytes=10)
+    queue = HandOver(max_items=1, max_bytes=10)
     assert queue.reserve(10)
     assert not queue.reserve(0)
     assert queue.reserve(0, needed=True)
 
 
 def test_full_queue_refuses_at_once_or_after_waiting() -> None:
-    queue = BoundedQueue(max_items=1, max_bytes=10)
+    queue = HandOver(max_items=1, max_bytes=10)
     assert queue.reserve(1)
     queue.put(work(1))
     started = time.perf_counter()
@@ -62,7 +62,7 @@ def test_full_queue_refuses_at_once_or_after_waiting() -> None:
 
 
 def test_closed_queue_accepts_no_work_and_hands_out_the_rest() -> None:
-    queue = BoundedQueue(max_items=3, max_bytes=10)
+    queue = HandOver(max_items=3, max_bytes=10)
     assert queue.reserve(1)
     assert queue.reserve(1)
     first = work(1)
