@@ -32,6 +32,7 @@ from foreshock.errors import ConfigurationError, RolloutsError
 from foreshock.importers import Dump, DumpFormat, ReadOptions, find_dumps
 from foreshock.json_values import finite_or_none
 from foreshock.lint import LintEvidence, LintReport, collect_evidence, run_checks
+from foreshock.lint.checks.pairs import Pairs
 from foreshock.ranges import Verdict, required_range, verdict_of
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
@@ -52,12 +53,12 @@ class CheckedStep:
     @property
     def tokens(self) -> int:
         """The number of tokens with two log-probs."""
-        return int(self.evidence.groups.counts[:, 0].sum())
+        return self.evidence[Pairs].tokens
 
     @property
     def k3(self) -> float:
         """The mean k3 of trainer/rollout over these tokens, in nats; NaN without any."""
-        return self.evidence.groups.mean_and_t("k3")[0]
+        return self.evidence[Pairs].by_group.mean_and_t("k3")[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@
 evidence of shards merges, and the merged evidence is checked like that of one batch.
 """
 
-from foreshock.lint.checks import run_checks
+from foreshock.lint.checks import CHECKS
 from foreshock.lint.evidence import LintEvidence, collect_evidence
-from foreshock.lint.report import CHECKS, LintReport
+from foreshock.lint.report import LintReport, run_checks
 from foreshock.model_kind import ModelKind
 from foreshock.rollouts.batch import RolloutBatch
 

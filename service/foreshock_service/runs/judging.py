@@ -11,7 +11,7 @@ from typing import Any
 
 from foreshock import errors, lint, rollouts
 from foreshock.api import steps
-from foreshock.lint import checks, sampling
+from foreshock.lint.checks import sampling
 from foreshock.lint.evidence import examples_from_json
 from foreshock.model_kind import ModelKind
 
@@ -93,7 +93,7 @@ def judge_evidence(
     # its entropies are those of π, since the test is about μ.
     names = {warning.name for warning in report.warnings}
     counts = all(map(math.isfinite, (sums.surprisal, sums.entropy, sums.variance, sums.largest)))
-    if not counts or "entropy_of_trainer" in names or checks.unreliable_surprisal(evidence, names):
+    if not counts or "entropy_of_trainer" in names or sampling.unreliable_surprisal(evidence, names):
         return StepVerdict(report, 0, 0.0, 0.0, 0.0, 0.0)
     return StepVerdict(report, sums.tokens, sums.surprisal, sums.entropy, sums.variance, sums.largest)
 

@@ -13,8 +13,9 @@ from foreshock.api import steps as records
 from foreshock.api.records import parse, to_json
 from foreshock.diagnosis.history import NEWEST_STEPS as WINDOW_STEPS
 from foreshock.diagnosis.quantities import ENTROPY_KEY, quantities_of
-from foreshock.lint import CHECKS, sampling
-from foreshock.lint.checks import outcome_records
+from foreshock.lint import CHECKS
+from foreshock.lint.checks import sampling
+from foreshock.lint.report import outcome_records
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.severity import severity_rank
 from foreshock_service.platform import parameters, problem, security
@@ -148,7 +149,7 @@ def read_run(
     checked, clean, sums = _run_sums(session, run_id, attempt)
     warnings = _by_name(_warned_steps(session, run_id, attempt))
     # The steps are independent parts of one martingale.
-    whole, check = outcome_records(sampling.check_surprisal(sums)) if checked else (None, None)
+    whole, check = outcome_records(CHECKS[_SURPRISAL], sampling.check_surprisal(sums)) if checked else (None, None)
     seen_in_steps = any(warning.name == _SURPRISAL for warning in warnings)
     return records.RunLintRecord(
         checked_steps=checked,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from foreshock.lint import LintEvidence, collect_evidence, lint_batch, run_checks
-from foreshock.lint.after_id import CANDIDATES
+from foreshock.lint.checks.after_id import CANDIDATES, AfterIds
 from foreshock.rollouts import RolloutBatch
 from tests.foreshock.lint.healthy import Policy, healthy_batch
 
@@ -182,7 +182,7 @@ def test_shards_in_any_order_give_the_same_finding() -> None:
     found = set()
     for each in (shards, shards[::-1], [shards[2], shards[0], shards[3], shards[1]]):
         merged = LintEvidence.from_bytes(reduce(LintEvidence.merge, each).to_bytes())
-        assert merged.after_ids.keys.size <= 4 * CANDIDATES
+        assert merged[AfterIds].by_id.keys.size <= 4 * CANDIDATES
         (warning,) = [each for each in run_checks(merged).warnings if each.name == CHECK]
         found.add((warning.seen, tuple(warning.evidence.items())))
     assert len(found) == 1
@@ -191,4 +191,4 @@ def test_shards_in_any_order_give_the_same_finding() -> None:
 
 
 def test_healthy_evidence_has_no_candidates() -> None:
-    assert collect_evidence(healthy_batch(3)).after_ids.keys.size == 0
+    assert collect_evidence(healthy_batch(3))[AfterIds].by_id.keys.size == 0

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from foreshock.lint import collect_evidence
-from foreshock.lint.whole_rollouts import RolloutHashes
+from foreshock.lint.checks.duplicates import Hashes, Repeats
 from foreshock.rollouts import RolloutBatch
 
 
-def hashes_of(*lengths: int) -> RolloutHashes:
+def hashes_of(*lengths: int) -> Hashes:
     """Return the hashes of rollouts with so many tokens, each numbered from 1."""
     tokens = np.concatenate([np.arange(1, length + 1) for length in lengths])
     batch = RolloutBatch.from_arrays(
@@ -21,7 +21,7 @@ def hashes_of(*lengths: int) -> RolloutHashes:
         response_token_ids=tokens,
         rollout_log_probs=(-0.25 * tokens).astype(np.float32),
     )
-    return collect_evidence(batch).rollout_hashes
+    return collect_evidence(batch)[Repeats].hashes
 
 
 @pytest.mark.parametrize("other", [3, 4096, 4097, 9000])

@@ -9,33 +9,26 @@ thirty hardly changes.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.lint.counting import EvidenceBuilder, Ints, KeyedSums
-from foreshock.lint.report import Clean, Example, Finding, NotChecked, Outcome, format_number, format_percent
+from foreshock.lint.checks.pairs import NO_PAIRS, Pairs, if_invalid
+from foreshock.lint.counting import LARGEST_D, Bools, Counting, Counts, Example, Floats, Ints, Table
+from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome, format_number, format_percent
 from foreshock.measures.inputs import lag_of_tokens, truncated_rollouts
 from foreshock.measures.statistics.clusters import keys_of_texts
-from foreshock.model_kind import ModelKind
-from foreshock.ranges import required_range
 from foreshock.rollouts.arrays import take_rows
-from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.schema import are_log_probs
 
-if TYPE_CHECKING:
-    from foreshock.lint.evidence import LintEvidence
-
-# Stored by position: append only.
-DIMENSIONS = ("turn", "position", "end_of_truncated", "end_of_stopped", "lag", "rollout", "data_source", "engine")
+_DIMENSIONS = ("turn", "position", "end_of_truncated", "end_of_stopped", "lag", "rollout", "data_source", "engine")
 # The dimensions whose buckets are names, and their batch fields. The names are kept as examples.
 _NAMED = {"data_source": "data_sources", "engine": "engine_ids"}
 # Buckets of a dimension are 0 to 999; a key is 1000 times the dimension's number plus the bucket.
 _WIDTH = 1000
 _MOST_TOKENS = 1 << 18
-_LARGEST_D = 20.0
 _MOST_NAMES = 64
 # A token is uncertain if either log-prob is below this.
 _UNCERTAIN = -0.1
@@ -45,58 +38,64 @@ _FAR_FROM_END = 5
 _LOWEST_LEVEL = -40
 
 
-class PlaceSums(KeyedSums):
-    """Sums over the tokens at each place; a key holds the dimension and the bucket. Sums are in nats, √nat."""
+class SumsByPlace(Table):
+    """Sums over the tokens at each place; a key holds the dimension and the bucket. k3 is in nats, `roots` is Σ √|d|
+    over uncertain tokens. A group in several shards counts once per shard.
+    """
 
-    __slots__ = ()
-    # A group in several shards counts once per shard. `roots` is Σ √|d| over uncertain tokens.
-    COUNTS = ("tokens", "uncertain", "rollouts", "groups")
-    SUMS = ("k3", "roots")
-
-    def without(self, dimension: str) -> PlaceSums:
-        """Return the sums without a dimension."""
-        return self.rows(self.keys // _WIDTH != DIMENSIONS.index(dimension))
+    COLUMNS = ("tokens", "uncertain", "rollouts", "groups", "k3", "roots")
 
     def of_dimension(self, dimension: str) -> tuple[Ints, NDArray[np.float64]]:
-        """Return the buckets [B] of a dimension and a table [B, 6] of COUNTS and SUMS."""
-        chosen = self.rows(self.keys // _WIDTH == DIMENSIONS.index(dimension))
-        return chosen.keys % _WIDTH, np.concatenate([chosen.counts, chosen.sums.value], axis=1)
+        """Return the buckets [B] of a dimension and their rows [B, 6]."""
+        chosen = self.rows(self.keys // _WIDTH == _DIMENSIONS.index(dimension))
+        return (chosen.keys % _WIDTH).astype(np.int64), chosen.values
 
 
-def sum_places(batch: RolloutBatch, builder: EvidenceBuilder) -> PlaceSums:
-    """Return the sums of a batch by place; empty if either log-prob was not logged.
+@dataclass
+class Places(Counts):
+    """Sums by place over an even sample of the rollouts."""
 
-    Names of data sources and engines are kept as examples, under their codes.
-    """
-    behaviour, target = batch.rollout_log_probs, batch.trainer_log_probs
-    if behaviour is None or target is None or not batch.num_tokens:
-        return PlaceSums.empty()
-    rows = np.arange(0, batch.num_rollouts, max(1, -(-batch.num_tokens // _MOST_TOKENS)))
-    rows = rows[batch.response_lengths[rows] > 0]
-    positions, offsets = take_rows(batch.response_offsets, rows)
-    turn, lag = (
-        None if column is None else np.clip(column[positions].astype(np.int64), 0, _WIDTH - 1)
-        for column in (batch.turn, lag_of_tokens(batch))
-    )
-    starts = _starts(offsets, [column for column in (turn, lag) if column is not None])
-    mask = None if batch.response_mask is None else batch.response_mask[positions] != 0
-    table = _sums_of_segments(behaviour[positions], target[positions], mask, starts)
-    starts, table = starts[table[:, 0] > 0], table[table[:, 0] > 0]
-    of_row = np.searchsorted(offsets, starts, "right") - 1
-    near_end = np.minimum(_octave(offsets[of_row + 1] - 1 - starts), _FAR_FROM_END)
-    truncated = truncated_rollouts(batch)[0][rows][of_row]
-    codes = {
-        "position": _octave(starts - offsets[of_row]),
-        "end_of_truncated": np.where(truncated, near_end, -1),
-        "end_of_stopped": np.where(truncated, -1, near_end),
-        "rollout": _levels(table, of_row, rows.size)[of_row],
-    }
-    codes |= {name: each[starts] for name, each in (("turn", turn), ("lag", lag)) if each is not None}
-    for name, field in _NAMED.items():
-        if (named := _codes_of_names(getattr(batch, field), rows, builder, name)) is not None:
-            codes[name] = named[of_row]
-    places = np.array([np.where(code < 0, -1, _WIDTH * DIMENSIONS.index(name) + code) for name, code in codes.items()])
-    return _add_up(places, table, (of_row, _groups(batch, rows)[of_row]))
+    sums: SumsByPlace = field(default_factory=SumsByPlace)
+
+    def add_batch(self, counting: Counting) -> None:
+        """Sum over the places of a batch; names of data sources and engines are kept as examples, under their codes."""
+        batch = counting.batch
+        behaviour, target = batch.rollout_log_probs, batch.trainer_log_probs
+        if behaviour is None or target is None or not batch.num_tokens:
+            return
+        rows = np.arange(0, batch.num_rollouts, max(1, -(-batch.num_tokens // _MOST_TOKENS)))
+        rows = rows[batch.response_lengths[rows] > 0]
+        positions, offsets = take_rows(batch.response_offsets, rows)
+        of_tokens = {
+            name: np.clip(column[positions].astype(np.int64), 0, _WIDTH - 1)
+            for name, column in (("turn", batch.turn), ("lag", lag_of_tokens(batch)))
+            if column is not None
+        }
+        starts = _starts(offsets, list(of_tokens.values()))
+        mask = None if batch.response_mask is None else batch.response_mask[positions] != 0
+        table = _sums_of_segments(behaviour[positions], target[positions], mask, starts)
+        starts, table = starts[table[:, 0] > 0], table[table[:, 0] > 0]
+        of_row = np.searchsorted(offsets, starts, "right") - 1
+        near_end = np.minimum(_octave(offsets[of_row + 1] - 1 - starts), _FAR_FROM_END)
+        truncated = truncated_rollouts(batch)[0][rows][of_row]
+        codes = {
+            "position": _octave(starts - offsets[of_row]),
+            "end_of_truncated": np.where(truncated, near_end, -1),
+            "end_of_stopped": np.where(truncated, -1, near_end),
+            "rollout": _levels(table, of_row, rows.size)[of_row],
+        }
+        codes |= {name: column[starts] for name, column in of_tokens.items()}
+        for name in _NAMED:
+            if (named := _codes_of_names(counting, name, rows)) is not None:
+                codes[name] = named[of_row]
+        _, groups = np.unique(counting.group_keys[rows], return_inverse=True)
+        keys = [np.where(code < 0, -1, _WIDTH * _DIMENSIONS.index(name) + code) for name, code in codes.items()]
+        self.sums += _add_up(np.array(keys), table, of_row, groups[of_row])
+
+    def across_steps(self) -> Self:
+        """Return the sums without levels of rollouts, which are compared within a step only."""
+        of_rollouts = self.sums.keys // _WIDTH == _DIMENSIONS.index("rollout")
+        return replace(self, sums=self.sums.rows(~of_rollouts))
 
 
 def _starts(offsets: Ints, columns: list[Ints]) -> Ints:
@@ -112,16 +111,14 @@ def _starts(offsets: Ints, columns: list[Ints]) -> Ints:
     return np.flatnonzero(changes)
 
 
-def _sums_of_segments(
-    mu: NDArray[np.float32], pi: NDArray[np.float32], mask: NDArray[np.bool_] | None, starts: Ints
-) -> NDArray[np.float64]:
-    """Return tokens, uncertain tokens and PlaceSums.SUMS of each segment, [S, 4], of log μ and log π [T]."""
+def _sums_of_segments(mu: Floats, pi: Floats, mask: Bools | None, starts: Ints) -> NDArray[np.float64]:
+    """Return tokens, uncertain tokens, k3 and roots of each segment, [S, 4], of log μ and log π [T]."""
     keep = are_log_probs(mu) & are_log_probs(pi)
     if mask is not None:
         keep &= mask
     d = np.subtract(pi, mu, dtype=np.float64)
     d[~keep] = 0.0
-    np.clip(d, -_LARGEST_D, _LARGEST_D, out=d)
+    np.clip(d, -LARGEST_D, LARGEST_D, out=d)
     uncertain = keep & (np.minimum(mu, pi) < np.float32(_UNCERTAIN))
     k3 = np.expm1(d)
     k3 -= d
@@ -143,50 +140,37 @@ def _levels(table: NDArray[np.float64], of_row: Ints, rows: int) -> Ints:
     return np.where(counts > 0, np.clip(level, 0, _WIDTH - 1), -1).astype(np.int64)
 
 
-def _groups(batch: RolloutBatch, rows: Ints) -> Ints:
-    """Return a number for the prompt group of each row; a rollout without a group is a group of its own."""
-    if batch.group_ids is None:
-        return rows
-    names = [batch.group_ids[row] for row in rows.tolist()]
-    numbers = {name: place for place, name in enumerate(names)}
-    return np.array([place if name is None else numbers[name] for place, name in enumerate(names)], np.int64)
-
-
-def _codes_of_names(
-    named: list[str | None] | None, rows: Ints, builder: EvidenceBuilder, dimension: str
-) -> Ints | None:
+def _codes_of_names(counting: Counting, dimension: str, rows: Ints) -> Ints | None:
     """Return a code for the name of each row, equal in all shards; None if there are no names, too many, or a clash."""
+    named: list[str | None] | None = getattr(counting.batch, _NAMED[dimension])
     if named is None:
         return None
     names = [named[row] or "" for row in rows.tolist()]
     unique = sorted(set(names))
-    if len(unique) > _MOST_NAMES:
-        return None
     codes = dict(zip(unique, (keys_of_texts(unique) % _WIDTH).tolist(), strict=True))
-    if len(set(codes.values())) < len(unique):
+    if len(unique) > _MOST_NAMES or len(set(codes.values())) < len(unique):
         return None
     for name, code in codes.items():
-        builder.add_example(f"{dimension} {code}", Example(name))
+        counting.add_example(f"{dimension} {code}", Example(name))
     return np.array([codes[name] for name in names], np.int64)
 
 
-def _add_up(places: Ints, table: NDArray[np.float64], members: tuple[Ints, Ints]) -> PlaceSums:
+def _add_up(places: Ints, table: NDArray[np.float64], of_row: Ints, of_group: Ints) -> SumsByPlace:
     """Return the sums of S segments with the keys `places` [D, S]; a key of −1 is left out.
 
-    `table` [S, 4] comes from `_sums_of_segments`; `members` number the rollout and the group of each segment, from 0.
+    `table` [S, 4] comes from `_sums_of_segments`; `of_row` and `of_group` number the rollout and the group of each
+    segment, from 0.
     """
     of_dimension, segment = np.nonzero(places >= 0)
     keys, slots = np.unique(places[of_dimension, segment], return_inverse=True)
     distinct = []
-    for numbers in members:
+    for numbers in (of_row, of_group):
         width = int(numbers.max(initial=0)) + 1
         distinct.append(np.bincount(np.unique(slots * width + numbers[segment]) // width, minlength=keys.size))
     tokens, uncertain, k3, roots = (np.bincount(slots, column[segment], keys.size) for column in table.T)
-    counts = np.stack([tokens.astype(np.int64), uncertain.astype(np.int64), *distinct], axis=1)
-    return PlaceSums.of(keys, counts, np.stack([k3, roots], axis=1))
+    return SumsByPlace.of(keys, tokens, uncertain, *distinct, k3, roots)
 
 
-_CHECK = "mismatch_by_place"
 # The part has this share of all k3, and a mean this many times that of the rest: in k3, and in (mean √|d|)².
 _SHARE, _TIMES, _TIMES_OF_ROOTS = 0.6, 10.0, 3.0
 _MOST_TOKENS_SHARE, _LEAST_UNCERTAIN, _LEAST_GROUPS = 0.9, 20, 3
@@ -194,6 +178,23 @@ _MOST_ROLLOUTS = 0.4
 # Rollouts differ a lot in healthy runs. Affected rollouts stand apart: few others have a level within a factor of 2.8
 # in |d| below theirs, such as rollouts of which only the last tokens are affected.
 _GAP, _BETWEEN = 3, 0.25
+
+
+_LEAST_LAGS, _LEAST_POSITIONS, _TIMES_OF_LAGS, _TIMES_OF_POSITIONS = 2, 4, 2.0, 3.0
+_EVEN, _MEAN_NEAR, _MEAN_T = 2.0, 0.02, 4.0
+# The usual |d| divided by the mean of −log μ: at least 0.39 for rows of other rollouts, at most 0.25 for FP8, 0.3 to
+# 0.7 for dropout, and 0.4 for weights of seven steps ago.
+_LIKE_OTHER_ROWS = 0.3
+_STATE_BEFORE = (
+    " It looks as if π and μ had other contexts before the response: another prompt (a token or a template twice or "
+    "missing), or a cache of the prompt made with other weights."
+)
+_HINTS = {
+    "turn": " Look at what the trainer sees between turns: text that is tokenised again, other templates.",
+    "engine": " Compare what this engine holds and how it was started with the others: see the notary's table.",
+    "lag": " What grows with the lag is staleness and not numerics.",
+    "end_of_truncated": " Look at what the engine does near its length limit, such as speculative drafts.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,22 +217,21 @@ class _Part:
         return self.k3 / max(self.k3_of_rest, 1e-9)
 
 
-def check_places(evidence: LintEvidence, model_kind: ModelKind | None = None) -> Outcome:
+def _check(judging: Judging) -> Outcome:
     """Check if one part of the tokens has most of the mismatch; the part that differs most is reported."""
-    if not evidence.places.keys.size:
-        return NotChecked(_CHECK, "needs rollout_log_probs and trainer_log_probs")
-    healthy = required_range("k3_kl", model_kind or "moe").warning
-    assert healthy is not None
-    found = [part for name in DIMENSIONS for part in _parts(evidence, name) if part.k3 > healthy]
+    sums, healthy = judging[Places].sums, judging.healthy_k3
+    if not sums.keys.size:
+        return NotChecked(NO_PAIRS)
+    found = [part for name in _DIMENSIONS for part in _parts(sums, name) if part.k3 > healthy]
     best = max(found, key=lambda part: (part.share >= 0.9, part.times * part.share), default=None)
     if best is not None and best.dimension == "rollout":
         # Prefer a data source or an engine that names the same rollouts.
         named = (part for part in found if part.dimension in _NAMED and part.share >= 0.9 * best.share)
         best = max(named, key=lambda part: part.share, default=best)
     if best is None:
-        return _trend(evidence, "lag", healthy) or _trend(evidence, "position", healthy) or Clean(_CHECK)
+        return _trend(sums, "lag", healthy) or _trend(sums, "position", healthy) or Clean()
     title = (
-        f"k3 averages {format_number(best.k3)} {_words(best, evidence)}, and {format_number(best.k3_of_rest)} elsewhere"
+        f"k3 averages {format_number(best.k3)} {_words(best, judging)}, and {format_number(best.k3_of_rest)} elsewhere"
     )
     seen = (
         f"{format_percent(best.share_of_tokens, 1)} of the tokens have {format_percent(best.share, 1)} of all k3."
@@ -239,12 +239,12 @@ def check_places(evidence: LintEvidence, model_kind: ModelKind | None = None) ->
     )
     numbers = {"k3": best.k3, "k3_elsewhere": best.k3_of_rest, "tokens": best.tokens, "share_of_k3": best.share}
     numbers |= {f"{best.dimension}_from": float(best.low), f"{best.dimension}_to": float(best.high)}
-    return Finding(_CHECK, "warning", seen, numbers, title=title)
+    return Finding("warning", seen, numbers, title=title)
 
 
-def _trend(evidence: LintEvidence, dimension: str, healthy: float) -> Finding | None:
+def _trend(sums: SumsByPlace, dimension: str, healthy: float) -> Finding | None:
     """Return a finding if k3 rises or falls steadily over the buckets of a dimension."""
-    buckets, table = evidence.places.of_dimension(dimension)
+    buckets, table = sums.of_dimension(dimension)
     filled = (table[:, 1] >= _LEAST_UNCERTAIN) & (table[:, 3] >= _LEAST_GROUPS)
     buckets, table = buckets[filled], table[filled]
     if buckets.size < (_LEAST_LAGS if dimension == "lag" else _LEAST_POSITIONS):
@@ -268,64 +268,59 @@ def _trend(evidence: LintEvidence, dimension: str, healthy: float) -> Finding | 
         )
     numbers = {"k3_first": float(k3[0]), "k3_last": float(k3[-1])}
     along = "lag" if dimension == "lag" else "position in the response"
-    return Finding(_CHECK, "warning", seen, numbers, title=f"k3 {'rises' if rises else 'falls'} with the {along}")
+    return Finding("warning", seen, numbers, title=f"k3 {'rises' if rises else 'falls'} with the {along}")
 
 
-def check_evenness(evidence: LintEvidence, model_kind: ModelKind | None = None) -> Outcome:
-    """Check for a large mismatch that is about the same everywhere; made only if no other check explains it."""
-    check = "mismatch_everywhere"
-    buckets, table = evidence.places.of_dimension("position")
+def _check_everywhere(judging: Judging) -> Outcome:
+    """Check for a large mismatch that is about the same everywhere."""
+    pairs = judging[Pairs]
+    buckets, table = judging[Places].sums.of_dimension("position")
     if not buckets.size:
-        return NotChecked(check, "needs rollout_log_probs and trainer_log_probs")
-    healthy = required_range("k3_kl", model_kind or "moe").warning
-    k3 = evidence.sum("paired_k3") / evidence.count("paired")
-    assert healthy is not None
-    mean, t = evidence.groups.mean_and_t("ratio_minus_one")
+        return NotChecked(NO_PAIRS)
+    mean, t = pairs.by_group.mean_and_t("ratio_minus_one")
     filled = table[:, 1] >= _LEAST_UNCERTAIN * 2
     levels = np.square(table[filled, 5] / table[filled, 1])
-    if k3 <= healthy or levels.size < 2 or levels.max() > _EVEN * levels.min():
-        return Clean(check)
+    if pairs.mean_k3 <= judging.healthy_k3 or levels.size < 2 or levels.max() > _EVEN * levels.min():
+        return Clean()
     ratio = format_number(1.0 + mean)
     sides = f"π is above μ as much as below it (mean ρ {ratio})"
     if abs(mean) >= _MEAN_NEAR and abs(t) >= _MEAN_T:
         # Not significant enough for `mean_ratio`: with that finding, this check is not made.
         sides = f"mean ρ is {ratio}, which these prompt groups do not tell from 1"
-    surprisal = evidence.sum("paired_surprisal") / evidence.count("paired")
     looks = "like numerics or like weights of another step"
-    if float(np.median(levels)) > _LIKE_OTHER_ROWS * surprisal:
+    if float(np.median(levels)) > _LIKE_OTHER_ROWS * pairs.surprisal / pairs.tokens:
         looks = "like dropout, like weights of another step or model, or like rows in another order"
     seen = (
-        f"k3 averages {format_number(k3)}, at every position about alike, and {sides}. It looks {looks}; the data "
-        "alone do not tell which."
+        f"k3 averages {format_number(pairs.mean_k3)}, at every position about alike, and {sides}. It looks {looks}; "
+        "the data alone do not tell which."
     )
-    return Finding(check, "info", seen, {"k3": k3, "mean_ratio": 1.0 + mean})
+    return Finding("info", seen, {"k3": pairs.mean_k3, "mean_ratio": 1.0 + mean})
 
 
-_LEAST_LAGS, _LEAST_POSITIONS, _TIMES_OF_LAGS, _TIMES_OF_POSITIONS = 2, 4, 2.0, 3.0
-_EVEN, _MEAN_NEAR, _MEAN_T = 2.0, 0.02, 4.0
-# The usual |d| divided by the mean of −log μ: at least 0.39 for rows of other rollouts, at most 0.25 for FP8, 0.3 to
-# 0.7 for dropout, and 0.4 for weights of seven steps ago.
-_LIKE_OTHER_ROWS = 0.3
-_STATE_BEFORE = (
-    " It looks as if π and μ had other contexts before the response: another prompt (a token or a template twice or "
-    "missing), or a cache of the prompt made with other weights."
+# In the order in which one of them is named.
+_EXPLANATIONS = (
+    "processed_log_probs",
+    "mean_ratio",
+    "temperature_of_trainer",
+    "mismatch_after_id",
+    "mismatch_by_place",
+    "temperatures_differ",
 )
-_HINTS = {
-    "turn": " Look at what the trainer sees between turns: text that is tokenised again, other templates.",
-    "engine": " Compare what this engine holds and how it was started with the others: see the notary's table.",
-    "lag": " What grows with the lag is staleness and not numerics.",
-    "end_of_truncated": " Look at what the engine does near its length limit, such as speculative drafts.",
-}
 
 
-def _parts(evidence: LintEvidence, dimension: str) -> list[_Part]:
+def _if_explained(judging: Judging) -> str:
+    why = next((f"explained by {name}" for name in _EXPLANATIONS if judging.found(name)), "")
+    return if_invalid(judging) or why
+
+
+def _parts(sums: SumsByPlace, dimension: str) -> list[_Part]:
     """Return the ranges of a dimension's buckets that stand out: the first ones, the last ones, or a single name."""
-    buckets, table = evidence.places.of_dimension(dimension)
+    buckets, table = sums.of_dimension(dimension)
     size = buckets.size
     if dimension.startswith("end_of"):
         # The rest includes the tokens of all other responses.
         cuts = [(0, stop) for stop in range(1, size) if buckets[stop - 1] < _FAR_FROM_END]
-        everything = evidence.places.of_dimension("position")[1].sum(axis=0)
+        everything = sums.of_dimension("position")[1].sum(axis=0)
     elif dimension in _NAMED:
         cuts = [(start, start + 1) for start in range(size)]
         everything = table.sum(axis=0)
@@ -370,7 +365,7 @@ def _part(
     )  # fmt: skip
 
 
-def _words(part: _Part, evidence: LintEvidence) -> str:
+def _words(part: _Part, judging: Judging) -> str:
     """Return the words for the place of a part's tokens."""
     low, high = part.low, part.high
     if part.dimension == "turn":
@@ -389,8 +384,31 @@ def _words(part: _Part, evidence: LintEvidence) -> str:
     if part.dimension == "rollout":
         return f"in {int(part.rollouts):,} rollouts"
     if part.dimension in _NAMED:
-        name = next((each.sample_id for each in evidence.where(f"{part.dimension} {low}")), "of one name")
+        name = next((each.sample_id for each in judging.evidence.where(f"{part.dimension} {low}")), "of one name")
         return f"in the {int(part.rollouts):,} rollouts of the {part.dimension.replace('_', ' ')} {name}"
     ends = "truncated" if part.dimension == "end_of_truncated" else "other than truncated"
     count = 2**high
     return f"at the last {count} tokens of {ends} responses" if count > 1 else f"at the last token of {ends} responses"
+
+
+BY_PLACE = Check(
+    "mismatch_by_place",
+    "the mismatch is concentrated in one part of the tokens",
+    "Means over all tokens hide it: most of the tokens are as they should be, and few are far off.",
+    "Look at what differs there. The place does not name the cause: `foreshock doctor` with the step's weights "
+    "tries what could make it.",
+    _check,
+    unless=if_invalid,
+    yields_to=("mismatch_after_id",),
+)
+EVERYWHERE = Check(
+    "mismatch_everywhere",
+    "the mismatch is alike at all positions",
+    "k3 is what it is, and no single place, shift or temperature makes it.",
+    "Let the trainer score one batch twice: with dropout the two passes differ. `foreshock doctor` with the "
+    "weights of this step and of earlier ones tells numerics (a quantised engine) from weights of another step.",
+    _check_everywhere,
+    unless=_if_explained,
+    proven=False,
+    explains=False,
+)

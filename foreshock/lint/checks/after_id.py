@@ -20,79 +20,101 @@ the differences may come from the new turn, and are no evidence against the id.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.lint.counting import EvidenceBuilder, Ints, KeyedSums
-from foreshock.lint.report import Clean, Finding, NotChecked, Outcome, format_number, format_percent
-from foreshock.lint.values import example_at
+from foreshock.lint.checks.pairs import NO_PAIRS, Pairs, if_invalid
+from foreshock.lint.counting import LARGEST_D, Bools, Counting, Counts, Ints, Piece, Table
+from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome, format_number, format_percent
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.schema import are_log_probs
-
-if TYPE_CHECKING:
-    from foreshock.lint.evidence import LintEvidence
-
 
 LARGE_D = 0.5
 CANDIDATES = 8
 # Candidates are searched in at most this many rollouts and tokens before the first large difference.
 _ROLLOUTS_SEARCHED, _TOKENS_SEARCHED = 256, 64
-_LARGEST_D = 20.0
 # A large difference within this many tokens is near the id: a dropped id changes the very next tokens.
 _NEAR = 8
 # Larger ids, which no vocabulary has, are counted by sorting.
 _LARGEST_VOCABULARY = 1 << 22
+_TIMES_THE_OTHERS = 30.0
+_TIMES_THEIR_RATE = 20.0
+_NEAR_SHARE, _TIMES_BEFORE, _SHARE_OF_K3 = 0.5, 10.0, 0.8
+# With two prompts, 3 of 2,222 healthy batches have an id that large differences follow by chance.
+_LEAST_HITS, _LEAST_GROUPS, _HIT_SHARE = 3, 3, 0.2
+# If nearly every response has the id, too few other tokens are left to compare with.
+_LEAST_OTHERS = 0.1
+# float32 log-probs do not resolve a smaller k3.
+_LEAST_K3 = 1e-9
 
 
-class MismatchAfterIds(KeyedSums):
+class SumsAfterId(Table):
     """Sums after the first sampled occurrence of an id in a response, by token id, in nats (k3, and −log μ).
 
     A batch may lack an id of another batch, if no large difference follows the id there.
     """
 
-    __slots__ = ()
-    COUNTS = (
+    COLUMNS = (
         "rollouts",  # with a compared token after the first occurrence
         "hits",  # of these: with |d| of LARGE_D or more after it
         "near",  # of the hits: first large |d| within _NEAR tokens, no masked token from the one before the id up to it
         "groups",  # prompt groups of the hits; a group in several shards counts once per shard
         "tokens",  # compared tokens after the first occurrence
         "tokens_before",  # compared tokens before it or at it
+        "k3",
+        "k3_before",
+        "surprisal",
+        "surprisal_before",
     )
-    SUMS = ("k3", "k3_before", "surprisal", "surprisal_before")
 
 
-def mismatch_after_ids(batch: RolloutBatch, builder: EvidenceBuilder, *, any_large: bool) -> MismatchAfterIds:
-    """Return the sums of the candidates of a batch. `any_large`: |d| of some compared token reaches LARGE_D."""
-    if not any_large or batch.rollout_log_probs is None or batch.trainer_log_probs is None:
-        return MismatchAfterIds.empty()
-    d = batch.trainer_log_probs - batch.rollout_log_probs
-    generated = batch.generated
-    compared = are_log_probs(batch.trainer_log_probs) & are_log_probs(batch.rollout_log_probs) & generated
-    d[~compared] = 0.0
-    np.clip(d, -_LARGEST_D, _LARGEST_D, out=d)
-    large = np.flatnonzero(np.abs(d) >= np.float32(LARGE_D))
-    candidates = _candidates(batch, generated, large)
-    surprisal = np.where(compared, -batch.rollout_log_probs, np.float32(0.0))
-    k3 = np.expm1(d, dtype=np.float64) - d
-    masked_before = np.concatenate([[0], np.cumsum(~generated)])
-    columns = {"tokens": compared, "k3": k3, "surprisal": surprisal}
-    found = [
-        _sums_of(batch, np.flatnonzero((batch.response_token_ids == each) & generated), masked_before, large, columns)
-        for each in candidates
-    ]
-    # Keep examples of the id with the largest mean k3 after it; a finding names this id.
-    worst = max(found, key=lambda each: each[1][0] / max(each[0][4], 1), default=None)
-    for place in worst[2] if worst is not None else ():
-        text = f"id {batch.response_token_ids[place]}, log μ {batch.rollout_log_probs[place]:.4g}; large |d| follow"
-        builder.add_example("mismatch_after_id", example_at(batch, place, text))
-    counts, sums = np.array([each[0] for each in found], np.int64), np.array([each[1] for each in found])
-    return MismatchAfterIds.of(candidates, counts, sums)
+@dataclass
+class AfterIds(Counts):
+    """Sums after the ids that may start a mismatch."""
+
+    large: int = 0  # tokens with |d| of LARGE_D or more
+    by_id: SumsAfterId = field(default_factory=SumsAfterId)
+
+    def add_piece(self, piece: Piece, counting: Counting) -> None:
+        """Count the large differences of a piece."""
+        if (d := piece.pairs.d) is not None:
+            self.large += int(np.count_nonzero(d >= np.float32(LARGE_D)) + np.count_nonzero(d <= np.float32(-LARGE_D)))
+
+    def add_batch(self, counting: Counting) -> None:
+        """Sum over the candidates of a batch."""
+        batch = counting.batch
+        if not self.large or batch.rollout_log_probs is None or batch.trainer_log_probs is None:
+            return
+        d = batch.trainer_log_probs - batch.rollout_log_probs
+        generated = batch.generated
+        compared = are_log_probs(batch.trainer_log_probs) & are_log_probs(batch.rollout_log_probs) & generated
+        d[~compared] = 0.0
+        np.clip(d, -LARGEST_D, LARGEST_D, out=d)
+        large = np.flatnonzero(np.abs(d) >= np.float32(LARGE_D))
+        surprisal = np.where(compared, -batch.rollout_log_probs, np.float32(0.0))
+        columns = {"tokens": compared, "k3": np.expm1(d, dtype=np.float64) - d, "surprisal": surprisal}
+        masked_before = np.concatenate([[0], np.cumsum(~generated)])
+        candidates = _candidates(batch, generated, large)
+        found = []
+        for each in candidates:
+            places = np.flatnonzero((batch.response_token_ids == each) & generated)
+            found.append(_sums_of(batch, places, masked_before, large, columns))
+        if not found:
+            return
+        self.by_id += SumsAfterId(candidates.astype(np.uint64), np.array([row for row, _ in found]))
+        # Keep examples of the id with the largest mean k3 after it; a finding names this id.
+        names = SumsAfterId.COLUMNS
+        k3, tokens = names.index("k3"), names.index("tokens")
+        _, examples = max(found, key=lambda each: each[0][k3] / max(each[0][tokens], 1))
+        for place in examples:
+            text = f"id {batch.response_token_ids[place]}, log μ {batch.rollout_log_probs[place]:.4g}; large |d| follow"
+            counting.add_token("mismatch_after_id", place, text)
 
 
-def _candidates(batch: RolloutBatch, generated: NDArray[np.bool_], large: Ints) -> Ints:
+def _candidates(batch: RolloutBatch, generated: Bools, large: Ints) -> Ints:
     """Return at most CANDIDATES ids, ascending, that stand before the first large difference and rarely elsewhere.
 
     Ids rank by R² / occurrences, where R is the number of searched windows with the id; ties rank by distance.
@@ -129,8 +151,8 @@ def _candidates(batch: RolloutBatch, generated: NDArray[np.bool_], large: Ints) 
 
 def _sums_of(
     batch: RolloutBatch, places: Ints, masked_before: Ints, large: Ints, columns: Mapping[str, NDArray[Any]]
-) -> tuple[list[int], list[float], list[int]]:
-    """Return the counts and sums of an id, and the positions of three first occurrences that are hits.
+) -> tuple[list[float], list[int]]:
+    """Return SumsAfterId.COLUMNS of an id, and the positions of three first occurrences that are hits.
 
     `places` are the positions of the id, and `large` those of large differences; `masked_before` [T + 1] counts the
     masked tokens before each position; `columns` [T] are summed over the tokens before and after the first occurrence.
@@ -154,10 +176,9 @@ def _sums_of(
     groups = batch.group_ids
     hits = rows[hit].tolist()
     named = {row if groups is None or groups[row] is None else groups[row] for row in hits}
-    sizes = [int(side["tokens"][kept].sum()) for side in (after, before)]
-    counts = [int(kept.sum()), int(hit.sum()), int(near.sum()), len(named), *sizes]
-    sums = [float(side[name][kept].sum()) for name in ("k3", "surprisal") for side in (after, before)]
-    return counts, sums, (at[hit][:3] - 1).tolist()
+    counts = [kept.sum(), hit.sum(), near.sum(), len(named)]
+    sums = [side[name][kept].sum() for name in ("tokens", "k3", "surprisal") for side in (after, before)]
+    return [float(each) for each in (*counts, *sums)], (at[hit][:3] - 1).tolist()
 
 
 def _ranges(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
@@ -167,39 +188,25 @@ def _ranges(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
     return np.arange(parts.size) + (starts - np.cumsum(lengths) + lengths)[parts], parts
 
 
-_CHECK = "mismatch_after_id"
-_TIMES_THE_OTHERS = 30.0
-_TIMES_THEIR_RATE = 20.0
-_NEAR_SHARE, _TIMES_BEFORE, _SHARE_OF_K3 = 0.5, 10.0, 0.8
-# With two prompts, 3 of 2,222 healthy batches have an id that large differences follow by chance.
-_LEAST_HITS, _LEAST_GROUPS, _HIT_SHARE = 3, 3, 0.2
-# If nearly every response has the id, too few other tokens are left to compare with.
-_LEAST_OTHERS = 0.1
-# float32 log-probs do not resolve a smaller k3.
-_LEAST_K3 = 1e-9
-
-
-def check_after_id(evidence: LintEvidence) -> Outcome:
+def _check(judging: Judging) -> Outcome:
     """Return the finding on the id with the largest mean k3 after it, of those that satisfy every condition."""
-    if not evidence.count("paired"):
-        return NotChecked(_CHECK, "needs rollout_log_probs and trainer_log_probs")
-    found = (_finding(evidence, index) for index in range(evidence.after_ids.keys.size))
-    return max(filter(None, found), key=lambda each: each.evidence["k3_after"], default=Clean(_CHECK))
+    if not judging[Pairs].tokens:
+        return NotChecked(NO_PAIRS)
+    found = (_finding(judging, index) for index in range(judging[AfterIds].by_id.keys.size))
+    return max(filter(None, found), key=lambda each: each.evidence["k3_after"], default=Clean())
 
 
-def _finding(evidence: LintEvidence, index: int) -> Finding | None:
-    token_id, of_id = int(evidence.after_ids.keys[index]), evidence.after_ids.row(index)
-    whole, whole_k3 = evidence.count("paired"), evidence.sum("paired_k3")
+def _finding(judging: Judging, index: int) -> Finding | None:
+    by_id, pairs = judging[AfterIds].by_id, judging[Pairs]
+    token_id, of_id = int(by_id.keys[index]), dict(zip(by_id.COLUMNS, by_id.values[index].tolist(), strict=True))
     rollouts, hits, after, before = (int(of_id[name]) for name in ("rollouts", "hits", "tokens", "tokens_before"))
     enough = hits >= max(_LEAST_HITS, _HIT_SHARE * rollouts) and of_id["groups"] >= _LEAST_GROUPS
-    others = whole - after - before
-    if not enough or of_id["near"] < _NEAR_SHARE * hits or not before or others < _LEAST_OTHERS * whole:
+    others = pairs.tokens - after - before
+    if not enough or of_id["near"] < _NEAR_SHARE * hits or not before or others < _LEAST_OTHERS * pairs.tokens:
         return None
-    k3, k3_before = of_id["k3"], of_id["k3_before"]
-    surprisal = of_id["surprisal"]
-    of_others = max((whole_k3 - k3 - k3_before) / others, _LEAST_K3)
-    surprisal_left = evidence.sum("paired_surprisal") - surprisal - of_id["surprisal_before"]
-    surprisal_of_others = max(surprisal_left / others, _LEAST_K3)
+    k3, k3_before, surprisal = of_id["k3"], of_id["k3_before"], of_id["surprisal"]
+    of_others = max((pairs.k3 - k3 - k3_before) / others, _LEAST_K3)
+    surprisal_of_others = max((pairs.surprisal - surprisal - of_id["surprisal_before"]) / others, _LEAST_K3)
     mean, mean_before = k3 / after, max(k3_before / before, _LEAST_K3)
     # k3 per nat of surprisal compares tokens with equally uncertain ones.
     times_rate = (k3 / max(surprisal, _LEAST_K3)) / (of_others / surprisal_of_others)
@@ -207,23 +214,35 @@ def _finding(evidence: LintEvidence, index: int) -> Finding | None:
     if not begins_here or times_rate < _TIMES_THEIR_RATE:
         return None
     # All other tokens must be at one level, and most of k3 must be after the id.
-    if of_others > _TIMES_BEFORE * mean_before or k3 < _SHARE_OF_K3 * whole_k3:
+    if of_others > _TIMES_BEFORE * mean_before or k3 < _SHARE_OF_K3 * pairs.k3:
         return None
-    over_mean = mean / (whole_k3 / whole)
     seen = (
         f"Your mask drops token {token_id}, which the model sampled: after its first occurrence in a response k3 "
         f"averages {format_number(mean)} ({after:,} tokens of {rollouts:,} responses), before it "
         f"{format_number(mean_before)}, in responses without it {format_number(of_others)}. "
-        f"{format_percent(after, whole)} of the tokens have {format_percent(k3, whole_k3)} of all k3."
+        f"{format_percent(after, pairs.tokens)} of the tokens have {format_percent(k3, pairs.k3)} of all k3."
     )
     numbers = {
-        "token_id": float(token_id),
+        "token_id": token_id,
         "rollouts": rollouts,
         "tokens_after": after,
         "k3_after": mean,
         "k3_before": mean_before,
         "k3_of_other_responses": of_others,
-        "k3_after_over_mean": over_mean,
+        "k3_after_over_mean": mean / pairs.mean_k3,
     }
-    where = tuple(each for each in evidence.where(_CHECK) if each.text.startswith(f"id {token_id},"))
-    return Finding(_CHECK, "critical", seen, numbers, where)
+    examples = judging.evidence.where("mismatch_after_id")
+    return Finding(
+        "critical", seen, numbers, tuple(each for each in examples if each.text.startswith(f"id {token_id},"))
+    )
+
+
+AFTER_ID = Check(
+    "mismatch_after_id",
+    "the mismatch begins at one token id, which the model sampled (a padding id that the trainer's mask drops)",
+    "k3, χ² and their tails are mostly those of the tokens after this id, which the trainer scores in another context.",
+    "Make attention masks and positions from lengths and not from `id != pad`; remove padding ids from the sampled "
+    "vocabulary.",
+    _check,
+    unless=if_invalid,
+)

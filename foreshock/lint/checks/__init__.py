@@ -1,0 +1,56 @@
+"""The catalogue of the checks: each is a file that counts and judges. A new check is a file and a name in `CHECKS`.
+
+The order is that of the report: findings that make all other numbers meaningless come first.
+"""
+
+from foreshock.lint.checks.after_id import AFTER_ID
+from foreshock.lint.checks.clipping import CLIPPED
+from foreshock.lint.checks.declared import LAG_UNKNOWN
+from foreshock.lint.checks.duplicates import DUPLICATED
+from foreshock.lint.checks.k3_per_entropy import K3_PER_ENTROPY
+from foreshock.lint.checks.masked import MASKED
+from foreshock.lint.checks.missing_engine import WITHOUT_ENGINE
+from foreshock.lint.checks.missing_trainer import PAD_ID, WITHOUT_TRAINER
+from foreshock.lint.checks.pairs import IDENTICAL
+from foreshock.lint.checks.places import BY_PLACE, EVERYWHERE
+from foreshock.lint.checks.ratio import MEAN_RATIO, PROCESSED
+from foreshock.lint.checks.responses import ALL_TRUNCATED, EMPTY
+from foreshock.lint.checks.rewards import NO_SPREAD
+from foreshock.lint.checks.rounding import ROUNDED
+from foreshock.lint.checks.sampling import ENTROPY_OF_TRAINER, NOT_DECLARED, RAW
+from foreshock.lint.checks.shift import SHIFTED
+from foreshock.lint.checks.temperature import DIFFER, LOG_BASE, OF_TRAINER
+from foreshock.lint.checks.values import NON_FINITE, SIGNS
+from foreshock.lint.judging import Check
+
+_ALL = (
+    *SIGNS,
+    NON_FINITE,
+    IDENTICAL,
+    LOG_BASE,
+    RAW,
+    ENTROPY_OF_TRAINER,
+    OF_TRAINER,
+    DIFFER,
+    K3_PER_ENTROPY,
+    PROCESSED,
+    MEAN_RATIO,
+    SHIFTED,
+    PAD_ID,
+    AFTER_ID,
+    BY_PLACE,
+    EVERYWHERE,
+    WITHOUT_ENGINE,
+    WITHOUT_TRAINER,
+    MASKED,
+    DUPLICATED,
+    CLIPPED,
+    NOT_DECLARED,
+    LAG_UNKNOWN,
+    NO_SPREAD,
+    EMPTY,
+    ALL_TRUNCATED,
+    ROUNDED,
+)
+
+CHECKS: dict[str, Check] = {check.name: check for check in _ALL}

@@ -1,0 +1,191 @@
+"""Rollouts that are logged more than once: more equal ones than chance explains."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.lint.checks.declared import Declared
+from foreshock.lint.checks.responses import OF_A_SAMPLE, Rollouts
+from foreshock.lint.checks.values import RolloutValues
+from foreshock.lint.counting import Counting, Counts, Example, Floats, Keys, Table
+from foreshock.lint.judging import FALSE_ALARM, Check, Clean, Finding, Judging, NotChecked, Outcome, format_number
+from foreshock.measures.statistics.clusters import keys_of_texts
+from foreshock.rollouts.arrays import row_sums
+from foreshock.rollouts.batch import RolloutBatch
+
+# Repeats are counted among all responses, and among those whose log μ is at most this, in nats.
+_LEVELS = (0.0, -1.0, -2.0, -4.0, -6.0, -8.0, -12.0, -16.0, -32.0, -64.0)
+
+
+class Hashes(Table):
+    """Hashes of N rollouts as keys [N, 3], and log μ of the whole response as values [N, 1].
+
+    The keys are hashes of the prompt; of the prompt, the response and the bits of its log μ; and of the sample id,
+    which gives an order independent of the other two.
+    """
+
+    COLUMNS = ("log_probs",)
+    KEY_SHAPE = (None, 3)
+
+    @classmethod
+    def _of_rows(cls, keys: Keys, rows: NDArray[np.float64]) -> Self:
+        return cls(keys.reshape(-1, 3), rows)
+
+    @property
+    def prompts(self) -> Keys:
+        """The hashes of the prompts, [N]."""
+        return np.asarray(self.keys[:, 0])
+
+    @property
+    def contents(self) -> Keys:
+        """The hashes of prompt, response and log μ, [N]."""
+        return np.asarray(self.keys[:, 1])
+
+    def are_distinct(self) -> bool:
+        """Return True if no rollout repeats another one; `repeats` then counts 0 at every level."""
+        return np.unique(self.contents).size == self.contents.size
+
+    def repeats(self, *at_most: float) -> list[tuple[int, float]]:
+        """Return how many rollouts repeat an earlier one bit for bit, and how many are expected to by chance.
+
+        The chance that a rollout repeats an earlier one is Σ μ(y) over the distinct earlier responses y of its prompt,
+        for any policy: the difference of the two numbers is a martingale with mean 0. The same holds if only responses
+        y with log μ(y) ≤ a level count; a single repeat among unlikely responses is significant. There is one result
+        for each level of `at_most`.
+        """
+        if len(self.keys) < 2:
+            return [(0, 0.0)] * len(at_most)
+        by_prompt = np.lexsort((self.keys[:, 2], self.prompts))
+        prompts, contents, log_probs = (
+            self.prompts[by_prompt],
+            self.contents[by_prompt],
+            self.column("log_probs")[by_prompt],
+        )
+        # The first occurrence of each content in this order; the prompt is part of the content.
+        is_first = np.zeros(contents.size, dtype=np.bool_)
+        is_first[np.unique(contents, return_index=True)[1]] = True
+        likelihoods = np.where(is_first, np.exp(np.minimum(log_probs, 0.0)), 0.0)
+        begins = np.concatenate([[True], prompts[1:] != prompts[:-1]])
+        of_prompt = np.maximum.accumulate(np.where(begins, np.arange(prompts.size), 0))
+        found = []
+        for level in at_most:
+            counts = log_probs <= level
+            running = np.concatenate([np.zeros(1), np.cumsum(np.where(counts, likelihoods, 0.0))])
+            chance = np.clip(running[:-1] - running[of_prompt], 0.0, 1.0)
+            found.append((int((~is_first & counts).sum()), float(chance.sum())))
+        return found
+
+
+@dataclass
+class Repeats(Counts):
+    """The hashes of the rollouts with a response whose log μ is finite; of none if log μ was not logged."""
+
+    hashes: Hashes = field(default_factory=Hashes)
+
+    def add_batch(self, counting: Counting) -> None:
+        """Hash the rollouts of a batch."""
+        batch, behaviour = counting.batch, counting.batch.rollout_log_probs
+        if behaviour is None or behaviour.size == 0:
+            return
+        generated = behaviour if batch.response_mask is None else np.where(batch.response_mask != 0, behaviour, 0)
+        log_probs = row_sums(generated, batch.response_offsets)
+        prompts, contents = _digests(batch, np.ascontiguousarray(generated, np.float32))
+        # Two empty responses are equal for any policy.
+        kept = (batch.response_lengths > 0) & np.isfinite(log_probs)
+        keys = np.stack([prompts, contents, keys_of_texts(batch.sample_ids)], axis=1)[kept]
+        found = Hashes(keys, log_probs[kept][:, None])
+        self.hashes += found
+        if not found.are_distinct():
+            _add_examples(found, np.flatnonzero(kept), counting)
+
+    def across_steps(self) -> Self:
+        """Return no hashes: rollouts are compared within a step only."""
+        return type(self)()
+
+
+def _add_examples(hashes: Hashes, rows: NDArray[np.int64], counting: Counting) -> None:
+    """Add the least likely of the repeated rollouts as examples."""
+    log_probs, sample_ids = hashes.column("log_probs"), counting.batch.sample_ids
+    _, first, inverse = np.unique(hashes.contents, return_index=True, return_inverse=True)
+    repeating = np.flatnonzero(first[inverse] != np.arange(rows.size))
+    for index in repeating[np.argsort(log_probs[repeating], kind="stable")][:3].tolist():
+        original = sample_ids[rows[first[inverse[index]]]]
+        text = f"equals {original} in every token and log-prob; log μ of the response {log_probs[index]:.4g}"
+        counting.add_example("duplicated_rollouts", Example(sample_ids[rows[index]], -1, text))
+
+
+def _digests(batch: RolloutBatch, log_probs: Floats) -> tuple[Keys, Keys]:
+    """Return a digest of each prompt, and one of each prompt, response and log-probs, shape [N]."""
+    prompt_ids = np.ascontiguousarray(batch.prompt_token_ids, np.int32)
+    response_ids = np.ascontiguousarray(batch.response_token_ids, np.int32)
+    prompts, contents = [], []
+    of_prompts, of_responses = batch.prompt_offsets.tolist(), batch.response_offsets.tolist()
+    for begin, end, first, last in zip(of_prompts, of_prompts[1:], of_responses, of_responses[1:], strict=False):
+        prompt = sha256(prompt_ids[begin:end].data).digest()[:8]
+        content = sha256(prompt)  # CPUs have instructions for it: twice as fast as blake2b
+        content.update(response_ids[first:last].data)
+        content.update(log_probs[first:last].data)
+        prompts.append(prompt)
+        contents.append(content.digest()[:8])
+    return np.frombuffer(b"".join(prompts), np.uint64), np.frombuffer(b"".join(contents), np.uint64)
+
+
+def _check(judging: Judging) -> Outcome:
+    """Check for more equal rollouts than chance explains.
+
+    The chance is not known if log μ may not be the sampling distribution.
+    """
+    hashes = judging[Repeats].hashes
+    if not len(hashes.keys):
+        within_step = "checked within a step, not across steps"
+        return NotChecked(within_step if judging[RolloutValues].logged else "needs rollout_log_probs")
+    if judging[Declared].unknown_repeat_chance or judging.found("raw_log_probs") or judging.found("wrong_log_base"):
+        return NotChecked("log μ may not be the sampling distribution: the chance of equal responses is not known")
+    # A sample contains few of the copies.
+    nothing: Outcome = NotChecked(OF_A_SAMPLE) if judging[Rollouts].unseen else Clean()
+    if hashes.are_distinct():
+        return nothing
+    of_levels = hashes.repeats(*_LEVELS)
+    in_all, rollouts = of_levels[0][0], len(hashes.keys)
+    log_chance, level, repeated, expected = min(
+        (_log_chance(*repeats), level, *repeats) for level, repeats in zip(_LEVELS, of_levels, strict=True)
+    )
+    if log_chance > math.log(FALSE_ALARM / len(_LEVELS)):
+        return nothing
+    # A batch logged twice and sampling at temperature 0 look the same.
+    one = np.unique(hashes.contents).size == np.unique(hashes.prompts).size < rollouts
+    greedy = "; no prompt has two different responses: if sampling was greedy, declare temperature 0" if one else ""
+    probability = format_number(math.exp(level))
+    counted = f"; {repeated:,} of these responses have a probability of at most {probability}, where" if level else ";"
+    seen = (
+        f"{in_all:,} of {rollouts:,} rollouts equal another one of their prompt in every token and in "
+        f"every bit of log μ{counted} {format_number(expected)} are expected by chance{greedy}."
+    )
+    numbers = {"repeated": repeated, "expected": expected, "repeated_in_all": in_all, "rollouts": rollouts}
+    return Finding("warning", seen, numbers)
+
+
+def _log_chance(repeated: int, expected: float) -> float:
+    """Return Chernoff's bound of the log-probability of this many repeats.
+
+    This bound of a Poisson tail also holds for events whose probabilities depend on the past (Freedman 1975).
+    """
+    expected = max(expected, 1e-300)
+    return repeated - expected - repeated * math.log(repeated / expected) if repeated > expected else 0.0
+
+
+DUPLICATED = Check(
+    "duplicated_rollouts",
+    "rollouts are logged more than once",
+    "Counts and lengths are too high and intervals too narrow: a copy adds no information.",
+    "Log before batches are padded to a multiple by repeating rollouts, and log each rollout from one rank. If "
+    "sampling was sharper than log μ shows (a low temperature), declare it: then this check does not apply.",
+    _check,
+    explains=False,
+)

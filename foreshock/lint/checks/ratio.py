@@ -1,0 +1,208 @@
+"""Mean ρ: off 1 because μ was truncated and π was not (processed log-probs), or for any other reason."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from foreshock.lint.checks.declared import Declared
+from foreshock.lint.checks.pairs import NO_PAIRS, Pairs, if_invalid
+from foreshock.lint.checks.responses import Rollouts
+from foreshock.lint.checks.rounding import RolloutRounding
+from foreshock.lint.counting import Counting, Counts, Piece
+from foreshock.lint.judging import (
+    FALSE_ALARM,
+    LEAST_GROUPS,
+    Check,
+    Clean,
+    Finding,
+    Judging,
+    NotChecked,
+    Outcome,
+    format_number,
+    format_percent,
+)
+from foreshock.measures.estimators.intervals import student_t_quantile
+
+# Truncation keeps more than a fifth of the mass: d is not below log 0.2.
+_FAR_BELOW = -1.6
+# |d| above this is clearly not 0.
+CLEARLY = 0.01
+_CERTAIN = -1e-6
+# Published mismatches move mean ρ by less than 0.1 %; the worst mixture of experts by about 1 %.
+_LEAST_RATIO_ERROR = 0.02
+_LEAST_CERTAIN = 20
+_CERTAIN_SHARE = 0.01
+_ONE_SIDED = 0.2
+# Rounded logits make likely tokens certain, and d of the others has both signs: a ratio of 0.14 or more was measured.
+_ONE_SIDED_IF_ROUNDED = 0.05
+# If truncation is declared, or tokens are certain under μ only, this much missing mass is enough: it biases k3 as much
+# as a mismatch does.
+_LEAST_CUT = 0.002
+_CUT_LEVEL = 0.999
+_TOP_P_SLACK = 0.05
+_FAR_BELOW_SHARE = 0.02
+
+
+@dataclass
+class SignsOfD(Counts):
+    """Tokens with two log-probs by the sign of d = log π − log μ."""
+
+    above: int = 0  # clearly above 0
+    below: int = 0  # clearly below 0
+    far_below: int = 0  # below what usual truncation can give
+    certain: int = 0  # log μ = 0, and log π clearly below
+
+    def add_piece(self, piece: Piece, counting: Counting) -> None:
+        """Count the tokens of a piece."""
+        behaviour, target, d = piece.pairs.rollout, piece.pairs.trainer, piece.pairs.d
+        if behaviour is None or target is None or d is None:
+            return
+        below = d < np.float32(-CLEARLY)
+        certain = below & (behaviour >= np.float32(_CERTAIN))
+        self.above += int(np.count_nonzero(d > np.float32(CLEARLY)))
+        self.below += int(np.count_nonzero(below))
+        self.far_below += int(np.count_nonzero(d < np.float32(_FAR_BELOW)))
+        self.certain += int(np.count_nonzero(certain))
+        if counting.has_room("processed_log_probs"):
+            for index in np.flatnonzero(certain)[:3].tolist():
+                text = f"log μ {behaviour[index]:.3g}, log π {target[index]:.3g}"
+                counting.add_token("processed_log_probs", piece.pairs.place(index), text)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ratio:
+    """Mean ρ − 1, clustered by prompt group; `tested` if there are enough groups."""
+
+    mean: float
+    t: float
+    groups: int
+
+    @classmethod
+    def of(cls, judging: Judging) -> _Ratio:
+        by_group = judging[Pairs].by_group
+        return cls(*by_group.mean_and_t("ratio_minus_one"), by_group.with_tokens)
+
+    @property
+    def tested(self) -> bool:
+        return self.groups >= LEAST_GROUPS and math.isfinite(self.mean) and not math.isnan(self.t)
+
+    @property
+    def significant(self) -> bool:
+        return self.tested and abs(self.t) >= student_t_quantile(1 - FALSE_ALARM / 2, self.groups - 1)
+
+    @property
+    def off(self) -> bool:
+        return self.significant and abs(self.mean) >= _LEAST_RATIO_ERROR
+
+    @property
+    def text(self) -> str:
+        """Mean ρ and its interval by Student's t."""
+        text = f"Mean ρ is {format_number(1.0 + self.mean)}"
+        if self.groups < 2 or not math.isfinite(self.t) or self.t == 0.0:
+            return text
+        reach = student_t_quantile(0.975, self.groups - 1) * abs(self.mean / self.t)
+        low, high = format_number(1.0 + self.mean - reach), format_number(1.0 + self.mean + reach)
+        return f"{text} (Student's t: {low} to {high} over {self.groups:,} prompt groups)"
+
+    def numbers(self, signs: SignsOfD) -> dict[str, float]:
+        """Return the numbers of a finding by name."""
+        numbers = {"mean_ratio": 1.0 + self.mean, "t": self.t, "groups": self.groups}
+        numbers["certain_under_mu_only"] = signs.certain
+        return numbers | {"d_above_0.01": signs.above, "d_below_minus_0.01": signs.below}
+
+
+def _check_processed(judging: Judging) -> Outcome:
+    """Check for a μ that was truncated, with a π that was not."""
+    if not judging[Pairs].tokens:
+        return NotChecked(NO_PAIRS)
+    ratio, signs = _Ratio.of(judging), judging[SignsOfD]
+    one_sided = signs.below >= _LEAST_CERTAIN and signs.above <= _ONE_SIDED * signs.below
+    cut = judging[Declared].processed_and_truncated and ratio.significant and ratio.mean <= -_LEAST_CUT
+    truncated = (ratio.off and ratio.mean < 0 and one_sided) or cut or _certain_by_truncation(judging, ratio)
+    if not truncated or not _may_be_truncated(judging, ratio.mean):
+        return Clean() if ratio.tested else _too_few(ratio)
+    seen = (
+        f"{ratio.text}; d is below −0.01 at {signs.below:,} tokens and above 0.01 at {signs.above:,}; "
+        f"{signs.certain:,} tokens ({format_percent(signs.certain, judging[Pairs].tokens)}) are certain under μ and "
+        "not under π."
+    )
+    return Finding("critical", seen, ratio.numbers(signs))
+
+
+def _check_mean(judging: Judging) -> Outcome:
+    """Check for a mean ρ off 1 for any other reason."""
+    if not judging[Pairs].tokens:
+        return NotChecked(NO_PAIRS)
+    ratio = _Ratio.of(judging)
+    if judging.found("processed_log_probs"):
+        return NotChecked("explained by processed log-probs")
+    if not ratio.tested:
+        return _too_few(ratio)
+    if not ratio.off:
+        return Clean()
+    seen = f"{ratio.text}, Student's t {format_number(ratio.t)}."
+    return Finding("warning", seen, ratio.numbers(judging[SignsOfD]))
+
+
+def _too_few(ratio: _Ratio) -> NotChecked:
+    return NotChecked(f"the error of mean ρ needs {LEAST_GROUPS} prompt groups, and there are {ratio.groups}")
+
+
+def _certain_by_truncation(judging: Judging, ratio: _Ratio) -> bool:
+    """Return True if truncation explains the tokens that are certain under μ only, however small its effect.
+
+    Log-probs of rounded logits, or rounded to few decimals, make tokens certain too. But rounding moves d both ways and
+    leaves mean ρ near 1, within 0.01 for bfloat16. Truncation moves all d below 0, though a mismatch may hide that.
+    """
+    signs = judging[SignsOfD]
+    if signs.certain < max(_LEAST_CERTAIN, _CERTAIN_SHARE * judging[Pairs].tokens):
+        return False
+    if judging[Declared].plain == judging[Rollouts].rollouts:
+        return False
+    rounded = bool(judging[RolloutRounding].short_type)
+    if signs.above <= (_ONE_SIDED_IF_ROUNDED if rounded else _ONE_SIDED) * signs.below:
+        return True
+    cut = ratio.tested and ratio.mean <= -_LEAST_CUT
+    return cut and not rounded and ratio.t <= -student_t_quantile(_CUT_LEVEL, ratio.groups - 1)
+
+
+def _may_be_truncated(judging: Judging, mean: float) -> bool:
+    """Return False if what was declared contradicts a truncated μ, or if d is of a size that truncation cannot make."""
+    declared, signs, rollouts = judging[Declared], judging[SignsOfD], judging[Rollouts].rollouts
+    if declared.mode_raw == rollouts:
+        return False
+    top_p = -declared.minus_min_top_p
+    # Top-p keeps at least p.
+    only_top_p = (
+        declared.truncated == rollouts and not declared.max_min_p > 0 and not math.isfinite(declared.lowest_top_k)
+    )
+    if only_top_p and 0 < top_p < 1 and 1.0 + mean < top_p - _TOP_P_SLACK:
+        return False
+    return signs.far_below <= _FAR_BELOW_SHARE * max(signs.below, 1)
+
+
+PROCESSED = Check(
+    "processed_log_probs",
+    "μ was truncated and π was not (processed log-probs)",
+    "E ρ is the mass that truncation kept and not 1: k3 is KL − (1 − E ρ), and ESS, χ² and every weight leave out "
+    "the tokens that were cut off.",
+    "Sample without truncation, or apply the same top-p, top-k and min-p to the trainer's distribution.",
+    _check_processed,
+    unless=if_invalid,
+)
+MEAN_RATIO = Check(
+    "mean_ratio",
+    "the mean of ρ is not 1",
+    "E_μ[ρ] = 1 if the logged μ sampled the tokens and covers π: k3, χ² and every weight are biased by the difference.",
+    "Compare what the two sides apply: temperature (the trainer divides its logits, the engine logs raw ones), "
+    "truncation, weights version, dropout left on in the trainer. A mean below 1 may also be a heavy tail that the "
+    "sample missed: see pareto_k.",
+    _check_mean,
+    unless=if_invalid,
+    yields_to=("mismatch_after_id", "mismatch_by_place"),
+    proven=False,
+    explains=False,
+)

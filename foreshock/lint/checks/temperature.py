@@ -1,0 +1,204 @@
+"""Two scales: different log bases, a temperature that the trainer ignores, or two that seem to differ."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from foreshock.lint.checks.declared import Declared
+from foreshock.lint.checks.pairs import NO_PAIRS, Pairs, if_copied, if_invalid
+from foreshock.lint.checks.responses import Rollouts
+from foreshock.lint.checks.shift import sample_of_rollouts
+from foreshock.lint.counting import Counting, Counts
+from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome, format_number
+
+# In nats: a token above _LIKELY is likely; only log-probs between _LEAST_LOG_PROB and _BELOW_ZERO are used.
+_LIKELY, _BELOW_ZERO, _LEAST_LOG_PROB = -1.0, -0.01, -100.0
+_LEAST_TOKENS = 100
+_TOO_FEW = NotChecked(f"fewer than {_LEAST_TOKENS} uncertain tokens")
+# The factor must be within 3 % of one of these, and explain 97 % of the sum of squares.
+_BASES = {"log π is in base 2": 1 / math.log(2), "log π is in base 10": 1 / math.log(10)}
+_NEAR, _FIT = 0.03, 0.97
+# If the trainer does not apply the temperature, a factor moves at least half of the way from 1 to it (measured).
+# A lag that softens or sharpens the policy moves it by a few per cent: temperatures within 0.15 of 1 are not checked.
+_TOWARDS_TEMPERATURE, _LEAST_HEAT = 0.4, 0.15
+# Temperatures of 0.4 to 0.7 against 1 give slopes of one sign, and R² of 0.36 to 0.9; a stale engine, dropout and
+# quantisation give slopes of both signs.
+_LEAST_SLOPE, _LEAST_FIT, _LEAST_BEST_FIT, _MEAN_NEAR = 0.05, 0.35, 0.55, 0.02
+_MEAN_DEVIATIONS = 4.0
+
+
+@dataclass
+class Scale(Counts):
+    """A sample of the tokens with two log-probs clearly below 0: sums of products, of likely tokens and of others."""
+
+    tokens: int = 0
+    mu: float = 0.0  # Σ log μ
+    pi: float = 0.0
+    likely_cross: float = 0.0  # Σ log μ · log π over tokens with log μ above −1
+    likely_mu: float = 0.0  # Σ (log μ)²
+    likely_pi: float = 0.0
+    unlikely_cross: float = 0.0
+    unlikely_mu: float = 0.0
+    unlikely_pi: float = 0.0
+
+    def add_batch(self, counting: Counting) -> None:
+        """Sum the products of the two log-probs; a constant factor shows at likely and at unlikely tokens."""
+        sample = sample_of_rollouts(counting.batch)
+        if sample is None:
+            return
+        behaviour, target = sample.behaviour, sample.target
+        below = (behaviour < np.float32(_BELOW_ZERO)) & (target < np.float32(_BELOW_ZERO))
+        chosen = np.flatnonzero(below & (behaviour > _LEAST_LOG_PROB) & (target > _LEAST_LOG_PROB))
+        mu, pi = behaviour[chosen].astype(np.float64), target[chosen].astype(np.float64)
+        likely = mu > _LIKELY
+        self.tokens += chosen.size
+        self.mu += float(mu.sum())
+        self.pi += float(pi.sum())
+        self.likely_cross += float(np.einsum("i,i", mu * likely, pi))
+        self.likely_mu += float(np.einsum("i,i", mu * likely, mu))
+        self.likely_pi += float(np.einsum("i,i", pi * likely, pi))
+        self.unlikely_cross += float(np.einsum("i,i", mu * ~likely, pi))
+        self.unlikely_mu += float(np.einsum("i,i", mu * ~likely, mu))
+        self.unlikely_pi += float(np.einsum("i,i", pi * ~likely, pi))
+
+    @property
+    def parts(self) -> dict[str, tuple[float, float, float]]:
+        """Σ log μ · log π, Σ (log μ)² and Σ (log π)² of likely and of unlikely tokens."""
+        return {
+            "likely": (self.likely_cross, self.likely_mu, self.likely_pi),
+            "unlikely": (self.unlikely_cross, self.unlikely_mu, self.unlikely_pi),
+        }
+
+
+def _check_base(judging: Judging) -> Outcome:
+    """Check for two log bases: one column is a constant times the other."""
+    scale, tokens = judging[Scale], judging[Scale].tokens
+    if not judging[Pairs].tokens:
+        return NotChecked(NO_PAIRS)
+    if tokens < _LEAST_TOKENS:
+        return _TOO_FEW
+    usable = [(cross, mu, pi) for cross, mu, pi in scale.parts.values() if mu > 0 and pi > 0]
+    slopes = [cross / mu for cross, mu, _ in usable]
+    fits = [cross * cross / (mu * pi) for cross, mu, pi in usable]
+    for text, base in _BASES.items():
+        for meaning, factor in ((text, base), (text.replace("π", "μ"), 1.0 / base)):
+            near = all(abs(slope / factor - 1.0) <= _NEAR for slope in slopes)
+            if slopes and near and min(fits) >= _FIT:
+                seen = (
+                    f"log π is {format_number(slopes[0])} times log μ over {tokens:,} uncertain tokens, at likely and "
+                    f"unlikely ones alike: {meaning}, and the other one in base e."
+                )
+                return Finding("critical", seen, {"factor": slopes[0], "tokens": tokens})
+    return Clean()
+
+
+def _check_trainer(judging: Judging) -> Outcome:
+    """Check if the trainer divides its logits by the declared temperature of processed log-probs."""
+    declared, scale = judging[Declared], judging[Scale]
+    temperature = declared.lowest_temperature
+    if not judging[Pairs].tokens:
+        return NotChecked(NO_PAIRS)
+    if not declared.sampling_unknown and not declared.tempered:
+        return Clean("sampled at temperature 1, as declared")
+    if declared.sampling_unknown or declared.mode_processed < judging[Rollouts].rollouts:
+        return NotChecked("needs a declared temperature and logprobs_mode=processed_logprobs")
+    if temperature <= 0 or temperature != declared.max_temperature:
+        return NotChecked("rollouts were sampled with several temperatures, or greedily")
+    if abs(temperature - 1.0) < _LEAST_HEAT:
+        why = f"temperature {format_number(temperature)} is too near to 1: a change of the policy has the same effect"
+        return NotChecked(why)
+    if scale.tokens < _LEAST_TOKENS or not min(scale.likely_mu, scale.unlikely_mu) > 0:
+        return _TOO_FEW
+    likely, unlikely = scale.likely_cross / scale.likely_mu, scale.unlikely_cross / scale.unlikely_mu
+    # At unlikely tokens log π tends to T·log μ; at likely ones it differs in the other direction.
+    way = max((unlikely - 1.0) / (temperature - 1.0), (likely - 1.0) / (1.0 / temperature - 1.0))
+    if way < _TOWARDS_TEMPERATURE:
+        return Clean()
+    mean, t = judging[Pairs].by_group.mean_and_t("ratio_minus_one")
+    if mean > _MEAN_NEAR and t > _MEAN_DEVIATIONS:
+        # The same policy at another temperature has the same tokens, so that E ρ is 1.
+        return Clean(f"mean ρ is {format_number(1.0 + mean)}, and 1 if only the temperature differs")
+    seen = (
+        f"log π is {format_number(likely)} times log μ at likely tokens and {format_number(unlikely)} times at "
+        f"unlikely ones, sampled and logged at temperature {format_number(temperature)}; "
+        "both are 1 if the trainer divides its logits by it."
+    )
+    numbers = {"factor_at_likely": likely, "factor_at_unlikely": unlikely, "temperature": temperature}
+    return Finding("warning", seen, {**numbers, "tokens": scale.tokens})
+
+
+def _check_differ(judging: Judging) -> Outcome:
+    """Check if log π looks like log μ at another temperature: d is nearly linear in both.
+
+    Noise on one side gives slopes of different signs against log μ and log π, and a bad fit against one of them. Other
+    policies can look the same, so the finding names only a possible cause.
+    """
+    scale, tokens, pairs = judging[Scale], judging[Scale].tokens, judging[Pairs]
+    if not pairs.tokens:
+        return NotChecked(NO_PAIRS)
+    if tokens < _LEAST_TOKENS:
+        return _TOO_FEW
+    cross, of_mu, of_pi = (sum(each) / tokens for each in zip(*scale.parts.values(), strict=True))
+    mu, pi = scale.mu / tokens, scale.pi / tokens
+    variances = of_mu - mu * mu, of_pi - pi * pi
+    covariance = cross - mu * pi
+    of_d = variances[0] + variances[1] - 2.0 * covariance
+    if pairs.mean_k3 <= judging.healthy_k3 or min(*variances, of_d) <= 0:
+        return Clean()
+    slopes = covariance / variances[0] - 1.0, 1.0 - covariance / variances[1]
+    fits = tuple(slope * slope * variance / of_d for slope, variance in zip(slopes, variances, strict=True))
+    if (
+        slopes[0] * slopes[1] <= 0
+        or min(map(abs, slopes)) < _LEAST_SLOPE
+        or min(fits) < _LEAST_FIT
+        or max(fits) < _LEAST_BEST_FIT
+    ):
+        return Clean()
+    ratio = math.sqrt(1.0 / ((1.0 + slopes[0]) / (1.0 - slopes[1])))
+    mean = 1.0 + pairs.by_group.mean_and_t("ratio_minus_one")[0]
+    who = (
+        "so the logged μ can have sampled the tokens, and π has another temperature"
+        if abs(mean - 1.0) < _MEAN_NEAR
+        else "so the logged μ did not sample the tokens: it looks as if it were logged before the temperature"
+    )
+    seen = (
+        f"d is mostly a straight line of log μ and of log π (R² {format_number(fits[0])} and {format_number(fits[1])})"
+        f", as if π had {format_number(ratio)} times the temperature of μ; without that line k3 would be about "
+        f"{format_number(0.5 * of_d * (1.0 - max(fits)))} and not {format_number(pairs.mean_k3)}. Mean ρ is "
+        f"{format_number(mean)}, {who}."
+    )
+    numbers = {"temperature_ratio": ratio, "fit_of_mu": fits[0], "fit_of_pi": fits[1], "mean_ratio": mean}
+    return Finding("warning", seen, {**numbers, "k3": pairs.mean_k3, "tokens": tokens})
+
+
+LOG_BASE = Check(
+    "wrong_log_base",
+    "one of the two log-probs is not a natural logarithm",
+    "Every measure is meaningless: d grows with how unlikely a token is.",
+    "Multiply log2 values by ln 2 = 0.693, log10 values by ln 10 = 2.303.",
+    _check_base,
+    unless=if_copied,
+)
+OF_TRAINER = Check(
+    "temperature_of_trainer",
+    "the trainer does not apply the sampling temperature",
+    "d is the difference between two temperatures: k3 and every weight measure that, and not the mismatch.",
+    "Divide the trainer's logits by the sampling temperature before the log-softmax.",
+    _check_trainer,
+    unless=if_invalid,
+    proven=False,
+)
+DIFFER = Check(
+    "temperatures_differ",
+    "it looks as if the two log-probs had different temperatures",
+    "d is mostly the difference between two temperatures, and so are k3 and every weight.",
+    "Declare the engine's temperature, top_p and logprobs_mode (batch attributes) and log its entropy, so that the "
+    "lint can tell. Compare with the temperature that the trainer divides its logits by.",
+    _check_differ,
+    unless=if_invalid,
+    yields_to=("temperature_of_trainer", "processed_log_probs"),
+    proven=False,
+)

@@ -1,0 +1,262 @@
+"""Values that are no log-probs: not finite, placeholders, probabilities, of the wrong sign or slightly above 0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+
+from foreshock.lint.checks.masked import Masked
+from foreshock.lint.counting import COLUMNS, Bools, Counting, Counts, Piece, largest
+from foreshock.lint.evidence import LintEvidence
+from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome, format_number, format_percent
+from foreshock.rollouts.schema import LARGEST_LOG_PROB, LOG_PROB_ROUNDING
+from foreshock.severity import Severity
+
+_NO_COLUMN = "no log-probs were logged"
+# If this share of the placeholders stand next to another one, they stand in runs.
+_MOST_BESIDE = 0.9
+_NON_FINITE = {"nan": "NaN", "minus_inf": "−inf", "plus_inf": "+inf"}
+
+
+@dataclass
+class Values(Counts, abstract=True):
+    """The generated tokens of a column of log-probs, and their invalid values."""
+
+    column: ClassVar[str]
+
+    logged: int = 0
+    nan: int = 0
+    minus_inf: int = 0
+    plus_inf: int = 0
+    non_finite_first: int = 0  # at the first or the last generated token of a response
+    non_finite_last: int = 0
+    placeholders: int = 0  # finite, but no log-prob of a sampled token: see `are_log_probs`
+    placeholders_above: int = 0  # of these: above 0
+    placeholders_beside: int = 0  # next to another one
+    placeholder_max: float = largest()
+    placeholder_minus_min: float = largest()
+    positive: int = 0  # finite and above 0 by more than float32 rounds
+    negative: int = 0  # finite and below 0 by more than rounding
+    above_one: int = 0
+    max: float = largest()  # of the finite values
+    minus_min: float = largest()
+
+    def add_piece(self, piece: Piece, counting: Counting) -> None:
+        """Count the invalid values of a piece."""
+        values = piece.column(self.column)
+        if values is None or values.size == 0:
+            return
+        self.logged += values.size
+        least, most = piece.bounds[self.column]
+        finite: Bools | None = None
+        if (valid := piece.valid(self.column)) is not None:
+            finite = np.isfinite(values)
+            self._add_placeholders(piece, finite & ~valid, counting)
+            nan, minus = int(np.isnan(values).sum()), int(np.isneginf(values).sum())
+            self.nan += nan
+            self.minus_inf += minus
+            self.plus_inf += int(values.size - finite.sum()) - nan - minus
+            places = np.flatnonzero(~finite)
+            self.non_finite_first += int(np.isin(places, piece.offsets[:-1]).sum())
+            self.non_finite_last += int(np.isin(places, piece.offsets[1:] - 1).sum())
+            self._add_examples("non_finite_log_probs", piece, ~finite, counting)
+            kept = values[finite]
+            least, most = float(kept.min(initial=np.inf)), float(kept.max(initial=-np.inf))
+        self.max, self.minus_min = max(self.max, most), max(self.minus_min, -least)
+        if most > LOG_PROB_ROUNDING:
+            positive = (values > LOG_PROB_ROUNDING) & np.isfinite(values)
+            self.positive += int(positive.sum())
+            self.above_one += int(np.count_nonzero(positive & (values > 1.0 + LOG_PROB_ROUNDING)))
+            self._add_examples("positive_log_probs", piece, positive, counting)
+        if least < -LOG_PROB_ROUNDING and most > -np.inf:
+            below = int(np.count_nonzero(values < -LOG_PROB_ROUNDING))
+            self.negative += below - (0 if finite is None else int(np.isneginf(values).sum()))
+
+    def _add_placeholders(self, piece: Piece, found: Bools, counting: Counting) -> None:
+        """Count finite values that are no log-probs of sampled tokens, such as −9999 for −inf."""
+        values = piece.column(self.column)
+        if values is None or not found.any():
+            return
+        chosen, places = values[found], np.flatnonzero(found)
+        self.placeholders += chosen.size
+        self.placeholders_above += int(np.count_nonzero(chosen > 0))
+        self.placeholders_beside += int((np.isin(places + 1, places) | np.isin(places - 1, places)).sum())
+        self.placeholder_max = max(self.placeholder_max, float(chosen.max()))
+        self.placeholder_minus_min = max(self.placeholder_minus_min, -float(chosen.min()))
+        self._add_examples("placeholder_log_probs", piece, found, counting)
+
+    def _add_examples(self, check: str, piece: Piece, wrong: Bools, counting: Counting) -> None:
+        values = piece.column(self.column)
+        if values is not None and counting.has_room(check):
+            for index in np.flatnonzero(wrong)[:3].tolist():
+                counting.add_token(check, piece.place(index), f"{self.column} log-prob {values[index]:.6g}")
+
+    @property
+    def non_finite(self) -> int:
+        """The number of values that are not finite."""
+        return self.nan + self.minus_inf + self.plus_inf
+
+    @property
+    def sign_check(self) -> str:
+        """The check that the positive values of the column belong to; empty if there are none."""
+        if not self.positive:
+            return ""
+        if self.positive < 0.5 * self.logged or self.negative:
+            return "positive_log_probs" if self.positive > self.placeholders_above else ""
+        return "negated_log_probs" if self.above_one else "probabilities_as_log_probs"
+
+    @property
+    def holds_log_probs(self) -> bool:
+        """False if the values are probabilities, or log-probs of the wrong sign."""
+        return self.sign_check in ("", "positive_log_probs")
+
+
+class RolloutValues(Values):
+    """The column of log μ."""
+
+    column = "rollout"
+
+
+class TrainerValues(Values):
+    """The column of log π."""
+
+    column = "trainer"
+
+
+VALUES: dict[str, type[Values]] = {"rollout": RolloutValues, "trainer": TrainerValues}
+
+
+def columns_without_log_probs(evidence: LintEvidence) -> list[str]:
+    """Return the columns whose values are probabilities, or log-probs of the wrong sign."""
+    return [COLUMNS[name] for name, kind in VALUES.items() if not evidence[kind].holds_log_probs]
+
+
+def logged_columns(judging: Judging) -> dict[str, Values]:
+    """Return the values of each column that was logged, by its name in the schema."""
+    return {COLUMNS[name]: values for name, kind in VALUES.items() if (values := judging[kind]).logged}
+
+
+def _check_sign(check: str, judging: Judging) -> Outcome:
+    """Check for values of the wrong sign, or slightly above 0."""
+    if not (columns := logged_columns(judging)):
+        return NotChecked(_NO_COLUMN)
+    parts: list[str] = []
+    numbers: dict[str, float] = {}
+    for name, values in columns.items():
+        if values.sign_check != check:
+            continue
+        positive, most, least = values.positive, values.max, -values.minus_min
+        if check == "positive_log_probs":
+            positive -= values.placeholders_above
+            most = min(most, LARGEST_LOG_PROB)
+            text = f"are above 0, by at most {format_number(most)}, as of rounded logits; they are measured"
+        else:
+            text = f"are above 0; they range from {format_number(least)} to {format_number(most)}"
+        parts.append(
+            f"{positive:,} of {values.logged:,} values of {name} ({format_percent(positive, values.logged)}) {text}"
+        )
+        numbers |= {f"{values.column}_positive": positive}
+        numbers |= {f"{values.column}_min": least, f"{values.column}_max": most}
+    if not parts:
+        return Clean()
+    severity: Severity = "warning" if check == "positive_log_probs" else "critical"
+    return Finding(severity, "; ".join(parts) + ".", numbers, judging.evidence.where("positive_log_probs"))
+
+
+def _check_placeholders(judging: Judging) -> Outcome:
+    """Check for placeholders: values that were set apart because no sampled token has such a log-prob."""
+    if not (columns := logged_columns(judging)):
+        return NotChecked(_NO_COLUMN)
+    parts: list[str] = []
+    numbers: dict[str, float] = {}
+    for name, values in columns.items():
+        count = values.placeholders
+        if not count or not values.holds_log_probs:
+            continue
+        ends = -values.placeholder_minus_min, values.placeholder_max
+        of = format_number(ends[0]) if ends[0] == ends[1] else " to ".join(map(format_number, ends))
+        runs = values.placeholders_beside >= _MOST_BESIDE * count
+        where = (
+            " and stand in runs, as of tokens that the model did not sample, or that were not scored" if runs else ""
+        )
+        parts.append(f"{count:,} of {values.logged:,} values of {name} are {of}{where}")
+        numbers |= {f"{values.column}_placeholders": count}
+        numbers |= {f"{values.column}_least": ends[0], f"{values.column}_largest": ends[1]}
+    hidden = judging[Masked].placeholders
+    ignored = f"{hidden:,} placeholders at masked tokens are ignored" if hidden else ""
+    if not parts:
+        return Clean(ignored)
+    examples = judging.evidence.where("placeholder_log_probs")
+    where = f", such as token {examples[0].token} of {examples[0].sample_id}" if examples else ""
+    seen = (
+        f"{'; '.join(parts)}: no sampled token has such a log-prob. They are set apart{where}; all others are measured."
+        f"{f' {ignored}.' if ignored else ''}"
+    )
+    return Finding("warning", seen, numbers)
+
+
+def _check_finite(judging: Judging) -> Outcome:
+    """Check for NaN and infinite values at generated tokens."""
+    if not (columns := logged_columns(judging)):
+        return NotChecked(_NO_COLUMN)
+    parts: list[str] = []
+    numbers: dict[str, float] = {}
+    for name, values in columns.items():
+        found = {kind: count for kind in _NON_FINITE if (count := getattr(values, kind))}
+        if found:
+            counted = ", ".join(f"{count:,} {_NON_FINITE[kind]}" for kind, count in found.items())
+            parts.append(f"{name}: {counted} of {values.logged:,}{_place(values)}")
+            numbers |= {f"{values.column}_{kind}": count for kind, count in found.items()}
+    return Finding("warning", "; ".join(parts) + ".", numbers) if parts else Clean()
+
+
+def _place(values: Values) -> str:
+    """Return a clause if all non-finite values stand at the same end of the responses; else an empty string."""
+    for end, count in (("first", values.non_finite_first), ("last", values.non_finite_last)):
+        if values.non_finite > 1 and count == values.non_finite < values.logged / 2:
+            return f", each at the {end} token of its response"
+    return ""
+
+
+SIGNS = (
+    Check(
+        "probabilities_as_log_probs",
+        "probabilities were logged instead of log-probs",
+        "Every measure is meaningless: differences of probabilities are read as differences of their logarithms.",
+        "Log the natural logarithm: remove the exp(), or apply np.log to the logged values.",
+        partial(_check_sign, "probabilities_as_log_probs"),
+    ),
+    Check(
+        "negated_log_probs",
+        "log-probs were logged with the opposite sign",
+        "Every measure is meaningless: likely tokens count as unlikely ones, and ρ as 1/ρ if both columns are negated.",
+        "Log log-probs and not the loss (negative log-likelihood): multiply by −1.",
+        partial(_check_sign, "negated_log_probs"),
+    ),
+    Check(
+        "positive_log_probs",
+        "some log-probs are slightly above 0: rounded logits",
+        "ρ of these tokens is off by as much as their log-probs were rounded.",
+        "Compute the log-softmax in float32 from float32 logits.",
+        partial(_check_sign, "positive_log_probs"),
+    ),
+    Check(
+        "placeholder_log_probs",
+        "some values in the place of log-probs are placeholders",
+        "These tokens are left out of every mean; they are counted, and all others are measured.",
+        "−9999 and the like: the engine or the mask wrote it for −inf or for a missing value; let it log the value, or "
+        "NaN. Tokens that the model did not sample (tool output, padding): set the response mask to 0 there.",
+        _check_placeholders,
+    ),
+)
+NON_FINITE = Check(
+    "non_finite_log_probs",
+    "some log-probs are NaN or infinite",
+    "These tokens are left out of every mean, so the measures do not show their cause.",
+    "−inf of the trainer: it truncates (top-p, top-k) and the engine does not. −inf or NaN of the engine: it "
+    "scored tokens that it did not sample, or it overflowed. NaN of padding: set the response mask to 0 there.",
+    _check_finite,
+)
