@@ -21,7 +21,7 @@ from foreshock.api.steps import (
     SequenceChi2Record,
     StepNoiseRecord,
 )
-from foreshock.corrections.sequence_level import mean, undersampling_notes
+from foreshock.corrections.sequences import incomplete_notes, mean, undersampling_notes
 from foreshock.errors import InvalidArgumentError
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.estimators.bootstrap import nonnegative_intervals
@@ -29,15 +29,20 @@ from foreshock.measures.rollout_summaries import RolloutSummaries
 
 
 def bias_bound(summaries: RolloutSummaries) -> BiasRecord:
-    """Return B·E_μ[|ρ_seq − 1|·T·|R|] per unit of B, over the rollouts with a measured token and a reward.
+    """Return B·E_μ[|ρ_seq − 1|·T·|R|] per unit of B, over the whole rollouts with a reward; a note counts the others.
 
-    T counts the measured tokens. Source: ‖E_μ[f] − E_π[f]‖ ≤ E_μ[|1 − ρ_seq|·‖f‖] with ‖f‖ ≤ B·T·|R|.
+    Source: ‖E_μ[f] − E_π[f]‖ ≤ E_μ[|1 − ρ_seq|·‖f‖] with ‖f‖ ≤ B·T·|R|.
     """
-    tokens, reward = summaries.column("n_tokens"), summaries.column("reward").astype(np.float64)
-    chosen = (tokens > 0) & np.isfinite(reward)
+    tokens, reward, whole = (
+        summaries.column("n_tokens"),
+        summaries.column("reward").astype(np.float64),
+        summaries.whole(),
+    )
+    incomplete = incomplete_notes(int((tokens < summaries.column("length")).sum()))
+    chosen = whole & np.isfinite(reward)
     if not chosen.any():
         nothing = dict.fromkeys(("per_unit", "low", "high", "trivial", "mean_length", "largest_reward"), math.nan)
-        return BiasRecord(**nothing, sequences=0, longest=0, notes=("no measured rollout has a reward",))
+        return BiasRecord(**nothing, sequences=0, longest=0, notes=("no measured rollout has a reward", *incomplete))
     lengths, rewards = tokens[chosen].astype(np.float64), np.abs(reward[chosen])
     with np.errstate(over="ignore", invalid="ignore"):
         terms = np.where(rewards > 0.0, np.abs(np.expm1(summaries.column("sum_d")[chosen])) * lengths * rewards, 0.0)
@@ -55,7 +60,7 @@ def bias_bound(summaries: RolloutSummaries) -> BiasRecord:
         mean_length=average,
         longest=int(tokens[chosen].max()),
         largest_reward=largest,
-        notes=vacuous + undersampling_notes(summaries.column("sum_k3")[chosen]),
+        notes=(*vacuous, *incomplete, *undersampling_notes(summaries.column("sum_k3")[chosen])),
     )
 
 

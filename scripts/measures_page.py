@@ -70,8 +70,8 @@ column. `RolloutBatch.from_lists` takes lists per row, `from_arrays` jagged tens
 | TRL | `completion_ids`, `completion_mask` | `sampling_per_token_logps` | `old_per_token_logps` |
 | NeMo-RL | `input_ids`, `token_mask * sample_mask[:, None]` | `generation_logprobs` | `prev_logprobs` |
 
-**Ranks.** Measurements of data-parallel ranks fold, in any order, into that of all rollouts. Ranks exchange sums, about
-100 kB, and one row per rollout:
+**Ranks.** Measurements of data-parallel ranks fold, in the order of ranks, into that of all rollouts. Ranks exchange
+sums, about 100 kB, and one row per rollout:
 
 ```python
 import torch.distributed as dist
@@ -96,10 +96,15 @@ react if π gives much mass to what μ seldom samples. A mismatch in one directi
 other. Raw tails do not show the direction either: use `tail_asymmetry`.
 
 **Aggregation.** A token mean is a sum over model-generated tokens, before any filtering, divided by their number. A
-mean of per-sequence means has the suffix `_seq_mean` and is biased, because length is a stopping time.
+mean over sequences of means over a sequence (`k3_kl_seq_mean`, verl's `log_ppl_diff`) is biased, because length is a
+stopping time.
 
-**Arithmetic.** Everything is float64, sums are compensated, and k3 is `expm1(d) − d`, near d = 0 its series. Counts are
-integers, the same for any merge order of shards.
+**Missing log-probs.** A token whose log-prob on one side is NaN, ±inf or a placeholder is counted and left out of token
+means. Its rollout is left out of all measures of turns and sequences, because a sum over a part of a sequence is no
+ratio of it: `incomplete_rollouts` counts these.
+
+**Arithmetic.** Everything is float64, and k3 is `expm1(d) − d`, near d = 0 its series. A step is the fold of its shards
+in sorted order, so that any order of arrival gives the same bits; another split into shards agrees to about 1e-15.
 
 **Empty (NaN; `null` in JSON)** means not estimable, never 0: no token was measured; fewer than two prompt groups for an
 interval, fewer than five for a bootstrap; `ess_seq` if 2·KL·T > ln N; `pareto_k` with fewer than five values in the
@@ -107,20 +112,20 @@ tail; entropies or advantages that were not logged. Log-probs that are not finit
 """
 
 INTERVALS = """\
-Intervals are clustered by prompt group (`group_id`): for m = ΣS/ΣT the residuals are e_g = S_g − m·T_g.
+Intervals of k3 are clustered by prompt group (`group_id`): for m = ΣS/ΣT the residuals are e_g = S_g − m·T_g.
 
 | columns | kind | computed from |
 | --- | --- | --- |
-| `…_low`, `…_high` | Student's t, G − 1 degrees of freedom | mergeable sums: always available |
-| `…_bootstrap_low`, `…_bootstrap_high` | bootstrap-t, 999 resamples; upper end at least Cox's | one row per rollout |
+| `k3_kl_low`, `…_high` | Student's t, G − 1 degrees of freedom | mergeable sums: always available |
+| `k3_kl_bootstrap_low`, `…_high` | bootstrap-t, 999 resamples; upper end at least Cox's | one row per rollout |
 
 Both are a **range over the prompts**, not a 95 % interval: what is too rare to be among the prompts of the batch is not
 in it, and no number of the batch tells. `make bench-coverage` shows how often the mean of the population is in it, over
 400 batches of 8, 32 and 128 prompts: 94 to 95 % where prompts are alike, 96 to 98 % where |d| grows over the response
 or 3 % of the rollouts are offset, but 16, 43 and 91 % where one prompt in 50 has ten times the |d|.
 
-- Use the bootstrap-t for k3 and χ² if available: it is better for few groups, uneven prompts or heavy tails.
-- If `pareto_k` is above 0.3, both are too short for k3 and χ². Read mean and lower end as lower bounds; pool steps, or
+- Use the bootstrap-t if available: it is better for few groups, uneven prompts or heavy tails.
+- If `pareto_k` is above 0.3, both are too short. Read mean and lower end as lower bounds; pool steps, or
   use [exact divergences](inside-a-probe.md#exact-divergences). A low value in one batch is no proof.
 - If d also reaches 1, χ² and ESS are properties of the sample from k = 0.5 on, any importance-weighted mean from 0.7.
 - An upper end of many times the mean means that one or two groups dominate it: pool steps.
@@ -174,15 +179,14 @@ def named(*names: str) -> Callable[[Measure], bool]:
     return lambda measure: measure.name in names or measure.name.startswith(starts)
 
 
-_WITH_SEQUENCE_MEAN = {measure.name.removesuffix("_seq_mean") for measure in MEASURES if "_seq_mean" in measure.name}
-
 # A measure is listed in the first section that holds it.
 SECTIONS: tuple[Section, ...] = (
     Section("Of the step", "Over all rollouts of a step.", lambda measure: measure.kind == "step"),
     Section(
         "Divergences and ratios",
         "Estimators by token, averaged over tokens.",
-        lambda measure: measure.name in _WITH_SEQUENCE_MEAN,
+        named("kl", "k2_kl", "k3_kl", "chi2_token", "reverse_chi2_token", "tv_token", "verl_chi2_token", "mean_ratio",
+              "token_mult_prob_error"),
     ),
     Section(
         "Intervals",
@@ -229,14 +233,9 @@ SECTIONS: tuple[Section, ...] = (
         named("advantage*", "bad_update_fraction"),
     ),
     Section(
-        "Means of per-sequence means",
-        "Means over sequences of the mean over a sequence, for comparison with other reports; biased, see above.",
-        lambda measure: measure.name.endswith("_seq_mean"),
-        is_listed=True,
-    ),
-    Section(
         "Of sequences",
-        "Over whole responses. verl's measures keep verl's names: `training` is π, `rollout` is μ.",
+        "Over whole responses, each token of which has two finite log-probs. verl's measures keep verl's names: "
+        "`training` is π, `rollout` is μ. A mean over sequences of means over a sequence is biased, see above.",
         lambda measure: measure.kind == "sequence",
     ),
     Section(
@@ -246,7 +245,7 @@ SECTIONS: tuple[Section, ...] = (
         lambda measure: measure.page_group == "By lag",
         is_listed=True,
     ),
-    Section("Counts", "Integers, the same for any merge order.", lambda measure: measure.column_type == "integer"),
+    Section("Counts", "Integers.", lambda measure: measure.column_type == "integer"),
     Section("Other measures", "Of tokens.", lambda measure: True),
 )  # fmt: skip
 

@@ -1,18 +1,11 @@
 """Corrections of the training–inference mismatch: the effect of each on a batch. None is applied.
 
-`catalogue.py` lists them; `evaluate.py` is the entry point. Token corrections are computed from the sums of a
-comparison (`token_level.py`), sequence corrections from its rollout summaries (`sequence_level.py`).
+`catalogue.py` lists them; `evaluate.py` is the entry point.
 """
 
-from foreshock.corrections.catalogue import (
-    CORRECTIONS,
-    Bounds,
-    Evaluation,
-    Threshold,
-    correction_named,
-)
-from foreshock.corrections.evaluate import Evaluator
-from foreshock.corrections.sequence_level import ExactKl
+from foreshock.corrections.catalogue import CORRECTIONS, Bounds, Threshold, correction_named
+from foreshock.corrections.evaluate import Evaluation, Evaluator
+from foreshock.corrections.sequences import ExactKl
 
 __all__ = [
     "CORRECTIONS",

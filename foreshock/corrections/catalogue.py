@@ -1,4 +1,4 @@
-"""The catalogue of corrections, their thresholds, and the form of a correction's evaluation.
+"""The catalogue of corrections: one table, with the weight that each gives and what it compares with its threshold.
 
 ρ = π/μ of a token, ρ_seq is the product over a sequence, w the weight that the correction would give. A mask without a
 ratio gives the weight 1 to the tokens or sequences that it keeps.
@@ -10,11 +10,12 @@ with a threshold in log space, never by ρ.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from foreshock.api.steps import AffectedRecord, PopulationRecord
+from foreshock.corrections.sequences import Float64, Sequences
 from foreshock.errors import InvalidArgumentError
 
 
@@ -57,89 +58,10 @@ class Threshold:
         return "_".join(bounds) or "none"
 
 
-def _expected(lower: float | None, upper: float | None, bounds: Bounds) -> str:
-    """Return a description of the expected bounds; an empty string if the given bounds fit."""
-    if bounds is Bounds.FLOOR:
-        fits = lower is not None and upper is None and lower <= 1.0
-        return "" if fits else "one ratio of at most 1, such as 1e-4"
-    if bounds is Bounds.DIVERGENCE:
-        fits = lower is None and upper is not None
-        return "" if fits else "one upper bound in nats, such as 0.01"
-    if bounds is Bounds.CAP:
-        fits = lower is None and upper is not None and upper >= 1.0
-        return "" if fits else "one ratio of at least 1, such as 2"
-    if bounds is Bounds.UPPER or bounds is Bounds.RANGE:
-        fits = upper is not None and upper >= 1.0 and (lower is None or lower <= 1.0)
-        return "" if fits else "an upper bound of at least 1 and a lower one of at most 1, such as 2 or 0.5_5"
-    return ""
-
-
-@dataclass(frozen=True, slots=True)
-class WeightMoments:
-    """Moments of the corrected weights w over all tokens or sequences; a dropped one has w = 0.
-
-    `variance` is the population variance. `effective_fraction` is (Σw)²/(N Σw²), unclamped; NaN if nothing is kept.
-    """
-
-    mean: float
-    variance: float
-    effective_fraction: float
-
-    @property
-    def standard_deviation(self) -> float:
-        """√variance."""
-        return math.sqrt(self.variance)
-
-
-NO_SEQUENCES = PopulationRecord(
-    sequences=0,
-    reward_mean=math.nan,
-    advantage_mean=math.nan,
-    length_mean=math.nan,
-    turns_mean=math.nan,
-    lag_mean=math.nan,
-)
-_NOT_COMPARED = AffectedRecord(
-    touched=NO_SEQUENCES, untouched=NO_SEQUENCES, groups=0, groups_touched=math.nan, groups_emptied=math.nan
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """The effect that one correction would have on a batch; nothing is applied. NaN means not estimable.
-
-    The figures are for the threshold `used`. It differs from `asked` if a token threshold lies between two edges of the
-    histogram. `kept_tokens` and `kept_sequences` are fractions (a token correction keeps a sequence if it drops none of
-    its tokens); `touched_tokens` is the fraction of tokens whose weight the threshold changes.
-
-    `distortion` is E|w − ρ| and `uncorrected_distortion` is E|1 − ρ|, over the tokens or sequences of the correction's
-    level. `advantage_distortion` is E[(w − ρ)·A] over those with an advantage. `token_distortion` is E|w − ρ| over
-    tokens with the ρ of the token, at either level; NaN if the correction weights whole sequences.
-    """
-
-    correction: Correction
-    asked: Threshold
-    used: Threshold
-    kept_tokens: float = math.nan
-    kept_sequences: float = math.nan
-    touched_tokens: float = math.nan
-    weights: WeightMoments = field(default_factory=lambda: WeightMoments(math.nan, math.nan, math.nan))
-    distortion: float = math.nan
-    uncorrected_distortion: float = math.nan
-    token_distortion: float = math.nan
-    advantage_distortion: float = math.nan
-    affected: AffectedRecord = _NOT_COMPARED
-    not_estimable: str | None = None
-    notes: tuple[str, ...] = ()
-
-    @property
-    def is_exact(self) -> bool:
-        """True if the figures are for the threshold that was asked for."""
-        return self.asked == self.used
-
-
 Level = Literal["token", "sequence"]
 Effect = Literal["none", "truncated", "dropped"]
+Weight = Literal["ρ", "1"]
+Statistic = Callable[[Sequences], Float64]
 
 VERL = "verl, RolloutCorrectionConfig"
 VERL_DOCS = "verl, docs/algo/rollout_corr.md"
@@ -148,16 +70,34 @@ COLLAPSE = "Liu, Li et al. 2025, When Speed Kills Stability"
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """One correction. `effect` is what happens to a weight beyond the threshold; `usual` has the thresholds in use."""
+    """One correction.
+
+    `weight` is that of a token or sequence within the threshold, `effect` what happens to it beyond. `usual` has the
+    thresholds in use. A correction of sequences compares `statistic`, [M], with the threshold: the logarithm of a
+    ratio, or a divergence in nats; one of tokens compares d.
+    """
 
     name: str
     title: str
     formula: str
     level: Level
     effect: Effect
+    weight: Weight
     bounds: Bounds
     usual: tuple[Threshold, ...]
     source: str
+    statistic: Statistic | None = None
+
+    @property
+    def needs_exact_kl(self) -> bool:
+        """True if the threshold is one of exact KLs."""
+        return self.statistic in (_largest_exact_kl, _mean_exact_kl)
+
+    def limits(self, threshold: Threshold) -> tuple[float, float]:
+        """Return the bounds of `statistic`, or of d, in nats."""
+        if self.bounds is Bounds.DIVERGENCE:
+            return -math.inf, math.inf if threshold.upper is None else threshold.upper
+        return threshold.log_lower, threshold.log_upper
 
     def threshold(self, text: str) -> Threshold:
         """Return the threshold that `text` names: `2`, or `0.5_5`. Raises InvalidArgumentError with a valid example."""
@@ -178,86 +118,136 @@ class Correction:
         for bound in (lower, upper):
             if bound is not None and not (math.isfinite(bound) and bound > 0.0):
                 raise InvalidArgumentError(f"a bound must be a finite number above 0, got {bound}", "threshold")
-        if self.bounds is Bounds.NONE and (lower is not None or upper is not None):
-            raise InvalidArgumentError("this correction has no threshold: leave it out", "threshold")
+        if self.bounds is Bounds.NONE:
+            if threshold != Threshold():
+                raise InvalidArgumentError("this correction has no threshold: leave it out", "threshold")
+            return threshold
         if self.bounds is Bounds.RANGE and lower is None and upper is not None and upper >= 1.0:
             lower = 1.0 / upper
-        expected = _expected(lower, upper, self.bounds)
-        if expected:
+        if self.bounds is Bounds.FLOOR:
+            expected = "one ratio of at most 1, such as 1e-4"
+            fits = upper is None and lower is not None and lower <= 1.0
+        elif self.bounds is Bounds.DIVERGENCE:
+            expected = "one upper bound in nats, such as 0.01"
+            fits = lower is None and upper is not None
+        elif self.bounds is Bounds.CAP:
+            expected = "one ratio of at least 1, such as 2"
+            fits = lower is None and upper is not None and upper >= 1.0
+        else:
+            expected = "an upper bound of at least 1 and a lower one of at most 1, such as 2 or 0.5_5"
+            fits = upper is not None and upper >= 1.0 and (lower is None or lower <= 1.0)
+        if not fits:
             raise InvalidArgumentError(f"expected {expected}, got {Threshold(lower, upper)}", "threshold")
         return Threshold(lower, upper)
 
 
+def _log_ratio(sequences: Sequences) -> Float64:
+    return sequences.log_weights
+
+
+def _mean_d(sequences: Sequences) -> Float64:
+    return sequences.log_weights / sequences.tokens
+
+
+def _least_d(sequences: Sequences) -> Float64:
+    return sequences.columns["min_d"]
+
+
+def _mean_k3(sequences: Sequences) -> Float64:
+    return sequences.columns["sum_k3"] / sequences.tokens
+
+
+def _sum_k3(sequences: Sequences) -> Float64:
+    return sequences.columns["sum_k3"]
+
+
+def _largest_k3(sequences: Sequences) -> Float64:
+    return sequences.largest_k3
+
+
+def _largest_exact_kl(sequences: Sequences) -> Float64:
+    assert sequences.exact_kl is not None
+    return sequences.exact_kl.largest
+
+
+def _mean_exact_kl(sequences: Sequences) -> Float64:
+    assert sequences.exact_kl is not None
+    return sequences.exact_kl.mean
+
+
 _TWO = Threshold(upper=2.0)
+_NO = (Threshold(),)
+_TRUST_REGION = "Li et al. 2025, Trust Region Masking, arXiv:2512.23075"
 
 _ALL = (
     Correction(
-        "none", "no correction, tokens", "1", "token", "none", Bounds.NONE, (Threshold(),), "the uncorrected gradient",
+        "none", "no correction, tokens", "1", "token", "none", "1", Bounds.NONE, _NO, "the uncorrected gradient",
     ),
     Correction(
-        "token_is", "token IS", "ρ", "token", "none", Bounds.NONE, (Threshold(),), "importance sampling, untruncated",
+        "token_is", "token IS", "ρ", "token", "none", "ρ", Bounds.NONE, _NO, "importance sampling, untruncated",
     ),
     Correction(
-        "token_tis", "token TIS", "min(ρ, C)", "token", "truncated", Bounds.CAP, (_TWO, Threshold(upper=5.0)),
+        "token_tis", "token TIS", "min(ρ, C)", "token", "truncated", "ρ", Bounds.CAP, (_TWO, Threshold(upper=5.0)),
         f"Yao et al. 2025, Your Efficient RL Framework Secretly Brings You Off-Policy RL Training; {VERL}: 2.0, "
         "typical 1.5 to 5",
     ),
     Correction(
-        "token_mis", "token MIS", "ρ·1{ρ ≤ C}", "token", "dropped", Bounds.UPPER, (_TWO,), f"{COLLAPSE}; C as for TIS",
+        "token_mis", "token MIS", "ρ·1{ρ ≤ C}", "token", "dropped", "ρ", Bounds.UPPER, (_TWO,),
+        f"{COLLAPSE}; C as for TIS",
     ),
     Correction(
-        "icepop", "IcePop", "ρ·1{C_lo ≤ ρ ≤ C_hi}", "token", "dropped", Bounds.RANGE,
+        "icepop", "IcePop", "ρ·1{C_lo ≤ ρ ≤ C_hi}", "token", "dropped", "ρ", Bounds.RANGE,
         (Threshold(0.5, 5.0), Threshold(0.5, 2.0)),
         f"Ling team 2025, IcePop: [0.5, 5]; {VERL}.decoupled_token_icepop",
     ),
     Correction(
-        "token_mask", "token mask", "1{C_lo ≤ ρ ≤ C_hi}", "token", "dropped", Bounds.RANGE, (Threshold(0.5, 2.0),),
-        f"{VERL_DOCS}: rollout_rs token_k1, whose bounds are those of 1/ρ",
+        "token_mask", "token mask", "1{C_lo ≤ ρ ≤ C_hi}", "token", "dropped", "1", Bounds.RANGE,
+        (Threshold(0.5, 2.0),), f"{VERL_DOCS}: rollout_rs token_k1, whose bounds are those of 1/ρ",
     ),
     Correction(
-        "none_sequence", "no correction, sequences", "1", "sequence", "none", Bounds.NONE, (Threshold(),),
-        "the uncorrected gradient",
+        "none_sequence", "no correction, sequences", "1", "sequence", "none", "1", Bounds.NONE, _NO,
+        "the uncorrected gradient", _log_ratio,
     ),
     Correction(
-        "sequence_is", "sequence IS", "ρ_seq", "sequence", "none", Bounds.NONE, (Threshold(),),
-        "importance sampling, untruncated",
+        "sequence_is", "sequence IS", "ρ_seq", "sequence", "none", "ρ", Bounds.NONE, _NO,
+        "importance sampling, untruncated", _log_ratio,
     ),
     Correction(
-        "sequence_tis", "sequence TIS", "min(ρ_seq, C)", "sequence", "truncated", Bounds.CAP,
-        (_TWO, Threshold(upper=10.0)), f"{VERL}: 2.0, typical 2 to 10",
+        "sequence_tis", "sequence TIS", "min(ρ_seq, C)", "sequence", "truncated", "ρ", Bounds.CAP,
+        (_TWO, Threshold(upper=10.0)), f"{VERL}: 2.0, typical 2 to 10", _log_ratio,
     ),
     Correction(
-        "sequence_mis", "sequence MIS", "ρ_seq·1{ρ_seq ≤ C}", "sequence", "dropped", Bounds.UPPER,
-        (_TWO, Threshold(0.5, 2.0)), f"{COLLAPSE}, part 3; {VERL}.decoupled_seq_is_rs: 0.5 to 2",
+        "sequence_mis", "sequence MIS", "ρ_seq·1{ρ_seq ≤ C}", "sequence", "dropped", "ρ", Bounds.UPPER,
+        (_TWO, Threshold(0.5, 2.0)), f"{COLLAPSE}, part 3; {VERL}.decoupled_seq_is_rs: 0.5 to 2", _log_ratio,
     ),
     Correction(
-        "geo_mis", "Geo-MIS", "1{C_lo ≤ exp(mean d) ≤ C_hi}", "sequence", "dropped", Bounds.RANGE,
+        "geo_mis", "Geo-MIS", "1{C_lo ≤ exp(mean d) ≤ C_hi}", "sequence", "dropped", "1", Bounds.RANGE,
         (Threshold(0.999, 1.001), Threshold(0.99, 1.01)),
-        f"{COLLAPSE}, part 3; {VERL}.decoupled_geo_rs: 0.999 to 1.001 (there of 1/ρ)",
+        f"{COLLAPSE}, part 3; {VERL}.decoupled_geo_rs: 0.999 to 1.001 (there of 1/ρ)", _mean_d,
     ),
     Correction(
-        "trm_max", "TRM, largest KL", "1{max KL_t ≤ δ}, exact KL of each token", "sequence", "dropped",
-        Bounds.DIVERGENCE, (), "Li et al. 2025, Trust Region Masking, arXiv:2512.23075",
+        "trm_max", "TRM, largest KL", "1{max KL_t ≤ δ}, exact KL of each token", "sequence", "dropped", "1",
+        Bounds.DIVERGENCE, (), _TRUST_REGION, _largest_exact_kl,
     ),
     Correction(
-        "trm_mean", "TRM, mean KL", "1{mean KL_t ≤ δ}, exact KL of each token", "sequence", "dropped",
-        Bounds.DIVERGENCE, (), "Li et al. 2025, Trust Region Masking, arXiv:2512.23075",
+        "trm_mean", "TRM, mean KL", "1{mean KL_t ≤ δ}, exact KL of each token", "sequence", "dropped", "1",
+        Bounds.DIVERGENCE, (), _TRUST_REGION, _mean_exact_kl,
     ),
     Correction(
-        "k3_rs_mean", "K3-RS, mean", "1{mean k3 ≤ δ}", "sequence", "dropped", Bounds.DIVERGENCE,
-        (Threshold(upper=0.01),), f"{VERL}.decoupled_k3_rs: 0.01",
+        "k3_rs_mean", "K3-RS, mean", "1{mean k3 ≤ δ}", "sequence", "dropped", "1", Bounds.DIVERGENCE,
+        (Threshold(upper=0.01),), f"{VERL}.decoupled_k3_rs: 0.01", _mean_k3,
     ),
     Correction(
-        "k3_rs_sum", "K3-RS, sum", "1{Σ k3 ≤ δ}", "sequence", "dropped", Bounds.DIVERGENCE, (Threshold(upper=2.5),),
-        f"{VERL_DOCS}: rollout_rs seq_sum_k3; no preset, 2.5 in verl's own tests",
+        "k3_rs_sum", "K3-RS, sum", "1{Σ k3 ≤ δ}", "sequence", "dropped", "1", Bounds.DIVERGENCE,
+        (Threshold(upper=2.5),), f"{VERL_DOCS}: rollout_rs seq_sum_k3; no preset, 2.5 in verl's own tests", _sum_k3,
     ),
     Correction(
-        "k3_rs_max", "K3-RS, largest", "1{max k3 ≤ δ}", "sequence", "dropped", Bounds.DIVERGENCE,
-        (Threshold(upper=2.0),), f"{VERL_DOCS}: rollout_rs seq_max_k3; no preset, 2.0 in verl's own tests",
+        "k3_rs_max", "K3-RS, largest", "1{max k3 ≤ δ}", "sequence", "dropped", "1", Bounds.DIVERGENCE, (_TWO,),
+        f"{VERL_DOCS}: rollout_rs seq_max_k3; no preset, 2.0 in verl's own tests", _largest_k3,
     ),
     Correction(
-        "veto", "veto", "1{every ρ ≥ c}", "sequence", "dropped", Bounds.FLOOR, (Threshold(lower=1e-4),),
-        "verl until 2025, rollout_token_veto_threshold: 1e-4",
+        "veto", "veto", "1{every ρ ≥ c}", "sequence", "dropped", "1", Bounds.FLOOR, (Threshold(lower=1e-4),),
+        "verl until 2025, rollout_token_veto_threshold: 1e-4", _least_d,
     ),
 )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """The mergeable statistics of one comparison, from which all its measures and tables are computed.
 
-A step's statistics are the fold of its shards' in sorted order. Integers are exact and sums are compensated, so any
-split and order of the rollouts gives the same numbers (to 1e-12 and better).
+A step's statistics are the fold of its shards' in sorted order. Integers are exact; any split and order of the rollouts
+gives the same float64 sums to their rounding, about 1e-15 of the sum of absolute values.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from foreshock.measures.estimators.comparison_measures import comparison_measures
-from foreshock.measures.estimators.intervals import Interval, token_mean_interval
 from foreshock.measures.inputs import token_inputs
 from foreshock.measures.passes import sum_rollouts
 from foreshock.measures.statistics import blob
 from foreshock.measures.statistics.clusters import CLUSTER_COLUMNS, ClusterSums
 from foreshock.measures.statistics.comparison_sums import COUNTS, ComparisonSums
-from foreshock.measures.statistics.compensated_sums import CompensatedSums, LogWeights
-from foreshock.measures.statistics.rollout_sums import TOKEN_SUMS, RolloutSums, sequence_sums
+from foreshock.measures.statistics.log_weights import LogWeights
+from foreshock.measures.statistics.rollout_sums import TOKEN_SUMS, RolloutSums, probability_moments, sequence_sums
 
 _CLUSTER_PLACES = np.array([TOKEN_SUMS.index(name) for name in CLUSTER_COLUMNS])
 
@@ -67,12 +66,11 @@ class ComparisonStatistics(ComparisonSums):
     @classmethod
     def from_rollout_sums(cls, rollouts: RolloutSums, group_ids: Iterable[object] | None) -> ComparisonStatistics:
         """Return the statistics of rollouts from the sums of a pass; `group_ids` [N] name their prompts."""
-        of_sequences, errors, log_weights = sequence_sums(rollouts)
-        measured = rollouts.tokens > 0
-        whole = measured & (rollouts.tokens == rollouts.generated)
+        measured, whole = rollouts.tokens > 0, rollouts.whole()
+        log_weights = rollouts.column("d")[whole]
         counts = {
             "rollouts": measured.size,
-            "measured_rollouts": int(whole.sum()),
+            "whole_rollouts": int(whole.sum()),
             "incomplete_rollouts": int((rollouts.tokens < rollouts.generated).sum()),
             "generated_tokens": int(rollouts.generated.sum()),
             "tokens": int(rollouts.tokens.sum()),
@@ -82,7 +80,7 @@ class ComparisonStatistics(ComparisonSums):
             "entropy_tokens": int(rollouts.entropy_tokens.sum()),
             "advantage_tokens": int(rollouts.advantage_tokens.sum()),
             "bad_updates": rollouts.bad_updates,
-            "turns": int(rollouts.turns.sum()),
+            "turns": rollouts.turn_weights.count,
         }
         extremes = [-math.inf, -math.inf, rollouts.max_probability_difference, -math.inf, -math.inf]
         if measured.any():
@@ -90,20 +88,21 @@ class ComparisonStatistics(ComparisonSums):
         if log_weights.size:
             mean_d = log_weights / rollouts.tokens[whole]
             extremes[3:] = -mean_d.min(), mean_d.max()
-        values = np.concatenate([rollouts.sums[measured], of_sequences], axis=1)
-        low = np.zeros_like(values)
-        low[:, -errors.shape[1] :] = errors
+        probabilities, difference = probability_moments(rollouts)
+        with np.errstate(over="ignore", invalid="ignore"):
+            sums = np.concatenate([rollouts.sums.sum(axis=0), sequence_sums(rollouts, whole).sum(axis=0)])
         return cls(
             counts=np.array([counts[name] for name in COUNTS], dtype=np.int64),
-            sums=CompensatedSums.over_first_axis(values, low),
+            sums=sums,
             extremes=np.array(extremes),
             token_weights=rollouts.token_weights,
             turn_weights=rollouts.turn_weights,
             sequence_weights=LogWeights.of(log_weights),
             histogram=rollouts.histogram,
-            tail_counts=rollouts.tail_counts,
-            tail_sums=CompensatedSums(rollouts.tail_sums, np.zeros_like(rollouts.tail_sums)),
-            weight_sums=CompensatedSums(rollouts.weight_sums, np.zeros_like(rollouts.weight_sums)),
+            region_tokens=rollouts.region_tokens,
+            region_sums=rollouts.region_sums,
+            probabilities=probabilities,
+            difference=difference,
             conditions=rollouts.conditions,
             token_ids=rollouts.token_ids,
             largest_d=rollouts.largest_d,
@@ -117,10 +116,3 @@ class ComparisonStatistics(ComparisonSums):
         Measures that need one row per rollout (`RolloutSummaries.bootstrap_measures`) are NaN here.
         """
         return comparison_measures(self)
-
-    def interval(self, name: str) -> Interval:
-        """Return the nominal 95 % interval of a token mean, clustered by prompt group (by rollout if it has none).
-
-        `name` is `kl` or one of CLUSTER_COLUMNS: `k3_kl`, `chi2_token`, `reverse_chi2_token`, `tv_token`, ….
-        """
-        return token_mean_interval(self, name)

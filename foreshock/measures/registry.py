@@ -77,17 +77,6 @@ def _level(name: str) -> str:
     return name.replace("ln", "ln ")
 
 
-# Measures with an interval clustered by prompt group: their unit, and the divergence that they estimate.
-WITH_INTERVAL = {
-    "kl": ("nats", "KL(μ‖π) if μ sampled"),
-    "k3_kl": ("nats", "KL(μ‖π) if μ sampled"),
-    "chi2_token": ("1", "χ²(π‖μ)"),
-    "reverse_chi2_token": ("1", "χ²(μ‖π)"),
-    "tv_token": ("1", "D_TV(π, μ)"),
-}
-# Measures that also have a bootstrap interval.
-BOOTSTRAPPED = ("k3_kl", "chi2_token", "tv_token")
-
 SCHULMAN = 'Schulman, "Approximating KL divergence" (2020)'
 VERL = "verl, rollout_corr_helper"
 VERL_UNCLAMPED = VERL + "; without its clamp at exp(±20)"
@@ -182,20 +171,17 @@ _TOKEN_ONLY: tuple[Measure, ...] = (
     ),
     *(
         Measure(
-            f"{name}_{end}", f"Student's t interval of {name}, {end} end", unit, direction,
-            "token mean, clustered by prompt group", "comparison",
-            "ratio estimator, G − 1 degrees of freedom",
+            f"k3_kl_{end}", f"Student's t interval of k3_kl, {end} end", "nats", "KL(μ‖π) if μ sampled",
+            "token mean, clustered by prompt group", "comparison", "ratio estimator, G − 1 degrees of freedom",
         )
-        for name, (unit, direction) in WITH_INTERVAL.items()
         for end in ("low", "high")
     ),
     *(
         Measure(
-            f"{name}_bootstrap_{end}", f"bootstrap-t interval of {name}, {end} end", *WITH_INTERVAL[name],
+            f"k3_kl_bootstrap_{end}", f"bootstrap-t interval of k3_kl, {end} end", "nats", "KL(μ‖π) if μ sampled",
             "token mean, prompt groups resampled; needs one row per rollout", "comparison",
             f"Hall (1992), upper end at least Cox's; a {RANGE}",
         )
-        for name in BOOTSTRAPPED
         for end in ("low", "high")
     ),
     Measure(
@@ -206,11 +192,8 @@ _TOKEN_ONLY: tuple[Measure, ...] = (
 )  # fmt: skip
 
 _OF_SEQUENCES: tuple[Measure, ...] = (
-    *(
-        _sequence(f"{measure.name}_seq_mean", f"mean over the sequence of {measure.formula}", measure.unit,
-                  f"{measure.direction}; biased if length depends on the tokens", measure.source)
-        for measure in _PER_TOKEN
-    ),
+    _sequence("k3_kl_seq_mean", "mean over the sequence of ρ − 1 − d", "nats",
+              "KL(μ‖π) if μ sampled; biased if length depends on the tokens", SCHULMAN),
     _sequence("log_ppl_diff", "mean over the sequence of −d", "nats", "KL(μ‖π) if μ sampled, 1/T-weighted", VERL),
     _sequence("log_ppl_abs_diff", "|mean over the sequence of −d|", "nats", "0 is agreement", VERL),
     _sequence("sequence_log_ppl_abs_diff", "|Σ d|", "nats", "0 is agreement; grows with length",
@@ -262,7 +245,7 @@ _COMPARISON_COUNTS: tuple[Measure, ...] = (
     _count("prompt_groups", "prompt groups compared; a rollout without a group is one by itself"),
     _count(
         "incomplete_rollouts",
-        "rollouts with a token without a finite log-prob on one side; measures of sequences leave them out",
+        "rollouts with a token without a finite log-prob on one side; measures of turns and sequences leave them out",
     ),
     _count("nonfinite_target", "model-generated tokens whose target log-prob is NaN, ±inf or a placeholder"),
     _count("nonfinite_behaviour", "model-generated tokens whose behaviour log-prob is NaN, ±inf or a placeholder"),
@@ -280,24 +263,16 @@ STEP_MEASURES: tuple[Measure, ...] = (
     _count("num_tokens", "model-generated tokens of the step", "step"),
     _count("num_tool_tokens", "response tokens that the model did not sample", "step"),
     _step("response_length_mean", _LENGTH, "tokens", "a surge often comes before a collapse"),
-    _step("response_length_std", _LENGTH, "tokens", "", "standard deviation over rollouts, n − 1"),
     *(
         _step(f"response_length_p{percent}", _LENGTH, "tokens", "",
               f"{percent}th percentile over rollouts; exact below 256, else within 0.4 %")
         for percent in (50, 90, 99)
     ),
-    _step("response_length_min", _LENGTH, "tokens", "", "minimum over rollouts"),
     _step("response_length_max", _LENGTH, "tokens", "", "maximum over rollouts"),
-    _step("prompt_length_mean", "prompt tokens; empty if no prompt was logged", "tokens"),
     _step("truncated_fraction", "finish reason `length`, or the length of the cap", "1", "0 is healthy"),
     _step("turns_mean", "turns of a rollout", "turns"),
     _step("reward_mean", "reward", "reward", "higher is better"),
-    _step("reward_std", "reward", "reward", "", "standard deviation over rollouts, n − 1"),
-    _step("reward_min", "reward", "reward", "", "minimum over rollouts"),
-    _step("reward_max", "reward", "reward", "", "maximum over rollouts"),
     _step("entropy_mean", "logged entropy", "nats", "falls as a run goes on", TOKEN_MEAN),
-    _step("rollout_log_prob_mean", "log μ", "nats", "", TOKEN_MEAN),
-    _step("trainer_log_prob_mean", "log π", "nats", "", TOKEN_MEAN),
     _step("lag_mean", "trainer weights version − version that sampled", "versions", "0 is on-policy", TOKEN_MEAN),
     _step("lag_max", "trainer weights version − version that sampled", "versions", "0 is on-policy",
           "maximum over tokens"),

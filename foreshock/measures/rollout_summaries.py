@@ -19,7 +19,6 @@ from foreshock.errors import StatisticsError
 from foreshock.measures.estimators.bootstrap import nonnegative_intervals
 from foreshock.measures.estimators.intervals import Interval, clustered_interval
 from foreshock.measures.inputs import generated_means, truncated_rollouts, turns_of_rollouts
-from foreshock.measures.registry import BOOTSTRAPPED
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.measures.statistics.rollout_sums import RolloutSums
 from foreshock.rollouts.batch import RolloutBatch
@@ -32,21 +31,12 @@ SUMMARY_SCHEMA = pa.schema(
         ("n_tokens", pa.int64()),  # of those, with two finite log-probs: the tokens that are summed
         ("sum_d", pa.float64()),
         ("sum_abs_d", pa.float64()),
-        ("sum_d2", pa.float64()),
-        ("sum_ratio", pa.float64()),
-        ("sum_ratio2", pa.float64()),
-        ("sum_ratio_minus_one", pa.float64()),  # Σ(ρ − 1), accurate near agreement, unlike sum_ratio
+        ("sum_ratio_minus_one", pa.float64()),  # Σ(ρ − 1)
         ("sum_k3", pa.float64()),
-        ("sum_chi2", pa.float64()),  # Σ(ρ − 1)²
-        ("sum_reverse_chi2", pa.float64()),  # Σ(1 − ρ)²/ρ
         ("sum_tv", pa.float64()),  # Σ(1 − ρ)⁺
         ("sum_abs_probability_difference", pa.float64()),
-        ("sum_log_target", pa.float64()),
-        ("sum_log_behaviour", pa.float64()),
         ("min_d", pa.float64()),
         ("max_d", pa.float64()),
-        ("sum_advantage", pa.float64()),  # Σ A over the tokens that have an advantage
-        ("sum_advantage_ratio_minus_one", pa.float64()),  # Σ A·(ρ − 1) over them
         ("reward", pa.float32()),
         ("advantage", pa.float64()),  # the mean over generated tokens if logged per token
         ("turns", pa.int64()),
@@ -56,12 +46,6 @@ SUMMARY_SCHEMA = pa.schema(
     ],
     metadata={"statistics_version": str(STATISTICS_VERSION)},
 )
-_SUM_OF = {
-    "k3_kl": "sum_k3",
-    "chi2_token": "sum_chi2",
-    "reverse_chi2_token": "sum_reverse_chi2",
-    "tv_token": "sum_tv",
-}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,10 +68,6 @@ class RolloutSummaries:
     def of(cls, batch: RolloutBatch, sums: RolloutSums, lag: NDArray[np.integer] | None = None) -> RolloutSummaries:
         """Return the rows of a batch from its sums by `sum_rollouts`; `lag` [T] is the lag of its tokens, if known."""
         measured = sums.tokens > 0
-        above = sums.column("ratio_minus_one")
-        squares = sums.column("chi2_token") + 2.0 * above + sums.tokens
-        without_advantage = sums.advantage_tokens == 0
-        skew = sums.column("positive_advantage_skew") + sums.column("negative_advantage_skew")
         truncated, known = truncated_rollouts(batch)
         turns = None
         if batch.turn is not None:
@@ -101,21 +81,12 @@ class RolloutSummaries:
             "n_tokens": sums.tokens,
             "sum_d": sums.column("d"),
             "sum_abs_d": sums.column("abs_d"),
-            "sum_d2": sums.column("d2"),
-            "sum_ratio": above + sums.tokens,
-            "sum_ratio2": squares,
-            "sum_ratio_minus_one": above,
+            "sum_ratio_minus_one": sums.column("ratio_minus_one"),
             "sum_k3": sums.column("k3_kl"),
-            "sum_chi2": sums.column("chi2_token"),
-            "sum_reverse_chi2": sums.column("reverse_chi2_token"),
             "sum_tv": sums.column("tv_token"),
             "sum_abs_probability_difference": sums.column("abs_probability_difference"),
-            "sum_log_target": sums.column("log_target"),
-            "sum_log_behaviour": sums.column("log_behaviour"),
             "min_d": pa.array(sums.min_d, mask=~measured),
             "max_d": pa.array(sums.max_d, mask=~measured),
-            "sum_advantage": pa.array(sums.column("advantage"), mask=without_advantage),
-            "sum_advantage_ratio_minus_one": pa.array(skew, mask=without_advantage),
             "reward": None if batch.reward is None else pa.array(batch.reward, mask=np.isnan(batch.reward)),
             "advantage": _optional(_advantages(batch)),
             "turns": turns,
@@ -143,28 +114,30 @@ class RolloutSummaries:
         """Return the largest |d| of each rollout's tokens, [N]; NaN without a measured token."""
         return np.maximum(-self.column("min_d").astype(np.float64), self.column("max_d").astype(np.float64))
 
-    def interval(self, name: str) -> Interval:
-        """Return the nominal 95 % interval of a token mean, clustered by prompt group, or by rollout without one.
+    def whole(self) -> NDArray[np.bool_]:
+        """Return whether each rollout is whole, [N]: it has tokens, and each of them has two finite log-probs.
 
-        `name` is one of `kl`, `k3_kl`, `chi2_token`, `reverse_chi2_token`, `tv_token`.
+        Only whole rollouts have a ratio of their sequence: Σ d over a part of the tokens is not its logarithm.
         """
-        sums = -self.column("sum_d") if name == "kl" else self.column(_SUM_OF[name])
-        return clustered_interval(sums, self.column("n_tokens"), self.clusters()).of_measure(name)
+        tokens = self.column("n_tokens")
+        whole: NDArray[np.bool_] = (tokens > 0) & (tokens == self.column("length"))
+        return whole
+
+    def k3_interval(self) -> Interval:
+        """Return the nominal 95 % interval of the token mean of k3, clustered by prompt group, or by rollout."""
+        return clustered_interval(self.column("sum_k3"), self.column("n_tokens"), self.clusters()).never_negative()
 
     def bootstrap_measures(self) -> dict[str, float]:
-        """Return the registry's bootstrap intervals by prompt group, by column; they need one row per rollout.
+        """Return the bootstrap interval of k3 by prompt group, by column; it needs one row per rollout.
 
         Rows are sorted first, so that the same rollouts give the same intervals bit for bit in any order.
         """
         of_names = self.ranks("sample_id")
         clusters = self.clusters(of_names)
         order = np.lexsort((of_names, clusters))
-        sums = np.stack([self.column(_SUM_OF[name])[order] for name in BOOTSTRAPPED], axis=1)
-        intervals = nonnegative_intervals(sums, self.column("n_tokens")[order], clusters[order])
-        measures = {}
-        for name, interval in zip(BOOTSTRAPPED, intervals, strict=True):
-            measures[f"{name}_bootstrap_low"], measures[f"{name}_bootstrap_high"] = interval.low, interval.high
-        return measures
+        sums, tokens = self.column("sum_k3")[order], self.column("n_tokens")[order]
+        (interval,) = nonnegative_intervals(sums[:, None], tokens, clusters[order])
+        return {"k3_kl_bootstrap_low": interval.low, "k3_kl_bootstrap_high": interval.high}
 
     def clusters(self, of_names: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
         """Return a number for each rollout's prompt group, [N], in order of ids; without a group, its own number.

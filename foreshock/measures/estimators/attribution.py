@@ -24,7 +24,6 @@ from foreshock.measures.estimators import token
 from foreshock.measures.estimators.bootstrap import MORE_RESAMPLES, bootstrap_interval, bootstrap_intervals
 from foreshock.measures.estimators.intervals import Interval
 from foreshock.measures.inputs import check_size, cuts_of, group_names, numbers_of
-from foreshock.measures.statistics.compensated_sums import CompensatedSums
 from foreshock.rollouts.arrays import offsets_of_lengths, row_counts
 from foreshock.scorers import REFERENCE, cause_of_link, chain_of, middle_of_chain
 
@@ -177,7 +176,7 @@ def _link(
     if shared.tokens:
         terms = (token.k3_kl(d), d, np.square(d))
         of_rollouts = np.stack([np.add.reduceat(term, shared.offsets[:-1]) for term in terms], axis=1)
-        k3, mean, square = (CompensatedSums.over_first_axis(of_rollouts).value / shared.tokens).tolist()
+        k3, mean, square = (of_rollouts.sum(axis=0) / shared.tokens).tolist()
         largest = float(np.abs(d).max())
     return Link(
         name=comparison_name(target, behaviour),

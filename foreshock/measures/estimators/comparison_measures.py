@@ -6,14 +6,14 @@ NaN means not estimable: no tokens, an input that was not logged, or too few rol
 import math
 
 from foreshock.measures.estimators.bootstrap import effective_number
-from foreshock.measures.estimators.intervals import token_mean_interval
+from foreshock.measures.estimators.intervals import interval_from_residuals
 from foreshock.measures.estimators.pareto import pareto_shape
-from foreshock.measures.registry import BOOTSTRAPPED, K3_BY_LAG, TOKENS_BY_LAG, WITH_INTERVAL
+from foreshock.measures.registry import K3_BY_LAG, TOKENS_BY_LAG
 from foreshock.measures.statistics.comparison_sums import ComparisonSums
-from foreshock.measures.statistics.compensated_sums import LogWeights
 from foreshock.measures.statistics.conditions import BUCKET_EDGES, LAG_BUCKETS, LOW_PROBABILITY
 from foreshock.measures.statistics.histograms import LOG_RATIO_GRID
-from foreshock.measures.statistics.rollout_sums import SEQUENCE_MEANS
+from foreshock.measures.statistics.log_weights import LogWeights
+from foreshock.measures.statistics.rollout_sums import SEQUENCE_SUMS
 from foreshock.measures.statistics.tails import ABOVE, BELOW, TAIL_ASYMMETRY_LEVELS, TAIL_THRESHOLDS
 
 __all__ = ["comparison_measures"]
@@ -29,6 +29,9 @@ def comparison_measures(statistics: ComparisonSums) -> dict[str, float]:
     entropy = _ratio(statistics.sum("entropy"), entropy_tokens)
     clusters = statistics.clusters
     surprisal_z = clusters.standardised("surprisal", statistics.sum("surprisal"))
+    k3_mean = _ratio(k3, tokens)
+    square = clusters.squared_residuals("k3_kl", k3_mean)
+    interval = interval_from_residuals(k3_mean, square, tokens, clusters.count).never_negative()
     measures = {
         **_token_means(statistics),
         **_probabilities(statistics),
@@ -42,19 +45,19 @@ def comparison_measures(statistics: ComparisonSums) -> dict[str, float]:
         "pareto_k_inverse": pareto_shape(statistics.largest_minus_d, tokens),
         "prompt_groups": clusters.count,
         "effective_groups": effective_number(k3, clusters.squared_residuals("k3_kl", 0.0)),
-        "k3_kl_per_entropy": _ratio(k3, tokens) / entropy if entropy > 0.0 else math.nan,
+        "k3_kl_per_entropy": k3_mean / entropy if entropy > 0.0 else math.nan,
         "surprisal_z": surprisal_z if entropy_tokens else math.nan,
         "tokens": tokens,
         "rollouts": statistics.rollouts,
         "incomplete_rollouts": statistics.count("incomplete_rollouts"),
         "nonfinite_target": statistics.nonfinite_target,
         "nonfinite_behaviour": statistics.nonfinite_behaviour,
+        "k3_kl_low": interval.low,
+        "k3_kl_high": interval.high,
         # Bootstrap intervals need one row per rollout.
-        **{f"{name}_bootstrap_{end}": math.nan for name in BOOTSTRAPPED for end in ("low", "high")},
+        "k3_kl_bootstrap_low": math.nan,
+        "k3_kl_bootstrap_high": math.nan,
     }
-    for name in WITH_INTERVAL:
-        interval = token_mean_interval(statistics, name)
-        measures[f"{name}_low"], measures[f"{name}_high"] = interval.low, interval.high
     for of_k3, of_tokens, lag in zip(K3_BY_LAG, TOKENS_BY_LAG, LAG_BUCKETS, strict=True):
         number, mean = statistics.conditions["lag"].mean_of("k3_kl", LAG_BUCKETS[lag])
         measures |= {of_k3.column: mean, of_tokens.column: number}
@@ -65,65 +68,42 @@ def _ratio(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator else math.nan
 
 
-def _named_means(means: list[float], suffix: str) -> dict[str, float]:
-    """Return the measures that are means of one term, from the means of SEQUENCE_MEANS."""
-    d, d2, k3, ratio, chi2, reverse, tv, error = means
-    return {
-        f"kl{suffix}": -d,
-        f"k2_kl{suffix}": 0.5 * d2,
-        f"k3_kl{suffix}": k3,
-        f"chi2_token{suffix}": chi2,
-        f"reverse_chi2_token{suffix}": reverse,
-        f"tv_token{suffix}": tv,
-        # ρ² − 1 = (ρ − 1)² + 2(ρ − 1)
-        f"verl_chi2_token{suffix}": chi2 + 2.0 * ratio,
-        f"mean_ratio{suffix}": 1.0 + ratio,
-        f"token_mult_prob_error{suffix}": 1.0 + error,
-    }
-
-
 def _token_means(statistics: ComparisonSums) -> dict[str, float]:
-    means = [_ratio(statistics.sum(name), statistics.tokens) for name in SEQUENCE_MEANS]
+    names = (
+        "d", "d2", "k3_kl", "ratio_minus_one", "chi2_token", "reverse_chi2_token", "tv_token", "prob_error_minus_one",
+    )  # fmt: skip
+    d, d2, k3, ratio, chi2, reverse, tv, error = (_ratio(statistics.sum(name), statistics.tokens) for name in names)
     return {
-        **_named_means(means, ""),
+        "kl": -d,
+        "k2_kl": 0.5 * d2,
+        "k3_kl": k3,
+        "chi2_token": chi2,
+        "reverse_chi2_token": reverse,
+        "tv_token": tv,
+        # ρ² − 1 = (ρ − 1)² + 2(ρ − 1)
+        "verl_chi2_token": chi2 + 2.0 * ratio,
+        "mean_ratio": 1.0 + ratio,
+        "token_mult_prob_error": 1.0 + error,
         "mean_abs_d": _ratio(statistics.sum("abs_d"), statistics.tokens),
-        "rms_d": math.sqrt(means[1]) if means[1] >= 0.0 else math.nan,
+        "rms_d": math.sqrt(d2),
         "zero_fraction": _ratio(statistics.count("zero_tokens"), statistics.tokens),
         "ess_token": statistics.token_weights.effective_fraction(),
-        "pinsker_tv_bound": 0.5 * math.sqrt(means[4]) if means[4] >= 0.0 else math.nan,
+        "pinsker_tv_bound": 0.5 * math.sqrt(chi2),
     }
 
 
 def _probabilities(statistics: ComparisonSums) -> dict[str, float]:
     """Return verl's measures of probabilities."""
     tokens = statistics.tokens
-    of_target = _moment(statistics, "within_target", "between_target", "target_probability")
-    of_behaviour = _moment(statistics, "within_behaviour", "between_behaviour", "behaviour_probability")
-    of_both = _moment(statistics, "within_product", "between_product", "target_probability", "behaviour_probability")
-    of_difference = _moment(statistics, "within_difference", "between_difference", "abs_probability_difference")
-    scale = math.sqrt(of_target) * math.sqrt(of_behaviour) if min(of_target, of_behaviour) > 0.0 else 0.0
+    (of_target, of_both), (_, of_behaviour) = statistics.probabilities.products.tolist()
+    of_difference = float(statistics.difference.products[0, 0])
+    scale = math.sqrt(of_target) * math.sqrt(of_behaviour)
     return {
         "rollout_probs_diff_mean": _ratio(statistics.sum("abs_probability_difference"), tokens),
         "rollout_probs_diff_max": statistics.extreme("max_probability_difference"),
-        "rollout_probs_diff_std": math.sqrt(max(of_difference, 0.0) / (tokens - 1)) if tokens > 1 else math.nan,
+        "rollout_probs_diff_std": math.sqrt(of_difference / (tokens - 1)) if tokens > 1 else math.nan,
         "rollout_actor_probs_pearson_corr": max(-1.0, min(1.0, of_both / scale)) if scale > 0.0 else math.nan,
     }
-
-
-def _moment(statistics: ComparisonSums, within: str, between: str, first: str, second: str | None = None) -> float:
-    """Return Σ (a − mean a)(b − mean b) over tokens, from moments within and between rollouts.
-
-    Exact rational arithmetic, because Σ S²/n and (ΣS)²/n may agree in all but their last digits.
-    """
-    sums = [statistics.sum(name) for name in (within, between, first, second or first)]
-    if not statistics.tokens or not all(map(math.isfinite, sums)):
-        return math.nan
-    # Integers: their quotient is rounded once, as with Fractions, but no term is reduced.
-    total, of_total = statistics.exact_ratio(between)
-    one, of_one = statistics.exact_ratio(first)
-    other, of_other = statistics.exact_ratio(second or first)
-    difference = total * of_one * of_other * statistics.tokens - one * other * of_total
-    return statistics.sum(within) + difference / (of_total * of_one * of_other * statistics.tokens)
 
 
 def _distribution(statistics: ComparisonSums) -> dict[str, float]:
@@ -162,31 +142,30 @@ def _tails(statistics: ComparisonSums) -> dict[str, float]:
 
 
 def _sequences(statistics: ComparisonSums) -> dict[str, float]:
-    """Return means over sequences, and effective sample sizes of turns and sequences."""
-    # Those of which each token was measured; the others have no ratio of their sequence.
-    rollouts = statistics.count("measured_rollouts")
-    with_tokens = rollouts + statistics.count("incomplete_rollouts")
-    means = [_ratio(statistics.sum(f"{name}_seq"), rollouts) for name in SEQUENCE_MEANS]
-    named = _named_means(means, "_seq_mean")
+    """Return means over whole sequences, and effective sample sizes of their turns and of themselves."""
+    rollouts = statistics.count("whole_rollouts")
+    mean_d, k3_mean, k3, abs_mean_d, abs_sum_d, geo, ratio, target, log_target, behaviour, log_behaviour, chi2 = (
+        _ratio(statistics.sum(name), rollouts) for name in SEQUENCE_SUMS
+    )
     return {
-        **named,
-        "log_ppl_diff": named["kl_seq_mean"],
-        "log_ppl_abs_diff": _ratio(statistics.sum("abs_mean_d"), rollouts),
-        "sequence_log_ppl_abs_diff": _ratio(statistics.sum("abs_sum_d"), rollouts),
-        "geo_ratio": 1.0 + _ratio(statistics.sum("geo_ratio_minus_one"), rollouts),
-        "verl_chi2_seq": _ratio(statistics.sum("squared_weight_minus_one"), rollouts),
-        "ess_turn": _estimable(statistics.turn_weights, statistics.sum("k3_kl")),
-        "ess_seq": _estimable(statistics.sequence_weights, statistics.sum("k3_kl")),
-        # KL·T is the KL of a whole sequence: Σ k3 / number of sequences.
-        "ess_seq_predicted": math.exp(-2.0 * _ratio(statistics.sum("k3_kl"), with_tokens)),
+        "k3_kl_seq_mean": k3_mean,
+        "log_ppl_diff": -mean_d,
+        "log_ppl_abs_diff": abs_mean_d,
+        "sequence_log_ppl_abs_diff": abs_sum_d,
+        "geo_ratio": 1.0 + geo,
+        "verl_chi2_seq": chi2,
+        "ess_turn": _estimable(statistics.turn_weights, statistics.sum("sum_k3")),
+        "ess_seq": _estimable(statistics.sequence_weights, statistics.sum("sum_k3")),
+        # Σ k3 of a sequence estimates KL·T, the KL of a whole sequence.
+        "ess_seq_predicted": math.exp(-2.0 * k3),
         # verl's perplexities, unclamped.
-        "training_ppl": _ratio(statistics.sum("target_ppl"), rollouts),
-        "training_log_ppl": _ratio(statistics.sum("target_log_ppl"), rollouts),
-        "rollout_ppl": _ratio(statistics.sum("behaviour_ppl"), rollouts),
-        "rollout_log_ppl": _ratio(statistics.sum("behaviour_log_ppl"), rollouts),
+        "training_ppl": target,
+        "training_log_ppl": log_target,
+        "rollout_ppl": behaviour,
+        "rollout_log_ppl": log_behaviour,
         "log_ppl_diff_max": statistics.extreme("max_log_ppl_diff") if rollouts else math.nan,
         "log_ppl_diff_min": -statistics.extreme("minus_min_log_ppl_diff") if rollouts else math.nan,
-        "ppl_ratio": 1.0 + _ratio(statistics.sum("ppl_ratio_minus_one"), rollouts),
+        "ppl_ratio": 1.0 + ratio,
     }
 
 
@@ -196,14 +175,11 @@ def _advantages(statistics: ComparisonSums) -> dict[str, float]:
     positive, negative = (
         _ratio(statistics.sum(name), tokens) for name in ("positive_advantage_skew", "negative_advantage_skew")
     )
-    names = ("advantage_d", "advantage", "d_with_advantage")
-    covariance = math.nan
-    if tokens and all(math.isfinite(statistics.sum(name)) for name in names):
-        # Σ A·d / n − (Σ A)(Σ d) / n², in exact rational arithmetic.
-        of_both, of_advantage, of_d = map(statistics.exact_sum, names)
-        covariance = float((of_both - of_advantage * of_d / tokens) / tokens)
+    both, advantage, d = (
+        _ratio(statistics.sum(name), tokens) for name in ("advantage_d", "advantage", "d_with_advantage")
+    )
     return {
-        "advantage_d_cov": covariance,
+        "advantage_d_cov": both - advantage * d,
         "advantage_skew_positive": positive,
         "advantage_skew_negative": negative,
         "advantage_skew": positive + negative,

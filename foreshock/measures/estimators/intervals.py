@@ -20,13 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.json_values import Measured
-from foreshock.measures.statistics.comparison_sums import ComparisonSums
 
 Float64 = NDArray[np.float64]
-
-
-# Means of terms that are never negative; −d and the excess surprisal have either sign.
-NEVER_NEGATIVE = frozenset({"k3_kl", "chi2_token", "reverse_chi2_token", "tv_token"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +33,9 @@ class Interval:
     high: Measured
     clusters: int
 
-    def of_measure(self, name: str) -> Interval:
-        """Return the interval clipped to the range of the measure `name`; this keeps its coverage."""
-        return replace(self, low=0.0) if name in NEVER_NEGATIVE and self.low < 0.0 else self
+    def never_negative(self) -> Interval:
+        """Return the interval clipped at 0, for a mean of terms that are never negative; this keeps its coverage."""
+        return replace(self, low=0.0) if self.low < 0.0 else self
 
 
 def clustered_interval(sums: Float64, tokens: NDArray[np.int64], clusters: NDArray[np.int64] | None = None) -> Interval:
@@ -56,20 +51,6 @@ def clustered_interval(sums: Float64, tokens: NDArray[np.int64], clusters: NDArr
         residuals = of_clusters[:, 0] - mean * sizes
         square = float(np.square(residuals).sum())
     return interval_from_residuals(mean, square, int(sizes.sum()), int(sizes.size))
-
-
-def token_mean_interval(sums: ComparisonSums, name: str) -> Interval:
-    """Return the nominal 95 % interval of a token mean, clustered by prompt group (by rollout if it has none).
-
-    `name` is `kl` or one of CLUSTER_COLUMNS: `k3_kl`, `chi2_token`, `reverse_chi2_token`, `tv_token`, ….
-    """
-    column = "d" if name == "kl" else name
-    mean = sums.sum(column) / sums.tokens if sums.tokens else math.nan
-    clusters = sums.clusters
-    found = interval_from_residuals(mean, clusters.squared_residuals(column, mean), sums.tokens, clusters.count)
-    if name != "kl":
-        return found.of_measure(name)
-    return Interval(-found.mean, -found.high, -found.low, found.clusters)
 
 
 def sums_of_clusters(

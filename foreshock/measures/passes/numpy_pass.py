@@ -1,8 +1,4 @@
-"""The token pass in numpy: the reference for every sum. It works on cache-sized chunks of rollouts.
-
-Each sum over a chunk is exact to a few units in the 20th digit of the largest term, and chunks are added with
-compensation. The result therefore does not depend on chunks or shards, even if the terms cancel.
-"""
+"""The token pass in numpy: the reference for every sum. It works on cache-sized chunks of rollouts."""
 
 import math
 from collections.abc import Iterator
@@ -14,13 +10,6 @@ from numpy.typing import NDArray
 
 from foreshock.measures.estimators import token
 from foreshock.measures.inputs import TokenInputs
-from foreshock.measures.statistics.compensated_sums import (
-    CompensatedSums,
-    LogWeights,
-    summable_parts,
-    sums_by_bucket,
-    sums_by_run,
-)
 from foreshock.measures.statistics.conditions import (
     BUCKET_SUMS,
     CONDITIONS,
@@ -28,17 +17,11 @@ from foreshock.measures.statistics.conditions import (
     position_buckets,
     probability_buckets,
 )
-from foreshock.measures.statistics.histograms import LOG_RATIO_GRID, WEIGHT_GRID
+from foreshock.measures.statistics.histograms import LOG_RATIO_GRID
+from foreshock.measures.statistics.log_weights import LogWeights
 from foreshock.measures.statistics.rollout_sums import DPPO_PROBABILITY_GAP, TOKEN_SUMS, RolloutSums
-from foreshock.measures.statistics.tails import (
-    ABOVE,
-    LARGEST_VALUES,
-    TAIL_LEVELS,
-    TAIL_SUMS,
-    merge_largest,
-    sums_beyond,
-)
-from foreshock.measures.statistics.token_ids import TOKEN_ID_SUMS, TokenIdTotals
+from foreshock.measures.statistics.tails import ABOVE, LARGEST_VALUES, REGIONS, merge_largest, regions_of
+from foreshock.measures.statistics.token_ids import TOKEN_ID_SUMS, TokenIdSums
 from foreshock.rollouts.arrays import offsets_of_lengths, row_counts, row_ranges
 
 Float64 = NDArray[np.float64]
@@ -51,15 +34,21 @@ CHUNK_TOKENS = 1 << 15
 
 def sum_rollouts_numpy(inputs: TokenInputs) -> RolloutSums:
     """Return the sums of each rollout, and of all of them together."""
-    result, totals = RolloutSums.empty(inputs.offsets.size - 1), _Totals(inputs.token_ids)
+    result, token_ids = RolloutSums.empty(inputs.offsets.size - 1), _TokenIds(inputs.token_ids)
     # Values that are not log-probs, such as a logit of 1000, give infinity or NaN silently, as in machine code.
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         for chunk in _chunks(inputs, result):
+            terms = _token_terms(chunk)
             _add_extremes(result, chunk)
             _add_counts(result, chunk)
-            totals.add(result, chunk)
-        totals.finish(result)
+            _add_rollouts(result, chunk, terms)
+            _add_regions(result, chunk, terms)
+            for name, buckets in _buckets_by_condition(chunk, terms):
+                result.conditions[name] = result.conditions[name].merge(buckets)
+            if chunk.token_ids is not None:
+                token_ids.add(chunk.token_ids, terms)
         result.conditions["length"] = result.sums_by_length()
+    result.token_ids = token_ids.sums()
     return result
 
 
@@ -156,7 +145,8 @@ def _add_extremes(result: RolloutSums, chunk: _Chunk) -> None:
         result.turns[chunk.rows] = row_counts(begins, chunk.offsets)
         # The weight of a turn is the product of the ratios of its tokens.
         weights = np.add.reduceat(d, np.flatnonzero(begins))
-        result.turn_weights = result.turn_weights.merge(LogWeights.of(weights))
+        of_whole = np.repeat(result.whole()[chunk.rows], result.turns[chunk.rows])
+        result.turn_weights = result.turn_weights.merge(LogWeights.of(weights[of_whole]))
 
 
 def _add_counts(result: RolloutSums, chunk: _Chunk) -> None:
@@ -174,54 +164,39 @@ def _add_counts(result: RolloutSums, chunk: _Chunk) -> None:
     result.bad_updates += int(np.count_nonzero(lost >= DPPO_PROBABILITY_GAP))
 
 
-class _Totals:
-    """Compensated sums over all chunks."""
+class _TokenIds:
+    """Sums by token id over all chunks: a row for each id of the batch."""
 
     def __init__(self, token_ids: NDArray[np.integer] | None) -> None:
-        self.token_ids = TokenIdTotals(token_ids)
-        self.tail_sums = CompensatedSums.zeros(2, len(TAIL_LEVELS), len(TAIL_SUMS))
-        self.weight_sums = CompensatedSums.zeros(2, WEIGHT_GRID.size, len(TAIL_SUMS))
+        self._ids = np.unique(np.zeros(0, np.int64) if token_ids is None else token_ids).astype(np.int64)
+        self._tokens = np.zeros(self._ids.size, np.int64)
+        self._sums = np.zeros((self._ids.size, len(TOKEN_ID_SUMS)))
 
-    def add(self, result: RolloutSums, chunk: _Chunk) -> None:
-        terms = _token_terms(chunk)
-        _add_rollouts(result, chunk, terms)
-        result.max_probability_difference = max(
-            result.max_probability_difference, float(terms["abs_probability_difference"].max())
-        )
-        self._add_grids(result, chunk, terms)
-        for name, buckets in _buckets_by_condition(chunk, terms):
-            result.conditions[name] = result.conditions[name].merge(buckets)
-        if chunk.token_ids is not None:
-            self.token_ids.add(chunk.token_ids, [terms[name] for name in TOKEN_ID_SUMS])
+    def add(self, token_ids: NDArray[np.integer], terms: Terms) -> None:
+        ids, places = np.unique(token_ids, return_inverse=True)
+        rows = np.searchsorted(self._ids, ids)
+        self._tokens[rows] += np.bincount(places)
+        self._sums[rows] += np.stack([np.bincount(places, terms[name]) for name in TOKEN_ID_SUMS], axis=1)
 
-    def finish(self, result: RolloutSums) -> None:
-        result.tail_sums = self.tail_sums.value
-        result.weight_sums = self.weight_sums.value
-        result.token_ids = self.token_ids.sums()
+    def sums(self) -> TokenIdSums:
+        found = np.flatnonzero(self._tokens)
+        return TokenIdSums(self._ids[found], self._tokens[found], self._sums[found], np.zeros(found.size))
 
-    def _add_grids(self, result: RolloutSums, chunk: _Chunk, terms: Terms) -> None:
-        """Add the histograms of |d| and the tails, by the sign of d."""
-        d, distance = terms["d"], terms["abs_d"]
-        side = (d > 0).astype(np.int64)
-        fine = LOG_RATIO_GRID.bins(distance)
-        counts = np.bincount(fine + side * LOG_RATIO_GRID.size, minlength=2 * LOG_RATIO_GRID.size).reshape(2, -1)
-        # Zeros are counted separately; on the grid they would all be in the bin of the smallest differences.
-        zeros = d.size - int(np.count_nonzero(d))
-        counts[0, 0] -= zeros
-        result.zero_tokens += zeros
-        result.histogram += counts
-        of_tails = _tail_terms(chunk, terms)
-        bins = WEIGHT_GRID.bins_of(LOG_RATIO_GRID, fine) + side * WEIGHT_GRID.size
-        self.weight_sums += _sums_by_side(bins, of_tails, WEIGHT_GRID.size)
-        far = np.flatnonzero(distance > TAIL_LEVELS[0])
-        if far.size:
-            # The number of levels that a token exceeds, minus one.
-            beyond = np.searchsorted(np.array(TAIL_LEVELS), distance[far], side="left") - 1
-            buckets = beyond + np.where(d[far] > 0, ABOVE * len(TAIL_LEVELS), 0)
-            between = np.bincount(buckets, minlength=2 * len(TAIL_LEVELS)).reshape(2, -1)
-            result.tail_counts += np.cumsum(between[:, ::-1], axis=1)[:, ::-1]
-            of_far = [None if term is None else term[far] for term in of_tails]
-            self.tail_sums += sums_beyond(_sums_by_side(buckets, of_far, len(TAIL_LEVELS)))
+
+def _add_regions(result: RolloutSums, chunk: _Chunk, terms: Terms) -> None:
+    """Add the tokens to the histogram of |d| and to the regions of d, by the sign of d."""
+    d, distance = terms["d"], terms["abs_d"]
+    side = np.where(d > 0, ABOVE, 0)
+    bins = LOG_RATIO_GRID.bins(distance) + side * LOG_RATIO_GRID.size
+    result.histogram += np.bincount(bins, minlength=result.histogram.size).reshape(2, -1)
+    # Zeros are counted separately; on the grid they would all be in the bin of the smallest differences.
+    zeros = d.size - int(np.count_nonzero(d))
+    result.histogram[0, 0] -= zeros
+    result.zero_tokens += zeros
+    regions = regions_of(distance) + side * REGIONS
+    result.region_tokens += np.bincount(regions, minlength=2 * REGIONS).reshape(2, -1)
+    for place, term in enumerate(_tail_terms(chunk, terms)):
+        result.region_sums[:, :, place] += np.bincount(regions, term, 2 * REGIONS).reshape(2, -1)
 
 
 def _token_terms(chunk: _Chunk) -> Terms:
@@ -251,6 +226,8 @@ def _token_terms(chunk: _Chunk) -> Terms:
 
 def _add_rollouts(result: RolloutSums, chunk: _Chunk, terms: Terms) -> None:
     """Fill the sums of each rollout, and the second moments of probabilities about the rollout's mean."""
+    largest = float(terms["abs_probability_difference"].max())
+    result.max_probability_difference = max(result.max_probability_difference, largest)
 
     def put(name: str, values: Float64) -> None:
         result.sums[chunk.rows, TOKEN_SUMS.index(name)] = chunk.sum(values)
@@ -274,7 +251,6 @@ def _add_rollouts(result: RolloutSums, chunk: _Chunk, terms: Terms) -> None:
         known = np.isfinite(chunk.advantage)
         value = np.where(known, chunk.advantage, 0.0)
         put("advantage", value)
-        put("advantage2", value * value)
         put("advantage_d", value * terms["d"])
         put("d_with_advantage", np.where(known, terms["d"], 0.0))
         skew = _without_nan(value, terms["ratio_minus_one"])
@@ -287,44 +263,32 @@ def _without_nan(advantage: Float64, above: Float64) -> Float64:
     return np.multiply(advantage, above, where=advantage != 0, out=np.zeros_like(above))
 
 
-def _tail_terms(chunk: _Chunk, terms: Terms) -> list[Float64 | None]:
-    """Return the terms of TAIL_SUMS; None for a term that is 0 everywhere."""
+def _tail_terms(chunk: _Chunk, terms: Terms) -> list[Float64]:
+    """Return the terms of TAIL_SUMS; those of an advantage only if it was logged."""
     above, chi2 = terms["ratio_minus_one"], terms["chi2_token"]
     if chunk.advantage is None:
-        return [above, chi2, None, None]
+        return [above, chi2]
     advantage = np.where(np.isfinite(chunk.advantage), chunk.advantage, 0.0)
     return [above, chi2, advantage, _without_nan(advantage, above)]
-
-
-def _sums_by_side(buckets: Int64, terms: list[Float64 | None], size: int) -> CompensatedSums:
-    """Return the sums of K terms over the tokens of each bucket of both sides, [2, size, K]."""
-    nothing = np.zeros(2 * size), np.zeros(2 * size)
-    sums = CompensatedSums.of_columns(
-        nothing if term is None else sums_by_bucket(buckets, summable_parts(term), 2 * size) for term in terms
-    )
-    return CompensatedSums(sums.high.reshape(2, size, -1), sums.low.reshape(2, size, -1))
 
 
 def _buckets_by_condition(chunk: _Chunk, terms: Terms) -> Iterator[tuple[str, BucketSums]]:
     """Yield the chunk's bucket sums for each known condition except the length."""
     distance = terms["abs_d"]
-    parts = [summable_parts(terms[name]) for name in BUCKET_SUMS]
+    values = [terms[name] for name in BUCKET_SUMS]
     size = CONDITIONS["probability"].size
-    yield "probability", BucketSums.of(size, probability_buckets(chunk.behaviour), parts, distance)
+    yield "probability", BucketSums.of(size, probability_buckets(chunk.behaviour), values, distance)
     if chunk.entropy is not None:
         known = np.isfinite(chunk.entropy)
         condition = CONDITIONS["entropy"]
-        of_known = [(high[known], low[known]) for high, low in parts]
-        yield (
-            "entropy",
-            BucketSums.of(condition.size, condition.buckets(chunk.entropy[known]), of_known, distance[known]),
-        )
+        buckets, of_known = condition.buckets(chunk.entropy[known]), [each[known] for each in values]
+        yield "entropy", BucketSums.of(condition.size, buckets, of_known, distance[known])
     # Positions, turns and lags rarely change between tokens: sums over runs, then over buckets.
-    for name, values in (("position", position_buckets(chunk.positions)), ("turn", chunk.turn), ("lag", chunk.lag)):
-        if values is None:
+    for name, column in (("position", position_buckets(chunk.positions)), ("turn", chunk.turn), ("lag", chunk.lag)):
+        if column is None:
             continue
-        starts = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
-        sums = [sums_by_run(starts, part) for part in parts]
-        buckets = values[starts].astype(np.int64) if name == "position" else CONDITIONS[name].buckets(values[starts])
-        largest, tokens = np.maximum.reduceat(distance, starts), np.diff(starts, append=values.size)
+        starts = np.flatnonzero(np.concatenate([[True], column[1:] != column[:-1]]))
+        sums = [np.add.reduceat(each, starts) for each in values]
+        buckets = column[starts].astype(np.int64) if name == "position" else CONDITIONS[name].buckets(column[starts])
+        largest, tokens = np.maximum.reduceat(distance, starts), np.diff(starts, append=column.size)
         yield name, BucketSums.of(CONDITIONS[name].size, buckets, sums, largest, tokens)

@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.measures.inputs import group_names
-from foreshock.measures.statistics.compensated_sums import CompensatedSums
 
 Float64 = NDArray[np.float64]
 
 # Terms summed per cluster; the surprisal is −log μ − H.
-CLUSTER_COLUMNS = ("d", "k3_kl", "surprisal", "chi2_token", "tv_token", "reverse_chi2_token")
+CLUSTER_COLUMNS = ("k3_kl", "surprisal")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,9 +32,9 @@ class ClusterSums:
 
     keys: NDArray[np.uint64]
     tokens: NDArray[np.int64]
-    sums: CompensatedSums
+    sums: Float64
     single_count: int
-    single_sums: CompensatedSums
+    single_sums: Float64
 
     @classmethod
     def of(cls, tokens: NDArray[np.int64], sums: Float64, group_ids: Iterable[object] | None) -> ClusterSums:
@@ -47,9 +46,8 @@ class ClusterSums:
         of_tokens = tokens[lone].astype(np.float64)
         of_sums = sums[lone]
         with np.errstate(over="ignore", invalid="ignore"):
-            squares = np.concatenate(
-                [np.square(of_tokens)[:, None], of_sums * of_tokens[:, None], np.square(of_sums)], axis=1
-            )
+            products = [np.square(of_tokens)[:, None], of_sums * of_tokens[:, None], np.square(of_sums)]
+            of_singles = np.concatenate(products, axis=1).sum(axis=0)
         rows = np.flatnonzero(grouped)
         if rows.size == 0:
             unique = keys[:0]
@@ -60,18 +58,17 @@ class ClusterSums:
             order = rows[np.argsort(inverse, kind="stable")]
             starts = np.searchsorted(np.sort(inverse), np.arange(unique.size))
             of_groups, totals = np.add.reduceat(tokens[order], starts), np.add.reduceat(sums[order], starts, axis=0)
-        of_singles = CompensatedSums.over_first_axis(squares)
-        return cls(unique, of_groups, CompensatedSums(totals, np.zeros_like(totals)), int(lone.sum()), of_singles)
+        return cls(unique, of_groups, totals, int(lone.sum()), of_singles)
 
     def merge(self, other: ClusterSums) -> ClusterSums:
         """Return the sums over the rollouts of both; the sums of groups that both have are added."""
         union = np.union1d(self.keys, other.keys)
         tokens = np.zeros(union.size, np.int64)
-        sums = CompensatedSums.zeros(union.size, len(CLUSTER_COLUMNS))
+        sums = np.zeros((union.size, len(CLUSTER_COLUMNS)))
         for part in (self, other):
             slots = np.searchsorted(union, part.keys)
             tokens[slots] += part.tokens
-            sums.add_rows(slots, part.sums)
+            sums[slots] += part.sums
         singles = self.single_sums + other.single_sums
         return ClusterSums(union, tokens, sums, self.single_count + other.single_count, singles)
 
@@ -83,12 +80,12 @@ class ClusterSums:
     def squared_residuals(self, column: str, mean: float) -> float:
         """Return Σ (S − mean·T)² over all clusters; S sums one of CLUSTER_COLUMNS, T counts tokens."""
         index = CLUSTER_COLUMNS.index(column)
-        tokens_squared, *singles = self.single_sums.value.tolist()
+        tokens_squared, *singles = self.single_sums.tolist()
         products, squares = singles[index], singles[len(CLUSTER_COLUMNS) + index]
         grouped = 0.0
         if self.keys.size:
             with np.errstate(over="ignore", invalid="ignore"):
-                grouped = float(np.square(self.sums.value[:, index] - mean * self.tokens).sum())
+                grouped = float(np.square(self.sums[:, index] - mean * self.tokens).sum())
         single: float = squares - 2.0 * mean * products + mean * mean * tokens_squared
         return grouped + max(single, 0.0) if not math.isnan(single) else math.nan
 

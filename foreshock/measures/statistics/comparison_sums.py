@@ -5,7 +5,6 @@
 
 import math
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any, Self
 
 import numpy as np
@@ -14,16 +13,17 @@ from numpy.typing import NDArray
 from foreshock.errors import StatisticsError
 from foreshock.measures.statistics import blob
 from foreshock.measures.statistics.clusters import CLUSTER_COLUMNS, ClusterSums
-from foreshock.measures.statistics.compensated_sums import CompensatedSums, LogWeights
 from foreshock.measures.statistics.conditions import BUCKET_SUMS, CONDITIONS, BucketSums, BucketTable
-from foreshock.measures.statistics.histograms import LOG_RATIO_GRID, WEIGHT_GRID
+from foreshock.measures.statistics.histograms import LOG_RATIO_GRID
+from foreshock.measures.statistics.log_weights import LogWeights
+from foreshock.measures.statistics.moments import Moments
 from foreshock.measures.statistics.rollout_sums import SEQUENCE_SUMS, TOKEN_SUMS
-from foreshock.measures.statistics.tails import LARGEST_VALUES, TAIL_LEVELS, TAIL_SUMS, level_index, merge_largest
+from foreshock.measures.statistics.tails import LARGEST_VALUES, REGIONS, TAIL_SUMS, merge_largest, region_beyond
 from foreshock.measures.statistics.token_ids import KEPT_TOKEN_IDS, TOKEN_ID_SUMS, TokenIdSums, TokenIdTable
 
 COUNTS = (
     "rollouts",
-    "measured_rollouts",
+    "whole_rollouts",
     "incomplete_rollouts",
     "generated_tokens",
     "tokens",
@@ -33,12 +33,14 @@ COUNTS = (
     "entropy_tokens",
     "advantage_tokens",
     "bad_updates",
-    "turns",
+    "turns",  # of whole rollouts
 )
 SUMS = TOKEN_SUMS + SEQUENCE_SUMS
-# The largest −d, d and |π − μ| of a token, and the largest mean of −d and of d over a sequence. All merge by maximum;
-# −inf means that there is no value yet.
+# The largest −d, d and |π − μ| of a token, and the largest mean of −d and of d over a whole sequence. All merge by
+# maximum; −inf means that there is no value yet.
 EXTREMES = ("minus_min_d", "max_d", "max_probability_difference", "max_log_ppl_diff", "minus_min_log_ppl_diff")
+
+Float64 = NDArray[np.float64]
 
 _COUNT_PLACES = {name: place for place, name in enumerate(COUNTS)}
 _SUM_PLACES = {name: place for place, name in enumerate(SUMS)}
@@ -48,20 +50,22 @@ _SUM_PLACES = {name: place for place, name in enumerate(SUMS)}
 class ComparisonSums:
     """Sums of d = log target − log behaviour (π/μ) over model-generated tokens with two finite log-probs.
 
-    `counts`, `sums` and `extremes` are in the order of COUNTS, SUMS and EXTREMES. `RolloutSums` describes the other
-    arrays.
+    They are plain float64 sums: a step is the fold of its shards in sorted order, which gives the same bits whatever
+    the order of arrival. `counts`, `sums` and `extremes` are in the order of COUNTS, SUMS and EXTREMES;
+    `probabilities` are the moments of π and μ, `difference` those of |π − μ|. `RolloutSums` describes the other arrays.
     """
 
     counts: NDArray[np.int64]
-    sums: CompensatedSums
+    sums: Float64
     extremes: NDArray[np.float64]
     token_weights: LogWeights
     turn_weights: LogWeights
     sequence_weights: LogWeights
     histogram: NDArray[np.int64]
-    tail_counts: NDArray[np.int64]
-    tail_sums: CompensatedSums
-    weight_sums: CompensatedSums
+    region_tokens: NDArray[np.int64]
+    region_sums: Float64
+    probabilities: Moments
+    difference: Moments
     conditions: dict[str, BucketSums]
     token_ids: TokenIdSums
     largest_d: NDArray[np.float64]
@@ -78,7 +82,7 @@ class ComparisonSums:
 
     def sum(self, name: str) -> float:
         """Return one of SUMS as float64."""
-        return self.sums.at(_SUM_PLACES[name])
+        return float(self.sums[_SUM_PLACES[name]])
 
     @property
     def tokens(self) -> int:
@@ -100,14 +104,6 @@ class ComparisonSums:
         """The number of model-generated tokens whose behaviour log-prob is NaN, ±inf or a placeholder."""
         return self.count("nonfinite_behaviour")
 
-    def exact_sum(self, name: str) -> Fraction:
-        """Return one of SUMS with all the digits that were kept."""
-        return self.sums.exact(_SUM_PLACES[name])
-
-    def exact_ratio(self, name: str) -> tuple[int, int]:
-        """Return `exact_sum` as its numerator and its denominator, not reduced."""
-        return self.sums.exact_ratio(_SUM_PLACES[name])
-
     def condition_table(self, name: str) -> BucketTable:
         """Return the mismatch by one of CONDITIONS; the means of an empty bucket are NaN."""
         return self.conditions[name].table(CONDITIONS[name].edges)
@@ -122,62 +118,48 @@ class ComparisonSums:
 
     def tail_count(self, side: int, level: float) -> int:
         """Return the number of tokens with d < −level (BELOW) or d > level (ABOVE), `level` one of TAIL_LEVELS."""
-        return int(self.tail_counts[side, level_index(level)])
+        return int(self.region_tokens[side, region_beyond(level) :].sum())
 
     def tail_sum(self, side: int, level: float, name: str) -> float:
         """Return one of TAIL_SUMS over the tokens of `tail_count`."""
-        return self.tail_sums.at((side, level_index(level), TAIL_SUMS.index(name)))
-
-    def tail(self, threshold: float) -> float:
-        """Return the fraction of tokens with max(ρ, 1/ρ) > `threshold` (any > 1), to the width of a histogram bin."""
-        if not self.tokens:
-            return math.nan
-        counts = self.histogram.sum(axis=0)
-        first = int(LOG_RATIO_GRID.bins(np.array([math.log(threshold)]))[0]) + 1
-        return float(counts[first:].sum()) / self.tokens
+        return float(self.region_sums[side, region_beyond(level) :, TAIL_SUMS.index(name)].sum())
 
     def merge(self, other: Self) -> Self:
         """Return the sums over the rollouts of both."""
+        # Infinite sums are kept; +inf and −inf together are NaN.
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self._merged(other)
+
+    def _merged(self, other: Self) -> Self:
         return type(self)(
-            counts=self.counts + other.counts,
-            sums=self.sums + other.sums,
+            **{name: getattr(self, name) + getattr(other, name) for name in _ADDED},
+            **{name: getattr(self, name).merge(getattr(other, name)) for name in _MERGED},
             extremes=np.maximum(self.extremes, other.extremes),
-            token_weights=self.token_weights.merge(other.token_weights),
-            turn_weights=self.turn_weights.merge(other.turn_weights),
-            sequence_weights=self.sequence_weights.merge(other.sequence_weights),
-            histogram=self.histogram + other.histogram,
-            tail_counts=self.tail_counts + other.tail_counts,
-            tail_sums=self.tail_sums + other.tail_sums,
-            weight_sums=self.weight_sums + other.weight_sums,
             conditions={name: table.merge(other.conditions[name]) for name, table in self.conditions.items()},
-            token_ids=self.token_ids.merge(other.token_ids),
             largest_d=merge_largest(self.largest_d, other.largest_d, LARGEST_VALUES),
             largest_minus_d=merge_largest(self.largest_minus_d, other.largest_minus_d, LARGEST_VALUES),
-            clusters=self.clusters.merge(other.clusters),
         )
 
     def to_bytes(self) -> bytes:
         """Return the sums as a blob for `from_bytes`, with the 512 token ids of the largest Σ k3."""
-        weights = (self.token_weights, self.turn_weights, self.sequence_weights)
         token_ids = self.token_ids.kept()
         arrays: dict[str, NDArray[Any]] = {
             **{name: getattr(self, name) for name in _STORED_ARRAYS},
-            **{name: getattr(self, name).to_array() for name in _STORED_SUMS},
-            "weights": np.stack([of_one.to_array() for of_one in weights]),
+            **{name: getattr(self, name).to_array() for name in _COUNTED},
             "token_ids": token_ids.ids,
             "token_id_tokens": token_ids.tokens,
-            "token_id_sums": token_ids.sums.to_array(),
+            "token_id_sums": token_ids.sums,
             "token_id_covered": token_ids.covered,
             "token_id_bound": np.array([token_ids.bound]),
             "group_keys": self.clusters.keys,
             "group_tokens": self.clusters.tokens,
-            "group_sums": self.clusters.sums.to_array(),
+            "group_sums": self.clusters.sums,
             "single_count": np.array([self.clusters.single_count], dtype=np.int64),
-            "single_sums": self.clusters.single_sums.to_array(),
+            "single_sums": self.clusters.single_sums,
         }
         for name, buckets in self.conditions.items():
             arrays[f"{name}_tokens"] = buckets.tokens
-            arrays[f"{name}_sums"] = buckets.sums.to_array()
+            arrays[f"{name}_sums"] = buckets.sums
             arrays[f"{name}_max"] = buckets.max_abs_d
         return blob.pack(_KIND, arrays)
 
@@ -186,37 +168,33 @@ class ComparisonSums:
         """Restore the sums from `to_bytes()`. Raises StatisticsError if damaged or of another version."""
         arrays = blob.unpack(_KIND, data, _LAYOUT)
         _check(arrays)
-        sums = {name: CompensatedSums.from_array(values) for name, values in arrays.items() if name.endswith("sums")}
-        token_weights, turn_weights, sequence_weights = (
-            LogWeights.from_array(int(arrays["counts"][_COUNT_PLACES[name]]), row)
-            for name, row in zip(_WEIGHTED, arrays["weights"], strict=True)
-        )
-        stored: dict[str, Any] = {name: arrays[name] for name in _STORED_ARRAYS}
+        counted = {
+            name: (int(arrays["counts"][_COUNT_PLACES[count]]), arrays[name]) for name, count in _COUNTED.items()
+        }
         return cls(
-            **stored,
-            sums=sums["sums"],
-            token_weights=token_weights,
-            turn_weights=turn_weights,
-            sequence_weights=sequence_weights,
-            tail_sums=sums["tail_sums"],
-            weight_sums=sums["weight_sums"],
+            **{name: arrays[name] for name in _STORED_ARRAYS},
+            token_weights=LogWeights.from_array(*counted["token_weights"]),
+            turn_weights=LogWeights.from_array(*counted["turn_weights"]),
+            sequence_weights=LogWeights.from_array(*counted["sequence_weights"]),
+            probabilities=Moments.from_array(*counted["probabilities"], size=2),
+            difference=Moments.from_array(*counted["difference"], size=1),
             conditions={
-                name: BucketSums(arrays[f"{name}_tokens"], sums[f"{name}_sums"], arrays[f"{name}_max"])
+                name: BucketSums(arrays[f"{name}_tokens"], arrays[f"{name}_sums"], arrays[f"{name}_max"])
                 for name in CONDITIONS
             },
             token_ids=TokenIdSums(
                 arrays["token_ids"],
                 arrays["token_id_tokens"],
-                sums["token_id_sums"],
+                arrays["token_id_sums"],
                 arrays["token_id_covered"],
                 float(arrays["token_id_bound"][0]),
             ),
             clusters=ClusterSums(
                 arrays["group_keys"],
                 arrays["group_tokens"],
-                sums["group_sums"],
+                arrays["group_sums"],
                 int(arrays["single_count"][0]),
-                sums["single_sums"],
+                arrays["single_sums"],
             ),
         )
 
@@ -226,39 +204,47 @@ class ComparisonSums:
 
 
 _KIND = "comparison"
-# The entry of COUNTS that holds the number of weights, for each of the three weights.
-_WEIGHTED = ("tokens", "turns", "measured_rollouts")
-# The fields that are stored unchanged, and those that are compensated sums.
-_STORED_ARRAYS = ("counts", "extremes", "histogram", "tail_counts", "largest_d", "largest_minus_d")
-_STORED_SUMS = ("sums", "tail_sums", "weight_sums")
+# The fields that are added, those that merge themselves, and those that are stored unchanged.
+_ADDED = ("counts", "sums", "histogram", "region_tokens", "region_sums")
+_STORED_ARRAYS = (*_ADDED, "extremes", "largest_d", "largest_minus_d")
+# Fields whose number of values is stored as one of COUNTS.
+_COUNTED = {
+    "token_weights": "tokens",
+    "turn_weights": "turns",
+    "sequence_weights": "whole_rollouts",
+    "probabilities": "tokens",
+    "difference": "tokens",
+}
+_MERGED = (*_COUNTED, "token_ids", "clusters")
 
 
 def _layout() -> dict[str, tuple[str, tuple[int | None, ...]]]:
     layout: dict[str, tuple[str, tuple[int | None, ...]]] = {
         "counts": ("<i8", (len(COUNTS),)),
-        "sums": ("<f8", (2, len(SUMS))),
+        "sums": ("<f8", (len(SUMS),)),
         "extremes": ("<f8", (len(EXTREMES),)),
-        "weights": ("<f8", (len(_WEIGHTED), 3)),
+        **dict.fromkeys(("token_weights", "turn_weights", "sequence_weights"), ("<f8", (3,))),
+        "probabilities": ("<f8", (6,)),
+        "difference": ("<f8", (2,)),
         "histogram": ("<i8", (2, LOG_RATIO_GRID.size)),
-        "tail_counts": ("<i8", (2, len(TAIL_LEVELS))),
-        "tail_sums": ("<f8", (2, 2, len(TAIL_LEVELS), len(TAIL_SUMS))),
-        "weight_sums": ("<f8", (2, 2, WEIGHT_GRID.size, len(TAIL_SUMS))),
+        "region_tokens": ("<i8", (2, REGIONS)),
+        "region_sums": ("<f8", (2, REGIONS, len(TAIL_SUMS))),
         "largest_d": ("<f8", (None,)),
         "largest_minus_d": ("<f8", (None,)),
         "token_ids": ("<i8", (None,)),
         "token_id_tokens": ("<i8", (None,)),
-        "token_id_sums": ("<f8", (2, None, len(TOKEN_ID_SUMS))),
+        "token_id_sums": ("<f8", (None, len(TOKEN_ID_SUMS))),
         "token_id_covered": ("<f8", (None,)),
         "token_id_bound": ("<f8", (1,)),
         "group_keys": ("<u8", (None,)),
         "group_tokens": ("<i8", (None,)),
-        "group_sums": ("<f8", (2, None, len(CLUSTER_COLUMNS))),
+        "group_sums": ("<f8", (None, len(CLUSTER_COLUMNS))),
         "single_count": ("<i8", (1,)),
-        "single_sums": ("<f8", (2, 1 + 2 * len(CLUSTER_COLUMNS))),
+        "single_sums": ("<f8", (1 + 2 * len(CLUSTER_COLUMNS),)),
     }
     for name, condition in CONDITIONS.items():
         layout[f"{name}_tokens"] = ("<i8", (condition.size,))
-        layout[f"{name}_sums"] = ("<f8", (2, condition.size, len(BUCKET_SUMS)))
+        layout[f"{name}_sums"] = ("<f8", (condition.size, len(BUCKET_SUMS)))
         layout[f"{name}_max"] = ("<f8", (condition.size,))
     return layout
 
@@ -268,9 +254,9 @@ _LAYOUT = _layout()
 
 def _check(arrays: dict[str, Any]) -> None:
     """Raise StatisticsError if lengths that belong together differ."""
-    of_groups = {arrays["group_keys"].size, arrays["group_tokens"].size, arrays["group_sums"].shape[1]}
+    of_groups = {arrays["group_keys"].size, arrays["group_tokens"].size, arrays["group_sums"].shape[0]}
     names = ("token_ids", "token_id_tokens", "token_id_covered")
-    of_token_ids = {arrays["token_id_sums"].shape[1], *(arrays[name].size for name in names)}
+    of_token_ids = {arrays["token_id_sums"].shape[0], *(arrays[name].size for name in names)}
     largest = max(arrays["largest_d"].size, arrays["largest_minus_d"].size)
     if (
         len(of_groups) > 1

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.json_values import finite_or_none
-from foreshock.measures.statistics.compensated_sums import CompensatedSums, Parts, sums_by_bucket
 
 # Half decades of the probability under μ. The first bucket holds all below 1e-8; the last includes probability 1.
 BUCKET_EDGES: tuple[float, ...] = (0.0, *(10.0 ** (-8 + half / 2) for half in range(16)), 1.0)
@@ -95,33 +94,32 @@ class BucketSums:
     """Mergeable sums per bucket: `tokens` [B], `sums` [B, 4] of BUCKET_SUMS, `max_abs_d` [B] (0 if empty), in nats."""
 
     tokens: NDArray[np.int64]
-    sums: CompensatedSums
+    sums: Float64
     max_abs_d: Float64
 
     @classmethod
     def empty(cls, edges: tuple[float, ...]) -> BucketSums:
         """Return empty buckets between these edges."""
         size = len(edges) - 1
-        return cls(np.zeros(size, np.int64), CompensatedSums.zeros(size, len(BUCKET_SUMS)), np.zeros(size))
+        return cls(np.zeros(size, np.int64), np.zeros((size, len(BUCKET_SUMS))), np.zeros(size))
 
     @classmethod
     def of(
         cls,
         size: int,
         buckets: NDArray[np.int64],
-        parts: Sequence[Parts],
+        values: Sequence[Float64],
         distance: Float64,
         tokens: NDArray[np.int64] | None = None,
     ) -> BucketSums:
-        """Return the sums over T tokens: their `buckets` [T], the summable [T] parts of each of BUCKET_SUMS, |d| [T].
+        """Return the sums over T tokens: their `buckets` [T], the [T] values of each of BUCKET_SUMS, and |d| [T].
 
         With `tokens` [T] each entry is a run of that many tokens, with its sums and its largest |d|.
         """
         largest = np.zeros(size)
         np.maximum.at(largest, buckets, distance)
         counts = np.bincount(buckets, tokens, size).astype(np.int64)
-        totals = CompensatedSums.of_columns(sums_by_bucket(buckets, part, size) for part in parts)
-        return cls(counts, totals, largest)
+        return cls(counts, np.stack([np.bincount(buckets, each, size) for each in values], axis=1), largest)
 
     def merge(self, other: BucketSums) -> BucketSums:
         """Return the sums over the tokens of both."""
@@ -132,14 +130,14 @@ class BucketSums:
     def mean_of(self, name: str, buckets: slice) -> tuple[int, float]:
         """Return the number of tokens in some buckets, and their mean of one of BUCKET_SUMS; NaN if none."""
         tokens = int(self.tokens[buckets].sum())
-        total = math.fsum(self.sums.value[buckets, BUCKET_SUMS.index(name)].tolist())
+        total = math.fsum(self.sums[buckets, BUCKET_SUMS.index(name)].tolist())
         return tokens, total / tokens if tokens else math.nan
 
     def table(self, edges: tuple[float, ...]) -> BucketTable:
         """Return the means per bucket; NaN for an empty bucket."""
         tokens = self.tokens.astype(np.float64)
         with np.errstate(invalid="ignore", divide="ignore"):
-            means = self.sums.value / tokens[:, None]
+            means = self.sums / tokens[:, None]
         largest = np.where(self.tokens > 0, self.max_abs_d, math.nan)
         return BucketTable(np.array(edges), self.tokens, means[:, 0], means[:, 1], means[:, 2], largest, means[:, 3])
 

@@ -38,12 +38,6 @@ class BitGrid:
         first = (_EXPONENT_BIAS + self.lowest) << self.bits
         return np.clip(raw - (first - 1), 0, self.size - 1)
 
-    def bins_of(self, finer: BitGrid, bins: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the bins on this grid of values given by `bins` of a finer grid, which has all edges of this one."""
-        shift = finer.bits - self.bits
-        places = ((bins - 1) >> shift) - (((self.lowest - finer.lowest) << self.bits) - 1)
-        return np.clip(places, 0, self.size - 1)
-
     def lower_edge(self, index: int) -> float:
         """Return the smallest value of the bin; 0 for the one below."""
         if index <= 0:
@@ -83,8 +77,7 @@ class BitGrid:
 
 # |d| from 2^-27 (7e-9, half a unit in the last place of a float32 log-prob near −0.1) to 2^7 = 128.
 LOG_RATIO_GRID = BitGrid(lowest=-27, highest=7, bits=6)
-# |d| from 2^-12 (a ratio of 1.00024), 16 bins per power of two, for the sums of importance weights. Every edge is also
-# one of LOG_RATIO_GRID, whose counts serve both.
+# |d| from 2^-12 (a ratio of 1.00024), 16 bins per power of two, for the sums of importance weights.
 WEIGHT_GRID = BitGrid(lowest=-12, highest=7, bits=4)
 # Lengths up to 2^21 tokens; 0 is in the bin below.
 LENGTH_GRID = BitGrid(lowest=0, highest=21, bits=7)
@@ -92,7 +85,7 @@ LENGTH_GRID = BitGrid(lowest=0, highest=21, bits=7)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LengthStatistics:
-    """`moments` [5] are the count, Σ L, Σ L², the negated minimum and the maximum; `histogram` is on LENGTH_GRID."""
+    """`moments` [4] are the count, Σ L, the negated minimum and the maximum; `histogram` is on LENGTH_GRID."""
 
     moments: NDArray[np.int64]
     histogram: NDArray[np.int64]
@@ -103,13 +96,13 @@ class LengthStatistics:
         histogram = np.bincount(LENGTH_GRID.bins(lengths.astype(np.float64)), minlength=LENGTH_GRID.size)
         least = int(lengths.min()) if lengths.size else np.iinfo(np.int64).max
         most = int(lengths.max()) if lengths.size else 0
-        moments = [lengths.size, int(lengths.sum()), int(np.square(lengths).sum()), -least, most]
+        moments = [lengths.size, int(lengths.sum()), -least, most]
         return cls(np.array(moments, dtype=np.int64), histogram.astype(np.int64, copy=False))
 
     def merge(self, other: LengthStatistics) -> LengthStatistics:
         """Return the statistics of both sets of lengths."""
         moments = self.moments + other.moments
-        moments[3:] = np.maximum(self.moments[3:], other.moments[3:])
+        moments[2:] = np.maximum(self.moments[2:], other.moments[2:])
         return LengthStatistics(moments, self.histogram + other.histogram)
 
     @property
@@ -126,21 +119,9 @@ class LengthStatistics:
         """Return the mean length; NaN if there is none."""
         return self.total / self.count if self.count else math.nan
 
-    def standard_deviation(self) -> float:
-        """Return the standard deviation with n − 1; NaN below two lengths."""
-        if self.count < 2:
-            return math.nan
-        # Python integers are exact: no cancellation.
-        square = self.count * int(self.moments[2]) - self.total * self.total
-        return math.sqrt(square / (self.count * (self.count - 1)))
-
-    def minimum(self) -> float:
-        """Return the shortest length; NaN if there is none."""
-        return float(-self.moments[3]) if self.count else math.nan
-
     def maximum(self) -> float:
         """Return the longest length; NaN if there is none."""
-        return float(self.moments[4]) if self.count else math.nan
+        return float(self.moments[3]) if self.count else math.nan
 
     def quantiles(self, fractions: Sequence[float]) -> list[float]:
         """Return the smallest length with at least each fraction of all at or below it.
@@ -156,4 +137,4 @@ class LengthStatistics:
         # The integers of the bin: its lower edge included, its upper edge excluded.
         first, last = math.ceil(lower), math.ceil(upper) - 1 if math.isfinite(upper) else math.ceil(lower)
         middle = first if last <= first else (first + last) // 2
-        return float(min(max(middle, -int(self.moments[3])), int(self.moments[4])))
+        return float(min(max(middle, -int(self.moments[2])), int(self.moments[3])))

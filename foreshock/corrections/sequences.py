@@ -1,0 +1,187 @@
+"""The sequences of a comparison, one row of rollout summaries each: their ratios, and what sets some of them apart.
+
+Only whole rollouts are sequences: ρ_seq = exp(Σ d) of a part of the tokens is not the ratio of the sequence. The others
+are left out and counted. A ρ_seq is infinite on overflow.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from foreshock.api.steps import AffectedRecord, PopulationRecord
+from foreshock.errors import InvalidRolloutsError
+from foreshock.measures.estimators.token import k3_kl
+from foreshock.measures.inputs import check_size, cuts_of, numbers_of
+from foreshock.measures.rollout_summaries import RolloutSummaries
+from foreshock.rollouts.arrays import row_counts, row_sums
+
+Float64 = NDArray[np.float64]
+Booleans = NDArray[np.bool_]
+
+
+def mean(values: Float64) -> float:
+    """Return the mean by pairwise summation; NaN of no values, infinite on overflow."""
+    if not values.size:
+        return float("nan")
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(values.sum()) / values.size
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExactKl:
+    """The largest and the mean exact KL(μ‖π) of the tokens of N rollouts, [N] in nats; NaN for an empty rollout."""
+
+    largest: Float64
+    mean: Float64
+
+    @classmethod
+    def of_tokens(cls, kl: ArrayLike, offsets: ArrayLike, generated: ArrayLike | None = None) -> ExactKl:
+        """Return the KLs of N rollouts, cut at `offsets` [N + 1], from the exact KL of each token, [T] in nats.
+
+        `generated` [T] is False for tokens that the model did not sample. A KL is infinite if π is 0 for a token that μ
+        may sample; no threshold keeps such a rollout. Raises InvalidRolloutsError if the sizes do not fit, or if a KL
+        is NaN or negative by more than rounding.
+        """
+        values, cuts = numbers_of("kl", kl).astype(np.float64), cuts_of(offsets)
+        tokens = int(cuts[-1])
+        chosen = np.ones(tokens, np.bool_) if generated is None else numbers_of("generated", generated) != 0
+        check_size("kl", values, tokens)
+        check_size("generated", chosen, tokens)
+        if not (values[chosen] >= -1e-6).all():
+            raise InvalidRolloutsError("an exact KL must be a number of at least 0", column="kl")
+        counts, filled = row_counts(chosen, cuts), np.flatnonzero(np.diff(cuts))
+        largest = np.full(counts.size, math.nan)
+        largest[filled] = np.maximum.reduceat(np.where(chosen, values, -math.inf), cuts[filled])
+        largest[counts == 0] = math.nan
+        with np.errstate(invalid="ignore"):
+            return cls(largest, row_sums(np.where(chosen, values, 0.0), cuts) / counts)
+
+
+NO_SEQUENCES = PopulationRecord(
+    sequences=0,
+    reward_mean=math.nan,
+    advantage_mean=math.nan,
+    length_mean=math.nan,
+    turns_mean=math.nan,
+    lag_mean=math.nan,
+)
+# The columns of the summaries whose means a population holds.
+_POPULATION_COLUMNS = ("reward", "advantage", "length", "turns", "lag")
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences:
+    """The M whole rollouts of a comparison; `incomplete` others lack a log-prob of a token.
+
+    `columns` maps names of the rollout summaries to float64 arrays [M], NaN if not logged; `clusters` [M] numbers the
+    prompt groups; `exact_kl` has M rows.
+    """
+
+    columns: dict[str, Float64]
+    clusters: NDArray[np.int64]
+    incomplete: int
+    exact_kl: ExactKl | None = None
+
+    @classmethod
+    def of(cls, summaries: RolloutSummaries, exact_kl: ExactKl | None = None) -> Sequences:
+        """Return the sequences of these summaries; `exact_kl` has a row for each of them."""
+        whole = summaries.whole()
+        names = (
+            "n_tokens", "sum_d", "min_d", "max_d", "sum_k3", "sum_ratio_minus_one", "sum_tv", *_POPULATION_COLUMNS,
+        )  # fmt: skip
+        columns = {name: summaries.column(name)[whole].astype(np.float64) for name in names}
+        _, clusters = np.unique(summaries.clusters()[whole], return_inverse=True)
+        incomplete = int((summaries.column("n_tokens") < summaries.column("length")).sum())
+        of_whole = None if exact_kl is None else ExactKl(exact_kl.largest[whole], exact_kl.mean[whole])
+        return cls(columns, clusters, incomplete, of_whole)
+
+    @property
+    def count(self) -> int:
+        """M."""
+        return int(self.tokens.size)
+
+    @property
+    def tokens(self) -> Float64:
+        """[M] tokens per sequence."""
+        return self.columns["n_tokens"]
+
+    @property
+    def log_weights(self) -> Float64:
+        """[M] log ρ_seq = Σ d, in nats."""
+        return self.columns["sum_d"]
+
+    @cached_property
+    def largest_k3(self) -> Float64:
+        """[M] largest k3 of a token of each sequence, in nats.
+
+        k3 is convex in d with its minimum at 0, so the largest value is at the smallest or the largest d.
+        """
+        with np.errstate(over="ignore"):
+            return np.maximum(k3_kl(self.columns["min_d"]), k3_kl(self.columns["max_d"]))
+
+    @cached_property
+    def group_sizes(self) -> NDArray[np.int64]:
+        """[G] sequences per prompt group; a rollout without a group is a group of its own."""
+        return np.bincount(self.clusters, minlength=1)
+
+    def notes(self) -> tuple[str, ...]:
+        """Return a note on the rollouts that are left out, and one if the weights were not sampled."""
+        return (*incomplete_notes(self.incomplete), *undersampling_notes(self.columns["sum_k3"]))
+
+    def affected(self, touched: Booleans) -> AffectedRecord:
+        """Compare the sequences that a correction touches (`touched` [M] is True) with the untouched ones."""
+        real = self.group_sizes >= 2
+        groups = int(real.sum())
+        shares = (math.nan, math.nan)
+        if groups:
+            per_group = np.bincount(self.clusters[touched], minlength=self.group_sizes.size)[real]
+            emptied = per_group == self.group_sizes[real]
+            shares = (float((per_group > 0).sum() / groups), float(emptied.sum() / groups))
+        return AffectedRecord(
+            touched=self._population(touched),
+            untouched=self._population(~touched),
+            groups=groups,
+            groups_touched=shares[0],
+            groups_emptied=shares[1],
+        )
+
+    @cached_property
+    def _all(self) -> PopulationRecord:
+        return self._means(slice(None), self.count)
+
+    def _population(self, chosen: Booleans) -> PopulationRecord:
+        count = int(chosen.sum())
+        return self._all if count == self.count else self._means(chosen, count)
+
+    def _means(self, chosen: Booleans | slice, count: int) -> PopulationRecord:
+        if count == 0:
+            return NO_SEQUENCES
+        means = {f"{name}_mean": self._mean_of(name, chosen) for name in _POPULATION_COLUMNS}
+        return PopulationRecord(sequences=count, **means)
+
+    def _mean_of(self, name: str, chosen: Booleans | slice) -> float:
+        values = self.columns[name][chosen]
+        return mean(values[np.isfinite(values)])
+
+
+def incomplete_notes(rollouts: int) -> tuple[str, ...]:
+    """Return a note on the number of rollouts that are left out because they are not whole; else no note."""
+    known = "rollouts left out because a token lacks a log-prob, so that their ρ_seq is unknown"
+    return (f"{known}: {rollouts}",) if rollouts else ()
+
+
+def undersampling_notes(sum_k3: Float64) -> tuple[str, ...]:
+    """Return a note if 2·KL·T > ln N, from the Σ k3 of N sequences in nats [N]; else no note.
+
+    The effective fraction of sequence weights is near exp(−2·KL·T), and N sequences cannot show less than 1/N.
+    """
+    spread, known = 2.0 * mean(sum_k3), math.log(max(sum_k3.size, 1))
+    if not spread > known:
+        return ()
+    found = f"2·KL of a sequence is {spread:.3g}, more than ln N = {known:.3g}"
+    return (f"{found}: the sequences that carry the weight were not sampled, so figures of ρ_seq are too small",)
