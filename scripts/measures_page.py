@@ -112,20 +112,20 @@ tail; entropies or advantages that were not logged. Log-probs that are not finit
 """
 
 INTERVALS = """\
-Intervals of k3 are clustered by prompt group (`group_id`): for m = ΣS/ΣT the residuals are e_g = S_g − m·T_g.
+Intervals are clustered by prompt group (`group_id`): for m = ΣS/ΣT the residuals are e_g = S_g − m·T_g.
 
 | columns | kind | computed from |
 | --- | --- | --- |
-| `k3_kl_low`, `…_high` | Student's t, G − 1 degrees of freedom | mergeable sums: always available |
-| `k3_kl_bootstrap_low`, `…_high` | bootstrap-t, 999 resamples; upper end at least Cox's | one row per rollout |
+| `…_low`, `…_high` | Student's t, G − 1 degrees of freedom | mergeable sums: always available |
+| `…_bootstrap_low`, `…_bootstrap_high` | bootstrap-t, 999 resamples; upper end at least Cox's | one row per rollout |
 
 Both are a **range over the prompts**, not a 95 % interval: what is too rare to be among the prompts of the batch is not
 in it, and no number of the batch tells. `make bench-coverage` shows how often the mean of the population is in it, over
 400 batches of 8, 32 and 128 prompts: 94 to 95 % where prompts are alike, 96 to 98 % where |d| grows over the response
 or 3 % of the rollouts are offset, but 16, 43 and 91 % where one prompt in 50 has ten times the |d|.
 
-- Use the bootstrap-t if available: it is better for few groups, uneven prompts or heavy tails.
-- If `pareto_k` is above 0.3, both are too short. Read mean and lower end as lower bounds; pool steps, or
+- Use the bootstrap-t for k3 and χ² if available: it is better for few groups, uneven prompts or heavy tails.
+- If `pareto_k` is above 0.3, both are too short for k3 and χ². Read mean and lower end as lower bounds; pool steps, or
   use [exact divergences](inside-a-probe.md#exact-divergences). A low value in one batch is no proof.
 - If d also reaches 1, χ² and ESS are properties of the sample from k = 0.5 on, any importance-weighted mean from 0.7.
 - An upper end of many times the mean means that one or two groups dominate it: pool steps.

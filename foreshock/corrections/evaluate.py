@@ -107,7 +107,8 @@ class _Parts:
         """Return the regions of d: those of BELOW, then those of ABOVE."""
         sums = statistics.region_sums.reshape(2 * REGIONS, -1)
         counts = statistics.region_tokens.ravel().astype(np.float64)
-        return cls(counts, *sums.T, advantages=statistics.count("advantage_tokens"))
+        above, squares, advantage, products = sums.T
+        return cls(counts, above, squares, advantage, products, statistics.count("advantage_tokens"))
 
     @classmethod
     def of_sequences(cls, sequences: Sequences) -> _Parts:

@@ -77,6 +77,18 @@ def _level(name: str) -> str:
     return name.replace("ln", "ln ")
 
 
+# Measures with an interval clustered by prompt group: their unit, and the divergence that they estimate. A step's page
+# shows the interval beside the value.
+WITH_INTERVAL = {
+    "kl": ("nats", "KL(μ‖π) if μ sampled"),
+    "k3_kl": ("nats", "KL(μ‖π) if μ sampled"),
+    "chi2_token": ("1", "χ²(π‖μ)"),
+    "reverse_chi2_token": ("1", "χ²(μ‖π)"),
+    "tv_token": ("1", "D_TV(π, μ)"),
+}
+# Measures that also have a bootstrap interval.
+BOOTSTRAPPED = ("k3_kl", "chi2_token", "tv_token")
+
 SCHULMAN = 'Schulman, "Approximating KL divergence" (2020)'
 VERL = "verl, rollout_corr_helper"
 VERL_UNCLAMPED = VERL + "; without its clamp at exp(±20)"
@@ -171,17 +183,19 @@ _TOKEN_ONLY: tuple[Measure, ...] = (
     ),
     *(
         Measure(
-            f"k3_kl_{end}", f"Student's t interval of k3_kl, {end} end", "nats", "KL(μ‖π) if μ sampled",
+            f"{name}_{end}", f"Student's t interval of {name}, {end} end", unit, direction,
             "token mean, clustered by prompt group", "comparison", "ratio estimator, G − 1 degrees of freedom",
         )
+        for name, (unit, direction) in WITH_INTERVAL.items()
         for end in ("low", "high")
     ),
     *(
         Measure(
-            f"k3_kl_bootstrap_{end}", f"bootstrap-t interval of k3_kl, {end} end", "nats", "KL(μ‖π) if μ sampled",
+            f"{name}_bootstrap_{end}", f"bootstrap-t interval of {name}, {end} end", *WITH_INTERVAL[name],
             "token mean, prompt groups resampled; needs one row per rollout", "comparison",
             f"Hall (1992), upper end at least Cox's; a {RANGE}",
         )
+        for name in BOOTSTRAPPED
         for end in ("low", "high")
     ),
     Measure(

@@ -19,6 +19,7 @@ from foreshock.errors import StatisticsError
 from foreshock.measures.estimators.bootstrap import nonnegative_intervals
 from foreshock.measures.estimators.intervals import Interval, clustered_interval
 from foreshock.measures.inputs import generated_means, truncated_rollouts, turns_of_rollouts
+from foreshock.measures.registry import BOOTSTRAPPED
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.measures.statistics.rollout_sums import RolloutSums
 from foreshock.rollouts.batch import RolloutBatch
@@ -33,6 +34,7 @@ SUMMARY_SCHEMA = pa.schema(
         ("sum_abs_d", pa.float64()),
         ("sum_ratio_minus_one", pa.float64()),  # Σ(ρ − 1)
         ("sum_k3", pa.float64()),
+        ("sum_chi2", pa.float64()),  # Σ(ρ − 1)²
         ("sum_tv", pa.float64()),  # Σ(1 − ρ)⁺
         ("sum_abs_probability_difference", pa.float64()),
         ("min_d", pa.float64()),
@@ -83,6 +85,7 @@ class RolloutSummaries:
             "sum_abs_d": sums.column("abs_d"),
             "sum_ratio_minus_one": sums.column("ratio_minus_one"),
             "sum_k3": sums.column("k3_kl"),
+            "sum_chi2": sums.column("chi2_token"),
             "sum_tv": sums.column("tv_token"),
             "sum_abs_probability_difference": sums.column("abs_probability_difference"),
             "min_d": pa.array(sums.min_d, mask=~measured),
@@ -128,16 +131,19 @@ class RolloutSummaries:
         return clustered_interval(self.column("sum_k3"), self.column("n_tokens"), self.clusters()).never_negative()
 
     def bootstrap_measures(self) -> dict[str, float]:
-        """Return the bootstrap interval of k3 by prompt group, by column; it needs one row per rollout.
+        """Return the registry's bootstrap intervals by prompt group, by column; they need one row per rollout.
 
         Rows are sorted first, so that the same rollouts give the same intervals bit for bit in any order.
         """
         of_names = self.ranks("sample_id")
         clusters = self.clusters(of_names)
         order = np.lexsort((of_names, clusters))
-        sums, tokens = self.column("sum_k3")[order], self.column("n_tokens")[order]
-        (interval,) = nonnegative_intervals(sums[:, None], tokens, clusters[order])
-        return {"k3_kl_bootstrap_low": interval.low, "k3_kl_bootstrap_high": interval.high}
+        sums = np.stack([self.column(name)[order] for name in ("sum_k3", "sum_chi2", "sum_tv")], axis=1)
+        intervals = nonnegative_intervals(sums, self.column("n_tokens")[order], clusters[order])
+        measures = {}
+        for name, interval in zip(BOOTSTRAPPED, intervals, strict=True):
+            measures[f"{name}_bootstrap_low"], measures[f"{name}_bootstrap_high"] = interval.low, interval.high
+        return measures
 
     def clusters(self, of_names: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
         """Return a number for each rollout's prompt group, [N], in order of ids; without a group, its own number.

@@ -8,7 +8,7 @@ import math
 from foreshock.measures.estimators.bootstrap import effective_number
 from foreshock.measures.estimators.intervals import interval_from_residuals
 from foreshock.measures.estimators.pareto import pareto_shape
-from foreshock.measures.registry import K3_BY_LAG, TOKENS_BY_LAG
+from foreshock.measures.registry import BOOTSTRAPPED, K3_BY_LAG, TOKENS_BY_LAG, WITH_INTERVAL
 from foreshock.measures.statistics.comparison_sums import ComparisonSums
 from foreshock.measures.statistics.conditions import BUCKET_EDGES, LAG_BUCKETS, LOW_PROBABILITY
 from foreshock.measures.statistics.histograms import LOG_RATIO_GRID
@@ -29,9 +29,6 @@ def comparison_measures(statistics: ComparisonSums) -> dict[str, float]:
     entropy = _ratio(statistics.sum("entropy"), entropy_tokens)
     clusters = statistics.clusters
     surprisal_z = clusters.standardised("surprisal", statistics.sum("surprisal"))
-    k3_mean = _ratio(k3, tokens)
-    square = clusters.squared_residuals("k3_kl", k3_mean)
-    interval = interval_from_residuals(k3_mean, square, tokens, clusters.count).never_negative()
     measures = {
         **_token_means(statistics),
         **_probabilities(statistics),
@@ -45,19 +42,24 @@ def comparison_measures(statistics: ComparisonSums) -> dict[str, float]:
         "pareto_k_inverse": pareto_shape(statistics.largest_minus_d, tokens),
         "prompt_groups": clusters.count,
         "effective_groups": effective_number(k3, clusters.squared_residuals("k3_kl", 0.0)),
-        "k3_kl_per_entropy": k3_mean / entropy if entropy > 0.0 else math.nan,
+        "k3_kl_per_entropy": _ratio(k3, tokens) / entropy if entropy > 0.0 else math.nan,
         "surprisal_z": surprisal_z if entropy_tokens else math.nan,
         "tokens": tokens,
         "rollouts": statistics.rollouts,
         "incomplete_rollouts": statistics.count("incomplete_rollouts"),
         "nonfinite_target": statistics.nonfinite_target,
         "nonfinite_behaviour": statistics.nonfinite_behaviour,
-        "k3_kl_low": interval.low,
-        "k3_kl_high": interval.high,
         # Bootstrap intervals need one row per rollout.
-        "k3_kl_bootstrap_low": math.nan,
-        "k3_kl_bootstrap_high": math.nan,
+        **{f"{name}_bootstrap_{end}": math.nan for name in BOOTSTRAPPED for end in ("low", "high")},
     }
+    for name in WITH_INTERVAL:
+        column = "d" if name == "kl" else name
+        mean = _ratio(statistics.sum(column), tokens)
+        square = clusters.squared_residuals(column, mean)
+        found = interval_from_residuals(-mean if name == "kl" else mean, square, tokens, clusters.count)
+        # k1 of a sample may be negative, the other terms never are.
+        found = found if name == "kl" else found.never_negative()
+        measures[f"{name}_low"], measures[f"{name}_high"] = found.low, found.high
     for of_k3, of_tokens, lag in zip(K3_BY_LAG, TOKENS_BY_LAG, LAG_BUCKETS, strict=True):
         number, mean = statistics.conditions["lag"].mean_of("k3_kl", LAG_BUCKETS[lag])
         measures |= {of_k3.column: mean, of_tokens.column: number}

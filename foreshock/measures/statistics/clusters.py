@@ -19,7 +19,7 @@ from foreshock.measures.inputs import group_names
 Float64 = NDArray[np.float64]
 
 # Terms summed per cluster; the surprisal is −log μ − H.
-CLUSTER_COLUMNS = ("k3_kl", "surprisal")
+CLUSTER_COLUMNS = ("d", "k3_kl", "surprisal", "chi2_token", "tv_token", "reverse_chi2_token")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -103,6 +103,7 @@ TOKEN_FORMULAS: dict[str, Callable[[float], float]] = {
     "mean_ratio": lambda d: math.exp(d),
     "token_mult_prob_error": lambda d: math.exp(abs(d)),
 }
+INTERVALS = ("kl", "k3_kl", "chi2_token", "reverse_chi2_token", "tv_token")
 LEVELS = {"ln2": math.log(2), "1": 1.0, "3": 3.0}
 
 
@@ -245,24 +246,28 @@ def of_lags(tokens: Sequence) -> dict[str, float]:
 
 
 def clustered(sequences: list[Sequence], groups: list[str]) -> dict[str, float]:
-    """Return the standard error of k3, and the standardised surprisal, by prompt group."""
+    """Return the standard error of each of INTERVALS, and the standardised surprisal, by prompt group."""
     by_group: dict[str, Sequence] = defaultdict(list)
     for part, group in zip(sequences, groups, strict=True):
         by_group[group].extend(part)
     tokens = sum(len(part) for part in sequences)
-    totals = [math.fsum([k3(token.d) for token in part]) for part in by_group.values()]
-    center = math.fsum(totals) / tokens
-    residuals = [total - center * len(part) for total, part in zip(totals, by_group.values(), strict=True)]
-    count = len(residuals)
-    variance = math.fsum([value * value for value in residuals]) * count / (count - 1) if count > 1 else math.nan
+    errors = {}
+    for name in INTERVALS:
+        formula = TOKEN_FORMULAS[name]
+        totals = [math.fsum([formula(token.d) for token in part]) for part in by_group.values()]
+        center = math.fsum(totals) / tokens
+        residuals = [total - center * len(part) for total, part in zip(totals, by_group.values(), strict=True)]
+        count = len(residuals)
+        variance = math.fsum([value * value for value in residuals]) * count / (count - 1) if count > 1 else math.nan
+        errors[f"{name}_standard_error"] = math.sqrt(variance) / tokens
     known = [[token for token in part if math.isfinite(token.entropy)] for part in by_group.values()]
     surprisals = [math.fsum([-token.log_behaviour - token.entropy for token in part]) for part in known]
     entropies = [token.entropy for part in known for token in part]
     spread = math.sqrt(math.fsum([value * value for value in surprisals]))
-    return {
-        "k3_kl_standard_error": math.sqrt(variance) / tokens,
+    k3_mean = mean([k3(token.d) for part in sequences for token in part])
+    return errors | {
         "surprisal_z": math.fsum(surprisals) / spread if len(surprisals) > 1 and entropies else math.nan,
-        "k3_kl_per_entropy": center / mean(entropies) if entropies else math.nan,
+        "k3_kl_per_entropy": k3_mean / mean(entropies) if entropies else math.nan,
     }
 
 

@@ -17,7 +17,7 @@ from foreshock.measures.registry import TOKENS_BY_LAG
 from foreshock.rollouts import RolloutBatch
 from foreshock.rollouts.rollout_files import read_rollout_file
 from tests.foreshock.batches import compared, random_batch, recorded_run
-from tests.foreshock.measures.direct import broken_batch, direct_measures, measured_sequences, plainly_logged
+from tests.foreshock.measures.direct import INTERVALS, broken_batch, direct_measures, measured_sequences, plainly_logged
 
 RELATIVE = 1e-9
 
@@ -61,15 +61,17 @@ def test_every_measure_equals_its_formula(seed: int, rollouts: int, sizes: tuple
     batch = random_batch(seed, rollouts, 60, *sizes)
     direct = direct_measures(batch)
     found = measured(batch)
-    error = direct.pop("k3_kl_standard_error")
+    errors = {name: direct.pop(f"{name}_standard_error") for name in INTERVALS}
     assert_equal(found, direct, cancelling(batch))
     groups = len(
         {group for group, length in zip(batch.group_ids or [], batch.generated_lengths, strict=True) if length}
     )
-    if groups > 1:
-        reach = student_t_quantile(0.975, groups - 1) * error
-        low = max(found["k3_kl"] - reach, 0.0)
-        assert found["k3_kl_high"] - found["k3_kl_low"] == pytest.approx(found["k3_kl"] + reach - low, rel=1e-7)
+    for name, error in errors.items():
+        if groups > 1:
+            reach = student_t_quantile(0.975, groups - 1) * error
+            low = found[name] - reach if name == "kl" else max(found[name] - reach, 0.0)
+            width = found[name] + reach - low
+            assert found[f"{name}_high"] - found[f"{name}_low"] == pytest.approx(width, rel=1e-7)
 
 
 @settings(deadline=None, max_examples=25)

@@ -12,6 +12,7 @@ import pytest
 from examples.tiny_rl.record import RECORDED
 from foreshock.measures import RolloutSummaries
 from foreshock.measures.estimators.bootstrap import bootstrap_interval, nonnegative_intervals
+from foreshock.measures.registry import BOOTSTRAPPED, WITH_INTERVAL
 from foreshock.rollouts import RolloutBatch, decode_rollouts
 from tests.foreshock.batches import compared, random_batch
 from tests.foreshock.measures.direct import Token, k3, measured_sequences
@@ -21,6 +22,7 @@ TERMS: dict[str, Callable[[Token], float]] = {
     "sum_abs_d": lambda token: abs(token.d),
     "sum_ratio_minus_one": lambda token: math.expm1(token.d),
     "sum_k3": lambda token: k3(token.d),
+    "sum_chi2": lambda token: math.expm1(token.d) ** 2,
     "sum_tv": lambda token: max(-math.expm1(token.d), 0.0),
     "sum_abs_probability_difference": lambda token: token.gap,
 }
@@ -71,7 +73,10 @@ def test_intervals_stay_within_the_range_of_the_measure() -> None:
     )
     measures, of_rows = comparison.measures(), comparison.summaries.k3_interval()
     assert (measures["k3_kl_low"], measures["k3_kl_high"]) == pytest.approx((of_rows.low, of_rows.high))
-    assert 0.0 == of_rows.low < of_rows.mean < of_rows.high
+    for name in WITH_INTERVAL:
+        low, high = measures[f"{name}_low"], measures[f"{name}_high"]
+        assert low < measures[name] < high
+        assert (low < 0.0) == (name == "kl")
 
 
 def test_bootstrap_intervals_are_not_negative() -> None:
@@ -89,13 +94,14 @@ def test_bootstrap_intervals_do_not_depend_on_row_order() -> None:
     comparison = compared(batch)
     measures = comparison.measures()
     clusters = np.array([int(name.removeprefix("prompt-")) for name in batch.group_ids or [] if name])
-    summaries = comparison.summaries
-    low, high = measures["k3_kl_bootstrap_low"], measures["k3_kl_bootstrap_high"]
-    assert low < measures["k3_kl"] < high
-    # Groups are numbered by rising id.
-    by_name = np.argsort(np.argsort([f"prompt-{index}" for index in range(15)]))[clusters]
-    (expected,) = nonnegative_intervals(summaries.column("sum_k3")[:, None], summaries.column("n_tokens"), by_name)
-    assert (low, high) == pytest.approx((expected.low, expected.high), rel=1e-9)
+    for name, column in zip(BOOTSTRAPPED, ("sum_k3", "sum_chi2", "sum_tv"), strict=True):
+        summaries = comparison.summaries
+        low, high = measures[f"{name}_bootstrap_low"], measures[f"{name}_bootstrap_high"]
+        assert low < measures[name] < high
+        # Groups are numbered by rising id.
+        by_name = np.argsort(np.argsort([f"prompt-{index}" for index in range(15)]))[clusters]
+        (expected,) = nonnegative_intervals(summaries.column(column)[:, None], summaries.column("n_tokens"), by_name)
+        assert (low, high) == pytest.approx((expected.low, expected.high), rel=1e-9)
     parts = [compared(batch.select(rows)).summaries for rows in (range(40, 60), range(20), range(20, 40))]
     again = RolloutSummaries.concat(parts).bootstrap_measures()
     assert again == {name: measures[name] for name in again}

@@ -28,7 +28,9 @@ def random_columns(seed: int, tokens: int, vocabulary: int) -> Columns:
 def sums_of(ids: np.ndarray, values: list[np.ndarray]) -> TokenIdSums:
     """Return the sums of a pass over tokens with these ids and values of d, |d| and k3."""
     found, places = np.unique(ids, return_inverse=True)
-    sums = np.stack([np.bincount(places, column, found.size) for column in values], axis=1)
+    sums = np.zeros((found.size, len(values)))
+    for place, column in enumerate(values):
+        sums[:, place] = np.bincount(places, column, found.size)
     return TokenIdSums(found.astype(np.int64), np.bincount(places, minlength=found.size), sums, np.zeros(found.size))
 
 
