@@ -8,7 +8,7 @@ d = 0 and within or beyond the threshold as a whole, so that every figure follow
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from foreshock.corrections.sequences import NO_SEQUENCES, Booleans, ExactKl, Flo
 from foreshock.errors import InvalidArgumentError
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.rollout_summaries import RolloutSummaries
-from foreshock.measures.statistics.histograms import WEIGHT_GRID
+from foreshock.measures.statistics.histograms import LOG_RATIO_GRID, WEIGHT_GRID
 from foreshock.measures.statistics.log_weights import LogWeights
 from foreshock.measures.statistics.tails import (
     ABOVE,
@@ -61,9 +61,9 @@ class Evaluation:
     """The effect that one correction would have on a batch; nothing is applied. NaN means not estimable.
 
     The figures are for the threshold `used`. It differs from `asked` if a token threshold lies between two edges of the
-    regions. `kept_tokens` and `kept_sequences` are fractions (a token correction keeps a sequence if it drops none of
-    its tokens); `touched_tokens` is the fraction of tokens whose weight the threshold changes. Sequences are whole
-    rollouts; a note counts the others.
+    regions, with tokens beside it. `kept_tokens` and `kept_sequences` are fractions (a token correction keeps a
+    sequence if it drops none of its tokens); `touched_tokens` is the fraction of tokens whose weight the threshold
+    changes. Sequences are whole rollouts; a note counts the others.
 
     `distortion` is E|w − ρ| and `uncorrected_distortion` is E|1 − ρ|, over the tokens or sequences of the correction's
     level. `advantage_distortion` is E[(w − ρ)·A] over those with an advantage. `token_distortion` is E|w − ρ| over
@@ -182,8 +182,8 @@ class Evaluator:
         """Return the effect of the correction `name` at `threshold`; by default at its first usual threshold.
 
         Sequence thresholds are exact. Token thresholds are exact at ratios of 1, 2, e, 5, 10 and so on (TAIL_LEVELS);
-        otherwise the nearest edge of a region is used and reported in `used`. Raises InvalidArgumentError for an
-        unknown name or a threshold that does not fit the correction.
+        otherwise, if tokens lie between, the nearest edge of a region is used and reported in `used`. Raises
+        InvalidArgumentError for an unknown name or a threshold that does not fit the correction.
         """
         correction = correction_named(name)
         threshold = self._usual(correction) if threshold is None else correction.check(threshold)
@@ -228,7 +228,7 @@ class Evaluator:
         return None
 
     def _of_tokens(self, correction: Correction, threshold: Threshold) -> Evaluation:
-        below, above = _Cut.at(-threshold.log_lower, BELOW), _Cut.at(threshold.log_upper, ABOVE)
+        below, above = self._cut(-threshold.log_lower, BELOW), self._cut(threshold.log_upper, ABOVE)
         used = Threshold(_used(threshold.lower, -below.level), _used(threshold.upper, above.level))
         parts, sequences = self._parts["token"], self._sequences
         regions = np.arange(REGIONS)
@@ -258,6 +258,15 @@ class Evaluator:
             affected=sequences.affected(hit),
             notes=_notes(threshold, used),
         )
+
+    def _cut(self, level: float, side: int) -> _Cut:
+        """Cut a side at `level`; the cut at the nearest edge is exact if the histogram has no token between them."""
+        cut = _Cut.at(level, side)
+        if math.isinf(level):
+            return cut
+        first, last = LOG_RATIO_GRID.bins(np.sort([level, cut.level])).tolist()
+        between = int(self._statistics.histogram[side, first : last + 1].sum())
+        return cut if between else replace(cut, level=level, keeps_level=True)
 
     def _of_sequences(self, correction: Correction, threshold: Threshold) -> Evaluation:
         assert correction.statistic is not None

@@ -87,6 +87,16 @@ def test_token_at_exact_level_is_kept() -> None:
     assert (found.kept_tokens, found.kept_sequences) == pytest.approx((5 / 6, 2 / 3))
 
 
+@pytest.mark.parametrize("upper", [1.0 + 1e-6, 1.7, 1e300])
+@pytest.mark.parametrize("name", ["token_tis", "token_mis", "icepop", "token_mask"])
+def test_threshold_without_tokens_beside_it_is_met_exactly(name: str, upper: float) -> None:
+    batch = batch_of([[0.3, 0.0, -0.2], [0.9, -0.9, 0.0], [40.0]], behaviour=-41.0, advantage=[1.0, -2.0, 0.5])
+    comparison = compared(batch)
+    found = evaluate(name, comparison.statistics, comparison.summaries, Threshold(upper=upper))
+    assert (found.is_exact, found.notes) == (True, ())
+    assert_same(found, direct_tokens(batch, name, *bounds(found.used)))
+
+
 def test_threshold_beside_exact_level_is_not_exact() -> None:
     comparison = compared(batch_of([[1.0, 0.5], [0.2]]))
     found = evaluate("token_mis", comparison.statistics, comparison.summaries, Threshold(upper=2.71828))
