@@ -119,7 +119,10 @@ class BucketSums:
         largest = np.zeros(size)
         np.maximum.at(largest, buckets, distance)
         counts = np.bincount(buckets, tokens, size).astype(np.int64)
-        return cls(counts, np.stack([np.bincount(buckets, each, size) for each in values], axis=1), largest)
+        sums = np.zeros((size, len(BUCKET_SUMS)))
+        for place, each in enumerate(values):
+            sums[:, place] = np.bincount(buckets, each, size)
+        return cls(counts, sums, largest)
 
     def merge(self, other: BucketSums) -> BucketSums:
         """Return the sums over the tokens of both."""

@@ -93,6 +93,7 @@ def test_batch_of_no_tokens_and_a_batch_of_no_rollouts_have_no_measures() -> Non
         measures = statistics.measures()
         assert {name: measures[name] for name in counts} == dict.fromkeys(counts, 0) | {"rollouts": len(offsets) - 1}
         assert all(math.isnan(value) for name, value in measures.items() if name not in counts)
+        assert ComparisonStatistics.from_bytes(statistics.to_bytes()).to_bytes() == statistics.to_bytes()
         full = measure_step(random_batch(0)).comparisons["trainer/rollout"].statistics
         assert full.merge(statistics).tokens == statistics.merge(full).tokens == full.tokens
 

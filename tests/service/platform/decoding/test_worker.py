@@ -91,7 +91,7 @@ def test_decoders_compile_before_they_take_a_task_and_measure_within_its_limits(
     wanted = compare(batch, batch.trainer_log_probs, batch.rollout_log_probs).statistics
     assert found.counts.tolist() == wanted.counts.tolist()
     assert found.histogram.tolist() == wanted.histogram.tolist()
-    np.testing.assert_allclose(found.sums, wanted.sums.value, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found.sums, wanted.sums, rtol=1e-9, atol=1e-12)
 
 
 def test_stop_does_not_wait_for_compilation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
