@@ -208,9 +208,19 @@ class Client:
         }  # fmt: skip
         precision = {"master_dtype": master_dtype, "autocast": autocast, "head_dtype": head_dtype}
         with self.failures.noted("start_run"):
-            self._start(
-                description, resume_step, (shard, shards), fingerprint, attributes or BatchAttributes(), precision
+            attributes = deliveries.checked_attributes(attributes or BatchAttributes())
+            if (shard is None) != (shards is None):
+                raise ConfigurationError(f"give both shard and shards, or neither, got shard={shard}, shards={shards}")
+            if shard is not None and shards is not None:
+                deliveries.check_shard(0, shard, shards)
+            registration = self._new_registration(description, resume_step, (shard, shards), fingerprint)
+            self._shard, self._shards = shard, shards
+            self._attributes = replace(
+                attributes,
+                trainer_fingerprint=with_precision(attributes.trainer_fingerprint, precision),
+                length_cap=length_cap if attributes.length_cap is None else attributes.length_cap,
             )
+            self._register(registration)
         return self
 
     @never_raises
@@ -390,30 +400,6 @@ class Client:
         if self._registration is not None and (error is not None or not self._shard):
             self.finish(failed=error is not None)
         self.close()
-
-    def _start(
-        self,
-        description: Mapping[str, Any],
-        resume_step: int,
-        rank: tuple[int | None, int | None],
-        fingerprint: Fingerprint | Mapping[str, Any] | None,
-        attributes: BatchAttributes,
-        precision: Mapping[str, object],
-    ) -> None:
-        deliveries.checked_attributes(attributes)
-        shard, shards = rank
-        if (shard is None) != (shards is None):
-            raise ConfigurationError(f"give both shard and shards, or neither, got shard={shard}, shards={shards}")
-        if shard is not None and shards is not None:
-            deliveries.check_shard(0, shard, shards)
-        registration = self._new_registration(description, resume_step, rank, fingerprint)
-        self._shard, self._shards = rank
-        self._attributes = replace(
-            attributes,
-            trainer_fingerprint=with_precision(attributes.trainer_fingerprint, precision),
-            length_cap=description["length_cap"] if attributes.length_cap is None else attributes.length_cap,
-        )
-        self._register(registration)
 
     def _started(self) -> Registration:
         if self._registration is None:

@@ -122,7 +122,7 @@ class Reader:
         `verdict`: only the runs whose diagnosis has it.
         """
         query = {"key": key, "model": model, "model_kind": model_kind, "search": search, "verdict": verdict}
-        return self._items("/v1/runs", run_record, {**query, "state": _several("states", states)})
+        return self._items("/v1/runs", run_record, state=_several("states", states), **query)
 
     def run(self, run: str) -> RunRecord:
         """Return a run. Raises RunNotFound."""
@@ -134,7 +134,7 @@ class Reader:
 
     def steps(self, run: str, *, attempt: int | None = None) -> Iterator[StepRecord]:
         """Yield the steps of a run, in order."""
-        return self._items(_of_run(run, "steps"), _record(StepRecord), {"attempt": attempt})
+        return self._items(_of_run(run, "steps"), _record(StepRecord), attempt=attempt)
 
     def changes(self, run: str) -> Iterator[ChangeRecord]:
         """Yield the changes of a run by step: announced ones, and those of the setup."""
@@ -169,15 +169,11 @@ class Reader:
 
         `max_points` is the largest number of steps of a comparison; the extremes of each measure are among them.
         """
-        query = {
-            "measure": _several("measures", measures),
-            "comparison": _several("comparisons", comparisons),
-            "from_step": from_step,
-            "to_step": to_step,
-            "attempt": attempt,
-            "max_points": max_points,
-        }
-        return self._get(_of_run(run, "measurements"), columns.measurements, query)
+        return self._get(
+            _of_run(run, "measurements"), columns.measurements, measure=_several("measures", measures),
+            comparison=_several("comparisons", comparisons), from_step=from_step, to_step=to_step, attempt=attempt,
+            max_points=max_points,
+        )  # fmt: skip
 
     def scalars(
         self,
@@ -194,15 +190,11 @@ class Reader:
 
         `max_points` is the largest number of steps of a curve, which is one name of one source; its extremes are kept.
         """
-        query = {
-            "name": _several("names", names),
-            "source": _several("sources", sources),
-            "from_step": from_step,
-            "to_step": to_step,
-            "attempt": attempt,
-            "max_points": max_points,
-        }
-        return self._get(_of_run(run, "scalars"), columns.scalars, query)
+        return self._get(
+            _of_run(run, "scalars"), columns.scalars, name=_several("names", names),
+            source=_several("sources", sources), from_step=from_step, to_step=to_step, attempt=attempt,
+            max_points=max_points,
+        )  # fmt: skip
 
     # One step.
 
@@ -216,15 +208,15 @@ class Reader:
         attempt: int | None = None,
     ) -> Buckets:
         """Return the mismatch of a step in buckets of a condition of its tokens."""
-        query = {"by": by, "comparison": comparison, "attempt": attempt}
-        return self._get(_of_step(run, step, "buckets"), columns.buckets, query)
+        path = _of_step(run, step, "buckets")
+        return self._get(path, columns.buckets, by=by, comparison=comparison, attempt=attempt)
 
     def worst_tokens(
         self, run: str, step: int, *, count: int = 20, comparison: str = TRAINER_ROLLOUT, attempt: int | None = None
     ) -> Tokens:
         """Return the tokens of a step with the largest |d|, at most 1,000."""
-        query = {"worst": count, "comparison": comparison, "attempt": attempt}
-        return self._get(_of_step(run, step, "tokens"), columns.tokens, query)
+        path = _of_step(run, step, "tokens")
+        return self._get(path, columns.tokens, worst=count, comparison=comparison, attempt=attempt)
 
     def rollout_tokens(
         self,
@@ -238,14 +230,10 @@ class Reader:
         attempt: int | None = None,
     ) -> Tokens:
         """Return one rollout token by token, from one position of the response to another (included)."""
-        query = {
-            "sample_id": sample_id,
-            "from_position": from_position,
-            "to_position": to_position,
-            "comparison": comparison,
-            "attempt": attempt,
-        }
-        return self._get(_of_step(run, step, "tokens"), columns.tokens, query)
+        return self._get(
+            _of_step(run, step, "tokens"), columns.tokens, sample_id=sample_id, from_position=from_position,
+            to_position=to_position, comparison=comparison, attempt=attempt,
+        )  # fmt: skip
 
     def export_rollouts(self, run: str, step: int, *, attempt: int | None = None) -> bytes:
         """Return the bytes of a Parquet file with every stored rollout of a step, a row each, in the rollout table."""
@@ -253,7 +241,7 @@ class Reader:
 
     def lint(self, run: str, step: int, *, attempt: int | None = None) -> LintRecord:
         """Return the lint of a step's log-probs: named warnings with evidence, and the checks that were made."""
-        return self._get(_of_step(run, step, "lint"), _record(LintRecord), {"attempt": attempt})
+        return self._get(_of_step(run, step, "lint"), _record(LintRecord), attempt=attempt)
 
     def corrections(
         self,
@@ -269,13 +257,10 @@ class Reader:
 
         `thresholds`, such as "2" or "0.5_5", are of the one correction that is named; none: the usual ones.
         """
-        query = {
-            "correction": _several("names", names),
-            "threshold": _several("thresholds", thresholds),
-            "comparison": comparison,
-            "attempt": attempt,
-        }
-        return self._get(_of_step(run, step, "corrections"), _record(CorrectionsRecord), query)
+        return self._get(
+            _of_step(run, step, "corrections"), _record(CorrectionsRecord), correction=_several("names", names),
+            threshold=_several("thresholds", thresholds), comparison=comparison, attempt=attempt,
+        )  # fmt: skip
 
     def theory(
         self,
@@ -291,26 +276,23 @@ class Reader:
 
         `delta_max` is the largest exact total variation, `gradient_bound` an upper bound of ‖∇log π‖ of one token.
         """
-        query = {
-            "delta_max": delta_max,
-            "gradient_bound": gradient_bound,
-            "comparison": comparison,
-            "attempt": attempt,
-        }
-        return self._get(_of_step(run, step, "theory"), _record(TheoryRecord), query)
+        return self._get(
+            _of_step(run, step, "theory"), _record(TheoryRecord), delta_max=delta_max, gradient_bound=gradient_bound,
+            comparison=comparison, attempt=attempt,
+        )  # fmt: skip
 
     def attribution(self, run: str, step: int, *, attempt: int | None = None) -> AttributionRecord:
         """Return the causes of a step's mismatch. Raises Rejected (404) if no scores of the step are published."""
-        return self._get(_of_step(run, step, "attribution"), _record(AttributionRecord), {"attempt": attempt})
+        return self._get(_of_step(run, step, "attribution"), _record(AttributionRecord), attempt=attempt)
 
     def exact(self, run: str, step: int, *, attempt: int | None = None) -> ExactStepRecord:
         """Return the exact divergences of a step's pairs. Raises Rejected (404) if none are published."""
-        return self._get(_of_step(run, step, "exact"), _record(ExactStepRecord), {"attempt": attempt})
+        return self._get(_of_step(run, step, "exact"), _record(ExactStepRecord), attempt=attempt)
 
     def routing(self, run: str, step: int, *, attempt: int | None = None) -> tuple[RoutingComparison, ...]:
         """Return the newest comparisons of routed experts of a step. Raises Rejected (404) if none are published."""
         read = _all_of(RoutingComparison.from_dict)
-        return self._get(_of_step(run, step, "routing"), read, {"attempt": attempt})
+        return self._get(_of_step(run, step, "routing"), read, attempt=attempt)
 
     def layers(
         self, run: str, step: int, *, attempt: int | None = None, pair: str | None = None
@@ -323,15 +305,15 @@ class Reader:
         def read(value: Mapping[str, Any]) -> tuple[LayerComparison, ...]:
             return tuple(LayerComparison.from_dict({**item, "step": value["step"]}) for item in value["items"])
 
-        return self._get(_of_step(run, step, "layers"), read, {"attempt": attempt, "pair": pair})
+        return self._get(_of_step(run, step, "layers"), read, attempt=attempt, pair=pair)
 
     def update(self, run: str, step: int, *, attempt: int | None = None) -> UpdateToNoise:
         """Return the newest measurement of a step's update. Raises Rejected (404) if none is done."""
-        return self._get(_of_step(run, step, "update"), _record(UpdateToNoise), {"attempt": attempt})
+        return self._get(_of_step(run, step, "update"), _record(UpdateToNoise), attempt=attempt)
 
     def doctor(self, run: str, step: int, *, attempt: int | None = None) -> DoctorStepRecord:
         """Return the newest report of the doctor on a step. Raises Rejected (404) if it was not examined."""
-        return self._get(_of_step(run, step, "doctor"), _record(DoctorStepRecord), {"attempt": attempt})
+        return self._get(_of_step(run, step, "doctor"), _record(DoctorStepRecord), attempt=attempt)
 
     # Judgements.
 
@@ -351,37 +333,33 @@ class Reader:
 
         `sources` are for example "attribution" and "lint"; `names` are for a list over runs.
         """
-        query = {
-            "source": _several("sources", sources),
-            "severity": _several("severities", severities),
-            "name": _several("names", names),
-        }
-        path = "/v1/findings" if run is None else _of_run(run, "findings")
-        return self._items(path, _record(FindingRecord), query)
+        return self._items(
+            "/v1/findings" if run is None else _of_run(run, "findings"), _record(FindingRecord),
+            source=_several("sources", sources), severity=_several("severities", severities),
+            name=_several("names", names),
+        )  # fmt: skip
 
     def alerts(self, run: str, *, states: Sequence[str] = ()) -> Iterator[AlertRecord]:
         """Yield the alerts of a run, newest step first; no states: in any."""
-        return self._items(_of_run(run, "alerts"), _record(AlertRecord), {"state": _several("states", states)})
+        return self._items(_of_run(run, "alerts"), _record(AlertRecord), state=_several("states", states))
 
     def alerts_of_runs(
         self, *, states: Sequence[str] = (), severities: Sequence[str] = (), rules: Sequence[str] = ()
     ) -> Iterator[AlertOfRun]:
         """Yield the alerts of all runs that the key may see, the last changed first."""
-        query = {
-            "state": _several("states", states),
-            "severity": _several("severities", severities),
-            "rule": _several("rules", rules),
-        }
-        return self._items("/v1/alerts", _record(AlertOfRun), query)
+        return self._items(
+            "/v1/alerts", _record(AlertOfRun), state=_several("states", states),
+            severity=_several("severities", severities), rule=_several("rules", rules),
+        )  # fmt: skip
 
     def rules(self, *, model_kind: ModelKind | None = None) -> RulesRecord:
         """Return the service's rules for a kind of model (None: unknown), each with the source of its threshold."""
-        return self._get("/v1/rules", _record(RulesRecord), {"model_kind": model_kind}, of_project=False)
+        return self._get("/v1/rules", _record(RulesRecord), model_kind=model_kind, of_project=False)
 
     def advice(self, run: str, *, step: int | None = None) -> AdviceRecord:
         """Return the learning-rate advice for a step (None: the newest). Trainers use `AdviceFeed`, which never
         waits."""
-        return self._get(_of_run(run, "lr-advice"), advice_record, {"step": step})
+        return self._get(_of_run(run, "lr-advice"), advice_record, step=step)
 
     def decisions(self, run: str) -> Iterator[DecisionRecord]:
         """Yield the log of decisions on the learning rate, oldest first."""
@@ -391,7 +369,7 @@ class Reader:
 
     def probes(self, run: str, *, step: int | None = None) -> Iterator[ProbeRecord]:
         """Yield the probes of a run, newest first."""
-        return self._items(_of_run(run, "probes"), _record(ProbeRecord), {"step": step})
+        return self._items(_of_run(run, "probes"), _record(ProbeRecord), step=step)
 
     def probe(self, probe: str) -> ProbeRecord:
         """Return a probe by its id."""
@@ -405,21 +383,21 @@ class Reader:
 
     def set_advice_mode(self, run: str, mode: AdviceMode) -> RunRecord:
         """Set whether the trainer follows the advice ("apply") or it is only shown ("shadow"), and return the run."""
-        return self._change("PATCH", _of_run(run), run_record, {"advice_mode": mode})
+        return self._change("PATCH", _of_run(run), run_record, advice_mode=mode)
 
     def hold(self, run: str, reason: str) -> AdviceRecord:
         """Freeze the learning rate, and return the advice that follows; `reason` is kept in the log of decisions.
 
         Raises Rejected (409) if the decision changes nothing, or the run has ended. The key needs `admin`.
         """
-        return self._decide(run, "hold", reason)
+        return self._change("POST", _of_run(run, "lr-advice/decisions"), advice_record, kind="hold", reason=reason)
 
     def halve(self, run: str, reason: str) -> AdviceRecord:
         """Halve the learning rate, and return the advice that follows; `reason` is kept in the log of decisions.
 
         Raises Rejected (409) if the run has ended. The key needs `admin`.
         """
-        return self._decide(run, "halve", reason)
+        return self._change("POST", _of_run(run, "lr-advice/decisions"), advice_record, kind="halve", reason=reason)
 
     def request_probe(
         self,
@@ -441,18 +419,12 @@ class Reader:
         comparisons to compute over the whole vocabulary; `options` are by scorer. docs/probes.md describes the kinds.
         """
         split = map(split_score_name, _several("scorers", scorers))
-        body = {
-            "step": step,
-            "scorers": [{"scorer": scorer, "variant": variant} for scorer, variant in split],
-            "exact_pairs": _several("exact_pairs", exact_pairs),
-            "kind": kind,
-            "attempt": attempt,
-            "accelerator": accelerator,
-            "max_rollouts": max_rollouts,
-            "priority": priority,
-            "options": options,
-        }
-        return self._change("POST", _of_run(run, "probes"), _record(ProbeRecord), body)
+        named = [{"scorer": scorer, "variant": variant} for scorer, variant in split]
+        return self._change(
+            "POST", _of_run(run, "probes"), _record(ProbeRecord), step=step, scorers=named,
+            exact_pairs=_several("exact_pairs", exact_pairs), kind=kind, attempt=attempt, accelerator=accelerator,
+            max_rollouts=max_rollouts, priority=priority, options=options,
+        )  # fmt: skip
 
     def examine_step(
         self,
@@ -469,15 +441,10 @@ class Reader:
         `budget_seconds`: the time for replays (default: DOCTOR_SECONDS of `foreshock.probe_kinds`); `against`: the id
         of another run of the project, whose weights and configuration are tried too.
         """
-        body = {
-            "step": step,
-            "kind": "doctor",
-            "attempt": attempt,
-            "budget_seconds": budget_seconds,
-            "max_rollouts": max_rollouts,
-            "against": against,
-        }
-        return self._change("POST", _of_run(run, "probes"), _record(ProbeRecord), body)
+        return self._change(
+            "POST", _of_run(run, "probes"), _record(ProbeRecord), step=step, kind="doctor", attempt=attempt,
+            budget_seconds=budget_seconds, max_rollouts=max_rollouts, against=against,
+        )  # fmt: skip
 
     def delete_run(self, run: str) -> None:
         """Delete a run; later calls that name it, late uploads included, are Rejected (410). The key needs `admin`.
@@ -491,13 +458,13 @@ class Reader:
     def _ask(
         self,
         path: str,
-        query: Mapping[str, Any] | None = None,
+        query: Mapping[str, Any],
         *,
         of_project: bool = True,
         accept: str = "application/json",
     ) -> httpx.Response:
         """Return the answer to a GET, asked again while the service is away or busy. Raises ServiceError."""
-        pairs = _pairs({**(query or {}), "project": self.project if of_project else None})
+        pairs = _pairs({**query, "project": self.project if of_project else None})
         return retry(
             lambda: self.connection.request("GET", path, query=pairs, headers={"Accept": accept}),
             Backoff(first_seconds=0.25, longest_seconds=5.0),
@@ -505,32 +472,26 @@ class Reader:
             deadline_seconds=self.retry_seconds,
         )
 
-    def _get(
-        self, path: str, read: Read[Answer], query: Mapping[str, Any] | None = None, *, of_project: bool = True
-    ) -> Answer:
+    def _get(self, path: str, read: Read[Answer], *, of_project: bool = True, **query: Any) -> Answer:
         """Return what `read` makes of the JSON at a path. Raises ServiceError."""
         return self._decoded(self._ask(path, query, of_project=of_project), read)
 
-    def _items(self, path: str, read: Read[Answer], query: Mapping[str, Any] | None = None) -> Iterator[Answer]:
+    def _items(self, path: str, read: Read[Answer], **query: Any) -> Iterator[Answer]:
         """Yield the items of a list, page after page. Raises ServiceError."""
         cursor: str | None = None
         while True:
-            asked = {**(query or {}), "limit": ITEMS_ON_A_PAGE, "cursor": cursor}
-            items, cursor = self._get(path, lambda page: (_all_of(read)(page), page.get("next_cursor")), asked)
+            items, cursor = self._get(
+                path, lambda page: (_all_of(read)(page), page.get("next_cursor")), limit=ITEMS_ON_A_PAGE,
+                cursor=cursor, **query,
+            )  # fmt: skip
             yield from items
             if cursor is None:
                 return
 
-    def _change(
-        self, method: Literal["POST", "PATCH"], path: str, read: Read[Answer], body: Mapping[str, Any]
-    ) -> Answer:
+    def _change(self, method: Literal["POST", "PATCH"], path: str, read: Read[Answer], **body: Any) -> Answer:
         """Send a change once, without the values that are None, and return the answer. Raises ServiceError."""
         query = {"project": self.project}
         return self._decoded(self.connection.request(method, path, query=query, json_body=given(body)), read)
-
-    def _decide(self, run: str, kind: Literal["hold", "halve"], reason: str) -> AdviceRecord:
-        body = {"kind": kind, "reason": reason}
-        return self._change("POST", _of_run(run, "lr-advice/decisions"), advice_record, body)
 
     def _decoded(self, response: httpx.Response, read: Read[Answer]) -> Answer:
         """Return what `read` makes of the JSON of an answer. Raises WrongService if it cannot be read."""

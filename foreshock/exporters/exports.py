@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from foreshock.client.connection import run_url
@@ -60,7 +61,7 @@ class Exports:
         self._client = client
         self._log = LogOnce("foreshock.exporters")
         self._exporters: list[Exporter] = []
-        self._threads: list[ExportThread] = []
+        self._threads: list[_ExportThread] = []
         try:
             self._exporters = make_exporters(os.environ.get(_VARIABLE, "") if export is None else export)
         except ConfigurationError as error:
@@ -71,44 +72,19 @@ class Exports:
     def note_step(self, step: int) -> None:
         """Export `step` once it has closed; returns at once."""
         if self._exporters and not self._threads:
-            self._start()
+            self._threads = [_ExportThread(each, self._client, self._log) for each in self._exporters]
+            atexit.register(self._close_at_exit)
         for thread in self._threads:
             thread.note_step(step)
 
     def close(self, timeout_seconds: float, status: DeliveryStatus) -> None:
         """Write the steps that the service has, within the timeout; do not wait if items are undelivered."""
         threads, self._threads, self._exporters = self._threads, [], []
-        if not threads:
-            return
         atexit.unregister(self._close_at_exit)
-        seconds = 0.0 if status.undelivered else timeout_seconds
         for thread in threads:
-            thread.begin_close(seconds)
+            thread.begin_close(0.0 if status.undelivered else timeout_seconds)
         for thread in threads:
             thread.join()
-
-    def _start(self) -> None:
-        self._threads = [ExportThread(each, self._run, self._open_reader, self._log) for each in self._exporters]
-        atexit.register(self._close_at_exit)
-
-    def _open_reader(self) -> Reader:
-        """Return a reader that asks once, since steps are tried again, and with the limit of answers in a trainer."""
-        settings = self._client.settings
-        return Reader(
-            settings.url,
-            api_key=settings.api_key,
-            timeout_seconds=settings.timeout_seconds,
-            retry_seconds=0.0,
-            max_answer_bytes=_MOST_ANSWER_BYTES,
-        )
-
-    def _run(self) -> ExportedRun | None:
-        client = self._client
-        run_id, attempt = client.run_id, client.attempt
-        if run_id is None or attempt is None:
-            return None
-        page = run_url(client.settings.url, client.project, client.run_key)
-        return ExportedRun(client.project, client.run_key, run_id, attempt, page)
 
     def _close_at_exit(self) -> None:
         self.close(2.0, DeliveryStatus())
@@ -139,30 +115,20 @@ def _named(name: str) -> Exporter:
     return _EXPORTERS[name]()
 
 
-class ExportThread:
-    """Exports one run to one tracker. `note_step` never waits and never raises; `close` waits up to its timeout."""
+class _ExportThread:
+    """Exports one run to one tracker. `note_step` never waits and never raises; `join` waits up to the timeout."""
 
-    def __init__(
-        self,
-        exporter: Exporter,
-        find_run: Callable[[], ExportedRun | None],
-        open_reader: Callable[[], Reader],
-        log: LogOnce,
-    ) -> None:
-        """Start the thread. `find_run` returns None until the run is registered."""
-        self.exporter = exporter
-        self.written = 0
-        """Steps written so far."""
-        self._find_run = find_run
-        self._open_reader = open_reader
+    def __init__(self, exporter: Exporter, client: Client, log: LogOnce) -> None:
+        self._exporter = exporter
+        self._client = client
         self._log = log
+        self._written = 0
         self._pending: dict[int, float] = {}
         self._done: set[int] = set()
         self._lock = threading.Lock()
         self._noted = threading.Event()
         self._closing = threading.Event()
-        self._deadline = float("inf")
-        self._started = False
+        self._deadline = math.inf
         self._reader: Reader | None = None
         self._source: StepSource | None = None
         self._pid = os.getpid()
@@ -174,8 +140,8 @@ class ExportThread:
         if self._pid != os.getpid() or self._closing.is_set():
             return
         try:
-            if not self.exporter.ready:
-                self.exporter.attach()
+            if not self._exporter.ready:
+                self._exporter.attach()
         except Exception as error:
             self._warn("attach", f"finding the active run failed: {error!r}")
         with self._lock:
@@ -200,7 +166,7 @@ class ExportThread:
         with self._lock:
             left = len(self._pending)
         if left:
-            reason = f": {self.exporter.missing}" if not self.exporter.ready else "; the service has them"
+            reason = f": {self._exporter.missing}" if not self._exporter.ready else "; the service has them"
             self._warn("left", f"{left} steps were not exported{reason}")
 
     def _work(self) -> None:
@@ -215,7 +181,7 @@ class ExportThread:
                     break
                 delay = _FIRST_SECONDS if self._export(closing=False) else min(2 * delay, _LONGEST_SECONDS)
             delay = _FIRST_SECONDS_CLOSING
-            while self._pending and self._find_run() is not None:
+            while self._pending and self._client.attempt is not None:
                 self._export(closing=True)
                 left = self._deadline - time.monotonic()
                 if left <= 0.0:
@@ -228,26 +194,18 @@ class ExportThread:
 
     def _export(self, *, closing: bool) -> bool:
         """Write the pending steps that have closed; return True if there were any."""
-        written = self.written
+        written = self._written
         try:
             self._export_closed_steps(closing=closing)
         except Exception as error:
             self._warn(f"export {type(error).__name__}", f"writing a step failed and is tried again: {error}")
         self._give_up_old()
-        return self.written > written
+        return self._written > written
 
     def _export_closed_steps(self, *, closing: bool) -> None:
-        run = self._find_run()
-        if run is None or not self.exporter.ready:
+        if self._client.attempt is None or not self._exporter.ready:
             return
-        if not self._started:
-            self.exporter.start(run)
-            self._started = True
-        if self._reader is None:
-            self._reader = self._open_reader()
-        if self._source is None:
-            self._source = StepSource(self._reader, run.run_id, run.attempt, self.exporter.measures)
-        source = self._source
+        source = self._source or self._begin()
         with self._lock:
             pending = sorted(self._pending)
         while pending:
@@ -257,12 +215,31 @@ class ExportThread:
             for step in source.read(first, reached[-1]):
                 if step.step not in reached or (closing and time.monotonic() > self._deadline):
                     continue
-                if not self.exporter.write(step, closing=closing):
+                if not self._exporter.write(step, closing=closing):
                     return
                 with self._lock:
                     self._done.add(step.step)
                     self._pending.pop(step.step, None)
-                self.written += 1
+                self._written += 1
+
+    def _begin(self) -> StepSource:
+        """Start the exporter with the registered run; return the source of its steps."""
+        client, settings = self._client, self._client.settings
+        run_id, attempt = client.run_id, client.attempt
+        assert run_id is not None
+        assert attempt is not None
+        page = run_url(settings.url, client.project, client.run_key)
+        self._exporter.start(ExportedRun(client.project, client.run_key, run_id, attempt, page))
+        # It asks once, since steps are tried again, and has the limit of answers in a trainer.
+        self._reader = Reader(
+            settings.url,
+            api_key=settings.api_key,
+            timeout_seconds=settings.timeout_seconds,
+            retry_seconds=0.0,
+            max_answer_bytes=_MOST_ANSWER_BYTES,
+        )
+        self._source = StepSource(self._reader, run_id, attempt, self._exporter.measures)
+        return self._source
 
     def _give_up_old(self) -> None:
         oldest = time.monotonic() - _GIVE_UP_SECONDS
@@ -278,9 +255,9 @@ class ExportThread:
             if self._reader is not None:
                 self._reader.close()
         try:
-            self.exporter.close()
+            self._exporter.close()
         except Exception as error:
             self._warn("close", f"closing failed: {error!r}")
 
     def _warn(self, key: str, message: str) -> None:
-        self._log.warning(f"{self.exporter.name} {key}", f"export to {self.exporter.name}: {message}")
+        self._log.warning(f"{self._exporter.name} {key}", f"export to {self._exporter.name}: {message}")

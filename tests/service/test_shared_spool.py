@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-import httpx
 import pytest
 
 from foreshock import Client
@@ -77,24 +75,3 @@ def test_next_key_of_the_project_sends_what_a_revoked_one_left(
     assert again.counters.snapshot().recovered > 0
     again.close()
     assert not list((tmp_path / "spool").glob("*/*.item"))
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
-def test_folder_that_another_user_planted_is_never_sent(
-    server: RunningServer, database: Database, tmp_path: Path
-) -> None:
-    spool = tmp_path / "spool"
-    _, key = key_of(database, "ours")
-    leave_behind(server.url, spool, "ours", key)
-    (planted,) = {path.parent for path in spool.glob("*/*.item")}
-    for path in (planted, *planted.iterdir()):
-        os.chown(path, 12345, 12345)
-    ours = client(server.url, spool, "ours", key)
-    ours.log_scalars(2, {"y": 2.0})
-    assert ours.flush(60).complete
-    assert ours.counters.snapshot().recovered == 0
-    ours.close()
-    assert list(planted.glob("*.item"))
-    with httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {key}"}, timeout=60) as http:
-        (run,) = http.get("/v1/runs").json()["items"]
-        assert set(http.get(f"/v1/runs/{run['id']}/scalars").json()["columns"]["name"]) == {"y"}

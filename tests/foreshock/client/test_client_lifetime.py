@@ -56,17 +56,6 @@ def test_next_client_sends_spooled_items_of_a_killed_one_first(make: Any, tmp_pa
         assert client.counters.recovered == 6
 
 
-def test_items_of_a_killed_process_are_kept_without_a_failed_request(service: FaultyService, tmp_path: Path) -> None:
-    service.always = "held"
-    until_on_disk = """
-        while not spooled_bodies(spool):
-            time.sleep(0.001)
-        os.kill(os.getpid(), signal.SIGKILL)
-    """
-    assert run_trainer(until_on_disk, service.url, tmp_path).returncode == -signal.SIGKILL
-    assert spooled_bodies(tmp_path)
-
-
 def test_process_exit_delivers_pending_items(service: FaultyService, tmp_path: Path) -> None:
     assert run_trainer("", service.url, tmp_path).returncode == 0
     assert len(service.bodies("rollouts")) == 5

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,17 +47,6 @@ def test_needed_item_exceeds_bounds() -> None:
     assert queue.reserve(10)
     assert not queue.reserve(0)
     assert queue.reserve(0, needed=True)
-
-
-def test_full_queue_refuses_at_once_or_after_waiting() -> None:
-    queue = HandOver(max_items=1, max_bytes=10)
-    assert queue.reserve(1)
-    queue.put(work(1))
-    started = time.perf_counter()
-    assert not queue.reserve(1)
-    assert time.perf_counter() - started < 10
-    threading.Timer(0.1, lambda: queue.release((queue.get() or work(1)).size)).start()
-    assert queue.reserve(1, wait_seconds=60)
 
 
 def test_closed_queue_accepts_no_work_and_hands_out_the_rest() -> None:

@@ -295,12 +295,11 @@ def test_folders_of_other_users_are_neither_read_nor_used(tmp_path: Path) -> Non
         spool_in(Path(sys.argv[1])).adopt()
         spool_in(Path(sys.argv[1])).append(delivery(b"x"))
     """)
-    os.chown(tmp_path, 12345, 12345)
-    tmp_path.chmod(0o777)
-    for parent in tmp_path.parents[:3]:
-        if parent != Path(tempfile.gettempdir()):
-            parent.chmod(0o711)
-    done = subprocess.run([sys.executable, "-c", program, tmp_path], cwd=REPOSITORY, capture_output=True, text=True)
+    # Not below pytest's folder, which other users may not enter.
+    with tempfile.TemporaryDirectory() as name:
+        os.chown(name, 12345, 12345)
+        Path(name).chmod(0o777)
+        done = subprocess.run([sys.executable, "-c", program, name], cwd=REPOSITORY, capture_output=True, text=True)
     assert done.stderr.count("belongs to another user (uid 12345)") == 2, done.stderr
 
 
