@@ -149,7 +149,6 @@ class ServiceConnection:
             base_url=self.url,
             auth=(named.username, named.password) if named.userinfo else None,
             headers=headers,
-            timeout=_timeout(timeout_seconds),
             # A key must not follow a redirect to another host.
             follow_redirects=False,
         )
@@ -172,7 +171,9 @@ class ServiceConnection:
         if json_body is not None:
             content = json.dumps(json_body, allow_nan=False).encode()
             headers = {"Content-Type": "application/json", **(headers or {})}
-        most_seconds = self._most_seconds(timeout_seconds, _size_of(content, headers))
+        seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        size = len(content) if isinstance(content, bytes) else int((headers or {}).get("Content-Length", 0))
+        most_seconds = seconds + size / _LEAST_BYTES_PER_SECOND
         self._deadline = time.monotonic() + most_seconds
         try:
             with self._http.stream(
@@ -181,7 +182,7 @@ class ServiceConnection:
                 params=_parameters(query),
                 content=cast("bytes | Iterable[bytes] | None", content),
                 headers=headers,
-                timeout=_timeout(timeout_seconds),
+                timeout=httpx.Timeout(seconds, connect=min(seconds, _CONNECT_SECONDS)),
                 extensions={"trace": self._trace},
             ) as response:
                 self._check_size(response, 0)
@@ -190,11 +191,18 @@ class ServiceConnection:
                     body += piece
                     self._check_size(response, len(body))
         except _FAILURES as error:
-            late = time.monotonic() >= self._deadline
-            raise self._no_answer(
-                TimeoutError(f"no whole answer in {most_seconds:.0f} s") if late else error
+            reason = str(error) or type(error).__name__
+            if time.monotonic() >= self._deadline:
+                reason = f"no whole answer in {most_seconds:.0f} s"
+            raise ServiceUnavailable(
+                f"no answer from {self.url}: {reason}; check that the service runs, and FORESHOCK_URL"
             ) from error
-        return self._checked(_with_body(response, bytes(body)))
+        # An answer that was read in pieces has no body of its own.
+        whole = httpx.Response(
+            response.status_code, headers=response.headers, content=bytes(body), request=response.request,
+            extensions=response.extensions,
+        )  # fmt: skip
+        return self._checked(whole)
 
     def decoded(self, response: httpx.Response) -> Any:
         """Return the JSON of an answer. Raises WrongService if it is not JSON."""
@@ -257,16 +265,6 @@ class ServiceConnection:
         if response.headers.get("Content-Encoding", "identity") != "identity":
             raise WrongService(f"{self.url} answers in an encoding that was not asked for; check FORESHOCK_URL")
 
-    def _most_seconds(self, timeout_seconds: float | None, size: int) -> float:
-        """Return the longest time from the first byte of a request of `size` bytes to the last one of its answer."""
-        seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
-        return seconds + size / _LEAST_BYTES_PER_SECOND
-
-    def _no_answer(self, error: Exception) -> ServiceUnavailable:
-        reason = str(error) or type(error).__name__
-        text = f"no answer from {self.url}: {reason}; check that the service runs, and FORESHOCK_URL"
-        return ServiceUnavailable(text)
-
     def _checked(self, response: httpx.Response) -> httpx.Response:
         """Return a 2xx or 304. Raises ServiceError for any other answer."""
         status = response.status_code
@@ -294,29 +292,6 @@ class ServiceConnection:
         if problem.get("type") == PROBLEM_TYPE_PREFIX + RUN_NOT_FOUND:
             raise RunNotFound(message, **fields)
         raise Rejected(message, **fields)
-
-
-def _timeout(seconds: float | None) -> Any:
-    """Return the timeouts of a request, those of the connection for None; connecting has at most five seconds."""
-    if seconds is None:
-        return httpx.USE_CLIENT_DEFAULT
-    return httpx.Timeout(seconds, connect=min(seconds, _CONNECT_SECONDS))
-
-
-def _size_of(content: object, headers: Mapping[str, str] | None) -> int:
-    """Return the bytes of a request's body; an iterable's are those of its Content-Length."""
-    return len(content) if isinstance(content, bytes) else int((headers or {}).get("Content-Length", 0))
-
-
-def _with_body(response: httpx.Response, body: bytes) -> httpx.Response:
-    """Return the answer with its body, which was read in pieces."""
-    return httpx.Response(
-        response.status_code,
-        headers=response.headers,
-        content=body,
-        request=response.request,
-        extensions=response.extensions,
-    )
 
 
 def _parameters(query: Query) -> Any:
