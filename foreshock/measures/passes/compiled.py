@@ -404,8 +404,7 @@ class Columns(NamedTuple):
     advantage_of_rollout: bool
     turn: Integers
     lag: Integers
-    token_ids: Integers
-    rows_of_ids: Int64  # the row of each id in `Totals.token_ids`; empty: the id itself
+    rows_of_ids: Integers  # the row of each token's id in `Totals.token_ids`
 
 
 class Layout(NamedTuple):
@@ -618,11 +617,11 @@ def _add_grids(n: int, with_advantage: bool, layout: Layout, totals: Totals) -> 
 
 
 @_loop
-def _add_token_ids(n: int, rows: Int64, totals: Totals) -> None:
-    """Add n tokens to the table by token id; `rows` are those of the ids, or empty."""
-    work, table, ids = totals.work, totals.token_ids, totals.integers
+def _add_token_ids(n: int, totals: Totals) -> None:
+    """Add n tokens to the table by token id."""
+    work, table, rows = totals.work, totals.token_ids, totals.integers
     for i in range(n):
-        row = np.uint64(ids[i] if rows.size == 0 else rows[np.uint64(ids[i])])
+        row = np.uint64(rows[i])
         d, abs_d, k3 = work[D, i], work[ABS_D, i], work[K3, i]
         table[row, 0] += 1.0
         table[row, 1] += d
@@ -732,9 +731,9 @@ def _add_block(columns: Columns, row: int, at: int, n: int, measured: int, layou
         _read(columns.turn, at, n, measured, places, totals.integers)
         _add_runs(measured, TURN, before, furthest, layout, totals)
     _add_grids(measured, with_advantage, layout, totals)
-    if columns.token_ids[0].size + columns.token_ids[1].size > 0:
-        _read(columns.token_ids, at, n, measured, places, totals.integers)
-        _add_token_ids(measured, columns.rows_of_ids, totals)
+    if columns.rows_of_ids[0].size + columns.rows_of_ids[1].size > 0:
+        _read(columns.rows_of_ids, at, n, measured, places, totals.integers)
+        _add_token_ids(measured, totals)
 
 
 def _add_rollouts(columns: Columns, layout: Layout, totals: Totals, everything: bool) -> None:
@@ -767,9 +766,8 @@ _made: AddRollouts | None = None
 
 # The conditions whose values change within a rollout, in the order of `Layout.edges`.
 _CONDITIONS = ("probability", "entropy", "position", "turn", "lag")
-_NO_ROWS = np.zeros(0, np.int64)
-# Up to this many rows per token a lookup table by id is cheaper than a search in the sorted ids.
-_LOOKUP_ROWS_PER_TOKEN = 32
+# Up to this many rows per token a table with a row for each possible id is cheaper than sorting the ids.
+_ROWS_PER_TOKEN = 32
 
 
 def available() -> bool:
@@ -811,7 +809,7 @@ def _compile(*, cached: bool) -> AddRollouts:
         globals()[function.__name__] = numba.njit(**options)(function)
     made: AddRollouts = numba.njit(cache=cached, **_OPTIONS)(_add_rollouts)
     one = np.full(1, -1.0)
-    columns = _columns(TokenInputs(one, one, np.array([0, 1])), _RowsOfIds(None))
+    columns = _columns(TokenInputs(one, one, np.array([0, 1])), None)
     made(columns, _layout(), new_totals(1, 0), True)
     return made
 
@@ -855,11 +853,14 @@ def sum_rollouts_compiled(inputs: TokenInputs) -> RolloutSums:
     Integers, extremes and largest values equal numpy's; float sums agree to 1e-12 of the sum of absolute values. Raises
     ImportError without numba.
     """
-    add, ids = _machine_code(), _RowsOfIds(inputs.token_ids)
-    totals, layout = new_totals(inputs.offsets.size - 1, ids.ids.size), _layout()
-    add(_columns(inputs, ids), layout, totals, True)
+    add, layout = _machine_code(), _layout()
+    ids, rows = _table_of_ids(inputs.token_ids)
+    totals = new_totals(inputs.offsets.size - 1, ids.size)
+    add(_columns(inputs, rows), layout, totals, True)
     tokens, generated, entropy_tokens, advantage_tokens, turns = totals.counts.T.copy()
     bucket_tokens, largest = totals.tokens.sum(axis=0), totals.largest.max(axis=0)
+    found = np.flatnonzero(totals.token_ids[:, 0])
+    of_ids = totals.token_ids[found]
     whole = (tokens > 0) & (tokens == generated)
     result = RolloutSums(
         tokens=tokens,
@@ -878,7 +879,7 @@ def sum_rollouts_compiled(inputs: TokenInputs) -> RolloutSums:
         histogram=totals.histogram[:-1].reshape(2, -1),
         region_tokens=bucket_tokens[: 2 * REGIONS].reshape(2, -1),
         region_sums=totals.bucket_sums[: 2 * REGIONS].reshape(2, REGIONS, -1),
-        token_ids=ids.sums(totals.token_ids),
+        token_ids=TokenIdSums(ids[found], of_ids[:, 0].astype(np.int64), of_ids[:, 1:], np.zeros(found.size)),
         largest_minus_d=_largest(totals, 0),
         largest_d=_largest(totals, 1),
         token_weights=LogWeights.from_array(int(tokens.sum()), totals.token_weights),
@@ -905,7 +906,7 @@ def _largest(totals: Totals, side: int) -> Float64:
     return np.sort(totals.extremes[side, : totals.kept[side]])[::-1][:LARGEST_VALUES].copy()
 
 
-def _columns(inputs: TokenInputs, ids: _RowsOfIds) -> Columns:
+def _columns(inputs: TokenInputs, rows_of_ids: NDArray[np.integer] | None) -> Columns:
     """Return the columns of the loops; those that are contiguous and of a supported type are not copied."""
     advantage = inputs.advantage
     return Columns(
@@ -918,8 +919,7 @@ def _columns(inputs: TokenInputs, ids: _RowsOfIds) -> Columns:
         advantage_of_rollout=advantage is not None and advantage.size != inputs.offsets[-1],
         turn=_integers(inputs.turn),
         lag=_integers(inputs.lag),
-        token_ids=_integers(ids.column),
-        rows_of_ids=_read_only(ids.places, np.int64),
+        rows_of_ids=_integers(rows_of_ids),
     )
 
 
@@ -952,34 +952,15 @@ _NO_FLOATS = _read_only(np.zeros(0), np.float32), _read_only(np.zeros(0), np.flo
 _NO_INTEGERS = _read_only(np.zeros(0), np.int32), _read_only(np.zeros(0), np.int64)
 
 
-class _RowsOfIds:
-    """The rows of token ids in a table; `ids` [V], ascending, are the ids of the rows.
-
-    `places` holds the row of each value of `column`; if it is empty, the values are the rows.
-    """
-
-    def __init__(self, token_ids: NDArray[np.integer] | None) -> None:
-        self.ids = self.places = _NO_ROWS
-        self.column = token_ids
-        if token_ids is None or token_ids.size == 0:
-            return
-        least, most = int(token_ids.min()), int(token_ids.max())
-        if least >= 0 and most < token_ids.size:
-            self.ids = np.arange(most + 1)
-        elif least >= 0 and most < token_ids.size * _LOOKUP_ROWS_PER_TOKEN:
-            present = np.zeros(most + 1, np.bool_)
-            present[token_ids] = True
-            self.ids, self.places = np.flatnonzero(present), np.cumsum(present) - 1
-        else:
-            self.ids, self.column = np.unique(token_ids, return_inverse=True)
-            self.ids = self.ids.astype(np.int64)
-
-    def sums(self, table: Float64) -> TokenIdSums:
-        """Return the sums of a table [V, 4] of `Totals`."""
-        found = np.flatnonzero(table[:, 0])
-        sums = table[found, 1:]
-        tokens = table[found, 0].astype(np.int64)
-        return TokenIdSums(self.ids[found], tokens, sums, np.zeros(found.size))
+def _table_of_ids(token_ids: NDArray[np.integer] | None) -> tuple[Int64, NDArray[np.integer] | None]:
+    """Return the ids of the rows of a table, ascending, and the row of each token's id."""
+    if token_ids is None or token_ids.size == 0:
+        return np.zeros(0, np.int64), None
+    most = int(token_ids.max())
+    if int(token_ids.min()) >= 0 and most < token_ids.size * _ROWS_PER_TOKEN:
+        return np.arange(most + 1), token_ids
+    ids, rows = np.unique(token_ids, return_inverse=True)
+    return ids.astype(np.int64), rows
 
 
 def compute_verl_metrics(inputs: TokenInputs) -> dict[str, float]:
@@ -992,7 +973,7 @@ def compute_verl_metrics(inputs: TokenInputs) -> dict[str, float]:
     """
     bare = TokenInputs(inputs.target, inputs.behaviour, inputs.offsets, inputs.generated)
     totals = new_totals(inputs.offsets.size - 1, 0)
-    _machine_code()(_columns(bare, _RowsOfIds(None)), _layout(), totals, False)
+    _machine_code()(_columns(bare, None), _layout(), totals, False)
     measured = totals.counts[:, 0] > 0
     total = float(totals.counts[:, 0].sum())
     sums = dict(zip(TOKEN_SUMS, totals.sums[measured].T, strict=True))

@@ -79,7 +79,7 @@ def test_table_of_token_ids_is_bounded_for_any_ids(largest: int) -> None:
     ids = np.random.default_rng(0).integers(0, largest, 1000)
     ids[0] = largest
     inputs = dataclasses.replace(inputs, token_ids=ids)
-    assert compiled._RowsOfIds(ids).ids.size <= 1000
+    assert compiled._table_of_ids(ids)[0].size <= 1000 * compiled._ROWS_PER_TOKEN
     np.testing.assert_array_equal(sum_rollouts_compiled(inputs).token_ids.ids, np.unique(ids))
 
 
