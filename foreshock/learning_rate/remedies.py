@@ -57,8 +57,8 @@ def is_wanted(loop: LoopState, settings: LoopSettings) -> bool:
 
 
 def evaluate_remedies(statistics: ComparisonStatistics, summaries: RolloutSummaries) -> tuple[RemedyRecord, ...]:
-    """Return the effect of each offered correction; empty with fewer rollouts than `LEAST_ROLLOUTS`."""
-    sequences = int((summaries.column("n_tokens") > 0).sum()) if summaries.num_rollouts else 0
+    """Return the effect of each offered correction; empty with fewer whole rollouts than `LEAST_ROLLOUTS`."""
+    sequences = int(summaries.whole().sum())
     if sequences < LEAST_ROLLOUTS:
         return ()
     evaluator = Evaluator(statistics, summaries)

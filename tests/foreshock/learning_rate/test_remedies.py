@@ -101,6 +101,15 @@ def test_fewer_rollouts_than_the_minimum_cannot_tell(rollouts: int, enough: bool
     assert enough or f"needs {LEAST_ROLLOUTS} rollouts" in found.why
 
 
+@pytest.mark.parametrize("holes", [1, LEAST_ROLLOUTS])
+def test_rollouts_with_a_missing_log_prob_are_not_counted(holes: int) -> None:
+    batch = batch_of([[0.1, -0.1]] * LEAST_ROLLOUTS)
+    assert batch.trainer_log_probs is not None
+    batch.trainer_log_probs[: 2 * holes : 2] = math.nan
+    step = compared(batch)
+    assert evaluate_remedies(step.statistics, step.summaries) == ()
+
+
 def updated(steps: int, applied: bool) -> LoopState:
     """Return the state after updates that grow with the rate to the power of 1.5: five set points at the full one."""
     state = LoopState()
