@@ -38,6 +38,8 @@ class DiagnosisEvent(Record):
     sentence: str
     is_open: bool
     """open or acknowledged; else it is over"""
+    is_single: bool = False
+    """single steps: they are told although they are over"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +97,7 @@ class Diagnosis(RunVerdict):
     def parts(self) -> dict[str, list[str]]:
         """Return the sentences that pages and reports show below the headline, by title; empty parts are left out."""
         parts = {
-            "What happened, in order": [each.sentence for each in self.events if each.is_open],
+            "What happened, in order": [each.sentence for each in self.events if each.is_open or each.is_single],
             "Causes": [each.sentence + ("" if each.certainty == "shown" else " (possible)") for each in self.causes],
             "What to do": list(self.next_steps),
             "Missing": [f"{each.sentence[:1].upper()}{each.sentence[1:]}." for each in self.missing],

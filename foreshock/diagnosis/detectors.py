@@ -57,7 +57,7 @@ from foreshock.learning_rate.schedule import ScheduleSettings
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import required_range
 
-DETECTOR_VERSION = 14
+DETECTOR_VERSION = 15
 """Increased with every change of behaviour: snapshots of another version are not used."""
 
 

@@ -16,16 +16,18 @@ from foreshock.api.diagnosis import CauseSource, Diagnosis, DiagnosisCause, Diag
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.collapse import TRAILING_VALUES, floor_of
 from foreshock.diagnosis.course import causes_of_course
-from foreshock.diagnosis.history import NEWEST_STEPS, WINDOW_STEPS, AwaitedShards, History, PastAlert
-from foreshock.diagnosis.lags import AT_LAG_ZERO, StepLags
+from foreshock.diagnosis.history import NEWEST_STEPS, WINDOW_STEPS, AwaitedShards, History, PastAlert, at_lag_zero
+from foreshock.diagnosis.lags import AT_LAG_ZERO
 from foreshock.diagnosis.mismatch_order import order_in_words
+from foreshock.diagnosis.mismatch_rules import STEP_RULE
+from foreshock.diagnosis.odd_steps import cause_of
 from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE, where_to_look
 from foreshock.diagnosis.rule import CLIENT_LOSSES
 from foreshock.diagnosis.short import short_of
 from foreshock.diagnosis.wording import as_clause, number, percent, plural, ranks_in_words, reward_number
 from foreshock.severity import severity_rank
 
-JUDGE_VERSION: Final = "8"
+JUDGE_VERSION: Final = "9"
 """Increased with each change of the text or the judgement, so that stored diagnoses are computed again."""
 
 LEAST_MEASURED_STEPS: Final = 5
@@ -88,7 +90,7 @@ _MOST_EVENTS = 50
 
 def diagnose(history: History) -> Diagnosis:
     """Return the diagnosis, without the revision and time that it gets when it is stored."""
-    alerts = sorted(history.alerts, key=lambda each: (each.onset, each.step, severity_rank(each.severity), each.rule))
+    alerts = sorted(_dated(history), key=lambda each: (each.onset, each.step, severity_rank(each.severity), each.rule))
     grave = [each for each in alerts if each.is_open and each.severity in ("critical", "warning")]
     if any(each.rule == COLLAPSE_RULE for each in grave):
         # A collapse of the reward replaces the fall that preceded it.
@@ -115,8 +117,13 @@ def diagnose(history: History) -> Diagnosis:
         )
         when = "" if since is None else f" since step {since}"
         headline = f"Warning{when}: {'; '.join(filter(None, clauses))}."
+    elif (since := _recurs_since(history)) is not None and not blocking:
+        # Each of these steps is over at the next one, so that no alert stays open.
+        verdict = "warning"
+        clauses = (*_told([each for each in told if each.explains]), _reward_clause(history, alerts))
+        headline = f"Warning since step {since}: {'; '.join(filter(None, clauses))}."
     elif blocking:
-        verdict = "unknown"
+        verdict, since = "unknown", None
         clauses = (
             blocking[0].sentence,
             _reward_clause(history, alerts),
@@ -124,7 +131,7 @@ def diagnose(history: History) -> Diagnosis:
         )
         headline = f"Unknown: {'; '.join(filter(None, clauses))}."
     else:
-        verdict = "healthy"
+        verdict, since = "healthy", None
         reward = _reward_clause(history, alerts) or "no reward is logged"
         # A probe's cause only says where a healthy mismatch comes from: no objection.
         objections = [
@@ -138,12 +145,33 @@ def diagnose(history: History) -> Diagnosis:
         since=since,
         headline=headline,
         short=short_of(verdict, headline, ordered, _of_mismatch(told), history),
-        events=tuple(map(_event, alerts[-_MOST_EVENTS:])),
+        events=tuple(map(_event, _events(alerts))),
         causes=causes,
         next_steps=_next_steps(grave, causes, (*blocking, *lesser), history),
         missing=(*blocking, *lesser),
         observed_step=history.observed_step,
     )
+
+
+def _recurs_since(history: History) -> int | None:
+    """Return the first of the single bad steps if they recur; None otherwise."""
+    odd = history.odd
+    if odd is None or not odd.recur:
+        return None
+    return min([each.onset for each in history.alerts if each.rule == STEP_RULE], default=odd.groups[0][0])
+
+
+def _dated(history: History) -> Sequence[PastAlert]:
+    """Return the alerts; if bad steps recur, open ones on the mismatch began with the first of them."""
+    first = _recurs_since(history)
+    if first is None:
+        return history.alerts
+    return [
+        replace(each, evidence={**each.evidence, "onset_step": first})
+        if each.is_open and each.evidence.get("cause") == "mismatch" and each.onset > first
+        else each
+        for each in history.alerts
+    ]
 
 
 def _told_first(alert: PastAlert) -> tuple[int, bool, int]:
@@ -206,15 +234,34 @@ def _fall_in_words(evidence: Mapping[str, Any], now: float) -> tuple[str, str]:
     return fell, f" and is {reward_number(now)} now" if is_recovering else ""
 
 
+def _events(alerts: Sequence[PastAlert]) -> Sequence[PastAlert]:
+    """Return the newest alerts to tell, oldest first; no single step beside a graver alert that covers it."""
+    covered = [each for each in alerts if each.is_open and each.evidence.get("cause") == "mismatch"]
+    told = [each for each in alerts if not (each.rule == STEP_RULE and _is_covered(each, covered))]
+    return told[-_MOST_EVENTS:]
+
+
+def _is_covered(step: PastAlert, others: Sequence[PastAlert]) -> bool:
+    return any(each.rule != STEP_RULE and each.severity != "info" and each.onset <= step.onset for each in others)
+
+
 def _event(alert: PastAlert) -> DiagnosisEvent:
     where = f"Step {alert.onset}{_found_later(alert)}"
+    sentence = f"{where}: {alert.rule.replace('_', ' ')}. {alert.why}"
+    is_single = alert.rule == STEP_RULE and not alert.is_open and alert.cleared is not None
+    if is_single and alert.cleared is not None:
+        where = (
+            f"Step {alert.onset}" if alert.cleared == alert.onset + 1 else f"Steps {alert.onset} to {alert.cleared - 1}"
+        )
+        sentence = f"{where}: k3 was {number(alert.value)}; it was back at step {alert.cleared}."
     return DiagnosisEvent(
         step=alert.step,
         onset=alert.onset,
         rule=alert.rule,
         severity=alert.severity,
-        sentence=f"{where}: {alert.rule.replace('_', ' ')}. {alert.why}",
+        sentence=sentence,
         is_open=alert.is_open,
+        is_single=is_single,
     )
 
 
@@ -319,23 +366,19 @@ def _of_course(history: History, named: Collection[str]) -> tuple[DiagnosisCause
 
     If all tokens are at one lag other than 0, only a jump is a cause: staleness may be present from the first step on.
     """
-    k3 = history.k3_of_others or history.k3.values
+    steps, k3, quantity = history.course
+    odd, end = history.odd, history.healthy_end
+    found = () if odd is None else (cause_of(odd, end, quantity, history.resumes),)
     lags = {lag for each in history.lags for lag in each.tokens}
-    end = history.healthy_end
+    first: Mapping[int, float] = {}
     if not lags or lags == {AT_LAG_ZERO}:
-        fresh = all(each.tokens.keys() <= {AT_LAG_ZERO} for each in history.first_lags)
-        first = dict(zip(history.first_k3.steps, history.first_k3.values, strict=True)) if fresh else {}
-        return causes_of_course(history.k3.steps, k3, named, end, first=first)
-    if len(lags) == 1:
-        return causes_of_course(history.k3.steps, k3, {*named, "staleness"}, end)
-    at_zero = _at_lag_zero(history.k3.steps, history.lags)
-    first = _at_lag_zero(history.first_k3.steps, history.first_lags)
-    return causes_of_course(list(at_zero), list(at_zero.values()), named, end, "k3 at lag 0", first)
-
-
-def _at_lag_zero(steps: Sequence[int], lags: Sequence[StepLags]) -> dict[int, float]:
-    known = {step: each.numerics for step, each in zip(steps, lags, strict=True)}
-    return {step: k3 for step, k3 in known.items() if k3 is not None}
+        if all(each.tokens.keys() <= {AT_LAG_ZERO} for each in history.first_lags):
+            first = dict(zip(history.first_k3.steps, history.first_k3.values, strict=True))
+    elif len(lags) == 1:
+        named = {*named, "staleness"}
+    else:
+        first = at_lag_zero(history.first_k3.steps, history.first_lags)
+    return (*found, *causes_of_course(steps, k3, named, end, quantity, first))
 
 
 def _reward_clause(history: History, alerts: Sequence[PastAlert]) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from foreshock.api.diagnosis import DiagnosisCause, MissingData
 from foreshock.api.watch import onset_of
 from foreshock.diagnosis.lags import AT_LAG_ZERO, LagLevels, StepLags
+from foreshock.diagnosis.odd_steps import OddSteps, odd_steps
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import required_range
 from foreshock.severity import Severity
@@ -35,6 +36,8 @@ class PastAlert:
     value: float = math.nan
     threshold: float = math.nan
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    cleared: int | None = None
+    """the step at which its rule cleared; None if it is open, or a person resolved it"""
 
     @property
     def onset(self) -> int:
@@ -79,7 +82,7 @@ class History:
     newest. `reward` and `length` are means of a step, `truncated` is the fraction of responses that were cut.
     `newest_step` is the newest one with rollouts. `causes` come from the lint, in the order of its catalogue, and from
     probes, whose evidence has a `step`. `undeclared` is what must be declared before the lint can find more.
-    `checkpoints` are the steps with an announced checkpoint, ascending.
+    `checkpoints` are the steps with an announced checkpoint, ascending, `resumes` the steps at which attempts resumed.
     """
 
     alerts: tuple[PastAlert, ...] = ()
@@ -101,6 +104,7 @@ class History:
     awaited: tuple[AwaitedShards, ...] = ()
     model_kind: ModelKind | None = None
     checkpoints: Sequence[int] = ()
+    resumes: Sequence[int] = ()
 
     @property
     def healthy_end(self) -> float:
@@ -109,12 +113,32 @@ class History:
 
     @property
     def newest_lags(self) -> LagLevels:
-        """k3 at each lag over the newest steps."""
-        return LagLevels.of(self.lags[-NEWEST_STEPS:])
+        """k3 at each lag over the newest steps that are not odd."""
+        newest = zip(self.k3.steps[-NEWEST_STEPS:], self.lags[-NEWEST_STEPS:], strict=False)
+        odd = self._of_odd
+        return LagLevels.of([lags for step, lags in newest if step not in odd])
+
+    @property
+    def odd(self) -> OddSteps | None:
+        """The single steps whose k3 is far above that of the others; of mixed lags, k3 at lag 0."""
+        steps, values, _ = self.course
+        return odd_steps(steps, values, self.healthy_end)
+
+    @property
+    def _of_odd(self) -> frozenset[int]:
+        return frozenset() if (odd := self.odd) is None else odd.steps
+
+    @property
+    def course(self) -> tuple[Sequence[int], Sequence[float], str]:
+        """The steps, the k3 that is judged there, and its name: at lag 0 if lags are mixed."""
+        if len({lag for each in self.lags for lag in each.tokens}) <= 1:
+            return self.k3.steps, self.k3_of_others or self.k3.values, "k3"
+        at_zero = at_lag_zero(self.k3.steps, self.lags)
+        return list(at_zero), list(at_zero.values()), "k3 at lag 0"
 
     @property
     def k3_now(self) -> float:
-        """The mean k3 over the tokens of the newest steps, in nats; NaN without any."""
+        """The mean k3 over the tokens of the newest steps that are not odd, in nats; NaN without any."""
         return self._of_newest(self.k3.values)
 
     @property
@@ -131,7 +155,14 @@ class History:
         return levels.k3[AT_LAG_ZERO] if levels.is_mixed else self.k3_now_of_others
 
     def _of_newest(self, values: Sequence[float]) -> float:
-        newest, tokens = values[-NEWEST_STEPS:], self.tokens[-NEWEST_STEPS:]
-        whole = sum(tokens)
-        pairs = zip(newest, tokens, strict=True)
-        return sum(value * count for value, count in pairs) / whole if whole else self.k3.newest()
+        odd = self._of_odd
+        rows = zip(*(each[-NEWEST_STEPS:] for each in (self.k3.steps, values, self.tokens)), strict=True)
+        kept = [(value, count) for step, value, count in rows if step not in odd]
+        whole = sum(count for _, count in kept)
+        return sum(value * count for value, count in kept) / whole if whole else self.k3.newest()
+
+
+def at_lag_zero(steps: Sequence[int], lags: Sequence[StepLags]) -> dict[int, float]:
+    """Return k3 of the tokens at lag 0 by step, for steps with enough of them."""
+    known = {step: each.numerics for step, each in zip(steps, lags, strict=True)}
+    return {step: k3 for step, k3 in known.items() if k3 is not None}

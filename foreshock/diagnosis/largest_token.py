@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from foreshock.comparisons import TRAINER_ROLLOUT
+from foreshock.diagnosis.lags import K3_KEYS, TOKENS_KEYS
 from foreshock.diagnosis.mismatch_rules import K3, K3_PER_ENTROPY
 
 _TOKENS, _MIN_D, _MAX_D, _CHI2, _REVERSE_CHI2, _MEAN_RATIO, _ASYMMETRY, _ESS = (
@@ -39,17 +40,13 @@ _TERMS: Final[Mapping[str, Callable[[float], float]]] = {
 }
 
 
-def k3_of_others(k3: float, tokens: float, min_d: float, max_d: float) -> float:
-    """Return the k3 of a step in nats without its largest token; `k3` itself if rounding hides the others."""
-    found = without_largest_token({K3: k3, _TOKENS: tokens, _MIN_D: min_d, _MAX_D: max_d})
-    return found.get(K3, k3)
-
-
 def without_largest_token(values: Mapping[str, float]) -> Mapping[str, float]:
     """Return the values of a step with k3, χ², mean ρ, the asymmetry of the tails and ESS of trainer/rollout over all
     tokens but the largest.
 
-    Each is without the token that moves it most. A value is left out if the rounding of the sum hides the other tokens.
+    Each is without the token that moves it most. The lag of that token is not known: k3 at a lag is without it if the
+    sum at this lag is so large that the token may be in it. A value is left out if the rounding of the sum hides the
+    other tokens.
     Values stay as they are without the step's number of tokens and its extremes of d: a trainer that reports
     its own k3 does not report these.
     """
@@ -62,6 +59,11 @@ def without_largest_token(values: Mapping[str, float]) -> Mapping[str, float]:
         if key in values:
             term = max(term_of(low), term_of(high), key=abs)
             _put(found, key, _mean_without(term, values[key], tokens))
+    largest_k3 = max(map(_TERMS[K3], (low, high)))
+    for lag, key in K3_KEYS.items():
+        count, of_lag = values.get(TOKENS_KEYS[lag], 0.0), values.get(key, math.nan)
+        if count >= 2 and of_lag * count >= largest_k3:
+            _put(found, key, _mean_without(largest_k3, of_lag, count))
     if K3_PER_ENTROPY in values and values.get(K3, 0.0) > 0.0:
         scaled = None if K3 not in found else values[K3_PER_ENTROPY] * found[K3] / values[K3]
         _put(found, K3_PER_ENTROPY, scaled)

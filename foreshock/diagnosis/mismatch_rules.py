@@ -23,6 +23,9 @@ NOISE_FLOOR = f"{comparison_name(score_name(ENGINE_REPLAY, NOISE_FLOOR_VARIANT),
 
 CHI2_PER_K3 = 5.0
 
+STEP_RULE = "mismatch_step"
+"""The rule of single steps, which the diagnosis names also when they are over."""
+
 PROBE = "Probe a step that has a checkpoint and read its attribution, which says what the data tells about the cause."
 LOWER = "Lower the learning rate. Find the cause with a probe before you raise it again."
 
@@ -77,6 +80,16 @@ def _k3_rules(k3: HealthyRange, model: str) -> tuple[ThresholdRule, ...]:
             minimum_duration=3,
             why=f"k3 of {TRAINER_ROLLOUT} is above {threshold_number(critical)} nats per token; {k3.healthy} is "
             f"healthy for {model}.",
+            source=k3.source,
+        ),
+        range_rule(
+            name=STEP_RULE,
+            key=K3,
+            absolute=critical,
+            severity="info",
+            minimum_duration=1,
+            why=f"k3 of {TRAINER_ROLLOUT} is above {threshold_number(critical)} nats per token, which is critical for "
+            f"{model}.",
             source=k3.source,
         ),
         ThresholdRule(

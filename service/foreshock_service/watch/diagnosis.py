@@ -29,7 +29,7 @@ from foreshock.diagnosis.history import (
     PastAlert,
     SteppedValues,
 )
-from foreshock.diagnosis.largest_token import k3_of_others
+from foreshock.diagnosis.largest_token import without_largest_token
 from foreshock.diagnosis.quantities import REWARD_KEY, names_of, quantities_of
 from foreshock.diagnosis.reward import COLLAPSE_RULE
 from foreshock.lint import CHECKS
@@ -48,6 +48,7 @@ WAIT_SECONDS: Final = 30.0
 _OF_STEP = ("reward_mean", "response_length_mean", "truncated_fraction")
 _LAG_KEYS = (*lags.K3_KEYS.values(), *lags.TOKENS_KEYS.values())
 _OF_MISMATCH = ("k3_kl", "tokens", "min_d", "max_d", *(key.partition(":")[2] for key in _LAG_KEYS))
+_MISMATCH_KEYS = tuple(f"{comparisons.TRAINER_ROLLOUT}:{measure}" for measure in _OF_MISMATCH)
 
 _MOST_AWAITED = 3
 SAMPLING, LAG = "sampling_not_declared", "lag_unknown"
@@ -151,6 +152,7 @@ def history_of(session: Session, run_id: str) -> History:
     of_start = _of_start(session, run_id, rows)
     of_steps = [(row[0], *row[2:first]) for row in rows if row[1] == comparisons.STEP_ROW]
     measured = [(row[0], row[first:]) for row in rows if row[1] != comparisons.STEP_ROW and row[first] is not None]
+    of_others = [_of_others(values) for _, values in measured]
     reward, reported_k3 = _stepped((step, value) for step, value, *_ in of_steps), SteppedValues()
     if observed is not None and not (reward.values and measured):
         reported = _reported(session, run, observed)
@@ -159,7 +161,7 @@ def history_of(session: Session, run_id: str) -> History:
     causes, undeclared, unlogged = _causes(session, run_id, [row[0] for row in of_steps])
     # Alerts of active steps: the open ones, then the newest resolved ones.
     alerts = tuple(
-        PastAlert(row.rule, row.severity, row.step, bool(row[0]), *row[4:9])
+        PastAlert(row.rule, row.severity, row.step, bool(row[0]), *row[4:10])
         for row in session.execute(_PAST_ALERTS, {"run_id": run_id})
         if attempts.is_active(session, row)
     )
@@ -171,10 +173,10 @@ def history_of(session: Session, run_id: str) -> History:
         newest_step=of_steps[-1][0] if of_steps else None,
         k3=_stepped((step, values[0]) for step, values in measured),
         tokens=[int(values[1] or 0) for _, values in measured],
-        k3_of_others=[_k3_of_others(values) for _, values in measured],
-        lags=[_lags(values[4:]) for _, values in measured],
-        first_k3=_stepped((step, _k3_of_others(values)) for step, values in of_start),
-        first_lags=[_lags(values[4:]) for _, values in of_start],
+        k3_of_others=[k3 for k3, _ in of_others],
+        lags=[of_step for _, of_step in of_others],
+        first_k3=_stepped((step, _of_others(values)[0]) for step, values in of_start),
+        first_lags=[_of_others(values)[1] for _, values in of_start],
         reported_k3=reported_k3.values[-1] if reported_k3.values else None,
         reward=reward,
         length=_stepped((step, value) for step, _, value, _ in of_steps),
@@ -185,6 +187,7 @@ def history_of(session: Session, run_id: str) -> History:
         awaited=_awaited(session, run_id, observed),
         model_kind=None if run is None else run.model_kind,
         checkpoints=checkpoints.announced_steps(session, run_id) if has_collapsed else (),
+        resumes=[each.resume_step for each in attempts.attempts_of_run(session, run_id)[1:]],
     )
 
 
@@ -196,15 +199,14 @@ def _of_start(session: Session, run_id: str, newest: Sequence[Sequence[Any]]) ->
     return [(row[0], row[1:]) for row in rows if row[0] < newest[0][0] and row[1] is not None]
 
 
-def _k3_of_others(values: Sequence[float | None]) -> float:
-    """Return k3 without the step's largest token, from the columns of `_OF_MISMATCH`."""
-    k3, *others = (math.nan if value is None else value for value in values[:4])
-    return k3_of_others(k3, *others)
+def _of_others(values: Sequence[float | None]) -> tuple[float, lags.StepLags]:
+    """Return k3 and the lags of a step without its largest token, from the columns of `_OF_MISMATCH`.
 
-
-def _lags(values: Sequence[float | None]) -> lags.StepLags:
-    """Return the lags of a step from its columns; empty for a step without versions."""
-    return lags.StepLags.of({key: value for key, value in zip(_LAG_KEYS, values, strict=True) if value is not None})
+    A step without versions has no lags. If rounding hides the other tokens, k3 is that of all.
+    """
+    known = {key: value for key, value in zip(_MISMATCH_KEYS, values, strict=True) if value is not None}
+    judged = without_largest_token(known)
+    return judged.get(mismatch_rules.K3, known.get(mismatch_rules.K3, math.nan)), lags.StepLags.of(judged)
 
 
 def _stepped(values: Iterable[tuple[int, float | None]]) -> SteppedValues:
@@ -323,6 +325,7 @@ _COLUMNS_OF_ALERTS = (
     "value",
     "threshold",
     "evidence",
+    "cleared_step",
     "attempt",
     "run_id",
 )

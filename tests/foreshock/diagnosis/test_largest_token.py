@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration
+from foreshock.diagnosis.lags import K3_KEYS, LAG_KEY, TOKENS_KEYS
 from foreshock.diagnosis.largest_token import without_largest_token
 from foreshock.measures import compare
 from foreshock.model_kind import ModelKind
@@ -91,6 +92,22 @@ def test_one_wild_token_a_step_fires_nothing(wild: float) -> None:
         return d
 
     assert run_of(40, step) == []
+
+
+@pytest.mark.parametrize("lag", ["0", "1"])
+def test_one_wild_token_fires_nothing_at_any_lag(lag: str) -> None:
+    random, closed = np.random.default_rng(3), []
+    for step in range(1, 41):
+        d = random.normal(0, 0.01, 12_800)
+        d[int(lag) * 6400] = -7.2
+        values = values_of(d)
+        k3 = terms(d)["k3"]
+        for place, key in enumerate(("0", "1")):
+            values[TOKENS_KEYS[key]], values[K3_KEYS[key]] = 6400.0, k3[place * 6400 :][:6400].mean()
+        assert values[K3_KEYS[lag]] > 1e-3 > without_largest_token(values)[K3_KEYS[lag]]
+        closed.append(ClosedStep(step, values | {LAG_KEY: 0.5}))
+    _, events = watch(closed)
+    assert [each for each in events if each.severity != "info"] == []
 
 
 def test_many_wild_tokens_fire() -> None:

@@ -50,6 +50,7 @@ class Case:
 CASES = {
     "mismatch_warning": Case(K3, flat(2e-3), noisy(flat(5e-4), 0.2), 5e-4),
     "mismatch_critical": Case(K3, flat(2e-2), flat(5e-3), 5e-4),
+    "mismatch_step": Case(K3, flat(2e-2), flat(5e-3), 5e-4),
     # The noise of a tiny healthy run: the noise is part of the threshold.
     "mismatch_rise": Case(K3, rise(5e-5, 1e-3), noisy(flat(3e-5), 0.9), 5e-5),
     # Bad from the start: an absolute crossing alone is not enough.
