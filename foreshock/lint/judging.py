@@ -76,6 +76,8 @@ class Check:
     proven: bool = True
     # False: it names nothing that makes π and μ differ, so that it is never the cause of a mismatch.
     explains: bool = True
+    # True: it is about a column beside the log-probs, so that no headline names it.
+    auxiliary: bool = False
 
     @property
     def title_of_part(self) -> str:

@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.lint.checks.pairs import NO_PAIRS, Pairs, if_invalid
+from foreshock.lint.checks.pairs import NO_PAIRS, Pairs, PairsByGroup, if_invalid
 from foreshock.lint.counting import LARGEST_D, Bools, Counting, Counts, Example, Floats, Ints, Table
 from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome, format_number, format_percent
 from foreshock.measures.inputs import lag_of_tokens, truncated_rollouts
@@ -34,6 +34,10 @@ _MOST_NAMES = 64
 _UNCERTAIN = -0.1
 # Position and distance from the end, in powers of two: bucket b holds 2^(b − 1) to 2^b − 1.
 _FAR_FROM_END = 5
+# Under this name an example says that turns were derived from the mask.
+_OF_MASK = "turns_of_mask"
+# A level so many half octaves above the median is far above most.
+_HIGH = 4
 # The level of a rollout is (mean √|d|)², in half octaves from 2^−40.
 _LOWEST_LEVEL = -40
 
@@ -71,18 +75,23 @@ class Places(Counts):
             for name, column in (("turn", batch.turn), ("lag", lag_of_tokens(batch)))
             if column is not None
         }
-        starts = _starts(offsets, list(of_tokens.values()))
         mask = None if batch.response_mask is None else batch.response_mask[positions] != 0
+        if batch.turn is None and mask is not None and not mask.all():
+            of_tokens["turn"] = turns_of_mask(mask, offsets)
+            counting.add_example(_OF_MASK, Example(""))
+        starts = _starts(offsets, list(of_tokens.values()))
         table = _sums_of_segments(behaviour[positions], target[positions], mask, starts)
         starts, table = starts[table[:, 0] > 0], table[table[:, 0] > 0]
         of_row = np.searchsorted(offsets, starts, "right") - 1
         near_end = np.minimum(_octave(offsets[of_row + 1] - 1 - starts), _FAR_FROM_END)
         truncated = truncated_rollouts(batch)[0][rows][of_row]
+        levels = _levels(table, of_row, rows.size)
+        _keep_high(counting, rows, levels)
         codes = {
             "position": _octave(starts - offsets[of_row]),
             "end_of_truncated": np.where(truncated, near_end, -1),
             "end_of_stopped": np.where(truncated, -1, near_end),
-            "rollout": _levels(table, of_row, rows.size)[of_row],
+            "rollout": levels[of_row],
         }
         codes |= {name: column[starts] for name, column in of_tokens.items()}
         for name in _NAMED:
@@ -96,6 +105,26 @@ class Places(Counts):
         """Return the sums without levels of rollouts, which are compared within a step only."""
         of_rollouts = self.sums.keys // _WIDTH == _DIMENSIONS.index("rollout")
         return replace(self, sums=self.sums.rows(~of_rollouts))
+
+
+def turns_of_mask(mask: Bools, offsets: Ints) -> Ints:
+    """Return the turn of each token, [T], of rollouts that log none: the model's tokens between others are one turn."""
+    begins = mask.copy()
+    begins[1:] &= ~mask[:-1]
+    first = offsets[:-1][np.diff(offsets) > 0]
+    begins[first] = mask[first]
+    before = np.repeat(np.r_[0, np.cumsum(begins)][offsets[:-1]], np.diff(offsets))
+    turns: Ints = np.clip(np.cumsum(begins) - before - 1, 0, _WIDTH - 1)
+    return turns
+
+
+def _keep_high(counting: Counting, rows: Ints, levels: Ints) -> None:
+    """Keep the rollouts with a level far above most as examples of the level, each with its prompt group."""
+    high = np.flatnonzero(levels > np.median(levels) + _HIGH) if levels.size else levels
+    for place in high.tolist():
+        name, row = f"rollout {levels[place]}", int(rows[place])
+        group = None if counting.batch.group_ids is None else counting.batch.group_ids[row]
+        counting.add_example(name, Example(counting.batch.sample_ids[row], text=group or ""))
 
 
 def _starts(offsets: Ints, columns: list[Ints]) -> Ints:
@@ -175,6 +204,9 @@ def _add_up(places: Ints, table: NDArray[np.float64], of_row: Ints, of_group: In
 _SHARE, _TIMES, _TIMES_OF_ROOTS = 0.6, 10.0, 3.0
 _MOST_TOKENS_SHARE, _LEAST_UNCERTAIN, _LEAST_GROUPS = 0.9, 20, 3
 _MOST_ROLLOUTS = 0.4
+_MOST_ROLLOUTS_NAMED = 12
+# Rollouts with this share of the tokens of their prompts are all those of these prompts.
+_NEARLY_ALL = 0.9
 # Rollouts differ a lot in healthy runs. Affected rollouts stand apart: few others have a level within a factor of 2.8
 # in |d| below theirs, such as rollouts of which only the last tokens are affected.
 _GAP, _BETWEEN = 3, 0.25
@@ -237,9 +269,33 @@ def _check(judging: Judging) -> Outcome:
         f"{format_percent(best.share_of_tokens, 1)} of the tokens have {format_percent(best.share, 1)} of all k3."
         f"{_HINTS.get(best.dimension, '')}"
     )
+    where = None
+    if best.dimension == "rollout":
+        where = _rollouts_of(best, judging)
+        title += _prompts_of(best, judging[Pairs].by_group, where)
+    elif best.dimension == "turn" and judging.evidence.where(_OF_MASK):
+        seen += " The turns are those of the response mask."
     numbers = {"k3": best.k3, "k3_elsewhere": best.k3_of_rest, "tokens": best.tokens, "share_of_k3": best.share}
     numbers |= {f"{best.dimension}_from": float(best.low), f"{best.dimension}_to": float(best.high)}
-    return Finding("warning", seen, numbers, title=title)
+    return Finding("warning", seen, numbers, where=where, title=title)
+
+
+def _rollouts_of(part: _Part, judging: Judging) -> tuple[Example, ...]:
+    """Return some of the part's rollouts, each with its prompt group."""
+    kept = (each for level in range(part.high, part.low - 1, -1) for each in judging.evidence.where(f"rollout {level}"))
+    return tuple(kept)[:_MOST_ROLLOUTS_NAMED]
+
+
+def _prompts_of(part: _Part, groups: PairsByGroup, where: tuple[Example, ...]) -> str:
+    """Return in words of which prompts the part's rollouts are, if these prompts have few others."""
+    tokens, k3 = groups.column("tokens"), groups.column("k3")
+    affected = k3 > math.sqrt(part.k3 * max(part.k3_of_rest, 1e-9)) * np.maximum(tokens, 1)
+    count, share = int(affected.sum()), float(tokens[affected].sum() / max(tokens.sum(), 1))
+    if count == tokens.size or count >= part.rollouts or part.share_of_tokens < _NEARLY_ALL * share:
+        return ""
+    names = sorted({each.text for each in where if each.text})
+    named = f" ({', '.join(names)}{', …' if len(names) < count else ''})" if names else ""
+    return f": all those of {count} prompt{'s' if count > 1 else ''}{named}"
 
 
 def _trend(sums: SumsByPlace, dimension: str, healthy: float) -> Finding | None:

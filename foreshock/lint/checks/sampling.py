@@ -285,7 +285,7 @@ def _test(judging: Judging) -> tuple[Outcome, Outcome]:
     # If mean ρ is off 1, importance weights do not tell μ from π.
     if not (judging.found("mean_ratio") or judging.found("processed_log_probs")):
         if abs(counts.target_excess) <= _SHARE_OF_TARGET * abs(sums.share):
-            return NotChecked("`entropy` is that of π and not of μ"), _entropy_of_trainer(sums, counts.target_excess)
+            return NotChecked(ENTROPY_OF_TRAINER.title), _entropy_of_trainer(sums, counts.target_excess)
         if counts.target_excess / sums.share < _SHARE_OF_BOTH:
             return NotChecked("`entropy` fits neither μ nor π, which are far apart: log that of μ"), other
     if judging[Declared].is_plain and not any(base in raw.seen for base in _BASES):
@@ -364,11 +364,12 @@ RAW = Check(
 )
 ENTROPY_OF_TRAINER = Check(
     "entropy_of_trainer",
-    "`entropy` is that of π and not of μ",
+    "the logged entropy is the trainer's, not the engine's",
     "surprisal_z and the maps by entropy are of another distribution; all other measures are valid.",
     "Log the engine's entropy, or none.",
     lambda judging: _test(judging)[1],
     explains=False,
+    auxiliary=True,
 )
 NOT_DECLARED = Check(
     "sampling_not_declared",

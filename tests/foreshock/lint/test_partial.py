@@ -172,7 +172,7 @@ def test_entropy_of_lagging_trainer_is_not_raw_log_probs(scale: float) -> None:
     assert {each.name for each in report.warnings} == {"entropy_of_trainer", "temperatures_differ"}
     assert warning.severity == "warning"
     assert abs(warning.evidence["share_of_pi"]) < 0.05 < abs(warning.evidence["share_of_mu"])
-    assert not_checked(report)["raw_log_probs"] == "`entropy` is that of π and not of μ"
+    assert not_checked(report)["raw_log_probs"] == "the logged entropy is the trainer's, not the engine's"
     # The same policies with the entropies of μ.
     only(lint_batch(healthy_batch(7, replace(policy, trainer_entropy=False))), "temperatures_differ")
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from foreshock.lint import LintEvidence, collect_evidence, lint_batch
-from foreshock.lint.checks.places import Places
+from foreshock.lint.checks.places import Places, turns_of_mask
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from tests.foreshock.lint.healthy import Policy, healthy_batch
 from tests.foreshock.lint.test_corruptions import only
@@ -100,3 +100,40 @@ def test_shards_in_any_order_give_the_places_of_the_batch() -> None:
     # A group in several shards counts once in each.
     chosen = [one.COLUMNS.index(name) for name in one.COLUMNS if name != "groups"]
     np.testing.assert_allclose(merged.values[:, chosen], one.values[:, chosen], rtol=1e-9)
+
+
+def test_prompts_with_all_their_rollouts_are_named() -> None:
+    groups = healthy_batch(3, Policy(sharpness=2.0)).group_ids
+    assert groups is not None
+    chosen = sorted({group for group in groups if group})[2:5]
+
+    def of_prompts(each: RolloutBatch) -> Any:
+        assert each.group_ids is not None
+        return np.repeat(np.array([group in chosen for group in each.group_ids]), each.response_lengths)
+
+    finding = only(lint_batch(batch_with(of_prompts, 1.5)), "mismatch_by_place")
+    assert ": all those of 3 prompts (prompt-2" in finding.title
+    assert finding.where
+    assert {example.text for example in finding.where} <= set(chosen)
+    # Some rollouts of many prompts are not those of a few.
+    scattered = lint_batch(batch_with(lambda each: rows(each) % 10 == 1, 1.5))
+    assert "prompt" not in only(scattered, "mismatch_by_place").title
+
+
+def test_turns_come_from_the_mask_if_none_are_logged() -> None:
+    batch = healthy_batch(3, Policy(sharpness=2.0))
+    tool = (positions(batch) >= 10) & (positions(batch) < 13)
+
+    def later(each: RolloutBatch) -> Any:
+        return (positions(each) >= 13) & ~tool
+
+    found = {each.name: each for each in lint_batch(batch_with(later, response_mask=~tool)).warnings}
+    finding = found["mismatch_by_place"]
+    assert "from turn 1 on" in finding.title
+    assert finding.seen.endswith("The turns are those of the response mask.")
+
+
+def test_a_turn_is_a_run_of_the_models_tokens() -> None:
+    mask = np.array([1, 1, 0, 0, 1, 0, 1, 0, 1, 1, 1, 0], bool)
+    turns = turns_of_mask(mask, np.array([0, 7, 7, 11, 12]))
+    assert turns.tolist() == [0, 0, 0, 0, 1, 1, 2, 0, 0, 0, 0, 0]
