@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 
 from benchmarks.bars import report_parts
-from benchmarks.diagnosis import collapses, field_kinds, logs, surges
+from benchmarks.diagnosis import collapses, field_kinds, histories, logs, reports, surges
 
 FAMILIES = {
     "collapses": collapses.measure,
     "logs": logs.measure,
     "surges": surges.measure,
     "field_kinds": field_kinds.measure,
+    "histories": histories.measure,
+    "reports": reports.measure,
+    "healthy_runs": histories.measure_healthy,
 }
 
 if __name__ == "__main__":
