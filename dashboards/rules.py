@@ -19,7 +19,7 @@ HEADER = """\
 # kind is unknown is judged as a dense model.
 """
 
-_PROBE = "Probe a step that has a checkpoint and read its attribution, which says what the data tells about the cause."
+_PROBE = "Save a checkpoint, then `foreshock probe RUN STEP` names the part that differs."
 # What the service's own rules compare with the ranges: without a sample if a step has too few tokens at lag 0.
 _K3 = "foreshock_lag_zero_k3_kl_nats"
 _TAIL = "foreshock_lag_zero_tail_2_ratio"

@@ -38,8 +38,8 @@ class DiagnosisEvent(Record):
     sentence: str
     is_open: bool
     """open or acknowledged; else it is over"""
-    is_single: bool = False
-    """single steps: they are told although they are over"""
+    is_told: bool = True
+    """whether lists name it; else it is over, or folded into another event of its episode"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class RunVerdict(Record):
 
     verdict: Verdict
     since: int | None = None
-    """the step at which the oldest open alert of this severity began; null if healthy or unknown"""
+    """the step at which the episode that the headline tells first began; null if healthy or unknown"""
     headline: str
     """one sentence, the same on every surface"""
     short: str = ""
@@ -97,10 +97,10 @@ class Diagnosis(RunVerdict):
     def parts(self) -> dict[str, list[str]]:
         """Return the sentences that pages and reports show below the headline, by title; empty parts are left out."""
         parts = {
-            "What happened, in order": [each.sentence for each in self.events if each.is_open or each.is_single],
+            "What happened, in order": [each.sentence for each in self.events if each.is_told],
             "Causes": [each.sentence + ("" if each.certainty == "shown" else " (possible)") for each in self.causes],
             "What to do": list(self.next_steps),
-            "Missing": [f"{each.sentence[:1].upper()}{each.sentence[1:]}." for each in self.missing],
+            "Missing": [f"{_capital(each.sentence)}." for each in self.missing],
         }
         return {title: sentences for title, sentences in parts.items() if sentences}
 
@@ -108,6 +108,11 @@ class Diagnosis(RunVerdict):
     def summary(self) -> RunVerdict:
         """The one sentence, for lists."""
         return from_attributes(RunVerdict, self)
+
+
+def _capital(sentence: str) -> str:
+    # A symbol keeps its letter: k3, μ.
+    return sentence[:1].upper() + sentence[1:] if sentence[:1].isascii() and sentence[1:2].isalpha() else sentence
 
 
 def diagnosis_of(value: Mapping[str, Any]) -> Diagnosis:

@@ -60,9 +60,12 @@ def _on_the_largest(document: AttributionDocument, known: Sequence[LinkRecord]) 
     largest = known[0]
     interval = interval_of_share(largest.share_low, largest.share_high)
     if largest.share_low > MAJORITY:
+        part = f"Most of the mismatch, {percent(largest.share)} ({interval}),"
+        if percent(largest.share_low) == percent(1.0):
+            part = "All of the mismatch"
         return Conclusion(
             "cause",
-            f"Most of the mismatch, {percent(largest.share)} ({interval}), is in {largest.name}, {largest.cause}.",
+            f"{part} is in {largest.name}, {largest.cause}.",
             largest.name,
             names_cause=True,
         )

@@ -33,6 +33,8 @@ _LEAST_STEPS = 4
 # Growth still counts while the median of the newest 5 values is at least half of the level that k3 grew to.
 _STILL_THERE, _NEWEST = 0.5, 5
 _HEALTHY_START, _GROWTH, _STATIC = 1e-3, 8.0, 1.6
+# Of so many values the outer tenths may be noise.
+_MANY, _OUTER = 16, 0.1
 # The largest k3 that quantised weights made in the recorded and the public cases; dropout can make more.
 _LARGEST_OF_NUMERICS = 0.1
 # Other known causes already explain a k3 that is present since the first step.
@@ -173,14 +175,17 @@ def _since_start(
     first, which = float(values[0]), f"all steps from {steps[0]} to {steps[-1]}"
     if first_steps:
         which = f"the steps {steps[0]} to {first_steps[-1]} and {newest_steps[0]} to {steps[-1]}"
-    spread = float(values.max() / values.min())
+    low, high = np.quantile(values, (_OUTER, 1.0 - _OUTER)) if values.size >= _MANY else (values.min(), values.max())
+    # The first values too: growth that ended early is no constant level.
+    typical = float(np.median(values))
+    spread = float(max(high / low, typical / first, first / typical))
     evidence = {"first": first, "least": float(values.min()), "largest": float(values.max())}
-    if spread <= _STATIC and float(np.median(values)) > healthy_end:
+    if spread <= _STATIC and typical > healthy_end:
         sentence = (
             f"{quantity} is about the same in {which} ({number(values.min())} to {number(values.max())}): it was there "
             "before the first update and does not follow the learning rate, so it is not stale weights. "
         )
-        if float(np.median(values)) <= _LARGEST_OF_NUMERICS:
+        if typical <= _LARGEST_OF_NUMERICS:
             sentence += "Numerics of one side can be so large: a quantised engine, dropout in the scoring pass."
             advice = (
                 "Let the trainer score one batch twice: with dropout the two passes differ. Else compare the "
@@ -195,7 +200,8 @@ def _since_start(
                 "Let the trainer score one batch twice: with dropout the two passes differ. If they are equal, run "
                 "`foreshock doctor` with the step's weights: it tries what one side may do differently."
             )
-        return _possible("static_mismatch", sentence, advice, evidence)
+        title = f"a difference of one side since step {steps[0]}, not stale weights"
+        return _possible("static_mismatch", title, sentence, advice, evidence)
     early = values[: len(first_steps) or FIRST_STEPS]
     has_grown = first <= _HEALTHY_START and early[-1] >= _GROWTH * first and bool((np.diff(early) > 0).all())
     if has_grown and float(np.median(values[-_NEWEST:])) >= _STILL_THERE * early[-1]:
@@ -209,11 +215,13 @@ def _since_start(
             "Check that updates reach the engine: compare digests of its weights. `foreshock doctor` with the weights "
             f"of this step and of step {steps[0]} names the part that is old."
         )
-        return _possible("weights_not_delivered", sentence, advice, evidence)
+        title = f"weights of step {steps[0]} in the engine, or in a part of it"
+        return _possible("weights_not_delivered", title, sentence, advice, evidence)
     return None
 
 
-def _possible(name: str, sentence: str, what_to_do: str, evidence: dict[str, float]) -> DiagnosisCause:
+def _possible(name: str, title: str, sentence: str, advice: str, evidence: dict[str, float]) -> DiagnosisCause:
     return DiagnosisCause(
-        name=name, sentence=sentence, source="detector", certainty="possible", what_to_do=what_to_do, evidence=evidence
-    )
+        name=name, title=title, sentence=sentence, source="detector", certainty="possible", what_to_do=advice,
+        evidence=evidence,
+    )  # fmt: skip

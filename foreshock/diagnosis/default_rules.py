@@ -118,8 +118,8 @@ def _logged_rules() -> tuple[ThresholdRule, ...]:
             severity="info",
             cause="sampling",
             least_groups=30,
-            why="Over many steps the engine's log-probs of the tokens that it sampled are not what the logged "
-            "entropies say they should be: the engine sampled at a temperature or with a top-p that the logged "
+            why="Over many steps the sampled tokens are likelier, or less likely, than the logged entropies predict: "
+            "the engine sampled at a temperature or with a top-p that the logged "
             "log-probs leave out, or `entropy` is that of another distribution.",
             what_to_do=_LOGGED,
             source="a martingale difference, whose z is about standard normal for many prompt groups; pooled, since "
@@ -162,7 +162,7 @@ def _change_rules() -> tuple[ThresholdRule, ...]:
             corroborates_surge=True,
             follows_learning=True,
             why="The gradient norm has risen to at least three times this run's own baseline.",
-            what_to_do="Compare with the mismatch and the length of the same steps: together they precede a collapse.",
+            what_to_do="Compare with the mismatch, the lengths and the reward of the same steps.",
             source="our choice: three times the run's own baseline and three times its noise",
         ),
         ThresholdRule(

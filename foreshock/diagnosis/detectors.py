@@ -79,7 +79,7 @@ WATCHING_REASONS: Mapping[Watching, str] = {
     "or upload rollouts.",
     "at_cap": "The responses are as long as their cap, so their mean length cannot show a surge: that detector is "
     "disarmed. The rules go on.",
-    "watching": "No length surge, and nothing that the learning rate drives is beyond its set point so far.",
+    "watching": "No reason to lower the rate.",
     "growing_with_reward": "Watching: lengths grow with reward. The learning rate is not lowered.",
     "surged": "The response lengths have surged.",
 }

@@ -13,9 +13,9 @@ from statistics import median
 from typing import Any, Final
 
 from foreshock.api.diagnosis import CauseSource, Diagnosis, DiagnosisCause, DiagnosisEvent, MissingData, Verdict
-from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.collapse import TRAILING_VALUES, floor_of
 from foreshock.diagnosis.course import causes_of_course
+from foreshock.diagnosis.episodes import episodes_of, family_of
 from foreshock.diagnosis.history import NEWEST_STEPS, WINDOW_STEPS, AwaitedShards, History, PastAlert, at_lag_zero
 from foreshock.diagnosis.lags import AT_LAG_ZERO
 from foreshock.diagnosis.mismatch_order import order_in_words
@@ -66,8 +66,8 @@ MUCH_LONGER: Final = 3.0
 MANY_CUT: Final = 0.2
 """The fraction of cut responses from which a healthy headline names them."""
 
-AUXILIARY: Final = frozenset({"entropy_of_trainer"})
-"""Faults of a column beside the log-probs: they stand below, and in no headline."""
+MOST_FOLDED: Final = 4
+"""Largest number of folded alerts that an event names."""
 
 MOST_TOLD: Final = 2
 """Largest number of causes in a headline."""
@@ -92,11 +92,13 @@ def diagnose(history: History) -> Diagnosis:
     """Return the diagnosis, without the revision and time that it gets when it is stored."""
     alerts = sorted(_dated(history), key=lambda each: (each.onset, each.step, severity_rank(each.severity), each.rule))
     grave = [each for each in alerts if each.is_open and each.severity in ("critical", "warning")]
-    if any(each.rule == COLLAPSE_RULE for each in grave):
-        # A collapse of the reward replaces the fall that preceded it.
-        grave = [each for each in grave if each.rule != FALL_RULE]
+    if collapse := next((each for each in grave if each.rule == COLLAPSE_RULE), None):
+        # A collapse of the reward replaces the fall that preceded it, and began with it.
+        onset = min(each.onset for each in grave if each.rule in REWARD_RULES)
+        began = replace(collapse, evidence={**collapse.evidence, "onset_step": onset})
+        grave = [began if each is collapse else each for each in grave if each.rule != FALL_RULE]
     named = {each.name for each in history.causes}
-    fallen = min((each.onset for each in grave if each.rule in REWARD_RULES), default=None)
+    fallen = _went_wrong(grave, history)
     causes = _causes((*history.causes, *_of_course(history, named)), history, fallen)
     told = [each for each in causes if _is_current(each, history)]
     blocking, lesser = _missing(history, alerts, causes, is_judged=bool(grave))
@@ -105,52 +107,77 @@ def diagnose(history: History) -> Diagnosis:
     if grave:
         worst = min((each.severity for each in grave), key=severity_rank)
         verdict = "critical" if worst == "critical" else "warning"
-        of_worst = sorted((each for each in grave if each.severity == worst), key=_told_first)
-        since = of_worst[0].onset
-        headline = f"{verdict.capitalize()} since step {since}: {_of_alerts(of_worst[0], grave, history, told)}."
+        story = _story(grave)
+        since = min(each.onset for each in story)
+        clauses = _of_alerts(story[0], grave, history, told)
+        headline = _headline(f"{verdict.capitalize()} since step {since}", clauses)
     elif fault := next((each for each in told if each.name in NOT_MEASURED and each.certainty == "shown"), None):
         verdict, since = "warning", fault.evidence.get("first_step")
-        clauses = (
+        clauses = [
             f"{fault.title or fault.sentence}, so that k3 is not the mismatch",
+            *_told(told, {fault.name}),
             _reward_clause(history, alerts),
-            *_told([each for each in told if each.name not in AUXILIARY], {fault.name}),
-        )
-        when = "" if since is None else f" since step {since}"
-        headline = f"Warning{when}: {'; '.join(filter(None, clauses))}."
+        ]
+        headline = _headline("Warning" if since is None else f"Warning since step {since}", clauses)
     elif (since := _recurs_since(history)) is not None and not blocking:
         # Each of these steps is over at the next one, so that no alert stays open.
         verdict = "warning"
-        clauses = (*_told([each for each in told if each.explains]), _reward_clause(history, alerts))
-        headline = f"Warning since step {since}: {'; '.join(filter(None, clauses))}."
+        clauses = [*_told([each for each in told if each.explains]), _reward_clause(history, alerts)]
+        headline = _headline(f"Warning since step {since}", clauses)
     elif blocking:
         verdict, since = "unknown", None
-        clauses = (
+        clauses = [
             blocking[0].sentence,
+            *_told(told, {*NOT_MEASURED, "identical_log_probs"}),
+            _possible_cause(told, history),
             _reward_clause(history, alerts),
-            *_told([each for each in told if each.name not in AUXILIARY], {*NOT_MEASURED, "identical_log_probs"}),
-        )
-        headline = f"Unknown: {'; '.join(filter(None, clauses))}."
+        ]
+        headline = _headline("Unknown", clauses)
     else:
         verdict, since = "healthy", None
         reward = _reward_clause(history, alerts) or "no reward is logged"
         # A probe's cause only says where a healthy mismatch comes from: no objection.
-        objections = [
-            *_told([each for each in told if each.source != "probe" and each.name not in AUXILIARY]),
-            *_of_lengths(history),
-        ]
-        headline = f"Healthy: {'; '.join((_k3_clause(history), reward, *(f'but {each}' for each in objections)))}."
+        objections = [*_told([each for each in told if each.source != "probe"]), *_of_lengths(history)]
+        headline = _headline("Healthy", [_k3_clause(history), reward, *(f"but {each}" for each in objections)], last=1)
     ordered = sorted(grave, key=lambda each: (severity_rank(each.severity), _told_first(each)))
     return Diagnosis(
         verdict=verdict,
         since=since,
         headline=headline,
         short=short_of(verdict, headline, ordered, _of_mismatch(told), history),
-        events=tuple(map(_event, _events(alerts))),
+        events=_events(alerts),
         causes=causes,
         next_steps=_next_steps(grave, causes, (*blocking, *lesser), history),
         missing=(*blocking, *lesser),
         observed_step=history.observed_step,
     )
+
+
+MOST_CHARACTERS: Final = 160
+"""Largest length of a headline; what does not fit stands below it."""
+
+
+def _headline(start: str, clauses: Sequence[str], last: int | None = None) -> str:
+    """Return a headline of the clauses that fit, the first ones before the others, and that at `last` at the end."""
+    room = MOST_CHARACTERS - len(start) - len(": .")
+    told = [each for each in clauses if each]
+    last = None if last is None or last >= len(told) else last
+    order = [place for place in range(1, len(told)) if place != last] + ([] if last is None else [last])
+    kept = {0: _shortened(told[0], room)}
+    room -= len(kept[0])
+    for place in order:
+        if len(told[place]) + 2 <= room:
+            kept[place] = told[place]
+            room -= len(told[place]) + 2
+    return f"{start}: {'; '.join(kept[place] for place in sorted(kept))}."
+
+
+def _shortened(clause: str, room: int) -> str:
+    """Return a clause up to its last part that fits."""
+    if len(clause) <= room:
+        return clause
+    cut = max(clause.rfind(each, 0, room) for each in ("; ", ": ", ", "))
+    return clause[:cut] if cut > 0 else f"{clause[: room - 1].rsplit(' ', 1)[0]}…"
 
 
 def _recurs_since(history: History) -> int | None:
@@ -162,16 +189,40 @@ def _recurs_since(history: History) -> int | None:
 
 
 def _dated(history: History) -> Sequence[PastAlert]:
-    """Return the alerts; if bad steps recur, open ones on the mismatch began with the first of them."""
-    first = _recurs_since(history)
+    """Return the alerts, the open ones on the mismatch with the date of the first bad step that recurs, or with that at
+    which the detector of the reward saw k3 rise before the fall."""
+    recurs, rose = _recurs_since(history), None
+    for each in history.alerts:
+        if each.is_open and each.rule in REWARD_RULES and each.evidence.get("first") == "mismatch":
+            rose = int(each.evidence["k3_onset_step"])
+    first = min((each for each in (recurs, rose) if each is not None), default=None)
     if first is None:
         return history.alerts
+    of_mismatch = [each for each in history.alerts if each.is_open and each.evidence.get("cause") == "mismatch"]
+    oldest = min((each.onset for each in of_mismatch), default=first)
     return [
         replace(each, evidence={**each.evidence, "onset_step": first})
-        if each.is_open and each.evidence.get("cause") == "mismatch" and each.onset > first
+        if each in of_mismatch and (each.onset == oldest or recurs is not None) and each.onset > first
         else each
         for each in history.alerts
     ]
+
+
+def _story(grave: Sequence[PastAlert]) -> Sequence[PastAlert]:
+    """Return the episode that a headline tells first, its oldest alert of the worst severity first.
+
+    It is the oldest of those as grave as any, or the mismatch if it rose before the reward fell.
+    """
+    fall = next((each for each in grave if each.rule in REWARD_RULES), None)
+    found = episodes_of(grave)
+    worst = severity_rank(min((each.severity for each in grave), key=severity_rank))
+    if fall is not None and fall.evidence.get("first") == "mismatch":
+        first = next((each for each in found if family_of(each[0].rule, each[0].evidence) == "mismatch"), None)
+        if first is not None:
+            return first
+    chosen = [each for each in found if any(severity_rank(alert.severity) == worst for alert in each)]
+    story = min(chosen, key=lambda each: min(alert.onset for alert in each))
+    return sorted(story, key=lambda each: (severity_rank(each.severity), _told_first(each)))
 
 
 def _told_first(alert: PastAlert) -> tuple[int, bool, int]:
@@ -193,19 +244,31 @@ def _of_mismatch(causes: Sequence[DiagnosisCause], said: Collection[str] = ()) -
     return f"probably {as_clause(making[0].title)}" if making else ""
 
 
-def _of_alerts(first: PastAlert, grave: Sequence[PastAlert], history: History, causes: Sequence[DiagnosisCause]) -> str:
+def _possible_cause(causes: Sequence[DiagnosisCause], history: History) -> str:
+    """Return the clause on a possible cause of a k3 above its range, if none is proven."""
+    if not history.k3_now_of_others > history.healthy_end or any(each.certainty == "shown" for each in causes):
+        return ""
+    return _of_mismatch(causes, NOT_MEASURED)
+
+
+def _of_alerts(
+    first: PastAlert, grave: Sequence[PastAlert], history: History, causes: Sequence[DiagnosisCause]
+) -> list[str]:
     """Return the clauses of a headline: the oldest open alert of the worst severity, a fall of the reward, shown
     causes."""
     clauses = [_clause(first, history, _found_later(first))]
-    fall = next((each for each in grave if each.rule in REWARD_RULES and each is not first), None)
+    fall = next((each for each in grave if each.rule in REWARD_RULES), None)
     if fall is not None and first.rule not in REWARD_RULES:
         clauses.append(_clause(fall, history, f" from step {fall.onset} on"))
-    others = len(grave) - len(clauses)
+    if fall is not None and "before" in fall.evidence and family_of(first.rule, first.evidence) != "mismatch":
+        # After the mismatch, the dates of the two tell their order.
+        clauses.append(order_in_words(fall.evidence))
+    others = sum(first not in episode and fall not in episode for episode in episodes_of(grave))
     if told := _of_mismatch(causes, _SAID_BY.get(first.rule, ())):
         clauses.append(told)
     if others > 0:
-        clauses.append(plural(others, "more alert"))
-    return "; ".join(clauses)
+        clauses.append(plural(others, "more episode"))
+    return clauses
 
 
 def _clause(alert: PastAlert, history: History, when: str) -> str:
@@ -215,9 +278,11 @@ def _clause(alert: PastAlert, history: History, when: str) -> str:
     """
     if alert.rule in REWARD_RULES and history.reward.values and "before" in alert.evidence:
         fell, now = _fall_in_words(alert.evidence, history.reward.newest(TRAILING_VALUES))
-        order = order_in_words(alert.evidence)
-        return fell + when + now + (f"; {order}" if order else "")
-    first_sentence = re.split(r"(?<=[.!?])\s+(?=[A-Z])", alert.why, maxsplit=1)[0].rstrip(".!? ")
+        return fell + when + now
+    if family_of(alert.rule, alert.evidence) == "mismatch" and history.judged_k3 > history.healthy_end:
+        levels = f"{number(history.judged_k3)}, healthy to {number(history.healthy_end)}"
+        return f"the mismatch (k3) is {levels}{when}"
+    first_sentence = re.split(r"(?<=[.!?])\s+(?=[A-Z])|; ", alert.why, maxsplit=1)[0].rstrip(".!? ")
     return as_clause(first_sentence) + when
 
 
@@ -234,20 +299,22 @@ def _fall_in_words(evidence: Mapping[str, Any], now: float) -> tuple[str, str]:
     return fell, f" and is {reward_number(now)} now" if is_recovering else ""
 
 
-def _events(alerts: Sequence[PastAlert]) -> Sequence[PastAlert]:
-    """Return the newest alerts to tell, oldest first; no single step beside a graver alert that covers it."""
-    covered = [each for each in alerts if each.is_open and each.evidence.get("cause") == "mismatch"]
-    told = [each for each in alerts if not (each.rule == STEP_RULE and _is_covered(each, covered))]
-    return told[-_MOST_EVENTS:]
+def _events(alerts: Sequence[PastAlert]) -> tuple[DiagnosisEvent, ...]:
+    """Return the newest alerts as events, oldest first; of an episode only the first one tells."""
+    heads = {id(episode[0]): episode for episode in episodes_of(each for each in alerts if each.is_open)}
+    return tuple(_event(each, heads.get(id(each), ())) for each in alerts[-_MOST_EVENTS:])
 
 
-def _is_covered(step: PastAlert, others: Sequence[PastAlert]) -> bool:
-    return any(each.rule != STEP_RULE and each.severity != "info" and each.onset <= step.onset for each in others)
-
-
-def _event(alert: PastAlert) -> DiagnosisEvent:
-    where = f"Step {alert.onset}{_found_later(alert)}"
-    sentence = f"{where}: {alert.rule.replace('_', ' ')}. {alert.why}"
+def _event(alert: PastAlert, episode: Sequence[PastAlert]) -> DiagnosisEvent:
+    """Return the event of an alert; `episode` are the alerts of its episode if it is the one that is told."""
+    # Infos date no graver episode.
+    onset = min(each.onset for each in (alert, *episode) if each.severity != "info" or alert.severity == "info")
+    where = f"Step {onset}{_found_later(alert)}"
+    sentence = f"{where}: {_name(alert)}. {alert.why}"
+    if len(episode) > 1:
+        named = [_name(each) for each in episode[1 : MOST_FOLDED + 1]]
+        more = len(episode) - 1 - len(named)
+        sentence += f" With it: {', '.join(named)}{f' and {more} more' if more else ''}."
     is_single = alert.rule == STEP_RULE and not alert.is_open and alert.cleared is not None
     if is_single and alert.cleared is not None:
         where = (
@@ -256,13 +323,17 @@ def _event(alert: PastAlert) -> DiagnosisEvent:
         sentence = f"{where}: k3 was {number(alert.value)}; it was back at step {alert.cleared}."
     return DiagnosisEvent(
         step=alert.step,
-        onset=alert.onset,
+        onset=onset,
         rule=alert.rule,
         severity=alert.severity,
         sentence=sentence,
         is_open=alert.is_open,
-        is_single=is_single,
+        is_told=bool(episode) or is_single,
     )
+
+
+def _name(alert: PastAlert) -> str:
+    return alert.rule.replace("_", " ")
 
 
 def _missing(
@@ -301,7 +372,7 @@ def _untold(
     advice = "Log rollout_log_probs and trainer_log_probs of the same tokens."
     measured, tokens = len(history.k3.steps), sum(history.tokens[-NEWEST_STEPS:])
     if not measured:
-        sentence = "no step has both log-probs yet"
+        sentence = "no step has both log-probs"
         if history.reported_k3 is not None:
             sentence += f"; the trainer reports a k3 of {number(history.reported_k3)}, which cannot be checked"
     elif history.newest_step is not None and history.k3.steps[-1] < history.newest_step - NEWEST_STEPS:
@@ -317,10 +388,8 @@ def _untold(
     elif measured < LEAST_MEASURED_STEPS:
         sentence = f"{plural(measured, 'step')} with both log-probs, {LEAST_MEASURED_STEPS} are needed"
         if history.judged_k3 > history.healthy_end:
-            sentence += (
-                f"; k3 of {TRAINER_ROLLOUT} is {number(history.judged_k3)} so far, above the healthy range, which ends "
-                f"at {number(history.healthy_end)}"
-            )
+            now, end = number(history.judged_k3), number(history.healthy_end)
+            sentence += f"; the mismatch (k3) is {now} so far, healthy to {end}"
         advice = "Wait for more steps."
     elif tokens < LEAST_MEASURED_TOKENS:
         sentence = f"{plural(tokens, 'token')} measured in the newest steps, {LEAST_MEASURED_TOKENS:,} are needed"
@@ -329,10 +398,8 @@ def _untold(
         sentence = history.newest_lags.untold(history.k3_now)
         advice = "Log some rollouts of the newest weights, or probe a step that has a checkpoint (`foreshock probe`)."
     elif history.judged_k3 > history.healthy_end:
-        sentence = (
-            f"{_k3_clause(history)}, above the healthy range, which ends at {number(history.healthy_end)}; "
-            "more steps will tell if it stays there"
-        )
+        healthy = f"healthy to {number(history.healthy_end)}"
+        sentence = f"{_k3_clause(history)}, {healthy}; more steps will tell if it stays"
         advice = "Wait for more steps, or log more rollouts a step."
     else:
         return []
@@ -355,10 +422,9 @@ def _k3_clause(history: History) -> str:
         return levels.in_words(now, when)
     if now > history.healthy_end >= others:
         return (
-            f"k3 of {TRAINER_ROLLOUT} is {number(others)} {when} without the largest token of each, and {number(now)} "
-            "with it"
+            f"the mismatch (k3) is {number(others)} {when} without the largest token of each, and {number(now)} with it"
         )
-    return f"k3 of {TRAINER_ROLLOUT} is {number(now)} {when}"
+    return f"the mismatch (k3) is {number(now)} {when}"
 
 
 def _of_course(history: History, named: Collection[str]) -> tuple[DiagnosisCause, ...]:
@@ -416,10 +482,10 @@ def _is_current(cause: DiagnosisCause, history: History) -> bool:
     return step is None or not history.k3.steps or step >= history.k3.steps[0]
 
 
-def _causes(found: Sequence[DiagnosisCause], history: History, fallen: int | None) -> tuple[DiagnosisCause, ...]:
+def _causes(found: Sequence[DiagnosisCause], history: History, wrong: int | None) -> tuple[DiagnosisCause, ...]:
     """Return the causes: those of the mismatch first, proven ones before possible ones, the lint's in their order.
 
-    A cause that a probe shows replaces possible ones. What the reward's fall at step `fallen` made comes last.
+    A cause that a probe shows replaces possible ones. What began when the run went wrong, at step `wrong`, comes last.
     """
     probed = any(each.source in _PROBES and each.certainty == "shown" and _is_current(each, history) for each in found)
     names = {each.name for each in found}
@@ -428,13 +494,14 @@ def _causes(found: Sequence[DiagnosisCause], history: History, fallen: int | Non
         for each in found
         if not (probed and each.certainty == "possible") and names.isdisjoint(_YIELDS.get(each.name, ()))
     ]
-    kept = [_consequence(each, fallen) if _follows(each, fallen) else each for each in kept]
+    kept = [_consequence(each, wrong) if _follows(each, wrong) else each for each in kept]
     return tuple(
         sorted(
             kept,
             key=lambda each: (
-                _follows(each, fallen),
+                _follows(each, wrong),
                 not each.explains,
+                not each.title,
                 each.certainty != "shown",
                 _SOURCES.index(each.source),
             ),
@@ -442,13 +509,24 @@ def _causes(found: Sequence[DiagnosisCause], history: History, fallen: int | Non
     )
 
 
-def _follows(cause: DiagnosisCause, fallen: int | None) -> bool:
-    """Return whether a fault that makes no mismatch began after the reward fell."""
-    return fallen is not None and not cause.explains and int(cause.evidence.get("first_step", fallen)) > fallen
+def _went_wrong(grave: Sequence[PastAlert], history: History) -> int | None:
+    """Return the first onset of a run whose reward fell; None if it did not, or the run began so."""
+    if all(each.rule not in REWARD_RULES for each in grave):
+        return None
+    began = min(each.onset for each in grave)
+    steps = (*history.first_k3.steps[:1], *history.k3.steps[:1], *history.reward.steps[:1])
+    if began > min(steps, default=began):
+        return began
+    return min(each.onset for each in grave if each.rule in REWARD_RULES)
 
 
-def _consequence(cause: DiagnosisCause, fallen: int | None) -> DiagnosisCause:
-    sentence = f"{cause.sentence} It began after the fall of the reward at step {fallen}: a consequence."
+def _follows(cause: DiagnosisCause, wrong: int | None) -> bool:
+    """Return whether a fault that makes no mismatch began when the run went wrong, or later."""
+    return wrong is not None and not cause.explains and int(cause.evidence.get("first_step", -1)) >= wrong
+
+
+def _consequence(cause: DiagnosisCause, wrong: int | None) -> DiagnosisCause:
+    sentence = f"{cause.sentence} It began after the run went wrong at step {wrong}: a consequence."
     return replace(cause, sentence=sentence, title="", what_to_do="")
 
 
@@ -466,7 +544,8 @@ def _next_steps(
     ]
     found += [each.what_to_do for each in causes]
     found += _to_doctor(causes, history)
-    found += [each.what_to_do for each in ordered if each.rule != COLLAPSE_RULE]
+    # What follows from the same cause has the same remedy.
+    found += [each[0].what_to_do for each in episodes_of(grave) if each[0].rule != COLLAPSE_RULE]
     found += [each.what_to_do for each in missing]
     return tuple(dict.fromkeys(filter(None, found)))
 

@@ -127,7 +127,7 @@ class LagLevels:
         stale = [lag for lag in self.tokens if lag != AT_LAG_ZERO]
         share = percent(sum(self.tokens[lag] for lag in stale) / sum(self.tokens.values()))
         return (
-            f"at lag 0 k3 of {TRAINER_ROLLOUT} is {number(self.k3[AT_LAG_ZERO])} {when}; the mean of all tokens is "
+            f"at lag 0 the mismatch (k3) is {number(self.k3[AT_LAG_ZERO])} {when}; the mean of all tokens is "
             f"{number(mean)}, with {share} of them at {lags_in_words(stale)}"
         )
 
@@ -141,7 +141,7 @@ class LagLevels:
             if math.isfinite(k3) and lag != AT_LAG_ZERO
         )
         return (
-            f"k3 of {TRAINER_ROLLOUT} is {number(mean)} and {few} at lag 0, so that numerics cannot be told from "
+            f"the mismatch (k3) is {number(mean)} and {few} at lag 0, so that numerics cannot be told from "
             f"staleness: it is {levels}"
         )
 

@@ -80,7 +80,7 @@ def order_in_words(evidence: Mapping[str, Any]) -> str:
         return f"the mismatch had not risen {until}"
     if first == "zero":
         return "k3 is exactly 0 in all steps, so that it tells nothing of the mismatch"
-    return "it cannot be told whether the mismatch rose first, as too few steps measured it" if first else ""
+    return "too few steps measured the mismatch to tell if it rose first" if first else ""
 
 
 def mismatch_in_words(evidence: Mapping[str, Any]) -> str:

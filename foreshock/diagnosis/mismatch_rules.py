@@ -26,7 +26,7 @@ CHI2_PER_K3 = 5.0
 STEP_RULE = "mismatch_step"
 """The rule of single steps, which the diagnosis names also when they are over."""
 
-PROBE = "Probe a step that has a checkpoint and read its attribution, which says what the data tells about the cause."
+PROBE = "Save a checkpoint, then `foreshock probe RUN STEP` names the part that differs."
 LOWER = "Lower the learning rate. Find the cause with a probe before you raise it again."
 
 range_rule = partial(ThresholdRule, lag_zero_only=True, what_to_do=PROBE)
@@ -101,7 +101,7 @@ def _k3_rules(k3: HealthyRange, model: str) -> tuple[ThresholdRule, ...]:
             lag_zero_only=True,
             why=f"The baseline of k3 is above {threshold_number(critical)} nats per token, which is critical for "
             f"{model}. Rules that compare with the baseline cannot see this mismatch.",
-            what_to_do=f"Do not trust the baseline. {PROBE}",
+            what_to_do=f'The run started critical: "rise" alerts cannot fire. {PROBE}',
             source=k3.source,
         ),
     )

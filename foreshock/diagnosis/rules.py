@@ -34,7 +34,8 @@ class RuleState:
     """A rule's consecutive steps beyond its threshold or back within it, when it fired and cleared, its evidence.
 
     ``evidence`` has a number for each bet of a rule that pools all steps, and the newest values of one that judges
-    their median. ``began`` is the first of the newest steps in a row beyond the threshold.
+    their median. ``began`` is the first of the newest steps in a row that have left the baseline, or without one are
+    beyond the threshold.
     """
 
     beyond: int = 0
@@ -170,7 +171,7 @@ def _advance_rule(
         evidence = add_evidence(evidence, rule.pooled, pooled, threshold)
     # Counted up to the duration only, so that states with and without a late step become equal again.
     beyond = min(state.beyond + 1, rule.minimum_duration) if rule.is_beyond(value, threshold) else 0
-    began = None if not beyond else step if state.began is None else state.began
+    began = (step if state.began is None else state.began) if _has_left(rule, value, judged) else None
     back = min(state.back + 1, rule.minimum_duration) if rule.is_back(value, threshold) else 0
     if state.fired_step is None:
         cooling_down = state.cleared_step is not None and step <= state.cleared_step + rule.cooldown_steps
@@ -193,6 +194,17 @@ def _advance_rule(
         return RuleState(beyond, back, step, state.cleared_step, evidence, began), event
     cleared = replace(event, change="cleared", fired_step=state.fired_step)
     return RuleState(beyond, back, None, step, (), began), cleared
+
+
+def _has_left(rule: ThresholdRule, value: float, judged: Judged) -> bool:
+    """Return whether a value is more than halfway, in logarithms, from the run's own baseline to the threshold.
+
+    From the first such step in a row on, an alert is dated: a rise to five times the baseline began before it was one.
+    """
+    threshold = judged.threshold
+    if rule.relative is not None and judged.level > 0.0 and threshold > 0.0:
+        threshold = math.sqrt(threshold * judged.level)
+    return rule.is_beyond(value, threshold)
 
 
 def _episodes(before: Mapping[str, int], firing: Mapping[str, int], rules: Sequence[ThresholdRule]) -> dict[str, int]:

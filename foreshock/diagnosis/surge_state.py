@@ -234,7 +234,7 @@ _SEVERITY: Mapping[SurgeKind, Severity] = {
     "ramp": "info",
 }
 _WHY: Mapping[SurgeKind, str] = {
-    "surge": "The mean response length has doubled steeply: the length surge that precedes a collapse.",
+    "surge": "The mean response length has doubled steeply: a length surge.",
     "early_surge": "The mean response length has doubled steeply within the first steps. Many healthy runs do so, "
     "and no mismatch, gradient or reward rule is firing.",
     "surge_again": "The mean response length has doubled steeply once more.",

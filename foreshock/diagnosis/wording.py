@@ -57,7 +57,8 @@ def as_clause(sentence: str) -> str:
 
 def as_sentence(clause: str) -> str:
     """Return a clause as a sentence of its own: with a capital, a full stop, and its other letters as they are."""
-    return f"{clause[:1].upper()}{clause[1:].rstrip('.')}."
+    first = clause[:1].upper() if clause[:1].isascii() else clause[:1]
+    return f"{first}{clause[1:].rstrip('.')}."
 
 
 MOST_RANKS = 8

@@ -282,7 +282,7 @@ def _causes(
                 name=name,
                 sentence=f"{title} ({when if steps > 1 else f'step {first}'}): {sentence}",
                 source="notary" if row.source == "notary" else "lint",
-                title=sentence.rstrip(".").replace(". ", "; ") if row.source == "notary" else title,
+                title=_title(row),
                 certainty="shown" if name not in CHECKS or CHECKS[name].proven else "possible",
                 explains=name not in CHECKS or CHECKS[name].explains,
                 what_to_do=remedy or "",
@@ -290,6 +290,13 @@ def _causes(
             )
         )
     return tuple(causes), tuple(undeclared), tuple(unlogged)
+
+
+def _title(found: Any) -> str:
+    """Return a finding as a clause of the headline; empty if no headline names it."""
+    if found.source == "notary":
+        return str(found.sentence).rstrip(".").replace(". ", "; ")
+    return "" if found.name in CHECKS and CHECKS[found.name].auxiliary else str(found.title)
 
 
 def _awaited(session: Session, run_id: str, observed: int | None) -> tuple[AwaitedShards, ...]:

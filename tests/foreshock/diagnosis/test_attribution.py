@@ -26,7 +26,7 @@ def test_the_link_that_is_most_of_it_is_named(link: int) -> None:
     found = attributed((sizes[0], sizes[1], sizes[2]))
     headline = conclude_attribution(evidence_of(found))[0]
     assert (headline.kind, headline.link, headline.names_cause) == ("cause", found.links[link].name, True)
-    assert headline.sentence.startswith("Most of the mismatch, 100 % (range over the prompts 100 %), is in ")
+    assert headline.sentence.startswith("All of the mismatch is in ")
 
 
 def test_uneven_prompts_with_two_equal_links_name_no_cause() -> None:

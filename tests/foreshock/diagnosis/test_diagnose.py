@@ -34,7 +34,7 @@ def test_a_healthy_run_gives_its_numbers() -> None:
     assert found.verdict == "healthy"
     assert found.since is None
     assert found.headline == (
-        "Healthy: k3 of trainer/rollout is 2.0e-5 in the newest 10 measured steps; the reward, 0.90, has not fallen."
+        "Healthy: the mismatch (k3) is 2.0e-5 in the newest 10 measured steps; the reward, 0.90, has not fallen."
     )
 
 
@@ -42,7 +42,7 @@ def test_the_gravest_open_alert_is_the_verdict_since_the_step_at_which_it_fired(
     found = diagnose(replace(HEALTHY, alerts=(COLLAPSE, RISE)))
     assert (found.verdict, found.since) == ("critical", 25)
     assert found.headline == (
-        "Critical since step 25: the reward fell from 0.85 to 0.03 (found at step 30); 1 more alert."
+        "Critical since step 25: the reward fell from 0.85 to 0.03 (found at step 30); 1 more episode."
     )
     assert [each.rule for each in found.events] == ["mismatch_rise", "reward_collapse"]
     way_back = "Stop, or go back to a checkpoint from before step 20, where it began."
@@ -93,7 +93,7 @@ def test_info_and_closed_alerts_never_change_the_verdict() -> None:
 def test_what_the_trainer_reports_is_told_and_not_judged() -> None:
     found = diagnose(replace(HEALTHY, k3=SteppedValues(), tokens=[], reported_k3=2e-4))
     assert found.headline.startswith(
-        "Unknown: no step has both log-probs yet; the trainer reports a k3 of 2.0e-4, which cannot be checked; the "
+        "Unknown: no step has both log-probs; the trainer reports a k3 of 2.0e-4, which cannot be checked; the "
     )
 
 
@@ -120,7 +120,7 @@ def test_what_clients_lost_is_missing() -> None:
 
 def test_too_little_is_unknown_and_says_what_is_missing() -> None:
     no_log_probs = diagnose(replace(HEALTHY, k3=SteppedValues(), tokens=[]))
-    assert no_log_probs.headline == "Unknown: no step has both log-probs yet; the reward, 0.90, has not fallen."
+    assert no_log_probs.headline == "Unknown: no step has both log-probs; the reward, 0.90, has not fallen."
     few = LEAST_MEASURED_STEPS - 1
     young = replace(HEALTHY, k3=SteppedValues(list(range(few)), [2e-5] * few), tokens=[5000] * few)
     assert diagnose(young).headline.startswith(f"Unknown: {few} steps with both log-probs")
@@ -129,11 +129,11 @@ def test_too_little_is_unknown_and_says_what_is_missing() -> None:
 
 
 def test_k3_above_the_range_is_not_healthy_before_an_alert_fires() -> None:
-    above = replace(HEALTHY, k3=SteppedValues(list(STEPS), [2e-3] * 40), model_kind="dense")
+    above = replace(HEALTHY, k3=SteppedValues([each + 5 for each in STEPS], [2e-3] * 40), model_kind="dense")
     found = diagnose(above)
     assert found.headline == (
-        "Unknown: k3 of trainer/rollout is 2.0e-3 in the newest 10 measured steps, above the healthy range, which ends "
-        "at 1.0e-3; more steps will tell if it stays there; the reward, 0.90, has not fallen."
+        "Unknown: the mismatch (k3) is 2.0e-3 in the newest 10 measured steps, healthy to 1.0e-3; more steps will tell "
+        "if it stays; the reward, 0.90, has not fallen."
     )
     assert diagnose(replace(above, alerts=(RISE,))).verdict == "warning"
     assert diagnose(replace(above, model_kind="moe")).verdict == "healthy"
@@ -178,15 +178,13 @@ FLAT = DiagnosisCause(
     name="no_reward_spread", sentence="No spread.", source="lint", title="no group has a spread", explains=False,
     what_to_do="Check the reward.", evidence={"first_step": 1},
 )  # fmt: skip
-ENTROPY = DiagnosisCause(
-    name="entropy_of_trainer", sentence="Of π.", source="lint", title="`entropy` is that of π", explains=False
-)
+ENTROPY = DiagnosisCause(name="entropy_of_trainer", sentence="Of π.", source="lint", explains=False)
 
 
 def test_the_headline_names_what_makes_the_mismatch() -> None:
     found = diagnose(replace(HEALTHY, alerts=(RISE,), causes=(ENTROPY, FLAT, SHIFT)))
     assert found.headline == "Warning since step 20: k3 has risen fivefold; the data show: they are shifted."
-    assert [each.name for each in found.causes] == ["shifted_log_probs", "entropy_of_trainer", "no_reward_spread"]
+    assert [each.name for each in found.causes] == ["shifted_log_probs", "no_reward_spread", "entropy_of_trainer"]
     # A possible cause of the mismatch says more than a proven fault of another column.
     possible = replace(SHIFT, certainty="possible")
     found = diagnose(replace(HEALTHY, alerts=(RISE,), causes=(ENTROPY, possible)))
@@ -238,8 +236,8 @@ def test_one_token_a_step_does_not_make_a_run_unhealthy() -> None:
 def test_a_small_k3_of_log_probs_that_did_not_sample_is_not_healthy() -> None:
     found = diagnose(replace(HEALTHY, causes=(SHIFT, FLAT)))
     assert found.headline == (
-        "Warning: they are shifted, so that k3 is not the mismatch; the reward, 0.90, has not fallen; no group has a "
-        "spread."
+        "Warning: they are shifted, so that k3 is not the mismatch; no group has a spread; the reward, 0.90, has not "
+        "fallen."
     )
     since = diagnose(replace(HEALTHY, causes=(replace(SHIFT, evidence={"first_step": 3}),)))
     assert (since.verdict, since.since) == ("warning", 3)
@@ -252,9 +250,9 @@ def test_a_small_k3_of_log_probs_that_did_not_sample_is_not_healthy() -> None:
 
 def test_a_large_mismatch_of_few_steps_is_said() -> None:
     young = replace(HEALTHY, k3=SteppedValues([0, 1], [5e-2] * 2), tokens=[5000] * 2)
-    assert "k3 of trainer/rollout is 5.0e-2 so far, above the healthy range" in diagnose(young).headline
+    assert "the mismatch (k3) is 5.0e-2 so far, healthy to 1.0e-3" in diagnose(young).headline
     small = replace(young, k3=SteppedValues([0, 1], [2e-5] * 2))
-    assert "above" not in diagnose(small).headline
+    assert "so far" not in diagnose(small).headline
 
 
 def test_after_a_probe_the_doctor_finds_the_setting() -> None:
@@ -345,3 +343,56 @@ def test_what_is_there_since_the_first_step_is_told_however_long_the_run(last: i
         first_k3=SteppedValues([each for each in early.steps if each < newest[0]], early.values[: newest[0] - 1]),
     )
     assert [each.name for each in diagnose(static).causes] == ["static_mismatch"]
+
+
+def test_a_fault_that_begins_with_the_first_nan_is_a_consequence_of_it() -> None:
+    nan = PastAlert("log_probs_not_finite", "warning", 24, True, "Some log-probs are NaN.", evidence={"cause": "data"})
+    cut = replace(FLAT, name="all_truncated", evidence={"first_step": 24}, what_to_do="Raise the limit.")
+    found = diagnose(replace(HEALTHY, alerts=(COLLAPSE, nan), causes=(cut,)))
+    assert "Raise the limit." not in found.next_steps
+    # What is there since the first step is no consequence.
+    from_start = replace(cut, evidence={"first_step": 0})
+    found = diagnose(replace(HEALTHY, alerts=(COLLAPSE, replace(nan, step=0)), causes=(from_start,)))
+    assert "Raise the limit." in found.next_steps
+
+
+def test_a_possible_cause_is_told_while_more_steps_are_awaited() -> None:
+    young = replace(HEALTHY, k3=SteppedValues([0, 1], [5e-2] * 2), tokens=[5000] * 2)
+    looks = replace(SHIFT, name="temperatures_differ", title="two temperatures", certainty="possible")
+    found = diagnose(replace(young, causes=(looks,)))
+    assert found.headline == (
+        "Unknown: 2 steps with both log-probs, 5 are needed; the mismatch (k3) is 5.0e-2 so far, healthy to 1.0e-3; "
+        "probably two temperatures."
+    )
+    assert "probably" not in diagnose(replace(HEALTHY, causes=(looks,))).headline
+
+
+def test_a_headline_has_at_most_160_characters_and_the_news_first() -> None:
+    long = replace(SHIFT, title="the two are shifted " + "by one token each " * 4)
+    for changes in ({"alerts": (RISE, COLLAPSE)}, {}, {"k3": SteppedValues()}):
+        found = diagnose(replace(HEALTHY, causes=(long, replace(FLAT, title=long.title)), **changes))
+        assert len(found.headline) <= 160
+        assert found.headline.endswith(".")
+
+
+def test_a_symbol_at_the_start_of_a_sentence_keeps_its_letter() -> None:
+    missing = (MissingData(sentence="μ was truncated"), MissingData(sentence="k3 is not logged"))
+    lines = diagnose(replace(HEALTHY, unlogged=(*missing, MissingData(sentence="no lag")))).parts()["Missing"]
+    assert lines == ["μ was truncated.", "k3 is not logged.", "No lag."]
+
+
+def test_alerts_of_one_cause_are_one_line_and_one_thing_to_do() -> None:
+    rules = ("mismatch_warning", "chi2_high", "tail_heavy", "absolute_difference", "mean_ratio_off", "gradient_rise")
+    causes = ("mismatch",) * 4 + ("sampling", "gradient")
+    alerts = tuple(
+        replace(RISE, rule=rule, why=f"{rule}.", what_to_do=f"Look at {rule}.", evidence={"cause": cause})
+        for rule, cause in zip(rules, causes, strict=True)
+    )
+    found = diagnose(replace(HEALTHY, alerts=alerts))
+    assert "more" not in found.headline
+    (line,) = found.parts()["What happened, in order"]
+    assert line.startswith("Step 20: mismatch warning. mismatch_warning. With it: absolute difference, chi2 high, ")
+    assert line.endswith(" and 1 more.")
+    assert len(found.events) == len(alerts)
+    assert found.next_steps[0] == "Look at mismatch_warning."
+    assert not any("gradient" in each for each in found.next_steps)

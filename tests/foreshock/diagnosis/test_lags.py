@@ -115,8 +115,8 @@ def history(steps: Sequence[Mapping[str, float]], **values: Any) -> History:
 def test_the_headline_tells_numerics_and_staleness_apart() -> None:
     found = diagnose(history([mixed({"0": 5e-4, "1": 0.02, "2": 0.09}, {"0": 3200, "1": 3800, "2": 3000})] * 20))
     assert found.headline == (
-        "Healthy: at lag 0 k3 of trainer/rollout is 5.0e-4 in the newest 10 measured steps; the mean of all tokens is "
-        "3.5e-2, with 68 % of them at lags 1 to 2; no reward is logged."
+        "Healthy: at lag 0 the mismatch (k3) is 5.0e-4 in the newest 10 measured steps; the mean of all tokens is "
+        "3.5e-2, with 68 % of them at lags 1 to 2."
     )
 
 
@@ -125,9 +125,10 @@ def test_without_tokens_at_lag_zero_a_large_k3_is_not_healthy() -> None:
     found = diagnose(stale)
     assert found.verdict == "unknown"
     assert found.headline == (
-        "Unknown: k3 of trainer/rollout is 0.17 and no token is at lag 0, so that numerics cannot be told from "
-        "staleness: it is 5.0e-2 at lag 1, 0.15 at lag 2, 0.31 at lag 3."
+        "Unknown: the mismatch (k3) is 0.17 and no token is at lag 0, so that numerics cannot be told from "
+        "staleness: it is 5.0e-2 at lag 1, 0.15 at lag 2."
     )
+    assert found.missing[0].sentence.endswith("5.0e-2 at lag 1, 0.15 at lag 2, 0.31 at lag 3")
     assert "newest weights" in found.missing[0].what_to_do
     # Within the range of lag 0 at a lag of 1: staleness only adds to numerics.
     assert diagnose(history([mixed({"1": 5e-4}, {"1": 2000})] * 20)).verdict == "healthy"
@@ -163,7 +164,7 @@ def test_without_versions_the_step_is_judged_as_a_whole() -> None:
     whole = {K3: 0.5, "trainer/rollout:tokens": 5000.0, **dict.fromkeys(TOKENS_KEYS.values(), 0.0)}
     assert "mismatch_critical" in dict(fired(events_of([whole] * 30)))
     found = diagnose(history([{**whole, K3: 5e-4}] * 20))
-    assert found.headline.startswith("Healthy: k3 of trainer/rollout is 5.0e-4 in the newest 10 measured steps")
+    assert found.headline.startswith("Healthy: the mismatch (k3) is 5.0e-4 in the newest 10 measured steps")
 
 
 @pytest.mark.parametrize(

@@ -41,13 +41,13 @@ STATE_TONES: dict[str, Tone] = {
 PHASES: dict[str, str] = {
     "warming": "warming: no baseline yet",
     "watching": "watching: nothing lowers the rate",
-    "decaying": "lowered by the control loop, a schedule or an operator",
+    "decaying": "lowered",
     "floor": "on the floor",
     "held": "held until it is released",
 }
 MODES: dict[str, Label] = {
     "shadow": Label("shadow mode: the trainer gets 1.0"),
-    "apply": Label("apply mode: sent to trainers that ask", "good"),
+    "apply": Label("apply mode: the trainer uses this scale", "good"),
 }
 VERDICT_TONES: dict[ranges.Verdict, Tone] = {"healthy": "", "warning": "warning", "critical": "critical", "unknown": ""}
 TONES: dict[str, Tone] = {"info": "", "warning": "warning", "critical": "critical"}

@@ -4,13 +4,15 @@ import logging
 import secrets
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from sqlalchemy import ColumnElement, Select, case, exists, or_, select
 from sqlalchemy.orm import Session
 
 from foreshock import clock, page_addresses, retry, severity
 from foreshock.api.watch import STANDING
+from foreshock.diagnosis import episodes
+from foreshock.diagnosis.history import PastAlert
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
 from foreshock_service.platform.database.tables import Alert, Notification, Run, StoredDiagnosis, new_identifier
@@ -75,7 +77,7 @@ def _message(session: Session, row: Notification, page_root: str) -> Message | N
     of_verdict = row.change.startswith(_PREFIX)
     alert = None if of_verdict else session.get(Alert, row.alert_id)
     run = session.get(Run, row.run_id)
-    if run is None or run.deleted_at_us is not None or (alert is not None and not _still_says(row, alert)):
+    if run is None or run.deleted_at_us is not None or (alert is not None and not _still_says(session, row, alert)):
         return None
     said = verdicts_of_runs(session, [run.id])[run.id]
     if of_verdict and said.verdict != row.change.removeprefix(_PREFIX):
@@ -160,11 +162,11 @@ def _add(session: Session, target: NotificationTarget, found: Sequence[Change]) 
     # Of an episode's alerts only the most severe is sent.
     opened.sort(key=lambda each: (severity.severity_rank(each[1].severity), each[1].step, each[1].rule))
     for change, alert in opened:
-        # Alertmanager groups alerts itself.
-        spoken = not target.is_alertmanager and is_told_by_episode(session, target.name, alert)
+        spoken = is_told_by_episode(session, target.name, alert)
         add(session, target.name, change, now_us, "dropped" if spoken else "pending")
     for change in found:
-        if change.change != OPENED:
+        # An alert that ends before its episode is told about again later.
+        if change.change != OPENED and not (change.change == RESOLVED and _goes_on(session, change.alert_id)):
             add(session, target.name, change, now_us)
 
 
@@ -197,14 +199,15 @@ def _lease(
     return row, message, now_us
 
 
-def _still_says(row: Notification, alert: Alert) -> bool:
+def _still_says(session: Session, row: Notification, alert: Alert) -> bool:
     """Return whether the alert is still in the state that the row reports, of the same opening."""
     if row.occurrence != alert.opened_at_us:
         return False
     if row.change != OPENED:
         return alert.state in ("resolved", "retracted")
     if row.sent_at_us is not None:
-        return alert.state in STANDING
+        # Alertmanager is told as long as the episode lasts.
+        return alert.state in STANDING or _goes_on(session, alert.id)
     return alert.state != "retracted"
 
 
@@ -263,10 +266,7 @@ def alerts_to_tell(
 
 
 def is_told_by_episode(session: Session, target: str, alert: Alert) -> bool:
-    """Return whether an alert of the same episode, at least as severe, is in the target's outbox and not dropped."""
-    episode = (alert.evidence.get("cause"), alert.evidence.get("episode"))
-    if None in episode:
-        return False
+    """Return whether the target was told enough by another alert of the run: it stands, or is of the same episode."""
     told = (
         select(Alert)
         .join(Notification, Notification.alert_id == Alert.id)
@@ -277,14 +277,31 @@ def is_told_by_episode(session: Session, target: str, alert: Alert) -> bool:
             Alert.run_id == alert.run_id,
             Alert.attempt == alert.attempt,
             Alert.id != alert.id,
-            Alert.step >= alert.evidence["episode"],
         )
     )
-    return any(
-        (other.evidence.get("cause"), other.evidence.get("episode")) == episode
-        and severity.severity_rank(other.severity) <= severity.severity_rank(alert.severity)
-        for other in session.scalars(told)
-    )
+    number = alert.evidence.get("episode")
+    others = [
+        _past(each)
+        for each in session.scalars(told)
+        if each.state in STANDING or (number is not None and each.evidence.get("episode") == number)
+    ]
+    return episodes.is_told(_past(alert), others)
+
+
+def _goes_on(session: Session, alert_id: str) -> bool:
+    """Return whether an alert has ended and another alert of its episode stands."""
+    alert = session.get(Alert, alert_id)
+    if alert is None or alert.state == "retracted":
+        return False
+    query = select(Alert).where(Alert.run_id == alert.run_id, Alert.attempt == alert.attempt, Alert.id != alert.id)
+    standing = session.scalars(query.where(Alert.state.in_(STANDING), Alert.severity != "info"))
+    family = episodes.family_of(alert.rule, alert.evidence)
+    return any(episodes.family_of(each.rule, each.evidence) == family for each in standing)
+
+
+def _past(alert: Alert) -> PastAlert:
+    known = cast(severity.Severity, alert.severity)
+    return PastAlert(alert.rule, known, alert.step, alert.state in STANDING, alert.why, evidence=alert.evidence)
 
 
 def add(session: Session, target: str, change: Change, now_us: int, state: str = "pending") -> None:

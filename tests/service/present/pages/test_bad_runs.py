@@ -21,8 +21,8 @@ SENTENCES = {
     "nothing": "Unknown: no step is complete yet.",
     "one step": "Unknown: 1 step with both log-probs, 5 are needed",
     "one rollout": "Unknown: 1 step with both log-probs, 5 are needed",
-    "only lengths": "Unknown: no step has both log-probs yet.",
-    "only scalars": "Unknown: no step has both log-probs yet; the reward, 0.85, has not fallen.",
+    "only lengths": "Unknown: no step has both log-probs.",
+    "only scalars": "Unknown: no step has both log-probs; the reward, 0.85, has not fallen.",
     "NaN everywhere": "Warning since step 1: some log-probs are NaN, infinite or placeholders",
     "500 alerts": "Critical since step 1: scalar 0 is above 1; ",
 }

@@ -51,7 +51,7 @@ class TestForms:
         http.post(f"{own_run.forms}/advice", data={"kind": "apply", "reason": "ready", "csrf_token": token})
         assert http.get(f"/v1/runs/{own_run.id}").json()["advice_mode"] == "apply"
         page = http.get(own_run.address).text
-        assert "apply mode: sent to trainers that ask" in page
+        assert "apply mode: the trainer uses this scale" in page
         assert "not acknowledged" in page
         acknowledged = {"revision": 1, "step": 3, "applied_lr": 2e-7, "applied_scale": 0.5}
         http.post(f"/v1/runs/{own_run.id}/lr-advice/ack", json=acknowledged).raise_for_status()

@@ -28,8 +28,8 @@ HOLD = Action("hold", "Hold", "Freeze the scale until it is released.")
 RELEASE = Action("release", "Release", "Continue the schedule from here.")
 HALVE = Action("halve", "Halve now", "Halve the scale once, from the next step on.")
 RAISE = Action("raise", "Raise once", "Take one halving back, from the next step on.")
-APPLY = Action("apply", "Send it to the trainer", "Apply mode: trainers that ask get the advised scale.")
-SHADOW = Action("shadow", "Only show it", "Shadow mode: the trainer gets 1.0, the advice is only shown.")
+APPLY = Action("apply", "Apply it", "Apply mode: trainers that ask get the advised scale.")
+SHADOW = Action("shadow", "Stop applying", "Shadow mode: the trainer gets 1.0, the advice is only shown.")
 
 # A plan without an end is drawn at least this many steps beyond now.
 SHORTEST_OUTLOOK = 20

@@ -1,6 +1,5 @@
 """Alerts, announced changes and their marks in curves."""
 
-from collections.abc import Iterable
 from itertools import accumulate
 from typing import Any, get_args
 from urllib.parse import urlencode
@@ -101,14 +100,6 @@ def standing_alerts(viewing: Viewing, run_id: str) -> list[watch.AlertRecord]:
     states: tuple[watch.AlertState, ...] = watch.STANDING
     found = alerts_of_run(viewing.session, viewing.principal, run_id, states, None, MOST_ALERTS).items
     return sorted(found, key=lambda each: (severity_rank(each.severity), each.onset, each.rule))
-
-
-def episodes_of(alerts: Iterable[watch.AlertRecord]) -> list[list[watch.AlertRecord]]:
-    """Return the alerts by cause, in their order: many rules fire for one mismatch, and the first tells it."""
-    found: dict[str, list[watch.AlertRecord]] = {}
-    for alert in alerts:
-        found.setdefault(str(alert.evidence.get("cause", alert.rule)), []).append(alert)
-    return list(found.values())
 
 
 ALERTS_ON_A_PAGE = 25

@@ -6,6 +6,7 @@ from urllib.parse import urlencode
 
 from foreshock import page_addresses
 from foreshock.api.runs import IncompleteStep, RunRecord, WeightsRecord
+from foreshock.diagnosis.episodes import episodes_of
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.present.pages import rendering, view_models
 from foreshock_service.present.pages.presenters import advice, alerts, figures
@@ -45,7 +46,7 @@ def run_page(viewing: Viewing, run_id: str) -> dict[str, Any]:
         "healthy_run": _healthy_run(viewing, run),
         "diagnosis": diagnosis_of_run(session, run_id),
         "alerts": len(standing),
-        "episodes": [each[: alerts.SHOWN_OF_EPISODE] for each in alerts.episodes_of(standing)[: alerts.SHOWN_EPISODES]],
+        "episodes": [each[: alerts.SHOWN_OF_EPISODE] for each in episodes_of(standing)[: alerts.SHOWN_EPISODES]],
         "advice": advice.advice_panel(viewing, run, baseline),
         "incomplete": _incomplete(viewing, run_id, steps.incomplete_steps(session, run_id)),
         "coverage": statistics,
