@@ -1,7 +1,7 @@
 """The learning-rate advice of a run."""
 
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Any
 
 from foreshock.learning_rate.advice import Applied, effect_in_words
@@ -53,6 +53,19 @@ def stairs_of(state: AdviceState, end: int) -> list[tuple[int, float]]:
     return stairs
 
 
+def lowered_in_words(state: AdviceState, now: int) -> str | None:
+    """Return what lowered the scale last, and at which step; None if nothing did."""
+    falls = [step for (_, before), (step, scale) in pairwise(stairs_of(state, now)) if scale < before]
+    if not falls:
+        return None
+    by = "the control loop"
+    if falls[-1] in state.halvings:
+        by = "an operator"
+    elif state.schedule is not None and falls[-1] in state.schedule.boundaries_until(falls[-1]):
+        by = "the schedule"
+    return f"lowered by {by} at step {falls[-1]}"
+
+
 def outlook_of(state: AdviceState, now: int) -> int:
     """Return the step up to which a plan is drawn."""
     if state.schedule is None or state.scale(now) <= state.schedule.floor:
@@ -74,6 +87,11 @@ def advice_panel(viewing: Viewing, run: Run, baseline: Run | None) -> dict[str, 
     if advice.observed_step is None:
         return None
     applied = None if advice.applied is None else Applied.from_json(advice.applied.model_dump())
+    lowered = None
+    if advice.phase == "decaying":
+        lowered = lowered_in_words(
+            service.read_snapshot(viewing.session, viewing.principal, run.id).state, advice.observed_step
+        )
     schedule = None
     if advice.schedule is not None:
         schedule = (
@@ -83,7 +101,7 @@ def advice_panel(viewing: Viewing, run: Run, baseline: Run | None) -> dict[str, 
     return {
         "advice": advice,
         "mode": rendering.MODES[advice.mode],
-        "phase": rendering.PHASES[advice.phase],
+        "phase": rendering.PHASES[advice.phase] if lowered is None else lowered,
         "schedule": schedule,
         "applied": effect_in_words(advice.mode, advice.revision, applied),
         "baseline": None if baseline is None else _beside(viewing, run, baseline),
