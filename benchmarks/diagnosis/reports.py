@@ -193,7 +193,8 @@ REPORTS = (
 
 def measure() -> list[Line]:
     """Measure the reports; every third one is held out."""
-    right, held = [], []
+    right: list[str] = []
+    held: list[str] = []
     for number, report in enumerate(REPORTS, start=1):
         story = report.make(np.random.default_rng([SEED, number]))
         found, _, _ = told(story)
