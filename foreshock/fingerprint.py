@@ -20,6 +20,9 @@ from foreshock.errors import ConfigurationError
 from foreshock.parsing import parse_json
 
 DTYPES: Final = ("float32", "bfloat16", "float16")
+ADAPTER_FLAG: Final = "adapter"
+"""The flag of a replay's fingerprint that says how a LoRA adapter was applied."""
+MERGED_ADAPTER: Final = "merged in float32"
 _SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 

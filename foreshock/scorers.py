@@ -17,6 +17,7 @@ from foreshock.comparisons import TRAINER_ROLLOUT, comparison_name
 from foreshock.third_party_scorers import found_in_packages
 
 Side = Literal["engine", "trainer"]
+Adapters = Literal["all", "layers", "none"]
 
 # The same scorer with another batch composition: its k3 against its plain self is the scorer's noise floor.
 NOISE_FLOOR_VARIANT = "rebatched"
@@ -64,6 +65,8 @@ class Scorer:
         hidden_states: `module:function` of the worker's code that gives its hidden states by layer; None: it does not.
         routes: `module:function` of the worker's code that records the experts of each token; None: it cannot.
         by_default: scored by probes that name no scorer. False for one that costs as much as sampling did.
+        adapters: the LoRA adapters that the implementation loads itself: all, those that change only dense layers, or
+            none. Of others it gets the base model with the adapter merged in float32.
     """
 
     name: str
@@ -75,6 +78,7 @@ class Scorer:
     hidden_states: str | None = None
     routes: str | None = None
     by_default: bool = True
+    adapters: Adapters = "none"
 
     @property
     def side(self) -> Side | None:
@@ -147,6 +151,7 @@ _torch_forward = partial(
     implementation="foreshock_probes.scorers.torch_forward:score",
     hidden_states="foreshock_probes.layer_divergence.torch_states:TorchStates",
     routes="foreshock_probes.routing.torch_routes:record",
+    adapters="all",
 )
 
 # Of two scorers at one place, the first one is preferred.
@@ -167,6 +172,7 @@ SCORERS: dict[str, Scorer] = {
             engine="vllm",
             implementation="foreshock_probes.scorers.vllm_scorers:score_decode",
             by_default=False,
+            adapters="layers",
         ),
         Scorer(
             name="vllm.prefill",
@@ -177,6 +183,7 @@ SCORERS: dict[str, Scorer] = {
             implementation="foreshock_probes.scorers.vllm_scorers:score_prefill",
             routes="foreshock_probes.routing.vllm_routes:record",
             hidden_states="foreshock_probes.layer_divergence.vllm_states:VllmStates",
+            adapters="layers",
         ),
         Scorer(
             name="vllm.http",
@@ -186,6 +193,7 @@ SCORERS: dict[str, Scorer] = {
             engine="http",
             implementation="foreshock_probes.scorers.http_servers:score_with_vllm",
             by_default=False,
+            adapters="all",
         ),
         Scorer(
             name="sglang.http",

@@ -12,10 +12,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks.failures import client_rows, service_rows
+from benchmarks.failures import client_rows, replay_rows, service_rows
 from benchmarks.failures.rows import Result, execute
 
-ROWS = [*client_rows.ROWS, *service_rows.ROWS]
+ROWS = [*client_rows.ROWS, *service_rows.ROWS, *replay_rows.ROWS]
 
 
 def main() -> int:

@@ -15,9 +15,10 @@ from foreshock.api.replays import MeanRecord
 from foreshock.diagnosis.conclusion import Conclusion, marked_links
 from foreshock.diagnosis.environments import conclude_environments
 from foreshock.diagnosis.wording import interval_of_share, interval_text, number, percent, plural
+from foreshock.fingerprint import ADAPTER_FLAG, MERGED_ADAPTER, Fingerprint
 from foreshock.interval_names import range_in_words
 from foreshock.measures.estimators.bootstrap import LEAST_CLUSTERS
-from foreshock.scorers import TRAINER_REPLAY
+from foreshock.scorers import ENGINE_REPLAY, TRAINER_REPLAY
 
 MAJORITY = 0.5
 MUCH_CANCELLATION = 1.2
@@ -25,6 +26,31 @@ MUCH_CANCELLATION = 1.2
 
 # A larger estimate only means that there is far too little data.
 _MOST_PROMPTS = 1_000_000
+
+
+def conclude_adapters(document: AttributionDocument) -> list[Conclusion]:
+    """Return the links whose replay rounded a LoRA adapter merged with its base model, because it loads no adapters."""
+    merged = {
+        score.scorer
+        for score in document.scores
+        if Fingerprint.from_dict(score.fingerprint).flags.get(ADAPTER_FLAG) == MERGED_ADAPTER
+        and score.fingerprint.get("dtype") != "float32"
+    }
+    return [
+        Conclusion(
+            "adapter-merged",
+            f"{' and '.join(ends)} scored the base model with the LoRA adapter merged, whose rounding gives other "
+            f"weights than were served. It is part of {link.name}{_share_of(link)}, so no cause is named for it; use a "
+            f"scorer that loads adapters, such as {ENGINE_REPLAY} or {TRAINER_REPLAY}.",
+            link.name,
+        )
+        for link in document.links
+        if link.rms_d > 0 and (ends := [name for name in link.name.split("/") if name in merged])
+    ]
+
+
+def _share_of(link: LinkRecord) -> str:
+    return f" ({percent(link.share)} of the mismatch)" if math.isfinite(link.share) else ""
 
 
 def conclude_links(document: AttributionDocument, so_far: Sequence[Conclusion]) -> list[Conclusion]:
@@ -238,5 +264,6 @@ def conclude_attribution(
     `others` are the attributions of the run's other probed steps, in step order; `exact` are of this step.
     """
     found = conclude_environments(document, others)
+    found += conclude_adapters(document)
     found += conclude_links(document, found)
     return (*found, *conclude_precision(document), *conclude_exact(document, exact))

@@ -8,6 +8,7 @@ ConclusionKind = Literal[
     "environment-differs",
     "environment-unknown",
     "environment-measured",
+    "adapter-merged",
     "cause",
     "cannot-tell",
     "no-majority",
@@ -20,7 +21,7 @@ ConclusionKind = Literal[
 ]
 
 # No later rule names a link with one of these conclusions a cause.
-_MARKS: frozenset[ConclusionKind] = frozenset({"environment-differs", "environment-unknown"})
+_MARKS: frozenset[ConclusionKind] = frozenset({"environment-differs", "environment-unknown", "adapter-merged"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,5 +39,5 @@ class Conclusion:
 
 
 def marked_links(so_far: Iterable[Conclusion]) -> frozenset[str]:
-    """Return the links that may not be named a cause, because the environments of their ends differ or are unknown."""
+    """Return the links that may not be named a cause, because their ends differ in what a replay did not reproduce."""
     return frozenset(each.link for each in so_far if each.kind in _MARKS and each.link is not None)

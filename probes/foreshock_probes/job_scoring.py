@@ -13,6 +13,7 @@ from foreshock.probe_kinds import EXACT, PROBE_KINDS
 from foreshock.retry import Backoff, retry, sleep_until_stopped
 from foreshock.rollouts import RolloutBatch, decode_exact, decode_rollouts, decode_scores
 from foreshock.scorers import EXACT_PAIRS, score_name
+from foreshock_probes.adapters import is_loaded_by
 from foreshock_probes.console import WorkerConsole
 from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment
 from foreshock_probes.engines.process import EngineError, JobAbandonedError, ScoreTask, run_tasks
@@ -77,12 +78,16 @@ class LeasedJob:
         `weights` None: the job's.
         """
         chosen = weights or self.weights
+        merges = chosen.adapter is not None and not is_loaded_by(requested.scorer, chosen.adapter)
+        adapter = None if merges or chosen.adapter is None else str(chosen.adapter)
         return ScoreTask(
             scorer=requested.scorer,
             variant=requested.variant,
-            weights_folder=str(chosen.folder),
+            weights_folder=str(self.library.merged(chosen) if merges else chosen.folder),
             weights_digest=chosen.digest,
             weights_version=chosen.version,
+            adapter=adapter,
+            merged_adapter=merges,
             options=dict(self.job.options.get(requested.scorer, {})),
             accelerator=self._accelerator,
             rollouts=str(self.rollouts_file),

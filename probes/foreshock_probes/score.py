@@ -12,6 +12,7 @@ spawns.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import stat
@@ -75,6 +76,8 @@ def _run_task(task: ScoreTask, rollouts: RolloutBatch, warm: WarmModel, report: 
         weights_folder=Path(task.weights_folder),
         weights_digest=task.weights_digest,
         weights_version=task.weights_version,
+        adapter=None if task.adapter is None else Path(task.adapter),
+        merged_adapter=task.merged_adapter,
         options=task.options,
         accelerator=task.accelerator,
     )
@@ -90,7 +93,9 @@ def _run_task(task: ScoreTask, rollouts: RolloutBatch, warm: WarmModel, report: 
         sample_ids=rollouts.sample_ids,
         log_probs=scored.log_probs,
         offsets=rollouts.response_offsets,
-        fingerprint=scored.fingerprint,
+        fingerprint=dataclasses.replace(
+            scored.fingerprint, flags={**scored.fingerprint.flags, **request.adapter_flags()}
+        ),
     )
     _write(encode_scores(scores), Path(task.result))
 

@@ -43,17 +43,20 @@ Stamp = tuple[tuple[str, int, int, int], ...]
 class Weights:
     """Verified weights, which may be loaded from `folder`.
 
-    `stamp` has name, size, inode and modification time (ns) of each file of the announced folder `announced` at the
-    time of verification. If an adapter was announced, `folder` holds `base`, the adapter's model, with the adapter
-    merged, unless only the adapter was requested.
+    `stamp` has name, size, inode and modification time (ns) of each file of the announced folder at the
+    time of verification. If an adapter was announced, `folder` holds its base model and `adapter` is its own folder.
     """
 
     folder: Path
-    announced: Path
     digest: str
     version: int | None
     stamp: Stamp
-    base: Path | None = None
+    adapter: Path | None = None
+
+    @property
+    def announced(self) -> Path:
+        """The folder that was announced and verified."""
+        return self.adapter or self.folder
 
     def check_unchanged(self) -> None:
         """Raise WeightsRefusedError if a file was replaced after verification; later scores are invalid."""
@@ -79,9 +82,7 @@ class WeightsLibrary:
         self._lock = threading.Lock()
         self._merged_models: dict[tuple[str, Stamp], tuple[ExitStack, Path]] = {}
 
-    def find(
-        self, checkpoint: JobWeightsRecord, project: str = DEFAULT_PROJECT, *, merges_adapters: bool = True
-    ) -> Weights:
+    def find(self, checkpoint: JobWeightsRecord, project: str = DEFAULT_PROJECT) -> Weights:
         """Return the verified weights of `checkpoint`, announced by a run of `project`.
 
         Raises UnknownRootError if this worker has no such root, WeightsGoneError if the weights are missing or need
@@ -106,13 +107,17 @@ class WeightsLibrary:
                 f"the weights of step {checkpoint.step} at {checkpoint.root}:{checkpoint.path} are not the announced "
                 f"ones: their digest is not {checkpoint.digest}; announce weights again after they were replaced"
             )
-        base = _base_of(root, folder) if is_adapter(folder) else None
-        merged = folder if base is None or not merges_adapters else self._merged(base, folder, digest)
-        return Weights(merged, folder, digest, checkpoint.weights_version, stamp, base)
+        if is_adapter(folder):
+            return Weights(_base_of(root, folder), digest, checkpoint.weights_version, stamp, folder)
+        return Weights(folder, digest, checkpoint.weights_version, stamp)
 
-    def _merged(self, base: Path, adapter: Path, digest: str) -> Path:
-        """Return the folder of the base model with the adapter merged; two are kept, because a job may need two."""
-        key = (digest, _stamp(adapter))
+    def merged(self, weights: Weights) -> Path:
+        """Return the folder of the base model with the adapter merged; two are kept, because a job may need two.
+
+        Raises WeightsGoneError if they cannot be merged.
+        """
+        assert weights.adapter is not None
+        key = (weights.digest, weights.stamp)
         with self._lock:
             if key not in self._merged_models:
                 if len(self._merged_models) == _KEPT_MODELS:
@@ -120,7 +125,7 @@ class WeightsLibrary:
                 with ExitStack() as folders:
                     folder = folders.enter_context(work_folder(MERGED)) / "model"
                     try:
-                        merge(adapter, base, folder)
+                        merge(weights.adapter, weights.folder, folder)
                     except (AdapterError, UnsupportedScoreError) as error:
                         raise WeightsGoneError(f"needs_conversion: {error}") from error
                     self._merged_models[key] = folders.pop_all(), folder

@@ -74,10 +74,11 @@ Score = tuple[NDArray[np.float32], Fingerprint]
 def scored(folder: Path, *asked: Asked, environment: EngineEnvironment = AS_IT_IS) -> list[Score]:
     """Return the log-probs [T] and the fingerprint of each score; consecutive ones of an engine have one process."""
     tasks = [each.task(folder, str(number)) for number, each in enumerate(asked)]
-    return run_tasks(tasks, _read, folder, environment=environment).results
+    return run_tasks(tasks, scores_of_task, folder, environment=environment).results
 
 
-def _read(task: ScoreTask) -> Score:
+def scores_of_task(task: ScoreTask) -> Score:
+    """Return what a task of scoring wrote."""
     scores = decode_scores(Path(task.result).read_bytes())
     return scores.log_probs, scores.fingerprint
 

@@ -166,18 +166,20 @@ def test_adapter_is_merged_with_its_base_model_below_the_root(root: Path, reques
     found = library.find(announce(root))
     assert found.digest == weights_digest(root / "run" / "step_1")
     plain = q_proj(root / "base")
-    torch.testing.assert_close(q_proj(found.folder), plain + delta)
-    assert (found.folder / "config.json").is_file()
-    assert library.find(announce(root)).folder == found.folder
+    assert (found.folder, found.adapter) == (root / "base", root / "run" / "step_1")
+    merged = library.merged(found)
+    torch.testing.assert_close(q_proj(merged), plain + delta)
+    assert (merged / "config.json").is_file()
+    assert library.merged(library.find(announce(root))) == merged
     found.check_unchanged()
     make_adapter(root, lora_alpha=16)
     with pytest.raises(WeightsRefusedError, match="changed during scoring"):
         found.check_unchanged()
     second = library.find(announce(root))
     assert second.digest != found.digest
-    torch.testing.assert_close(q_proj(second.folder), plain + 2.0 * delta)
-    # An examination replays the adapters of two steps in turn.
-    torch.testing.assert_close(q_proj(found.folder), plain + delta)
+    torch.testing.assert_close(q_proj(library.merged(second)), plain + 2.0 * delta)
+    # A job may need the weights of two steps in turn.
+    torch.testing.assert_close(q_proj(merged), plain + delta)
 
 
 def test_adapter_without_its_base_model_below_the_root_says_where_to_put_it(root: Path, tmp_path: Path) -> None:
@@ -190,7 +192,6 @@ def test_adapter_without_its_base_model_below_the_root_says_where_to_put_it(root
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"peft_type": "IA3"}, "has peft_type='IA3'"),
         ({"r": None}, "PEFT cannot load the adapter"),
         ({"target_modules": ["k_proj"]}, "describe other tensors, such as"),
         ({"use_dora": True}, "describe other tensors, such as .*lora_magnitude_vector"),
@@ -200,7 +201,14 @@ def test_adapter_that_cannot_be_merged_is_skipped_with_the_reason(
     root: Path, settings: dict[str, Any], reason: str
 ) -> None:
     make_adapter(root, **settings)
+    library = WeightsLibrary({"runs": root})
     with pytest.raises(WeightsGoneError, match=f"needs_conversion: .*{reason}"):
+        library.merged(library.find(announce(root)))
+
+
+def test_adapter_of_another_kind_is_skipped_with_the_reason(root: Path) -> None:
+    make_adapter(root, peft_type="IA3")
+    with pytest.raises(WeightsGoneError, match=r"needs_conversion: .*has peft_type='IA3'"):
         find(root)
 
 

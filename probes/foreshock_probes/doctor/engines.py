@@ -15,6 +15,7 @@ from foreshock.doctor.changes import CannotTryError
 from foreshock.errors import ForeshockError
 from foreshock.parsing import parse_json
 from foreshock.rollouts import RolloutBatch, decode_scores, encode_rollouts
+from foreshock_probes.adapters import base_folder_of, is_adapter, is_loaded_by
 from foreshock_probes.engines.process import ScoreTask, run_tasks
 
 _LONGEST_REASON = 240
@@ -45,10 +46,14 @@ class EngineReplays:
 
     def _scored(self, asked: str) -> NDArray[np.float32]:
         scorer, _, options = asked.partition(":")
+        adapter = self._folder if is_adapter(self._folder) else None
+        if adapter is not None and not is_loaded_by(scorer, adapter):
+            raise CannotTryError(f"{scorer} does not load this LoRA adapter, and a merge would round its weights")
         pairs = (each.partition("=") for each in options.split(",") if each)
         task = ScoreTask(
             scorer=scorer,
-            weights_folder=str(self._folder),
+            weights_folder=str(self._folder if adapter is None else base_folder_of(adapter)),
+            adapter=None if adapter is None else str(adapter),
             weights_digest=self._digest,
             options={name: _option_value(value) for name, _, value in pairs},
             rollouts=str(self._rollouts),

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from foreshock.doctor.changes import CannotTryError, Change, Subject, json_value
 from foreshock.rollouts import RolloutBatch
-from foreshock_probes.adapters import AdapterError, base_of, is_adapter, merged_model
+from foreshock_probes.adapters import AdapterError, base_folder_of, is_adapter, merged_model
 from foreshock_probes.doctor.engines import EngineReplays
 from foreshock_probes.doctor.forward import ATTENTION, logits_of, quantised
 from foreshock_probes.scorers.forward_pass import load_model
@@ -94,7 +94,10 @@ class TorchExperimenter:
     ) -> Self:
         """Return an experimenter whose names are those of the folders; the last number in a name is its version."""
         folders = list(dict.fromkeys(path.resolve() for path in (engine, trainer, *others)))
-        bases = {folder: _base_of(folder) for folder in folders if is_adapter(folder)}
+        try:
+            bases = {folder: base_folder_of(folder) for folder in folders if is_adapter(folder)}
+        except AdapterError as error:
+            raise CannotTryError(str(error)) from error
         folders = list(dict.fromkeys([*folders, *bases.values()]))
         names = _names(folders)
         announced = {"rollout": names[0], "trainer": names[folders.index(trainer.resolve())]}
@@ -250,21 +253,6 @@ def set_field(config: Any, field: str, value: Any) -> None:
     if not hasattr(config, field):
         raise CannotTryError(f"the configuration has no field {field!r}")
     setattr(config, field, value)
-
-
-def _base_of(adapter: Path) -> Path:
-    """Return the folder of an adapter's model, which its configuration names.
-
-    The name is relative to the working directory or to a folder above the adapter.
-    """
-    try:
-        name = base_of(adapter)
-    except AdapterError as error:
-        raise CannotTryError(f"{adapter.name}: {error}") from error
-    for above in (Path.cwd(), *adapter.parents):
-        if (above / name / "config.json").is_file():
-            return (above / name).resolve()
-    raise CannotTryError(f"the adapter {adapter.name} belongs to {name!r}, which is no folder of a model")
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

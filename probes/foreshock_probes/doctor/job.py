@@ -13,7 +13,6 @@ from foreshock.api.leases import JobWeightsRecord
 from foreshock.api.records import to_json
 from foreshock.doctor import Budget, CannotTryError, examine
 from foreshock.errors import WeightsError
-from foreshock_probes.adapters import is_adapter
 from foreshock_probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel, write_result
 
 if TYPE_CHECKING:
@@ -29,15 +28,15 @@ def run_job(job: LeasedJob) -> dict[str, Any]:
     weights, unusable = {announced: job.weights}, {}
     for each in job.job.candidates:
         try:
-            weights[_name(each)] = job.library.find(each, job.job.project, merges_adapters=False)
+            weights[_name(each)] = job.library.find(each, job.job.project)
         except WeightsError as error:
             unusable[_name(each)] = str(error)
-    folders = {name: each.folder for name, each in weights.items()}
-    if job.weights.base is not None:
-        folders[WITHOUT_ADAPTER] = job.weights.base
+    folders = {name: each.announced for name, each in weights.items()}
+    if job.weights.adapter is not None:
+        folders[WITHOUT_ADAPTER] = job.weights.folder
     given = {
         "folders": {name: str(folder) for name, folder in folders.items()},
-        "bases": {name: str(each.base) for name, each in weights.items() if each.base and is_adapter(each.folder)},
+        "bases": {name: str(each.folder) for name, each in weights.items() if each.adapter is not None},
         "versions": {_name(each): _version(each) for each in (job.job.checkpoint, *job.job.candidates) if not each.run},
         "announced": announced,
         "unusable": unusable,

@@ -59,8 +59,8 @@ _DEFAULT_ENVIRONMENT = {
 class ScoreTask(BaseModel):
     """Score the rollouts in the file `rollouts` and write the scores to the file `result`.
 
-    `function`: another task than scoring, as `module:function` of (request, arguments, result file, warm model,
-    report); `arguments` are its own.
+    `adapter` and `merged_adapter` are those of ScoreRequest. `function`: another task than scoring, as
+    `module:function` of (request, arguments, result file, warm model, report); `arguments` are its own.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -70,6 +70,8 @@ class ScoreTask(BaseModel):
     weights_folder: str
     weights_digest: str
     weights_version: int | None = None
+    adapter: str | None = None
+    merged_adapter: bool = False
     options: dict[str, Any] = {}
     accelerator: str = "cpu"
     rollouts: str

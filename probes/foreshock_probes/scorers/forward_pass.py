@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from foreshock.rollouts import RolloutBatch
+from foreshock_probes.adapters import with_adapter
 from foreshock_probes.scorers.request import UnsupportedScoreError
 from foreshock_probes.scorers.sampling import LoggedDistribution
 from foreshock_probes.scorers.tokens import sequences
@@ -66,12 +67,14 @@ def load_model(
     *,
     device_map: str | None = None,
     tp_size: int | None = None,
+    adapter: Path | None = None,
 ) -> Any:
     """Load the causal language model in `folder` in `dtype`, in evaluation mode.
 
+    `adapter`: the folder of a LoRA adapter, whose modules PEFT adds to the model's, unmerged and in the same dtype.
     `device_map`: place its layers as transformers' argument says, instead of all on `device`. `tp_size`: divide each
     layer among the processes of the default process group. Raises UnsupportedScoreError if the model's code is not part
-    of transformers, or if parameters are missing, which transformers would initialise randomly.
+    of transformers, or if parameters are missing, which transformers would initialise randomly, and AdapterError.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -96,6 +99,8 @@ def load_model(
         raise UnsupportedScoreError(
             f"{len(lacking)} parameters of the model are missing in the checkpoint or have another shape: {lacking[0]}"
         )
+    if adapter is not None:
+        model = with_adapter(model, adapter).get_base_model()
     model.eval()
     return model if device_map is not None or tp_size is not None else model.to(device)
 

@@ -140,22 +140,27 @@ def check_weights(held: HeldModel, request: ScoreRequest) -> str:
     wanted, told = request.weights_version, held.weights_version
     if held.seen_by is not None:
         return held.seen_by
+    if request.adapter is not None:
+        raise UnsupportedScoreError(
+            f"the server serves no LoRA adapter of the folder {str(request.adapter)!r}; start it with --enable-lora "
+            f"--lora-modules adapter={request.adapter}, or choose a scorer that loads the weights itself"
+        )
     if told is not None and wanted is not None and told != str(wanted):
         raise UnsupportedScoreError(
             f"the server holds the weights version {told}, the checkpoint has {wanted}; update the server's weights"
         )
     if told is not None and wanted is not None:
         return "version"
-    if (
-        held.path is not None
-        and Path(held.path).is_absolute()
-        and Path(held.path).resolve() == request.weights_folder.resolve()
-    ):
+    if _is_folder(held.path, request.weights_folder):
         return "folder"
     raise UnsupportedScoreError(
         f"the server holds {held.path or held.name!r} and tells no weights version, so it cannot be seen to hold the "
         "checkpoint; start it on the checkpoint's folder, or have it tell the version of its weights"
     )
+
+
+def _is_folder(path: str | None, folder: Path) -> bool:
+    return path is not None and Path(path).is_absolute() and Path(path).resolve() == folder.resolve()
 
 
 def score_with_server(
@@ -215,7 +220,7 @@ def score_with_server(
 def score_with_vllm(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
     """Score as `vllm.http`, by `/v1/completions`. Raises UnsupportedScoreError if that cannot be done correctly."""
     with Server("vllm") as server:
-        held = _model_of_vllm(server)
+        held = _model_of_vllm(server, request)
 
         def log_probs_of(sequences: list[NDArray[np.int32]], firsts: list[int]) -> list[NDArray[np.float64]]:
             body = {
@@ -239,11 +244,16 @@ def score_with_vllm(request: ScoreRequest, warm: WarmModel, report: Report) -> S
         return score_with_server(request, server, held, lambda _: log_probs_of, report)
 
 
-def _model_of_vllm(server: Server) -> HeldModel:
-    """Read `/v1/models`, and `/weight_info` if the server has it."""
+def _model_of_vllm(server: Server, request: ScoreRequest) -> HeldModel:
+    """Read `/v1/models`, and `/weight_info` if the server has it; of a request with a LoRA adapter, its model."""
     models = value_of(server.ask("GET", "/v1/models"), "data")
-    # Base models only: adapters have a parent.
-    served = [model for model in models if not model.get("parent")]
+    # Adapters have a parent, the base model.
+    adapters = [
+        model
+        for model in models
+        if model.get("parent") and request.adapter is not None and _is_folder(model.get("root"), request.adapter)
+    ]
+    served = adapters[:1] or [model for model in models if not model.get("parent")]
     if len(served) != 1:
         raise UnsupportedScoreError(f"the vLLM server serves {len(served)} models, and one is needed")
     version = server.find("/version")
@@ -255,6 +265,7 @@ def _model_of_vllm(server: Server) -> HeldModel:
         weights_version=None if told is None else str(told),
         longest=served[0].get("max_model_len"),
         server_version=str(version["version"]) if version else None,
+        seen_by="folder" if adapters else None,
     )
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from foreshock.errors import ForeshockError
-from foreshock.fingerprint import Fingerprint
+from foreshock.fingerprint import ADAPTER_FLAG, MERGED_ADAPTER, Fingerprint
 from foreshock.process_fingerprint import process_fingerprint
 from foreshock.rollouts import RolloutBatch
 from foreshock_probes.engines.environment import EngineEnvironment
@@ -44,6 +44,8 @@ class Options(BaseModel):
 class ScoreRequest:
     """Score the response tokens of `rollouts` with the weights in `weights_folder`.
 
+    `adapter`: the folder of a LoRA adapter that the engine loads over these weights. `merged_adapter`: the weights are
+    a base model with an adapter merged, because the engine does not load it.
     `variant` is "" or "rebatched" (another batch composition, which gives the noise floor). `options` come from the
     client unchanged; the scorer parses them.
     """
@@ -56,6 +58,14 @@ class ScoreRequest:
     weights_version: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     accelerator: str = "cpu"
+    adapter: Path | None = None
+    merged_adapter: bool = False
+
+    def adapter_flags(self) -> dict[str, str]:
+        """Return the flag of a fingerprint that says how a LoRA adapter was applied; empty without one."""
+        if self.adapter is not None:
+            return {ADAPTER_FLAG: "loaded by the engine"}
+        return {ADAPTER_FLAG: MERGED_ADAPTER} if self.merged_adapter else {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,7 +121,7 @@ def score_fingerprint(
     return process_fingerprint(
         engine,
         device,
-        flags=flags,
+        flags=flags | request.adapter_flags(),
         held_by=EngineEnvironment.of_variables().variables(),
         logprobs_mode="raw_logprobs" if known.get("temperature") == 1.0 else "processed_logprobs",
         weights_version=request.weights_version,

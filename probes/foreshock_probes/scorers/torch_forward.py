@@ -139,6 +139,7 @@ def prepare_forward_pass(request: ScoreRequest, options: TrainerOptions, warm: W
             device,
             device_map=options.device_map,
             tp_size=tp_size,
+            adapter=request.adapter,
         ),
     )
     if options.padding == "none":
@@ -169,8 +170,10 @@ def _check_division(request: ScoreRequest, options: TrainerOptions) -> None:
     """Raise UnsupportedScoreError if the options divide a model in a way that this process cannot."""
     if options.tp_size == 1:
         return
-    if options.device_map is not None or options.head_dtype is not None:
-        raise UnsupportedScoreError(f"{request.scorer}: tp_size cannot be combined with device_map or head_dtype")
+    if options.device_map is not None or options.head_dtype is not None or request.adapter is not None:
+        raise UnsupportedScoreError(
+            f"{request.scorer}: tp_size cannot be combined with device_map, head_dtype or a LoRA adapter"
+        )
     if int(os.environ.get("WORLD_SIZE", "1")) != options.tp_size:
         raise UnsupportedScoreError(f"{request.scorer}: this needs the whole model in one process: tp_size=1")
 

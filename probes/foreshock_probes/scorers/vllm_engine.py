@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from foreshock.fingerprint import Fingerprint
+from foreshock_probes.adapters import modules_of, rank_of
 from foreshock_probes.scorers.devices import check_devices, cores_of_ranks
 from foreshock_probes.scorers.request import (
     Options,
@@ -37,6 +38,8 @@ DEFAULT_LOGITS_BYTES = {"cpu": 1 << 30, "cuda": 8 << 30}
 # vLLM's default for a step is at most this many tokens; a larger bound has no effect.
 LARGEST_DEFAULT_STEP = 16_384
 SHORTEST_MODEL_LENGTH = 256
+# The ranks of adapters for which vLLM's buffers can be made.
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 # Loaded into every engine, so that one engine serves all of vLLM's scorers; it does not affect other requests.
 FORCED_TOKENS = "foreshock_probes.scorers.vllm_plugins:ForcedTokens"
 WORKER_EXTENSION = "foreshock_probes.scorers.vllm_plugins.WorkerExtension"
@@ -68,9 +71,12 @@ class VllmOptions(Options):
     logits_bytes: int | None = Field(default=None, ge=1)
 
 
-def engine_arguments(weights_folder: Path, options: VllmOptions, longest: int) -> dict[str, Any]:
+def engine_arguments(
+    weights_folder: Path, options: VllmOptions, longest: int, adapter: Path | None = None
+) -> dict[str, Any]:
     """Return the arguments of `vllm.LLM` for sequences of at most `longest` tokens; other arguments need a new engine.
 
+    `adapter`: the folder of a LoRA adapter that the engine is to load over the weights.
     Raises UnsupportedScoreError if the model cannot be divided by `tensor_parallel_size`, and TooFewDevicesError.
     """
     _check_tensor_parallel(weights_folder, options.tensor_parallel_size)
@@ -104,6 +110,14 @@ def engine_arguments(weights_folder: Path, options: VllmOptions, longest: int) -
         arguments["enable_chunked_prefill"] = options.chunked_prefill
     if options.cascade_attention is not None:
         arguments["disable_cascade_attn"] = not options.cascade_attention
+    if adapter is not None:
+        rank = rank_of(adapter)
+        arguments |= {
+            "enable_lora": True,
+            "max_lora_rank": next((each for each in _LORA_RANKS if each >= rank), rank),
+            # With LoRA layers around the head, vLLM 0.32 computes prompt log-probs by the sampled rows' adapters.
+            "lora_target_modules": modules_of(adapter),
+        }
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     bound = (options.logits_bytes or DEFAULT_LOGITS_BYTES[kind]) // (
         BYTES_PER_LOGIT * (vocabulary_size(weights_folder) or 1)
@@ -177,20 +191,28 @@ def prepare_engine(request: ScoreRequest, options: VllmOptions, warm: WarmModel)
     check_tokens(rollouts, request.weights_folder)
     divisor = divisors(rollouts, options.temperature)
     longest = int(sequence_lengths(rollouts).max(initial=1))
-    arguments = engine_arguments(request.weights_folder, options, longest)
-    engine = warm.get((repr(sorted(arguments.items())), request.weights_digest), lambda: VllmEngine(arguments))
+    arguments = engine_arguments(request.weights_folder, options, longest, request.adapter)
+    key = (repr(sorted(arguments.items())), request.weights_digest)
+    engine = warm.get(key, lambda: VllmEngine(arguments, request.adapter))
     return Prepared(engine, divisor)
 
 
 class VllmEngine:
-    """A vLLM engine in this process, started with the weights in the folder `model` of its arguments."""
+    """A vLLM engine in this process, started with the weights in the folder `model` of its arguments.
 
-    def __init__(self, arguments: dict[str, Any]) -> None:
+    All of its prompts use the LoRA adapter in the folder `adapter`, if there is one.
+    """
+
+    def __init__(self, arguments: dict[str, Any], adapter: Path | None = None) -> None:
         from vllm import LLM
+        from vllm.lora.request import LoRARequest
 
         bind_ranks_to_cores(arguments["tensor_parallel_size"])
+        self._adapter = None if adapter is None else LoRARequest("adapter", 1, str(adapter))
         try:
             self._llm: LLM = LLM(**arguments)
+            if self._adapter is not None:
+                self._llm.llm_engine.add_lora(self._adapter)
         except (ValueError, NotImplementedError, ImportError) as error:
             raise UnsupportedScoreError(f"vLLM cannot load the checkpoint: {error}") from error
         self._divisor = 1.0
@@ -213,7 +235,7 @@ class VllmEngine:
         if not prompts:
             return []
         made = [TokensPrompt(prompt_token_ids=row.tolist()) for row in prompts]
-        outputs: list[RequestOutput] = self._llm.generate(made, parameters, use_tqdm=False)
+        outputs: list[RequestOutput] = self._llm.generate(made, parameters, use_tqdm=False, lora_request=self._adapter)
         return outputs
 
     def divide_logits_by(self, temperature: float) -> None:

@@ -6,8 +6,8 @@ shows the effect of decoding, caches and stale weights; compared with `torch.tra
 over its KV cache. A logits processor forces the logged token (`vllm_plugins`); raw log-probs are taken before it. Only
 the composition of the engine's batches still differs from sampling.
 
-vLLM's prompt log-probs are always raw; a temperature is applied to the logits that the model returns. Multimodal
-prompts, LoRA adapters, and log-probs under top-p, top-k or min-p are not covered.
+vLLM's prompt log-probs are always raw; a temperature is applied to the logits that the model returns. A LoRA adapter is
+loaded by vLLM itself. Multimodal prompts, and log-probs under top-p, top-k or min-p are not covered.
 """
 
 from __future__ import annotations

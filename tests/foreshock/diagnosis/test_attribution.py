@@ -14,6 +14,7 @@ from foreshock.api.records import NAN
 from foreshock.api.replays import MeanRecord
 from foreshock.diagnosis.attribution import conclude_attribution, prompts_needed
 from foreshock.diagnosis.conclusion import Conclusion
+from foreshock.fingerprint import ADAPTER_FLAG, MERGED_ADAPTER, Fingerprint
 from foreshock.measures.estimators.attribution import attribute
 from foreshock.scorers import EXACT_PAIRS
 from tests.foreshock.diagnosis.evidence import TOKENS, attributed, evidence_of, kinds_of
@@ -27,6 +28,21 @@ def test_the_link_that_is_most_of_it_is_named(link: int) -> None:
     headline = conclude_attribution(evidence_of(found))[0]
     assert (headline.kind, headline.link, headline.names_cause) == ("cause", found.links[link].name, True)
     assert headline.sentence.startswith("All of the mismatch is in ")
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("bfloat16", "adapter-merged"), ("float32", "cause")])
+def test_link_to_a_merged_adapter_says_so_and_is_no_cause(dtype: str, kind: str) -> None:
+    made_by = Fingerprint(engine="torch", dtype=dtype, flags={ADAPTER_FLAG: MERGED_ADAPTER})
+    source = {
+        "scorer": "torch.trainer", "variant": "", "fingerprint_digest": made_by.digest(), "rollouts": 1,
+        "fingerprint": made_by.to_dict(), "accelerator": "cpu", "device_name": "cpu",
+    }  # fmt: skip
+    found = attributed((0.001, 0.05, 0.001))
+    conclusions = conclude_attribution(evidence_of(found, scores=[source]))
+    assert conclusions[0].kind == kind
+    merged = [each.link for each in conclusions if each.kind == "adapter-merged"]
+    assert merged == ([found.links[1].name, found.links[2].name] if kind == "adapter-merged" else [])
+    assert all("the LoRA adapter merged" in each.sentence for each in conclusions if each.kind == "adapter-merged")
 
 
 def test_uneven_prompts_with_two_equal_links_name_no_cause() -> None:
