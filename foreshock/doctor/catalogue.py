@@ -113,12 +113,12 @@ CATALOGUE: tuple[Cause, ...] = (
     _data(
         "zeros",
         "are exactly 0 at tokens that are not certain: they were not recorded there",
-        "record them, or mask these tokens in response_mask",
+        "record them; set response_mask to 0 at tokens that the model did not sample, and only there",
     ),
     _data(
         "sentinels",
         "hold a constant in place of a log-prob at some tokens",
-        "leave these tokens out by response_mask, or record the real log-prob",
+        "record the real log-prob; set response_mask to 0 at tokens that the model did not sample, and only there",
     ),
     _data("clamp", "are clamped from below", "log them before any clamp"),
     _data(
@@ -141,7 +141,7 @@ CATALOGUE: tuple[Cause, ...] = (
         "temperature",
         "are those of temperature {label}",
         {
-            "vLLM": "SamplingParams.temperature and --logprobs-mode",
+            "vLLM": "SamplingParams.temperature, with --logprobs-mode processed_logprobs",
             "SGLang": "sampling_params.temperature",
             "verl": "actor_rollout_ref.rollout.temperature",
             "TRL": "GRPOConfig.temperature",
@@ -153,7 +153,7 @@ CATALOGUE: tuple[Cause, ...] = (
         "top_p",
         "are renormalised to the nucleus of top-p {label}",
         {
-            "vLLM": "SamplingParams.top_p=1, or --logprobs-mode raw_logprobs",
+            "vLLM": "SamplingParams.top_p=1",
             "verl": "actor_rollout_ref.rollout.top_p=1",
             "TRL": "GRPOConfig.top_p=1.0",
             "slime": "--rollout-top-p 1",
@@ -163,7 +163,7 @@ CATALOGUE: tuple[Cause, ...] = (
         "top_k",
         "are renormalised to the {label} likeliest tokens (top-k)",
         {
-            "vLLM": "SamplingParams.top_k=-1, or --logprobs-mode raw_logprobs",
+            "vLLM": "SamplingParams.top_k=-1",
             "verl": "actor_rollout_ref.rollout.top_k=-1",
             "TRL": "GRPOConfig.top_k=0",
             "slime": "--rollout-top-k -1",

@@ -96,7 +96,8 @@ class View:
 class Trial:
     """Variants tried together, and d²/2 [T] that they leave; `rows` are the rollouts concerned, [N].
 
-    `in_part`: each rollout, or its first or last tokens, takes the replay that fits best.
+    `in_part`: each rollout, or its first or last tokens, takes the replay that fits best. `is_mixture`: the rollouts
+    have weights of several names (`mixtures`).
     """
 
     variants: tuple[Variant, ...]
@@ -107,16 +108,12 @@ class Trial:
     rows: NDArray[np.bool_]
     values: tuple[str, ...] = ()
     in_part: bool = False
+    is_mixture: bool = False
 
     @property
     def gap(self) -> float:
         """The sum of d²/2; all trials of a side have the same tokens."""
         return float(self.halves.sum())
-
-    @property
-    def is_mixture(self) -> bool:
-        """Whether rollouts have weights of several names, see `mixtures`."""
-        return len(self.variants) == 1 and "rollouts" in self.variants[0].label
 
     @property
     def has_other_weights(self) -> bool:
@@ -153,4 +150,5 @@ def mixtures(whole: list[Trial], compared: Compared) -> list[Trial]:
     label = ", ".join(f"{whole[each].variants[0].label} ({int((best == each).sum())} rollouts)" for each in used)
     first = whole[used[0]]
     variants = (replace(first.variants[0], label=label),)
-    return [replace(first, halves=halves, rows=best > 0, variants=variants, values=(label,), in_part=True)]
+    found = replace(first, halves=halves, rows=best > 0, variants=variants, values=(label,))
+    return [replace(found, in_part=True, is_mixture=True)]

@@ -21,7 +21,7 @@ from foreshock.doctor.changes import CannotTryError, Change, Subject, json_value
 from foreshock.rollouts import RolloutBatch
 from foreshock_probes.adapters import AdapterError, base_folder_of, is_adapter, merged_model
 from foreshock_probes.doctor.engines import EngineReplays
-from foreshock_probes.doctor.forward import ATTENTION, logits_of, quantised
+from foreshock_probes.doctor.forward import ATTENTION, logits_of, quantised, refused_by_model
 from foreshock_probes.scorers.forward_pass import load_model
 from foreshock_probes.scorers.request import UnsupportedScoreError
 
@@ -118,18 +118,7 @@ class TorchExperimenter:
             inside = np.repeat(np.isin(np.arange(self._batch.num_rollouts), rows), self._batch.response_lengths)
             return np.asarray(whole[inside])
         if (change, rows) not in self._logits:
-            try:
-                found = self._replayed(change, self._batch.select(list(rows)) if rows else self._batch)
-            except (
-                RuntimeError,
-                ValueError,
-                KeyError,
-                TypeError,
-                AttributeError,
-                IndexError,
-                NotImplementedError,
-            ) as error:
-                raise CannotTryError(f"{type(error).__name__}: {str(error).splitlines()[0][:200]}") from error
+            found = self._replayed(change, self._batch.select(list(rows)) if rows else self._batch)
             while self._logits and sum(each.nbytes for each in self._logits.values()) + found.nbytes > _CACHED_BYTES:
                 self._logits.pop(next(iter(self._logits)))
             self._logits[change, rows] = found
@@ -192,14 +181,15 @@ class TorchExperimenter:
             set_field(config, field, json_value(value))
         head = state.get("lm_head.weight")
         if head is not None and config.tie_word_embeddings and change.get("part") is not None:
-            config.tie_word_embeddings = head is state["model.embed_tokens.weight"]
+            config.tie_word_embeddings = head is state.get("model.embed_tokens.weight")
         needs_own = change.get("kv") is not None or change.get("attention_scale", 1.0) != 1.0
         config._attn_implementation = ATTENTION if needs_own else "sdpa"
-        with no_init_weights():
+        with no_init_weights(), refused_by_model():
             model = AutoModelForCausalLM.from_config(config, attn_implementation=config._attn_implementation)
         if config.tie_word_embeddings:
             state.pop("lm_head.weight", None)
-        lacking, surplus = model.load_state_dict(state, strict=False)
+        with refused_by_model():  # if tensors have another shape
+            lacking, surplus = model.load_state_dict(state, strict=False)
         if surplus or set(lacking) - {"lm_head.weight"}:
             raise CannotTryError(f"the changed configuration needs other tensors: {[*lacking, *surplus][0]}")
         model.tie_weights()
@@ -211,9 +201,10 @@ class TorchExperimenter:
 
     def _changed(self, state: dict[str, torch.Tensor], change: Change, config: Any) -> dict[str, torch.Tensor]:
         if part := change.get("part"):
-            state |= {name: self._loaded[part[0]][1][name] for name in _names_of(state, part[1], config)}
+            names = _names_of(state, part[1], config)
+            state |= self._tensors_of(part[0], {name: state[name] for name in names})
         if delta := change.get("delta"):
-            other = self._loaded[delta[0]][1]
+            other = self._tensors_of(delta[0], state)
             state = {name: other[name] + delta[1] * (value - other[name]) for name, value in state.items()}
         if kind := change.get("quantise"):
             state = {
@@ -239,10 +230,20 @@ class TorchExperimenter:
             }
         return state
 
+    def _tensors_of(self, weights: str, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the tensors of `weights` with the names of `like`. Raises CannotTryError if one has another shape."""
+        other = self._loaded[weights][1]
+        differing = [name for name, value in like.items() if name not in other or other[name].shape != value.shape]
+        if differing:
+            raise CannotTryError(f"{weights} has no tensor {differing[0]} of the announced weights' shape")
+        return {name: other[name] for name in like}
+
 
 def set_field(config: Any, field: str, value: Any) -> None:
     """Set a field of a configuration; fields of the rotary embedding are in its dictionary `rope_parameters`."""
     if field in ("rope_theta", "rope_factor", "rope_parameters"):
+        if not hasattr(config, "rope_parameters"):
+            raise CannotTryError("the configuration has no rotary embedding")
         rope = dict(config.rope_parameters or {})
         if field == "rope_factor":
             rope |= {"rope_type": "linear", "factor": value}

@@ -23,6 +23,24 @@ _edit: tuple[str | None, float] | None = None
 """The format to which keys and values are quantised (None: unchanged) and a factor of the scale; None: no change."""
 
 
+@contextlib.contextmanager
+def refused_by_model() -> Iterator[None]:
+    """Turn an error of the model's own code, under a change, into CannotTryError.
+
+    Only calls of the model are within such a block: an exception of the doctor's code is a fault and ends the job.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError, KeyError, IndexError, NotImplementedError) as error:
+        raise CannotTryError(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}") from error
+
+
+def _called(model: Any, **inputs: Any) -> Any:
+    """Return the output of the model, which is called under a change."""
+    with refused_by_model():
+        return model(**inputs)
+
+
 def quantised(values: torch.Tensor, kind: str) -> torch.Tensor:
     """Return `values` rounded to a narrower format and back, in their own dtype.
 
@@ -141,7 +159,7 @@ def _padded(
         inputs["attention_mask"] = torch.from_numpy(real.astype(np.int64))
     else:
         inputs["attention_mask"] = torch.from_numpy(_mask(visible, real, [len(prompt) for prompt in prompts]))
-    logits = model(**inputs).logits.float().numpy()
+    logits = _called(model, **inputs).logits.float().numpy()
     return [
         logits[row, pads + len(prompt) - 1 : pads + len(tokens) - 1]
         if len(prompt)
@@ -166,7 +184,8 @@ def _decoded(
         places[row, before:] = np.arange(width + steps - before)
     past, logits = None, []
     for start, stop in [(0, width), *((step, step + 1) for step in range(width, width + steps - 1))]:
-        output = model(
+        output = _called(
+            model,
             input_ids=torch.from_numpy(ids[:, start:stop]),
             attention_mask=torch.from_numpy(seen[:, :stop]),
             position_ids=torch.from_numpy(places[:, start:stop]),
@@ -229,12 +248,13 @@ def _packed(
     width = ids.shape[1]
     places = np.concatenate([np.arange(len(row)) for row in rows]) if resets else np.arange(width)
     mask = torch.ones(1, 1, width, width, dtype=torch.bool).tril()
-    logits = model(
-        input_ids=ids, position_ids=torch.from_numpy(places)[None], attention_mask=mask, use_cache=False
+    logits = _called(
+        model, input_ids=ids, position_ids=torch.from_numpy(places)[None], attention_mask=mask, use_cache=False
     ).logits[0]
     found, start = [], 0
     for row, prompt in zip(rows, prompts, strict=True):
-        found.append(logits[start + len(prompt) - 1 : start + len(row) - 1].float().numpy())
+        own = logits[start : start + len(row)].float().numpy()
+        found.append(own[len(prompt) - 1 : len(row) - 1] if len(prompt) else _without_prompt(own, len(row)))
         start += len(row)
     return found
 
@@ -245,6 +265,8 @@ def _after_cache(
     if len(prompt) < 2 or not len(response):
         raise CannotTryError("a prompt of one token has no cache, or a response is empty")
     ids = torch.from_numpy(np.concatenate([prompt, response]).astype(np.int64))[None]
-    past = cached(input_ids=ids[:, : len(prompt) - 1], use_cache=True).past_key_values
-    logits: torch.Tensor = model(input_ids=ids[:, len(prompt) - 1 : -1], past_key_values=past, use_cache=True).logits[0]
+    past = _called(cached, input_ids=ids[:, : len(prompt) - 1], use_cache=True).past_key_values
+    logits: torch.Tensor = _called(
+        model, input_ids=ids[:, len(prompt) - 1 : -1], past_key_values=past, use_cache=True
+    ).logits[0]
     return logits.float().numpy()

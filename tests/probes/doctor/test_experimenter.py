@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from foreshock_probes.adapters import merge
 from foreshock_probes.doctor import experimenter
 from foreshock_probes.doctor.command import doctor, seconds
 from foreshock_probes.doctor.experimenter import TorchExperimenter
-from tests.probes.tiny import VOCABULARY, make_rollouts, one_by_one, save_checkpoint
+from tests.probes.tiny import VOCABULARY, make_rollouts, one_by_one, save_checkpoint, save_mixture_of_experts
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +87,46 @@ def test_a_change_that_the_model_does_not_have_says_so(folders: tuple[Path, Path
         ("rms_norm_eps", {"rms_norm_eps": 0.1}),
     ],
 )
+@pytest.mark.parametrize("save", [save_checkpoint, save_mixture_of_experts])
+def test_packing_is_named_with_one_folder_of_weights(save: Callable[[Path, int], Path], tmp_path: Path) -> None:
+    folder, batch = save(tmp_path / "step_0010", 1), _rollouts()
+    packing: dict[str, Any] = {"precision": "bfloat16", "packed": (2, False)}
+    plain = TorchExperimenter.of_folders(batch, folder, folder)
+    logged = _log_probs(plain, batch, weights="step_0010", **packing).astype(np.float32)
+    report = examine(_rollouts(rollout_log_probs=logged), TorchExperimenter.of_folders(batch, folder, folder))
+
+    assert [(each.side, each.cause) for each in report.causes] == [("rollout", "packing")]
+
+
+def test_responses_without_a_prompt_can_be_packed(folders: tuple[Path, Path]) -> None:
+    batch = RolloutBatch.from_lists(["a", "b"], [[], [1, 2]], [[3, 4], [5]])
+    experimenter = TorchExperimenter.of_folders(batch, folders[0], folders[0])
+
+    assert experimenter.logits(Change.of(weights="step_0010", packed=(2, True))).shape == (3, VOCABULARY)
+
+
+def test_an_error_of_the_doctors_own_code_is_no_finding(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise TypeError("a fault of the doctor")
+
+    batch = _rollouts(rollout_log_probs=one_by_one(folders[1], _rollouts()))
+    plain = TorchExperimenter.of_folders(batch, folders[0], folders[0])
+    monkeypatch.setattr(experimenter, "quantised", broken)
+    with pytest.raises(TypeError, match="a fault of the doctor"):
+        examine(batch, plain)
+
+
+def test_other_weights_of_another_shape_cannot_be_tried(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    other = save_checkpoint(tmp_path / "wider", 1, intermediate_size=96)
+    experimenter = TorchExperimenter.of_folders(_rollouts(), folders[0], folders[0], [other])
+
+    for change in ({"part": ("wider", "layers")}, {"delta": ("wider", 2.0)}):
+        with pytest.raises(CannotTryError, match=r"wider has no tensor .*_proj\.weight of the announced"):
+            experimenter.logits(Change.of(weights="step_0010", **change))
+
+
 def test_a_field_in_which_the_configurations_of_both_sides_differ_is_named(
     field: str, settings: dict[str, Any], folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
