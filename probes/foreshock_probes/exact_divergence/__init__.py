@@ -1,7 +1,7 @@
 """Exact divergences of two distributions over the whole vocabulary, the reference for sampled estimators.
 
 `divergences` computes them for two `logit_sources`. `model_distribution` and `pairs` provide the logits of a model of
-transformers and of vLLM at the states of real rollouts. `compiled_reduction` computes the sums on a CPU.
+transformers and of vLLM at the states of real rollouts.
 """
 
 from foreshock_probes.exact_divergence.divergences import ExactDivergences, exact_divergences

@@ -80,10 +80,9 @@ class ModelDistribution:
         with precision(ids.device, self.autocast), head_in(self.model, self.head_dtype):
             own = self.model(input_ids=ids, use_cache=False).logits[0].double()
         source = self.source(self.hidden(ids)[0])
-        found = torch.empty(own.shape, dtype=source.held_in, device=own.device)
-        source.write_logits(source.rows(0, source.tokens), 0, source.vocabulary, found)
+        found = source.logits(0, source.tokens)
         # Two units in the last place of half precision; at least the difference of float32 products of other shapes.
-        digits = max(2 * torch.finfo(source.rounded_to).eps, 1e-3)
+        digits = max(2 * torch.finfo(source.dtype).eps, 1e-3)
         # Logits of NaN or infinite weights say nothing about the head; their tokens are counted later.
         found, own = found.double()[own.isfinite()], own[own.isfinite()]
         tolerance = digits * (float(own.abs().max()) + 1.0) / self.temperature if own.numel() else 0.0

@@ -59,7 +59,7 @@ class RolloutReduction:
         if not at.size:
             return
         self._observed += at.tolist()
-        states = torch.from_numpy(at - (self._prompt - 1)).to(self._target.device)
+        states = torch.from_numpy(at - (self._prompt - 1)).to(self._target.hidden.device)
         chosen = torch.from_numpy(np.flatnonzero(needed)).to(logits.device)
         self._parts.append(
             exact_divergences(

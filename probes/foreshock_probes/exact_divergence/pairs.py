@@ -206,9 +206,7 @@ def _write_states(
     tensors |= {"known": torch.from_numpy(known), "divisor": torch.from_numpy(divisor)}
     # safetensors cannot store tensors that share memory.
     copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    rounding = str(source.logits_dtype).removeprefix("torch.") if source.logits_dtype else None
-    metadata = {"softcap": json.dumps(source.softcap), "logits_dtype": json.dumps(rounding)}
-    save_file(copies, path, metadata=metadata | {"fingerprint": fingerprint.to_json()})
+    save_file(copies, path, metadata={"softcap": json.dumps(source.softcap), "fingerprint": fingerprint.to_json()})
 
 
 class _TargetStates:
@@ -220,8 +218,6 @@ class _TargetStates:
         self.known: NDArray[np.bool_] = file.get_tensor("known").numpy()
         self._divisor: NDArray[np.float64] = file.get_tensor("divisor").numpy()
         self._softcap: float | None = json.loads(metadata["softcap"])
-        rounding = json.loads(metadata["logits_dtype"])
-        self._logits_dtype: torch.dtype | None = getattr(torch, rounding) if rounding else None
         self._hidden = file.get_slice("hidden")
         self._weight = file.get_tensor("weight")
         self._bias = file.get_tensor("bias") if "bias" in file.keys() else None  # noqa: SIM118 (not a dict)
@@ -234,8 +230,7 @@ class _TargetStates:
     def source(self, row: int, start: int, stop: int) -> LogitSource:
         """Return the logits of the states `start` … `stop`, which belong to the rollout `row`."""
         hidden = self._hidden[start:stop].to(self._weight.device)
-        temperature = float(self._divisor[row])
-        return LogitSource(hidden, self._weight, self._bias, temperature, self._softcap, self._logits_dtype)
+        return LogitSource(hidden, self._weight, self._bias, float(self._divisor[row]), self._softcap)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Both reductions equal textbook definitions, and the compiled one does for any sizes of tiles and blocks."""
+"""The reduction equals textbook definitions, for any sizes of chunks and numbers of threads."""
 
 from __future__ import annotations
 
@@ -8,27 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from foreshock_probes.exact_divergence import ExactDivergences, GivenLogits, LogitSource, SourceError, exact_divergences
-from foreshock_probes.exact_divergence import divergences as divergences_module
 from tests.probes.exact_divergence.reference import DIVERGENCES, by_definition, hard_cases, likeliest
 
 RELATIVE = 1e-11
 ABSOLUTE = 1e-14
-
-
-@pytest.fixture(params=["compiled", "torch", "torch, one row a part", "cuda"])
-def reduction(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Select a reduction and return the device of the logits."""
-    kind: str = request.param
-    if kind == "cuda" and not torch.cuda.is_available():
-        pytest.skip("needs a GPU")
-    if kind.startswith("torch"):
-        monkeypatch.setattr(divergences_module, "_reduction_on", lambda device: divergences_module.reduce_in_torch)
-        monkeypatch.setattr(divergences_module, "_PART", 1 if kind.endswith("part") else 1 << 22)
-    return "cuda" if kind == "cuda" else "cpu"
 
 
 def of_logits(target: torch.Tensor, behaviour: torch.Tensor, **options: int) -> ExactDivergences:
@@ -41,9 +26,9 @@ def assert_same(first: ExactDivergences, second: ExactDivergences) -> None:
 
 
 @pytest.mark.parametrize("vocabulary", [1, 2, 3, 257, 2500])
-def test_hard_logits_give_the_defined_values(vocabulary: int, reduction: str) -> None:
+def test_hard_logits_give_the_defined_values(vocabulary: int) -> None:
     for name, (target, behaviour) in hard_cases(vocabulary).items():
-        found = of_logits(target.to(reduction), behaviour.to(reduction))
+        found = of_logits(target, behaviour)
         expected = by_definition(target, behaviour)
         for divergence in DIVERGENCES:
             values = getattr(found, divergence)
@@ -54,7 +39,6 @@ def test_hard_logits_give_the_defined_values(vocabulary: int, reduction: str) ->
         assert found.top1_flip.tolist() == flips, name
 
 
-@pytest.mark.usefixtures("reduction")
 def test_tiny_mismatch_has_small_relative_errors() -> None:
     plain = torch.randn((4, 3000), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     target = plain + 3e-5 * torch.randn((4, 3000), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -86,7 +70,6 @@ def test_divergences_are_exact_with_one_distant_token(apart: float) -> None:
         np.testing.assert_allclose(getattr(found, divergence), expected[divergence], rtol=RELATIVE, err_msg=divergence)
 
 
-@pytest.mark.usefixtures("reduction")
 def test_identical_sources_have_divergences_of_exactly_0() -> None:
     random = torch.Generator().manual_seed(0)
     hidden, weight = torch.randn((5, 16), generator=random), torch.randn((700, 16), generator=random)
@@ -109,7 +92,6 @@ def test_uncovered_support_gives_infinite_divergence() -> None:
     assert found.mean_ratio.tolist() == [1.0, pytest.approx(2 / 3), 1.0]
 
 
-@pytest.mark.usefixtures("reduction")
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
 def test_invalid_state_is_nan_and_leaves_other_states_unchanged(wrong: float) -> None:
     target, behaviour = hard_cases(300)["ordinary mismatch"]
@@ -133,16 +115,10 @@ def test_no_tokens_give_empty_arrays() -> None:
     assert np.isnan(found.delta_max)
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.integers(1, 9), st.integers(1, 700), st.integers(1, 9), st.integers(0, 2**32 - 1))
-def test_tile_and_block_sizes_do_not_change_the_result(tokens: int, block: int, tile: int, seed: int) -> None:
-    random = torch.Generator().manual_seed(seed)
-    behaviour = torch.randn((tokens, 600), generator=random) * 2
-    target = behaviour + torch.randn((tokens, 600), generator=random) * 0.1
-    whole = of_logits(target, behaviour)
-    pieces = of_logits(target, behaviour, tile_tokens=tile, vocabulary_block=block)
-    for name in DIVERGENCES:
-        np.testing.assert_allclose(getattr(pieces, name), getattr(whole, name), rtol=1e-12, atol=1e-15)
+@pytest.mark.parametrize("chunk", [1, 2, 5, 9])
+def test_size_of_chunks_changes_no_bit(chunk: int) -> None:
+    target, behaviour = hard_cases(600, rows=9)["ordinary mismatch"]
+    assert_same(of_logits(target, behaviour, chunk=chunk), of_logits(target, behaviour))
 
 
 def test_number_of_threads_changes_no_bit() -> None:
@@ -182,7 +158,7 @@ def test_concurrent_calls_return_their_own_results() -> None:
 def test_log_probs_are_those_of_the_given_token_ids() -> None:
     target, behaviour = hard_cases(500)["target masked"]
     ids = np.array([0, 250, int(target[2].isinf().nonzero()[0, 0])])
-    found = exact_divergences(GivenLogits(target), GivenLogits(behaviour), token_ids=ids, tile_tokens=2)
+    found = exact_divergences(GivenLogits(target), GivenLogits(behaviour), token_ids=ids, chunk=2)
     at = torch.arange(3), torch.from_numpy(ids)
     expected = [torch.log_softmax(logits.double(), -1)[at].numpy() for logits in (target, behaviour)]
     assert expected[0][2] == -np.inf
@@ -205,4 +181,4 @@ def test_invalid_arguments_raise_source_error() -> None:
     with pytest.raises(SourceError, match=r"got \[3\] of float64"):
         exact_divergences(source, source, token_ids=[0.0, 1.5, 2.0])
     with pytest.raises(SourceError, match="at least 1"):
-        exact_divergences(source, source, tile_tokens=0)
+        exact_divergences(source, source, chunk=0)

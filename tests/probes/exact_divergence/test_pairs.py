@@ -246,7 +246,7 @@ def test_settings_that_a_pair_cannot_have_are_refused(
     states = tmp_path / "states.safetensors"
     if scorer == PAIR.behaviour:
         tensors = {"known": torch.ones(1), "divisor": torch.ones(1), "weight": torch.ones(1, 1)}
-        metadata = {"softcap": "null", "logits_dtype": "null", "fingerprint": Fingerprint("torch").to_json()}
+        metadata = {"softcap": "null", "fingerprint": Fingerprint("torch").to_json()}
         save_file(tensors | {"hidden": torch.ones(1, 1)}, states, metadata)
     request = ScoreRequest(scorer, "", make_rollouts(3), weights, weights_digest(weights), options=options)
     with pytest.raises(UnsupportedScoreError, match=message):
