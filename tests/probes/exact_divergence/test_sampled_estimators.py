@@ -35,10 +35,7 @@ def states_of(model: Qwen3ForCausalLM, ids: torch.Tensor, dtype: torch.dtype, te
     distribution = ModelDistribution(model.to(dtype), temperature)
     with torch.no_grad():
         hidden = distribution.hidden(ids).flatten(0, 1)
-        source = distribution.source(hidden)
-        logits = torch.empty((source.tokens, source.vocabulary), dtype=source.held_in)
-        source.write_logits(source.rows(0, source.tokens), 0, source.vocabulary, logits)
-    return logits.double()
+        return distribution.source(hidden).logits(0, hidden.shape[0]).double()
 
 
 @pytest.fixture(scope="module")
