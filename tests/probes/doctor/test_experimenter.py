@@ -79,14 +79,6 @@ def test_a_change_that_the_model_does_not_have_says_so(folders: tuple[Path, Path
         experimenter.logits(Change.of(weights="step_0010", config=("num_experts_per_tok", 3)))
 
 
-@pytest.mark.parametrize(
-    ("field", "settings"),
-    [
-        ("layer_types", {"layer_types": ["sliding_attention", "full_attention"]}),
-        ("rope_parameters", {"rope_parameters": {"rope_theta": 50.0, "rope_type": "default"}}),
-        ("rms_norm_eps", {"rms_norm_eps": 0.1}),
-    ],
-)
 @pytest.mark.parametrize("save", [save_checkpoint, save_mixture_of_experts])
 def test_packing_is_named_with_one_folder_of_weights(save: Callable[[Path, int], Path], tmp_path: Path) -> None:
     folder, batch = save(tmp_path / "step_0010", 1), _rollouts()
@@ -127,6 +119,14 @@ def test_other_weights_of_another_shape_cannot_be_tried(folders: tuple[Path, Pat
             experimenter.logits(Change.of(weights="step_0010", **change))
 
 
+@pytest.mark.parametrize(
+    ("field", "settings"),
+    [
+        ("layer_types", {"layer_types": ["sliding_attention", "full_attention"]}),
+        ("rope_parameters", {"rope_parameters": {"rope_theta": 50.0, "rope_type": "default"}}),
+        ("rms_norm_eps", {"rms_norm_eps": 0.1}),
+    ],
+)
 def test_a_field_in_which_the_configurations_of_both_sides_differ_is_named(
     field: str, settings: dict[str, Any], folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
