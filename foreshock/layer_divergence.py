@@ -9,14 +9,14 @@ both floors.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from foreshock.api.records import parse, to_json
+from foreshock.api.records import Record
 from foreshock.interval_names import RANGE
 from foreshock.json_values import json_value
 from foreshock.measures.estimators.bootstrap import LEAST_CLUSTERS, nonnegative_intervals
@@ -28,19 +28,8 @@ HIGH_QUANTILE = 0.99
 EMBEDDINGS, FINAL_NORM = "embeddings", "norm"
 
 
-class _Sent:
-    """A part of a comparison, which is served and sent unchanged: no other fields, only finite numbers."""
-
-    __slots__ = ()
-    __pydantic_config__: ClassVar[Mapping[str, Any]] = {
-        "extra": "forbid",
-        "allow_inf_nan": False,
-        "use_attribute_docstrings": True,
-    }
-
-
 @dataclass(frozen=True, slots=True)
-class Mean(_Sent):
+class Mean:
     """A mean over states with its interval by prompt group (`distances_of`); None: there are too few groups."""
 
     mean: float | None
@@ -52,18 +41,13 @@ class Mean(_Sent):
         """Return the interval with None for values that are not finite."""
         return cls(**json_value({"mean": interval.mean, "low": interval.low, "high": interval.high}))
 
-    @property
-    def known(self) -> bool:
-        """True if there is an interval."""
-        return self.low is not None and self.high is not None
-
     def is_above(self, other: Mean) -> bool:
         """Return True if the interval lies above that of `other`; False if either is unknown."""
         return self.low is not None and other.high is not None and self.low > other.high
 
 
 @dataclass(frozen=True, slots=True)
-class Distance(_Sent):
+class Distance(Record):
     """The distances of two sets of states h and r at one place."""
 
     relative_l2: Mean
@@ -73,79 +57,66 @@ class Distance(_Sent):
 
 
 @dataclass(frozen=True, slots=True)
-class ComparedLayer(_Sent):
-    """One place of the network: the distance of the two scorers, and the noise floor of each.
-
-    `name` is "embeddings" (the input of the first layer), "layers.N" (the output of layer N, from 0) or "norm" (the
-    input of the head).
-    """
+class ComparedLayer(Record):
+    """One place: `embeddings`, the output of `layers.N` (from 0), or `norm`, the input of the head."""
 
     name: str
     distance: Distance
+    """of the compared scorer from the reference"""
     compared_floor: Distance
+    """of the compared scorer in other batches from itself"""
     reference_floor: Distance
-
-    @property
-    def floors(self) -> tuple[Mean, Mean]:
-        """The mean relative L2 distances of both noise floors."""
-        return self.compared_floor.relative_l2, self.reference_floor.relative_l2
-
-    @property
-    def departs(self) -> bool:
-        """True if the interval of the relative L2 distance lies above those of both noise floors."""
-        return all(self.distance.relative_l2.is_above(floor) for floor in self.floors)
+    """of the reference in other batches from itself"""
+    departs: bool
+    """the interval of `relative_l2` lies above those of both noise floors"""
 
 
-@dataclass(frozen=True, slots=True)
-class LayerComparison(_Sent):
-    """The comparison of two scorers at a step, from the embeddings to the input of the head.
-
-    `states` of the step's `tokens` response tokens were compared, in `rollouts` rollouts of `groups` prompt groups;
-    `non_finite` more were left out because a distance is NaN or infinite.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerComparison(Record):
+    """A comparison of two scorers by layer, from the embeddings to the input of the head."""
 
     step: int
+    pair: str
+    """`compared/reference`"""
     compared: str
     reference: str
     rollouts: int
+    """rollouts with a compared state"""
     groups: int
+    """prompt groups of these rollouts"""
     tokens: int
+    """response tokens of the probe"""
     states: int
+    """compared states, at each place"""
     non_finite: int
+    """states left out: a distance is NaN or infinite"""
+    departure: str | None
+    """the first place that departs; null: none does beyond its noise floor"""
+    sentence: str
     layers: tuple[ComparedLayer, ...]
     compared_fingerprint: dict[str, Any]
     reference_fingerprint: dict[str, Any]
 
-    @property
-    def departure(self) -> str | None:
-        """The name of the first layer that departs; None if none does."""
-        return next((layer.name for layer in self.layers if layer.departs), None)
 
-    def in_words(self) -> str:
-        """Return what the comparison shows, as one sentence with its figures."""
-        names = f"{self.compared} and {self.reference}"
-        if not self.layers or not all(layer.distance.relative_l2.known for layer in self.layers):
-            return (
-                f"Where {names} depart cannot be told: an interval needs {LEAST_CLUSTERS} prompt groups, got "
-                f"{self.groups}."
-            )
-        layer = next((layer for layer in self.layers if layer.departs), None)
-        if layer is None:
-            return f"No layer of {names} departs beyond its noise floor."
-        mean, floor = layer.distance.relative_l2, max(floor.high or 0.0 for floor in layer.floors)
-        return (
-            f"{names} depart first at {layer.name}: the relative L2 distance is {mean.mean:.2g} "
-            f"({RANGE} {mean.low:.2g} to {mean.high:.2g}), the noise floor at most {floor:.2g}."
-        )
+def departure_of(layers: Sequence[ComparedLayer]) -> str | None:
+    """Return the name of the first layer that departs; None if none does."""
+    return next((layer.name for layer in layers if layer.departs), None)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the comparison as JSON values."""
-        return to_json(self)
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> LayerComparison:
-        """Restore the comparison from `to_dict()`; other values are ignored."""
-        return parse(cls, values)
+def departure_in_words(layers: Sequence[ComparedLayer], compared: str, reference: str, groups: int) -> str:
+    """Return what a comparison of two scorers shows, as one sentence with its figures."""
+    names = f"{compared} and {reference}"
+    if not layers or any(layer.distance.relative_l2.low is None for layer in layers):
+        return f"Where {names} depart cannot be told: an interval needs {LEAST_CLUSTERS} prompt groups, got {groups}."
+    layer = next((layer for layer in layers if layer.departs), None)
+    if layer is None:
+        return f"No layer of {names} departs beyond its noise floor."
+    mean = layer.distance.relative_l2
+    floor = max(each.relative_l2.high or 0.0 for each in (layer.compared_floor, layer.reference_floor))
+    return (
+        f"{names} depart first at {layer.name}: the relative L2 distance is {mean.mean:.2g} "
+        f"({RANGE} {mean.low:.2g} to {mean.high:.2g}), the noise floor at most {floor:.2g}."
+    )
 
 
 def state_distances(states: ArrayLike, reference: ArrayLike) -> Float64:
@@ -197,8 +168,17 @@ def compared_layers(
 ) -> tuple[ComparedLayer, ...]:
     """Return the places with the distance of the pair and the noise floors of both scorers, as in `distances_of`."""
     parts = [distances_of(values, groups) for values in (pair, compared, reference)]
-    names = names_of_places(pair.shape[0] - 2)
-    return tuple(ComparedLayer(name, *distances) for name, *distances in zip(names, *parts, strict=True))
+    return tuple(
+        compared_layer(name, *distances)
+        for name, *distances in zip(names_of_places(pair.shape[0] - 2), *parts, strict=True)
+    )
+
+
+def compared_layer(name: str, distance: Distance, compared_floor: Distance, reference_floor: Distance) -> ComparedLayer:
+    """Return a place, which departs if the interval of its distance lies above those of both floors."""
+    floors = (compared_floor, reference_floor)
+    departs = all(distance.relative_l2.is_above(floor.relative_l2) for floor in floors)
+    return ComparedLayer(name, distance, compared_floor, reference_floor, departs)
 
 
 def _range_of(found: Interval, groups: Float64) -> Interval:

@@ -301,11 +301,7 @@ class Reader:
 
         Raises Rejected (404) if none are published.
         """
-
-        def read(value: Mapping[str, Any]) -> tuple[LayerComparison, ...]:
-            return tuple(LayerComparison.from_dict({**item, "step": value["step"]}) for item in value["items"])
-
-        return self._get(_of_step(run, step, "layers"), read, attempt=attempt, pair=pair)
+        return self._get(_of_step(run, step, "layers"), _all_of(_record(LayerComparison)), attempt=attempt, pair=pair)
 
     def update(self, run: str, step: int, *, attempt: int | None = None) -> UpdateToNoise:
         """Return the newest measurement of a step's update. Raises Rejected (404) if none is done."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,9 +12,11 @@ from numpy.typing import NDArray
 from foreshock.layer_divergence import (
     ComparedLayer,
     Distance,
-    LayerComparison,
     Mean,
+    compared_layer,
     compared_layers,
+    departure_in_words,
+    departure_of,
     distances_of,
     names_of_places,
     state_distances,
@@ -91,52 +91,44 @@ def layers_of(*levels: tuple[float, float], groups: int = 8) -> tuple[ComparedLa
     return compared_layers(pair, floor, floor, np.arange(160) // 10 % groups)
 
 
-def comparison(layers: tuple[ComparedLayer, ...], groups: int = 8) -> LayerComparison:
-    return LayerComparison(
-        3, "torch.trainer", "torch.float32", 16, groups, 200, 160, 0, layers, {}, {"engine": "torch"}
-    )
+def words_of(layers: tuple[ComparedLayer, ...], groups: int = 8) -> str:
+    return departure_in_words(layers, "torch.trainer", "torch.float32", groups)
 
 
 def test_first_layer_above_its_floor_is_named() -> None:
-    found = comparison(layers_of((0.0, 0.0), (1e-7, 1e-7), (1e-3, 1e-7), (5e-3, 1e-7)))
-    assert found.departure == "layers.1"
-    assert [layer.departs for layer in found.layers] == [False, False, True, True]
-    words = found.in_words()
+    found = layers_of((0.0, 0.0), (1e-7, 1e-7), (1e-3, 1e-7), (5e-3, 1e-7))
+    assert departure_of(found) == "layers.1"
+    assert [layer.departs for layer in found] == [False, False, True, True]
+    words = words_of(found)
     assert words.startswith("torch.trainer and torch.float32 depart first at layers.1: ")
     assert "range over the prompts" in words
 
 
 def test_equal_set_ups_depart_nowhere() -> None:
-    found = comparison(layers_of((0.0, 0.0), (0.0, 0.0), (0.0, 0.0)))
-    assert found.departure is None
-    assert found.layers[0].distance.relative_l2 == Mean(0.0, 0.0, 0.0)
-    assert found.in_words() == "No layer of torch.trainer and torch.float32 departs beyond its noise floor."
+    found = layers_of((0.0, 0.0), (0.0, 0.0), (0.0, 0.0))
+    assert departure_of(found) is None
+    assert found[0].distance.relative_l2 == Mean(0.0, 0.0, 0.0)
+    assert words_of(found) == "No layer of torch.trainer and torch.float32 departs beyond its noise floor."
 
 
 def test_layer_whose_intervals_overlap_is_not_named() -> None:
     # The means differ by less than their intervals are wide.
-    found = comparison(layers_of((0.0, 0.0), (1.001e-3, 1e-3), (1e-2, 1e-3), (1e-2, 1e-3)))
-    assert not found.layers[1].departs
-    assert found.departure == "layers.1"
+    found = layers_of((0.0, 0.0), (1.001e-3, 1e-3), (1e-2, 1e-3), (1e-2, 1e-3))
+    assert not found[1].departs
+    assert departure_of(found) == "layers.1"
 
 
 def test_floor_of_either_scorer_counts() -> None:
-    layers = layers_of((0.0, 0.0), (1e-3, 1e-7), (1e-3, 1e-7))
-    loud = replace(layers[1], reference_floor=replace(layers[1].distance))
-    assert layers[1].departs
-    assert not loud.departs
-    assert not replace(loud, compared_floor=loud.reference_floor, reference_floor=layers[1].compared_floor).departs
+    layer = layers_of((0.0, 0.0), (1e-3, 1e-7), (1e-3, 1e-7))[1]
+    assert layer.departs
+    for floors in ((layer.distance, layer.compared_floor), (layer.compared_floor, layer.distance)):
+        assert not compared_layer(layer.name, layer.distance, *floors).departs
 
 
 def test_too_few_prompt_groups_give_no_claim() -> None:
-    found = comparison(layers_of((1e-3, 0.0), (1e-3, 0.0), groups=3), groups=3)
-    assert found.departure is None
-    assert "cannot be told: an interval needs 5 prompt groups" in found.in_words()
-
-
-def test_comparison_survives_json() -> None:
-    found = comparison(layers_of((0.0, 0.0), (1e-3, 1e-7)))
-    assert LayerComparison.from_dict(found.to_dict()) == found
+    found = layers_of((1e-3, 0.0), (1e-3, 0.0), groups=3)
+    assert departure_of(found) is None
+    assert "cannot be told: an interval needs 5 prompt groups" in words_of(found, groups=3)
 
 
 def test_places_run_from_the_embeddings_to_the_head() -> None:

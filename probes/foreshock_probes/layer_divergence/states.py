@@ -14,9 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.api.probes import ScorerRecord
+from foreshock.api.records import to_json
+from foreshock.comparisons import comparison_name
 from foreshock.errors import ForeshockError
 from foreshock.fingerprint import Fingerprint
-from foreshock.layer_divergence import LayerComparison, compared_layers, state_distances
+from foreshock.layer_divergence import (
+    LayerComparison,
+    compared_layers,
+    departure_in_words,
+    departure_of,
+    state_distances,
+)
 from foreshock.measures.inputs import group_names
 from foreshock.measures.statistics.clusters import clusters_of
 from foreshock.probe_kinds import LAYERS
@@ -124,8 +132,8 @@ def run_job(job: LeasedJob) -> dict[str, Any]:
     tasks = [job.task(each, f"states-{number}.safetensors", PART) for number, each in enumerate(asked)]
     paths = job.run_tasks(tasks, lambda task: Path(task.result), "layers")
     found = compare_layers(job.job.step, job.rollouts(), dict(zip(names, (paths[:2], paths[2:]), strict=True)))
-    job.log(found.in_words())
-    return found.to_dict()
+    job.log(found.sentence)
+    return to_json(found)
 
 
 def compare_layers(step: int, rollouts: RolloutBatch, files: Mapping[str, Sequence[Path]]) -> LayerComparison:
@@ -147,16 +155,20 @@ def compare_layers(step: int, rollouts: RolloutBatch, files: Mapping[str, Sequen
     rows = np.searchsorted(rollouts.response_offsets, tokens, side="right") - 1
     groups = clusters_of(group_names(rollouts.group_ids, rollouts.num_rollouts))[rows]
     finite = np.isfinite(pair).all(axis=0)
+    layers, count = compared_layers(pair, floor_of_first, floor_of_second, groups), np.unique(groups[finite]).size
     return LayerComparison(
         step=step,
+        pair=comparison_name(compared, reference),
         compared=compared,
         reference=reference,
         rollouts=np.unique(rows[finite]).size,
-        groups=np.unique(groups[finite]).size,
+        groups=count,
         tokens=rollouts.num_tokens,
         states=int(finite.sum()),
         non_finite=int((~finite).sum()),
-        layers=compared_layers(pair, floor_of_first, floor_of_second, groups),
+        departure=departure_of(layers),
+        sentence=departure_in_words(layers, compared, reference, count),
+        layers=layers,
         compared_fingerprint=made_first.to_dict(),
         reference_fingerprint=made_second.to_dict(),
     )

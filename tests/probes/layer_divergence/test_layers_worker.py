@@ -49,4 +49,4 @@ def test_command_shows_where_bfloat16_departs_from_float32(
     with Reader(run.service.url) as reader:
         (found,) = reader.layers(run.run, 1, pair="torch.trainer/torch.float32")
     assert found.departure == "layers.0"
-    assert (found.step, found.states, found.in_words()) == (1, ROLLOUTS.num_tokens, item["sentence"])
+    assert (found.step, found.states, found.sentence) == (1, ROLLOUTS.num_tokens, item["sentence"])

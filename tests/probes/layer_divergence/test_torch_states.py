@@ -87,7 +87,7 @@ def test_same_set_up_has_no_distance_and_no_claim(weights: Path, tmp_path: Path)
     found = compared(one, source_of(request(weights, **options)), tmp_path)
     assert means(found) == [0.0] * (LAYERS + 2)
     assert found.departure is None
-    assert found.in_words() == "No layer of first and second departs beyond its noise floor."
+    assert found.sentence == "No layer of first and second departs beyond its noise floor."
     assert found.states == GROUPED.num_tokens
 
 

@@ -7,11 +7,14 @@ from typing import Any
 import httpx
 import pytest
 
+from foreshock.api.records import to_json
 from foreshock.layer_divergence import (
-    ComparedLayer,
     Distance,
     LayerComparison,
     Mean,
+    compared_layer,
+    departure_in_words,
+    departure_of,
     names_of_places,
 )
 from foreshock.probe_kinds import LAYERS
@@ -36,11 +39,16 @@ def found(*levels: float, **changes: Any) -> dict[str, Any]:
     """Return a worker's result: the distances of the places, with noise floors of 1e-7."""
     floor = distance(1e-7)
     layers = tuple(
-        ComparedLayer(name, distance(level), floor, floor)
+        compared_layer(name, distance(level), floor, floor)
         for name, level in zip(names_of_places(len(levels) - 2), levels, strict=True)
     )
     prints = ({"engine": "torch", "dtype": "bfloat16", "weights_digest": WEIGHTS}, {"engine": "torch"})
-    return LayerComparison(STEP, *PAIR, 12, 6, 80, 80, 0, layers, *prints).to_dict() | changes
+    comparison = LayerComparison(
+        step=STEP, pair="/".join(PAIR), compared=PAIR[0], reference=PAIR[1], rollouts=12, groups=6, tokens=80,
+        states=80, non_finite=0, departure=departure_of(layers), sentence=departure_in_words(layers, *PAIR, 6),
+        layers=layers, compared_fingerprint=prints[0], reference_fingerprint=prints[1],
+    )  # fmt: skip
+    return to_json(comparison) | changes
 
 
 DEPARTING = (1e-8, 1e-7, 1e-3, 4e-3)
@@ -98,8 +106,7 @@ def test_invalid_result_is_refused(run: Sender, http: httpx.Client) -> None:
         {"compared_fingerprint": {"engine": "torch", "weights_digest": "sha256:" + "cd" * 32}},
         {"layers": []},
         {"layers": [{"name": "layers.7"}] * 3},
-        {"states": -1},
-        {"unknown": 1},
+        {"states": "many"},
     ]
     for change in changes:
         answer = holder.put_document(found(*DEPARTING) | change)
