@@ -291,8 +291,7 @@ class Reader:
 
     def routing(self, run: str, step: int, *, attempt: int | None = None) -> tuple[RoutingComparison, ...]:
         """Return the newest comparisons of routed experts of a step. Raises Rejected (404) if none are published."""
-        read = _all_of(RoutingComparison.from_dict)
-        return self._get(_of_step(run, step, "routing"), read, attempt=attempt)
+        return self._get(_of_step(run, step, "routing"), _all_of(_record(RoutingComparison)), attempt=attempt)
 
     def layers(
         self, run: str, step: int, *, attempt: int | None = None, pair: str | None = None

@@ -53,7 +53,7 @@ def routing_of_answer(answer: Mapping[str, Any], probe: Mapping[str, Any]) -> li
     """Return the lines of the comparison that the probe asked for."""
     names = [score_name(each["scorer"], each["variant"]) for each in probe["scorers"]]
     item = next(each for each in answer["items"] if [each["target"], each["behaviour"]] == names)
-    return routing_lines(RoutingComparison.from_dict(item))
+    return routing_lines(parse(RoutingComparison, item))
 
 
 def routing_lines(comparison: RoutingComparison) -> list[str]:

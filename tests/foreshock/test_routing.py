@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from foreshock.api.records import parse, to_json
 from foreshock.fingerprint import Fingerprint
 from foreshock.measures.routing import RoutingMeasures, measure_routing
 from foreshock.probe_kinds import ROUTING
@@ -24,11 +25,13 @@ def measures(rollouts: int) -> RoutingMeasures:
 @pytest.mark.parametrize("rollouts", [0, 2, 20])
 def test_comparison_survives_json(rollouts: int) -> None:
     of_target, of_behaviour = Fingerprint(engine="torch", dtype="bfloat16"), Fingerprint(engine="vllm")
-    made = RoutingComparison("torch.trainer", "vllm.prefill", of_target, of_behaviour, measures(rollouts))
-    text = json.dumps(made.to_dict(), allow_nan=False)
-    read = RoutingComparison.from_dict(json.loads(text) | {"published_at_us": 3})
-    np.testing.assert_equal(read.to_dict(), made.to_dict())
-    assert read.target_fingerprint == made.target_fingerprint
+    made = RoutingComparison(
+        target="torch.trainer", behaviour="vllm.prefill", target_fingerprint=of_target.to_dict(),
+        behaviour_fingerprint=of_behaviour.to_dict(), measures=measures(rollouts),
+    )  # fmt: skip
+    text = json.dumps(to_json(made), allow_nan=False)
+    read = parse(RoutingComparison, json.loads(text) | {"published_at_us": 3})
+    np.testing.assert_equal(to_json(read), to_json(made))
     assert np.isnan(read.measures.any_difference.mean) == (rollouts == 0)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshock.api.records import to_json
 from foreshock.errors import ForeshockError
 from foreshock.fingerprint import Fingerprint
 from foreshock.measures.routing import UNKNOWN_EXPERT, measure_routing
@@ -99,7 +100,7 @@ def run_job(job: LeasedJob) -> dict[str, Any]:
     tasks = [job.task(each, f"routes-{number}.safetensors", PART) for number, each in enumerate(job.job.scorers)]
     target, behaviour = job.run_tasks(tasks, lambda task: read_routes(Path(task.result)), "routes")
     first, second = (score_name(each.scorer, each.variant) for each in job.job.scorers)
-    return compare_routes(job.rollouts(), target, behaviour, (first, second)).to_dict()
+    return to_json(compare_routes(job.rollouts(), target, behaviour, (first, second)))
 
 
 def compare_routes(
@@ -128,4 +129,10 @@ def compare_routes(
         rollouts.group_ids,
         target.layers,
     )
-    return RoutingComparison(names[0], names[1], target.fingerprint, behaviour.fingerprint, measures)
+    return RoutingComparison(
+        target=names[0],
+        behaviour=names[1],
+        target_fingerprint=target.fingerprint.to_dict(),
+        behaviour_fingerprint=behaviour.fingerprint.to_dict(),
+        measures=measures,
+    )

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.commands.report_probes import routing_lines
-from foreshock.fingerprint import Fingerprint
 from foreshock.measures.routing import measure_routing
 from foreshock.routing import RoutingComparison
 
@@ -23,8 +22,12 @@ def lines(differing: NDArray[Any], d: NDArray[np.float64]) -> str:
     behaviour[differing, 1, 1] = 2
     zeros = np.zeros(TOKENS)
     found = measure_routing(target, behaviour, d, zeros, np.arange(41) * 10, layers=[3, 7])
-    made = Fingerprint(engine="torch")
-    return "\n".join(routing_lines(RoutingComparison("torch.trainer", "vllm.prefill", made, made, found)))
+    made = {"engine": "torch"}
+    comparison = RoutingComparison(
+        target="torch.trainer", behaviour="vllm.prefill", target_fingerprint=made, behaviour_fingerprint=made,
+        measures=found,
+    )  # fmt: skip
+    return "\n".join(routing_lines(comparison))
 
 
 def test_text_names_the_layer_and_the_cost() -> None:

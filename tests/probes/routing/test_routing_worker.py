@@ -60,8 +60,8 @@ def test_equal_precision_agrees_and_bfloat16_which_the_command_asks_for_does_not
     (found,) = read(run)
     assert [each.agreement.mean for each in found.measures.layers] == [1.0] * LAYERS
     assert (found.measures.any_difference.mean, found.measures.all_tokens.tokens) == (0.0, rollouts.num_tokens)
-    assert found.target_fingerprint.dtype == "float32"
-    assert found.target_fingerprint.weights_digest == weights_digest(root / "experts")
+    assert found.target_fingerprint["dtype"] == "float32"
+    assert found.target_fingerprint["weights_digest"] == weights_digest(root / "experts")
     words = ["--routing", "--scorer", "torch.bfloat16", "--scorer", "torch.float32", "--environment", "any"]
     with ThreadPoolExecutor(1) as pool:
         worker = pool.submit(run_worker, run.service, root)

@@ -1,14 +1,12 @@
 """Comparisons of the routed experts of two scorers of a mixture of experts."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from fastapi import APIRouter, status
 
 from foreshock import comparisons, probe_kinds, routing, scorers
 from foreshock.api.records import Record, parse
 from foreshock.measures.estimators.intervals import Interval
-from foreshock.measures.routing import RoutingMeasures
 from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Probe, ProbeJob
@@ -18,20 +16,7 @@ from foreshock_service.runs.run_endpoints import RunIdentifier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoutingBody(Record):
-    """A comparison of routed experts, as a worker sends it."""
-
-    target: str
-    """the score that gives π: a scorer, or scorer@variant"""
-    behaviour: str
-    """the score that gives μ"""
-    target_fingerprint: dict[str, Any]
-    behaviour_fingerprint: dict[str, Any]
-    measures: RoutingMeasures
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoutingRecord(RoutingBody):
+class RoutingRecord(routing.RoutingComparison):
     """A published comparison, and how it was made."""
 
     rollouts: int
@@ -62,7 +47,7 @@ class RoutingNotFound(problem.ProblemError, status=404, problem_type="routing-no
     """No routed experts of this step are compared: request a probe of the kind `routing`."""
 
 
-def _check(body: RoutingBody, job: ProbeJob, probe: Probe) -> str | None:
+def _check(body: routing.RoutingComparison, job: ProbeJob, probe: Probe) -> str | None:
     asked = [scorers.score_name(each["scorer"], each["variant"]) for each in job.scorers]
     if [body.target, body.behaviour] != asked:
         return f"got routes of {body.target} and {body.behaviour}, expected those of {' and '.join(asked)}"
@@ -100,7 +85,11 @@ KIND = DocumentKind(
 
 @router.put("/leases/{lease}/routing", status_code=status.HTTP_204_NO_CONTENT, tags=["leases"])
 def put_routing(
-    lease: LeaseIdentifier, token: LeaseToken, body: RoutingBody, context: Context, principal: security.Worker
+    lease: LeaseIdentifier,
+    token: LeaseToken,
+    body: routing.RoutingComparison,
+    context: Context,
+    principal: security.Worker,
 ) -> None:
     """Store a comparison of routed experts; it counts when the job is complete."""
     KIND.store(context, principal, lease, token, body)

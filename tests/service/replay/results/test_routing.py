@@ -8,6 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
+from foreshock.api.records import parse, to_json
 from foreshock.fingerprint import Fingerprint
 from foreshock.measures.routing import measure_routing
 from foreshock.probe_kinds import ROUTING
@@ -25,7 +26,7 @@ def ask(run: Sender, *scorers: str, **fields: Any) -> httpx.Response:
     return run.http.post(f"/v1/runs/{run.run}/probes", json=body)
 
 
-def comparison(seed: int = 0, target: str = "torch.trainer", behaviour: str = "vllm.prefill") -> RoutingComparison:
+def comparison(seed: int = 0, target: str = "torch.trainer", behaviour: str = "vllm.prefill") -> dict[str, Any]:
     """Return a comparison of random routes of 12 rollouts of 5 tokens: 3 layers, 2 of 8 experts."""
     random = np.random.default_rng(seed)
     pi, mu = (random.random((60, 3, 8)).argsort(axis=2)[:, :, :2] for _ in range(2))
@@ -33,7 +34,12 @@ def comparison(seed: int = 0, target: str = "torch.trainer", behaviour: str = "v
     groups = np.arange(12).tolist()
     measures = measure_routing(pi, mu, log_pi, log_mu, np.arange(13) * 5, group_ids=groups, layers=[1, 2, 5])
     made, by = (Fingerprint(engine=name.partition(".")[0], weights_digest=WEIGHTS) for name in (target, behaviour))
-    return RoutingComparison(target, behaviour, made, by, measures)
+    return to_json(
+        RoutingComparison(
+            target=target, behaviour=behaviour, target_fingerprint=made.to_dict(), behaviour_fingerprint=by.to_dict(),
+            measures=measures,
+        )
+    )  # fmt: skip
 
 
 def problem(answer: httpx.Response) -> tuple[int, str]:
@@ -59,15 +65,14 @@ def test_published_comparison_is_read(run: Sender, http: httpx.Client) -> None:
     ask(run).raise_for_status()
     holder = take_lease(http, scorers=ABLE)
     sent = comparison(1)
-    holder.put_document(comparison(0).to_dict()).raise_for_status()
-    holder.put_document(sent.to_dict()).raise_for_status()
+    holder.put_document(comparison(0)).raise_for_status()
+    holder.put_document(sent).raise_for_status()
     holder.complete().raise_for_status()
     read = run.get(f"steps/{STEP}/routing").raise_for_status().json()
     assert (read["run"], read["attempt"], read["step"]) == (run.run, 1, STEP)
     (item,) = read["items"]
     assert (item["rollouts"], item["from_sample"]) == (12, False)
-    found = RoutingComparison.from_dict(item)
-    assert found.to_dict() == sent.to_dict()
+    assert to_json(parse(RoutingComparison, item)) == sent
     assert [each["layer"] for each in item["measures"]["layers"]] == [1, 2, 5]
 
 
@@ -76,7 +81,7 @@ def test_newest_comparison_of_each_pair_is_shown(run: Sender, http: httpx.Client
     for seed, (pair, rollouts) in enumerate([(pairs[0], 12), (pairs[1], 12), (pairs[0], 6)]):
         ask(run, *pair, max_rollouts=rollouts).raise_for_status()
         holder = take_lease(http, scorers=ABLE)
-        holder.put_document(comparison(seed, *pair).to_dict()).raise_for_status()
+        holder.put_document(comparison(seed, *pair)).raise_for_status()
         holder.complete().raise_for_status()
     items = run.get(f"steps/{STEP}/routing").raise_for_status().json()["items"]
     assert [(each["target"], each["behaviour"], each["from_sample"]) for each in items] == [
@@ -88,7 +93,7 @@ def test_newest_comparison_of_each_pair_is_shown(run: Sender, http: httpx.Client
 def test_result_of_other_scorers_weights_or_form_is_refused(run: Sender, http: httpx.Client) -> None:
     ask(run).raise_for_status()
     holder = take_lease(http, scorers=ABLE)
-    good = comparison().to_dict()
+    good = comparison()
     wrong_weights = {**good["target_fingerprint"], "weights_digest": "sha256:" + "cd" * 32}
     refused: list[dict[str, Any]] = [
         {"target": "torch.float32"},
