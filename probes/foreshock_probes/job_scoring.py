@@ -83,7 +83,7 @@ class LeasedJob:
         return ScoreTask(
             scorer=requested.scorer,
             variant=requested.variant,
-            weights_folder=str(self.library.merged(chosen) if merges else chosen.folder),
+            weights_folder=str(self._merged(chosen) if merges else chosen.folder),
             weights_digest=chosen.digest,
             weights_version=chosen.version,
             adapter=adapter,
@@ -95,6 +95,13 @@ class LeasedJob:
             function=function,
             arguments=dict(arguments or {}),
         )
+
+    def _merged(self, weights: Weights) -> Path:
+        """Return the folder of the job's weights with their adapter merged."""
+        folder = self.folder / f"merged-{weights.digest[-16:]}"
+        if not folder.exists():
+            weights.merge(folder)
+        return folder
 
     def run_tasks(self, tasks: Sequence[ScoreTask], read: Callable[[ScoreTask], T], name: str) -> list[T]:
         """Run the tasks and return what `read` returns for each of them; `name` is that of the whole in the log."""

@@ -7,7 +7,6 @@ symbolic links are resolved. Only safetensors are loaded, and only if their dige
 
 import threading
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -17,11 +16,9 @@ from foreshock.errors import WeightsError
 from foreshock.page_addresses import DEFAULT_PROJECT
 from foreshock_probes.adapters import AdapterError, base_of, is_adapter, merge
 from foreshock_probes.scorers.request import UnsupportedScoreError
-from foreshock_probes.work_folder import MERGED, work_folder
 
 LOADABLE_FORMAT = "hf_safetensors"
 EVERY_PROJECT = "*"
-_KEPT_MODELS = 2
 
 
 class WeightsGoneError(WeightsError):
@@ -58,6 +55,14 @@ class Weights:
         """The folder that was announced and verified."""
         return self.adapter or self.folder
 
+    def merge(self, into: Path) -> None:
+        """Write the base model with the adapter merged to `into`. Raises WeightsGoneError if they cannot be merged."""
+        assert self.adapter is not None
+        try:
+            merge(self.adapter, self.folder, into)
+        except (AdapterError, UnsupportedScoreError) as error:
+            raise WeightsGoneError(f"needs_conversion: {error}") from error
+
     def check_unchanged(self) -> None:
         """Raise WeightsRefusedError if a file was replaced after verification; later scores are invalid."""
         if _stamp(self.announced) != self.stamp:
@@ -80,7 +85,6 @@ class WeightsLibrary:
         self._roots = {name: folder.resolve() for name, folder in roots.items()}
         self._digests: dict[tuple[Path, Stamp], str] = {}
         self._lock = threading.Lock()
-        self._merged_models: dict[tuple[str, Stamp], tuple[ExitStack, Path]] = {}
 
     def find(self, checkpoint: JobWeightsRecord, project: str = DEFAULT_PROJECT) -> Weights:
         """Return the verified weights of `checkpoint`, announced by a run of `project`.
@@ -110,31 +114,6 @@ class WeightsLibrary:
         if is_adapter(folder):
             return Weights(_base_of(root, folder), digest, checkpoint.weights_version, stamp, folder)
         return Weights(folder, digest, checkpoint.weights_version, stamp)
-
-    def merged(self, weights: Weights) -> Path:
-        """Return the folder of the base model with the adapter merged; two are kept, because a job may need two.
-
-        Raises WeightsGoneError if they cannot be merged.
-        """
-        assert weights.adapter is not None
-        key = (weights.digest, weights.stamp)
-        with self._lock:
-            if key not in self._merged_models:
-                if len(self._merged_models) == _KEPT_MODELS:
-                    self._merged_models.pop(next(iter(self._merged_models)))[0].close()
-                with ExitStack() as folders:
-                    folder = folders.enter_context(work_folder(MERGED)) / "model"
-                    try:
-                        merge(weights.adapter, weights.folder, folder)
-                    except (AdapterError, UnsupportedScoreError) as error:
-                        raise WeightsGoneError(f"needs_conversion: {error}") from error
-                    self._merged_models[key] = folders.pop_all(), folder
-            return self._merged_models[key][1]
-
-    def close(self) -> None:
-        """Remove the merged models."""
-        while self._merged_models:
-            self._merged_models.popitem()[1][0].close()
 
     def _root_of(self, name: str, project: str) -> Path:
         own = [f"{name}@{project}", f"{name}@{EVERY_PROJECT}"]

@@ -14,16 +14,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-WORKER, MERGED = "foreshock-worker-", "foreshock-merged-"
+PREFIX = "foreshock-worker-"
 # A folder younger than this may not be locked yet.
 _YOUNG_SECONDS = 60.0
 
 
 @contextmanager
-def work_folder(prefix: str = WORKER) -> Iterator[Path]:
+def work_folder() -> Iterator[Path]:
     """Remove the folders of killed processes, and make a folder for the time of the context."""
     remove_left_folders()
-    with tempfile.TemporaryDirectory(prefix=prefix) as name:
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
         folder = Path(name)
         with contextlib.ExitStack() as stack:
             # On a file system without locks this fails, but then no worker removes folders either.
@@ -37,7 +37,7 @@ def remove_left_folders() -> None:
     with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
-                if entry.name.startswith((WORKER, MERGED)) and entry.is_dir(follow_symlinks=False):
+                if entry.name.startswith(PREFIX) and entry.is_dir(follow_symlinks=False):
                     _remove_if_left(Path(entry.path), entry.stat(follow_symlinks=False))
 
 

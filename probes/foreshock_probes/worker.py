@@ -69,7 +69,7 @@ class Worker:
     def run(self, *, once: bool = False, until_idle_seconds: float | None = None) -> None:
         """Work until stopped; with `once`, for one job; with `until_idle_seconds`, until no job came for that long."""
         self._log_settings()
-        with closing(self._library), closing(self._client), work_folder() as folder:
+        with closing(self._client), work_folder() as folder:
             idle_since = time.monotonic()
             while not self._stopping():
                 lease = self._next_lease(idle_since, until_idle_seconds)
