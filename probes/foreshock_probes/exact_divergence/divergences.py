@@ -108,8 +108,8 @@ def exact_divergences(
         parts = []
         for start in range(0, max(target.tokens, 1), chunk):
             stop = min(start + chunk, target.tokens)
-            logits = [_as_array(source.logits(start, stop)) for source in (target, behaviour)]
-            parts.append(_reduced(*logits, None if ids is None else ids[start:stop], threads))
+            of_target, of_behaviour = (_as_array(source.logits(start, stop)) for source in (target, behaviour))
+            parts.append(_reduced(of_target, of_behaviour, None if ids is None else ids[start:stop], threads))
     return ExactDivergences.concatenate(parts)
 
 
