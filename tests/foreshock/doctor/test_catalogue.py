@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from foreshock.doctor.catalogue import CATALOGUE
 from foreshock.lint import lint_batch
 from foreshock.rollouts import BatchAttributes, RolloutBatch
+from foreshock.rollouts.attributes import LogprobsMode
 
 _MODE = re.compile(r"logprobs.mode[ =]+(\w+)")
 
@@ -41,7 +42,7 @@ def _shaped() -> tuple[RolloutBatch, NDArray[np.float32]]:
 
 def test_no_fix_asks_for_a_mode_of_log_probs_that_the_lint_reports() -> None:
     raw, processed = _shaped()
-    logged = {
+    logged: dict[LogprobsMode, RolloutBatch] = {
         "raw_logprobs": raw,
         "processed_logprobs": dataclasses.replace(
             raw, rollout_log_probs=processed, trainer_log_probs=processed, entropy=None
