@@ -41,6 +41,11 @@ class Mean:
         """Return the interval with None for values that are not finite."""
         return cls(**json_value({"mean": interval.mean, "low": interval.low, "high": interval.high}))
 
+    @property
+    def known(self) -> bool:
+        """True if there is an interval."""
+        return self.low is not None and self.high is not None
+
     def is_above(self, other: Mean) -> bool:
         """Return True if the interval lies above that of `other`; False if either is unknown."""
         return self.low is not None and other.high is not None and self.low > other.high
@@ -106,7 +111,7 @@ def departure_of(layers: Sequence[ComparedLayer]) -> str | None:
 def departure_in_words(layers: Sequence[ComparedLayer], compared: str, reference: str, groups: int) -> str:
     """Return what a comparison of two scorers shows, as one sentence with its figures."""
     names = f"{compared} and {reference}"
-    if not layers or any(layer.distance.relative_l2.low is None for layer in layers):
+    if not layers or not all(layer.distance.relative_l2.known for layer in layers):
         return f"Where {names} depart cannot be told: an interval needs {LEAST_CLUSTERS} prompt groups, got {groups}."
     layer = next((layer for layer in layers if layer.departs), None)
     if layer is None:

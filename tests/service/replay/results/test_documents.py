@@ -16,7 +16,7 @@ from tests.service.working import EVERYTHING, STEP, LeaseHolder, announce_checkp
 DOCUMENTS: dict[str, Callable[[LeaseHolder], dict[str, Any]]] = {
     DOCTOR.name: test_doctor.found,
     LAYERS.name: lambda _: test_layers.found(*test_layers.DEPARTING),
-    ROUTING.name: lambda _: test_routing.comparison().to_dict(),
+    ROUTING.name: lambda _: test_routing.comparison(),
     UPDATE.name: lambda _: test_update.found(),
 }
 
