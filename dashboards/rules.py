@@ -19,6 +19,15 @@ HEADER = """\
 # kind is unknown is judged as a dense model.
 """
 
+# The metrics carry a run's id; people know its key and its project.
+_NAMED = "* on (run) group_left (key, project) foreshock_run_info"
+_RUN = "Run {{ $labels.key }} of {{ $labels.project }}"
+_VALUE = '{{ $value | printf "%.2g" }}'
+_PAGE = (
+    '{{ with query "foreshock_build_info" }}{{ . | first | label "public_url" }}{{ end }}'
+    '/runs/{{ $labels.project | urlquery | reReplaceAll "[+]" "%20" }}'
+    '/{{ $labels.key | urlquery | reReplaceAll "[+]" "%20" }}'
+)
 _PROBE = "Save a checkpoint, then `foreshock probe RUN STEP` names the part that differs."
 # What the service's own rules compare with the ranges: without a sample if a step has too few tokens at lag 0.
 _K3 = "foreshock_lag_zero_k3_kl_nats"
@@ -30,7 +39,8 @@ _QUIETEST = f"run_comparison:{_K3}:min_over_time6h"
 class AlertRule:
     """An alert of Prometheus. `wait` is how long the expression must hold, such as "5m"; None: it fires at once.
 
-    `model_kind` is a label of rules whose threshold depends on the kind of model.
+    `model_kind` is a label of rules whose threshold depends on the kind of model. `of_run`: it is about one run, whose
+    key, project and page the alert carries.
     """
 
     name: str
@@ -41,13 +51,15 @@ class AlertRule:
     wait: str | None = None
     comment: str | None = None
     model_kind: ModelKind | None = None
+    of_run: bool = True
 
     def render(self) -> str:
         """Return the rule as YAML; every string is written as JSON, which is YAML."""
         lines = [f"- alert: {self.name}"]
         if self.comment is not None:
             lines.append(f"  # {self.comment}")
-        lines += ["  expr: |", textwrap.indent(self.expression, "    ")]
+        named = f"({textwrap.indent(self.expression, ' ').lstrip()})\n{_NAMED}"
+        lines += ["  expr: |", textwrap.indent(named if self.of_run else self.expression, "    ")]
         if self.wait is not None:
             lines.append(f"  for: {self.wait}")
         lines += ["  labels:", f"    severity: {self.severity}"]
@@ -57,8 +69,9 @@ class AlertRule:
         lines += [f"    {key}: {_quoted(text)}" for key, text in self._annotations()]
         return "\n".join(lines)
 
-    def _annotations(self) -> tuple[tuple[str, str], tuple[str, str]]:
-        return ("summary", self.summary), ("description", self.description)
+    def _annotations(self) -> tuple[tuple[str, str], ...]:
+        own = (("summary", self.summary), ("description", self.description))
+        return (*own, ("url", _PAGE)) if self.of_run else own
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +132,7 @@ def _mismatch_of_kind(kind: ModelKind) -> tuple[AlertRule, ...]:
     k3 = required_range("k3_kl", kind)
     assert k3.warning is not None
     assert k3.critical is not None
-    value = f"k3 of {TRAINER_ROLLOUT} at lag 0 is {{{{ $value | humanize }}}} nats per token; "
+    value = f"k3 of {TRAINER_ROLLOUT} at lag 0 is {_VALUE} nats per token; "
     healthy = f"{k3.healthy} is healthy for a {MODEL_KIND_NAMES[kind]}."
     metric = _of_trainer(_K3)
     return (
@@ -127,7 +140,7 @@ def _mismatch_of_kind(kind: ModelKind) -> tuple[AlertRule, ...]:
             "ForeshockMismatchCritical",
             _of_kind(f"{metric} > {threshold_number(k3.critical)}", kind),
             "critical",
-            "Run {{ $labels.run }}: the mismatch of trainer and engine is critical",
+            f"{_RUN}: the mismatch of trainer and engine is critical",
             f"{value}{healthy} {_PROBE}",
             wait="5m",
             model_kind=kind,
@@ -136,7 +149,7 @@ def _mismatch_of_kind(kind: ModelKind) -> tuple[AlertRule, ...]:
             "ForeshockMismatchWarning",
             _of_kind(f"{metric} > {threshold_number(k3.warning)}", kind),
             "warning",
-            "Run {{ $labels.run }}: the mismatch is above its healthy range",
+            f"{_RUN}: the mismatch is above its healthy range",
             f"{value}{healthy} {_PROBE}",
             wait="15m",
             model_kind=kind,
@@ -151,8 +164,8 @@ def _growing_of_kind(kind: ModelKind) -> AlertRule:
         "ForeshockMismatchGrowing",
         _of_kind(f"{k3}\n  > 10 * {_of_trainer(_QUIETEST)}\nand {k3} > {threshold_number(smallest / 10)}", kind),
         "warning",
-        "Run {{ $labels.run }}: the mismatch is ten times what it was",
-        f"k3 of {TRAINER_ROLLOUT} at lag 0 has risen to {{{{ $value | humanize }}}} nats per token, ten times its "
+        f"{_RUN}: the mismatch is ten times what it was",
+        f"k3 of {TRAINER_ROLLOUT} at lag 0 has risen to {_VALUE} nats per token, ten times its "
         f"lowest value of the last six hours. {_PROBE}",
         wait="10m",
         comment="Relative to the run's own lowest value of six hours, and not below a tenth of the healthy range.",
@@ -169,7 +182,7 @@ def _mismatch() -> tuple[AlertRule, ...]:
             "ForeshockMismatchRisen",
             'foreshock_alerts_open{rule="mismatch_rise"} > 0',
             "warning",
-            "Run {{ $labels.run }}: the mismatch is above the run's own baseline",
+            f"{_RUN}: the mismatch is above the run's own baseline",
             f"The service has an open alert of this rule, which compares k3 at each lag with the baseline of that lag. "
             f"The run's page says at which lags. {_PROBE}",
             comment="For runs without tokens at lag 0 too, whose k3 has no range.",
@@ -178,15 +191,16 @@ def _mismatch() -> tuple[AlertRule, ...]:
             "ForeshockTailHeavy",
             f"{_of_trainer(_TAIL)} > {tail.critical}",
             "critical",
-            "Run {{ $labels.run }}: π and μ differ by more than a factor of 2 at many tokens",
-            f"{{{{ $value | humanizePercentage }}}} of the tokens have a ratio beyond 2. {tail.source}. {_PROBE}",
+            f"{_RUN}: π and μ differ by more than a factor of 2 at many tokens",
+            f"{{{{ $value | humanizePercentage }}}} of the tokens have a ratio beyond 2; "
+            f"above {100 * (tail.critical or 0):g}% is dangerous. {_PROBE}",
             wait="5m",
         ),
         AlertRule(
             "ForeshockNonFiniteLogProbs",
             "foreshock_nonfinite_log_probs > 0",
             "warning",
-            "Run {{ $labels.run }}: log-probs are not finite",
+            f"{_RUN}: log-probs are not finite",
             "{{ $value }} log-probs of the newest step are NaN or infinite. They are left out of every mean. Find the "
             "sampler or mask that produces them.",
         ),
@@ -200,7 +214,7 @@ def _run() -> tuple[AlertRule, ...]:
             "ForeshockRunSilent",
             "time() - foreshock_last_ingest_timestamp_seconds > 1800",
             "warning",
-            "Run {{ $labels.run }}: no data for {{ $value | humanizeDuration }}",
+            f"{_RUN}: no data for {{{{ $value | humanizeDuration }}}}",
             "The trainer has stopped, or its client cannot reach the service and spools to disk. Check the trainer, "
             "then its client's log.",
             wait="1m",
@@ -210,7 +224,7 @@ def _run() -> tuple[AlertRule, ...]:
             "ForeshockResponsesTruncated",
             f"foreshock_truncated_ratio > {truncated.warning}",
             "warning",
-            "Run {{ $labels.run }}: {{ $value | humanizePercentage }} of the responses are cut at the length cap",
+            f"{_RUN}: {{{{ $value | humanizePercentage }}}} of the responses are cut at the length cap",
             "The mean length cannot show a surge while many responses are cut. Raise the cap, or read the quantiles.",
             wait="15m",
         ),
@@ -218,14 +232,14 @@ def _run() -> tuple[AlertRule, ...]:
             "ForeshockAlertOpen",
             'foreshock_alerts_open{severity="critical"} > 0',
             "critical",
-            "Run {{ $labels.run }}: the rule {{ $labels.rule }} has fired",
+            f"{_RUN}: the rule {{{{ $labels.rule }}}} has fired",
             "The service has {{ $value }} open alert(s) of this rule. The run's page gives the reason and what to do.",
         ),
         AlertRule(
             "ForeshockRewardCollapsed",
             "foreshock_reward_collapsed == 1",
             "critical",
-            "Run {{ $labels.run }}: the reward has collapsed",
+            f"{_RUN}: the reward has collapsed",
             "The run's page says since when, what came first, and what to do.",
         ),
         AlertRule(
@@ -234,7 +248,7 @@ def _run() -> tuple[AlertRule, ...]:
             "  or (foreshock_advice_revision > 0 unless on (run) foreshock_advice_acknowledged_revision))\n"
             'and on (run) foreshock_advice_mode{mode="apply"} == 1',
             "warning",
-            "Run {{ $labels.run }}: the trainer does not follow the learning-rate advice",
+            f"{_RUN}: the trainer does not follow the learning-rate advice",
             "Revision {{ $value }} of the advice is half an hour old, and the trainer has acknowledged an older one or "
             "none. Check that it polls the advice and applies the scale.",
             wait="30m",
@@ -252,6 +266,7 @@ def _service() -> tuple[AlertRule, ...]:
             "The Foreshock service does not answer",
             "Trainers continue and spool to disk. Nothing is measured and no advice changes until the service is back.",
             wait="2m",
+            of_run=False,
         ),
         AlertRule(
             "ForeshockExporterCutsRuns",
@@ -259,6 +274,7 @@ def _service() -> tuple[AlertRule, ...]:
             "info",
             "{{ $value }} running run(s) are not exported",
             "More runs are active than FORESHOCK_EXPORTER_MAX_RUNS allows; those with the newest data are exported.",
+            of_run=False,
         ),
         AlertRule(
             "ForeshockProbesWaiting",
@@ -267,6 +283,7 @@ def _service() -> tuple[AlertRule, ...]:
             "Probe jobs for accelerator {{ $labels.accelerator }} wait for a worker",
             "The oldest job has waited for {{ $value | humanizeDuration }}. Start a worker with that accelerator and "
             "the scorers of the job.",
+            of_run=False,
         ),
         AlertRule(
             "ForeshockProbeJobsFailing",
@@ -274,5 +291,6 @@ def _service() -> tuple[AlertRule, ...]:
             "warning",
             "Probe jobs for accelerator {{ $labels.accelerator }} fail",
             "{{ $value | humanize }} tries failed in the last hour. GET /v1/probes/{probe} gives the reasons.",
+            of_run=False,
         ),
     )
