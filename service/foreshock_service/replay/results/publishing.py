@@ -26,7 +26,8 @@ from foreshock_service.replay.results.files import StoredScore, environment_of, 
 from foreshock_service.runs import attempts, events
 
 router = parameters.api_router()
-router.include_router(exact.router)
+# As routes, not as a router: FastAPI 0.165 keeps included routers apart, and `api_routes` has each route.
+router.routes.extend(exact.router.routes)
 
 
 SCORES = file_results.FileKind(
@@ -111,7 +112,7 @@ for each in probe_kinds.PROBE_KINDS.values():
         # The module has the name that ends the document's addresses.
         module = importlib.import_module(f"{__package__}.{each.document.replace('-', '_')}")
         DOCUMENTS[each.name] = module.KIND
-        router.include_router(module.router)
+        router.routes.extend(module.router.routes)
 
 
 @router.post("/v1/leases/{lease}/complete", status_code=status.HTTP_204_NO_CONTENT, tags=["leases"])
