@@ -5,8 +5,9 @@ configuration maps to a folder for certain projects, and a relative path, which 
 symbolic links are resolved. Only safetensors are loaded, and only if their digest equals the announced one.
 """
 
+import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -72,6 +73,18 @@ class Weights:
             )
 
 
+_MERGER = "python -m verl.model_merger merge --backend {} --local_dir FOLDER --target_dir OUT"
+_CONVERSIONS = {
+    "dcp": "run `accelerate merge-weights FOLDER OUT`, copy config.json to OUT, and announce OUT",
+    "fsdp": f"run `{_MERGER.format('fsdp')}` (verl), or, for a folder with .distcp files, `accelerate merge-weights "
+    "FOLDER OUT`, and announce OUT",
+    "megatron": "run `python tools/convert_torch_dist_to_hf.py --input-dir FOLDER --output-dir OUT --origin-hf-dir "
+    f"MODEL` (slime), or `{_MERGER.format('megatron')}` (verl), and announce OUT",
+    "pickle": "load them in the trainer, `save_pretrained(OUT, safe_serialization=True)`, and announce OUT",
+}
+"""The command that makes a folder of safetensors of a checkpoint, by its format."""
+
+
 class WeightsLibrary:
     """The weights roots of a worker, with a cache of digests. Thread-safe.
 
@@ -96,7 +109,7 @@ class WeightsLibrary:
         if checkpoint.format != LOADABLE_FORMAT:
             raise WeightsGoneError(
                 f"needs_conversion: the checkpoint of step {checkpoint.step} is announced as {checkpoint.format!r}; "
-                f"only {LOADABLE_FORMAT!r} can be loaded"
+                f"only {LOADABLE_FORMAT!r} can be loaded: {_CONVERSIONS[checkpoint.format]}"
             )
         folder = _inside(root, checkpoint.path)
         if not folder.is_dir():
@@ -170,7 +183,7 @@ def _check_files(root: Path, folder: Path, checkpoint: JobWeightsRecord) -> None
         if pickled:
             raise WeightsGoneError(
                 f"needs_conversion: {checkpoint.path!r} has {pickled[0]!r} and no safetensors; pickled weights are "
-                "never loaded; convert them to safetensors"
+                f"never loaded: {_CONVERSIONS[_format_of({file.name for file in files})]}"
             )
         raise WeightsGoneError(_missing(checkpoint))
     if is_adapter(folder):
@@ -178,6 +191,14 @@ def _check_files(root: Path, folder: Path, checkpoint: JobWeightsRecord) -> None
     elif not (folder / "config.json").is_file():
         raise WeightsGoneError(f"the checkpoint {checkpoint.path!r} has no config.json; save it next to the weights")
     _refuse_links(root, folder)
+
+
+def _format_of(names: Collection[str]) -> str:
+    """Return the format of a checkpoint without safetensors, by the names of its files."""
+    if any(name.endswith(".distcp") for name in names):
+        # Megatron writes what is not sharded beside the shards.
+        return "megatron" if "common.pt" in names else "dcp"
+    return "fsdp" if any(re.fullmatch(r"model_world_size_\d+_rank_\d+\.pt", name) for name in names) else "pickle"
 
 
 def _refuse_links(root: Path, folder: Path) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint import state_dict_saver
 
 from foreshock.api.leases import JobWeightsRecord
 from foreshock.digests import weights_digest
@@ -114,6 +118,43 @@ def test_missing_weights_raise_weights_gone(root: Path) -> None:
     (root / "run" / "step_1" / "config.json").unlink()
     with pytest.raises(WeightsGoneError, match=r"config\.json"):
         find(root)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_folder_of_torchs_distributed_checkpoint_is_converted_by_the_named_command(root: Path, wrapped: bool) -> None:
+    """torch's own checkpoint, as FSDP trainers save it, and the command of the refusal."""
+    source, folder, out = root / "run" / "step_1", root / "shards", root / "merged"
+    save_checkpoint(source, 1)
+    state = load_file(source / "model.safetensors")
+    state_dict_saver.save({"model": state} if wrapped else state, checkpoint_id=folder)
+    with pytest.raises(WeightsGoneError, match=r"needs_conversion: 'shards' has '__0_0\.distcp'") as caught:
+        find(root, "shards")
+    (command,) = re.findall(r"run `(accelerate merge-weights) FOLDER OUT`, copy config.json", str(caught.value))
+    program = [Path(sys.executable).parent / command.split()[0], command.split()[1], folder, out]
+    subprocess.run([str(word) for word in program], check=True, capture_output=True)
+    shutil.copy(source / "config.json", out)
+    merged = load_file(out / "model.safetensors")
+    assert merged.keys() == state.keys()
+    assert all(torch.equal(merged[name], state[name]) for name in state)
+    digest = weights_digest(out)
+    assert find(root, "merged", digest=digest).folder == out
+
+
+@pytest.mark.parametrize(
+    ("names", "command"),
+    [
+        (("__0_0.distcp", "common.pt"), "tools/convert_torch_dist_to_hf.py"),
+        (("model_world_size_8_rank_0.pt",), "verl.model_merger merge --backend fsdp"),
+        (("pytorch_model.bin",), "safe_serialization=True"),
+    ],
+)
+def test_each_format_names_its_conversion(root: Path, names: tuple[str, ...], command: str) -> None:
+    (root / "other").mkdir()
+    for name in names:
+        (root / "other" / name).write_bytes(b"x")
+    with pytest.raises(WeightsGoneError, match=command):
+        find(root, "other")
 
 
 def test_other_formats_need_conversion_and_pickled_weights_are_never_opened(root: Path) -> None:
