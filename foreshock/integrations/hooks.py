@@ -107,6 +107,20 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) or (hasattr(value, "item") and getattr(value, "ndim", 1) == 0)
 
 
+def smallest(scale: float, group: Callable[[], Any]) -> float:
+    """Return the smallest scale of all training processes: the leading one has the advice, the others infinity.
+
+    `group` returns the group of all of them on the CPU.
+    """
+    import torch
+
+    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+        return scale
+    number = torch.tensor([scale], dtype=torch.float64)
+    torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MIN, group=group())
+    return float(number)
+
+
 OnImport = Callable[[ModuleType], None]
 
 

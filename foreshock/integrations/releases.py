@@ -1,8 +1,9 @@
 """The releases of frameworks that integrations and importers follow, with the functions and fields that they rely on.
 
 `RELEASES` is checked against the releases' own sources: `scripts/release_sources.py` takes them from the package index.
-slime, vime and prime-rl are not in the index; it has only a placeholder of NeMo-RL, and only the releases `miles-rl` of
-miles. The other rows of these frameworks were read in their repositories at the tags of the releases.
+slime, vime, prime-rl, ROLL and rLLM are not in the index; it has only a placeholder of NeMo-RL, and only the releases
+`miles-rl` of miles. The other rows of these frameworks were read in their repositories. `scripts/frameworks_page.py`
+makes `docs/your-framework.md` of it.
 """
 
 import contextlib
@@ -86,6 +87,17 @@ def _slime(versions: tuple[str, ...], metrics: str, actor: tuple[str, ...], save
 
 
 _IN_ACTOR = ("log_rollout_data()", "log_perf_data()")
+_SKYRL_DUMPS = {
+    "skyrl/train/trainer.py": ("RayPPOTrainer.dump_data",),
+    "skyrl/backends/skyrl_train/training_batch.py": (
+        "TensorBatch.save",
+        *(
+            f"TrainingInput.{field}"
+            for field in ("sequences", "attention_mask", "response_mask", "loss_mask", "rollout_logprobs",
+                          "action_log_probs", "advantages")
+        ),
+    ),
+}  # fmt: skip
 
 RELEASES: Final[Mapping[str, tuple[Releases, ...]]] = {
     "trl": (
@@ -121,26 +133,71 @@ RELEASES: Final[Mapping[str, tuple[Releases, ...]]] = {
     ),
     "skyrl": (
         # 0.1.0 pickles its tensors as calls of torch.load, which no import executes.
+        Releases(("0.2.0", "0.3.0"), _SKYRL_DUMPS),
         Releases(
-            ("0.2.0", "0.3.0", "0.4.0"),
+            ("0.4.0",),
             {
-                "skyrl/train/trainer.py": ("RayPPOTrainer.dump_data",),
-                "skyrl/backends/skyrl_train/training_batch.py": (
-                    "TensorBatch.save",
-                    *(
-                        f"TrainingInput.{field}"
-                        for field in ("sequences", "attention_mask", "response_mask", "loss_mask", "rollout_logprobs",
-                                      "action_log_probs", "advantages")
-                    ),
+                **_SKYRL_DUMPS,
+                "skyrl/train/trainer.py": ("RayPPOTrainer.dump_data", "RayPPOTrainer.train_critic_and_policy"),
+                "skyrl/backends/skyrl_train/workers/worker_dispatch.py": tuple(
+                    f"WorkerDispatch.{name}" for name in ("forward_backward_from_staged", "optim_step", "set_lr")
                 ),
             },
         ),
     ),
     "prime-rl": (Releases(("0.8.0",), {}),),
     "nemo-rl": (Releases(("0.6.0",), {}),),
+    "tinker-cookbook": (
+        Releases(
+            ("0.6.1",),
+            {
+                "tinker_cookbook/rl/train.py": (
+                    "main", "do_train_step_and_get_sampling_client()",
+                    "do_train_step_streaming_and_get_sampling_client()",
+                    "compute_full_batch_metrics_and_get_sampling_client",
+                    "compute_full_batch_metrics_and_get_sampling_client()",
+                ),
+                "tinker_cookbook/utils/ml_log.py": ("MultiplexLogger.log_metrics",),
+            },
+        ),
+    ),
+    "areal": (
+        Releases(
+            ("1.0.4",),
+            {
+                "areal/trainer/ppo/actor.py": ("PPOActor.compute_advantages", "PPOActor.ppo_update"),
+                "areal/utils/stats_logger.py": ("StatsLogger.commit",),
+            },
+        ),
+    ),
+    "openrlhf": (
+        Releases(
+            ("0.11.2",),
+            {
+                "openrlhf/trainer/ppo_trainer.py": (
+                    "BasePPOTrainer.train_step", "BasePPOTrainer.save_logs_and_checkpoints",
+                ),
+            },
+        ),
+    ),
+    "roll": (Releases(("0.3.0",), {}),),
+    "agentlightning": (
+        Releases(
+            ("1.0.2",), {"agentlightning/verl/trainer.py": ("AgentLightningRayPPOTrainer.fit", "compute_advantage()")}
+        ),
+    ),
+    "ms-swift": (
+        Releases(("4.6.0",), {"swift/rlhf_trainers/grpo_trainer.py": ("GRPOTrainer._prepare_batch_inputs",)}),
+    ),
+    "unsloth": (Releases(("2026.10.9",), {}),),
+    "open-instruct": (Releases(("0.2.2",), {}),),
+    "rllm": (Releases(("0.3.0",), {}),),
 }  # fmt: skip
 
-INDEXED: Final = {"trl": "trl", "verl": "verl", "miles": "miles-rl", "skyrl": "skyrl"}
+INDEXED: Final = {
+    "trl": "trl", "verl": "verl", "miles": "miles-rl", "skyrl": "skyrl", "tinker-cookbook": "tinker-cookbook",
+    "areal": "areal", "openrlhf": "openrlhf", "agentlightning": "agentlightning", "ms-swift": "ms-swift",
+}  # fmt: skip
 """Frameworks whose releases are in the package index, and their names there."""
 
 

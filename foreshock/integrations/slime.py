@@ -20,7 +20,7 @@ from foreshock.client.launch import find_launch
 from foreshock.client.reporting import LogOnce
 from foreshock.diagnosis.quantities import LAST_STEP_NAME
 from foreshock.integrations.first_advice import await_first_advice
-from foreshock.integrations.hooks import Arrivals, fits, guard, is_number, observe
+from foreshock.integrations.hooks import Arrivals, fits, guard, is_number, observe, smallest
 from foreshock.integrations.releases import warn_of_unknown_version
 from foreshock.integrations.slime_columns import (
     attributes_of,
@@ -38,7 +38,6 @@ from foreshock.integrations.slime_framework import (
     find_framework,
     group_of,
     place_of,
-    smallest,
     warn_of_options,
 )
 from foreshock.integrations.slime_weights import WeightSync
@@ -161,7 +160,7 @@ class SlimeRun:
     def apply_advice(self, step: int, optimizer_step: int, optimizer: Any) -> None:
         """Scale the learning rate of an optimizer step equally in all training processes."""
         if self.place.problem is None:
-            self._scale = smallest(self._own_scale(step), self.framework.name)
+            self._scale = smallest(self._own_scale(step), group_of(self.framework.name))
         applied = apply_scale(optimizer, self._scale)
         if applied and self._feed is not None and optimizer_step == 0:
             self._feed.acknowledge(step, applied_learning_rates(optimizer)[0], self._scale)

@@ -180,14 +180,3 @@ def group_of(framework: str) -> Callable[[], Any]:
     """Return the function that gives the framework's group of all training processes on the CPU."""
     function: Callable[[], Any] = importlib.import_module(f"{framework}.utils.distributed_utils").get_gloo_group
     return function
-
-
-def smallest(scale: float, framework: str) -> float:
-    """Return the smallest scale of all training processes: the leading one has the advice, the others infinity."""
-    import torch
-
-    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
-        return scale
-    number = torch.tensor([scale], dtype=torch.float64)
-    torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MIN, group=group_of(framework)())
-    return float(number)

@@ -28,7 +28,6 @@ from foreshock.rollouts.schema import ROLLOUT_COLUMNS, ColumnSpec
 from foreshock.rollouts.validation import validate_rollouts
 
 _COLUMN_OF_FIELD = {column.field: column for column in ROLLOUT_COLUMNS}
-_FIELD_OF = {column.name: column.field for column in ROLLOUT_COLUMNS}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -246,35 +245,6 @@ class RolloutBatch:
             attributes=attributes,
             check_values=check_values,
             **flat_columns(columns, {"prompt": prompts, "response": responses}),
-        )
-
-    @classmethod
-    def from_verl(cls, data: Any, *, attributes: BatchAttributes | None = None, **columns: Any) -> RolloutBatch:
-        """Return the N rollouts of a `verl.DataProto`, for a trainer of your own; verl is not imported.
-
-        `data.batch` needs `prompts` [N, P], `responses` [N, L] and `attention_mask` [N, P + L]; `rollout_log_probs`,
-        `old_log_probs`, `response_mask`, `advantages` and `token_level_scores` are taken if present, and so are `uid`
-        and `data_source` of `data.non_tensor_batch`. `columns` are further fields, which override those of `data`.
-
-        Raises KeyError naming a missing tensor, and InvalidRolloutsError naming row and column.
-        """
-        from foreshock.client.reporting import LogOnce
-        from foreshock.integrations.verl_columns import columns_of
-
-        for name in ("prompts", "responses", "attention_mask"):
-            if name not in data.batch.keys():  # noqa: SIM118 (a TensorDict has no `in`)
-                raise KeyError(f"verl's batch has no {name}")
-        found = columns_of(data, LogOnce("foreshock"))
-        if found is None:
-            raise InvalidRolloutsError("responses and attention_mask of verl's batch have different widths")
-        fields = {_FIELD_OF.get(name, name): value for name, value in found.items()} | columns
-        padding = fields.pop("response_padding_mask")
-        return cls.from_padded(
-            fields.pop("response_token_ids"),
-            fields.pop("response_mask", padding),
-            response_padding_mask=padding,
-            attributes=attributes,
-            **fields,
         )
 
     @staticmethod

@@ -1,0 +1,160 @@
+"""The columns of a batch as a framework has it, told by the names and shapes of its tensors.
+
+A batch is a mapping, a `DataProto` or an object of tensors, or a list of such batches. It has the tokens of whole
+sequences [N, S], or of prompts and responses, and which of them are responses. **Every other column of tokens ends
+where the sequences end**: one of [N, S − 1] begins at the second token, one of [N, R] has the last R. A column whose
+value t belongs to token t + 1 of a matrix as wide as the tokens (`of_next`) is moved by one place.
+
+As in dumps, a response begins at its first sampled token, and masked tokens stay in it.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.client.reporting import LogOnce
+from foreshock.importers.rows import prompt_group
+from foreshock.integrations.hooks import fits
+from foreshock.rollouts.rollout_files import OTHER_NAMES
+
+__all__ = ["columns_of_batch", "named_values"]
+
+_TOKENS: Final = ("input_ids", "sequences", "token_ids")
+_RESPONSE: Final = ("response_mask", "action_mask", "completion_mask", "token_mask", "token_loss_mask", "loss_mask")
+_GROUPS: Final = ("group_id", "uid", "uids", "prompt_id")
+_LOG_PROBS: Final = ("rollout_log_probs", "trainer_log_probs")
+_OF_TOKENS: Final = (*_LOG_PROBS, "entropy", "weights_version", "advantage")
+
+
+def columns_of_batch(
+    batch: Any, framework: str, log: LogOnce, *, of_next: Iterable[str] = ()
+) -> dict[str, list[Any]] | None:
+    """Return the columns of `Client.log_rollouts`; None, with a warning, if the tokens or responses are unknown.
+
+    A column of another shape than the sequences, and log-probs that are 0 at every token, are left out with a warning.
+    """
+    if isinstance(batch, list | tuple):
+        parts = [columns_of_batch(each, framework, log, of_next=of_next) for each in batch]
+        known = [part for part in parts if part is not None]
+        names = set.intersection(*(set(part) for part in known)) if known else set[str]()
+        if partly := sorted({name for part in known for name in part} - names):
+            log.warning("parts", f"{framework}: not all batches of the step have {', '.join(partly)}: not logged")
+        return {name: [row for part in known for row in part[name]] for name in sorted(names)} or None
+    values = {name: value for name, value in named_values(batch).items() if value is not None}
+    if not values.keys() & {*_TOKENS} and values.keys() >= {"prompts", "responses"}:
+        values["input_ids"] = np.hstack([_array(values["prompts"]), _array(values["responses"])])
+    tokens = _matrix(values, _TOKENS)
+    if tokens is None:
+        log.warning(
+            "tokens",
+            f"{framework}: the batch has none of {', '.join(_TOKENS)} as a matrix, so rollouts are not logged; it has "
+            f"{', '.join(sorted(map(str, values))) or 'nothing'}",
+        )
+        return None
+    shape = tokens.shape
+
+    def aligned(name: str) -> NDArray[np.float32] | None:
+        value = values.get(name)
+        return None if value is None else _aligned(value, shape, name, framework, log, moved=name in of_next)
+
+    masks = {name: mask > 0 for name in _RESPONSE if (mask := aligned(name)) is not None}
+    if not masks:
+        log.warning(
+            "responses",
+            f"{framework}: no mask of the batch tells which tokens are responses ({', '.join(_RESPONSE)}), so rollouts "
+            "are not logged",
+        )
+        return None
+    response = next(iter(masks.values()))
+    trained = response & masks.get("loss_mask", response)
+    sampled = trained if trained.any() else response
+    real = _real(values, tokens) | response
+    places = [np.flatnonzero(row) for row in real]
+    starts = [int(row.argmax()) if row.any() else row.size for row in response]
+    responses = [row[row >= start] for row, start in zip(places, starts, strict=True)]
+
+    def rows(matrix: NDArray[Any]) -> list[NDArray[Any]]:
+        return [row[kept] for row, kept in zip(matrix, responses, strict=True)]
+
+    prompts = [row[kept[kept < start]] for row, kept, start in zip(tokens, places, starts, strict=True)]
+    columns: dict[str, list[Any]] = {
+        "prompt_token_ids": prompts,
+        "response_token_ids": rows(tokens),
+        "response_mask": rows(sampled.astype(np.uint8)),
+        "group_id": _groups(values, len(tokens)) or [prompt_group(row) for row in prompts],
+    }
+    for column in _OF_TOKENS:
+        for name in (column, *OTHER_NAMES.get(column, ())):
+            matrix = None if column in columns else aligned(name)
+            if matrix is None:
+                continue
+            if column in _LOG_PROBS and sampled.any() and not matrix[sampled].any():
+                log.warning(name, f"{framework}: `{name}` is 0 at every token, a placeholder: it is not logged")
+                continue
+            kept = np.where(sampled, matrix, 0)
+            columns[column] = rows(kept.astype(np.int32 if column == "weights_version" else np.float32))
+    for column in ("reward", "advantage"):
+        for name in (column, *OTHER_NAMES[column]):
+            value = values.get(name)
+            if column not in columns and value is not None and np.ndim(value) == 1 and len(value) == len(tokens):
+                columns[column] = _array(value).astype(np.float32).tolist()
+    if "reward" not in columns and "token_level_scores" in values:
+        columns["reward"] = _array(values["token_level_scores"]).sum(axis=1).astype(np.float32).tolist()
+    return columns
+
+
+def named_values(batch: Any) -> dict[str, Any]:
+    """Return what a batch has by name: of a mapping, of a `DataProto`, or of an object's own attributes."""
+    if hasattr(batch, "batch") and hasattr(batch, "non_tensor_batch"):
+        return named_values(batch.batch) | dict(batch.non_tensor_batch)
+    if isinstance(batch, Mapping) or (hasattr(batch, "keys") and hasattr(batch, "__getitem__")):
+        return {name: batch[name] for name in batch.keys()}  # noqa: SIM118  # A TensorDict iterates over its rows.
+    return dict(vars(batch))
+
+
+def _array(value: Any) -> NDArray[Any]:
+    """Return a tensor, also of bfloat16, or a list as an array."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = (value.float() if value.is_floating_point() else value).numpy()
+    return np.asarray(value)
+
+
+def _matrix(values: Mapping[str, Any], names: Iterable[str]) -> NDArray[Any] | None:
+    for name in names:
+        if name in values and np.ndim(values[name]) == 2:
+            return _array(values[name])
+    return None
+
+
+def _aligned(
+    value: Any, shape: tuple[int, ...], name: str, framework: str, log: LogOnce, *, moved: bool
+) -> NDArray[np.float32] | None:
+    """Return a column of tokens [N, S], 0 where it has no value; None if it is no such column."""
+    if np.ndim(value) != 2:
+        return None
+    matrix = _array(value)
+    if len(matrix) != shape[0] or matrix.shape[1] > shape[1]:
+        fits(framework, name, matrix.shape, shape, log)
+        return None
+    wide = np.zeros(shape, np.float32)
+    wide[:, shape[1] - matrix.shape[1] :] = matrix
+    return np.roll(wide, 1, axis=1) if moved else wide
+
+
+def _real(values: Mapping[str, Any], tokens: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return True for the tokens that are no padding."""
+    attention = values.get("attention_mask")
+    if attention is not None and np.shape(attention) == tokens.shape:
+        return _array(attention) > 0
+    lengths = values.get("input_lengths")
+    if lengths is not None and len(lengths) == len(tokens):
+        return np.asarray(np.arange(tokens.shape[1]) < _array(lengths).reshape(-1, 1))
+    return np.ones(tokens.shape, np.bool_)
+
+
+def _groups(values: Mapping[str, Any], size: int) -> list[str] | None:
+    found = next((values[name] for name in _GROUPS if name in values and len(values[name]) == size), None)
+    return None if found is None else [str(each) for each in (found.tolist() if hasattr(found, "tolist") else found)]

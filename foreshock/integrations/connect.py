@@ -1,0 +1,286 @@
+"""Connect a trainer of a framework without a hook of its own, by one call in the process of its loop.
+
+    from foreshock.integrations.connect import connect
+
+    connect(trainer, run_key="my-run")
+
+`connect` observes where the trainer has its batch, its metrics and its rate. Nothing of it raises into the trainer. In
+a loop of your own, or in one that you may patch, a `Connection` takes the batch and the metrics as they are.
+"""
+
+import functools
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import ModuleType
+from typing import Any, Final
+
+from foreshock.client.client import Client
+from foreshock.client.reporting import LogOnce
+from foreshock.diagnosis.quantities import LAST_STEP_NAME
+from foreshock.errors import ConfigurationError
+from foreshock.integrations.batches import columns_of_batch
+from foreshock.integrations.first_advice import await_first_advice
+from foreshock.integrations.hooks import Arrivals, guard, is_number, observe, smallest
+from foreshock.integrations.releases import RELEASES, installed, warn_of_unknown_version
+from foreshock.learning_rate.advice import AdviceMode
+from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
+from foreshock.learning_rate.feed import AdviceFeed
+from foreshock.model_kind import model_kind_of_folder
+from foreshock.rollouts.attributes import BatchAttributes, TrainerPolicy
+
+__all__ = ["KINDS", "Connection", "connect"]
+
+
+class Connection:
+    """A run of a trainer: its client, made at once, and its attempt, which begins with the first data.
+
+    `run_key` is your permanent name of the run, by default `FORESHOCK_RUN_KEY`; `description` are further arguments of
+    `Client.start_run`. `planned` returns the trainer's last step, None if it is unknown.
+    """
+
+    def __init__(
+        self,
+        framework: str,
+        *,
+        run_key: str | None = None,
+        advice_mode: AdviceMode | None = None,
+        **description: Any,
+    ) -> None:
+        self.framework = framework
+        self.log = LogOnce(f"foreshock.integrations.{framework}")
+        self.client = Client(run_key=run_key or os.environ.get("FORESHOCK_RUN_KEY"))
+        from_environment: AdviceMode | None = "apply" if os.environ.get("FORESHOCK_ADVICE_MODE") == "apply" else None
+        trainer = f"{framework} {installed(framework)}".strip()
+        self._description = {"advice_mode": advice_mode or from_environment, "trainer": trainer, **description}
+        self.planned: Callable[[], Any] = lambda: None
+        self._started = False
+        self._feed: AdviceFeed | None = None
+        self._arrivals = Arrivals(framework, self.log)
+        if framework in RELEASES:
+            warn_of_unknown_version(framework, self.log)
+
+    def describe(self, **description: Any) -> None:
+        """Add arguments of `Client.start_run` before the attempt begins; those that were given before count."""
+        self._description |= {name: value for name, value in description.items() if not self._description.get(name)}
+
+    def log_rollouts(
+        self, step: int, batch: Any, *, policy: TrainerPolicy = "recomputed_old", of_next: tuple[str, ...] = ()
+    ) -> None:
+        """Log the rollouts of a step from a batch as the framework has it.
+
+        `policy` is the kind of its trainer's log-probs; `of_next`: see `columns_of_batch`.
+        """
+        columns = columns_of_batch(batch, self.framework, self.log, of_next=of_next)
+        if columns is None:
+            return
+        if "rollout_log_probs" not in columns:
+            self.log.warning(
+                "no rollout log-probs",
+                f"{self.framework}'s batch has no log-probs of the engine, so there is no training-inference mismatch "
+                "to measure: let the engine return them. Lengths, rewards and metrics are logged.",
+            )
+        self.start(step)
+        self._arrivals.note_rollouts()
+        known = self._description.get("attributes") or BatchAttributes()
+        attributes = replace(known, trainer_policy=policy if "trainer_log_probs" in columns else None)
+        self.client.log_rollouts(step, columns, attributes=attributes)
+
+    def log_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Log the numbers among the trainer's metrics, and mark the run as finished after its planned last step."""
+        self.start(step)
+        numbers = {name: float(value) for name, value in metrics.items() if is_number(value)}
+        last = self.planned()
+        if is_number(last):
+            numbers[LAST_STEP_NAME] = float(last)
+        self._arrivals.note_metrics(step)
+        self.client.log_scalars(step, numbers)
+        if is_number(last) and step >= last:
+            self.client.finish()
+
+    def scale(self, step: int) -> float:
+        """Return the factor on the learning rate of a step, 1.0 in shadow mode and in all ranks but the first."""
+        self.start(step)
+        return 1.0 if self._feed is None else self._feed.scale(step)
+
+    def guarded_scale(self, step: int) -> float:
+        """Return `scale(step)`, and 1.0 with an error in the log if that fails."""
+        try:
+            return self.scale(step)
+        except Exception as error:
+            self.log.exception("scale", "the advice could not be read: the rate is not scaled", error)
+            return 1.0
+
+    def acknowledge(self, step: int, rate: float, scale: float) -> None:
+        """Report the rate that was applied, and the scale in it."""
+        if self._feed is not None:
+            self._feed.acknowledge(step, rate, scale)
+
+    def start(self, step: int) -> None:
+        """Begin the attempt, if it has not begun. A resumed run waits for its advice."""
+        if self._started:
+            return
+        self._started = True
+        model = self._description.get("model")
+        if model is not None:
+            self.describe(model_kind=model_kind_of_folder(str(model)))
+        self.client.start_run(**self._description, resume_step=step)
+        if not self._description.get("shard"):
+            self._feed = AdviceFeed(self.client)
+            if step > 1:
+                await_first_advice(self._feed, self.log)
+
+
+def connect(
+    trainer: Any, *, run_key: str | None = None, advice_mode: AdviceMode | None = None, **description: Any
+) -> Connection:
+    """Observe a trainer, or the module of a training loop, and return its run.
+
+    `description` are further arguments of `Client.start_run`, which count before what the trainer's configuration
+    gives. Raises ConfigurationError if the trainer is of no known framework.
+    """
+    classes = [f"{each.__module__}.{each.__qualname__}" for each in type(trainer).__mro__]
+    names = [trainer.__name__] if isinstance(trainer, ModuleType) else classes
+    owner = next((name for name in names if name in KINDS), None)
+    if owner is None:
+        known = ", ".join(f"{framework} ({name})" for name, (framework, _) in KINDS.items())
+        raise ConfigurationError(
+            f"{names[0]} is of no known framework: {known}. Elsewhere a Connection takes the batch as it is"
+        )
+    framework, observe_trainer = KINDS[owner]
+    run = Connection(framework, run_key=run_key, advice_mode=advice_mode, **description)
+    guard(lambda: observe_trainer(run, trainer), run.log, f"connect: {framework}")
+    return run
+
+
+def _metrics_of(run: Connection, data: int, step: int) -> Callable[[tuple[Any, ...], dict[str, Any]], None]:
+    """Return an observer that logs the metrics of a call, which are at these places; its `step` may be a keyword."""
+
+    def log(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        number = arguments[step] if len(arguments) > step else keywords.get("step")
+        if number is not None:
+            run.log_metrics(int(number), arguments[data])
+
+    return log
+
+
+def _described(run: Connection, model: Any, learning_rate: Any, cap: Any, sampling: Any) -> None:
+    attributes = BatchAttributes(
+        temperature=sampling.temperature, top_p=getattr(sampling, "top_p", None), length_cap=int(cap)
+    )
+    run.describe(
+        model=str(model), initial_learning_rate=float(learning_rate), length_cap=int(cap), attributes=attributes
+    )
+
+
+def _observe_skyrl(run: Connection, trainer: Any) -> None:
+    """SkyRL: the batch before its training, the tracker, and the workers' rate before each optimizer step."""
+    policy, sampling = trainer.cfg.trainer.policy, trainer.cfg.generator.sampling_params
+    _described(run, policy.model.path, policy.optimizer_config.lr, sampling.max_generate_length, sampling)
+    run.planned = lambda: trainer.total_training_steps
+    rate: dict[str, float] = {}
+
+    def note_rate(_arguments: Any, _keywords: Any, result: Any) -> None:
+        # The scheduler's rate, whatever was set over it.
+        rate["scheduled"] = float(result.metrics.get("policy_lr", result.metrics.get("lr", math.nan)))
+
+    def apply(arguments: Any, _keywords: Any) -> None:
+        scale = run.scale(trainer.global_step)
+        scheduled = rate.get("scheduled", math.nan)
+        if arguments[0] == "policy" and math.isfinite(scheduled) and (scale != 1 or "applied" in rate):
+            rate["applied"] = scheduled * scale
+            trainer.dispatch.set_lr("policy", rate["applied"])
+            run.acknowledge(trainer.global_step, rate["applied"], scale)
+
+    def log(arguments: Any, _keywords: Any) -> None:
+        # The dispatch exists since the models were built.
+        observe(trainer.dispatch, "forward_backward_from_staged", run.log, after=note_rate)
+        observe(trainer.dispatch, "optim_step", run.log, before=apply)
+        run.log_rollouts(trainer.global_step, arguments[0])
+
+    observe(trainer, "train_critic_and_policy", run.log, before=log)
+    observe(trainer.tracker, "log", run.log, before=_metrics_of(run, 0, 1))
+
+
+def _observe_areal(run: Connection, trainer: Any) -> None:
+    """AReaL: the batch before its advantages, the rate of this rank's optimizer, and the metrics that are committed."""
+    actor, config = trainer.actor, trainer.config
+    _described(run, config.actor.path, config.actor.optimizer.lr, config.gconfig.max_new_tokens, config.gconfig)
+    run.planned = lambda: None if config.total_train_steps is None else int(config.total_train_steps) - 1
+    shard = int(actor.data_parallel_rank)
+    run.describe(shard=shard, shards=int(actor.data_parallel_world_size))
+
+    def log(arguments: Any, _keywords: Any) -> None:
+        # Its own log-probs stand at the place before their token; those of the engine do not.
+        run.log_rollouts(int(actor.get_version()), arguments[0], of_next=("prox_logp",))
+
+    def apply(_arguments: Any, _keywords: Any) -> None:
+        import torch
+
+        step = int(actor.get_version())
+        own = run.guarded_scale(step) if torch.distributed.get_rank() == 0 else math.inf
+        scale = smallest(own, lambda: actor.cpu_group)
+        if apply_scale(actor.optimizer, scale):
+            run.acknowledge(step, applied_learning_rates(actor.optimizer)[0], scale)
+
+    observe(actor, "compute_advantages", run.log, before=log)
+    if hasattr(actor, "optimizer"):
+        observe(actor, "ppo_update", run.log, before=apply)
+    else:
+        run.log.warning("rate", "AReaL's single controller has no optimizer in this process: the advice is not applied")
+    if shard == 0:
+        observe(trainer.stats_logger, "commit", run.log, before=_metrics_of(run, 3, 2))
+
+
+def _observe_tinker(run: Connection, module: Any) -> None:
+    """tinker-cookbook: the data with the log-probs of both sides, the rate of each `optim_step`, and the logger."""
+    import tinker
+    from tinker_cookbook.utils import ml_log
+
+    step: dict[str, int] = {"substeps": 1}
+    own_step = tinker.TrainingClient.optim_step
+
+    def begin(arguments: Any, keywords: Any) -> None:
+        config = arguments[0] if arguments else keywords["config"]
+        step["substeps"] = int(config.num_substeps)
+        _described(run, config.model_name, config.learning_rate, config.max_tokens, config)
+
+    def note_step(arguments: Any, keywords: Any) -> None:
+        step["newest"] = int(arguments[1] if len(arguments) > 1 else keywords["i_batch"])
+
+    def log(arguments: Any, _keywords: Any) -> None:
+        # It is called with the number of the checkpoint, which is that of the next step.
+        batch = [_of_datum(*pair) for pair in zip(arguments[3], arguments[4], strict=True)]
+        policy: TrainerPolicy = "recomputed_old" if step["substeps"] == 1 else "current"
+        run.log_rollouts(int(arguments[2]) - 1, batch, policy=policy)
+
+    @functools.wraps(own_step)
+    def optim_step(client: Any, optim_params: Any = None, *, adam_params: Any = None) -> Any:
+        given = adam_params if optim_params is None else optim_params
+        if given is not None and "newest" in step:
+            scale = run.guarded_scale(step["newest"])
+            given = given.model_copy(update={"learning_rate": given.learning_rate * scale})
+            run.acknowledge(step["newest"], given.learning_rate, scale)
+        return own_step(client, given)
+
+    observe(module, "main", run.log, before=begin)
+    for name in ("do_train_step_and_get_sampling_client", "do_train_step_streaming_and_get_sampling_client"):
+        observe(module, name, run.log, before=note_step)
+    observe(module, "compute_full_batch_metrics_and_get_sampling_client", run.log, before=log)
+    observe(ml_log.MultiplexLogger, "log_metrics", run.log, before=_metrics_of(run, 1, 2))
+    tinker.TrainingClient.optim_step = optim_step
+
+
+def _of_datum(datum: Any, log_probs: Any) -> dict[str, Any]:
+    inputs = {name: [values.tolist()] for name, values in datum.loss_fn_inputs.items()}
+    tokens = [*datum.model_input.to_ints(), inputs["target_tokens"][0][-1]]
+    return {**inputs, "input_ids": [tokens], "loss_mask": inputs["mask"], "training_logprobs": [log_probs.tolist()]}
+
+
+KINDS: Final[Mapping[str, tuple[str, Callable[[Connection, Any], None]]]] = {
+    "tinker_cookbook.rl.train": ("tinker-cookbook", _observe_tinker),
+    "areal.trainer.rl_trainer.PPOTrainer": ("areal", _observe_areal),
+    "skyrl.train.trainer.RayPPOTrainer": ("skyrl", _observe_skyrl),
+}
+"""The class of the trainer that has the loop, or the module of the loop → the framework, and what observes it."""
