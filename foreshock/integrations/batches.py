@@ -25,27 +25,22 @@ _TOKENS: Final = ("input_ids", "sequences", "token_ids")
 _RESPONSE: Final = ("response_mask", "action_mask", "completion_mask", "token_mask", "token_loss_mask", "loss_mask")
 _GROUPS: Final = ("group_id", "uid", "uids", "prompt_id")
 _LOG_PROBS: Final = ("rollout_log_probs", "trainer_log_probs")
+_TYPES: Final = {"weights_version": np.int32}
 _OF_TOKENS: Final = (*_LOG_PROBS, "entropy", "weights_version", "advantage")
 
 
-def columns_of_batch(
-    batch: Any, framework: str, log: LogOnce, *, of_next: Iterable[str] = ()
-) -> dict[str, list[Any]] | None:
-    """Return the columns of `Client.log_rollouts`; None, with a warning, if the tokens or responses are unknown.
+def columns_of_batch(batch: Any, framework: str, log: LogOnce, *, of_next: Iterable[str] = ()) -> dict[str, Any] | None:
+    """Return the padded columns of `Client.log_rollouts`; None, with a warning, if tokens or responses are unknown.
 
     A column of another shape than the sequences, and log-probs that are 0 at every token, are left out with a warning.
     """
     if isinstance(batch, list | tuple):
         parts = [columns_of_batch(each, framework, log, of_next=of_next) for each in batch]
-        known = [part for part in parts if part is not None]
-        names = set.intersection(*(set(part) for part in known)) if known else set[str]()
-        if partly := sorted({name for part in known for name in part} - names):
-            log.warning("parts", f"{framework}: not all batches of the step have {', '.join(partly)}: not logged")
-        return {name: [row for part in known for row in part[name]] for name in sorted(names)} or None
+        return _joined([part for part in parts if part is not None], framework, log)
     values = {name: value for name, value in named_values(batch).items() if value is not None}
     if not values.keys() & {*_TOKENS} and values.keys() >= {"prompts", "responses"}:
         values["input_ids"] = np.hstack([_array(values["prompts"]), _array(values["responses"])])
-    tokens = _matrix(values, _TOKENS)
+    tokens = next((_array(values[name]) for name in _TOKENS if name in values and np.ndim(values[name]) == 2), None)
     if tokens is None:
         log.warning(
             "tokens",
@@ -71,20 +66,16 @@ def columns_of_batch(
     trained = response & masks.get("loss_mask", response)
     sampled = trained if trained.any() else response
     real = _real(values, tokens) | response
-    places = [np.flatnonzero(row) for row in real]
-    starts = [int(row.argmax()) if row.any() else row.size for row in response]
-    responses = [row[row >= start] for row, start in zip(places, starts, strict=True)]
-
-    def rows(matrix: NDArray[Any]) -> list[NDArray[Any]]:
-        return [row[kept] for row, kept in zip(matrix, responses, strict=True)]
-
-    prompts = [row[kept[kept < start]] for row, kept, start in zip(tokens, places, starts, strict=True)]
-    columns: dict[str, list[Any]] = {
-        "prompt_token_ids": prompts,
-        "response_token_ids": rows(tokens),
-        "response_mask": rows(sampled.astype(np.uint8)),
-        "group_id": _groups(values, len(tokens)) or [prompt_group(row) for row in prompts],
+    started = np.logical_or.accumulate(response, axis=1)
+    columns: dict[str, Any] = {
+        "prompt_token_ids": tokens,
+        "prompt_padding_mask": real & ~started,
+        "response_token_ids": tokens,
+        "response_padding_mask": real & started,
+        "response_mask": sampled.astype(np.uint8),
     }
+    prompts = zip(tokens, columns["prompt_padding_mask"], strict=True)
+    columns["group_id"] = _groups(values, len(tokens)) or [prompt_group(row[kept]) for row, kept in prompts]
     for column in _OF_TOKENS:
         for name in (column, *OTHER_NAMES.get(column, ())):
             matrix = None if column in columns else aligned(name)
@@ -93,16 +84,30 @@ def columns_of_batch(
             if column in _LOG_PROBS and sampled.any() and not matrix[sampled].any():
                 log.warning(name, f"{framework}: `{name}` is 0 at every token, a placeholder: it is not logged")
                 continue
-            kept = np.where(sampled, matrix, 0)
-            columns[column] = rows(kept.astype(np.int32 if column == "weights_version" else np.float32))
+            columns[column] = np.where(sampled, matrix, 0).astype(_TYPES.get(column, np.float32))
     for column in ("reward", "advantage"):
         for name in (column, *OTHER_NAMES[column]):
             value = values.get(name)
-            if column not in columns and value is not None and np.ndim(value) == 1 and len(value) == len(tokens):
-                columns[column] = _array(value).astype(np.float32).tolist()
+            if column not in columns and value is not None and np.shape(value) == shape[:1]:
+                columns[column] = _array(value).astype(np.float32)
     if "reward" not in columns and "token_level_scores" in values:
-        columns["reward"] = _array(values["token_level_scores"]).sum(axis=1).astype(np.float32).tolist()
+        columns["reward"] = _array(values["token_level_scores"]).sum(axis=1).astype(np.float32)
     return columns
+
+
+def _joined(parts: list[dict[str, Any]], framework: str, log: LogOnce) -> dict[str, Any] | None:
+    """Return the columns that all parts have, as wide as the widest."""
+    if not parts:
+        return None
+    names = set.intersection(*(set(part) for part in parts))
+    if partly := sorted({name for part in parts for name in part} - names):
+        log.warning("parts", f"{framework}: not all batches of the step have {', '.join(partly)}: not logged")
+    width = max(part["response_token_ids"].shape[1] for part in parts)
+
+    def wide(column: Any) -> Any:
+        return np.pad(column, ((0, 0), (width - column.shape[1], 0))) if np.ndim(column) == 2 else column
+
+    return {name: np.concatenate([wide(part[name]) for part in parts]) for name in sorted(names)}
 
 
 def named_values(batch: Any) -> dict[str, Any]:
@@ -120,13 +125,6 @@ def _array(value: Any) -> NDArray[Any]:
         value = value.detach().cpu()
         value = (value.float() if value.is_floating_point() else value).numpy()
     return np.asarray(value)
-
-
-def _matrix(values: Mapping[str, Any], names: Iterable[str]) -> NDArray[Any] | None:
-    for name in names:
-        if name in values and np.ndim(values[name]) == 2:
-            return _array(values[name])
-    return None
 
 
 def _aligned(

@@ -72,16 +72,27 @@ class Client:
         self.told["described"] = {name: described.get(name) for name in names}
 
     def log_rollouts(self, step: int, columns: dict[str, Any], *, attributes: Any) -> None:
-        groups = columns.pop("group_id")
-        assert len(groups) == len(LENGTHS)
-        lists = {name: [np.asarray(row).tolist() for row in rows] for name, rows in columns.items()}
-        self.told["rollouts"].append([step, attributes.trainer_policy, attributes.temperature, lists])
+        self.told["rollouts"].append([step, attributes.trainer_policy, attributes.temperature, rows_of(columns)])
 
     def log_scalars(self, step: int, numbers: dict[str, float]) -> None:
         self.told["metrics"].append([step, numbers])
 
     def finish(self) -> None:
         self.told["finished"] = True
+
+
+def rows_of(columns: dict[str, Any]) -> dict[str, Any]:
+    """Return the rows of the batch that the client would send."""
+    from foreshock.client.capture import capture_rollouts
+
+    batch = capture_rollouts(columns, default_ids="row", attributes=None)()
+    names = [name for name in columns if "padding" not in name and name != "group_id"]
+    found: dict[str, Any] = {"group_id": batch.group_ids}
+    for name in names:
+        values, offsets = getattr(batch, name), (batch.prompt_offsets if "prompt" in name else batch.response_offsets)
+        per_token = len(values) == offsets[-1]
+        found[name] = [row.tolist() for row in np.split(values, offsets[1:-1])] if per_token else values.tolist()
+    return found
 
 
 class Feed:

@@ -22,7 +22,17 @@ from foreshock.integrations.releases import RELEASES
 from scripts.frameworks_page import FRAMEWORKS, PAGE, page
 from tests.foreshock.importers.make_dumps import DUMPS
 from tests.foreshock.importers.reading import recorded
-from tests.foreshock.integrations.connected_runs import MU, PI, RATE, RESPONSES, SAMPLED, SCALE, padded, sequences
+from tests.foreshock.integrations.connected_runs import (
+    MU,
+    PI,
+    RATE,
+    RESPONSES,
+    SAMPLED,
+    SCALE,
+    padded,
+    rows_of,
+    sequences,
+)
 from tests.foreshock.integrations.test_releases import SOURCES
 
 TOKENS = {"prompt_token_ids": [[1, 2], [1, 2]], "response_token_ids": RESPONSES, "response_mask": SAMPLED}
@@ -40,6 +50,7 @@ def told(framework: str, *folders: str) -> dict[str, Any]:
     return dict(json.loads(ended.stdout.splitlines()[-1]))
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("framework", "folders", "obeys"),
@@ -76,11 +87,12 @@ def nemo_rl() -> dict[str, Any]:
 
 
 def test_nemo_rls_log_data_are_its_rollouts() -> None:
-    columns = columns_of_batch(nemo_rl(), "nemo-rl", LogOnce("foreshock.tests"))
-    assert columns is not None
+    found = columns_of_batch(nemo_rl(), "nemo-rl", LogOnce("foreshock.tests"))
+    assert found is not None
+    columns = rows_of(found)
     for number, row in enumerate(recorded(45)):
-        assert columns["response_token_ids"][number].tolist() == row["response"]
-        assert columns["response_mask"][number].tolist() == row["mask"]
+        assert columns["response_token_ids"][number] == row["response"]
+        assert columns["response_mask"][number] == row["mask"]
         np.testing.assert_allclose(columns["rollout_log_probs"][number], row["mu"], atol=1e-6)
         np.testing.assert_allclose(columns["trainer_log_probs"][number], row["pi"], atol=1e-6)
 
@@ -96,7 +108,8 @@ def roll(**changed: Any) -> dict[str, Any]:
 def test_other_dtypes_are_read(kind: torch.dtype) -> None:
     columns = columns_of_batch(roll(infer_logprobs=padded(MU, 6, left=1).to(kind)), "roll", LogOnce("foreshock.tests"))
     assert columns is not None
-    assert {name: [row.tolist() for row in columns[name]] for name in (*TOKENS, *LOG_PROBS)} == {**TOKENS, **LOG_PROBS}
+    found = rows_of(columns)
+    assert {name: found[name] for name in (*TOKENS, *LOG_PROBS)} == {**TOKENS, **LOG_PROBS}
 
 
 @pytest.mark.parametrize(
@@ -121,7 +134,7 @@ def test_not_finite_values_are_kept_for_the_counts() -> None:
     columns = columns_of_batch(roll(infer_logprobs=padded([[float("nan"), 0, -1.0], MU[1]], 6, left=1)), "roll",
                                LogOnce("foreshock.tests"))  # fmt: skip
     assert columns is not None
-    assert np.isnan(columns["rollout_log_probs"][0][0])
+    assert np.isnan(rows_of(columns)["rollout_log_probs"][0][0])
 
 
 def test_verls_data_proto_is_read() -> None:
@@ -139,7 +152,7 @@ def test_verls_data_proto_is_read() -> None:
     data = DataProto.from_dict(values, non_tensors={"uid": np.array(["a", "a"], dtype=object)})
     columns = columns_of_batch(data, "verl", LogOnce("foreshock.tests"))
     assert columns is not None
-    assert {name: [np.asarray(row).tolist() for row in rows] for name, rows in columns.items()} == {
+    assert rows_of(columns) == {
         "prompt_token_ids": [[5], [6, 7]], "response_token_ids": [[10, 11, 12], [20, 21]],
         "response_mask": [[1, 0, 1], [1, 1]], "rollout_log_probs": [[-1, 0, -2], [-3, -4]],
         "trainer_log_probs": [[-1.5, 0, -2], [-3, -4.5]], "advantage": [[0.5, 0, 0.5], [-0.5, -0.5]],
@@ -148,9 +161,11 @@ def test_verls_data_proto_is_read() -> None:
 
 
 def test_batches_of_a_list_are_joined() -> None:
-    columns = columns_of_batch([roll(), roll()], "roll", LogOnce("foreshock.tests"))
+    wider = {name: torch.nn.functional.pad(values, (0, 2)) for name, values in roll().items()}
+    columns = columns_of_batch([roll(), wider], "roll", LogOnce("foreshock.tests"))
     assert columns is not None
-    assert [row.tolist() for row in columns["response_token_ids"]] == RESPONSES * 2
+    found = rows_of(columns)
+    assert (found["response_token_ids"], found["rollout_log_probs"]) == (RESPONSES * 2, MU * 2)
     assert len(set(columns["group_id"])) == 1
 
 
