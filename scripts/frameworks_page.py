@@ -138,8 +138,10 @@ def line(row: Framework) -> str:
 def code(row: Framework) -> str:
     """Return the lines of a framework, under its name."""
     remark = f" ({row.remark})" if row.remark else ""
-    language = "python" if row.lines[-1].endswith(")") else "sh"
-    return f"\n**{row.name}**{remark}\n\n```{language}\n" + "\n".join(row.lines) + "\n```\n"
+    imports = [each for each in row.lines if each.startswith("from ")]
+    # A blank line after imports, as the formatter has it.
+    lines = [*imports, *([""] if imports else []), *row.lines[len(imports) :]]
+    return f"\n**{row.name}**{remark}\n\n```{'python' if imports else 'sh'}\n" + "\n".join(lines) + "\n```\n"
 
 
 if __name__ == "__main__":
