@@ -30,7 +30,6 @@ from foreshock import Client
 from foreshock.client import deliveries
 from foreshock.client.deliveries import Registration
 from foreshock.learning_rate.decisions import AdviceState, Decision
-from foreshock.learning_rate.schedule import LoopPoint
 from foreshock.notary.compare import Holding
 from foreshock.notary.pieces import Piece
 from foreshock.rollouts import RolloutBatch, encode_rollouts
@@ -284,8 +283,10 @@ def _append_decisions(database: Database, runs: Sequence[str], number: int) -> N
     def work(session: Session) -> None:
         state = AdviceState()
         for step in range(1, number + 1):
-            point = LoopPoint(step, 0.5 + 0.4 * math.cos(step), 0.001)
-            decision = Decision(step, 1, "loop", step - 1, step, "The loop moves.", 0, loop=point, loop_reference=0.0)
+            scale = 0.5 + 0.4 * math.cos(step)
+            decision = Decision(
+                step, 1, "loop", step - 1, step, "The loop moves.", 0, scale=scale, fall=0.001, loop_reference=0.0
+            )
             state = advice.append(session, runs[0], state, decision)
         for table in (table_of(AdviceDecision), table_of(FoldedAdvice)):
             rows = session.execute(table.select().where(table.c.run_id == runs[0])).mappings().all()

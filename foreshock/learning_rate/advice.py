@@ -8,13 +8,7 @@ from operator import attrgetter
 from typing import Any, Literal
 
 from foreshock.json_values import json_value
-from foreshock.learning_rate.schedule import (
-    DECAY_FACTOR,
-    DECAY_FLOOR,
-    LengthDecaySchedule,
-    LoopPoint,
-    scale_at,
-)
+from foreshock.learning_rate.schedule import DECAY_FACTOR, DECAY_FLOOR, Point, Schedule, point_at
 from foreshock.ranges import threshold_number
 
 AdviceMode = Literal["shadow", "apply"]
@@ -50,10 +44,9 @@ class AdviceAlert:
 class Advice:
     """One answer of `GET /v1/runs/{run}/lr-advice`.
 
-    `schedule`, `halvings` (the steps of further halvings) and `loop` (the control loop's scale from some steps on) are
-    absolute: the scale of a step does not depend on when, how often or in which order answers arrived. Without further
-    answers it never rises: the loop continues its last fall for a few steps, then stays. In mode "shadow", the default,
-    `scale` returns 1.0.
+    `points` are absolute: the scale of a step does not depend on when, how often or in which order answers arrived.
+    Without further answers it never rises: halvings follow `schedule`, and the loop continues its last fall for a few
+    steps, then stays. In mode "shadow", the default, `scale` returns 1.0.
     """
 
     run: str
@@ -62,8 +55,7 @@ class Advice:
     revision: int
     mode: str = "shadow"
     phase: str = "warming"
-    schedule: LengthDecaySchedule | None = None
-    halvings: tuple[int, ...] = ()
+    schedule: Schedule | None = None
     observed_step: int = -1
     stale: bool = False
     reason: str = ""
@@ -71,7 +63,7 @@ class Advice:
     want_weights_at_step: int | None = None
     factor: float = DECAY_FACTOR
     floor: float = DECAY_FLOOR
-    loop: tuple[LoopPoint, ...] = ()
+    points: tuple[Point, ...] = ()
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -80,7 +72,7 @@ class Advice:
 
     def advised_scale(self, step: int) -> float:
         """Return the advised η(step) / η₀, in either mode."""
-        return scale_at(self.schedule, self.halvings, step, self.factor, self.floor, self.loop)
+        return point_at(self.points, step).scale(step, self.factor, self.floor)
 
     def scale(self, step: int) -> float:
         """Return the factor to apply at `step`: `advised_scale`, or 1.0 in shadow mode."""
@@ -90,10 +82,9 @@ class Advice:
     def from_json(cls, value: Mapping[str, Any]) -> Advice:
         """Parse an answer's body, or `to_json()`. Raises ValueError, KeyError or TypeError if it is invalid."""
         schedule = value.get("schedule")
-        halvings = tuple(sorted(int(step) for step in value.get("halvings") or ()))
         observed = value.get("observed_step")
         requested = value.get("want_weights_at_step")
-        parsed = LengthDecaySchedule.from_json(schedule) if schedule is not None else None
+        parsed = Schedule.from_json(schedule) if schedule is not None else None
         factor, floor = float(value.get("factor", DECAY_FACTOR)), float(value.get("floor", DECAY_FLOOR))
         if not 0.0 < factor < 1.0 or not 0.0 <= floor <= 1.0:
             raise ValueError(f"factor must be between 0 and 1 and floor from 0 to 1, got {factor} and {floor}")
@@ -104,7 +95,6 @@ class Advice:
             mode=str(value.get("mode", "shadow")),
             phase=str(value.get("phase", "")),
             schedule=parsed,
-            halvings=halvings,
             observed_step=-1 if observed is None else int(observed),
             stale=bool(value.get("stale", False)),
             reason=str(value.get("reason") or ""),
@@ -112,7 +102,7 @@ class Advice:
             want_weights_at_step=None if requested is None else int(requested),
             factor=factor,
             floor=floor,
-            loop=tuple(sorted(map(LoopPoint.from_json, value.get("loop") or ()), key=attrgetter("step"))),
+            points=tuple(sorted(map(Point.from_json, value.get("points") or ()), key=attrgetter("step"))),
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -8,11 +8,14 @@ Guarantees, for events in any order of arrival:
   future boundaries only, and past boundaries are not caught up;
 - one decision halves at most once;
 - the factor and the floor are those of the first decision that lowers the scale, as long as that has any effect;
-- a rewind drops decisions made from steps at or beyond ``resume_step``; ``revision`` never decreases;
-- ``scale = max(floor, min(loop, schedule × explicit halvings))``; a hold freezes it, and skipped boundaries are not
-  caught up;
+- a rewind drops decisions made from steps at or beyond ``resume_step``, and the others are in force from there at the
+  latest; ``revision`` never decreases;
+- ``scale = max(floor, min(loop, factor ** halvings))``; a hold freezes it, and skipped boundaries are not caught up;
 - the loop moves with the detectors' `LoopState`, at most `LARGEST_FALL` or `LARGEST_RISE` a step; the rest follows in
   later steps, so late data, a hold, an operator's decision or a change of mode never makes it jump.
+
+A decision adds one `Point`, which says all that is in force from its step on: it is the last point with a few fields
+replaced.
 
 The detectors' decisions reconcile the log with the detectors' current state, however that state was reached: the same
 function serves a step that closes, late data that changes the past, and the first step after a rewind.
@@ -21,8 +24,8 @@ function serves a step that closes, late data that changes the past, and the fir
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from functools import reduce
 from typing import Any
 
@@ -43,16 +46,12 @@ from foreshock.learning_rate.schedule import (
     DECAY_FACTOR,
     DECAY_FLOOR,
     HORIZON,
-    LengthDecaySchedule,
-    LoopPoint,
+    Point,
+    Schedule,
     ScheduleSettings,
-    loop_scale,
     lowering,
-    lowest_scale,
     next_fall,
-    points_before,
-    scale_at,
-    scaled_points,
+    point_at,
 )
 
 # A rewind drops conclusions from steps that no longer exist; an operator's switches stay.
@@ -61,7 +60,11 @@ _KEPT_BY_REWIND: frozenset[DecisionKind] = frozenset({"hold", "release", "mode"}
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One entry of the log. ``observed_step`` is the newest closed step at the decision (−1: none)."""
+    """One entry of the log. ``observed_step`` is the newest closed step at the decision (−1: none).
+
+    ``from_step`` is the step from which boundaries of the ``schedule`` of a surge count; ``scale`` and ``fall`` are the
+    loop's, from ``effective_from_step`` on.
+    """
 
     revision: int
     attempt: int
@@ -71,10 +74,12 @@ class Decision:
     reason: str
     at_us: int
     author: Author = "detector"
-    schedule: LengthDecaySchedule | None = None
+    schedule: Schedule | None = None
+    from_step: int = 0
     signal: OpenSignal | None = None
     mode: AdviceMode | None = None
-    loop: LoopPoint | None = None
+    scale: float = 1.0
+    fall: float = 0.0
     loop_reference: float | None = None
     """The log s of the detectors' loop up to which the decision followed; the next one moves by the difference from
     it."""
@@ -84,13 +89,12 @@ class Decision:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Decision:
-        schedule, signal, loop = value["schedule"], value["signal"], value.get("loop")
+        schedule, signal = value["schedule"], value["signal"]
         return cls(
             **{
                 **value,
-                "schedule": schedule and LengthDecaySchedule.from_json(schedule),
+                "schedule": schedule and Schedule.from_json(schedule),
                 "signal": signal and OpenSignal(signal["rule"], signal["fired_step"]),
-                "loop": loop and LoopPoint.from_json(loop),
             }
         )
 
@@ -99,17 +103,16 @@ class Decision:
 class AdviceState:
     """The state of the learning-rate advice after a log of decisions.
 
-    ``halvings`` are the steps of explicit halvings, ascending; with ``schedule`` they give the scale of any step (of
-    past steps only back to the last raise). ``handled`` are the signals that already caused a hold, and
-    ``released`` their rules with the newest step that an operator knew when releasing the hold.
-    ``loop`` are the points of the control loop, ascending. ``loop_reference`` is that of the newest loop decision; None
-    after a hold: the loop then continues from the present scale. ``mode`` is None until it is set.
+    ``points``, ascending, give the scale of any step; ``schedule`` is that of the surge, also during a hold.
+    ``handled`` are the signals that already caused a hold, and ``released`` their rules with the newest step that an
+    operator knew when releasing the hold. ``loop_reference`` is that of the newest loop decision; None after a hold:
+    the loop then continues from the present scale. ``mode`` is None until it is set.
     """
 
     attempt: int = 1
     revision: int = 0
-    schedule: LengthDecaySchedule | None = None
-    halvings: tuple[int, ...] = ()
+    schedule: Schedule | None = None
+    points: tuple[Point, ...] = ()
     handled: tuple[OpenSignal, ...] = ()
     released: tuple[OpenSignal, ...] = ()
     held_from_step: int | None = None
@@ -120,7 +123,6 @@ class AdviceState:
     """The kind of the newest decision, whose reason ``reason`` is."""
     factor: float = DECAY_FACTOR
     floor: float = DECAY_FLOOR
-    loop: tuple[LoopPoint, ...] = ()
     loop_reference: float | None = 0.0
     operated: tuple[int, DecisionKind, str] | None = None
     """Revision, kind and reason of an operator's newest decision."""
@@ -130,8 +132,8 @@ class AdviceState:
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         for name in ("handled", "released"):
             values[name] = [(signal.rule, signal.fired_step) for signal in values[name]]
-        loop = [(point.step, point.scale, point.fall) for point in self.loop]
-        return values | {"schedule": self.schedule and self.schedule.to_json(), "loop": loop}
+        schedule = None if self.schedule is None else asdict(self.schedule)
+        return values | {"schedule": schedule, "points": [astuple(point) for point in self.points]}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> AdviceState:
@@ -142,27 +144,31 @@ class AdviceState:
         return cls(
             **{
                 **value,
-                "schedule": schedule and LengthDecaySchedule.from_json(schedule),
-                "halvings": tuple(value["halvings"]),
+                "schedule": schedule and Schedule.from_json(schedule),
+                "points": tuple(Point(*each) for each in value["points"]),
                 "handled": tuple(OpenSignal(*each) for each in value["handled"]),
                 "released": tuple(OpenSignal(*each) for each in value["released"]),
-                "loop": tuple(LoopPoint(*each) for each in value["loop"]),
                 "operated": operated and tuple(operated),
             }
         )
 
     def scale(self, step: int) -> float:
         """Return the advised η(step) / η₀; in shadow mode the trainer gets 1.0 instead."""
-        return scale_at(self.schedule, self.halvings, step, self.factor, self.floor, self.loop)
+        return point_at(self.points, step).scale(step, self.factor, self.floor)
+
+    @property
+    def last(self) -> Point:
+        """The newest point."""
+        return self.points[-1] if self.points else Point()
 
     @property
     def is_lowered(self) -> bool:
         """Return whether a halving or the control loop has lowered the scale, and it is not taken back."""
-        return bool(self.halvings or (self.loop and self.loop[-1].scale < 1.0))
+        return self.last.halvings > 0 or self.last.loop < 1.0
 
     def next_decay_step(self, step: int) -> int | None:
         """Return the next step at which the scale falls by present decisions; None at the floor or while held."""
-        return next_fall(self.schedule, self.halvings, step, self.factor, self.floor, self.loop)
+        return next_fall(self.points, step, self.factor, self.floor)
 
     def phase(self, step: int, warming: bool) -> AdvicePhase:
         """Return the phase at ``step``. ``warming`` is true while the detectors have no baseline."""
@@ -170,7 +176,7 @@ class AdviceState:
             return "held"
         if self.scale(step) <= self.floor:
             return "floor"
-        if self.schedule is not None or self.halvings or self.scale(step) < 1.0:
+        if self.schedule is not None or self.last.halvings or self.scale(step) < 1.0:
             return "decaying"
         return "warming" if warming else "watching"
 
@@ -212,94 +218,76 @@ def _noted(state: AdviceState, newest: Decision) -> AdviceState:
 
 
 def _rewound(decision: Decision, resume_step: int) -> Decision:
-    """Move an operator's switch, or a point of the loop, from a dropped step to the step that the run resumes at."""
-    if decision.effective_from_step <= resume_step or decision.kind not in (*_KEPT_BY_REWIND, "loop"):
-        return decision
-    point = decision.loop and replace(decision.loop, step=resume_step)
-    return replace(decision, effective_from_step=resume_step, loop=point)
+    """Return a decision that a rewind keeps, in force from the step that the run resumes at or before."""
+    return replace(decision, effective_from_step=min(decision.effective_from_step, resume_step))
 
 
 def _apply(state: AdviceState, decision: Decision) -> AdviceState:
-    first = decision.effective_from_step
+    first, schedule = decision.effective_from_step, state.schedule
+    point = state.last.from_step(first)
     match decision.kind:
         case "surge" | "retract":
             schedule = decision.schedule
-            if schedule is not None and state.held_from_step is not None:
-                schedule = schedule.paused_from(state.held_from_step)
-            state = replace(state, halvings=_all_halvings(state, first - 1), schedule=schedule)
+            held = state.held_from_step is not None
+            point = _resumed(point, None if held else schedule, max(first, decision.from_step))
+            state = replace(state, schedule=schedule)
             if schedule is not None:
-                return replace(state, factor=schedule.factor, floor=schedule.floor)
-            if state.halvings:
-                # After a retraction the past halvings stay as deep as they were.
-                return state
-            # If the loop was below one of the two floors, changing the floor would move the scale at once.
-            stays = lowest_scale(state.loop) < max(state.floor, DECAY_FLOOR)
-            return replace(state, factor=DECAY_FACTOR, floor=state.floor if stays else DECAY_FLOOR)
+                state = replace(state, factor=schedule.factor, floor=schedule.floor)
+            elif not point.halvings:
+                # After a retraction the past halvings stay as deep as they were. If the loop was below one of the two
+                # floors, changing the floor would move the scale at once.
+                lowest = min((each.loop_at(each.step + HORIZON) for each in state.points), default=1.0)
+                stays = lowest < max(state.floor, DECAY_FLOOR)
+                state = replace(state, factor=DECAY_FACTOR, floor=state.floor if stays else DECAY_FLOOR)
         case "halve":
-            loop = scaled_points(state.loop, first, state.factor, state.floor)
-            return replace(state, halvings=tuple(sorted((*state.halvings, first))), loop=loop)
+            point = _scaled(replace(point, halvings=point.halvings + 1), state.factor, state.floor)
         case "raise":
-            return replace(
-                state,
-                halvings=_raised(state, first),
-                schedule=_from(state.schedule, first + 1, state),
-                loop=scaled_points(state.loop, first, 1.0 / state.factor, state.floor),
-            )
+            later = point.from_step(first + 1)
+            point = replace(later, step=first, halvings=_raised(state, later.halvings))
+            point = _scaled(point, 1.0 / state.factor, state.floor)
         case "loop":
-            assert decision.loop is not None
-            loop = (*points_before(state.loop, first), decision.loop)
-            return replace(state, loop=loop, loop_reference=decision.loop_reference)
+            point = replace(point, loop=decision.scale, loop_step=first, fall=decision.fall)
+            state = replace(state, loop_reference=decision.loop_reference)
         case "hold":
-            paused = state.schedule.paused_from(first) if state.schedule is not None else None
-            # A rewind may have moved the hold back before a halving.
-            halvings = tuple(halving for halving in state.halvings if halving <= first)
+            point = _scaled(replace(point, boundary=None), 1.0, state.floor)
             handled = state.handled if decision.signal is None else (*state.handled, decision.signal)
-            return replace(
-                state,
-                held_from_step=first,
-                held_by=decision.author,
-                schedule=paused,
-                halvings=halvings,
-                handled=handled,
-                loop=scaled_points(state.loop, first, 1.0, state.floor),
-            )
+            state = replace(state, held_from_step=first, held_by=decision.author, handled=handled)
         case "release":
-            halvings = _all_halvings(state, first - 1)
-            released = state.schedule.effective_from(first) if state.schedule is not None else None
+            point = _resumed(point, schedule, first)
             if decision.author == "operator":
                 # A rewind may have moved the release back.
                 known = min(decision.observed_step, first - 1)
                 state = replace(state, released=tuple(OpenSignal(each.rule, known) for each in state.handled))
-            return replace(
-                state, halvings=halvings, schedule=released, held_from_step=None, held_by=None, loop_reference=None
-            )
+            state = replace(state, held_from_step=None, held_by=None, loop_reference=None)
         case "mode":
             return replace(state, mode=decision.mode or state.mode)
         case "rewind":
             raise AssertionError("fold() resolves rewinds before it applies decisions")
+    earlier = state.points[:-1] if state.last.step == first else state.points
+    return replace(state, points=(*earlier, point))
 
 
-def _all_halvings(state: AdviceState, step: int) -> tuple[int, ...]:
-    """Return the explicit halvings and the schedule's boundaries up to ``step``, ascending."""
-    boundaries = state.schedule.boundaries_until(step) if state.schedule is not None else ()
-    return tuple(sorted((*state.halvings, *boundaries)))
-
-
-def _raised(state: AdviceState, first: int) -> tuple[int, ...]:
-    """Return the halvings without the newest ones, so that the scale at ``first`` rises by one halving."""
-    halvings, scale = _all_halvings(state, first), state.scale(first)
-    kept = len(halvings)
-    scale = max(scale, scale_at(state.schedule, state.halvings, first, state.factor, state.floor))
-    while kept > 0 and max(state.floor, state.factor**kept) <= scale:
-        kept -= 1
-    return halvings[:kept]
-
-
-def _from(schedule: LengthDecaySchedule | None, step: int, state: AdviceState) -> LengthDecaySchedule | None:
+def _resumed(point: Point, schedule: Schedule | None, step: int) -> Point:
+    """Return the point with the schedule's boundaries from ``step`` on as the only ones."""
     if schedule is None:
-        return None
-    schedule = schedule.effective_from(step)
-    return schedule if state.held_from_step is None else schedule.paused_from(min(step, state.held_from_step))
+        return replace(point, boundary=None)
+    return replace(point, boundary=schedule.boundary(step), period=schedule.decay_period)
+
+
+def _scaled(point: Point, factor: float, floor: float) -> Point:
+    """Return the point with the loop's scale multiplied, which falls no further; unchanged until the loop has moved."""
+    if point.loop_step is None:
+        return point
+    scale = max(point.loop_at(point.step), floor) * factor
+    return replace(point, loop=min(max(scale, floor), 1.0), loop_step=point.step, fall=0.0)
+
+
+def _raised(state: AdviceState, halvings: int) -> int:
+    """Return a smaller number of halvings, with which the scale is higher by one of them."""
+    scale = max(state.floor, state.factor**halvings)
+    while halvings > 0 and max(state.floor, state.factor**halvings) <= scale:
+        halvings -= 1
+    return halvings
 
 
 class AdviceConflictError(ValueError):
@@ -412,23 +400,23 @@ def _reconcile_surge(state: AdviceState, observation: Observation) -> Decision |
         reason = f"The surge at step {known} is retracted: no further halvings; past halvings stay."
         return _new(state, observation, "retract", reason)
     chosen = observation.schedule
-    if state.schedule is not None or state.halvings:
+    if state.schedule is not None or state.last.halvings:
         # Halvings of another depth would change the scale of the past, and could raise it.
         chosen = replace(chosen, factor=state.factor, floor=state.floor)
     first = observation.first_open_step
     # A floor above the present scale would raise the scale.
     chosen = replace(chosen, floor=min(chosen.floor, state.scale(first)))
-    schedule = LengthDecaySchedule.from_surge(observation.surge_step, chosen)
+    schedule = Schedule.from_surge(observation.surge_step, chosen)
     if state.schedule is not None:
         # A slightly different period must not halve again right after the old boundary: it is the same boundary.
-        last = max(state.schedule.boundaries_until(first - 1), default=None)
-        if last is not None:
+        last = state.schedule.boundary(first) - state.schedule.decay_period
+        if point_at(state.points, last).count(last) > point_at(state.points, last - 1).count(last - 1):
             first = max(first, last + schedule.decay_period // 2 + 1)
     reason = (
         f"Response lengths surged at step {observation.surge_step}: "
         f"the learning rate {lowering(schedule.factor)} every {schedule.decay_period} steps."
     )
-    return replace(_new(state, observation, "surge", reason), schedule=schedule.effective_from(first))
+    return replace(_new(state, observation, "surge", reason), schedule=schedule, from_step=first)
 
 
 def _reconcile_hold(state: AdviceState, observation: Observation) -> Decision | None:
@@ -449,22 +437,24 @@ def _move_loop(state: AdviceState, observation: Observation) -> Decision | None:
     settings, first = observation.loop_settings, observation.first_open_step
     if observation.loop is None or not settings.enabled or state.held_from_step is not None:
         return None
-    moved = next_point(state.loop, state.loop_reference, observation.loop, settings, first, state.floor)
+    moved = next_point(state.last, state.loop_reference, observation.loop, settings, first, state.floor)
     if moved is None:
         return None
-    point, reference, reason = moved
-    return replace(_new(state, observation, "loop", reason), loop=point, loop_reference=reference)
+    scale, fall, reference, reason = moved
+    return replace(_new(state, observation, "loop", reason), scale=scale, fall=fall, loop_reference=reference)
 
 
 def next_point(
-    points: Sequence[LoopPoint],
+    last: Point,
     reference: float | None,
     state: LoopState,
     settings: LoopSettings,
     step: int,
     applied_floor: float,
-) -> tuple[LoopPoint, float, str] | None:
-    """Return the loop's scale from ``step`` on, the reference for the next decision, and why; None if it stays.
+) -> tuple[float, float, float, str] | None:
+    """Return the loop's scale from ``step`` on and its fall, the reference for the next decision, and why.
+
+    None if it stays.
 
     The log of the scale moves by the difference of the state's log s from ``reference``, which the last decision
     returned; None: start from now. A decision moves it by at most `LARGEST_FALL` or `LARGEST_RISE` for each step since
@@ -473,13 +463,12 @@ def next_point(
     gone beyond the state ends.
     """
     # Between two answers the last fall continues, and a scale below the floor is not applied.
-    now = math.log(max(loop_scale(points, step), applied_floor))
+    now = math.log(max(last.loop_at(step), applied_floor))
     if reference is None:
         reason = "The hold is over: the control loop goes on from the present scale."
-        return LoopPoint(step, math.exp(now)), state.log_scale, reason
-    last = points[-1] if points else LoopPoint(0, 1.0)
+        return math.exp(now), 0.0, state.log_scale, reason
     floor = min(math.log(settings.floor), now)
-    wanted = min(max(math.log(last.scale) + state.log_scale - reference, floor), 0.0)
+    wanted = min(max(math.log(last.loop) + state.log_scale - reference, floor), 0.0)
     if state.silent and wanted > now:
         if state.silent < SILENT_STEPS or wanted - now < LEAST_MOVE or not last.is_falling(step) or now <= floor:
             return None
@@ -488,9 +477,9 @@ def next_point(
             f"{'an update' if state.driven is not None else 'a measured mismatch'}: the control loop keeps the scale "
             f"at {math.exp(now):.2g} until a step has one."
         )
-        return LoopPoint(step, math.exp(now)), state.log_scale - (wanted - now), reason
+        return math.exp(now), 0.0, state.log_scale - (wanted - now), reason
     # 0 after a decision for the same step: the rest of that one is left for later steps.
-    steps = min(max(step - last.step, 0), HORIZON)
+    steps = min(max(step - (last.loop_step or 0), 0), HORIZON)
     rise = LARGEST_RISE * min(steps, STEPS_OF_A_RISE) if settings.raises else 0.0
     bounded = min(max(wanted, now - LARGEST_FALL * steps), now + rise)
     reaches_end = bounded == wanted and wanted in (floor, 0.0) and abs(bounded - now) > 1e-9
@@ -501,8 +490,8 @@ def next_point(
         # The fall between two answers went a little too far: no reason to rise.
         return None
     stays = rises or state.silent >= SILENT_STEPS
-    point = LoopPoint(step, math.exp(bounded), 0.0 if stays else state.fall(settings))
-    return point, state.log_scale - (wanted - bounded), _reason_of_move(state, settings, point.scale, rises=rises)
+    scale, fall = math.exp(bounded), 0.0 if stays else state.fall(settings)
+    return scale, fall, state.log_scale - (wanted - bounded), _reason_of_move(state, settings, scale, rises=rises)
 
 
 def _reason_of_move(state: LoopState, settings: LoopSettings, scale: float, *, rises: bool) -> str:

@@ -9,7 +9,7 @@ from foreshock.diagnosis.detectors import (
 from foreshock.diagnosis.surge_state import SurgeDetection
 from foreshock.learning_rate.advice import AdviceMode
 from foreshock.learning_rate.decisions import AdviceState
-from foreshock.learning_rate.schedule import DECAY_FACTOR, ScheduleSettings
+from foreshock.learning_rate.schedule import DECAY_FACTOR, ScheduleSettings, halvings_of
 
 RUN_HAS_ENDED = "The run has ended: there is nothing to advise."
 NO_SIGNAL = "No mismatch, gradient or reward signal corroborates it"
@@ -50,9 +50,10 @@ def advice_reason(
 def _lowered_before(advice: AdviceState) -> str:
     """Return a sentence on what lowers the advised scale beside the schedule; empty if nothing does."""
     done = "halved" if advice.factor == DECAY_FACTOR else f"multiplied by {advice.factor:g}"
-    words = [f"was {done} at {', '.join(map(str, advice.halvings))}"] if advice.halvings else []
-    if advice.loop and advice.loop[-1].scale < 1.0:
-        words.append(f"is {max(advice.loop[-1].scale, advice.floor):.2g} by the control loop")
+    halvings = halvings_of(advice.points)
+    words = [f"was {done} at {', '.join(map(str, halvings))}"] if halvings else []
+    if advice.last.loop < 1.0:
+        words.append(f"is {max(advice.last.loop, advice.floor):.2g} by the control loop")
     return f" The advised scale {' and '.join(words)}." if words else ""
 
 

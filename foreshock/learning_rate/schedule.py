@@ -2,15 +2,19 @@
 
 The rule (LR-scheduling paper): ``T_decay = 1.8 × surge step``; at every step t with ``t mod T_decay = 0``,
 ``η ← max(η / 2, 0.1 η₀)``. A surge at step 110 gives T_decay 198: halvings at 198, 396 and 594, the floor at 792.
-The schedule is a factor on η₀ and an absolute function of the step, so repeated or late evaluation changes nothing.
+
+What was decided is a list of points, each of which says what is in force from a step on: the halvings so far, the steps
+of further ones, and the control loop's scale. The scale is an absolute function of the step, so repeated or late
+evaluation changes nothing.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
@@ -54,19 +58,13 @@ def _check_factor_and_floor(factor: float, floor: float) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class LengthDecaySchedule:
-    """Halvings at the multiples of ``decay_period`` from ``effective_from_step`` on.
-
-    Boundaries before ``effective_from_step`` (past when the surge became known) and from ``paused_from_step`` on (an
-    operator's hold) do not count.
-    """
+class Schedule:
+    """The schedule of a surge: the scale is multiplied by `factor` every `decay_period` steps, down to `floor`."""
 
     surge_step: int
     decay_period: int
     factor: float = DECAY_FACTOR
     floor: float = DECAY_FLOOR
-    effective_from_step: int = 0
-    paused_from_step: int | None = None
 
     def __post_init__(self) -> None:
         if self.decay_period < 1:
@@ -74,119 +72,107 @@ class LengthDecaySchedule:
         _check_factor_and_floor(self.factor, self.floor)
 
     @classmethod
-    def from_surge(
-        cls, surge_step: int, settings: ScheduleSettings | None = None, effective_from_step: int = 0
-    ) -> LengthDecaySchedule:
+    def from_surge(cls, surge_step: int, settings: ScheduleSettings | None = None) -> Schedule:
         """Return the schedule of a surge at ``surge_step``."""
         chosen = settings or ScheduleSettings()
-        return cls(surge_step, chosen.period(surge_step), chosen.factor, chosen.floor, effective_from_step)
+        return cls(surge_step, chosen.period(surge_step), chosen.factor, chosen.floor)
 
-    def halvings_until(self, step: int) -> int:
-        """Return the number of boundaries up to ``step`` that count; step 0 is never one."""
-        first = max(self.effective_from_step, 1)
-        step = self._last_effective(step)
-        if step < first:
-            return 0
-        return step // self.decay_period - (first - 1) // self.decay_period
-
-    def boundaries_until(self, step: int) -> tuple[int, ...]:
-        """Return the boundaries up to ``step`` that count, ascending."""
-        last = self._last_effective(step) // self.decay_period
-        return tuple(k * self.decay_period for k in range(last - self.halvings_until(step) + 1, last + 1))
-
-    def next_boundary(self, step: int) -> int | None:
-        """Return the first boundary after ``step``, also if the floor is already reached; None while paused."""
-        start = max(step + 1, self.effective_from_step, 1)
-        boundary = -(-start // self.decay_period) * self.decay_period
-        return boundary if boundary == self._last_effective(boundary) else None
-
-    def effective_from(self, step: int) -> LengthDecaySchedule:
-        """Return the schedule, not paused, with its first boundary at ``step`` or later."""
-        return replace(self, effective_from_step=max(step, 0), paused_from_step=None)
-
-    def paused_from(self, step: int) -> LengthDecaySchedule:
-        """Return the schedule without its boundaries at ``step`` or later."""
-        return replace(self, paused_from_step=max(step, 0))
-
-    def _last_effective(self, step: int) -> int:
-        return step if self.paused_from_step is None else min(step, self.paused_from_step - 1)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    def boundary(self, step: int) -> int:
+        """Return the first boundary at ``step`` or later; step 0 is never one."""
+        return max(-(-step // self.decay_period), 1) * self.decay_period
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> LengthDecaySchedule:
+    def from_json(cls, value: Mapping[str, Any]) -> Schedule:
         """Parse a schedule; unknown keys are ignored, because a newer service may send more."""
-        return cls(
-            surge_step=int(value["surge_step"]),
-            decay_period=int(value["decay_period"]),
-            factor=float(value["factor"]),
-            floor=float(value["floor"]),
-            effective_from_step=int(value.get("effective_from_step", 0)),
-            paused_from_step=None if (paused := value.get("paused_from_step")) is None else int(paused),
-        )
+        step, period = int(value["surge_step"]), int(value["decay_period"])
+        return cls(step, period, float(value["factor"]), float(value["floor"]))
 
 
 HORIZON = 10
 """Steps for which a client without an answer continues the loop's last fall; then the scale stays."""
 
 POINTS_SENT = 16
-"""Points of the loop in an answer: those that a trainer may still ask for, and the ones before them."""
+"""Points in an answer: those that a trainer may still ask for, and the ones before them."""
 
 
 @dataclass(frozen=True, slots=True)
-class LoopPoint:
-    """The control loop's scale from ``step`` on; its log falls by ``fall`` a step, for `HORIZON` more steps."""
+class Point:
+    """What is in force from ``step`` on.
 
-    step: int
-    scale: float
+    There are ``halvings``, and one more at ``boundary`` and every ``period`` steps after it (None: no more). The
+    control loop's scale is ``loop`` at ``loop_step``, and its log falls by ``fall`` a step, for `HORIZON` steps. Until
+    the loop has moved it is 1, with ``loop_step`` None.
+    """
+
+    step: int = 0
+    halvings: int = 0
+    boundary: int | None = None
+    period: int = 1
+    loop: float = 1.0
+    loop_step: int | None = None
     fall: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (0.0 < self.scale <= 1.0 and 0.0 <= self.fall <= 1.0):
-            raise ValueError(f"scale must be above 0 and at most 1, fall from 0 to 1, got {self.scale} and {self.fall}")
+        if self.halvings < 0 or self.period < 1:
+            raise ValueError(f"halvings must be at least 0, period at least 1, got {self.halvings} and {self.period}")
+        if not (0.0 < self.loop <= 1.0 and 0.0 <= self.fall <= 1.0):
+            raise ValueError(f"loop must be above 0 and at most 1, fall from 0 to 1, got {self.loop} and {self.fall}")
 
-    def at(self, step: int) -> float:
-        """Return the scale of a step, which is not before ``step``."""
-        return self.scale * math.exp(-self.fall * min(step - self.step, HORIZON))
+    def count(self, step: int) -> int:
+        """Return the number of halvings up to ``step``."""
+        if self.boundary is None or step < self.boundary:
+            return self.halvings
+        return self.halvings + 1 + (step - self.boundary) // self.period
+
+    def from_step(self, step: int) -> Point:
+        """Return the point from ``step`` on: its boundaries before that are halvings, the others are ahead."""
+        halvings, boundary = self.count(step - 1), self.boundary
+        if boundary is not None:
+            boundary += (halvings - self.halvings) * self.period
+        return replace(self, step=step, halvings=halvings, boundary=boundary)
+
+    def loop_at(self, step: int) -> float:
+        """Return the loop's scale at ``step``."""
+        return self.loop * math.exp(-self.fall * min(max(step - (self.loop_step or 0), 0), HORIZON))
 
     def is_falling(self, step: int) -> bool:
-        """Return whether the scale of a step, which is not before ``step``, is above that of the next one."""
-        return self.fall > 0.0 and step - self.step < HORIZON
+        """Return whether the loop's scale at ``step`` is above that of the next one."""
+        return self.fall > 0.0 and step - (self.loop_step or 0) < HORIZON
+
+    def scale(self, step: int, factor: float, floor: float) -> float:
+        """Return η(step) / η₀: the lower of the halvings' and the loop's, not below the floor."""
+        return max(floor, min(factor ** self.count(step), self.loop_at(step)))
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> LoopPoint:
-        return cls(int(value["step"]), float(value["scale"]), float(value.get("fall", 0.0)))
+    def from_json(cls, value: Mapping[str, Any]) -> Point:
+        """Parse a point; unknown keys are ignored, because a newer service may send more."""
+        found = cls(**{name: value[name] for name in cls.__slots__ if name in value})
+        if not all(isinstance(each, int | None) for each in (found.step, found.boundary, found.loop_step)):
+            raise ValueError(f"steps of a point must be whole numbers, got {value}")
+        return found
 
 
 _STEP_OF = attrgetter("step")
 
 
-def loop_scale(points: Sequence[LoopPoint], step: int) -> float:
-    """Return the loop's scale of a step by its points, in ascending order; 1 before the first."""
+def point_at(points: Sequence[Point], step: int) -> Point:
+    """Return the point in force at ``step``, of points in ascending order; before the first, nothing is."""
     after = bisect_right(points, step, key=_STEP_OF)
-    return points[after - 1].at(step) if after else 1.0
+    return points[after - 1] if after else Point()
 
 
-def lowest_scale(points: Sequence[LoopPoint]) -> float:
-    """Return a lower bound of the loop's scale at any step."""
-    return min((point.at(point.step + HORIZON) for point in points), default=1.0)
+def halvings_of(points: Sequence[Point]) -> tuple[int, ...]:
+    """Return the steps of the halvings before the newest point and at it, ascending."""
+    steps: list[int] = []
+    for before, point in pairwise((Point(), *points)):
+        first = before.boundary
+        steps += [] if first is None else range(first, point.step, before.period)
+        # A halving that was taken back is not listed, and an operator's is at its point.
+        steps = [*steps[: point.halvings], *[point.step] * (point.halvings - len(steps))]
+    return tuple(steps)
 
 
-def points_before(points: Sequence[LoopPoint], step: int) -> tuple[LoopPoint, ...]:
-    """Return the points before ``step``, of points in ascending order."""
-    return tuple(points[: bisect_left(points, step, key=_STEP_OF)])
-
-
-def scaled_points(points: Sequence[LoopPoint], first: int, factor: float, floor: float) -> tuple[LoopPoint, ...]:
-    """Return the points with one at ``first`` that multiplies the loop and falls no further; () without points."""
-    if not points:
-        return ()
-    scale = max(loop_scale(points, first), floor) * factor
-    return (*points_before(points, first), LoopPoint(first, min(max(scale, floor), 1.0)))
-
-
-def newest_points(points: Sequence[LoopPoint]) -> tuple[LoopPoint, ...]:
+def newest_points(points: Sequence[Point]) -> tuple[Point, ...]:
     """Return the points for an answer to a trainer; if some are left out, the first one stands for them too.
 
     Earlier steps then have no scale of their own: what was advised in the past is in the log of decisions.
@@ -201,54 +187,18 @@ def lowering(factor: float) -> str:
     return "halves" if factor == DECAY_FACTOR else f"is multiplied by {factor:g}"
 
 
-def scale_at(
-    schedule: LengthDecaySchedule | None,
-    halvings: Sequence[int],
-    step: int,
-    factor: float = DECAY_FACTOR,
-    floor: float = DECAY_FLOOR,
-    loop: Sequence[LoopPoint] = (),
-) -> float:
-    """Return η(step) / η₀: the lower of the loop and of the schedule with the explicit halvings, given by their steps.
-
-    It is never below the floor. ``factor`` and ``floor`` hold if there is no schedule; a schedule has its own.
-    """
-    if schedule is not None:
-        factor, floor = schedule.factor, schedule.floor
-    count = sum(1 for halving in halvings if halving <= step)
-    if schedule is not None:
-        count += schedule.halvings_until(step)
-    return max(floor, min(factor**count, loop_scale(loop, step)))
-
-
-def next_fall(
-    schedule: LengthDecaySchedule | None,
-    halvings: Sequence[int],
-    step: int,
-    factor: float = DECAY_FACTOR,
-    floor: float = DECAY_FLOOR,
-    loop: Sequence[LoopPoint] = (),
-) -> int | None:
-    """Return the next step after ``step`` at which `scale_at` falls below its value there; None if it does not."""
-    now = scale_at(schedule, halvings, step, factor, floor, loop)
-    ahead = {halving for halving in halvings if halving > step}
-    for point in loop:
-        ahead.update(range(max(point.step, step + 1), point.step + HORIZON + 1))
-    boundary = None if schedule is None else _boundary_below(schedule, halvings, now, step)
-    ahead.update([] if boundary is None else [boundary])
-    return min((each for each in ahead if scale_at(schedule, halvings, each, factor, floor, loop) < now), default=None)
-
-
-def _boundary_below(schedule: LengthDecaySchedule, halvings: Sequence[int], scale: float, step: int) -> int | None:
-    """Return the first boundary after ``step`` from which on schedule and halvings are below ``scale``."""
-    first = schedule.next_boundary(step)
-    if first is None or scale <= schedule.floor:
-        return None
-
-    def is_below(number: int) -> bool:
-        return scale_at(schedule, halvings, first + number * schedule.decay_period) < scale
-
-    # Not one by one: with a factor near 1 and a floor of 0 there are hundreds of thousands before the floor.
-    enough = math.ceil(math.log(scale) / math.log(schedule.factor)) + 1
-    number = bisect_left(range(enough), True, key=is_below)
-    return first + number * schedule.decay_period if is_below(number) else None
+def next_fall(points: Sequence[Point], step: int, factor: float, floor: float) -> int | None:
+    """Return the next step after ``step`` at which the scale falls below its value there; None if it does not."""
+    now = point_at(points, step).scale(step, factor, floor)
+    ahead = [each for each in points if each.step > step]
+    candidates = {each.step for each in ahead}
+    for point in (point_at(points, step), *ahead):
+        start = max(point.step, step + 1)
+        candidates.update(range(start, (point.loop_step or 0) + HORIZON + 1))
+        if point.boundary is not None and now > floor:
+            # Not one by one: with a factor near 1 and a floor of 0 there are hundreds of thousands before the floor.
+            needed = math.ceil(math.log(now) / math.log(factor)) - point.halvings - 1
+            least = max(needed, (start - point.boundary) // point.period, 0)
+            candidates.update(point.boundary + (least + more) * point.period for more in range(3))
+    falls = (each for each in candidates if each > step and point_at(points, each).scale(each, factor, floor) < now)
+    return min(falls, default=None)

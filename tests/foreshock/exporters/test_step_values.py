@@ -9,6 +9,7 @@ from foreshock.client.columns import Measurements
 from foreshock.client.columns import measurements as parse_measurements
 from foreshock.exporters.step_values import step_values
 from foreshock.learning_rate.advice import Advice
+from foreshock.learning_rate.schedule import Point
 
 
 def alert(step: int, **fields: Any) -> AlertRecord:
@@ -52,7 +53,7 @@ def test_an_incomplete_step_shows_its_missing_shards() -> None:
 
 
 def test_advice_gives_the_scale_of_each_step_in_either_mode() -> None:
-    advice = Advice(run="run-1", attempt=1, revision=1, mode="shadow", halvings=(2,))
+    advice = Advice(run="run-1", attempt=1, revision=1, mode="shadow", points=(Point(2, 1),))
     first, second = step_values(measured(step=[1, 2]), [], advice, (), set())
     assert (first.values["lr_scale"], first.values["lr_scale_advised"]) == (1.0, 1.0)
     assert (second.values["lr_scale"], second.values["lr_scale_advised"]) == (1.0, 0.5)

@@ -18,6 +18,7 @@ from examples.trl.train import new_trainer, reward_of_ones
 from foreshock.client.client import Client
 from foreshock.integrations.trl import ADVICE_FILE, ForeshockCallback
 from foreshock.learning_rate.advice import Advice
+from foreshock.learning_rate.schedule import Point
 from tests.foreshock.integrations.operators import halve_learning_rate
 
 CHECKPOINT_AFTER = 2
@@ -76,7 +77,7 @@ def wanted() -> Any:
 def elsewhere() -> Any:
     """Resume from a folder with advice that is not below `output_dir`, while the service is away."""
     checkpoint = first_part(connects=False)
-    advice = Advice(run="run-1", attempt=1, revision=1, mode="apply", halvings=(1, 2))
+    advice = Advice(run="run-1", attempt=1, revision=1, mode="apply", points=(Point(1, 1), Point(2, 2)))
     (checkpoint / ADVICE_FILE).write_text(json.dumps({"advice": advice.to_json()}))
     trainer = connected(trainer_of(CHECKPOINT_AFTER + 1))
     trainer.train(resume_from_checkpoint=str(checkpoint))

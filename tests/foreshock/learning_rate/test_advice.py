@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 
 from foreshock.learning_rate import Advice, AdviceAlert
 from foreshock.learning_rate.advice import Applied, effect_in_words
-from foreshock.learning_rate.schedule import LengthDecaySchedule
+from foreshock.learning_rate.schedule import Point, Schedule
 
+SURGE_POINT: dict[str, Any] = {"step": 115, "boundary": 198, "period": 198}
 ANSWER: dict[str, Any] = {
     "run": "run-1",
     "attempt": 1,
     "revision": 7,
     "scale": 0.5,
     "schedule": {"surge_step": 110, "decay_period": 198, "factor": 0.5, "floor": 0.1, "new": 1},
+    "points": [SURGE_POINT | {"new": 1}],
     "phase": "decaying",
     "mode": "apply",
     "next_decay_step": 396,
@@ -31,23 +33,22 @@ ANSWER: dict[str, Any] = {
 }
 
 
-def test_further_halvings_count_from_their_step() -> None:
-    advice = Advice.from_json({**ANSWER, "halvings": [300, 150]})
-    assert [advice.scale(step) for step in (149, 150, 198, 299, 300, 500)] == [1.0, 0.5, 0.25, 0.25, 0.125, 0.1]
-    without = Advice.from_json({**ANSWER, "schedule": None, "halvings": [150]})
-    assert [without.scale(step) for step in (149, 150, 9_999)] == [1.0, 0.5, 0.5]
+def test_each_point_holds_from_its_step_on() -> None:
+    halved = [{"step": 150, "halvings": 1, "boundary": 198, "period": 198}, {"step": 300, "halvings": 3}]
+    advice = Advice.from_json({**ANSWER, "points": [halved[1], SURGE_POINT, halved[0]]})
+    assert [advice.scale(step) for step in (149, 150, 198, 299, 300, 9_999)] == [1.0, 0.5, 0.25, 0.25, 0.125, 0.125]
 
 
 @given(
     points=st.lists(st.tuples(st.integers(1, 50), st.floats(0.01, 1.0), st.floats(0.0, 0.25)), min_size=1, max_size=6)
 )
 def test_loop_of_an_old_answer_falls_for_ten_steps_and_stays(points: list[tuple[int, float, float]]) -> None:
-    loop = [{"step": step, "scale": scale, "fall": fall} for step, scale, fall in sorted(points)]
-    last, advice = loop[-1], Advice.from_json({**ANSWER, "schedule": None, "loop": loop})
+    sent = [{"step": step, "loop": loop, "loop_step": step, "fall": fall} for step, loop, fall in sorted(points)]
+    last, advice = sent[-1], Advice.from_json({**ANSWER, "points": sent})
     scales = [advice.scale(step) for step in range(int(last["step"]), int(last["step"]) + 100)]
     assert scales == sorted(scales, reverse=True)
-    assert scales[0] == max(last["scale"], 0.1)
-    assert scales[10:] == [max(last["scale"] * math.exp(-10 * last["fall"]), 0.1)] * 90
+    assert scales[0] == max(last["loop"], 0.1)
+    assert scales[10:] == [max(last["loop"] * math.exp(-10 * last["fall"]), 0.1)] * 90
 
 
 @pytest.mark.parametrize("mode", ["shadow", "something new"])
@@ -59,18 +60,18 @@ def test_shadow_and_unknown_modes_scale_by_one(mode: str) -> None:
 @given(
     surge=st.integers(1, 500),
     period=st.integers(1, 500),
-    halvings=st.lists(st.integers(0, 2000), max_size=5),
+    halvings=st.integers(0, 5),
     mode=st.sampled_from(["apply", "shadow"]),
     step=st.integers(0, 3000),
 )
-def test_json_round_trip_keeps_every_field(surge: int, period: int, halvings: list[int], mode: str, step: int) -> None:
+def test_json_round_trip_keeps_every_field(surge: int, period: int, halvings: int, mode: str, step: int) -> None:
     advice = Advice(
         run="run-1",
         attempt=2,
         revision=9,
         mode=mode,
-        schedule=LengthDecaySchedule(surge, period),
-        halvings=tuple(sorted(halvings)),
+        schedule=Schedule(surge, period),
+        points=(Point(surge, halvings, surge + period, period), Point(surge + 9, halvings + 1, loop=0.5, loop_step=3)),
         alerts=(AdviceAlert("rule", 3, "critical", "why", "what"),),
         want_weights_at_step=5,
     )
@@ -85,10 +86,11 @@ INVALID: list[dict[str, Any]] = [
     {"schedule": {"surge_step": 1}},
     {"schedule": {**ANSWER["schedule"], "factor": 2.0}},
     {"alerts": 3},
-    # A loop that would rise by itself.
+    {"points": [{"step": 5, "loop": 0.5, "boundary": 7.5}]},
+    # A scale that would rise by itself.
     *(
-        {"loop": [{"step": 5, "scale": 0.5, "fall": 0.0, **point}]}
-        for point in ({"scale": 1.5}, {"scale": 0.0}, {"scale": math.nan}, {"fall": -0.1})
+        {"points": [{"step": 5, "loop": 0.5, **point}]}
+        for point in ({"loop": 1.5}, {"loop": 0.0}, {"loop": math.nan}, {"fall": -0.1}, {"period": 0}, {"halvings": -1})
     ),
 ]
 

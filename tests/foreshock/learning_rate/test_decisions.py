@@ -26,7 +26,7 @@ from foreshock.learning_rate.decisions import (
     set_mode,
 )
 from foreshock.learning_rate.loop import LARGEST_FALL, LARGEST_RISE, STEPS_OF_A_RISE, LoopSettings, LoopState
-from foreshock.learning_rate.schedule import LengthDecaySchedule, LoopPoint, ScheduleSettings
+from foreshock.learning_rate.schedule import Point, ScheduleSettings, halvings_of
 
 
 def observed(step: int, surge: int | None = None, log_scale: float | None = None, trainer: int = -1) -> Observation:
@@ -91,7 +91,7 @@ def test_past_halvings_stay_as_deep_as_they_were() -> None:
     assert [(state.factor, state.floor) for state in states] == [(0.8, 0.4)] * 3
     # A surge that was retracted before it lowered anything leaves nothing.
     early = fold(log_after(replace(observed(114, 110), schedule=mild), observed(150, None)))
-    assert (early.factor, early.floor, early.halvings) == (0.5, 0.1, ())
+    assert (early.factor, early.floor, halvings_of(early.points)) == (0.5, 0.1, ())
 
 
 def test_loop_moves_by_the_change_since_its_last_decision() -> None:
@@ -251,7 +251,7 @@ def test_rewind_drops_later_decisions_and_revision_increases() -> None:
     assert fold(early) == AdviceState(attempt=2, revision=3, reason=early[-1].reason, kind="rewind")
     late = [*log, rewind(fold(log), 2, 200, at_us=5)]
     assert [fold(late).scale(step) for step in (197, 198, 251, 396)] == [1.0, 0.5, 0.5, 0.25]
-    assert fold(late).loop == ()
+    assert fold(late).last.loop_step is None
 
 
 def test_hold_survives_a_rewind_from_the_resume_step() -> None:
@@ -271,15 +271,16 @@ def test_mode_decision_does_not_change_the_scale() -> None:
     assert fold(log).scale(198) == 0.5
 
 
-@pytest.mark.parametrize("paused_from", [None, 10_000])
-def test_next_decay_step_of_a_schedule_with_very_many_boundaries(paused_from: int | None) -> None:
-    schedule = LengthDecaySchedule(10, 45, 0.999, 0.0, 100, paused_from)
-    state = AdviceState(schedule=schedule, factor=0.999, floor=0.0, loop=(LoopPoint(50, 0.5),))
+@pytest.mark.parametrize("held_from", [None, 10_000])
+def test_next_decay_step_of_a_schedule_with_very_many_boundaries(held_from: int | None) -> None:
+    point = Point(100, boundary=135, period=45, loop=0.5, loop_step=50)
+    held = () if held_from is None else (replace(point.from_step(held_from), boundary=None),)
+    state = AdviceState(points=(point, *held), factor=0.999, floor=0.0)
     found = state.next_decay_step(200)
-    expected = 100 - 100 % 45 + 45 * 693
-    assert found == (expected if paused_from is None else None)
-    assert paused_from is not None or state.scale(expected) < state.scale(expected - 1) == 0.5
-    assert replace(state, loop=()).next_decay_step(200) == 225
+    expected = 135 - 45 + 45 * 693
+    assert found == (expected if held_from is None else None)
+    assert held_from is not None or state.scale(expected) < state.scale(expected - 1) == 0.5
+    assert replace(state, points=(replace(point, loop=1.0),)).next_decay_step(200) == 225
 
 
 class AdviceMachine(RuleBasedStateMachine):
@@ -299,12 +300,6 @@ class AdviceMachine(RuleBasedStateMachine):
     def observation(self) -> Observation:
         return Observation(self.attempt, self.observed, self.trainer, self.surge, at_us=len(self.log), loop=self.loop)
 
-    @property
-    def first_free_step(self) -> int:
-        """The first step that an answer may change; after a resume an operator's raise may lie some steps ahead."""
-        raised = [each.effective_from_step for each in self.log if each.kind == "raise"]
-        return max([self.observation().first_open_step, *raised])
-
     def append(self, *decisions: Decision) -> None:
         for decision in decisions:
             before = fold(self.log)
@@ -318,7 +313,7 @@ class AdviceMachine(RuleBasedStateMachine):
                 continue
             first = decision.effective_from_step
             if decision.kind == "loop":
-                steps = first - (before.loop[-1].step if before.loop else 0)
+                steps = first - (before.last.loop_step or 0)
                 assert steps > 0 or before.loop_reference is None
                 rise = LARGEST_RISE * min(max(steps, 0), STEPS_OF_A_RISE)
                 assert after.scale(first) <= before.scale(first) * math.exp(rise) + 1e-12
@@ -381,19 +376,17 @@ class AdviceMachine(RuleBasedStateMachine):
     def scales_are_within_bounds_and_fall_along_the_schedule(self) -> None:
         state = fold(self.log)
         assert state.attempt == self.attempt
-        start = self.first_free_step
+        start = self.observation().first_open_step
         ahead = [state.scale(step) for step in range(start, start + 250, 10)]
         assert all(0.1 <= scale <= 1.0 for scale in ahead)
         assert ahead == sorted(ahead, reverse=True)
         if state.held_from_step is not None:
-            # Only an operator's halving can still lie ahead.
-            last = max([self.observation().first_open_step, *state.halvings, *(point.step for point in state.loop)])
-            assert state.scale(last + 5000) == state.scale(last)
+            assert state.scale(start + 5000) == state.scale(start)
 
     @invariant()
     def next_decay_step_is_where_the_scale_falls(self) -> None:
         state = fold(self.log)
-        start = self.first_free_step
+        start = self.observation().first_open_step
         following = state.next_decay_step(start)
         if following is None:
             assert state.scale(start + 5000) == state.scale(start)

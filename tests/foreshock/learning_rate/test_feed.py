@@ -17,7 +17,7 @@ from foreshock.client import Client
 from foreshock.errors import ConfigurationError
 from foreshock.learning_rate import Advice, AdviceFeed, feed
 from tests.foreshock.client.faulty_service import FaultyService, faulty_service
-from tests.foreshock.learning_rate.test_advice import ANSWER
+from tests.foreshock.learning_rate.test_advice import ANSWER, SURGE_POINT
 from tests.ports import free_port
 from tests.waiting import wait_until
 
@@ -49,7 +49,7 @@ def test_scale_is_one_before_the_first_answer() -> None:
 
 
 def test_newest_answer_is_followed(service: FaultyService) -> None:
-    service.set_advice(advice(1, schedule=None))
+    service.set_advice(advice(1, points=[]))
     with AdviceFeed(service.url, "run-1") as fed:
         wait_until(lambda: fed.revision == 1)
         assert fed.scale(400) == 1.0
@@ -85,15 +85,15 @@ def test_schedule_continues_while_the_service_is_away(service: FaultyService) ->
         wait_until(lambda: fed.revision == 1)
         service.stop()
         assert [fed.scale(step) for step in (197, 198, 396, 594, 792)] == [1.0, 0.5, 0.25, 0.125, 0.1]
-        service.set_advice(advice(2, halvings=[190]))
+        service.set_advice(advice(2, points=[{**SURGE_POINT, "halvings": 1}]))
         service.start()
         wait_until(lambda: fed.revision == 2)
         assert fed.scale(197) == 0.5
 
 
 def test_loop_falls_on_and_never_rises_while_the_service_is_away(service: FaultyService) -> None:
-    loop = [{"step": 20, "scale": 0.8, "fall": 0.1}, {"step": 25, "scale": 0.5, "fall": 0.1}]
-    service.set_advice(advice(1, schedule=None, loop=loop))
+    points = [{"step": step, "loop": loop, "loop_step": step, "fall": 0.1} for step, loop in ((20, 0.8), (25, 0.5))]
+    service.set_advice(advice(1, points=points))
     with AdviceFeed(service.url, "run-1") as fed:
         wait_until(lambda: fed.revision == 1)
         service.stop()
@@ -102,7 +102,7 @@ def test_loop_falls_on_and_never_rises_while_the_service_is_away(service: Faulty
         assert away[10] < 0.2
         assert away == sorted(away, reverse=True)
         assert away[10:] == [away[10]] * len(away[10:])
-        service.set_advice(advice(2, schedule=None, loop=[*loop, {"step": 40, "scale": 0.25, "fall": 0.0}]))
+        service.set_advice(advice(2, points=[*points, {"step": 40, "loop": 0.25, "loop_step": 40}]))
         service.start()
         wait_until(lambda: fed.revision == 2)
         assert fed.scale(41) == 0.25
@@ -162,7 +162,7 @@ def test_state_before_the_first_answer_is_empty() -> None:
 
 RUN_A, RUN_B = f"run_{'a' * 26}", f"run_{'b' * 26}"
 _OF_A = advice(57, attempt=3, run=RUN_A)
-_OF_B = advice(1, attempt=1, run=RUN_B, mode="shadow", schedule=None)
+_OF_B = advice(1, attempt=1, run=RUN_B, mode="shadow", points=[])
 
 
 def state_of(answer: dict[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from foreshock.learning_rate.loop import (
     advance_loop,
     finding,
 )
-from foreshock.learning_rate.schedule import LoopPoint
+from foreshock.learning_rate.schedule import Point
 
 SETTINGS = LoopSettings()
 START = Reading(k3=2e-4, lag=0.0)
@@ -328,22 +328,20 @@ def test_invalid_gains_are_refused(changes: dict[str, float]) -> None:
         LoopSettings(**changes)  # type: ignore[arg-type]
 
 
-def reason_of(state: LoopState, points: tuple[LoopPoint, ...] = ()) -> str:
-    """Return the reason of the loop's decision ten steps after the newest point."""
-    step = points[-1].step + 10 if points else 10
-    moved = next_point(points, math.log(points[-1].scale) if points else 0.0, state, SETTINGS, step, 0.1)
+def reason_of(state: LoopState, scale: float = 1.0) -> str:
+    """Return the reason of the loop's decision at step 10, from a scale that it decided at step 0."""
+    moved = next_point(Point(loop=scale, loop_step=0), math.log(scale), state, SETTINGS, 10, 0.1)
     assert moved is not None
-    return moved[2]
+    return moved[-1]
 
 
 def test_rise_names_no_number_that_the_cut_average_does_not_have() -> None:
     low = after([START, *[Reading(k3=1e-1, lag=8.0)] * 20])
-    points = (LoopPoint(0, scale(low)),)
     back = after([Reading(k3=2.1e-4, lag=8.0)] * 30, low)
     assert math.exp(back.error) == pytest.approx(0.74, abs=0.01)
     assert back.driven is not None
     assert back.driven / back.set_point(SETTINGS) == pytest.approx(1.7e-3, rel=0.1)
-    assert reason_of(back, points).startswith(
+    assert reason_of(back, scale(low)).startswith(
         "The driven mismatch is 1e-05 nats per token (set point 0.006); recent steps are below the set point: "
         "the control loop raises the scale to "
     )
@@ -426,10 +424,10 @@ def test_what_late_steps_left_of_a_rise_waits_for_k3() -> None:
 
 def test_what_late_steps_left_of_a_fall_is_made_up_without_a_false_cause() -> None:
     state = after([START, *[HIGH] * 20, replace(MISSING, step=21)])
-    moved = next_point((LoopPoint(20, 0.9),), 0.0, state, SETTINGS, 22, 0.1)
+    moved = next_point(Point(20, loop=0.9, loop_step=20), 0.0, state, SETTINGS, 22, 0.1)
     assert moved is not None
-    assert moved[0].scale < 0.9
-    assert moved[2].startswith("Step 21 lacks a measured mismatch; recent steps count as 9.7 × the set point: ")
+    assert moved[0] < 0.9
+    assert moved[-1].startswith("Step 21 lacks a measured mismatch; recent steps count as 9.7 × the set point: ")
 
 
 @given(

@@ -12,6 +12,7 @@ import pytest
 
 from foreshock.diagnosis.default_rules import default_rules
 from foreshock.diagnosis.rule_files import InvalidRules, parse_rules
+from foreshock.learning_rate.schedule import halvings_of
 from foreshock_service.app import create_app
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.decoding.pool import DecoderPool
@@ -116,7 +117,7 @@ def test_schedule_of_the_file_is_kept_by_a_surge_that_has_begun(recorded: Record
     assert recorded.advice().scale(500) == pytest.approx(0.64)
     recorded.close_all({LENGTH: [SURGE[0]] * 40}, range(106, 146))
     retracted = recorded.advice()
-    assert (retracted.schedule, retracted.halvings, retracted.factor) == (None, (222,), 0.8)
+    assert (retracted.schedule, halvings_of(retracted.points), retracted.factor) == (None, (222,), 0.8)
     assert retracted.scale(500) == 0.8
 
 

@@ -4,7 +4,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from foreshock.api.watch import Favoured, RemedyRecord
 from foreshock.learning_rate.advice import AdviceMode, AdvicePhase, OperatorKind
-from foreshock.learning_rate.schedule import LengthDecaySchedule, LoopPoint
+from foreshock.learning_rate.schedule import Point, Schedule
 from foreshock.severity import Severity
 from foreshock_service.platform.parameters import AttemptNumber, Name, Step
 
@@ -47,7 +47,7 @@ class ControlRead(BaseModel):
 
 
 class AdviceRead(BaseModel):
-    """The whole state: `scale(step) = max(floor, min(loop, factor^(schedule's halvings + halvings up to step)))`.
+    """The whole state: `scale(step) = max(floor, min(loop, factor^halvings))` of the last of `points` up to the step.
 
     It is absolute, so that a missing, late or repeated answer cannot compound. `scale` multiplies the base learning
     rate at the step asked for; in shadow mode it is 1.0, and `advised_scale` is the advice.
@@ -58,9 +58,8 @@ class AdviceRead(BaseModel):
     revision: int = Field(description="never decreases within the run")
     scale: float
     advised_scale: float
-    schedule: LengthDecaySchedule | None
-    halvings: list[int] = Field(description="steps of explicit halvings, besides the schedule's")
-    loop: list[LoopPoint] = Field(description="the control loop's scale, ascending; 1 before the first point")
+    schedule: Schedule | None = Field(description="of the surge; its boundaries that count are those of `points`")
+    points: list[Point] = Field(description="what is in force from a step on, ascending; the scale is 1 before")
     control: ControlRead | None = Field(description="null: nothing that the learning rate drives is measured")
     also: list[RemedyRecord] = Field(
         description="what corrections would do to the newest step; empty if nothing is beyond its set point"

@@ -31,7 +31,7 @@ STALE_AFTER_STEPS = 10
 """A trainer asks one or two steps ahead of what it has logged. Ten steps ahead means that no data arrives."""
 
 _NEWEST_POINTS = 32
-"""Points of the control loop that are enough for the newest steps; a trainer is not so many steps ahead."""
+"""Points that are enough for the newest steps; a trainer is not so many steps ahead."""
 
 WANT_WEIGHTS_EVERY = 50
 WANT_WEIGHTS_EVERY_IN_ALARM = 10
@@ -76,8 +76,7 @@ class Snapshot:
             scale=advised if mode == "apply" else 1.0,
             advised_scale=advised,
             schedule=state.schedule,
-            halvings=list(state.halvings),
-            loop=list(schedule.newest_points(state.loop)),
+            points=list(schedule.newest_points(state.points)),
             control=_control(detectors.loop, self.configuration.loop),
             also=list(self.remedies.also),
             favours=self.remedies.favours,
@@ -350,7 +349,7 @@ def state_of(session: Session, run_id: str) -> decisions.AdviceState:
         return decisions.AdviceState()
     try:
         return decisions.AdviceState.from_json(
-            {**stored.state, "loop": [*stored.earlier_points, *stored.state["loop"]]}
+            {**stored.state, "points": [*stored.earlier_points, *stored.state["points"]]}
         )
     except Exception:
         _logger.warning("the state of the advice of run %s is of another release; it is folded again", run_id)
@@ -388,8 +387,8 @@ def append(
         "run_id": run_id,
         "attempt": after.attempt,
         "revision": after.revision,
-        "state": {**values, "loop": values["loop"][-_NEWEST_POINTS:]},
-        "earlier_points": values["loop"][:-_NEWEST_POINTS],
+        "state": {**values, "points": values["points"][-_NEWEST_POINTS:]},
+        "earlier_points": values["points"][:-_NEWEST_POINTS],
     }
     engine.upsert(session, tables.FoldedAdvice, [folded], ("run_id",))
     return after

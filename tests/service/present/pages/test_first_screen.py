@@ -103,8 +103,8 @@ def test_scale_is_drawn_as_it_was_at_every_step_of_a_long_log(http: httpx.Client
         run.log(step, {"update_k3": 5e-2 if step // 15 % 2 == 0 else 1e-4})
         run.close(step, {LENGTH: 100.0})
     state = run.advice()
-    assert len(state.loop) > POINTS_SENT
-    assert len(http.get(f"/v1/runs/{run.run}/lr-advice").raise_for_status().json()["loop"]) == POINTS_SENT
+    assert len(state.points) > POINTS_SENT
+    assert len(http.get(f"/v1/runs/{run.run}/lr-advice").raise_for_status().json()["points"]) == POINTS_SENT
     scales = [state.scale(step) for step in range(60)]
     assert scales[0] == 1.0 > min(scales)
     figures = f"/pages/runs/{run.run}/figures"

@@ -35,6 +35,13 @@ def surged(http: httpx.Client, app: FastAPI) -> RecordedRun:
     return run
 
 
+def halved_at(answer: httpx.Response) -> int:
+    """Return the step at which the last point halves the scale."""
+    earlier, point = answer.raise_for_status().json()["points"]
+    assert point["halvings"] == earlier["halvings"] + 1
+    return int(point["step"])
+
+
 def address(run: RecordedRun) -> str:
     return f"/v1/runs/{run.run}/lr-advice"
 
@@ -57,14 +64,9 @@ def test_new_run_is_warming_and_gets_scale_1(http: httpx.Client) -> None:
 
 def test_answer_is_the_whole_state(http: httpx.Client, surged: RecordedRun) -> None:
     advice = http.get(address(surged), params={"step": 119}).raise_for_status().json()
-    assert advice["schedule"] == {
-        "surge_step": 111,
-        "decay_period": 199,
-        "factor": 0.5,
-        "floor": 0.1,
-        "effective_from_step": 115,
-        "paused_from_step": None,
-    }
+    assert advice["schedule"] == {"surge_step": 111, "decay_period": 199, "factor": 0.5, "floor": 0.1}
+    (point,) = advice["points"]
+    assert (point["step"], point["halvings"], point["boundary"], point["period"]) == (115, 0, 199, 199)
     assert (advice["phase"], advice["mode"], advice["next_decay_step"]) == ("decaying", "apply", 199)
     assert (advice["observed_step"], advice["stale"], advice["want_weights_at_step"]) == (118, False, 120)
     assert [alert["rule"] for alert in advice["alerts"]] == ["length_surge"]
@@ -199,7 +201,7 @@ def test_acknowledged_steps_are_not_changed_by_later_decisions(http: httpx.Clien
     for _ in range(2):
         acknowledged = http.post(f"{address(surged)}/ack", json={"revision": 1, "step": 150, "applied_lr": 1e-6})
         assert acknowledged.status_code == 204
-    assert operate(http, surged, "halve").json()["halvings"] == [151]
+    assert halved_at(operate(http, surged, "halve")) == 151
     unknown = http.post(f"{address(surged)}/ack", json={"revision": 9, "step": 151, "applied_lr": 1e-6})
     assert unknown.status_code == 409
     absent = http.post(f"{address(surged)}/ack", json={"revision": 1, "step": 1, "applied_lr": 1e-6, "attempt": 5})
@@ -264,7 +266,7 @@ def test_report_of_another_attempt_than_the_newest_is_answered_and_changes_nothi
     assert report(117, attempt=2).status_code == 204
     # A trainer that names no attempt is taken for the newest one's.
     assert report(118).status_code == 204
-    assert operate(http, surged, "halve").json()["halvings"] == [119]
+    assert halved_at(operate(http, surged, "halve")) == 119
 
 
 def test_only_the_step_that_a_trainer_follows_with_is_fixed(http: httpx.Client, surged: RecordedRun) -> None:
@@ -273,7 +275,7 @@ def test_only_the_step_that_a_trainer_follows_with_is_fixed(http: httpx.Client, 
         assert http.post(f"{address(surged)}/follow", json={"step": step}).status_code == 204
     # A trainer of another attempt changes nothing of this one.
     http.post(f"{address(surged)}/follow", json={"step": 4000, "attempt": 7}).raise_for_status()
-    assert operate(http, surged, "halve").json()["halvings"] == [131]
+    assert halved_at(operate(http, surged, "halve")) == 131
 
 
 def test_operator_holds_releases_halves_and_raises(http: httpx.Client, surged: RecordedRun) -> None:

@@ -24,7 +24,7 @@ def test_surge_opens_an_alert_and_sets_the_schedule(recorded: RecordedRun) -> No
     state = recorded.advice()
     assert recorded.decisions() == ["surge"]
     assert state.schedule is not None
-    assert (state.schedule.surge_step, state.schedule.effective_from_step) == (41, 45)
+    assert (state.schedule.surge_step, state.last.step) == (41, 45)
 
 
 def test_announced_change_is_no_surge_whether_it_is_announced_before_or_afterwards(recorded: RecordedRun) -> None:

@@ -271,7 +271,7 @@ class AdviceDecision(Base):
 class FoldedAdvice(Base):
     """The state that a run's log of decisions folds to, so that nothing folds the log again; of its newest revision.
 
-    `state` has the newest points of the control loop, `earlier_points` the others: a scrape reads the former only. A
+    `state` has the newest points, `earlier_points` the others: a scrape reads the former only. A
     state that another release wrote is folded from the log.
     """
 

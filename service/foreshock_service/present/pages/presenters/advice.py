@@ -39,14 +39,17 @@ BOUNDARIES_AHEAD = 4
 def stairs_of(state: AdviceState, end: int) -> list[tuple[int, float]]:
     """Return (step, scale from this step on) up to `end`, beginning at step 0.
 
-    They cover the whole log; an answer to a trainer has only the newest points of the loop.
+    They cover the whole log; an answer to a trainer has only the newest points.
     """
-    changes = {0, *state.halvings, *(state.schedule.boundaries_until(end) if state.schedule is not None else ())}
-    for point, following in zip_longest(state.loop, state.loop[1:]):
-        last = point.step + HORIZON if following is None else min(point.step + HORIZON, following.step - 1)
-        changes.update(range(point.step, min(last, end) + 1))
+    changes = {0}
+    for point, following in zip_longest(state.points, state.points[1:]):
+        last = end if following is None else min(end, following.step - 1)
+        if point.boundary is not None:
+            changes.update(range(point.boundary, last + 1, point.period))
+        falling = range((point.loop_step or 0), min((point.loop_step or 0) + HORIZON, last) + 1)
+        changes.update([point.step, *(step for step in falling if step >= point.step)])
     stairs: list[tuple[int, float]] = []
-    for step in sorted(changes):
+    for step in sorted(step for step in changes if step <= end):
         scale = state.scale(step)
         if not stairs or stairs[-1][1] != scale:
             stairs.append((step, scale))
