@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from foreshock.learning_rate.decisions import AdviceState
-from foreshock.learning_rate.schedule import LengthDecaySchedule, LoopPoint
+from foreshock.learning_rate.schedule import Point
 from foreshock_service.present.pages.presenters.advice import lowered_in_words
 
-SCHEDULE = LengthDecaySchedule(surge_step=110, decay_period=198)
+SURGE = Point(115, boundary=198, period=198)
 
 
 @pytest.mark.parametrize(
     ("state", "said"),
     [
         (AdviceState(), None),
-        (AdviceState(schedule=SCHEDULE), "lowered by the schedule at step 198"),
-        (AdviceState(schedule=SCHEDULE, halvings=(250,)), "lowered by an operator at step 250"),
-        (AdviceState(loop=(LoopPoint(260, 0.7),)), "lowered by the control loop at step 260"),
+        (AdviceState(points=(SURGE,)), "lowered by the schedule at step 198"),
+        (AdviceState(points=(SURGE, Point(250, 2, 396, 198))), "lowered by an operator at step 250"),
+        (AdviceState(points=(Point(260, loop=0.7, loop_step=260),)), "lowered by the control loop at step 260"),
     ],
 )
 def test_the_newest_fall_of_the_scale_is_told_with_who_made_it(state: AdviceState, said: str | None) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from foreshock.learning_rate.advice import Applied, effect_in_words
 from foreshock.learning_rate.decisions import AdviceState
-from foreshock.learning_rate.schedule import HORIZON
+from foreshock.learning_rate.schedule import HORIZON, point_at
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.present.pages import rendering
 from foreshock_service.present.pages.figures.overview import ScaleCurve
@@ -61,12 +61,11 @@ def lowered_in_words(state: AdviceState, now: int) -> str | None:
     falls = [step for (_, before), (step, scale) in pairwise(stairs_of(state, now)) if scale < before]
     if not falls:
         return None
-    by = "the control loop"
-    if falls[-1] in state.halvings:
-        by = "an operator"
-    elif state.schedule is not None and falls[-1] in state.schedule.boundaries_until(falls[-1]):
-        by = "the schedule"
-    return f"lowered by {by} at step {falls[-1]}"
+    step, by = falls[-1], "the control loop"
+    point, before = point_at(state.points, step), point_at(state.points, step - 1).count(step - 1)
+    if point.count(step) > before:
+        by = "an operator" if point.halvings > before else "the schedule"
+    return f"lowered by {by} at step {step}"
 
 
 def outlook_of(state: AdviceState, now: int) -> int:
