@@ -71,7 +71,7 @@ column. `RolloutBatch.from_lists` takes lists per row, `from_arrays` jagged tens
 | NeMo-RL | `input_ids`, `token_mask * sample_mask[:, None]` | `generation_logprobs` | `prev_logprobs` |
 
 **Ranks.** Measurements of data-parallel ranks fold, in the order of ranks, into that of all rollouts. Ranks exchange
-sums, about 100 kB, and one row per rollout:
+sums, about 40 kB, and one row per rollout:
 
 ```python
 import torch.distributed as dist
