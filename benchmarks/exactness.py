@@ -4,7 +4,7 @@ Rollouts are uploaded over HTTP and every measure is read back over HTTP. Each m
 float64 evaluation of the formula alone (tests/foreshock/measures/direct.py: math.fsum over Python floats; no shared
 code).
 
-Bars: a relative error of 1e-12 for every measure, or an absolute error of 1e-18 for values below 1e-6; the sum of d over
+Bars: a relative error of 1e-12 for every measure, or an absolute error of 1e-18 below 1e-6; the sum of d over
 links equals d of the whole, token by token, to 1e-12. Data: random batches with |d| from 1e-6 to 30, including NaN and
 infinities, and every step of the recorded run.
 """
