@@ -193,7 +193,7 @@ SCORERS: dict[str, Scorer] = {
             engine="http",
             implementation="foreshock_probes.scorers.http_servers:score_with_vllm",
             by_default=False,
-            adapters="all",
+            adapters="layers",
         ),
         Scorer(
             name="sglang.http",

@@ -48,8 +48,8 @@ def test_engines_load_the_adapters_that_they_can_and_others_are_merged(adapter: 
         for name, row in SCORERS.items()
         if row.implementation is not None
     }
-    assert able["vllm.prefill"] == able["vllm.decode"] == [True, False, False]
-    assert able["torch.trainer"] == able["torch.bfloat16"] == able["vllm.http"] == [True, True, True]
+    assert able["vllm.prefill"] == able["vllm.decode"] == able["vllm.http"] == [True, False, False]
+    assert able["torch.trainer"] == able["torch.bfloat16"] == [True, True, True]
     assert able["torch.own"] == able["sglang.http"] == [False, False, False]
 
 

@@ -20,6 +20,7 @@ from pydantic import Field
 
 from foreshock.fingerprint import Fingerprint
 from foreshock.parsing import parse_json
+from foreshock_probes.adapters import modules_of
 from foreshock_probes.scorers.request import (
     Options,
     Report,
@@ -143,7 +144,8 @@ def check_weights(held: HeldModel, request: ScoreRequest) -> str:
     if request.adapter is not None:
         raise UnsupportedScoreError(
             f"the server serves no LoRA adapter of the folder {str(request.adapter)!r}; start it with --enable-lora "
-            f"--lora-modules adapter={request.adapter}, or choose a scorer that loads the weights itself"
+            f"--lora-modules adapter={request.adapter} --lora-target-modules {' '.join(modules_of(request.adapter))}, "
+            "or choose a scorer that loads the weights itself"
         )
     if told is not None and wanted is not None and told != str(wanted):
         raise UnsupportedScoreError(

@@ -11,10 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from foreshock.digests import weights_digest
 from foreshock.rollouts import BatchAttributes, RolloutBatch
+from foreshock_probes.adapters import modules_of
 from foreshock_probes.engines.process import EngineError
-from foreshock_probes.scorers.request import UnsupportedScoreError
+from foreshock_probes.offers import load_scorer
+from foreshock_probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel
 from tests.ports import free_port
+from tests.probes.adapted import save_adapter
 from tests.probes.replaying import Asked, scored
 from tests.probes.scorers.test_torch_forward import score
 from tests.probes.tiny import VOCABULARY, make_rollouts, save_checkpoint
@@ -41,6 +45,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str
     root = tmp_path_factory.mktemp("served")
     weights = save_checkpoint(root / "weights", seed=1)
     save_tokenizer(weights)
+    adapter = save_adapter(root / "adapter", weights)
     port = free_port()
     variables = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     # The worker runs in the process of the engine core: one import of vLLM less.
@@ -48,6 +53,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(weights), "--port", str(port)]
     command += ["--host", "127.0.0.1", "--enforce-eager", "--no-enable-prefix-caching", "--dtype", "float32"]
     command += ["--max-model-len", "64", "--served-model-name", "policy", "--api-key", KEY]
+    command += ["--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"adapter={adapter}"]
+    command += ["--lora-target-modules", *modules_of(adapter)]
     log = root / "server.log"
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=variables)
@@ -78,6 +85,23 @@ def test_log_probs_of_the_server_are_the_models(configured: Path) -> None:
     assert (made_by.engine, made_by.flags["model"], made_by.flags["weights_seen_by"]) == ("vllm", "policy", "folder")
     assert made_by.engine_version
     assert made_by.device_name is None
+
+
+def test_adapter_of_the_server_is_scored_and_another_is_refused(configured: Path, tmp_path: Path) -> None:
+    rollouts, adapter = make_rollouts(9), configured.parent / "adapter"
+    by_server, by_torch, plain = (
+        load_scorer(name)(
+            ScoreRequest(name, "", rollouts, configured, weights_digest(adapter), adapter=loaded), WarmModel(), print
+        )
+        for name, loaded in (("vllm.http", adapter), ("torch.float32", adapter), ("torch.float32", None))
+    )
+    np.testing.assert_allclose(by_server.log_probs, by_torch.log_probs, atol=1e-4)
+    assert np.abs(by_server.log_probs - plain.log_probs).max() > 1e-2
+    assert by_server.fingerprint.flags["model"] == "adapter"
+    other = save_adapter(tmp_path / "other", configured)
+    request = ScoreRequest("vllm.http", "", rollouts, configured, weights_digest(other), adapter=other)
+    with pytest.raises(UnsupportedScoreError, match=r"serves no LoRA adapter of the folder .*--lora-target-modules"):
+        load_scorer("vllm.http")(request, WarmModel(), print)
 
 
 def test_empty_prompts_and_responses_are_scored(configured: Path) -> None:
