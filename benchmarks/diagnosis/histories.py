@@ -77,7 +77,7 @@ def measures_of(k3: float, random: np.random.Generator, wild: float | None = Non
         "max_d": d.max(),
         "mean_abs_d": size.mean(),
         "tail_2": (size > np.log(2.0)).mean(),
-        "tail_asymmetry_ln2": (d < -np.log(2.0)).mean() - (d > np.log(2.0)).mean(),
+        "tail_asymmetry_ln2": (d < -np.log(2.0)).mean() - (ratio * (d > np.log(2.0))).mean(),
         "mean_ratio": ratio.mean(),
         "chi2_token": np.square(ratio - 1.0).mean(),
         "reverse_chi2_token": (np.square(1.0 - ratio) / ratio).mean(),
@@ -364,7 +364,11 @@ def _messages(alerts: Sequence[PastAlert]) -> int:
     return len(sent)
 
 
-HEALTHY: Mapping[str, int] = {"dense": 600, "moe": 200, "lags": 200, "wild": 200, "wander": 200, "waves": 100}
+HEALTHY: Mapping[str, int] = {
+    "dense": 600, "moe": 200, "lags": 200, "wild": 200, "wander": 200, "waves": 100, "large waves": 20,
+}  # fmt: skip
+WAVES = {"waves": (0.02, 0.06), "large waves": (0.12, 0.12)}
+"""Amplitudes of rewards about 0.5. A fall by a quarter is a warning by definition, so that large waves have no bar."""
 HEALTHY_STEPS = 100
 
 
@@ -377,8 +381,9 @@ def healthy_run(group: str, number: int) -> Story:
     reward = np.clip(np.linspace(0.3, 0.7, HEALTHY_STEPS), 0, 1)
     if group == "wander":
         k3 = 1.5e-4 * np.exp(noise_of(0.5, (0.9, 0.97)[number % 2], HEALTHY_STEPS, random))
-    if group == "waves":
-        reward = 0.5 + 0.12 * np.sin(2 * np.pi * np.arange(HEALTHY_STEPS) / random.uniform(20.0, 60.0))
+    if group in WAVES:
+        swing, period = random.uniform(*WAVES[group]), random.uniform(20.0, 60.0)
+        reward = 0.5 + swing * np.sin(2 * np.pi * np.arange(HEALTHY_STEPS) / period)
     wild = float(random.choice([-7.2, 7.2, 12.0, -12.0])) if group == "wild" else None
     steps = closed(random, k3, reward, wild=wild)
     if group == "lags":
@@ -411,9 +416,10 @@ def measure_healthy() -> list[Line]:
             jumps += any(_has_jump(story, last) for last in (40, 70, HEALTHY_STEPS))
             long += len(found.headline) > MOST_CHARACTERS
         rate = 1000.0 * warnings / (runs * HEALTHY_STEPS)
+        bar, key = None if group == "large waves" else LARGEST_WARNINGS_PER_1000, group.replace(" ", "_")
         lines += [
-            Line(f"healthy_{group}_warnings", f"{group}: warnings per 1,000 steps", rate, LARGEST_WARNINGS_PER_1000),
-            Line(f"healthy_{group}_jumps", f"{group}: jumps, of {runs} runs", jumps, LARGEST_JUMPS * runs),
+            Line(f"healthy_{key}_warnings", f"{group}: warnings per 1,000 steps", rate, bar),
+            Line(f"healthy_{key}_jumps", f"{group}: jumps, of {runs} runs", jumps, LARGEST_JUMPS * runs),
         ]
     return [
         *lines,

@@ -457,6 +457,8 @@ def _reward_clause(history: History, alerts: Sequence[PastAlert]) -> str:
     text = reward_number(now)
     fallen = any(each.is_open and each.rule in REWARD_RULES for each in alerts)
     little = best - now <= LITTLE_FALL * (best - floor_of(min(reward.values)))
+    if len(reward.values) >= LEAST_REWARDS and min(reward.values) == max(reward.values) == 0.0:
+        return "the reward is 0 in every step"
     if len(reward.values) < LEAST_REWARDS or fallen or not little:
         return f"the reward is {text}"
     when = f" in the newest {WINDOW_STEPS} steps" if len(reward.values) >= WINDOW_STEPS else ""

@@ -396,3 +396,8 @@ def test_alerts_of_one_cause_are_one_line_and_one_thing_to_do() -> None:
     assert len(found.events) == len(alerts)
     assert found.next_steps[0] == "Look at mismatch_warning."
     assert not any("gradient" in each for each in found.next_steps)
+
+
+def test_a_reward_that_is_always_zero_has_not_only_not_fallen() -> None:
+    zero = SteppedValues(list(STEPS), [0.0] * 40)
+    assert diagnose(replace(HEALTHY, reward=zero)).headline.endswith("; the reward is 0 in every step.")
