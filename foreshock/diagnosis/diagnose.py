@@ -241,7 +241,7 @@ def _of_mismatch(causes: Sequence[DiagnosisCause], said: Collection[str] = ()) -
     making = [each for each in causes if each.explains and each.title and each.name not in said]
     if told := _told(making):
         return f"the data show: {'; '.join(told)}"
-    return f"probably {as_clause(making[0].title)}" if making else ""
+    return f"probably {as_clause(making[0].title).removeprefix('it looks as if ')}" if making else ""
 
 
 def _possible_cause(causes: Sequence[DiagnosisCause], history: History) -> str:
@@ -386,10 +386,10 @@ def _untold(
         sentence = f"{wrong.title or wrong.sentence}, so that k3 is not the mismatch"
         advice = wrong.what_to_do
     elif measured < LEAST_MEASURED_STEPS:
-        sentence = f"{plural(measured, 'step')} with both log-probs, {LEAST_MEASURED_STEPS} are needed"
+        sentence = f"{plural(measured, 'step')} with both log-probs ({LEAST_MEASURED_STEPS} needed)"
         if history.judged_k3 > history.healthy_end:
             now, end = number(history.judged_k3), number(history.healthy_end)
-            sentence += f"; the mismatch (k3) is {now} so far, healthy to {end}"
+            sentence += f"; mismatch (k3) {now} so far, healthy to {end}"
         advice = "Wait for more steps."
     elif tokens < LEAST_MEASURED_TOKENS:
         sentence = f"{plural(tokens, 'token')} measured in the newest steps, {LEAST_MEASURED_TOKENS:,} are needed"

@@ -250,7 +250,7 @@ def test_a_small_k3_of_log_probs_that_did_not_sample_is_not_healthy() -> None:
 
 def test_a_large_mismatch_of_few_steps_is_said() -> None:
     young = replace(HEALTHY, k3=SteppedValues([0, 1], [5e-2] * 2), tokens=[5000] * 2)
-    assert "the mismatch (k3) is 5.0e-2 so far, healthy to 1.0e-3" in diagnose(young).headline
+    assert "mismatch (k3) 5.0e-2 so far, healthy to 1.0e-3" in diagnose(young).headline
     small = replace(young, k3=SteppedValues([0, 1], [2e-5] * 2))
     assert "so far" not in diagnose(small).headline
 
@@ -361,8 +361,8 @@ def test_a_possible_cause_is_told_while_more_steps_are_awaited() -> None:
     looks = replace(SHIFT, name="temperatures_differ", title="two temperatures", certainty="possible")
     found = diagnose(replace(young, causes=(looks,)))
     assert found.headline == (
-        "Unknown: 2 steps with both log-probs, 5 are needed; the mismatch (k3) is 5.0e-2 so far, healthy to 1.0e-3; "
-        "probably two temperatures."
+        "Unknown: 2 steps with both log-probs (5 needed); mismatch (k3) 5.0e-2 so far, healthy to 1.0e-3; "
+        "probably two temperatures; the reward, 0.90, has not fallen."
     )
     assert "probably" not in diagnose(replace(HEALTHY, causes=(looks,))).headline
 

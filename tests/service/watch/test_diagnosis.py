@@ -53,7 +53,7 @@ def test_a_closing_step_stores_the_diagnosis_with_a_revision(http: httpx.Client,
     run = start_run(http)
     run.put_shard(1, make_batch(12, seed=1)).raise_for_status()
     first = diagnosis_of(run)
-    assert first["headline"].startswith("Unknown: 1 step with both log-probs, 5 are needed")
+    assert first["headline"].startswith("Unknown: 1 step with both log-probs (5 needed)")
     assert (first["revision"], first["observed_step"]) == (1, 1)
     run.put_shard(1, make_batch(12, seed=1)).raise_for_status()
     assert diagnosis_of(run) == first

@@ -19,8 +19,8 @@ from tests.service.present.pages.test_every_page import SIZES
 
 SENTENCES = {
     "nothing": "Unknown: no step is complete yet.",
-    "one step": "Unknown: 1 step with both log-probs, 5 are needed",
-    "one rollout": "Unknown: 1 step with both log-probs, 5 are needed",
+    "one step": "Unknown: 1 step with both log-probs (5 needed)",
+    "one rollout": "Unknown: 1 step with both log-probs (5 needed)",
     "only lengths": "Unknown: no step has both log-probs.",
     "only scalars": "Unknown: no step has both log-probs; the reward, 0.85, has not fallen.",
     "NaN everywhere": "Warning since step 1: some log-probs are NaN, infinite or placeholders",
