@@ -250,7 +250,10 @@ FILES: dict[str, File] = {
     "step as an option": File(lines("mine.jsonl", ROW, "--step", "3"), tuple(WITHOUT_IDS)),
     "names of my own": File(lines("mine.jsonl", rows(MINE, it=4), *MAPPED, "--map", "it=step"), BOTH),
     "verl's names": File(lines("step_0001.jsonl", rows(VERL)), (*BOTH, "advantage"), other=("old_log_probs",)),
-    "TRL's names": File(parquet("step_0001.parquet", rows(TRL)), (*BOTH, "advantage", "response_mask")),
+    "TRL's names, beside texts": File(
+        parquet("step_0001.parquet", rows(TRL, prompt="a", completion="b")), (*BOTH, "advantage", "response_mask"),
+        other=("completion",),
+    ),
     "open-instruct's save_traces": File(
         lines("run_rollouts_000000.jsonl", [
             row | {"step": 5, "sample_idx": number, "prompt_idx": 0, "ground_truth": None, "request_info": None}

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from foreshock.parsing import parse_json
+from foreshock.rollouts.rollout_files import OTHER_NAMES
 
 _CONNECT = "foreshock.integrations.connect.connect"
 _VERL = (
@@ -42,7 +43,7 @@ def lacks_tokens(path: Path) -> str | None:
     for file in [path] if path.is_file() else _first_files(path):
         fields = _columns_of(file) if file.suffix == ".parquet" else _fields_of_first_line(file)
         for name, needed, instead in _TEXTS:
-            if needed <= fields and not any(each.endswith(("token_ids", "_tokens")) for each in fields):
+            if needed <= fields and not fields & {"response_token_ids", *OTHER_NAMES["response_token_ids"]}:
                 return (
                     f"{name} has texts and scores only; token ids and log-probs of each token are needed, and these "
                     f"dumps have no log-probs: {instead}"
