@@ -166,9 +166,11 @@ def _headline(start: str, clauses: Sequence[str], last: int | None = None) -> st
     kept = {0: _shortened(told[0], room)}
     room -= len(kept[0])
     for place in order:
-        if len(told[place]) + 2 <= room:
-            kept[place] = told[place]
-            room -= len(told[place]) + 2
+        # What stands in parentheses may be left out.
+        clause = told[place] if len(told[place]) + 2 <= room else told[place].partition(" (")[0]
+        if len(clause) + 2 <= room:
+            kept[place] = clause
+            room -= len(clause) + 2
     return f"{start}: {'; '.join(kept[place] for place in sorted(kept))}."
 
 
@@ -256,7 +258,9 @@ def _of_alerts(
 ) -> list[str]:
     """Return the clauses of a headline: the oldest open alert of the worst severity, a fall of the reward, shown
     causes."""
-    clauses = [_clause(first, history, _found_later(first))]
+    told = _of_mismatch(causes, _SAID_BY.get(first.rule, ()))
+    # A cause says more than when the alert was found, which the event says too.
+    clauses = [_clause(first, history, "" if told else _found_later(first))]
     fall = next((each for each in grave if each.rule in REWARD_RULES), None)
     if fall is not None and first.rule not in REWARD_RULES:
         clauses.append(_clause(fall, history, f" from step {fall.onset} on"))
@@ -264,7 +268,7 @@ def _of_alerts(
         # After the mismatch, the dates of the two tell their order.
         clauses.append(order_in_words(fall.evidence))
     others = sum(first not in episode and fall not in episode for episode in episodes_of(grave))
-    if told := _of_mismatch(causes, _SAID_BY.get(first.rule, ())):
+    if told:
         clauses.append(told)
     if others > 0:
         clauses.append(plural(others, "more episode"))

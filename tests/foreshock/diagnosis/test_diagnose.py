@@ -12,6 +12,7 @@ from foreshock.api.diagnosis import Diagnosis, DiagnosisCause, MissingData, diag
 from foreshock.api.records import to_json
 from foreshock.diagnosis.diagnose import LEAST_MEASURED_STEPS, diagnose
 from foreshock.diagnosis.history import AwaitedShards, History, PastAlert, SteppedValues
+from foreshock.lint import CHECKS
 
 STEPS = range(40)
 HEALTHY = History(
@@ -401,3 +402,12 @@ def test_alerts_of_one_cause_are_one_line_and_one_thing_to_do() -> None:
 def test_a_reward_that_is_always_zero_has_not_only_not_fallen() -> None:
     zero = SteppedValues(list(STEPS), [0.0] * 40)
     assert diagnose(replace(HEALTHY, reward=zero)).headline.endswith("; the reward is 0 in every step.")
+
+
+def test_the_cause_has_room_in_the_headline() -> None:
+    k3 = SteppedValues(list(STEPS), [0.21] * 40)
+    alert = replace(RISE, severity="critical", step=3, evidence={"cause": "mismatch", "onset_step": 0})
+    for title in (CHECKS["raw_log_probs"].title, CHECKS["tokens_without_engine"].title):
+        found = diagnose(replace(HEALTHY, k3=k3, alerts=(alert,), causes=(replace(SHIFT, title=title),)))
+        assert f"the data show: {title.partition(' (')[0]}" in found.headline
+        assert len(found.headline) <= 160
