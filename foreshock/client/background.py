@@ -81,8 +81,7 @@ class Background:
             self._counters.add(dropped_closed=1, dropped_bytes=size)
             self._log.warning("closed", f"{what} is dropped: the client was closed, or its process forked")
             return False
-        wait = threading.TIMEOUT_MAX if self._block_when_full else 0.0
-        if not self._hand_over.reserve(size, needed=needed, wait_seconds=wait):
+        if not self._hand_over.reserve(size, needed=needed, block=self._block_when_full):
             self._counters.add(dropped_queue_full=1, dropped_bytes=size)
             self._log.warning(
                 "queue full",

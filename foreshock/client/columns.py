@@ -52,10 +52,6 @@ class Columns(dict[str, NDArray[Any]]):
         """The length of the columns."""
         return len(next(iter(self.values()), ()))
 
-    def where(self, mask: NDArray[np.bool_]) -> Columns:
-        """Return the rows at which `mask` [rows] is true."""
-        return Columns({name: column[mask] for name, column in self.items()})
-
     def to_arrow(self) -> pa.Table:
         """Return the columns as an Arrow table; a float that is not finite becomes null."""
         return pa.table({name: _arrow(column) for name, column in self.items()})
@@ -65,12 +61,6 @@ class Columns(dict[str, NDArray[Any]]):
         import pandas
 
         return pandas.DataFrame(self)
-
-    def to_polars(self) -> Any:
-        """Return a polars DataFrame of `to_arrow()`. Raises ModuleNotFoundError without polars."""
-        import polars
-
-        return polars.from_arrow(self.to_arrow())
 
 
 @dataclass(frozen=True, slots=True)

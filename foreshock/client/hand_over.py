@@ -6,7 +6,6 @@ Room is reserved before arrays are copied, so that a full hand-over costs no cop
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,12 +43,11 @@ class HandOver:
         """Return the number of items that are waiting, being copied or being encoded."""
         return self._reserved_items
 
-    def reserve(self, size: int, *, needed: bool = False, wait_seconds: float = 0.0) -> bool:
-        """Reserve room for one item of `size` bytes; False if there is none after `wait_seconds`, or it is closed.
+    def reserve(self, size: int, *, needed: bool = False, block: bool = False) -> bool:
+        """Reserve room for one item of `size` bytes; False if there is none, or it is closed. `block`: wait for room.
 
         An item larger than the bound fits if it is alone: otherwise it could never be logged.
         """
-        deadline = time.monotonic() + wait_seconds
         with self._changed:
             while not self._closed:
                 fits = self._reserved_items < self._max_items and self._reserved_bytes + size <= self._max_bytes
@@ -57,10 +55,9 @@ class HandOver:
                     self._reserved_items += 1
                     self._reserved_bytes += size
                     return True
-                left = deadline - time.monotonic()
-                if left <= 0:
+                if not block:
                     return False
-                self._changed.wait(min(left, 60.0))
+                self._changed.wait()
             return False
 
     def put(self, work: Work) -> None:

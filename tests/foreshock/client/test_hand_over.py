@@ -56,7 +56,7 @@ def test_closed_queue_accepts_no_work_and_hands_out_the_rest() -> None:
     first = work(1)
     queue.put(first)
     queue.close()
-    assert not queue.reserve(1, wait_seconds=5)
+    assert not queue.reserve(1, block=True)
     assert queue.get() is first
     queue.release(first.size)
     # One item is still being copied: the queue does not end before its `put`.
