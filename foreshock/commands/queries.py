@@ -1,19 +1,16 @@
 """The commands' queries about a run, and their checks of a client's delivery."""
 
-import itertools
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import httpx
 
-from foreshock.api.attribution import AttributionRecord
 from foreshock.api.diagnosis import Diagnosis
-from foreshock.api.probes import ProbeRecord
 from foreshock.api.runs import AttemptRecord, RunRecord
 from foreshock.api.watch import AdviceRecord, AlertRecord
 from foreshock.client.client import Client
@@ -24,7 +21,6 @@ from foreshock.diagnosis.lags import LAG_KEY
 from foreshock.diagnosis.quantities import FIRST_SOURCE, NAMES, names_of, preferred_values
 from foreshock.diagnosis.wording import plural
 from foreshock.errors import ConfigurationError, Rejected, RunNotFound, ServiceError, ServiceUnavailable, did_you_mean
-from foreshock.probe_kinds import PROBE_KINDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +30,6 @@ class Curve:
     comparison: str
     steps: tuple[int, ...]
     values: Mapping[str, tuple[float, ...]]
-    incomplete: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    """Steps that closed without some shards: (stored, expected) of each."""
-    coverage: Mapping[int, str] = field(default_factory=dict)
-    """Steps with shards that were sent as statistics → a text on what their measures are based on."""
     reported: tuple[str, ...] = ()
     """Measures that the rollouts lack: the values are the trainer's own scalars."""
 
@@ -48,10 +40,6 @@ class Curve:
     def known(self, measure: str) -> bool:
         """Return True if any step has a finite value of the measure."""
         return any(math.isfinite(value) for value in self.of(measure))
-
-    def label(self, measure: str, label: str) -> str:
-        """Return the label of the measure, with "(reported)" if its values are the trainer's scalars."""
-        return f"{label} (reported)" if measure in self.reported else label
 
     @property
     def has_rollouts(self) -> bool:
@@ -68,20 +56,6 @@ def values_of_steps(mismatch: Curve, rollouts: Curve) -> list[dict[str, float]]:
         values[LAG_KEY] = lags.get(step, math.nan)
         found.append({key: value for key, value in values.items() if math.isfinite(value)})
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """The tokens whose probability under the behaviour score is in [low, high)."""
-
-    low: float
-    high: float
-    tokens: int
-    mean_abs_d: float
-    mean_d: float
-    k3_kl: float
-    max_abs_d: float
-    mean_abs_probability_difference: float
 
 
 _STALLED_SECONDS = 120.0
@@ -182,10 +156,6 @@ def find_run(reader: Reader, name: str | None) -> RunRecord:
     raise RunNotFound(f"{reader.connection.url} has {missing}{suggestion}", status=httpx.codes.NOT_FOUND)
 
 
-# Kinds of probes that publish no score.
-_WITHOUT_ATTRIBUTION = frozenset(kind.name for kind in PROBE_KINDS.values() if not kind.sends_scores)
-
-
 class RunQueries:
     """Queries about one run. All methods raise ServiceError and return None if there is no result yet."""
 
@@ -201,8 +171,6 @@ class RunQueries:
             comparison,
             tuple(columns["step"].tolist()),
             {name: tuple(columns[name].tolist()) for name in measures if name in columns},
-            {step.step: (step.shards, step.expected_shards) for step in answer.incomplete_steps},
-            {step.step: step.text for step in answer.statistics_steps},
         )
 
     def rollouts(self, run: RunRecord, measures: Sequence[str], *, from_step: int = 0) -> Curve:
@@ -235,60 +203,22 @@ class RunQueries:
                 of_name[step] = value
         return found
 
-    def buckets(self, step: int, comparison: str) -> tuple[Bucket, ...] | str:
-        """Return the buckets of a step that hold tokens; the reason as a sentence if another release measured them."""
-        try:
-            answer = _optional(lambda: self._reader.buckets(self._run, step, comparison=comparison))
-        except Rejected as error:
-            if error.status != httpx.codes.CONFLICT:
-                raise
-            return f"{error}."
-        if answer is None:
-            return ()
-        columns = answer.columns
-        measures = Bucket.__slots__[3:]
-        buckets = (
-            Bucket(low, high, int(columns["tokens"][index]), *(float(columns[name][index]) for name in measures))
-            for index, (low, high) in enumerate(itertools.pairwise(answer.edges.tolist()))
-        )
-        return tuple(bucket for bucket in buckets if bucket.tokens)
-
-    def attribution(self, step: int) -> AttributionRecord | None:
-        """Return the stored attribution of a step; None if it was not probed or the first one is being computed."""
-        return self._stored_attribution(step)[0]
-
     def wait_for_attribution(self, step: int, timeout_seconds: float = 60.0) -> bool:
         """Wait until the stored attribution is of all published scores of the step; return False after the timeout."""
         deadline = time.monotonic() + timeout_seconds
-        while not (is_current := self._stored_attribution(step)[1]) and time.monotonic() < deadline:
+        while not (is_current := self._is_attribution_current(step)) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
         return is_current
 
-    def _stored_attribution(self, step: int) -> tuple[AttributionRecord | None, bool]:
-        """Return the attribution (None without one), and False if the service is computing another one."""
+    def _is_attribution_current(self, step: int) -> bool:
+        """Return False if the service is computing an attribution; True if the step has none."""
         try:
             answer = _optional(lambda: self._reader.attribution(self._run, step))
         except ServiceUnavailable as error:
             if not str(error.problem.get("type")).endswith(":attribution-pending"):
                 raise
-            return None, False
-        return answer, answer is None or not answer.stale
-
-    def ignored_values(self, step: int) -> str:
-        """Return what the lint of a step ignored, as a sentence; empty if nothing."""
-        found = _optional(lambda: self._reader.lint(self._run, step))
-        checks = () if found is None else found.checks
-        return next((each.why for each in checks if each.name == "placeholder_log_probs" and each.state == "clean"), "")
-
-    def probed_steps(self) -> tuple[int, ...]:
-        """Return the steps with at least one finished job of a probe that is part of an attribution."""
-        probes = (probe for probe in self._reader.probes(self._run) if probe.kind not in _WITHOUT_ATTRIBUTION)
-        return tuple(sorted({probe.step for probe in probes if _any_done(probe)}))
-
-    def unfinished_probes(self) -> tuple[tuple[int, str, str], ...]:
-        """Return step, state and reason of each probe that is not done."""
-        probes = self._reader.probes(self._run)
-        return tuple((probe.step, probe.state, probe.reason or "") for probe in probes if probe.state != "done")
+            return False
+        return answer is None or not answer.stale
 
     def attempts(self) -> tuple[AttemptRecord, ...]:
         """Return all attempts, in the order in which they were registered."""
@@ -316,7 +246,3 @@ def _optional(read: Callable[[], Answer]) -> Answer | None:
         if error.status == httpx.codes.NOT_FOUND:
             return None
         raise
-
-
-def _any_done(probe: ProbeRecord) -> bool:
-    return probe.state == "done" or any(job.state == "done" for job in probe.jobs)

@@ -1,12 +1,10 @@
-"""`foreshock report`: the diagnosis of a run on one screen, or with its tables, as text or JSON, or its page."""
+"""`foreshock report`: the page of a run as text, on one screen or with its tables, as JSON, or as a file."""
 
 import argparse
 import json
 import sys
 from pathlib import Path
 
-from foreshock.client.connection import run_url
-from foreshock.commands import report_data, report_text
 from foreshock.commands.command import (
     add_fail_on,
     add_run_argument,
@@ -18,22 +16,22 @@ from foreshock.commands.command import (
 )
 from foreshock.commands.option_types import STEP
 from foreshock.commands.queries import RunQueries, find_run
-from foreshock.commands.text import Paint
+from foreshock.commands.text import STYLES, Paint
 from foreshock.errors import ConfigurationError
 from foreshock.json_values import json_value
 
 
 class ReportCommand:
-    """Prints the diagnosis; with `--full` also the mismatch by step, its links, buckets, lengths, alerts, advice."""
+    """Prints what the pages show: the diagnosis; with `--full` also mismatch, its cause, buckets, lengths, alerts."""
 
     help = "diagnose a run on one screen; --full: mismatch, its cause, probability buckets, lengths, alerts, advice"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments."""
         add_run_argument(parser, required=False)
-        parser.add_argument("--full", action="store_true", help="print all tables")
-        parser.add_argument("--step", type=STEP, metavar="N", help="all tables, attribution and buckets of this step")
-        parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+        parser.add_argument("--full", action="store_true", help="print the whole page of the run")
+        parser.add_argument("--step", type=STEP, metavar="N", help="print the page of this step")
+        parser.add_argument("--json", action="store_true", help="print the diagnosis, alerts and advice as JSON")
         parser.add_argument(
             "--html", type=Path, metavar="FILE", help="write the run's page with its plots into one file, to send"
         )
@@ -50,15 +48,16 @@ class ReportCommand:
         with connect(arguments) as reader:
             run = find_run(reader, arguments.run)
             queries = RunQueries(reader, run.id)
-            url = run_url(reader.connection.url, run.project, run.key)
-            found = report_data.collect(queries, run, url, step=arguments.step)
-        if arguments.json:
-            print(json.dumps(json_value(found), indent=2, ensure_ascii=False, allow_nan=False))
-        else:
-            whole = arguments.full or arguments.step is not None
-            lines = report_text.render if whole else report_text.render_screen
-            print("\n".join(lines(found, Paint())))
-        return exit_status(arguments, [found.diagnosis.verdict])
+            found = queries.diagnosis()
+            if arguments.json:
+                answer = {"run": run, "diagnosis": found, "alerts": queries.alerts(), "advice": queries.advice()}
+                print(json.dumps(json_value(answer), indent=2, ensure_ascii=False, allow_nan=False))
+            else:
+                asked = {"step": arguments.step, "whole": "true" if arguments.full else None}
+                text = reader.connection.request("GET", f"/pages/runs/{run.id}/text", query=asked).text
+                paint, style = Paint(), STYLES.get(found.verdict)
+                print("\n".join(paint(line, style) if line == found.headline else line for line in text.splitlines()))
+        return exit_status(arguments, [found.verdict])
 
 
 def _write_page(arguments: argparse.Namespace) -> int:

@@ -12,7 +12,16 @@ from foreshock import page_addresses, probe_kinds
 from foreshock_service.platform import pagination, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.present.pages import rendering, sessions
-from foreshock_service.present.pages.presenters import alerts, attribution, compare, figures, rollout, run_list, saved
+from foreshock_service.present.pages.presenters import (
+    alerts,
+    attribution,
+    compare,
+    figures,
+    report,
+    rollout,
+    run_list,
+    saved,
+)
 from foreshock_service.present.pages.presenters.run import probes_part, run_page, scalar_addresses, semantics_part
 from foreshock_service.present.pages.presenters.step import step_page, worst_tokens
 from foreshock_service.replay.probes import requests, schemas
@@ -203,9 +212,28 @@ def run_figure(
 @parts.get("/runs/{run}/file")
 def run_file(run: RunIdentifier, context: Context, visitor: sessions.ReaderSession) -> Response:
     """Return the page of a run as one HTML file that needs no service."""
-    origin = context.settings.public_url.rstrip("/") or str(visitor.request.base_url).rstrip("/")
     headers = {"Content-Disposition": f'attachment; filename="{run}.html"'}
-    return rendering.html_response(visitor.request, visitor.look(saved.saved_run, run, origin), headers)
+    page = visitor.look(saved.saved_run, run, _origin(context, visitor.request))
+    return rendering.html_response(visitor.request, page, headers)
+
+
+@parts.get("/runs/{run}/text")
+def run_text(
+    run: RunIdentifier,
+    context: Context,
+    visitor: sessions.ReaderSession,
+    step: Annotated[int | None, Query(ge=0, le=parameters.LARGEST_STEP)] = None,
+    whole: bool = False,
+) -> Response:
+    """Return the page of a run or of a step as text: what `foreshock report` prints."""
+    origin = _origin(context, visitor.request)
+    text = visitor.look(report.report_of_run, run, step, whole, origin)
+    return Response(text, media_type="text/plain; charset=utf-8", headers=rendering.PAGE_HEADERS)
+
+
+def _origin(context: ServiceContext, request: Request) -> str:
+    """Return the address at which people reach the service, without a slash at its end."""
+    return context.settings.public_url.rstrip("/") or str(request.base_url).rstrip("/")
 
 
 @parts.get("/runs/{run}/probes")

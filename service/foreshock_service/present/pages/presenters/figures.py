@@ -138,15 +138,18 @@ def lengths_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing
     return overview.overview_figure(LENGTH_TITLE, caption, panels, marks, why_missing=missing)
 
 
-def overview_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
+def overview_panels(viewing: Viewing, run: Run, asked: Asked) -> list[overview.Panel]:
     """Return reward, mismatch, length, entropy, gradient norm and learning rate: measured, else as logged."""
     curves = quantity_curves(viewing, run, tuple(_OVERVIEW.values()), max_points=None)
     panels = []
     for title, key in _OVERVIEW.items():
         is_k3 = key == mismatch_rules.K3
         lines = _lines_of_k3(viewing, run) if is_k3 else {}
-        if is_k3 and (fresh := _at_lag_zero(viewing, run, ("k3_kl",)).get("k3_kl")):
-            panels.append(overview.Panel(f"{title} at lag 0", asked.part(fresh), logarithmic=True, lines=lines))
+        fresh = _at_lag_zero(viewing, run, ("k3_kl",)).get("k3_kl") if is_k3 else None
+        if fresh is not None:
+            # Thresholds hold at lag 0 only.
+            if fresh:
+                panels.append(overview.Panel(f"{title} at lag 0", asked.part(fresh), logarithmic=True, lines=lines))
             title, lines = f"{title} of all tokens", {}
         panels.append(
             overview.Panel(
@@ -155,7 +158,12 @@ def overview_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missin
         )
     if not panels[-1].curve:
         panels[-1] = overview.Panel("Learning rate ×", asked.part(_advised(viewing, run)))
-    marks = alerts.marks_of(viewing, run.id)
+    return panels
+
+
+def overview_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
+    """Return the panels of a run's overview."""
+    panels, marks = overview_panels(viewing, run, asked), alerts.marks_of(viewing, run.id)
     known = required_range("k3_kl", run.model_kind)
     caption = (
         f"Over training steps. k3: nats per token, {TRAINER_ROLLOUT}; {known.healthy} is healthy at lag 0, dashed: the "

@@ -13,12 +13,16 @@ _NOT_CHECKED = "Semantics: not checked."
 
 @dataclass(frozen=True, slots=True)
 class LintPanel:
-    """The result of the semantics lint; empty if every check was made and passed. `of_steps`: it is of a whole run."""
+    """The result of the semantics lint; empty if every check was made and passed. `of_steps`: it is of a whole run.
+
+    `ignored` says which values at masked tokens were left out.
+    """
 
     checks: int
     warnings: Sequence[LintWarningRecord] = ()
     not_checked: Sequence[CheckRecord] = ()
     note: str | None = None
+    ignored: str = ""
     of_steps: Sequence[RunWarningRecord] = ()
     checked_steps: int = 0
     run_address: str = ""
@@ -34,7 +38,9 @@ def lint_of_step(viewing: Viewing, run_id: str, step: int, attempt: int) -> Lint
     note = None
     if found.coverage is not None and found.coverage.rests_on != "all tokens":
         note = f"Semantics: checked on {found.coverage.text}."
-    return LintPanel(len(found.checks), found.warnings, not_checked, note)
+    placeholders = (each for each in found.checks if each.name == "placeholder_log_probs" and each.state == "clean")
+    ignored = next((each.why for each in placeholders), "")
+    return LintPanel(len(found.checks), found.warnings, not_checked, note, ignored)
 
 
 def lint_of_run(viewing: Viewing, run_id: str, last_step: int | None, run_address: str) -> LintPanel:
