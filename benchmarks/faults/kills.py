@@ -58,7 +58,7 @@ class Campaign:
             served = Served(
                 folder / "killed", self._url,
                 FORESHOCK_PROCESSES=str(self._processes),
-                FORESHOCK_ORPHAN_GRACE_SECONDS=str(ORPHAN_GRACE_SECONDS), FORESHOCK_ORPHAN_SWEEP_SECONDS="2",
+                FORESHOCK_ORPHAN_GRACE_SECONDS=str(ORPHAN_GRACE_SECONDS),
             )  # fmt: skip
             clean = Served(folder / "clean")
             try:

@@ -44,7 +44,7 @@ def kill_what_is_needed(name: str, totals: Totals, *, most: int, seed: int, phas
         folder = Path(place)
         served = Served(
             folder / "service", need.database_url,
-            FORESHOCK_ORPHAN_GRACE_SECONDS=str(ORPHAN_GRACE_SECONDS), FORESHOCK_ORPHAN_SWEEP_SECONDS="2",
+            FORESHOCK_ORPHAN_GRACE_SECONDS=str(ORPHAN_GRACE_SECONDS),
             FORESHOCK_STEP_GRACE_SECONDS=str(GRACE_SECONDS), **need.settings,
         )  # fmt: skip
         clean = Served(folder / "clean", FORESHOCK_STEP_GRACE_SECONDS="5")

@@ -158,12 +158,7 @@ def _make_context(settings: Settings, decoders: DecoderPool | None) -> ServiceCo
             most_of_one_key=settings.key_uploads,
             folders=disk_room.folders_to_watch(settings),
         ),
-        key_limits=keys.KeyLimits(
-            settings.key_requests_per_second,
-            settings.key_bytes_per_second,
-            tokens_per_second=settings.key_tokens_per_second,
-            decoding_per_second=settings.key_decoding_per_second,
-        ),
+        key_limits=keys.KeyLimits(settings.key_requests_per_second, settings.key_bytes_per_second),
         session_secret=secret.encode(),
         events=subscribe_handlers(EventBus()),
         # Adds replayed scores to the tokens that are shown.
@@ -236,7 +231,7 @@ def _long_jobs(context: ServiceContext) -> list[Job]:
         Job(
             "remove_orphans",
             lambda: remove_orphans(store, database, settings.orphan_grace_seconds, go_on),
-            every_seconds=settings.orphan_sweep_seconds,
+            every_seconds=settings.orphan_grace_seconds / 24,
         ),
     ]
 

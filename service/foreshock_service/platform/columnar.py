@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session
 
 from foreshock_service.platform import compression, problem, request_guards
 from foreshock_service.platform.etags import content_etag, matches
+from foreshock_service.platform.settings import Settings
 
 Kind = Literal["integer", "float", "boolean", "label"]
 _DTYPES: Mapping[Kind, type] = {"integer": np.int64, "float": np.float64, "boolean": np.bool_, "label": np.object_}
@@ -155,13 +156,17 @@ def read_columns(
     return ColumnTable(columns)
 
 
+def most_values(settings: Settings, max_points: int | None) -> int:
+    """Return how many values may be read for an answer: ten times as many if it is down-sampled."""
+    return settings.max_answer_values * (1 if max_points is None else 10)
+
+
 def check_rows(rows: int, columns: int, most_values: int) -> None:
     """Raise AnswerTooLarge if rows × columns exceeds `most_values`."""
     if rows > most_values // columns:
         raise AnswerTooLarge(
             f"the answer has more than {most_values // columns:,} rows of {columns} columns: ask for fewer names or a "
-            "shorter range (from_step, to_step), add max_points, or raise FORESHOCK_MAX_ANSWER_VALUES "
-            "(FORESHOCK_MAX_READ_VALUES with max_points)"
+            "shorter range (from_step, to_step), add max_points, or raise FORESHOCK_MAX_ANSWER_VALUES"
         )
 
 

@@ -203,8 +203,6 @@ class TooManyRequests(ProblemError, status=429, problem_type="too-many-requests"
 _LIMITED = {
     "requests": (1.0, "FORESHOCK_KEY_REQUESTS_PER_SECOND"),
     "bytes": (0.0, "FORESHOCK_KEY_BYTES_PER_SECOND"),
-    "tokens": (0.0, "FORESHOCK_KEY_TOKENS_PER_SECOND"),
-    "seconds of decoding": (0.0, "FORESHOCK_KEY_DECODING_PER_SECOND"),
 }
 
 
@@ -224,11 +222,8 @@ class KeyLimits:
         requests_per_second: float = 0.0,
         bytes_per_second: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
-        *,
-        tokens_per_second: float = 0.0,
-        decoding_per_second: float = 0.0,
     ) -> None:
-        rates = (requests_per_second, bytes_per_second, tokens_per_second, decoding_per_second)
+        rates = (requests_per_second, bytes_per_second)
         self._rates = dict(zip(_LIMITED, (rate or math.inf for rate in rates), strict=True))
         # At least one request: otherwise a rate below one per five seconds would admit none.
         self._most = {name: max(_LIMITED[name][0], rate * BURST_SECONDS) for name, rate in self._rates.items()}
@@ -251,13 +246,10 @@ class KeyLimits:
                     )
             left["requests"] -= 1.0
 
-    def charge(self, key_id: str, size: int = 0, *, tokens: int = 0, decoding_seconds: float = 0.0) -> None:
-        """Charge the key for a body: its bytes, its tokens and its decoding time."""
+    def charge(self, key_id: str, size: int) -> None:
+        """Charge the key for the bytes of a body."""
         with self._lock:
-            left = self._refilled(key_id)
-            left["bytes"] -= size
-            left["tokens"] -= tokens
-            left["seconds of decoding"] -= decoding_seconds
+            self._refilled(key_id)["bytes"] -= size
 
     def _refilled(self, key_id: str) -> dict[str, float]:
         now = self._clock()

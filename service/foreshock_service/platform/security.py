@@ -73,6 +73,8 @@ def _forms(secret: bytes) -> Signer:
 
 
 SESSION_COOKIE = "foreshock_session"
+SESSION_SECONDS = 12 * 3600
+"""Lifetime of a session."""
 # For the OpenAPI document only: `authenticate` reads the header itself.
 _BEARER = HTTPBearer(auto_error=False, description="An API key: `Authorization: Bearer fsk_…`")
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]
@@ -162,7 +164,7 @@ def authenticate(context: ServiceContext, request: Request) -> Principal:
     cookie = request.cookies.get(SESSION_COOKIE) if secret is None else None
     signed = None
     if cookie is not None:
-        signed = verify_session(context.session_secret, cookie, context.settings.session_hours * 3600)
+        signed = verify_session(context.session_secret, cookie, SESSION_SECONDS)
     if cookie is not None and signed is not None:
         principal = _principal_of_session(context, signed, cookie)
     else:

@@ -86,7 +86,7 @@ def web_address(value: str) -> str:
 _MEBIBYTE = 1024 * 1024
 _LIMITS = DecodeLimits()
 _MASK = "********"
-_SECRETS = ("bootstrap_key", "session_secret", "store_access_key_id", "store_secret_access_key", "store_session_token")
+_SECRETS = ("bootstrap_key", "session_secret", "store_access_key_id", "store_secret_access_key")
 
 
 class Settings(BaseSettings):
@@ -103,12 +103,10 @@ class Settings(BaseSettings):
     )
     store_url: str = Field(default="./foreshock-data/tokens", description="a local folder, or s3://bucket/prefix")
     store_endpoint: str = Field(default="", description="http(s)://host:port of an S3-compatible store; empty: AWS")
-    store_region: str = Field(default="", description="empty: AWS_REGION, else us-east-1")
     store_access_key_id: SecretStr | None = Field(
         default=None, description="with store_secret_access_key; unset: the environment's AWS credentials or role"
     )
     store_secret_access_key: SecretStr | None = None
-    store_session_token: SecretStr | None = None
     store_timeout_seconds: float = Field(default=30.0, gt=0, description="of one request to an S3-compatible store")
     store_temporary_folder: str = Field(
         default="./foreshock-data/temporary",
@@ -119,11 +117,9 @@ class Settings(BaseSettings):
         gt=0,
         description="age at which a token file that no catalogue row names is removed; a slower upload is sent again",
     )
-    orphan_sweep_seconds: float = Field(default=3_600.0, gt=0, description="time between two searches for such files")
     allowed_hosts: str = Field(default="", description="comma-separated names besides loopback and FORESHOCK_HOST")
     bootstrap_key: SecretStr | None = Field(default=None, min_length=24, description="an admin key made at start")
     session_secret: SecretStr | None = Field(default=None, min_length=24, description="signs the pages' sessions")
-    session_hours: float = Field(default=12.0, gt=0)
 
     key_requests_per_second: float = Field(
         default=1000.0, ge=0, description="requests per second of one key in each process; 0: no limit"
@@ -131,25 +127,12 @@ class Settings(BaseSettings):
     key_bytes_per_second: float = Field(
         default=0.0, ge=0, description="bytes of bodies per second of one key in each process; 0: no limit"
     )
-    key_tokens_per_second: float = Field(
-        default=0.0, ge=0, description="uploaded tokens per second of one key in each process; 0: no limit"
-    )
-    key_decoding_per_second: float = Field(
-        default=0.0, ge=0, description="seconds of decoders per second of one key in each process; 0: no limit"
-    )
     key_uploads: int = Field(default=48, ge=0, description="uploads of one key at a time in each process; 0: no limit")
 
     max_body_bytes: int = Field(default=_LIMITS.max_body_bytes, gt=0)
     # Parsing 1 MiB holds the GIL for about 20 ms.
     max_json_bytes: int = Field(default=_MEBIBYTE, gt=0)
-    max_rollouts: int = Field(default=_LIMITS.max_rollouts, gt=0, description="rollouts in one shard")
     max_tokens: int = Field(default=_LIMITS.max_tokens, gt=0, description="prompt and response tokens in one shard")
-    max_shards: int = Field(default=4096, gt=0, description="shards of one step")
-    max_uncompressed_bytes: int = Field(
-        default=_LIMITS.max_uncompressed_bytes, gt=0, description="decoded columns of one shard"
-    )
-    max_response_tokens: int = Field(default=_LIMITS.max_response_tokens, gt=0, description="of one rollout")
-    max_prompt_tokens: int = Field(default=_LIMITS.max_prompt_tokens, gt=0, description="of one rollout")
 
     decode_processes: int = Field(default=min(2, os.cpu_count() or 1), gt=0)
     # With 64 MiB a shard of 1 M tokens is refused.
@@ -157,8 +140,6 @@ class Settings(BaseSettings):
         default=4096 * _MEBIBYTE, ge=256 * _MEBIBYTE, description="address space above the idle size; at least 256 MiB"
     )
     decode_timeout_seconds: float = Field(default=300.0, gt=0)
-    # Two processes take about 3 s of CPU to start: 0.3 ms per shard.
-    decode_recycle_after: int = Field(default=10_000, gt=0, description="shards after which decoders are replaced")
     decode_queue: int = Field(default=64, gt=0, description="shards that may wait before clients get a 503")
 
     token_pass: Literal["compiled", "numpy"] = Field(
@@ -199,9 +180,6 @@ class Settings(BaseSettings):
     )
 
     max_answer_values: int = Field(default=2_000_000, gt=0, description="values (rows × columns) of a columnar answer")
-    max_read_values: int = Field(
-        default=20_000_000, gt=0, description="values that are read for a columnar answer with max_points"
-    )
 
     tokenizers_folder: str = Field(
         default="",

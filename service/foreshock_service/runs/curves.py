@@ -206,7 +206,7 @@ def read_curves(
     statement = select(*(wide[name] for name in kinds if name not in constants)).where(wide.run_id == run_id, chosen)
     if query.comparisons:
         statement = statement.where(wide.comparison.in_(query.comparisons))
-    most = settings.max_answer_values if query.max_points is None else settings.max_read_values
+    most = columnar.most_values(settings, query.max_points)
     is_whole = query.attempt is None and (query.from_step, query.to_step) == (0, parameters.LARGEST_STEP)
     if is_whole and constants:
         table = _active_rows(session, run_id, statement, kinds, most, constants)

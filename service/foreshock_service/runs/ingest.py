@@ -18,7 +18,7 @@ from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
 from foreshock_service.platform import parameters, problem, request_guards, security, uploads
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.tables import Shard, Step
-from foreshock_service.platform.decoding import pool, worker
+from foreshock_service.platform.decoding import worker
 from foreshock_service.platform.store import removal, tokens
 from foreshock_service.runs import (
     attempts,
@@ -37,7 +37,7 @@ _DUPLICATE: dict[int | str, dict[str, Any]] = {
     200: {"model": ShardReceipt, "description": "The same bytes were stored before"}
 }
 ShardPath = Annotated[int, Path(ge=0, le=parameters.LARGEST_STEP)]
-Shards = Annotated[int, Query(ge=1, le=parameters.LARGEST_STEP, description="number of shards of the whole step")]
+Shards = Annotated[int, Query(ge=1, le=4096, description="number of shards of the whole step")]
 # The name of the route of shards that are sent as statistics.
 _OF_STATISTICS = "put_statistics"
 _logger = logging.getLogger(__name__)
@@ -107,10 +107,6 @@ def check_address(context: ServiceContext, principal: security.Principal, addres
     Raises RunNotFound, RunDeleted, AttemptNotFound, InvalidRequest if there is no such shard, and ShardCountConflict if
     the step was opened with another number of shards.
     """
-    if address.shards > context.settings.max_shards:
-        raise problem.InvalidRequest(
-            f"query.shards must be at most {context.settings.max_shards:,}, got {address.shards:,}"
-        )
     if address.shard >= address.shards:
         raise problem.InvalidRequest(
             f"shard must satisfy 0 <= shard < shards, got shard={address.shard}, shards={address.shards}"
@@ -208,15 +204,7 @@ def _store_shard(
     context: ServiceContext, principal: security.Principal, address: ShardAddress, upload: uploads.Upload, name: str
 ) -> _Stored:
     whole_step = address.step_key if address.shards == 1 else None
-    pool.decoding_seconds.set(0.0)
-    try:
-        decoded = _decode_to(context, address, upload, name, whole_step)
-    finally:
-        # A refused body is charged too.
-        if principal.key_id is not None:
-            context.key_limits.charge(principal.key_id, decoding_seconds=pool.decoding_seconds.get())
-    if principal.key_id is not None:
-        context.key_limits.charge(principal.key_id, tokens=decoded.measured.tokens)
+    decoded = _decode_to(context, address, upload, name, whole_step)
     return uploads.commit_file(
         context.database, context.store, name,
         lambda session: commit_shard(session, context, principal, address, upload, decoded, name),

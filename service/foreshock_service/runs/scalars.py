@@ -117,7 +117,7 @@ def scalar_table(
         query = query.where(Scalar.source.in_(sources))
     if names:
         query = query.where(Scalar.name.in_(names))
-    most = settings.max_answer_values if max_points is None else settings.max_read_values
+    most = columnar.most_values(settings, max_points)
     table = columnar.read_columns(session, query, _COLUMNS, most, {}).sorted_by("name", "source", "step", "attempt")
     if max_points is not None:
         table = columnar.keep_extremes(table, ("name", "source"), ("value",), max_points)

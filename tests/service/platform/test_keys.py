@@ -188,21 +188,6 @@ def test_rate_below_one_request_in_five_seconds_admits_some(clock: Clock) -> Non
     assert refused.value.headers == {"Retry-After": "100"}
 
 
-def test_tokens_and_decoding_of_small_bodies_are_limited_too(clock: Clock) -> None:
-    limits = KeyLimits(clock=clock, tokens_per_second=1e6, decoding_per_second=0.5)
-    limits.admit("key_1")
-    limits.charge("key_1", 5_000, tokens=60_000_000)
-    with pytest.raises(TooManyRequests, match="1,000,000 tokens per second: try again in 55 s") as refused:
-        limits.admit("key_1")
-    assert refused.value.headers == {"Retry-After": "55"}
-    limits.admit("key_2")
-    limits.charge("key_2", 5_000, decoding_seconds=7.5)
-    with pytest.raises(TooManyRequests, match=r"0\.5 seconds of decoding per second: try again in 10 s"):
-        limits.admit("key_2")
-    clock.now += 10.0
-    limits.admit("key_2")
-
-
 Limited = Callable[..., RunningServer]
 
 

@@ -55,14 +55,7 @@ class StartedDecoder(NamedTuple):
 
 def decode_limits(settings: Settings) -> DecodeLimits:
     """Return the limits that a decoder checks before it decodes: those of the settings, else the library's."""
-    return DecodeLimits(
-        max_body_bytes=settings.max_body_bytes,
-        max_rollouts=settings.max_rollouts,
-        max_tokens=settings.max_tokens,
-        max_uncompressed_bytes=settings.max_uncompressed_bytes,
-        max_response_tokens=settings.max_response_tokens,
-        max_prompt_tokens=settings.max_prompt_tokens,
-    )
+    return DecodeLimits(max_body_bytes=settings.max_body_bytes, max_tokens=settings.max_tokens)
 
 
 def stored_limits() -> DecodeLimits:

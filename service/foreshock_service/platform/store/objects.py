@@ -37,20 +37,21 @@ _RETRIES, _RETRY_SECONDS = 2, 5.0
 # Error codes of S3-compatible servers for a full store or an exhausted quota.
 _FULL = ("507 Insufficient Storage", "QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "EntityTooLarge")
 _NO_BUCKET = "NoSuchBucket"
-_OPTIONS = ("endpoint", "region", "access_key_id", "secret_access_key", "session_token")
+_OPTIONS = ("endpoint", "access_key_id", "secret_access_key")
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectLocation:
-    """Where objects are: the bucket and prefix, the endpoint (empty: AWS) and the credentials (empty: ambient)."""
+    """Where objects are: the bucket and prefix, the endpoint (empty: AWS) and the credentials (empty: ambient).
+
+    The region and a session token are those of the environment (AWS_REGION, AWS_SESSION_TOKEN).
+    """
 
     bucket: str
     prefix: str
     endpoint: str = ""
-    region: str = ""
     access_key_id: str = field(default="", repr=False)
     secret_access_key: str = field(default="", repr=False)
-    session_token: str = field(default="", repr=False)
     timeout_seconds: float = 30.0
 
     @staticmethod

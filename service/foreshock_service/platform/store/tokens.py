@@ -303,13 +303,12 @@ def open_store(settings: "Settings") -> TokenStore:
     from foreshock_service.platform.store.objects import ObjectLocation, ObjectTokenStore
 
     bucket, prefix = ObjectLocation.of_url(settings.store_url)
-    names = ("access_key_id", "secret_access_key", "session_token")
+    names = ("access_key_id", "secret_access_key")
     given = {name: getattr(settings, f"store_{name}") for name in names}
     location = ObjectLocation(
         bucket=bucket,
         prefix=prefix,
         endpoint=settings.store_endpoint,
-        region=settings.store_region,
         timeout_seconds=settings.store_timeout_seconds,
         **{name: secret.get_secret_value() for name, secret in given.items() if secret is not None},
     )

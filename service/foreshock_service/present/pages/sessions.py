@@ -97,7 +97,7 @@ def sign_in(context: ServiceContext, request: Request, api_key: str, next_path: 
         response.set_cookie(
             security.SESSION_COOKIE,
             security.sign_session(context.session_secret, principal.key_id),
-            max_age=int(context.settings.session_hours * 3600),
+            max_age=security.SESSION_SECONDS,
             httponly=True,
             samesite="strict",
             secure=_is_over_tls(request),
@@ -117,11 +117,13 @@ def _is_over_tls(request: Request) -> bool:
 def sign_out(context: ServiceContext, request: Request) -> Response:
     """End the session, including copies of its cookie, and redirect to /login."""
     cookie = request.cookies.get(security.SESSION_COOKIE)
-    lifetime = context.settings.session_hours * 3600
     # Only a cookie that this service signed is stored, because anyone can send cookies.
-    if cookie is not None and security.verify_session(context.session_secret, cookie, lifetime) is not None:
+    if (
+        cookie is not None
+        and security.verify_session(context.session_secret, cookie, security.SESSION_SECONDS) is not None
+    ):
         ended = security.session_hash(cookie)
-        context.database.write(lambda session: keys.end_session(session, ended, lifetime))
+        context.database.write(lambda session: keys.end_session(session, ended, security.SESSION_SECONDS))
     response = RedirectResponse("/login", status_code=303, headers=rendering.PAGE_HEADERS)
     response.delete_cookie(security.SESSION_COOKIE, httponly=True, samesite="strict")
     return response

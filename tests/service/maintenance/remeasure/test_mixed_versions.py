@@ -144,5 +144,5 @@ def test_report_names_old_statistics_and_shows_the_rest(
     make_old(beside, sender, 3)
     assert main(["report", "a-run", "--full", "--url", server.url]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "run `foreshock remeasure`" in text
-    assert "Mismatch, trainer/rollout" in text
+    assert "need `foreshock remeasure`" in text
+    assert "Mismatch per token (k3)" in text

@@ -64,7 +64,7 @@ def pool() -> Iterator[DecoderPool]:
     pool = DecoderPool(
         Settings(
             decode_processes=2, decode_memory_bytes=512 * _MEBIBYTE, decode_timeout_seconds=5.0, decode_queue=4,
-            decode_recycle_after=1000, token_pass="numpy",
+            token_pass="numpy",
         ), PRELOAD)  # fmt: skip
     pool.warm_up()
     yield pool
@@ -156,8 +156,9 @@ def test_full_queue_is_answered_with_retry_after(tmp_path: Path) -> None:
     assert outcomes == ["busy, retry after 1"] + ["done"] * 5
 
 
-def test_decoders_are_replaced_after_a_number_of_tasks() -> None:
-    pool = DecoderPool(Settings(decode_processes=1, decode_recycle_after=2, token_pass="numpy"), PRELOAD)
+def test_decoders_are_replaced_after_a_number_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foreshock_service.platform.decoding.pool.RECYCLE_AFTER", 2)
+    pool = DecoderPool(Settings(decode_processes=1, token_pass="numpy"), PRELOAD)
     try:
         processes = [pool.run(own_process) for _ in range(4)]
     finally:

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from foreshock.rollouts import encode_rollouts
+from foreshock.rollouts.schema import DecodeLimits
 from foreshock_service.platform.settings import Settings
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.stored import count_rows, list_files
@@ -80,13 +81,13 @@ def test_body_without_length_is_refused_at_cap(sender: Sender, settings: Setting
 
 
 def test_a_small_body_that_decodes_to_ten_times_the_cap_is_refused(sender: Sender, settings: Settings) -> None:
-    rows = 10 * settings.max_rollouts
+    rows = 10 * DecodeLimits().max_rollouts
     lists = pa.ListArray.from_arrays(pa.array(np.arange(rows + 1, dtype=np.int32)), pa.array(np.zeros(rows, np.int32)))
     names = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array(["same"]))
     body = parquet({"sample_id": names, "prompt_token_ids": lists, "response_token_ids": lists})
     assert len(body) < settings.max_body_bytes
     document = assert_refused(sender.put_shard(0, body), 413)
-    assert f"{settings.max_rollouts:,}" in document["detail"]
+    assert f"{DecodeLimits().max_rollouts:,}" in document["detail"]
     assert list_files(settings) == []
 
 
