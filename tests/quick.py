@@ -34,6 +34,7 @@ FULL: Final = re.compile(
             r"tests/probes/scorers/test_(divided_models|trainer_forward|trainer_options|devices)",
             # Kills, several processes, backups, stores in S3, a real Alertmanager.
             r"tests/service/operation/",
+            r"tests/service/runs/ingest/test_crash",
             r"tests/service/test_team_setup",
             r"tests/service/maintenance/test_backup",
             r"tests/service/platform/store/test_objects",

@@ -27,7 +27,6 @@ STYLES: dict[str, Style | None] = {
     "info": None,
 }
 _CODES: dict[Style, str] = {"bold": "1", "dim": "2", "good": "32", "warning": "33;1", "critical": "31;1"}
-_EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 class Paint:
@@ -97,15 +96,6 @@ def sparkline(values: Sequence[float], width: int, *, logarithmic: bool = False)
     flat = 3 if high else 0
     levels = [(peak - low) / span * 7 if high > low else peak * 0 + flat for peak in peaks]
     return "".join(" " if not math.isfinite(level) else _LEVELS[round(level)] for level in levels)
-
-
-def bar(fraction: float, width: int) -> str:
-    """Draw a bar of `fraction` of `width`, to an eighth of a column; empty if the fraction is not above 0."""
-    if not math.isfinite(fraction) or fraction <= 0:
-        return " " * width
-    eighths = round(min(fraction, 1.0) * width * 8)
-    full, rest = divmod(eighths, 8)
-    return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(width)
 
 
 def table(

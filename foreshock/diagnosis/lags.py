@@ -117,11 +117,6 @@ class LagLevels:
         """Whether tokens are at other lags and too few at lag 0 to judge numerics."""
         return self.is_mixed and self.tokens.get(AT_LAG_ZERO, 0.0) < LEAST_TOKENS["k3_kl"]
 
-    @property
-    def are_nearly_all_fresh(self) -> bool:
-        """Whether nearly all tokens are at lag 0, so that ranges hold for means over all tokens."""
-        return self.tokens.get(AT_LAG_ZERO, 0.0) >= NEARLY_ALL * sum(self.tokens.values())
-
     def in_words(self, mean: float, when: str) -> str:
         """Return k3 at lag 0 beside the mean over all tokens, and why they differ, as clauses."""
         stale = [lag for lag in self.tokens if lag != AT_LAG_ZERO]

@@ -6,6 +6,7 @@ one byte kept its event loop busy for two seconds per megabyte.
 
 import errno
 import gc
+import json
 import math
 import resource
 import signal
@@ -13,6 +14,8 @@ import socket
 import sys
 import threading
 import time
+from http.client import HTTPConnection, HTTPException
+from importlib.metadata import version
 from types import FrameType
 from typing import Any
 
@@ -85,6 +88,7 @@ def serve(*, show_settings: bool = False) -> None:
     # The port first: a service that cannot have it must not make a database or a folder.
     with bound_socket(settings.host, settings.port) as bound:
         port: int = bound.getsockname()[1]
+        print(f"Foreshock {version('foreshock')} starts with {opening.shown(settings.database_url)}", flush=True)
         disk_room.free_reserve(settings)
         opening.prepare_database(settings.database_url)
         disk_room.make_reserve(settings)
@@ -167,15 +171,22 @@ HTTP_OPTIONS: dict[str, Any] = {
 
 
 def _report_listening(host: str, port: int) -> None:
-    """Print the address once a process of the service accepts connections."""
+    """Print the address once a process of the service answers, and what it still waits for."""
     while True:
+        connection = HTTPConnection(host, port, timeout=_ANSWER_SECONDS)
         try:
-            socket.create_connection((host, port), timeout=1).close()
-        except OSError:
+            # This name is always allowed.
+            connection.request("GET", "/readyz", headers={"Host": "localhost"})
+            checks = json.load(connection.getresponse())["checks"]
+        except (OSError, HTTPException, ValueError):
             time.sleep(0.05)
         else:
-            print(f"Foreshock listens on http://{host}:{port}", flush=True)
+            waits = [f"{name.replace('_', ' ')}: {state}" for name, state in checks.items() if state != "ok"]
+            said = f", not ready yet ({'; '.join(waits)})" if waits else ""
+            print(f"Foreshock listens on http://{host}:{port}{said}", flush=True)
             return
+        finally:
+            connection.close()
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

@@ -68,5 +68,7 @@ def test_keys_can_be_created_listed_and_revoked_and_guard_the_service(tmp_path: 
     assert process.returncode in (0, 130)
     assert "a key for a container's start" not in output
     assert "FORESHOCK_BOOTSTRAP_KEY=********" in output
-    assert f"Foreshock listens on http://0.0.0.0:{port}" in output
+    lines = [line for line in output.splitlines() if line.startswith("Foreshock ")]
+    assert lines[0].endswith(f" starts with {tmp_path / 'foreshock.db'}")
+    assert lines[1].startswith(f"Foreshock listens on http://0.0.0.0:{port}")
     assert foreshock(tmp_path, "keys", "revoke", "key_nobody").returncode == 1

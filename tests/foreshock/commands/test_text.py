@@ -1,4 +1,4 @@
-"""Tests of text for terminals: numbers, sparklines, bars, tables, wrapping."""
+"""Tests of text for terminals: numbers, sparklines, tables, wrapping."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreshock.commands.text import WIDTH, Paint, bar, count, moment, number, sparkline, table, wrap
+from foreshock.commands.text import WIDTH, Paint, count, moment, number, sparkline, table, wrap
 
 
 @pytest.mark.parametrize(
@@ -58,17 +58,6 @@ def test_narrow_sparkline_keeps_peaks(values: list[float], width: int) -> None:
         peak = values.index(max(values)) * len(line) / len(values)
         assert line[drawn_peak] == "█" or len(set(line)) == 1
         assert "█" not in line or any(character == "█" for character in line[max(0, int(peak) - 1) : int(peak) + 2])
-
-
-@given(st.floats(allow_nan=True, allow_infinity=True), st.integers(1, 40))
-def test_bar_is_as_wide_as_its_fraction(fraction: float, width: int) -> None:
-    drawn = bar(fraction, width)
-    assert len(drawn) == width
-    full = drawn.count("█")
-    if math.isfinite(fraction) and 0 <= fraction <= 1:
-        assert abs(full - fraction * width) <= 1
-    elif not math.isfinite(fraction) or fraction < 0:
-        assert full == 0
 
 
 def test_table_is_aligned() -> None:

@@ -157,6 +157,7 @@ def _of_step(viewing: Viewing, run_id: str, step: int) -> list[str]:
         ]
         lines += table(["", "", "", ""], rows, left=(0, 2, 3))[1:]
         lines += note(page["ranges_note"], _PLAIN) + note(page["intervals_note"], _PLAIN)
+        lines += wrap(page["interval_warning"], "    ", "  ! ") if page["interval_warning"] else []
     if page["step_measures"]:
         lines += ["", section_title(f"Rollouts of step {step}", _PLAIN)]
         lines += table(["", ""], page["step_measures"])[1:]

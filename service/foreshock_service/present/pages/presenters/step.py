@@ -10,6 +10,7 @@ from foreshock.api.attribution import AttributionRecord
 from foreshock.api.runs import StepRecord
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.measures import registry, rollout_summaries
+from foreshock.measures.estimators.bootstrap import interval_warning
 from foreshock_service.platform import columnar, problem
 from foreshock_service.present.pages import rendering, view_models
 from foreshock_service.present.pages.figures.mismatch import known_first, shown_comparisons
@@ -72,6 +73,7 @@ def step_page(viewing: Viewing, run_id: str, number: int) -> dict[str, Any]:
         "measures": measures,
         "ranges_note": ranges.ranges_note("k3_kl", run.model_kind),
         "intervals_note": links.INTERVALS_NOTE,
+        "interval_warning": interval_warning(values[comparisons[0]]) if comparisons else None,
         "tails_note": f"k̂ above {ranges.required_range('pareto_k', run.model_kind).critical} and ratios that reach e: "
         "means of ratios and effective sample sizes cannot be trusted.",
         "step_measures": _of_rollouts(values.get(STEP_ROW, {})),
