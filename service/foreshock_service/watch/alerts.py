@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import Header, Path, Query, Response
-from sqlalchemy import bindparam, func, select, union_all
+from sqlalchemy import Select, bindparam, func, select, union_all
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
@@ -15,7 +15,7 @@ from foreshock.api.records import from_attributes
 from foreshock.api.watch import STANDING, AlertOfRun, AlertRecord, AlertState
 from foreshock.clock import now_us
 from foreshock.diagnosis.rule import DELIVERY_RULES, Event
-from foreshock.severity import Severity
+from foreshock.severity import Severity, severity_rank
 from foreshock_service.platform import audit, pagination, parameters, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Alert, Run, new_identifier
@@ -67,15 +67,42 @@ def alerts_of_runs(
     session: Session, chosen: AlertFilter, cursor: str | None, limit: int
 ) -> pagination.Page[AlertOfRun]:
     """Return one page of the alerts of all chosen runs that are not deleted, the last changed first."""
-    query = select(Alert, Run.key, Run.project).join(Run, Run.id == Alert.run_id).where(Run.deleted_at_us.is_(None))
-    query = query.where(*(Run.project == project for project in chosen.projects))
-    of_column = ((Alert.state, chosen.states), (Alert.severity, chosen.severities), (Alert.rule, chosen.rules))
-    query = query.where(*(column.in_(values) for column, values in of_column if values))
 
     def read(rows: Sequence[Any]) -> list[AlertOfRun]:
-        return [from_attributes(AlertOfRun, row, run=row.run_id, run_key=key, project=of) for row, key, of in rows]
+        return [_of_run(alert, run) for alert, run in rows]
 
-    return pagination.page_of_query(session, query, (Alert.changed_at_us, Alert.id), cursor, limit, read)
+    columns = (Alert.changed_at_us, Alert.id)
+    return pagination.page_of_query(session, _chosen_alerts(chosen), columns, cursor, limit, read)
+
+
+def alerts_by_run(session: Session, chosen: AlertFilter, most: int) -> list[tuple[Run, list[AlertOfRun]]]:
+    """Return the chosen alerts by run, running runs first, then the run with the most severe and the newest alert.
+
+    The alerts of a run are in this order too. `most`: only so many alerts, the last changed.
+    """
+    found: dict[str, tuple[Run, list[AlertOfRun]]] = {}
+    for alert, run in session.execute(_chosen_alerts(chosen).order_by(Alert.changed_at_us.desc()).limit(most)):
+        found.setdefault(run.id, (run, []))[1].append(_of_run(alert, run))
+    for _, alerts in found.values():
+        alerts.sort(key=lambda alert: (severity_rank(alert.severity), alert.onset))
+    worst = {run_id: severity_rank(alerts[0].severity) for run_id, (_, alerts) in found.items()}
+    return sorted(found.values(), key=lambda each: (has_ended(each[0]), worst[each[0].id]))
+
+
+def has_ended(run: Run) -> bool:
+    """Return whether the run is over; its open alerts stay as they were at its end."""
+    return run.state in ("finished", "failed")
+
+
+def _chosen_alerts(chosen: AlertFilter) -> Select[tuple[Alert, Run]]:
+    query = select(Alert, Run).join(Run, Run.id == Alert.run_id).where(Run.deleted_at_us.is_(None))
+    query = query.where(*(Run.project == project for project in chosen.projects))
+    of_column = ((Alert.state, chosen.states), (Alert.severity, chosen.severities), (Alert.rule, chosen.rules))
+    return query.where(*(column.in_(values) for column, values in of_column if values))
+
+
+def _of_run(alert: Alert, run: Run) -> AlertOfRun:
+    return from_attributes(AlertOfRun, alert, run=run.id, run_key=run.key, project=run.project)
 
 
 def open_alerts(session: Session, run_id: str) -> Sequence[Alert]:

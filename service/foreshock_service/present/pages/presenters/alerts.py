@@ -16,7 +16,7 @@ from foreshock_service.present.pages.presenters.viewing import Viewing, quantity
 from foreshock_service.runs import attempts, changes, steps
 from foreshock_service.runs.runs import get_run
 from foreshock_service.watch.advice.service import read_snapshot
-from foreshock_service.watch.alerts import AlertFilter, alerts_of_run, alerts_of_runs
+from foreshock_service.watch.alerts import AlertFilter, alerts_by_run, alerts_of_run, alerts_of_runs, has_ended
 
 RUN_DASHBOARD = "foreshock-run"
 """The uid of the dashboard of a run: dashboards/run.py."""
@@ -107,26 +107,27 @@ STATES: tuple[watch.AlertState, ...] = get_args(watch.AlertState)
 
 
 def alerts_page(viewing: Viewing, state: str, severity: str, cursor: str | None) -> dict[str, Any]:
-    """Return one page of the alerts of all runs that the visitor may see, the last changed first.
+    """Return the alerts of all runs that the visitor may see.
 
-    An empty or unknown state or severity is no restriction. Raises InvalidCursor.
+    Open ones are by run and episode: `running` and `ended` runs, each with its episodes, the worst first. Others are
+    `rows`, the last changed first, a page of them. An empty or unknown state or severity is no restriction. Raises
+    InvalidCursor.
     """
     chosen = AlertFilter(
         viewing.principal.projects(None),
         (state,) if state in STATES else (),
         (severity,) if severity in SEVERITIES else (),
     )
+    page = {"state": state, "severity": severity, "states": STATES, "severities": SEVERITIES}
+    if state == "open":
+        by_run = [(run, episodes_of(alerts)) for run, alerts in alerts_by_run(viewing.session, chosen, MOST_ALERTS)]
+        running = [each for each in by_run if not has_ended(each[0])]
+        return page | {"running": running, "ended": by_run[len(running) :], "rows": (), "next_address": None}
     found = alerts_of_runs(viewing.session, chosen, cursor, ALERTS_ON_A_PAGE)
     # The state is part of the address even if empty: without it the page shows the open alerts.
     following = urlencode({"state": state, "severity": severity, "cursor": found.next_cursor or ""})
-    return {
-        "rows": found.items,
-        "state": state,
-        "severity": severity,
-        "states": STATES,
-        "severities": SEVERITIES,
-        "next_address": f"/alerts?{following}" if found.next_cursor else None,
-    }
+    next_address = f"/alerts?{following}" if found.next_cursor else None
+    return page | {"running": (), "ended": (), "rows": found.items, "next_address": next_address}
 
 
 MOST_MARKED = 200
