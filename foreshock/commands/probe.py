@@ -115,9 +115,8 @@ class ProbeCommand:
                 result = getattr(importlib.import_module(module), function)(found, probe)
             elif is_done:
                 # The attribution is computed after the last job is done: `foreshock report` comes next.
-                queries = RunQueries(reader, run.id)
-                queries.wait_for_attribution(arguments.step)
-                if arguments.exact and (attribution := queries.attribution(arguments.step)) is not None:
+                attribution = RunQueries(reader, run.id).wait_for_attribution(arguments.step)
+                if arguments.exact and attribution is not None:
                     result = [""]
                     for conclusion in attribution.conclusions:
                         result += wrap(conclusion.sentence, "    ", "  → ")

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import httpx
 
+from foreshock.api.attribution import AttributionRecord
 from foreshock.api.diagnosis import Diagnosis
 from foreshock.api.runs import AttemptRecord, RunRecord
 from foreshock.api.watch import AdviceRecord, AlertRecord
@@ -203,22 +204,21 @@ class RunQueries:
                 of_name[step] = value
         return found
 
-    def wait_for_attribution(self, step: int, timeout_seconds: float = 60.0) -> bool:
-        """Wait until the stored attribution is of all published scores of the step; return False after the timeout."""
+    def wait_for_attribution(self, step: int, timeout_seconds: float = 60.0) -> AttributionRecord | None:
+        """Wait until the stored attribution is of all published scores of the step; return the newest, None without."""
         deadline = time.monotonic() + timeout_seconds
-        while not (is_current := self._is_attribution_current(step)) and time.monotonic() < deadline:
+        found: AttributionRecord | None = None
+        while True:
+            try:
+                found = _optional(lambda: self._reader.attribution(self._run, step))
+                if found is None or not found.stale:
+                    return found
+            except ServiceUnavailable as error:
+                if not str(error.problem.get("type")).endswith(":attribution-pending"):
+                    raise
+            if time.monotonic() >= deadline:
+                return found
             time.sleep(_POLL_SECONDS)
-        return is_current
-
-    def _is_attribution_current(self, step: int) -> bool:
-        """Return False if the service is computing an attribution; True if the step has none."""
-        try:
-            answer = _optional(lambda: self._reader.attribution(self._run, step))
-        except ServiceUnavailable as error:
-            if not str(error.problem.get("type")).endswith(":attribution-pending"):
-                raise
-            return False
-        return answer is None or not answer.stale
 
     def attempts(self) -> tuple[AttemptRecord, ...]:
         """Return all attempts, in the order in which they were registered."""

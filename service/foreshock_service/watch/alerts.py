@@ -81,7 +81,8 @@ def alerts_by_run(session: Session, chosen: AlertFilter, most: int) -> list[tupl
     The alerts of a run are in this order too. `most`: only so many alerts, the last changed.
     """
     found: dict[str, tuple[Run, list[AlertOfRun]]] = {}
-    for alert, run in session.execute(_chosen_alerts(chosen).order_by(Alert.changed_at_us.desc()).limit(most)):
+    query = _chosen_alerts(chosen).order_by(Alert.changed_at_us.desc()).limit(most)
+    for alert, run in session.execute(query).all():
         found.setdefault(run.id, (run, []))[1].append(_of_run(alert, run))
     for _, alerts in found.values():
         alerts.sort(key=lambda alert: (severity_rank(alert.severity), alert.onset))
@@ -94,7 +95,7 @@ def has_ended(run: Run) -> bool:
     return run.state in ("finished", "failed")
 
 
-def _chosen_alerts(chosen: AlertFilter) -> Select[tuple[Alert, Run]]:
+def _chosen_alerts(chosen: AlertFilter) -> Select[Alert, Run]:
     query = select(Alert, Run).join(Run, Run.id == Alert.run_id).where(Run.deleted_at_us.is_(None))
     query = query.where(*(Run.project == project for project in chosen.projects))
     of_column = ((Alert.state, chosen.states), (Alert.severity, chosen.severities), (Alert.rule, chosen.rules))

@@ -176,7 +176,7 @@ def test_invalid_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_limits_of_a_table_are_settings_with_the_librarys_defaults() -> None:
     assert decode_limits(Settings()) == DecodeLimits()
-    assert decode_limits(Settings(max_rollouts=7)) == replace(DecodeLimits(), max_rollouts=7)
+    assert decode_limits(Settings(max_tokens=7)) == replace(DecodeLimits(), max_tokens=7)
 
 
 @pytest.mark.parametrize("name", ["PUBLIC_URL", "GRAFANA_URL", "STORE_ENDPOINT"])

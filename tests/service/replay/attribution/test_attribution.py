@@ -255,7 +255,7 @@ def test_sweeper_computes_what_a_crash_left(http: httpx.Client, app: FastAPI, mo
     assert pending.headers["Retry-After"] == "5"
     with Reader(str(http.base_url), retry_seconds=0.0) as reader:
         queries = RunQueries(reader, run.run)
-        assert queries.wait_for_attribution(1, timeout_seconds=0.0) is False
+        assert queries.wait_for_attribution(1, timeout_seconds=0.0) is None
     figure = http.get(f"/pages/runs/{run.run}/figures/attribution.json").json()
     assert figure["missing"] == "The attribution of step 1 is being computed: retry in 5 s."
     assert run.get("measurements", comparison="vllm.prefill/rollout").json()["columns"]["step"] == []
