@@ -32,7 +32,7 @@ from foreshock_service.watch.notifications.sending import Message
 from tests.service.watch.recorded import K3, LENGTH, RecordedRun
 
 # On PostgreSQL only the queries differ.
-HISTORIES = {"sqlite": 60, "postgresql": 16}
+HISTORIES = {"sqlite": 24, "postgresql": 16}
 STEPS = 20
 KINDS = ("healthy", "waiting", "no log-probs", "collapse", "mismatch", "stale", "resumed", "late")
 REWARD, TOKENS = "rollout:reward_mean", "trainer/rollout:tokens"
