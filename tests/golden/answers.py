@@ -71,9 +71,7 @@ def _score_jobs(http: httpx.Client) -> None:
         holder.complete().raise_for_status()
 
 
-def collect(
-    http: httpx.Client, sender: Sender, history: History, is_expected: Callable[[str, Any], bool] | None
-) -> dict[str, Any]:
+def collect(sender: Sender, history: History, is_expected: Callable[[str, Any], bool] | None) -> dict[str, Any]:
     """Return all answers about the run, without what differs from one logging to the next.
 
     They are collected after two rounds of the service's jobs, and again until each is expected or they have settled.
@@ -95,7 +93,7 @@ def collect(
             break
         is_last = found == before or time.monotonic() > deadline
         before = found
-    return found | {"command:report": _report(http, sender)}
+    return found
 
 
 def _answers(sender: Sender, history: History) -> Iterator[tuple[str, Any]]:
@@ -129,17 +127,6 @@ def _pages(sender: Sender, path: str) -> list[Any]:
         cursor = answer.get("next_cursor")
         if cursor is None:
             return sorted(items, key=lambda item: _text(comparable(item)))
-
-
-def _report(http: httpx.Client, sender: Sender) -> str:
-    """Return the lines of the report in the order of the alphabet: alerts of one step have no order of their own."""
-    return "\n".join(
-        sorted(
-            command_output(
-                "report", sender.run, "--full", "--fail-on", "never", "--url", str(http.base_url)
-            ).splitlines()
-        )
-    )
 
 
 def command_output(*words: str) -> str:

@@ -35,7 +35,7 @@ def results_of(url: str, history: History, folder: Path, expected: dict[str, Any
         return expected is not None and next(differences(expected.get(name), answer), None) is None
 
     with httpx.Client(base_url=url, timeout=120) as http:
-        found = collect(http, log_history(http, history), history, is_expected if expected else None)
+        found = collect(log_history(http, history), history, is_expected if expected else None)
     return found if history.looked_at else found | {"command:backtest": backtest(history, folder)}
 
 
