@@ -78,15 +78,13 @@ def alerts_of_runs(
 def alerts_by_run(session: Session, chosen: AlertFilter, most: int) -> list[tuple[Run, list[AlertOfRun]]]:
     """Return the chosen alerts by run, running runs first, then the run with the most severe and the newest alert.
 
-    The alerts of a run are in this order too. `most`: only so many alerts, the last changed.
+    `most`: only so many alerts, the last changed.
     """
     found: dict[str, tuple[Run, list[AlertOfRun]]] = {}
     query = _chosen_alerts(chosen).order_by(Alert.changed_at_us.desc()).limit(most)
     for alert, run in session.execute(query).all():
         found.setdefault(run.id, (run, []))[1].append(_of_run(alert, run))
-    for _, alerts in found.values():
-        alerts.sort(key=lambda alert: (severity_rank(alert.severity), alert.onset))
-    worst = {run_id: severity_rank(alerts[0].severity) for run_id, (_, alerts) in found.items()}
+    worst = {run_id: min(severity_rank(alert.severity) for alert in alerts) for run_id, (_, alerts) in found.items()}
     return sorted(found.values(), key=lambda each: (has_ended(each[0]), worst[each[0].id]))
 
 

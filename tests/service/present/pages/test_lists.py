@@ -14,6 +14,9 @@ import numpy as np
 import pytest
 
 from foreshock.api.diagnosis import VERDICTS
+from foreshock.api.records import parse
+from foreshock.api.watch import AlertRecord
+from foreshock.diagnosis.episodes import episodes_of
 from tests.service.present.pages.browsing import Visit
 from tests.service.present.pages.conftest import Site, rollouts
 from tests.service.sending import Sender, start_run
@@ -113,8 +116,8 @@ def test_alerts_of_all_runs_are_listed_and_filtered(site: Site, fallen: str) -> 
 
 def test_open_alerts_are_by_run_and_cause_and_those_of_ended_runs_apart(site: Site, fallen: str) -> None:
     over = send_falling(site.http, "over", 12, 26)
-    open_alerts = site.http.get(f"/v1/runs/{over}/alerts", params={"state": "open"}).json()["items"]
-    causes = {each["evidence"].get("cause", each["rule"]) for each in open_alerts}
+    open_alerts = [parse(AlertRecord, each) for each in site.http.get(f"/v1/runs/{over}/alerts").json()["items"]]
+    causes = episodes_of(each for each in open_alerts if each.state == "open")
     of_run = 'href="/runs/default/over" title'
     page = site.http.get("/alerts").raise_for_status().text
     assert page.count(of_run) == len(causes)

@@ -6,6 +6,7 @@ from urllib.parse import urlencode
 
 from foreshock.api import runs, watch
 from foreshock.changes import ChangeKind
+from foreshock.diagnosis.episodes import episodes_of
 from foreshock.diagnosis.quantities import LEARNING_RATE_KEY
 from foreshock.severity import SEVERITIES, severity_rank
 from foreshock_service.platform.database.tables import Run
