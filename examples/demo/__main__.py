@@ -1,8 +1,8 @@
-"""Run the demo (`make demo`): Foreshock on a recorded real run, in a few minutes.
+"""Run the demo (`make demo`): two recorded real runs, one healthy and one that collapses because of a mismatch.
 
-Starts the service on its embedded default (SQLite and a folder), logs a recorded run over HTTP as its trainer would
-have, starts two workers that replay checkpointed steps through vLLM and torch, prints the diagnosis, and keeps the
-pages up until Ctrl-C. A second start repeats no work.
+Starts the service on its embedded default (SQLite and a folder), logs the runs over HTTP as their trainers would have,
+has workers replay a step of each through the engine and torch, asks the doctor which setting is wrong, prints what
+happened, and keeps the pages up until Ctrl-C. A second start repeats no work.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 
@@ -23,17 +24,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from examples.demo.children import Child
 from examples.demo.errors import DemoError
 from examples.demo.probing import complaints, request_probes, running_workers, unfinished_jobs, wait_for_probes
+from examples.demo.records import RECORDS
 from examples.demo.replay import log_run, missing_steps
 from examples.demo.service_child import only_demo_of, running_service
-from examples.tiny_rl.record import RECORDED, RECORDED_OF_SGLANG, Manifest, RunRecord
+from examples.demo.story import story
+from examples.tiny_rl.record import Manifest, RunRecord
 from examples.tiny_rl.sglang_sampler import SglangError
 from foreshock.client.reader import Reader
-from foreshock.commands.main import main as foreshock_command
 from foreshock.commands.queries import find_run
 from foreshock.errors import ForeshockError
 
 console = Console(highlight=False)
-RECORDS = {"vllm": RECORDED, "sglang": RECORDED_OF_SGLANG}
 
 
 def main() -> int:
@@ -42,7 +43,9 @@ def main() -> int:
         prog="python -m examples.demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--once", action="store_true", help="exit after the diagnosis instead of keeping the pages up")
-    parser.add_argument("--engine", choices=sorted(RECORDS), default="vllm", help="which recorded run: what sampled it")
+    parser.add_argument(
+        "--engine", choices=sorted(RECORDS), default="vllm", help="which recorded runs: what sampled them"
+    )
     parser.add_argument("--data", type=Path, default=Path("foreshock-data"), help="where the service keeps its data")
     arguments = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -51,7 +54,9 @@ def main() -> int:
         del os.environ[name]  # The demo does not depend on settings of the shell.
     try:
         with only_demo_of(arguments.data.resolve()):
-            run_demo(RunRecord(RECORDS[arguments.engine]), arguments.data.resolve(), once=arguments.once)
+            run_demo(
+                [RunRecord(each) for each in RECORDS[arguments.engine]], arguments.data.resolve(), once=arguments.once
+            )
     except (DemoError, ForeshockError, SglangError) as error:
         console.print(f"[bold red]The demo stopped:[/] {_plain(str(error))}", soft_wrap=True)
         return 1
@@ -61,52 +66,74 @@ def main() -> int:
     return 0
 
 
-def run_demo(record: RunRecord, data: Path, *, once: bool) -> None:
+def run_demo(records: Sequence[RunRecord], data: Path, *, once: bool) -> None:
     """Run every part of the demo. Raises DemoError."""
     started = time.monotonic()
-    manifest = record.manifest()
+    manifests = [record.manifest() for record in records]
     console.print("[bold]1. Service[/]  SQLite and a local folder")
     with running_service(data) as (service, url), Reader(url) as reader:
         console.print(f"   ready at {url}, data in {data}", soft_wrap=True)
-        console.print(f"[bold]2. Run[/]      {_plain(manifest.run.name)}: {manifest.steps} recorded steps, over HTTP")
-        log_missing(record, manifest, data, reader, service, url)
-        run = find_run(reader, manifest.run.key)
-        console.print(f"[bold]3. Replay[/]   checkpointed steps through {manifest.run.engine.split()[0]} and torch")
-        failures = replay(record, manifest, data, reader, service, run.id)
-        console.print("[bold]4. Diagnosis[/]\n")
-        if foreshock_command(["report", run.id, "--full", "--fail-on", "never", "--url", url]):
-            raise DemoError("the report failed; its message is above")
-        console.print(f"\n[bold]Done[/] in {time.monotonic() - started:.0f} s.")
+        console.print("[bold]2. Runs[/]     recorded steps of real training, logged over HTTP")
+        log_missing(records, manifests, data, reader, service, url)
+        runs = [find_run(reader, manifest.run.key) for manifest in manifests]
+        console.print(f"[bold]3. Replay[/]   checkpointed steps through {manifests[0].run.engine.split()[0]} and torch")
+        failures = replay(records, manifests, data, reader, service, [run.id for run in runs])
+        console.print("[bold]4. What happened[/]")
+        for run, manifest in zip(runs, manifests, strict=True):
+            for line in story(reader, run, manifest.checkpoints[-1].step):
+                console.print(f"   {line}", markup=False, soft_wrap=True)
+        console.print(f"[bold]Done[/] in {time.monotonic() - started:.0f} s. Next: foreshock report {runs[-1].key}")
+        console.print(f"Pages: {url}", soft_wrap=True)
         if not once:
-            keep_up(service, f"{url}/runs/{run.id}")
+            keep_up(service, url)
         if failures:
             raise DemoError(f"some replays failed:\n{failures}See {(data / 'worker.log')}.")
 
 
-def log_missing(record: RunRecord, manifest: Manifest, data: Path, reader: Reader, service: Child, url: str) -> None:
-    """Log the steps that the service does not have yet."""
-    steps = missing_steps(reader, record, manifest)
-    if not steps:
+def log_missing(
+    records: Sequence[RunRecord],
+    manifests: Sequence[Manifest],
+    data: Path,
+    reader: Reader,
+    service: Child,
+    url: str,
+) -> None:
+    """Log the steps that the service does not have yet, all runs at the same time."""
+    missing = [missing_steps(reader, record, manifest) for record, manifest in zip(records, manifests, strict=True)]
+    if not any(missing):
         console.print("   nothing to do: it is stored already")
         return
-    with _progress() as progress:
-        task = progress.add_task("logged", total=len(steps), note="")
+    with _progress() as progress, ThreadPoolExecutor() as threads:
+        task = progress.add_task("logged", total=sum(map(len, missing)), note="")
+        logged = [
+            threads.submit(
+                log_run, record, manifest, steps, url, data / "spool", service, lambda: progress.update(task, advance=1)
+            )
+            for record, manifest, steps in zip(records, manifests, missing, strict=True)
+            if steps
+        ]
+        for each in logged:
+            each.result()
 
-        def report(step: int, scale: float) -> None:
-            progress.update(task, advance=1, note=f"step {step}, advised learning-rate scale {scale:g}")
 
-        log_run(record, manifest, steps, url, data / "spool", service, report)
-
-
-def replay(record: RunRecord, manifest: Manifest, data: Path, reader: Reader, service: Child, run: str) -> str:
+def replay(
+    records: Sequence[RunRecord],
+    manifests: Sequence[Manifest],
+    data: Path,
+    reader: Reader,
+    service: Child,
+    runs: Sequence[str],
+) -> str:
     """Run the probes that are not done yet; return one line per replay that failed."""
-    probes = request_probes(reader, run, manifest)
+    probes = [
+        probe for run, manifest in zip(runs, manifests, strict=True) for probe in request_probes(reader, run, manifest)
+    ]
     total = unfinished_jobs(probes)
     if not total:
         console.print("   nothing to do: it is stored already")
     else:
         with (
-            running_workers(reader.connection.url, record, manifest, data / "worker.log") as workers,
+            running_workers(reader.connection.url, records, manifests[0], data / "worker.log") as workers,
             _progress() as progress,
         ):
             task = progress.add_task("replayed", total=total, note="engines start, this takes a while")

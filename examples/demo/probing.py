@@ -11,7 +11,6 @@ from typing import Any
 from examples.demo.children import Child
 from examples.demo.errors import DemoError
 from examples.tiny_rl.record import Manifest, RunRecord
-from examples.tiny_rl.run_log import WEIGHTS_ROOT
 from examples.tiny_rl.sglang_sampler import IN_BFLOAT16, running_sglang
 from foreshock.client.reader import Reader
 from foreshock.commands.queries import RunQueries
@@ -20,6 +19,7 @@ from foreshock.scorers import SCORERS, VARIANTS, default_scorers
 PATIENCE_SECONDS = 900.0
 SETTLED_SECONDS = 8.0
 """Longer than the service's pause between two looks at what is due."""
+DOCTOR_SECONDS = 60.0
 WORKER_IDLE_SECONDS = PATIENCE_SECONDS
 """One worker may wait for as long as the other works. The workers of a demo that was killed exit after this."""
 
@@ -43,21 +43,22 @@ def probe_scorers(manifest: Manifest) -> list[dict[str, str]]:
 
 
 def request_probes(reader: Reader, run: str, manifest: Manifest) -> list[dict[str, Any]]:
-    """Request one exact probe per checkpoint; a probe that was requested before is returned with its state."""
+    """Request an exact probe of the newest checkpoint, and the doctor if the run is not healthy.
+
+    A probe that was requested before is returned with its state.
+    """
+    step = manifest.checkpoints[-1].step
+    exact = {
+        "step": step,
+        "scorers": probe_scorers(manifest),
+        "kind": "exact",
+        "options": manifest.scorer_options,
+    }
+    doctor = {"step": step, "kind": "doctor", "budget_seconds": DOCTOR_SECONDS}
+    wanted = [exact] if reader.diagnosis(run).verdict == "healthy" else [exact, doctor]
     return [
-        reader.connection.decoded(
-            reader.connection.request(
-                "POST",
-                f"/v1/runs/{run}/probes",
-                json_body={
-                    "step": checkpoint.step,
-                    "scorers": probe_scorers(manifest),
-                    "kind": "exact",
-                    "options": manifest.scorer_options,
-                },
-            )
-        )
-        for checkpoint in manifest.checkpoints
+        reader.connection.decoded(reader.connection.request("POST", f"/v1/runs/{run}/probes", json_body=body))
+        for body in wanted
     ]
 
 
@@ -67,16 +68,19 @@ def unfinished_jobs(probes: list[dict[str, Any]]) -> int:
 
 
 @contextlib.contextmanager
-def running_workers(url: str, record: RunRecord, manifest: Manifest, log: Path) -> Iterator[tuple[Child, ...]]:
-    """Yield a worker for the engine's scorers and one for torch's, side by side: both can read the record's weights.
+def running_workers(
+    url: str, records: Sequence[RunRecord], manifest: Manifest, log: Path
+) -> Iterator[tuple[Child, ...]]:
+    """Yield a worker for the engine's scorers and one for torch's, side by side: both can read the records' weights.
 
     An SGLang server runs beside them if the run needs one.
     """
-    environment = {"FORESHOCK_WEIGHTS_ROOTS": f"{WEIGHTS_ROOT}={record.folder.resolve()}"}
+    roots = ",".join(f"{record.manifest().run.key}={record.folder.resolve()}" for record in records)
+    environment = {"FORESHOCK_WEIGHTS_ROOTS": roots}
     scorers = sorted({scorer["scorer"] for scorer in probe_scorers(manifest)})
     with contextlib.ExitStack() as children:
         if manifest.engine_fingerprint["engine"] == "sglang":
-            weights = record.folder / manifest.checkpoints[0].path
+            weights = records[0].folder / manifest.checkpoints[0].path
             server = children.enter_context(running_sglang(weights, log.with_name("sglang.log"), *IN_BFLOAT16))
             environment |= {
                 "FORESHOCK_ENGINE_SERVERS": f"sglang={server.base_url}",
@@ -113,7 +117,7 @@ def wait_for_probes(
             raise DemoError(f"{left} replays are not done after {PATIENCE_SECONDS:.0f} s.{workers[0].log_tail()}")
         time.sleep(0.3)
         probes = [reader.connection.get_json(f"/v1/probes/{probe['id']}") for probe in probes]
-    for probe in probes:
+    for probe in (each for each in probes if each["kind"] == "exact"):
         RunQueries(reader, probe["run"]).wait_for_attribution(probe["step"])
     for run in {probe["run"] for probe in probes}:
         _wait_until_settled(reader, run, deadline)

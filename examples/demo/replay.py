@@ -9,7 +9,7 @@ from pathlib import Path
 from examples.demo.children import Child
 from examples.demo.errors import DemoError
 from examples.tiny_rl.record import Manifest, RunRecord
-from examples.tiny_rl.run_log import WEIGHTS_ROOT, start_run
+from examples.tiny_rl.run_log import start_run
 from examples.tiny_rl.tokenizer import TOKENIZER
 from foreshock import AdviceFeed, Client
 from foreshock.client.reader import Reader
@@ -40,9 +40,9 @@ def log_run(
     url: str,
     spool: Path,
     service: Child,
-    report: Callable[[int, float], None],
+    report: Callable[[], None],
 ) -> None:
-    """Log `steps` and call `report(step, advised scale)` for each.
+    """Log `steps` and call `report` after each.
 
     Raises DemoError if the service does not accept everything.
     """
@@ -50,18 +50,21 @@ def log_run(
     scalars = record.scalars()
     checkpoints = {checkpoint.step: checkpoint for checkpoint in manifest.checkpoints}
     with Client(url, run_key=manifest.run.key, attempt_key=attempt.key, spool_directory=spool, strict=True) as client:
-        start_run(client, manifest.run, attempt, {"tokenizer": TOKENIZER, **manifest.fingerprints()})
+        # Recorded steps cannot follow an advice: in shadow mode it is shown, and the trainer keeps its rate.
+        fingerprint = {"tokenizer": TOKENIZER, **manifest.fingerprints()}
+        start_run(client, manifest.run, attempt, fingerprint, advice_mode="shadow")
         with AdviceFeed(client) as feed:
             for number, step in enumerate(steps):
                 if step in checkpoints:
                     of_step = checkpoints[step]
                     client.log_checkpoint(
-                        step, root=WEIGHTS_ROOT, path=of_step.path, digest=of_step.digest, weights_version=step
+                        step, root=manifest.run.key, path=of_step.path, digest=of_step.digest, weights_version=step
                     )
-                report(step, feed.scale(step))
+                feed.scale(step)
                 client.log_scalars(step, scalars[step])
                 client.log_rollouts(step, record.rollouts(step))
                 feed.acknowledge(step, scalars[step]["lr"])
+                report()
                 if (number + 1) % STEPS_AHEAD == 0:
                     _deliver(client, service)
             client.finish()

@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 import torch
 
+from examples.tiny_rl.sampler import logprobs_mode
 from examples.tiny_rl.task import MAX_RESPONSE_TOKENS
 from foreshock.fingerprint import Fingerprint
 from foreshock.process_fingerprint import cpu_name, kernel_flags
@@ -17,15 +18,19 @@ ENGINE_FLAGS = {
 
 
 def engine_fingerprint(
-    engine_version: str, weights_version: int | None, weights_digest: str | None, engine: str = "vllm"
+    engine_version: str,
+    weights_version: int | None,
+    weights_digest: str | None,
+    engine: str = "vllm",
+    temperature: float = 1.0,
 ) -> Fingerprint:
     """Return the fingerprint of `engine` with the weights of one step; None leaves the weights open."""
     return Fingerprint(
         engine=engine,
         engine_version=engine_version,
         dtype="bfloat16",
-        logprobs_mode="raw_logprobs",
-        temperature=1.0,
+        logprobs_mode=logprobs_mode(temperature),
+        temperature=temperature,
         top_p=1.0,
         top_k=-1,
         min_p=0.0,

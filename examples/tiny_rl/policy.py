@@ -44,21 +44,23 @@ def pad(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], le
     return PaddedBatch(token_ids, attention_mask, response_mask)
 
 
-def next_token_distributions(model: Qwen3ForCausalLM, batch: PaddedBatch, *, autocast: bool = True) -> torch.Tensor:
+def next_token_distributions(
+    model: Qwen3ForCausalLM, batch: PaddedBatch, *, autocast: bool = True, temperature: float = 1.0
+) -> torch.Tensor:
     """Return the log-probabilities of every next token, in nats: [B, W - 1, vocabulary] float32."""
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         logits = model(input_ids=batch.token_ids, attention_mask=batch.attention_mask, use_cache=False).logits
-    return torch.log_softmax(logits[:, :-1].float(), dim=-1)
+    return torch.log_softmax(logits[:, :-1].float() / temperature, dim=-1)
 
 
 def next_token_log_probs(
-    model: Qwen3ForCausalLM, batch: PaddedBatch, *, autocast: bool = True
+    model: Qwen3ForCausalLM, batch: PaddedBatch, *, autocast: bool = True, temperature: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return log-probability and entropy of each next token, in nats: two [B, W - 1] float32 tensors.
 
     Values are undefined at positions where `response_mask` is False.
     """
-    distribution = next_token_distributions(model, batch, autocast=autocast)
+    distribution = next_token_distributions(model, batch, autocast=autocast, temperature=temperature)
     chosen = distribution.gather(-1, batch.token_ids[:, 1:, None]).squeeze(-1)
     entropy = -(distribution.exp() * distribution).sum(-1).detach()
     return chosen, entropy

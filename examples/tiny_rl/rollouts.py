@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from examples.tiny_rl.sampler import Response
+from examples.tiny_rl.sampler import Response, logprobs_mode
 from examples.tiny_rl.task import MAX_RESPONSE_TOKENS, Problem, reward
 from examples.tiny_rl.trainer import Update, rloo_advantages
 from foreshock.fingerprint import Fingerprint
@@ -31,6 +31,9 @@ class StepRollouts:
     prompts: list[list[int]]  # G × R
     responses: list[Response]  # G × R
     rewards: NDArray[np.float64]  # [G, R]
+    sampled_by: int
+    """The version of the weights that sampled: `step` minus the lag."""
+    temperature: float
 
     @property
     def token_ids(self) -> list[list[int]]:
@@ -58,17 +61,17 @@ class StepRollouts:
             rollout_log_probs=[np.asarray(response.log_probs, np.float32) for response in self.responses],
             trainer_log_probs=np.split(update.log_probs, boundaries),
             entropy=np.split(update.entropy, boundaries),
-            weights_version=[np.full(length, self.step, np.int32) for length in lengths],
+            weights_version=[np.full(length, self.sampled_by, np.int32) for length in lengths],
             group_ids=groups,
             reward=self.rewards.reshape(-1).astype(np.float32),
             advantage=self.advantages.astype(np.float32),
             finish_reasons=[response.finish_reason for response in self.responses],
             attributes=BatchAttributes(
-                temperature=1.0,
+                temperature=self.temperature,
                 top_p=1.0,
                 top_k=-1,
                 min_p=0.0,
-                logprobs_mode="raw_logprobs",
+                logprobs_mode=logprobs_mode(self.temperature),
                 trainer_weights_version=self.step,
                 trainer_policy="recomputed_old",
                 length_cap=MAX_RESPONSE_TOKENS,
@@ -79,9 +82,17 @@ class StepRollouts:
 
 
 def sample_step(
-    step: int, sampler: SamplesResponses, problems: list[Problem], responses_per_prompt: int
+    step: int,
+    sampler: SamplesResponses,
+    problems: list[Problem],
+    responses_per_prompt: int,
+    sampled_by: int | None = None,
+    temperature: float = 1.0,
 ) -> StepRollouts:
-    """Sample `responses_per_prompt` responses to each problem and compute their rewards."""
+    """Sample `responses_per_prompt` responses to each problem and compute their rewards.
+
+    `sampled_by` is the version of the engine's weights, by default `step`.
+    """
     groups = sampler.sample([problem.prompt_token_ids for problem in problems], responses_per_prompt)
     return StepRollouts(
         step=step,
@@ -93,4 +104,6 @@ def sample_step(
                 for problem, group in zip(problems, groups, strict=True)
             ]
         ),
+        sampled_by=step if sampled_by is None else sampled_by,
+        temperature=temperature,
     )

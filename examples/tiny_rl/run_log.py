@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from examples.tiny_rl.record import Attempt, RunDescription, RunRecord
 from foreshock import AdviceFeed, Client
+from foreshock.learning_rate.advice import AdviceMode
 from foreshock.rollouts import RolloutBatch
 
 WEIGHTS_ROOT = "tiny-rl"
@@ -91,8 +92,9 @@ def start_run(
     description: RunDescription,
     attempt: Attempt,
     fingerprint: Mapping[str, Any] | None = None,
+    advice_mode: AdviceMode = "apply",
 ) -> None:
-    """Register the run with its description, in the mode `apply`.
+    """Register the run with its description.
 
     `fingerprint` has those of the logged scores by name, for batches that do not carry them, and the tokenizer's name.
     """
@@ -104,7 +106,7 @@ def start_run(
         hardware=description.hardware,
         initial_learning_rate=description.initial_learning_rate,
         length_cap=description.length_cap,
-        advice_mode="apply",
+        advice_mode=advice_mode,
         resume_step=attempt.resume_step,
         fingerprint=fingerprint,
     )

@@ -40,12 +40,17 @@ class Samples(Protocol):
     def reload(self, folder: Path) -> None: ...
 
 
+def logprobs_mode(temperature: float) -> str:
+    """Return the mode of the engine whose log-probs are those of the sampling distribution; at 1 both modes agree."""
+    return "raw_logprobs" if temperature == 1.0 else "processed_logprobs"
+
+
 class Sampler:
-    """vLLM with one model loaded. Temperature 1 and no truncation: the logged μ is the sampling distribution."""
+    """vLLM with one model loaded. Its log-probs are those of the sampling distribution, without truncation."""
 
     engine = "vllm"
 
-    def __init__(self, folder: Path, seed: int, kv_cache_dtype: str = "auto") -> None:
+    def __init__(self, folder: Path, seed: int, kv_cache_dtype: str = "auto", temperature: float = 1.0) -> None:
         # vLLM reads these at import: the engine runs in this process, and its cache stays small.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -54,6 +59,7 @@ class Sampler:
         import vllm
 
         self._vllm = vllm
+        self._temperature = temperature
         self.version = str(vllm.__version__)
         self._engine: Any = vllm.LLM(
             str(folder),
@@ -65,6 +71,7 @@ class Sampler:
             generation_config="vllm",
             max_model_len=MAX_POSITIONS,
             max_num_seqs=128,
+            logprobs_mode=logprobs_mode(temperature),
             seed=seed,
             disable_log_stats=True,
             use_tqdm_on_load=False,
@@ -76,7 +83,7 @@ class Sampler:
         """Return `responses_per_prompt` independent responses of at most `max_tokens` tokens to each prompt."""
         parameters = self._vllm.SamplingParams(
             n=responses_per_prompt,
-            temperature=1.0,
+            temperature=self._temperature,
             max_tokens=max_tokens,
             stop_token_ids=[END_OF_SEQUENCE],
             logprobs=0,

@@ -4,6 +4,9 @@
     python -m examples.tiny_rl.train --output my-run --url http://127.0.0.1:8765      # and to a service
 
 The learning rate of a step is the base rate times the scale that the service advises for it.
+
+Two faults can be planted: `--trainer-temperature 1.0` beside `--temperature 0.7` forgets the temperature in the
+trainer, and `--lag-from 60 --steps-per-lag 5` lets the engine fall behind by one more version every 5 steps.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import argparse
 import contextlib
 import logging
 import random
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -61,6 +65,17 @@ class TrainOptions:
     learning_rate: float
     checkpoint_every: int
     seed: int
+    temperature: float
+    trainer_temperature: float | None
+    lag_from: int | None
+    steps_per_lag: int
+    greatest_lag: int
+
+    def lag(self, step: int) -> int:
+        """Return how many versions the engine is behind the trainer at a step."""
+        if self.lag_from is None or step < self.lag_from:
+            return 0
+        return min(1 + (step - self.lag_from) // self.steps_per_lag, self.greatest_lag)
 
 
 def train(options: TrainOptions) -> None:
@@ -70,20 +85,23 @@ def train(options: TrainOptions) -> None:
     save_model(prepare_model(options), weights)
     # Loaded from disk also if it was just made, so that both ways start from the same numbers.
     model = load_model(weights)
-    trainer = Trainer(model, TrainerOptions(learning_rate=options.learning_rate))
+    trainer = Trainer(model, trainer_options(options))
     attempt = Attempt(key=f"{options.key}-1", resume_step=1)
     with (
         open_sampler(options, weights) as sampler,
         open_run_log(record, describe(options, model, sampler), attempt, options.url) as log,
     ):
         check = ReloadCheck(sampler, model, seed=options.seed)
+        versions = Versions(options.output / "versions", weights)
         random_source = random.Random(options.seed)
         for step in range(1, options.steps + 1):
             if step in (1, options.steps) or step % options.checkpoint_every == 0:
                 log.log_checkpoint(step, weights)
             problems = [draw_problem(random_source) for _ in range(options.prompts)]
-            rollouts = sample_step(step, sampler, problems, options.responses)
-            learn(step, rollouts, weights, sampler, check, trainer, log)
+            rollouts = sample_step(
+                step, sampler, problems, options.responses, versions.served, temperature=options.temperature
+            )
+            learn(step, rollouts, weights, sampler, check, trainer, log, versions, options)
         record.write_manifest(make_manifest(options, record, attempt, model, sampler))
 
 
@@ -91,11 +109,35 @@ def train(options: TrainOptions) -> None:
 def open_sampler(options: TrainOptions, weights: Path) -> Iterator[Samples]:
     """Yield the engine with the weights: vLLM in this process, or a server of SGLang that ends with the context."""
     if options.engine == "vllm":
-        yield Sampler(weights, options.seed)
+        yield Sampler(weights, options.seed, temperature=options.temperature)
         return
     arguments = (*IN_BFLOAT16, "--random-seed", str(options.seed))
     with running_sglang(weights, options.output / "sglang.log", *arguments) as server:
         yield SglangSampler(server)
+
+
+class Versions:
+    """The newest versions of the weights, and which the engine holds. Without a lag, version n samples step n."""
+
+    def __init__(self, folder: Path, weights: Path) -> None:
+        self._folder = folder
+        self._weights = weights
+        self._digests: dict[int, str] = {}
+        self.served = 1
+        self.keep(1, 0)
+
+    @property
+    def served_digest(self) -> str:
+        return self._digests[self.served]
+
+    def path(self, version: int) -> Path:
+        return self._folder / f"version_{version:04d}"
+
+    def keep(self, version: int, greatest_lag: int) -> None:
+        """Keep a copy of the weights as `version`; remove those that no lag can reach any more."""
+        shutil.copytree(self._weights, self.path(version), dirs_exist_ok=True)
+        self._digests[version] = weights_digest(self._weights)
+        shutil.rmtree(self.path(version - greatest_lag - 1), ignore_errors=True)
 
 
 def learn(
@@ -106,23 +148,37 @@ def learn(
     check: ReloadCheck,
     trainer: Trainer,
     log: RunLog,
+    versions: Versions,
+    options: TrainOptions,
 ) -> None:
-    """Update at the advised learning rate, reload the engine and check the reload."""
-    digest = weights_digest(weights)
-    fingerprints = engine_fingerprint(sampler.version, step, digest, sampler.engine), trainer_fingerprint(step, digest)
+    """Update at the advised learning rate, load the version that samples the next step and check the reload."""
+    fingerprints = (
+        engine_fingerprint(
+            sampler.version, versions.served, versions.served_digest, sampler.engine, options.temperature
+        ),
+        trainer_fingerprint(step, weights_digest(weights)),
+    )
     apply_scale(trainer.optimizer, log.scale(step))
     learning_rate = applied_learning_rates(trainer.optimizer)[0]
     update = trainer.step(rollouts.prompts, rollouts.token_ids, rollouts.advantages)
     save_model(trainer.model, weights)
-    sampler.reload(weights)
-    report = check.after_reload(trainer.model)
+    versions.keep(step + 1, options.greatest_lag)
+    served = max(versions.served, step + 1 - options.lag(step + 1))
+    report = None
+    if served != versions.served:
+        sampler.reload(versions.path(served))
+        versions.served = served
+        if served == step + 1:
+            report = check.after_reload(trainer.model)
     scalars = scalars_of(rollouts, update, report, learning_rate)
     log.log_step(step, rollouts.as_batch(update, *fingerprints), scalars)
     logger.info("step %d: %s", step, ", ".join(f"{name} {value:.4g}" for name, value in scalars.items()))
 
 
-def scalars_of(rollouts: StepRollouts, update: Update, report: ReloadReport, learning_rate: float) -> dict[str, float]:
-    """Return the trainer's scalars of a step."""
+def scalars_of(
+    rollouts: StepRollouts, update: Update, report: ReloadReport | None, learning_rate: float
+) -> dict[str, float]:
+    """Return the trainer's scalars of a step; `report` is None if the engine lags behind the trainer."""
     behaviour = np.concatenate([response.log_probs for response in rollouts.responses])
     difference = update.log_probs.astype(np.float64) - behaviour
     return {
@@ -132,8 +188,7 @@ def scalars_of(rollouts: StepRollouts, update: Update, report: ReloadReport, lea
         "grad_norm": update.gradient_norm,
         "entropy": float(update.entropy.mean(dtype=np.float64)),
         "k3": float(np.mean(np.expm1(difference) - difference)),
-        "reload_mean_abs_d": report.mean_difference,
-        "reload_slope": report.slope,
+        **({"reload_mean_abs_d": report.mean_difference, "reload_slope": report.slope} if report else {}),
     }
 
 
@@ -144,6 +199,12 @@ def prepare_model(options: TrainOptions) -> Qwen3ForCausalLM:
     model = new_model(options.seed)
     warm_up(model, (BOTH_WAYS, MOSTLY_GUESSES), options.seed)
     return model
+
+
+def trainer_options(options: TrainOptions) -> TrainerOptions:
+    """Return the trainer's options: its temperature is that of the sampling, unless another is asked for."""
+    temperature = options.temperature if options.trainer_temperature is None else options.trainer_temperature
+    return TrainerOptions(options.learning_rate, temperature=temperature)
 
 
 def describe(options: TrainOptions, model: Qwen3ForCausalLM, sampler: Samples) -> RunDescription:
@@ -171,10 +232,13 @@ def make_manifest(
             "prompts": options.prompts,
             "responses": options.responses,
             "seed": options.seed,
-            **asdict(TrainerOptions(learning_rate=options.learning_rate)),
+            **asdict(trainer_options(options)),
+            "lag_from": options.lag_from,
         },
         scorer_options=SCORER_OPTIONS,
-        engine_fingerprint=engine_fingerprint(sampler.version, None, None, sampler.engine).to_dict(),
+        engine_fingerprint=engine_fingerprint(
+            sampler.version, None, None, sampler.engine, options.temperature
+        ).to_dict(),
         attempts=[attempt],
         steps=options.steps,
         checkpoints=record.checkpoints_found(),
@@ -195,6 +259,11 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=TrainerOptions().learning_rate)
     parser.add_argument("--checkpoint-every", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--temperature", type=float, default=1.0, help="of the sampling")
+    parser.add_argument("--trainer-temperature", type=float, help="of the trainer's log-probs; by default the same")
+    parser.add_argument("--lag-from", type=int, metavar="STEP", help="from this step on the engine falls behind")
+    parser.add_argument("--steps-per-lag", type=int, default=5, metavar="N", help="one more version every N steps")
+    parser.add_argument("--greatest-lag", type=int, default=16, metavar="N")
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     logging.getLogger("examples").setLevel(logging.INFO)
     logger.setLevel(logging.INFO)

@@ -28,6 +28,8 @@ class TrainerOptions:
 
     learning_rate: float = 1e-4
     gradient_clip: float = 1.0
+    temperature: float = 1.0
+    """Divides the logits of the forward pass; the sampling temperature, unless somebody forgot it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +79,7 @@ class Trainer:
         after the update.
         """
         batch = pad(prompts, responses, least_width)
-        log_probs, entropy = next_token_log_probs(self.model, batch)
+        log_probs, entropy = next_token_log_probs(self.model, batch, temperature=self.options.temperature)
         gradient_norm = math.nan
         if np.any(advantages != 0.0):
             weighted = log_probs
@@ -100,6 +102,6 @@ class Trainer:
 
     def _moved(self, batch: PaddedBatch, before: torch.Tensor) -> float:
         with torch.no_grad():
-            after, _ = next_token_log_probs(self.model, batch)
+            after, _ = next_token_log_probs(self.model, batch, temperature=self.options.temperature)
         difference = (after[batch.response_mask] - before).double()
         return float((torch.expm1(difference) - difference).mean())
