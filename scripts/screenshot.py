@@ -1,4 +1,4 @@
-"""Take the pictures of the README and the tour: pages of the demo's run, in a real browser.
+"""Take the pictures of the README and the tour: pages of the demo's collapsed run, in a real browser.
 
 Run `make demo ONCE=1` first.
 """
@@ -16,15 +16,17 @@ from PIL import Image
 from playwright.sync_api import Browser
 
 from benchmarks.running_service import running_service
+from examples.demo.records import COLLAPSED
 from examples.demo.service_child import tokenizers_of
 from foreshock import Reader
+from foreshock.commands.queries import find_run
 from foreshock.page_addresses import run_page_path
 from scripts.chromium import MISSING, chromium_program, running_chromium
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 IMAGES = REPOSITORY / "docs" / "images"
 WIDTH = 1280
-LAST_STEP = 160
+REPLAYED_STEP = 20
 COLOURS = 128
 """Colours in a picture's palette: pages have few colours, and the picture then takes a third of the bytes."""
 COARSE = 10
@@ -83,12 +85,13 @@ def pictures(address: str) -> Iterator[tuple[Picture, bytes]]:
 
 
 def pages_of_the_demo(address: str) -> dict[str, str]:
-    """Return the paths of the demo's run, its last step, and the rollout with the largest |d| there."""
+    """Return the paths of the demo's collapsed run, its replayed step, and the rollout with the largest |d| there."""
     with Reader(address) as reader:
-        run = next(reader.runs())
-        worst = reader.worst_tokens(run.id, LAST_STEP, count=1).columns["sample_id"][0]
+        run = find_run(reader, COLLAPSED.name)
+        worst = reader.worst_tokens(run.id, REPLAYED_STEP, count=1).columns["sample_id"][0]
     path = run_page_path(run.project, run.key)
-    return {"run": path, "step": f"{path}/steps/{LAST_STEP}", "rollout": f"{path}/steps/{LAST_STEP}/rollouts/{worst}"}
+    step = f"{path}/steps/{REPLAYED_STEP}"
+    return {"run": path, "step": step, "rollout": f"{step}/rollouts/{worst}"}
 
 
 def take(browser: Browser, picture: Picture, address: str) -> bytes:

@@ -22,11 +22,12 @@ _BOTH = [
     *("--steps", "110"),
 ]
 OPTIONS = {
-    "healthy": [*_BOTH, "--key", "healthy"],
+    "healthy": [*_BOTH, "--key", "healthy", "--name", "Sums, temperature applied"],
     # The trainer forgets the temperature from the first step on; from step 36 on the engine falls behind.
     "collapsed": [
         *_BOTH,
-        *("--key", "collapsed", "--trainer-temperature", "1.0", "--lag-from", "36", "--steps-per-lag", "3"),
+        *("--key", "collapsed", "--name", "Sums, temperature forgotten"),
+        *("--trainer-temperature", "1.0", "--lag-from", "36", "--steps-per-lag", "3"),
         *("--greatest-lag", "24"),
     ],
 }

@@ -58,6 +58,7 @@ class TrainOptions:
     engine: str
     url: str | None
     key: str
+    name: str
     start_from: Path | None
     steps: int
     prompts: int
@@ -210,7 +211,7 @@ def trainer_options(options: TrainOptions) -> TrainerOptions:
 def describe(options: TrainOptions, model: Qwen3ForCausalLM, sampler: Samples) -> RunDescription:
     return RunDescription(
         key=options.key,
-        name="Tiny sums, RLOO on two CPU cores",
+        name=options.name,
         model=f"Qwen3 architecture, {parameter_count(model) / 1e6:.2f} M parameters",
         trainer="RLOO, torch, bfloat16 autocast over float32 master weights",
         engine=f"{ENGINES[sampler.engine]} {sampler.version} (CPU, bfloat16)",
@@ -233,6 +234,7 @@ def make_manifest(
             "responses": options.responses,
             "seed": options.seed,
             **asdict(trainer_options(options)),
+            "sampling_temperature": options.temperature,
             "lag_from": options.lag_from,
         },
         scorer_options=SCORER_OPTIONS,
@@ -252,6 +254,7 @@ def main() -> None:
     parser.add_argument("--engine", choices=sorted(ENGINES), default="vllm", help="what samples")
     parser.add_argument("--url", help="the service to log to; without it the run is recorded on disk only")
     parser.add_argument("--key", default="tiny-rl", help="the run's lasting name at the service")
+    parser.add_argument("--name", default="Tiny sums, RLOO on two CPU cores", help="shown on pages")
     parser.add_argument("--start-from", type=Path, help="warmed-up weights, such as recorded/checkpoints/step_0001")
     parser.add_argument("--steps", type=int, default=160)
     parser.add_argument("--prompts", type=int, default=8, help="per step")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from examples.demo.records import COLLAPSED, HEALTHY
 from examples.tiny_rl.figures import figures_of_step, table
 from examples.tiny_rl.model import load_model, parameter_count
 from examples.tiny_rl.record import RECORDED, RECORDED_OF_SGLANG, Manifest, RunRecord
@@ -14,7 +15,11 @@ from examples.tiny_rl.verify import rows
 from foreshock.digests import weights_digest
 
 
-@pytest.fixture(scope="module", params=[RECORDED, RECORDED_OF_SGLANG], ids=["vllm", "sglang"])
+@pytest.fixture(
+    scope="module",
+    params=[RECORDED, RECORDED_OF_SGLANG, HEALTHY, COLLAPSED],
+    ids=["vllm", "sglang", "healthy", "collapsed"],
+)
 def record(request: pytest.FixtureRequest) -> RunRecord:
     return RunRecord(request.param)
 
