@@ -114,6 +114,11 @@ class Background:
         self._invalid = sentence
         self._log.warning(f"invalid {kind}", sentence)
 
+    def note_left_out(self, count: int, sentence: str) -> None:
+        """Count rollouts that were left out of their shard since they are invalid; log the first sentence."""
+        self._counters.add(left_out=count)
+        self.note_invalid("rows", sentence, count)
+
     def set_checkpoint_request(self, step: int | None) -> None:
         """Take the requested step from an AdviceFeed, and stop polling."""
         self._feed_attached = True

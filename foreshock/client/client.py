@@ -260,7 +260,7 @@ class Client:
                 default_ids=f"{step}-{shard}",
                 attributes=self._attributes if attributes is None else deliveries.checked_attributes(attributes),
                 copy=copy,
-                note=lambda count, sentence: self._background.note_invalid("rows", f"{what}: {sentence}", count),
+                note=lambda count, sentence: self._background.note_left_out(count, f"{what}: {sentence}"),
             )
             rank = (shard, shards)
             return functools.partial(encode_shard, captured, registration, step, rank, self.settings, self._log)
@@ -270,6 +270,12 @@ class Client:
         self.newest_step = max(self.newest_step, int(step))
         if shard == 0 and self._exports is not None:
             self._exports.note_step(int(step))
+
+    @never_raises
+    def note_left_out(self, count: int, reason: str) -> None:
+        """Count rollouts that the caller left out of a shard since they are wrong; the run's page shows the number."""
+        self._started()
+        self._background.note_left_out(count, reason)
 
     @never_raises
     def log_scalars(self, step: int, values: Mapping[str, Any], *, source: str = "trainer") -> None:

@@ -38,6 +38,8 @@ class Counters:
     """Items that are invalid for the service; they are kept in the spool as files `.rejected`."""
     invalid: int = 0
     """Calls with invalid arguments, or that could not be encoded, and rollouts that were left out of their shard."""
+    left_out: int = 0
+    """Rollouts that were left out of their shard; `invalid` counts them too."""
     dropped_queue_full: int = 0
     """Items dropped because the queue was full: encoding is slower than logging."""
     dropped_spool_full: int = 0

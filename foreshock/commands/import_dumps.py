@@ -228,6 +228,9 @@ class _Importing:
         self._start_run()
         for note in step.notes:
             self._remark(note)
+        for count, sentence in step.left_out:
+            self._remark(f"step {step.step}: {sentence}")
+            self._client.note_left_out(count, f"step {step.step}: {sentence}")
         for shard, batch in enumerate(step.batches):
             self._client.log_rollouts(step.step, batch, shard=shard, shards=len(step.batches), copy=False)
         self._names |= step.scalars.keys()

@@ -43,7 +43,7 @@ from foreshock.page_addresses import DEFAULT_PROJECT
 from foreshock.parsing import parse_json
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
-from foreshock.rollouts.rollout_files import READABLE, Note, read_rollout_file, step_of_file, steps_in_file
+from foreshock.rollouts.rollout_files import READABLE, Note, NoteLeftOut, read_rollout_file, step_of_file, steps_in_file
 
 _SHARD_NAME = re.compile(r"step_\d+_shard_(\d+)\.(?:jsonl|jsonl\.gz|parquet)")
 _SAME_NAMES: Mapping[str, str] = {}
@@ -116,6 +116,7 @@ def read_shard(
     *,
     check_values: bool = True,
     note: Note | None = None,
+    note_left_out: NoteLeftOut | None = None,
     renamed: Mapping[str, str] = _SAME_NAMES,
 ) -> RolloutBatch:
     """Read and validate the rollouts of a file. Raises RolloutsError; see `read_rollout_file`.
@@ -128,6 +129,7 @@ def read_shard(
         attributes=attributes,
         check_values=check_values,
         note=note or partial(print, file=sys.stderr),
+        note_left_out=note_left_out,
         renamed=renamed,
     )
 
@@ -292,7 +294,14 @@ class ImportCommand:
     ) -> None:
         # Before a run is made: files that cannot be read must not leave an empty one, which would be the newest.
         scalars = [each for path in recording.scalars for each in read_scalars(path)]
-        read = partial(read_shard, attributes=attributes, note=functools.cache(print), renamed=dict(arguments.map))
+        left_out: list[tuple[int, str]] = []
+        read = partial(
+            read_shard,
+            attributes=attributes,
+            note=functools.cache(print),
+            note_left_out=lambda count, sentence: left_out.append((count, sentence)),
+            renamed=dict(arguments.map),
+        )
         for skipped in recording.unread:
             print(f"not read: {skipped.name}, whose step is unknown; use --step, or write its step into the name")
         first = read(recording.shards[0])
@@ -311,6 +320,10 @@ class ImportCommand:
         progress = Progress("reading rollouts", len(recording.shards))
         for index, file in enumerate(recording.shards):
             batch = read(file) if index else first
+            while left_out:
+                count, sentence = left_out.pop()
+                print(sentence)
+                client.note_left_out(count, sentence)
             client.log_rollouts(file.step, batch, shard=file.shard, shards=file.shards, copy=False)
             progress.show(index + 1)
 

@@ -30,12 +30,16 @@ class Dump:
 
 @dataclass(frozen=True, slots=True)
 class ImportedStep:
-    """The content of a dump: one batch per shard, numbers under the framework's own names, and remarks for the user."""
+    """The content of a dump: one batch per shard, numbers under the framework's own names, and remarks for the user.
+
+    `left_out`: the number of rollouts that no batch has, since they are wrong, and a sentence; one for each file.
+    """
 
     step: int
     batches: tuple[RolloutBatch, ...] = ()
     scalars: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    left_out: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,8 +102,8 @@ class WrongLength(InvalidRolloutsError):
     """A rollout whose lists differ in length (`foreshock.rollouts.lengths`)."""
 
 
-def rows_of(samples: Iterable[Sample], make: Callable[[Sample], Row]) -> tuple[list[Row], list[str]]:
-    """Return the rows of samples, without those whose lists differ in length, and a remark that counts these.
+def rows_of(samples: Iterable[Sample], make: Callable[[Sample], Row]) -> tuple[list[Row], list[tuple[int, str]]]:
+    """Return the rows of samples, without those whose lists differ in length; the number of these with a sentence.
 
     Raises the error of the first one if none is left.
     """
@@ -116,7 +116,8 @@ def rows_of(samples: Iterable[Sample], make: Callable[[Sample], Row]) -> tuple[l
             refused.append(error)
     if refused and not rows:
         raise refused[0]
-    return rows, [left_out(len(refused), len(rows) + len(refused), str(refused[0]))] if refused else []
+    count = len(refused)
+    return rows, [(count, left_out(count, len(rows) + count, str(refused[0])))] if refused else []
 
 
 def prompt_group(prompt: NDArray[np.int64]) -> str:

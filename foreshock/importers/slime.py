@@ -105,7 +105,7 @@ class SlimeFormat(DumpFormat):
         rows, left_out = rows_of(samples, lambda sample: _row(sample, dump.step, options))
         attributes = options.attributes_or(trainer_policy="recomputed_old") if trained else options.attributes
         batch, remarks = make_batch(rows, attributes, _SWITCHED_ON_BY, _TOKEN_FIELDS)
-        return ImportedStep(dump.step, (batch,), {}, tuple(dict.fromkeys(notes + left_out + remarks)))
+        return ImportedStep(dump.step, (batch,), {}, tuple(dict.fromkeys(notes + remarks)), tuple(left_out))
 
 
 def _files(path: Path) -> dict[int, list[Path]]:

@@ -25,6 +25,7 @@ from foreshock.errors import InvalidRolloutsError, LimitExceededError
 from foreshock.parsing import parse_json
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
+from foreshock.rollouts.lengths import left_out
 from foreshock.rollouts.parquet import decode_rollouts
 from foreshock.rollouts.parquet_files import arrow_errors
 from foreshock.rollouts.schema import ATTRIBUTES_KEY, ROLLOUT_COLUMNS, ColumnSpec, DecodeLimits
@@ -58,6 +59,8 @@ READABLE: Final = (*COLUMNS, "group", "step")
 """What a row may have."""
 
 Note = Callable[[str], object]
+NoteLeftOut = Callable[[int, str], object]
+"""Gets the number of rollouts that are left out, and a sentence."""
 Row = Mapping[str, Any]
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -93,20 +96,21 @@ def read_rollout_file(
     limits: DecodeLimits | None = None,
     check_values: bool = True,
     note: Note = _logger.info,
+    note_left_out: NoteLeftOut | None = None,
     renamed: Mapping[str, str] = _NOTHING,
 ) -> RolloutBatch:
     """Return the validated rollouts of one step; with `check_values=False` only shapes are validated.
 
     `step` is by default the one in the file's name. `attributes` are those of the batch, such as the temperature, if
     the file has none. `renamed` has the columns of this reader by the file's names for them. `note` gets a message with
-    the names that are not read, and one that counts the rollouts that are left out as their lists differ in length; if
-    none would be left, they are an error. Raises InvalidRolloutsError naming the row (from 0) and the column,
-    LimitExceededError if the file is too large.
+    the names that are not read. Rollouts whose lists differ in length are left out; `note_left_out`, else `note`, gets
+    the sentence that counts them. If none would be left, they are an error. Raises InvalidRolloutsError naming the row
+    (from 0) and the column, LimitExceededError if the file is too large.
     """
     path = Path(path)
     limits = limits or DecodeLimits()
     try:
-        return _read(path, step, attributes, limits, check_values, note, renamed)
+        return _read(path, step, attributes, limits, check_values, note, note_left_out, renamed)
     except InvalidRolloutsError as error:
         if path.name in error.message:
             raise
@@ -121,6 +125,7 @@ def _read(
     limits: DecodeLimits,
     check_values: bool,
     note: Note,
+    note_left_out: NoteLeftOut | None,
     renamed: Mapping[str, str],
 ) -> RolloutBatch:
     in_name = step_of_file(path)
@@ -145,10 +150,11 @@ def _read(
         raise InvalidRolloutsError(f"{path.name} has no rollouts{f' of step {step}' if rows else ''}")
     wrong = [number for number, row in enumerate(of_step) if _has_other_length(row)]
     if 0 < len(wrong) < len(of_step):
-        note(
-            f"{len(wrong)} of {len(of_step)} rollouts of {path.name} are left out, since their lists differ in "
-            f"length, first in row {wrong[0]} (from 0)"
-        )
+        sentence = left_out(len(wrong), len(of_step), f"{path.name}, row {wrong[0]} (from 0)")
+        if note_left_out is not None:
+            note_left_out(len(wrong), sentence)
+        else:
+            note(sentence)
         of_step = [row for number, row in enumerate(of_step) if number not in set(wrong)]
     return _batch(of_step, step, attributes or BatchAttributes(), check_values)
 

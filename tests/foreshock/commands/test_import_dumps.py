@@ -294,3 +294,27 @@ def test_other_content_of_a_stored_step_is_rejected_and_later_steps_are_imported
     after = k3(shared_service, "rejected")
     assert set(after) == {1, 2}
     assert after[1] == before[1]
+
+
+def test_left_out_rollouts_are_missing_in_the_diagnosis(
+    shared_service: RunningService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch = pytest.importorskip("torch")
+    recording, dumps = tmp_path / "recording", tmp_path / "dumps"
+    recording.mkdir()
+    line = {"prompt_token_ids": [1], "response_token_ids": [2, 3], "rollout_log_probs": [-1.0, -2.0]}
+    short = line | {"rollout_log_probs": [-1.0]}
+    (recording / "step_0001.jsonl").write_text("\n".join(map(json.dumps, (line, short, line))))
+    shutil.copytree(DUMPS / "slime", dumps)
+    content = torch.load(dumps / "rollout_data" / "45.pt", weights_only=True)
+    content["samples"][1]["rollout_log_probs"].pop()
+    torch.save(content, dumps / "rollout_data" / "45.pt")
+    for folder, words in ((recording, []), (dumps, ["--allow-pickle"])):
+        key = f"left out of {folder.name}"
+        assert run(shared_service, str(folder), "--run-key", key, *words) == 0
+        assert "rollouts is left out, since the lists" in "".join(capsys.readouterr())
+        named = run_named(shared_service, key)
+        assert named["state"] == "finished"
+        diagnosis = httpx.get(f"{shared_service.url}/v1/runs/{named['id']}/diagnosis", timeout=60).json()
+        missing = [each["sentence"] for each in diagnosis["missing"]]
+        assert "1 logged items or rollouts did not arrive" in " ".join(missing), missing

@@ -77,16 +77,19 @@ def test_runs_folder_is_read_in_the_order_of_its_steps(tmp_path: Path) -> None:
 
 def test_rollouts_whose_lists_differ_in_length_are_left_out_and_counted(tmp_path: Path) -> None:
     short = LINE | {"rollout_log_probs": [-1.0]}
-    path, notes = tmp_path / "step_0001.jsonl", list[str]()
+    path, notes = tmp_path / "step_0001.jsonl", list[tuple[int, str]]()
     path.write_text("\n".join(map(json.dumps, (LINE, short, LINE))))
     (file,) = find_recording([tmp_path]).shards
-    assert read_shard(file, BatchAttributes(), note=notes.append).num_rollouts == 2
-    assert notes == [
-        "1 of 3 rollouts of step_0001.jsonl are left out, since their lists differ in length, first in row 1 (from 0)"
-    ]
+
+    def note(count: int, sentence: str) -> None:
+        notes.append((count, sentence))
+
+    assert read_shard(file, BatchAttributes(), note_left_out=note).num_rollouts == 2
+    rule = "since the lists of a rollout must have equal lengths"
+    assert notes == [(1, f"1 of 3 rollouts is left out, {rule}: step_0001.jsonl, row 1 (from 0)")]
     path.write_text(json.dumps(short))
     with pytest.raises(InvalidRolloutsError, match=r"has 1 values, .*, in step_0001\.jsonl"):
-        read_shard(file, BatchAttributes(), note=notes.append)
+        read_shard(file, BatchAttributes(), note_left_out=note)
 
 
 def test_scalars_keep_numbers_only(tmp_path: Path) -> None:

@@ -160,7 +160,8 @@ def test_rollout_of_a_wrong_length_is_left_out_and_counted(tmp_path: Path) -> No
     imported = FORMATS["slime"].read(step, ReadOptions(allow_pickle=True))
     count = len(content["samples"])
     assert imported.batches[0].num_rollouts == count - 1
-    (note,) = [each for each in imported.notes if "left out" in each]
+    ((number, note),) = imported.left_out
+    assert number == 1
     rule = "since the lists of a rollout must have equal lengths"
     assert note.startswith(f"1 of {count} rollouts is left out, {rule}: 45.pt, sample 1")
 
