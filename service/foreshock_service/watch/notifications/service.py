@@ -9,13 +9,20 @@ from typing import NamedTuple, cast
 from sqlalchemy import ColumnElement, Select, case, exists, or_, select
 from sqlalchemy.orm import Session
 
-from foreshock import clock, page_addresses, retry, severity
+from foreshock import page_addresses, retry, severity
 from foreshock.api.watch import STANDING
 from foreshock.diagnosis import episodes
 from foreshock.diagnosis.history import PastAlert
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
-from foreshock_service.platform.database.tables import Alert, Notification, Run, StoredDiagnosis, new_identifier
+from foreshock_service.platform.database.tables import (
+    Alert,
+    KnownTarget,
+    Notification,
+    Run,
+    StoredDiagnosis,
+    new_identifier,
+)
 from foreshock_service.platform.jobs import Job, JobRunner
 from foreshock_service.platform.settings import NotificationTarget
 from foreshock_service.runs.diagnoses import verdicts_of_runs
@@ -105,38 +112,55 @@ def notifiers(context: ServiceContext) -> list[JobRunner]:
         JobRunner(
             f"notify-{target.name}",
             context.database,
-            [Job(f"notify {target.name}", partial(notify, context, target, clock.now_us()), shared=False)],
+            [Job(f"notify {target.name}", partial(notify, context, target), shared=False)],
             _INTERVAL_SECONDS,
         )
         for target in context.settings.notifications
     ]
 
 
-def notify(context: ServiceContext, target: NotificationTarget, started_us: int) -> None:
+def notify(context: ServiceContext, target: NotificationTarget) -> None:
     """Fill the outbox of a target and send what is due, until the service stops."""
-    fill_outbox(context, target, started_us)
+    fill_outbox(context, target)
     while not context.stopping.is_set() and send_next(context, target):
         pass
 
 
-def fill_outbox(context: ServiceContext, target: NotificationTarget, started_us: int = 0) -> int:
+def fill_outbox(context: ServiceContext, target: NotificationTarget) -> int:
     """Add messages about alerts and verdicts that were not yet sent to the target; return their number.
 
-    Of a run that has ended, what changed before `started_us`, when this process started, is not told: the target may be
-    new, or the release.
+    Of a run that has ended, what changed before the target was known is not told. What changed while no service ran, or
+    just before one died, is told by the next one.
     """
+    known_since_us = _known_since_us(context, target)
     severities = [
         each for each in severity.SEVERITIES if severity.severity_rank(each) <= severity.severity_rank(target.severity)
     ]
     with context.database.read() as session:
         horizon_us = database_now_us(session) - _HORIZON_US
-        since_us = case((Run.state.in_(ENDED), max(started_us, horizon_us)), else_=horizon_us)
+        since_us = case((Run.state.in_(ENDED), max(known_since_us, horizon_us)), else_=horizon_us)
         found = alerts_to_tell(session, target, severities, since_us, _AT_ONCE)
         if target.verdicts and not target.is_alertmanager:
             found += verdicts_to_tell(session, target, severities, since_us, _AT_ONCE)
     if found:
         context.database.write(lambda session: _add(session, target, found))
     return len(found)
+
+
+def _known_since_us(context: ServiceContext, target: NotificationTarget) -> int:
+    """Return since when the service has known the target: from now on, if this is the first time."""
+    query = select(KnownTarget.since_us).where(KnownTarget.target == target.name)
+    with context.database.read() as session:
+        since_us = session.scalar(query)
+    if since_us is not None:
+        return since_us
+
+    def note(session: Session) -> int:
+        row = {"target": target.name, "since_us": database_now_us(session)}
+        insert_if_absent(session, KnownTarget, row)
+        return session.scalars(query).one()
+
+    return context.database.write(note)
 
 
 def send_next(context: ServiceContext, target: NotificationTarget) -> bool:

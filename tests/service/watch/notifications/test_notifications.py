@@ -20,7 +20,6 @@ from fastapi import FastAPI
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
-from foreshock.clock import now_us
 from foreshock.errors import ConfigurationError
 from foreshock_service.maintenance.delete_runs import delete_rows_of_deleted_runs
 from foreshock_service.platform.context import ServiceContext
@@ -458,8 +457,21 @@ def test_a_target_hears_nothing_old_of_runs_that_have_ended(
 ) -> None:
     alerting.open()
     alerting.sender.http.patch(f"/v1/runs/{alerting.sender.run}", json={"state": "failed"}).raise_for_status()
-    assert fill_outbox(alerting.context, target(verdicts=True), now_us()) == 0
-    assert fill_outbox(alerting.context, target(verdicts=True), 0) == 2
+    assert fill_outbox(alerting.context, target(verdicts=True)) == 0
+
+
+def test_what_happened_just_before_the_service_died_is_told_by_the_next_one(
+    alerting: Alerting, target: Make, receiver: Receiver
+) -> None:
+    told = target(verdicts=True)
+    assert fill_outbox(alerting.context, told) == 0
+    # The service dies before its next look, and the run has ended.
+    alerting.open()
+    alerting.sender.http.patch(f"/v1/runs/{alerting.sender.run}", json={"state": "failed"}).raise_for_status()
+    settings = alerting.context.settings.model_copy(update={"notifications": (told,)})
+    (thread,) = notifiers(replace(alerting.context, settings=settings))
+    thread.run_round()
+    assert len(receiver.requests) == 2
 
 
 def judge_again(context: ServiceContext) -> None:

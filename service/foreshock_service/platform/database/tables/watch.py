@@ -307,6 +307,15 @@ class TrainerProgress(Base):
     polled_step: Mapped[int]
 
 
+class KnownTarget(Base):
+    """A target of notifications, and since when the service has known it: what is older of ended runs is not told."""
+
+    __tablename__ = "known_targets"
+
+    target: Mapped[str] = mapped_column(primary_key=True)
+    since_us: Mapped[int]
+
+
 class Notification(Base):
     """A message to one target: an alert was opened or resolved, or a run has another verdict; at most one for each.
 
