@@ -5,6 +5,7 @@ Scalars that arrive after their step closed publish ScalarsChanged, those of a r
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Annotated, Any
 
 from fastapi import Query, Request, Response, status
@@ -143,7 +144,7 @@ def store_scalars(
         for name, value in sorted(body.values.items())
     ]
     upsert(session, Scalar, rows, _KEY)
-    if steps.is_closed(session, key):
+    if run.last_shard_at_us is not None and steps.is_closed(session, key):
         events.publish(session, ScalarsChanged(*key, frozenset(body.values)))
     elif run.last_step is None:
         events.publish(session, ScalarsLogged(*key, frozenset(body.values)))
@@ -160,6 +161,12 @@ def scalars_of_step(session: Session, key: StepKey) -> dict[str, float]:
     return preferred(session.execute(query)).get(key.step, {})
 
 
+# Cached: building it takes longer than executing the statement, and it is needed three times a step.
+@lru_cache(maxsize=256)
+def _named(names: tuple[str, ...]) -> ColumnElement[bool]:
+    return Scalar.name.in_(names)
+
+
 def scalars_of_active_steps(
     session: Session, run_id: str, names: Sequence[str], first: int, last: int
 ) -> dict[int, dict[str, float]]:
@@ -168,7 +175,7 @@ def scalars_of_active_steps(
         return {}
     active = attempts.active_rows(session, run_id, Scalar, first, last)
     query = select(Scalar.step, Scalar.source, Scalar.name, Scalar.value)
-    return preferred(session.execute(query.where(Scalar.run_id == run_id, Scalar.name.in_(names), active)))
+    return preferred(session.execute(query.where(Scalar.run_id == run_id, _named(tuple(names)), active)))
 
 
 def steps_with_scalars(
@@ -176,14 +183,14 @@ def steps_with_scalars(
 ) -> list[tuple[int, int]]:
     """Return (step, attempt) of the first `limit` active steps beyond `after` that have a scalar of these names."""
     active = attempts.active_rows(session, run_id, Scalar, after + 1)
-    query = select(Scalar.step, Scalar.attempt).where(Scalar.run_id == run_id, active, Scalar.name.in_(names))
+    query = select(Scalar.step, Scalar.attempt).where(Scalar.run_id == run_id, active, _named(tuple(names)))
     return [(row[0], row[1]) for row in session.execute(query.distinct().order_by(Scalar.step).limit(limit))]
 
 
 def newest_step_with_scalars(session: Session, run_id: str, attempt: int, names: Sequence[str]) -> int | None:
     """Return the newest step of the attempt that has a scalar of these names; None if none has."""
     # In descending order: the primary key is read from its end, and the first row usually matches.
-    query = select(Scalar.step).where(Scalar.run_id == run_id, Scalar.attempt == attempt, Scalar.name.in_(names))
+    query = select(Scalar.step).where(Scalar.run_id == run_id, Scalar.attempt == attempt, _named(tuple(names)))
     return session.scalar(query.order_by(Scalar.step.desc()).limit(1))
 
 

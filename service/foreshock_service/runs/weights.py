@@ -79,6 +79,9 @@ def _ingest(context: ServiceContext, principal: security.Principal, key: StepKey
             return
         judged = _judge(context, key, inputs)
         if context.database.write(partial(_store_verdicts, context.events, principal, key, inputs.stamp, judged)):
+            # In a transaction of its own: rules judge the step again, and no other write should wait for both. If the
+            # service dies before it, the report is not answered, and sent again.
+            context.database.write(partial(_store_counts, context.events, principal, key, inputs.stamp, judged))
             return
     # Each of the reports that kept arriving is judged by the request that brought it.
 
@@ -180,8 +183,6 @@ def _store_verdicts(
         verdict = {"verdict": each.verdict, "is_right": each.is_right}
         session.execute(update(table).where(*of_step, table.holder == f"{_ENGINE}{name}").values(verdict))
     off = [each.sentence for each in judged.values() if not each.is_right]
-    values: dict[str, float | None] = {ENGINES_OFF: float(len(off)), "notary/engines": float(len(judged))}
-    scalars.store_scalars(session, events, principal, key, scalars.ScalarsPut(source="notary", values=values))
     findings.add_step(session, key, "notary", {WEIGHTS_DIFFER: "critical"} if was_wrong else {}, _findings(off))
     if off or was_wrong:
         events.publish(session, FindingsChanged(key.run_id))
@@ -190,6 +191,22 @@ def _store_verdicts(
     old = (table.run_id == key.run_id, table.step < key.step - KEPT_STEPS, table.step > first)
     session.execute(update(table).where(*old, table.report.is_not(None)).values(report=None))
     return True
+
+
+def _store_counts(
+    events: EventBus,
+    principal: security.Principal,
+    key: StepKey,
+    stamp: Stamp,
+    judged: Mapping[str, weights_reports.Judged],
+    session: Session,
+) -> None:
+    """Store how many engines hold other weights, as scalars; nothing if a report arrived since, whose request does."""
+    runs.lock_run(session, principal, key.run_id)
+    if _stamp(session, key) == stamp:
+        off = sum(not each.is_right for each in judged.values())
+        values: dict[str, float | None] = {ENGINES_OFF: float(off), "notary/engines": float(len(judged))}
+        scalars.store_scalars(session, events, principal, key, scalars.ScalarsPut(source="notary", values=values))
 
 
 def _stamp(session: Session, key: StepKey) -> Stamp:

@@ -147,7 +147,10 @@ def history_of(session: Session, run_id: str) -> History:
     snapshots = tables.DetectorSnapshot
     # Newest step that the detectors have seen.
     observed = session.scalar(select(func.max(snapshots.step)).where(snapshots.run_id == run_id))
-    rows = measurements.newest_rows(session, run_id, (*_OF_STEP, *_OF_MISMATCH), WINDOW_STEPS)
+    # A run of scalars has no step to read: a query less in each of its steps.
+    has_rollouts = run is not None and run.last_shard_at_us is not None
+    columns = (*_OF_STEP, *_OF_MISMATCH)
+    rows = measurements.newest_rows(session, run_id, columns, WINDOW_STEPS) if has_rollouts else []
     first = 2 + len(_OF_STEP)
     of_start = _of_start(session, run_id, rows)
     of_steps = [(row[0], *row[2:first]) for row in rows if row[1] == comparisons.STEP_ROW]
@@ -184,7 +187,7 @@ def history_of(session: Session, run_id: str) -> History:
         causes=causes,
         undeclared=undeclared,
         unlogged=unlogged,
-        awaited=_awaited(session, run_id, observed),
+        awaited=_awaited(session, run_id, observed) if has_rollouts else (),
         model_kind=None if run is None else run.model_kind,
         checkpoints=checkpoints.announced_steps(session, run_id) if has_collapsed else (),
         resumes=[each.resume_step for each in attempts.attempts_of_run(session, run_id)[1:]],

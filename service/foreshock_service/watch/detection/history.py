@@ -118,7 +118,8 @@ def _steps_after(session: Session, run_id: str, after: int, watched: WatchedRun,
     if not steps or steps[-1][1] != (newest := attempts.attempts_of_run(session, run_id)[-1].attempt):
         return steps
     last = steps[-1][0]
-    if last != newest_step_with_scalars(session, run_id, newest, watched.names):
+    # Fewer steps than asked for are all that there are.
+    if len(steps) == limit and last != newest_step_with_scalars(session, run_id, newest, watched.names):
         return steps
     tail = session.get(ScalarTail, run_id)
     closed = tail is not None and tail.closed and tail.attempt == newest and tail.step >= last
