@@ -66,7 +66,7 @@ from foreshock_service.runs import (
     tokens,
     weights,
 )
-from foreshock_service.runs.isolation import isolated
+from foreshock_service.runs.isolation import alert_of_unreadable_runs, isolated
 from foreshock_service.watch import alerts, delivery, diagnosis, long_polls, rules
 from foreshock_service.watch.advice import endpoints as advice
 from foreshock_service.watch.advice.service import decide_after_detection, record_mode, rewind_log
@@ -210,6 +210,7 @@ def _frequent_jobs(context: ServiceContext) -> list[Job]:
         Job("diagnose_due_runs", lambda: diagnosis.diagnose_due_runs(context)),
         Job("rebuild_due_findings", lambda: findings.rebuild_due_findings(context, FINDING_SOURCES)),
         Job("remove_old_temporaries", context.store.remove_old_temporaries, shared=False, every_seconds=600.0),
+        Job("alert_of_unreadable_runs", lambda: alert_of_unreadable_runs(context), shared=False),
         Job("write_uses_of_keys", lambda: context.key_uses.write(context.database), shared=False),
     ]
 

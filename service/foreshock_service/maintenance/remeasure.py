@@ -31,6 +31,7 @@ from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.replay.attribution import compute, service
 from foreshock_service.replay.results.exact import remeasure_exact
 from foreshock_service.runs import events, judging, shard_decoding, shards, steps
+from foreshock_service.runs.isolation import RunIsolated
 from foreshock_service.runs.runs import lock_run_for_background
 
 _TRIES = 5
@@ -73,6 +74,12 @@ class _Measured:
 
 def remeasure_step(context: ServiceContext, key: events.StepKey) -> StepReport:
     """Measure a step again and replace its stored measures; what cannot be measured is left unchanged and reported."""
+    with RunIsolated(context.database, context.events, key.run_id, f"measure its step {key.step} again"):
+        return _remeasure_step(context, key)
+    return StepReport(key, "its stored state cannot be read; the page of its run and the log say why")
+
+
+def _remeasure_step(context: ServiceContext, key: events.StepKey) -> StepReport:
     try:
         for _ in range(_TRIES):
             with context.database.read() as session:

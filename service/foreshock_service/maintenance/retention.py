@@ -20,6 +20,7 @@ from foreshock_service.platform.settings import load_settings
 from foreshock_service.platform.store.removal import give_up_files
 from foreshock_service.replay.probes.jobs import ENDED
 from foreshock_service.runs import events
+from foreshock_service.runs.isolation import RunIsolated
 from foreshock_service.runs.runs import lock_run_for_background
 
 
@@ -76,7 +77,8 @@ def purge(
             query = query.where(tables.Run.id == run_id)
         runs = session.scalars(query.order_by(tables.Run.created_at_us, tables.Run.id)).all()
     for run in runs:
-        yield _purge_run(context, run, last, dry_run, go_on)
+        with RunIsolated(context.database, context.events, run.id, "purge the tokens that its settings do not keep"):
+            yield _purge_run(context, run, last, dry_run, go_on)
 
 
 def purge_all(context: ServiceContext, go_on: Callable[[], bool] = lambda: True) -> int:

@@ -14,20 +14,25 @@ from foreshock_service.platform.decoding import pool
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.tokens import open_store
 from foreshock_service.runs import events, shard_decoding
+from foreshock_service.watch import delivery, diagnosis
 
 
 @contextmanager
 def maintenance_context(settings: Settings, shared: pool.DecoderPool | None = None) -> Iterator[context.ServiceContext]:
     """Open the parts of a service for a command; raises ConfigurationError if data is missing or of another release.
 
-    There are no event handlers. `shared` is a pool of decoders to use; without it the command has its own pool.
+    A run that fails gets its alert; there are no other event handlers. `shared` is a pool of decoders to use; without
+    it the command has its own pool.
     """
     store = open_store(settings)
     with opening.existing_database(settings.database_url) as database:
         store.check_exists()
         decoders = shared or pool.DecoderPool(settings, shard_decoding.PRELOAD)
         try:
-            yield context.ServiceContext(settings, database, store, decoders, b"", uploads.UploadPlaces(1))
+            bus = context.EventBus()
+            bus.subscribe(events.RunFailed, delivery.alert_of_failure)
+            bus.subscribe(events.RunFailed, diagnosis.note_change)
+            yield context.ServiceContext(settings, database, store, decoders, b"", uploads.UploadPlaces(1), events=bus)
         finally:
             if shared is None:
                 decoders.close()

@@ -76,6 +76,8 @@ class ServiceContext:
     """Set when the service is asked to stop, before it waits for requests in flight. Waits and long jobs end then."""
     events: EventBus = field(default_factory=EventBus)
     score_readers: tuple[ScoreReader, ...] = ()
+    unreadable_runs: dict[str, tuple[str, Exception]] = field(default_factory=dict)
+    """Runs whose stored state a request could not read, with what it tried; `runs/isolation.py` alerts of them."""
 
 
 async def context_of(request: Request) -> ServiceContext:

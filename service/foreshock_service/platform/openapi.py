@@ -121,6 +121,9 @@ def _raised(function: FunctionType) -> frozenset[Problem]:
         seen.add((current.__code__, owner))
         names = _names(current.__code__)
         for value in _named(current, names, owner):
+            if value is problem.ProblemError:
+                # It is caught there: only its subclasses have a status.
+                continue
             if isclass(value) and issubclass(value, problem.ProblemError):
                 found.add(value)
             elif isclass(value):

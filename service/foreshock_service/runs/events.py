@@ -134,10 +134,14 @@ class TrainerHeard:
 
 @dataclass(frozen=True, slots=True)
 class RunFailed:
-    """A run that the service could not judge, such as one with stored state that this release cannot read."""
+    """A run that the service could not handle, such as one with stored state that this release cannot read.
+
+    `work` says what it tried.
+    """
 
     run_id: str
     error: Exception
+    work: str = "judge this run"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ shard, a repeated measurement, a resume) marks the run's source as due. A backgr
 outside the writer, and stores them if no step changed meanwhile.
 """
 
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import insert_for, table_of, upsert
 from foreshock_service.platform.database.tables import DueFindings, Run, StoredFinding
 from foreshock_service.runs import attempts, events, run_endpoints, runs
+from foreshock_service.runs.isolation import RunIsolated
 
 router = parameters.api_router(prefix="/v1", tags=["findings"])
 
@@ -33,7 +33,6 @@ _KEY = ("run_id", "source", "name")
 _ORDER = (StoredFinding.changed_at_us, StoredFinding.run_id, StoredFinding.source, StoredFinding.name)
 _AT_ONCE = 100
 _due = table_of(DueFindings)
-_logger = logging.getLogger(__name__)
 
 
 class FindingFilter(NamedTuple):
@@ -292,18 +291,18 @@ def rebuild_due_findings(context: ServiceContext, sources: Sources) -> int:
     )
     with context.database.read() as session:
         due = [Due(run_id, cast(FindingSource, source), changes) for run_id, source, changes in session.execute(query)]
-    return sum(_try_to_rebuild(context, sources, each) for each in due)
+    done = 0
+    for each in due:
+        with RunIsolated(context.database, context.events, each.run_id, f"read its findings of the {each.source}"):
+            done += _rebuild(context, sources, each)
+    return done
 
 
-def _try_to_rebuild(context: ServiceContext, sources: Sources, due: Due) -> bool:
-    """Rebuild one source of a run; False if its steps changed meanwhile, or after an error, which is logged."""
-    try:
-        with context.database.read() as session:
-            found = sources[due.source](session, due.run_id)
-        return context.database.write(partial(_store, context, due, found))
-    except Exception:
-        _logger.exception("the findings of run %s (%s) could not be read; they are retried", due.run_id, due.source)
-        return False
+def _rebuild(context: ServiceContext, sources: Sources, due: Due) -> bool:
+    """Rebuild one source of a run; False if its steps changed meanwhile."""
+    with context.database.read() as session:
+        found = sources[due.source](session, due.run_id)
+    return context.database.write(partial(_store, context, due, found))
 
 
 def _store(context: ServiceContext, due: Due, found: Sequence[FindingOfSteps], session: Session) -> bool:

@@ -30,6 +30,7 @@ from foreshock_service.platform.database.tables import MeasurementStatistics, Sh
 from foreshock_service.platform.decoding.pool import DecodersBusy
 from foreshock_service.platform.problem import TokensPurged
 from foreshock_service.runs import events, judging, lint, runs, steps
+from foreshock_service.runs.isolation import RunIsolated
 from foreshock_service.runs.measurements import has_measurement, store_measurements
 from foreshock_service.runs.shard_decoding import FoldedStep, MeasuredShard, fold_step, measure_stored
 
@@ -226,15 +227,17 @@ def try_to_close(context: ServiceContext, key: events.StepKey, grace_us: int | N
 
     An error is logged and the step is left to the sweeper; its shards stay stored.
     """
+    closed = False
     try:
-        with _LOCKS[hash(key) % len(_LOCKS)]:
-            return _close(context, key, grace_us)
+        of_run = RunIsolated(context.database, context.events, key.run_id, f"close its step {key.step}")
+        with of_run, _LOCKS[hash(key) % len(_LOCKS)]:
+            closed = _close(context, key, grace_us)
     except Exception:
         _logger.exception(
             "step %s of attempt %s of run %s could not be closed; the sweeper retries",
             *(key.step, key.attempt, key.run_id),
         )
-        return False
+    return closed
 
 
 def close_waiting_steps(context: ServiceContext) -> int:

@@ -147,9 +147,12 @@ def alert_of_losses(session: Session, lost: events.ItemsLost) -> None:
 
 
 def alert_of_failure(session: Session, failed: events.RunFailed) -> None:
-    """Open the alert of a run that the service could not judge; a person resolves it."""
+    """Open the alert of a run that the service could not handle, unless it stands; a person resolves it."""
     attempts, run = attempts_of_run(session, failed.run_id), runs.find_run(session, failed.run_id)
     if not attempts or run is None:
+        return
+    if alerts.standing_of_rule(session, failed.run_id, attempts[-1].attempt, JUDGING_FAILED) is not None:
+        # A loop that fails in each round, or several that fail by turns, change nothing.
         return
     _open(
         session,
@@ -157,10 +160,10 @@ def alert_of_failure(session: Session, failed: events.RunFailed) -> None:
         severity="warning",
         value=0.0,
         threshold=0.0,
-        why=f"The service could not judge this run: {type(failed.error).__name__}: {str(failed.error)[:200]}. Uploads "
-        "are stored, and other runs are judged.",
-        what_to_do="Report this error, with the log of the service. Judging is tried again with the next step; resolve "
-        "this alert once it succeeds.",
+        why=f"The service could not {failed.work}: {type(failed.error).__name__}: {str(failed.error)[:200]}. Uploads "
+        "are stored, and other runs are handled.",
+        what_to_do="Report this error, with the log of the service. It is tried again; resolve this alert once it "
+        "succeeds.",
         evidence={},
     )
 

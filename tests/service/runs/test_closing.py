@@ -224,7 +224,9 @@ def test_step_whose_fold_fails_is_closed_by_the_sweeper_or_by_the_same_upload(
             answer = sender.put_shard(step, make_batch(seed=1), 1, 2)
             assert (answer.status_code, answer.json()["step_closed"]) == (201, False)
         assert close_waiting_steps(app.state.context) == 0
-    assert "could not be closed" in caplog.text
+    assert "could not close its step 1" in caplog.text
+    (alert,) = sender.get("alerts").json()["items"]
+    assert "The service could not close its step 0: OSError: no memory" in alert["why"]
     again = sender.put_shard(0, make_batch(seed=1), 1, 2)
     assert (again.status_code, again.json()["status"], again.json()["step_closed"]) == (200, "duplicate", True)
     assert close_waiting_steps(app.state.context) == 1

@@ -5,7 +5,8 @@ format is the one that the scraper requests (Prometheus text, or OpenMetrics).
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -30,6 +31,7 @@ from foreshock_service.present.exporter import families
 from foreshock_service.replay.probes.jobs import FAILURES, JobState
 from foreshock_service.replay.probes.workers import count_live_workers, is_visible, jobs_by_state
 from foreshock_service.runs import attempts, diagnoses, scalars
+from foreshock_service.runs.isolation import read_runs
 from foreshock_service.watch.advice.service import states_of_runs
 from foreshock_service.watch.detection.states import newest_of_run, observed_steps
 
@@ -152,19 +154,23 @@ def scrape(context: ServiceContext, version: str, project: str | None) -> famili
     found, settings = families.Scrape(), context.settings
     with context.database.read() as session:
         found.add(families.BUILD_INFO, (version, settings.page_root), 1)
-        runs = _runs(session, found, project, settings.exporter_max_runs)
-        run_ids = [run.id for run in runs]
-        if run_ids:
-            _measurements(session, found, run_ids)
-            _attributions(found, newest_attributions(session, run_ids).values())
-            fallen = _alerts(session, found, run_ids)
-            for run_id, said in diagnoses.verdicts_of_runs(session, run_ids).items():
-                for verdict in VERDICTS:
-                    found.add(families.VERDICT, (run_id, verdict), said.verdict == verdict)
-                found.add(families.REWARD_COLLAPSED, (run_id,), run_id in fallen)
-            _advice(session, found, runs)
+        runs = {run.id: run for run in _runs(session, found, project, settings.exporter_max_runs)}
+        for read in (_run_samples, _measurements, _attributions, _verdicts, _advice):
+            for samples in read_runs(
+                context, tuple(runs), partial(_samples_of, session, runs, read), "export its metrics"
+            ):
+                found.merge(samples)
         _probes(session, found, project)
     return found
+
+
+def _samples_of(
+    session: Session, runs: Mapping[str, tables.Run], read: Callable[..., None], run_ids: Sequence[str]
+) -> families.Scrape:
+    """Return the samples that `read` adds of these runs."""
+    samples = families.Scrape()
+    read(session, samples, {run_id: runs[run_id] for run_id in run_ids})
+    return samples
 
 
 def _runs(session: Session, scrape: families.Scrape, project: str | None, limit: int) -> Sequence[tables.Run]:
@@ -175,19 +181,30 @@ def _runs(session: Session, scrape: families.Scrape, project: str | None, limit:
     runs = active_runs(session, project, limit)
     scrape.add(families.RUNS_EXPORTED, (), len(runs))
     scrape.add(families.RUNS_CUT, (), max(0, states.get("running", 0) - len(runs)))
-    for run in runs:
+    return runs
+
+
+def _run_samples(session: Session, scrape: families.Scrape, runs: Mapping[str, tables.Run]) -> None:
+    for run in runs.values():
         described = (run.project, run.key, run.name or "", run.model or "", run.model_kind or "")
         scrape.add(families.RUN_INFO, (run.id, *described), 1)
         received, seen = run.last_shard_at_us, run.seen_at_us
         times = [None if time_us is None else time_us / 1e6 for time_us in (received, seen)]
         scrape.add_row(_OF_RUN, (run.id,), [run.rollouts, run.tokens, *times])
-    for run_id, *counts in newest_closed_steps(session, [run.id for run in runs]):
+    for run_id, *counts in newest_closed_steps(session, runs):
         scrape.add_row(_OF_NEWEST_STEP, (run_id,), counts)
-    _scalars(session, scrape, {run.id: run for run in runs if run.last_step is None})
-    return runs
+    _scalars(session, scrape, {run.id: run for run in runs.values() if run.last_step is None})
 
 
-def _alerts(session: Session, scrape: families.Scrape, run_ids: Sequence[str]) -> set[str]:
+def _verdicts(session: Session, scrape: families.Scrape, runs: Mapping[str, tables.Run]) -> None:
+    fallen = _alerts(session, scrape, runs)
+    for run_id, said in diagnoses.verdicts_of_runs(session, runs).items():
+        for verdict in VERDICTS:
+            scrape.add(families.VERDICT, (run_id, verdict), said.verdict == verdict)
+        scrape.add(families.REWARD_COLLAPSED, (run_id,), run_id in fallen)
+
+
+def _alerts(session: Session, scrape: families.Scrape, run_ids: Collection[str]) -> set[str]:
     """Add the open alerts; return the runs with an open or acknowledged alert of a collapse of the reward."""
     alert = tables.Alert
     group = (alert.run_id, alert.rule, alert.severity, alert.state)
@@ -226,11 +243,11 @@ def _probes(session: Session, scrape: families.Scrape, project: str | None) -> N
         scrape.add(family, (label,), count)
 
 
-def _measurements(session: Session, scrape: families.Scrape, run_ids: Sequence[str]) -> None:
+def _measurements(session: Session, scrape: families.Scrape, runs: Mapping[str, tables.Run]) -> None:
     columns = [*families.OF_COMPARISONS, *_OF_LAGS, *families.OF_STEPS]
     end, first_of_steps = 3 + len(families.OF_COMPARISONS), 3 + len(columns) - len(families.OF_STEPS)
     of_comparisons, of_steps = tuple(families.OF_COMPARISONS.values()), tuple(families.OF_STEPS.values())
-    rows = newest_measurements(session, run_ids, columns)
+    rows = newest_measurements(session, runs, columns)
     lags = {row[0]: row.lag_mean for row in rows if row[1] == STEP_ROW}
     for row in rows:
         run_id, comparison, buckets = row[0], row[1], row[2]
@@ -275,8 +292,8 @@ def _bucket_samples(scrape: families.Scrape, run_id: str, comparison: str, bucke
             scrape.add(family, (run_id, comparison, bucket), value)
 
 
-def _attributions(scrape: families.Scrape, attributions: Iterable[tables.probes.Attribution]) -> None:
-    for each in attributions:
+def _attributions(session: Session, scrape: families.Scrape, runs: Mapping[str, tables.Run]) -> None:
+    for each in newest_attributions(session, runs).values():
         document: dict[str, Any] | None = each.document
         if document is None:
             continue
@@ -286,12 +303,11 @@ def _attributions(scrape: families.Scrape, attributions: Iterable[tables.probes.
             scrape.add(families.LINK_K3, (each.run_id, link["name"]), link["k3_kl"])
 
 
-def _advice(session: Session, scrape: families.Scrape, runs: Sequence[tables.Run]) -> None:
-    run_ids = [run.id for run in runs]
-    states = states_of_runs(session, run_ids)
-    observed = observed_steps(session, [run.id for run in runs if run.last_step is None])
-    acknowledged = newest_acknowledgements(session, run_ids)
-    for run in runs:
+def _advice(session: Session, scrape: families.Scrape, runs: Mapping[str, tables.Run]) -> None:
+    states = states_of_runs(session, runs)
+    observed = observed_steps(session, [run.id for run in runs.values() if run.last_step is None])
+    acknowledged = newest_acknowledgements(session, runs)
+    for run in runs.values():
         for mode in ("shadow", "apply"):
             scrape.add(families.ADVICE_MODE, (run.id, mode), run.advice_mode == mode)
         newest_step = run.last_step if run.last_step is not None else observed.get(run.id, -1)

@@ -6,7 +6,6 @@ A read computes only the conclusions, from the stored document.
 """
 
 import hashlib
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,10 +28,10 @@ from foreshock_service.replay.probes import pinned_rollouts, service
 from foreshock_service.replay.results import files, publishing
 from foreshock_service.replay.results.exact import exact_of_step
 from foreshock_service.runs import attempts, events, findings, measurements, run_endpoints, runs, steps
+from foreshock_service.runs.isolation import RunIsolated
 
 router = parameters.api_router(prefix="/v1/runs/{run}/steps/{step}", tags=["attribution"])
 
-_logger = logging.getLogger(__name__)
 _TRIES = 5
 # Longer than a computation takes: the sweeper must not repeat the computation of the request that completes a job, and
 # it handles late shards together.
@@ -169,14 +168,15 @@ def compute_stale_attributions(context: ServiceContext) -> int:
 
 
 def try_to_compute(context: ServiceContext, key: events.StepKey) -> bool:
-    """Compute the step's attribution and return True; on an error log it, leave the mark and return False."""
-    try:
-        compute_attribution(context, key)
-        return True
-    except Exception:
-        _logger.exception("the attribution of step %s of run %s failed; it is retried", key.step, key.run_id)
-        context.database.write(lambda session: documents.mark_stale(session, key, clock.now_us()))
-        return False
+    """Compute the step's attribution and return True; on an error leave the mark and return False."""
+    with RunIsolated(context.database, context.events, key.run_id, f"attribute the mismatch of its step {key.step}"):
+        try:
+            compute_attribution(context, key)
+            return True
+        except Exception:
+            context.database.write(lambda session: documents.mark_stale(session, key, clock.now_us()))
+            raise
+    return False
 
 
 def compute_attribution(context: ServiceContext, key: events.StepKey) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import logging
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from sqlalchemy import ColumnElement, and_, or_, select, true, update
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from foreshock.api import leases, records
@@ -20,12 +23,14 @@ from foreshock_service.platform.security import Principal
 from foreshock_service.replay.probes import jobs as transitions
 from foreshock_service.replay.probes import pinned_rollouts, schemas, service, workers
 from foreshock_service.replay.probes.environments import WantedEnvironment
+from foreshock_service.runs.isolation import RunIsolated
 from foreshock_service.runs.runs import get_run
 
 if TYPE_CHECKING:
     from foreshock_service.replay.leases.endpoints import FailBody, HeartbeatBody, LeaseRequest
 
 _EXPIRED_AT_ONCE = 100
+_logger = logging.getLogger(__name__)
 # Heartbeats per lease duration: two in a row may be lost.
 _HEARTBEATS = 3
 
@@ -117,10 +122,13 @@ def sweep(context: ServiceContext) -> int:
         now = database_now_us(session)
         due = any_overdue(session, now, _duration_us(context))
         queued = (ProbeJob.state == transitions.JobState.QUEUED, Probe.checkpoint_expires_at_us <= now)
-        query = select(Probe.id).join(ProbeJob).where(*queued)
-        gone = session.scalars(query.distinct().limit(_EXPIRED_AT_ONCE)).all()
+        query = select(Probe.run_id, Probe.id).join(ProbeJob).where(*queued)
+        gone = session.execute(query.distinct().limit(_EXPIRED_AT_ONCE)).all()
     changed = context.database.write(lambda session: _expire_overdue(session, context)) if due else 0
-    return changed + sum(context.database.write(partial(_skip, probe_id=probe_id)) for probe_id in gone)
+    for run_id, probe_id in gone:
+        with RunIsolated(context.database, context.events, run_id, "skip a probe whose checkpoint has expired"):
+            changed += context.database.write(partial(_skip, probe_id=probe_id))
+    return changed
 
 
 def claim(
@@ -141,9 +149,20 @@ def claim(
     )
     _expire_overdue(session, context)
     fitting = _fitting_jobs(session, principal, request)
-    job = lock_next_job(session, principal.project, request.accelerator, fitting) if fitting else None
-    if job is None:
-        return None
+    found = None
+    while found is None and fitting:
+        job_id = lock_next_job(session, principal.project, request.accelerator, fitting)
+        if job_id is None:
+            break
+        with _job_isolated(session, context, job_id, now):
+            job = session.get_one(ProbeJob, job_id, populate_existing=True)
+            found = _lease(session, context, principal, request, job, now)
+    return found
+
+
+def _lease(
+    session: Session, context: ServiceContext, principal: Principal, request: LeaseRequest, job: ProbeJob, now: int
+) -> leases.LeaseRecord:
     environment = WantedEnvironment.stored(job.environments, job.environment_required).best_of(request.environments)
     lease = Lease(
         id=new_identifier("lease"),
@@ -178,15 +197,33 @@ def _fitting_jobs(session: Session, principal: Principal, request: LeaseRequest)
 def _expire_overdue(session: Session, context: ServiceContext) -> int:
     """Expire leases that are past their end, and return their number; jobs locked elsewhere are skipped."""
     now, settings = database_now_us(session), context.settings
-    query = select(ProbeJob).where(_overdue(now, _duration_us(context))).order_by(ProbeJob.id).limit(_EXPIRED_AT_ONCE)
-    query = query.with_for_update(skip_locked=True).execution_options(populate_existing=True)
-    overdue = session.scalars(query).all()
-    for job in overdue:
-        lease = session.get_one(Lease, job.lease_id)
-        reason = f"lease expired: no heartbeat for {settings.lease_seconds:g} s"
-        transitions.give_back(job, lease, transitions.Outcome.EXPIRED, reason, now, settings.probe_tries)
+    query = select(ProbeJob.id).where(_overdue(now, _duration_us(context))).order_by(ProbeJob.id)
+    overdue = session.scalars(query.limit(_EXPIRED_AT_ONCE).with_for_update(skip_locked=True)).all()
+    for job_id in overdue:
+        with _job_isolated(session, context, job_id, now):
+            job = session.get_one(ProbeJob, job_id, populate_existing=True)
+            lease = session.get_one(Lease, job.lease_id)
+            reason = f"lease expired: no heartbeat for {settings.lease_seconds:g} s"
+            transitions.give_back(job, lease, transitions.Outcome.EXPIRED, reason, now, settings.probe_tries)
     session.flush()
     return len(overdue)
+
+
+@contextmanager
+def _job_isolated(session: Session, context: ServiceContext, job_id: str, now_us: int) -> Iterator[None]:
+    """Undo the block and fail the job if it cannot be read, so that it keeps no other job from the workers."""
+    try:
+        with session.begin_nested():
+            yield
+    except (SQLAlchemyError, ProblemError):
+        raise
+    except Exception as error:
+        _logger.exception("the job %s cannot be read", job_id)
+        ended = {"state": transitions.JobState.FAILED, "lease_id": None, "lease_expires_at_us": None}
+        why = {"reason": f"it cannot be read: {type(error).__name__}", "finished_at_us": now_us}
+        session.execute(update(ProbeJob).where(ProbeJob.id == job_id).values(ended | why))
+        run_id = session.scalar(select(Probe.run_id).join(ProbeJob).where(ProbeJob.id == job_id))
+        context.unreadable_runs.setdefault(str(run_id), ("give a job of its probe to a worker", error))
 
 
 def fail(session: Session, context: ServiceContext, principal: Principal, lease_id: str, body: FailBody) -> None:
@@ -268,15 +305,13 @@ def _find(session: Session, lease_id: str) -> tuple[Lease, ProbeJob, Probe, Run]
     return None if row is None else (row[0], row[1], row[2], row[3])
 
 
-def lock_next_job(
-    session: Session, project: str | None, accelerator: str, kinds: Collection[JobKind]
-) -> ProbeJob | None:
-    """Return the first job of one of these kinds, by rank, locked; jobs that another claim holds are skipped."""
+def lock_next_job(session: Session, project: str | None, accelerator: str, kinds: Collection[JobKind]) -> str | None:
+    """Return the id of the first job of one of these kinds, by rank, locked; jobs of other claims are skipped."""
     of_kinds = (
         and_(*(column.is_not_distinct_from(value) for column, value in zip(_KIND, kind, strict=True))) for kind in kinds
     )
     query = (
-        select(ProbeJob)
+        select(ProbeJob.id)
         .join(Probe)
         .join(Run, Run.id == Probe.run_id)
         .where(_offered(project, accelerator), or_(*of_kinds))
@@ -284,7 +319,7 @@ def lock_next_job(
         .limit(1)
         .with_for_update(skip_locked=True, of=ProbeJob)
     )
-    return session.scalar(query.execution_options(populate_existing=True))
+    return session.scalar(query)
 
 
 def any_overdue(session: Session, now_us: int, duration_us: int) -> bool:

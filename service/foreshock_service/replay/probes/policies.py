@@ -19,6 +19,7 @@ from foreshock_service.platform.problem import ProblemError
 from foreshock_service.replay.probes import jobs, requests, schemas, service
 from foreshock_service.runs import events, run_endpoints
 from foreshock_service.runs.attempts import active_attempt_of, active_rows, attempts_of_run
+from foreshock_service.runs.isolation import RunIsolated
 from foreshock_service.runs.runs import get_run, lock_run
 
 
@@ -120,13 +121,12 @@ def make_automatic_probes(context: ServiceContext) -> int:
     for run_id in runs:
         if made >= _MADE_AT_ONCE:
             break
-        with context.database.read() as session:
-            policy = policy_of(find_policy(session, run_id))
-            if not policy.is_on:
-                continue
-            due = _due_steps(session, run_id, policy)
-        for key in due[: _MADE_AT_ONCE - made]:
-            made += _make(context, key, policy)
+        with RunIsolated(context.database, context.events, run_id, "make its automatic probes"):
+            with context.database.read() as session:
+                policy = policy_of(find_policy(session, run_id))
+                due = _due_steps(session, run_id, policy) if policy.is_on else []
+            for key in due[: _MADE_AT_ONCE - made]:
+                made += _make(context, key, policy)
     return made
 
 
