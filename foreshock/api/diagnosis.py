@@ -38,8 +38,13 @@ class DiagnosisEvent(Record):
     sentence: str
     is_open: bool
     """open or acknowledged; else it is over"""
-    is_told: bool = True
-    """whether lists name it; else it is over, or folded into another event of its episode"""
+    is_told: bool | None = None
+    """whether lists name it; else it is over, or folded into another event of its episode; null: if it is open"""
+
+    @property
+    def is_named(self) -> bool:
+        """Whether lists name it; an event of an older service if it is open."""
+        return self.is_open if self.is_told is None else self.is_told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +102,7 @@ class Diagnosis(RunVerdict):
     def parts(self) -> dict[str, list[str]]:
         """Return the sentences that pages and reports show below the headline, by title; empty parts are left out."""
         parts = {
-            "What happened, in order": [each.sentence for each in self.events if each.is_told],
+            "What happened, in order": [each.sentence for each in self.events if each.is_named],
             "Causes": [each.sentence + ("" if each.certainty == "shown" else " (possible)") for each in self.causes],
             "What to do": list(self.next_steps),
             "Missing": [f"{_capital(each.sentence)}." for each in self.missing],

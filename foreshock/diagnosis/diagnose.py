@@ -24,6 +24,7 @@ from foreshock.diagnosis.odd_steps import cause_of
 from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE, where_to_look
 from foreshock.diagnosis.rule import CLIENT_LOSSES
 from foreshock.diagnosis.short import short_of
+from foreshock.diagnosis.weights import WEIGHTS_DIFFER
 from foreshock.diagnosis.wording import as_clause, number, percent, plural, ranks_in_words, reward_number
 from foreshock.severity import severity_rank
 
@@ -261,6 +262,9 @@ def _of_alerts(
     told = _of_mismatch(causes, _SAID_BY.get(first.rule, ()))
     # A cause says more than when the alert was found, which the event says too.
     clauses = [_clause(first, history, "" if told else _found_later(first))]
+    if first.rule == WEIGHTS_DIFFER and told:
+        # The notary names the engine and what it holds.
+        clauses, told = [told.removeprefix("the data show: ")], ""
     fall = next((each for each in grave if each.rule in REWARD_RULES), None)
     if fall is not None and first.rule not in REWARD_RULES:
         clauses.append(_clause(fall, history, f" from step {fall.onset} on"))
