@@ -167,8 +167,10 @@ def _headline(start: str, clauses: Sequence[str], last: int | None = None) -> st
     kept = {0: _shortened(told[0], room)}
     room -= len(kept[0])
     for place in order:
-        # What stands in parentheses may be left out.
-        clause = told[place] if len(told[place]) + 2 <= room else told[place].partition(" (")[0]
+        # What stands in parentheses may be left out, and that the data show it.
+        bare = told[place].removeprefix("the data show: ")
+        forms = (told[place], told[place].partition(" (")[0], bare, bare.partition(" (")[0])
+        clause = next((each for each in forms if len(each) + 2 <= room), forms[0])
         if len(clause) + 2 <= room:
             kept[place] = clause
             room -= len(clause) + 2
