@@ -84,6 +84,9 @@ _SAID_BY: Final[Mapping[str, Collection[str]]] = {
     "log_probs_not_finite": ("placeholder_log_probs", "non_finite_log_probs")
 }
 
+_PLACES: Final = frozenset({"mismatch_by_place", "mismatch_after_id"})
+"""Causes that say where the mismatch is, not what makes it."""
+
 _SOURCES: Final[Sequence[CauseSource]] = ("notary", "doctor", "probe", "lint", "detector")
 _PROBES: Final[Collection[CauseSource]] = ("doctor", "probe")
 _MOST_EVENTS = 50
@@ -216,7 +219,8 @@ def _dated(history: History) -> Sequence[PastAlert]:
 def _story(grave: Sequence[PastAlert]) -> Sequence[PastAlert]:
     """Return the episode that a headline tells first, its oldest alert of the worst severity first.
 
-    It is the oldest of those as grave as any, or the mismatch if it rose before the reward fell.
+    It is the mismatch if it rose before the reward fell, else a collapse of the reward, else the oldest of those as
+    grave as any.
     """
     fall = next((each for each in grave if each.rule in REWARD_RULES), None)
     found = episodes_of(grave)
@@ -225,6 +229,8 @@ def _story(grave: Sequence[PastAlert]) -> Sequence[PastAlert]:
         first = next((each for each in found if family_of(each[0].rule, each[0].evidence) == "mismatch"), None)
         if first is not None:
             return first
+    if fall is not None and fall.rule == COLLAPSE_RULE:
+        return next(each for each in found if fall in each)
     chosen = [each for each in found if any(severity_rank(alert.severity) == worst for alert in each)]
     story = min(chosen, key=lambda each: min(alert.onset for alert in each))
     return sorted(story, key=lambda each: (severity_rank(each.severity), _told_first(each)))
@@ -244,7 +250,9 @@ def _told(causes: Sequence[DiagnosisCause], said: Collection[str] = ()) -> list[
 def _of_mismatch(causes: Sequence[DiagnosisCause], said: Collection[str] = ()) -> str:
     """Return the clause of a headline on what makes the mismatch: proven causes, else the first possible one."""
     making = [each for each in causes if each.explains and each.title and each.name not in said]
-    if told := _told(making):
+    named = [each for each in making if each.name not in _PLACES]
+    told = _told(named) or ([] if making[:1] == named[:1] else _told(making))
+    if told:
         return f"the data show: {'; '.join(told)}"
     return f"probably {as_clause(making[0].title).removeprefix('it looks as if ')}" if making else ""
 
@@ -270,12 +278,12 @@ def _of_alerts(
     fall = next((each for each in grave if each.rule in REWARD_RULES), None)
     if fall is not None and first.rule not in REWARD_RULES:
         clauses.append(_clause(fall, history, f" from step {fall.onset} on"))
+    if told:
+        clauses.append(told)
     if fall is not None and "before" in fall.evidence and family_of(first.rule, first.evidence) != "mismatch":
         # After the mismatch, the dates of the two tell their order.
         clauses.append(order_in_words(fall.evidence))
     others = sum(first not in episode and fall not in episode for episode in episodes_of(grave))
-    if told:
-        clauses.append(told)
     if others > 0:
         clauses.append(plural(others, "more episode"))
     return clauses
@@ -497,7 +505,8 @@ def _is_current(cause: DiagnosisCause, history: History) -> bool:
 def _causes(found: Sequence[DiagnosisCause], history: History, wrong: int | None) -> tuple[DiagnosisCause, ...]:
     """Return the causes: those of the mismatch first, proven ones before possible ones, the lint's in their order.
 
-    A cause that a probe shows replaces possible ones. What began when the run went wrong, at step `wrong`, comes last.
+    A cause that a probe shows replaces possible ones. A place names no cause: a possible cause that the lint saw in as
+    many steps stands above it. What began when the run went wrong, at step `wrong`, comes last.
     """
     probed = any(each.source in _PROBES and each.certainty == "shown" and _is_current(each, history) for each in found)
     names = {each.name for each in found}
@@ -507,6 +516,7 @@ def _causes(found: Sequence[DiagnosisCause], history: History, wrong: int | None
         if not (probed and each.certainty == "possible") and names.isdisjoint(_YIELDS.get(each.name, ()))
     ]
     kept = [_consequence(each, wrong) if _follows(each, wrong) else each for each in kept]
+    placed = max((_steps_of(each) for each in kept if each.name in _PLACES), default=0)
     return tuple(
         sorted(
             kept,
@@ -514,11 +524,23 @@ def _causes(found: Sequence[DiagnosisCause], history: History, wrong: int | None
                 _follows(each, wrong),
                 not each.explains,
                 not each.title,
-                each.certainty != "shown",
+                _rank(each, placed),
                 _SOURCES.index(each.source),
             ),
         )
     )
+
+
+def _rank(cause: DiagnosisCause, placed: int) -> int:
+    """Return the place of a cause by its certainty; `placed` is the number of steps in which a place was seen."""
+    if cause.certainty == "shown":
+        return 2 if cause.name in _PLACES else 0
+    return 1 if cause.source == "lint" and _steps_of(cause) >= placed else 3
+
+
+def _steps_of(cause: DiagnosisCause) -> int:
+    """Return the number of steps in which the lint saw a cause; 0 if that is not known."""
+    return int(cause.evidence.get("steps", 0))
 
 
 def _went_wrong(grave: Sequence[PastAlert], history: History) -> int | None:
@@ -551,8 +573,11 @@ def _next_steps(
     """Return what to do, each advice once: first for a collapse of the reward, then for the causes, for the other
     alerts (the gravest first) and for what is missing."""
     ordered = sorted(grave, key=lambda each: (severity_rank(each.severity), each.step, each.rule))
+    wrong = _went_wrong(grave, history)
     found = [
-        _way_back(each, min(other.onset for other in grave), history) for each in ordered if each.rule == COLLAPSE_RULE
+        _way_back(each, each.onset if wrong is None else wrong, history)
+        for each in ordered
+        if each.rule == COLLAPSE_RULE
     ]
     found += [each.what_to_do for each in causes]
     found += _to_doctor(causes, history)
@@ -572,7 +597,7 @@ def _to_doctor(causes: Sequence[DiagnosisCause], history: History) -> list[str]:
 
 
 def _way_back(collapse: PastAlert, onset: int, history: History) -> str:
-    """Return what to do after a collapse; `onset` is the first step of all that is wrong.
+    """Return what to do after a collapse; `onset` is the first step of all that went wrong after the run began.
 
     A checkpoint from between this step and the fall holds weights that are damaged already.
     """

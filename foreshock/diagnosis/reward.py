@@ -365,7 +365,8 @@ def _event(
     now = levels.now
     before = best
     if fall is not None:
-        now = fall.now
+        # The level is that of a fitted step, which may lie beyond every reward that was seen.
+        now = max(fall.now, min(state.values[fall.onset :], default=fall.now))
         # A rising run is already above its mean over the values before the onset, a falling one below it.
         before = max(fall.before, median(state.values[max(fall.onset - TRAILING_VALUES, 0) : fall.onset]))
     share_fallen = (best - now) / levels.reach if levels.reach > 0.0 else 0.0
