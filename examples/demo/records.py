@@ -18,15 +18,14 @@ COLLAPSED = Path(__file__).parent / "collapsed"
 RECORDS = {"vllm": (HEALTHY, COLLAPSED), "sglang": (RECORDED_OF_SGLANG,)}
 
 _BOTH = [
-    *("--start-from", str(RECORDED / "checkpoints" / "step_0001"), "--temperature", "0.7", "--learning-rate", "5e-4"),
-    *("--steps", "110"),
+    *("--start-from", str(RECORDED / "checkpoints" / "step_0001"), "--temperature", "0.7", "--steps", "110"),
 ]
 OPTIONS = {
-    "healthy": [*_BOTH, "--key", "healthy", "--name", "Sums, temperature applied"],
+    "healthy": [*_BOTH, "--learning-rate", "2e-4", "--key", "healthy", "--name", "Sums, temperature applied"],
     # The trainer forgets the temperature from the first step on; from step 36 on the engine falls behind.
     "collapsed": [
         *_BOTH,
-        *("--key", "collapsed", "--name", "Sums, temperature forgotten"),
+        *("--learning-rate", "5e-4", "--key", "collapsed", "--name", "Sums, temperature forgotten"),
         *("--trainer-temperature", "1.0", "--lag-from", "36", "--steps-per-lag", "3"),
         *("--greatest-lag", "24"),
     ],

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -40,7 +40,7 @@ class Samples(Protocol):
     def reload(self, folder: Path) -> None: ...
 
 
-def logprobs_mode(temperature: float) -> str:
+def logprobs_mode(temperature: float) -> Literal["raw_logprobs", "processed_logprobs"]:
     """Return the mode of the engine whose log-probs are those of the sampling distribution; at 1 both modes agree."""
     return "raw_logprobs" if temperature == 1.0 else "processed_logprobs"
 

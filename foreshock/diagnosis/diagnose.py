@@ -219,8 +219,8 @@ def _dated(history: History) -> Sequence[PastAlert]:
 def _story(grave: Sequence[PastAlert]) -> Sequence[PastAlert]:
     """Return the episode that a headline tells first, its oldest alert of the worst severity first.
 
-    It is the mismatch if it rose before the reward fell, else a collapse of the reward, else the oldest of those as
-    grave as any.
+    It is the oldest of those as grave as any, or the mismatch if it rose before the reward fell. Lengths are not told
+    before a collapse of the reward.
     """
     fall = next((each for each in grave if each.rule in REWARD_RULES), None)
     found = episodes_of(grave)
@@ -229,10 +229,10 @@ def _story(grave: Sequence[PastAlert]) -> Sequence[PastAlert]:
         first = next((each for each in found if family_of(each[0].rule, each[0].evidence) == "mismatch"), None)
         if first is not None:
             return first
-    if fall is not None and fall.rule == COLLAPSE_RULE:
-        return next(each for each in found if fall in each)
     chosen = [each for each in found if any(severity_rank(alert.severity) == worst for alert in each)]
     story = min(chosen, key=lambda each: min(alert.onset for alert in each))
+    if fall is not None and fall.rule == COLLAPSE_RULE and family_of(story[0].rule, story[0].evidence) == "length":
+        story = next(each for each in found if fall in each)
     return sorted(story, key=lambda each: (severity_rank(each.severity), _told_first(each)))
 
 

@@ -76,6 +76,33 @@ def test_an_older_critical_alert_comes_before_the_fall_of_the_reward() -> None:
     )
 
 
+def test_lengths_that_grew_before_a_collapse_are_told_below_it() -> None:
+    surge = replace(RISE, rule="length_surge", severity="critical", evidence={"cause": "length"})
+    assert diagnose(replace(HEALTHY, alerts=(COLLAPSE, surge))).headline.startswith(
+        "Critical since step 25: the reward"
+    )
+
+
+def test_a_possible_cause_of_as_many_steps_stands_above_a_place() -> None:
+    place = DiagnosisCause(
+        name="mismatch_by_place", title="k3 rises with the position", sentence="", source="lint", evidence={"steps": 26}
+    )
+    cause = replace(
+        place, name="temperature_of_trainer", title="the trainer does not apply the temperature", certainty="possible"
+    )
+    often, seldom = (replace(cause, evidence={"steps": steps}) for steps in (93, 3))
+    assert [each.name for each in diagnose(replace(HEALTHY, causes=(place, often))).causes] == [often.name, place.name]
+    assert (
+        "probably the trainer does not apply"
+        in diagnose(replace(HEALTHY, alerts=(RISE,), causes=(place, often))).headline
+    )
+    assert [each.name for each in diagnose(replace(HEALTHY, causes=(place, seldom))).causes] == [
+        place.name,
+        seldom.name,
+    ]
+    assert "the data show: k3 rises" in diagnose(replace(HEALTHY, alerts=(RISE,), causes=(place, seldom))).headline
+
+
 def test_of_alerts_of_one_step_the_mismatch_is_told() -> None:
     others = tuple(replace(RISE, rule=rule, why=f"{rule}.") for rule in ("chi2_high", "tail_heavy"))
     assert "k3 has risen fivefold; 2 more" in diagnose(replace(HEALTHY, alerts=(*others, RISE))).headline
