@@ -112,10 +112,10 @@ def test_second_start_of_the_demo_repeats_no_work(tmp_path: Path) -> None:
     screen = " ".join(output.split())
     for expected in (
         "Healthy",
-        "Collapsed",
+        "Critical since step 53: the reward fell from 0.82",
         "trainer/torch.trainer",
         "the trainer does not apply it",
-        "Divide the trainer's logits by the sampling temperature",
+        "Divide the trainer's logits by the same temperature",
         "in shadow mode: the rate × 0.5 from step",
         "Pages: http://127.0.0.1:",
     ):

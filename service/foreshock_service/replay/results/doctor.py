@@ -110,7 +110,7 @@ def _finding(cause: doctor.Finding, checksums: Sequence[str]) -> findings.Findin
     return findings.FindingOfStep(
         name=f"{cause.cause}/{cause.side}",
         severity="info",
-        title=cause.cause.replace("_", " "),
+        title=cause.sentence.rstrip("."),
         sentence=as_sentence(sentence),
         remedy=fix_of(cause) or None,
         confidence=runs.ConfidenceRecord(share=cause.share, low=cause.share_low, high=cause.share_high),

@@ -126,7 +126,7 @@ def test_the_first_and_the_last_step_have_one_neighbour(site: Site) -> None:
         ("/runs/{run}/steps/99", 404, "the run has no rollouts of step 99"),
         ("/runs/{run}/steps/abc", 422, "path.step: Input should be a valid integer"),
         ("/?page=0", 422, "query.page: Input should be greater than or equal to 1"),
-        ("/alerts?cursor=nonsense", 422, "the cursor is not from this list: start without a cursor"),
+        ("/alerts?state=&cursor=nonsense", 422, "the cursor is not from this list: start without a cursor"),
     ],
 )
 def test_an_error_of_a_page_is_a_page(site: Site, path: str, status: int, words: str) -> None:
