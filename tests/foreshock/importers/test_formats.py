@@ -139,7 +139,8 @@ def test_comparison_of_miles_has_both_log_probs(tmp_path: Path) -> None:
     assert batch.rollout_log_probs.tolist() == [-0.5, 0.0, -1.5]
     assert (batch.reward.tolist(), batch.response_mask.tolist()) == ([1.0], [1, 0, 1])
     assert batch.attributes.trainer_policy == "recomputed_old"
-    assert any("response_token_ids" in note for note in imported.notes)
+    assert [count for count, _ in imported.left_out] == [1]
+    assert "response_token_ids" in imported.left_out[0][1]
 
 
 def test_prime_rl_tokens_of_another_model_are_not_measured(tmp_path: Path) -> None:

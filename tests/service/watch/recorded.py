@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -74,7 +75,9 @@ class RecordedRun:
                 comparison, _, measure = name.partition(":")
                 row = {**key, "comparison": comparison, "from_sample": False, "computed_at_us": 1, measure: value}
                 upsert(session, measurements, [row], MEASUREMENT_KEY)
-            session.execute(update(Run).where(Run.id == self.run).values(last_step=step))
+            session.execute(
+                update(Run).where(Run.id == self.run).values(last_step=step, last_shard_at_us=time.time_ns() // 1000)
+            )
             self.events.publish(session, StepClosed(self.run, number, step))
 
         self.database.write(work)

@@ -26,6 +26,7 @@ def test_alerts_are_paged_newest_step_first_and_filtered_by_state(http: httpx.Cl
         "mismatch_warning",
         "mismatch_critical",
         "mismatch_baseline_critical",
+        "mismatch_step",
     }
     first = http.get(address, params={"limit": 2}).json()
     rest = http.get(address, params={"limit": 2, "cursor": first["next_cursor"]}).json()
@@ -75,7 +76,7 @@ def test_alerts_of_all_runs_are_listed_last_changed_first_and_filtered(
             break
     assert pages == found
     for query, count in (
-        ({"project": "another"}, 3),
+        ({"project": "another"}, 4),
         ({"project": "nobody"}, 0),
         ({"rule": "mismatch_critical"}, 2),
         ({"severity": "warning", "project": "default"}, 1),

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from fastapi import APIRouter, status
+from fastapi import status
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -17,7 +17,7 @@ from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToke
 from foreshock_service.replay.results.documents import DocumentKind
 from foreshock_service.runs import attempts, events, findings, run_endpoints, weights
 
-router = APIRouter(prefix="/v1")
+router = parameters.api_router(prefix="/v1")
 
 MOST_FINDINGS = 32
 MOST_VARIANTS = 4_000

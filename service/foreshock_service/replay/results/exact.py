@@ -5,7 +5,7 @@ from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Query, Request, Response, status
+from fastapi import Query, Request, Response, status
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
@@ -24,7 +24,7 @@ from foreshock_service.replay.results.file_results import FileAddress, FileKind,
 from foreshock_service.replay.results.files import align_exact, measure_exact_file, read_exact_file
 from foreshock_service.runs import attempts, chosen_tokens, events, run_endpoints, tokens
 
-router = APIRouter(prefix="/v1", tags=["exact divergences"])
+router = parameters.api_router(prefix="/v1", tags=["exact divergences"])
 
 
 class ExactNotFound(problem.ProblemError, status=404, problem_type="exact-not-found"):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import APIRouter, Query, status
+from fastapi import Query, status
 
 from foreshock import layer_divergence, probe_kinds
 from foreshock.api.records import Record, parse
@@ -15,7 +15,7 @@ from foreshock_service.replay.probes.schemas import PairKey
 from foreshock_service.replay.results.documents import DocumentKind, foreign_weights
 from foreshock_service.runs.run_endpoints import RunIdentifier
 
-router = APIRouter(prefix="/v1")
+router = parameters.api_router(prefix="/v1")
 
 MOST_LAYERS = 1_000
 _MOST_PAIRS = 8

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fastapi import APIRouter, status
+from fastapi import status
 
 from foreshock import comparisons, probe_kinds, routing, scorers
 from foreshock.api.records import Record, parse
@@ -38,7 +38,7 @@ class RoutingStepRecord(Record):
     items: tuple[RoutingRecord, ...]
 
 
-router = APIRouter(prefix="/v1")
+router = parameters.api_router(prefix="/v1")
 
 _MOST_PAIRS = 16
 

@@ -1,6 +1,6 @@
 """Measurements of updates: how far a step's update moved the policy, compared with the scorer's noise."""
 
-from fastapi import APIRouter, status
+from fastapi import status
 
 from foreshock import probe_kinds
 from foreshock.api.records import parse
@@ -12,7 +12,7 @@ from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToke
 from foreshock_service.replay.results.documents import DocumentKind, foreign_weights
 from foreshock_service.runs.run_endpoints import RunIdentifier
 
-router = APIRouter(prefix="/v1")
+router = parameters.api_router(prefix="/v1")
 
 
 def _check(body: UpdateToNoise, job: ProbeJob, probe: Probe) -> str | None:

@@ -12,6 +12,8 @@ from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foreshock.api.watch import AlertRecord
+from foreshock.diagnosis.episodes import episodes_of
 from foreshock.learning_rate.schedule import POINTS_SENT
 from foreshock_service.present.pages.figures import overview
 from foreshock_service.present.pages.figures.drawing import scientific, spark_paths
@@ -137,11 +139,10 @@ def test_alerts_of_one_cause_are_one_line_with_the_others_folded(http: httpx.Cli
         run.put_shard(step, replace(batch, trainer_log_probs=far)).raise_for_status()
     page = http.get(f"/runs/{run.run}", follow_redirects=True).raise_for_status().text
     found = run.get("alerts", state="open").raise_for_status().json()["items"]
-    causes = {each["evidence"]["cause"] for each in found}
-    assert len(found) > len(causes) > 0
-    assert f"{len(found)} open alerts of {len(causes)} cause" in page
-    of_mismatch = sum(each["evidence"]["cause"] == "mismatch" for each in found)
-    assert f"{of_mismatch - 1} more of this cause" in page
+    episodes = episodes_of(AlertRecord(**each) for each in found)
+    assert len(found) > len(episodes) > 0
+    assert f"{len(found)} open alerts of {len(episodes)} cause" in page
+    assert f"{len(episodes[0]) - 1} more of this cause" in page
     first = re.search(r'<summary><span class="badge \w*">(\w+)</span> <strong>', page)
     assert first is not None
     assert first[1] == "critical"

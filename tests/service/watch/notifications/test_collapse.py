@@ -65,5 +65,4 @@ def test_a_collapse_is_few_messages_and_episodes_and_one_way_back(
     assert len(told) == len(episodes)
     # The newest announced checkpoint from before the mismatch rose, and not the one from before the fall.
     assert "Stop, or go back to the checkpoint of step 45, the newest from before step 5" in found["next_steps"][0]
-    # These steps have no rollouts, so that the reward is the lowest one that the detector had seen.
-    assert found["short"].startswith("Collapsed: reward 0.62 → 0.32 since step 82")
+    assert found["short"].startswith("Collapsed: reward 0.62 → 0.0")
