@@ -14,7 +14,7 @@ from foreshock.lint.checks.missing_trainer import PAD_ID, WITHOUT_TRAINER
 from foreshock.lint.checks.pairs import IDENTICAL
 from foreshock.lint.checks.places import BY_PLACE, EVERYWHERE
 from foreshock.lint.checks.ratio import MEAN_RATIO, PROCESSED
-from foreshock.lint.checks.responses import ALL_TRUNCATED, EMPTY
+from foreshock.lint.checks.responses import ABORTED, ALL_TRUNCATED, EMPTY
 from foreshock.lint.checks.rewards import NO_SPREAD
 from foreshock.lint.checks.rounding import ROUNDED
 from foreshock.lint.checks.sampling import ENTROPY_OF_TRAINER, NOT_DECLARED, RAW
@@ -49,6 +49,7 @@ _ALL = (
     LAG_UNKNOWN,
     NO_SPREAD,
     EMPTY,
+    ABORTED,
     ALL_TRUNCATED,
     ROUNDED,
 )

@@ -438,3 +438,15 @@ def test_the_cause_has_room_in_the_headline() -> None:
         found = diagnose(replace(HEALTHY, k3=k3, alerts=(alert,), causes=(replace(SHIFT, title=title),)))
         assert f"the data show: {title.partition(' (')[0]}" in found.headline
         assert len(found.headline) <= 160
+
+
+def test_a_healthy_headline_names_aborted_responses() -> None:
+    aborted = DiagnosisCause(
+        name="aborted_responses",
+        title="35 % of the responses were ended by an abort",
+        sentence="",
+        source="lint",
+        explains=False,
+    )
+    found = diagnose(replace(HEALTHY, causes=(aborted,)))
+    assert found.headline.endswith("but 35 % of the responses were ended by an abort.")

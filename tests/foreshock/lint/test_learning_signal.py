@@ -66,3 +66,14 @@ def test_truncated_and_empty_responses_are_counted(batch: RolloutBatch) -> None:
     responses = [[1, 2]] * 24 + [[]] * 8
     half = RolloutBatch.from_lists([str(row) for row in range(32)], [[1]] * 32, responses)
     assert "8 of 32 responses (25 %)" in infos(half)["empty_responses"]
+
+
+def test_aborted_responses_are_counted_and_in_the_title(batch: RolloutBatch) -> None:
+    reasons = ["abort" if row < 45 else "stop" for row in range(128)]
+    (found,) = (each for each in lint_batch(replace(batch, finish_reasons=list(reasons))).warnings)
+    assert (found.name, found.evidence) == ("aborted_responses", {"aborted": 45})
+    assert found.title == "35.2 % of the responses were ended by an abort"
+    few = ["abort"] * 6 + ["stop"] * 122
+    assert "aborted_responses" not in infos(replace(batch, finish_reasons=list(few)))
+    # Without reasons, nothing is known.
+    assert "aborted_responses" in {check.name for check in lint_batch(batch).not_checked}
