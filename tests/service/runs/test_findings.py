@@ -162,7 +162,8 @@ def test_causes_of_the_doctor_are_findings_and_causes_of_the_diagnosis(http: htt
     examined(run)
     rebuild(app)
     (finding,) = findings(run, source="doctor")
-    assert (finding["name"], finding["title"]) == ("other_weights/rollout", "other weights")
+    assert finding["name"] == "other_weights/rollout"
+    assert finding["title"].endswith("are those of the weights step 1")
     assert (finding["confidence"]["share"], finding["newest_step"]) == (0.998, STEP)
     causes = run.get("diagnosis").raise_for_status().json()["causes"]
     assert (causes[0]["source"], causes[0]["certainty"]) == ("doctor", "shown")
