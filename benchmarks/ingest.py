@@ -146,6 +146,12 @@ def checkout(revision: str) -> Iterator[Path]:
             subprocess.run(["git", "worktree", "remove", "--force", folder], cwd=REPOSITORY, check=True)
 
 
+def _packages_of(tree: Path) -> str:
+    """Return the PYTHONPATH of a tree; an earlier one has the service's package at its top, by a link."""
+    folder = tree / "service"
+    return f"{tree}{os.pathsep}{folder}" if (folder / "foreshock_service").is_dir() else str(tree)
+
+
 def paired_cpu(revision: str) -> tuple[float, float]:
     """Return the CPU seconds of a large step, at the revision and here: medians of alternating windows."""
     bodies = encoded_shards(*LARGE, 4)
@@ -153,7 +159,7 @@ def paired_cpu(revision: str) -> tuple[float, float]:
     with checkout(revision) as tree, ExitStack() as stack:
         runs = {}
         for name, source in (("before", tree), ("now", REPOSITORY)):
-            folder, http = stack.enter_context(service(PYTHONPATH=f"{source}{os.pathsep}{source / 'service'}"))
+            folder, http = stack.enter_context(service(PYTHONPATH=_packages_of(source)))
             runs[name] = (start_run(http, "large"), str(folder))
         for window in range(WINDOWS + 1):
             numbers = range(window * WINDOW, (window + 1) * WINDOW)

@@ -200,16 +200,27 @@ class Piece:
             None if values is None or (least >= LEAST_LOG_PROB and most <= LARGEST_LOG_PROB) else are_log_probs(values)
         )
 
-    @cached_property
+    @property
     def scored(self) -> Piece:
         """The tokens with a valid log μ."""
-        return self.select(self.valid("rollout"))
+        return self._scored or self
 
-    @cached_property
+    @property
     def pairs(self) -> Piece:
         """The tokens with a valid log μ and a valid log π."""
+        return self._pairs or self
+
+    # None stands for the piece itself: an object that holds itself keeps the batch until the garbage collector runs.
+    @cached_property
+    def _scored(self) -> Piece | None:
+        chosen = self.select(self.valid("rollout"))
+        return None if chosen is self else chosen
+
+    @cached_property
+    def _pairs(self) -> Piece | None:
         masks = [mask for name in COLUMNS if (mask := self.valid(name)) is not None]
-        return self.select(np.logical_and.reduce(masks)) if masks else self
+        chosen = self.select(np.logical_and.reduce(masks)) if masks else self
+        return None if chosen is self else chosen
 
     @cached_property
     def d(self) -> Floats | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from dataclasses import fields, replace
 from functools import reduce
@@ -169,3 +170,16 @@ def test_random_values_give_a_valid_report(one: RolloutBatch, two: RolloutBatch)
     json.dumps(report.to_dict(), allow_nan=False)
     for warning in report.warnings:
         assert "nan" not in warning.seen.split()
+
+
+def test_evidence_leaves_nothing_for_the_garbage_collector() -> None:
+    """A decoder collects rarely, so that a cycle would keep the columns of many batches."""
+    batch = random_batch(1, rollouts=24, longest=20)
+    collect_evidence(batch)
+    gc.collect()
+    gc.disable()
+    try:
+        collect_evidence(batch)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
