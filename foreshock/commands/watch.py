@@ -20,7 +20,7 @@ from foreshock.errors import ServiceUnavailable
 from foreshock.model_kind import UNDECLARED_NOTE, ModelKind
 from foreshock.ranges import verdict_of
 
-_MISMATCH = ("k3_kl", "token_mult_prob_error")
+_MISMATCH = ("k3_kl", "mean_abs_d")
 _NUMBERS = re.compile(r"[×÷] |[−\d][\d.,]*(?:e−?-?\d+)?")
 _SHOWN_STEPS = 60
 """Newest steps in the sparklines."""
@@ -61,10 +61,10 @@ class _Watch:
             self.seen_step = rollouts.steps[-1]
         for index, step in enumerate(steps):
             values = of_steps.get(step, {})
-            k3, error = (values.get(f"{TRAINER_ROLLOUT}:{name}", math.nan) for name in _MISMATCH)
+            k3, size = (values.get(f"{TRAINER_ROLLOUT}:{name}", math.nan) for name in _MISMATCH)
             length, truncated, reward, entropy, _ = (rollouts.of(name)[index] for name in _ROLLOUTS)
             print(
-                f"step {step:<5} k3 {self._k3(k3, values)} E[exp|d|] {number(error, 4):<6} "
+                f"step {step:<5} k3 {self._k3(k3, values)} |d| {number(size):<8} "
                 f"len {number(length):<6} cut {number(truncated, 2):<6} reward {number(reward):<6} "
                 f"entropy {number(entropy)}".rstrip(),
                 flush=True,

@@ -189,6 +189,7 @@ def test_watch_prints_steps_and_alerts(imported: RunningService, capsys: pytest.
     lines = [line for line in text.splitlines() if line.startswith("step ")]
     assert [int(line.split()[1]) for line in lines] == list(range(15, 31))
     assert all(len(line) <= WIDTH + 5 for line in lines)
+    assert all(float(line.split("|d| ")[1].split()[0]) > 0.0 for line in lines)
     (sparklines,) = (line for line in text.splitlines() if line.startswith("  k3 "))
     assert len(sparklines) <= WIDTH
     assert sparklines.split()[0::2] == ["k3", "length", "reward"]

@@ -70,3 +70,8 @@ def test_screen_counts_the_sentences_that_it_leaves_out() -> None:
         assert lines[0] == found.headline
         assert lines.count("    · Step 7: k3 rose.") == most
         assert lines[-1].strip() == f"and {5 - most} more"
+
+
+def test_report_counts_the_logged_steps_without_the_advised_rate(site: Site) -> None:
+    (counted,) = (line for line in lines_of(site, site.run.id) if " rollouts, " in line)
+    assert counted.startswith(f"  {STEPS} steps (1 to {STEPS}), ")

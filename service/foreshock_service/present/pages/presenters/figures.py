@@ -37,6 +37,8 @@ _OVERVIEW: Mapping[str, str] = {
 }
 LENGTH_TITLE = "Response length"
 TAILS_TITLE = "Tails and effective sample size"
+ADVISED = "Learning rate ×"
+"""The panel of the advised scale, which has a value from step 0 on, whatever was logged."""
 
 
 class FigureNotFound(problem.ProblemError, status=404, problem_type="figure-not-found"):
@@ -157,7 +159,7 @@ def overview_panels(viewing: Viewing, run: Run, asked: Asked) -> list[overview.P
             )
         )
     if not panels[-1].curve:
-        panels[-1] = overview.Panel("Learning rate ×", asked.part(_advised(viewing, run)))
+        panels[-1] = overview.Panel(ADVISED, asked.part(_advised(viewing, run)))
     return panels
 
 

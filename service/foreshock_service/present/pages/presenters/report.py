@@ -67,7 +67,8 @@ def _heading(viewing: Viewing, run: Run, page: Mapping[str, Any], panels: Sequen
     if record.initial_learning_rate is not None:
         parts.append(f"learning rate {record.initial_learning_rate:g}")
     lines += wrap(" · ".join(parts), "  ") if parts else []
-    steps = sorted({step for panel in panels for step, _ in panel.curve.points()})
+    logged = (panel for panel in panels if panel.name != figures.ADVISED)
+    steps = sorted({step for panel in logged for step, _ in panel.curve.points()})
     if not steps:
         return [*lines, "  no step is complete yet"]
     received = f", {plural(run.rollouts, 'rollout')}, {plural(run.tokens, 'token')}"
