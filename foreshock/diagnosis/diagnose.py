@@ -84,8 +84,8 @@ _SAID_BY: Final[Mapping[str, Collection[str]]] = {
     "log_probs_not_finite": ("placeholder_log_probs", "non_finite_log_probs")
 }
 
-_PLACES: Final = frozenset({"mismatch_by_place", "mismatch_after_id"})
-"""Causes that say where the mismatch is, not what makes it."""
+_PLACE: Final = "mismatch_by_place"
+"""The finding that says where the mismatch is, not what makes it."""
 
 _SOURCES: Final[Sequence[CauseSource]] = ("notary", "doctor", "probe", "lint", "detector")
 _PROBES: Final[Collection[CauseSource]] = ("doctor", "probe")
@@ -250,7 +250,7 @@ def _told(causes: Sequence[DiagnosisCause], said: Collection[str] = ()) -> list[
 def _of_mismatch(causes: Sequence[DiagnosisCause], said: Collection[str] = ()) -> str:
     """Return the clause of a headline on what makes the mismatch: proven causes, else the first possible one."""
     making = [each for each in causes if each.explains and each.title and each.name not in said]
-    named = [each for each in making if each.name not in _PLACES]
+    named = [each for each in making if each.name != _PLACE]
     told = _told(named) or ([] if making[:1] == named[:1] else _told(making))
     if told:
         return f"the data show: {'; '.join(told)}"
@@ -516,7 +516,7 @@ def _causes(found: Sequence[DiagnosisCause], history: History, wrong: int | None
         if not (probed and each.certainty == "possible") and names.isdisjoint(_YIELDS.get(each.name, ()))
     ]
     kept = [_consequence(each, wrong) if _follows(each, wrong) else each for each in kept]
-    placed = max((_steps_of(each) for each in kept if each.name in _PLACES), default=0)
+    placed = max((_steps_of(each) for each in kept if each.name == _PLACE), default=0)
     return tuple(
         sorted(
             kept,
@@ -534,7 +534,7 @@ def _causes(found: Sequence[DiagnosisCause], history: History, wrong: int | None
 def _rank(cause: DiagnosisCause, placed: int) -> int:
     """Return the place of a cause by its certainty; `placed` is the number of steps in which a place was seen."""
     if cause.certainty == "shown":
-        return 2 if cause.name in _PLACES else 0
+        return 2 if cause.name == _PLACE else 0
     return 1 if cause.source == "lint" and _steps_of(cause) >= placed else 3
 
 
