@@ -1,10 +1,11 @@
-"""Corrections of the training–inference mismatch: the effect of each on a batch. None is applied.
+"""Corrections of the training–inference mismatch: the effect of each on a batch, and the weights of those in use.
 
-`catalogue.py` lists them; `evaluate.py` is the entry point.
+`catalogue.py` lists them; `Evaluator` says what each would do, and `weights` is what a loop multiplies its loss by.
 """
 
 from foreshock.corrections.catalogue import CORRECTIONS, Bounds, Threshold, correction_named
 from foreshock.corrections.evaluate import Evaluation, Evaluator
+from foreshock.corrections.loss_weights import weights
 from foreshock.corrections.sequences import ExactKl
 
 __all__ = [
@@ -15,4 +16,5 @@ __all__ = [
     "ExactKl",
     "Threshold",
     "correction_named",
+    "weights",
 ]
