@@ -17,7 +17,7 @@ from foreshock.diagnosis.border import RefusedValues, refuse_values
 from foreshock.diagnosis.default_rules import default_rules
 from foreshock.diagnosis.lags import LAG_KEY, LAG_KEYS, StepLags
 from foreshock.diagnosis.largest_token import LARGEST_TOKEN_KEYS, without_largest_token
-from foreshock.diagnosis.mismatch_rules import K3
+from foreshock.diagnosis.mismatch_rules import K3, K3_PER_ENTROPY
 from foreshock.diagnosis.quantities import (
     LAST_STEP_KEY,
     LEARNING_RATE_KEY,
@@ -57,7 +57,7 @@ from foreshock.learning_rate.schedule import ScheduleSettings
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import required_range
 
-DETECTOR_VERSION = 15
+DETECTOR_VERSION = 16
 """Increased with every change of behaviour: snapshots of another version are not used."""
 
 
@@ -68,8 +68,8 @@ LARGEST_RATE = 1e6
 """A larger learning rate is a logging mistake and counts as this."""
 
 _OWN_KEYS = frozenset({
-    LENGTH_KEY, LONGEST_KEY, TRUNCATED_KEY, REWARD_KEY, LEARNING_RATE_KEY, *LAG_KEYS, K3, UPDATE_KEY, LAST_STEP_KEY,
-    TOKENS_KEY, *LARGEST_TOKEN_KEYS,
+    LENGTH_KEY, LONGEST_KEY, TRUNCATED_KEY, REWARD_KEY, LEARNING_RATE_KEY, *LAG_KEYS, K3, K3_PER_ENTROPY, UPDATE_KEY,
+    LAST_STEP_KEY, TOKENS_KEY, *LARGEST_TOKEN_KEYS,
 })  # fmt: skip
 """The quantities that the detectors read in addition to those of the rules."""
 
@@ -110,6 +110,7 @@ class WarningConfiguration:
         }
         return cls(
             rules=changes.applied_to(default_rules(model_kind)),
+            reward=RewardSettings.for_model(model_kind),
             schedule=changes.schedule,
             loop=replace(changes.loop, **scaled),
         )
@@ -227,7 +228,9 @@ def advance(
             reward=state.reward.forgotten(),
         )
     refused, values, refusals = refuse_values(state.refused, step, closed_step.values)
-    reward, falls = advance_reward(state.reward, step, values.get(REWARD_KEY), configuration.reward, values.get(K3))
+    reward, falls = advance_reward(
+        state.reward, step, values.get(REWARD_KEY), configuration.reward, values.get(K3), values.get(K3_PER_ENTROPY)
+    )
     learning = cache(partial(is_rising, reward, configuration.reward))
     judged = without_largest_token(values)
     rules, events = advance_rules(state.rules, step, judged, configuration.rules, learning)

@@ -10,8 +10,11 @@ A collapse passes one of two tests.
   test. The best of many noisy levels is high by chance. So the reward must also be slightly below its level before the
   onset and, unless the fall is three standard deviations, no higher than at the start of the run.
 
-The noise is estimated from differences of values up to eight apart: a ramp is not noise, slow swings are. The earlier
-stage (`reward_fall`, warning) is the first test at a quarter of the way.
+The noise is estimated from differences of values up to eight apart: a ramp is not noise, slow swings are.
+
+The earlier stage (`reward_fall`, warning) is the first test at a quarter of the way, or a fall of the moving average: a
+quarter of the way while the mismatch is critical beside the entropy, or most of the way whatever the mismatch. Most
+collapses that a mismatch precedes are seen by the second test, some fifteen steps before (docs/collapses.md).
 
 Constants were chosen on generated curves, on the tuning part of `examples/collapses` and on the 13 labelled logs;
 `make bench-diagnosis` measures the locked part and other seeds.
@@ -30,12 +33,20 @@ from foreshock.diagnosis.mismatch_order import mismatch_at_fall, mismatch_in_wor
 from foreshock.diagnosis.rule import Event
 from foreshock.diagnosis.statistics import Noise, neighbour_noise, step_noise
 from foreshock.diagnosis.wording import reward_number
+from foreshock.model_kind import ModelKind
+from foreshock.ranges import required_range
 
 FALL_RULE = "reward_fall"
 COLLAPSE_RULE = "reward_collapse"
 
 MEDIAN_TO_MEAN = 1.25
 """Standard deviation of a median / of a mean, of normal values: √(π / 2)."""
+
+
+def _per_entropy(model_kind: ModelKind | None) -> float:
+    critical = required_range("k3_kl_per_entropy", model_kind).critical
+    assert critical is not None
+    return critical
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +91,26 @@ class RewardSettings:
     """The reward rises if the newest values are so many standard deviations above those `rise_values` before."""
     rise_values: int = 20
     """Values between the two levels of a rise: a run that learned some time ago does not rise any more."""
+    average_weight: float = 0.2
+    """Weight of the newest value in the moving averages."""
+    average_start: int = 5
+    """Rewards before the moving average may count as the best."""
+    average_z: float = 3.0
+    """Least standard deviations of a fall of the moving average while the mismatch is critical."""
+    average_fall_alone: float = 0.6
+    average_z_alone: float = 6.0
+    """Least fall of the moving average, and its standard deviations, whatever the mismatch."""
+    average_held: int = 2
+    """Steps in a row of such a fall."""
+    per_entropy: float = _per_entropy(None)
+    """k3 / entropy that is critical."""
     floor: float | None = None
     """The reward of a policy that learned nothing. None: that of `floor_of` if no reward was below −1, else best − the
     larger of |best| and best − lowest level."""
+
+    @classmethod
+    def for_model(cls, model_kind: ModelKind | None) -> RewardSettings:
+        return cls(per_entropy=_per_entropy(model_kind))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +125,11 @@ class RewardState:
     lowest_level: float | None = None
     first: tuple[float, ...] = ()
     held: int = 0
+    average: float | None = None
+    """Moving average of the reward; `best_average` is its best."""
+    best_average: float | None = None
+    average_per_entropy: float | None = None
+    average_held: int = 0
     fall_step: int | None = None
     fall_back: int = 0
     collapse_step: int | None = None
@@ -115,7 +148,10 @@ class RewardState:
         """
         if not self.is_low:
             return RewardState()
-        return replace(self, steps=(), values=(), mismatch=(), first=(), held=0, fall_back=0, collapse_back=0)
+        return replace(
+            self, steps=(), values=(), mismatch=(), first=(), held=0, fall_back=0, collapse_back=0,
+            average=None, best_average=None, average_per_entropy=None, average_held=0,
+        )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -127,16 +163,25 @@ class RewardState:
 
 
 def advance_reward(
-    state: RewardState, step: int, reward: float | None, settings: RewardSettings, mismatch: float | None = None
+    state: RewardState,
+    step: int,
+    reward: float | None,
+    settings: RewardSettings,
+    mismatch: float | None = None,
+    per_entropy: float | None = None,
 ) -> tuple[RewardState, tuple[Event, ...]]:
-    """Return the state after ``step`` and the events at it. ``mismatch`` is k3 of the step, for the evidence.
+    """Return the state after ``step`` and the events at it.
 
-    A reward that is None or not finite is not measured.
+    ``mismatch`` is k3 of the step, for the evidence, ``per_entropy`` k3 / entropy. A value that is None or not finite
+    is not measured.
     """
-    if reward is None or not math.isfinite(reward):
+    reward, mismatch, per_entropy = (
+        None if each is None or not math.isfinite(each) else each for each in (reward, mismatch, per_entropy)
+    )
+    average = _moving(state.average_per_entropy, per_entropy, settings)
+    state = replace(state, average_per_entropy=average)
+    if reward is None:
         return state, ()
-    if mismatch is not None and not math.isfinite(mismatch):
-        mismatch = None
     keep = settings.kept_values
     values = (*state.values, reward)[-keep:]
     level = median(values[-TRAILING_VALUES:])
@@ -156,6 +201,7 @@ def advance_reward(
     levels = _levels(state, level, settings)
     is_below = levels.reach > 0.0 and level < levels.after(settings.collapse)
     state = replace(state, held=min(state.held + 1, keep) if is_below else 0)
+    state = _averaged(state, levels, reward, settings)
     state, collapsed = _advance_collapse(state, step, levels, settings)
     state, fallen = _advance_fall(state, step, levels, settings)
     return state, fallen + collapsed
@@ -229,7 +275,9 @@ def _advance_fall(
         event = _event(state, None, "fall", levels, settings)
         event = replace(event, change="cleared", fired_step=state.fall_step)
         return replace(state, fall_back=0, fall_step=None), (event,)
-    fall = None if state.collapse_step is not None else _sharp_fall(state, levels, settings.fall, settings)
+    fall = None
+    if state.collapse_step is None:
+        fall = _sharp_fall(state, levels, settings.fall, settings) or _average_fall(state, settings)
     if fall is None:
         return state, ()
     return replace(state, fall_step=step), (_event(state, fall, "fall", levels, settings),)
@@ -266,6 +314,45 @@ def _sharp_fall(state: RewardState, levels: _Levels, fraction: float, settings: 
     z = _deviations(before - mean, noise, len(after), min(onset, settings.before_values))
     needed = settings.z if levels.has_floor else settings.z_without_floor
     return Fall(onset, before, now, z) if z >= needed else None
+
+
+def _moving(average: float | None, value: float | None, settings: RewardSettings) -> float | None:
+    if average is None or value is None:
+        return average if value is None else value
+    return average + settings.average_weight * (value - average)
+
+
+def _averaged(state: RewardState, levels: _Levels, reward: float, settings: RewardSettings) -> RewardState:
+    """Return the state with the moving averages after a reward, and for how many steps they have been too low."""
+    average, best = _moving(state.average, reward, settings), state.best_average
+    assert average is not None
+    if len(state.values) > settings.average_start:
+        best = average if best is None else max(best, average)
+    is_low = False
+    if best is not None and len(state.values) > settings.start_values and levels.now < levels.after(settings.fall):
+        fallen = (best - average) / levels.reach if levels.reach > 0.0 else 0.0
+        error = step_noise(state.values) * math.sqrt(settings.average_weight / (2.0 - settings.average_weight))
+        z = (best - average) / error if error > 0.0 else math.inf
+        is_mismatched = (state.average_per_entropy or 0.0) >= settings.per_entropy
+        is_low = (is_mismatched and fallen >= settings.fall and z >= settings.average_z) or (
+            fallen >= settings.average_fall_alone and z >= settings.average_z_alone
+        )
+    held = state.average_held + 1 if is_low else 0
+    return replace(state, average=average, best_average=best, average_held=min(held, settings.average_held))
+
+
+def _average_fall(state: RewardState, settings: RewardSettings) -> Fall | None:
+    """Return the fall of the moving average if it has held; its onset is that of the shape that explains most."""
+    if state.average_held < settings.average_held:
+        return None
+    best = _best_shape(state.values, settings)
+    if best is None:
+        return None
+    onset, before, _ = best
+    after = state.values[onset:]
+    now = sum(after[-TRAILING_VALUES:]) / len(after[-TRAILING_VALUES:])
+    noise = _noise_before(state.values, onset, settings)
+    return Fall(onset, before, now, _deviations(before - now, noise, len(after), min(onset, settings.before_values)))
 
 
 def _best_shape(values: Sequence[float], settings: RewardSettings) -> tuple[int, float, float | None] | None:
