@@ -17,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 BENCHES := bench-bad-input bench-broken-service bench-closed-loop bench-connect bench-coverage bench-diagnosis \
 	bench-doctor bench-engines bench-exactness bench-failures bench-faults bench-house bench-ingest bench-measures \
-	bench-notary bench-pages bench-queries bench-truth
+	bench-notary bench-pages bench-queries bench-truth bench-warning
 
 .DEFAULT_GOAL := help
 .PHONY: help demo collapses closed-loop test test-all setup lint types imports pytest format $(BENCHES) docs gallery screenshot clean

@@ -172,3 +172,25 @@ def test_an_announced_change_does_not_end_a_collapse_that_goes_on() -> None:
     ends = [event.step for event in events if event.rule == "reward_collapse" and event.change == "cleared"]
     assert len(ends) == 1
     assert 121 <= ends[0] <= 125
+
+
+def warned(per_entropy: float | None, settings: RewardSettings | None = None) -> list[int]:
+    """Return the steps at which a reward that swings widely and sinks slowly is a warning."""
+    level = np.r_[np.full(40, 0.6), np.linspace(0.6, 0.3, 60)]
+    state, events = RewardState(), list[int]()
+    for step, reward in enumerate(noisy(level, 0.09, seed=3), start=1):
+        state, new = advance_reward(state, step, float(reward), settings or RewardSettings(), per_entropy=per_entropy)
+        events.extend(event.step for event in new if event.rule == "reward_fall" and event.change == "fired")
+    return events
+
+
+def test_a_fall_of_the_average_beside_a_critical_mismatch_is_a_warning_that_comes_earlier() -> None:
+    with_mismatch, without = warned(per_entropy=0.5), warned(per_entropy=0.01)
+    assert with_mismatch
+    assert not without or with_mismatch[0] < without[0]
+    assert warned(per_entropy=None) == warned(per_entropy=float("nan")) == without
+
+
+def test_a_mixture_of_experts_has_its_own_range_of_the_mismatch_beside_the_entropy() -> None:
+    assert RewardSettings.for_model("moe").per_entropy > RewardSettings.for_model("dense").per_entropy
+    assert warned(per_entropy=0.5, settings=RewardSettings.for_model("moe")) == warned(per_entropy=None)
