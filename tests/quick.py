@@ -29,6 +29,7 @@ FULL: Final = re.compile(
             r"tests/foreshock/exporters/test_trackers",
             r"tests/foreshock/measures/test_in_another_framework",
             r"tests/probes/(doctor|engines|exact_divergence|layer_divergence|routing)/",
+            r"tests/probes/certify/test_real_engines",
             r"tests/probes/test_(\w+_worker|ray_workers|replay|worker)",
             r"tests/probes/scorers/test_(vllm_(http|scorers|tensor_parallel)|sglang_server|torch_forward)",
             r"tests/probes/scorers/test_(divided_models|trainer_forward|trainer_options|devices)",

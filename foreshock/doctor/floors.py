@@ -13,11 +13,11 @@ from foreshock.doctor.replays import Replays
 from foreshock.doctor.sampling import Sampling
 from foreshock.doctor.trials import Trial, View
 
-_TWO_ROUNDINGS = 2.0
+TWO_ROUNDINGS = 2.0
 """Two independent roundings differ by twice the variance of one."""
-ONE_OF_TWO_ROUNDINGS = 1 - 1 / _TWO_ROUNDINGS
+ONE_OF_TWO_ROUNDINGS = 1 - 1 / TWO_ROUNDINGS
 """A replay and a log without a fault differ by two roundings; a variant that removes one explains this share."""
-_OTHER_KERNELS = 2.0
+OTHER_KERNELS = 2.0
 """Factor by which other kernels may differ more than torch's precisions, weighted. vLLM's kernels leave up to 1.3 times
 the mean difference of the precisions with the right weights, up to 4.1 times with wrong ones
 (`benchmarks/partial_sync.py`, seeds 7 to 9). Rounding is twice this factor times the upper end of that mean."""
@@ -121,8 +121,8 @@ class Floors:
             self._precision_share(replays, own, 1.0),
             self._precision_share(replays, own, self.weights),
         )
-        self.rounding = _TWO_ROUNDINGS * floor
-        self.weighted_rounding = _TWO_ROUNDINGS * _OTHER_KERNELS * weighted_floor
+        self.rounding = TWO_ROUNDINGS * floor
+        self.weighted_rounding = TWO_ROUNDINGS * OTHER_KERNELS * weighted_floor
 
     def _upper(self, one: Float64, other: Float64, view: View, weights: Float64) -> float:
         """Return the upper end of the mean of d²/2 between two replays."""
@@ -159,7 +159,7 @@ class Floors:
         if precision not in self._noises:
             plain, weighted = self._differing(precision, "other")
             floor = 2 * RESOLUTION
-            self._noises[precision] = max(_TWO_ROUNDINGS * plain, floor), max(_TWO_ROUNDINGS * weighted, floor)
+            self._noises[precision] = max(TWO_ROUNDINGS * plain, floor), max(TWO_ROUNDINGS * weighted, floor)
         return self._noises[precision]
 
     def decoding(self) -> tuple[float, float]:

@@ -84,12 +84,18 @@ def _run_task(task: ScoreTask, rollouts: RolloutBatch, warm: WarmModel, report: 
     if task.function is not None:
         imported(task.function)(request, task.arguments, Path(task.result), warm, report)
         return
-    scored = load_scorer(task.scorer)(request, warm, report)
+    _write(encode_scores(scores_of(request, warm, report)), Path(task.result))
+
+
+def scores_of(request: ScoreRequest, warm: WarmModel, report: Report) -> ScoreBatch:
+    """Return the scores of a request by its scorer."""
+    rollouts = request.rollouts
+    scored = load_scorer(request.scorer)(request, warm, report)
     if scored.log_probs.shape != (rollouts.num_tokens,):
         raise AssertionError(
-            f"{task.scorer} must give log-probs of shape ({rollouts.num_tokens},), got {scored.log_probs.shape}"
+            f"{request.scorer} must give log-probs of shape ({rollouts.num_tokens},), got {scored.log_probs.shape}"
         )
-    scores = ScoreBatch(
+    return ScoreBatch(
         sample_ids=rollouts.sample_ids,
         log_probs=scored.log_probs,
         offsets=rollouts.response_offsets,
@@ -97,7 +103,6 @@ def _run_task(task: ScoreTask, rollouts: RolloutBatch, warm: WarmModel, report: 
             scored.fingerprint, flags={**scored.fingerprint.flags, **request.adapter_flags()}
         ),
     )
-    _write(encode_scores(scores), Path(task.result))
 
 
 def _write(data: bytes, path: Path) -> None:

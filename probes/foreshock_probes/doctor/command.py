@@ -5,7 +5,7 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -173,7 +173,8 @@ def _examine_files(arguments: argparse.Namespace) -> int:
     from foreshock_probes.doctor.engines import EngineReplays
     from foreshock_probes.doctor.experimenter import TorchExperimenter
 
-    _check_engines(arguments.engine)
+    for each in arguments.engine:
+        check_scorer("--engine", each)
     batch = _read(arguments)
     engine = [Path(each) for each in arguments.engine_weights]
     trainer = [Path(each) for each in arguments.trainer_weights or engine]
@@ -198,18 +199,17 @@ def _examine_files(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_engines(asked: Sequence[str]) -> None:
-    """Raise ConfigurationError for an unknown scorer: a search without it would answer another question."""
+def check_scorer(option: str, text: str) -> None:
+    """Raise ConfigurationError for an unknown scorer or an option without a value: the answer would be another."""
+    scorer, _, options = text.partition(":")
     known = available_scorers()
-    for each in asked:
-        scorer, _, options = each.partition(":")
-        if scorer not in known:
-            raise ConfigurationError(
-                f"--engine: unknown scorer {scorer!r}{did_you_mean(scorer, known)}; scorers: {', '.join(known)}"
-            )
-        wrong = next((option for option in options.split(",") if option and not re.fullmatch("[^=]+=.+", option)), None)
-        if wrong is not None:
-            raise ConfigurationError(f"--engine: options must be OPTION=VALUE, got {wrong!r}")
+    if scorer not in known:
+        raise ConfigurationError(
+            f"{option}: unknown scorer {scorer!r}{did_you_mean(scorer, known)}; scorers: {', '.join(known)}"
+        )
+    wrong = next((each for each in options.split(",") if each and not re.fullmatch("[^=]+=.+", each)), None)
+    if wrong is not None:
+        raise ConfigurationError(f"{option}: options must be OPTION=VALUE, got {wrong!r}")
 
 
 def seconds(text: str) -> float:

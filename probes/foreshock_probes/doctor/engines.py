@@ -45,17 +45,16 @@ class EngineReplays:
         return found
 
     def _scored(self, asked: str) -> NDArray[np.float32]:
-        scorer, _, options = asked.partition(":")
+        scorer, options = scorer_and_options(asked)
         adapter = self._folder if is_adapter(self._folder) else None
         if adapter is not None and not is_loaded_by(scorer, adapter):
             raise CannotTryError(f"{scorer} does not load this LoRA adapter, and a merge would round its weights")
-        pairs = (each.partition("=") for each in options.split(",") if each)
         task = ScoreTask(
             scorer=scorer,
             weights_folder=str(self._folder if adapter is None else base_folder_of(adapter)),
             adapter=None if adapter is None else str(adapter),
             weights_digest=self._digest,
-            options={name: _option_value(value) for name, _, value in pairs},
+            options=options,
             rollouts=str(self._rollouts),
             result=str(self._files / "scores.parquet"),
         )
@@ -71,6 +70,13 @@ class EngineReplays:
         path = self._files / "rollouts.parquet"
         path.write_bytes(encode_rollouts(self._batch))
         return path
+
+
+def scorer_and_options(asked: str) -> tuple[str, dict[str, Any]]:
+    """Return the scorer and the options of a text such as `vllm.decode:dtype=float32`."""
+    scorer, _, options = asked.partition(":")
+    pairs = (each.partition("=") for each in options.split(",") if each)
+    return scorer, {name: _option_value(value) for name, _, value in pairs}
 
 
 def _option_value(word: str) -> Any:

@@ -51,8 +51,8 @@ class VllmOptions(Options):
     `tensor_parallel_size`: the processes that each layer is divided among, on a GPU or a part of the CPU's cores each.
 
     `temperature` divides the logits instead of the batch's temperature. The others are vLLM's arguments of the same
-    name, `prefix_caching` and `chunked_prefill` without its `enable_`; None: vLLM's default. vLLM does not read its
-    prefix cache for prompt log-probs.
+    name, `prefix_caching` and `chunked_prefill` without its `enable_`; None: vLLM's default. `max_model_len` is the
+    least one, for requests that are to share an engine. vLLM does not read its prefix cache for prompt log-probs.
     """
 
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
@@ -65,6 +65,7 @@ class VllmOptions(Options):
     chunked_prefill: bool | None = None
     cascade_attention: bool | None = None
     max_num_batched_tokens: int | None = Field(default=None, ge=16)
+    max_model_len: int = Field(default=SHORTEST_MODEL_LENGTH, ge=1)
     gpu_memory_utilization: float = Field(default=0.8, gt=0, le=1)
     batch_size: int = Field(default=128, ge=1)
     temperature: float | None = Field(default=None, gt=0)
@@ -81,7 +82,7 @@ def engine_arguments(
     """
     _check_tensor_parallel(weights_folder, options.tensor_parallel_size)
     # Room for the one generated token, rounded up so that the rollouts of other tasks fit the same engine.
-    length = max(SHORTEST_MODEL_LENGTH, 1 << longest.bit_length())
+    length = max(options.max_model_len, 1 << longest.bit_length())
     longest_allowed = model_configuration(weights_folder).get("max_position_embeddings")
     if isinstance(longest_allowed, int):
         length = max(min(length, longest_allowed), longest + 1)

@@ -1,0 +1,1 @@
+"""The certificate's verdicts on planted changes, on pairs that are the same, and on repetitions."""

@@ -1,0 +1,248 @@
+"""Changes planted in a patched engine or trainer, at the size of public reports.
+
+A change of the engine is one of its arguments, of the folder that it loads, or of its code; one of the trainer is a
+change of the model that it loads. The command does not know of them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Tensors = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A change. `causes`: the right names of the doctor's catalogue; `rows`: the conditions that should show it.
+
+    `overrides` changes the engine's configuration, `arguments` its arguments, `tensors` the weights that it loads,
+    `patch` its code; `trainer` the model that the trainer loads. `model`: which of the benchmark's models.
+    """
+
+    name: str
+    causes: tuple[str, ...]
+    rows: tuple[str, ...] = ("trainer/vllm.prefill",)
+    model: str = "qwen3"
+    overrides: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+    arguments: dict[str, Any] | None = None
+    tensors: Callable[[Tensors], None] | None = None
+    patch: Callable[[], None] | None = None
+    trainer: Callable[[Any], None] | None = None
+
+
+def plant(module: Any, name: str) -> None:
+    """Plant the change of this name in a module of scorers that was just imported."""
+    fault = PLANTED[name]
+    if hasattr(module, "VllmEngine"):
+        _plant_in_engine(module.VllmEngine, fault)
+    elif fault.trainer is not None:
+        load, change = module.load_model, fault.trainer
+
+        def load_model(*arguments: Any, **named: Any) -> Any:
+            model = load(*arguments, **named)
+            with torch.no_grad():
+                change(model)
+            return model
+
+        module.load_model = load_model
+
+
+def _plant_in_engine(engine: Any, fault: Planted) -> None:
+    plain = engine.__init__
+
+    def start(self: Any, arguments: dict[str, Any], adapter: Path | None = None) -> None:
+        arguments = dict(arguments)
+        if fault.patch is not None:
+            fault.patch()
+        if fault.overrides is not None:
+            configuration = json.loads((Path(arguments["model"]) / "config.json").read_text())
+            arguments["hf_overrides"] = arguments.get("hf_overrides", {}) | fault.overrides(configuration)
+        if fault.tensors is not None:
+            arguments["model"] = str(_changed_folder(Path(arguments["model"]), fault))
+        plain(self, arguments | (fault.arguments or {}), adapter)
+
+    engine.__init__ = start
+
+
+def _changed_folder(folder: Path, fault: Planted) -> Path:
+    from safetensors.torch import load_file, save_file
+
+    assert fault.tensors is not None
+    changed = folder.with_name(f"{folder.name}-{fault.name.replace(' ', '-')}")
+    if not changed.exists():
+        temporary = changed.with_suffix(".part")
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.copytree(folder, temporary)
+        tensors = load_file(temporary / "model.safetensors")
+        fault.tensors(tensors)
+        save_file({name: each.contiguous() for name, each in tensors.items()}, temporary / "model.safetensors")
+        temporary.rename(changed)
+    return changed
+
+
+def _rope(factor: float) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    def overrides(configuration: Mapping[str, Any]) -> dict[str, Any]:
+        rope = configuration["rope_parameters"]
+        return {"rope_parameters": {**rope, "rope_theta": rope["rope_theta"] * factor}}
+
+    return overrides
+
+
+def _interpolated(configuration: Mapping[str, Any]) -> dict[str, Any]:
+    return {"rope_parameters": {**configuration["rope_parameters"], "rope_type": "linear", "factor": 2.0}}
+
+
+def _field(**values: Any) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    return lambda configuration: values
+
+
+def _of(part: str, change: Callable[[Any], Any], count: int = 0) -> Callable[[Tensors], None]:
+    """Return a change of the tensors whose name has `part`; `count`: only so many, 0: all."""
+
+    def tensors(found: Tensors) -> None:
+        names = sorted(name for name in found if part in name)
+        assert names, part
+        for name in names[: count or None]:
+            found[name] = change(found[name])
+
+    return tensors
+
+
+def _stale(value: Any) -> Any:
+    """Return a tensor as one update of reinforcement learning before: moved by a hundredth of its own spread."""
+    noise = torch.randn(value.shape, generator=torch.Generator().manual_seed(5))
+    return value + (0.01 * value.float().std() * noise).to(value.dtype)
+
+
+def _attention_scale() -> None:
+    """Scale attention by 1/sqrt(hidden size / heads) instead of 1/sqrt(head size), as a port of a model did."""
+    from vllm.model_executor.layers.attention import attention
+
+    plain = attention.Attention.__init__
+
+    def start(self: Any, num_heads: int, head_size: int, scale: float, *arguments: Any, **named: Any) -> None:
+        plain(self, num_heads, head_size, scale * 1.05, *arguments, **named)
+
+    attention.Attention.__init__ = start
+
+
+def _generate_with(change: Callable[[list[Any], list[Any]], None]) -> Callable[[], None]:
+    """Return a patch of what the engine is asked to generate: prompts and parameters."""
+
+    def patch() -> None:
+        from foreshock_probes.scorers.vllm_engine import VllmEngine
+
+        plain = VllmEngine.generate
+        if getattr(VllmEngine, "planted", False):
+            return
+
+        def generate(self: Any, prompts: list[Any], parameters: list[Any]) -> Any:
+            prompts, parameters = list(prompts), list(parameters)
+            change(prompts, parameters)
+            return plain(self, prompts, parameters)
+
+        VllmEngine.generate = generate  # type: ignore[method-assign]
+        VllmEngine.planted = True  # type: ignore[attr-defined]
+
+    return patch
+
+
+def _first_token_lost(prompts: list[Any], parameters: list[Any]) -> None:
+    """Replace the first token of sampled and decoded prompts, as a tokenizer with another start token does."""
+    for row, tokens in enumerate(prompts):
+        if not parameters[row].prompt_logprobs and parameters[row].prompt_logprobs != 0 and len(tokens) > 1:
+            changed = tokens.copy()
+            changed[0] = (int(tokens[0]) + 1) % 7
+            prompts[row] = changed
+
+
+def _penalised(prompts: list[Any], parameters: list[Any]) -> None:
+    """Sample with the repetition penalty of a generation_config.json that nobody asked for."""
+    for each in parameters:
+        if each.temperature > 0:
+            each.repetition_penalty = 1.05
+
+
+def _scaled(part: str, factor: float) -> Callable[[Any], None]:
+    def change(model: Any) -> None:
+        for name, value in model.named_parameters():
+            if part in name:
+                value.mul_(factor)
+
+    return change
+
+
+def _epsilon_of_trainer(model: Any) -> None:
+    for module in model.modules():
+        if hasattr(module, "variance_epsilon"):
+            module.variance_epsilon = 1e-5
+
+
+def _theta_of_trainer(model: Any) -> None:
+    rotary = model.model.rotary_emb
+    rotary.inv_freq = rotary.inv_freq ** (math.log(1e6) / math.log(1e4))
+
+
+_EVERY = ("trainer/vllm.prefill",)
+PLANTED: dict[str, Planted] = {
+    each.name: each
+    for each in (
+        Planted("rope theta 1e6 for 1e4", ("rope_theta", "configuration"), overrides=_rope(100.0)),
+        Planted("rope positions halved", ("rope_scaling", "configuration"), overrides=_interpolated),
+        Planted("norm epsilon 1e-5 for 1e-6", ("norm_eps", "configuration"), overrides=_field(rms_norm_eps=1e-5)),
+        Planted("attention scale 5 % larger", ("attention_scale",), patch=_attention_scale),
+        Planted("no norm of queries and keys", ("qk_norm",), tensors=_of("_norm.weight", torch.ones_like)),
+        Planted("biases dropped", ("unknown", "part_of_weights"), model="qwen2", tensors=_of("bias", torch.zeros_like)),
+        Planted("stale head", ("unknown", "part_of_weights"), tensors=_of("lm_head", _stale)),
+        Planted("stale tensor of one layer", ("unknown",), tensors=_of("layers.1.mlp.up_proj", _stale)),
+        Planted(
+            "one stale expert",
+            ("unknown",),
+            model="moe",
+            tensors=_of("experts.2.", _stale, 3),
+        ),
+        Planted(
+            "one expert a token", ("experts", "configuration"), model="moe", overrides=_field(num_experts_per_tok=1)
+        ),
+        Planted(
+            "expert weights not normalised",
+            ("experts", "configuration"),
+            model="moe",
+            overrides=_field(norm_topk_prob=False),
+        ),
+        Planted(
+            "another activation", ("activation", "configuration"), model="qwen2", overrides=_field(hidden_act="gelu")
+        ),
+        Planted(
+            "raw log-probs",
+            ("temperature",),
+            ("temperature", "top_p", "top_k"),
+            arguments={"logprobs_mode": "raw_logprobs"},
+        ),
+        Planted(
+            "first token of prompts replaced",
+            ("unknown",),
+            ("prefill", "trainer/vllm.decode", "sampling"),
+            patch=_generate_with(_first_token_lost),
+        ),
+        Planted(
+            "repetition penalty 1.05",
+            ("repetition_penalty",),
+            ("temperature", "sampling"),
+            patch=_generate_with(_penalised),
+        ),
+        Planted("cache in fp8", ("kv_cache",), ("trainer/vllm.decode",), arguments={"kv_cache_dtype": "fp8_e5m2"}),
+        Planted("trainer: norm epsilon 1e-5", ("norm_eps", "configuration"), trainer=_epsilon_of_trainer),
+        Planted("trainer: final norm 1 % larger", ("unknown",), trainer=_scaled("model.norm.weight", 1.01)),
+        Planted("trainer: rope theta 1e6 for 1e4", ("rope_theta", "configuration"), trainer=_theta_of_trainer),
+        Planted("trainer: head 2 % larger", ("temperature", "unknown"), trainer=_scaled("lm_head", 1.02)),
+    )
+}

@@ -1,0 +1,57 @@
+"""The benchmark's models: six architectures, randomly initialised, of 0.3 to 10 M parameters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.08,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_EXPERTS: dict[str, Any] = {
+    "moe_intermediate_size": 128, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True
+}  # fmt: skip
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3": ("Qwen3", {}),
+    "tied": ("Qwen3", {"tie_word_embeddings": True}),
+    "qwen2": ("Qwen2", {}),
+    "llama": ("Llama", {}),
+    "moe": ("Qwen3Moe", _EXPERTS),
+    "olmo": ("Olmo2", {}),
+    "ten_million": (
+        "Qwen3",
+        {"hidden_size": 320, "intermediate_size": 960, "num_hidden_layers": 6, "vocab_size": 2048},
+    ),
+}
+
+
+def save_model(kind: str, folder: Path, seed: int = 0) -> Path:
+    """Save a model of a kind in bfloat16, and return its folder. Biases are random too, not 0."""
+    import torch
+    import transformers
+
+    name, more = KINDS[kind]
+    torch.manual_seed(seed)
+    configuration = getattr(transformers, f"{name}Config")(**(_SHAPE | more))
+    model = getattr(transformers, f"{name}ForCausalLM")(configuration)
+    with torch.no_grad():
+        for parameter_name, value in model.named_parameters():
+            if parameter_name.endswith("bias"):
+                value.normal_(std=0.1)
+            elif "norm" in parameter_name:
+                value.add_(0.1 * torch.randn_like(value))
+    model.to(torch.bfloat16).save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    return folder

@@ -1,0 +1,133 @@
+"""The verdict on two sets of log-probs of the same tokens: identical, rounding, or different.
+
+The floor is measured on the same tokens: the model is replayed in several precisions that are all right, and two right
+computations may differ by two roundings. Rounding hides at tokens at which it decides little: a second test counts
+tokens by how well the precisions agree on them. `foreshock.doctor.floors` uses both, with the same factors.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.certify.certificate import CLIP, ESS_TOKENS, Prompt, Size, Verdict
+from foreshock.doctor.evidence import RESOLUTION, Compared, Float64, mean_range, steadiness
+from foreshock.doctor.floors import OTHER_KERNELS, TWO_ROUNDINGS
+from foreshock.measures.estimators.bootstrap import nonnegative_intervals
+from foreshock.measures.estimators.token import k3_kl, log_ratio
+from foreshock.rollouts import RolloutBatch
+
+LogProbs = NDArray[np.float32]
+
+
+def judged(
+    batch: RolloutBatch,
+    one: LogProbs,
+    other: LogProbs,
+    replays: Sequence[LogProbs],
+    dtype: str,
+    chosen: NDArray[np.bool_] | None = None,
+) -> tuple[Verdict, Size]:
+    """Return the verdict on the log-probs [T] of two computations, and the size of their difference.
+
+    `replays` are right computations of the same tokens in the precisions that may be usual. `chosen` [T]: only these
+    tokens count.
+    """
+    compared = Compared.of(batch, other)
+    usable = compared.usable if chosen is None else compared.usable & chosen
+    compared = compared.having(compared.logged, np.where(usable, 0.0, np.nan))
+    wide = one.astype(np.float64)
+    halves = compared.halves(wide)
+    values = [each.astype(np.float64) for each in replays]
+    weights = steadiness(values, compared) if len(values) > 1 else np.ones(halves.size)
+    pairs = list(itertools.combinations(values, 2))
+    plain, steady = (
+        max([_upper(compared, weighting, *pair) for pair in pairs], default=0.0)
+        for weighting in (np.ones(halves.size), weights)
+    )
+    floor, steady_floor = (
+        max(TWO_ROUNDINGS * plain, RESOLUTION),
+        max(TWO_ROUNDINGS * OTHER_KERNELS * steady, RESOLUTION),
+    )
+    low, high = mean_range(halves, compared)
+    steady_low = mean_range(weights * halves, compared)[0]
+    size = _size(compared, wide, halves, (low, high), dtype, floor, (steady_low, steady_floor))
+    if size.equal == 1.0:
+        return "identical", size
+    beyond = low > floor or (len(values) > 1 and steady_low > steady_floor)
+    return ("different" if beyond else "rounding"), size
+
+
+def _upper(compared: Compared, weights: Float64, one: Float64, other: Float64) -> float:
+    differing = compared.having(one, other)
+    return mean_range(weights * differing.halves(other), differing)[1]
+
+
+def _size(
+    compared: Compared,
+    wide: Float64,
+    halves: Float64,
+    ends: tuple[float, float],
+    dtype: str,
+    floor: float,
+    steady: tuple[float, float],
+) -> Size:
+    usable = compared.usable & np.isfinite(wide)
+    d = log_ratio(wide.astype(np.float32), compared.logged.astype(np.float32))[usable]
+    count = max(int(usable.sum()), 1)
+    groups = compared.groups[usable]
+    number = int(compared.groups.max(initial=0)) + 1
+    sizes = np.bincount(groups, minlength=number)
+    with np.errstate(over="ignore"):
+        (k3,) = nonnegative_intervals(np.bincount(groups, k3_kl(d), number)[:, None], sizes.astype(np.float64))
+        ratios = np.exp(d)
+    names = [""] * number
+    for row, group in zip(compared.rows.tolist(), compared.groups.tolist(), strict=True):
+        names[group] = names[group] or str((compared.batch.group_ids or compared.batch.sample_ids)[row])
+    sums = np.bincount(compared.groups, halves, number)
+    return Size(
+        dtype=dtype,
+        tokens=int(usable.sum()),
+        equal=float((d == 0.0).sum() / count),
+        k3=k3.mean,
+        k3_low=k3.low,
+        k3_high=k3.high,
+        largest=float(np.abs(d).max(initial=0.0)),
+        beyond_clip=float((np.abs(ratios - 1.0) > CLIP).sum() / count),
+        ess=_ess(ratios),
+        half_square=float(halves.sum()) / count,
+        half_square_low=ends[0],
+        half_square_high=ends[1],
+        floor=floor,
+        steady=steady[0],
+        steady_floor=steady[1],
+        prompts=tuple(
+            Prompt(name=names[group], tokens=int(sizes[group]), half_squares=float(sums[group]))
+            for group in range(number)
+            if sizes[group]
+        ),
+    )
+
+
+def _ess(ratios: Float64) -> float:
+    """Return (E ρ)²/E ρ² of a token, to the power of the tokens; NaN without a token."""
+    if not ratios.size:
+        return math.nan
+    share = float(np.mean(ratios)) ** 2 / float(np.mean(np.square(ratios)))
+    return math.exp(ESS_TOKENS * math.log(share)) if share > 0 else math.nan
+
+
+def largest_tokens(batch: RolloutBatch, one: LogProbs, other: LogProbs, count: int = 3) -> str:
+    """Return the tokens that differ most, as a sentence."""
+    d = np.nan_to_num(np.abs(one.astype(np.float64) - other))
+    rows = np.repeat(np.arange(batch.num_rollouts), batch.response_lengths)
+    named = [
+        f"id {batch.response_token_ids[token]} at place {token - batch.response_offsets[rows[token]]} of rollout "
+        f"{batch.sample_ids[rows[token]]} ({other[token]:.4g} and {one[token]:.4g})"
+        for token in np.argsort(-d, kind="stable")[:count].tolist()
+    ]
+    return f"The tokens that differ most: {'; '.join(named)}."

@@ -1,0 +1,158 @@
+"""`foreshock certify`: is this engine the same policy as this trainer, before a run starts."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from foreshock.certify.certificate import Certificate, read_certificate
+from foreshock.certify.compare import Moved, compare, comparison_lines
+from foreshock.certify.text import certificate_html, certificate_lines, junit_xml
+from foreshock.commands.command import check_output, write_output
+from foreshock.commands.option_types import COUNT, whole
+from foreshock.commands.text import Paint
+from foreshock.errors import ConfigurationError
+from foreshock.scorers import SCORERS
+from foreshock_probes.certify.certification import Asked, Certification, given_rollouts
+from foreshock_probes.doctor.command import check_scorer, seconds
+from foreshock_probes.doctor.engines import scorer_and_options
+from foreshock_probes.offers import what_lacks
+
+_DEFAULT_ENGINES = ("vllm.decode", "vllm.prefill")
+_BUDGET = 600.0
+_SHOW = "show"
+
+
+class CertifyCommand:
+    """Certify a model, or show a certificate; with `--against`, compare with another certificate."""
+
+    help = "certify that an engine computes the same policy as a trainer's forward pass, condition by condition"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the command's options to `parser`."""
+        parser.add_argument(
+            "what", nargs="+", metavar="MODEL | show FILE", help="a folder of safetensors, or `show` and a certificate"
+        )
+        parser.add_argument(
+            "--engine",
+            nargs="+",
+            default=list(_DEFAULT_ENGINES),
+            metavar="SCORER[:OPTION=VALUE,…]",
+            help=f"scorers of the engine, with its options (default: {' '.join(_DEFAULT_ENGINES)})",
+        )
+        parser.add_argument(
+            "--trainer",
+            default="torch.bfloat16",
+            metavar="SCORER[:OPTION=VALUE,…]",
+            help="the scorer that computes as the trainer does (default: torch.bfloat16)",
+        )
+        parser.add_argument(
+            "--out", type=Path, metavar="FILE", help="write the certificate (default: certificate.json)"
+        )
+        parser.add_argument("--prompts", type=Path, metavar="FILE", help="a prompt a line: text, or JSON token ids")
+        parser.add_argument("--rollouts", type=whole(8, 4096), default=32, metavar="N", help="prompts (default: 32)")
+        parser.add_argument("--tokens", type=COUNT, default=64, metavar="N", help="tokens a response (default: 64)")
+        parser.add_argument(
+            "--longest", type=whole(64), default=1024, metavar="N", help="longest context to try (default: 1024)"
+        )
+        parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="seed of sampling (default: 0)")
+        parser.add_argument(
+            "--budget", type=seconds, default=_BUDGET, help="time: 90s, 10m, 1h (default: 10m); the rest is not tried"
+        )
+        parser.add_argument("--rows", nargs="+", default=[], metavar="NAME", help="only these conditions")
+        parser.add_argument(
+            "--explain", choices=("all", "cause", "none"), default="all",
+            help="what is examined if a row is different: the doctor's cause and the first layer (default), the cause "
+            "only, or nothing",
+        )  # fmt: skip
+        parser.add_argument(
+            "--against", type=Path, metavar="FILE",
+            help="another certificate of the model: its tokens are scored, and the status is 1 if a row became worse",
+        )  # fmt: skip
+        parser.add_argument("--html", type=Path, metavar="FILE", help="write the certificate as one HTML file")
+        parser.add_argument("--junit", type=Path, metavar="FILE", help="write the rows as JUnit XML")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Certify or show; return 1 if a row is different (with `--against`: became worse), 130 if interrupted."""
+        for option in ("html", "junit", "out"):
+            if getattr(arguments, option) is not None:
+                check_output(f"--{option}", getattr(arguments, option))
+        other = None if arguments.against is None else read_certificate(arguments.against)
+        if arguments.what[0] == _SHOW and len(arguments.what) == 2:
+            found = read_certificate(Path(arguments.what[1]))
+        elif len(arguments.what) == 1:
+            found = _certified(arguments, other)
+        else:
+            raise ConfigurationError("give one MODEL, or `show` and one certificate")
+        return _report(arguments, found, other)
+
+
+def _report(arguments: argparse.Namespace, found: Certificate, other: Certificate | None) -> int:
+    moved: list[Moved] = [] if other is None else compare(found, other)
+    worse = [each.row for each in moved if each.change == "worse"]
+    print("\n".join(certificate_lines(found, Paint())))
+    if other is not None:
+        print("\n".join(["", *comparison_lines(found, other, moved)]))
+    if arguments.html is not None:
+        write_output("--html", arguments.html, certificate_html(found))
+    if arguments.junit is not None:
+        write_output("--junit", arguments.junit, junit_xml(found, worse))
+    if found.ended == "interrupted" and arguments.what[0] != _SHOW:
+        return 130
+    return int(bool(worse) if other is not None else any(row.verdict == "different" for row in found.rows))
+
+
+def _certified(arguments: argparse.Namespace, other: Certificate | None) -> Certificate:
+    out = arguments.out or Path("certificate.json")
+    check_output("--out", out)
+    model = Path(arguments.what[0])
+    if not model.is_dir():
+        raise ConfigurationError(f"there is no folder {model}; give a folder with config.json and safetensors")
+    engines = dict(_asked("--engine", each) for each in arguments.engine)
+    trainer, options = _asked("--trainer", arguments.trainer)
+    if SCORERS[trainer].engine != "torch":
+        raise ConfigurationError(f"--trainer: {trainer} is a scorer of an engine; choose one of torch")
+    asked = Asked(
+        model=model,
+        engines=engines,
+        trainer=trainer,
+        trainer_options=options,
+        prompts=arguments.prompts,
+        rollouts=arguments.rollouts,
+        tokens=arguments.tokens,
+        longest=arguments.longest,
+        seed=arguments.seed,
+        budget=arguments.budget,
+        rows=tuple(arguments.rows),
+        explain=arguments.explain,
+    )
+    start = time.monotonic()
+
+    def log(line: str) -> None:
+        print(f"{time.monotonic() - start:5.0f} s  {line}", file=sys.stderr, flush=True)
+
+    with tempfile.TemporaryDirectory() as files:
+        given = None if other is None else given_rollouts(other)
+        return Certification(asked, Path(files), out, log, given).run()
+
+
+def _asked(option: str, text: str) -> tuple[str, dict[str, Any]]:
+    """Return the scorer and the options of an argument. Raises ConfigurationError if it cannot be used here."""
+    check_scorer(option, text)
+    scorer, options = scorer_and_options(text)
+    lacks = what_lacks(scorer)
+    if lacks is not None:
+        raise ConfigurationError(f"{option}: {scorer} cannot be used: {lacks}")
+    return scorer, options
+
+
+certify = CertifyCommand()
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m foreshock_probes.certify.command")
+    certify.configure(parser)
+    sys.exit(certify.run(parser.parse_args()))

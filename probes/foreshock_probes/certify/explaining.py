@@ -1,0 +1,157 @@
+"""Why a row is different: the doctor's cause, the first layer that departs, and the tokens."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from foreshock.api.doctor import DoctorReport
+from foreshock.api.records import parse
+from foreshock.certify.judging import largest_tokens
+from foreshock.doctor.findings import explained
+from foreshock.errors import ForeshockError
+from foreshock.rollouts import RolloutBatch, encode_rollouts
+from foreshock.scorers import SCORERS, VARIANTS
+from foreshock_probes.certify.conditions import Condition
+from foreshock_probes.certify.parts import Work, shortened
+from foreshock_probes.doctor.job import PART as DOCTOR
+from foreshock_probes.engines.process import JobAbandonedError, ScoreTask, run_tasks
+from foreshock_probes.layer_divergence.states import PART as LAYERS
+from foreshock_probes.layer_divergence.states import compare_layers
+
+if TYPE_CHECKING:
+    from foreshock_probes.certify.certification import Asked
+
+_DOCTOR_SECONDS = 120.0
+_ROLLOUTS = 16
+"""Rollouts whose hidden states are compared."""
+Why = tuple[str, tuple[str, ...]]
+
+
+class Explanations:
+    """Explains rows; two rows with the same log-probs are examined once."""
+
+    def __init__(
+        self, work: Work, files: Path, asked: Asked, base: Path, digest: str, abandoned: Callable[[], bool]
+    ) -> None:
+        self._work, self._files, self._asked, self._base, self._digest = work, files, asked, base, digest
+        self._abandoned = abandoned
+        self._start = time.monotonic()
+        self._layers: dict[str, str] = {}
+        self._known: list[tuple[RolloutBatch, Why]] = []
+
+    def of(self, condition: Condition, batch: RolloutBatch, dtype: str) -> Why:
+        """Return the cause's name and the sentences; what could not be examined is said.
+
+        `batch` has the log-probs of the engine and, if the row has one, of the trainer.
+        """
+        for known, why in self._known:
+            if _same(known, batch):
+                return why
+        cause, found = self._cause(batch)
+        if condition.name.startswith("trainer/") and self._asked.explain == "all":
+            found.append(self._layer(batch, dtype))
+        mine, theirs = batch.rollout_log_probs, batch.trainer_log_probs
+        if mine is not None and theirs is not None:
+            found.append(largest_tokens(batch, theirs, mine))
+        why = cause, tuple(found)
+        self._known.append((batch, why))
+        return why
+
+    def _cause(self, batch: RolloutBatch) -> tuple[str, list[str]]:
+        path, folder = self._files / "doctor.rollouts", self._asked.model
+        path.write_bytes(encode_rollouts(batch))
+        given: dict[str, Any] = {
+            "folders": {"the model": str(folder)},
+            "bases": {"the model": str(self._base)} if folder != self._base else {},
+            "versions": {},
+            "announced": "the model",
+            "unusable": {},
+            "budget_seconds": _DOCTOR_SECONDS,
+        }
+        arguments = {"given": json.dumps(given), "doing": str(self._files / "doing")}
+        task = self._task("torch.float32", path, "report.json", DOCTOR, arguments)
+        try:
+            (report,) = run_tasks(
+                [task],
+                lambda each: parse(DoctorReport, json.loads(Path(each.result).read_bytes())),
+                self._files,
+                abandoned=self._abandoned,
+            ).results
+        except JobAbandonedError:
+            raise
+        except ForeshockError as error:
+            return "", [f"The doctor could not examine it: {shortened(str(error))}."]
+        named = report.causes or tuple(each for each in report.findings if each.kind == "unknown")
+        if not named:
+            return "", ["The doctor finds ordinary rounding only."]
+        return named[0].cause, [
+            f"{each.sentence}{f'; {detail}' if (detail := explained(each)) else ''}." for each in named
+        ]
+
+    def _layer(self, batch: RolloutBatch, dtype: str) -> str:
+        """Return the first layer at which the engine's prefill and the trainer depart."""
+        if dtype in self._layers:
+            return self._layers[dtype]
+        trainer = "torch.float32" if dtype == "float32" else self._asked.trainer
+        if SCORERS[trainer].hidden_states is None:
+            return f"{trainer} gives no hidden states to compare by layer."
+        path = self._files / "layers.rollouts"
+        path.write_bytes(encode_rollouts(batch.select(list(range(min(_ROLLOUTS, batch.num_rollouts))))))
+        options = {"vllm.prefill": {"dtype": dtype}, trainer: dict(self._asked.trainer_options)}
+        if dtype == "float32":
+            options[trainer] = {}
+        tasks = [
+            self._task(name, path, f"states-{name}{variant}", LAYERS, {}, variant, options[name])
+            for name in ("vllm.prefill", trainer)
+            for variant in VARIANTS
+        ]
+        try:
+            paths = run_tasks(tasks, lambda each: Path(each.result), self._files, abandoned=self._abandoned).results
+            chosen = batch.select(list(range(min(_ROLLOUTS, batch.num_rollouts))))
+            found = compare_layers(0, chosen, {"vllm.prefill": paths[:2], trainer: paths[2:]})
+            self._layers[dtype] = found.sentence
+        except JobAbandonedError:
+            raise
+        except ForeshockError as error:
+            self._layers[dtype] = f"Layers could not be compared: {shortened(str(error))}."
+        return self._layers[dtype]
+
+    def _task(
+        self,
+        scorer: str,
+        rollouts: Path,
+        result: str,
+        function: str,
+        arguments: dict[str, str],
+        variant: str = "",
+        options: dict[str, Any] | None = None,
+    ) -> ScoreTask:
+        return ScoreTask(
+            scorer=scorer,
+            variant=variant,
+            weights_folder=str(self._base),
+            adapter=None if self._base == self._asked.model else str(self._asked.model),
+            weights_digest=self._digest,
+            options=options or {},
+            rollouts=str(rollouts),
+            result=str(self._files / result),
+            function=function,
+            arguments=arguments,
+        )
+
+
+def _same(one: RolloutBatch, other: RolloutBatch) -> bool:
+    """Return whether two batches have the same log-probs of the engine and of the trainer."""
+    pairs = (
+        (one.rollout_log_probs, other.rollout_log_probs),
+        (one.trainer_log_probs, other.trainer_log_probs),
+    )
+    return all(
+        mine is theirs if mine is None or theirs is None else np.array_equal(mine, theirs) for mine, theirs in pairs
+    )
