@@ -49,16 +49,16 @@ def judged(
         max([_upper(compared, weighting, *pair) for pair in pairs], default=0.0)
         for weighting in (np.ones(halves.size), weights)
     )
-    floor, steady_floor = (
-        max(TWO_ROUNDINGS * plain, RESOLUTION),
-        max(TWO_ROUNDINGS * OTHER_KERNELS * steady, RESOLUTION),
-    )
+    # In float32 a change of the computation is far larger than rounding: room for other kernels costs no power.
+    is_float32 = dtype == "float32"
+    floor = max(TWO_ROUNDINGS * (OTHER_KERNELS if is_float32 else 1.0) * plain, RESOLUTION)
+    steady_floor = max(TWO_ROUNDINGS * OTHER_KERNELS * steady, RESOLUTION)
     low, high = mean_range(halves, compared)
     steady_low = mean_range(weights * halves, compared)[0]
     size = _size(compared, wide, halves, (low, high), dtype, floor, (steady_low, steady_floor))
     if size.equal == 1.0:
         return "identical", size
-    beyond = low > floor or (len(values) > 1 and steady_low > steady_floor)
+    beyond = low > floor or (not is_float32 and steady_low > steady_floor)
     return ("different" if beyond else "rounding"), size
 
 

@@ -32,7 +32,7 @@ def _of_size(size: Size) -> str:
         return f"In {size.dtype} all log-probs are equal bit for bit."
     if size.half_square_low > size.floor:
         judged = "beyond the floor"
-    elif size.steady > size.steady_floor:
+    elif size.dtype != "float32" and size.steady > size.steady_floor:
         judged = (
             f"beyond the floor {number(size.steady_floor)} at the tokens at which precisions agree "
             f"({number(size.steady)}); the floor of all tokens is"

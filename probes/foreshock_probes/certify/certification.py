@@ -86,7 +86,7 @@ class Certification:
         )
         self._own = BASE if given is None else OWN
         self._notes: list[str] = []
-        self._explanations = Explanations(self._work, files, asked, self._base, self._digest, self._abandoned)
+        self._explanations = Explanations(files, asked, self._base, self._digest, self._abandoned)
         self._why: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._prepare(given)
 

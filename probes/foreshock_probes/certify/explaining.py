@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from foreshock.errors import ForeshockError
 from foreshock.rollouts import RolloutBatch, encode_rollouts
 from foreshock.scorers import SCORERS, VARIANTS
 from foreshock_probes.certify.conditions import Condition
-from foreshock_probes.certify.parts import Work, shortened
+from foreshock_probes.certify.parts import shortened
 from foreshock_probes.doctor.job import PART as DOCTOR
 from foreshock_probes.engines.process import JobAbandonedError, ScoreTask, run_tasks
 from foreshock_probes.layer_divergence.states import PART as LAYERS
@@ -36,12 +35,9 @@ Why = tuple[str, tuple[str, ...]]
 class Explanations:
     """Explains rows; two rows with the same log-probs are examined once."""
 
-    def __init__(
-        self, work: Work, files: Path, asked: Asked, base: Path, digest: str, abandoned: Callable[[], bool]
-    ) -> None:
-        self._work, self._files, self._asked, self._base, self._digest = work, files, asked, base, digest
+    def __init__(self, files: Path, asked: Asked, base: Path, digest: str, abandoned: Callable[[], bool]) -> None:
+        self._files, self._asked, self._base, self._digest = files, asked, base, digest
         self._abandoned = abandoned
-        self._start = time.monotonic()
         self._layers: dict[str, str] = {}
         self._known: list[tuple[RolloutBatch, Why]] = []
 
@@ -102,7 +98,8 @@ class Explanations:
         if SCORERS[trainer].hidden_states is None:
             return f"{trainer} gives no hidden states to compare by layer."
         path = self._files / "layers.rollouts"
-        path.write_bytes(encode_rollouts(batch.select(list(range(min(_ROLLOUTS, batch.num_rollouts))))))
+        chosen = batch.select(list(range(min(_ROLLOUTS, batch.num_rollouts))))
+        path.write_bytes(encode_rollouts(chosen))
         options = {"vllm.prefill": {"dtype": dtype}, trainer: dict(self._asked.trainer_options)}
         if dtype == "float32":
             options[trainer] = {}
@@ -113,7 +110,6 @@ class Explanations:
         ]
         try:
             paths = run_tasks(tasks, lambda each: Path(each.result), self._files, abandoned=self._abandoned).results
-            chosen = batch.select(list(range(min(_ROLLOUTS, batch.num_rollouts))))
             found = compare_layers(0, chosen, {"vllm.prefill": paths[:2], trainer: paths[2:]})
             self._layers[dtype] = found.sentence
         except JobAbandonedError:
