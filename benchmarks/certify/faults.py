@@ -191,36 +191,14 @@ def _theta_of_trainer(model: Any) -> None:
     rotary.inv_freq = rotary.inv_freq ** (math.log(1e6) / math.log(1e4))
 
 
-_EVERY = ("trainer/vllm.prefill",)
 PLANTED: dict[str, Planted] = {
     each.name: each
     for each in (
-        Planted("rope theta 1e6 for 1e4", ("rope_theta", "configuration"), overrides=_rope(100.0)),
-        Planted("rope positions halved", ("rope_scaling", "configuration"), overrides=_interpolated),
-        Planted("norm epsilon 1e-5 for 1e-6", ("norm_eps", "configuration"), overrides=_field(rms_norm_eps=1e-5)),
         Planted("attention scale 5 % larger", ("attention_scale",), patch=_attention_scale),
-        Planted("no norm of queries and keys", ("qk_norm",), tensors=_of("_norm.weight", torch.ones_like)),
+        Planted("rope theta 1e6 for 1e4", ("rope_theta", "configuration"), overrides=_rope(100.0)),
+        Planted("norm epsilon 1e-5 for 1e-6", ("norm_eps", "configuration"), overrides=_field(rms_norm_eps=1e-5)),
         Planted("biases dropped", ("unknown", "part_of_weights"), model="qwen2", tensors=_of("bias", torch.zeros_like)),
-        Planted("stale head", ("unknown", "part_of_weights"), tensors=_of("lm_head", _stale)),
         Planted("stale tensor of one layer", ("unknown",), tensors=_of("layers.1.mlp.up_proj", _stale)),
-        Planted(
-            "one stale expert",
-            ("unknown",),
-            model="moe",
-            tensors=_of("experts.2.", _stale, 3),
-        ),
-        Planted(
-            "one expert a token", ("experts", "configuration"), model="moe", overrides=_field(num_experts_per_tok=1)
-        ),
-        Planted(
-            "expert weights not normalised",
-            ("experts", "configuration"),
-            model="moe",
-            overrides=_field(norm_topk_prob=False),
-        ),
-        Planted(
-            "another activation", ("activation", "configuration"), model="qwen2", overrides=_field(hidden_act="gelu")
-        ),
         Planted(
             "raw log-probs",
             ("temperature",),
@@ -234,12 +212,33 @@ PLANTED: dict[str, Planted] = {
             patch=_generate_with(_first_token_lost),
         ),
         Planted(
+            "one stale expert",
+            ("unknown",),
+            model="moe",
+            tensors=_of("experts.2.", _stale, 3),
+        ),
+        Planted("cache in fp8", ("kv_cache",), ("trainer/vllm.decode",), arguments={"kv_cache_dtype": "fp8_e5m2"}),
+        Planted("rope positions halved", ("rope_scaling", "configuration"), overrides=_interpolated),
+        Planted("no norm of queries and keys", ("qk_norm",), tensors=_of("_norm.weight", torch.ones_like)),
+        Planted("stale head", ("unknown", "part_of_weights"), tensors=_of("lm_head", _stale)),
+        Planted(
+            "one expert a token", ("experts", "configuration"), model="moe", overrides=_field(num_experts_per_tok=1)
+        ),
+        Planted(
+            "expert weights not normalised",
+            ("experts", "configuration"),
+            model="moe",
+            overrides=_field(norm_topk_prob=False),
+        ),
+        Planted(
+            "another activation", ("activation", "configuration"), model="qwen2", overrides=_field(hidden_act="gelu")
+        ),
+        Planted(
             "repetition penalty 1.05",
             ("repetition_penalty",),
             ("temperature", "sampling"),
             patch=_generate_with(_penalised),
         ),
-        Planted("cache in fp8", ("kv_cache",), ("trainer/vllm.decode",), arguments={"kv_cache_dtype": "fp8_e5m2"}),
         Planted("trainer: norm epsilon 1e-5", ("norm_eps", "configuration"), trainer=_epsilon_of_trainer),
         Planted("trainer: final norm 1 % larger", ("unknown",), trainer=_scaled("model.norm.weight", 1.01)),
         Planted("trainer: rope theta 1e6 for 1e4", ("rope_theta", "configuration"), trainer=_theta_of_trainer),
