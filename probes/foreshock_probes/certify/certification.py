@@ -207,7 +207,7 @@ class Certification:
         one, other = (each for each in found if each is not None)
         verdicts: list[Verdict] = []
         sizes: list[Size] = []
-        pairs = [] if condition.only_float32 else [(self._dtype, one, other)]
+        pairs = [(condition.dtype or self._dtype, one, other)]
         if condition.float32 is not None:
             twins = [self._work.scores(each) for each in condition.float32]
             if twins[0] is not None and twins[1] is not None:
@@ -298,7 +298,7 @@ class Certification:
         one, other = (self._log_probs(each, batch, condition) for each in pair)
         assert one is not None
         assert other is not None
-        dtype = _FLOAT32 if in_float32 else self._dtype
+        dtype = _FLOAT32 if in_float32 else condition.dtype or self._dtype
         self._why[row.name] = self._explanations.of(condition, replace_logged(batch, one, other, condition), dtype)
         write_certificate(self._out, self.certificate())
 

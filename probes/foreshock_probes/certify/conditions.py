@@ -45,7 +45,7 @@ Tokens = Literal["all", "last", "common"]
 class Condition:
     """A row: two results on a set, by the names of their parts; `logged:SET` are the log-probs of sampling.
 
-    `float32`: the names of the same two in float32; `only_float32`: nothing else is judged.
+    `float32`: the names of the same two in float32. `dtype`: that of the two, if it is not the engine's.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Condition:
     rollouts: str = BASE
     tokens: Tokens = "all"
     float32: tuple[str, str] | None = None
-    only_float32: bool = False
+    dtype: str = ""
 
 
 def conditions_of(
@@ -90,8 +90,8 @@ def conditions_of(
     )
     if adapter:
         yield Condition(
-            "lora", "the adapter as the engine loads it against merged weights", "", "", only_float32=True,
-            float32=(f"{_PREFILL} float32", "merged float32"),
+            "lora", "the adapter as the engine loads it against merged weights", f"{_PREFILL} float32",
+            "merged float32", dtype="float32",
         )  # fmt: skip
     yield Condition("trainer_batches", f"{trainer} in other batches", "trainer rebatched", f"trainer {BASE}")
 

@@ -16,6 +16,7 @@ from foreshock_probes.certify.certification import Asked, Certification, given_r
 from foreshock_probes.certify.parts import Part, Work
 from foreshock_probes.certify.prompts import long_prompts, prompts_of
 from foreshock_probes.engines.process import JobAbandonedError
+from tests.probes.adapted import save_adapter
 from tests.probes.tiny import VOCABULARY, save_checkpoint
 
 ENGINES = {"vllm.decode": {}, "vllm.prefill": {}}
@@ -217,3 +218,11 @@ def test_long_prompts_have_the_length() -> None:
     assert [len(each) for each in found] == [9, 9, 9]
     assert found[0][:5] == [1, 2, 3, 4, 5]
     assert found[1][:5] == [3, 4, 5, 1, 2]
+
+
+def test_an_adapter_has_a_row_of_its_own(engines: Engines, model: Path) -> None:
+    adapter = save_adapter(model.parent / "adapter", model)
+    found = certified(engines, adapter, rows=("lora", "prefill"))
+    assert "merged float32" in engines.done
+    assert [size.dtype for size in found.row("lora").sizes] == ["float32"]  # type: ignore[union-attr]
+    assert (engines.folder / "merged" / "config.json").is_file()
