@@ -83,7 +83,8 @@ def _size(
     number = int(compared.groups.max(initial=0)) + 1
     sizes = np.bincount(groups, minlength=number)
     with np.errstate(over="ignore"):
-        (k3,) = nonnegative_intervals(np.bincount(groups, k3_kl(d), number)[:, None], sizes.astype(np.float64))
+        sums_of_k3 = np.asarray(np.bincount(groups, k3_kl(d), number), np.float64)
+        (k3,) = nonnegative_intervals(sums_of_k3[:, None], sizes)
         ratios = np.exp(d)
     names = [""] * number
     for row, group in zip(compared.rows.tolist(), compared.groups.tolist(), strict=True):

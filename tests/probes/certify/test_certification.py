@@ -13,13 +13,15 @@ from foreshock.errors import ConfigurationError
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import RolloutBatch, ScoreBatch, decode_rollouts, encode_rollouts, encode_scores
 from foreshock_probes.certify.certification import Asked, Certification, given_rollouts
+from foreshock_probes.certify.conditions import Condition
+from foreshock_probes.certify.explaining import Explanations, Why
 from foreshock_probes.certify.parts import Part, Work
 from foreshock_probes.certify.prompts import long_prompts, prompts_of
 from foreshock_probes.engines.process import JobAbandonedError
 from tests.probes.adapted import save_adapter
 from tests.probes.tiny import VOCABULARY, save_checkpoint
 
-ENGINES = {"vllm.decode": {}, "vllm.prefill": {}}
+ENGINES: dict[str, dict[str, object]] = {"vllm.decode": {}, "vllm.prefill": {}}
 NOISE = {"torch.bfloat16": 0.01, "torch.trainer": 0.01, "torch.float32": 1e-6, "trainer": 0.01}
 
 
@@ -159,9 +161,13 @@ def test_budget_ends_the_rest(engines: Engines, model: Path) -> None:
 
 
 def test_a_change_is_different_and_is_examined(engines: Engines, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    examined = []
-    module = "foreshock_probes.certify.explaining.Explanations.of"
-    monkeypatch.setattr(module, lambda self, row, batch, dtype: examined.append((row.name, dtype)) or ("x", ("Why.",)))
+    examined: list[tuple[str, str]] = []
+
+    def of(_: Explanations, row: Condition, batch: RolloutBatch, dtype: str) -> Why:
+        examined.append((row.name, dtype))
+        return "x", ("Why.",)
+
+    monkeypatch.setattr(Explanations, "of", of)
     engines.shift = {"prefix_cache": 0.2, "vllm.prefill float32": 1e-3}
     found = certified(engines, model)
     assert {name for name, verdict in verdicts(found).items() if verdict == "different"} == {
