@@ -121,6 +121,8 @@ def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastA
         description="The seismograph of LLM reinforcement learning: runs, rollouts, measurements, alerts and advice.",
         version=version("foreshock"),
         lifespan=_lifespan,
+        # A generator of clients would make two classes of one name of a schema for input and one for output.
+        separate_input_output_schemas=False,
     )
     app.state.context = context = _make_context(settings, decoders)
     context.events.subscribe(publishing.ScoresPublished, partial(attribution.attribute_after_commit, context))

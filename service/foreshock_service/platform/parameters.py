@@ -119,8 +119,15 @@ async def refuse_unknown_parameters(request: Request) -> None:
 
 
 def api_router(**settings: Any) -> APIRouter:
-    """Return a router whose routes refuse unknown query parameters; `settings` are those of APIRouter."""
-    return APIRouter(dependencies=[Depends(refuse_unknown_parameters)], **settings)
+    """Return a router whose routes refuse unknown query parameters; `settings` are those of APIRouter.
+
+    An operation has the name of its function, which generators of clients take for theirs.
+    """
+    return APIRouter(
+        dependencies=[Depends(refuse_unknown_parameters)],
+        generate_unique_id_function=lambda route: route.name,
+        **settings,
+    )
 
 
 def _declared(route: APIRoute) -> list[str]:
