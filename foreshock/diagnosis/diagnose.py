@@ -21,14 +21,14 @@ from foreshock.diagnosis.lags import AT_LAG_ZERO
 from foreshock.diagnosis.mismatch_order import order_in_words
 from foreshock.diagnosis.mismatch_rules import STEP_RULE
 from foreshock.diagnosis.odd_steps import cause_of
-from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE, where_to_look
+from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE, level_after_fall, where_to_look
 from foreshock.diagnosis.rule import CLIENT_LOSSES
 from foreshock.diagnosis.short import short_of
 from foreshock.diagnosis.weights import WEIGHTS_DIFFER
 from foreshock.diagnosis.wording import as_clause, number, percent, plural, ranks_in_words, reward_number
 from foreshock.severity import severity_rank
 
-JUDGE_VERSION: Final = "9"
+JUDGE_VERSION: Final = "10"
 """Increased with each change of the text or the judgement, so that stored diagnoses are computed again."""
 
 LEAST_MEASURED_STEPS: Final = 5
@@ -39,10 +39,6 @@ LEAST_MEASURED_TOKENS: Final = 1000
 
 LEAST_REWARDS: Final = 15
 """With fewer rewards the headline does not say "has not fallen": the detector could not have found a fall."""
-
-LITTLE_RECOVERY: Final = 0.25
-"""If more than this fraction of a fall has been recovered, the headline gives both the level found and the present
-one."""
 
 LITTLE_FALL: Final = 0.1
 """A reward that is at most this fraction of the way from its best to the floor "has not fallen"."""
@@ -311,9 +307,8 @@ def _found_later(alert: PastAlert) -> str:
 
 def _fall_in_words(evidence: Mapping[str, Any], now: float) -> tuple[str, str]:
     """Return clauses on a fall and on the reward now; the second is empty unless a part of the fall is recovered."""
-    before, found = float(evidence["before"]), float(evidence.get("now", now))
-    is_recovering = now - found > LITTLE_RECOVERY * (before - found)
-    fell = f"the reward fell from {reward_number(before)} to {reward_number(found if is_recovering else now)}"
+    level, is_recovering = level_after_fall(evidence, now)
+    fell = f"the reward fell from {reward_number(float(evidence['before']))} to {reward_number(level)}"
     return fell, f" and is {reward_number(now)} now" if is_recovering else ""
 
 

@@ -39,6 +39,9 @@ from foreshock.ranges import required_range
 FALL_RULE = "reward_fall"
 COLLAPSE_RULE = "reward_collapse"
 
+LITTLE_RECOVERY = 0.25
+"""If more than this fraction of a fall has been recovered, sentences give the level found and the present one."""
+
 MEDIAN_TO_MEAN = 1.25
 """Standard deviation of a median / of a mean, of normal values: √(π / 2)."""
 
@@ -440,6 +443,17 @@ _WHERE_TO_LOOK: Mapping[object, str] = {
 def where_to_look(evidence: Mapping[str, Any]) -> str:
     """Return where to look for the reason of a collapse, from its evidence."""
     return _WHERE_TO_LOOK.get(evidence.get("first", ""), "Look at the learning rate, the data and the mismatch.")
+
+
+def level_after_fall(evidence: Mapping[str, Any], newest: float) -> tuple[float, bool]:
+    """Return the level that a fall led to, and whether the reward recovers.
+
+    It is the `newest` reward, and that at which the fall was found if more than a little of it is recovered or no
+    newest one is known (NaN).
+    """
+    before, found = float(evidence["before"]), float(evidence.get("now", newest))
+    is_recovering = newest - found > LITTLE_RECOVERY * (before - found)
+    return (found if is_recovering or math.isnan(newest) else newest), is_recovering
 
 
 def _event(

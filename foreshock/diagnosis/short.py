@@ -9,7 +9,7 @@ from typing import Final
 from foreshock.api.diagnosis import Verdict
 from foreshock.diagnosis.collapse import TRAILING_VALUES
 from foreshock.diagnosis.history import History, PastAlert
-from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE
+from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE, level_after_fall
 from foreshock.diagnosis.wording import as_sentence, number, reward_number
 
 MOST_CHARACTERS: Final = 80
@@ -32,9 +32,7 @@ def short_of(verdict: Verdict, headline: str, grave: Sequence[PastAlert], cause:
         return _cut(headline)
     fall = next((each for each in grave if each.rule in (COLLAPSE_RULE, FALL_RULE)), None)
     if fall is not None and "before" in fall.evidence:
-        found = float(fall.evidence.get("now", math.nan))
-        # Of a reward that recovers, how low it was.
-        now = min(history.reward.newest(TRAILING_VALUES), found) if history.reward.values else found
+        now, _ = level_after_fall(fall.evidence, history.reward.newest(TRAILING_VALUES))
         word = "Collapsed" if fall.rule == COLLAPSE_RULE else "Reward falls"
         news = f"reward {reward_number(float(fall.evidence['before']))} → {reward_number(now)} since step {fall.onset}"
         return _joined(f"{word}: ", [news, _growth(fall), cause], headline)

@@ -46,6 +46,14 @@ def test_the_news_come_first_and_fit(history: History, short: str) -> None:
     assert found == short
 
 
+@pytest.mark.parametrize(("newest", "told"), [(0.01, "0.01"), (0.09, "0.09"), (0.5, "0.03")])
+def test_the_row_and_the_headline_tell_one_reward(newest: float, told: str) -> None:
+    reward = replace(HEALTHY.reward, values=[*HEALTHY.reward.values[:-5], *[newest] * 5])
+    found = diagnose(replace(HEALTHY, reward=reward, alerts=(FELL,)))
+    assert f"0.85 → {told} since" in found.short
+    assert f"from 0.85 to {told}" in found.headline
+
+
 def test_a_headline_without_numbers_is_cut_at_a_word() -> None:
     other = replace(RISE, rule="lag_high", why="The sampled tokens come from weights that are many versions old " * 3)
     found = diagnose(replace(HEALTHY, alerts=(other,))).short
