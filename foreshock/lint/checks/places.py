@@ -1,4 +1,4 @@
-"""Locate the mismatch: in turns, positions, lags, ends of responses, data sources, engines, or some of the rollouts.
+"""Locate the mismatch: by token id, or in turns, positions, lags, ends of responses, data sources, engines or rollouts.
 
 A concentration is an observation, not a cause. It is reported if one part of the tokens has most of all k3, at a mean
 far above that of the rest, in several prompts. Sums are over an even sample of the rollouts. Single tokens with a large
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.lint.checks.pairs import NO_PAIRS, Pairs, PairsByGroup, if_invalid
+from foreshock.lint.checks.token_ids import by_token_id
 from foreshock.lint.counting import LARGEST_D, Bools, Counting, Counts, Example, Floats, Ints, Table
 from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome, format_number, format_percent
 from foreshock.measures.inputs import lag_of_tokens, truncated_rollouts
@@ -254,6 +255,8 @@ def _check(judging: Judging) -> Outcome:
     sums, healthy = judging[Places].sums, judging.healthy_k3
     if not sums.keys.size:
         return NotChecked(NO_PAIRS)
+    if judging[Pairs].mean_k3 > healthy and (of_ids := by_token_id(judging)) is not None:
+        return of_ids
     found = [part for name in _DIMENSIONS for part in _parts(sums, name) if part.k3 > healthy]
     best = max(found, key=lambda part: (part.share >= 0.9, part.times * part.share), default=None)
     if best is not None and best.dimension == "rollout":

@@ -12,6 +12,7 @@ import pytest
 
 from foreshock.lint import LintEvidence, collect_evidence, lint_batch
 from foreshock.lint.checks.places import Places, turns_of_mask
+from foreshock.lint.checks.token_ids import TokenIds
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from tests.foreshock.lint.healthy import Policy, healthy_batch
 from tests.foreshock.lint.test_corruptions import only
@@ -41,6 +42,37 @@ def test_turn_is_named() -> None:
     turn = (positions(batch) >= 12).astype(np.int16)
     title = only(lint_batch(batch_with(lambda each: positions(each) >= 12, turn=turn)), "mismatch_by_place").title
     assert "from turn 1 on" in title
+
+
+def by_id(bias: Any, noise: float = 0.0) -> RolloutBatch:
+    """Return a batch with a bias [V] by token id on log π, and noise."""
+    batch = healthy_batch(3, Policy(vocabulary=64, sharpness=1.0))
+    assert batch.trainer_log_probs is not None
+    off = bias[batch.response_token_ids] + np.random.default_rng(5).normal(0.0, noise, batch.num_tokens)
+    return replace(batch, trainer_log_probs=np.minimum(batch.trainer_log_probs + off, -1e-3).astype(np.float32))
+
+
+def test_bias_by_token_id_is_named_with_its_share() -> None:
+    bias = np.random.default_rng(1).normal(-0.2, 0.6, 64)
+    finding = only(lint_batch(by_id(bias, 0.3)), "mismatch_by_place")
+    assert "by token id: 75 %" in finding.title
+    assert f"{np.argmin(bias)} (−" in finding.seen
+    assert finding.evidence["share_low"] < bias.var() / (bias.var() + 0.09) < finding.evidence["share_high"]
+
+
+def test_share_by_token_id_is_the_same_over_shards() -> None:
+    batch = by_id(np.linspace(-1.0, 0.8, 64))
+    half = batch.num_rollouts // 2
+    parts = [collect_evidence(batch.select(np.arange(*each))) for each in ((0, half), (half, batch.num_rollouts))]
+    whole, merged = collect_evidence(batch)[TokenIds], parts[0].merge(parts[1])[TokenIds]
+    np.testing.assert_array_equal(whole.sums.keys, merged.sums.keys)
+    np.testing.assert_allclose(whole.sums.values, merged.sums.values, rtol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_noise_alike_at_all_ids_is_not_by_token_id(seed: int) -> None:
+    batch = batch_with(lambda each: np.ones(each.num_tokens), 0.8, seed)
+    assert all("token id" not in each.title for each in lint_batch(batch).warnings)
 
 
 def test_last_tokens_of_truncated_responses_are_named() -> None:
