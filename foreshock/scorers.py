@@ -123,7 +123,7 @@ PLACES = (
     Place(
         "engine decode",
         "engine",
-        "sampling-time state: the engine that sampled was in another state than its replay "
+        "engine sampling against replay: the engine sampled in another state "
         "(batching, caches, weights that changed or were not fully synchronised)",
     ),
     Place(
@@ -134,7 +134,7 @@ PLACES = (
     Place(
         "trainer forward pass",
         "trainer",
-        "engine against trainer numerics: kernels, precision and batching of the two forward passes",
+        "numerics between engine and trainer: kernels, precision and batching of the two forward passes",
     ),
     Place(
         "logged by the trainer",

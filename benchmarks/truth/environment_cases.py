@@ -27,7 +27,7 @@ from foreshock_probes.engines.environment import (
 )
 
 # True of all these runs, so it may be named beside any other cause.
-_NUMERICS = "engine against trainer numerics"
+_NUMERICS = "numerics between engine and trainer"
 _SCORERS = (ENGINE_REPLAY, TRAINER_REPLAY)
 
 Fingerprints = Mapping[str, Any]
@@ -99,7 +99,7 @@ def _cases() -> tuple[Case, ...]:
     own, highest = _name_of(_NEAREST), available_instruction_sets()[-1]
     other = environment_name(highest, mkl_kernels())
     known = own_fingerprints()
-    true_of_drift = ("sampling-time state", "not reproduced", "weights", _NUMERICS)
+    true_of_drift = ("engine sampling against replay", "not reproduced", "weights", _NUMERICS)
     # The first step's replay has no mismatch; the last step announces other weights than those that sampled it.
     drift = replayed("drift", {}, (first, own), (last, own), sampled={last: middle})
     found = [

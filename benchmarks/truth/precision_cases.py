@@ -21,7 +21,7 @@ FLOAT32 = {"autocast": None, "master_dtype": "float32"}
 BFLOAT16 = {"autocast": None, "master_dtype": "bfloat16"}
 AUTOCAST = {"autocast": "bfloat16", "master_dtype": "float32"}
 _SCORERS = (ENGINE_REPLAY, TRAINER_REPLAY, REFERENCE)
-_NUMERICS = "engine against trainer numerics"
+_NUMERICS = "numerics between engine and trainer"
 
 
 def logged(bench: Bench, precision: Mapping[str, Any], step: int, *, declared: bool) -> RolloutBatch:

@@ -25,7 +25,7 @@ from foreshock.rollouts import RolloutBatch, decode_rollouts
 from foreshock_probes.engines.environment import offered_environments
 
 # Also true: engine and trainer are two programs, and their small difference may be most of a mismatch.
-_NUMERICS = ("engine against trainer numerics",)
+_NUMERICS = ("numerics between engine and trainer",)
 # The link that contains wrong weights, with its list of causes.
 _THE_LINK = (*_NUMERICS, "weights that changed or were not fully synchronised")
 

@@ -91,7 +91,7 @@ def _on_the_largest(document: AttributionDocument, known: Sequence[LinkRecord]) 
             part = "All of the mismatch"
         return Conclusion(
             "cause",
-            f"{part} is in {largest.name}, {largest.cause}.",
+            f"{part} is {largest.cause}.",
             largest.name,
             names_cause=True,
         )

@@ -8,7 +8,7 @@ from benchmarks.truth.bench import Bench
 from benchmarks.truth.case import Case, Outcome, Sentence, judge
 
 HEAD = Sentence("wrong-weights", "The engine ran with the lm_head of step 1.", names_cause=True)
-NUMERICS = Sentence("cause", "Most of it is engine against trainer numerics.", names_cause=True)
+NUMERICS = Sentence("cause", "Most of it is numerics between engine and trainer.", names_cause=True)
 UNSURE = Sentence("cannot-tell", "Cannot tell the weights from numerics with 16 rollouts.", names_cause=False)
 
 

@@ -53,7 +53,7 @@ def test_every_cause_has_a_short_name() -> None:
 def test_missing_scores_name_all_causes_between() -> None:
     assert cause_of_link("torch.trainer", "trainer") == PLACES[-1].cause
     joined = cause_of_link("rollout", "vllm.prefill")
-    assert joined.startswith("sampling-time state or decode against prefill: ")
+    assert joined.startswith("engine sampling against replay or decode against prefill: ")
     assert joined.endswith("; not told apart, because scores between these two are missing")
     for pair in (("rollout", "another.scorer"), ("trainer", "rollout"), ("rollout", REFERENCE)):
         assert cause_of_link(*pair) == f"any difference between {pair[0]} and {pair[1]}"

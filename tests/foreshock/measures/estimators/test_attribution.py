@@ -139,14 +139,14 @@ def test_scores_without_common_tokens_have_no_values() -> None:
 def test_merged_links_name_all_their_causes() -> None:
     scores = chain_scores(0)
     full = {link.name: link.cause for link in attribute(scores, OFFSETS).links}
-    assert full["vllm.decode/rollout"].startswith("sampling-time state")
+    assert full["vllm.decode/rollout"].startswith("engine sampling against replay")
     assert full["vllm.prefill/vllm.decode"].startswith("decode against prefill")
-    assert full["torch.trainer/vllm.prefill"].startswith("engine against trainer numerics")
+    assert full["torch.trainer/vllm.prefill"].startswith("numerics between engine and trainer")
     assert full["trainer/torch.trainer"].startswith("not reproduced")
     del scores["vllm.decode"], scores["torch.trainer"]
     collapsed = {link.name: link.cause for link in attribute(scores, OFFSETS).links}
-    assert collapsed["vllm.prefill/rollout"].startswith("sampling-time state or decode against prefill: ")
-    assert collapsed["trainer/vllm.prefill"].startswith("engine against trainer numerics or not reproduced: ")
+    assert collapsed["vllm.prefill/rollout"].startswith("engine sampling against replay or decode against prefill: ")
+    assert collapsed["trainer/vllm.prefill"].startswith("numerics between engine and trainer or not reproduced: ")
 
 
 def side_branch_scores(engine: float, trainer: float) -> dict[str, NDArray[np.float64]]:

@@ -41,7 +41,7 @@ def test_the_waterfall_of_a_replayed_run_is_drawn(visit: Visit, site: Site) -> N
     page = visit.open(site.url, site.replayed.address, unfold=True)
     assert drawn_traces(page, "attribution") >= 1
     assert page.locator('[data-figure$="/attribution.json"] svg.main-svg g.bars path').count() == 3
-    assert "engine against trainer numerics" in page.locator('[data-figure$="/attribution.json"]').inner_text()
+    assert "numerics between engine and trainer" in page.locator('[data-figure$="/attribution.json"]').inner_text()
     assert page.locator("#probes").get_by_text("done").count() == 1
     visit.assert_clean()
 

@@ -256,7 +256,7 @@ def attribution_at_seven(*links: LinkRecord) -> AttributionRecord:
 class TestAttribution:
     READ = attribution_at_seven(
         link("vllm.prefill/rollout", "decode against prefill", 0.0, 0.0, 0.0),
-        link("torch.trainer/vllm.prefill", "engine against trainer numerics", 1.04, 0.9, 1.1),
+        link("torch.trainer/vllm.prefill", "numerics between engine and trainer", 1.04, 0.9, 1.1),
         link("trainer/torch.trainer", "not reproduced", -0.04),
     )
 
@@ -280,7 +280,7 @@ class TestAttribution:
 
     def test_summary_and_notes_are_texts(self) -> None:
         figure = drawn(attribution_figure(self.READ, ("Over 64 of 128 rollouts.",)))
-        assert "engine against trainer numerics (torch.trainer/vllm.prefill): 104 %, interval 90 % to 110 %." in (
+        assert "numerics between engine and trainer (torch.trainer/vllm.prefill): 104 %, interval 90 % to 110 %." in (
             figure.summary
         )
         assert figure.caption.startswith("Step 7. Over 64 of 128 rollouts.")
