@@ -82,6 +82,10 @@ _K3: Final = (
 )  # fmt: skip
 
 
+LARGEST_OF_NUMERICS: Final = 0.1
+"""The largest k3 that quantised weights made in the recorded and the public cases; dropout can make more."""
+
+
 def _of_same_mismatch(k3: HealthyRange) -> tuple[HealthyRange, ...]:
     """Return the ranges of |d|, |Δp| and exp|d| that agree with a range of k3.
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from foreshock.api.diagnosis import DiagnosisCause
 from foreshock.diagnosis.wording import number
+from foreshock.ranges import LARGEST_OF_NUMERICS
 
 __all__ = ["FIRST_STEP", "FIRST_STEPS", "causes_of_course"]
 
@@ -32,11 +33,9 @@ _MOST_DRIFT = 0.35
 _LEAST_STEPS = 4
 # Growth still counts while the median of the newest 5 values is at least half of the level that k3 grew to.
 _STILL_THERE, _NEWEST = 0.5, 5
-_HEALTHY_START, _GROWTH, _STATIC = 1e-3, 8.0, 1.6
+_HEALTHY_START, _GROWTH, _STATIC = 1e-3, 8.0, 2.5
 # Of so many values the outer tenths may be noise.
 _MANY, _OUTER = 16, 0.1
-# The largest k3 that quantised weights made in the recorded and the public cases; dropout can make more.
-_LARGEST_OF_NUMERICS = 0.1
 # Other known causes already explain a k3 that is present since the first step.
 _OPEN = ("mismatch_everywhere", "no_reward_spread", "sampling_not_declared", "k3_per_entropy")
 
@@ -185,7 +184,7 @@ def _since_start(
             f"{quantity} is about the same in {which} ({number(values.min())} to {number(values.max())}): it was there "
             "before the first update and does not follow the learning rate, so it is not stale weights. "
         )
-        if typical <= _LARGEST_OF_NUMERICS:
+        if typical <= LARGEST_OF_NUMERICS:
             sentence += "Numerics of one side can be so large: a quantised engine, dropout in the scoring pass."
             advice = (
                 "Let the trainer score one batch twice: with dropout the two passes differ. Else compare the "
@@ -193,7 +192,7 @@ def _since_start(
             )
         else:
             sentence += (
-                f"It is larger than what quantised weights make (FP8: up to {_LARGEST_OF_NUMERICS:g}): one side "
+                f"It is larger than what quantised weights make (FP8: up to {LARGEST_OF_NUMERICS:g}): one side "
                 "computes something else, or scores other tokens or another context."
             )
             advice = (

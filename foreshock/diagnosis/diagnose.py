@@ -19,8 +19,8 @@ from foreshock.diagnosis.episodes import episodes_of, family_of
 from foreshock.diagnosis.history import NEWEST_STEPS, WINDOW_STEPS, AwaitedShards, History, PastAlert, at_lag_zero
 from foreshock.diagnosis.lags import AT_LAG_ZERO
 from foreshock.diagnosis.mismatch_order import order_in_words
-from foreshock.diagnosis.mismatch_rules import STEP_RULE
-from foreshock.diagnosis.odd_steps import cause_of
+from foreshock.diagnosis.mismatch_rules import PROBE, STEP_RULE
+from foreshock.diagnosis.odd_steps import ODD_STEPS, cause_of
 from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE, level_after_fall, where_to_look
 from foreshock.diagnosis.rule import CLIENT_LOSSES
 from foreshock.diagnosis.short import short_of
@@ -53,9 +53,13 @@ NOT_MEASURED: Final = frozenset(
         "raw_log_probs",
         "processed_log_probs",
         "shifted_log_probs",
+        "likelier_token_logged",
     }
 )
 """With one of these causes k3 is not the mismatch, however small it is."""
+
+_UNFINISHED: Final = frozenset({"aborted_responses", "unfinished_responses"})
+"""Faults of the data that leave k3 as it is; with one of them a run is not healthy."""
 
 MUCH_LONGER: Final = 3.0
 """The factor from which a healthy headline names that lengths have grown or shrunk over the newest steps."""
@@ -111,11 +115,13 @@ def diagnose(history: History) -> Diagnosis:
         since = min(each.onset for each in story)
         clauses = _of_alerts(story[0], grave, history, told)
         headline = _headline(f"{verdict.capitalize()} since step {since}", clauses)
-    elif fault := next((each for each in told if each.name in NOT_MEASURED and each.certainty == "shown"), None):
+    elif fault := _proven_fault(told):
         verdict, since = "warning", fault.evidence.get("first_step")
+        meaning = ", so that k3 is not the mismatch" if fault.name in NOT_MEASURED else ""
         clauses = [
-            f"{fault.title or fault.sentence}, so that k3 is not the mismatch",
+            f"{fault.title or fault.sentence}{meaning}",
             *_told(told, {fault.name}),
+            "" if meaning or not history.k3.steps else _k3_clause(history),
             _reward_clause(history, alerts),
         ]
         headline = _headline("Warning" if since is None else f"Warning since step {since}", clauses)
@@ -123,6 +129,16 @@ def diagnose(history: History) -> Diagnosis:
         # Each of these steps is over at the next one, so that no alert stays open.
         verdict = "warning"
         clauses = [*_told([each for each in told if each.explains]), _reward_clause(history, alerts)]
+        headline = _headline(f"Warning since step {since}", clauses)
+    elif (since := _above_since(history)) is not None and not blocking:
+        # So few steps that no rule on their mean is certain, but each of them is above the range.
+        verdict = "warning"
+        levels = f"{number(history.judged_k3)}, healthy to {number(history.healthy_end)}"
+        clauses = [
+            f"the mismatch (k3) is {levels}, in each of {len(history.course[0])} steps",
+            _of_mismatch(told),
+            _reward_clause(history, alerts),
+        ]
         headline = _headline(f"Warning since step {since}", clauses)
     elif blocking:
         verdict, since = "unknown", None
@@ -182,6 +198,19 @@ def _shortened(clause: str, room: int) -> str:
         return clause
     cut = max(clause.rfind(each, 0, room) for each in ("; ", ": ", ", "))
     return clause[:cut] if cut > 0 else f"{clause[: room - 1].rsplit(' ', 1)[0]}…"
+
+
+def _proven_fault(told: Sequence[DiagnosisCause]) -> DiagnosisCause | None:
+    """Return the first fault of the data that is proven and that makes a run unhealthy whatever k3 is."""
+    shown = (each for each in told if each.certainty == "shown")
+    return next((each for each in shown if each.name in NOT_MEASURED | _UNFINISHED), None)
+
+
+def _above_since(history: History) -> int | None:
+    """Return the first step of the window if k3 is above its range in every one of enough steps; None otherwise."""
+    steps, values, _ = history.course
+    is_above = len(steps) >= LEAST_MEASURED_STEPS and min(values) > history.healthy_end
+    return steps[0] if is_above and history.judged_k3 > history.healthy_end else None
 
 
 def _recurs_since(history: History) -> int | None:
@@ -268,8 +297,9 @@ def _of_alerts(
     told = _of_mismatch(causes, _SAID_BY.get(first.rule, ()))
     # A cause says more than when the alert was found, which the event says too.
     clauses = [_clause(first, history, "" if told else _found_later(first))]
-    if first.rule == WEIGHTS_DIFFER and told:
-        # The notary names the engine and what it holds.
+    is_over = _is_of_mismatch(first) and history.judged_k3 <= history.healthy_end
+    if told and (first.rule == WEIGHTS_DIFFER or (is_over and causes[0].name == ODD_STEPS)):
+        # The notary names the engine and what it holds, single steps that are over their k3.
         clauses, told = [told.removeprefix("the data show: ")], ""
     fall = next((each for each in grave if each.rule in REWARD_RULES), None)
     if fall is not None and first.rule not in REWARD_RULES:
@@ -293,7 +323,7 @@ def _clause(alert: PastAlert, history: History, when: str) -> str:
     if alert.rule in REWARD_RULES and history.reward.values and "before" in alert.evidence:
         fell, now = _fall_in_words(alert.evidence, history.reward.newest(TRAILING_VALUES))
         return fell + when + now
-    if family_of(alert.rule, alert.evidence) == "mismatch" and history.judged_k3 > history.healthy_end:
+    if _is_of_mismatch(alert) and history.judged_k3 > history.healthy_end:
         levels = f"{number(history.judged_k3)}, healthy to {number(history.healthy_end)}"
         return f"the mismatch (k3) is {levels}{when}"
     first_sentence = re.split(r"(?<=[.!?])\s+(?=[A-Z])|; ", alert.why, maxsplit=1)[0].rstrip(".!? ")
@@ -313,9 +343,18 @@ def _fall_in_words(evidence: Mapping[str, Any], now: float) -> tuple[str, str]:
 
 
 def _events(alerts: Sequence[PastAlert]) -> tuple[DiagnosisEvent, ...]:
-    """Return the newest alerts as events, oldest first; of an episode only the first one tells."""
+    """Return the newest alerts as events, oldest first; of an episode only the first one tells.
+
+    An open alert on a single step says nothing beside a graver one on the mismatch.
+    """
+    is_graver = any(each.is_open and each.severity != "info" and _is_of_mismatch(each) for each in alerts)
+    alerts = [each for each in alerts if not (is_graver and each.is_open and each.rule == STEP_RULE)]
     heads = {id(episode[0]): episode for episode in episodes_of(each for each in alerts if each.is_open)}
     return tuple(_event(each, heads.get(id(each), ())) for each in alerts[-_MOST_EVENTS:])
+
+
+def _is_of_mismatch(alert: PastAlert) -> bool:
+    return family_of(alert.rule, alert.evidence) == "mismatch"
 
 
 def _event(alert: PastAlert, episode: Sequence[PastAlert]) -> DiagnosisEvent:
@@ -410,7 +449,7 @@ def _untold(
     elif history.newest_lags.hides_numerics and history.k3_now > history.healthy_end:
         sentence = history.newest_lags.untold(history.k3_now)
         advice = "Log some rollouts of the newest weights, or probe a step that has a checkpoint (`foreshock probe`)."
-    elif history.judged_k3 > history.healthy_end:
+    elif history.judged_k3 > history.healthy_end and _above_since(history) is None:
         healthy = f"healthy to {number(history.healthy_end)}"
         sentence = f"{_k3_clause(history)}, {healthy}; more steps will tell if it stays"
         advice = "Wait for more steps, or log more rollouts a step."
@@ -576,6 +615,7 @@ def _next_steps(
     ]
     found += [each.what_to_do for each in causes]
     found += _to_doctor(causes, history)
+    found += [PROBE] if not grave and _above_since(history) is not None else []
     # What follows from the same cause has the same remedy.
     found += [each[0].what_to_do for each in episodes_of(grave) if each[0].rule != COLLAPSE_RULE]
     found += [each.what_to_do for each in missing]

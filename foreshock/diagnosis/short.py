@@ -37,6 +37,8 @@ def short_of(verdict: Verdict, headline: str, grave: Sequence[PastAlert], cause:
         news = f"reward {reward_number(float(fall.evidence['before']))} → {reward_number(now)} since step {fall.onset}"
         return _joined(f"{word}: ", [news, _growth(fall), cause], headline)
     first = grave[0]
+    if first.evidence.get("cause") == "mismatch" and history.judged_k3 <= history.healthy_end and cause:
+        return _joined("Mismatch: ", [cause.removeprefix("the data show: ")], headline)
     if first.evidence.get("cause") == "mismatch" and math.isfinite(history.judged_k3):
         news = f"k3 {number(history.judged_k3)}, healthy to {number(history.healthy_end)}, since step {first.onset}"
         return _joined("Mismatch: ", [news, cause], headline)

@@ -13,8 +13,8 @@ from foreshock.lint.checks.missing_engine import WITHOUT_ENGINE
 from foreshock.lint.checks.missing_trainer import PAD_ID, WITHOUT_TRAINER
 from foreshock.lint.checks.pairs import IDENTICAL
 from foreshock.lint.checks.places import BY_PLACE, EVERYWHERE
-from foreshock.lint.checks.ratio import MEAN_RATIO, PROCESSED
-from foreshock.lint.checks.responses import ABORTED, ALL_TRUNCATED, EMPTY
+from foreshock.lint.checks.ratio import LIKELIER, MEAN_RATIO, PROCESSED
+from foreshock.lint.checks.responses import ABORTED, ALL_TRUNCATED, EMPTY, UNFINISHED
 from foreshock.lint.checks.rewards import NO_SPREAD
 from foreshock.lint.checks.rounding import ROUNDED
 from foreshock.lint.checks.sampling import ENTROPY_OF_TRAINER, NOT_DECLARED, RAW
@@ -34,6 +34,7 @@ _ALL = (
     DIFFER,
     K3_PER_ENTROPY,
     PROCESSED,
+    LIKELIER,
     MEAN_RATIO,
     SHIFTED,
     PAD_ID,
@@ -50,6 +51,7 @@ _ALL = (
     NO_SPREAD,
     EMPTY,
     ABORTED,
+    UNFINISHED,
     ALL_TRUNCATED,
     ROUNDED,
 )

@@ -26,6 +26,7 @@ OF_BEHAVIOUR = {
     "shifted_log_probs": "the two log-probs belong to different tokens",
     "wrong_log_base": "the two log-probs are of different bases",
     "tokens_without_engine": "some tokens have no log μ",
+    "likelier_token_logged": "log μ is not that of the sampled tokens",
 }
 _INVALIDATING = OF_BEHAVIOUR | {
     "tokens_without_trainer": "some tokens have no log π",

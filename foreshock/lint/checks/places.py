@@ -21,6 +21,7 @@ from foreshock.lint.counting import LARGEST_D, Bools, Counting, Counts, Example,
 from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome, format_number, format_percent
 from foreshock.measures.inputs import lag_of_tokens, truncated_rollouts
 from foreshock.measures.statistics.clusters import keys_of_texts
+from foreshock.ranges import LARGEST_OF_NUMERICS
 from foreshock.rollouts.arrays import take_rows
 from foreshock.rollouts.schema import are_log_probs
 
@@ -346,7 +347,9 @@ def _check_everywhere(judging: Judging) -> Outcome:
     if abs(mean) >= _MEAN_NEAR and abs(t) >= _MEAN_T:
         # Not significant enough for `mean_ratio`: with that finding, this check is not made.
         sides = f"mean ρ is {ratio}, which these prompt groups do not tell from 1"
-    looks = "like numerics or like weights of another step"
+    looks = "like weights of another step"
+    if pairs.mean_k3 <= LARGEST_OF_NUMERICS:
+        looks = f"like numerics or {looks}"
     if float(np.median(levels)) > _LIKE_OTHER_ROWS * pairs.surprisal / pairs.tokens:
         looks = "like dropout, like weights of another step or model, or like rows in another order"
     seen = (
@@ -465,7 +468,7 @@ EVERYWHERE = Check(
     "the mismatch is alike at all positions",
     "k3 is what it is, and no single place, shift or temperature makes it.",
     "Let the trainer score one batch twice: with dropout the two passes differ. `foreshock doctor` with the "
-    "weights of this step and of earlier ones tells numerics (a quantised engine) from weights of another step.",
+    "weights of this step and of earlier ones tells numerics from weights of another step.",
     _check_everywhere,
     unless=_if_explained,
     proven=False,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreshock.lint.checks.declared import Declared
-from foreshock.lint.checks.pairs import NO_PAIRS, Pairs, if_invalid
+from foreshock.lint.checks.pairs import NO_PAIRS, OF_BEHAVIOUR, Pairs, if_copied, if_invalid
 from foreshock.lint.checks.responses import Rollouts
 from foreshock.lint.checks.rounding import RolloutRounding
 from foreshock.lint.counting import Counting, Counts, Piece
@@ -44,6 +44,8 @@ _LEAST_CUT = 0.002
 _CUT_LEVEL = 0.999
 _TOP_P_SLACK = 0.05
 _FAR_BELOW_SHARE = 0.02
+# The log-prob of the likeliest token is never below that of the sampled one, and far above it at many tokens.
+_NEARLY_NEVER_ABOVE, _FAR_SHARE_OF_LIKELIEST = 0.1, 0.2
 
 
 @dataclass
@@ -132,6 +134,24 @@ def _check_processed(judging: Judging) -> Outcome:
     return Finding("critical", seen, ratio.numbers(signs))
 
 
+def _check_likelier(judging: Judging) -> Outcome:
+    """Check for a log μ of another, likelier token than the sampled one."""
+    pairs, signs, ratio = judging[Pairs].tokens, judging[SignsOfD], _Ratio.of(judging)
+    if not pairs:
+        return NotChecked(NO_PAIRS)
+    if not ratio.tested:
+        return _too_few(ratio)
+    is_one_sided = signs.below >= _LEAST_CERTAIN and signs.above <= _NEARLY_NEVER_ABOVE * signs.below
+    if not (ratio.off and ratio.mean < 0 and is_one_sided) or signs.far_below < _FAR_SHARE_OF_LIKELIEST * signs.below:
+        return Clean()
+    seen = (
+        f"log μ is above log π by more than 0.01 at {signs.below:,} of {pairs:,} tokens, by more than "
+        f"{-_FAR_BELOW:g} at {signs.far_below:,}, and below it at {signs.above:,}. {ratio.text}. It looks like the "
+        "log-prob of the likeliest token of each position, or like a floor under log μ."
+    )
+    return Finding("critical", seen, ratio.numbers(signs) | {"far_below": signs.far_below})
+
+
 def _check_mean(judging: Judging) -> Outcome:
     """Check for a mean ρ off 1 for any other reason."""
     if not judging[Pairs].tokens:
@@ -145,6 +165,11 @@ def _check_mean(judging: Judging) -> Outcome:
         return Clean()
     seen = f"{ratio.text}, Student's t {format_number(ratio.t)}."
     return Finding("warning", seen, ratio.numbers(judging[SignsOfD]))
+
+
+def _if_otherwise_invalid(judging: Judging) -> str:
+    """Return why log μ is invalid for another reason than that it is another token's; else an empty string."""
+    return next((why for name, why in OF_BEHAVIOUR.items() if name != LIKELIER.name and judging.found(name)), "")
 
 
 def _too_few(ratio: _Ratio) -> NotChecked:
@@ -192,6 +217,14 @@ PROCESSED = Check(
     "Sample without truncation, or apply the same top-p, top-k and min-p to the trainer's distribution.",
     _check_processed,
     unless=if_invalid,
+)
+LIKELIER = Check(
+    "likelier_token_logged",
+    "log μ is not that of the sampled token (that of the likeliest one, or cut at a floor)",
+    "ρ of a token that was not the likeliest is too small: mean ρ is below 1 and k3 is large.",
+    "Log the entry of the sampled id, not the first one of the engine's top log-probs, and no floor or clamp.",
+    _check_likelier,
+    unless=lambda judging: if_copied(judging) or _if_otherwise_invalid(judging),
 )
 MEAN_RATIO = Check(
     "mean_ratio",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from foreshock.lint.counting import Counting, Counts
+from foreshock.lint.counting import Counting, Counts, Table
 from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome, format_percent
 from foreshock.measures.inputs import truncated_rollouts
+from foreshock.rollouts.arrays import row_sums
 
 if TYPE_CHECKING:
     from foreshock.measures.comparison import StepMeasurement
@@ -20,6 +21,11 @@ _ABORTED_SHARE, _LEAST_ABORTED = 0.05, 3
 _TRUNCATED_SHARE, _LEAST_ROLLOUTS = 0.99, 8
 _ABORTS = frozenset({"abort", "aborted", "cancelled", "error"})
 """Finish reasons of a response that the engine gave up, as vLLM, SGLang and slime name them."""
+# An id that ends this share of the finished responses and stands inside nearly none of them is an end of sequence.
+_END_SHARE, _LEAST_OF_END, _INSIDE_SHARE = 0.01, 3, 0.02
+_ENDED_SHARE, _UNFINISHED_SHARE, _LEAST_UNFINISHED = 0.5, 0.05, 10
+# A stop string ends many responses with one id; cut ones end with any.
+_LARGEST_OF_UNFINISHED = 0.25
 
 
 @dataclass
@@ -56,6 +62,71 @@ class Rollouts(Counts):
         truncated, known = measured.step.truncated_and_known()
         unseen = measured.step.rollouts - self.rollouts
         return replace(self, unseen=unseen, truncated=truncated, finish_known=known)
+
+
+class Ends(Table):
+    """By last token id of responses that are not said to be cut: responses, and those that have the id before too."""
+
+    COLUMNS = ("responses", "inside")
+
+
+class Longest(Table):
+    """Responses that are not said to be cut, at the largest length only: of many, an undeclared limit cut them."""
+
+    COLUMNS = ("responses",)
+
+    def __add__(self, other: Self) -> Self:
+        """Return the row of the larger length, or of both if they are equal."""
+        both = super().__add__(other)
+        return both.rows(both.keys == both.keys.max(initial=0))
+
+
+@dataclass
+class LastIds(Counts):
+    """The last token ids of the responses that are not said to be cut."""
+
+    ends: Ends = field(default_factory=Ends)
+    longest: Longest = field(default_factory=Longest)
+
+    def add_batch(self, counting: Counting) -> None:
+        """Count the last ids of a batch."""
+        batch = counting.batch
+        reasons = batch.finish_reasons or [None] * batch.num_rollouts
+        cut, _ = truncated_rollouts(batch)
+        gave_up = np.array([each in _ABORTS for each in reasons], np.bool_)
+        rows = np.flatnonzero(~cut & ~gave_up & (batch.response_lengths > 0))
+        ids, places = batch.response_token_ids, batch.response_offsets[rows + 1] - 1
+        rows, places = rows[batch.generated[places]], places[batch.generated[places]]
+        of_rows = np.zeros(batch.num_rollouts, ids.dtype)
+        of_rows[rows] = ids[places]
+        times = row_sums(ids == np.repeat(of_rows, batch.response_lengths), batch.response_offsets)[rows]
+        keep = of_rows[rows] >= 0
+        self.ends += Ends.of(of_rows[rows][keep], np.ones(keep.sum()), (times > 1)[keep])
+        self.longest += Longest.of(batch.response_lengths[rows][keep], np.ones(keep.sum()))
+
+
+def _check_unfinished(judging: Judging) -> Outcome:
+    """Check for responses that stop on an ordinary token, where most others stop on an end of sequence."""
+    ends = judging[LastIds].ends
+    responses, inside = ends.column("responses"), ends.column("inside")
+    total = float(responses.sum())
+    is_end = (responses >= max(_LEAST_OF_END, _END_SHARE * total)) & (inside <= _INSIDE_SHARE * responses)
+    others = responses[~is_end]
+    at_longest = float(judging[LastIds].longest.values.sum())
+    unfinished = int(others.sum()) - (int(at_longest) if at_longest >= _LEAST_OF_END else 0)
+    if (
+        unfinished < max(_LEAST_UNFINISHED, _UNFINISHED_SHARE * total)
+        or responses[is_end].sum() < _ENDED_SHARE * total
+        or others.max() > _LARGEST_OF_UNFINISHED * unfinished
+    ):
+        return Clean()
+    share = f"about {100.0 * unfinished / total:.0f} %"
+    seen = (
+        f"{unfinished:,} of {int(total):,} responses ({share}) end with one of {others.size:,} ordinary tokens, the "
+        f"others with one of {int(is_end.sum())} that stand nowhere else."
+    )
+    title = f"{share} of the responses are cut or aborted, and not logged so"
+    return Finding("warning", seen, {"unfinished": unfinished, "responses": total}, title=title)
 
 
 def _check_empty(judging: Judging) -> Outcome:
@@ -105,6 +176,15 @@ ABORTED = Check(
     "Leave them out of the update, or resume them: a pause for new weights aborts what is in flight.",
     _check_aborted,
     explains=False,
+)
+UNFINISHED = Check(
+    "unfinished_responses",
+    "responses are cut or aborted, and not logged so",
+    "Their last token is no end that the policy chose, and their rewards are those of unfinished answers.",
+    "Log finish_reason or length_cap. Leave aborted responses out of the update, or resume them.",
+    _check_unfinished,
+    explains=False,
+    yields_to=("all_truncated",),
 )
 ALL_TRUNCATED = Check(
     "all_truncated",

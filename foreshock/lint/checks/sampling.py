@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.lint.checks.declared import Declared
-from foreshock.lint.checks.pairs import OF_BEHAVIOUR
+from foreshock.lint.checks.pairs import OF_BEHAVIOUR, Pairs
 from foreshock.lint.checks.responses import Rollouts
 from foreshock.lint.checks.values import RolloutValues
 from foreshock.lint.counting import Bools, Counting, Counts, Floats, Piece, Table, largest
@@ -290,6 +290,10 @@ def _test(judging: Judging) -> tuple[Outcome, Outcome]:
             return NotChecked("`entropy` fits neither μ nor π, which are far apart: log that of μ"), other
     if judging[Declared].is_plain and not any(base in raw.seen for base in _BASES):
         return NotChecked(_CONTRADICTION), _contradiction(raw)
+    mean_above_one, _ = judging[Pairs].by_group.mean_and_t("ratio_minus_one")
+    if mean_above_one < 0.0 and judging.found("mean_ratio"):
+        # The mean is 1 if the trainer leaves out temperature and truncation too, and above 1 if it applies them.
+        return NotChecked("mean ρ is below 1, which raw log-probs do not make"), other
     return raw, other
 
 

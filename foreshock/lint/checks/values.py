@@ -210,7 +210,9 @@ def _check_finite(judging: Judging) -> Outcome:
             counted = ", ".join(f"{count:,} {_NON_FINITE[kind]}" for kind, count in found.items())
             parts.append(f"{name}: {counted} of {values.logged:,}{_place(values)}")
             numbers |= {f"{values.column}_{kind}": count for kind, count in found.items()}
-    return Finding("warning", "; ".join(parts) + ".", numbers) if parts else Clean()
+    all_of = [name for name, values in columns.items() if values.non_finite == values.logged]
+    title = f"all {' and '.join(all_of)} are NaN or infinite" if all_of else ""
+    return Finding("warning", "; ".join(parts) + ".", numbers, title=title) if parts else Clean()
 
 
 def _place(values: Values) -> str:
@@ -257,6 +259,7 @@ NON_FINITE = Check(
     "some log-probs are NaN or infinite",
     "These tokens are left out of every mean, so the measures do not show their cause.",
     "−inf of the trainer: it truncates (top-p, top-k) and the engine does not. −inf or NaN of the engine: it "
-    "scored tokens that it did not sample, or it overflowed. NaN of padding: set the response mask to 0 there.",
+    "scored tokens that it did not sample, or it overflowed. NaN of padding: set the response mask to 0 there. All "
+    "values: weights that became NaN.",
     _check_finite,
 )

@@ -12,6 +12,7 @@ from foreshock.api.diagnosis import Diagnosis, DiagnosisCause, MissingData, diag
 from foreshock.api.records import to_json
 from foreshock.diagnosis.diagnose import LEAST_MEASURED_STEPS, diagnose
 from foreshock.diagnosis.history import AwaitedShards, History, PastAlert, SteppedValues
+from foreshock.diagnosis.mismatch_rules import PROBE
 from foreshock.lint import CHECKS
 
 STEPS = range(40)
@@ -159,7 +160,14 @@ def test_too_little_is_unknown_and_says_what_is_missing() -> None:
 def test_k3_above_the_range_is_not_healthy_before_an_alert_fires() -> None:
     above = replace(HEALTHY, k3=SteppedValues([each + 5 for each in STEPS], [2e-3] * 40), model_kind="dense")
     found = diagnose(above)
+    assert (found.verdict, found.since) == ("warning", 5)
     assert found.headline == (
+        "Warning since step 5: the mismatch (k3) is 2.0e-3, healthy to 1.0e-3, in each of 40 steps; the reward, 0.90, "
+        "has not fallen."
+    )
+    assert found.next_steps[-1] == PROBE
+    once = diagnose(replace(above, k3=SteppedValues(list(STEPS), [5e-4, *[2e-3] * 39])))
+    assert once.headline == (
         "Unknown: the mismatch (k3) is 2.0e-3 in the newest 10 measured steps, healthy to 1.0e-3; more steps will tell "
         "if it stays; the reward, 0.90, has not fallen."
     )
@@ -258,7 +266,7 @@ def test_one_token_a_step_does_not_make_a_run_unhealthy() -> None:
     assert "is 2.0e-5 in the newest 10 measured steps without the largest token of each, and 0.10 with it" in (
         found.headline
     )
-    assert diagnose(replace(wild, k3_of_others=[0.1] * 40)).verdict == "unknown"
+    assert diagnose(replace(wild, k3_of_others=[0.1] * 40)).verdict == "warning"
 
 
 def test_a_small_k3_of_log_probs_that_did_not_sample_is_not_healthy() -> None:
@@ -440,7 +448,7 @@ def test_the_cause_has_room_in_the_headline() -> None:
         assert len(found.headline) <= 160
 
 
-def test_a_healthy_headline_names_aborted_responses() -> None:
+def test_a_run_with_many_aborted_responses_is_not_healthy() -> None:
     aborted = DiagnosisCause(
         name="aborted_responses",
         title="35 % of the responses were ended by an abort",
@@ -449,4 +457,25 @@ def test_a_healthy_headline_names_aborted_responses() -> None:
         explains=False,
     )
     found = diagnose(replace(HEALTHY, causes=(aborted,)))
-    assert found.headline.endswith("but 35 % of the responses were ended by an abort.")
+    assert found.verdict == "warning"
+    assert found.headline == (
+        "Warning: 35 % of the responses were ended by an abort; the mismatch (k3) is 2.0e-5 in the newest 10 measured "
+        "steps; the reward, 0.90, has not fallen."
+    )
+
+
+def test_single_bad_steps_that_are_over_are_told_in_place_of_their_alerts() -> None:
+    k3 = [2e-4] * 36 + [0.8, 0.8, 0.8, 2e-4]
+    heavy = replace(RISE, rule="tail_heavy", severity="critical", step=38,
+                    evidence={"cause": "mismatch", "onset_step": 36})  # fmt: skip
+    found = diagnose(replace(HEALTHY, k3=SteppedValues(list(STEPS), k3), alerts=(heavy,)))
+    assert found.headline == "Critical since step 36: k3 was 0.80 in steps 36 to 38, healthy since."
+    assert found.short == "Mismatch: k3 was 0.80 in steps 36 to 38, healthy since."
+
+
+def test_a_single_step_is_no_event_beside_a_graver_alert_on_the_mismatch() -> None:
+    step = replace(RISE, rule="mismatch_step", severity="info", evidence={"cause": "mismatch"})
+    grave = replace(RISE, evidence={"cause": "mismatch"})
+    assert [each.rule for each in diagnose(replace(HEALTHY, alerts=(step,))).events] == ["mismatch_step"]
+    (event,) = diagnose(replace(HEALTHY, alerts=(step, grave))).events
+    assert (event.rule, "mismatch step" in event.sentence) == ("mismatch_rise", False)

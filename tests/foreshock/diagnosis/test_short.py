@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from foreshock.diagnosis.diagnose import diagnose
-from foreshock.diagnosis.history import History
+from foreshock.diagnosis.history import History, SteppedValues
 from foreshock.diagnosis.short import MOST_CHARACTERS
 from tests.foreshock.diagnosis.test_diagnose import COLLAPSE, FLAT, HEALTHY, RISE, SHIFT
 
@@ -17,6 +17,7 @@ FELL = replace(
               "k3_after": 5e-3, "k3_onset_step": 12},
 )  # fmt: skip
 MISMATCH = replace(RISE, evidence={"cause": "mismatch", "onset_step": 17})
+ABOVE = replace(HEALTHY, k3=SteppedValues(HEALTHY.k3.steps, [2e-2] * 40))
 LONG = replace(SHIFT, title="the two log-probs are shifted by one token in a part of the rollouts of these steps")
 
 
@@ -30,12 +31,12 @@ LONG = replace(SHIFT, title="the two log-probs are shifted by one token in a par
             "Collapsed: reward 0.85 → 0.03 since step 25; k3 had grown × 250 since 12.",
         ),
         (
-            replace(HEALTHY, alerts=(MISMATCH,), causes=(SHIFT,)),
-            "Mismatch: k3 2.0e-5, healthy to 1.0e-3, since step 17.",
+            replace(ABOVE, alerts=(MISMATCH,), causes=(SHIFT,)),
+            "Mismatch: k3 2.0e-2, healthy to 1.0e-3, since step 17.",
         ),
         (
-            replace(HEALTHY, alerts=(MISMATCH,), causes=(LONG,)),
-            "Mismatch: k3 2.0e-5, healthy to 1.0e-3, since step 17.",
+            replace(ABOVE, alerts=(MISMATCH,), causes=(LONG,)),
+            "Mismatch: k3 2.0e-2, healthy to 1.0e-3, since step 17.",
         ),
         (History(), "Unknown: no step is complete yet."),
     ],

@@ -77,3 +77,27 @@ def test_aborted_responses_are_counted_and_in_the_title(batch: RolloutBatch) -> 
     assert "aborted_responses" not in infos(replace(batch, finish_reasons=list(few)))
     # Without reasons, nothing is known.
     assert "aborted_responses" in {check.name for check in lint_batch(batch).not_checked}
+
+
+@pytest.mark.parametrize(("cut", "found"), [(0.35, True), (0.0, False)])
+def test_responses_that_stop_on_ordinary_tokens_are_cut(cut: float, found: bool) -> None:
+    random = np.random.default_rng(1)
+    lengths = random.integers(5, 40, 128)
+    responses = [
+        [*random.integers(10, 60, length).tolist(), *([2] if random.random() > cut else [])] for length in lengths
+    ]
+    batch = RolloutBatch.from_lists([str(row) for row in range(128)], [[1]] * 128, responses)
+    assert ("unfinished_responses" in infos(batch)) is found
+    # The same with a limit that was not declared: the longest responses are cut by it.
+    limited = [response[:20] for response in responses]
+    batch = RolloutBatch.from_lists([str(row) for row in range(128)], [[1]] * 128, limited)
+    assert ("unfinished_responses" in infos(batch)) is False
+
+
+def test_stop_strings_and_removed_ends_of_sequence_are_not_cut() -> None:
+    random = np.random.default_rng(2)
+    texts = [random.integers(10, 60, length).tolist() for length in random.integers(5, 40, 128)]
+    stopped = [[*text, *([2] if row % 3 else [30, 31])] for row, text in enumerate(texts)]
+    for responses in (texts, stopped):
+        batch = RolloutBatch.from_lists([str(row) for row in range(128)], [[1]] * 128, responses)
+        assert "unfinished_responses" not in infos(batch)

@@ -10,7 +10,7 @@ import pytest
 from foreshock.api.steps import LintWarningRecord
 from foreshock.lint import lint_batch
 from foreshock.rollouts import BatchAttributes, RolloutBatch
-from tests.foreshock.lint.healthy import sampled_batch
+from tests.foreshock.lint.healthy import Policy, healthy_batch, sampled_batch
 from tests.foreshock.lint.test_corruptions import rounded_to_bfloat16
 
 
@@ -129,3 +129,14 @@ def test_versions_without_that_of_the_trainer_leave_the_lag_unknown() -> None:
     assert set(warnings_of(alone)) == {"lag_unknown"}
     known = replace(alone, attributes=replace(plain, trainer_weights_version=1))
     assert warnings_of(known) == {}
+
+
+@pytest.mark.parametrize("attributes", [BatchAttributes(), BatchAttributes(temperature=1.0, top_p=1.0)])
+def test_log_probs_of_the_likeliest_token_are_named_and_no_raw_ones(attributes: BatchAttributes) -> None:
+    batch = healthy_batch(4, Policy(sharpness=1.5, noise=0.01))
+    assert batch.rollout_log_probs is not None
+    logged = np.maximum(batch.rollout_log_probs, np.float32(-0.5))
+    found = warnings_of(replace(batch, rollout_log_probs=logged, attributes=attributes))
+    assert "likelier_token_logged" in found
+    assert not found.keys() & {"raw_log_probs", "mean_ratio", "mismatch_everywhere", "temperatures_differ"}
+    assert found["likelier_token_logged"].evidence["mean_ratio"] < 1
