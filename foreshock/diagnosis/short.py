@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -29,7 +30,7 @@ def short_of(verdict: Verdict, headline: str, grave: Sequence[PastAlert], cause:
         _, _, objection = headline.rstrip(".").partition("; but ")
         return _joined("Healthy: ", [", ".join(filter(None, parts)), objection and f"but {objection}"], headline)
     if not grave:
-        return _cut(headline)
+        return _first_clauses(headline)
     fall = next((each for each in grave if each.rule in (COLLAPSE_RULE, FALL_RULE)), None)
     if fall is not None and "before" in fall.evidence:
         now, _ = level_after_fall(fall.evidence, history.reward.newest(TRAILING_VALUES))
@@ -51,6 +52,15 @@ def _growth(fall: PastAlert) -> str:
     if fall.evidence.get("first") != "mismatch" or not after > baseline > 0.0:
         return ""
     return f"k3 had grown × {number(after / baseline)} since {fall.evidence['k3_onset_step']}"
+
+
+def _first_clauses(headline: str) -> str:
+    """Return the clauses of a headline that fit, the first one up to its last part that does, without parentheses."""
+    start, _, rest = re.sub(r" \([^)]*\)", "", headline).partition(": ")
+    first, *others = rest.rstrip(".").split("; ")
+    while len(start) + len(first) + len(": .") > MOST_CHARACTERS and ", " in first:
+        first = first.rpartition(", ")[0]
+    return _joined(f"{start}: ", [first, *others], headline)
 
 
 def _joined(start: str, parts: Sequence[str], headline: str) -> str:

@@ -61,3 +61,10 @@ def test_a_headline_without_numbers_is_cut_at_a_word() -> None:
     assert len(found) <= MOST_CHARACTERS
     assert found.endswith("…")
     assert diagnose(replace(HEALTHY, alerts=(other,))).headline.startswith(found[:-1])
+
+
+def test_a_long_first_clause_is_cut_at_a_part_and_loses_its_parentheses() -> None:
+    cut = replace(SHIFT, title="μ was truncated and π was not (processed log-probs)", evidence={"first_step": 1})
+    found = diagnose(replace(HEALTHY, causes=(cut,)))
+    assert "(processed log-probs), so that k3 is not the mismatch" in found.headline
+    assert found.short == "Warning since step 1: μ was truncated and π was not."
