@@ -216,7 +216,7 @@ def _short_rollout() -> Outcome:
             wait_until(lambda: bool(reader.diagnosis(run.id).missing), 20)
             arrived = [each.rollouts for each in reader.steps(run.id)]
             missing = [each.sentence for each in reader.diagnosis(run.id).missing if "did not arrive" in each.sentence]
-    is_ok = arrived == [127] * 6 and missing == ["6 logged items or rollouts did not arrive"]
+    is_ok = arrived == [127] * 6 and missing == ["6 of the logged items and rollouts did not arrive"]
     return Outcome(f"{arrived}; {missing}", is_ok)
 
 

@@ -36,6 +36,8 @@ _STILL_THERE, _NEWEST = 0.5, 5
 _HEALTHY_START, _GROWTH, _STATIC = 1e-3, 8.0, 2.5
 # Of so many values the outer tenths may be noise.
 _MANY, _OUTER = 16, 0.1
+# Dropout of 0.1 makes 0.3 and more, quantised weights 1e-2 and more.
+_LARGEST_OF_PRECISION = 1e-2
 # Other known causes already explain a k3 that is present since the first step.
 _OPEN = ("mismatch_everywhere", "no_reward_spread", "sampling_not_declared", "k3_per_entropy")
 
@@ -184,8 +186,11 @@ def _since_start(
             f"{quantity} is about the same in {which} ({number(values.min())} to {number(values.max())}): it was there "
             "before the first update and does not follow the learning rate, so it is not stale weights. "
         )
-        if typical <= LARGEST_OF_NUMERICS:
-            sentence += "Numerics of one side can be so large: a quantised engine, dropout in the scoring pass."
+        if typical <= _LARGEST_OF_PRECISION:
+            sentence += "Kernels or the precision of one side can make so much."
+            advice = "Compare the precisions: `foreshock doctor` with the step's weights tries those of either side."
+        elif typical <= LARGEST_OF_NUMERICS:
+            sentence += "A quantised engine can make so much, or little dropout in the scoring pass."
             advice = (
                 "Let the trainer score one batch twice: with dropout the two passes differ. Else compare the "
                 "precisions: `foreshock doctor` with the step's weights tries quantised weights and caches."

@@ -209,7 +209,7 @@ def _proven_fault(told: Sequence[DiagnosisCause]) -> DiagnosisCause | None:
 def _above_since(history: History) -> int | None:
     """Return the first step of the window if k3 is above its range in every one of enough steps; None otherwise."""
     steps, values, _ = history.course
-    is_above = len(steps) >= LEAST_MEASURED_STEPS and min(values) > history.healthy_end
+    is_above = len(steps) >= NEWEST_STEPS and min(values) > history.healthy_end
     return steps[0] if is_above and history.judged_k3 > history.healthy_end else None
 
 
@@ -309,6 +309,8 @@ def _of_alerts(
     if fall is not None and "before" in fall.evidence and family_of(first.rule, first.evidence) != "mismatch":
         # After the mismatch, the dates of the two tell their order.
         clauses.append(order_in_words(fall.evidence))
+    if fall is not None:
+        clauses += _of_lengths(history)
     others = sum(first not in episode and fall not in episode for episode in episodes_of(grave))
     if others > 0:
         clauses.append(plural(others, "more episode"))
@@ -407,7 +409,7 @@ def _missing(
         sentence = "no reward is logged, so that its fall cannot be seen"
         lesser.append(MissingData(sentence=sentence, what_to_do="Log rewards with the rollouts, or as a scalar."))
     for lost in (each for each in alerts if each.rule == CLIENT_LOSSES and each.is_open):
-        sentence = f"{lost.value:,.0f} logged items or rollouts did not arrive"
+        sentence = f"{lost.value:,.0f} of the logged items and rollouts did not arrive"
         lesser.append(MissingData(sentence=sentence, what_to_do=lost.what_to_do))
     of_kind = (each.evidence.get("cause") == "mismatch" for each in alerts if each.is_open)
     if history.model_kind is None and any(of_kind):

@@ -315,6 +315,10 @@ def _sharp_fall(state: RewardState, levels: _Levels, fraction: float, settings: 
     if bound >= min(threshold, before - fraction * (before - floor)):
         return None
     z = _deviations(before - mean, noise, len(after), min(onset, settings.before_values))
+    if slope is None and onset == settings.least_before:
+        # The first of the low rewards may be one of those that gave the level.
+        while onset > 1 and abs(values[onset - 1] - now) < 0.5 * (before - now):
+            onset -= 1
     needed = settings.z if levels.has_floor else settings.z_without_floor
     return Fall(onset, before, now, z) if z >= needed else None
 

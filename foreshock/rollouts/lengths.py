@@ -20,9 +20,8 @@ _SIDE_OF = {name: column.side for column in ROLLOUT_COLUMNS for name in (column.
 
 def left_out(count: int, total: int, first: str) -> str:
     """Return the sentence about `count` of `total` rollouts, of which `first` says what is wrong with the first."""
-    verb = "is" if count == 1 else "are"
     rule = "since the lists of a rollout must have equal lengths"
-    return f"{count:,} of {total:,} rollouts {verb} left out, {rule}: {first}"
+    return f"left out {count:,} of {total:,} rollout{'' if total == 1 else 's'}, {rule}: {first}"
 
 
 def without_unequal(columns: Mapping[str, Any]) -> tuple[dict[str, Any], NDArray[np.bool_] | None, str]:

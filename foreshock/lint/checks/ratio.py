@@ -45,7 +45,7 @@ _CUT_LEVEL = 0.999
 _TOP_P_SLACK = 0.05
 _FAR_BELOW_SHARE = 0.02
 # The log-prob of the likeliest token is never below that of the sampled one, and far above it at many tokens.
-_NEARLY_NEVER_ABOVE, _FAR_SHARE_OF_LIKELIEST = 0.1, 0.2
+_BEYOND_NOISE, _NEARLY_NEVER_ABOVE, _FAR_SHARE_OF_LIKELIEST = 0.2, 0.02, 0.2
 
 
 @dataclass
@@ -54,6 +54,7 @@ class SignsOfD(Counts):
 
     above: int = 0  # clearly above 0
     below: int = 0  # clearly below 0
+    above_noise: int = 0  # above what numerics give
     far_below: int = 0  # below what usual truncation can give
     certain: int = 0  # log μ = 0, and log π clearly below
 
@@ -66,6 +67,7 @@ class SignsOfD(Counts):
         certain = below & (behaviour >= np.float32(_CERTAIN))
         self.above += int(np.count_nonzero(d > np.float32(CLEARLY)))
         self.below += int(np.count_nonzero(below))
+        self.above_noise += int(np.count_nonzero(d > np.float32(_BEYOND_NOISE)))
         self.far_below += int(np.count_nonzero(d < np.float32(_FAR_BELOW)))
         self.certain += int(np.count_nonzero(certain))
         if counting.has_room("processed_log_probs"):
@@ -141,12 +143,13 @@ def _check_likelier(judging: Judging) -> Outcome:
         return NotChecked(NO_PAIRS)
     if not ratio.tested:
         return _too_few(ratio)
-    is_one_sided = signs.below >= _LEAST_CERTAIN and signs.above <= _NEARLY_NEVER_ABOVE * signs.below
-    if not (ratio.off and ratio.mean < 0 and is_one_sided) or signs.far_below < _FAR_SHARE_OF_LIKELIEST * signs.below:
+    is_far = signs.far_below >= max(_LEAST_CERTAIN, _FAR_SHARE_OF_LIKELIEST * signs.below)
+    if not (ratio.off and ratio.mean < 0 and is_far) or signs.above_noise > _NEARLY_NEVER_ABOVE * signs.below:
         return Clean()
     seen = (
-        f"log μ is above log π by more than 0.01 at {signs.below:,} of {pairs:,} tokens, by more than "
-        f"{-_FAR_BELOW:g} at {signs.far_below:,}, and below it at {signs.above:,}. {ratio.text}. It looks like the "
+        f"log μ is above log π by more than {CLEARLY:g} at {signs.below:,} of {pairs:,} tokens and by more than "
+        f"{-_FAR_BELOW:g} at {signs.far_below:,}, but below it by more than {_BEYOND_NOISE:g} at "
+        f"{signs.above_noise:,} only. {ratio.text}. It looks like the "
         "log-prob of the likeliest token of each position, or like a floor under log μ."
     )
     return Finding("critical", seen, ratio.numbers(signs) | {"far_below": signs.far_below})

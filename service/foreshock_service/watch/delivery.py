@@ -139,7 +139,7 @@ def alert_of_losses(session: Session, lost: events.ItemsLost) -> None:
         severity="warning",
         value=float(lost.lost),
         threshold=0.0,
-        why=f"{lost.lost:,} logged items or rollouts were rejected, dropped or invalid: this run lacks them.{reason}",
+        why=f"{lost.lost:,} of the logged items and rollouts did not arrive: rejected, dropped or invalid.{reason}",
         what_to_do="Read the trainer's log: the client logs each kind of problem once, and prints a summary when it "
         "closes. Rejected items are kept in the spool as files `.rejected`.",
         evidence={"lost": lost.lost},

@@ -217,5 +217,5 @@ def test_rollout_with_a_log_prob_too_few_is_left_out_and_the_others_stay(shape: 
     assert batch.reward.tolist() == [0.5]
     ((count, sentence),) = noted
     assert count == 1
-    assert sentence.startswith("1 of 2 rollouts is left out, since the lists of a rollout must have equal lengths: row")
+    assert sentence.startswith("left out 1 of 2 rollouts, since the lists of a rollout must have equal lengths: row")
     assert sentence.endswith("row 1, column `rollout_log_probs`: 2 values, but `response_token_ids` has 3")

@@ -312,9 +312,9 @@ def test_left_out_rollouts_are_missing_in_the_diagnosis(
     for folder, words in ((recording, []), (dumps, ["--allow-pickle"])):
         key = f"left out of {folder.name}"
         assert run(shared_service, str(folder), "--run-key", key, *words) == 0
-        assert "rollouts is left out, since the lists" in "".join(capsys.readouterr())
+        assert "rollouts, since the lists" in "".join(capsys.readouterr())
         named = run_named(shared_service, key)
         assert named["state"] == "finished"
         diagnosis = httpx.get(f"{shared_service.url}/v1/runs/{named['id']}/diagnosis", timeout=60).json()
         missing = [each["sentence"] for each in diagnosis["missing"]]
-        assert "1 logged items or rollouts did not arrive" in " ".join(missing), missing
+        assert "1 of the logged items and rollouts did not arrive" in " ".join(missing), missing

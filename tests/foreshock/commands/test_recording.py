@@ -86,7 +86,7 @@ def test_rollouts_whose_lists_differ_in_length_are_left_out_and_counted(tmp_path
 
     assert read_shard(file, BatchAttributes(), note_left_out=note).num_rollouts == 2
     rule = "since the lists of a rollout must have equal lengths"
-    assert notes == [(1, f"1 of 3 rollouts is left out, {rule}: step_0001.jsonl, row 1 (from 0)")]
+    assert notes == [(1, f"left out 1 of 3 rollouts, {rule}: step_0001.jsonl, row 1 (from 0)")]
     path.write_text(json.dumps(short))
     with pytest.raises(InvalidRolloutsError, match=r"has 1 values, .*, in step_0001\.jsonl"):
         read_shard(file, BatchAttributes(), note_left_out=note)

@@ -53,7 +53,7 @@ def test_growth_from_the_first_step_looks_like_weights_that_do_not_arrive() -> N
 
 def test_mismatch_since_the_first_step_is_static() -> None:
     static = np.array([0.0597, 0.0606, 0.0568, 0.0536])
-    assert "a quantised engine, dropout" in names(static)["static_mismatch"]
+    assert "A quantised engine can make so much, or little dropout" in names(static)["static_mismatch"]
     # No quantisation and no dropout makes so much: the sentence names no cause.
     assert "larger than what quantised weights make" in names(10 * static)["static_mismatch"]
     assert names(static / 1000) == {}

@@ -143,7 +143,10 @@ def test_an_undeclared_kind_of_model_is_told_beside_an_alert_of_the_mismatch() -
 def test_what_clients_lost_is_missing() -> None:
     alert = PastAlert("client_losses", "warning", 4, is_open=True, why="6 items", what_to_do="Read the log.", value=6.0)
     (missing,) = diagnose(replace(HEALTHY, alerts=(alert,))).missing
-    assert (missing.sentence, missing.what_to_do) == ("6 logged items or rollouts did not arrive", "Read the log.")
+    assert (missing.sentence, missing.what_to_do) == (
+        "6 of the logged items and rollouts did not arrive",
+        "Read the log.",
+    )
     assert not diagnose(replace(HEALTHY, alerts=(replace(alert, is_open=False),))).missing
 
 

@@ -163,7 +163,7 @@ def test_rollout_of_a_wrong_length_is_left_out_and_counted(tmp_path: Path) -> No
     ((number, note),) = imported.left_out
     assert number == 1
     rule = "since the lists of a rollout must have equal lengths"
-    assert note.startswith(f"1 of {count} rollouts is left out, {rule}: 45.pt, sample 1")
+    assert note.startswith(f"left out 1 of {count} rollouts, {rule}: 45.pt, sample 1")
 
 
 @pytest.mark.parametrize("words", [["import", "--run-key", "texts"], ["selfcheck"]])

@@ -140,5 +140,5 @@ def test_unequal_rollouts_of_a_table_with_ids_are_left_out_too(tmp_path: Path) -
     notes = list[str]()
     assert read_rollout_file(tmp_path / "step_0001.parquet", note=notes.append).sample_ids == ["a"]
     assert notes[0].startswith(
-        "1 of 2 rollouts is left out, since the lists of a rollout must have equal lengths: step_0001.parquet"
+        "left out 1 of 2 rollouts, since the lists of a rollout must have equal lengths: step_0001.parquet"
     )
