@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from benchmarks.bars import report_parts
-from benchmarks.diagnosis import collapses, field_kinds, histories, logs, reports, surges
+from benchmarks.diagnosis import collapses, field_kinds, histories, logs, reports, surfaces, surges
 
 FAMILIES = {
     "collapses": collapses.measure,
@@ -14,6 +14,7 @@ FAMILIES = {
     "field_kinds": field_kinds.measure,
     "histories": histories.measure,
     "reports": reports.measure,
+    "surfaces": surfaces.measure,
     "healthy_runs": histories.measure_healthy,
 }
 

@@ -294,9 +294,12 @@ def _of_alerts(
 ) -> list[str]:
     """Return the clauses of a headline: the oldest open alert of the worst severity, a fall of the reward, shown
     causes."""
-    told = _of_mismatch(causes, _SAID_BY.get(first.rule, ()))
+    said = _SAID_BY.get(first.rule, ())
+    told = _of_mismatch(causes, said)
     # A cause says more than when the alert was found, which the event says too.
     clauses = [_clause(first, history, "" if told else _found_later(first))]
+    if same := _told([each for each in causes if each.name in said]):
+        clauses = same[:1]
     is_over = _is_of_mismatch(first) and history.judged_k3 <= history.healthy_end
     if told and (first.rule == WEIGHTS_DIFFER or (is_over and causes[0].name == ODD_STEPS)):
         # The notary names the engine and what it holds, single steps that are over their k3.

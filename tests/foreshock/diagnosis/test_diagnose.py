@@ -482,3 +482,11 @@ def test_a_single_step_is_no_event_beside_a_graver_alert_on_the_mismatch() -> No
     assert [each.rule for each in diagnose(replace(HEALTHY, alerts=(step,))).events] == ["mismatch_step"]
     (event,) = diagnose(replace(HEALTHY, alerts=(step, grave))).events
     assert (event.rule, "mismatch step" in event.sentence) == ("mismatch_rise", False)
+
+
+def test_the_lint_says_of_invalid_values_what_their_alert_does_not() -> None:
+    alert = replace(RISE, rule="log_probs_not_finite", evidence={}, why="Some log-probs are NaN or placeholders.")
+    cause = replace(SHIFT, name="non_finite_log_probs", title="all trainer_log_probs are NaN or infinite")
+    assert diagnose(replace(HEALTHY, alerts=(alert,), causes=(cause,))).headline == (
+        "Warning since step 20: all trainer_log_probs are NaN or infinite."
+    )
