@@ -187,7 +187,7 @@ def _silent_regression(random: np.random.Generator) -> Story:
 
 def _grows(random: np.random.Generator) -> Story:
     # Mean |d| from 0.011 to 0.036 over 30 steps.
-    k3 = np.square(np.linspace(0.011, 0.036, 30) / 0.8) / 2
+    k3 = np.asarray(np.square(np.linspace(0.011, 0.036, 30) / 0.8) / 2, np.float64)
     return Story(
         "", closed(random, k3),
         lambda found: "static_mismatch" not in names(found) and "mismatch_jump" not in names(found)
@@ -238,7 +238,7 @@ def _gibberish_at_the_cap(random: np.random.Generator) -> Story:
 def _adapter_missing(random: np.random.Generator) -> Story:
     step = np.arange(1, 31)
     return Story(
-        "", closed(random, 2e-4 * (1.0 + 0.5 * (step - 1) ** 2)),
+        "", closed(random, np.asarray(2e-4 * (1.0 + 0.5 * (step - 1) ** 2), np.float64)),
         lambda found: names(found)[:1] == ["weights_not_delivered"] and found.verdict in ("warning", "critical"),
     )  # fmt: skip
 

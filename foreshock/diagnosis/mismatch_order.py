@@ -23,12 +23,14 @@ def mismatch_at_fall(
 
     The baseline is the median of the first half of the values before the onset (at least ten), the range that of their
     medians of three. k3 rises at the first median of three that is above twice the baseline and above the range, if all
-    later ones are too. ``first`` is "mismatch", "reward", "together", "no rise", "zero" or "unknown"; "zero": k3 is
-    exactly 0 in all steps, as with copied log-probs.
+    later ones are too. ``first`` is "mismatch", "reward", "together", "no rise", "zero" (k3 is exactly 0 in all
+    steps, as with copied log-probs), "not logged" or "unknown".
     """
     known = [(place, each) for place, each in enumerate(mismatch) if each is not None]
     before = [value for place, value in known if place < onset]
     after = [value for place, value in known if place >= onset]
+    if not known:
+        return {"first": "not logged"}
     if len(before) < LEAST_REFERENCE or not after:
         return {"first": "unknown"}
     if not any(value for _, value in known):
@@ -80,6 +82,8 @@ def order_in_words(evidence: Mapping[str, Any]) -> str:
         return f"the mismatch had not risen {until}"
     if first == "zero":
         return "k3 is exactly 0 in all steps, so that it tells nothing of the mismatch"
+    if first == "not logged":
+        return "the mismatch was not logged"
     return "too few steps measured the mismatch to tell if it rose first" if first else ""
 
 
