@@ -227,7 +227,7 @@ def _static(number: int, random: np.random.Generator) -> Story:
     level = float(np.exp(random.uniform(np.log(5e-3), np.log(0.6))))
     return Story(
         "static", closed(random, level * np.exp(0.03 * random.normal(size=STEPS))),
-        lambda found: names(found)[:1] == ["static_mismatch"] and "since step 1," in found.headline, 1,
+        lambda found: names(found)[:1] == ["static_mismatch"] and "since step 1:" in found.headline, 1,
     )  # fmt: skip
 
 

@@ -204,7 +204,7 @@ def _since_start(
                 "Let the trainer score one batch twice: with dropout the two passes differ. If they are equal, run "
                 "`foreshock doctor` with the step's weights: it tries what one side may do differently."
             )
-        title = f"a difference of one side since step {steps[0]}, not stale weights"
+        title = "a difference of one side, not stale weights"
         return _possible("static_mismatch", title, sentence, advice, evidence)
     early = values[: len(first_steps) or FIRST_STEPS]
     has_grown = first <= _HEALTHY_START and early[-1] >= _GROWTH * first and bool((np.diff(early) > 0).all())
