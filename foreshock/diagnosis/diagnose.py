@@ -81,8 +81,10 @@ _YIELDS: Final[Mapping[str, Collection[str]]] = {
 """Cause → the causes that replace it, since they say more about the same data."""
 
 _SAID_BY: Final[Mapping[str, Collection[str]]] = {
-    "log_probs_not_finite": ("placeholder_log_probs", "non_finite_log_probs")
+    "log_probs_not_finite": ("placeholder_log_probs", "non_finite_log_probs"),
+    "truncation_high": ("all_truncated",),
 }
+"""Rule → the causes that say what its alert says, and more."""
 
 _PLACE: Final = "mismatch_by_place"
 """The finding that says where the mismatch is, not what makes it."""
@@ -155,6 +157,8 @@ def diagnose(history: History) -> Diagnosis:
         # A probe's cause only says where a healthy mismatch comes from: no objection.
         objections = [*_told([each for each in told if each.source != "probe"]), *_of_lengths(history)]
         headline = _headline("Healthy", [_k3_clause(history), reward, *(f"but {each}" for each in objections)], last=1)
+        first, but, more = headline.partition("; but ")
+        headline = first + but + more.replace("; but ", "; and ")
     ordered = sorted(grave, key=lambda each: (severity_rank(each.severity), _told_first(each)))
     return Diagnosis(
         verdict=verdict,
@@ -314,6 +318,8 @@ def _of_alerts(
         clauses.append(order_in_words(fall.evidence))
     if fall is not None:
         clauses += _of_lengths(history)
+    elif said:
+        clauses += _told([each for each in causes if not each.explains], said)
     others = sum(first not in episode and fall not in episode for episode in episodes_of(grave))
     if others > 0:
         clauses.append(plural(others, "more episode"))
@@ -457,7 +463,7 @@ def _untold(
     elif history.judged_k3 > history.healthy_end and _above_since(history) is None:
         healthy = f"healthy to {number(history.healthy_end)}"
         sentence = f"{_k3_clause(history)}, {healthy}; more steps will tell if it stays"
-        advice = "Wait for more steps, or log more rollouts a step."
+        advice = "Wait for more steps, or run `foreshock doctor` with the weights of this one."
     else:
         return []
     return [MissingData(sentence=sentence, what_to_do=advice)]

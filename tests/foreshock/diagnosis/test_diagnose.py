@@ -241,7 +241,7 @@ def test_the_headline_names_what_makes_the_mismatch() -> None:
         ([100.0] * 40, 0.1, "has not fallen."),
         (
             np.linspace(90, 720, 40).tolist(), 0.22,
-            "; but responses have grown × 4.0 since step 0; but 22 % of the responses are cut.",
+            "; but responses have grown × 4.0 since step 0; and 22 % of the responses are cut.",
         ),
         ([400.0] * 20 + [40.0] * 20, 0.0, "; but responses have shrunk ÷ 10 since step 0."),
     ],
@@ -489,4 +489,12 @@ def test_the_lint_says_of_invalid_values_what_their_alert_does_not() -> None:
     cause = replace(SHIFT, name="non_finite_log_probs", title="all trainer_log_probs are NaN or infinite")
     assert diagnose(replace(HEALTHY, alerts=(alert,), causes=(cause,))).headline == (
         "Warning since step 20: all trainer_log_probs are NaN or infinite."
+    )
+
+
+def test_responses_that_are_all_cut_are_told_with_the_rewards_that_follow() -> None:
+    alert = replace(RISE, rule="truncation_high", evidence={"cause": "length"}, why="More than half are cut.")
+    cut = replace(SHIFT, name="all_truncated", title="every response was cut off", explains=False)
+    assert diagnose(replace(HEALTHY, alerts=(alert,), causes=(cut, replace(FLAT, explains=False)))).headline == (
+        "Warning since step 20: every response was cut off; no group has a spread."
     )
