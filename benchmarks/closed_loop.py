@@ -16,7 +16,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,14 +41,12 @@ from examples.collapses.leads import episodes
 from examples.collapses.results import RESULTS as COLLAPSES
 from examples.collapses.results import Result, read_results
 from examples.collapses.summary import Summary, closed_steps, summarize
-from foreshock.api.watch import EffectRecord, Favoured, RemedyRecord
 from foreshock.backtest.replay import lost_learning_rate, replay_run, scales_under_apply
 from foreshock.backtest.scoring import Score, score
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration, WarningState, advance
 from foreshock.diagnosis.lags import LAG_KEY
 from foreshock.diagnosis.mismatch_rules import K3
 from foreshock.diagnosis.quantities import LAST_STEP_KEY
-from foreshock.learning_rate.remedies import favoured
 
 CONFIGURATION = WarningConfiguration.for_model("dense")
 FACTORS = (1.0, 2.0, 4.0, 6.0, 8.0, 16.0)
@@ -58,9 +56,6 @@ on the tuning part for the most hits at no more than one false alarm per 1,000."
 MOST_LOST = 0.05
 NO_RIVALS: Sequence[Arm] = ("twin", "cosine", "advice", "advice-mis")
 """Arms that are not rivals of the advice's reward: they have no mismatch, a planned end, or the advice itself."""
-BETTER_REMEDY: Mapping[str, Favoured] = {"lag8-lr0.0001": "correction", "lag4-lr0.0002": "rate"}
-"""The better remedy by the last rewards: masking is above the advice in `lag8`, below it in `lag4`
-(docs/closed-loop.md)."""
 
 
 def run() -> int:
@@ -71,7 +66,7 @@ def run() -> int:
     for setting in (*SETTINGS, *HARM):
         _print_setting(console, found, setting)
     bars = _bars(found)
-    bars |= _remedies(results) | _recorded(console)
+    bars |= _recorded(console)
     if os.environ.get("MAKE_AGAIN"):
         bars["equal"] = _equal(results)
     measured = {name: value for name, value in bars.items() if not math.isnan(value)}
@@ -79,7 +74,7 @@ def run() -> int:
     return 0 if all(measured[name] for name in measured if name not in FIGURES) else 1
 
 
-FIGURES = ("hits", "collapses", "false_per_1000", "curves", "logs", "remedy_right_lag8", "remedy_right_lag4")
+FIGURES = ("hits", "collapses", "false_per_1000", "curves", "logs")
 """Printed values without a bar."""
 
 
@@ -180,40 +175,6 @@ def _with_mismatch(*, planned: bool = False) -> Iterator[list[ClosedStep]]:
             plan = {LAST_STEP_KEY: float(steps[-1].step)} if planned else {}
             found.append(ClosedStep(step.step, {**step.values, K3: k3, **lags, **plan}))
         yield found
-
-
-def _remedies(results: Mapping[str, Result]) -> dict[str, float]:
-    """Return the share of steps, from the 20th on, at which the favoured remedy is the better one.
-
-    Uses recorded runs with the advice. The effect of masking is not recorded; judged is whether updates rule it out.
-    """
-    shares = {}
-    for setting, better in BETTER_REMEDY.items():
-        right = []
-        for name, result in results.items():
-            if not name.startswith(f"{setting}-advice-seed"):
-                continue
-            state, last_step = WarningState(), float(result.settings["steps"])
-            for each in closed_steps(result):
-                planned = {**each.values, LAST_STEP_KEY: last_step}
-                state, _ = advance(state, ClosedStep(each.step, planned), CONFIGURATION)
-                found = favoured(state.loop, CONFIGURATION.loop, _KEEPS_ALL)
-                if each.step >= 20 and found.favours is not None:
-                    right.append(found.favours == better)
-        shares[f"remedy_right_{setting.partition('-')[0]}"] = round(float(np.mean(right)), 2) if right else math.nan
-    return shares
-
-
-_KEEPS_ALL = (
-    RemedyRecord(
-        correction="sequence_mis",
-        threshold="2",
-        expected=EffectRecord(
-            kept_sequences=1.0, kept_low=1.0, kept_high=1.0, kept_tokens=1.0, ess=1.0, distortion=0.0,
-            uncorrected_distortion=0.0,
-        ),
-    ),
-)  # fmt: skip
 
 
 def _early_warning(console: Console, results: dict[str, Result], runs: Sequence[Summary], part: str) -> Score:

@@ -6,7 +6,8 @@ from typing import Any, Final, Literal
 
 from foreshock.api.records import Measured, Record, described, parse
 from foreshock.json_values import number_or_nan
-from foreshock.learning_rate.advice import Advice, Applied, Author, DecisionKind
+from foreshock.learning_rate.advice import Advice, Applied, DecisionKind
+from foreshock.learning_rate.levers import BESIDE_THE_RATE, Author, BesideTheRate, Correction, Lever, Rollback, value_of
 from foreshock.model_kind import ModelKind
 from foreshock.severity import Severity
 
@@ -93,8 +94,17 @@ class RemedyRecord(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class LeverReport:
+    """What a trainer last reported of a lever: the value that it uses (None: as configured), or why it refuses."""
+
+    step: int
+    done: Correction | Rollback | None = None
+    refused: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AdviceRecord:
-    """The learning-rate advice, the next step at which the service lowers the rate, and what the trainer applied.
+    """The advice of all levers, the next step at which the service lowers the rate, and what the trainer applied.
 
     `learning_rate_sum` is Σ η up to the newest closed step, None if no learning rate is logged. `also` has what
     corrections would do to that step, if something is beyond its set point; `favours` is what the evidence is for, None
@@ -109,13 +119,17 @@ class AdviceRecord:
     also: tuple[RemedyRecord, ...] = ()
     favours: Favoured | None = None
     favours_why: str = ""
+    reported: Mapping[BesideTheRate, LeverReport] = field(default_factory=dict)
 
 
 def advice_record(value: Mapping[str, Any]) -> AdviceRecord:
-    """Parse the advice. Raises KeyError, TypeError or ValueError if it is invalid."""
+    """Parse the advice of all levers, or of the rate. Raises KeyError, TypeError or ValueError if it is invalid."""
+    advice = Advice.from_json(value)
+    reports = {name: (value.get(name) or {}).get("applied") for name in BESIDE_THE_RATE}
+    value = value.get("rate") or value
     applied = value.get("applied")
     return AdviceRecord(
-        Advice.from_json(value),
+        advice,
         number_or_nan(value.get("advised_scale", value.get("scale"))),
         value.get("next_decay_step"),
         None if applied is None else Applied.from_json(applied),
@@ -123,7 +137,12 @@ def advice_record(value: Mapping[str, Any]) -> AdviceRecord:
         tuple(parse(RemedyRecord, each) for each in value.get("also") or ()),
         value.get("favours"),
         str(value.get("favours_why") or ""),
+        {name: _report(name, report) for name, report in reports.items() if report is not None},
     )
+
+
+def _report(lever: BesideTheRate, value: Mapping[str, Any]) -> LeverReport:
+    return LeverReport(int(value["step"]), value_of(lever, value.get("done")), value.get("refused"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +156,9 @@ class DecisionRecord(Record):
     reason: str
     author: Author
     made_at_us: int
+    lever: Lever = "rate"
+    value: float | Correction | Rollback | None = None
+    """the value from the step on: of the control loop's scale, of a correction or of a rollback"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

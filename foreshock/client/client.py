@@ -38,7 +38,7 @@ from foreshock.client.reporting import Counters, DeliveryStatus, Failures, LogOn
 from foreshock.client.settings import ClientSettings
 from foreshock.errors import ConfigurationError
 from foreshock.fingerprint import Fingerprint, with_precision
-from foreshock.learning_rate.advice import AdviceMode
+from foreshock.learning_rate.levers import AdviceMode, BesideTheRate, Value
 from foreshock.model_kind import ModelKind
 from foreshock.notary.compare import Holding
 from foreshock.notary.pieces import Tensors
@@ -168,6 +168,9 @@ class Client:
         autocast: str | None = None,
         head_dtype: str | None = None,
         advice_mode: AdviceMode | None = None,
+        correction_mode: AdviceMode | None = None,
+        rollback_mode: AdviceMode | None = None,
+        correction: str | None = None,
         scalar_names: Mapping[str, str] | None = None,
         tags: Sequence[str] = (),
         note: str | None = None,
@@ -188,8 +191,10 @@ class Client:
         `attributes` (sampling defaults, logprobs mode, …) apply to every batch without its own. Without this call the
         first logged item starts the run. `model_kind` ("dense", "moe") decides which healthy ranges hold; None: that of
         a logged checkpoint. `scalar_names` maps watched scalars to your own names: `{"reward": "my/score"}`.
-        `advice_mode` is the mode of a new run, None: "shadow". A restart keeps the run's mode, which an operator may
-        have switched, and logs a warning if it asks for another one. `tags` and `note` are shown in the list of runs;
+        `advice_mode` is the mode of a new run's learning rate, None: "shadow". A restart keeps the run's mode, which an
+        operator may have switched, and logs a warning if it asks for another one. `correction_mode` and `rollback_mode`
+        are those of the other levers, until somebody chooses one; `correction` is the correction to advise if any, such
+        as "sequence_mis:2", None: token TIS. `tags` and `note` are shown in the list of runs;
         `baseline` is the id of a run to compare with.
 
         `master_dtype`, `autocast` and `head_dtype` ("float32", "bfloat16", "float16", or torch's dtypes) are the
@@ -203,7 +208,8 @@ class Client:
         description = {
             "name": name, "model": model, "trainer": trainer, "engine": engine, "hardware": hardware,
             "initial_learning_rate": initial_learning_rate, "length_cap": length_cap, "model_kind": model_kind,
-            "advice_mode": advice_mode, "scalar_names": None if scalar_names is None else dict(scalar_names),
+            "advice_mode": advice_mode, "correction_mode": correction_mode, "rollback_mode": rollback_mode,
+            "correction": correction, "scalar_names": None if scalar_names is None else dict(scalar_names),
             "tags": list(tags) or None, "note": note, "baseline": baseline,
         }  # fmt: skip
         precision = {"master_dtype": master_dtype, "autocast": autocast, "head_dtype": head_dtype}
@@ -371,6 +377,14 @@ class Client:
         body = deliveries.acknowledgement_body(revision, step, applied_learning_rate, applied_scale)
         self._log_delivery("an acknowledgement", deliveries.acknowledgement(self._started(), body))
         self.newest_step = max(self.newest_step, int(step))
+
+    @never_raises
+    def report_lever(
+        self, revision: int, step: int, lever: BesideTheRate, done: Value | None = None, refused: str | None = None
+    ) -> None:
+        """Report the value of a lever that is used at `step`, or why the advised one is refused."""
+        body = deliveries.lever_report_body(revision, step, lever, done, refused)
+        self._log_delivery("an acknowledgement", deliveries.acknowledgement(self._started(), body))
 
     @never_raises
     def finish(self, *, failed: bool = False) -> None:

@@ -10,7 +10,7 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from foreshock.changes import CHANGE_KINDS
@@ -20,6 +20,7 @@ from foreshock.digests import weights_digest
 from foreshock.errors import ConfigurationError
 from foreshock.fingerprint import Fingerprint
 from foreshock.json_values import finite_or_none, given, json_bytes
+from foreshock.learning_rate.levers import BesideTheRate, Value
 from foreshock.model_kind import MODEL_KINDS, known_model_kind, model_kind_of_folder
 from foreshock.notary.compare import Holding
 from foreshock.notary.pieces import Tensors
@@ -36,6 +37,7 @@ BEGAN = "began_at_us"
 _OF_ATTEMPT = ("key", "resume_step", "heartbeats", BEGAN)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _SLICE_BYTES = 256 * 1024
+_LONGEST_REFUSAL = 200
 
 Kind = Literal[
     "register", "rollouts", "statistics", "scalars", "checkpoint", "change", "weights", "state", "acknowledgement"
@@ -52,7 +54,7 @@ _REQUESTS: Mapping[Kind, re.Pattern[str]] = {
     "change": re.compile(rf"PUT /v1/runs/\{{run\}}/changes/\d+/({'|'.join(CHANGE_KINDS)})"),
     "weights": re.compile(rf"PUT {_STEP}/weights"),
     "state": re.compile(r"PATCH /v1/runs/\{run\}"),
-    "acknowledgement": re.compile(r"POST /v1/runs/\{run\}/lr-advice/ack"),
+    "acknowledgement": re.compile(r"POST /v1/runs/\{run\}/(lr-)?advice/ack"),
 }
 """Method and path of each kind. No other request is read back from a disk: files in a folder may be planted."""
 
@@ -359,9 +361,26 @@ def acknowledgement_body(
     return body
 
 
+def lever_report_body(
+    revision: int,
+    step: int,
+    lever: BesideTheRate,
+    done: Value | None,
+    refused: str | None,
+    attempt: int | None = None,
+) -> dict[str, Any]:
+    """Return the report of what a trainer did with a lever at a step; the attempt only if it is given."""
+    used = None if done is None else asdict(done)
+    body = {"revision": int(revision), "step": int(step), "lever": lever, "done": used}
+    # One line, as the service takes it: a reason may be the text of an exception.
+    reason = None if refused is None else " ".join(refused.split())[:_LONGEST_REFUSAL] or "no reason given"
+    return body | given({"refused": reason, "attempt": attempt})
+
+
 def acknowledgement(registration: Registration, body: Mapping[str, Any]) -> Delivery:
-    """Return the delivery that reports the applied learning rate, see `acknowledgement_body`."""
-    return Delivery("acknowledgement", registration, "POST", "/v1/runs/{run}/lr-advice/ack", body=json_bytes(body))
+    """Return the delivery that reports what was applied: the learning rate, or with a `lever` another one."""
+    path = f"/v1/runs/{{run}}/{'advice' if 'lever' in body else 'lr-advice'}/ack"
+    return Delivery("acknowledgement", registration, "POST", path, body=json_bytes(body))
 
 
 def check_whole_number(name: str, value: object) -> None:

@@ -52,7 +52,7 @@ from foreshock.diagnosis.update_noise import UpdateToNoise
 from foreshock.errors import ServiceUnavailable, WrongService
 from foreshock.json_values import given
 from foreshock.layer_divergence import LayerComparison
-from foreshock.learning_rate.advice import AdviceMode
+from foreshock.learning_rate.levers import AdviceMode, Lever
 from foreshock.model_kind import ModelKind
 from foreshock.retry import Backoff, retry
 from foreshock.routing import RoutingComparison
@@ -352,12 +352,12 @@ class Reader:
         return self._get("/v1/rules", _record(RulesRecord), model_kind=model_kind, of_project=False)
 
     def advice(self, run: str, *, step: int | None = None) -> AdviceRecord:
-        """Return the learning-rate advice for a step (None: the newest). Trainers use `AdviceFeed`, which never
+        """Return the advice of all levers for a step (None: the newest). Trainers use `AdviceFeed`, which never
         waits."""
-        return self._get(_of_run(run, "lr-advice"), advice_record, step=step)
+        return self._get(_of_run(run, "advice"), advice_record, step=step)
 
     def decisions(self, run: str) -> Iterator[DecisionRecord]:
-        """Yield the log of decisions on the learning rate, oldest first."""
+        """Yield the log of decisions on all levers, oldest first."""
         return self._items(_of_run(run, "lr-advice/decisions"), _record(DecisionRecord))
 
     # Probes.
@@ -376,23 +376,25 @@ class Reader:
 
     # Changes.
 
-    def set_advice_mode(self, run: str, mode: AdviceMode) -> RunRecord:
-        """Set whether the trainer follows the advice ("apply") or it is only shown ("shadow"), and return the run."""
-        return self._change("PATCH", _of_run(run), run_record, advice_mode=mode)
+    def set_advice_mode(self, run: str, mode: AdviceMode, *, lever: Lever = "rate") -> RunRecord:
+        """Set whether the trainer follows a lever ("apply") or it is only shown ("shadow"), and return the run."""
+        name = "advice_mode" if lever == "rate" else f"{lever}_mode"
+        return self._change("PATCH", _of_run(run), run_record, **{name: mode})
 
-    def hold(self, run: str, reason: str) -> AdviceRecord:
-        """Freeze the learning rate, and return the advice that follows; `reason` is kept in the log of decisions.
+    def hold(self, run: str, reason: str, *, lever: Lever = "rate") -> AdviceRecord:
+        """Freeze a lever, and return the advice that follows; `reason` is kept in the log of decisions.
 
         Raises Rejected (409) if the decision changes nothing, or the run has ended. The key needs `admin`.
         """
-        return self._change("POST", _of_run(run, "lr-advice/decisions"), advice_record, kind="hold", reason=reason)
+        path = _of_run(run, "advice/decisions")
+        return self._change("POST", path, advice_record, lever=lever, kind="hold", reason=reason)
 
     def halve(self, run: str, reason: str) -> AdviceRecord:
         """Halve the learning rate, and return the advice that follows; `reason` is kept in the log of decisions.
 
         Raises Rejected (409) if the run has ended. The key needs `admin`.
         """
-        return self._change("POST", _of_run(run, "lr-advice/decisions"), advice_record, kind="halve", reason=reason)
+        return self._change("POST", _of_run(run, "advice/decisions"), advice_record, kind="halve", reason=reason)
 
     def request_probe(
         self,

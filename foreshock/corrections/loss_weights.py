@@ -72,4 +72,5 @@ def weights(
     if correction.effect == "dropped":
         found = xp.where((wide > upper) | (wide < lower), xp.zeros_like(found), found)
     found = xp.where(kept, xp.where(measured, found, xp.ones_like(found)), xp.zeros_like(found))
-    return found.to(values.dtype) if xp is not np else found.astype(values.dtype, copy=False)
+    typed: Array = found.to(values.dtype) if xp is not np else found.astype(values.dtype, copy=False)
+    return typed

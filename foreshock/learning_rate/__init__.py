@@ -1,4 +1,4 @@
-"""Follow the learning-rate advice: a feed that polls it, and functions that apply its scale to an optimizer.
+"""Follow the advice: a feed that polls it, and functions that apply its scale to an optimizer.
 
 Its names are imported when they are first used. None of them imports torch.
 """
@@ -19,11 +19,14 @@ if TYPE_CHECKING:
         restore_base,
     )
     from foreshock.learning_rate.feed import AdviceFeed
+    from foreshock.learning_rate.levers import Correction, Rollback
 
 __all__ = [
     "Advice",
     "AdviceAlert",
     "AdviceFeed",
+    "Correction",
+    "Rollback",
     "applied_learning_rates",
     "applied_scales",
     "apply_scale",
@@ -39,6 +42,8 @@ __getattr__ = lazy_names(
         "Advice": "foreshock.learning_rate.advice",
         "AdviceAlert": "foreshock.learning_rate.advice",
         "AdviceFeed": "foreshock.learning_rate.feed",
+        "Correction": "foreshock.learning_rate.levers",
+        "Rollback": "foreshock.learning_rate.levers",
         "applied_learning_rates": _APPLY,
         "applied_scales": _APPLY,
         "apply_scale": _APPLY,

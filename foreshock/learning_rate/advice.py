@@ -1,21 +1,21 @@
-"""The service's advice, which gives `scale(step)` for any step, and the trainer's acknowledgement of it."""
+"""The service's advice, which gives the value of each lever at any step, and the trainer's acknowledgement of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from foreshock.json_values import json_value
+from foreshock.learning_rate.levers import BESIDE_THE_RATE, UNMOVED, BesideTheRate, Correction, LeverState, Rollback
 from foreshock.learning_rate.schedule import DECAY_FACTOR, DECAY_FLOOR, Point, Schedule, point_at
 from foreshock.ranges import threshold_number
 
-AdviceMode = Literal["shadow", "apply"]
 AdvicePhase = Literal["warming", "watching", "decaying", "floor", "held"]
-Author = Literal["detector", "operator", "trainer"]
-OperatorKind = Literal["halve", "raise", "hold", "release"]
-DecisionKind = Literal["surge", "retract", "loop", "halve", "raise", "hold", "release", "rewind", "mode"]
+OperatorKind = Literal["halve", "raise", "hold", "release", "set"]
+"""`halve` and `raise` are of the rate, `set` of the other levers; the others of each."""
+DecisionKind = Literal["surge", "retract", "loop", "halve", "raise", "hold", "release", "rewind", "mode", "set"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class AdviceAlert:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One answer of `GET /v1/runs/{run}/lr-advice`.
+    """One answer of `GET /v1/runs/{run}/advice`: the rate, and the levers beside it.
 
     `points` are absolute: the scale of a step does not depend on when, how often or in which order answers arrived.
     Without further answers it never rises: halvings follow `schedule`, and the loop continues its last fall for a few
@@ -64,6 +64,10 @@ class Advice:
     factor: float = DECAY_FACTOR
     floor: float = DECAY_FLOOR
     points: tuple[Point, ...] = ()
+    correction: LeverState = UNMOVED
+    rollback: LeverState = UNMOVED
+    remedy: str = "nothing"
+    why: str = ""
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -78,9 +82,21 @@ class Advice:
         """Return the factor to apply at `step`: `advised_scale`, or 1.0 in shadow mode."""
         return self.advised_scale(step) if self.mode == "apply" else 1.0
 
+    def corrected(self, step: int) -> Correction | None:
+        """Return the correction to apply at `step`; None: as the trainer is configured."""
+        value = self.correction.at(step)
+        return value if isinstance(value, Correction) else None
+
+    def rolled_back(self, step: int) -> Rollback | None:
+        """Return the checkpoint to go back to at `step`; None: go on."""
+        value = self.rollback.at(step)
+        return value if isinstance(value, Rollback) else None
+
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Advice:
-        """Parse an answer's body, or `to_json()`. Raises ValueError, KeyError or TypeError if it is invalid."""
+        """Parse a body of `advice` or `lr-advice`, or `to_json()`. Raises ValueError, KeyError or TypeError."""
+        if isinstance(value.get("rate"), Mapping):
+            value = {**value, **value["rate"]}
         schedule = value.get("schedule")
         observed = value.get("observed_step")
         requested = value.get("want_weights_at_step")
@@ -103,6 +119,9 @@ class Advice:
             factor=factor,
             floor=floor,
             points=tuple(sorted(map(Point.from_json, value.get("points") or ()), key=attrgetter("step"))),
+            remedy=str(value.get("remedy") or "nothing"),
+            why=str(value.get("why") or ""),
+            **{name: LeverState.from_json(name, value.get(name) or {}) for name in BESIDE_THE_RATE},
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -140,6 +159,38 @@ class Applied:
         if self.scale is None:
             return f"applied the learning rate {threshold_number(self.learning_rate)} at step {self.step}"
         return f"applied {self.scale:g} at step {self.step} (learning rate {threshold_number(self.learning_rate)})"
+
+
+class Report(Protocol):
+    """What a trainer reported of a lever beside the rate."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def done(self) -> Correction | Rollback | None: ...
+    @property
+    def refused(self) -> str | None: ...
+
+
+def lever_in_words(lever: BesideTheRate, state: LeverState, step: int, report: Report | None) -> str:
+    """Return what a lever advises at `step`, and what the trainer did, as a sentence."""
+    value = state.advised(step)
+    if isinstance(value, Rollback):
+        what = f"Go back to the checkpoint of step {value.step}: {value.command or value.path}"
+    elif value is not None:
+        what = f"{value.words[0].upper()}{value.words[1:]} since step {state.since(step)}"
+    else:
+        what = "None: the loss is as the trainer is configured" if lever == "correction" else "None is proposed"
+    held = "; held by an operator" if state.held_from_step is not None else ""
+    if report is not None and report.refused is not None:
+        effect = f"; the trainer refused it at step {report.step}: {report.refused.rstrip('.')}"
+    elif report is not None and report.done is not None:
+        effect = f"; the trainer did it at step {report.step}" if report.done == value else "; the trainer has another"
+    elif value is None:
+        effect = ""
+    else:
+        effect = "; not acknowledged" if state.mode == "apply" else "; shown only"
+    return f"{what}{held}{effect}."
 
 
 def effect_in_words(mode: str, revision: int, applied: Applied | None) -> str:

@@ -11,11 +11,13 @@ Guarantees, for events in any order of arrival:
 - a rewind drops decisions made from steps at or beyond ``resume_step``, and the others are in force from there at the
   latest; ``revision`` never decreases;
 - ``scale = max(floor, min(loop, factor ** halvings))``; a hold freezes it, and skipped boundaries are not caught up;
+- the levers beside the rate have points, holds and a mode of their own; a rewind that goes back to the proposed
+  checkpoint keeps the correction;
 - the loop moves with the detectors' `LoopState`, at most `LARGEST_FALL` or `LARGEST_RISE` a step; the rest follows in
   later steps, so late data, a hold, an operator's decision or a change of mode never makes it jump.
 
-A decision adds one `Point`, which says all that is in force from its step on: it is the last point with a few fields
-replaced.
+A decision on the rate adds one `Point`, which says all that is in force from its step on: it is the last point with a
+few fields replaced.
 
 The detectors' decisions reconcile the log with the detectors' current state, however that state was reached: the same
 function serves a step that closes, late data that changes the past, and the first step after a rewind.
@@ -31,7 +33,20 @@ from typing import Any
 
 from foreshock.diagnosis.detectors import OpenSignal
 from foreshock.diagnosis.wording import percent
-from foreshock.learning_rate.advice import AdviceMode, AdvicePhase, Author, DecisionKind, OperatorKind
+from foreshock.learning_rate.advice import AdvicePhase, DecisionKind, OperatorKind
+from foreshock.learning_rate.levers import (
+    BESIDE_THE_RATE,
+    UNMOVED,
+    AdviceMode,
+    Author,
+    BesideTheRate,
+    Correction,
+    Lever,
+    LeverState,
+    Rollback,
+    Value,
+    value_of,
+)
 from foreshock.learning_rate.loop import (
     ERROR_OF_A_RULE,
     LARGEST_FALL,
@@ -42,6 +57,7 @@ from foreshock.learning_rate.loop import (
     LoopSettings,
     LoopState,
 )
+from foreshock.learning_rate.remedy import Remedy
 from foreshock.learning_rate.schedule import (
     DECAY_FACTOR,
     DECAY_FLOOR,
@@ -78,6 +94,9 @@ class Decision:
     from_step: int = 0
     signal: OpenSignal | None = None
     mode: AdviceMode | None = None
+    lever: Lever = "rate"
+    value: Value | None = None
+    """Of `set`: the lever's value from ``effective_from_step`` on. Of `mode`: the correction that is asked for."""
     scale: float = 1.0
     fall: float = 0.0
     loop_reference: float | None = None
@@ -89,10 +108,11 @@ class Decision:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Decision:
-        schedule, signal = value["schedule"], value["signal"]
+        schedule, signal, lever = value["schedule"], value["signal"], value["lever"]
         return cls(
             **{
                 **value,
+                "value": value_of(lever, value["value"]),
                 "schedule": schedule and Schedule.from_json(schedule),
                 "signal": signal and OpenSignal(signal["rule"], signal["fired_step"]),
             }
@@ -125,13 +145,23 @@ class AdviceState:
     floor: float = DECAY_FLOOR
     loop_reference: float | None = 0.0
     operated: tuple[int, DecisionKind, str] | None = None
-    """Revision, kind and reason of an operator's newest decision."""
+    """Revision, kind and reason of an operator's newest decision on the rate."""
+    correction: LeverState = UNMOVED
+    rollback: LeverState = UNMOVED
+    rolled_back: tuple[int, ...] = ()
+    """The steps to which the run went back by a proposed rollback."""
+
+    def lever(self, name: BesideTheRate) -> LeverState:
+        """Return a lever beside the rate."""
+        return self.correction if name == "correction" else self.rollback
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as JSON; points and signals are lists of their fields."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         for name in ("handled", "released"):
             values[name] = [(signal.rule, signal.fired_step) for signal in values[name]]
+        for name in BESIDE_THE_RATE:
+            values[name] = values[name].to_json()
         schedule = None if self.schedule is None else asdict(self.schedule)
         return values | {"schedule": schedule, "points": [astuple(point) for point in self.points]}
 
@@ -149,6 +179,9 @@ class AdviceState:
                 "handled": tuple(OpenSignal(*each) for each in value["handled"]),
                 "released": tuple(OpenSignal(*each) for each in value["released"]),
                 "operated": operated and tuple(operated),
+                "rolled_back": tuple(value["rolled_back"]),
+                "correction": LeverState.from_json("correction", value["correction"]),
+                "rollback": LeverState.from_json("rollback", value["rollback"]),
             }
         )
 
@@ -185,19 +218,28 @@ def fold(log: Iterable[Decision]) -> AdviceState:
     """Return the state after ``log``, which is in order of revision."""
     active: list[Decision] = []
     whole = AdviceState()
+    rolled_back: list[int] = []
     for decision in log:
         whole = _noted(whole, decision)
         if decision.kind == "rewind":
             resume_step = decision.effective_from_step
+            proposed = reduce(_apply, active, AdviceState()).rollback.last
+            goes_back = isinstance(proposed, Rollback) and abs(proposed.step - resume_step) <= 1
+            rolled_back += [resume_step] * goes_back
             active = [
                 _rewound(kept, resume_step)
                 for kept in active
-                if kept.kind in _KEPT_BY_REWIND or kept.observed_step < resume_step
+                if _is_kept(kept) or kept.observed_step < resume_step or (goes_back and kept.lever == "correction")
             ]
         else:
             active.append(decision)
     noted = {name: getattr(whole, name) for name in ("revision", "attempt", "reason", "kind", "operated")}
-    return replace(reduce(_apply, active, AdviceState()), **noted)
+    return replace(reduce(_apply, active, AdviceState()), **noted, rolled_back=tuple(rolled_back))
+
+
+def _is_kept(decision: Decision) -> bool:
+    """Return whether every rewind keeps a decision: what an operator set stays, as it holds the lever."""
+    return decision.kind in _KEPT_BY_REWIND or (decision.kind == "set" and decision.author == "operator")
 
 
 def fold_on(state: AdviceState, decision: Decision) -> AdviceState:
@@ -206,6 +248,8 @@ def fold_on(state: AdviceState, decision: Decision) -> AdviceState:
 
 
 def _noted(state: AdviceState, newest: Decision) -> AdviceState:
+    if newest.lever != "rate":
+        return replace(state, revision=newest.revision, attempt=newest.attempt)
     operated = (newest.revision, newest.kind, newest.reason) if newest.author == "operator" else state.operated
     return replace(
         state,
@@ -223,6 +267,10 @@ def _rewound(decision: Decision, resume_step: int) -> Decision:
 
 
 def _apply(state: AdviceState, decision: Decision) -> AdviceState:
+    if decision.lever == "correction":
+        return replace(state, correction=_applied(state.correction, decision))
+    if decision.lever == "rollback":
+        return replace(state, rollback=_applied(state.rollback, decision))
     first, schedule = decision.effective_from_step, state.schedule
     point = state.last.from_step(first)
     match decision.kind:
@@ -261,10 +309,32 @@ def _apply(state: AdviceState, decision: Decision) -> AdviceState:
             state = replace(state, held_from_step=None, held_by=None, loop_reference=None)
         case "mode":
             return replace(state, mode=decision.mode or state.mode)
-        case "rewind":
-            raise AssertionError("fold() resolves rewinds before it applies decisions")
+        case "rewind" | "set":
+            raise AssertionError("fold() resolves rewinds before it applies decisions, and the rate has no `set`")
     earlier = state.points[:-1] if state.last.step == first else state.points
     return replace(state, points=(*earlier, point))
+
+
+def _applied(lever: LeverState, decision: Decision) -> LeverState:
+    """Return a lever beside the rate after a decision on it. What an operator sets is held."""
+    first, is_operator = decision.effective_from_step, decision.author == "operator"
+    if is_operator:
+        lever = replace(lever, operated=(decision.revision, decision.kind, decision.reason))
+    lever = replace(lever, reason=decision.reason)
+    match decision.kind:
+        case "set":
+            lever = lever.with_value(first, decision.value)
+            return replace(lever, held_from_step=first, held_by="operator") if is_operator else lever
+        case "hold":
+            return replace(lever, held_from_step=first, held_by=decision.author)
+        case "release":
+            return replace(lever, held_from_step=None, held_by=None)
+        case "mode":
+            asked = decision.value if isinstance(decision.value, Correction) else lever.asked
+            chosen = lever.mode_is_chosen or decision.mode is not None
+            return replace(lever, mode=decision.mode or lever.mode, asked=asked, mode_is_chosen=chosen)
+        case _:
+            raise AssertionError(f"{decision.kind} is a decision on the rate")
 
 
 def _resumed(point: Point, schedule: Schedule | None, step: int) -> Point:
@@ -308,6 +378,7 @@ class Observation:
     holds: tuple[OpenSignal, ...] = ()
     loop: LoopState | None = None
     loop_settings: LoopSettings = field(default_factory=LoopSettings)
+    remedy: Remedy | None = None
 
     @property
     def first_open_step(self) -> int:
@@ -316,9 +387,9 @@ class Observation:
 
 
 def decide(state: AdviceState, observation: Observation) -> tuple[Decision, ...]:
-    """Return the decisions that the detectors' state adds to the log: at most one of each kind."""
+    """Return the decisions that the detectors' state adds to the log: at most one of each kind and lever."""
     decisions: list[Decision] = []
-    for reconcile in (_reconcile_surge, _reconcile_hold, _move_loop):
+    for reconcile in (_reconcile_surge, _reconcile_hold, _move_loop, _set_correction, _set_rollback):
         decision = reconcile(state, observation)
         if decision is not None:
             decisions.append(decision)
@@ -340,12 +411,22 @@ def rewind(state: AdviceState, attempt: int, resume_step: int, at_us: int) -> De
     )
 
 
-def set_mode(state: AdviceState, mode: AdviceMode, observation: Observation, author: Author) -> Decision:
-    """Return the decision that switches the run to ``mode``; the advised scale does not change."""
-    reason = "Shadow mode: the advice is shown, the trainer gets 1.0."
+def set_mode(
+    state: AdviceState,
+    mode: AdviceMode | None,
+    observation: Observation,
+    author: Author,
+    lever: Lever = "rate",
+    asked: Correction | None = None,
+) -> Decision:
+    """Return the decision that switches a lever to ``mode``, and asks for a correction; no value changes."""
+    value = {"rate": "scale", "correction": "correction", "rollback": "checkpoint to go back to"}[lever]
+    reason = f"Shadow mode: the advice is shown, the trainer gets {'1.0' if lever == 'rate' else 'none'}."
     if mode == "apply":
-        reason = "Apply mode: the trainer gets the advised scale."
-    return replace(_new(state, observation, "mode", reason), mode=mode, author=author)
+        reason = f"Apply mode: the trainer gets the advised {value}."
+    if mode is None and asked is not None:
+        reason = f"The trainer asks for {asked.words} if a correction is advised."
+    return replace(_new(state, observation, "mode", reason), mode=mode, author=author, lever=lever, value=asked)
 
 
 def decide_as_operator(
@@ -354,30 +435,42 @@ def decide_as_operator(
     observation: Observation,
     reason: str,
     seen_revision: int | None = None,
+    lever: Lever = "rate",
+    value: Value | None = None,
 ) -> Decision:
-    """Return an operator's decision.
+    """Return an operator's decision. `value` is that of `set`, after which the lever is held.
 
     Raises AdviceConflictError if it would change nothing, or if an operator has decided after `seen_revision`: a form
     that is sent twice, or by two operators, is one decision. The detectors' revisions do not count, as they may come
     at each step.
     """
-    if state.operated is not None and seen_revision is not None and state.operated[0] > seen_revision:
-        _, decided, why = state.operated
+    of_lever = state if lever == "rate" else state.lever(lever)
+    if of_lever.operated is not None and seen_revision is not None and of_lever.operated[0] > seen_revision:
+        _, decided, why = of_lever.operated
         raise AdviceConflictError(
             f"an operator has decided since you saw it ({decided}, {why!r}); "
             "look at the advice as it is now, and decide again if you still want it"
         )
     scale = state.scale(observation.first_open_step)
-    held = state.held_from_step is not None
+    held, name = of_lever.held_from_step is not None, "learning rate" if lever == "rate" else lever
+    if kind not in _OF_LEVERS[lever == "rate"]:
+        raise AdviceConflictError(f"the {name} has no {kind}; it has {', '.join(_OF_LEVERS[lever == 'rate'])}")
     if kind == "hold" and held:
-        raise AdviceConflictError("the learning rate is already held; release it first")
+        raise AdviceConflictError(f"the {name} is already held; release it first")
     if kind == "release" and not held:
-        raise AdviceConflictError("the learning rate is not held; only a hold can be released")
+        raise AdviceConflictError(f"the {name} is not held; only a hold can be released")
     if kind == "halve" and scale <= state.floor:
         raise AdviceConflictError(f"the scale is already at its floor of {state.floor:g}; it cannot be halved")
     if kind == "raise" and scale >= 1.0:
         raise AdviceConflictError("the scale is already 1; raise the base learning rate in the trainer")
-    return replace(_new(state, observation, kind, reason), author="operator")
+    return replace(_new(state, observation, kind, reason), author="operator", lever=lever, value=value)
+
+
+_OF_LEVERS: dict[bool, tuple[OperatorKind, ...]] = {
+    True: ("hold", "release", "halve", "raise"),
+    False: ("hold", "release", "set"),
+}
+"""The operator's decisions on the rate, and on another lever."""
 
 
 def _new(state: AdviceState, observation: Observation, kind: DecisionKind, reason: str) -> Decision:
@@ -431,6 +524,23 @@ def _reconcile_hold(state: AdviceState, observation: Observation) -> Decision | 
     elif state.held_by == "detector" and not observation.holds:
         return _new(state, observation, "release", "No rule that holds the learning rate fires any more.")
     return None
+
+
+def _set_correction(state: AdviceState, observation: Observation) -> Decision | None:
+    """Switch on the remedy's correction; an operator's hold has precedence."""
+    known, remedy = state.correction, observation.remedy
+    if remedy is None or known.held_from_step is not None or remedy.correction in (None, known.last):
+        return None
+    return replace(_new(state, observation, "set", remedy.why), lever="correction", value=remedy.correction)
+
+
+def _set_rollback(state: AdviceState, observation: Observation) -> Decision | None:
+    """Propose the remedy's rollback, or none any more; an operator's hold has precedence."""
+    known, remedy = state.rollback, observation.remedy
+    if remedy is None or known.held_from_step is not None or remedy.rollback == known.last:
+        return None
+    reason = remedy.why if remedy.rollback is not None else "The reward is back: no rollback is proposed any more."
+    return replace(_new(state, observation, "set", reason), lever="rollback", value=remedy.rollback)
 
 
 def _move_loop(state: AdviceState, observation: Observation) -> Decision | None:

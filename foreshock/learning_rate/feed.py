@@ -1,7 +1,8 @@
-"""The advice feed: polls the advice in a background thread; `scale(step)` uses the newest answer and never waits.
+"""The advice feed: polls the advice in a background thread; `scale(step)`, `correction(step)` and `rollback(step)` use
+the newest answer and never wait.
 
 One process polls (the driver, or rank 0) and passes the scale on in what it already broadcasts: the feed never starts a
-collective. While the service is unavailable, `scale` evaluates the schedule of the last answer.
+collective. While the service is unavailable, the last answer stays: `scale` evaluates its schedule.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 
 from foreshock.client.connection import ServiceConnection
-from foreshock.client.deliveries import acknowledgement_body
+from foreshock.client.deliveries import acknowledgement_body, lever_report_body
 from foreshock.client.reporting import LogOnce
 from foreshock.client.settings import ClientSettings
 from foreshock.errors import ConfigurationError, ServiceError, ServiceUnavailable, WrongService
 from foreshock.learning_rate.advice import Advice, AdviceAlert
+from foreshock.learning_rate.levers import BesideTheRate, Correction, Rollback, Value
 from foreshock.retry import Backoff
 
 if TYPE_CHECKING:
@@ -42,13 +44,14 @@ _RUN_ID = re.compile(r"run_[0-9a-zA-Z]{26}")
 
 
 class AdviceFeed:
-    """The advice of one run. `scale`, `advised_scale` and `acknowledge` never wait and never raise.
+    """The advice of one run. Its methods never wait and never raise, apart from a callback of `on_rollback`.
 
     `scale` accepts any step, for example for a plot. It reports the step to the service as the trainer's present one
     only if it is at most two beyond the newest one that was logged, acknowledged, or seen by the service.
 
     Create it from a Client (polling starts when the run is registered), or from the service's address and a run's id.
-    The default is shadow mode: advice is shown, `scale()` returns 1.0. `attempt` is the number of this trainer's
+    Each lever has its mode. The default is shadow mode: advice is shown, `scale()` returns 1.0, `correction()` and
+    `rollback()` None. `attempt` is the number of this trainer's
     attempt; answers for other attempts are ignored. Save `state_dict()` in the trainer's checkpoint: a resumed trainer
     then starts at the same scale, even if the service is unavailable. A state of another run is dropped.
     """
@@ -96,7 +99,11 @@ class AdviceFeed:
         self._polled_past_request_at: int | None = None
         self._etag: str | None = None
         self._stop = threading.Event()
-        self._acknowledgements: deque[dict[str, int | float]] = deque(maxlen=_MAX_ACKNOWLEDGEMENTS)
+        self._acknowledgements: deque[tuple[str, dict[str, Any]]] = deque(maxlen=_MAX_ACKNOWLEDGEMENTS)
+        self._reported: dict[BesideTheRate, tuple[Value | None, str | None]] = {}
+        self._roll_back: Callable[[Rollback], object] | None = None
+        # Attempt and first step of the rollback that the callback got last.
+        self._called_back: tuple[int, int] | None = None
         self._acknowledgement_added = threading.Event()
         self._acknowledger: threading.Thread | None = None
         self._poller = threading.Thread(target=self._poll_until_stopped, name="foreshock-advice", daemon=True)
@@ -111,6 +118,55 @@ class AdviceFeed:
         """Return the advised factor of `step`, also in shadow mode; 1.0 before the first answer."""
         advice = self._advice_at(step)
         return 1.0 if advice is None else advice.advised_scale(int(step))
+
+    def correction(self, step: int) -> Correction | None:
+        """Return the correction of the loss at `step`; None: as the trainer is configured, also in shadow mode.
+
+        `foreshock.corrections.weights(d, mask, found.kind, found.threshold)` are its weights.
+        """
+        advice = self._advice_at(step)
+        return None if advice is None else advice.corrected(int(step))
+
+    def rollback(self, step: int) -> Rollback | None:
+        """Return the checkpoint to go back to before `step`; None: go on, also in shadow mode.
+
+        It calls the callback of `on_rollback`, once for each proposal, and reports what came of it.
+        """
+        advice = self._advice_at(step)
+        found = None if advice is None else advice.rolled_back(int(step))
+        if advice is None or found is None or self._roll_back is None:
+            return found
+        proposal = advice.attempt, advice.rollback.since(int(step))
+        if proposal != self._called_back:
+            self._called_back = proposal
+            try:
+                refused = None if self._roll_back(found) is not False else "the trainer's callback refuses it"
+            except Exception as error:
+                self._log.warning("rollback", f"the trainer did not go back to step {found.step}: {error!r}")
+                refused = f"{type(error).__name__}: {error}"
+            self.report("rollback", step, None if refused else found, refused)
+        return found
+
+    def on_rollback(self, callback: Callable[[Rollback], object]) -> None:
+        """Register what goes back to a checkpoint: `rollback(step)` calls it, in its thread, once for each proposal.
+
+        If the callback raises or returns False, the rollback is reported as refused.
+        """
+        self._roll_back = callback
+
+    def report(self, lever: BesideTheRate, step: int, done: Value | None = None, refused: str | None = None) -> None:
+        """Report the value of a lever that the trainer uses at `step`, or why it refuses the advised one.
+
+        What was reported before is not sent again.
+        """
+        if self._reported.get(lever) == (done, refused):
+            return
+        self._reported[lever] = done, refused
+        if self._client is not None:
+            self._client.report_lever(self.revision, step, lever, done, refused)
+            return
+        body = lever_report_body(self.revision, step, lever, done, refused, self._attempt)
+        self._queue("advice/ack", body)
 
     @property
     def advice(self) -> Advice | None:
@@ -148,7 +204,10 @@ class AdviceFeed:
             self._log.warning("invalid", f"the applied learning rate is not reported: {error}")
             return
         self._acknowledged_step = max(self._acknowledged_step, int(step))
-        self._acknowledgements.append(body)
+        self._queue("lr-advice/ack", body)
+
+    def _queue(self, path: str, body: dict[str, Any]) -> None:
+        self._acknowledgements.append((path, body))
         if self._acknowledger is None:
             self._acknowledger = threading.Thread(
                 target=self._acknowledge_until_stopped, name="foreshock-acknowledgements", daemon=True
@@ -204,6 +263,7 @@ class AdviceFeed:
             # A restart in this process, which may begin at an earlier step.
             self._attempt_key = self._client.attempt_key
             self._step = self._followed_step = None
+            self._reported = {}
         logged = self._acknowledged_step if self._client is None else self._client.newest_step
         reached = max(logged, -1 if advice is None else advice.observed_step)
         # Decisions never change steps up to a followed one, so following a step far ahead would stop all advice.
@@ -276,7 +336,7 @@ class AdviceFeed:
         etag = self._etag if not self._passed_requested_step() else None
         response = self._connection.request(
             "GET",
-            f"/v1/runs/{run}/lr-advice",
+            f"/v1/runs/{run}/advice",
             query={"step": step, "wait": self._wait_seconds if etag is not None else 0},
             headers={"If-None-Match": etag} if etag is not None else {},
             timeout_seconds=self._wait_seconds + 15.0,
@@ -350,14 +410,15 @@ class AdviceFeed:
                         return
 
     def _send_acknowledgement(
-        self, connection: ServiceConnection, backoff: Backoff, body: dict[str, int | float]
+        self, connection: ServiceConnection, backoff: Backoff, acknowledgement: tuple[str, dict[str, Any]]
     ) -> bool:
         """Send it until the service takes or refuses it; False if the feed was closed before."""
+        path, body = acknowledgement
         while True:
             try:
-                connection.request("POST", f"/v1/runs/{self._run}/lr-advice/ack", json_body=body)
+                connection.request("POST", f"/v1/runs/{self._run}/{path}", json_body=body)
             except ServiceError as error:
-                self._log.warning("acknowledge", f"reporting the applied learning rate failed: {error}")
+                self._log.warning("acknowledge", f"reporting what was applied failed: {error}")
                 # 404: the run or the attempt is not registered yet.
                 if isinstance(error, ServiceUnavailable) or error.status == httpx.codes.NOT_FOUND:
                     if self._stop.is_set():

@@ -7,8 +7,8 @@ from foreshock.diagnosis.detectors import (
     is_corroborated,
 )
 from foreshock.diagnosis.surge_state import SurgeDetection
-from foreshock.learning_rate.advice import AdviceMode
 from foreshock.learning_rate.decisions import AdviceState
+from foreshock.learning_rate.levers import AdviceMode
 from foreshock.learning_rate.schedule import DECAY_FACTOR, ScheduleSettings, halvings_of
 
 RUN_HAS_ENDED = "The run has ended: there is nothing to advise."

@@ -1,11 +1,12 @@
 """Checkpoints that a run announces: the places from which workers load weights."""
 
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Annotated
 
 from fastapi import Response, status
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints
-from sqlalchemy import or_, select
+from sqlalchemy import ColumnElement, or_, select
 from sqlalchemy.orm import Session
 
 from foreshock.api.records import from_attributes, parse
@@ -114,8 +115,17 @@ def announce_checkpoint(
     return parse(CheckpointRecord, row), created
 
 
+def active_checkpoints(session: Session, run_id: str) -> Sequence[Checkpoint]:
+    """Return the newest checkpoints of active steps whose files should still be there, newest first."""
+    query = select(Checkpoint).where(Checkpoint.run_id == run_id, attempts.active_rows(session, run_id, Checkpoint))
+    return session.scalars(query.where(_is_there()).order_by(Checkpoint.step.desc()).limit(_MOST_STEPS)).all()
+
+
 def announced_steps(session: Session, run_id: str) -> list[int]:
     """Return the newest steps with a checkpoint whose files should still be there, ascending."""
-    is_there = or_(Checkpoint.expires_at_us.is_(None), Checkpoint.expires_at_us > now_us())
-    query = select(Checkpoint.step).where(Checkpoint.run_id == run_id, is_there).order_by(Checkpoint.step.desc())
+    query = select(Checkpoint.step).where(Checkpoint.run_id == run_id, _is_there()).order_by(Checkpoint.step.desc())
     return sorted(set(session.scalars(query.limit(_MOST_STEPS))))
+
+
+def _is_there() -> ColumnElement[bool]:
+    return or_(Checkpoint.expires_at_us.is_(None), Checkpoint.expires_at_us > now_us())

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from foreshock.learning_rate.levers import AdviceMode, Correction, Lever
 from foreshock.model_kind import ModelKind
 
 
@@ -87,10 +88,16 @@ class ScalarNamesChanged:
 
 @dataclass(frozen=True, slots=True)
 class AdviceModeChanged:
-    """Change of a run's advice mode between `shadow` and `apply`."""
+    """Change of a lever's mode between `shadow` and `apply` (None: it stays), or of the correction that is asked for.
+
+    `by_trainer`: with the start of an attempt; a mode that was chosen before stays.
+    """
 
     run_id: str
-    mode: str
+    mode: AdviceMode | None
+    lever: Lever = "rate"
+    asked: Correction | None = None
+    by_trainer: bool = False
 
 
 @dataclass(frozen=True, slots=True)

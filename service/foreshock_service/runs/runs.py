@@ -12,7 +12,7 @@ from foreshock import clock, errors, page_addresses
 from foreshock.api import diagnosis, records
 from foreshock.api.runs import RunRecord, ShownRunState
 from foreshock.diagnosis.quantities import check_declared
-from foreshock.learning_rate.advice import AdviceMode
+from foreshock.learning_rate.levers import AdviceMode, Correction
 from foreshock.model_kind import ModelKind
 from foreshock_service.platform import audit, pagination, parameters, problem, security
 from foreshock_service.platform.context import EventBus, ServiceContext
@@ -60,6 +60,23 @@ def _no_identifier(key: str) -> str:
     return key
 
 
+def _known_correction(text: str) -> str:
+    try:
+        Correction.parse(text)
+    except errors.InvalidArgumentError as error:
+        raise ValueError(error.message) from error
+    return text
+
+
+AskedCorrection = Annotated[
+    parameters.Name,
+    AfterValidator(_known_correction),
+    Field(description="the one to advise if any: `token_tis`, `sequence_mis:2`; absent: token TIS"),
+]
+_OF_A_LEVER = "used if none was chosen before"
+_OF_LEVERS = ("correction_mode", "rollback_mode", "correction")
+
+
 class RunCreate(BaseModel):
     """Run to get or create: (project, key) identifies it; the other fields are used only if it is new."""
 
@@ -77,7 +94,10 @@ class RunCreate(BaseModel):
     model_kind: ModelKind | None = Field(
         default=None, description="decides the healthy ranges; absent: derived from an announced checkpoint"
     )
-    advice_mode: AdviceMode = "shadow"
+    advice_mode: AdviceMode = Field(default="shadow", description="of the learning rate")
+    correction_mode: AdviceMode | None = Field(default=None, description=_OF_A_LEVER)
+    rollback_mode: AdviceMode | None = Field(default=None, description=_OF_A_LEVER)
+    correction: AskedCorrection | None = None
     scalar_names: ScalarNames | None = Field(
         default=None,
         description='the run\'s own scalars by the well-known name of what they are: {"reward": "my/score"}; '
@@ -98,7 +118,10 @@ class RunUpdate(BaseModel):
         default=None, description="whose trainer reports the state; the state stays if another attempt is the newest"
     )
     name: parameters.Name | None = None
-    advice_mode: AdviceMode | None = None
+    advice_mode: AdviceMode | None = Field(default=None, description="of the learning rate")
+    correction_mode: AdviceMode | None = None
+    rollback_mode: AdviceMode | None = None
+    correction: AskedCorrection | None = None
     model_kind: ModelKind | None = Field(
         default=None, description="null: remove the declaration, so that the checkpoint's kind is used"
     )
@@ -211,7 +234,7 @@ def get_or_create_run(
         "tokens": 0,
         "created_at_us": now,
         "updated_at_us": now,
-        **body.model_dump(exclude={"model_kind"}),
+        **body.model_dump(exclude={"model_kind", *_OF_LEVERS}),
         "declared_model_kind": body.model_kind,
     }
     created = insert_if_absent(session, Run, row)
@@ -222,7 +245,21 @@ def get_or_create_run(
     if not created and body.model_kind is not None and run.declared_model_kind is None:
         run = lock_run(session, principal, run.id)
         _set_model_kind(session, events, run, "declared_model_kind", body.model_kind)
+    if any(getattr(body, name) is not None for name in _OF_LEVERS):
+        run = lock_run(session, principal, run.id)
+        _publish_levers(session, events, run.id, body, by_trainer=True)
     return run, created
+
+
+def _publish_levers(
+    session: Session, events: EventBus, run_id: str, body: RunCreate | RunUpdate, *, by_trainer: bool
+) -> None:
+    """Publish the modes that are given for the levers beside the rate; they are kept in the log of decisions."""
+    asked = None if body.correction is None else Correction.parse(body.correction)
+    if body.correction_mode is not None or asked is not None:
+        events.publish(session, AdviceModeChanged(run_id, body.correction_mode, "correction", asked, by_trainer))
+    if body.rollback_mode is not None:
+        events.publish(session, AdviceModeChanged(run_id, body.rollback_mode, "rollback", None, by_trainer))
 
 
 def list_runs(session: Session, chosen: RunFilter, cursor: str | None, limit: int) -> pagination.Page[RunRecord]:
@@ -272,7 +309,7 @@ def update_run(
         get_run(session, principal, changes.baseline)
     before = {name: getattr(run, name) for name in _AUDITED}
     mode_before = run.advice_mode
-    left_out = {"attempt", "model_kind", "scalar_names"}
+    left_out = {"attempt", "model_kind", "scalar_names", *_OF_LEVERS}
     newest = select(Attempt.attempt).where(Attempt.run_id == run_id).order_by(*NEWEST_ATTEMPT_FIRST).limit(1)
     if changes.attempt is not None and changes.attempt != session.scalar(newest):
         # An earlier launch reports its end late, from a spool; the run goes on.
@@ -284,7 +321,8 @@ def update_run(
             setattr(run, name, value)
     run.updated_at_us = clock.now_us()
     if run.advice_mode != mode_before:
-        events.publish(session, AdviceModeChanged(run_id, run.advice_mode))
+        events.publish(session, AdviceModeChanged(run_id, "apply" if run.advice_mode == "apply" else "shadow"))
+    _publish_levers(session, events, run_id, changes, by_trainer=False)
     if "model_kind" in changes.model_fields_set:
         _set_model_kind(session, events, run, "declared_model_kind", changes.model_kind)
     if "scalar_names" in changes.model_fields_set and run.scalar_names != changes.scalar_names:
@@ -292,8 +330,9 @@ def update_run(
         session.flush()
         events.publish(session, ScalarNamesChanged(run_id))
     changed = {name: getattr(run, name) for name in _AUDITED if getattr(run, name) != before[name]}
+    before = {name: before[name] for name in changed}
+    changed |= changes.model_dump(include=set(_OF_LEVERS), exclude_none=True)
     if changed:
-        before = {name: before[name] for name in changed}
         changed |= {"reason": reason} if reason is not None else {}
         audit.record(
             session, principal, "run.update", run.id, project=run.project, run_id=run.id, before=before, after=changed

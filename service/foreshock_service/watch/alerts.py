@@ -110,6 +110,12 @@ def open_alerts(session: Session, run_id: str) -> Sequence[Alert]:
     return session.scalars(query.order_by(Alert.step.desc(), Alert.id.desc())).all()
 
 
+def standing_alerts(session: Session, run_id: str, rule: str) -> Sequence[Alert]:
+    """Return the run's alerts of a rule that have not ended."""
+    query = select(Alert).where(Alert.run_id == run_id, Alert.rule == rule, Alert.state.in_(STANDING))
+    return session.scalars(query).all()
+
+
 def acknowledge(session: Session, principal: security.Principal, run_id: str, alert_id: str) -> Alert:
     """Mark the alert as seen by a person. Raises AlertConflict if it is resolved or retracted."""
     run, alert = _locked(session, principal, run_id, alert_id)

@@ -159,7 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
             fault = fault(received)
         if fault is not None and self._misbehave(fault):
             return
-        if parts.path.endswith("/lr-advice") and self.command == "GET":
+        if parts.path.endswith("advice") and self.command == "GET":
             self._advise(received)
             return
         service.received.append(received)

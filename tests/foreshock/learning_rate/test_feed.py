@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from foreshock.client import Client
 from foreshock.errors import ConfigurationError
 from foreshock.learning_rate import Advice, AdviceFeed, feed
+from foreshock.learning_rate.levers import Correction, Rollback
 from tests.foreshock.client.faulty_service import FaultyService, faulty_service
 from tests.foreshock.learning_rate.test_advice import ANSWER, SURGE_POINT
 from tests.ports import free_port
@@ -73,7 +74,7 @@ def test_long_polls_send_step_and_etag(service: FaultyService) -> None:
         wait_until(lambda: [item.query.get("step") for item in service.received].count("17") >= 2)
     followed, polls = service.bodies("/follow"), [item for item in service.received if item.method == "GET"]
     assert [json.loads(body)["step"] for body in followed] == [17]
-    assert polls[0].path == "/v1/runs/run-1/lr-advice"
+    assert polls[0].path == "/v1/runs/run-1/advice"
     assert (polls[0].query.get("wait"), "If-None-Match" in polls[0].headers) == ("0", False)
     assert (polls[-1].query["wait"], polls[-1].query["step"]) == ("0.3", "17")
     assert polls[-1].headers["If-None-Match"] == '"1"'
@@ -444,3 +445,95 @@ def test_close_interrupts_a_long_poll_that_is_not_sent_yet(
 def test_address_without_run_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="run's id"):
         AdviceFeed("http://127.0.0.1:1")
+
+
+TIS = {"kind": "token_tis", "threshold": "2"}
+BACK: dict[str, Any] = {"step": 41, "root": "runs", "path": "checkpoint-40", "command": "resume"}
+
+
+def of_levers(revision: int, mode: str = "apply", **points: Any) -> dict[str, Any]:
+    """Return an answer of `GET …/advice` with these points of the levers."""
+    levers = {name: {"mode": mode, "points": points.get(name, [])} for name in ("correction", "rollback")}
+    rate = advice(revision)
+    return {**{name: rate[name] for name in ("run", "attempt", "revision")}, "rate": rate, **levers}
+
+
+def test_correction_and_rollback_of_a_step_are_none_in_shadow_mode(service: FaultyService) -> None:
+    points: dict[str, Any] = {"correction": [{"step": 20, "value": TIS}], "rollback": [{"step": 30, "value": BACK}]}
+    service.set_advice(of_levers(3, **points))
+    with AdviceFeed(service.url, "run-1") as fed:
+        assert (fed.correction(25), fed.rollback(35)) == (None, None)
+        wait_until(lambda: fed.revision == 3)
+        assert (fed.correction(19), fed.correction(20)) == (None, Correction("token_tis", "2"))
+        assert (fed.rollback(29), fed.rollback(30)) == (None, Rollback(**BACK))
+        service.set_advice(of_levers(4, "shadow", **points))
+        wait_until(lambda: fed.revision == 4)
+        assert (fed.correction(25), fed.rollback(35), fed.scale(400)) == (None, None, 0.25)
+
+
+def test_last_decisions_stay_while_the_service_is_away_for_100_steps(service: FaultyService) -> None:
+    service.set_advice(of_levers(3, correction=[{"step": 20, "value": TIS}]))
+    with AdviceFeed(service.url, "run-1") as fed:
+        wait_until(lambda: fed.revision == 3)
+        service.stop()
+        scales = [fed.scale(step) for step in range(25, 125)]
+        assert scales == sorted(scales, reverse=True)
+        assert {fed.correction(step) for step in range(25, 125)} == {Correction("token_tis", "2")}
+        assert fed.rollback(124) is None
+    with AdviceFeed(_DOWN, "run-1") as resumed:
+        resumed.load_state_dict(json.loads(json.dumps(fed.state_dict())))
+        assert resumed.correction(25) == Correction("token_tis", "2")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "refused"),
+    [(None, None), (False, "the trainer's callback refuses it"), (OSError("gone"), "OSError: gone")],
+)
+def test_callback_is_called_once_for_a_proposal_and_its_outcome_is_reported(
+    service: FaultyService, outcome: Any, refused: str | None
+) -> None:
+    called = []
+
+    def go_back(found: Rollback) -> Any:
+        called.append(found.step)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    service.set_advice(of_levers(3, rollback=[{"step": 30, "value": BACK}]))
+    with AdviceFeed(service.url, "run-1", attempt=1) as fed:
+        fed.on_rollback(go_back)
+        wait_until(lambda: fed.revision == 3)
+        for step in range(28, 40):
+            fed.rollback(step)
+        assert called == [41]
+        # Another episode.
+        points = [{"step": 30, "value": BACK}, {"step": 50, "value": None}, {"step": 60, "value": BACK}]
+        service.set_advice(of_levers(5, rollback=points))
+        wait_until(lambda: fed.revision == 5)
+        for step in range(50, 70):
+            fed.rollback(step)
+        assert called == [41, 41]
+    reports = [item.json() for item in service.received if item.path.endswith("/advice/ack")]
+    expected = {"revision": 3, "step": 30, "attempt": 1, "lever": "rollback", "done": None if refused else BACK}
+    assert reports[0] == expected | ({} if refused is None else {"refused": refused})
+
+
+def test_rollback_without_a_callback_is_only_told(service: FaultyService) -> None:
+    service.set_advice(of_levers(3, rollback=[{"step": 30, "value": BACK}]))
+    with AdviceFeed(service.url, "run-1") as fed:
+        wait_until(lambda: fed.revision == 3)
+        assert fed.rollback(30) == Rollback(**BACK)
+    assert not [item for item in service.received if item.path.endswith("/advice/ack")]
+
+
+def test_report_of_a_lever_is_sent_when_it_changes(service: FaultyService) -> None:
+    with AdviceFeed(service.url, "run-1", attempt=1) as fed:
+        for step in range(5):
+            fed.report("correction", step, Correction("token_tis", "2"))
+        fed.report("correction", 5, None, "not in\nthis release")
+    reports = [item.json() for item in service.received if item.path.endswith("/advice/ack")]
+    assert [(each["step"], each["done"], each.get("refused")) for each in reports] == [
+        (0, TIS, None),
+        (5, None, "not in this release"),
+    ]

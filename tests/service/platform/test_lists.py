@@ -27,6 +27,7 @@ BOUNDED = {
     "/v1/runs/{run}/probe-policy": "at most 32 scorers",
     "/v1/runs/{run}/lint": "one entry for each check of the catalogue, with at most 10 places",
     "/v1/runs/{run}/steps/{step}/lint": "one entry for each check of the catalogue",
+    "/v1/runs/{run}/advice": "the newest points of each lever, and what `lr-advice` has",
     "/v1/runs/{run}/lr-advice": "one alert for each rule that is open; the halvings end at the floor",
     "/v1/runs/{run}/steps/{step}/attribution": "the links and scores of one step",
     "/v1/runs/{run}/steps/{step}/buckets": "a fixed number of buckets, or `limit` token ids",

@@ -9,6 +9,7 @@ from pydantic import StringConstraints
 from starlette.exceptions import HTTPException
 
 from foreshock import page_addresses, probe_kinds
+from foreshock.learning_rate.levers import Lever
 from foreshock_service.platform import pagination, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.present.pages import rendering, sessions
@@ -121,16 +122,17 @@ def decide(
     visitor: sessions.OperatorSession,
     kind: Annotated[Literal["hold", "release", "raise", "halve", "apply", "shadow"], Form()],
     reason: Annotated[parameters.Name, Form()],
+    lever: Lever = "rate",
     seen_revision: Annotated[int | None, Query(ge=0, lt=2**63)] = None,
 ) -> Response:
-    """Apply an operator's decision on the learning rate, then redirect to the run."""
+    """Apply an operator's decision on a lever, then redirect to the run."""
     if kind == "apply" or kind == "shadow":
-        change = RunUpdate(advice_mode=kind)
+        change = RunUpdate.model_validate({"advice_mode" if lever == "rate" else f"{lever}_mode": kind})
         context.database.write(
             lambda session: update_run(session, context.events, visitor.principal, run, change, reason)
         )
     else:
-        decision = OperatorDecisionCreate(kind=kind, reason=reason, seen_revision=seen_revision)
+        decision = OperatorDecisionCreate(lever=lever, kind=kind, reason=reason, seen_revision=seen_revision)
         context.database.write(lambda session: operate(session, visitor.principal, run, decision))
     return back_to_run(context, visitor, run)
 

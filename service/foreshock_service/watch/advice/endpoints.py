@@ -1,8 +1,8 @@
-"""HTTP: advice on the learning rate."""
+"""HTTP: advice on the learning rate, and on all levers."""
 
 from typing import Annotated, Any
 
-from fastapi import Header, Query, Response, status
+from fastapi import Body, Header, Query, Response, status
 from starlette.concurrency import run_in_threadpool
 
 from foreshock.api.watch import DecisionRecord
@@ -12,29 +12,63 @@ from foreshock_service.runs.run_endpoints import RunIdentifier
 from foreshock_service.watch import long_polls
 from foreshock_service.watch.advice import schemas, service
 
-router = parameters.api_router(prefix="/v1/runs/{run}/lr-advice", tags=["advice"])
+router = parameters.api_router(prefix="/v1/runs/{run}", tags=["advice"])
+AskedStep = Annotated[
+    int | None, Query(ge=0, le=parameters.LARGEST_STEP, description="the step the trainer is about to do")
+]
+Wait = Annotated[
+    float,
+    Query(
+        ge=0,
+        le=long_polls.LONGEST_WAIT_SECONDS,
+        description="seconds to wait for a change of the advice or the alerts",
+    ),
+]
+LeverAcknowledgement = Annotated[schemas.LeverAcknowledgementCreate, Body(discriminator="lever")]
 _NOT_COUNTED: dict[int | str, dict[str, Any]] = {
     200: {"model": schemas.ReportNotCounted, "description": "It is of another attempt than the newest one"}
 }
 
 
-@router.get("", response_model=schemas.AdviceRead, responses=long_polls.NOT_MODIFIED)
+@router.get("/advice", response_model=schemas.AdviceOfLeversRead, responses=long_polls.NOT_MODIFIED)
+async def read_advice_of_levers(
+    run: RunIdentifier,
+    context: Context,
+    principal: security.Reader,
+    polls: long_polls.LongPollsOfApp,
+    step: AskedStep = None,
+    wait: Wait = 0.0,
+    if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
+) -> Response:
+    """Return the advice of the rate, the correction and the rollback; `wait` and If-None-Match as for `lr-advice`."""
+    await polls.until_changed(principal, run, lambda version: version.of_advice, if_none_match, wait)
+    return await run_in_threadpool(_advice, context, principal, run, step, if_none_match, of_all_levers=True)
+
+
+@router.post("/advice/ack", status_code=status.HTTP_204_NO_CONTENT, responses=_NOT_COUNTED)
+def acknowledge_lever(
+    run: RunIdentifier, body: LeverAcknowledgement, context: Context, principal: security.Ingester
+) -> Response:
+    """Report what was done with a lever at a step, or why it is refused; as `lr-advice/ack` for the rate."""
+    return _counted(context.database.write(lambda session: service.acknowledge_lever(session, principal, run, body)))
+
+
+@router.post("/advice/decisions", status_code=status.HTTP_201_CREATED)
+def operate_lever(
+    run: RunIdentifier, body: schemas.OperatorDecisionCreate, context: Context, principal: security.Administrator
+) -> schemas.AdviceOfLeversRead:
+    """Hold, release or set a lever as an operator; 409 if it changes nothing. The answer is the advice."""
+    return context.database.write(lambda session: service.operate(session, principal, run, body))
+
+
+@router.get("/lr-advice", response_model=schemas.AdviceRead, responses=long_polls.NOT_MODIFIED)
 async def read_advice(
     run: RunIdentifier,
     context: Context,
     principal: security.Reader,
     polls: long_polls.LongPollsOfApp,
-    step: Annotated[
-        int | None, Query(ge=0, le=parameters.LARGEST_STEP, description="the step the trainer is about to do")
-    ] = None,
-    wait: Annotated[
-        float,
-        Query(
-            ge=0,
-            le=long_polls.LONGEST_WAIT_SECONDS,
-            description="seconds to wait for a change of the advice or the alerts",
-        ),
-    ] = 0.0,
+    step: AskedStep = None,
+    wait: Wait = 0.0,
     if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
 ) -> Response:
     """Return the whole state of the advice; 304 if the bytes are those of If-None-Match.
@@ -47,14 +81,21 @@ async def read_advice(
 
 
 def _advice(
-    context: ServiceContext, principal: security.Principal, run: str, step: int | None, if_none_match: str | None
+    context: ServiceContext,
+    principal: security.Principal,
+    run: str,
+    step: int | None,
+    if_none_match: str | None,
+    *,
+    of_all_levers: bool = False,
 ) -> Response:
     with context.database.read() as session:
         found = service.read_snapshot(session, principal, run)
-        return long_polls.tagged_response(found.version, found.advice(step), if_none_match)
+        answer = found.of_all_levers(step) if of_all_levers else found.advice(step)
+        return long_polls.tagged_response(found.version, answer, if_none_match)
 
 
-@router.post("/follow", status_code=status.HTTP_204_NO_CONTENT, responses=_NOT_COUNTED)
+@router.post("/lr-advice/follow", status_code=status.HTTP_204_NO_CONTENT, responses=_NOT_COUNTED)
 def follow_advice(
     run: RunIdentifier, body: schemas.FollowedStep, context: Context, principal: security.Ingester
 ) -> Response:
@@ -65,7 +106,7 @@ def follow_advice(
     return _counted(context.database.write(lambda session: service.note_followed_step(session, principal, run, body)))
 
 
-@router.post("/ack", status_code=status.HTTP_204_NO_CONTENT, responses=_NOT_COUNTED)
+@router.post("/lr-advice/ack", status_code=status.HTTP_204_NO_CONTENT, responses=_NOT_COUNTED)
 def acknowledge(
     run: RunIdentifier, body: schemas.AcknowledgementCreate, context: Context, principal: security.Ingester
 ) -> Response:
@@ -83,7 +124,7 @@ def _counted(refused: schemas.ReportNotCounted | None) -> Response:
     return Response(refused.model_dump_json(), media_type="application/json")
 
 
-@router.get("/decisions")
+@router.get("/lr-advice/decisions")
 def list_decisions(
     run: RunIdentifier,
     context: Context,
@@ -96,9 +137,9 @@ def list_decisions(
         return service.list_decisions(session, principal, run, cursor, limit)
 
 
-@router.post("/decisions", status_code=status.HTTP_201_CREATED)
+@router.post("/lr-advice/decisions", status_code=status.HTTP_201_CREATED)
 def operate(
     run: RunIdentifier, body: schemas.OperatorDecisionCreate, context: Context, principal: security.Administrator
 ) -> schemas.AdviceRead:
     """Hold, release, raise or halve as an operator; 409 if it changes nothing. The answer is the advice."""
-    return context.database.write(lambda session: service.operate(session, principal, run, body))
+    return context.database.write(lambda session: service.operate(session, principal, run, body)).rate

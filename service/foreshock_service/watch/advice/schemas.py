@@ -1,9 +1,13 @@
 """Schemas of the advice."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from foreshock.api.watch import Favoured, RemedyRecord
-from foreshock.learning_rate.advice import AdviceMode, AdvicePhase, OperatorKind
+from foreshock.learning_rate.advice import AdvicePhase, OperatorKind
+from foreshock.learning_rate.levers import AdviceMode, Author, Correction, Lever, Rollback, lever_of
+from foreshock.learning_rate.remedy import RemedyName
 from foreshock.learning_rate.schedule import Point, Schedule
 from foreshock.severity import Severity
 from foreshock_service.platform.parameters import AttemptNumber, Name, Step
@@ -83,6 +87,77 @@ class AdviceRead(BaseModel):
     applied: AppliedRead | None = Field(description="what the trainer last applied; null: not acknowledged")
 
 
+class LeverAppliedRead(BaseModel):
+    """What the attempt's trainer last reported of a lever."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    step: int
+    revision: int = Field(description="the newest revision that the trainer knew")
+    done: Correction | Rollback | None = Field(description="the value that it uses; null: none, as it is configured")
+    refused: str | None = Field(description="why it does not use the advised value; null: it does")
+    received_at_us: int
+
+
+class LeverRead(BaseModel):
+    """A lever beside the rate. Its value is that of the last of `points` up to the step asked for; none before."""
+
+    mode: AdviceMode
+    held_from_step: int | None = Field(description="null: not held")
+    held_by: Author | None
+    reason: str = Field(description="of the newest decision on it")
+    applied: LeverAppliedRead | None = Field(description="null: not acknowledged")
+
+
+class CorrectionPointRead(BaseModel):
+    """The correction from a step on; null: as the trainer is configured."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    step: int
+    value: Correction | None
+
+
+class CorrectionRead(LeverRead):
+    """The correction of the loss."""
+
+    value: Correction | None = Field(description="to apply at the step asked for; in shadow mode null")
+    advised: Correction | None
+    points: list[CorrectionPointRead]
+    asked: Correction | None = Field(description="the one that the trainer wants if one is advised; null: token TIS")
+
+
+class RollbackPointRead(BaseModel):
+    """The checkpoint that is proposed from a step on; null: none."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    step: int
+    value: Rollback | None
+
+
+class RollbackRead(LeverRead):
+    """The checkpoint to go back to, and the command for it. Only a trainer that registered a callback does it."""
+
+    value: Rollback | None = Field(description="to apply at the step asked for; in shadow mode null")
+    advised: Rollback | None
+    points: list[RollbackPointRead]
+
+
+class AdviceOfLeversRead(BaseModel):
+    """The advice of every lever; each is absolute, so that a missing, late or repeated answer cannot compound."""
+
+    run: str = Field(description="id of the run")
+    attempt: int
+    revision: int = Field(description="of all levers; never decreases within the run")
+    step: int | None = Field(description="the step that was asked for")
+    remedy: RemedyName
+    why: str = Field(description="the remedy in a sentence; empty: nothing is wrong")
+    rate: AdviceRead
+    correction: CorrectionRead
+    rollback: RollbackRead
+
+
 class AcknowledgementCreate(BaseModel):
     """The learning rate that a trainer used at a step, the scale in it, and the newest revision that it knew."""
 
@@ -93,6 +168,38 @@ class AcknowledgementCreate(BaseModel):
         default=None, ge=0, allow_inf_nan=False, description="the factor in it, of the base learning rate"
     )
     attempt: AttemptNumber | None = Field(default=None, description="absent: the newest attempt")
+
+
+class RateAcknowledgementCreate(AcknowledgementCreate):
+    """The same of the rate."""
+
+    lever: Literal["rate"]
+
+
+class LeverReport(BaseModel):
+    """What a trainer did with a lever at a step, or why it refuses the advised value."""
+
+    revision: int = Field(ge=0, lt=2**63)
+    step: Step
+    refused: Name | None = None
+    attempt: AttemptNumber | None = Field(default=None, description="absent: the newest attempt")
+
+
+class CorrectionAcknowledgementCreate(LeverReport):
+    """The correction that a trainer uses at a step."""
+
+    lever: Literal["correction"]
+    done: Correction | None = Field(default=None, description="null: as it is configured")
+
+
+class RollbackAcknowledgementCreate(LeverReport):
+    """The checkpoint that a trainer went back to."""
+
+    lever: Literal["rollback"]
+    done: Rollback | None = Field(default=None, description="null: it goes on")
+
+
+LeverAcknowledgementCreate = RateAcknowledgementCreate | CorrectionAcknowledgementCreate | RollbackAcknowledgementCreate
 
 
 class FollowedStep(BaseModel):
@@ -110,9 +217,14 @@ class ReportNotCounted(BaseModel):
 
 
 class OperatorDecisionCreate(BaseModel):
-    """An operator's decision and why."""
+    """An operator's decision on a lever, and why. After `set` the lever is held."""
 
+    lever: Lever = "rate"
     kind: OperatorKind
+    value: Correction | Rollback | None = Field(
+        default=None,
+        description="of `set`: a correction {kind, threshold}, or a checkpoint {step, root, path}; null: none",
+    )
     reason: Name
     seen_revision: int | None = Field(
         default=None,
@@ -120,3 +232,9 @@ class OperatorDecisionCreate(BaseModel):
         lt=2**63,
         description="the revision that the operator saw; refused (409) if an operator has decided since",
     )
+
+    @model_validator(mode="after")
+    def _value_is_of_the_lever(self) -> Self:
+        if self.value is not None and (self.kind != "set" or lever_of(self.value) != self.lever):
+            raise ValueError(f"{self.kind} of the {self.lever} has no such value")
+        return self

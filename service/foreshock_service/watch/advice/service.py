@@ -4,27 +4,28 @@ Decisions after detection, a resume or a change of mode are appended in the publ
 so revisions are consecutive.
 """
 
+import dataclasses
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import BindParameter, bindparam, func, select
 from sqlalchemy.orm import Session
 
-from foreshock import comparisons
 from foreshock.api import records, watch
 from foreshock.clock import now_us
 from foreshock.diagnosis.detectors import WarningConfiguration, WarningState, holding_signals
 from foreshock.learning_rate import decisions, reasons, schedule
-from foreshock.learning_rate.advice import AdviceMode
+from foreshock.learning_rate.levers import AdviceMode, Author, BesideTheRate, Lever
 from foreshock.learning_rate.loop import LoopSettings, LoopState, finding
-from foreshock.learning_rate.remedies import Remedies, evaluate_remedies, favoured, is_wanted
+from foreshock.learning_rate.remedy import Remedy, decide_remedy
 from foreshock_service.platform import audit, pagination, problem, security
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.replay.probes.policies import steps_between_probes
-from foreshock_service.runs import attempts, corrections, events, measurements, runs
+from foreshock_service.runs import attempts, events, runs
 from foreshock_service.watch import alerts, long_polls
-from foreshock_service.watch.advice import schemas
+from foreshock_service.watch.advice import remedies, schemas
 from foreshock_service.watch.detection import derivation, history, states
 
 STALE_AFTER_STEPS = 10
@@ -55,8 +56,10 @@ class Snapshot:
     detectors: WarningState
     configuration: WarningConfiguration
     opened: list[tables.Alert]
-    remedies: Remedies
+    remedy: Remedy
+    also: tuple[watch.RemedyRecord, ...]
     applied: schemas.AppliedRead | None
+    reported: dict[str, schemas.LeverAppliedRead]
     probed_every: int | None
     """Interval in steps of the automatic probes of the run's policy; None: no n-th step is probed."""
 
@@ -78,9 +81,9 @@ class Snapshot:
             schedule=state.schedule,
             points=list(schedule.newest_points(state.points)),
             control=_control(detectors.loop, self.configuration.loop),
-            also=list(self.remedies.also),
-            favours=self.remedies.favours,
-            favours_why=self.remedies.why,
+            also=list(self.also),
+            favours=self.remedy.favours,
+            favours_why=self.remedy.why,
             factor=state.factor,
             floor=state.floor,
             phase=state.phase(asked, warming),
@@ -96,6 +99,32 @@ class Snapshot:
             applied=self.applied,
         )
 
+    def of_all_levers(self, step: int | None) -> schemas.AdviceOfLeversRead:
+        """Return the advice of all levers at `step`; None: at the step after the newest closed one."""
+        rate = self.advice(step)
+        asked = step if step is not None else 0 if rate.observed_step is None else rate.observed_step + 1
+        return schemas.AdviceOfLeversRead(
+            run=self.run.id,
+            attempt=self.state.attempt,
+            revision=self.state.revision,
+            step=step,
+            remedy=self.remedy.name,
+            why=self.remedy.why,
+            rate=rate,
+            correction=schemas.CorrectionRead.model_validate(self._lever("correction", asked)),
+            rollback=schemas.RollbackRead.model_validate(self._lever("rollback", asked)),
+        )
+
+    def _lever(self, name: BesideTheRate, step: int) -> dict[str, Any]:
+        state = self.state.lever(name)
+        return {
+            **state.to_json(),
+            "value": state.at(step),
+            "advised": state.advised(step),
+            "points": state.points[-schedule.POINTS_SENT :],
+            "applied": self.reported.get(name),
+        }
+
 
 def read_snapshot(session: Session, principal: security.Principal, run_id: str) -> Snapshot:
     """Return the run's snapshot. Raises RunNotFound and RunDeleted."""
@@ -107,23 +136,12 @@ def read_snapshot(session: Session, principal: security.Principal, run_id: str) 
     detectors, configuration = states.newest_state(session, run_id), history.watched_as(session, run).configuration
     applied = _applied(session, run_id, state.attempt)
     probed_every = steps_between_probes(session, run_id)
-    remedies = (
-        Remedies() if run.state in runs.ENDED else _remedies(session, principal, run_id, detectors, configuration.loop)
-    )
-    return Snapshot(run, version, state, detectors, configuration, opened, remedies, applied, probed_every)
-
-
-def _remedies(
-    session: Session, principal: security.Principal, run_id: str, detectors: WarningState, loop: LoopSettings
-) -> Remedies:
-    """Return the remedies beside the learning rate, by the newest closed step; reads nothing unless one is wanted."""
-    if detectors.step is None or not loop.enabled or not is_wanted(detectors.loop, loop):
-        return Remedies()
-    try:
-        pair = corrections.read_pair(session, principal, run_id, detectors.step, None, comparisons.TRAINER_ROLLOUT)
-    except (measurements.MeasurementNotFound, measurements.StatisticsOutOfDate):
-        return favoured(detectors.loop, loop, ())
-    return favoured(detectors.loop, loop, evaluate_remedies(pair.statistics, pair.summaries))
+    reported = _reported(session, run_id, state.attempt)
+    found, also = Remedy(), tuple[watch.RemedyRecord, ...]()
+    if run.state not in runs.ENDED:
+        known = remedies.situation_of(session, run, state, detectors, configuration.loop, with_effects=True)
+        found, also = decide_remedy(known), tuple(known.evaluated)
+    return Snapshot(run, version, state, detectors, configuration, opened, found, also, applied, reported, probed_every)
 
 
 def read_advice(session: Session, principal: security.Principal, run_id: str, step: int | None) -> schemas.AdviceRead:
@@ -178,13 +196,7 @@ def acknowledge(
 
     Raises AdviceConflict for an unknown revision, and AttemptNotFound.
     """
-    runs.get_run(session, principal, run_id)
-    newest, newest_revision = _newest_version(session, run_id)
-    if body.revision > newest_revision:
-        raise AdviceConflict(f"revision must be at most {newest_revision}, the newest of this run, got {body.revision}")
-    # A trainer without a client may not know its attempt.
-    attempt = body.attempt if body.attempt is not None else newest
-    attempts.check_attempt(session, run_id, attempt)
+    newest, attempt = _reporting(session, principal, run_id, body)
     row = {
         "run_id": run_id,
         "attempt": attempt,
@@ -198,28 +210,85 @@ def acknowledge(
     return _not_counted(session, run_id, attempt, newest)
 
 
+def acknowledge_lever(
+    session: Session, principal: security.Principal, run_id: str, body: schemas.LeverAcknowledgementCreate
+) -> schemas.ReportNotCounted | None:
+    """Store what a trainer did with a lever, or why it refuses it; the rate's report is that of `acknowledge`.
+
+    Returns and raises as `acknowledge` does; an older step's report changes nothing.
+    """
+    if isinstance(body, schemas.RateAcknowledgementCreate):
+        return acknowledge(session, principal, run_id, body)
+    newest, attempt = _reporting(session, principal, run_id, body)
+    table = tables.LeverAcknowledgement
+    known = session.get(table, (run_id, attempt, body.lever))
+    if known is None or known.step <= body.step:
+        row = {
+            "run_id": run_id,
+            "attempt": attempt,
+            "lever": body.lever,
+            "step": body.step,
+            "revision": body.revision,
+            "done": None if body.done is None else dataclasses.asdict(body.done),
+            "refused": body.refused,
+            "received_at_us": now_us(),
+        }
+        engine.upsert(session, table, [row], ("run_id", "attempt", "lever"))
+    return _not_counted(session, run_id, attempt, newest)
+
+
+def _reporting(
+    session: Session,
+    principal: security.Principal,
+    run_id: str,
+    body: schemas.AcknowledgementCreate | schemas.LeverReport,
+) -> tuple[int, int]:
+    """Return the newest attempt and that of a report. Raises AdviceConflict for an unknown revision."""
+    runs.get_run(session, principal, run_id)
+    newest, newest_revision = _newest_version(session, run_id)
+    if body.revision > newest_revision:
+        raise AdviceConflict(f"revision must be at most {newest_revision}, the newest of this run, got {body.revision}")
+    # A trainer without a client may not know its attempt.
+    attempt = body.attempt if body.attempt is not None else newest
+    attempts.check_attempt(session, run_id, attempt)
+    return newest, attempt
+
+
+def _reported(session: Session, run_id: str, attempt: int) -> dict[str, schemas.LeverAppliedRead]:
+    query = select(tables.LeverAcknowledgement).filter_by(run_id=run_id, attempt=attempt)
+    return {row.lever: schemas.LeverAppliedRead.model_validate(row) for row in session.scalars(query)}
+
+
 def operate(
     session: Session, principal: security.Principal, run_id: str, body: schemas.OperatorDecisionCreate
-) -> schemas.AdviceRead:
-    """Add an operator's decision. Raises AdviceConflict if it changes nothing."""
+) -> schemas.AdviceOfLeversRead:
+    """Add an operator's decision on a lever. Raises AdviceConflict if it changes nothing."""
     run = runs.lock_run(session, principal, run_id)
     if run.state in runs.ENDED:
         raise AdviceConflict(f"{reasons.RUN_HAS_ENDED} Its state is {run.state!r}; set it to 'running' if it goes on")
     state = state_of(session, run_id)
     try:
         decision = decisions.decide_as_operator(
-            state, body.kind, observation_of(session, run_id, state), body.reason, body.seen_revision
-        )
+            state, body.kind, observation_of(session, run_id, state), body.reason, body.seen_revision,
+            body.lever, body.value,
+        )  # fmt: skip
     except decisions.AdviceConflictError as error:
         raise AdviceConflict(str(error)) from error
     decided = append(session, run_id, state, decision)
     step = decision.effective_from_step
-    before, after = ({"revision": each.revision, "scale": each.scale(step)} for each in (state, decided))
+    before, after = ({"revision": each.revision, **_in_force(each, body.lever, step)} for each in (state, decided))
     audit.record(
         session, principal, f"advice.{body.kind}", run_id,
         project=run.project, run_id=run_id, before=before, after=after | {"reason": body.reason},
     )  # fmt: skip
-    return read_advice(session, principal, run_id, None)
+    return read_snapshot(session, principal, run_id).of_all_levers(None)
+
+
+def _in_force(state: decisions.AdviceState, lever: Lever, step: int) -> dict[str, Any]:
+    if lever == "rate":
+        return {"scale": state.scale(step)}
+    value = state.lever(lever).advised(step)
+    return {lever: None if value is None else dataclasses.asdict(value)}
 
 
 def list_decisions(
@@ -230,8 +299,14 @@ def list_decisions(
     table = tables.AdviceDecision
     return pagination.page_of_query(
         session, select(table).where(table.run_id == run_id), (table.revision,), cursor, limit,
-        lambda rows: [records.from_attributes(watch.DecisionRecord, *row) for row in rows], rising=True,
+        lambda rows: [_decision_record(row) for (row,) in rows], rising=True,
     )  # fmt: skip
+
+
+def _decision_record(row: tables.AdviceDecision) -> watch.DecisionRecord:
+    made = decisions.Decision.from_json(row.decision)
+    value: Any = made.scale if made.kind == "loop" else made.value
+    return records.from_attributes(watch.DecisionRecord, row, lever=made.lever, value=value)
 
 
 def _applied(session: Session, run_id: str, attempt: int) -> schemas.AppliedRead | None:
@@ -278,6 +353,9 @@ def decide_after_detection(session: Session, derived: derivation.DetectionDerive
     run_id, state = derived.run_id, derived.state
     started = attempts.attempts_of_run(session, run_id)
     attempt = started[-1].attempt if started else 1
+    advised, run = state_of(session, run_id), runs.find_run(session, run_id)
+    assert run is not None
+    known = remedies.situation_of(session, run, advised, state, derived.configuration.loop, with_effects=False)
     observation = decisions.Observation(
         attempt=attempt,
         observed_step=-1 if state.step is None else state.step,
@@ -288,8 +366,8 @@ def decide_after_detection(session: Session, derived: derivation.DetectionDerive
         holds=holding_signals(state, derived.configuration),
         loop=state.loop,
         loop_settings=derived.configuration.loop,
+        remedy=None if state.step is None else decide_remedy(known),
     )
-    advised = state_of(session, run_id)
     for decision in decisions.decide(advised, observation):
         advised = append(session, run_id, advised, decision)
 
@@ -305,9 +383,16 @@ def rewind_log(session: Session, started: events.AttemptStarted) -> None:
 
 def record_mode(session: Session, changed: events.AdviceModeChanged) -> None:
     """Append the change of mode, so that polling trainers receive it."""
-    state = state_of(session, changed.run_id)
-    mode: AdviceMode = "apply" if changed.mode == "apply" else "shadow"
-    decision = decisions.set_mode(state, mode, observation_of(session, changed.run_id, state), "operator")
+    state, mode, asked = state_of(session, changed.run_id), changed.mode, changed.asked
+    if changed.lever != "rate":
+        known = state.lever(changed.lever)
+        if changed.by_trainer and known.mode_is_chosen:
+            mode = None
+        if mode is None and asked in (None, known.asked):
+            return
+    observation = observation_of(session, changed.run_id, state)
+    author: Author = "trainer" if changed.by_trainer else "operator"
+    decision = decisions.set_mode(state, mode, observation, author, changed.lever, asked)
     append(session, changed.run_id, state, decision)
 
 

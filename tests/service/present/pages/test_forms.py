@@ -29,7 +29,7 @@ class TestForms:
     def test_a_form_that_is_sent_twice_halves_once(self, http: httpx.Client, own_run: SentRun) -> None:
         def forms() -> tuple[str, dict[str, str]]:
             page = http.get(own_run.address).text
-            [address, *others] = set(re.findall(r'action="([^"]*/advice\?[^"]*)"', page))
+            [address, *others] = set(re.findall(r'action="([^"]*/advice\?seen[^"]*)"', page))
             assert others == []
             return address, {"kind": "halve", "reason": "too steep", "csrf_token": token_of(page)}
 
@@ -45,6 +45,17 @@ class TestForms:
         address, data = forms()
         assert http.post(address, data=data).status_code == 303
         assert scale() == before / 4
+
+    def test_operator_form_holds_and_applies_a_lever(self, http: httpx.Client, own_run: SentRun) -> None:
+        page = http.get(own_run.address).text
+        address = next(each for each in re.findall(r'action="([^"]*)"', page) if "lever=correction" in each)
+        for kind in ("hold", "apply"):
+            data = {"kind": kind, "reason": "a test", "csrf_token": token_of(page)}
+            assert http.post(address.replace("&amp;", "&"), data=data).status_code == 303
+        advice = http.get(f"/v1/runs/{own_run.id}/advice").json()
+        assert (advice["correction"]["held_by"], advice["correction"]["mode"]) == ("operator", "apply")
+        assert (advice["rollback"]["mode"], advice["rate"]["mode"]) == ("shadow", "shadow")
+        assert "held by an operator." in http.get(own_run.address).text
 
     def test_operator_form_switches_to_apply_mode(self, http: httpx.Client, own_run: SentRun) -> None:
         token = token_of(http.get(own_run.address).text)

@@ -237,7 +237,8 @@ def test_old_trainer_that_still_reports_does_not_hold_back_the_advice_of_the_new
     run.attempt = 2
     run.close_all({K3: [3e-2] * 37, LAG: [8.0] * 37}, range(4, 41))
     log = http.get(f"{address(run)}/decisions").json()["items"]
-    assert [each["effective_from_step"] for each in log if each["attempt"] == 2][:2] == [4, 5]
+    of_rate = [each for each in log if each["attempt"] == 2 and each["lever"] == "rate"]
+    assert [each["effective_from_step"] for each in of_rate][:2] == [4, 5]
     advice = http.get(address(run), params={"step": 40}).raise_for_status().json()
     assert (advice["attempt"], advice["scale"], advice["applied"]) == (2, pytest.approx(0.1), None)
     # The new trainer's own steps count.
@@ -341,9 +342,9 @@ def test_answer_says_what_corrections_would_do_and_which_remedy_is_favoured(http
             healthy = run.get("lr-advice").json()
             assert (healthy["also"], healthy["favours"], healthy["favours_why"]) == ([], None, "")
     advice = advice_record(run.get("lr-advice").raise_for_status().json())
-    assert advice.favours == "correction"
-    assert "sequence MIS at 2 would drop" in advice.favours_why
-    masking = advice.also[0]
+    assert advice.favours == "rate"
+    assert advice.favours_why.startswith("Token TIS at 2 and a lower rate: ")
+    masking = advice.also[1]
     listed = run.get("steps/8/corrections", correction="sequence_mis", threshold="2").json()["items"][0]
     assert (masking.correction, masking.threshold) == ("sequence_mis", "2")
     expected = {

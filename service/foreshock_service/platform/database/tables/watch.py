@@ -296,6 +296,22 @@ class AdviceAcknowledgement(base.RowOfStep, Base):
     received_at_us: Mapped[int]
 
 
+class LeverAcknowledgement(Base):
+    """What a trainer last reported of a lever beside the rate: the value that it uses, or why it refuses the advice."""
+
+    __tablename__ = "lever_acknowledgements"
+    __table_args__ = (base.references_attempt(),)
+
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    lever: Mapped[str] = mapped_column(primary_key=True)
+    step: Mapped[int]
+    revision: Mapped[int]
+    done: Mapped[dict[str, Any] | None] = mapped_column(JsonColumn)
+    refused: Mapped[str | None]
+    received_at_us: Mapped[int]
+
+
 class TrainerProgress(Base):
     """The newest step for which a trainer that follows the advice requested, and so received, a scale."""
 

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from typing import Any
 
-from foreshock.learning_rate.advice import Applied, effect_in_words
+from foreshock.learning_rate.advice import Applied, effect_in_words, lever_in_words
 from foreshock.learning_rate.decisions import AdviceState
+from foreshock.learning_rate.levers import BESIDE_THE_RATE, BesideTheRate
 from foreshock.learning_rate.schedule import HORIZON, point_at
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.present.pages import rendering
@@ -27,6 +28,10 @@ class Action:
 HOLD = Action("hold", "Hold", "Freeze the scale until it is released.")
 RELEASE = Action("release", "Release", "Continue the schedule from here.")
 HALVE = Action("halve", "Halve now", "Halve the scale once, from the next step on.")
+HOLD_LEVER = Action("hold", "Hold", "Freeze it until it is released.")
+RELEASE_LEVER = Action("release", "Release", "Let the service decide on it again.")
+APPLY_LEVER = Action("apply", "Apply it", "Apply mode: trainers that ask get it.")
+SHADOW_LEVER = Action("shadow", "Stop applying", "Shadow mode: it is only shown.")
 RAISE = Action("raise", "Raise once", "Take one halving back, from the next step on.")
 APPLY = Action("apply", "Apply it", "Apply mode: trainers that ask get the advised scale.")
 SHADOW = Action("shadow", "Stop applying", "Shadow mode: the trainer gets 1.0, the advice is only shown.")
@@ -85,15 +90,14 @@ def advice_panel(viewing: Viewing, run: Run, baseline: Run | None) -> dict[str, 
 
     `baseline` is the run to compare with; the panel has a sentence that compares the two.
     """
-    advice = advice_of(viewing, run.id)
+    snapshot = service.read_snapshot(viewing.session, viewing.principal, run.id)
+    advice = snapshot.advice(None)
     if advice.observed_step is None:
         return None
     applied = None if advice.applied is None else Applied.from_json(advice.applied.model_dump())
     lowered = None
     if advice.phase == "decaying":
-        lowered = lowered_in_words(
-            service.read_snapshot(viewing.session, viewing.principal, run.id).state, advice.observed_step
-        )
+        lowered = lowered_in_words(snapshot.state, advice.observed_step)
     schedule = None
     if advice.schedule is not None:
         schedule = (
@@ -109,6 +113,21 @@ def advice_panel(viewing: Viewing, run: Run, baseline: Run | None) -> dict[str, 
         "baseline": None if baseline is None else _beside(viewing, run, baseline),
         # The rate of a run that has ended cannot be changed.
         "actions": _actions(advice) if run.state == "running" else (),
+        "levers": [_lever(snapshot, name, advice.observed_step + 1) for name in BESIDE_THE_RATE],
+    }
+
+
+def _lever(snapshot: service.Snapshot, name: BesideTheRate, step: int) -> dict[str, Any]:
+    state = snapshot.state.lever(name)
+    actions = [
+        HOLD_LEVER if state.held_from_step is None else RELEASE_LEVER,
+        APPLY_LEVER if state.mode == "shadow" else SHADOW_LEVER,
+    ]
+    return {
+        "name": name,
+        "title": f"{name.capitalize()}, {state.mode} mode",
+        "sentence": lever_in_words(name, state, step, snapshot.reported.get(name)),
+        "actions": actions if snapshot.run.state == "running" else (),
     }
 
 

@@ -116,6 +116,8 @@ def _advice(panel: Mapping[str, Any] | None) -> list[str]:
     lines = ["", *wrap(f"learning rate: {words}", "    ", "  ")]
     if panel["schedule"]:
         lines += wrap(f"{panel['schedule']}; next at step {advice.next_decay_step}", "    ", "    ")
+    for lever in panel["levers"]:
+        lines += wrap(f"{lever['title']}: {lever['sentence']}", "    ", "    ")
     return lines
 
 

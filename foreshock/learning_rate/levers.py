@@ -1,0 +1,165 @@
+"""The levers beside the learning rate: a correction of the loss, and a rollback to a checkpoint.
+
+A lever is a list of points, each with the value from its step on; None: nothing is advised, and the trainer does what
+its configuration says. As the rate, a lever is absolute, in shadow or in apply mode, and may be held by an operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+from foreshock.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from foreshock.corrections import Threshold
+
+AdviceMode = Literal["shadow", "apply"]
+Author = Literal["detector", "operator", "trainer"]
+Lever = Literal["rate", "correction", "rollback"]
+BesideTheRate = Literal["correction", "rollback"]
+BESIDE_THE_RATE: Final[tuple[BesideTheRate, ...]] = ("correction", "rollback")
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """A correction of the loss: its name in the catalogue and its threshold as text, `"2"` or `"0.5_5"`.
+
+    Raises InvalidArgumentError for one that has no weights, or a threshold that does not fit it.
+    """
+
+    kind: str
+    threshold: str
+
+    def __post_init__(self) -> None:
+        self.bounds  # noqa: B018  # Raises.
+
+    @property
+    def bounds(self) -> Threshold:
+        """The threshold as numbers."""
+        # Not at the top: the catalogue imports the records of the API, which name the levers.
+        from foreshock.corrections import correction_named
+        from foreshock.corrections.loss_weights import TRAINED
+
+        if self.kind not in TRAINED:
+            known = ", ".join(TRAINED)
+            raise InvalidArgumentError(f"unknown correction {self.kind!r}; corrections: {known}", "correction")
+        return correction_named(self.kind).threshold(self.threshold)
+
+    @property
+    def words(self) -> str:
+        """The correction in words, such as "token TIS at 2"."""
+        from foreshock.corrections import correction_named
+
+        return f"{correction_named(self.kind).title} at {self.threshold}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the correction of `kind`, at its first usual threshold, or of `kind:threshold`.
+
+        Raises InvalidArgumentError.
+        """
+        from foreshock.corrections import correction_named
+
+        kind, _, threshold = text.partition(":")
+        usual = correction_named(kind).usual
+        return cls(kind, threshold or (str(usual[0]) if usual else ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """A checkpoint to go back to: its weights sample `step`, at which the run then resumes; and the command for it."""
+
+    step: int
+    root: str
+    path: str
+    command: str = ""
+
+
+Value = Correction | Rollback
+_VALUES: Final[Mapping[str, type[Correction | Rollback]]] = {"correction": Correction, "rollback": Rollback}
+
+
+def lever_of(value: Value) -> BesideTheRate:
+    """Return the lever that a value is of."""
+    return "correction" if isinstance(value, Correction) else "rollback"
+
+
+def value_of(lever: str, value: Mapping[str, Any] | None) -> Value | None:
+    """Parse a value of a lever; unknown keys are ignored. Raises KeyError, TypeError or ValueError."""
+    if value is None:
+        return None
+    kind = _VALUES[lever]
+    found = kind(**{name: value[name] for name in kind.__slots__ if name in value})
+    return found if isinstance(found, Correction) else replace(found, step=int(found.step))
+
+
+@dataclass(frozen=True, slots=True)
+class LeverPoint:
+    """The value of a lever from `step` on."""
+
+    step: int
+    value: Value | None
+
+
+@dataclass(frozen=True, slots=True)
+class LeverState:
+    """A lever: its mode, its points in ascending order, since when and by whom it is held, and the newest reason.
+
+    `asked` is the correction that the trainer or an operator wants if one is advised. `operated` is the revision, the
+    kind and the reason of an operator's newest decision.
+    """
+
+    mode: str = "shadow"
+    points: tuple[LeverPoint, ...] = ()
+    held_from_step: int | None = None
+    held_by: Author | None = None
+    asked: Correction | None = None
+    reason: str = ""
+    operated: tuple[int, str, str] | None = None
+    mode_is_chosen: bool = False
+
+    @property
+    def last(self) -> Value | None:
+        """The newest value."""
+        return self.points[-1].value if self.points else None
+
+    def advised(self, step: int) -> Value | None:
+        """Return the advised value at `step`, in either mode."""
+        return next((point.value for point in reversed(self.points) if point.step <= step), None)
+
+    def at(self, step: int) -> Value | None:
+        """Return the value to apply at `step`: `advised`, or None in shadow mode."""
+        return self.advised(step) if self.mode == "apply" else None
+
+    def since(self, step: int) -> int:
+        """Return the step since which the value of `step` is advised."""
+        return max((point.step for point in self.points if point.step <= step), default=0)
+
+    def with_value(self, step: int, value: Value | None) -> LeverState:
+        """Return the state with a value from `step` on."""
+        kept = tuple(point for point in self.points if point.step < step)
+        return replace(self, points=(*kept, LeverPoint(step, value)))
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, lever: str, value: Mapping[str, Any]) -> LeverState:
+        """Parse a state; unknown keys are ignored. Raises KeyError, TypeError or ValueError."""
+        known = {name: value[name] for name in cls.__slots__ if name in value}
+        points = (LeverPoint(int(each["step"]), value_of(lever, each["value"])) for each in value.get("points") or ())
+        asked, operated = value_of("correction", known.get("asked")), known.get("operated")
+        return cls(
+            **{
+                **known,
+                "points": tuple(sorted(points, key=lambda point: point.step)),
+                "asked": asked,
+                "operated": operated and tuple(operated),
+            }
+        )
+
+
+UNMOVED: Final = LeverState()
+"""A lever before any decision."""

@@ -1,0 +1,197 @@
+"""The remedy: what to do about a mismatch beside the learning rate, decided from what is known of the run.
+
+- nothing: nothing of the mismatch follows the updates, and these are within their set point;
+- correction: token TIS, from the step on at which something of the mismatch is driven (lag), or an update is beyond its
+  set point. It stays on: switching a correction in mid-run does harm;
+- correction_and_decay: the same while the control loop lowers the rate;
+- rollback: the reward has collapsed. The newest announced checkpoint from before the onset is proposed, with the
+  correction on; once in an episode, and never again the checkpoint that was gone back to, or a later one;
+- cause: a static part is beyond the set point and most of the mismatch. No rate and no correction helps.
+
+The loop makes the rate safe and a token correction makes it good; a sequence correction stops a run whose rate is too
+high from learning (docs/closed-loop.md), so it is advised only if the trainer asks for it and it keeps the sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from foreshock.api.watch import EffectRecord, Favoured, RemedyRecord
+from foreshock.corrections import Evaluator, correction_named
+from foreshock.corrections.loss_weights import DEFAULT_CORRECTION
+from foreshock.diagnosis.statistics import proportion_interval
+from foreshock.diagnosis.wording import number, percent
+from foreshock.learning_rate.levers import Correction, Rollback
+from foreshock.learning_rate.loop import LoopSettings, LoopState, finding
+from foreshock.measures.comparison_statistics import ComparisonStatistics
+from foreshock.measures.rollout_summaries import RolloutSummaries
+
+OFFERED: Final = ("token_tis", "sequence_mis", "sequence_tis", "icepop")
+"""The evaluated corrections, at their first usual thresholds."""
+
+LEAST_ROLLOUTS: Final = 32
+"""Least number of rollouts with a measured token. With fewer, the share that a mask keeps is known to ±17 % at best."""
+
+LEAST_EFFECTIVE: Final = 0.5
+"""Least effective sample, as a fraction: a sequence correction that leaves less costs more than half of the batch."""
+
+LEAST_DRIVEN: Final = 1e-5
+"""Nats per token. With a smaller driven part most ρ are within half a percent of 1, and a truncation changes none."""
+
+RemedyName = Literal["nothing", "correction", "correction_and_decay", "rollback", "cause"]
+
+# What `favours` of `GET …/lr-advice` names a remedy; a rollback is one with the correction on.
+_FAVOURED: Final[dict[RemedyName, Favoured | None]] = {
+    "nothing": None,
+    "correction": "correction",
+    "correction_and_decay": "rate",
+    "rollback": "correction",
+    "cause": "cause",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What is known of a run after its newest closed step.
+
+    `collapse` is the onset of the reward's collapse, None without one; `checkpoints` are announced and not expired,
+    ascending. `asked` is the correction that the trainer asks for, `correction` the one that is advised now, `proposed`
+    the rollback that is proposed now, and `rolled_back` has the steps that the run went back to.
+    """
+
+    loop: LoopState
+    settings: LoopSettings
+    evaluated: Sequence[RemedyRecord] = ()
+    collapse: int | None = None
+    checkpoints: Sequence[Rollback] = ()
+    asked: Correction | None = None
+    correction: Correction | None = None
+    proposed: Rollback | None = None
+    rolled_back: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """What is decided: the value of each lever beside the rate, and why, in one sentence; empty: nothing is wrong."""
+
+    name: RemedyName = "nothing"
+    correction: Correction | None = None
+    rollback: Rollback | None = None
+    why: str = ""
+
+    @property
+    def favours(self) -> Favoured | None:
+        """What the evidence is for: rate, correction or cause."""
+        return _FAVOURED[self.name]
+
+
+def decide_remedy(known: Situation) -> Remedy:
+    """Return the remedy."""
+    loop, settings = known.loop, known.settings
+    if not settings.enabled:
+        return Remedy(correction=known.correction)
+    reasons, driven = [], loop.average or 0.0
+    # If the static part is not measured, most of what is above it may be noise.
+    if driven > (LEAST_DRIVEN if loop.measured_static else loop.set_point(settings)):
+        reasons.append(f"{number(driven)} nats per token of the mismatch come from lag")
+    is_large = loop.update is not None and loop.update > loop.update_point(settings)
+    if loop.update is not None and is_large:
+        times = loop.update / loop.update_point(settings)
+        reasons.append(
+            f"an update moves the policy by {number(loop.update)} nats per token, {times:.2g} × its set point"
+        )
+    wanted, remark = _wanted(known)
+    correction = known.correction or (wanted if reasons or known.collapse is not None else None)
+    if known.collapse is not None:
+        rollback = known.proposed or _newest_before(known)
+        if rollback is not None:
+            assert correction is not None
+            return Remedy(
+                "rollback", correction, rollback,
+                f"The reward collapsed from step {known.collapse}: go back to the checkpoint of step {rollback.step} "
+                f"and go on with {correction.words}.",
+            )  # fmt: skip
+        remark = " The reward has collapsed, and no checkpoint from before it is left to go back to." + remark
+    static = finding(loop, settings)
+    if static is not None:
+        if (loop.static or 0.0) >= driven and not is_large:
+            return Remedy("cause", correction, None, static + remark)
+        remark += f" Besides, {static}"
+    if correction is None:
+        return Remedy()
+    if not reasons:
+        # It stays on, and nothing is to be said.
+        return Remedy(correction=correction)
+    decays = " and a lower rate" if _decays(known) else ""
+    words = correction.words[0].upper() + correction.words[1:]
+    why = f"{words}{decays}: {' and '.join(reasons)}.{remark}"
+    return Remedy("correction_and_decay" if decays else "correction", correction, None, why)
+
+
+def is_evaluated(loop: LoopState, settings: LoopSettings) -> bool:
+    """Return whether the effect of corrections on the newest step is of interest."""
+    return _is_lowered(loop, settings) or finding(loop, settings) is not None
+
+
+def evaluate_remedies(statistics: ComparisonStatistics, summaries: RolloutSummaries) -> tuple[RemedyRecord, ...]:
+    """Return the effect of each offered correction; empty with fewer whole rollouts than `LEAST_ROLLOUTS`."""
+    sequences = int(summaries.whole().sum())
+    if sequences < LEAST_ROLLOUTS:
+        return ()
+    evaluator = Evaluator(statistics, summaries)
+    remedies = []
+    for name in OFFERED:
+        found = evaluator.evaluate(name)
+        low, high = proportion_interval(round(found.kept_sequences * sequences), sequences)
+        effect = EffectRecord(
+            kept_sequences=found.kept_sequences,
+            kept_low=low,
+            kept_high=high,
+            kept_tokens=found.kept_tokens,
+            ess=found.weights.effective_fraction,
+            distortion=found.distortion,
+            uncorrected_distortion=found.uncorrected_distortion,
+        )
+        remedies.append(RemedyRecord(correction=name, threshold=str(found.used), expected=effect))
+    return tuple(remedies)
+
+
+def _is_lowered(loop: LoopState, settings: LoopSettings) -> bool:
+    return (loop.error > 0.0 or loop.log_scale < 0.0) and not loop.only_cools(settings)
+
+
+def _decays(known: Situation) -> bool:
+    return _is_lowered(known.loop, known.settings)
+
+
+def _wanted(known: Situation) -> tuple[Correction, str]:
+    """Return the correction to switch on, and a sentence if it is not the one that the trainer asks for."""
+    asked, default = known.asked, Correction.parse(DEFAULT_CORRECTION)
+    if asked is None:
+        return default, ""
+    if known.correction is None and correction_named(asked.kind).level == "sequence":
+        effect = next((each.expected for each in known.evaluated if each.correction == asked.kind), None)
+        if effect is not None and effect.ess < LEAST_EFFECTIVE:
+            left = percent(effect.ess)
+            return default, f" {asked.words.capitalize()}, which the trainer asks for, would leave {left} of it."
+    return asked, ""
+
+
+def _newest_before(known: Situation) -> Rollback | None:
+    assert known.collapse is not None
+    limit = min((known.collapse + 1, *known.rolled_back))
+    return max((each for each in known.checkpoints if each.step < limit), key=lambda each: each.step, default=None)
+
+
+def resume_command(trainer: str | None, checkpoint_path: str) -> str:
+    """Return how a trainer of this description resumes from a checkpoint with this path below its root."""
+    framework, folder = (trainer or "").partition(" ")[0], checkpoint_path.partition("/")[0]
+    match framework:
+        case "TRL":
+            return f'trainer.train(resume_from_checkpoint="{checkpoint_path}")'
+        case "verl":
+            return f"trainer.resume_mode=resume_path trainer.resume_from_path={folder}"
+        case _:
+            return f"resume the trainer from {checkpoint_path}"

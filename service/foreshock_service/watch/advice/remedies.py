@@ -1,0 +1,76 @@
+"""The remedy of a run: what is known of it after its newest closed step, as `decide_remedy` needs it."""
+
+from sqlalchemy.orm import Session
+
+from foreshock import comparisons
+from foreshock.api.watch import RemedyRecord, onset_of
+from foreshock.diagnosis.detectors import WarningState
+from foreshock.diagnosis.reward import COLLAPSE_RULE
+from foreshock.learning_rate import remedy
+from foreshock.learning_rate.decisions import AdviceState
+from foreshock.learning_rate.levers import Correction, Rollback
+from foreshock.learning_rate.loop import LoopSettings
+from foreshock_service.platform import security
+from foreshock_service.platform.database import tables
+from foreshock_service.runs import checkpoints, corrections, measurements
+from foreshock_service.watch import alerts
+
+
+def situation_of(
+    session: Session,
+    run: tables.Run,
+    state: AdviceState,
+    detectors: WarningState,
+    settings: LoopSettings,
+    *,
+    with_effects: bool,
+) -> remedy.Situation:
+    """Return what is known of the run; the effects of corrections, which take longest, only if they are of interest.
+
+    `with_effects` is false for a decision that does not depend on them.
+    """
+    asked, advised, proposed = state.correction.asked, state.correction.last, state.rollback.last
+    needs_effects = with_effects or (asked is not None and advised is None)
+    evaluated: tuple[RemedyRecord, ...] = ()
+    if needs_effects and settings.enabled and remedy.is_evaluated(detectors.loop, settings):
+        evaluated = _evaluated(session, run.id, detectors.step)
+    collapse = _collapse(session, run.id)
+    return remedy.Situation(
+        loop=detectors.loop,
+        settings=settings,
+        evaluated=evaluated,
+        collapse=collapse,
+        checkpoints=() if collapse is None else _checkpoints(session, run),
+        asked=asked,
+        correction=advised if isinstance(advised, Correction) else None,
+        proposed=proposed if isinstance(proposed, Rollback) else None,
+        rolled_back=state.rolled_back,
+    )
+
+
+def _evaluated(session: Session, run_id: str, step: int | None) -> tuple[RemedyRecord, ...]:
+    if step is None:
+        return ()
+    try:
+        # Whoever asks may see the run.
+        pair = corrections.read_pair(session, security.UNRESTRICTED, run_id, step, None, comparisons.TRAINER_ROLLOUT)
+    except (measurements.MeasurementNotFound, measurements.StatisticsOutOfDate):
+        return ()
+    return remedy.evaluate_remedies(pair.statistics, pair.summaries)
+
+
+def _collapse(session: Session, run_id: str) -> int | None:
+    """Return the onset of the reward's collapse; None if none is open."""
+    onsets = [
+        min(onset_of(alert.step, alert.evidence), int(alert.evidence.get("k3_onset_step", alert.step)))
+        for alert in alerts.standing_alerts(session, run_id, COLLAPSE_RULE)
+    ]
+    return min(onsets, default=None)
+
+
+def _checkpoints(session: Session, run: tables.Run) -> list[Rollback]:
+    found = checkpoints.active_checkpoints(session, run.id)
+    return [
+        Rollback(each.step, each.root, each.path, remedy.resume_command(run.trainer, each.path))
+        for each in reversed(found)
+    ]

@@ -1,0 +1,33 @@
+"""`foreshock advice`, with the real service."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from foreshock import Client
+from foreshock.commands.advice import command
+from tests.foreshock.batches import random_batch
+from tests.foreshock.running_service import RunningService
+
+
+def test_every_lever_is_one_sentence(
+    real_service: RunningService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Client(real_service.url, run_key="advised", spool_directory=tmp_path) as client:
+        client.start_run(correction_mode="apply")
+        client.log_rollouts(1, random_batch(1, rollouts=16))
+        assert client.flush(60)
+    parser = argparse.ArgumentParser()
+    command.configure(parser)
+    words = ["advised", "--url", real_service.url]
+    assert command.run(parser.parse_args(words)) == 0
+    rate, correction, rollback = (line for line in capsys.readouterr().out.splitlines() if not line.startswith("  "))
+    assert rate.startswith("rate (shadow): × 1, shown only, the trainer gets 1.0.")
+    assert correction == "correction (apply): None: the loss is as the trainer is configured."
+    assert rollback == "rollback (shadow): None is proposed."
+    assert command.run(parser.parse_args([*words, "--json"])) == 0
+    assert json.loads(capsys.readouterr().out)["advice"]["correction"]["mode"] == "apply"
