@@ -48,18 +48,20 @@ _SLIME_LINES = (
 _ALL = "rollouts, μ, π, scalars, checkpoints"
 _BATCHES = "rollouts, μ, π, scalars"
 _NOT = "nothing"
+_BOTH = "rate, correction"
 FRAMEWORKS: Final[tuple[Framework, ...]] = (
-    Framework("TRL `GRPOTrainer`, `RLOOTrainer`", "trl", _CALLBACK, _ALL, "rate", "training"),
+    Framework("TRL `GRPOTrainer`, `RLOOTrainer`", "trl", _CALLBACK, _ALL, _BOTH, "training",
+              "correction: `GRPOTrainer`"),
     Framework("TRL `AsyncGRPOTrainer`", "trl", _CALLBACK, "scalars, checkpoints", "rate", "read",
               "its log-probs are computed inside its loss"),
-    Framework("verl", "verl", _VERL_LINE, _ALL, "rate", "training"),
-    Framework("verl, fully asynchronous", "verl", _VERL_LINE, f"{_BATCHES}, versions", "rate", "training"),
-    Framework("slime", "slime", _SLIME_LINES, _ALL, "rate", "read", "the hooks run on Megatron-core"),
-    Framework("vime", "vime", _SLIME_LINES, _ALL, "rate", "read"),
-    Framework("miles", "miles", _SLIME_LINES, f"{_ALL}, versions", "rate", "read"),
+    Framework("verl", "verl", _VERL_LINE, _ALL, _BOTH, "training"),
+    Framework("verl, fully asynchronous", "verl", _VERL_LINE, f"{_BATCHES}, versions", _BOTH, "training"),
+    Framework("slime", "slime", _SLIME_LINES, _ALL, _BOTH, "read", "the hooks run on Megatron-core"),
+    Framework("vime", "vime", _SLIME_LINES, _ALL, _BOTH, "read"),
+    Framework("miles", "miles", _SLIME_LINES, f"{_ALL}, versions", _BOTH, "read"),
     Framework("tinker-cookbook", "tinker-cookbook", ("from tinker_cookbook.rl import train", _CONNECT,
               'connect(train, run_key="my-run")'), _BATCHES, "rate", "class", "before `train.main(config)`"),
-    Framework("AReaL", "areal", (_CONNECT, 'connect(trainer, run_key="my-run")'), f"{_BATCHES}, versions", "rate",
+    Framework("AReaL", "areal", (_CONNECT, 'connect(trainer, run_key="my-run")'), f"{_BATCHES}, versions", _BOTH,
               "class", "after `with PPOTrainer(...) as trainer:`; not with its single controller"),
     Framework("SkyRL", "skyrl", (_CONNECT, 'connect(trainer, run_key="my-run")'), _BATCHES, "rate", "class",
               "in `get_trainer` of your `BasePPOExp`; or import its dumps"),
@@ -83,8 +85,8 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
     Framework("ms-swift", "ms-swift", _CALLBACK, "scalars, checkpoints", "rate", "read"),
     Framework("Unsloth", "unsloth", _CALLBACK, "rollouts, μ, scalars, checkpoints", "rate", "read",
               "on TRL; its matrix of log-probs has left padding and is refused"),
-    Framework("Agent-Lightning", "agentlightning", _VERL_LINE, _ALL, "rate", "read", "its trainer is verl's"),
-    Framework("rLLM `AgentWorkflowPPOTrainer`", "rllm", _VERL_LINE, _ALL, "rate", "read",
+    Framework("Agent-Lightning", "agentlightning", _VERL_LINE, _ALL, _BOTH, "read", "its trainer is verl's"),
+    Framework("rLLM `AgentWorkflowPPOTrainer`", "rllm", _VERL_LINE, _ALL, _BOTH, "read",
               "its trainer is verl's; its `VerlBackend` is not observed"),
 )  # fmt: skip
 
@@ -92,15 +94,16 @@ INTRODUCTION = """\
 # Your framework in N lines
 
 Start a service with `foreshock serve`, install Foreshock in the trainer's environment, and add the lines of your
-framework. Set `FORESHOCK_URL` if the service is not at `http://127.0.0.1:8765`, and `FORESHOCK_ADVICE_MODE=apply` if
-the rate should follow the advice.
+framework. Set `FORESHOCK_URL` if the service is not at `http://127.0.0.1:8765`, and `FORESHOCK_ADVICE_MODE=apply` and
+`FORESHOCK_CORRECTION_MODE=apply` if the rate and the correction of the loss should follow the advice.
 
 """
 LEGEND = """
 **Arrives.** μ: the engine's log-probs of the sampled tokens; π: the trainer's. **Obeys.** What of the advice is
-applied. **Tried.** `training`: a real training of that release; `class`: its released code runs connected, its models
-and engines do not; `dumps`: files that its own writer wrote are imported; all three in `make test-all`. `read`: its
-source was read, it was not run.
+applied in mid-run; the rest is acknowledged as refused, with what to put into the configuration. **Tried.**
+`training`: a real training of that release; `class`: its released code runs connected, its models and engines do not;
+`dumps`: files that its own writer wrote are imported; all three in `make test-all`. `read`: its source was read, it was
+not run.
 
 A release that is not in the table gives one warning, and what does not fit the responses is left out with one. TRL,
 verl, slime and dumps have [a section each](integrations.md). For another framework, or a loop of your own:

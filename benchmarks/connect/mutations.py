@@ -106,6 +106,7 @@ def trl_seen(folder: Path, trainer_class: Any, changes: Mapping[str, Callable[[A
     """Let a trainer generate once. `changes`: method → what its hook gets in place of the result."""
     from foreshock.client.reporting import LogOnce
     from foreshock.integrations.trl_generations import Generations
+    from foreshock.integrations.trl_update import Update
 
     seen, results = Seen(), dict[str, Any]()
     trainer = _trl_trainer(folder, trainer_class)
@@ -116,7 +117,8 @@ def trl_seen(folder: Path, trainer_class: Any, changes: Mapping[str, Callable[[A
                "_get_per_token_logps_and_entropies")  # fmt: skip
     for method in methods:
         _change(trainer, method, results, changes.get(method))
-    generations = Generations(trainer, LogOnce(name))
+    log = LogOnce(name)
+    generations = Generations(trainer, log, Update(trainer, log, 0))
     generations.observe()
     seen.sentences.clear()
     for method in methods:

@@ -21,12 +21,20 @@ from foreshock.client.reporting import LogOnce
 from foreshock.diagnosis.quantities import LAST_STEP_NAME
 from foreshock.errors import ConfigurationError
 from foreshock.integrations.batches import columns_of_batch
-from foreshock.integrations.first_advice import await_first_advice
-from foreshock.integrations.hooks import Arrivals, guard, is_number, observe, smallest
+from foreshock.integrations.first_advice import await_first_advice, modes_of_environment
+from foreshock.integrations.hooks import (
+    Arrivals,
+    Corrections,
+    Decisions,
+    guard,
+    is_number,
+    observe,
+    of_the_leader,
+)
 from foreshock.integrations.releases import RELEASES, installed, warn_of_unknown_version
-from foreshock.learning_rate.advice import AdviceMode
 from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
 from foreshock.learning_rate.feed import AdviceFeed
+from foreshock.learning_rate.levers import AdviceMode, Correction
 from foreshock.model_kind import model_kind_of_folder
 from foreshock.rollouts.attributes import BatchAttributes, TrainerPolicy
 
@@ -51,13 +59,14 @@ class Connection:
         self.framework = framework
         self.log = LogOnce(f"foreshock.integrations.{framework}")
         self.client = Client(run_key=run_key or os.environ.get("FORESHOCK_RUN_KEY"))
-        from_environment: AdviceMode | None = "apply" if os.environ.get("FORESHOCK_ADVICE_MODE") == "apply" else None
+        given = {} if advice_mode is None else {"advice_mode": advice_mode}
         trainer = f"{framework} {installed(framework)}".strip()
-        self._description = {"advice_mode": advice_mode or from_environment, "trainer": trainer, **description}
+        self._description = {**modes_of_environment(), **given, "trainer": trainer, **description}
         self.planned: Callable[[], Any] = lambda: None
         self._started = False
         self._feed: AdviceFeed | None = None
         self._arrivals = Arrivals(framework, self.log)
+        self._corrections: Corrections | None = None
         if framework in RELEASES:
             warn_of_unknown_version(framework, self.log)
 
@@ -104,13 +113,26 @@ class Connection:
         self.start(step)
         return 1.0 if self._feed is None else self._feed.scale(step)
 
-    def guarded_scale(self, step: int) -> float:
-        """Return `scale(step)`, and 1.0 with an error in the log if that fails."""
+    def correction(self, step: int) -> Correction | None:
+        """Return the correction of the loss of a step; None: as the trainer is configured, also in shadow mode."""
+        self.start(step)
+        return None if self._feed is None else self._feed.correction(step)
+
+    def guarded_decisions(self, step: int) -> Decisions:
+        """Return `scale(step)` and `correction(step)`, and 1.0 and None with an error in the log if that fails."""
         try:
-            return self.scale(step)
+            return self.scale(step), self.correction(step)
         except Exception as error:
             self.log.exception("scale", "the advice could not be read: the rate is not scaled", error)
-            return 1.0
+            return 1.0, None
+
+    def correct(
+        self, correction: Correction | None, step: int, apply: Callable[[Correction | None], str | None]
+    ) -> None:
+        """Apply a correction and report what was done: see `Corrections`."""
+        if self._corrections is None:
+            self._corrections = Corrections(self.framework, self.log, apply)
+        self._corrections.follow(correction, step, self._feed)
 
     def acknowledge(self, step: int, rate: float, scale: float) -> None:
         """Report the rate that was applied, and the scale in it."""
@@ -187,6 +209,7 @@ def _observe_skyrl(run: Connection, trainer: Any) -> None:
 
     def apply(arguments: Any, _keywords: Any) -> None:
         scale = run.scale(trainer.global_step)
+        run.correct(run.correction(trainer.global_step), trainer.global_step, _refused_by_skyrl)
         scheduled = rate.get("scheduled", math.nan)
         if arguments[0] == "policy" and math.isfinite(scheduled) and (scale != 1 or "applied" in rate):
             rate["applied"] = scheduled * scale
@@ -201,6 +224,16 @@ def _observe_skyrl(run: Connection, trainer: Any) -> None:
 
     observe(trainer, "train_critic_and_policy", run.log, before=log)
     observe(trainer.tracker, "log", run.log, before=_metrics_of(run, 0, 1))
+
+
+def _refused_by_skyrl(correction: Correction | None) -> str | None:
+    if correction is None:
+        return None
+    level = "sequence" if correction.kind.startswith("sequence") else "token"
+    return (
+        "SkyRL's workers have copies of the configuration: put trainer.algorithm.off_policy_correction."
+        f"tis_ratio_type={level} and {level}_tis_ratio_clip_high={correction.bounds.upper:g} into it and restart"
+    )
 
 
 def _observe_areal(run: Connection, trainer: Any) -> None:
@@ -219,10 +252,31 @@ def _observe_areal(run: Connection, trainer: Any) -> None:
         import torch
 
         step = int(actor.get_version())
-        own = run.guarded_scale(step) if torch.distributed.get_rank() == 0 else math.inf
-        scale = smallest(own, lambda: actor.cpu_group)
+        own = run.guarded_decisions(step) if torch.distributed.get_rank() == 0 else None
+        scale, correction = of_the_leader(own, lambda: actor.cpu_group)
+        run.correct(correction, step, correct)
         if apply_scale(actor.optimizer, scale):
             run.acknowledge(step, applied_learning_rates(actor.optimizer)[0], scale)
+
+    own_sampling = config.actor.rejection_sampling
+
+    def correct(correction: Correction | None) -> str | None:
+        if correction is None:
+            config.actor.rejection_sampling = own_sampling
+            return None
+        bounds = correction.bounds
+        action = "clamp" if correction.kind.endswith("tis") else "mask"
+        if not config.actor.use_decoupled_loss or correction.kind.startswith("sequence"):
+            return (
+                "AReaL corrects the tokens of its decoupled loss: put actor.use_decoupled_loss=true and "
+                f"actor.rejection_sampling={{level: token, action: {action}, upper: {bounds.upper:g}}} into it"
+            )
+        from areal.api.cli_args import RejectionSamplingConfig
+
+        config.actor.rejection_sampling = RejectionSamplingConfig(
+            level="token", action=action, metric="ratio", upper=bounds.upper, lower=bounds.lower
+        )
+        return None
 
     observe(actor, "compute_advantages", run.log, before=log)
     if hasattr(actor, "optimizer"):
@@ -259,7 +313,8 @@ def _observe_tinker(run: Connection, module: Any) -> None:
     def optim_step(client: Any, optim_params: Any = None, *, adam_params: Any = None) -> Any:
         given = adam_params if optim_params is None else optim_params
         if given is not None and "newest" in step:
-            scale = run.guarded_scale(step["newest"])
+            scale, correction = run.guarded_decisions(step["newest"])
+            run.correct(correction, step["newest"], _refused_by_tinker)
             given = given.model_copy(update={"learning_rate": given.learning_rate * scale})
             run.acknowledge(step["newest"], given.learning_rate, scale)
         return own_step(client, given)
@@ -270,6 +325,12 @@ def _observe_tinker(run: Connection, module: Any) -> None:
     observe(module, "compute_full_batch_metrics_and_get_sampling_client", run.log, before=log)
     observe(ml_log.MultiplexLogger, "log_metrics", run.log, before=_metrics_of(run, 1, 2))
     tinker.TrainingClient.optim_step = optim_step
+
+
+def _refused_by_tinker(correction: Correction | None) -> str | None:
+    if correction is None:
+        return None
+    return "tinker's losses run on its servers: loss_fn importance_sampling weights tokens by π/μ, ppo clips it too"
 
 
 def _of_datum(datum: Any, log_probs: Any) -> dict[str, Any]:

@@ -1,13 +1,25 @@
-"""The first scale of a resumed run, which may be below 1: an update at the full rate would undo the advice."""
+"""What a run begins with: the modes of its levers, and of a resumed one the first scale, which may be below 1.
 
+An update at the full rate would undo the advice.
+"""
+
+import os
 import time
+from typing import Any
 
 from foreshock.client.reporting import LogOnce
 from foreshock.learning_rate.feed import AdviceFeed
 
-__all__ = ["FIRST_ADVICE_SECONDS", "await_first_advice"]
+__all__ = ["FIRST_ADVICE_SECONDS", "await_first_advice", "modes_of_environment"]
 
 FIRST_ADVICE_SECONDS = 10.0
+
+
+def modes_of_environment() -> dict[str, Any]:
+    """Return the modes, and the correction to advise, that the environment asks for, as arguments of `start_run`."""
+    asked = {name: os.environ.get(f"FORESHOCK_{name.upper()}") for name in ("advice_mode", "correction_mode")}
+    modes = {name: "apply" if value == "apply" else None for name, value in asked.items()}
+    return modes | {"correction": os.environ.get("FORESHOCK_CORRECTION") or None}
 
 
 def await_first_advice(feed: AdviceFeed, log: LogOnce, seconds: float = FIRST_ADVICE_SECONDS) -> None:

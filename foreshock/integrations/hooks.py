@@ -14,6 +14,8 @@ from types import ModuleType
 from typing import Any
 
 from foreshock.client.reporting import LogOnce
+from foreshock.learning_rate.feed import AdviceFeed
+from foreshock.learning_rate.levers import Correction
 
 Before = Callable[[tuple[Any, ...], dict[str, Any]], None]
 After = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
@@ -107,18 +109,48 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) or (hasattr(value, "item") and getattr(value, "ndim", 1) == 0)
 
 
-def smallest(scale: float, group: Callable[[], Any]) -> float:
-    """Return the smallest scale of all training processes: the leading one has the advice, the others infinity.
+class Corrections:
+    """Applies the advised correction to a trainer, and reports what was done.
+
+    `apply(correction)` changes the trainer's settings, with None back to its own configuration, and returns why it
+    cannot; None: it did. A refusal names what to put into the configuration.
+    """
+
+    def __init__(self, framework: str, log: LogOnce, apply: Callable[[Correction | None], str | None]) -> None:
+        self._framework = framework
+        self._log = log
+        self._apply = apply
+        self._applied: Correction | None = None
+
+    def follow(self, correction: Correction | None, step: int, feed: AdviceFeed | None) -> None:
+        """Apply the correction of a step; `feed` is None in all processes but the leading one."""
+        if correction is None and self._applied is None:
+            return
+        refused = self._apply(correction)
+        if refused is None:
+            self._applied = correction
+        else:
+            self._log.warning("correction", f"{self._framework}: the advised correction is not applied: {refused}")
+        if feed is not None:
+            feed.report("correction", step, None if refused else correction, refused)
+
+
+Decisions = tuple[float, Correction | None]
+"""The scale and the correction of a step."""
+
+
+def of_the_leader(own: Decisions | None, group: Callable[[], Any]) -> Decisions:
+    """Return the decisions of the leading training process, in all of them; the others have None.
 
     `group` returns the group of all of them on the CPU.
     """
     import torch
 
-    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
-        return scale
-    number = torch.tensor([scale], dtype=torch.float64)
-    torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MIN, group=group())
-    return float(number)
+    known = [own]
+    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        known = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(known, own, group=group())
+    return next((each for each in known if each is not None), (1.0, None))
 
 
 OnImport = Callable[[ModuleType], None]

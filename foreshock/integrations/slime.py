@@ -7,7 +7,6 @@ Both run in every training process. The first call observes the framework's func
 log-probs in the loss, save Hugging Face weights, and end a step. Step N is `rollout_id` N.
 """
 
-import math
 import os
 import sys
 from collections.abc import Mapping
@@ -19,8 +18,17 @@ from foreshock.client.client import Client
 from foreshock.client.launch import find_launch
 from foreshock.client.reporting import LogOnce
 from foreshock.diagnosis.quantities import LAST_STEP_NAME
-from foreshock.integrations.first_advice import await_first_advice
-from foreshock.integrations.hooks import Arrivals, fits, guard, is_number, observe, smallest
+from foreshock.integrations.first_advice import await_first_advice, modes_of_environment
+from foreshock.integrations.hooks import (
+    Arrivals,
+    Corrections,
+    Decisions,
+    fits,
+    guard,
+    is_number,
+    observe,
+    of_the_leader,
+)
 from foreshock.integrations.releases import warn_of_unknown_version
 from foreshock.integrations.slime_columns import (
     attributes_of,
@@ -43,6 +51,7 @@ from foreshock.integrations.slime_framework import (
 from foreshock.integrations.slime_weights import WeightSync
 from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
 from foreshock.learning_rate.feed import AdviceFeed
+from foreshock.learning_rate.levers import Correction
 from foreshock.process_fingerprint import process_fingerprint
 
 # How long the last step waits until everything is delivered: Ray then ends the process without notice.
@@ -80,7 +89,11 @@ class SlimeRun:
         self._data: Mapping[str, Any] | None = None
         self._forward: _Forward | None = None
         self._metrics: dict[str, list[float]] = {}
-        self._scale = 1.0
+        self._decided: Decisions = (1.0, None)
+        self._corrections = Corrections(framework.name, log, self._set_correction)
+        self._own_arguments = {name: getattr(args, name, None) for name in ("use_tis", "tis_clip", "tis_clip_low")}
+        # The names of the columns of the step.
+        self._given = set[str]()
         self._advised = False
         self._arrivals = Arrivals(framework.name, log)
         warn_of_options(args, place, log)
@@ -91,6 +104,7 @@ class SlimeRun:
             return
         self._step = step
         self._data = self._forward = None
+        self._given = {name for name, value in data.items() if value is not None}
         self._metrics = {}
         if not self.place.has_rollouts:
             return
@@ -160,15 +174,18 @@ class SlimeRun:
     def apply_advice(self, step: int, optimizer_step: int, optimizer: Any) -> None:
         """Scale the learning rate of an optimizer step equally in all training processes."""
         if self.place.problem is None:
-            self._scale = smallest(self._own_scale(step), group_of(self.framework.name))
-        applied = apply_scale(optimizer, self._scale)
+            self._decided = of_the_leader(self._own_decisions(step), group_of(self.framework.name))
+        scale, correction = self._decided
+        if optimizer_step == 0:
+            self._corrections.follow(correction, step, self._feed)
+        applied = apply_scale(optimizer, scale)
         if applied and self._feed is not None and optimizer_step == 0:
-            self._feed.acknowledge(step, applied_learning_rates(optimizer)[0], self._scale)
+            self._feed.acknowledge(step, applied_learning_rates(optimizer)[0], scale)
 
-    def _own_scale(self, step: int) -> float:
-        """Return the advised scale in the leading process, infinity in the others."""
+    def _own_decisions(self, step: int) -> Decisions | None:
+        """Return the advised scale and correction in the leading process, None in the others."""
         if not self.place.leads:
-            return math.inf
+            return None
         try:
             self._start(step)
             assert self._feed is not None
@@ -176,11 +193,30 @@ class SlimeRun:
             if resumed and not self._advised:
                 await_first_advice(self._feed, self._log)
             self._advised = True
-            return self._feed.scale(step)
+            return self._feed.scale(step), self._feed.correction(step)
         except Exception as error:
             # The other processes are waiting for a number.
-            self._log.exception("scale", "the advice could not be read, the last scale stays in use", error)
-            return self._scale
+            self._log.exception("scale", "the advice could not be read, the last one stays in use", error)
+            return self._decided
+
+    def _set_correction(self, correction: Correction | None) -> str | None:
+        """Set the TIS arguments, which the loss reads in each step, or those of the command line; or say why not."""
+        args = self.args
+        if correction is None:
+            vars(args).update(self._own_arguments)
+            return None
+        upper = correction.bounds.upper
+        options = f"--use-tis --tis-clip {upper:g} --tis-clip-low 0"
+        if correction.kind != "token_tis":
+            return f"{self.framework.name} truncates tokens; another correction needs --custom-tis-function-path"
+        if getattr(args, "custom_tis_function_path", None):
+            return "--custom-tis-function-path replaces its truncation of tokens"
+        if getattr(args, "use_rollout_logprobs", False):
+            return f"with --use-rollout-logprobs there is no ratio of the two: restart with {options} instead"
+        if not getattr(args, "use_tis", False) and not self._given >= {"log_probs", "rollout_log_probs"}:
+            return f"without {options} the step has no log-probs of both sides: restart with them"
+        args.use_tis, args.tis_clip, args.tis_clip_low = True, upper, 0.0
+        return None
 
     def _start(self, step: int) -> None:
         """Start the run before its first data."""
@@ -198,7 +234,7 @@ class SlimeRun:
             initial_learning_rate=getattr(args, "lr", None),
             length_cap=getattr(args, "rollout_max_response_len", None),
             model_kind=model_kind_of(args),
-            advice_mode="apply" if os.environ.get("FORESHOCK_ADVICE_MODE") == "apply" else None,
+            **modes_of_environment(),
             resume_step=step if start is None else int(start),
             shard=self.place.shard if several else None,
             shards=self.place.shards if several else None,

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,18 @@ from transformers import TrainerCallback
 from foreshock.client.client import Client
 from foreshock.client.reporting import LogOnce
 from foreshock.diagnosis.quantities import LAST_STEP_NAME
-from foreshock.fingerprint import dtype_name
+from foreshock.fingerprint import dtype_name, with_precision
 from foreshock.integrations.first_advice import await_first_advice
-from foreshock.integrations.hooks import Arrivals, guard, observe
+from foreshock.integrations.hooks import Arrivals, Corrections, Decisions, guard, observe
+from foreshock.integrations.trl_correction import Settings
 from foreshock.integrations.trl_generations import Generations
-from foreshock.learning_rate.advice import AdviceMode
+from foreshock.integrations.trl_update import MOST_ROLLOUTS, Update
 from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
 from foreshock.learning_rate.feed import AdviceFeed
+from foreshock.learning_rate.levers import AdviceMode, Rollback
 from foreshock.model_kind import model_kind_of_configuration
 from foreshock.parsing import parse_json
+from foreshock.rollouts.attributes import BatchAttributes
 
 __all__ = ["ADVICE_FILE", "ForeshockCallback"]
 
@@ -50,10 +54,14 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         run_key: your permanent name of the run; None: `FORESHOCK_RUN_KEY`, else `args.run_name`.
         advice_mode: "apply" multiplies the learning rate by the advised scale; "shadow" only shows the advice.
             None: "shadow" for a new run; a restart keeps the run's mode.
+        correction_mode: "apply" sets the advised correction of the loss in the trainer.
         weights_root: the workers' name of the folder `args.output_dir`. With it, every checkpoint that TRL saves is
             announced, and a checkpoint that the service asks for is saved; so that steps can be replayed.
         notary: compare the weights of each process's vLLM (`vllm_mode="colocate"`, no tensor parallelism) with the
             trainer's after each sync. The parameters are gathered once more for it if they are sharded.
+        update_rollouts: rollouts that are scored once more after each update, for `update_k3`; 0: none.
+        on_rollback: called in each proposed rollback, once; what it raises refuses it. `rollback_mode="apply"` is
+            needed too.
         client: a Client, which the caller closes; None: one of each `train()`, with `FORESHOCK_URL` and
             `FORESHOCK_API_KEY`.
         description: further arguments of `Client.start_run`, such as `hardware`.
@@ -65,14 +73,19 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         *,
         run_key: str | None = None,
         advice_mode: AdviceMode | None = None,
+        correction_mode: AdviceMode | None = None,
         weights_root: str | None = None,
         notary: bool = False,
+        update_rollouts: int = MOST_ROLLOUTS,
+        on_rollback: Callable[[Rollback], object] | None = None,
         client: Client | None = None,
         **description: Any,
     ) -> None:
         self._log = LogOnce("foreshock.integrations.trl")
         self._trainer = trainer
-        self._description = {"advice_mode": advice_mode, **description}
+        self._description = {"advice_mode": advice_mode, "correction_mode": correction_mode, **description}
+        self._on_rollback = on_rollback
+        self._attributes = BatchAttributes()
         self._weights_root = weights_root
         self._given_client = client
         self._client = client
@@ -80,8 +93,10 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         self._resumed_from: Path | None = None
         self._feed: AdviceFeed | None = None
         self._applied: float | None = None
-        self._generations = Generations(trainer, self._log)
+        self._update = Update(trainer, self._log, update_rollouts)
+        self._generations = Generations(trainer, self._log, self._update)
         self._arrivals = Arrivals("TRL", self._log)
+        self._corrections = Corrections("TRL", self._log, Settings(trainer).apply)
         self._guarded("observe the trainer", self._observe)
         if notary:
             self._guarded("observe the weight sync", self._observe_sync)
@@ -97,6 +112,7 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Log the rollouts that the step was the first to use; save a checkpoint if the service asks for it."""
         self._guarded("log rollouts", lambda: self._log_rollouts(state.global_step))
+        self._guarded("measure the update", lambda: self._log_update(state.global_step))
         self._guarded("save a wanted checkpoint", lambda: self._save_wanted(control, state.global_step + 1))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
@@ -181,15 +197,20 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             **self._description,
         }
         accelerator = self._trainer.accelerator
+        known = self._generations.attributes()
+        fingerprint = with_precision(known.trainer_fingerprint, _precision(self._trainer))
+        self._attributes = replace(known, trainer_fingerprint=fingerprint)
         self._client.start_run(
             **description,
             resume_step=state.global_step + 1,
             shard=accelerator.process_index,
             shards=accelerator.num_processes,
-            attributes=self._generations.attributes(),
+            attributes=known,
         )
         if state.is_world_process_zero:
             self._feed = AdviceFeed(self._client)
+            if self._on_rollback is not None:
+                self._feed.on_rollback(self._on_rollback)
             if state.global_step > 0:
                 self._guarded("load the saved advice", self._load_advice)
                 await_first_advice(self._feed, self._log)
@@ -210,7 +231,12 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         return broadcast_object_list([value])[0]
 
     def _apply(self, step: int) -> None:
-        scale = float(self._of_first_process(self._feed.scale(step) if self._feed is not None else 1.0))
+        own: Decisions = (1.0, None)
+        if self._feed is not None:
+            own = self._feed.scale(step), self._feed.correction(step)
+            self._feed.rollback(step)
+        scale, correction = self._of_first_process(own)
+        self._corrections.follow(correction, step, self._feed)
         optimizer = self._trainer.optimizer
         applied = apply_scale(optimizer, scale)
         self._applied = applied_learning_rates(optimizer)[0]
@@ -235,7 +261,14 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         for number, rollouts in enumerate(taken):
             self._arrivals.note_rollouts()
             shard = accelerator.process_index * len(taken) + number
-            self._client.log_rollouts(step, rollouts.columns(step, number), shard=shard, shards=shards, copy=False)
+            columns = rollouts.columns(step, number)
+            attributes = replace(self._attributes, trainer_weights_version=rollouts.weights_version)
+            self._client.log_rollouts(step, columns, shard=shard, shards=shards, attributes=attributes, copy=False)
+
+    def _log_update(self, step: int) -> None:
+        moved = self._update.measure()
+        if moved is not None and self._client is not None:
+            self._client.log_scalars(step, {"update_k3": moved})
 
     def _log_metrics(self, state: Any, logs: Mapping[str, Any]) -> None:
         if self._client is not None:

@@ -24,6 +24,7 @@ from foreshock.fingerprint import Fingerprint
 from foreshock.integrations import clip_range
 from foreshock.integrations.hooks import observe
 from foreshock.integrations.releases import installed, known_versions, warn_of_unknown_version
+from foreshock.integrations.trl_update import Update
 from foreshock.process_fingerprint import process_fingerprint
 from foreshock.rollouts.attributes import BatchAttributes
 
@@ -50,6 +51,7 @@ class Generation:
     finish_reasons: list[str] = field(default_factory=list)
     num_generations: int = 1
     process_index: int = 0
+    weights_version: int | None = None
 
     def columns(self, step: int, number: int) -> dict[str, Any]:
         """Return the columns of `Client.log_rollouts` for generation `number` of a step."""
@@ -67,6 +69,8 @@ class Generation:
             "advantage": self._rows(self.advantages),
             "finish_reason": self.finish_reasons,
         }
+        if self.weights_version is not None:
+            rows["weights_version"] = [[self.weights_version] * len(ids) for ids in self.responses]
         return {name: value for name, value in rows.items() if value is not None}
 
     def _rows(self, values: NDArray[np.float32] | None) -> Any:
@@ -77,10 +81,11 @@ class Generation:
 
 
 class Generations:
-    """The generations of a trainer that were not taken yet."""
+    """The generations of a trainer that were not taken yet; `update` gets what is scored before an update."""
 
-    def __init__(self, trainer: Any, log: LogOnce) -> None:
+    def __init__(self, trainer: Any, log: LogOnce, update: Update) -> None:
         self._trainer = trainer
+        self._update = update
         self._log = log
         self._finished: list[Generation] = []
         self._current: Generation | None = None
@@ -206,6 +211,10 @@ class Generations:
         if current is None:
             return
         current.prompts, current.responses = list(result[0]), [list(row) for row in result[1]]
+        step = self._trainer.state.global_step
+        if getattr(self._trainer, "_last_loaded_step", None) == step:
+            # The engine has the weights that score the rollouts: TRL sent them before it sampled.
+            current.weights_version = step
         lengths = [len(row) for row in current.responses]
         masks, log_probs, others = list[Rows](), list[Rows](), 0
         for rows in filter(None, map(_number_rows, result[2:])):
@@ -248,11 +257,12 @@ class Generations:
         first = current.process_index * size
         current.rewards = _on_cpu(rewards[first : first + size])
 
-    def _note_forward_pass(self, arguments: Any, _keywords: Any, result: Any) -> None:
+    def _note_forward_pass(self, arguments: Any, keywords: Any, result: Any) -> None:
         current = self._current
         scored_by_policy = bool(arguments) and arguments[0] is self._trainer.model
         if current is not None and scored_by_policy and current.trainer_log_probs is None:
             current.trainer_log_probs = _on_cpu(result[0])
+            self._update.note(arguments, keywords, result[0])
 
     def _note_scored(self, _arguments: Any, _keywords: Any, result: Any) -> None:
         current, self._current = self._current, None

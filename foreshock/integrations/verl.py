@@ -5,7 +5,8 @@ with `FORESHOCK_URL` set, `RayPPOTrainer` is observed when it is imported (its v
 begins at the first observed call after a trainer of that class, or of one derived from it, was made; a `fit` of any
 name may have made the call:
 
-- `_compute_old_log_prob`: the response mask before rejection sampling, and the entropies;
+- `_compute_old_log_prob`: the advised correction is set before it; the response mask before rejection sampling, and
+  the entropies;
 - `compute_advantage`: the batch with log-probs, rewards and advantages, which is logged;
 - `Tracking.log`: verl's metrics, logged under verl's names;
 - `_save_checkpoint`: announced if verl saves Hugging Face weights (`checkpoint.save_contents` has "hf_model");
@@ -31,10 +32,11 @@ from foreshock.client.client import Client
 from foreshock.client.reporting import LogOnce
 from foreshock.diagnosis.quantities import LAST_STEP_NAME
 from foreshock.fingerprint import with_precision
-from foreshock.integrations.first_advice import await_first_advice
-from foreshock.integrations.hooks import Arrivals, guard, is_number, is_observed, mark_observed, observe
+from foreshock.integrations.first_advice import await_first_advice, modes_of_environment
+from foreshock.integrations.hooks import Arrivals, Corrections, guard, is_number, is_observed, mark_observed, observe
 from foreshock.integrations.releases import known_versions, warn_of_unknown_version
 from foreshock.integrations.verl_columns import attributes_of, columns_of, precision_of
+from foreshock.integrations.verl_correction import Settings
 from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
 from foreshock.learning_rate.feed import AdviceFeed
 from foreshock.model_kind import model_kind_of_folder
@@ -58,6 +60,7 @@ class VerlRun:
         name = f"{configuration.trainer.project_name}/{configuration.trainer.experiment_name}"
         self.client = Client(run_key=os.environ.get("FORESHOCK_RUN_KEY") or name)
         self.feed: AdviceFeed | None = None
+        self.corrections = Corrections("verl", log, Settings(trainer).apply)
         self._started = False
         self._advised = False
 
@@ -95,7 +98,7 @@ class VerlRun:
             length_cap=actor.rollout.get("response_length", None),
             model_kind=model_kind_of_folder(str(actor.model.path)),
             **precision_of(actor.actor),
-            advice_mode="apply" if os.environ.get("FORESHOCK_ADVICE_MODE") == "apply" else None,
+            **modes_of_environment(),
             resume_step=self.step if resume_step is None else resume_step,
             shard=0,
             shards=1,
@@ -259,7 +262,7 @@ def observe_trainer(module: ModuleType) -> None:
     observe_class(trainer_class)
     observe(trainer_class, "_save_checkpoint", log, after=announce_checkpoint)
     observe(module, "compute_advantage", log, after=_log_rollouts)
-    scored = observe(trainer_class, "_compute_old_log_prob", log, after=_note_forward_pass)
+    scored = observe(trainer_class, "_compute_old_log_prob", log, before=set_correction, after=_note_forward_pass)
     if not (observe(trainer_class, "_update_actor", log, before=send_scale) and scored):
         log.warning(
             "methods",
@@ -277,6 +280,13 @@ def observe_tracking(module: ModuleType) -> None:
 def observe_workers(module: ModuleType) -> None:
     """Apply the scale in `TrainingWorker.train_mini_batch` of `verl.workers.engine_workers`."""
     observe(module.TrainingWorker, "train_mini_batch", log, before=_apply_scale)
+
+
+def set_correction(_arguments: Any, _keywords: Any) -> None:
+    """Set the advised correction of the trainer's step, before the trainer computes its weights."""
+    run = current_run()
+    if run is not None and run.feed is not None:
+        run.corrections.follow(run.feed.correction(run.step), run.step, run.feed)
 
 
 def _note_forward_pass(arguments: tuple[Any, ...], _keywords: Any, result: Any) -> None:

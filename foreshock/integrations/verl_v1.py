@@ -1,6 +1,7 @@
 """verl's v1 trainers (`verl.trainer.ppo.v1`), whose batches are keys of a TransferQueue.
 
-- `_compute_old_log_prob`: the response mask before rejection sampling, if that is configured;
+- `_compute_old_log_prob`: the advised correction is set before it; the response mask before rejection sampling, if
+  that is configured;
 - `_compute_advantage`: the batch's tokens, log-probs, rewards and advantages are read from the queue and logged;
 - `_update_actor`: the advised scale travels to the workers in the batch's `extra_info`.
 
@@ -24,6 +25,7 @@ from foreshock.integrations.verl import (
     observe_class,
     one_version_each,
     send_scale,
+    set_correction,
 )
 
 _METHODS = ("fit", "_compute_old_log_prob", "_compute_advantage", "_update_actor", "_save_checkpoint")
@@ -42,7 +44,7 @@ def observe_v1_trainer(module: ModuleType) -> None:
     if missing(trainer_class, _METHODS):
         return
     observe_class(trainer_class)
-    observe(trainer_class, "_compute_old_log_prob", log, after=_note_mask)
+    observe(trainer_class, "_compute_old_log_prob", log, before=set_correction, after=_note_mask)
     observe(trainer_class, "_compute_advantage", log, after=_log_rollouts)
     observe(trainer_class, "_update_actor", log, before=functools.partial(send_scale, carrier="extra_info"))
     observe(trainer_class, "_save_checkpoint", log, after=_announce)

@@ -16,8 +16,12 @@ _SECONDS = 120.0
 _LATE_STEP = 1_000_000
 
 
+CORRECTION = {"kind": "token_tis", "threshold": "1"}
+"""What `halve_learning_rate` sets in mode apply: a threshold that no framework has by itself, so that it shows."""
+
+
 def halve_learning_rate(reason: str) -> None:
-    """Halve the learning rate of the run of this process, and wait until its trainer has the answer."""
+    """Halve the learning rate of the run of this process, set a correction, and wait until its trainer has both."""
     key = os.environ["FORESHOCK_RUN_KEY"]
     with httpx.Client(base_url=os.environ["FORESHOCK_URL"], timeout=30) as http:
 
@@ -29,8 +33,14 @@ def halve_learning_rate(reason: str) -> None:
         run = wait_until(find_run, _SECONDS, lambda: f"the service does not know the run {key!r}")
         body = {"kind": "halve", "reason": reason}
         http.post(f"/v1/runs/{run}/lr-advice/decisions", json=body).raise_for_status()
+        wanted = {"lever": "correction", "kind": "set", "value": CORRECTION, "reason": reason}
+        http.post(f"/v1/runs/{run}/advice/decisions", json=wanted).raise_for_status()
     # Not isinstance, which follows a weak reference to an object that is gone.
     feeds = [each for each in gc.get_objects() if type(each) is AdviceFeed]
     wait_until(
-        lambda: any(feed.advised_scale(_LATE_STEP) < 1 for feed in feeds), _SECONDS, lambda: "the advice did not arrive"
+        lambda: any(
+            each.advised_scale(_LATE_STEP) < 1 and each.advice and each.advice.correction.last for each in feeds
+        ),
+        _SECONDS,
+        lambda: "the advice did not arrive",
     )

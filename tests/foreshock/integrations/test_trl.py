@@ -12,6 +12,7 @@ import pytest
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from tests.foreshock.integrations.logged_attributes import logged_attributes
 from tests.foreshock.integrations.logged_runs import LoggedRun, run_named
+from tests.foreshock.integrations.operators import CORRECTION
 from tests.foreshock.integrations.preloaded import Preloaded, preloaded
 from tests.foreshock.running_service import RunningService
 from tests.ports import free_port
@@ -89,6 +90,19 @@ def test_advice_reaches_the_optimizer_and_trls_log(grpo: Run) -> None:
     assert rates[-1] == pytest.approx(5e-4)
     planned = grpo.get("/scalars?name=planned_last_step")["columns"]["value"]
     assert planned == [float(len(grpo.log))] * len(grpo.log)
+
+
+def test_correction_is_set_in_mid_run_and_acknowledged(grpo: Run) -> None:
+    """An operator sets token TIS at 1; before, TRL masks sequences above 3, its default."""
+    largest = [entry["sampling/importance_sampling_ratio/max"] for entry in grpo.log]
+    assert max(largest[:HALVED_AT]) > 1.0
+    assert max(largest[HALVED_AT:]) == 1.0
+    applied = grpo.get("/advice")["correction"]["applied"]
+    assert (applied["done"], applied["refused"], applied["step"]) == (CORRECTION, None, HALVED_AT + 1)
+
+
+def test_lag_is_0_for_an_engine_that_gets_the_weights_before_it_samples(grpo: Run) -> None:
+    assert grpo.measures(STEP_ROW, "lag_mean")["lag_mean"] == [0.0] * STEPS
 
 
 def test_checkpoints_are_announced_for_the_step_that_they_sample(grpo: Run) -> None:

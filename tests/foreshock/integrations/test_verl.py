@@ -20,6 +20,7 @@ from foreshock.integrations.verl_columns import precision_of
 from foreshock.rollouts import decode_rollouts
 from tests.foreshock.integrations.logged_attributes import logged_attributes
 from tests.foreshock.integrations.logged_runs import LoggedRun, run_named
+from tests.foreshock.integrations.operators import CORRECTION
 from tests.foreshock.integrations.preloaded import Preloaded, preloaded
 from tests.foreshock.running_service import RunningService
 
@@ -132,8 +133,17 @@ def test_bypass_is_declared(train: Callable[..., Run]) -> None:
 
 @pytest.fixture(scope="module")
 def halved(train: Callable[..., Run]) -> Run:
-    """A run under advice in mode apply, whose rate is halved."""
-    return train("decoupled", FORESHOCK_ADVICE_MODE="apply", FORESHOCK_RUN_KEY="verl-halved")
+    """A run under advice in mode apply, whose rate is halved, and whose correction is set."""
+    modes = {"FORESHOCK_ADVICE_MODE": "apply", "FORESHOCK_CORRECTION_MODE": "apply"}
+    return train("decoupled", FORESHOCK_RUN_KEY="verl-halved", **modes)
+
+
+def test_correction_is_set_in_mid_run_and_acknowledged(halved: Run) -> None:
+    """The configuration has none; an operator sets token TIS at 1 in step 2, which is read from step 3 on."""
+    largest = [metrics.get("rollout_corr/rollout_is_max") for metrics in halved.metrics]
+    assert largest == [None, None, pytest.approx(1.0)]
+    applied = halved.get("/advice")["correction"]["applied"]
+    assert (applied["done"], applied["refused"]) == (CORRECTION, None)
 
 
 def test_advice_reaches_the_optimizer_of_the_workers(halved: Run) -> None:

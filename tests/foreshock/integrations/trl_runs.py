@@ -37,7 +37,9 @@ def main() -> None:
                       "save_steps": 2, "mask_truncated_completions": True}  # fmt: skip
     trainer = new_trainer(folder, **arguments)
     mode: Literal["apply", "shadow"] = "apply" if scenario == "apply" else "shadow"
-    callback = ForeshockCallback(trainer, advice_mode=mode, weights_root="trl", notary=scenario == "apply")
+    callback = ForeshockCallback(
+        trainer, advice_mode=mode, correction_mode=mode, weights_root="trl", notary=scenario == "apply"
+    )
     trainer.add_callback(callback)
     trainer.train()
     print("LOG " + json.dumps(trainer.state.log_history))

@@ -179,6 +179,7 @@ def new_configuration(scenario: str) -> Any:
         "algorithm.rollout_correction": correction,
         "actor_rollout_ref.rollout.n": ROLLOUTS_PER_PROMPT, "actor_rollout_ref.rollout.name": "vllm",
         "actor_rollout_ref.rollout.response_length": RESPONSE_LENGTH,
+        "actor_rollout_ref.rollout.calculate_log_probs": True,
         "actor_rollout_ref.actor.ppo_mini_batch_size": PROMPTS, "actor_rollout_ref.actor.optim.lr": RATE,
         "actor_rollout_ref.model.path": str(new_model_folder()), "critic.enable": False, "reward_model.enable": False,
     }  # fmt: skip

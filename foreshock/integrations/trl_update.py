@@ -1,0 +1,74 @@
+"""How far an optimizer step moved the policy (`update_k3`): some of its rollouts are scored once more after it.
+
+They are scored by the trainer's own function, with the arguments of its call before the update. The control loop of the
+advice holds this at a set point; without it, a rate that is too high is seen only once the reward falls.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from foreshock.client.reporting import LogOnce
+
+__all__ = ["MOST_ROLLOUTS", "Update"]
+
+MOST_ROLLOUTS: Final = 32
+"""Rollouts that are scored again, of each process's: about one part in fifty of a step of 512."""
+
+_SHARDED: Final = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """Rows of a call before the update: its arguments, and the log-probs that it returned."""
+
+    ids: Any
+    attention: Any
+    responses: int
+    log_probs: Any
+
+
+class Update:
+    """Keeps the newest scored rollouts of the main process, and scores them again."""
+
+    def __init__(self, trainer: Any, log: LogOnce, rollouts: int) -> None:
+        self._trainer = trainer
+        self._log = log
+        self._rollouts = rollouts
+        self._scored: _Scored | None = None
+
+    def note(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any], log_probs: Any) -> None:
+        """Keep rows of a call of `_get_per_token_logps_and_entropies` before the update."""
+        accelerator = self._trainer.accelerator
+        if self._rollouts < 1 or not accelerator.is_main_process:
+            return
+        named = dict(zip(("model", "ids", "attention", "responses"), arguments, strict=False))
+        others = [name for name, value in keywords.items() if name != "batch_size" and value is not None]
+        kind = str(accelerator.distributed_type).rpartition(".")[2]
+        if len(named) < 4 or others or (kind in _SHARDED and accelerator.num_processes > 1):
+            reason = f"of {', '.join(others)}" if others else f"the weights are sharded ({kind})"
+            self._log.warning("update", f"update_k3 is not measured: {reason}")
+            return
+        size = len(named["ids"])
+        every = math.ceil(size / min(self._rollouts, size))
+        rows = slice(None, None, every)
+        self._scored = _Scored(named["ids"][rows], named["attention"][rows], named["responses"], log_probs[rows])
+
+    def measure(self) -> float | None:
+        """Return k3 of the policy now against that of the kept log-probs, in nats per token; None without rows."""
+        import torch
+
+        scored, self._scored = self._scored, None
+        if scored is None:
+            return None
+        trainer = self._trainer
+        with torch.no_grad():
+            result = trainer._get_per_token_logps_and_entropies(
+                trainer.model, scored.ids, scored.attention, scored.responses, batch_size=len(scored.ids)
+            )
+        # Padding is after a response, and before its prompt.
+        response = scored.attention[:, -scored.responses :] > 0
+        d = (result[0].double() - scored.log_probs.double())[response]
+        d = d[torch.isfinite(d)]
+        return float((torch.expm1(d) - d).mean()) if len(d) else None
