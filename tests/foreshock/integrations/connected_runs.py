@@ -24,6 +24,7 @@ from unittest.mock import MagicMock
 import numpy as np
 
 from foreshock.integrations import connect as connecting
+from foreshock.learning_rate.levers import Correction
 
 PROMPT, LENGTHS = 2, (3, 5)
 SAMPLED = [[1, 0, 1], [1, 1, 1, 1, 1]]
@@ -96,7 +97,7 @@ def rows_of(columns: dict[str, Any]) -> dict[str, Any]:
 
 
 class Feed:
-    """Advises half the rate."""
+    """Advises half the rate, and token TIS at 2."""
 
     advice = "known"
 
@@ -105,6 +106,12 @@ class Feed:
 
     def scale(self, _step: int) -> float:
         return SCALE
+
+    def correction(self, _step: int) -> Correction:
+        return Correction("token_tis", "2")
+
+    def report(self, lever: str, step: int, done: Correction | None, refused: str | None) -> None:
+        self._client.told["reported"] = [lever, step, done and done.kind, refused]
 
     def acknowledge(self, step: int, rate: float, scale: float) -> None:
         self._client.told["acknowledged"].append([step, rate, scale])
@@ -259,11 +266,15 @@ def areal() -> None:
 
     optimizer = Optimizer([torch.nn.Parameter(torch.zeros(1))], lr=RATE)
 
+    # AReaL's engines hand the actor's configuration of the trainer on to the actor.
+    config = SimpleNamespace(
+        path="m", optimizer=SimpleNamespace(lr=RATE), overlong_reward_penalty=False, use_decoupled_loss=True,
+        recompute_logprob=True, rejection_sampling=None,
+    )  # fmt: skip
+
     class Actor(PPOActor):  # type: ignore[misc]
         def __init__(self) -> None:
-            self.config = SimpleNamespace(
-                overlong_reward_penalty=False, use_decoupled_loss=True, recompute_logprob=True
-            )
+            self.config = config
             self.reward_bias, self.reward_scaling, self.reward_clip, self.reward_norm = 0.0, 1.0, 10.0, None
             self.kl_ctl, self.kl_estimator, self.mask_no_eos_with_zero = 0.0, lambda a, b: a - b, False
             self.discount = self.gae_lambda = 1.0
@@ -275,6 +286,8 @@ def areal() -> None:
             return 7
 
         def _ppo_update(self, data: Any) -> None:
+            sampling = self.config.rejection_sampling
+            Client.newest.told["sampling"] = [sampling.level, sampling.action, sampling.metric, sampling.upper]
             self.optimizer.step()
 
         def compute_advantages(self, data: Any) -> Any:
@@ -287,9 +300,7 @@ def areal() -> None:
     sampling = SimpleNamespace(max_new_tokens=8, temperature=1.0, top_p=1.0)
     trainer.actor, trainer.config = (
         Actor(),
-        SimpleNamespace(
-            actor=SimpleNamespace(path="m", optimizer=SimpleNamespace(lr=RATE)), gconfig=sampling, total_train_steps=8
-        ),
+        SimpleNamespace(actor=config, gconfig=sampling, total_train_steps=8),
     )
     trainer.stats_logger = SimpleNamespace(commit=lambda epoch, step, global_step, data: None)
     connecting.connect(trainer, run_key="areal")

@@ -75,7 +75,15 @@ def test_released_code_is_logged_and_obeys(framework: str, folders: tuple[str, .
         d = np.concatenate([np.subtract(pi, mu)[np.array(mask) == 1]
                             for pi, mu, mask in zip(PI, MU, SAMPLED, strict=True)])  # fmt: skip
         assert found["own"]["optim/kl_sample_train_v1"] == pytest.approx(-d.mean(), abs=1e-6)
+    if obeys:
+        lever, _, done, refused = found["reported"]
+        assert (lever, done) == ("correction", "token_tis" if framework == "areal" else None)
+        assert (refused is None) is (framework == "areal")
+    if framework == "skyrl":
+        assert "off_policy_correction.tis_ratio_type=token and token_tis_ratio_clip_high=2" in found["reported"][3]
     if framework == "areal":
+        # What its own loss takes in this update.
+        assert found["sampling"] == ["token", "clamp", "ratio", 2.0]
         assert [row[0] for row in columns["weights_version"]] == [5, 5]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,8 +16,10 @@ import pytest
 
 from foreshock.client.reporting import LogOnce
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
-from foreshock.integrations.slime import apply_advice, log_rollouts
+from foreshock.integrations.slime import SlimeRun, apply_advice, log_rollouts
 from foreshock.integrations.slime_columns import columns_of
+from foreshock.integrations.slime_framework import FRAMEWORKS, Place
+from foreshock.learning_rate.levers import Correction
 from tests.foreshock.integrations.logged_attributes import logged_attributes
 from tests.foreshock.integrations.logged_runs import LoggedRun, run_named
 from tests.foreshock.integrations.preloaded import Preloaded, preloaded
@@ -208,6 +211,41 @@ def test_rank_that_observes_nothing_takes_the_scale_of_the_others(
     assert [len(log["rates"]) for log in logs] == [STEPS] * 2
     assert logs[0]["rates"] == logs[1]["rates"]
     assert output.count("RuntimeError: this rank cannot observe the framework") == 1
+
+
+TIS = Correction("token_tis", "2")
+
+
+def slime_run(given: set[str], **arguments: Any) -> SlimeRun:
+    args = SimpleNamespace(**{"use_tis": False, "tis_clip": 5.0, "tis_clip_low": 0.5, **arguments})
+    run = SlimeRun(args, FRAMEWORKS[0], Place(0, 1, True, 0, 1), LogOnce("foreshock.tests"))
+    run._given = given
+    return run
+
+
+def test_correction_sets_the_arguments_that_the_loss_reads_and_takes_them_back() -> None:
+    run = slime_run({"log_probs", "rollout_log_probs"})
+    assert run._set_correction(TIS) is None
+    assert (run.args.use_tis, run.args.tis_clip, run.args.tis_clip_low) == (True, 2.0, 0.0)
+    assert run._set_correction(None) is None
+    assert (run.args.use_tis, run.args.tis_clip, run.args.tis_clip_low) == (False, 5.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("correction", "given", "arguments", "refused"),
+    [
+        (TIS, {"log_probs"}, {}, "restart with them"),
+        (TIS, {"log_probs", "rollout_log_probs"}, {"custom_tis_function_path": "mine.tis"}, "replaces its truncation"),
+        (TIS, {"log_probs", "rollout_log_probs"}, {"use_rollout_logprobs": True}, "no ratio of the two"),
+        (Correction("sequence_mis", "2"), {"log_probs", "rollout_log_probs"}, {}, "--custom-tis-function-path"),
+    ],
+)
+def test_correction_that_slime_cannot_change_in_mid_run_is_refused(
+    correction: Correction, given: set[str], arguments: dict[str, Any], refused: str
+) -> None:
+    run = slime_run(given, **arguments)
+    assert refused in (run._set_correction(correction) or "")
+    assert run.args.use_tis is False
 
 
 def test_dynamic_sampling_is_told(tools: Run) -> None:

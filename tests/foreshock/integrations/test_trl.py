@@ -101,6 +101,12 @@ def test_correction_is_set_in_mid_run_and_acknowledged(grpo: Run) -> None:
     assert (applied["done"], applied["refused"], applied["step"]) == (CORRECTION, None, HALVED_AT + 1)
 
 
+def test_each_update_is_measured_on_the_rollouts_of_its_step(grpo: Run) -> None:
+    moved = grpo.get("/scalars?name=update_k3")["columns"]
+    assert moved["step"] == list(range(1, STEPS + 1))
+    assert all(0 < value < 1 for value in moved["value"])
+
+
 def test_lag_is_0_for_an_engine_that_gets_the_weights_before_it_samples(grpo: Run) -> None:
     assert grpo.measures(STEP_ROW, "lag_mean")["lag_mean"] == [0.0] * STEPS
 
