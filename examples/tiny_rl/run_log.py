@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from examples.tiny_rl.record import Attempt, RunDescription, RunRecord
 from foreshock import AdviceFeed, Client
-from foreshock.learning_rate.levers import AdviceMode
+from foreshock.learning_rate.modes import AdviceMode
 from foreshock.rollouts import RolloutBatch
 
 WEIGHTS_ROOT = "tiny-rl"

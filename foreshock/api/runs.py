@@ -8,7 +8,7 @@ from foreshock.api.diagnosis import RunVerdict
 from foreshock.api.records import NAN, Measured, Record, described, parse
 from foreshock.changes import ChangeKind
 from foreshock.interval_names import RANGE, RANGE_NOTE
-from foreshock.learning_rate.levers import AdviceMode
+from foreshock.learning_rate.modes import AdviceMode
 from foreshock.model_kind import ModelKind, known_model_kind
 from foreshock.notary.compare import Verdict
 from foreshock.severity import Severity

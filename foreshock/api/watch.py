@@ -7,7 +7,8 @@ from typing import Any, Final, Literal
 from foreshock.api.records import Measured, Record, described, parse
 from foreshock.json_values import number_or_nan
 from foreshock.learning_rate.advice import Advice, Applied, DecisionKind
-from foreshock.learning_rate.levers import BESIDE_THE_RATE, Author, BesideTheRate, Correction, Lever, Rollback, value_of
+from foreshock.learning_rate.levers import Correction, Rollback, value_of
+from foreshock.learning_rate.modes import BESIDE_THE_RATE, Author, BesideTheRate, Lever
 from foreshock.model_kind import ModelKind
 from foreshock.severity import Severity
 

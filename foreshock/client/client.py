@@ -38,7 +38,8 @@ from foreshock.client.reporting import Counters, DeliveryStatus, Failures, LogOn
 from foreshock.client.settings import ClientSettings
 from foreshock.errors import ConfigurationError
 from foreshock.fingerprint import Fingerprint, with_precision
-from foreshock.learning_rate.levers import AdviceMode, BesideTheRate, Value
+from foreshock.learning_rate.levers import Value
+from foreshock.learning_rate.modes import AdviceMode, BesideTheRate
 from foreshock.model_kind import ModelKind
 from foreshock.notary.compare import Holding
 from foreshock.notary.pieces import Tensors

@@ -20,7 +20,8 @@ from foreshock.digests import weights_digest
 from foreshock.errors import ConfigurationError
 from foreshock.fingerprint import Fingerprint
 from foreshock.json_values import finite_or_none, given, json_bytes
-from foreshock.learning_rate.levers import BesideTheRate, Value
+from foreshock.learning_rate.levers import Value
+from foreshock.learning_rate.modes import BesideTheRate
 from foreshock.model_kind import MODEL_KINDS, known_model_kind, model_kind_of_folder
 from foreshock.notary.compare import Holding
 from foreshock.notary.pieces import Tensors

@@ -52,7 +52,7 @@ from foreshock.diagnosis.update_noise import UpdateToNoise
 from foreshock.errors import ServiceUnavailable, WrongService
 from foreshock.json_values import given
 from foreshock.layer_divergence import LayerComparison
-from foreshock.learning_rate.levers import AdviceMode, Lever
+from foreshock.learning_rate.modes import AdviceMode, Lever
 from foreshock.model_kind import ModelKind
 from foreshock.retry import Backoff, retry
 from foreshock.routing import RoutingComparison

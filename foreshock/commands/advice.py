@@ -8,7 +8,7 @@ from foreshock.commands.queries import find_run
 from foreshock.commands.text import wrap
 from foreshock.json_values import json_value
 from foreshock.learning_rate.advice import effect_in_words, lever_in_words
-from foreshock.learning_rate.levers import BESIDE_THE_RATE
+from foreshock.learning_rate.modes import BESIDE_THE_RATE
 
 
 class AdviceCommand:

@@ -34,7 +34,8 @@ from foreshock.integrations.hooks import (
 from foreshock.integrations.releases import RELEASES, installed, warn_of_unknown_version
 from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
 from foreshock.learning_rate.feed import AdviceFeed
-from foreshock.learning_rate.levers import AdviceMode, Correction
+from foreshock.learning_rate.levers import Correction
+from foreshock.learning_rate.modes import AdviceMode
 from foreshock.model_kind import model_kind_of_folder
 from foreshock.rollouts.attributes import BatchAttributes, TrainerPolicy
 

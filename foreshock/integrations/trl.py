@@ -30,7 +30,8 @@ from foreshock.integrations.trl_generations import Generations
 from foreshock.integrations.trl_update import MOST_ROLLOUTS, Update
 from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
 from foreshock.learning_rate.feed import AdviceFeed
-from foreshock.learning_rate.levers import AdviceMode, Rollback
+from foreshock.learning_rate.levers import Rollback
+from foreshock.learning_rate.modes import AdviceMode
 from foreshock.model_kind import model_kind_of_configuration
 from foreshock.parsing import parse_json
 from foreshock.rollouts.attributes import BatchAttributes

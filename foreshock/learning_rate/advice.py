@@ -8,7 +8,8 @@ from operator import attrgetter
 from typing import Any, Literal, Protocol
 
 from foreshock.json_values import json_value
-from foreshock.learning_rate.levers import BESIDE_THE_RATE, UNMOVED, BesideTheRate, Correction, LeverState, Rollback
+from foreshock.learning_rate.levers import UNMOVED, Correction, LeverState, Rollback
+from foreshock.learning_rate.modes import BESIDE_THE_RATE, BesideTheRate
 from foreshock.learning_rate.schedule import DECAY_FACTOR, DECAY_FLOOR, Point, Schedule, point_at
 from foreshock.ranges import threshold_number
 

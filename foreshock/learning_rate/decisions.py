@@ -34,19 +34,7 @@ from typing import Any
 from foreshock.diagnosis.detectors import OpenSignal
 from foreshock.diagnosis.wording import percent
 from foreshock.learning_rate.advice import AdvicePhase, DecisionKind, OperatorKind
-from foreshock.learning_rate.levers import (
-    BESIDE_THE_RATE,
-    UNMOVED,
-    AdviceMode,
-    Author,
-    BesideTheRate,
-    Correction,
-    Lever,
-    LeverState,
-    Rollback,
-    Value,
-    value_of,
-)
+from foreshock.learning_rate.levers import UNMOVED, Correction, LeverState, Rollback, Value, value_of
 from foreshock.learning_rate.loop import (
     ERROR_OF_A_RULE,
     LARGEST_FALL,
@@ -57,6 +45,7 @@ from foreshock.learning_rate.loop import (
     LoopSettings,
     LoopState,
 )
+from foreshock.learning_rate.modes import BESIDE_THE_RATE, AdviceMode, Author, BesideTheRate, Lever
 from foreshock.learning_rate.remedy import Remedy
 from foreshock.learning_rate.schedule import (
     DECAY_FACTOR,

@@ -25,7 +25,8 @@ from foreshock.client.reporting import LogOnce
 from foreshock.client.settings import ClientSettings
 from foreshock.errors import ConfigurationError, ServiceError, ServiceUnavailable, WrongService
 from foreshock.learning_rate.advice import Advice, AdviceAlert
-from foreshock.learning_rate.levers import BesideTheRate, Correction, Rollback, Value
+from foreshock.learning_rate.levers import Correction, Rollback, Value
+from foreshock.learning_rate.modes import BesideTheRate
 from foreshock.retry import Backoff
 
 if TYPE_CHECKING:

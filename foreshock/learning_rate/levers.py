@@ -8,18 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import Any, Final, Self
 
+from foreshock.corrections import Threshold, correction_named
+from foreshock.corrections.loss_weights import TRAINED
 from foreshock.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from foreshock.corrections import Threshold
-
-AdviceMode = Literal["shadow", "apply"]
-Author = Literal["detector", "operator", "trainer"]
-Lever = Literal["rate", "correction", "rollback"]
-BesideTheRate = Literal["correction", "rollback"]
-BESIDE_THE_RATE: Final[tuple[BesideTheRate, ...]] = ("correction", "rollback")
+from foreshock.learning_rate.modes import Author, BesideTheRate
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +32,6 @@ class Correction:
     @property
     def bounds(self) -> Threshold:
         """The threshold as numbers."""
-        # Not at the top: the catalogue imports the records of the API, which name the levers.
-        from foreshock.corrections import correction_named
-        from foreshock.corrections.loss_weights import TRAINED
-
         if self.kind not in TRAINED:
             known = ", ".join(TRAINED)
             raise InvalidArgumentError(f"unknown correction {self.kind!r}; corrections: {known}", "correction")
@@ -50,8 +40,6 @@ class Correction:
     @property
     def words(self) -> str:
         """The correction in words, such as "token TIS at 2"."""
-        from foreshock.corrections import correction_named
-
         return f"{correction_named(self.kind).title} at {self.threshold}"
 
     @classmethod
@@ -60,8 +48,6 @@ class Correction:
 
         Raises InvalidArgumentError.
         """
-        from foreshock.corrections import correction_named
-
         kind, _, threshold = text.partition(":")
         usual = correction_named(kind).usual
         return cls(kind, threshold or (str(usual[0]) if usual else ""))

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from foreshock.learning_rate.levers import AdviceMode, Correction, Lever
+from foreshock.learning_rate.levers import Correction
+from foreshock.learning_rate.modes import AdviceMode, Lever
 from foreshock.model_kind import ModelKind
 
 

@@ -12,7 +12,8 @@ from foreshock import clock, errors, page_addresses
 from foreshock.api import diagnosis, records
 from foreshock.api.runs import RunRecord, ShownRunState
 from foreshock.diagnosis.quantities import check_declared
-from foreshock.learning_rate.levers import AdviceMode, Correction
+from foreshock.learning_rate.levers import Correction
+from foreshock.learning_rate.modes import AdviceMode
 from foreshock.model_kind import ModelKind
 from foreshock_service.platform import audit, pagination, parameters, problem, security
 from foreshock_service.platform.context import EventBus, ServiceContext

@@ -23,7 +23,8 @@ from foreshock.learning_rate.decisions import (
     rewind,
     set_mode,
 )
-from foreshock.learning_rate.levers import BesideTheRate, Correction, LeverPoint, LeverState, Rollback, value_of
+from foreshock.learning_rate.levers import Correction, LeverPoint, LeverState, Rollback, value_of
+from foreshock.learning_rate.modes import BesideTheRate
 from foreshock.learning_rate.remedy import Remedy
 
 TIS, MIS = Correction("token_tis", "2"), Correction("sequence_mis", "2")

@@ -18,8 +18,8 @@ from foreshock.learning_rate.decisions import (
     decide_as_operator,
     fold,
 )
-from foreshock.learning_rate.levers import AdviceMode
 from foreshock.learning_rate.loop import LoopState
+from foreshock.learning_rate.modes import AdviceMode
 from foreshock.learning_rate.reasons import NO_SIGNAL, RUN_HAS_ENDED, SHADOW, advice_reason
 from tests.foreshock.diagnosis.curves import LENGTH, closed_steps, watch
 

@@ -9,7 +9,7 @@ from pydantic import StringConstraints
 from starlette.exceptions import HTTPException
 
 from foreshock import page_addresses, probe_kinds
-from foreshock.learning_rate.levers import Lever
+from foreshock.learning_rate.modes import Lever
 from foreshock_service.platform import pagination, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.present.pages import rendering, sessions

@@ -6,7 +6,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from foreshock.api.watch import Favoured, RemedyRecord
 from foreshock.learning_rate.advice import AdvicePhase, OperatorKind
-from foreshock.learning_rate.levers import AdviceMode, Author, Correction, Lever, Rollback, lever_of
+from foreshock.learning_rate.levers import Correction, Rollback, lever_of
+from foreshock.learning_rate.modes import AdviceMode, Author, Lever
 from foreshock.learning_rate.remedy import RemedyName
 from foreshock.learning_rate.schedule import Point, Schedule
 from foreshock.severity import Severity
