@@ -3,107 +3,141 @@
     make bench-certify
     python -m benchmarks.certify planted|same|against|time …
 
-Each certificate is made by the command, in processes of its own. `planted`: one change a certificate, in a patched
-engine or trainer. `same`: certificates of three architectures without a change; all rows are pairs that are the same.
-`against`: 20 pairs of certificates of one model and release. The certificates are kept in build/certify, and a second
-run reads them.
+`planted`: one change a certificate, in a patched engine or trainer. `against`: 20 pairs of seven certificates of one
+model and release, which have other seeds of sampling. Their engines run in this process, which imports vLLM once.
+`time` and `same`: certificates by the command, with all conditions and nothing changed; all rows are pairs that are the
+same, and so are those of `against`. Certificates are kept in build/certify, and a second run reads them.
 """
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 from benchmarks.bars import Line, report_parts
-from benchmarks.certify.faults import PLANTED, Planted
+from benchmarks.certify.faults import PLANTED
+from benchmarks.certify.faults import planted as planting
 from benchmarks.certify.models import save_model
 from foreshock.certify.certificate import Certificate, read_certificate
 from foreshock.certify.compare import compare
+from foreshock_probes.certify import explaining, parts
+from foreshock_probes.certify.certification import Asked, Certification
+from foreshock_probes.engines.process import Done, EngineError, ScoreTask, process_variables
 
 BUILD = Path(__file__).parents[2] / "build" / "certify"
-PATCHED = Path(__file__).parent / "patched"
 REPETITIONS = 20
 SEED = 3
-FEW = ("--rollouts", "16", "--tokens", "32")
-SAME_KINDS = ("qwen3", "moe", "qwen2")
+ROLLOUTS, TOKENS, LONGEST = 16, 32, 256
 
 
-def certified(name: str, kind: str, *options: str, planted: str = "", model_seed: int = SEED) -> Certificate:
-    """Return the certificate `name` of a model, made by the command unless it is there."""
-    model, out = BUILD / "models" / f"{kind}-{model_seed}", BUILD / f"{name.replace(' ', '-').replace(':', '')}.json"
-    if not model.exists():
-        save_model(kind, model, model_seed)
+def model_of(kind: str) -> Path:
+    """Return the folder of the model of a kind."""
+    folder = BUILD / "models" / f"{kind}-{SEED}"
+    return folder if folder.exists() else save_model(kind, folder, SEED)
+
+
+def by_command(name: str, kind: str) -> Certificate:
+    """Return the certificate `name`, made by the command unless it is there."""
+    out = BUILD / f"{name}.json"
     if not out.exists():
-        temporary = out.with_suffix(".part")
-        paths = os.pathsep.join(
-            [*([str(PATCHED)] if planted else []), os.environ.get("PYTHONPATH", ""), str(Path.cwd())]
-        )
+        model, temporary = model_of(kind), out.with_suffix(".part")
         command = [sys.executable, "-m", "foreshock_probes.certify.command", str(model), "--out", str(temporary)]
-        done = subprocess.run(
-            [*command, "--longest", "256", *options],
-            env={**os.environ, "PYTHONPATH": paths, "FORESHOCK_PLANTED": planted},
-            capture_output=True,
-            text=True,
-        )
+        done = subprocess.run([*command, "--longest", str(LONGEST), "--budget", "1h"], capture_output=True, text=True)
         if done.returncode not in (0, 1) or not temporary.exists():
             raise RuntimeError(f"{name}: {done.stderr[-2000:]}")
         temporary.rename(out)
     return read_certificate(out)
 
 
+def in_this_process(name: str, kind: str, rows: Sequence[str], seed: int = 0, fault: str = "") -> Certificate:
+    """Return the certificate `name` of some rows, made by engines in this process unless it is there."""
+    out = BUILD / f"{name.replace(' ', '-').replace(':', '')}.json"
+    if not out.exists():
+        os.environ |= process_variables()
+        temporary, scorers = out.with_suffix(".part"), ("vllm.decode", "vllm.prefill")
+        asked = Asked(
+            model=model_of(kind), engines={each: {} for each in scorers}, trainer="torch.bfloat16", trainer_options={},
+            rollouts=ROLLOUTS, tokens=TOKENS, longest=LONGEST, seed=seed, budget=3600.0, rows=tuple(rows),
+            explain="cause",
+        )  # fmt: skip
+        with (
+            tempfile.TemporaryDirectory() as files,
+            patch.object(parts, "run_tasks", _run_tasks),
+            patch.object(explaining, "run_tasks", _run_tasks),
+            planting(PLANTED[fault]) if fault else nullcontext(),
+        ):
+            Certification(asked, Path(files), temporary, lambda line: None).run()
+        temporary.rename(out)
+    return read_certificate(out)
+
+
+def _run_tasks(tasks: Sequence[ScoreTask], read: Callable[[ScoreTask], Any], folder: Path, **_: Any) -> Done[Any]:
+    """Do what `engines.process.run_tasks` does, without another process."""
+    from foreshock_probes.score import run
+
+    outcome = run(tasks, folder)
+    gc.collect()
+    if outcome.failure is not None:
+        raise EngineError(outcome.reason, outcome.failure)
+    return Done([read(task) for task in tasks], outcome.seconds, 0.0)
+
+
 def planted() -> Sequence[Line]:
     """Certify with one planted change at a time."""
     found = named = 0
     for name, fault in PLANTED.items():
-        different, causes = judged(fault)
-        right = bool(set(causes) & set(fault.causes))
-        found, named = found + bool(different), named + right
+        certificate = in_this_process(f"planted {name}", fault.model, fault.rows, fault=name)
+        different = [row for row in certificate.rows if row.verdict == "different"]
+        causes = sorted({row.cause or "none" for row in different})
+        is_right = bool(set(causes) & set(fault.causes))
+        found, named = found + bool(different), named + is_right
         print(
-            f"{name:34} {'different' if different else 'MISSED':10} {'right' if right else 'other cause':12} "
-            f"{', '.join(causes) or 'no cause'} [{', '.join(different)}]",
+            f"{name:34} {'different' if different else 'MISSED':10} {'right cause' if is_right else 'other cause':12} "
+            f"{', '.join(causes) or 'no cause'} [{', '.join(row.name for row in different)}]",
             flush=True,
         )
+        for row in certificate.rows:
+            if row.verdict == "not tried" or not different:
+                print(f"    {row.name}: {row.verdict}: {row.sentence}", flush=True)
     return [
-        Line("different", "planted changes that are different", found, 19, at_least=True),
-        Line("right_cause", "planted changes with the right cause", named, 15, at_least=True),
+        Line("planted", "planted changes", len(PLANTED), 20, at_least=True),
+        Line("different", "of them different", found, 19, at_least=True),
+        Line("right_cause", "of them with the right cause", named, 15, at_least=True),
     ]
-
-
-def judged(fault: Planted) -> tuple[list[str], list[str]]:
-    """Return the rows that are different with a planted change, and their causes."""
-    certificate = certified(
-        f"planted {fault.name}", fault.model, "--rows", *fault.rows, "--explain", "cause", *FEW, planted=fault.name
-    )
-    different = [row for row in certificate.rows if row.verdict == "different"]
-    return [row.name for row in different], sorted({row.cause or "none" for row in different})
 
 
 def same() -> Sequence[Line]:
     """Certify without any change."""
-    rows = [
-        (kind, row) for kind in SAME_KINDS for row in certified(f"same {kind}", kind).rows if row.verdict != "not tried"
-    ]
-    wrong = [(kind, row) for kind, row in rows if row.verdict == "different"]
-    for kind, row in wrong:
-        print(f"{kind}: {row.name}: {row.sentence} {' '.join(row.why)}")
+    made = {"qwen3": by_command("same", "qwen3"), "ten_million": whole()}
+    made |= {f"seed {1000 * number}": each for number, each in enumerate(of_seeds())}
+    rows = [(name, row) for name, each in made.items() for row in each.rows if row.verdict != "not tried"]
+    wrong = [(name, row) for name, row in rows if row.verdict == "different"]
+    for name, row in wrong:
+        print(f"{name}: {row.name}: {row.sentence} {' '.join(row.why)}")
     return [
         Line("pairs", "pairs that are the same", len(rows), 40, at_least=True),
         Line("false", "of them different", len(wrong), 0),
     ]
 
 
-def against() -> Sequence[Line]:
-    """Compare certificates of one model, made with other seeds of sampling."""
+def of_seeds() -> list[Certificate]:
+    """Return seven certificates of one model, made with other seeds of sampling."""
     rows = ("trainer/vllm.prefill", "prefill", "sampling", "mixed", "temperature", "top_p")
-    made = [
-        certified(f"against {seed}", "qwen3", "--rows", *rows, *FEW, "--explain", "none", "--seed", str(1000 * seed))
-        for seed in range(7)
-    ]
-    pairs = list(itertools.combinations(made, 2))[:REPETITIONS]
+    return [in_this_process(f"seed {number}", "qwen3", rows, seed=1000 * number) for number in range(7)]
+
+
+def against() -> Sequence[Line]:
+    """Compare certificates of one model and one release in pairs."""
+    pairs = list(itertools.combinations(of_seeds(), 2))[:REPETITIONS]
     moved = [each for new, old in pairs for each in compare(new, old)]
     for each in moved:
         print(f"{each.change}: {each.row}: {each.sentence}")
@@ -113,12 +147,18 @@ def against() -> Sequence[Line]:
     ]
 
 
+def whole() -> Certificate:
+    """Return the certificate of ten million parameters under all conditions."""
+    return by_command("time", "ten_million")
+
+
 def seconds() -> Sequence[Line]:
     """Certify a model of ten million parameters under all conditions."""
-    certificate = certified("time", "ten_million", "--budget", "1h")
+    certificate = whole()
     print(f"{certificate.parameters:,} parameters, {len(certificate.rows)} conditions: {certificate.ended}")
     return [Line("seconds", "seconds of a model of 10 M parameters, all conditions", certificate.seconds, 600)]
 
 
 if __name__ == "__main__":
-    sys.exit(report_parts({"same": same, "planted": planted, "against": against, "time": seconds}, sys.argv[1:]))
+    BUILD.mkdir(parents=True, exist_ok=True)
+    sys.exit(report_parts({"time": seconds, "planted": planted, "against": against, "same": same}, sys.argv[1:]))

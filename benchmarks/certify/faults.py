@@ -6,13 +6,15 @@ change of the model that it loads. The command does not know of them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -24,7 +26,8 @@ class Planted:
     """A change. `causes`: the right names of the doctor's catalogue; `rows`: the conditions that should show it.
 
     `overrides` changes the engine's configuration, `arguments` its arguments, `tensors` the weights that it loads,
-    `patch` its code; `trainer` the model that the trainer loads. `model`: which of the benchmark's models.
+    `patch` returns a patch of its code; `trainer` the model that the trainer loads. `model`: which of the
+    benchmark's models.
     """
 
     name: str
@@ -34,42 +37,41 @@ class Planted:
     overrides: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
     arguments: dict[str, Any] | None = None
     tensors: Callable[[Tensors], None] | None = None
-    patch: Callable[[], None] | None = None
+    patch: Callable[[], Any] | None = None
     trainer: Callable[[Any], None] | None = None
 
 
-def plant(module: Any, name: str) -> None:
-    """Plant the change of this name in a module of scorers that was just imported."""
-    fault = PLANTED[name]
-    if hasattr(module, "VllmEngine"):
-        _plant_in_engine(module.VllmEngine, fault)
-    elif fault.trainer is not None:
-        load, change = module.load_model, fault.trainer
+@contextlib.contextmanager
+def planted(fault: Planted) -> Iterator[None]:
+    """Plant a change in this process, within the block."""
+    from foreshock_probes.scorers import torch_forward
+    from foreshock_probes.scorers.forward_pass import load_model as load
+    from foreshock_probes.scorers.vllm_engine import VllmEngine
 
-        def load_model(*arguments: Any, **named: Any) -> Any:
-            model = load(*arguments, **named)
-            with torch.no_grad():
-                change(model)
-            return model
+    start = VllmEngine.__init__
 
-        module.load_model = load_model
-
-
-def _plant_in_engine(engine: Any, fault: Planted) -> None:
-    plain = engine.__init__
-
-    def start(self: Any, arguments: dict[str, Any], adapter: Path | None = None) -> None:
+    def changed_start(self: Any, arguments: dict[str, Any], adapter: Path | None = None) -> None:
         arguments = dict(arguments)
-        if fault.patch is not None:
-            fault.patch()
         if fault.overrides is not None:
             configuration = json.loads((Path(arguments["model"]) / "config.json").read_text())
             arguments["hf_overrides"] = arguments.get("hf_overrides", {}) | fault.overrides(configuration)
         if fault.tensors is not None:
             arguments["model"] = str(_changed_folder(Path(arguments["model"]), fault))
-        plain(self, arguments | (fault.arguments or {}), adapter)
+        start(self, arguments | (fault.arguments or {}), adapter)
 
-    engine.__init__ = start
+    def changed_load(*arguments: Any, **named: Any) -> Any:
+        model = load(*arguments, **named)
+        if fault.trainer is not None:
+            with torch.no_grad():
+                fault.trainer(model)
+        return model
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patch.object(VllmEngine, "__init__", changed_start))
+        stack.enter_context(patch.object(torch_forward, "load_model", changed_load))
+        if fault.patch is not None:
+            stack.enter_context(fault.patch())
+        yield
 
 
 def _changed_folder(folder: Path, fault: Planted) -> Path:
@@ -122,43 +124,40 @@ def _stale(value: Any) -> Any:
     return value + (0.01 * value.float().std() * noise).to(value.dtype)
 
 
-def _attention_scale() -> None:
-    """Scale attention by 1/sqrt(hidden size / heads) instead of 1/sqrt(head size), as a port of a model did."""
-    from vllm.model_executor.layers.attention import attention
+def _attention_scale() -> Any:
+    """Scale attention scores by 5 % more, as a port with another size of heads did."""
+    from vllm.model_executor.layers.attention.attention import Attention
 
-    plain = attention.Attention.__init__
+    plain = Attention.__init__
 
     def start(self: Any, num_heads: int, head_size: int, scale: float, *arguments: Any, **named: Any) -> None:
         plain(self, num_heads, head_size, scale * 1.05, *arguments, **named)
 
-    attention.Attention.__init__ = start
+    return patch.object(Attention, "__init__", start)
 
 
-def _generate_with(change: Callable[[list[Any], list[Any]], None]) -> Callable[[], None]:
+def _generate_with(change: Callable[[list[Any], list[Any]], None]) -> Callable[[], Any]:
     """Return a patch of what the engine is asked to generate: prompts and parameters."""
 
-    def patch() -> None:
+    def changed() -> Any:
         from foreshock_probes.scorers.vllm_engine import VllmEngine
 
         plain = VllmEngine.generate
-        if getattr(VllmEngine, "planted", False):
-            return
 
         def generate(self: Any, prompts: list[Any], parameters: list[Any]) -> Any:
             prompts, parameters = list(prompts), list(parameters)
             change(prompts, parameters)
             return plain(self, prompts, parameters)
 
-        VllmEngine.generate = generate  # type: ignore[method-assign]
-        VllmEngine.planted = True  # type: ignore[attr-defined]
+        return patch.object(VllmEngine, "generate", generate)
 
-    return patch
+    return changed
 
 
 def _first_token_lost(prompts: list[Any], parameters: list[Any]) -> None:
     """Replace the first token of sampled and decoded prompts, as a tokenizer with another start token does."""
     for row, tokens in enumerate(prompts):
-        if not parameters[row].prompt_logprobs and parameters[row].prompt_logprobs != 0 and len(tokens) > 1:
+        if parameters[row].prompt_logprobs is None and len(tokens) > 1:
             changed = tokens.copy()
             changed[0] = (int(tokens[0]) + 1) % 7
             prompts[row] = changed

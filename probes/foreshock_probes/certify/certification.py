@@ -147,7 +147,7 @@ class Certification:
         most = self._limit - asked.tokens - 1
         if most < 1:
             raise ConfigurationError(f"--tokens {asked.tokens} leaves no room in a context of {self._limit} tokens")
-        prompts, note = prompts_of(self._base, asked.prompts, asked.rollouts, vocabulary, most, asked.seed)
+        prompts, note = prompts_of(self._base, asked.prompts, asked.rollouts, vocabulary, most)
         self._notes.append(note)
         self._work.add(PROMPTS, batch_of(prompts))
         self._work.add(LONG_PROMPTS, batch_of(long_prompts(prompts, self._limit - LONG_TOKENS - 1, _LONG_ROLLOUTS)))

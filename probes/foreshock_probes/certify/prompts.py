@@ -14,6 +14,8 @@ from foreshock.rollouts import RolloutBatch
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 _SHORTEST, _LONGEST = 4, 24
+_SEED = 2026
+"""Of random prompts: all certificates of a model have the same, so that they can be paired."""
 _TEXTS = (
     "What is 17 + 25?",
     "Solve for x: 3x + 4 = 19. Think step by step.",
@@ -26,9 +28,7 @@ _TEXTS = (
 )
 
 
-def prompts_of(
-    folder: Path, file: Path | None, count: int, vocabulary: int, most: int, seed: int
-) -> tuple[list[list[int]], str]:
+def prompts_of(folder: Path, file: Path | None, count: int, vocabulary: int, most: int) -> tuple[list[list[int]], str]:
     """Return `count` prompts of at most `most` tokens, and where they come from with what was left out.
 
     A line of `file` is text, for which the model needs a tokenizer, or a JSON list of token ids. Raises
@@ -42,7 +42,7 @@ def prompts_of(
             ]
             if all(found) and max(map(max, found)) < vocabulary:
                 return [each[:most] for each in found], "prompts made with the model's tokenizer"
-        random = np.random.default_rng(seed)
+        random = np.random.default_rng(_SEED)
         ids = [random.integers(0, vocabulary, random.integers(_SHORTEST, _LONGEST)).tolist() for _ in range(count)]
         return [each[:most] for each in ids], "prompts of random token ids, as the model has no usable tokenizer"
     found = _read(folder, file)

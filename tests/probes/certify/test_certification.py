@@ -198,7 +198,7 @@ def test_a_context_without_room_is_refused(engines: Engines, model: Path) -> Non
 def test_prompts_of_a_file(tmp_path: Path, model: Path) -> None:
     file = tmp_path / "prompts"
     file.write_text(f"[1, 2, 3]\n\n{list(range(20))}\n[4]\n")
-    assert prompts_of(model, file, 8, VOCABULARY, 10, 0) == (
+    assert prompts_of(model, file, 8, VOCABULARY, 10) == (
         [[1, 2, 3], [4]], "2 prompts of prompts; 1 left out: no tokens, or more than 10",
     )  # fmt: skip
 
@@ -216,7 +216,7 @@ def test_unusable_prompts_are_refused(tmp_path: Path, model: Path, text: str, me
     file = tmp_path / "prompts"
     file.write_text(text)
     with pytest.raises(ConfigurationError, match=message):
-        prompts_of(model, file, 8, VOCABULARY, 5, 0)
+        prompts_of(model, file, 8, VOCABULARY, 5)
 
 
 def test_long_prompts_have_the_length() -> None:
