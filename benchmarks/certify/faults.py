@@ -23,7 +23,8 @@ Tensors = dict[str, Any]
 
 @dataclass(frozen=True)
 class Planted:
-    """A change. `causes`: the right names of the doctor's catalogue; `rows`: the conditions that should show it.
+    """A change. `causes`: the right names of the doctor's catalogue; `place`: the right words on layers, if it has
+    no such variant. `rows`: the conditions that should show it.
 
     `overrides` changes the engine's configuration, `arguments` its arguments, `tensors` the weights that it loads,
     `patch` returns a patch of its code; `trainer` the model that the trainer loads. `model`: which of the
@@ -32,6 +33,7 @@ class Planted:
 
     name: str
     causes: tuple[str, ...]
+    place: str = ""
     rows: tuple[str, ...] = ("trainer/vllm.prefill",)
     model: str = "qwen3"
     overrides: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
@@ -196,30 +198,38 @@ PLANTED: dict[str, Planted] = {
         Planted("attention scale 5 % larger", ("attention_scale",), patch=_attention_scale),
         Planted("rope theta 1e6 for 1e4", ("rope_theta", "configuration"), overrides=_rope(100.0)),
         Planted("norm epsilon 1e-5 for 1e-6", ("norm_eps", "configuration"), overrides=_field(rms_norm_eps=1e-5)),
-        Planted("biases dropped", ("unknown", "part_of_weights"), model="qwen2", tensors=_of("bias", torch.zeros_like)),
-        Planted("stale tensor of one layer", ("unknown",), tensors=_of("layers.1.mlp.up_proj", _stale)),
+        Planted(
+            "biases dropped", (), place="depart first at layers.0", model="qwen2", tensors=_of("bias", torch.zeros_like)
+        ),
+        Planted(
+            "stale tensor of one layer",
+            (),
+            place="depart first at layers.1",
+            tensors=_of("layers.1.mlp.up_proj", _stale),
+        ),
         Planted(
             "raw log-probs",
             ("temperature",),
-            ("temperature", "top_p", "top_k"),
+            rows=("temperature", "top_p", "top_k"),
             arguments={"logprobs_mode": "raw_logprobs"},
         ),
         Planted(
             "first token of prompts replaced",
-            ("unknown",),
-            ("prefill", "trainer/vllm.decode", "sampling"),
+            (),
+            rows=("prefill", "trainer/vllm.decode", "sampling"),
             patch=_generate_with(_first_token_lost),
         ),
         Planted(
             "one stale expert",
-            ("unknown",),
+            (),
+            place="depart first at layers.0",
             model="moe",
             tensors=_of("experts.2.", _stale, 3),
         ),
-        Planted("cache in fp8", ("kv_cache",), ("trainer/vllm.decode",), arguments={"kv_cache_dtype": "fp8_e5m2"}),
+        Planted("cache in fp8", ("kv_cache",), rows=("trainer/vllm.decode",), arguments={"kv_cache_dtype": "fp8_e5m2"}),
         Planted("rope positions halved", ("rope_scaling", "configuration"), overrides=_interpolated),
         Planted("no norm of queries and keys", ("qk_norm",), tensors=_of("_norm.weight", torch.ones_like)),
-        Planted("stale head", ("unknown", "part_of_weights"), tensors=_of("lm_head", _stale)),
+        Planted("stale head", (), place="No layer", tensors=_of("lm_head", _stale)),
         Planted(
             "one expert a token", ("experts", "configuration"), model="moe", overrides=_field(num_experts_per_tok=1)
         ),
@@ -235,12 +245,17 @@ PLANTED: dict[str, Planted] = {
         Planted(
             "repetition penalty 1.05",
             ("repetition_penalty",),
-            ("temperature", "sampling"),
+            rows=("temperature", "sampling"),
             patch=_generate_with(_penalised),
         ),
         Planted("trainer: norm epsilon 1e-5", ("norm_eps", "configuration"), trainer=_epsilon_of_trainer),
-        Planted("trainer: final norm 1 % larger", ("unknown",), trainer=_scaled("model.norm.weight", 1.01)),
+        Planted(
+            "trainer: final norm 1 % larger",
+            (),
+            place="depart first at norm",
+            trainer=_scaled("model.norm.weight", 1.01),
+        ),
         Planted("trainer: rope theta 1e6 for 1e4", ("rope_theta", "configuration"), trainer=_theta_of_trainer),
-        Planted("trainer: head 2 % larger", ("temperature", "unknown"), trainer=_scaled("lm_head", 1.02)),
+        Planted("trainer: head 2 % larger", ("temperature",), trainer=_scaled("lm_head", 1.02)),
     )
 }

@@ -25,9 +25,12 @@ def examine(
     experimenter: Experimenter,
     budget: Budget | None = None,
     log: Callable[[str], None] = lambda line: None,
+    *,
+    in_float32: bool = False,
 ) -> DoctorReport:
     """Explain the logged log-probs of `batch`, each side separately, by experiments within `budget`.
 
+    `in_float32`: both sides are known to have computed in float32, so that bfloat16's rounding explains nothing.
     Raises CannotTryError if neither side was logged, or if the announced weights cannot be replayed at all.
     """
     if batch.rollout_log_probs is None and batch.trainer_log_probs is None:
@@ -42,7 +45,9 @@ def examine(
         if values is None or (side == "trainer" and copied is not None):
             continue
         log(f"explaining {SIDE_WORDS[side]}")
-        search = SideSearch(side, Compared.of(batch, values), experimenter, _declared(batch, side), budget, log)
+        search = SideSearch(
+            side, Compared.of(batch, values), experimenter, _declared(batch, side), budget, log, in_float32=in_float32
+        )
         search.run()
         searches[side] = search
         findings += _findings(search, batch)

@@ -38,10 +38,19 @@ class Floors:
     precisions can differ by; `weighted_rounding`: the same if tokens count by `weights` [T], which are small at tokens
     at which rounding decides. `precision_shares`: the shares, without and with weights, that a third precision explains
     of the difference between two.
+
+    `in_float32`: the log-probs are known to be of float32, in which ordinary rounding is far smaller.
     """
 
     def __init__(
-        self, side: str, replays: Replays, compared: Compared, announced: Change, samplings: tuple[Sampling, ...]
+        self,
+        side: str,
+        replays: Replays,
+        compared: Compared,
+        announced: Change,
+        samplings: tuple[Sampling, ...],
+        *,
+        in_float32: bool = False,
     ) -> None:
         self._replays, self._compared, self._announced = replays, compared, announced
         self._whole = View(compared)
@@ -52,6 +61,11 @@ class Floors:
         self.refused: dict[str, str] = {}
         self._engines = replays.engines if side == "rollout" else ()
         self.rounding = self.weighted_rounding = RESOLUTION
+        if in_float32:
+            self.base = self._nearest(_REFERENCE, samplings, self._whole)
+            if not self._is_equal(self.base):
+                self._measure_float32()
+            return
         tried: dict[str, Trial] = {}
         for precision in (each for each in PRECISIONS[:3] if each != _REFERENCE):
             tried[precision] = self._nearest(precision, samplings, self._whole)
@@ -123,6 +137,18 @@ class Floors:
         )
         self.rounding = TWO_ROUNDINGS * floor
         self.weighted_rounding = TWO_ROUNDINGS * OTHER_KERNELS * weighted_floor
+
+    def _measure_float32(self) -> None:
+        """Measure rounding in float32 alone: the base against itself, decoded token by token."""
+        own = self._replays.log_probs(self.base.change, self.base.sampling, self._whole)
+        try:
+            decoded = self.base.change.plus(Change.of(composition="decode"))
+            again = self._replays.log_probs(decoded, self.base.sampling, self._whole)
+        except CannotTryError:
+            return
+        self.healthy = (again,)
+        floor = TWO_ROUNDINGS * OTHER_KERNELS * self._upper(own, again, self._whole, self.weights)
+        self.rounding = self.weighted_rounding = max(floor, TWO_ROUNDINGS * RESOLUTION)
 
     def _upper(self, one: Float64, other: Float64, view: View, weights: Float64) -> float:
         """Return the upper end of the mean of d²/2 between two replays."""

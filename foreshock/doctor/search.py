@@ -44,6 +44,8 @@ class SideSearch:
         samplings: tuple[Sampling, ...],
         budget: Budget,
         log: Callable[[str], None],
+        *,
+        in_float32: bool = False,
     ) -> None:
         self.side, self.compared = side, compared
         self.subject = experimenter.subject
@@ -51,7 +53,7 @@ class SideSearch:
         self._replays = Replays(experimenter, budget, log)
         self._whole = View(compared)
         self.announced = Change.of(weights=experimenter.subject.announced[side])
-        self._floors = Floors(side, self._replays, compared, self.announced, samplings)
+        self._floors = Floors(side, self._replays, compared, self.announced, samplings, in_float32=in_float32)
         self.rounding = self._floors.rounding
         self.precision_share = self._floors.precision_shares[0]
         self.trials: list[Trial] = []

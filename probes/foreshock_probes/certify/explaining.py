@@ -49,7 +49,7 @@ class Explanations:
         for known, why in self._known:
             if _same(known, batch):
                 return why
-        cause, found = self._cause(batch)
+        cause, found = self._cause(batch, dtype)
         if condition.name.startswith("trainer/") and self._asked.explain == "all":
             found.append(self._layer(batch, dtype))
         mine, theirs = batch.rollout_log_probs, batch.trainer_log_probs
@@ -59,7 +59,7 @@ class Explanations:
         self._known.append((batch, why))
         return why
 
-    def _cause(self, batch: RolloutBatch) -> tuple[str, list[str]]:
+    def _cause(self, batch: RolloutBatch, dtype: str) -> tuple[str, list[str]]:
         path, folder = self._files / "doctor.rollouts", self._asked.model
         path.write_bytes(encode_rollouts(batch))
         given: dict[str, Any] = {
@@ -69,6 +69,7 @@ class Explanations:
             "announced": "the model",
             "unusable": {},
             "budget_seconds": _DOCTOR_SECONDS,
+            "in_float32": dtype == "float32",
         }
         arguments = {"given": json.dumps(given), "doing": str(self._files / "doing")}
         task = self._task("torch.float32", path, "report.json", DOCTOR, arguments)

@@ -73,7 +73,13 @@ def run_part(
     try:
         log("loading the weights")
         experimenter = TorchExperimenter(batch, folders, announced, given["versions"], given["unusable"], bases)
-        found = examine(batch, experimenter, Budget(seconds=given["budget_seconds"]), log)
+        found = examine(
+            batch,
+            experimenter,
+            Budget(seconds=given["budget_seconds"]),
+            log,
+            in_float32=given.get("in_float32", False),
+        )
     except CannotTryError as error:
         raise UnsupportedScoreError(f"the doctor cannot try anything: {error}") from error
     write_result(json.dumps(to_json(found)).encode(), result)
