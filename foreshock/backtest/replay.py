@@ -124,7 +124,9 @@ def scales_under_apply(steps: Sequence[ClosedStep], configuration: WarningConfig
     advice, scales = AppliedAdvice(configuration), list[float]()
     for closed in steps:
         scales.append(advice.scale(closed.step))
-        advice.observe(closed)
+        # The recorded rate is not the one that the advice would have left in force.
+        values = {key: value for key, value in closed.values.items() if key != LEARNING_RATE_KEY}
+        advice.observe(replace(closed, values=values))
     return scales
 
 

@@ -28,7 +28,7 @@ from foreshock.diagnosis.quantities import (
     TRUNCATED_KEY,
     UPDATE_KEY,
 )
-from foreshock.diagnosis.reward import RewardSettings, RewardState, advance_reward, is_rising
+from foreshock.diagnosis.reward import FALL_RULE, RewardSettings, RewardState, advance_reward, is_rising
 from foreshock.diagnosis.rule import Event, ThresholdRule
 from foreshock.diagnosis.rule_files import NO_CHANGES, RuleChanges
 from foreshock.diagnosis.rules import RulesState, advance_rules, forget_baselines
@@ -57,7 +57,7 @@ from foreshock.learning_rate.schedule import ScheduleSettings
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import required_range
 
-DETECTOR_VERSION = 16
+DETECTOR_VERSION = 17
 """Increased with every change of behaviour: snapshots of another version are not used."""
 
 
@@ -247,17 +247,23 @@ def advance(
         units = (units or 0) + steps * int(math.ldexp(min(rate, LARGEST_RATE), RATE_UNIT_BITS))
     total = None if units is None else units / 2**RATE_UNIT_BITS
     found = tuple(event_of(each, configuration.surge, configuration.schedule, total, rate) for each in detections)
-    loop = advance_loop(state.loop, _reading(step, values, rules, configuration.rules), configuration.loop)
+    reading = _reading(step, values, rules, configuration.rules, reward)
+    loop = advance_loop(state.loop, reading, configuration.loop)
     return WarningState(step, surge, rules, reward, loop, units, refused), refusals + events + falls + found
 
 
-def _reading(step: int, values: Mapping[str, float], rules: RulesState, of_step: Sequence[ThresholdRule]) -> Reading:
-    k3, lag, update, rate, tokens, last_step = (
+def _reading(
+    step: int, values: Mapping[str, float], rules: RulesState, of_step: Sequence[ThresholdRule], reward: RewardState
+) -> Reading:
+    k3, lag, update, rate, tokens, last_step, length = (
         finite_or_none(values.get(key))
-        for key in (K3, LAG_KEY, UPDATE_KEY, LEARNING_RATE_KEY, TOKENS_KEY, LAST_STEP_KEY)
+        for key in (K3, LAG_KEY, UPDATE_KEY, LEARNING_RATE_KEY, TOKENS_KEY, LAST_STEP_KEY, LENGTH_KEY)
     )
     lowered = tuple(rule.name for rule in of_step if rule.effect == "halve" and rules.firing(rule) is not None)
-    return Reading(k3, lag, StepLags.of(values).numerics, update, rate, tokens, lowered, step, last_step)
+    if update is None and reward.is_low:
+        lowered = (*lowered, FALL_RULE)
+    at_lag_0 = StepLags.of(values).numerics
+    return Reading(k3, lag, at_lag_0, update, rate, tokens, lowered, step, last_step, length)
 
 
 def stop(state: WarningState, step: int, error: Exception) -> tuple[WarningState, tuple[Event, ...]]:

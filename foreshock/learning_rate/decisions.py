@@ -59,6 +59,9 @@ from foreshock.learning_rate.schedule import (
     point_at,
 )
 
+# Of log s.
+_ROUNDING = 1e-9
+
 # A rewind drops conclusions from steps that no longer exist; an operator's switches stay.
 _KEPT_BY_REWIND: frozenset[DecisionKind] = frozenset({"hold", "release", "mode"})
 
@@ -297,7 +300,13 @@ def _apply(state: AdviceState, decision: Decision) -> AdviceState:
                 state = replace(state, released=tuple(OpenSignal(each.rule, known) for each in state.handled))
             state = replace(state, held_from_step=None, held_by=None, loop_reference=None)
         case "mode":
-            return replace(state, mode=decision.mode or state.mode)
+            starts = decision.mode == "apply" and state.mode != "apply" and point.loop_step is not None
+            state = replace(state, mode=decision.mode or state.mode)
+            if not starts:
+                return state
+            # Until now the trainer had the whole rate: the loop falls from there, step by step.
+            point = replace(point, loop=1.0, loop_step=first, fall=0.0)
+            state = replace(state, loop_reference=0.0)
         case "rewind" | "set":
             raise AssertionError("fold() resolves rewinds before it applies decisions, and the rate has no `set`")
     earlier = state.points[:-1] if state.last.step == first else state.points
@@ -565,9 +574,11 @@ def next_point(
     now = math.log(max(last.loop_at(step), applied_floor))
     if reference is None:
         reason = "The hold is over: the control loop goes on from the present scale."
-        return math.exp(now), 0.0, state.log_scale, reason
+        return math.exp(now), 0.0, now, reason
     floor = min(math.log(settings.floor), now)
     wanted = min(max(math.log(last.loop) + state.log_scale - reference, floor), 0.0)
+    if wanted > -_ROUNDING:
+        wanted = 0.0
     if state.silent and wanted > now:
         if state.silent < SILENT_STEPS or wanted - now < LEAST_MOVE or not last.is_falling(step) or now <= floor:
             return None
@@ -581,7 +592,7 @@ def next_point(
     steps = min(max(step - (last.loop_step or 0), 0), HORIZON)
     rise = LARGEST_RISE * min(steps, STEPS_OF_A_RISE) if settings.raises else 0.0
     bounded = min(max(wanted, now - LARGEST_FALL * steps), now + rise)
-    reaches_end = bounded == wanted and wanted in (floor, 0.0) and abs(bounded - now) > 1e-9
+    reaches_end = bounded == wanted and wanted in (floor, 0.0) and abs(bounded - now) > _ROUNDING
     if abs(bounded - now) < LEAST_MOVE and not reaches_end:
         return None
     rises = bounded > now
@@ -609,11 +620,12 @@ def _reason_of_move(state: LoopState, settings: LoopSettings, scale: float, *, r
         fired = f"rule {names[0]} has fired" if len(names) == 1 else f"rules {', '.join(names)} have fired"
         said = [f"{fired} (counts as {of_a_rule:.2g} × a set point)", *said]
     found = " and ".join(said) or f"step {state.step} lacks a measured mismatch"
-    left = state.left
-    if left is not None and left < settings.cooldown:
-        found += f", with {percent(left)} of the planned steps left"
     # The average is bounded below: it does not show how far recent steps are below the set point.
-    recent = "are below the set point" if rises else f"count as {math.exp(state.error):.2g} × the set point"
+    recent = f"count as {math.exp(state.error):.2g} × the set point"
+    if rises or state.error <= 0.0:
+        recent = "are below the set point"
+    if not rises and state.cools(settings):
+        recent += f", and {percent(state.left or 0.0)} of the planned steps are left"
     return (
         f"{found[0].upper()}{found[1:]}; recent steps {recent}: "
         f"the control loop {'raises' if rises else 'lowers'} the scale to {scale:.2g}."

@@ -1,25 +1,21 @@
-"""The control loop: hold what the learning rate drives at a set point.
+"""The law of the control loop: hold what the learning rate drives at its set points.
 
-After each closed step, ``log s ← clip(log s − gain · EMA(error), log floor, 0)``. Two things follow the rate, each in
-nats per token with a set point of its own, and the error is the log of the larger ratio of value to set point:
+After each closed step, ``log s ← clip(log s − gain · EMA(error), log floor, 0)``; the error is the log of the larger
+ratio of a value to its set point. Two values follow the rate:
 
-- the driven part of the mismatch: k3 of tokens that lag behind the trainer, minus the static part. At lag 0 there is
-  none: a mismatch of equal weights does not follow the learning rate;
-- the update: k3 of the policy after the step's update against the one before (`update_k3`), if the trainer logs it.
-  The first eight updates, for which the optimizer has no moments yet, have five times the set point.
+- the driven part of the mismatch, in nats per token: k3 minus the static part, for tokens that lag behind the trainer.
+  At lag 0 there is none: a mismatch of equal weights does not follow the rate;
+- the update: k3 of the policy after the step's update against the one before (`update_k3`), in nats per token. The
+  first updates, for which the optimizer has no moments yet, have a higher set point.
 
-The static part is the k3 of lag 0: numerics, which no rate changes. A run has it at its first step, before the first
-update. If lag is unknown, or was never 0, it is the median of the first readings instead; then the response decides: if
-the rate has fallen to the floor and the driven part has not halved, it was not driven and counts as static from then
-on. Ten readings in a row below a tenth of the static part refute it, and their median takes its place. The set point of
-the driven part is at least `static_multiple` times the static part: numerics drift as a policy learns, and a smaller
-driven part hardly matters.
+The static part is numerics, which no rate changes: k3 at lag 0, and that of the first step of a run, before any update.
+If neither is known, all of k3 counts as driven. With an unknown lag the response decides: what has not halved while
+the rate was really at the floor is static from then on. A firing rule with the effect "halve" counts as twice a set
+point; so does a fallen reward in a run that logs no update.
 
-Later updates average out the noise of early ones; nothing averages out that of the last ones. If the trainer logs the
-last step that it plans, the set point of the driven part is higher in the first steps. Over the cooldown before the
-last step it falls to the usual one, and further if the scale is below 1.
-
-Everything is a function of the closed steps in their order; there is no clock.
+The state never runs away from the trainer: log s is at most `SLACK` below the rate in force, so that a trainer that
+does not follow (shadow mode, a hold) finds the loop at its own rate. If the last step is planned, a scale below 1 falls
+to the floor in the last steps, as nothing averages out the noise of the last updates; a scale of 1 is left alone.
 """
 
 from __future__ import annotations
@@ -31,10 +27,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 LARGEST_FACTOR: Final = 10.0
-"""Largest ratio of a value to its set point, or to the static part; a larger one counts as this: k3 has no upper bound,
-and a single token can make it a million times the usual one. A reading that is smaller than the static part by a larger
-factor cannot contain it."""
-LARGEST_ERROR: Final = math.log(LARGEST_FACTOR)
+"""A larger ratio of a value to its set point counts as this: a single token can make k3 a million times the usual."""
 
 ERROR_OF_A_RULE: Final = math.log(2.0)
 """A firing rule with the effect "halve" counts as twice a set point."""
@@ -42,26 +35,23 @@ ERROR_OF_A_RULE: Final = math.log(2.0)
 SMALLEST: Final = 1e-9
 """Nats per token. A smaller k3 is a rounding error."""
 
-LARGEST_RISE: Final = 0.03
-"""Largest rise of log s in a step: from the floor to 1 takes at least 77 steps."""
+LARGEST_RISE: Final = 0.06
+"""Largest rise of log s in a step: from the floor to 1 takes at least 39 steps."""
 
 STEPS_OF_A_RISE: Final = 2
 """One decision raises log s by at most so many steps' rises, however long ago the last one was: it never jumps up."""
 
-BASELINE_READINGS: Final = 10
-"""Readings whose median is the static part if lag 0 is never seen, or if the one that was measured is refuted."""
-
 LARGEST_FALL: Final = 0.25
 """Largest fall of log s in a step: about the largest error times the gain. From 1 to 0.1 takes at least 10 steps."""
+
+SLACK: Final = 2.0 * LARGEST_FALL
+"""How far log s may be below the rate in force: a decision reaches the trainer a step or two after its cause."""
 
 LEAST_MOVE: Final = 0.05
 """Smallest move of log s that is a decision, unless it reaches the floor or 1."""
 
 PATIENCE: Final = 10
-"""Readings at the floor after which the driven part must have halved if it follows the learning rate."""
-
-WEIGHT_OF_PARTS: Final = 0.2
-"""Weight of the newest step in the moving averages of the static and the driven part."""
+"""Readings at the floor that judge whether a mismatch follows the rate, after as many that wait for the lag."""
 
 FIRST_UPDATES: Final = 8
 """The first updates are larger, since the optimizer has no moments yet, and do not predict later ones."""
@@ -69,26 +59,12 @@ FIRST_UPDATES: Final = 8
 FIRST_UPDATES_MULTIPLE: Final = 5.0
 """Factor on the update's set point for the first updates: they are over before the scale could fall for them."""
 
-WEIGHT_OF_FULL_UPDATE: Final = 0.05
-"""Weight of the newest update in a geometric average: one update may be ten times another."""
-
-LEAST_LEFT: Final = 0.5
-"""Fraction of the highest rate; from a lower rate the update at the highest one is not extrapolated."""
-
-UPDATE_EXPONENT: Final = 1.5
-"""The update grows with the rate to this power in the recorded runs; a single small step would give 2."""
-
-COOLDOWN_POWER: Final = 3.0
-"""The set point falls with this power of the steps left. As the mismatch grows with the rate to the power of 1.5, the
-rate falls with their square."""
-
-FIRST_STEPS: Final = 90
-"""Steps for which the set point was above the usual one in the runs of 150 steps that it was chosen on. Longer runs
-were not measured."""
-
 SILENT_STEPS: Final = 2
-"""After so many steps in a row without a value, no fall continues by itself. A single one may only wait for its
-scalars."""
+"""After so many steps in a row without a value, no fall goes on. A single one may only wait for its scalars."""
+
+SET_LENGTH: Final = 16.0
+"""Tokens. For longer responses the set point falls with the square root of the length: at 128 tokens the same k3 of a
+token did more harm than at 12, that of a response less. Longer ones were not measured."""
 
 FEWEST_TOKENS: Final = 200
 """A k3 of fewer tokens is no reading: a single token can make all of it."""
@@ -98,43 +74,33 @@ FEWEST_TOKENS: Final = 200
 class LoopSettings:
     """The gains of the loop, chosen on the tuning seeds of docs/closed-loop.md."""
 
-    set_point: float = 6e-3
-    """Set point of the driven part, in nats per token, if no last step is planned."""
-    first_set_point: float = 2e-2
-    """The same in the first steps of a run whose last step is planned, at most `FIRST_STEPS`."""
-    last_set_point: float = 1e-3
-    """The same at the end of such a run, if the scale is below 1."""
-    cooldown: float = 0.6
-    """Fraction of the planned steps, at the end, in which the set point falls with the cube of the steps left."""
+    set_point: float = 1.5e-2
+    """Set point of the driven part, in nats per token, for responses of up to `SET_LENGTH` tokens."""
     update_set_point: float = 2e-3
     """Set point of the update, in nats per token."""
+    cooldown: float = 0.8
+    """Fraction of the planned steps, at the end, over which a lowered scale falls to the floor."""
     gain: float = 0.1
     """Change of log s in a step, for each unit of the error."""
     weight: float = 0.2
-    """Weight of the newest reading in the moving average of the error."""
-    static_multiple: float = 3.0
+    """Weight of the newest reading in the moving averages: of the error, the static and the driven part."""
     floor: float = 0.1
-    raises: bool = True
-    """Whether the loop takes back what it has lowered itself."""
+    raises: bool = True  # Whether the loop takes back what it has lowered itself.
     enabled: bool = True
 
     def __post_init__(self) -> None:
-        for name in (
-            "set_point", "first_set_point", "last_set_point", "cooldown", "update_set_point", "gain", "weight",
-            "static_multiple",
-        ):  # fmt: skip
+        for name in ("set_point", "update_set_point", "cooldown", "gain", "weight"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0.0):
                 raise ValueError(f"{name} must be above 0, got {value}")
-        for name in ("gain", "weight", "cooldown"):
-            if getattr(self, name) > 1.0:
-                raise ValueError(f"{name} must be at most 1, got {getattr(self, name)}")
+            if "set_point" not in name and value > 1.0:
+                raise ValueError(f"{name} must be at most 1, got {value}")
         if not 0.0 < self.floor <= 1.0:
             raise ValueError(f"floor must satisfy 0 < floor <= 1, got {self.floor}")
 
 
 DEFAULT_LOOP: Final = LoopSettings()
-DRIVEN_SET_POINTS: Final = ("set_point", "first_set_point", "last_set_point")
+DRIVEN_SET_POINTS: Final = ("set_point",)
 """Settings in units of k3, whose healthy range differs between kinds of models."""
 
 
@@ -142,10 +108,10 @@ DRIVEN_SET_POINTS: Final = ("set_point", "first_set_point", "last_set_point")
 class Reading:
     """The loop's input from a closed step; None: not measured.
 
-    ``k3`` is of all tokens and ``k3_at_lag_0`` of those at lag 0, in nats per token. ``lag`` is the mean lag in steps;
-    ``rate`` the learning rate of the step. ``update`` is k3 of the policy after the step's update against the one
-    before, on the step's rollouts. ``lowered`` are the rules with the effect "halve" that fire. ``last_step`` is the
-    last one that the trainer plans.
+    ``k3`` is of all tokens and ``k3_at_lag_0`` of those at lag 0, in nats per token; ``length`` the mean length of a
+    response. ``lag`` is the mean lag in steps; ``rate`` the learning rate of the step. ``update`` is k3 of the policy
+    after the step's update against the one before, on the step's rollouts. ``lowered`` are the firing rules that lower
+    the rate. ``last_step`` is the last one that the trainer plans.
     """
 
     k3: float | None = None
@@ -157,63 +123,44 @@ class Reading:
     lowered: tuple[str, ...] = ()
     step: int = 0
     last_step: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Response:
-    """The test whether the driven part follows the rate: both when the scale left 1, the driven parts at the floor
-    since."""
-
-    driven: float
-    rate: float | None
-    at_floor: tuple[float, ...] = ()
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Response:
-        return cls(value["driven"], value["rate"], tuple(value["at_floor"]))
+    length: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LoopState:
-    """The state after a step. ``static``, ``driven`` and ``update`` are in nats per token, None if unknown."""
+    """The state after a step. ``static``, ``driven`` and ``update`` are in nats per token, None if unknown.
+
+    ``follows`` is false once the driven part was seen not to follow the rate; ``lowered`` are the rules that lower it.
+    """
 
     static: float | None = None
     measured_static: bool = False
-    """Whether the static part was measured at lag 0."""
-    baseline: tuple[float, ...] = ()
+    """Whether the static part was measured: at lag 0, or before the first update."""
     driven: float | None = None
     update: float | None = None
+    length: float | None = None
     average: float | None = None
     """Moving average of the driven part."""
     error: float = 0.0
     """Moving average of the error."""
     log_scale: float = 0.0
-    response: Response | None = None
+    before: float | None = None
+    """The average of the driven part at the last step with more than half of the highest rate."""
+    at_floor: tuple[float, ...] = ()
+    """The driven parts since then with the rate at the floor, fewer than twice `PATIENCE`."""
     follows: bool = True
-    """False once the driven part was seen not to follow the learning rate."""
-    full_update: float | None = None
-    """Moving average of the update as it would be at the highest rate so far, `highest_rate`."""
     updates: int = 0
     highest_rate: float | None = None
     step: int = 0
     last_step: float | None = None
     """The newest plan of the trainer."""
     lowered: tuple[str, ...] = ()
-    """Rules that fire, or the last ones that fired while only they keep the average of the error above 0."""
     silent: int = 0
     """Number of newest steps in a row that moved nothing because they lack a value; at most `SILENT_STEPS`."""
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> LoopState:
-        response = value["response"]
-        return cls(
-            **{
-                **value,
-                "baseline": tuple(value["baseline"]),
-                "response": response and Response.from_json(response),
-                "lowered": tuple(value["lowered"]),
-            }
-        )
+        return cls(**{**value, "at_floor": tuple(value["at_floor"]), "lowered": tuple(value["lowered"])})
 
     @property
     def left(self) -> float | None:
@@ -223,25 +170,9 @@ class LoopState:
         return min((self.last_step - self.step) / self.last_step, 1.0)
 
     def set_point(self, settings: LoopSettings) -> float:
-        """Return the set point of the driven part, in nats per token."""
-        left = self.left
-        if left is None:
-            return self._above_static(settings.set_point, settings)
-        falling = settings.first_set_point * min(left / settings.cooldown, 1.0) ** COOLDOWN_POWER
-        if self.step > FIRST_STEPS:
-            falling = min(falling, settings.set_point)
-        # A rate that has not been lowered by then is not lowered for the end.
-        least = settings.last_set_point if self.log_scale < 0.0 else settings.set_point
-        return self._above_static(max(falling, least), settings)
-
-    def only_cools(self, settings: LoopSettings) -> bool:
-        """Return whether the set point is low only for the planned end, and nothing is beyond its usual one."""
-        usual = self._above_static(settings.set_point, settings)
-        within = (self.average or 0.0) <= usual and (self.update or 0.0) <= self.update_point(settings)
-        return within and self.set_point(settings) < usual
-
-    def _above_static(self, point: float, settings: LoopSettings) -> float:
-        return max(point, settings.static_multiple * (self.static or 0.0))
+        """Return the set point of the driven part: at least the static part, which drifts as a policy learns."""
+        shorter = min(SET_LENGTH / self.length, 1.0) if self.length else 1.0
+        return max(settings.set_point * math.sqrt(shorter), self.static or 0.0)
 
     def update_point(self, settings: LoopSettings) -> float:
         """Return the set point of the newest update, in nats per token."""
@@ -251,16 +182,24 @@ class LoopState:
         """Return by how much log s falls in the next step if nothing changes; 0 if it would rise."""
         return settings.gain * max(self.error, 0.0)
 
+    def cools(self, settings: LoopSettings) -> bool:
+        """Return whether the scale is bounded by the planned end."""
+        return self.log_scale < 0.0 and self.left is not None and self.left < settings.cooldown
+
+    def only_cools(self, settings: LoopSettings) -> bool:
+        """Return whether the scale is low only for the planned end, and nothing is beyond its set point."""
+        within = (self.average or 0.0) <= self.set_point(settings)
+        return within and (self.update or 0.0) <= self.update_point(settings) and self.cools(settings)
+
 
 def advance_loop(state: LoopState, reading: Reading, settings: LoopSettings) -> LoopState:
     """Return the state after a closed step. A step without a reading changes nothing, so that it raises nothing."""
     if not settings.enabled:
         return state
     reading = _checked(reading)
-    if reading.last_step is not None and reading.last_step > 0.0:
-        state = replace(state, last_step=reading.last_step)
-    state = _with_driven(replace(state, step=reading.step), reading, settings)
-    state = _with_full_update(state, reading)
+    planned = reading.last_step is not None and reading.last_step > 0.0
+    state = replace(state, step=reading.step, last_step=reading.last_step if planned else state.last_step)
+    state = _with_driven(state, reading, settings)
     errors = [ERROR_OF_A_RULE] if reading.lowered else []
     if state.driven is not None:
         errors.append(math.log(max(state.driven, SMALLEST) / state.set_point(settings)))
@@ -270,15 +209,17 @@ def advance_loop(state: LoopState, reading: Reading, settings: LoopSettings) -> 
     lacks_a_value = (state.driven is None and state.average is not None) or (state.update is None and state.updates > 0)
     if not errors or (max(errors) <= 0.0 and lacks_a_value):
         return replace(state, silent=min(state.silent + 1, SILENT_STEPS))
-    error = min(max(*errors, -LARGEST_ERROR), LARGEST_ERROR)
-    is_within = error <= 0.0
+    error = min(max(*errors, -math.log(LARGEST_FACTOR)), math.log(LARGEST_FACTOR))
+    average = state.error + settings.weight * (error - state.error)
+    if error <= 0.0:
+        # The average forgets a large error slowly: the scale would fall on for ten steps.
+        average = min(average, 0.0)
     # Bounded below: there the scale already rises as fast as it may, and a lower average would delay the next fall.
-    error = max(state.error + settings.weight * (error - state.error), -LARGEST_RISE / settings.gain)
-    change = min(-settings.gain * error, LARGEST_RISE if settings.raises else 0.0)
-    moved = min(max(state.log_scale + change, math.log(settings.floor)), 0.0)
-    lowered = reading.lowered or (state.lowered if is_within and error > 0.0 else ())
-    state = replace(state, error=error, log_scale=moved, lowered=lowered, silent=0)
-    return _judge_response(state, reading, settings)
+    average = max(average, -LARGEST_RISE / settings.gain)
+    change = min(-settings.gain * average, LARGEST_RISE if settings.raises else 0.0)
+    moved = min(state.log_scale + change, 0.0)
+    state = replace(state, error=average, log_scale=moved, lowered=reading.lowered, silent=0)
+    return _judge_response(_bounded(state, reading, settings), reading, settings)
 
 
 def _checked(reading: Reading) -> Reading:
@@ -286,9 +227,7 @@ def _checked(reading: Reading) -> Reading:
 
     These are a k3 of few tokens or below 0, a k3 of lagging tokens that is exactly 0, an update that is not above 0.
     """
-    k3, at_lag_0 = (
-        None if each is not None and each < -SMALLEST else each for each in (reading.k3, reading.k3_at_lag_0)
-    )
+    k3, at_lag_0 = (None if (each or 0.0) < -SMALLEST else each for each in (reading.k3, reading.k3_at_lag_0))
     if k3 is not None and reading.tokens is not None and reading.tokens < FEWEST_TOKENS:
         k3 = None
     if k3 is not None and k3 <= 0.0 and reading.lag != 0.0:
@@ -299,70 +238,59 @@ def _checked(reading: Reading) -> Reading:
 
 
 def _with_driven(state: LoopState, reading: Reading, settings: LoopSettings) -> LoopState:
-    at_lag_0 = reading.k3 if reading.lag == 0.0 else reading.k3_at_lag_0
+    before_updates = reading.step <= 1 and state.average is None and state.highest_rate is None
+    is_static = reading.lag == 0.0 or (reading.lag is None and before_updates)
+    at_lag_0 = reading.k3 if is_static else reading.k3_at_lag_0
+    old = state.static
     if at_lag_0 is not None:
-        static = at_lag_0
-        old = state.static
+        static = min(at_lag_0, LARGEST_FACTOR * max(old or 0.0, settings.set_point))
         if old is not None and state.measured_static:
-            most = LARGEST_FACTOR * max(old, settings.set_point)
-            static = old + WEIGHT_OF_PARTS * (min(at_lag_0, most) - old)
+            static = old + settings.weight * (static - old)
         state = replace(state, static=static, measured_static=True)
-    state = _with_baseline(state, reading.k3 if at_lag_0 is None else at_lag_0)
-    driven = None
-    if reading.k3 is not None and (reading.lag == 0.0 or state.static is not None):
-        driven = 0.0 if reading.lag == 0.0 else max(reading.k3 - (state.static or 0.0), 0.0)
-    average = state.average
-    if driven is not None:
-        average = driven if average is None else average + WEIGHT_OF_PARTS * (driven - average)
-    return replace(state, driven=driven, update=reading.update, average=average)
+    elif old is not None and reading.k3 is not None and reading.k3 < old / LARGEST_FACTOR:
+        # k3 contains the static part, so that this one was a spike.
+        state = replace(state, static=old + settings.weight * (reading.k3 - old))
+    driven, average = None, state.average
+    if reading.k3 is not None:
+        driven = 0.0 if is_static else max(reading.k3 - (state.static or 0.0), 0.0)
+        average = driven if average is None else average + settings.weight * (driven - average)
+    updates = state.updates + (reading.update is not None)
+    length = reading.length or state.length
+    return replace(state, driven=driven, average=average, update=reading.update, updates=updates, length=length)
 
 
-def _with_baseline(state: LoopState, k3: float | None) -> LoopState:
-    """Collect readings while there is no static part, or while they are too small to contain it."""
-    if k3 is None:
-        return state
-    if state.static is not None and k3 >= state.static / LARGEST_FACTOR:
-        return replace(state, baseline=()) if state.baseline else state
-    baseline = (*state.baseline, k3)
-    if len(baseline) < BASELINE_READINGS:
-        return replace(state, baseline=baseline)
-    return replace(state, baseline=(), static=statistics.median(baseline))
-
-
-def _with_full_update(state: LoopState, reading: Reading) -> LoopState:
-    """Average the update as it would be at the highest rate so far, over steps with at least half of that rate."""
-    if reading.update is None:
-        return state
-    state = replace(state, updates=state.updates + 1)
-    if not reading.rate:
-        return state
-    highest = max(state.highest_rate or 0.0, reading.rate)
-    left, old = reading.rate / highest, state.full_update
-    state = replace(state, highest_rate=highest)
-    if state.updates <= FIRST_UPDATES or (old is not None and left < LEAST_LEFT):
-        return state
-    full = max(reading.update, SMALLEST) / left**UPDATE_EXPONENT
-    return replace(state, full_update=full if old is None else old * (full / old) ** WEIGHT_OF_FULL_UPDATE)
+def _bounded(state: LoopState, reading: Reading, settings: LoopSettings) -> LoopState:
+    """Bound log s by the floor, by the planned end, and by the rate in force."""
+    moved = state.log_scale
+    if state.cools(settings):
+        moved = min(moved, math.log(max((state.left or 0.0) / settings.cooldown, settings.floor)))
+    if reading.rate is not None and reading.rate > 0.0:
+        highest = max(reading.rate, state.highest_rate or 0.0)
+        state = replace(state, highest_rate=highest)
+        moved = max(moved, min(math.log(reading.rate / highest) - SLACK, 0.0))
+    return replace(state, log_scale=max(moved, math.log(settings.floor)))
 
 
 def _judge_response(state: LoopState, reading: Reading, settings: LoopSettings) -> LoopState:
-    """Count the driven part as static if the rate fell to the floor and it did not halve."""
-    if state.measured_static or state.average is None or state.driven is None:
+    """Count the driven part as static if the rate has really fallen to the floor and the driven part has not halved.
+
+    Not if lag and static part are known. Without a logged rate, or in shadow mode, nothing can respond.
+    """
+    known = reading.lag is not None and state.measured_static
+    if known or state.average is None or state.driven is None or not reading.rate or state.highest_rate is None:
         return state
-    if state.log_scale >= 0.0:
-        return replace(state, response=None)
-    response = state.response or Response(state.average, reading.rate)
-    if state.log_scale <= math.log(settings.floor):
-        response = replace(response, at_floor=(*response.at_floor, state.driven)[-PATIENCE:])
-    # In shadow mode the rate does not fall, and nothing can respond.
-    fell = response.rate is not None and reading.rate is not None and reading.rate <= response.rate / 2
-    if len(response.at_floor) < PATIENCE or not fell:
-        return replace(state, response=response)
-    usual = statistics.median(response.at_floor)
-    if usual <= response.driven / 2:
-        return replace(state, response=replace(response, at_floor=()))
+    if reading.rate > state.highest_rate / 2:
+        return replace(state, before=state.average, at_floor=())
+    if state.before is None or reading.rate > 2.0 * settings.floor * state.highest_rate:
+        return state
+    at_floor = (*state.at_floor, state.driven)
+    if len(at_floor) < 2 * PATIENCE:
+        return replace(state, at_floor=at_floor)
+    usual = statistics.median(at_floor[PATIENCE:])
+    if usual <= max(state.before / 2, state.set_point(settings)):
+        return replace(state, at_floor=())
     static = (state.static or 0.0) + usual
-    return replace(state, static=static, driven=0.0, average=0.0, error=0.0, response=None, follows=False)
+    return replace(state, static=static, driven=0.0, average=0.0, error=0.0, before=None, at_floor=(), follows=False)
 
 
 def finding(state: LoopState, settings: LoopSettings) -> str | None:
@@ -370,7 +298,7 @@ def finding(state: LoopState, settings: LoopSettings) -> str | None:
     static = state.static
     if static is None or static <= settings.set_point or not (state.measured_static or not state.follows):
         return None
-    how = "at lag 0" if state.measured_static else "and did not fall with the learning rate"
+    how = "at lag 0, or before any update" if state.follows else "and did not fall with the learning rate"
     return (
         f"{static:.2g} nats per token of the mismatch are static: k3 is so high {how}. A lower learning rate would not "
         "help against it; find its cause by a probe, or correct the loss."

@@ -111,15 +111,17 @@ def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def test_configuration_has_the_rules_the_schedule_and_the_loop_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "rules.toml"
-    file.write_text(OWN + "[schedule]\nmultiplier = 2.5\nminimum_period = 60\n[loop]\nset_point = 1e-2\ngain = 0.5\n")
+    file.write_text(OWN + "[schedule]\nmultiplier = 2.5\nminimum_period = 60\n[loop]\ngain = 0.5\n")
     changes = read_rules(file)
     configuration = WarningConfiguration.for_model("moe", changes)
     assert "scalars:x" in configuration.keys
     assert configuration.digest() != WarningConfiguration.for_model("moe").digest()
     # Set points that the file leaves alone are those of the kind of model.
-    assert (configuration.loop.set_point, configuration.loop.gain) == (1e-2, 0.5)
-    assert configuration.loop.last_set_point == WarningConfiguration.for_model("moe").loop.last_set_point
-    assert configuration.loop.last_set_point != DEFAULT_LOOP.last_set_point
+    assert configuration.loop.gain == 0.5
+    assert configuration.loop.set_point == WarningConfiguration.for_model("moe").loop.set_point
+    assert configuration.loop.set_point != DEFAULT_LOOP.set_point
+    file.write_text("[loop]\nset_point = 1e-2\n")
+    assert WarningConfiguration.for_model("moe", read_rules(file)).loop.set_point == 1e-2
     lengths = [500.0 * (1.0 + 0.02 * (index % 3)) for index in range(110)] + [1600.0] * 20
     _, events = watch(closed_steps({"rollout:response_length_mean": lengths, "scalars:x": [2.0] * 130}), configuration)
     surge = next(event for event in events if event.rule == "length_surge")

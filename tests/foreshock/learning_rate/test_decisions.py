@@ -169,17 +169,25 @@ def test_operator_moves_the_loop_and_the_loop_goes_on_from_there() -> None:
     assert fold(log).scale(81) > fold(log).scale(80)
 
 
-def test_loop_does_not_catch_up_after_a_hold() -> None:
+@pytest.mark.parametrize("log_scale", [-2.0, 0.0])
+def test_loop_goes_on_from_the_held_scale_step_by_step(log_scale: float) -> None:
     log = log_after(observed(40, None, -0.2))
     log.append(decide_as_operator(fold(log), "hold", observed(41), "evaluation"))
     held = fold(log).scale(42)
-    log.extend(decide(fold(log), observed(60, None, -2.0)))
+    log.extend(decide(fold(log), observed(60, None, log_scale)))
     assert fold(log).scale(5000) == held
     log.append(decide_as_operator(fold(log), "release", observed(61), "over"))
-    log.extend(decide(fold(log), observed(62, None, -2.0)))
-    assert fold(log).scale(63) == held
-    log.extend(decide(fold(log), observed(63, None, -2.1)))
-    assert fold(log).scale(64) == pytest.approx(held * math.exp(-0.1))
+    log.extend(decide(fold(log), observed(62, None, log_scale)))
+    scales = [fold(log).scale(63)]
+    assert scales[0] == held
+    for step in range(63, 90):
+        seen = replace(observed(step, None, log_scale), loop=LoopState(error=0.0, log_scale=log_scale))
+        log.extend(decide(fold(log), seen))
+        scales.append(fold(log).scale(step + 1))
+    moves = [math.log(later / earlier) for earlier, later in pairwise(scales)]
+    assert min(moves) >= -LARGEST_FALL - 1e-12
+    assert max(moves) <= STEPS_OF_A_RISE * LARGEST_RISE + 1e-12
+    assert scales[-1] == pytest.approx(max(math.exp(log_scale), 0.1))
 
 
 def test_hold_freezes_and_release_does_not_catch_up() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -13,14 +14,16 @@ from hypothesis import strategies as st
 
 from foreshock.backtest.replay import AppliedAdvice
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration
-from foreshock.learning_rate.decisions import Decision, Observation, decide, fold, next_point
+from foreshock.learning_rate.decisions import Decision, Observation, decide, fold, next_point, set_mode
 from foreshock.learning_rate.loop import (
-    BASELINE_READINGS,
     FEWEST_TOKENS,
-    FIRST_STEPS,
     FIRST_UPDATES,
     FIRST_UPDATES_MULTIPLE,
+    LARGEST_FACTOR,
+    LARGEST_FALL,
     LARGEST_RISE,
+    PATIENCE,
+    SLACK,
     LoopSettings,
     LoopState,
     Reading,
@@ -53,8 +56,8 @@ def planned(k3: float, steps: range, last_step: float | None = 100.0) -> list[Re
 
 
 def test_lagging_mismatch_beyond_the_set_point_lowers_to_the_floor_and_no_further() -> None:
-    assert scale(after(lagging(3e-2, 10))) < 0.7
-    assert scale(after(lagging(3e-2, 200))) == pytest.approx(SETTINGS.floor)
+    assert scale(after(lagging(6e-2, 10))) < 0.7
+    assert scale(after(lagging(6e-2, 200))) == pytest.approx(SETTINGS.floor)
 
 
 @pytest.mark.parametrize("k3", [5e-3, 2e-2, 0.3])
@@ -66,61 +69,54 @@ def test_static_numerics_at_lag_0_never_lower_the_rate_and_the_finding_says_so(k
     assert said is None or "A lower learning rate would not help" in said
 
 
-def test_static_part_is_subtracted_from_lagging_tokens() -> None:
-    numerics = after([Reading(k3=2e-2, lag=0.0), *[Reading(k3=3e-2, lag=4.0)] * 100])
-    assert numerics.log_scale == 0.0
-    assert numerics.driven == pytest.approx(1e-2)
-    driven = after([Reading(k3=2e-2, lag=0.0), *[Reading(k3=2e-1, lag=4.0)] * 100])
+def test_static_part_is_subtracted_and_does_not_hide_a_driven_part_of_its_size() -> None:
+    within = after([Reading(k3=2e-2, lag=0.0), *[Reading(k3=3e-2, lag=4.0)] * 100])
+    assert within.log_scale == 0.0
+    assert within.driven == pytest.approx(1e-2)
+    driven = after([Reading(k3=2e-2, lag=0.0), *[Reading(k3=6e-2, lag=4.0)] * 100])
     assert scale(driven) == pytest.approx(SETTINGS.floor)
 
 
-def test_set_point_of_a_planned_run_is_higher_at_first_and_falls_to_its_end() -> None:
-    state = after(planned(1e-1, range(2, 21)), after([replace(START, step=1, last_step=100.0)]))
-    points = [state.set_point(SETTINGS)]
-    for step in range(21, 101):
-        state = after(planned(2e-2, range(step, step + 1)), state)
-        points.append(state.set_point(SETTINGS))
-    assert points[0] == points[20] == SETTINGS.first_set_point > SETTINGS.set_point
-    assert points == sorted(points, reverse=True)
-    assert points[-1] == SETTINGS.last_set_point
-    # With the cube of what is left of the cooldown: half of it is left at step 70.
-    assert points[50] == pytest.approx(SETTINGS.first_set_point / 8.0)
+@pytest.mark.parametrize(("length", "of_tokens"), [(12.0, 1.0), (64.0, 0.5), (256.0, 0.25)])
+def test_set_point_of_a_token_falls_and_that_of_a_response_rises_with_the_length(
+    length: float, of_tokens: float
+) -> None:
+    state = after([START, Reading(k3=1e-3, lag=8.0, length=length)])
+    point = state.set_point(SETTINGS)
+    assert point == pytest.approx(of_tokens * SETTINGS.set_point)
+    for factor, lowers in ((2.0, True), (0.5, False)):
+        reading = Reading(k3=2e-4 + factor * point, lag=8.0, length=length)
+        assert (after([START, *[reading] * 30]).log_scale < 0.0) == lowers
+
+
+@pytest.mark.parametrize("last", [50, 150, 10_000])
+def test_lowered_scale_falls_to_the_floor_at_the_planned_end_in_runs_of_any_length(last: int) -> None:
+    state = after([replace(START, step=1), *planned(1e-1, range(2, last // 2), float(last))])
+    for reading in planned(1e-4, range(last // 2, last + 1), float(last)):
+        state = after([reading], state)
+        line = (last - reading.step) / (SETTINGS.cooldown * last)
+        assert scale(state) <= max(line, SETTINGS.floor) + 1e-9
     assert scale(state) == pytest.approx(SETTINGS.floor)
-
-
-def test_planned_end_lowers_a_mismatch_that_was_within_its_set_point_before() -> None:
-    k3 = 0.9 * SETTINGS.first_set_point
-    early = after([START, *planned(k3, range(2, 41))])
-    assert early.log_scale == 0.0
-    assert scale(after(planned(k3, range(41, 101)), early)) == pytest.approx(SETTINGS.floor)
-
-
-def test_higher_set_point_of_a_long_planned_run_ends_with_the_first_steps() -> None:
-    state = after([replace(START, step=1, last_step=1e4), *planned(1e-2, range(2, FIRST_STEPS + 1), 1e4)])
-    assert (state.log_scale, state.set_point(SETTINGS)) == (0.0, SETTINGS.first_set_point)
-    later = after(planned(1e-2, range(FIRST_STEPS + 1, 2 * FIRST_STEPS), 1e4), state)
-    assert later.set_point(SETTINGS) == SETTINGS.set_point
-    assert later.log_scale < 0.0
+    assert state.only_cools(SETTINGS)
 
 
 def test_planned_end_leaves_a_rate_alone_that_was_not_lowered() -> None:
     healthy = after([START, *planned(0.9 * SETTINGS.set_point, range(2, 101))])
     assert healthy.log_scale == 0.0
-    assert healthy.set_point(SETTINGS) == SETTINGS.set_point
+    assert not healthy.cools(SETTINGS)
 
 
 @pytest.mark.parametrize("last_step", [None, 0.0, -1.0])
-def test_without_a_plan_the_usual_set_point_holds(last_step: float | None) -> None:
-    state = after([START, *planned(1e-4, range(2, 50), last_step)])
+def test_without_a_plan_nothing_cools(last_step: float | None) -> None:
+    state = after([START, *planned(1e-1, range(2, 50), last_step)])
     assert state.left is None
-    assert state.set_point(SETTINGS) == SETTINGS.set_point
+    assert not state.cools(SETTINGS)
 
 
 def test_plan_goes_on_without_its_scalar_and_ends_with_its_last_step() -> None:
     state = after([START, *planned(1e-4, range(2, 80)), *planned(1e-4, range(80, 91), None)])
     assert state.left == pytest.approx(0.1)
-    state = after(planned(1e-4, range(91, 102)), state)
-    assert (state.left, state.set_point(SETTINGS)) == (None, SETTINGS.set_point)
+    assert after(planned(1e-4, range(91, 102)), state).left is None
     assert after(planned(1e-4, range(102, 103), 204.0), state).left == pytest.approx(0.5)
 
 
@@ -184,24 +180,11 @@ def test_update_that_is_no_measurement_raises_nothing(update: float | None) -> N
 
 
 def test_small_update_raises_nothing_while_k3_is_missing_and_the_other_way_round() -> None:
-    both = [replace(reading, update=1e-2, rate=1e-4) for reading in lagging(3e-2, 10)]
-    before = after(both)
-    # Also if the trainer does not log its rate.
-    without_rate = after([replace(reading, rate=None) for reading in both])
-    assert after([Reading(k3=1e-5, lag=8.0)] * 50, without_rate).log_scale == without_rate.log_scale < 0.0
-    assert after([Reading(update=1e-5, rate=1e-4)] * 50, before).log_scale == before.log_scale < 0.0
-    assert after([Reading(k3=1e-5, lag=8.0, rate=1e-4)] * 50, before).log_scale == before.log_scale
-    assert after([Reading(update=1e-2, rate=1e-4)] * 50, before).log_scale < before.log_scale
-    assert after([Reading(k3=1e-5, lag=8.0, update=1e-5, rate=1e-4)] * 50, before).log_scale > before.log_scale
-
-
-def test_steps_without_a_reading_are_no_response_to_the_floor() -> None:
-    state = after([Reading(k3=1e-3, rate=1e-4)] * 10)
-    while state.log_scale > math.log(SETTINGS.floor):
-        state = advance_loop(state, Reading(k3=5e-2, rate=1e-4 * scale(state)), SETTINGS)
-    state = after([Reading(k3=0.0, rate=1e-5)] * 50, state)
-    assert state.follows
-    assert scale(state) == pytest.approx(SETTINGS.floor)
+    before = after([replace(reading, update=1e-2) for reading in lagging(3e-2, 10)])
+    for part in (Reading(k3=1e-5, lag=8.0), Reading(update=1e-5)):
+        assert after([part] * 50, before).log_scale == before.log_scale < 0.0
+    assert after([Reading(update=1e-2)] * 50, before).log_scale < before.log_scale
+    assert after([Reading(k3=1e-5, lag=8.0, update=1e-5)] * 50, before).log_scale > before.log_scale
 
 
 def test_k3_of_a_sample_with_enough_tokens_is_a_reading_like_any_other() -> None:
@@ -223,32 +206,94 @@ def test_values_that_are_no_k3_never_raise_the_rate(k3: float) -> None:
     assert scales == sorted(scales, reverse=True)
 
 
-def test_unknown_lag_takes_the_first_readings_as_static() -> None:
-    assert after([Reading(k3=2e-2)] * 100).log_scale == 0.0
-    assert scale(after([*[Reading(k3=1e-3)] * 10, *[Reading(k3=5e-2)] * 60])) == pytest.approx(SETTINGS.floor)
+def answering(state: LoopState, k3: Callable[[float], float | None], steps: int) -> LoopState:
+    """Return the state after steps of an unknown lag whose trainer follows the scale."""
+    for step in range(2, 2 + steps):
+        reading = Reading(k3=k3(scale(state)), rate=1e-4 * scale(state), step=step)
+        state = advance_loop(state, reading, SETTINGS)
+    return state
+
+
+def scales_of(rewards: Sequence[float], update: float | None) -> list[float]:
+    """Return the scales of a synchronous run that logs its reward, its gradient norm, and perhaps its updates."""
+    advice, scales = AppliedAdvice(WarningConfiguration.for_model("dense")), list[float]()
+    for step, reward in enumerate(rewards, start=1):
+        values = {"rollout:reward_mean": reward, "scalars:grad_norm": 1.0 if reward > 0.5 else 20.0}
+        values |= {} if update is None else {"scalars:update_k3": update}
+        advice.observe(ClosedStep(step, values))
+        scales.append(advice.scale(step + 1))
+    return scales
+
+
+def test_fallen_reward_lowers_the_rate_of_a_run_that_logs_neither_lags_nor_updates() -> None:
+    steady = [0.6 + 0.02 * (-1) ** step for step in range(60)]
+    falling = [*steady, *(max(0.6 - 0.03 * step, 0.0) for step in range(40))]
+    assert scales_of(falling, None)[-1] < 0.5
+    assert scales_of([*steady, *steady], None)[-1] == 1.0
+    # A logged update that is within its set point says that the rate is not the cause.
+    assert scales_of(falling, 1e-4)[-1] == 1.0
+
+
+def test_first_step_of_an_unknown_lag_is_static_as_no_update_came_before_it() -> None:
+    state = after([Reading(k3=2e-2, step=1), *[Reading(k3=3e-2, step=2)] * 100])
+    assert (state.static, state.log_scale) == (2e-2, 0.0)
+    assert scale(after([Reading(k3=6e-2, step=3)] * 60, state)) == pytest.approx(SETTINGS.floor)
+
+
+def test_readings_of_an_unknown_lag_are_not_static_because_they_come_first() -> None:
+    joined = after([Reading(k3=6e-2, rate=1e-4, step=500)])
+    assert (joined.static, joined.driven) == (None, 6e-2)
+    assert scale(answering(joined, lambda scale: 6e-2 * scale**2, 60)) < 0.7
 
 
 def test_mismatch_of_unknown_lag_that_does_not_follow_the_rate_is_static() -> None:
-    state = after([Reading(k3=1e-3, rate=1e-4)] * 10)
-    for _ in range(200):
-        state = advance_loop(state, Reading(k3=5e-2, rate=1e-4 * scale(state)), SETTINGS)
+    state = answering(after([Reading(k3=1e-3, rate=1e-4, step=1)]), lambda scale: 6e-2, 120)
     assert not state.follows
     assert scale(state) == 1.0
     assert "did not fall with the learning rate" in str(finding(state, SETTINGS))
 
 
 def test_mismatch_of_unknown_lag_that_follows_the_rate_stays_driven() -> None:
-    state = after([Reading(k3=1e-3, rate=1e-4)] * 10)
-    for _ in range(200):
-        state = advance_loop(state, Reading(k3=1e-3 + 5e-2 * scale(state), rate=1e-4 * scale(state)), SETTINGS)
+    state = answering(after([Reading(k3=1e-3, rate=1e-4, step=1)]), lambda scale: 1e-3 + 1e-1 * scale, 200)
     assert state.follows
-    assert scale(state) < 0.3
+    assert scale(state) < 0.4
 
 
-def test_nothing_can_respond_in_shadow_mode() -> None:
-    state = after([*[Reading(k3=1e-3, rate=1e-4)] * 10, *[Reading(k3=5e-2, rate=1e-4)] * 100])
-    assert state.follows
-    assert scale(state) == pytest.approx(SETTINGS.floor)
+def test_steps_without_a_reading_are_no_response() -> None:
+    low = answering(after([Reading(k3=1e-3, rate=1e-4, step=1)]), lambda scale: 6e-2, PATIENCE)
+    state = answering(low, lambda scale: None, 50)
+    assert (state.follows, state.log_scale) == (True, low.log_scale)
+
+
+def test_nothing_can_respond_in_shadow_mode_and_the_loop_stays_at_the_rate_in_force() -> None:
+    shadow = after([Reading(k3=1e-3, rate=1e-4, step=1), *[Reading(k3=6e-2, rate=1e-4, step=2)] * 100])
+    assert shadow.follows
+    assert shadow.log_scale == pytest.approx(-SLACK)
+    # Once the trainer follows, the mismatch is judged, and lowered, as if shadow mode had never been.
+    followed = answering(shadow, lambda scale: 1e-3 + 1e-1 * scale, 100)
+    assert followed.follows
+    assert scale(followed) < 0.4
+
+
+def test_schedule_of_the_trainer_is_not_taken_for_the_scale() -> None:
+    decayed = after([START, *[Reading(k3=1e-3, lag=8.0, rate=1e-4 * (1.0 - step / 50)) for step in range(50)]])
+    assert decayed.log_scale == 0.0
+
+
+def test_apply_mode_after_shadow_starts_at_the_whole_rate_and_falls_step_by_step() -> None:
+    state, log, scales = after([START]), list[Decision](), list[float]()
+    for step in range(2, 80):
+        seen = Observation(1, step - 1, step - 1, None, at_us=step, loop=state)
+        if step == 40:
+            log.append(set_mode(fold(log), "apply", seen, "operator"))
+        log += decide(fold(log), seen)
+        applied = fold(log).scale(step) if step >= 40 else 1.0
+        scales.append(applied)
+        state = advance_loop(state, Reading(k3=6e-2, lag=8.0, rate=1e-4 * applied, step=step), SETTINGS)
+    falls = [math.log(earlier / later) for earlier, later in pairwise(scales)]
+    assert scales[38] == 1.0
+    assert max(falls) <= LARGEST_FALL + SETTINGS.gain * math.log(LARGEST_FACTOR)
+    assert scales[-1] == pytest.approx(SETTINGS.floor)
 
 
 def test_lagging_mismatch_with_a_measured_static_part_is_never_released() -> None:
@@ -272,28 +317,21 @@ def test_spike_at_lag_0_hides_a_mismatch_for_a_few_steps_only() -> None:
     mixed = Reading(k3=5e-2, lag=4.0, k3_at_lag_0=1e-3)
     state = after([START, *[mixed] * 5, replace(mixed, k3_at_lag_0=SPIKE, k3=SPIKE)])
     assert state.static is not None
-    assert state.static < 2e-2
+    assert state.static < LARGEST_FACTOR * SETTINGS.weight * SETTINGS.set_point + 1e-3
     assert after([mixed] * 40, state).log_scale == pytest.approx(math.log(SETTINGS.floor))
 
 
 @pytest.mark.parametrize("first", [Reading(k3=SPIKE, lag=0.0), Reading(k3=SPIKE, lag=1.0, k3_at_lag_0=SPIKE)])
 @pytest.mark.parametrize("at_lag_0", [None, 1e-3])
-def test_spike_in_the_first_step_is_refuted_by_the_next_ten(first: Reading, at_lag_0: float | None) -> None:
-    healthy = [Reading(k3=1e-3, lag=4.0, k3_at_lag_0=at_lag_0)] * BASELINE_READINGS
-    state = after([first, *healthy])
-    assert state.static == pytest.approx(1e-3)
+def test_spike_in_the_first_step_is_refuted_by_smaller_readings(first: Reading, at_lag_0: float | None) -> None:
+    state = after([first, *[Reading(k3=1e-3, lag=4.0, k3_at_lag_0=at_lag_0)] * 20])
+    assert state.static is not None
+    assert state.static <= 1e-2
     assert finding(state, SETTINGS) is None
     assert scale(after([Reading(k3=5e-2, lag=4.0, k3_at_lag_0=at_lag_0)] * 60, state)) == pytest.approx(SETTINGS.floor)
 
 
-@pytest.mark.parametrize("place", [0, 3, 9])
-def test_spike_among_the_first_readings_of_an_unknown_lag_is_no_baseline(place: int) -> None:
-    first = [Reading(k3=SPIKE if step == place else 1e-3) for step in range(BASELINE_READINGS)]
-    assert after(first).static == 1e-3
-    assert scale(after([*first, *[Reading(k3=5e-2)] * 60])) == pytest.approx(SETTINGS.floor)
-
-
-@pytest.mark.parametrize("amplitude", [1.0, 5e-2])
+@pytest.mark.parametrize("amplitude", [1.0, 1e-1])
 def test_spike_does_not_make_what_follows_the_rate_static(amplitude: float) -> None:
     for place in range(15, 60, 4):
         state = after([Reading(k3=1e-3, rate=1e-4)] * 10)
@@ -304,16 +342,10 @@ def test_spike_does_not_make_what_follows_the_rate_static(amplitude: float) -> N
         assert scale(state) < 0.5
 
 
-def test_few_low_readings_refute_no_static_part() -> None:
-    static = replace(START, k3=2e-2)
-    low = [Reading(k3=1e-4, lag=4.0)] * (BASELINE_READINGS - 1)
-    state = after([static, *low, Reading(k3=2e-2, lag=4.0), *low])
-    assert state.static == 2e-2
-
-
 def test_state_round_trips_through_json() -> None:
-    state = after([Reading(k3=1e-3, rate=1e-4)] * 10 + [Reading(k3=5e-2, rate=1e-4, lowered=("clipping",))] * 30)
-    assert state.response is not None
+    low = [Reading(k3=6e-2, rate=1e-5, lowered=("clipping",))] * 5
+    state = after([Reading(k3=1e-3, rate=1e-4), *[Reading(k3=6e-2, rate=1e-4)] * 20, *low])
+    assert state.at_floor
     assert state.lowered == ("clipping",)
     stored = json.loads(json.dumps(asdict(state)))
     assert LoopState.from_json(stored) == state
@@ -338,11 +370,11 @@ def reason_of(state: LoopState, scale: float = 1.0) -> str:
 def test_rise_names_no_number_that_the_cut_average_does_not_have() -> None:
     low = after([START, *[Reading(k3=1e-1, lag=8.0)] * 20])
     back = after([Reading(k3=2.1e-4, lag=8.0)] * 30, low)
-    assert math.exp(back.error) == pytest.approx(0.74, abs=0.01)
+    assert math.exp(back.error) == pytest.approx(math.exp(-LARGEST_RISE / SETTINGS.gain))
     assert back.driven is not None
-    assert back.driven / back.set_point(SETTINGS) == pytest.approx(1.7e-3, rel=0.1)
+    assert back.driven / back.set_point(SETTINGS) < 1e-3
     assert reason_of(back, scale(low)).startswith(
-        "The driven mismatch is 1e-05 nats per token (set point 0.006); recent steps are below the set point: "
+        "The driven mismatch is 1e-05 nats per token (set point 0.015); recent steps are below the set point: "
         "the control loop raises the scale to "
     )
 
@@ -353,11 +385,8 @@ def test_rule_is_named_as_the_cause_where_it_counts_more_than_the_values() -> No
     state = after([START, *[firing] * 10])
     assert reason_of(state).startswith(
         "Rule clipping has fired (counts as 2 × a set point) and the driven mismatch is 0.0008 nats per token "
-        "(set point 0.006); recent steps count as 1."
+        "(set point 0.015); recent steps count as 1."
     )
-    # It is the cause, too, of what is lowered in the steps after it.
-    assert reason_of(after([small], state)).startswith("Rule clipping has fired")
-    assert after([small] * 30, state).lowered == ()
     both = after([replace(firing, lowered=("clipping", "kl_rise"))], state)
     assert reason_of(both).startswith("Rules clipping, kl_rise have fired (counts as 2 × a set point) and the driven")
     # A value that is farther beyond its set point is the cause.
@@ -427,7 +456,7 @@ def test_what_late_steps_left_of_a_fall_is_made_up_without_a_false_cause() -> No
     moved = next_point(Point(20, loop=0.9, loop_step=20), 0.0, state, SETTINGS, 22, 0.1)
     assert moved is not None
     assert moved[0] < 0.9
-    assert moved[-1].startswith("Step 21 lacks a measured mismatch; recent steps count as 9.7 × the set point: ")
+    assert moved[-1].startswith("Step 21 lacks a measured mismatch; recent steps count as ")
 
 
 @given(

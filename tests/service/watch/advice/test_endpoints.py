@@ -225,7 +225,7 @@ def test_old_trainer_that_still_reports_does_not_hold_back_the_advice_of_the_new
     assert (old.attempt, new.attempt, old.run_id) == (1, 2, new.run_id)
     assert old.run_id is not None
     run = RecordedRun(app.state.context.database, run=old.run_id)
-    run.close_all({K3: [2e-4, 3e-2, 3e-2], LAG: [0.0, 8.0, 8.0]}, range(1, 4))
+    run.close_all({K3: [2e-4, 1e-1, 1e-1], LAG: [0.0, 8.0, 8.0]}, range(1, 4))
     # Attempt 1 dies slowly: what it did last is reported after attempt 2 has resumed.
     feed = AdviceFeed(old) if old_feed_has_a_client else AdviceFeed(server.url, run.run, attempt=1)
     with feed:
@@ -235,7 +235,7 @@ def test_old_trainer_that_still_reports_does_not_hold_back_the_advice_of_the_new
         wait_until(lambda: feed._followed_step == 300)
     assert old.counters.rejected == 0
     run.attempt = 2
-    run.close_all({K3: [3e-2] * 37, LAG: [8.0] * 37}, range(4, 41))
+    run.close_all({K3: [1e-1] * 37, LAG: [8.0] * 37}, range(4, 41))
     log = http.get(f"{address(run)}/decisions").json()["items"]
     of_rate = [each for each in log if each["attempt"] == 2 and each["lever"] == "rate"]
     assert [each["effective_from_step"] for each in of_rate][:2] == [4, 5]
