@@ -12,6 +12,7 @@ from foreshock.diagnosis.collapse import BASELINE_OBSERVATIONS, collapse_step, f
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration, WarningState, advance
 from foreshock.diagnosis.quantities import LEARNING_RATE_KEY, REWARD_KEY
 from foreshock.learning_rate.decisions import AdviceState, Observation, decide, fold_on
+from foreshock.learning_rate.loop import LoopState
 from foreshock.severity import Severity
 
 SURGE_STEPS = 50
@@ -107,6 +108,11 @@ class AppliedAdvice:
     def scale(self, step: int) -> float:
         """Return the advised scale of a step, from the decisions so far."""
         return self._advice.scale(step)
+
+    @property
+    def loop(self) -> LoopState:
+        """The control loop's state after the newest step."""
+        return self._state.loop
 
     def observe(self, closed: ClosedStep) -> None:
         """Judge a closed step; steps come in ascending order."""

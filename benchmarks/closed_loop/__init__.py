@@ -1,0 +1,1 @@
+"""The cheap test bed of the closed loop: `make bench-closed-loop`."""

@@ -1,0 +1,133 @@
+"""What each arm does to the rate and to the weights of tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from benchmarks.closed_loop.bed import PROMPTS, RATIO_CAP, RESPONSES, Correction, Measured, Setting
+from foreshock.backtest.replay import AppliedAdvice
+from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration
+from foreshock.diagnosis.lags import AT_LAG_ZERO, K3_KEYS, LAG_KEY, LAGS, TOKENS_KEYS
+from foreshock.diagnosis.mismatch_rules import K3
+from foreshock.diagnosis.quantities import (
+    ENTROPY_KEY,
+    GRADIENT_NORM_KEY,
+    LAST_STEP_KEY,
+    LEARNING_RATE_KEY,
+    LENGTH_KEY,
+    REWARD_KEY,
+    TOKENS_KEY,
+    UPDATE_KEY,
+)
+from foreshock.learning_rate import levers
+from foreshock.learning_rate.remedy import Situation, decide_remedy
+
+Rate = Literal["constant", "cosine", "advice", "least", "given"]
+"""`least` is the smaller one of advice and cosine; `given` are the scales of another run."""
+SHADOW_ENDS: Final = 40
+CONFIGURATION: Final = WarningConfiguration.for_model("dense")
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    name: str
+    rate: Rate = "constant"
+    correction: Correction | Literal["advised"] | None = None
+    is_blind: bool = False
+    """Whether neither lags nor `update_k3` are logged."""
+    applies_from: int = 1
+    """The first step with the advised scale; before it the advice is in shadow mode."""
+
+
+REMEDY: Final = Arm("remedy", "advice", "advised")
+"""What the service decides: the loop on the rate, and token TIS from the step on at which something follows it."""
+ARMS: Final = (
+    Arm("constant"),
+    Arm("cosine", "cosine"),
+    Arm("token-tis", "constant", "token_tis"),
+    Arm("sequence-mis", "constant", "sequence_mis"),
+    Arm("cosine-tis", "cosine", "token_tis"),
+    Arm("cosine-mis", "cosine", "sequence_mis"),
+    Arm("advice", "advice"),
+    Arm("advice-tis", "advice", "token_tis"),
+    REMEDY,
+    Arm("advice-mis", "advice", "sequence_mis"),
+    Arm("least-tis", "least", "token_tis"),
+    Arm("blind", "advice", is_blind=True),
+    Arm("blind-tis", "advice", "token_tis", is_blind=True),
+    Arm("from-40-tis", "advice", "token_tis", applies_from=SHADOW_ENDS),
+)
+
+SHAM: Final = Arm("sham", "given", "token_tis")
+"""The scales of the remedy of another seed."""
+WITHOUT_FORESIGHT: Final = tuple(each for each in ARMS if each.rate in ("constant", "cosine"))
+
+
+def cosine(step: int, steps: int) -> float:
+    return 0.5 * (1.0 + math.cos(math.pi * (step - 1) / steps))
+
+
+class Recorded:
+    """A controller that keeps what its run did. ``scales`` are those of `given`."""
+
+    def __init__(self, arm: Arm, setting: Setting, scales: Sequence[float] = ()) -> None:
+        self._advised: levers.Correction | None = None
+        self._arm, self._setting, self._given = arm, setting, scales
+        self._advice = AppliedAdvice(CONFIGURATION) if arm.rate in ("advice", "least") else None
+        self.scales: list[float] = []
+        self.measured: list[Measured] = []
+
+    @property
+    def correction(self) -> Correction | None:
+        if self._arm.correction != "advised":
+            return self._arm.correction
+        if self._advised is None:
+            return None
+        assert self._advised == levers.Correction("token_tis", f"{RATIO_CAP:g}")
+        return "token_tis"
+
+    def scale(self, step: int) -> float:
+        self.scales.append(self._scale(step))
+        return self.scales[-1]
+
+    def _scale(self, step: int) -> float:
+        if self._arm.rate == "given":
+            return self._given[step - 1]
+        of_plan = cosine(step, self._setting.steps) if self._arm.rate in ("cosine", "least") else 1.0
+        if self._advice is None or step < self._arm.applies_from:
+            return of_plan
+        return min(self._advice.scale(step), of_plan)
+
+    def observe(self, measured: Measured) -> None:
+        self.measured.append(measured)
+        if self._advice is not None:
+            self._advice.observe(ClosedStep(measured.step, self._logged(measured)))
+            known = Situation(self._advice.loop, CONFIGURATION.loop, correction=self._advised)
+            self._advised = decide_remedy(known).correction
+
+    def _logged(self, measured: Measured) -> Mapping[str, float]:
+        """Return what the hooks of trainers log of a step."""
+        tokens = PROMPTS * RESPONSES * self._setting.length
+        values = {
+            K3: measured.k3,
+            TOKENS_KEY: float(tokens),
+            REWARD_KEY: measured.reward,
+            LENGTH_KEY: float(self._setting.length),
+            ENTROPY_KEY: measured.entropy,
+            GRADIENT_NORM_KEY: measured.gradient_norm,
+            LEARNING_RATE_KEY: self._setting.rate * self.scales[-1],
+            LAST_STEP_KEY: float(self._setting.steps),
+        }
+        if self._arm.is_blind:
+            return values
+        values |= {UPDATE_KEY: measured.update_k3, LAG_KEY: measured.lag}
+        values |= dict.fromkeys(TOKENS_KEYS.values(), 0.0)
+        if measured.k3_at_lag_0 is not None:
+            values[TOKENS_KEYS[AT_LAG_ZERO]] = float(measured.tokens_at_lag_0)
+            values[K3_KEYS[AT_LAG_ZERO]] = measured.k3_at_lag_0
+        if measured.tokens_at_lag_0 < tokens:
+            values[TOKENS_KEYS[LAGS[-1]]] = float(tokens - measured.tokens_at_lag_0)
+        return values
