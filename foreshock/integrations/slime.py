@@ -10,9 +10,12 @@ log-probs in the loss, save Hugging Face weights, and end a step. Step N is `rol
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path, PurePath
 from statistics import fmean
 from typing import Any
+
+import numpy as np
 
 from foreshock.client.client import Client
 from foreshock.client.launch import find_launch
@@ -270,6 +273,11 @@ class SlimeRun:
             trainer_policy=policy if "trainer_log_probs" in columns else None,
             trainer_fingerprint=process_fingerprint("torch", data["tokens"][0].device, **precision_of(self.args)),
         )
+        scored_before = attributes.trainer_policy == "recomputed_old"
+        if scored_before and self._is_synchronous() and not getattr(self.args, "partial_rollout", False):
+            # The engines got the weights that score the rollouts before they sampled them.
+            columns["weights_version"] = np.full(len(columns["response_token_ids"]), self._step, np.int32)
+            attributes = replace(attributes, trainer_weights_version=self._step)
         self._arrivals.note_rollouts()
         self._client.log_rollouts(self._step, columns, attributes=attributes, copy=False)
 

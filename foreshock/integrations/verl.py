@@ -70,6 +70,16 @@ class VerlRun:
         version = getattr(self.trainer, "current_param_version", None)
         return int(self.trainer.global_steps) if version is None else int(version) + 1
 
+    @property
+    def is_synchronous(self) -> bool:
+        """True for verl's own loop: it sends the weights to engines on the same GPUs before it samples a step."""
+        is_own_loop = getattr(type(self.trainer).fit, "__qualname__", "") == "RayPPOTrainer.fit"
+        return (
+            is_own_loop
+            and _Process.depth > 0
+            and bool(self.trainer.config.actor_rollout_ref.get("hybrid_engine", True))
+        )
+
     def attributes(self, weights_version: int) -> BatchAttributes:
         """Return the attributes of a batch whose `trainer_log_probs` are of the weights that were synced as a version.
 
@@ -321,6 +331,9 @@ def _log_rollouts(_arguments: Any, _keywords: Any, result: Any) -> None:
             "shards": int(run.trainer.trigger_parameter_sync_step),
             "attributes": run.attributes(run.step - 1),
         }
+    elif run.is_synchronous:
+        columns["weights_version"] = np.full(columns["response_token_ids"].shape, run.step - 1, np.int32)
+        shard = {"attributes": run.attributes(run.step - 1)}
     run.arrivals.note_rollouts()
     run.client.log_rollouts(run.step, columns, **shard)
 

@@ -34,7 +34,7 @@ def test_requests_follow_the_http_contract(make: Any, service: FaultyService) ->
     client.finish()
     assert client.flush(60)
     assert {item.headers["Authorization"] for item in service.received} == {"Bearer fsk_secret"}
-    sent = [item for item in service.received if "lr-advice" not in item.path or item.method == "POST"]
+    sent = [item for item in service.received if "advice" not in item.path or item.method == "POST"]
     run, attempt, batch, scalars, checkpoint, ack, state = sent
     assert (run.path, run.json()) == (
         "/v1/runs", {"project": "team", "key": "run", "model": "M", "length_cap": 9, "advice_mode": "apply"}

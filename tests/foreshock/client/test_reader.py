@@ -152,7 +152,7 @@ QUESTIONS: dict[str, tuple[Callable[[Reader], Any], str]] = {
     ),
     "alerts_of_runs": (lambda reader: reader.alerts_of_runs(severities=["critical"]), "/v1/alerts?severity=critical"),
     "rules": (lambda reader: reader.rules(model_kind="moe"), "/v1/rules?model_kind=moe"),
-    "advice": (lambda reader: reader.advice("my-run", step=31), "/v1/runs/my-run/lr-advice?step=31"),
+    "advice": (lambda reader: reader.advice("my-run", step=31), "/v1/runs/my-run/advice?step=31"),
     "decisions": (lambda reader: reader.decisions("my-run"), "/v1/runs/my-run/lr-advice/decisions"),
     "probes": (lambda reader: reader.probes("my-run", step=20), "/v1/runs/my-run/probes?step=20"),
     "probe": (lambda reader: reader.probe(_probe(reader)), "/v1/probes/{probe}"),

@@ -88,6 +88,10 @@ def test_lengths_rewards_and_entropy_equal_verls_own(decoupled: Run) -> None:
         assert measured["entropy_mean"][step] == pytest.approx(metrics["actor/entropy"], abs=1e-6)
 
 
+def test_lag_of_verls_own_loop_is_0(decoupled: Run) -> None:
+    assert decoupled.measures(STEP_ROW, "lag_mean")["lag_mean"] == [0.0] * STEPS
+
+
 def test_prompt_groups_are_verls_uids(decoupled: Run) -> None:
     assert decoupled.measures(TRAINER_ROLLOUT, "prompt_groups")["prompt_groups"] == [4] * STEPS
 
