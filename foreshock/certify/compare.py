@@ -30,16 +30,21 @@ class Moved:
 
 def compare(new: Certificate, old: Certificate) -> list[Moved]:
     """Return the rows of `new` that differ from those of `old`. Raises ConfigurationError for another model."""
-    if new.model_digest != old.model_digest:
-        raise ConfigurationError(
-            f"the certificates are of other weights: {new.model} ({new.model_digest[7:19]}) and {old.model} "
-            f"({old.model_digest[7:19]}); certify one model with both engines"
-        )
+    check_weights(new.model, new.model_digest, old)
     pairs = [(row, before) for row in new.rows if (before := old.row(row.name)) is not None]
     count = sum(len(_shared(*pair)) for pair in pairs)
     moved = [found for pair in pairs if (found := _moved(*pair, _LEVEL / max(count, 1))) is not None]
     moved += [Moved(row.name, "new", row.sentence) for row in new.rows if old.row(row.name) is None]
     return moved
+
+
+def check_weights(model: str, digest: str, old: Certificate) -> None:
+    """Raise ConfigurationError if a model's weights are not those of a certificate."""
+    if digest != old.model_digest:
+        raise ConfigurationError(
+            f"the certificate to compare with is of other weights: {old.model} ({old.model_digest[7:19]}), not {model} "
+            f"({digest[7:19]}); certify one model with both engines"
+        )
 
 
 def _moved(row: Row, before: Row, level: float) -> Moved | None:

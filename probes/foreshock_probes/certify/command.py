@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from foreshock.certify.certificate import Certificate, read_certificate
-from foreshock.certify.compare import Moved, compare, comparison_lines
+from foreshock.certify.compare import Moved, check_weights, compare, comparison_lines
 from foreshock.certify.text import certificate_html, certificate_lines, junit_xml
 from foreshock.commands.command import check_output, write_output
 from foreshock.commands.option_types import COUNT, whole
 from foreshock.commands.text import Paint
+from foreshock.digests import weights_digest
 from foreshock.errors import ConfigurationError
 from foreshock.scorers import SCORERS
 from foreshock_probes.certify.certification import Asked, Certification, given_rollouts
@@ -112,6 +113,8 @@ def _certified(arguments: argparse.Namespace, other: Certificate | None) -> Cert
     model = Path(arguments.what[0])
     if not model.is_dir():
         raise ConfigurationError(f"there is no folder {model}; give a folder with config.json and safetensors")
+    if other is not None:
+        check_weights(model.name, weights_digest(model), other)
     engines = dict(_asked("--engine", each) for each in arguments.engine)
     trainer, options = _asked("--trainer", arguments.trainer)
     if SCORERS[trainer].engine != "torch":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from foreshock.errors import ConfigurationError
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import RolloutBatch, ScoreBatch, decode_rollouts, encode_rollouts, encode_scores
 from foreshock_probes.certify.certification import Asked, Certification, given_rollouts
+from foreshock_probes.certify.command import certify
 from foreshock_probes.certify.conditions import Condition
 from foreshock_probes.certify.explaining import Explanations, Why
 from foreshock_probes.certify.parts import Part, Work
@@ -232,3 +234,36 @@ def test_an_adapter_has_a_row_of_its_own(engines: Engines, model: Path) -> None:
     assert "merged float32" in engines.done
     assert [size.dtype for size in found.row("lora").sizes] == ["float32"]  # type: ignore[union-attr]
     assert (engines.folder / "merged" / "config.json").is_file()
+
+
+def run_command(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    certify.configure(parser)
+    return certify.run(parser.parse_args(words))
+
+
+def test_a_certificate_of_another_model_is_refused_before_any_work(
+    engines: Engines, model: Path, tmp_path: Path
+) -> None:
+    certified(engines, model, rows=("prefill",))
+    other = save_checkpoint(tmp_path / "other", seed=5)
+    before = len(engines.done)
+    with pytest.raises(ConfigurationError, match="of other weights: m "):
+        run_command(str(other), "--out", str(tmp_path / "new.json"), "--against", str(tmp_path / "cert.json"))
+    assert len(engines.done) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere"], "there is no folder nowhere"),
+        (["MODEL", "--engine", "vllm.decod"], "did you mean 'vllm.decode'"),
+        (["MODEL", "--trainer", "vllm.prefill"], "is a scorer of an engine"),
+        (["MODEL", "--trainer", "torch.trainer:autocast"], "options must be OPTION=VALUE"),
+        (["MODEL", "--out", "/nowhere/cert.json"], "cannot be written"),
+        (["MODEL", "more"], "give one MODEL, or `show`"),
+    ],
+)
+def test_bad_arguments_are_refused(model: Path, words: list[str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        run_command(*[str(model) if word == "MODEL" else word for word in words])
