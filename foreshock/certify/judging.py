@@ -122,13 +122,13 @@ def _ess(ratios: Float64) -> float:
     return math.exp(ESS_TOKENS * math.log(share)) if share > 0 else math.nan
 
 
-def largest_tokens(batch: RolloutBatch, one: LogProbs, other: LogProbs, count: int = 3) -> str:
+def largest_tokens(batch: RolloutBatch, engine: LogProbs, trainer: LogProbs, count: int = 3) -> str:
     """Return the tokens that differ most, as a sentence."""
-    d = np.nan_to_num(np.abs(one.astype(np.float64) - other))
+    d = np.nan_to_num(np.abs(engine.astype(np.float64) - trainer))
     rows = np.repeat(np.arange(batch.num_rollouts), batch.response_lengths)
     named = [
         f"id {batch.response_token_ids[token]} at place {token - batch.response_offsets[rows[token]]} of rollout "
-        f"{batch.sample_ids[rows[token]]} ({other[token]:.4g} and {one[token]:.4g})"
+        f"{batch.sample_ids[rows[token]]} ({engine[token]:.4g}, {trainer[token]:.4g})"
         for token in np.argsort(-d, kind="stable")[:count].tolist()
     ]
-    return f"The tokens that differ most: {'; '.join(named)}."
+    return f"The tokens that differ most, with the log-probs of engine and trainer: {'; '.join(named)}."

@@ -12,6 +12,7 @@ import numpy as np
 from foreshock.api.doctor import DoctorReport
 from foreshock.api.records import parse
 from foreshock.certify.judging import largest_tokens
+from foreshock.diagnosis.wording import as_sentence
 from foreshock.doctor.findings import explained
 from foreshock.errors import ForeshockError
 from foreshock.rollouts import RolloutBatch, encode_rollouts
@@ -54,7 +55,7 @@ class Explanations:
             found.append(self._layer(batch, dtype))
         mine, theirs = batch.rollout_log_probs, batch.trainer_log_probs
         if mine is not None and theirs is not None:
-            found.append(largest_tokens(batch, theirs, mine))
+            found.append(largest_tokens(batch, mine, theirs))
         why = cause, tuple(found)
         self._known.append((batch, why))
         return why
@@ -88,7 +89,7 @@ class Explanations:
         if not named:
             return "", ["The doctor finds ordinary rounding only."]
         return named[0].cause, [
-            f"{each.sentence}{f'; {detail}' if (detail := explained(each)) else ''}." for each in named
+            as_sentence("; ".join(filter(None, (each.sentence.rstrip("."), explained(each))))) for each in named
         ]
 
     def _layer(self, batch: RolloutBatch, dtype: str) -> str:
