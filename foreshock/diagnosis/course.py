@@ -33,9 +33,10 @@ _MOST_DRIFT = 0.35
 _LEAST_STEPS = 4
 # Growth still counts while the median of the newest 5 values is at least half of the level that k3 grew to.
 _STILL_THERE, _NEWEST = 0.5, 5
-_HEALTHY_START, _GROWTH, _STATIC = 1e-3, 8.0, 2.5
-# Of so many values the outer tenths may be noise.
+_HEALTHY_START, _GROWTH = 1e-3, 8.0
+# Of many values the outer tenths may be noise; of few, heavy tails alone spread k3 of one mismatch over a factor of 2.
 _MANY, _OUTER = 16, 0.1
+_STATIC_OF_MANY, _STATIC_OF_FEW = 1.6, 2.5
 # Dropout of 0.1 makes 0.3 and more, quantised weights 1e-2 and more.
 _LARGEST_OF_PRECISION = 1e-2
 # Other known causes already explain a k3 that is present since the first step.
@@ -181,7 +182,8 @@ def _since_start(
     typical = float(np.median(values))
     spread = float(max(high / low, typical / first, first / typical))
     evidence = {"first": first, "least": float(values.min()), "largest": float(values.max())}
-    if spread <= _STATIC and typical > healthy_end:
+    most = _STATIC_OF_MANY if values.size >= _MANY else _STATIC_OF_FEW
+    if spread <= most and typical > healthy_end:
         sentence = (
             f"{quantity} is about the same in {which} ({number(values.min())} to {number(values.max())}): it was there "
             "before the first update and does not follow the learning rate, so it is not stale weights. "

@@ -112,3 +112,8 @@ def test_a_jump_is_found_in_k3_that_wanders(correlation: float) -> None:
         k3[20:] *= 5.0
         found += "mismatch_jump" in [cause.name for cause in causes_of_course(range(1, 41), k3.tolist(), ("x",))]
     assert found >= 18
+
+
+def test_few_values_of_a_constant_mismatch_may_spread_by_a_factor_of_two() -> None:
+    assert "static_mismatch" in names(np.array([0.53, 0.8, 1.1, 0.7, 0.95, 0.62]))
+    assert names(np.array([0.3, 0.8, 1.1, 0.7, 0.95, 0.62])) == {}
