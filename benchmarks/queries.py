@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks.bars import Line, report_parts
 from benchmarks.ingest import encoded_shards, put_step
-from benchmarks.running_service import service
+from benchmarks.running_service import service, wait_until_advanced
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.measures.registry import MEASURES, STEP_MEASURES
 from foreshock.measures.statistics.conditions import BUCKET_EDGES
@@ -103,7 +103,7 @@ def curves() -> list[Line]:
         # The first upload derives the detection of the steps that SQL wrote; the part `derivation` measures that.
         (body,) = encoded_shards(*SMALL, 1)
         put_step(run, CURVE_STEPS, body)
-        _until_derived(folder)
+        wait_until_advanced(http, run.run)
         alone = _curve_seconds(run, REPEATS // 2)
         tokens = LARGE[0] * LARGE[1]
         with steady_uploads(str(http.base_url), run.run, LARGE, tokens / TOKENS_PER_SECOND, CURVE_STEPS + 1) as sent:
@@ -191,12 +191,12 @@ def derivation() -> list[Line]:
         long, other = start_run(http, "long"), start_run(http, "other")
         fill_steps(folder, long.run, DERIVED_STEPS)
         put_step(long, DERIVED_STEPS, body)
-        _until_derived(folder)
+        wait_until_advanced(http, long.run)
         quiet = [put_step(other, step, body) for step in range(100)]
         begin = time.perf_counter()
         http.patch(f"/v1/runs/{long.run}", json={"model_kind": "moe"}).raise_for_status()
         busy: list[float] = []
-        while not _is_derived(folder):
+        while http.get(f"/v1/runs/{long.run}").raise_for_status().json()["advancing"]:
             busy.append(put_step(other, 100 + len(busy), body))
             time.sleep(0.05)
         seconds = time.perf_counter() - begin
@@ -206,16 +206,6 @@ def derivation() -> list[Line]:
         Line("upload_max_s", "the slowest of them, s", max(busy), BAR_UPLOAD),
         Line("uploads", "uploads meanwhile", len(busy)),
     ]
-
-
-def _is_derived(folder: Path) -> bool:
-    with closing(sqlite3.connect(folder / DATABASE, timeout=60)) as database:
-        return not database.execute("SELECT count(*) FROM due_replays").fetchone()[0]
-
-
-def _until_derived(folder: Path) -> None:
-    while not _is_derived(folder):
-        time.sleep(0.1)
 
 
 PARTS = {"curves": curves, "polls": polls, "derivation": derivation}

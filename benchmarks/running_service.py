@@ -56,6 +56,12 @@ def wait_until(reached: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
+def wait_until_advanced(http: httpx.Client, run: str) -> None:
+    """Wait until the service has worked out what follows from the newest data of a run."""
+    while http.get(f"/v1/runs/{run}").raise_for_status().json().get("advancing"):
+        time.sleep(0.005)
+
+
 @contextmanager
 def _running(folder: Path, settings: Mapping[str, str], *, forked: bool) -> Iterator[str]:
     port = settings.get("FORESHOCK_PORT") or str(free_port())

@@ -145,6 +145,10 @@ class RunSender:
 
     def _poll(self, http: httpx.Client, item: Item) -> None:
         url = f"/v1/runs/{self.run_id}/lr-advice"
+        # A trainer asks long after what it logged is worked out.
+        run = f"/v1/runs/{self.run_id}"
+        while self._until_answered(lambda: http.get(run), "run").json()["advancing"]:
+            time.sleep(0.005)
         followed = {"step": item.step + 1, "attempt": item.attempt}
         self._until_answered(lambda: http.post(f"{url}/follow", json=followed), "follow")
         advice = self._until_answered(lambda: http.get(url, params=item.query), "poll").json()

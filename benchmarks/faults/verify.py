@@ -27,7 +27,7 @@ from foreshock_service.platform.database.engine import table_of
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import (
     Attribution,
-    DueFindings,
+    DueMark,
     ExactFile,
     ProbeJob,
     Score,
@@ -82,11 +82,11 @@ class Totals:
 
 
 def is_settled(database: Database, run_id: str) -> bool:
-    """Return whether every step of the run is closed, and no attribution and no finding is due."""
+    """Return whether every step of the run is closed, no attribution is stale, and the run is advanced."""
     with database.read() as session:
         steps = session.scalars(select(Step).where(Step.run_id == run_id)).all()
         stale = session.scalars(select(Attribution.stale).where(Attribution.run_id == run_id)).all()
-        due = session.scalars(select(DueFindings.source).where(DueFindings.run_id == run_id)).all()
+        due = session.scalars(select(DueMark.id).where(DueMark.run_id == run_id)).all()
     closed = all(step.closed_at_us is not None and step.folded_shards == step.received_shards for step in steps)
     return closed and not any(stale) and not due
 

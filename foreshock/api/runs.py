@@ -54,6 +54,8 @@ class RunRecord(Record):
     updated_at_us: int
     diagnosis: RunVerdict | None = None
     """in one sentence"""
+    advancing: bool = False
+    """true for up to a second after new data, while alerts, advice and diagnosis are worked out from it"""
     tags: tuple[str, ...] = ()
     note: str | None = None
     baseline: str | None = None
@@ -152,8 +154,6 @@ class ShardReceipt(Record):
     """response tokens"""
     full_rollouts: int
     """rollouts that are stored in full; below `rollouts` if sent as statistics"""
-    step_closed: bool
-    """true if the step is complete, or its grace time is over, and its shards are folded"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

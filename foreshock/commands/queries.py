@@ -135,16 +135,18 @@ def _fail_run(client: Client, reader: Reader) -> None:
 Answer = TypeVar("Answer")
 
 _POLL_SECONDS = 0.2
+_ADVANCE_SECONDS = 5.0
+"""A run whose newest data the service still works out is waited for so long; usually it takes much less than 1 s."""
 
 
 def find_run(reader: Reader, name: str | None) -> RunRecord:
-    """Return the run with that id, client key or name; None: the newest run.
+    """Return the run with that id, client key or name, once its newest data is worked out; None: the newest run.
 
     Raises RunNotFound, ConfigurationError if several projects have the key and the reader is of all, ServiceError.
     """
     if name:
         try:
-            return reader.run(name)
+            return _advanced(reader, reader.run(name))
         except Rejected as error:
             if error.status == httpx.codes.CONFLICT:
                 raise ConfigurationError(str(error.problem["detail"]).replace("?project=", "--project")) from error
@@ -153,11 +155,19 @@ def find_run(reader: Reader, name: str | None) -> RunRecord:
     known: dict[str, None] = {}
     for run in reader.runs():
         if name is None or name == run.name:
-            return run
+            return _advanced(reader, run)
         known |= dict.fromkeys(each for each in (run.key, run.name) if each)
     missing = "no run yet" if name is None else f"no run with the id, key or name {name!r}"
     suggestion = did_you_mean(name or "", known) or "; list them with `foreshock runs`"
     raise RunNotFound(f"{reader.connection.url} has {missing}{suggestion}", status=httpx.codes.NOT_FOUND)
+
+
+def _advanced(reader: Reader, run: RunRecord) -> RunRecord:
+    deadline = time.monotonic() + _ADVANCE_SECONDS
+    while run.advancing and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+        run = reader.run(run.id)
+    return run
 
 
 class RunQueries:

@@ -40,12 +40,11 @@ from foreshock_service.platform.store.tokens import open_store
 from foreshock_service.present.exporter import collector as exporter
 from foreshock_service.present.pages.endpoints import ROUTERS as PAGES
 from foreshock_service.present.pages.sessions import unknown_address
-from foreshock_service.replay.attribution import document
 from foreshock_service.replay.attribution import service as attribution
 from foreshock_service.replay.leases import endpoints as leases
 from foreshock_service.replay.leases.service import sweep as sweep_leases
 from foreshock_service.replay.probes import policies, requests, service, workers
-from foreshock_service.replay.results import doctor, publishing
+from foreshock_service.replay.results import publishing
 from foreshock_service.runs import (
     attempts,
     changes,
@@ -61,16 +60,15 @@ from foreshock_service.runs import (
     runs,
     scalars,
     shard_decoding,
-    shards,
     steps,
     tokens,
     weights,
 )
 from foreshock_service.runs.isolation import alert_of_unreadable_runs, isolated
-from foreshock_service.watch import alerts, delivery, diagnosis, long_polls, rules
+from foreshock_service.watch import advance, alerts, delivery, diagnosis, long_polls, rules
 from foreshock_service.watch.advice import endpoints as advice
-from foreshock_service.watch.advice.service import decide_after_detection, record_mode, rewind_log
-from foreshock_service.watch.detection import background, derivation
+from foreshock_service.watch.advice.service import record_mode, rewind_log
+from foreshock_service.watch.detection import derivation, scalar_tails
 from foreshock_service.watch.notifications.service import notifiers
 
 # The routers of every noun. The routers of pages follow them, since their paths match the most.
@@ -80,31 +78,6 @@ _NOUNS: tuple[Any, ...] = (
     *(advice, diagnosis, corrections, weights),
 )
 ROUTERS: tuple[APIRouter, ...] = tuple(noun.router for noun in _NOUNS)
-
-FINDING_SOURCES: findings.Sources = {
-    "lint": lint.findings_of_run,
-    "attribution": document.causes_of_run,
-    "doctor": doctor.causes_of_run,
-    "notary": weights.findings_of_run,
-}
-"""The functions that read the findings of a run, by source."""
-
-
-CHANGES_OF_RUNS: tuple[type, ...] = (
-    events.StepClosed,
-    events.ScalarsChanged,
-    events.ScalarsLogged,
-    events.MeasurementsChanged,
-    events.ChangeAnnounced,
-    derivation.DetectionDerived,
-    events.AttemptStarted,
-    events.RanksCompared,
-    events.ItemsLost,
-    events.RunBecameStale,
-    events.RunFailed,
-    events.FindingsChanged,
-)
-"""Events after which the diagnosis of the run is computed again, in the same transaction."""
 
 
 def api_routes() -> list[APIRoute]:
@@ -126,6 +99,7 @@ def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastA
     )
     app.state.context = context = _make_context(settings, decoders)
     context.events.subscribe(publishing.ScoresPublished, partial(attribution.attribute_after_commit, context))
+    app.state.advancing = advance.Advancing(context)
     app.state.owns_decoders = decoders is None
     app.state.long_polls = long_polls.LongPolls(app.state.context.database)
     problem.install_problem_handlers(app)
@@ -169,33 +143,26 @@ def _make_context(settings: Settings, decoders: DecoderPool | None) -> ServiceCo
 
 
 def subscribe_handlers(bus: EventBus) -> EventBus:
-    """Subscribe every handler; those of one event run in the order in which they are listed here."""
-    for changed in (events.StepClosed, events.ScalarsChanged, events.MeasurementsChanged, events.ChangeAnnounced):
-        bus.subscribe(changed, isolated(bus, partial(derivation.derive_changed_step, bus)))
-    bus.subscribe(events.ScalarsLogged, isolated(bus, partial(background.observe_scalars, bus)))
+    """Subscribe every handler; those of one event run in the order in which they are listed here.
+
+    What follows from a run's data is none of these: `watch/advance.py` works it out after the commit.
+    """
     bus.subscribe(events.AttemptStarted, alerts.resolve_superseded)
     bus.subscribe(events.AttemptStarted, delivery.forget_superseded)
     bus.subscribe(events.AttemptStarted, findings.forget_superseded)
     bus.subscribe(events.AttemptStarted, measurements.forget_superseded)
     bus.subscribe(events.AttemptStarted, isolated(bus, rewind_log))
-    # After the rewind: detection appends decisions to the new attempt's log.
-    bus.subscribe(events.AttemptStarted, isolated(bus, partial(derivation.derive_after_resume, bus)))
+    bus.subscribe(events.AttemptStarted, derivation.derive_after_resume)
+    bus.subscribe(events.ScalarsLogged, isolated(bus, scalar_tails.observe_scalars))
     bus.subscribe(events.StepClosed, delivery.alert_of_incomplete_step)
+    bus.subscribe(events.StepClosed, attribution.mark_stale_after_late_rollouts)
     bus.subscribe(events.TrainerHeard, delivery.end_silence)
     bus.subscribe(events.RunBecameStale, delivery.alert_of_silence)
     bus.subscribe(events.RunFailed, delivery.alert_of_failure)
     bus.subscribe(events.RanksCompared, delivery.alert_of_split)
     bus.subscribe(events.ItemsLost, delivery.alert_of_losses)
-    bus.subscribe(derivation.DetectionDerived, alerts.reconcile_alerts)
-    bus.subscribe(derivation.DetectionDerived, isolated(bus, decide_after_detection))
     bus.subscribe(events.AdviceModeChanged, record_mode)
-    bus.subscribe(events.StepClosed, attribution.mark_stale_after_late_rollouts)
-    for reread in (events.ModelKindChanged, events.ScalarNamesChanged):
-        bus.subscribe(reread, isolated(bus, partial(derivation.derive_all, bus)))
     bus.subscribe(publishing.ScoresPublished, attribution.mark_attribution_stale)
-    bus.subscribe(events.ShardAwaitsOthers, diagnosis.note_awaiting)
-    for changes_run in CHANGES_OF_RUNS:
-        bus.subscribe(changes_run, diagnosis.note_change)
     bus.subscribe(events.RunRemoved, service.cancel_jobs_of_run)
     return bus
 
@@ -203,14 +170,12 @@ def subscribe_handlers(bus: EventBus) -> EventBus:
 def _frequent_jobs(context: ServiceContext) -> list[Job]:
     started = now_us()
     return [
-        Job("close_waiting_steps", lambda: shards.close_waiting_steps(context)),
-        Job("close_scalar_tails", lambda: background.close_scalar_tails(context)),
+        Job("mark_waiting_runs", lambda: advance.mark_waiting_runs(context)),
+        Job("close_scalar_tails", lambda: scalar_tails.close_scalar_tails(context)),
         Job("mark_stale_runs", lambda: runs.mark_stale_runs(context, started)),
         Job("expire_leases", lambda: sweep_leases(context)),
         Job("make_automatic_probes", lambda: policies.make_automatic_probes(context)),
         Job("compute_stale_attributions", lambda: attribution.compute_stale_attributions(context)),
-        Job("diagnose_due_runs", lambda: diagnosis.diagnose_due_runs(context)),
-        Job("rebuild_due_findings", lambda: findings.rebuild_due_findings(context, FINDING_SOURCES)),
         Job("remove_old_temporaries", context.store.remove_old_temporaries, shared=False, every_seconds=600.0),
         Job("alert_of_unreadable_runs", lambda: alert_of_unreadable_runs(context), shared=False),
         Job("write_uses_of_keys", lambda: context.key_uses.write(context.database), shared=False),
@@ -248,12 +213,13 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         context.decoders.warm_up_in_background()
     # In a runner of their own: these jobs may take long, and the others must not wait for them.
     cleaning = JobRunner("cleaning", context.database, _long_jobs(context), context.settings.sweep_interval_seconds)
-    runners = [jobs, cleaning, background.derivations(context), *notifiers(context)]
+    advancing: advance.Advancing = app.state.advancing
+    runners = [jobs, cleaning, advancing.runner, *notifiers(context)]
     for runner in runners:
         runner.start()
     polls: long_polls.LongPolls = app.state.long_polls
     polls.start()
-    figures = health.ServiceFigures(context, (jobs, cleaning), polls.count)
+    figures = health.ServiceFigures(context, (jobs, cleaning, advancing.runner), polls.count)
     app.state.figures = figures
     watching = asyncio.create_task(figures.watch_loop())
 

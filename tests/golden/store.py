@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from benchmarks.running_service import running_service
-from tests.golden.answers import backtest, collect, log_history
+from tests.golden.answers import backtest, collect, comparable, log_history
 from tests.golden.histories import History, histories
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -42,7 +42,7 @@ def results_of(url: str, history: History, folder: Path, expected: dict[str, Any
 def read(name: str) -> dict[str, Any]:
     """Return the golden results of a history."""
     found: dict[str, Any] = json.loads(gzip.decompress((RECORDED / f"{name}.json.gz").read_bytes()))
-    return found
+    return {of: comparable(answer) for of, answer in found.items()}
 
 
 def differences(expected: Any, found: Any, path: str = "", upper_end: Any = None) -> Iterator[str]:

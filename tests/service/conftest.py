@@ -21,11 +21,21 @@ from foreshock_service.platform.database.tables import Base
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings
 from foreshock_service.runs.shard_decoding import PRELOAD
+from foreshock_service.watch import advance
+from foreshock_service.watch.advance import Advancing
+from tests.service.advancing import advance_all
 from tests.service.engines import spare_engines
 from tests.service.postgres import PostgresCluster, start_postgres
 from tests.service.server import NO_CERTIFICATES, RunningServer
 
 spare_engines()
+
+
+@pytest.fixture(autouse=True)
+def advance_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows from a write is there when its answer is: the worker's part is done before the write returns."""
+    monkeypatch.setattr(Advancing, "wake", advance_all)
+    monkeypatch.setattr(advance, "INTERVAL_SECONDS", 3600.0)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from foreshock_service.platform.decoding import pool
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.tokens import open_store
 from foreshock_service.runs import events, shard_decoding
-from foreshock_service.watch import delivery, diagnosis
+from foreshock_service.watch import delivery
 
 
 @contextmanager
@@ -31,7 +31,6 @@ def maintenance_context(settings: Settings, shared: pool.DecoderPool | None = No
         try:
             bus = context.EventBus()
             bus.subscribe(events.RunFailed, delivery.alert_of_failure)
-            bus.subscribe(events.RunFailed, diagnosis.note_change)
             yield context.ServiceContext(settings, database, store, decoders, b"", uploads.UploadPlaces(1), events=bus)
         finally:
             if shared is None:

@@ -49,16 +49,21 @@ class JobRunner:
         self._name, self._database, self._jobs, self._interval = name, database, jobs, interval_seconds
         self.records = {job.name: JobRecord() for job in jobs}
         self._due = dict.fromkeys(self.records, 0.0)
-        self._stopping = threading.Event()
+        self._stopping, self._woken = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._loop, name=f"foreshock-{name}", daemon=True)
 
     def start(self) -> None:
         """Start the thread; the first round comes after one interval."""
         self._thread.start()
 
+    def wake(self) -> None:
+        """Begin a round soon, without waiting for the end of the interval; from any thread."""
+        self._woken.set()
+
     def stop(self) -> None:
         """End the thread after the current job. A job that takes longer than 5 s is abandoned, as in a crash."""
         self._stopping.set()
+        self.wake()
         if self._thread.is_alive():
             self._thread.join(_STOP_SECONDS)
 
@@ -84,7 +89,11 @@ class JobRunner:
         record.runs += 1
 
     def _loop(self) -> None:
-        while not self._stopping.wait(self._interval):
+        while True:
+            self._woken.wait(self._interval)
+            self._woken.clear()
+            if self._stopping.is_set():
+                return
             try:
                 self.run_round()
             except Exception:

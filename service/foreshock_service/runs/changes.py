@@ -17,11 +17,11 @@ from sqlalchemy.orm import Session
 from foreshock import changes, clock, digests
 from foreshock.api.runs import ChangeRecord, DifferenceRecord, Plain
 from foreshock_service.platform import pagination, parameters, security
-from foreshock_service.platform.context import Context, EventBus
+from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.engine import insert_if_absent, insert_rows, upsert
 from foreshock_service.platform.database.tables import AnnouncedChange, RunSetup, Step
-from foreshock_service.runs import attempts, run_endpoints, runs
-from foreshock_service.runs.events import ChangeAnnounced, StepKey
+from foreshock_service.runs import attempts, run_endpoints, runs, steps
+from foreshock_service.runs.events import StepKey
 
 router = parameters.api_router(prefix="/v1/runs/{run}/changes", tags=["changes"])
 
@@ -68,7 +68,7 @@ def put_change(
 ) -> ChangeRecord:
     """Announce a change of the length cap, curriculum or data; the detectors' baselines begin anew at its step."""
     change, created = context.database.write(
-        lambda session: announce_change(session, context.events, principal, StepKey(run, attempt, step), kind, body)
+        lambda session: announce_change(session, principal, StepKey(run, attempt, step), kind, body)
     )
     if not created:
         response.status_code = status.HTTP_200_OK
@@ -111,7 +111,6 @@ def note_setup(session: Session, step: Step, setup: str) -> None:
 
 def announce_change(
     session: Session,
-    events: EventBus,
     principal: security.Principal,
     key: StepKey,
     kind: changes.ChangeKind,
@@ -127,7 +126,7 @@ def announce_change(
     row = {**key._asdict(), "kind": kind, "note": body.note, "values": values, "announced_at_us": clock.now_us()}
     created = insert_if_absent(session, AnnouncedChange, row)
     if created:
-        events.publish(session, ChangeAnnounced(*key))
+        steps.mark_step(session, key)
     else:
         upsert(session, AnnouncedChange, [row], ("run_id", "attempt", "step", "kind"))
     return _announced(AnnouncedChange(**row)), created

@@ -111,7 +111,7 @@ def announce_checkpoint(
     created = insert_if_absent(session, Checkpoint, row)
     if not created:
         upsert(session, Checkpoint, [row], ("run_id", "attempt", "step"))
-    runs.note_derived_model_kind(session, events, run, body.model_kind)
+    runs.note_derived_model_kind(session, run, body.model_kind)
     return parse(CheckpointRecord, row), created
 
 

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from foreshock.learning_rate.levers import Correction
 from foreshock.learning_rate.modes import AdviceMode, Lever
-from foreshock.model_kind import ModelKind
 
 
 class StepKey(NamedTuple):
@@ -36,27 +35,10 @@ class StepClosed(StepEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class ScalarsChanged(StepEvent):
-    """Closed step that received scalars of these names. Scalars that arrive before the step closes publish nothing."""
-
-    names: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
 class ScalarsLogged(StepEvent):
-    """Scalars of these names in a run without rollouts. They do not close their step; those of a later step may."""
+    """Step that received scalars of these names: one that is closed, or one of a run without rollouts."""
 
     names: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class MeasurementsChanged(StepEvent):
-    """Closed step that received measurements of replayed scores."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChangeAnnounced(StepEvent):
-    """Step, closed or not, at which the trainer announced a change: from it on, earlier values are no baseline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +52,6 @@ class AttemptStarted:
     attempt: int
     resume_step: int
     is_newest: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class ModelKindChanged:
-    """Change of a run's model kind, declared or derived from a checkpoint; None: unknown."""
-
-    run_id: str
-    model_kind: ModelKind | None
-
-
-@dataclass(frozen=True, slots=True)
-class ScalarNamesChanged:
-    """Change of the names that a run declared for the quantities that are watched."""
-
-    run_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +79,6 @@ class ItemsLost(StepEvent):
 
     lost: int
     reason: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class ShardAwaitsOthers(StepEvent):
-    """Open step that got a shard and lacks others."""
-
-
-@dataclass(frozen=True, slots=True)
-class FindingsChanged:
-    """Change of the findings that a run's stored steps give."""
-
-    run_id: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,17 @@
 """Findings of runs: what the service has concluded from their stored data, by run, source and name.
 
-A source adds the findings of a new step in the transaction that stores them. An event that may remove findings (a late
-shard, a repeated measurement, a resume) marks the run's source as due. A background job then reads the findings again
-outside the writer, and stores them if no step changed meanwhile.
+A source adds the findings of a new step in the transaction that stores them. What may remove findings (a late shard, a
+repeated measurement, a resume) marks the run's source as due, and its findings are read again when the run is advanced.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import Annotated, Any, NamedTuple, cast
 
 from fastapi import Query
-from sqlalchemy import ColumnElement, CursorResult, bindparam, case, delete, select, update
+from sqlalchemy import ColumnElement, case, delete, select
 from sqlalchemy.orm import Session
 
 from foreshock.api.records import from_attributes, to_json
@@ -20,19 +19,20 @@ from foreshock.api.runs import ConfidenceRecord, FindingRecord, FindingSource
 from foreshock.clock import now_us
 from foreshock.severity import SEVERITIES, Severity, severity_rank
 from foreshock_service.platform import pagination, parameters, security
-from foreshock_service.platform.context import Context, ServiceContext
+from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.engine import insert_for, table_of, upsert
-from foreshock_service.platform.database.tables import DueFindings, Run, StoredFinding
-from foreshock_service.runs import attempts, events, run_endpoints, runs
-from foreshock_service.runs.isolation import RunIsolated
+from foreshock_service.platform.database.tables import Run, StoredFinding
+from foreshock_service.runs import attempts, due, events, run_endpoints, runs
 
 router = parameters.api_router(prefix="/v1", tags=["findings"])
 
 _Several = Query(max_length=20, description="absent: all")
 _KEY = ("run_id", "source", "name")
 _ORDER = (StoredFinding.changed_at_us, StoredFinding.run_id, StoredFinding.source, StoredFinding.name)
-_AT_ONCE = 100
-_due = table_of(DueFindings)
+
+
+Read = Callable[[Session, str], Sequence["FindingOfSteps"]]
+"""A function that reads the findings of a run from a source."""
 
 
 class FindingFilter(NamedTuple):
@@ -135,14 +135,6 @@ def findings_of_runs(
     return pagination.page_of_query(session, query, _ORDER, cursor, limit, read)
 
 
-# Built once: it is executed at each step.
-_COUNTED = (
-    update(_due)
-    .where(_due.c.run_id == bindparam("of_run"), _due.c.source == bindparam("of_source"))
-    .values(changes=_due.c.changes + 1)
-)
-
-
 def add_step(
     session: Session,
     key: events.StepKey,
@@ -153,13 +145,14 @@ def add_step(
     """Add the findings of a step to those of its run, which the caller has locked.
 
     `before` has the severities of the step's previous findings, by name. If one of these is gone or has another
-    severity, the run's findings are read again later.
+    severity, or if the run's findings will be read again anyway, they are read again with this step's.
     """
     if not attempts.is_active(session, key):
         return
     now = {each.name: each.severity for each in found}
-    if any(now.get(name) != severity for name, severity in before.items()):
-        mark_due(session, key.run_id, source)
+    changed = any(now.get(name) != severity for name, severity in before.items())
+    if changed or (found and due.is_source_due(session, key.run_id, source)):
+        due.mark(session, key.run_id, source=source)
         return
     if not found:
         return
@@ -169,8 +162,6 @@ def add_step(
         for each in found
     ]
     session.execute(_adding(insert_for(session, table_of(StoredFinding))), rows)
-    # If the background job is reading the findings now, it must read them once more.
-    session.execute(_COUNTED, {"of_run": key.run_id, "of_source": source})
 
 
 # Cached: the statement takes longer to build than to execute.
@@ -198,22 +189,13 @@ def _rank(severity: ColumnElement[str]) -> ColumnElement[int]:
     return case({each: severity_rank(each) for each in SEVERITIES}, value=severity)
 
 
-def mark_due(session: Session, run_id: str, source: FindingSource) -> None:
-    """Mark the findings of a run's source as due, so that the background job reads them again; count the change."""
-    statement = insert_for(session, _due)
-    again = statement.on_conflict_do_update(
-        index_elements=("run_id", "source"), set_={"changes": _due.c.changes + statement.excluded.changes}
-    )
-    session.execute(again, {"run_id": run_id, "source": source, "changes": 1})
-
-
 def forget_superseded(session: Session, started: events.AttemptStarted) -> None:
     """Mark the findings as due that include steps which the new attempt supersedes."""
     query = select(StoredFinding.source).where(
         StoredFinding.run_id == started.run_id, StoredFinding.newest_step >= started.resume_step
     )
     for source in session.scalars(query.distinct()).all():
-        mark_due(session, started.run_id, cast(FindingSource, source))
+        due.mark(session, started.run_id, source=cast(FindingSource, source))
 
 
 def replace_findings(session: Session, run_id: str, source: FindingSource, found: Sequence[FindingOfSteps]) -> None:
@@ -266,52 +248,3 @@ def _row(run_id: str, source: FindingSource, found: FindingOfSteps) -> dict[str,
         "confidence": None if newest.confidence is None else to_json(newest.confidence),
         "changed_at_us": now_us(),
     }
-
-
-Sources = Mapping[FindingSource, Callable[[Session, str], Sequence[FindingOfSteps]]]
-"""Functions that read the findings of a run, by source. `app.py` lists them: some are in higher parts."""
-
-
-class Due(NamedTuple):
-    """Findings of a run's source that must be read again, as of a number of changes."""
-
-    run_id: str
-    source: FindingSource
-    changes: int
-
-
-def rebuild_due_findings(context: ServiceContext, sources: Sources) -> int:
-    """Read the due findings again and return the number of pairs (run, source) that are done. For the sweeper."""
-    query = (
-        select(DueFindings.run_id, DueFindings.source, DueFindings.changes)
-        .join(Run, Run.id == DueFindings.run_id)
-        .where(Run.deleted_at_us.is_(None))
-        .order_by(DueFindings.run_id, DueFindings.source)
-        .limit(_AT_ONCE)
-    )
-    with context.database.read() as session:
-        due = [Due(run_id, cast(FindingSource, source), changes) for run_id, source, changes in session.execute(query)]
-    done = 0
-    for each in due:
-        with RunIsolated(context.database, context.events, each.run_id, f"read its findings of the {each.source}"):
-            done += _rebuild(context, sources, each)
-    return done
-
-
-def _rebuild(context: ServiceContext, sources: Sources, due: Due) -> bool:
-    """Rebuild one source of a run; False if its steps changed meanwhile."""
-    with context.database.read() as session:
-        found = sources[due.source](session, due.run_id)
-    return context.database.write(partial(_store, context, due, found))
-
-
-def _store(context: ServiceContext, due: Due, found: Sequence[FindingOfSteps], session: Session) -> bool:
-    """Store the findings and remove the mark; False if the steps have changed since they were read."""
-    if runs.lock_run_for_background(session, due.run_id) is None:
-        return False
-    settled = session.execute(delete(DueFindings).filter_by(**due._asdict()))
-    if not cast("CursorResult[Any]", settled).rowcount:
-        return False
-    replace_findings(session, due.run_id, due.source, found)
-    context.events.publish(session, events.FindingsChanged(due.run_id))
-    return True

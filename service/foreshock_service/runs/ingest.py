@@ -1,7 +1,7 @@
-"""Ingest an uploaded shard: decode and measure it in another process, store its tokens, commit it, close its step.
+"""Ingest an uploaded shard: decode and measure it in another process, store its tokens, commit it.
 
 The catalogue row is the commit point. A crash before it leaves at most a file that no row names. After it the shard
-counts, and the sweeper closes the step if the request did not. Every part can be repeated safely.
+counts, and its run is marked to be advanced. Every part can be repeated safely.
 """
 
 import logging
@@ -23,6 +23,8 @@ from foreshock_service.platform.store import removal, tokens
 from foreshock_service.runs import (
     attempts,
     changes,
+    diagnoses,
+    due,
     events,
     run_endpoints,
     runs,
@@ -60,7 +62,6 @@ class ShardConflict(problem.ProblemError, status=409, problem_type="shard-confli
 class _Stored(NamedTuple):
     status: Literal["stored", "duplicate"]
     shard: Shard
-    step: Step
 
 
 @router.put(
@@ -145,16 +146,13 @@ def ingest_shard(
         stored = _store_shard(context, principal, address, upload, name)
     elif stored.shard.tokens_purged_at_us is None:
         _restore(context, address, stored.shard, upload)
-    shard, step = stored.shard, stored.step
+    shard = stored.shard
     return ShardReceipt(
         status=stored.status,
         digest=upload.digest,
         rollouts=shard.rollouts,
         tokens=shard.tokens,
         full_rollouts=shard.rollouts if shard.full_rollouts is None else shard.full_rollouts,
-        step_closed=shards.try_to_close(context, address.step_key)
-        if shards.is_waiting(step)
-        else step.closed_at_us is not None,
     )
 
 
@@ -168,7 +166,7 @@ def _shard_before(session: Session, address: ShardAddress, digest: str, step: St
             f"shard {address.shard} of step {key.step} in attempt {key.attempt} is stored with other bytes: "
             f"stored {shard.digest}, got {digest}; register a new attempt if the run was resumed"
         )
-    return _Stored("duplicate", shard, step)
+    return _Stored("duplicate", shard)
 
 
 def _restore(context: ServiceContext, address: ShardAddress, shard: Shard, upload: uploads.Upload) -> None:
@@ -262,6 +260,6 @@ def commit_shard(
     if decoded.step is not None:
         shards.store_fold(session, key, decoded.step)
         context.events.publish(session, events.StepClosed(*key))
-    elif step.received_shards < step.expected_shards and step.closed_at_us is None:
-        context.events.publish(session, events.ShardAwaitsOthers(*key))
-    return _Stored("stored", shard, step)
+    elif shards.is_waiting(step) or diagnoses.awaits_shards(session, key.run_id):
+        due.mark(session, key.run_id)
+    return _Stored("stored", shard)

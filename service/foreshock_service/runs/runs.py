@@ -19,15 +19,9 @@ from foreshock_service.platform import audit, pagination, parameters, problem, s
 from foreshock_service.platform.context import EventBus, ServiceContext
 from foreshock_service.platform.database.engine import insert_if_absent
 from foreshock_service.platform.database.tables import NEWEST_ATTEMPT_FIRST, Attempt, Run, is_identifier, new_identifier
+from foreshock_service.runs import due
 from foreshock_service.runs.diagnoses import has_verdict, verdicts_of_runs
-from foreshock_service.runs.events import (
-    AdviceModeChanged,
-    ModelKindChanged,
-    RunBecameStale,
-    RunRemoved,
-    ScalarNamesChanged,
-    TrainerHeard,
-)
+from foreshock_service.runs.events import AdviceModeChanged, RunBecameStale, RunRemoved, TrainerHeard
 from foreshock_service.runs.isolation import for_each_run
 
 RunState = Literal["running", "finished", "failed"]
@@ -245,7 +239,7 @@ def get_or_create_run(
         raise RunDeleted(f"the run with key {body.key!r} was deleted: choose another key")
     if not created and body.model_kind is not None and run.declared_model_kind is None:
         run = lock_run(session, principal, run.id)
-        _set_model_kind(session, events, run, "declared_model_kind", body.model_kind)
+        _set_model_kind(session, run, "declared_model_kind", body.model_kind)
     if any(getattr(body, name) is not None for name in _OF_LEVERS):
         run = lock_run(session, principal, run.id)
         _publish_levers(session, events, run.id, body, by_trainer=True)
@@ -291,9 +285,13 @@ def every_run(session: Session, projects: Sequence[str]) -> Sequence[Run]:
 
 
 def run_records(session: Session, runs: Sequence[Run]) -> list[RunRecord]:
-    """Return runs as they are served, each with its diagnosis in one sentence; one query."""
-    verdicts = verdicts_of_runs(session, [run.id for run in runs])
-    return [records.from_attributes(RunRecord, run, diagnosis=verdicts[run.id]) for run in runs]
+    """Return runs as they are served, each with its diagnosis in one sentence; two queries."""
+    ids = [run.id for run in runs]
+    verdicts, advancing = verdicts_of_runs(session, ids), due.due_among(session, ids)
+    return [
+        records.from_attributes(RunRecord, run, diagnosis=verdicts[run.id], advancing=run.id in advancing)
+        for run in runs
+    ]
 
 
 def update_run(
@@ -325,11 +323,11 @@ def update_run(
         events.publish(session, AdviceModeChanged(run_id, "apply" if run.advice_mode == "apply" else "shadow"))
     _publish_levers(session, events, run_id, changes, by_trainer=False)
     if "model_kind" in changes.model_fields_set:
-        _set_model_kind(session, events, run, "declared_model_kind", changes.model_kind)
+        _set_model_kind(session, run, "declared_model_kind", changes.model_kind)
     if "scalar_names" in changes.model_fields_set and run.scalar_names != changes.scalar_names:
         run.scalar_names = changes.scalar_names
         session.flush()
-        events.publish(session, ScalarNamesChanged(run_id))
+        due.mark(session, run_id, 0)
     changed = {name: getattr(run, name) for name in _AUDITED if getattr(run, name) != before[name]}
     before = {name: before[name] for name in changed}
     changed |= changes.model_dump(include=set(_OF_LEVERS), exclude_none=True)
@@ -388,10 +386,10 @@ def mark_stale_runs(context: ServiceContext, counted_from_us: int) -> int:
     return for_each_run(database, context.events, run_ids, lambda run_id: database.write(partial(mark, run_id)))
 
 
-def note_derived_model_kind(session: Session, events: EventBus, run: Run, model_kind: ModelKind | None) -> None:
+def note_derived_model_kind(session: Session, run: Run, model_kind: ModelKind | None) -> None:
     """Store the model kind of an announced checkpoint; None changes nothing. The run is locked."""
     if model_kind is not None:
-        _set_model_kind(session, events, run, "derived_model_kind", model_kind)
+        _set_model_kind(session, run, "derived_model_kind", model_kind)
 
 
 def delete_run(session: Session, events: EventBus, principal: security.Principal, run_id: str) -> None:
@@ -405,18 +403,17 @@ def delete_run(session: Session, events: EventBus, principal: security.Principal
 
 def _set_model_kind(
     session: Session,
-    events: EventBus,
     run: Run,
     column: Literal["declared_model_kind", "derived_model_kind"],
     model_kind: ModelKind | None,
 ) -> None:
-    """Set a column and publish ModelKindChanged if the run's effective kind changes. The run is locked."""
+    """Set a column; if the run's effective kind changes, it is judged again, by other ranges. The run is locked."""
     before = run.model_kind
     setattr(run, column, model_kind)
     run.updated_at_us = clock.now_us()
     session.flush()
     if run.model_kind != before:
-        events.publish(session, ModelKindChanged(run.id, run.model_kind))
+        due.mark(session, run.id, 0)
 
 
 def _find_and_lock(session: Session, run_id: str) -> Run | None:

@@ -1,6 +1,6 @@
 """Scalars that a source (the trainer, an engine) reports for a step.
 
-Scalars that arrive after their step closed publish ScalarsChanged, those of a run without rollouts ScalarsLogged.
+Those of a closed step, and those of a run without rollouts, publish ScalarsLogged: its handler marks the run.
 """
 
 from collections import defaultdict
@@ -21,7 +21,7 @@ from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import Scalar
 from foreshock_service.platform.settings import Settings
 from foreshock_service.runs import attempts, run_endpoints, runs, steps
-from foreshock_service.runs.events import ScalarsChanged, ScalarsLogged, StepKey
+from foreshock_service.runs.events import ScalarsLogged, StepKey
 
 router = parameters.api_router(prefix="/v1/runs/{run}", tags=["scalars"])
 
@@ -144,9 +144,7 @@ def store_scalars(
         for name, value in sorted(body.values.items())
     ]
     upsert(session, Scalar, rows, _KEY)
-    if run.last_shard_at_us is not None and steps.is_closed(session, key):
-        events.publish(session, ScalarsChanged(*key, frozenset(body.values)))
-    elif run.last_step is None:
+    if run.last_step is None or steps.is_closed(session, key):
         events.publish(session, ScalarsLogged(*key, frozenset(body.values)))
 
 

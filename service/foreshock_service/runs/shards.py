@@ -4,14 +4,13 @@ Statistics of two versions never merge, so all shards of a step must have one ve
 upgrade, shards are measured again if their step was open or gets a late shard; `foreshock remeasure` is for all others.
 
 A step of one shard is folded by the decoder and closed by the transaction that commits the shard. Any other step is
-folded here after its last shard is committed, outside the writer and the run's lock, from a snapshot of its shards'
-statistics. The transaction that stores the fold locks the run and checks that the step still has these shards; if not,
-the fold is repeated. A late shard re-folds a closed step in the same way. If the process dies before the fold is
-stored, `steps.folded_shards` stays below `steps.received_shards`, and the sweeper closes the step.
+folded when its run is advanced (`watch/advance.py`), outside the writer and the run's lock, from a snapshot of its
+shards' statistics. The transaction that stores the fold locks the run and checks that the step still has these shards;
+if not, the fold is repeated. A late shard re-folds a closed step in the same way. Until the fold is stored,
+`steps.folded_shards` is below `steps.received_shards`.
 """
 
 import logging
-import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -180,12 +179,7 @@ def _replace(key: events.StepKey, shard: int, measured: MeasuredShard, session: 
 
 
 _TRIES = 5
-"""Folds of a step, while shards keep arriving, before it is left to the sweeper."""
-
-_STEPS_PER_SWEEP = 100
-
-# At most one fold of a step at a time per process: a second would repeat the work. Unrelated steps may share a lock.
-_LOCKS = tuple(threading.Lock() for _ in range(64))
+"""Folds of a step, while shards keep arriving, before it is left to the next time."""
 
 
 def store_fold(session: Session, key: events.StepKey, folded: FoldedStep, *, again: bool = False) -> None:
@@ -202,6 +196,7 @@ def store_fold(session: Session, key: events.StepKey, folded: FoldedStep, *, aga
     store_measurements(session, key, kept)
     if folded.verdict is not None:
         lint.store_verdict(session, key, folded.verdict, again=again)
+    steps.mark_step(session, key)
 
 
 def mark_closed(step: Step) -> None:
@@ -222,33 +217,19 @@ def is_waiting(step: Step, grace_us: int | None = None) -> bool:
     return step.folded_shards < step.received_shards and due
 
 
-def try_to_close(context: ServiceContext, key: events.StepKey, grace_us: int | None = None) -> bool:
-    """Fold and close the step if `is_waiting`; return True if it is closed now.
+def grace_us(context: ServiceContext) -> int:
+    """Return how long a step waits for its other shards, in microseconds."""
+    return int(context.settings.step_grace_seconds * 1e6)
 
-    An error is logged and the step is left to the sweeper; its shards stay stored.
+
+def close_step(context: ServiceContext, key: events.StepKey, grace_us: int | None = None) -> bool:
+    """Fold and close the step if `is_waiting`; return True if it is closed now. After an error its shards stay stored.
+
+    The caller is the only one that folds steps of this run.
     """
-    closed = False
-    try:
-        of_run = RunIsolated(context.database, context.events, key.run_id, f"close its step {key.step}")
-        with of_run, _LOCKS[hash(key) % len(_LOCKS)]:
-            closed = _close(context, key, grace_us)
-    except Exception:
-        _logger.exception(
-            "step %s of attempt %s of run %s could not be closed; the sweeper retries",
-            *(key.step, key.attempt, key.run_id),
-        )
-    return closed
-
-
-def close_waiting_steps(context: ServiceContext) -> int:
-    """Close the steps that got no shard for the grace time, and those that a crash left complete but not folded.
-
-    Return the number of closed steps.
-    """
-    grace_us = int(context.settings.step_grace_seconds * 1e6)
-    with context.database.read() as session:
-        keys = steps.waiting_steps(session, now_us(), grace_us, _STEPS_PER_SWEEP)
-    return sum(try_to_close(context, key, grace_us) for key in keys)
+    with RunIsolated(context.database, context.events, key.run_id, f"close its step {key.step}"):
+        return _close(context, key, grace_us)
+    return False
 
 
 def _close(context: ServiceContext, key: events.StepKey, grace_us: int | None) -> bool:
@@ -264,7 +245,7 @@ def _close(context: ServiceContext, key: events.StepKey, grace_us: int | None) -
         if outcome != "changed":
             return outcome == "closed"
     _logger.warning(
-        "step %s of attempt %s of run %s is not closed: shards kept arriving while it was folded; the sweeper retries",
+        "step %s of attempt %s of run %s is not closed: shards kept arriving while it was folded; it is tried again",
         *(key.step, key.attempt, key.run_id),
     )
     return False

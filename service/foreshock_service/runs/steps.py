@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from sqlalchemy import exists, func, select
+from sqlalchemy import bindparam, exists, func, select
 from sqlalchemy.orm import Session, aliased
 
 from foreshock.api.records import from_attributes
@@ -14,7 +14,7 @@ from foreshock.diagnosis.wording import ranks_in_words
 from foreshock_service.platform import pagination, parameters, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Run, Shard, Step
-from foreshock_service.runs import attempts, events, run_endpoints, runs, shard_decoding
+from foreshock_service.runs import attempts, due, events, run_endpoints, runs, shard_decoding
 
 router = parameters.api_router(prefix="/v1/runs/{run}/steps", tags=["steps"])
 Answer = TypeVar("Answer", bound=OfStep)
@@ -130,23 +130,39 @@ def count_shard(step: Step, shard: shard_decoding.MeasuredShard) -> None:
     step.last_shard_at_us = now_us()
 
 
-def waiting_steps(session: Session, now_us: int, grace_us: int, limit: int) -> list[events.StepKey]:
-    """Return up to `limit` steps of runs that are not deleted which have shards beyond their fold, oldest first.
+def mark_step(session: Session, key: events.StepKey) -> None:
+    """Mark that the run is judged from this step on, which has closed or changed. A superseded step changes nothing."""
+    due.mark(session, key.run_id, key.step if attempts.is_active(session, key) else None)
+
+
+# Built once: it is executed at each step. The partial index ix_steps_unfolded has the steps of the first condition.
+_WAITING = (
+    select(Step.run_id, Step.attempt, Step.step)
+    .where(Step.folded_shards < Step.received_shards)
+    .where(
+        (Step.received_shards >= Step.expected_shards)
+        | Step.closed_at_us.is_not(None)
+        | (Step.last_shard_at_us < bindparam("before_us"))
+        | (Step.last_shard_at_us > bindparam("after_us"))
+    )
+    .join(Run, Run.id == Step.run_id)
+    .where(Run.deleted_at_us.is_(None))
+    .order_by(Step.last_shard_at_us)
+)
+# An expression, so that SQLite reads the few rows of the index and not all steps of the run.
+_WAITING_OF_RUN = _WAITING.where(Step.run_id + "" == bindparam("run_id"))
+
+
+def waiting_steps(session: Session, grace_us: int, run_id: str | None = None) -> list[events.StepKey]:
+    """Return steps of a run (None: of any run) that have shards beyond their fold, oldest first.
 
     Open steps that miss shards are returned only if their last shard arrived more than `grace_us` ago, or so far in the
     future: the clock has been set back since.
     """
-    due = (
-        (Step.received_shards >= Step.expected_shards)
-        | Step.closed_at_us.is_not(None)
-        | (Step.last_shard_at_us < now_us - grace_us)
-        | (Step.last_shard_at_us > now_us + grace_us)
-    )
-    # The partial index ix_steps_unfolded holds exactly the steps of the first condition.
-    unfolded = Step.folded_shards < Step.received_shards
-    query = select(Step.run_id, Step.attempt, Step.step).join(Run, Run.id == Step.run_id)
-    query = query.where(unfolded, due, Run.deleted_at_us.is_(None))
-    return [events.StepKey(*row) for row in session.execute(query.order_by(Step.last_shard_at_us).limit(limit))]
+    now = now_us()
+    times = {"before_us": now - grace_us, "after_us": now + grace_us}
+    statement = _WAITING if run_id is None else _WAITING_OF_RUN
+    return [events.StepKey(*row) for row in session.execute(statement, {**times, "run_id": run_id})]
 
 
 def arrival_times(session: Session, run_id: str) -> list[tuple[int, int]]:

@@ -23,8 +23,8 @@ from foreshock_service.platform import pagination, parameters, security, uploads
 from foreshock_service.platform.context import Context, EventBus, ServiceContext
 from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import WeightsReport
-from foreshock_service.runs import attempts, findings, run_endpoints, runs, scalars, weights_reports
-from foreshock_service.runs.events import FindingsChanged, StepKey
+from foreshock_service.runs import attempts, due, findings, run_endpoints, runs, scalars, weights_reports
+from foreshock_service.runs.events import StepKey
 
 router = parameters.api_router(prefix="/v1/runs/{run}", tags=["weights"])
 
@@ -78,7 +78,7 @@ def _ingest(context: ServiceContext, principal: security.Principal, key: StepKey
         if inputs is None:
             return
         judged = _judge(context, key, inputs)
-        if context.database.write(partial(_store_verdicts, context.events, principal, key, inputs.stamp, judged)):
+        if context.database.write(partial(_store_verdicts, principal, key, inputs.stamp, judged)):
             # In a transaction of its own: rules judge the step again, and no other write should wait for both. If the
             # service dies before it, the report is not answered, and sent again.
             context.database.write(partial(_store_counts, context.events, principal, key, inputs.stamp, judged))
@@ -165,7 +165,6 @@ def _judge(context: ServiceContext, key: StepKey, inputs: _Inputs) -> dict[str, 
 
 
 def _store_verdicts(
-    events: EventBus,
     principal: security.Principal,
     key: StepKey,
     stamp: Stamp,
@@ -185,7 +184,7 @@ def _store_verdicts(
     off = [each.sentence for each in judged.values() if not each.is_right]
     findings.add_step(session, key, "notary", {WEIGHTS_DIFFER: "critical"} if was_wrong else {}, _findings(off))
     if off or was_wrong:
-        events.publish(session, FindingsChanged(key.run_id))
+        due.mark(session, key.run_id)
     # Old reports are cleared; that of the first step stays.
     first = select(table.step).where(table.run_id == key.run_id).order_by(table.step).limit(1).scalar_subquery()
     old = (table.run_id == key.run_id, table.step < key.step - KEPT_STEPS, table.step > first)

@@ -19,8 +19,8 @@ from foreshock.severity import Severity, severity_rank
 from foreshock_service.platform import audit, pagination, parameters, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Alert, Run, new_identifier
-from foreshock_service.runs import attempts, events, run_endpoints, runs
-from foreshock_service.watch import diagnosis, long_polls
+from foreshock_service.runs import attempts, due, events, run_endpoints, runs
+from foreshock_service.watch import long_polls
 from foreshock_service.watch.detection.derivation import DetectionDerived
 
 
@@ -162,7 +162,7 @@ def _change(
         alert.changed_by = "operator"
         alert.changed_at_us = now_us()
         session.flush()
-        diagnosis.compute_before_commit(session, run.id)
+        due.mark(session, run.id)
     return alert
 
 

@@ -16,9 +16,9 @@ from foreshock.clock import now_us
 from foreshock.diagnosis import wording
 from foreshock.diagnosis.rule import CLIENT_LOSSES, INCOMPLETE_STEP, JUDGING_FAILED, SPLIT_RANKS, STALE_RUN
 from foreshock_service.platform.database.tables import Alert, Step, new_identifier
-from foreshock_service.runs import events, runs, steps
+from foreshock_service.runs import due, events, runs, steps
 from foreshock_service.runs.attempts import attempts_of_run, is_active
-from foreshock_service.watch import alerts, diagnosis
+from foreshock_service.watch import alerts
 
 _AT_FIRST_STEP = frozenset({SPLIT_RANKS, INCOMPLETE_STEP})
 _MOST_STEPS = 100
@@ -192,7 +192,6 @@ def end_silence(session: Session, heard: events.TrainerHeard) -> None:
     standing = select(Alert).filter_by(run_id=heard.run_id, rule=STALE_RUN).where(Alert.state.in_(STANDING))
     for alert in session.scalars(standing).all():
         _change(session, alert, {"state": "resolved"})
-        diagnosis.compute_before_commit(session, heard.run_id)
 
 
 def _open(session: Session, key: tuple[str, int, int, str], **values: Any) -> None:
@@ -232,6 +231,7 @@ def _open(session: Session, key: tuple[str, int, int, str], **values: Any) -> No
         )
     )
     session.flush()
+    due.mark(session, run_id)
 
 
 def _change(session: Session, alert: Alert, values: dict[str, Any]) -> None:
@@ -242,6 +242,7 @@ def _change(session: Session, alert: Alert, values: dict[str, Any]) -> None:
     alert.changed_at_us = now_us()
     alert.quiet = False
     session.flush()
+    due.mark(session, alert.run_id)
 
 
 def _numbers(shards: tuple[int, ...]) -> str:

@@ -1,14 +1,8 @@
-"""The diagnosis of runs: computed in the transaction that changes its inputs, stored, and served.
-
-A transaction notes which runs it changes, and computes each diagnosis once, at its end. Three changes come without a
-transaction: a step that waits too long for shards, a run stored before there were diagnoses, and a new version of the
-rules of the diagnosis. A periodic job looks for these.
-"""
+"""The diagnosis of runs: computed from what is stored, as the last part of advancing a run, and served."""
 
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 from sqlalchemy import and_, bindparam, case, func, or_, select
@@ -34,11 +28,9 @@ from foreshock.diagnosis.quantities import REWARD_KEY, names_of, quantities_of
 from foreshock.diagnosis.reward import COLLAPSE_RULE
 from foreshock.lint import CHECKS
 from foreshock_service.platform import parameters, security
-from foreshock_service.platform.context import Context, ServiceContext
+from foreshock_service.platform.context import Context
 from foreshock_service.platform.database import engine, tables
-from foreshock_service.platform.database.session import before_commit
 from foreshock_service.runs import attempts, checkpoints, diagnoses, events, measurements, run_endpoints, runs
-from foreshock_service.runs.isolation import for_each_run
 from foreshock_service.runs.scalars import scalars_of_active_steps
 from foreshock_service.runs.steps import missing_shards_of
 
@@ -75,36 +67,16 @@ def diagnosis_of_run(session: Session, run_id: str) -> Diagnosis:
     return diagnoses.find_diagnosis(session, run_id) or judge(history_of(session, run_id))
 
 
-def note_change(session: Session, changed: Any) -> None:
-    """Compute the diagnosis of an event's run at the end of this transaction. The run is locked."""
-    compute_before_commit(session, changed.run_id, quiet=getattr(changed, "judged_until", -1) >= 0)
-
-
-def note_awaiting(session: Session, arrived: events.ShardAwaitsOthers) -> None:
-    """Compute the diagnosis if it names missing shards, or if no step of the run is complete yet."""
-    if diagnoses.awaits_shards(session, arrived.run_id):
-        compute_before_commit(session, arrived.run_id)
-
-
-def compute_before_commit(session: Session, run_id: str, *, quiet: bool = False) -> None:
-    """Compute the diagnosis once, at the end of this transaction."""
-    before_commit(session, f"diagnosis of {run_id}", partial(_compute, run_id, quiet=quiet))
-
-
-def _compute(run_id: str, session: Session, *, quiet: bool = False) -> None:
-    session.flush()
-    run = runs.find_run(session, run_id)
-    if run is None or run.deleted_at_us is not None:
-        return
+def diagnosis_to_store(session: Session, run_id: str) -> tuple[Diagnosis, bool]:
+    """Return the diagnosis of a run by what is stored now, and whether it names missing shards."""
     try:
         history = history_of(session, run_id)
     except SQLAlchemyError:
         raise
     except Exception:
         _logger.exception("the history of run %s could not be read", run_id)
-        diagnoses.store_diagnosis(session, run_id, _failed(None), awaits_shards=False, quiet=quiet)
-        return
-    diagnoses.store_diagnosis(session, run_id, judge(history), awaits_shards=bool(history.awaited), quiet=quiet)
+        return _failed(None), False
+    return judge(history), bool(history.awaited)
 
 
 def judge(history: History) -> Diagnosis:
@@ -122,23 +94,6 @@ def _failed(observed_step: int | None) -> Diagnosis:
     return Diagnosis(
         verdict="unknown", headline=headline, short=headline, missing=(failed,), observed_step=observed_step
     )
-
-
-def diagnose_due_runs(context: ServiceContext) -> int:
-    """Compute the due diagnoses that no transaction computes; return how many. For the sweeper."""
-    before_us = clock.now_us() - int(WAIT_SECONDS * 1e6)
-    with context.database.read() as session:
-        due = {*_runs_to_judge(session, _AT_ONCE), *_runs_waiting(session, before_us, _AT_ONCE)}
-    database = context.database
-    for_each_run(database, context.events, sorted(due), lambda run_id: database.write(partial(_compute_locked, run_id)))
-    return len(due)
-
-
-def _compute_locked(run_id: str, session: Session) -> bool:
-    is_there = runs.lock_run_for_background(session, run_id) is not None
-    if is_there:
-        _compute(run_id, session)
-    return is_there
 
 
 def history_of(session: Session, run_id: str) -> History:
@@ -357,6 +312,12 @@ _WAITING = (
     )
     .order_by(tables.Step.step)
 )
+
+
+def runs_to_diagnose(session: Session) -> set[str]:
+    """Return runs that time or a new release makes due: without a diagnosis of this judge, or waiting for shards."""
+    before_us = clock.now_us() - int(WAIT_SECONDS * 1e6)
+    return {*_runs_to_judge(session, _AT_ONCE), *_runs_waiting(session, before_us, _AT_ONCE)}
 
 
 def _runs_to_judge(session: Session, limit: int) -> Sequence[str]:

@@ -19,6 +19,7 @@ import pytest
 from foreshock_service.platform.database.opening import upgrade
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.health import JOB_LAST_RUN
+from tests.service.advancing import paused
 from tests.service.operation.processes import ServiceProcess, service_process
 from tests.service.postgres import PostgresCluster
 from tests.service.receiving import serving
@@ -72,7 +73,10 @@ def test_two_processes_share_the_work_and_one_that_is_killed_is_replaced(
     database = Database(url)
     with service_process(tmp_path / "a", **settings) as first, service_process(tmp_path / "b", **settings) as second:
         run = RecordedRun(database).begin()
-        run.close_all({K3: [2e-2] * 12}, range(1, 13))
+        with paused(database):
+            run.close_all({K3: [2e-2] * 12}, range(1, 13))
+        # One of the services advances it.
+        wait_until(lambda: not run.advancing.is_due())
         # One message for the alerts of one cause, and another if it becomes worse after that was sent.
         alerts = run.alerts()
         assert len(alerts) > 1
@@ -100,7 +104,7 @@ def test_two_processes_share_the_work_and_one_that_is_killed_is_replaced(
         first.process.send_signal(signal.SIGKILL)
         first.process.wait(timeout=60)
         killed_at = time.time()
-        wait_until(lambda: last_run_of(second, "close_waiting_steps") >= killed_at)
+        wait_until(lambda: last_run_of(second, "mark_waiting_runs") >= killed_at)
     database.close()
 
 

@@ -18,15 +18,17 @@ from sqlalchemy.orm import Session
 
 from foreshock.api.diagnosis import VERDICTS
 from foreshock.client.reader import Reader
+from foreshock.clock import now_us
 from foreshock.commands.main import main
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import Run, Step
 from foreshock_service.platform.security import UNRESTRICTED
 from foreshock_service.platform.settings import NotificationTarget
+from foreshock_service.runs import due
 from foreshock_service.runs.diagnoses import find_diagnosis
-from foreshock_service.runs.events import RunBecameStale, ShardAwaitsOthers
+from foreshock_service.runs.events import RunBecameStale
 from foreshock_service.watch.alerts import acknowledge, resolve
-from foreshock_service.watch.diagnosis import diagnose_due_runs, history_of, judge
+from foreshock_service.watch.diagnosis import history_of, judge
 from foreshock_service.watch.notifications import service as notifications
 from foreshock_service.watch.notifications.sending import Message
 from tests.service.watch.recorded import K3, LENGTH, RecordedRun
@@ -55,10 +57,11 @@ def wait_for_shards(run: RecordedRun, step: int) -> None:
 
     def work(session: Session) -> None:
         counts = {"expected_shards": 4, "received_shards": 2, "folded_shards": 0, "rollouts": 1, "tokens": 1}
-        times = {"first_shard_at_us": 1, "last_shard_at_us": 1, "closed_at_us": None}
+        # Longer ago than the half minute after which it is named, and within the grace time.
+        times = {"first_shard_at_us": 1, "last_shard_at_us": now_us() - 60_000_000, "closed_at_us": None}
         row = {"run_id": run.run, "attempt": run.attempt, "step": step, **counts, **times}
         session.execute(insert(Step), [row])
-        run.events.publish(session, ShardAwaitsOthers(run.run, run.attempt, step))
+        due.mark(session, run.run)
 
     run.database.write(work)
 
@@ -203,8 +206,6 @@ def test_no_change_of_data_leaves_an_old_sentence(app: FastAPI, seed: int) -> No
         elif change == "wait":
             closed += 1
             wait_for_shards(run, closed)
-            # It is named after half a minute; this step's shards came long ago.
-            diagnose_due_runs(app.state.context)
         with run.database.read() as session:
             stored = find_diagnosis(session, run.run)
             fresh = judge(history_of(session, run.run))

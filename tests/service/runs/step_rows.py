@@ -15,8 +15,6 @@ from typing import Any
 from sqlalchemy import Table, select, update
 from sqlalchemy.orm import Session
 
-from foreshock_service.app import subscribe_handlers
-from foreshock_service.platform.context import EventBus
 from foreshock_service.platform.database.engine import insert_rows, table_of
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import (
@@ -33,7 +31,8 @@ from foreshock_service.platform.database.tables import (
     StepLint,
     measurements,
 )
-from foreshock_service.runs.events import StepClosed
+from foreshock_service.runs.events import StepKey
+from foreshock_service.runs.steps import mark_step
 
 # In an order in which rows may be inserted: those that others refer to come first.
 COPIED: tuple[Table, ...] = (
@@ -57,10 +56,9 @@ def copy_run(database: Database, template: str, period: int, run: str, steps: in
     """Give `run` the steps 0 … `steps` − 1: those of the first `period` steps of `template`, over and over."""
     with database.read() as session:
         rows = {table.name: _rows(session, table, template, period) for table in COPIED}
-    events = subscribe_handlers(EventBus())
     for first in range(0, steps, STEPS_AT_ONCE):
         numbers = range(first, min(first + STEPS_AT_ONCE, steps))
-        database.write(partial(_add_steps, events, rows, period, run, numbers))
+        database.write(partial(_add_steps, rows, period, run, numbers))
 
 
 def comparable(database: Database, run: str) -> dict[str, list[dict[str, Any]]]:
@@ -89,7 +87,6 @@ def _rows(session: Session, table: Table, run: str, period: int) -> dict[int, li
 
 
 def _add_steps(
-    events: EventBus,
     rows: Mapping[str, Mapping[int, list[dict[str, Any]]]],
     period: int,
     run: str,
@@ -101,7 +98,7 @@ def _add_steps(
     for step in steps:
         for table in COPIED:
             insert_rows(session, table, [_copy(row, run, step) for row in rows[table.name].get(step % period, ())])
-        events.publish(session, StepClosed(run, 1, step))
+        mark_step(session, StepKey(run, 1, step))
 
 
 def _copy(row: Mapping[str, Any], run: str, step: int) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -21,10 +20,12 @@ from foreshock.rollouts import DecodeLimits, RolloutBatch, encode_rollouts
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import DetectorSnapshot, Shard, Step
 from foreshock_service.runs import shards
+from foreshock_service.runs.due import WAKE
 from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.judging import judge_step
 from foreshock_service.runs.shard_decoding import decode_shard, fold_step
-from foreshock_service.runs.shards import close_waiting_steps
+from foreshock_service.watch.advance import mark_waiting_runs
+from tests.service.advancing import close_overdue, paused
 from tests.service.sending import Sender, make_batch, start_run
 from tests.waiting import wait_until
 
@@ -49,13 +50,6 @@ def step_of(app: FastAPI, sender: Sender, step: int) -> Step:
         found: Step | None = session.get(Step, (sender.run, sender.attempt, step))
     assert found is not None
     return found
-
-
-def close_overdue(app: FastAPI) -> int:
-    """Sweep as if the grace time were over for every step."""
-    context = app.state.context
-    settings = context.settings.model_copy(update={"step_grace_seconds": 1e-6})
-    return close_waiting_steps(replace(context, settings=settings))
 
 
 @pytest.fixture
@@ -118,27 +112,34 @@ def test_fold_of_the_decoder_equals_the_fold_of_stored_statistics(tmp_path: Path
     assert (apart.measured, apart.step) == (decoded.measured, None)
 
 
-def test_step_of_one_shard_is_stored_and_closed_in_one_transaction(http: httpx.Client, writes: list[str]) -> None:
+def test_step_of_one_shard_is_stored_and_closed_in_one_transaction(
+    http: httpx.Client, app: FastAPI, writes: list[str]
+) -> None:
     sender = start_run(http)
     writes.clear()
-    assert sender.put_shard(0, make_batch(seed=1)).json()["step_closed"] is True
+    with paused(app.state.context.database):
+        sender.put_shard(0, make_batch(seed=1)).raise_for_status()
     assert len(writes) == 1
     assert sender.get("steps/0/lint").json()["shards"] == 1
     assert len(writes) == 1
 
 
-def test_last_of_several_shards_is_stored_and_closes_its_step_in_two_transactions(
-    http: httpx.Client, writes: list[str]
+def test_run_is_advanced_in_a_transaction_for_each_part(http: httpx.Client, app: FastAPI, writes: list[str]) -> None:
+    sender = start_run(http)
+    with paused(app.state.context.database):
+        for shard in range(3):
+            sender.put_shard(0, make_batch(seed=shard), shard, 3).raise_for_status()
+        writes.clear()
+        # The fold, the judgement, the diagnosis.
+        app.state.advancing.advance_due_runs()
+    assert len(writes) == 3
+
+
+def test_scalars_cost_one_transaction_before_and_after_their_step_closes(
+    http: httpx.Client, app: FastAPI, writes: list[str]
 ) -> None:
     sender = start_run(http)
-    writes.clear()
-    for shard in range(3):
-        sender.put_shard(0, make_batch(seed=shard), shard, 3).raise_for_status()
-    assert len(writes) == 4
-
-
-def test_scalars_cost_one_transaction_before_and_after_their_step_closes(http: httpx.Client, writes: list[str]) -> None:
-    sender = start_run(http)
+    app.state.context.database.session_info.pop(WAKE)
     writes.clear()
     assert sender.put_scalars(0, {"grad_norm": 1.0}).status_code == 204
     assert len(writes) == 1
@@ -153,7 +154,7 @@ def test_shard_that_arrives_during_the_fold_repeats_it(
     sender = start_run(http)
     parts = [make_batch(seed=seed) for seed in range(4)]
     sender.put_shard(0, parts[0], 0, 4).raise_for_status()
-    assert close_overdue(app) == 1
+    assert close_overdue(app.state.context) == 1
     answers: list[httpx.Response] = []
     late = Thread(target=lambda: answers.append(sender.put_shard(0, parts[2], 2, 4)))
 
@@ -162,9 +163,9 @@ def test_shard_that_arrives_during_the_fold_repeats_it(
         wait_until(lambda: count_of(app, Shard) == 3)
 
     folds = during_the_fold(arrive)
-    assert sender.put_shard(0, parts[1], 1, 4).json()["step_closed"] is True
+    sender.put_shard(0, parts[1], 1, 4).raise_for_status()
     late.join()
-    assert answers[0].json()["step_closed"] is True
+    answers[0].raise_for_status()
     # When the late shard is handled, the step's fold already includes it.
     assert folds == [(sender.run, 1, 0)] * 2
     assert tokens_of(sender) == [sum(part.num_tokens for part in parts[:3])]
@@ -176,12 +177,11 @@ def test_late_shards_at_once_are_all_folded(http: httpx.Client, app: FastAPI) ->
     sender = start_run(http)
     parts = [make_batch(seed=seed) for seed in range(8)]
     sender.put_shard(0, parts[0], 0, 9).raise_for_status()
-    assert close_overdue(app) == 1
+    assert close_overdue(app.state.context) == 1
     with ThreadPoolExecutor(7) as threads:
-        answers = list(threads.map(lambda shard: sender.put_shard(0, parts[shard], shard, 9), range(1, 8)))
-    assert all(answer.json()["step_closed"] for answer in answers)
+        list(threads.map(lambda shard: sender.put_shard(0, parts[shard], shard, 9), range(1, 8)))
     assert tokens_of(sender) == [sum(part.num_tokens for part in parts)]
-    assert close_waiting_steps(app.state.context) == 0
+    assert mark_waiting_runs(app.state.context) == 0
 
 
 def test_run_deleted_during_the_fold_stays_without_measurements(
@@ -190,11 +190,10 @@ def test_run_deleted_during_the_fold_stays_without_measurements(
     sender = start_run(http)
     sender.put_shard(0, make_batch(seed=0), 0, 2).raise_for_status()
     folds = during_the_fold(lambda: http.delete(f"/v1/runs/{sender.run}").raise_for_status())
-    answer = sender.put_shard(0, make_batch(seed=1), 1, 2)
-    assert (answer.status_code, answer.json()["step_closed"]) == (201, False)
+    sender.put_shard(0, make_batch(seed=1), 1, 2).raise_for_status()
     assert len(folds) == 1
     assert step_of(app, sender, 0).closed_at_us is None
-    assert close_waiting_steps(app.state.context) == 0
+    assert mark_waiting_runs(app.state.context) == 0
 
 
 def test_step_superseded_during_the_fold_closes_and_is_not_observed(
@@ -202,14 +201,19 @@ def test_step_superseded_during_the_fold_closes_and_is_not_observed(
 ) -> None:
     sender = start_run(http)
     sender.put_shard(4, make_batch(seed=0), 0, 2).raise_for_status()
-    during_the_fold(lambda: sender.new_attempt("resumed", 3))
-    assert sender.put_shard(4, make_batch(seed=1), 1, 2).json()["step_closed"] is True
+
+    def resume() -> None:
+        with paused(app.state.context.database):
+            sender.new_attempt("resumed", 3)
+
+    during_the_fold(resume)
+    sender.put_shard(4, make_batch(seed=1), 1, 2).raise_for_status()
     assert count_of(app, DetectorSnapshot) == 0
     assert sender.get("steps").json()["items"] == []
     assert sender.get("steps", attempt=1).json()["items"][0]["closed"] is True
 
 
-def test_step_whose_fold_fails_is_closed_by_the_sweeper_or_by_the_same_upload(
+def test_step_whose_fold_fails_is_closed_by_a_later_sweep(
     http: httpx.Client, app: FastAPI, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     sender = start_run(http)
@@ -221,15 +225,13 @@ def test_step_whose_fold_fails_is_closed_by_the_sweeper_or_by_the_same_upload(
         patch.setattr(shards, "fold_step", fail)
         for step in (0, 1):
             sender.put_shard(step, make_batch(seed=0), 0, 2).raise_for_status()
-            answer = sender.put_shard(step, make_batch(seed=1), 1, 2)
-            assert (answer.status_code, answer.json()["step_closed"]) == (201, False)
-        assert close_waiting_steps(app.state.context) == 0
+            assert sender.put_shard(step, make_batch(seed=1), 1, 2).status_code == 201
+        assert mark_waiting_runs(app.state.context) == 1
+        assert len(tokens_of(sender)) == 0
     assert "could not close its step 1" in caplog.text
     (alert,) = sender.get("alerts").json()["items"]
     assert "The service could not close its step 0: OSError: no memory" in alert["why"]
-    again = sender.put_shard(0, make_batch(seed=1), 1, 2)
-    assert (again.status_code, again.json()["status"], again.json()["step_closed"]) == (200, "duplicate", True)
-    assert close_waiting_steps(app.state.context) == 1
+    assert mark_waiting_runs(app.state.context) == 1
     assert len(tokens_of(sender)) == 2
 
 
@@ -237,8 +239,8 @@ def test_step_without_all_shards_closes_after_the_clock_was_set_back(app: FastAP
     sender = start_run(http)
     sender.put_shard(0, make_batch(), 0, 2).raise_for_status()
     context = app.state.context
-    assert close_waiting_steps(context) == 0
+    assert mark_waiting_runs(context) == 0
     later = now_us() + 2 * int(context.settings.step_grace_seconds * 1e6)
     context.database.write(lambda session: session.execute(update(Step).values(last_shard_at_us=later)))
-    assert close_waiting_steps(context) == 1
+    assert mark_waiting_runs(context) == 1
     assert sender.get("steps").json()["items"][0]["closed"]

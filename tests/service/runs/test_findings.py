@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import httpx
+import pytest
 from fastapi import FastAPI
 from sqlalchemy import Engine, event
 from sqlalchemy.orm import Session
 
 from foreshock.rollouts import RolloutBatch
 from foreshock.severity import Severity
-from foreshock_service.app import FINDING_SOURCES
 from foreshock_service.maintenance.remeasure import remeasure_step
 from foreshock_service.platform.database.session import Database
 from foreshock_service.runs.events import StepKey
-from foreshock_service.runs.findings import FindingOfStep, FindingOfSteps, rebuild_due_findings, replace_findings
+from foreshock_service.runs.findings import FindingOfStep, FindingOfSteps, replace_findings
 from foreshock_service.runs.judging import LintPart, judge_step, lint_shard
 from foreshock_service.runs.lint import findings_of_run, store_verdict
-from foreshock_service.runs.shards import try_to_close
+from foreshock_service.runs.shards import close_step
+from foreshock_service.watch import advance
 from tests.foreshock.lint.healthy import healthy_batch
+from tests.service.advancing import advance_all, paused
 from tests.service.replay.attribution.replaying import replay, start
 from tests.service.replay.attribution.test_environments import AMX, AVX2, KNOWN
 from tests.service.replay.results.test_doctor import STEP, examined
@@ -49,10 +51,6 @@ def findings(run: Sender, **query: Any) -> list[dict[str, Any]]:
 def steps_of(run: Sender) -> list[tuple[str, int, int, int]]:
     """Return (name, steps, first step, newest step) of the run's findings, by name."""
     return sorted((each["name"], each["steps"], each["first_step"], each["newest_step"]) for each in findings(run))
-
-
-def rebuild(app: FastAPI) -> int:
-    return rebuild_due_findings(app.state.context, FINDING_SOURCES)
 
 
 def test_lint_defect_is_one_finding_with_the_evidence_of_its_newest_step(http: httpx.Client) -> None:
@@ -114,8 +112,6 @@ def test_cause_that_an_attribution_names_is_a_finding_with_its_share(http: httpx
         replay(
             run, {"vllm.prefill": batch.rollout_log_probs, "torch.trainer": batch.trainer_log_probs}, batch, AVX2, step
         )
-    assert rebuild(app) == 1
-    assert rebuild(app) == 0
     read = run.get("steps/2/attribution").json()
     (conclusion,) = [each for each in read["conclusions"] if each["names_cause"]]
     (link,) = [each for each in read["links"] if each["name"] == conclusion["link"]]
@@ -137,11 +133,9 @@ def test_attribution_of_another_step_can_make_a_cause_a_finding(http: httpx.Clie
     assert batch.trainer_log_probs is not None
     run = start(http, batch, 1, 2)
     replay(run, {"vllm.prefill": batch.trainer_log_probs, "torch.trainer": batch.trainer_log_probs}, batch, AMX, 2)
-    rebuild(app)
     assert findings(run, source="attribution") == []
     # The replay of step 1, in the same environment, is equal bit for bit: the environment does not explain step 2.
     replay(run, {"vllm.prefill": batch.rollout_log_probs, "torch.trainer": batch.rollout_log_probs}, batch, AMX, 1)
-    rebuild(app)
     named = {
         (conclusion["link"], step, conclusion["sentence"])
         for step in (1, 2)
@@ -160,7 +154,6 @@ def test_causes_of_the_doctor_are_findings_and_causes_of_the_diagnosis(http: htt
     for step in (1, 40, 59, STEP):
         announce_checkpoint(run, step)
     examined(run)
-    rebuild(app)
     (finding,) = findings(run, source="doctor")
     assert finding["name"] == "other_weights/rollout"
     assert finding["title"].endswith("are those of the weights step 1")
@@ -178,7 +171,6 @@ def test_steps_that_a_resume_supersedes_are_not_counted(http: httpx.Client, app:
     before = findings(run)[0]
     assert steps_of(run) == [(CHECK, 4, 1, 4)]
     resumed = run.new_attempt("again", 3)
-    assert rebuild(app) == 1
     assert steps_of(run) == [(CHECK, 2, 1, 2)]
     assert findings(run)[0]["sentence"] == run.get("steps/2/lint").json()["warnings"][0]["seen"]
     assert findings(run)[0]["changed_at_us"] > before["changed_at_us"]
@@ -187,7 +179,6 @@ def test_steps_that_a_resume_supersedes_are_not_counted(http: httpx.Client, app:
     send(resumed, 3, copied(healthy_batch(3)))
     assert steps_of(run) == [(CHECK, 3, 1, 3)]
     run.new_attempt("from the start", 0)
-    assert rebuild(app) == 1
     assert findings(run) == []
 
 
@@ -200,11 +191,8 @@ def test_causes_of_steps_that_a_resume_supersedes_are_not_counted(http: httpx.Cl
         replay(
             run, {"vllm.prefill": batch.rollout_log_probs, "torch.trainer": batch.trainer_log_probs}, batch, AVX2, step
         )
-    rebuild(app)
     assert [each["steps"] for each in findings(run, source="attribution")] == [2]
     run.new_attempt("again", 2)
-    # The causes and the warnings.
-    assert rebuild(app) == 2
     assert [(each["steps"], each["newest_step"]) for each in findings(run, source="attribution")] == [(1, 1)]
 
 
@@ -212,12 +200,11 @@ def test_late_shard_takes_a_finding_away(http: httpx.Client, app: FastAPI) -> No
     run = start_run(http)
     send(run, 1, copied(healthy_batch(1)))
     send(run, 2, copied(healthy_batch(2, groups=1)), 0, 2)
-    assert try_to_close(app.state.context, StepKey(run.run, 1, 2), grace_us=-1)
+    assert close_step(app.state.context, StepKey(run.run, 1, 2), grace_us=-1)
     assert steps_of(run) == [(CHECK, 2, 1, 2)]
     # Most of the step is healthy, so that its verdict is another one.
     send(run, 2, healthy_batch(3, groups=24), 1, 2)
     assert CHECK not in [each["name"] for each in run.get("steps/2/lint").json()["warnings"]]
-    assert rebuild(app) == 1
     assert (CHECK, 1, 1, 1) in steps_of(run)
     summary = run.get("lint").json()["warnings"]
     assert steps_of(run) == sorted((w["name"], w["steps"], w["first_step"], w["newest_step"]) for w in summary)
@@ -226,11 +213,10 @@ def test_late_shard_takes_a_finding_away(http: httpx.Client, app: FastAPI) -> No
 def test_late_shard_with_the_same_defect_is_counted_once(http: httpx.Client, app: FastAPI) -> None:
     run = start_run(http)
     send(run, 2, copied(healthy_batch(2)), 0, 2)
-    assert try_to_close(app.state.context, StepKey(run.run, 1, 2), grace_us=-1)
+    assert close_step(app.state.context, StepKey(run.run, 1, 2), grace_us=-1)
     (before,) = findings(run)
     send(run, 2, copied(healthy_batch(3)), 1, 2)
     (after,) = findings(run)
-    assert rebuild(app) == 0
     assert (after["steps"], after["changed_at_us"]) == (1, before["changed_at_us"])
     assert after["sentence"] == run.get("steps/2/lint").json()["warnings"][0]["seen"] != before["sentence"]
 
@@ -250,47 +236,51 @@ def test_measuring_again_takes_a_finding_away(http: httpx.Client, app: FastAPI, 
         store_wrong_verdict(database, run, step)
     assert steps_of(run) == [(CHECK, 2, 1, 2)]
     assert remeasure_step(app.state.context, StepKey(run.run, 1, 2)).left is None
-    assert rebuild(app) == 1
     assert steps_of(run) == [(CHECK, 1, 1, 1)]
     assert remeasure_step(app.state.context, StepKey(run.run, 1, 1)).left is None
-    assert rebuild(app) == 1
     assert findings(run) == []
 
 
-def test_step_that_closes_while_findings_are_read_anew_is_not_lost(http: httpx.Client, app: FastAPI) -> None:
+def test_step_that_closes_while_findings_are_read_anew_is_not_lost(
+    http: httpx.Client, app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = start_run(http)
     for step in (1, 2):
         send(run, step, copied(healthy_batch(step)))
-    resumed = run.new_attempt("again", 2)
     reads = 0
 
     def read_late(session: Session, run_id: str) -> Sequence[FindingOfSteps]:
         nonlocal reads
         found = findings_of_run(session, run_id)
-        if reads == 0:
+        reads += 1
+        if reads == 1:
             session.rollback()
             send(resumed, 2, copied(healthy_batch(7)))
-        reads += 1
         return found
 
-    assert rebuild_due_findings(app.state.context, {"lint": read_late}) == 0
-    assert rebuild_due_findings(app.state.context, {"lint": read_late}) == 1
+    with monkeypatch.context() as patch, paused(app.state.context.database):
+        patch.setitem(cast(dict[str, Any], advance._FINDINGS), "lint", read_late)
+        resumed = run.new_attempt("again", 2)
+        advance_all(app.state.advancing)
     assert (reads, steps_of(run)) == (2, [(CHECK, 2, 1, 2)])
 
 
-def test_run_whose_findings_cannot_be_read_does_not_keep_those_of_others(http: httpx.Client, app: FastAPI) -> None:
+def test_run_whose_findings_cannot_be_read_does_not_keep_those_of_others(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs = [start_run(http, key) for key in ("a", "b")]
     for run in runs:
         send(run, 1, copied(healthy_batch(1)))
-        run.new_attempt("again", 0)
 
     def fail_for_one(session: Session, run_id: str) -> Sequence[FindingOfSteps]:
         if run_id == min(run.run for run in runs):
             raise RuntimeError("unreadable")
         return findings_of_run(session, run_id)
 
-    assert rebuild_due_findings(app.state.context, {"lint": fail_for_one}) == 1
-    assert rebuild(app) == 1
+    monkeypatch.setitem(cast(dict[str, Any], advance._FINDINGS), "lint", fail_for_one)
+    for run in runs:
+        run.new_attempt("again", 0)
+    assert [len(findings(run)) for run in sorted(runs, key=lambda run: run.run)] == [1, 0]
 
 
 def store(database: Database, run: Sender, names: Sequence[str], severity: Severity = "warning") -> None:

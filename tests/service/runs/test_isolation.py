@@ -11,7 +11,6 @@ import pytest
 from fastapi import FastAPI
 from sqlalchemy import TextClause, text
 
-from foreshock_service.app import FINDING_SOURCES
 from foreshock_service.maintenance.remeasure import remeasure_step
 from foreshock_service.maintenance.retention import purge_all
 from foreshock_service.platform.context import ServiceContext
@@ -19,10 +18,9 @@ from foreshock_service.replay.attribution.service import compute_stale_attributi
 from foreshock_service.replay.leases.service import sweep
 from foreshock_service.replay.probes.policies import make_automatic_probes
 from foreshock_service.runs.events import StepKey
-from foreshock_service.runs.findings import rebuild_due_findings
 from foreshock_service.runs.isolation import alert_of_unreadable_runs
-from foreshock_service.runs.shards import close_waiting_steps
-from foreshock_service.watch.detection.background import derive_due
+from foreshock_service.watch.advance import Advancing, mark_waiting_runs
+from tests.service.advancing import advance_all
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, work_off
 
@@ -69,16 +67,16 @@ def scrape(_: ServiceContext, http: httpx.Client) -> None:
 
 LOOPS = {
     "detection": Loop(
-        "INSERT INTO due_replays SELECT id, 0, 0, -1 FROM runs",
+        "INSERT INTO due_marks SELECT 'mark of ' || id, id, 0, NULL, -1 FROM runs",
         "UPDATE runs SET scalar_names = '[1]' WHERE id {runs}",
-        lambda context, _: derive_due(context.events, context.database),
-        "SELECT count(*) FROM due_replays WHERE run_id {runs}",
+        lambda context, _: advance_all(Advancing(context)),
+        "SELECT count(*) FROM due_marks WHERE run_id {runs}",
     ),
     "findings": Loop(
-        "INSERT OR REPLACE INTO due_findings SELECT id, 'attribution', 1 FROM runs",
+        "INSERT INTO due_marks SELECT 'mark of ' || id, id, NULL, 'attribution', -1 FROM runs",
         "UPDATE attributions SET document = x'00' WHERE run_id {runs}",
-        lambda context, _: rebuild_due_findings(context, FINDING_SOURCES),
-        "SELECT count(*) FROM due_findings WHERE run_id {runs}",
+        lambda context, _: advance_all(Advancing(context)),
+        "SELECT count(*) FROM due_marks WHERE run_id {runs}",
     ),
     "attribution": Loop(
         "UPDATE attributions SET stale = true, changed_at_us = 1",
@@ -107,7 +105,7 @@ LOOPS = {
     "closing of steps": Loop(
         "UPDATE steps SET last_shard_at_us = 1 WHERE step = 9",
         "UPDATE shard_statistics SET statistics = x'00' WHERE run_id {runs}",
-        lambda context, _: close_waiting_steps(context),
+        lambda context, _: mark_waiting_runs(context),
         "SELECT count(*) FROM steps WHERE closed_at_us IS NULL AND run_id {runs}",
     ),
     "remeasure": Loop(

@@ -11,6 +11,7 @@ from sqlalchemy import event
 
 from foreshock.rollouts import encode_rollouts
 from foreshock_service.platform.database.session import Database
+from tests.service.advancing import advance_all
 from tests.service.runs.step_rows import copy_run
 from tests.service.sending import Sender, make_batch, start_run
 
@@ -43,7 +44,7 @@ class Instructions:
 def test_a_step_of_a_long_run_takes_no_more_instructions(app: FastAPI, http: httpx.Client, database: Database) -> None:
     template = start_run(http, "template")
     for step in range(PERIOD):
-        assert template.put_shard(step, encode_rollouts(make_batch(seed=step))).json()["step_closed"]
+        template.put_shard(step, encode_rollouts(make_batch(seed=step))).raise_for_status()
     most = {steps: most_instructions(app, http, database, template.run, steps) for steps in (SHORT, LONG)}
     assert most[SHORT] > MARGIN
     assert most[LONG] <= most[SHORT] + MARGIN
@@ -53,10 +54,11 @@ def most_instructions(app: FastAPI, http: httpx.Client, database: Database, temp
     """Return the most instructions of one of the steps that follow so many."""
     run: Sender = start_run(http, f"run of {steps} steps")
     copy_run(database, template, PERIOD, run.run, steps)
+    advance_all(app.state.advancing)
     counts = []
     executed = Instructions(app.state.context.database)
     for step in range(steps, steps + PERIOD):
         executed.count = 0
-        assert run.put_shard(step, encode_rollouts(make_batch(seed=step % PERIOD))).json()["step_closed"]
+        run.put_shard(step, encode_rollouts(make_batch(seed=step % PERIOD))).raise_for_status()
         counts.append(executed.count)
     return max(counts)

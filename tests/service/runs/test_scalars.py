@@ -13,7 +13,7 @@ from foreshock.diagnosis.detectors import WarningConfiguration
 from foreshock_service.app import create_app
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings
-from foreshock_service.runs.events import ScalarsChanged, StepClosed, StepEvent
+from foreshock_service.runs.events import ScalarsLogged, StepClosed, StepEvent
 from foreshock_service.watch.detection.history import WatchedRun, closed_steps_after
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.server import RunningServer
@@ -40,14 +40,15 @@ def seen() -> list[Seen]:
 
 @pytest.fixture
 def sender(settings: Settings, decoders: DecoderPool, seen: list[Seen]) -> Iterator[Sender]:
-    """Start a run in a service with one handler for each step event."""
+    """Start a run in a service with one handler for each event of a closed step."""
 
     def note(session: Session, event: StepEvent) -> None:
         history = closed_steps_after(session, event.run_id, event.step - 1, WATCHED, 10)
-        seen.append(Seen(event, history[0][0].values))
+        if history:
+            seen.append(Seen(event, history[0][0].values))
 
     app = create_app(settings, decoders)
-    for event_type in (StepClosed, ScalarsChanged):
+    for event_type in (StepClosed, ScalarsLogged):
         app.state.context.events.subscribe(event_type, note)
     with RunningServer(app) as server, httpx.Client(base_url=server.url, timeout=60) as http:
         yield start_run(http)
@@ -66,7 +67,7 @@ def test_scalars_before_step_closes_are_among_its_values(sender: Sender, seen: l
 def test_late_scalars_publish_event_and_join_step_values(sender: Sender, seen: list[Seen]) -> None:
     sender.put_shard(5, make_batch()).raise_for_status()
     sender.put_scalars(5, {"grad_norm": 0.5}).raise_for_status()
-    changed = ScalarsChanged(sender.run, 1, 5, frozenset({"grad_norm"}))
+    changed = ScalarsLogged(sender.run, 1, 5, frozenset({"grad_norm"}))
     assert [each.event for each in seen] == [StepClosed(sender.run, 1, 5), changed]
     assert "scalars:grad_norm" not in seen[0].values
     assert seen[1].values == {**seen[0].values, "scalars:grad_norm": 0.5}

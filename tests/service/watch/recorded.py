@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
@@ -12,16 +13,19 @@ from sqlalchemy.orm import Session
 from foreshock.changes import ChangeKind
 from foreshock.learning_rate.decisions import AdviceState, fold
 from foreshock_service.app import subscribe_handlers
-from foreshock_service.platform.context import EventBus
+from foreshock_service.platform.context import EventBus, ServiceContext
 from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import MEASUREMENT_KEY, Alert, DetectorSnapshot, Run, Step, measurements
 from foreshock_service.platform.security import UNRESTRICTED
+from foreshock_service.platform.settings import Settings
 from foreshock_service.runs.attempts import AttemptCreate, get_or_create_attempt
 from foreshock_service.runs.changes import ChangePut, announce_change
 from foreshock_service.runs.events import StepClosed, StepKey
 from foreshock_service.runs.runs import RunCreate, get_or_create_run
 from foreshock_service.runs.scalars import ScalarsPut, store_scalars
+from foreshock_service.runs.steps import mark_step
+from foreshock_service.watch.advance import Advancing
 from foreshock_service.watch.advice import service as advice
 from foreshock_service.watch.detection import states
 
@@ -42,6 +46,17 @@ class RecordedRun:
     attempt: int = 1
     alert_versions: list[int] = field(default_factory=list)
     events: EventBus = field(default_factory=lambda: subscribe_handlers(EventBus()))
+
+    def __post_init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """Advance the run after each write to its database."""
+        others: Any = dict.fromkeys(("store", "decoders", "uploads"))
+        context = ServiceContext(
+            settings=Settings(), database=self.database, session_secret=b"", events=self.events, **others
+        )
+        self.advancing = Advancing(context)
 
     def begin(self, key: str = "a-run", **fields: object) -> RecordedRun:
         """Create the run and its first attempt."""
@@ -79,6 +94,7 @@ class RecordedRun:
                 update(Run).where(Run.id == self.run).values(last_step=step, last_shard_at_us=time.time_ns() // 1000)
             )
             self.events.publish(session, StepClosed(self.run, number, step))
+            mark_step(session, StepKey(self.run, number, step))
 
         self.database.write(work)
         versions = [alert.version for alert in self.alerts()]
@@ -101,7 +117,7 @@ class RecordedRun:
     def announce(self, step: int, kind: ChangeKind) -> None:
         """Announce a change of the newest attempt."""
         key = StepKey(self.run, self.attempt, step)
-        self.database.write(lambda session: announce_change(session, self.events, UNRESTRICTED, key, kind, ChangePut()))
+        self.database.write(lambda session: announce_change(session, UNRESTRICTED, key, kind, ChangePut()))
 
     def alerts(self) -> list[Alert]:
         """Every alert, by step and rule."""

@@ -10,10 +10,10 @@ from fastapi import FastAPI
 from sqlalchemy import update
 
 from foreshock_service.platform.context import ServiceContext
-from foreshock_service.platform.database.tables import Attempt, Run, Step
+from foreshock_service.platform.database.tables import Attempt, Run
 from foreshock_service.platform.settings import Settings
 from foreshock_service.runs.runs import mark_stale_runs
-from foreshock_service.runs.shards import close_waiting_steps
+from tests.service.advancing import close_overdue
 from tests.service.sending import Sender, make_batch, start_run
 
 
@@ -24,12 +24,6 @@ def context_of(app: FastAPI) -> ServiceContext:
 
 def alerts(http: httpx.Client, run: str, rule: str) -> list[dict[str, Any]]:
     return [each for each in http.get(f"/v1/runs/{run}/alerts").json()["items"] if each["rule"] == rule]
-
-
-def close_overdue(app: FastAPI) -> None:
-    context = context_of(app)
-    context.database.write(lambda session: session.execute(update(Step).values(last_shard_at_us=0)))
-    close_waiting_steps(context)
 
 
 def test_attempts_that_begin_together_with_disjoint_shards_raise_an_alert(http: httpx.Client) -> None:
@@ -76,8 +70,8 @@ def test_alerts_on_delivery_are_the_same_in_any_order_of_arrival(http: httpx.Cli
             attempt, step, shard = key
             senders[attempt].put_shard(step, batches[key], shard=shard, shards=2).raise_for_status()
             if draw.random() < 0.3:
-                close_overdue(app)
-        close_overdue(app)
+                close_overdue(context_of(app))
+        close_overdue(context_of(app))
         seen.append(standing(http, sender.run))
     assert all(each == seen[0] for each in seen)
     assert [(each["attempt"], each["rule"], each["step"]) for each in seen[0]] == [
@@ -92,7 +86,7 @@ def test_rewind_takes_superseded_steps_out_of_the_alert(http: httpx.Client, app:
     sender = start_run(http)
     for step in (3, 4, 5):
         sender.put_shard(step, make_batch(seed=step), shard=0, shards=2)
-    close_overdue(app)
+    close_overdue(context_of(app))
     (alert,) = alerts(http, sender.run, "incomplete_step")
     assert list(alert["evidence"]["steps"]) == ["3", "4", "5"]
     sender.new_attempt("resumed", 4)
@@ -116,7 +110,7 @@ def test_incomplete_step_is_said_everywhere_until_it_is_complete(http: httpx.Cli
     sender = start_run(http)
     for step in (3, 4):
         sender.put_shard(step, make_batch(seed=step), shard=0, shards=2)
-        close_overdue(app)
+        close_overdue(context_of(app))
     (alert,) = alerts(http, sender.run, "incomplete_step")
     assert (alert["severity"], alert["state"], alert["step"]) == ("warning", "open", 3)
     assert alert["why"].startswith("Rank 1 sent nothing in all 2 steps. Measures of")
@@ -149,12 +143,12 @@ def test_ranks_that_are_missing_now_and_then_are_named_at_the_newest_step(http: 
     sender.put_shard(1, make_batch(seed=1))
     for step, arrived in ((2, 0), (3, 0)):
         sender.put_shard(step, make_batch(seed=step), shard=arrived, shards=512)
-        close_overdue(app)
+        close_overdue(context_of(app))
     (alert,) = alerts(http, sender.run, "incomplete_step")
     assert alert["why"].startswith("Ranks 1, 2, 3, 4, 5, 6, 7, 8 and 503 more sent nothing in 2 steps, 2 to 3. ")
     assert len(sender.get("diagnosis").json()["headline"]) <= 200
     sender.put_shard(4, make_batch(seed=4), shard=1, shards=2)
-    close_overdue(app)
+    close_overdue(context_of(app))
     (alert,) = alerts(http, sender.run, "incomplete_step")
     assert "step 4 has 1 of 2 shards (missing: rank 0), and 2 earlier steps lack shards too" in alert["why"]
 
@@ -214,7 +208,7 @@ def test_only_the_trainer_itself_ends_its_silence(http: httpx.Client, app: FastA
     mark_stale_runs(context, 0)
     (opened,) = alerts(http, sender.run, "stale_run")
     # The service closes the step, and another client sends what the dead one left in its spool.
-    close_overdue(app)
+    close_overdue(context_of(app))
     assert sender.get("steps").json()["items"][0]["closed"]
     sender.put_shard(2, make_batch(seed=1)).raise_for_status()
     sender.put_scalars(3, {"reward": 1.0}).raise_for_status()

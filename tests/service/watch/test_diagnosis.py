@@ -15,14 +15,11 @@ from sqlalchemy import delete, update
 
 from foreshock.api.records import to_json
 from foreshock.rollouts import RolloutBatch
-from foreshock_service.app import FINDING_SOURCES
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import Run, Step, StoredDiagnosis
-from foreshock_service.runs.findings import rebuild_due_findings
 from foreshock_service.runs.runs import mark_stale_runs
-from foreshock_service.runs.shards import close_waiting_steps
 from foreshock_service.watch import diagnosis
-from foreshock_service.watch.detection.background import derive_due
+from foreshock_service.watch.advance import mark_waiting_runs
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import announce_checkpoint, ask_for_probe, work_off
 
@@ -81,12 +78,12 @@ def test_missing_shards_of_a_later_step_are_named_after_a_while(http: httpx.Clie
     run = start_run(http)
     run.put_shard(0, make_batch(12, seed=1)).raise_for_status()
     run.put_shard(1, make_batch(12, seed=2), shard=0, shards=2).raise_for_status()
-    assert diagnosis.diagnose_due_runs(context_of(app)) == 0
+    assert mark_waiting_runs(context_of(app)) == 0
     a_while_ago = Step.last_shard_at_us - int(diagnosis.WAIT_SECONDS * 1e6) - 1
     context_of(app).database.write(lambda session: session.execute(update(Step).values(last_shard_at_us=a_while_ago)))
-    assert diagnosis.diagnose_due_runs(context_of(app)) == 1
+    assert mark_waiting_runs(context_of(app)) == 1
     assert "step 1 is waiting for rank 1 of 2 since" in str(diagnosis_of(run)["missing"])
-    assert diagnosis.diagnose_due_runs(context_of(app)) == 0
+    assert mark_waiting_runs(context_of(app)) == 0
     run.put_shard(1, make_batch(12, seed=3), shard=1, shards=2).raise_for_status()
     assert "waiting" not in str(diagnosis_of(run))
 
@@ -116,13 +113,13 @@ def test_a_missing_row_and_one_of_another_judge_are_computed_in_the_background(
     context = context_of(app)
     context.database.write(lambda session: session.execute(delete(StoredDiagnosis)))
     assert diagnosis_of(run)["headline"] == want["headline"]
-    assert diagnosis.diagnose_due_runs(context) == 1
+    assert mark_waiting_runs(context) == 1
     assert diagnosis_of(run)["headline"] == want["headline"]
     context.database.write(
         lambda session: session.execute(update(StoredDiagnosis).values(judged_by="older", headline="old"))
     )
-    assert diagnosis.diagnose_due_runs(context) == 1
-    assert diagnosis.diagnose_due_runs(context) == 0
+    assert mark_waiting_runs(context) == 1
+    assert mark_waiting_runs(context) == 0
     found = stored(app, run.run)
     assert found is not None
     assert found.headline == want["headline"]
@@ -134,7 +131,7 @@ def test_a_run_that_has_ended_keeps_its_diagnosis_after_an_upgrade(http: httpx.C
     http.patch(f"/v1/runs/{run.run}", json={"state": "finished"}).raise_for_status()
     older = update(StoredDiagnosis).values(judged_by="older", headline="old")
     context_of(app).database.write(lambda session: session.execute(older))
-    assert diagnosis.diagnose_due_runs(context_of(app)) == 0
+    assert mark_waiting_runs(context_of(app)) == 0
     found = stored(app, run.run)
     assert found is not None
     assert found.headline == "old"
@@ -151,14 +148,6 @@ def test_a_judge_that_raises_stops_no_upload_and_says_so(
     monkeypatch.setattr(diagnosis, "diagnose", fail)
     run.put_shard(1, make_batch(12, seed=1)).raise_for_status()
     assert diagnosis_of(run)["headline"] == "Unknown: this run could not be diagnosed."
-
-
-def refresh(app: FastAPI) -> None:
-    """Do what the service's jobs do."""
-    context = context_of(app)
-    derive_due(context.events, context.database)
-    rebuild_due_findings(context, FINDING_SOURCES)
-    diagnosis.diagnose_due_runs(context)
 
 
 def content(read: dict[str, Any]) -> dict[str, Any]:
@@ -210,8 +199,7 @@ def test_gaps_late_shards_and_a_resume_give_the_same_in_any_order_of_arrival(
             sender.put_shard(step, body, shard=shard, shards=2).raise_for_status()
             if shard:
                 sender.put_scalars(step, {"grad_norm": 1.0 + step}).raise_for_status()
-        close_waiting_steps(context_of(app))
-        refresh(app)
+        mark_waiting_runs(context_of(app))
         found.append(content(diagnosis_of(first)))
     assert found[0]["verdict"] == "critical"
     assert found[0]["observed_step"] == 11
@@ -265,7 +253,6 @@ def test_a_change_leaves_no_old_sentence(http: httpx.Client, app: FastAPI, chang
         run.put_scalars(step, {"grad_norm": 1.0, "score": 0.5}).raise_for_status()
     answer = CHANGES[change](run)
     assert answer is None or answer.is_success, answer.text
-    refresh(app)
     with context_of(app).database.read() as session:
         fresh = to_json(diagnosis.judge(diagnosis.history_of(session, run.run)))
     assert content(diagnosis_of(run)) == content(fresh)

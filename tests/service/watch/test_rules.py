@@ -20,7 +20,7 @@ from foreshock_service.platform.security import UNRESTRICTED
 from foreshock_service.platform.settings import Settings
 from foreshock_service.runs.runs import RunUpdate, update_run
 from foreshock_service.serving import serve
-from foreshock_service.watch.detection.background import derive_due, note_outdated
+from foreshock_service.watch.detection.derivation import mark_outdated
 from foreshock_service.watch.rules import SESSION_KEY
 from tests.service.server import RunningServer
 from tests.service.watch.recorded import K3, LENGTH, SURGE, SURGE_STEPS, RecordedRun
@@ -39,8 +39,8 @@ def restart(database_url: str) -> Iterator[Start]:
     def start(run: RecordedRun, text: str) -> None:
         run.database = Database(database_url, session_info={SESSION_KEY: parse_rules(text)})
         opened.append(run.database)
-        note_outdated(run.database)
-        derive_due(run.events, run.database)
+        run.start()
+        mark_outdated(run.database)
 
     yield start
     for database in opened:
@@ -71,7 +71,7 @@ def test_another_file_judges_every_step_again(recorded: RecordedRun, restart: St
     # Ten times the threshold: five steps.
     assert fired(recorded, "mismatch_warning") == [(5, "open")]
     recorded.close(41, {K3: 5e-4})
-    assert note_outdated(recorded.database) == 0
+    assert mark_outdated(recorded.database) == 0
     restart(recorded, "")
     assert fired(recorded, "mismatch_warning") == [(5, "retracted")]
 

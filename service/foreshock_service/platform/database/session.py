@@ -31,7 +31,6 @@ _FIRST_RETRY_SECONDS = 0.01
 _LONGEST_RETRY_SECONDS = 0.2
 _WRITER = "foreshock-writer"
 _CALLBACKS = "foreshock.after_commit"
-_LAST_WORK = "foreshock.before_commit"
 _logger = logging.getLogger(__name__)
 
 
@@ -42,27 +41,6 @@ def after_commit(session: Session, callback: Callable[[], object]) -> None:
     then, such as a line of the log, or do early what a periodic task also does, such as waking a long poll.
     """
     session.info.setdefault(_CALLBACKS, []).append(callback)
-
-
-def before_commit(session: Session, key: str, work: Callable[[Session], object]) -> None:
-    """Call `work(session)` at the end of the session's transaction, once for each key.
-
-    An error that it raises rolls the transaction back.
-    """
-    waiting: dict[str, Callable[[Session], object]] | None = session.info.get(_LAST_WORK)
-    if waiting is None:
-        waiting = session.info[_LAST_WORK] = {}
-        event.listen(session, "before_commit", _do_last_work)
-    waiting.setdefault(key, work)
-
-
-def _do_last_work(session: Session) -> None:
-    if session.in_nested_transaction():
-        # The end of a savepoint is not that of the transaction.
-        return
-    waiting = session.info[_LAST_WORK]
-    while waiting:
-        waiting.pop(next(iter(waiting)))(session)
 
 
 class Database:
@@ -77,7 +55,7 @@ class Database:
     ) -> None:
         """Open the database; `session_info` is in the `info` of each session."""
         self.url = url
-        self._session_info = session_info
+        self.session_info = dict(session_info)
         self._write_engine = engine.make_engine(url, connections=connections)
         self.is_sqlite = self._write_engine.dialect.name == "sqlite"
         self._read_engine = engine.make_reading_engine(self._write_engine, connections=connections)
@@ -91,7 +69,7 @@ class Database:
 
         Changes of these objects are not stored, and the database refuses statements that write.
         """
-        with Session(self._read_engine, expire_on_commit=False, info=dict(self._session_info)) as session:
+        with Session(self._read_engine, expire_on_commit=False, info=dict(self.session_info)) as session:
             try:
                 yield session
             except BaseException:
@@ -174,7 +152,7 @@ class Database:
             each.dispose()
 
     def _write_directly(self, work: Callable[[Session], Result]) -> tuple[Result, Session]:
-        session = Session(self._write_engine, expire_on_commit=False, info=dict(self._session_info))
+        session = Session(self._write_engine, expire_on_commit=False, info=dict(self.session_info))
         with session, session.begin():
             result = work(session)
         return result, session

@@ -27,7 +27,7 @@ from foreshock_service.replay.attribution import document as documents
 from foreshock_service.replay.probes import pinned_rollouts, service
 from foreshock_service.replay.results import files, publishing
 from foreshock_service.replay.results.exact import exact_of_step
-from foreshock_service.runs import attempts, events, findings, measurements, run_endpoints, runs, steps
+from foreshock_service.runs import attempts, due, events, measurements, run_endpoints, runs, steps
 from foreshock_service.runs.isolation import RunIsolated
 
 router = parameters.api_router(prefix="/v1/runs/{run}/steps/{step}", tags=["attribution"])
@@ -250,7 +250,7 @@ def store_attribution(
     found = None if document is None else to_json(document)
     row = {**key._asdict(), "stale": False, "changed_at_us": now, "document": found, "computed_at_us": now}
     engine.upsert(session, tables.Attribution, [row], events.StepKey._fields)
-    findings.mark_due(session, key.run_id, "attribution")
+    due.mark(session, key.run_id, source="attribution")
     measurements.store_measurements(session, key, result.comparisons)
     session.flush()
     return True
@@ -264,5 +264,5 @@ def _store_and_publish(
     if not store_attribution(context, session, key, version, result):
         return False
     if steps.is_closed(session, key):
-        context.events.publish(session, events.MeasurementsChanged(*key))
+        steps.mark_step(session, key)
     return True

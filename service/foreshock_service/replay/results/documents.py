@@ -20,7 +20,7 @@ from foreshock_service.platform.database.engine import of_step, upsert
 from foreshock_service.platform.database.tables import Probe, ProbeJob, ProbeResult
 from foreshock_service.replay.leases.service import hold
 from foreshock_service.runs import attempts, events
-from foreshock_service.runs.findings import mark_due
+from foreshock_service.runs.due import mark
 
 Body = TypeVar("Body")
 # Most documents of a step that are read, newest first.
@@ -97,7 +97,7 @@ class DocumentKind(Generic[Body]):
                 "complete"
             )
         if self.findings is not None:
-            mark_due(session, probe.run_id, self.findings)
+            mark(session, probe.run_id, source=self.findings)
 
     def newest(
         self, session: Session, key: events.StepKey, limit: int = _MOST_READ, pair: str | None = None

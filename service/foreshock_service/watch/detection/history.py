@@ -1,7 +1,7 @@
 """The history that the detectors read: a run's closed steps, in order, with the watched measures and scalars.
 
 As long as a run has no rollouts, its steps are those of its scalars. A step with a watched scalar closes when a later
-step of its attempt has one, when a newer attempt begins, or after a grace time (`background.py`). Which steps are
+step of its attempt has one, when a newer attempt begins, or after a grace time (`scalar_tails.py`). Which steps are
 closed, and their values, therefore do not depend on the order of arrival.
 """
 

@@ -1,4 +1,4 @@
-"""The stored states of the detectors, and the runs whose detection must be derived again.
+"""The stored states of the detectors.
 
 A state is a function of the history: if it is deleted or of another release, it is derived again. The newest states are
 kept, because scalars arrive just after their step and scores some steps later. One state per block of steps is kept
@@ -14,8 +14,8 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from foreshock.diagnosis.detectors import WarningState
 from foreshock_service.platform.compression import zstd
-from foreshock_service.platform.database.engine import insert_rows, upsert
-from foreshock_service.platform.database.tables import DetectorSnapshot, DueReplay, Run
+from foreshock_service.platform.database.engine import insert_rows
+from foreshock_service.platform.database.tables import DetectorSnapshot, Run
 from foreshock_service.runs.attempts import active_rows
 
 STEPS_OF_A_BLOCK = 25
@@ -23,8 +23,6 @@ STEPS_OF_A_BLOCK = 25
 
 NEWEST_STATES = 4
 """Number of newest states that are kept as well."""
-
-NOT_CHANGED = 2**62
 
 _logger = logging.getLogger(__name__)
 
@@ -74,14 +72,6 @@ def stored_state(attempt: int, state: WarningState, configuration_digest: str, *
     """Return a state as it is stored."""
     assert state.step is not None
     return StoredState(attempt, state.step, configuration_digest, milestone, zstd.compress(state.to_bytes()))
-
-
-class Due(NamedTuple):
-    """A derivation that is due: the columns of `DueReplay`."""
-
-    from_step: int
-    changed_step: int
-    judged_until: int = -1
 
 
 def newest_state(session: Session, run_id: str) -> WarningState:
@@ -136,30 +126,3 @@ def drop(session: Session, run_id: str, from_step: int) -> None:
     """Delete the states from `from_step` on, those of superseded steps included."""
     states = delete(DetectorSnapshot).where(DetectorSnapshot.run_id == run_id, DetectorSnapshot.step >= from_step)
     session.execute(states, execution_options={"synchronize_session": False})
-
-
-def due(session: Session, run_id: str) -> Due | None:
-    """Return the derivation that is due; None if there is none."""
-    query = select(*(getattr(DueReplay, name) for name in Due._fields)).where(DueReplay.run_id == run_id)
-    found = session.execute(query).first()
-    return None if found is None else Due(*found)
-
-
-def put_due(session: Session, run_id: str, due: Due) -> None:
-    """Note that a derivation is due."""
-    upsert(session, DueReplay, [{"run_id": run_id, **due._asdict()}], ("run_id",))
-
-
-def note_change(session: Session, run_id: str, step: int, judged_until: int = -1) -> None:
-    """Note that a derivation is due from a step on, even if one is under way.
-
-    Nobody is told of what it finds in the steps up to `judged_until`.
-    """
-    known = due(session, run_id) or Due(step, step)
-    first, changed = min(known.from_step, step), min(known.changed_step, step)
-    put_due(session, run_id, Due(first, changed, max(known.judged_until, judged_until)))
-
-
-def drop_due(session: Session, run_id: str) -> None:
-    """Note that no derivation is due."""
-    session.execute(delete(DueReplay).where(DueReplay.run_id == run_id))

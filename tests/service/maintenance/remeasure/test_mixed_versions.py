@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -13,21 +12,13 @@ from sqlalchemy import select
 from foreshock.commands.main import main
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock_service.maintenance.remeasure import remeasure_step
-from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Shard
 from foreshock_service.runs.events import StepKey
-from foreshock_service.runs.shards import close_waiting_steps
+from tests.service.advancing import close_overdue
 from tests.service.maintenance.remeasure.old_release import VERSION, make_old, put_step, stored_bytes
 from tests.service.sending import Sender, start_run
 from tests.service.server import RunningServer
-
-
-def close_now(context: ServiceContext) -> int:
-    """Close the open steps, as the sweeper does after the grace time."""
-    return close_waiting_steps(
-        replace(context, settings=context.settings.model_copy(update={"step_grace_seconds": -1.0}))
-    )
 
 
 def columns(sender: Sender) -> dict[str, list[object]]:
@@ -61,7 +52,7 @@ def test_the_sweeper_closes_a_step_of_another_release(http: httpx.Client, app: F
     for each in (sender, twin):
         put_step(each, 3, [0])
     make_old(beside, sender, 3, [0])
-    assert close_now(app.state.context) == 2
+    assert close_overdue(app.state.context) == 2
     assert columns(sender) == columns(twin)
 
 
@@ -75,7 +66,7 @@ def test_step_without_its_old_tokens_closes_with_the_rest_and_reports_it(
     put_step(sender, 3, [1])
     put_step(twin, 3, [1])
     assert sender.get("steps").json()["items"][0]["closed"] is True
-    assert close_now(app.state.context) == 1
+    assert close_overdue(app.state.context) == 1
     found, whole = columns(sender), columns(twin)
     assert found.pop("from_sample") == [True, True]
     assert whole.pop("from_sample") == [False, False]
@@ -88,7 +79,7 @@ def test_step_that_cannot_be_measured_is_closed(http: httpx.Client, app: FastAPI
     put_step(sender, 3, [0])
     make_old(beside, sender, 3, [0])
     lose_tokens(app, beside, sender.run, 0)
-    assert close_now(app.state.context) == 1
+    assert close_overdue(app.state.context) == 1
     assert sender.get("steps").json()["items"][0]["closed"] is True
     assert columns(sender)["step"] == []
     assert sender.get("steps/3/buckets").status_code == 404
@@ -99,7 +90,7 @@ def test_fold_of_all_shards_is_not_replaced_by_a_partial_fold(
 ) -> None:
     sender = start_run(http)
     put_step(sender, 3, [0])
-    assert close_now(app.state.context) == 1
+    assert close_overdue(app.state.context) == 1
     before = columns(sender)
     make_old(beside, sender, 3, [0])
     lose_tokens(app, beside, sender.run, 0)

@@ -22,7 +22,7 @@ from foreshock_service.platform.database.tables import Shard, measurements
 from foreshock_service.platform.settings import Settings
 from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.shard_decoding import measure_stored
-from foreshock_service.runs.shards import close_waiting_steps
+from tests.service.advancing import close_overdue
 from tests.service.maintenance.remeasure.old_release import make_old, put_step, stored_bytes
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.stored import list_files
@@ -306,6 +306,5 @@ def test_a_step_that_is_open_stays_open_and_closes_later(http: httpx.Client, app
     make_old(beside, sender, 3, [0])
     assert remeasure_step(app.state.context, StepKey(sender.run, 1, 3)).left is None
     assert values(sender)["step"] == []
-    settings = app.state.context.settings.model_copy(update={"step_grace_seconds": -1.0})
-    assert close_waiting_steps(replace(app.state.context, settings=settings)) == 2
+    assert close_overdue(app.state.context) == 2
     assert values(sender) == values(twin)

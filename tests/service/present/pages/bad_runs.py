@@ -15,7 +15,7 @@ from foreshock.rollouts import RolloutBatch
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Alert
 from foreshock_service.platform.database.tables.base import new_identifier
-from foreshock_service.watch.diagnosis import compute_before_commit
+from foreshock_service.runs import due
 from tests.service.sending import Sender, make_batch, start_run
 
 STEPS, ALERTS = 30, 500
@@ -101,4 +101,4 @@ def _open_alerts(session: Session, run: str) -> None:
         for number in range(ALERTS)
     ]  # fmt: skip
     session.execute(insert(Alert), rows)
-    compute_before_commit(session, run)
+    due.mark(session, run)

@@ -19,7 +19,7 @@ from foreshock.statistics_shards import FullRollouts, StatisticsShard, encode_st
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.replay.attribution.service import compute_stale_attributions, mark_attribution_stale
 from foreshock_service.replay.results.publishing import ScoresPublished
-from foreshock_service.runs.shards import close_waiting_steps
+from tests.service.advancing import close_overdue
 from tests.service.replay.attribution.replaying import replay, start
 from tests.service.sending import make_batch, start_run
 from tests.service.working import (
@@ -194,8 +194,7 @@ def test_late_rollouts_make_the_attribution_stale(
     run = start_run(http)
     batch = make_batch(6)
     run.put_shard(1, batch, shards=2).raise_for_status()
-    monkeypatch.setattr("foreshock_service.runs.shards.now_us", lambda: now_us() + 10**13)
-    close_waiting_steps(app.state.context)
+    close_overdue(app.state.context)
     announce_checkpoint(run, 1)
     replay(run, {"vllm.prefill": noisy(batch, 1), "torch.trainer": noisy(batch, 2)}, batch)
     before = run.get("steps/1/attribution").json()

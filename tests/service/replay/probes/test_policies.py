@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 
-from foreshock.clock import now_us
 from foreshock.rollouts.sampling import select_rollouts
 from foreshock.scorers import default_scorers
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.session import Database
 from foreshock_service.replay.probes.policies import UNFINISHED_AT_ONCE, make_automatic_probes
-from foreshock_service.runs.shards import close_waiting_steps
+from tests.service.advancing import close_overdue
 from tests.service.replay.probes.test_service import add_alert
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import announce_checkpoint, run_to_probe, take_lease, work_off
@@ -90,8 +89,7 @@ def test_a_late_shard_gives_a_step_no_second_automatic_probe(
     announce_checkpoint(sender, 1)
     # The step is not closed yet.
     assert make_automatic_probes(context) == 0
-    monkeypatch.setattr("foreshock_service.runs.shards.now_us", lambda: now_us() + 10**13)
-    close_waiting_steps(context)
+    close_overdue(context)
     assert make_automatic_probes(context) == 1
     sender.put_shard(1, make_batch(3, seed=1), shard=1, shards=2).raise_for_status()
     assert make_automatic_probes(context) == 0

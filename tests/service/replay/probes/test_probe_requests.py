@@ -17,7 +17,7 @@ from foreshock.statistics_shards import FullRollouts
 from foreshock_service.maintenance.retention import purge
 from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.replay.probes.pinned_rollouts import RolloutCount
-from foreshock_service.runs.shards import close_waiting_steps
+from tests.service.advancing import close_overdue
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, take_lease
 
@@ -207,8 +207,7 @@ def test_late_shards_do_not_change_what_a_probe_pinned(
 ) -> None:
     sent = start_run(http, "late")
     sent.put_shard(1, make_batch(4), shards=2).raise_for_status()
-    monkeypatch.setattr("foreshock_service.runs.shards.now_us", lambda: now_us() + 10**13)
-    close_waiting_steps(app.state.context)
+    close_overdue(app.state.context)
     announce_checkpoint(sent, 1)
     probe = ask_for_probe(sent, 1).json()
     sent.put_shard(1, make_batch(3, seed=1), shard=1, shards=2).raise_for_status()

@@ -13,8 +13,6 @@ from foreshock.api.doctor import DoctorReport, Finding, NotTried, RuledOut, Side
 from foreshock.api.records import parse, to_json
 from foreshock.clock import now_us
 from foreshock.probe_kinds import DOCTOR
-from foreshock_service.app import FINDING_SOURCES
-from foreshock_service.runs.findings import rebuild_due_findings
 from tests.service.runs.test_weights import holding, report
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import (
@@ -99,7 +97,6 @@ def test_checksums_of_the_engines_stand_beside_the_cause(run: Sender, app: FastA
     examined(run)
     said = run.get(f"steps/{STEP}/doctor").raise_for_status().json()["checksums"]
     assert said == [f"Engine 0 of 8 holds step 1, while the trainer is at step {STEP}."]
-    rebuild_due_findings(app.state.context, FINDING_SOURCES)
     found = run.get("findings", source="doctor").raise_for_status().json()["items"]
     assert said[0] in found[0]["sentence"]
 

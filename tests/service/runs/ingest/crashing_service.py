@@ -2,7 +2,7 @@
 
     python -m tests.service.runs.ingest.crashing_service PORT FUNCTION
 
-FUNCTION is the call at which it dies: `commit_shard` (the token file is in place, its row is not) or `try_to_close`
+FUNCTION is the call at which it dies: `commit_shard` (the token file is in place, its row is not) or `close_step`
 (the shard is committed and its step is not closed).
 """
 
@@ -30,6 +30,6 @@ def die(*_: Any) -> None:
 if __name__ == "__main__":
     settings = load_settings()
     port, function = sys.argv[1:]
-    assert function in ("commit_shard", "try_to_close")
+    assert function in ("commit_shard", "close_step")
     setattr(ingest if function == "commit_shard" else shards, function, die)
     uvicorn.run(create_app(settings, DecoderPool(settings, PRELOAD)), port=int(port), log_level="warning")

@@ -15,6 +15,7 @@ from foreshock_service.platform.database.engine import insert_rows
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Scalar
 from foreshock_service.watch.detection import states
+from foreshock_service.watch.detection.history import watched_run
 from foreshock_service.watch.detection.states import STEPS_OF_A_BLOCK, stored_state
 from tests.service.runs.test_long_runs import MARGIN, Instructions
 from tests.service.sending import Sender, start_run
@@ -24,18 +25,17 @@ READ = ("/runs/{run}", "/metrics", "/v1/runs/{run}/lr-advice", "/v1/runs/{run}/d
 
 
 def run_of(http: httpx.Client, database: Database, steps: int) -> Sender:
-    """Return a run with a scalar at each step and a state in each block; all but the first are put into the database.
-
-    Whether the service derives the detection of all those steps meanwhile depends on its load: both are the same here.
-    """
+    """Return a run with a scalar at each step and a state in each block; most are put into the database."""
     run = start_run(http, f"run of {steps} steps")
     for step in (1, 2):
         run.put_scalars(step, {"reward": 0.5}).raise_for_status()
     of_run = {"run_id": run.run, "attempt": 1, "source": "trainer", "name": "reward", "received_at_us": 1}
     rows = [{**of_run, "step": step, "value": 0.5 + 0.1 * (step % 3)} for step in range(3, steps)]
     database.write(partial(insert_rows, target=Scalar, rows=rows))
+    with database.read() as session:
+        digest = watched_run(session, run.run).digest
     blocks = [
-        stored_state(1, WarningState(step=step), "", milestone=True)
+        stored_state(1, WarningState(step=step), digest, milestone=True)
         for step in range(STEPS_OF_A_BLOCK, steps, STEPS_OF_A_BLOCK)
     ]
     database.write(partial(states.store, run_id=run.run, states=blocks))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from foreshock_service.platform.security import UNRESTRICTED
 from foreshock_service.runs.runs import RunUpdate, update_run
-from foreshock_service.watch.detection.background import close_scalar_tails, derive_due
+from foreshock_service.watch.detection.scalar_tails import close_scalar_tails
 from tests.service.sending import start_run
 from tests.service.watch.recorded import LENGTH, RecordedRun
 
@@ -61,11 +61,6 @@ def test_step_closes_when_scalars_of_a_later_step_come(recorded: RecordedRun) ->
     assert closed(recorded) == [1, 3]
 
 
-def make_due(run: RecordedRun) -> None:
-    """Derive what late scalars left to the background."""
-    derive_due(run.events, run.database)
-
-
 @settings(
     max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
@@ -75,7 +70,6 @@ def test_order_and_resume_do_not_change_the_result(recorded: RecordedRun, order:
         run = RecordedRun(recorded.database).begin(key)
         for step in steps:
             run.log(step, ROWS[step + 34])
-        make_due(run)
         alerts = found(run)
         run.resume(resume)
         for step in [each for each in steps if each >= resume]:

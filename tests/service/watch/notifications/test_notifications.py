@@ -34,10 +34,9 @@ from foreshock_service.platform.database.tables import (
 )
 from foreshock_service.platform.settings import NotificationTarget, Settings, load_settings
 from foreshock_service.runs.runs import mark_stale_runs
-from foreshock_service.runs.shards import close_waiting_steps
 from foreshock_service.serving import serve
-from foreshock_service.watch.detection.background import derive_due, note_outdated
-from foreshock_service.watch.diagnosis import diagnose_due_runs
+from foreshock_service.watch.advance import mark_waiting_runs
+from foreshock_service.watch.detection.derivation import mark_outdated
 from foreshock_service.watch.notifications import sending
 from foreshock_service.watch.notifications.service import fill_outbox, notifiers, send_next
 from tests.ports import free_port
@@ -443,7 +442,7 @@ def test_message_is_kept_as_long_as_its_run(alerting: Alerting, target: Make, re
     alerting.sender.put_shard(2, make_batch(seed=2), shard=0, shards=2).raise_for_status()
     alerting.context.database.write(lambda session: session.execute(update(Step).values(last_shard_at_us=0)))
     # Another alert, whose message is added to the outbox.
-    close_waiting_steps(alerting.context)
+    mark_waiting_runs(alerting.context)
     alerting.notify(told)
     names = [each["labels"]["alertname"] for body in receiver.bodies for each in body]
     assert sorted(names) == ["ForeshockClientLosses", "ForeshockClientLosses", "ForeshockIncompleteStep"]
@@ -482,9 +481,8 @@ def judge_again(context: ServiceContext) -> None:
         session.execute(update(StoredDiagnosis).values(judged_by="older"))
 
     context.database.write(work)
-    note_outdated(context.database)
-    derive_due(context.events, context.database)
-    diagnose_due_runs(context)
+    mark_outdated(context.database)
+    mark_waiting_runs(context)
 
 
 def test_an_upgrade_tells_nobody(alerting: Alerting, target: Make, receiver: Receiver) -> None:

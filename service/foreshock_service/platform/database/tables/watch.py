@@ -125,19 +125,6 @@ class StoredFinding(Base):
     changed_at_us: Mapped[int]
 
 
-class DueFindings(Base):
-    """A mark that the findings of this source must be read again from the run's steps.
-
-    `changes` grows with every change of the steps, so that findings read before a change are not stored.
-    """
-
-    __tablename__ = "due_findings"
-
-    run_id: Mapped[str] = mapped_column(sa.ForeignKey("runs.id"), primary_key=True)
-    source: Mapped[str] = mapped_column(primary_key=True)
-    changes: Mapped[int]
-
-
 class Alert(Base):
     """A rule that fired at a step. `version` increases with every change of any alert of the run.
 
@@ -222,18 +209,20 @@ class DetectorSnapshot(base.RowOfStep, Base):
     state: Mapped[bytes]
 
 
-class DueReplay(Base):
-    """A mark that the detection of a run must be derived again from `from_step` on.
+class DueMark(Base):
+    """A mark that a run must be advanced, added with each change of what its results come from (`runs/due.py`).
 
-    `changed_step` is the first step that changed since a derivation began, so that results of an older history are not
-    stored. Nobody is told of what is found in the steps up to `judged_until`; −1: of none.
+    `from_step`: the detectors judge the steps from it on again; NULL: no step. `source`: its findings are read again.
+    Nobody is told of what is found in the steps up to `judged_until`; −1: of none.
     """
 
-    __tablename__ = "due_replays"
+    __tablename__ = "due_marks"
+    __table_args__ = (sa.Index(None, "run_id"),)
 
-    run_id: Mapped[str] = mapped_column(sa.ForeignKey("runs.id"), primary_key=True)
-    from_step: Mapped[int]
-    changed_step: Mapped[int]
+    id: Mapped[str] = mapped_column(primary_key=True)
+    run_id: Mapped[str] = mapped_column(sa.ForeignKey("runs.id"))
+    from_step: Mapped[int | None]
+    source: Mapped[str | None]
     judged_until: Mapped[int]
 
 

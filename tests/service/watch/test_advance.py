@@ -1,4 +1,4 @@
-"""Detection that many steps follow is derived in the background, as if the history had never been different."""
+"""Whatever disturbs a worker, a run ends as if its data had come in order and nobody had disturbed it."""
 
 from __future__ import annotations
 
@@ -23,27 +23,21 @@ from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import (
     AdviceDecision,
     DetectorSnapshot,
-    DueReplay,
     FoldedAdvice,
     StoredDiagnosis,
 )
 from foreshock_service.platform.security import UNRESTRICTED
+from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.runs import RunUpdate, update_run
-from foreshock_service.watch.detection import background, derivation
-from foreshock_service.watch.detection.background import derive_due, derive_run, note_outdated
+from foreshock_service.runs.steps import mark_step
+from foreshock_service.watch import advance
+from foreshock_service.watch.detection import derivation
+from foreshock_service.watch.detection.derivation import mark_outdated
 from foreshock_service.watch.detection.states import NEWEST_STATES, STEPS_OF_A_BLOCK
+from tests.service.advancing import advance_all, paused
 from tests.service.watch.recorded import K3, LENGTH, SURGE, SURGE_STEPS, RecordedRun
-from tests.waiting import wait_until
 
-STEPS_IN_TRANSACTION = 30
-STEPS = 3 * STEPS_IN_TRANSACTION
-
-
-@pytest.fixture(autouse=True)
-def few_steps_in_a_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let short histories, which take less time to record, be derived in the background."""
-    for module in (background, derivation):
-        monkeypatch.setattr(module, "STEPS_IN_TRANSACTION", STEPS_IN_TRANSACTION)
+STEPS = 90
 
 
 def values_at(step: int) -> dict[str, float]:
@@ -63,23 +57,15 @@ def outcome(run: RecordedRun) -> tuple[list[Any], list[Any]]:
     return alerts, [*snapshots, run.newest_state()]
 
 
-def due(database: Database) -> list[str]:
-    with database.read() as session:
-        return list(session.scalars(select(DueReplay.run_id)))
-
-
-def wait_until_derived(database: Database) -> None:
-    """Wait until the service has derived what is due."""
-    wait_until(lambda: not due(database), 120)
-
-
 def closed_run(
     database: Database, key: str, changed: Mapping[int, Mapping[str, float]], steps: int = STEPS
 ) -> RecordedRun:
     """Return a run that closed every step, in which some first had other values."""
     run = RecordedRun(database).begin(key)
-    for step in range(1, steps + 1):
-        run.close(step, changed.get(step) or values_at(step))
+    with paused(database):
+        for step in range(1, steps + 1):
+            run.close(step, changed.get(step) or values_at(step))
+    advance_all(run.advancing)
     return run
 
 
@@ -94,74 +80,131 @@ def outcome_in_order(database: Database, steps: int = STEPS) -> tuple[list[Any],
     return _in_order[key]
 
 
+LATE = {2: {LENGTH: 900.0, K3: 3e-2}, 3: {LENGTH: 900.0, K3: 3e-2}}
+
+
+def late_run(database: Database, *also: int) -> RecordedRun:
+    """Return a run in which steps had other values, with the right values of steps 2 and 3 to be taken in."""
+    late = closed_run(database, "late", LATE | {step: {LENGTH: 900.0} for step in also})
+    with paused(database):
+        for step in (3, 2):
+            late.close(step, values_at(step))
+    return late
+
+
 def test_late_data_gives_the_result_of_a_history_that_was_never_different(database: Database) -> None:
     expected = outcome_in_order(database)
-    late = closed_run(database, "late", {2: {LENGTH: 900.0, K3: 3e-2}, 3: {LENGTH: 900.0, K3: 3e-2}})
-    before = outcome(late)
-    assert before != expected
-    for step in (3, 2):
-        late.close(step, values_at(step))
-    assert due(database) == [late.run]
-    assert outcome(late) == before, "the transaction of late data leaves it to the background"
-    assert derive_due(late.events, database) == 1
+    late = late_run(database)
+    assert outcome(late) != expected
+    assert late.advancing.advance_due_runs() == 1
     assert outcome(late) == expected
-    assert due(database) == []
+    assert not late.advancing.is_due()
     late.close(STEPS + 1, values_at(STEPS + 1))
     assert late.snapshots()[-1].step == STEPS + 1
 
 
-def test_steps_go_on_from_the_newest_state_while_a_derivation_is_due(database: Database) -> None:
-    late = closed_run(database, "late", {2: {LENGTH: 103.0}})
-    late.close(2, values_at(2))
-    late.close(STEPS + 1, values_at(STEPS + 1))
-    assert (late.snapshots()[-1].step, due(database)) == (STEPS + 1, [late.run])
-    derive_due(late.events, database)
-    assert outcome(late) == outcome_in_order(database, STEPS + 1)
+def close_steps(run: RecordedRun, *steps: int) -> None:
+    for step in steps:
+        run.close(step, values_at(step))
 
 
-def test_change_during_a_derivation_is_taken_in(database: Database) -> None:
-    expected = outcome_in_order(database)
-    late = closed_run(database, "late", {2: {LENGTH: 900.0}, 4: {LENGTH: 900.0}, 80: {LENGTH: 900.0}})
-    late.close(2, values_at(2))
-    racing = Racing(database, [lambda: late.close(80, values_at(80)), lambda: late.close(4, values_at(4))])
-    assert derive_run(late.events, late.run, racing)  # type: ignore[arg-type]
-    assert racing.writes == 6, "three derivations, each with a transaction before and after"
-    assert outcome(late) == expected
-    assert due(database) == []
-
-
-def test_steps_that_close_during_a_derivation_are_derived_with_it(database: Database) -> None:
-    expected = outcome_in_order(database, STEPS + 2)
-    late = closed_run(database, "late", {2: {LENGTH: 900.0}})
-    late.close(2, values_at(2))
-
-    def close_two() -> None:
-        for step in (STEPS + 1, STEPS + 2):
-            late.close(step, values_at(step))
-
-    racing = Racing(database, [close_two])
-    assert derive_run(late.events, late.run, racing)  # type: ignore[arg-type]
-    assert racing.writes == 2
+@pytest.mark.parametrize(
+    ("disturb", "changed", "steps"),
+    [
+        (lambda run: close_steps(run, 80), (80,), STEPS),
+        (lambda run: close_steps(run, 4), (4,), STEPS),
+        (lambda run: close_steps(run, STEPS + 1, STEPS + 2), (), STEPS + 2),
+    ],
+    ids=["a later step changes", "an earlier step changes", "steps close"],
+)
+def test_change_during_a_derivation_is_taken_in(
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    disturb: Callable[[RecordedRun], None],
+    changed: tuple[int, ...],
+    steps: int,
+) -> None:
+    expected = outcome_in_order(database, steps)
+    late = late_run(database, *changed)
+    disturbed_by(monkeypatch, lambda: disturb(late))
+    with paused(database):
+        advance_all(late.advancing)
     assert outcome(late) == expected
 
 
-def test_resume_during_a_derivation_takes_back_what_it_superseded(database: Database) -> None:
+def test_resume_during_a_derivation_takes_back_what_it_superseded(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     straight = closed_run(database, "in order", {})
     straight.resume(60)
-    late = closed_run(database, "late", {2: {LENGTH: 900.0}})
-    late.close(2, values_at(2))
-    racing = Racing(database, [lambda: late.resume(60)])
-    assert derive_run(late.events, late.run, racing)  # type: ignore[arg-type]
+    late = late_run(database)
+    disturbed_by(monkeypatch, lambda: late.resume(60))
+    with paused(database):
+        advance_all(late.advancing)
     assert outcome(late)[1] == outcome(straight)[1]
-    assert due(database) == []
+
+
+def disturbed_by(monkeypatch: pytest.MonkeyPatch, disturb: Callable[[], None]) -> None:
+    """Let something else be written between the first derivation and the transaction that stores it."""
+    whole, once = derivation.go_on, [disturb]
+
+    def go_on(*arguments: Any) -> bool:
+        is_done = whole(*arguments)
+        if once:
+            once.pop()()
+        return is_done
+
+    monkeypatch.setattr(derivation, "go_on", go_on)
+
+
+PARTS = ["derivation.go_on", "alerts.reconcile_alerts", "diagnosis.diagnosis_to_store", "diagnoses.store_diagnosis"]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_worker_that_dies_in_a_part_ends_in_the_same(
+    database: Database, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    expected = outcome_in_order(database)
+    late = late_run(database)
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_: object, **__: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        module, name = part.split(".")
+        patch.setattr(getattr(advance, module), name, die)
+        with pytest.raises(Killed):
+            late.advancing.advance_due_runs()
+    # The worker of the next process.
+    late.start()
+    advance_all(late.advancing)
+    assert outcome(late) == expected
+
+
+def test_run_that_takes_long_waits_for_its_next_turn(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = outcome_in_order(database)
+    late, other = late_run(database), RecordedRun(database).begin("other")
+    monkeypatch.setattr(derivation, "_STEPS_READ_AT_ONCE", 30)
+    monkeypatch.setattr(advance, "_TURN_SECONDS", 0.0)
+    with paused(database):
+        other.close(1, values_at(1))
+        assert other.advancing.advance_due_runs() == 1
+        assert [snapshot.step for snapshot in other.snapshots()] == [1]
+        assert other.advancing.is_due()
+        advance_all(other.advancing)
+    assert outcome(late) == expected
 
 
 def test_derivation_that_is_stopped_stays_due(database: Database) -> None:
-    late = closed_run(database, "late", {2: {LENGTH: 900.0}})
-    late.close(2, values_at(2))
-    assert derive_due(late.events, database, lambda: True) == 0
-    assert due(database) == [late.run]
-    assert derive_due(late.events, database) == 1
+    late = late_run(database)
+    stopping = late.advancing._context.stopping
+    stopping.set()
+    assert late.advancing.advance_due_runs() == 0
+    stopping.clear()
+    assert late.advancing.advance_due_runs() == 1
     assert outcome(late) == outcome_in_order(database)
 
 
@@ -172,10 +215,11 @@ def test_alert_that_clears_long_after_late_data_stays_cleared(database: Database
     outcomes = []
     for key, first in (("in order", 100.0), ("late", 140.0)):
         run = RecordedRun(database).begin(key)
-        for step in range(1, 151):
-            run.close(step, values(step) | ({LENGTH: first} if step == 50 else {}))
+        with paused(database):
+            for step in range(1, 151):
+                run.close(step, values(step) | ({LENGTH: first} if step == 50 else {}))
+        advance_all(run.advancing)
         run.close(50, values(50))
-        derive_due(run.events, database)
         outcomes.append(outcome(run))
     assert outcomes[0] == outcomes[1]
     assert ("mismatch_critical", 75, "resolved") in [(each[0], each[1], each[5]) for each in outcomes[0][0]]
@@ -200,19 +244,16 @@ def test_state_of_another_release_is_derived_again_and_never_an_error(
     database.write(damage)
     meanwhile = http.get(f"/v1/runs/{run.run}/lr-advice").raise_for_status().json()
     assert (meanwhile["observed_step"], meanwhile["scale"]) == (60, advice["scale"])
-    assert note_outdated(database) == 1
-    wait_until_derived(database)
+    assert mark_outdated(database) == 1
     assert outcome(run) == expected
     assert http.get(f"/v1/runs/{run.run}/lr-advice").json() == advice
-    assert note_outdated(database) == 0
+    assert mark_outdated(database) == 0
 
 
 def test_step_that_closes_after_an_upgrade_derives_the_run_again(database: Database) -> None:
     run = closed_run(database, "a-run", {}, STEPS)
     database.write(lambda session: session.execute(update(DetectorSnapshot).values(configuration_digest="older")))
     run.close(STEPS + 1, values_at(STEPS + 1))
-    assert due(database) == [run.run]
-    derive_due(run.events, database)
     assert outcome(run) == outcome_in_order(database, STEPS + 1)
 
 
@@ -222,11 +263,11 @@ def test_upgrade_derives_the_runs_that_go_on(
     database: Database, state: str, outdated: int, other: dict[str, Any]
 ) -> None:
     run = closed_run(database, "a-run", {}, 5)
-    assert note_outdated(database) == 0
+    assert mark_outdated(database) == 0
     changes = RunUpdate(state=state)  # type: ignore[arg-type]
     database.write(lambda session: update_run(session, run.events, UNRESTRICTED, run.run, changes))
     database.write(lambda session: session.execute(update(DetectorSnapshot).values(**other)))
-    assert note_outdated(database) == outdated
+    assert mark_outdated(database) == outdated
 
 
 def test_writer_does_no_more_for_late_data_of_a_longer_run(sqlite_template: Path, tmp_path: Path) -> None:
@@ -238,7 +279,6 @@ def test_writer_does_no_more_for_late_data_of_a_longer_run(sqlite_template: Path
             run = closed_run(database, str(steps), {1: {LENGTH: 103.0}}, steps)
             with writes() as seen:
                 run.close(1, values_at(1))
-                derive_due(run.events, database)
             counts[steps] = seen
         short, long = counts[STEPS], counts[2 * STEPS]
         assert len(short) == len(long)
@@ -269,26 +309,8 @@ def test_closing_a_step_takes_no_more_statements_after_many_resumes(database: Da
 
 
 def publish(run: RecordedRun, session: Session) -> None:
-    """Publish that the newest step changed."""
-    from foreshock_service.runs.events import StepClosed
-
-    run.events.publish(session, StepClosed(run.run, run.attempt, 60))
-
-
-class Racing:
-    """A database in which something else is written before each second write: the one that stores a derivation."""
-
-    def __init__(self, database: Database, others: list[Callable[[], object]]) -> None:
-        self.read = database.read
-        self.writes = 0
-        self._database, self._others = database, others
-
-    def write(self, work: Callable[[Session], Any]) -> Any:
-        """Run the work, after what comes before it."""
-        self.writes += 1
-        if self.writes % 2 == 0 and self._others:
-            self._others.pop(0)()
-        return self._database.write(work)
+    """Mark that the newest step changed."""
+    mark_step(session, StepKey(run.run, run.attempt, 60))
 
 
 @contextmanager
@@ -343,8 +365,7 @@ def test_run_with_state_that_cannot_be_read_harms_no_other(
             session.execute(update(table).where(table.c.run_id == runs[1].run).values(**values))
 
     database.write(damage)
-    note_outdated(database)
-    derive_due(runs[0].events, database)
+    mark_outdated(database)
     for run in runs:
         run.close(119, {LENGTH: 260.0})
     assert http.get("/metrics").status_code == 200

@@ -1,0 +1,190 @@
+"""Advance a run: work out all that follows from its stored data, after anything has changed it.
+
+    fold what closed → judge the steps → decide → read findings again → diagnose
+
+An upload, scalars, a late shard, a resume, a new release or another rules file only mark the run (`runs/due.py`). One
+worker in each process of the service takes the marked runs, that with the oldest mark first; of several processes one
+at a time advances a run. Each part ends in a short transaction and can be repeated: after a crash the marks are still
+there. The last transaction removes those whose changes are included. An error of a run opens an alert on its page; the
+parts that do not depend on it go on, and so do the other runs. A run that must be judged again over many steps takes
+turns with the others.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from foreshock.api.runs import FindingSource
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.jobs import Job, JobRunner
+from foreshock_service.replay.attribution import document
+from foreshock_service.replay.results import doctor
+from foreshock_service.runs import diagnoses, due, findings, lint, runs, shards, steps, weights
+from foreshock_service.runs.isolation import RunIsolated, isolated
+from foreshock_service.watch import alerts, diagnosis
+from foreshock_service.watch.advice.service import decide_after_detection
+from foreshock_service.watch.detection import derivation
+
+INTERVAL_SECONDS: Final = 0.5
+"""How often a worker looks for runs that another process has marked; its own process wakes it."""
+
+_TURN_SECONDS = 0.2
+"""A run that takes longer to judge goes on after the other runs have had their turn."""
+
+_FINDINGS: Mapping[FindingSource, findings.Read] = {
+    "lint": lint.findings_of_run,
+    "attribution": document.causes_of_run,
+    "doctor": doctor.causes_of_run,
+    "notary": weights.findings_of_run,
+}
+
+_logger = logging.getLogger(__name__)
+
+
+class Advancing:
+    """The worker of one process. `wake` it after a change."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self._turn = threading.Lock()
+        # Runs whose derivation goes on in a later turn.
+        self._begun: dict[str, derivation.Derivation] = {}
+        outdated = partial(derivation.mark_outdated, context.database)
+        jobs = [
+            Job("mark_outdated_runs", outdated, shared=False, every_seconds=math.inf),
+            Job("advance_runs", self.advance_due_runs, shared=False),
+        ]
+        self.runner = JobRunner("advance", context.database, jobs, INTERVAL_SECONDS)
+        context.database.session_info[due.WAKE] = self.wake
+
+    def wake(self) -> None:
+        """Advance the runs that are due, soon and in the worker's thread."""
+        self.runner.wake()
+
+    def advance_due_runs(self) -> int:
+        """Give each run that is due its turn, and return how many of them are done."""
+        with self._turn:
+            with self._context.database.read() as session:
+                run_ids = due.due_runs(session)
+            return sum(self._try_to_advance(run_id) for run_id in run_ids if not self._context.stopping.is_set())
+
+    def is_due(self) -> bool:
+        """Return whether any run must be advanced."""
+        with self._context.database.read() as session:
+            return bool(due.due_runs(session))
+
+    def _try_to_advance(self, run_id: str) -> bool:
+        try:
+            with (
+                self._context.database.exclusive(f"advance {run_id}") as is_alone,
+                self._isolated(run_id, "advance it"),
+            ):
+                return is_alone and self.advance(run_id)
+        except SQLAlchemyError:
+            _logger.exception("run %s could not be advanced; it is tried again", run_id)
+        return False
+
+    def advance(self, run_id: str) -> bool:
+        """Advance a run if it is due, as far as one turn goes; return True if it is done."""
+        database = self._context.database
+        grace_us = shards.grace_us(self._context)
+        with database.read() as session:
+            marks, run = due.marks_of(session, run_id), runs.find_run(session, run_id)
+            waiting = steps.waiting_steps(session, grace_us, run_id)
+        if not marks:
+            return False
+        if run is None or run.deleted_at_us is not None:
+            self._begun.pop(run_id, None)
+            database.write(lambda session: due.remove(session, [each.id for each in marks]))
+            return True
+        if waiting:
+            for key in waiting:
+                shards.close_step(self._context, key, grace_us)
+            with database.read() as session:
+                marks = due.marks_of(session, run_id)
+        derived: derivation.Derivation | None = None
+        is_whole = True
+        with self._isolated(run_id, "judge its steps"):
+            with database.read() as session:
+                derived = derivation.begin(session, run_id, marks, self._begun.pop(run_id, None))
+            is_whole = derived is None or self._judge(run_id, derived)
+        if not is_whole:
+            return False
+        for source in {each.source for each in marks if each.source is not None}:
+            with self._isolated(run_id, f"read its findings of the {source}"):
+                self._find(run_id, source)
+        with self._isolated(run_id, "diagnose it"):
+            self._diagnose(run_id, marks, quiet=derived is not None and derived.judged_until >= 0)
+            return True
+        database.write(lambda session: due.remove(session, [each.id for each in marks]))
+        return True
+
+    def _isolated(self, run_id: str, work: str) -> RunIsolated:
+        return RunIsolated(self._context.database, self._context.events, run_id, work)
+
+    def _judge(self, run_id: str, derived: derivation.Derivation) -> bool:
+        """Judge the steps, and decide what follows; return False if steps are left for the next turn."""
+        database, end = self._context.database, time.monotonic() + _TURN_SECONDS
+
+        def may_go_on() -> bool:
+            return time.monotonic() < end and not self._context.stopping.is_set()
+
+        can_be_stored = derivation.go_on(database, run_id, derived, may_go_on)
+        if can_be_stored and database.write(partial(self._store_judgement, run_id, derived)):
+            return derived.is_whole
+        self._begun[run_id] = derived
+        return False
+
+    def _store_judgement(self, run_id: str, derived: derivation.Derivation, session: Session) -> bool:
+        run = runs.lock_run_for_background(session, run_id)
+        if run is None:
+            return True
+        found = derivation.store(session, run, derived)
+        for each in found or ():
+            alerts.reconcile_alerts(session, each)
+            isolated(self._context.events, decide_after_detection)(session, each)
+        return found is not None
+
+    def _find(self, run_id: str, source: FindingSource) -> None:
+        with self._context.database.read() as session:
+            found = _FINDINGS[source](session, run_id)
+        self._context.database.write(partial(_store_findings, run_id, source, found))
+
+    def _diagnose(self, run_id: str, marks: Collection[due.Mark], *, quiet: bool) -> None:
+        with self._context.database.read() as session:
+            found, awaits_shards = diagnosis.diagnosis_to_store(session, run_id)
+
+        def store(session: Session) -> None:
+            if runs.lock_run_for_background(session, run_id) is not None:
+                diagnoses.store_diagnosis(session, run_id, found, awaits_shards=awaits_shards, quiet=quiet)
+            due.remove(session, [each.id for each in marks])
+
+        self._context.database.write(store)
+
+
+def _store_findings(
+    run_id: str, source: FindingSource, found: Sequence[findings.FindingOfSteps], session: Session
+) -> None:
+    if runs.lock_run_for_background(session, run_id) is not None:
+        findings.replace_findings(session, run_id, source, found)
+
+
+def mark_waiting_runs(context: ServiceContext) -> int:
+    """Mark the runs that time alone makes due, and return how many.
+
+    Their step got no shard for the grace time, or waits long for one; or their diagnosis is of another release.
+    """
+    with context.database.read() as session:
+        waiting = steps.waiting_steps(session, shards.grace_us(context))
+        found = {key.run_id for key in waiting} | diagnosis.runs_to_diagnose(session)
+        found -= due.due_among(session, found)
+    for run_id in sorted(found):
+        context.database.write(partial(due.mark, run_id=run_id))
+    return len(found)
