@@ -27,8 +27,8 @@ _SETTINGS = (
 OTHER_NAMES = frozenset(
     {
         # The client and the integrations.
-        "URL", "API_KEY", "SPOOL_DIRECTORY", "RUN_KEY", "ATTEMPT_KEY", "EXPORT", "ADVICE_MODE", "SYNCHRONOUS",
-        "WEIGHTS_ROOT", "NOTARY",
+        "URL", "API_KEY", "SPOOL_DIRECTORY", "RUN_KEY", "ATTEMPT_KEY", "EXPORT", "ADVICE_MODE", "CORRECTION",
+        "CORRECTION_MODE", "SYNCHRONOUS", "WEIGHTS_ROOT", "NOTARY",
         # The worker's engines, the example for Slurm, and tests of crashes.
         "INSTRUCTION_SET", "KEY_FILE",
         # docker-compose.yml, which passes them on under other names.

@@ -17,7 +17,10 @@ FIRST_ADVICE_SECONDS = 10.0
 
 def modes_of_environment() -> dict[str, Any]:
     """Return the modes, and the correction to advise, that the environment asks for, as arguments of `start_run`."""
-    asked = {name: os.environ.get(f"FORESHOCK_{name.upper()}") for name in ("advice_mode", "correction_mode")}
+    asked = {
+        "advice_mode": os.environ.get("FORESHOCK_ADVICE_MODE"),
+        "correction_mode": os.environ.get("FORESHOCK_CORRECTION_MODE"),
+    }
     modes = {name: "apply" if value == "apply" else None for name, value in asked.items()}
     return modes | {"correction": os.environ.get("FORESHOCK_CORRECTION") or None}
 

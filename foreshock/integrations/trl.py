@@ -60,7 +60,7 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             announced, and a checkpoint that the service asks for is saved; so that steps can be replayed.
         notary: compare the weights of each process's vLLM (`vllm_mode="colocate"`, no tensor parallelism) with the
             trainer's after each sync. The parameters are gathered once more for it if they are sharded.
-        update_rollouts: rollouts that are scored once more after each update, for `update_k3`; 0: none.
+        update_rollouts: most rollouts that are scored once more after each update, for `update_k3`; 0: none.
         on_rollback: called in each proposed rollback, once; what it raises refuses it. `rollback_mode="apply"` is
             needed too.
         client: a Client, which the caller closes; None: one of each `train()`, with `FORESHOCK_URL` and

@@ -52,15 +52,21 @@ def noted(trainer: Trainer, rollouts: int = 32, **keywords: Any) -> Update:
     return update
 
 
-def test_at_most_32_rollouts_are_scored_again_once() -> None:
+@pytest.mark.parametrize(("rollouts", "scored"), [(32, 15), (8, 8), (1, 1)])
+def test_at_least_16_rollouts_are_scored_again_unless_fewer_are_asked_for(rollouts: int, scored: int) -> None:
+    trainer = Trainer()
+    noted(trainer, rollouts).measure()
+    assert trainer.scored == [scored]
+
+
+def test_rollouts_of_the_whole_step_are_scored_again_once() -> None:
     trainer = Trainer()
     update = noted(trainer)
     d = 0.1 * torch.randn(ROLLOUTS, RESPONSE, generator=torch.Generator().manual_seed(1))
     trainer.noise = d
     found = update.measure()
-    assert trainer.scored == [25]
     _, attention = batch()
-    rows = slice(None, None, 4)
+    rows = slice(None, None, 7)
     own = d[rows][attention[rows, -RESPONSE:] > 0].double().numpy()
     assert found == pytest.approx(np.mean(np.expm1(own) - own), rel=1e-5)
     assert update.measure() is None
