@@ -62,14 +62,16 @@ class Runs:
 
     def against_best(self, setting: str, arm: Arm) -> float:
         """Return the reward as a fraction of that of the best arm without foresight."""
-        return self.reward(setting, arm) / max(self.reward(setting, each) for each in WITHOUT_FORESIGHT)
+        return self.reward(setting, arm) / max(1e-3, *(self.reward(setting, each) for each in WITHOUT_FORESIGHT))
 
     def settings_above(self, arm: Arm, rival: Arm) -> int:
         """Return the number of settings in which the interval of the difference is above 0."""
         above = 0
         for setting in SETTINGS:
-            pairs = zip(self.of(setting.name, arm), self.of(setting.name, rival), strict=True)
-            above += paired_interval([mine.last_reward - other.last_reward for mine, other in pairs])[0] > 0.0
+            mine, theirs = (
+                {each.seed: each.last_reward for each in self.of(setting.name, which)} for which in (arm, rival)
+            )
+            above += paired_interval([mine[seed] - theirs[seed] for seed in mine.keys() & theirs.keys()])[0] > 0.0
         return above
 
 
@@ -128,7 +130,8 @@ def _bars(runs: Runs) -> list[Line]:
             Line(f"{key}harm_rate", f"{text}least Σ η there", min(runs.rate(name, arm) for name in harm), LEAST_RATE,
                  at_least=True),
         ]  # fmt: skip
-    least = min(runs.reward(name, REMEDY) / runs.reward(name, cosine_mis) for name in driven)
+    # An arm may end without any reward.
+    least = min(runs.reward(name, REMEDY) / max(runs.reward(name, cosine_mis), 1e-3) for name in driven)
     lines += [
         Line(
             "above_cosine_mis", "settings above cosine-mis", runs.settings_above(REMEDY, cosine_mis), 3, at_least=True

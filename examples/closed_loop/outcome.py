@@ -81,12 +81,6 @@ def arms_with(found: Iterable[Outcome], setting: str, seeds: Sequence[int]) -> l
     return [arm for arm in ARMS if seeds and all((arm, seed) in done for seed in seeds)]
 
 
-def mismatch_seeds(found: Sequence[Outcome], setting: str, seeds: Sequence[int]) -> list[int]:
-    """Return the seeds with a collapse of mismatch: the constant arm collapsed, and its twin without mismatch not."""
-    collapsed = {(each.plan.arm, each.plan.seed): each.collapse is not None for each in _of(found, setting)}
-    return [seed for seed in seeds if collapsed["constant", seed] and not collapsed.get(("twin", seed), True)]
-
-
 def best_safe_arm(found: Sequence[Outcome], setting: str, seeds: Sequence[int]) -> Arm:
     """Return the arm with mismatch in which the fewest seeds collapsed; of several, that with the best last reward."""
     return min(
@@ -130,16 +124,6 @@ def paired_interval(differences: Sequence[float] | np.ndarray[tuple[int], np.dty
     return float(low), float(high)
 
 
-def pooled_interval(by_setting: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of the mean of the settings' means; seeds are drawn within each setting."""
-    random = np.random.default_rng(sum(map(len, by_setting)))
-    drawn = [
-        np.asarray(each)[random.integers(len(each), size=(RESAMPLES, len(each)))].mean(axis=1) for each in by_setting
-    ]
-    low, high = np.quantile(np.mean(drawn, axis=0), (0.025, 0.975))
-    return float(low), float(high)
-
-
 def _of(found: Iterable[Outcome], setting: str) -> list[Outcome]:
     return [each for each in found if each.plan.setting.name == setting]
 
@@ -153,21 +137,3 @@ def _arm(found: Iterable[Outcome], setting: str, arm: Arm, seeds: Sequence[int])
 def _mean(values: Iterable[float]) -> float:
     found = list(values)
     return math.fsum(found) / len(found)
-
-
-def against(found: Sequence[Outcome], setting: str, rival: Arm, arm: Arm = "advice") -> list[float]:
-    """Return the last reward of an arm minus that of a rival, for each seed that both have."""
-    rewards = {(each.plan.arm, each.plan.seed): each.last_reward for each in _of(found, setting)}
-    seeds = sorted(seed for found_arm, seed in rewards if found_arm == arm and (rival, seed) in rewards)
-    return [rewards[arm, seed] - rewards[rival, seed] for seed in seeds]
-
-
-def distance_of_shams(found: Sequence[Outcome], setting: str) -> float:
-    """Return the mean |log| of the advice's scale over its sham's, which is the advice's of the partner seed.
-
-    NaN without a pair of seeds.
-    """
-    scales = {each.plan.seed: np.log(each.scales) for each in _of(found, setting) if each.plan.arm == "advice"}
-    partners = {each.plan.seed: each.plan.partner for each in _of(found, setting) if each.plan.arm == "advice"}
-    pairs = [(scales[seed], scales[other]) for seed, other in partners.items() if seed < other in scales]
-    return _mean(float(np.abs(mine - other).mean()) for mine, other in pairs) if pairs else math.nan

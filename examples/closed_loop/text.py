@@ -9,51 +9,80 @@ OPENING: Final = """
 
 # The closed loop: does acting on the advice help?
 
-Tiny, real runs multiply their learning rate by the scale of [the control loop](early-warning.md#the-control-loop). Does
-that keep them from a collapse, does it leave healthy runs alone, and does anything else do as well: less learning rate
-at any time, a decay at another time, or a correction of the loss?
+**On tiny models, with two locked seeds a setting (30 were asked for).** The remedy, which is
+[the loop](early-warning.md#the-control-loop) on the rate and token TIS on the loss, keeps at least 96 % of the reward
+of the best arm without foresight in each setting, and 98 % in all but one; the same with neither lags nor updates
+logged, but for one setting more. Every arm without the loop fails in at least one; token TIS with a cosine comes
+closest, and gives away 2 to 8 % where the rate was right.
 
-**{progress}**
+Not shown, or not reached:
+
+- **The feedback within a setting**: the decisions of another seed (`sham`) do as well but for `sgd-lag8`. What counts
+  is that the loop finds the rate of a setting.
+- **The loop without a correction**: with lag it is behind token TIS alone in most settings.
+- **A rate that is far too high from the first step** (`fast`): one of two seeds collapsed in every arm, the remedy's
+  too. In `lag2` and `numerics-lag4` the remedy's reward falls to half in the first steps and comes back.
+
+Learning rates are a hundred times those of large runs: that an arm helps here does not say that it helps there.
+
+## The cheap test bed
 
 ```
-nice -n 19 make closed-loop                   # make the runs that are missing; end it at any time, call it again
-python -m examples.closed_loop --only {example} --results again
+make bench-closed-loop                        # the table below and its bars; SEEDS=30 for more seeds
+```
+
+An MLP policy of 20,000 parameters adds digits modulo 10 (12 tokens, in `long-lag8` 128): 150 steps take half a second
+of one core. Its trainer logs what hooks log: token versions, `planned_last_step`, and `update_k3` of 16 rollouts. The
+law and its gains were fixed on seeds 50000 and 50001, before the first run on the locked seeds, 80000 and up.
+
+Reward of the last fifth of the steps, in brackets the collapses:
+
+| setting | constant | token-tis | sequence-mis | cosine-tis | cosine-mis | remedy | blind-tis | from-40-tis | sham |
+| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
+| `lag2` | 0.00 (2) | 0.94 (2) | 0.00 (2) | 0.99 (2) | 0.00 (2) | 0.98 (1) | 0.96 (1) | 0.92 (2) | 0.98 (1) |
+| `lag4` | 0.80 | 0.94 | 0.93 | 0.91 | 0.91 | 0.95 | 0.94 | 0.94 | 0.94 |
+| `lag8` | 0.15 (2) | 0.93 | 0.88 | 0.91 | 0.92 | 0.92 | 0.92 | 0.92 | 0.93 |
+| `lag16-slow` | 0.38 (2) | 0.80 | 0.81 | 0.74 | 0.75 | 0.81 | 0.80 | 0.80 | 0.80 |
+| `lag16` | 0.02 (2) | 0.89 | 0.90 | 0.91 | 0.91 | 0.90 | 0.92 | 0.92 | 0.91 |
+| `lag4-fast` | 0.00 (2) | 0.95 (2) | 0.00 (2) | 0.98 (2) | 0.01 (2) | 0.97 | 0.96 | 0.97 (2) | 0.97 |
+| `lag8-fast` | 0.00 (2) | 0.64 (2) | 0.42 (2) | 0.97 (2) | 0.48 (2) | 0.93 | 0.93 | 0.93 (2) | 0.94 |
+| `fast` | 0.48 (2) | 0.48 (2) | 0.48 (2) | 0.50 (2) | 0.50 (2) | 0.50 (1) | 0.49 (2) | 0.50 (2) | 0.48 (1) |
+| `numerics-lag4` | 0.00 (2) | 0.92 (2) | 0.46 (1) | 0.98 (2) | 0.49 (1) | 0.97 (1) | 0.96 (1) | 0.97 (2) | 0.97 (2) |
+| `partial` | 0.60 | 0.93 | 0.94 | 0.92 | 0.92 | 0.93 | 0.93 | 0.93 | 0.93 |
+| `shift` | 0.94 (1) | 0.95 | 0.95 | 0.92 | 0.92 | 0.94 | 0.94 | 0.95 | 0.95 |
+| `sgd-lag8` | 0.00 (2) | 0.00 (2) | 0.00 (2) | 0.00 (2) | 0.01 (2) | 0.87 | 0.84 (1) | 0.00 (2) | 0.83 |
+| `long-lag8` | 0.03 (2) | 0.83 | 0.83 | 0.81 | 0.84 | 0.83 | 0.83 | 0.83 | 0.84 |
+| `numerics` | 0.95 | 0.95 | 0.96 | 0.92 | 0.92 | 0.95 | 0.95 | 0.95 | 0.95 |
+| `benign-lag` | 0.89 | 0.89 | 0.89 | 0.82 | 0.82 | 0.90 | 0.89 | 0.89 | 0.89 |
+| `healthy` | 0.96 | 0.96 | 0.96 | 0.92 | 0.92 | 0.96 | 0.96 | 0.96 | 0.96 |
+
+`remedy` is the product: the loop on the rate, and token TIS from the step on at which something follows it. `blind-tis`
+logs neither versions nor updates, `from-40-tis` is in shadow mode before step 40, and `sham` has the remedy's scales of
+another seed. `tis` and `mis` truncate tokens' and mask sequences' ratios at 2.
+
+## Recorded runs of the tiny transformer
+
+**{progress}** Policy, task and doses of mismatch are those of [the benchmark of collapses](collapses.md), with a real
+vLLM; seeds {first} and up. **The arms `advice`, `advice-mis`, `matched` and `sham` were made with an earlier law**,
+fixed at commit {law}: with another set point, and without the bounds by the rate in force and by the planned end. The
+other arms do not depend on it.
+
+```
+nice -n 19 make closed-loop                   # make the runs that are missing
 python -m examples.closed_loop.analyse        # write this page again
-make bench-closed-loop                        # this page's tables, and one run made again and compared
 ```
-
-## How
-
-Policy, task and doses of mismatch are those of [the benchmark of collapses](collapses.md). A setting is a dose and a
-learning rate η₀. `lag8` and `lag4` were chosen there, on the tuning part; `none` at 3e-4 is too high a rate without any
-mismatch; `shift` lags by 8 steps from step 61 to step 105 only. The loop's gains were chosen on other seeds and fixed
-at commit {law}, before the first run on these seeds, {first} and up. All 150 steps of a run are made, also after a
-collapse. Arms:
 
 {arms}
 
-`advice` runs the service's own detectors and decisions; a decision holds from the next step on. Its trainer logs
-`update_k3` and `planned_last_step`. `sham` has the decay of another seed at that seed's time, `matched` the same Σ η
-without any time.
-
-- *Collapse*: the median of the newest five rewards is below half of the best for ten observations.
-- *Collapse of mismatch*: the constant arm collapsed, and its twin, the same seed without mismatch, did not.
-- *Best safe arm*: the one with the fewest collapses, of several the one with the highest reward in the last fifth of
-  the steps; the twin is left out.
-- Intervals (95 %) are by bootstrap over seeds, and not corrected for the number of arms.
+*Collapse*: the median of the newest five rewards is below half of the best for ten observations. *Best safe arm*, in
+bold: the one with the fewest collapses, of several the one with the highest reward; the twin is left out.
 """
 
 CLOSING: Final = """
 ## Limits
 
-- In `lag8` no rate makes tokens that lag by eight steps good data, so a correction beside it helps; the advice names it
-  (`favours`: `correction`, [how it tells](early-warning.md#rate-correction-or-cause)).
-- The policy has 0.34 M parameters, a step 64 responses, and learning rates are a hundred times those of large runs:
-  that an arm helps here does not say that it helps there.
-- The mismatch of these settings is lag. A mismatch of numerics collapsed no run of the tuning part whose twin
-  survived, and the loop does not count it as driven.
-- The loop sees an update after it was made. At a learning rate that is far too high, the first updates of an optimizer
-  without moments do their damage before the scale has fallen.
-- The advice is told the planned end here. Without it the loop holds the same noise to the end; an earlier form without
-  it lost to the cosine in `lag8` and `lag2`.
+The floor of the scale is a tenth: a rate more than ten times too high is not made safe. A mismatch of numerics is
+static for the loop: it lowers no rate, and `control.finding` says that none would help. If no lag is logged, numerics
+that drift by three quarters look driven in 5 % of healthy generated curves, until the loop has seen that they do not
+follow the rate.
 """

@@ -15,7 +15,6 @@ from examples.closed_loop.__main__ import RESULTS, main, needed_by
 from examples.closed_loop.analyse import DOCUMENT, document
 from examples.closed_loop.arms import control_of, scales_of, sequence_weights, token_weights
 from examples.closed_loop.outcome import (
-    against,
     arms_with,
     compared_seeds,
     outcome_of,
@@ -171,33 +170,8 @@ def test_arms_are_compared_over_the_seeds_of_the_advice_and_missing_ones_have_no
     text = document(found, 4)
     assert row(text, "constant", "Collapsed seeds") == "| `constant` | 4 | – | – | – | – | – |"
     assert row(text, "sham", "Collapsed seeds") == "| `sham` | – | – | – | – | – | – |"
-    assert against(outcomes(found, 4), SETTING.name, "sham") == [pytest.approx(0.4)] * 3
     del found[Plan(SETTING, "advice", FIRST_SEED + 1).name]
     assert row(document(found, 4), "constant", "Collapsed seeds") == "| `constant` | – | – | – | – | – | – |"
-
-
-def test_document_says_more_or_less_only_if_the_interval_allows_it() -> None:
-    text = document(results({"twin": HEALTHY, "advice": HEALTHY, "sham": HEALTHY}, 4), 4)
-    against_each = "## The advice against each arm"
-    assert row(text, "sham", against_each) == "| `sham` | +0.000 (+0.000 to +0.000) | cannot tell | 0 | 0 | 1 |"
-    assert row(text, "matched", against_each) == "| `matched` | +0.400 (+0.400 to +0.400) | more | 1 | 0 | 1 |"
-    assert "The advice is behind in no setting." in text
-    behind = document(results({"twin": HEALTHY, "cosine": HEALTHY}, 4), 4)
-    assert row(behind, "cosine", against_each) == "| `cosine` | -0.400 (-0.400 to -0.400) | less | 0 | 1 | 1 |"
-    assert f"- `{SETTING.name}`: `cosine` by 0.40 (0.40 to 0.40)" in behind
-
-
-@pytest.mark.parametrize(("reward", "scale", "bar"), [(0.5, 0.99, "kept"), (0.5, 0.9, "missed"), (0.4, 1.0, "missed")])
-def test_harm_is_shown_beside_its_bar(reward: float, scale: float, bar: str) -> None:
-    arms: dict[Arm, list[float]] = {"constant": HEALTHY, "advice": [reward] * 150}
-    found = {
-        plan.name: result(plan, arms[plan.arm], [scale if plan.arm == "advice" else 1.0] * 150)
-        for plan in plans(4)
-        if plan.setting == HARM[0]
-    }
-    shown = row(document(found, 4), HARM[0].name, "## Harm")
-    assert shown.startswith(f"| `{HARM[0].name}` | {reward / 0.5:.1%} | {scale:.0%} |")
-    assert shown.endswith(f"| 0, 0 | {bar} |")
 
 
 def test_interval_over_seeds_covers_the_mean() -> None:
