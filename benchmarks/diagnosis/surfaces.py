@@ -26,6 +26,7 @@ from benchmarks.running_service import service, wait_until
 from foreshock.commands.main import main
 from foreshock.diagnosis.diagnose import MOST_CHARACTERS
 from foreshock.diagnosis.short import MOST_CHARACTERS as MOST_OF_A_ROW
+from foreshock_service.present.pages.presenters.run_list import RUNS_ON_A_PAGE
 
 RUNS_OF_KIND, STEPS = 2, 6
 RUNS = RUNS_OF_KIND * len(KINDS)
@@ -66,7 +67,8 @@ def _is_complete(http: httpx.Client, run: str) -> bool:
 
 def _judge(http: httpx.Client, url: str, keys: list[str]) -> list[Line]:
     listed = {run["key"]: run for run in _runs(http)}
-    page = html.unescape(http.get("/", params={"limit": 200}).text)
+    pages = range(1, -(-len(keys) // RUNS_ON_A_PAGE) + 1)
+    page = html.unescape("".join(http.get("/", params={"page": number}).text for number in pages))
     of_runs = {run["key"]: run for run in json.loads(_printed("runs", "--json", "--limit", "200", "--url", url))}
     rows = _printed("runs", "--limit", "200", "--url", url)
     same: Counter[str] = Counter()
