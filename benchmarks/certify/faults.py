@@ -240,9 +240,6 @@ PLANTED: dict[str, Planted] = {
             overrides=_field(norm_topk_prob=False),
         ),
         Planted(
-            "another activation", ("activation", "configuration"), model="qwen2", overrides=_field(hidden_act="gelu")
-        ),
-        Planted(
             "repetition penalty 1.05",
             ("repetition_penalty",),
             rows=("temperature", "sampling"),
