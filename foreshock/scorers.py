@@ -139,7 +139,7 @@ PLACES = (
     Place(
         "logged by the trainer",
         "trainer",
-        "not reproduced: a trainer-side difference that the replay does not reproduce "
+        "trainer against replay: a difference of the trainer that its replay does not reproduce "
         "(precision, dropout, masking, other weights)",
     ),
 )
@@ -259,6 +259,13 @@ EXACT_PAIRS: dict[str, ExactPair] = {
 
 # The side branch compares every score with this one: the most exact forward pass that is affordable.
 REFERENCE = "torch.float32"
+
+ENGINE_DECODE = "vllm.decode"
+"""The scorer that decodes as the engine sampled; `foreshock certify` compares it with prefill."""
+OF_THE_USER = "torch.own"
+"""The scorer that calls a function of the user's."""
+ROUNDED = "torch.bfloat16"
+"""A forward pass in pure bfloat16, whose difference from `REFERENCE` is the rounding of that type."""
 
 
 def available_scorers() -> tuple[str, ...]:

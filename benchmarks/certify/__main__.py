@@ -30,6 +30,7 @@ from benchmarks.certify.faults import planted as planting
 from benchmarks.certify.models import save_model
 from foreshock.certify.certificate import Certificate, read_certificate
 from foreshock.certify.compare import compare
+from foreshock.scorers import ENGINE_DECODE, ENGINE_REPLAY, ROUNDED
 from foreshock_probes.certify import explaining, parts
 from foreshock_probes.certify.certification import Asked, Certification
 from foreshock_probes.engines.process import Done, EngineError, ScoreTask, process_variables
@@ -64,9 +65,9 @@ def in_this_process(name: str, kind: str, rows: Sequence[str], seed: int = 0, fa
     out = BUILD / f"{name.replace(' ', '-').replace(':', '')}.json"
     if not out.exists():
         os.environ |= process_variables()
-        temporary, scorers = out.with_suffix(".part"), ("vllm.decode", "vllm.prefill")
+        temporary, scorers = out.with_suffix(".part"), (ENGINE_DECODE, ENGINE_REPLAY)
         asked = Asked(
-            model=model_of(kind), engines={each: {} for each in scorers}, trainer="torch.bfloat16", trainer_options={},
+            model=model_of(kind), engines={each: {} for each in scorers}, trainer=ROUNDED, trainer_options={},
             rollouts=ROLLOUTS, tokens=TOKENS, longest=LONGEST, seed=seed, budget=3600.0, rows=tuple(rows),
         )  # fmt: skip
         with (
@@ -144,7 +145,7 @@ def same() -> Sequence[Line]:
 
 def of_seeds() -> list[Certificate]:
     """Return seven certificates of one model, made with other seeds of sampling."""
-    rows = ("trainer/vllm.prefill", "prefill", "sampling", "mixed", "temperature", "top_p")
+    rows = (f"trainer/{ENGINE_REPLAY}", "prefill", "sampling", "mixed", "temperature", "top_p")
     return [in_this_process(f"seed {number}", "qwen3", rows, seed=1000 * number) for number in range(7)]
 
 

@@ -18,6 +18,8 @@ from unittest.mock import patch
 
 import torch
 
+from foreshock.scorers import ENGINE_DECODE, ENGINE_REPLAY
+
 Tensors = dict[str, Any]
 
 
@@ -34,7 +36,7 @@ class Planted:
     name: str
     causes: tuple[str, ...]
     place: str = ""
-    rows: tuple[str, ...] = ("trainer/vllm.prefill",)
+    rows: tuple[str, ...] = (f"trainer/{ENGINE_REPLAY}",)
     model: str = "qwen3"
     overrides: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
     arguments: dict[str, Any] | None = None
@@ -216,7 +218,7 @@ PLANTED: dict[str, Planted] = {
         Planted(
             "first token of prompts replaced",
             (),
-            rows=("prefill", "trainer/vllm.decode", "sampling"),
+            rows=("prefill", f"trainer/{ENGINE_DECODE}", "sampling"),
             patch=_generate_with(_first_token_lost),
         ),
         Planted(
@@ -226,7 +228,9 @@ PLANTED: dict[str, Planted] = {
             model="moe",
             tensors=_of("experts.2.", _stale, 3),
         ),
-        Planted("cache in fp8", ("kv_cache",), rows=("trainer/vllm.decode",), arguments={"kv_cache_dtype": "fp8_e5m2"}),
+        Planted(
+            "cache in fp8", ("kv_cache",), rows=(f"trainer/{ENGINE_DECODE}",), arguments={"kv_cache_dtype": "fp8_e5m2"}
+        ),
         Planted("rope positions halved", ("rope_scaling", "configuration"), overrides=_interpolated),
         Planted("no norm of queries and keys", ("qk_norm",), tensors=_of("_norm.weight", torch.ones_like)),
         Planted("stale head", (), place="No layer", tensors=_of("lm_head", _stale)),

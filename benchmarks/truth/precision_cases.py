@@ -87,7 +87,7 @@ CASES = (
     Case("trainer float32, few rollouts", _IN_FLOAT32, True, trainer("float32-few", FLOAT32, prompts=4)),
     Case("trainer bfloat16 pure, asked so", _NUMERICS, True, trainer("bfloat16", BFLOAT16, requested=BFLOAT16)),
     Case(
-        "trainer bfloat16 pure, default probe", "not reproduced", False, trainer("bfloat16-default", BFLOAT16),
+        "trainer bfloat16 pure, default probe", "trainer against replay", False, trainer("bfloat16-default", BFLOAT16),
         (_NUMERICS,),
     ),
     Case("trainer autocast", _NUMERICS, True, trainer("autocast", AUTOCAST)),

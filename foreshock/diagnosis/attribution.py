@@ -91,7 +91,7 @@ def _on_the_largest(document: AttributionDocument, known: Sequence[LinkRecord]) 
             part = "All of the mismatch"
         return Conclusion(
             "cause",
-            f"{part} is {largest.cause}.",
+            f"{part} is in one link, {largest.cause}.",
             largest.name,
             names_cause=True,
         )
@@ -265,5 +265,7 @@ def conclude_attribution(
     """
     found = conclude_environments(document, others)
     found += conclude_adapters(document)
-    found += conclude_links(document, found)
-    return (*found, *conclude_precision(document), *conclude_exact(document, exact))
+    links = conclude_links(document, found)
+    # The link that has most of the mismatch says more than another environment of one that has little.
+    first, then = (links, found) if any(each.names_cause for each in links) else (found, links)
+    return (*first, *then, *conclude_precision(document), *conclude_exact(document, exact))

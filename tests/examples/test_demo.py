@@ -113,7 +113,7 @@ def test_second_start_of_the_demo_repeats_no_work(tmp_path: Path) -> None:
     for expected in (
         "Healthy",
         "Critical since step 53: the reward fell from 0.82",
-        "trainer/torch.trainer",
+        "is in one link, trainer against replay",
         "the trainer does not apply it",
         "Divide the trainer's logits by the same temperature",
         "in shadow mode: the rate × 0.5 from step",

@@ -21,7 +21,7 @@ from foreshock.digests import digest_of_bytes, weights_digest
 from foreshock.errors import ConfigurationError
 from foreshock.model_kind import model_kind_of_folder
 from foreshock.rollouts import RolloutBatch, decode_rollouts, encode_rollouts
-from foreshock.scorers import SCORERS
+from foreshock.scorers import ENGINE_DECODE, REFERENCE, SCORERS
 from foreshock_probes.adapters import base_folder_of, is_adapter, merge
 from foreshock_probes.certify import conditions as plan
 from foreshock_probes.certify.conditions import AGAIN, BASE, LONG_PROMPTS, LONG_TOKENS, OWN, PROMPTS, Condition
@@ -119,7 +119,7 @@ class Certification:
         rows = tuple(self._row(each) for each in self._conditions())
         base = self._work.rollouts(BASE)
         tokens = {} if base is None else {_digest(base): base64.b64encode(encode_rollouts(_bare(base))).decode()}
-        names = ("vllm.decode", *self._asked.engines, f"trainer {BASE}", f"torch.float32 {BASE}")
+        names = (ENGINE_DECODE, *self._asked.engines, f"trainer {BASE}", f"{REFERENCE} {BASE}")
         scored = {name: self._work.scores(name) for name in names}
         configuration = model_configuration(self._base)
         return Certificate(
@@ -215,7 +215,7 @@ class Certification:
         for dtype, first, second in pairs:
             replays = self._replays(dtype, condition.rollouts)
             if len(replays) < 2:
-                return left_out(f"no floor was measured: {self._why_not(f'torch.float32 {condition.rollouts}')}")
+                return left_out(f"no floor was measured: {self._why_not(f'{REFERENCE} {condition.rollouts}')}")
             chosen = self._chosen(condition, batch, first, second)
             if not chosen.any():
                 return left_out("there is no token to compare")

@@ -17,13 +17,13 @@ from foreshock.commands.option_types import COUNT, whole
 from foreshock.commands.text import Paint
 from foreshock.digests import weights_digest
 from foreshock.errors import ConfigurationError
-from foreshock.scorers import SCORERS
+from foreshock.scorers import ENGINE_DECODE, ENGINE_REPLAY, ROUNDED, SCORERS
 from foreshock_probes.certify.certification import Asked, Certification, given_rollouts
 from foreshock_probes.doctor.command import check_scorer, seconds
 from foreshock_probes.doctor.engines import scorer_and_options
 from foreshock_probes.offers import what_lacks
 
-_DEFAULT_ENGINES = ("vllm.decode", "vllm.prefill")
+_DEFAULT_ENGINES = (ENGINE_DECODE, ENGINE_REPLAY)
 _BUDGET = 600.0
 _SHOW = "show"
 
@@ -47,9 +47,9 @@ class CertifyCommand:
         )
         parser.add_argument(
             "--trainer",
-            default="torch.bfloat16",
+            default=ROUNDED,
             metavar="SCORER[:OPTION=VALUE,…]",
-            help="the scorer that computes as the trainer does (default: torch.bfloat16)",
+            help="the scorer that computes as the trainer does (default: %(default)s)",
         )
         parser.add_argument(
             "--out", type=Path, metavar="FILE", help="write the certificate (default: certificate.json)"

@@ -7,6 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from foreshock.scorers import (
+    ENGINE_DECODE,
+    ENGINE_REPLAY,
+    NOISE_FLOOR_VARIANT,
+    OF_THE_USER,
+    REFERENCE,
+    ROUNDED,
+    TRAINER_REPLAY,
+)
 from foreshock_probes.certify.parts import Part, Sampling
 
 PROMPTS, LONG_PROMPTS = "prompts", "long_prompts"
@@ -19,23 +28,25 @@ _STOP_EVERY = 16
 _MOST_STOPS = 1024
 _ALONE = 8
 """Rollouts that are decoded alone, which takes as many times as long as all together."""
-_DECODE, _PREFILL = "vllm.decode", "vllm.prefill"
+_DECODE, _PREFILL = ENGINE_DECODE, ENGINE_REPLAY
+_REBATCHED = f"trainer {NOISE_FLOOR_VARIANT}"
+EAGER: Final = f"{REFERENCE} eager"
 
-REPLAYED_IN_FLOAT32: Final = ("torch.bfloat16", "torch.float32", "torch.trainer")
-"""Trainers whose computation without rounding is `torch.float32`."""
+REPLAYED_IN_FLOAT32: Final = (ROUNDED, REFERENCE, TRAINER_REPLAY)
+"""Trainers whose computation without rounding is that of `REFERENCE`."""
 UNEXPLAINED: Final = ("seed", "stop", "trainer_batches")
 """Rows that have no forward pass to explain: their sentence says what differs."""
 
 PRECISIONS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
-    "torch.bfloat16": ("torch.bfloat16", {}),
-    "torch.trainer": ("torch.trainer", {}),
-    "torch.float32": ("torch.float32", {}),
-    "torch.float32 eager": ("torch.float32", {"attention_implementation": "eager"}),
+    ROUNDED: (ROUNDED, {}),
+    TRAINER_REPLAY: (TRAINER_REPLAY, {}),
+    REFERENCE: (REFERENCE, {}),
+    EAGER: (REFERENCE, {"attention_implementation": "eager"}),
 }
 """Right computations of a set, with their scorers and options."""
-HALF_FLOOR: Final = ("torch.bfloat16", "torch.trainer", "torch.float32")
+HALF_FLOOR: Final = (ROUNDED, TRAINER_REPLAY, REFERENCE)
 """The computations that measure the floor of bfloat16 and float16."""
-FLOORS: Final[Mapping[str, tuple[str, ...]]] = {"float32": ("torch.float32", "torch.float32 eager")}
+FLOORS: Final[Mapping[str, tuple[str, ...]]] = {"float32": (REFERENCE, EAGER)}
 
 Tokens = Literal["all", "last", "common"]
 """The tokens that a row compares: all; the last of each rollout that stopped; those up to the first that differs."""
@@ -63,7 +74,7 @@ def conditions_of(
 ) -> Iterator[Condition]:
     """Yield the rows in their order. `float32`: rows of the trainer are replayed in float32 too."""
     for scorer in engines:
-        pair = (f"torch.float32 {BASE}", f"{scorer} float32") if float32 and scorer in vllm else None
+        pair = (f"{REFERENCE} {BASE}", f"{scorer} float32") if float32 and scorer in vllm else None
         yield Condition(
             f"trainer/{scorer}", f"{trainer} against {scorer}", f"trainer {BASE}", scorer, float32=pair
         )  # fmt: skip
@@ -93,7 +104,7 @@ def conditions_of(
             "lora", "the adapter as the engine loads it against merged weights", f"{_PREFILL} float32",
             "merged float32", dtype="float32",
         )  # fmt: skip
-    yield Condition("trainer_batches", f"{trainer} in other batches", "trainer rebatched", f"trainer {BASE}")
+    yield Condition("trainer_batches", f"{trainer} in other batches", _REBATCHED, f"trainer {BASE}")
 
 
 def sampling_of(name: str, seed: int, tokens: int, vocabulary: int) -> Sampling:
@@ -132,7 +143,7 @@ def vllm_parts(
         score(_PREFILL, _PREFILL),
         score("batch_1", _DECODE, part={"first": _ALONE}, batch_size=1),
         score("batch_8", _DECODE, batch_size=8),
-        score("mixed", _DECODE, part={"variant": "rebatched"}),
+        score("mixed", _DECODE, part={"variant": NOISE_FLOOR_VARIANT}),
         *(sample(name) for name in names if sampled[name].is_tempered),
         score("prefix_cache", _DECODE, part={"times": 2}, prefix_caching=True),
         score("chunked_prefill", _PREFILL, chunked_prefill=True, max_num_batched_tokens=32),
@@ -153,16 +164,22 @@ def torch_parts(trainer: str, options: Mapping[str, Any], sets: tuple[str, ...],
         for each in sets
     ]
     parts.append(
-        Part(name="trainer rebatched", scorer=trainer, rollouts=BASE, options=dict(options), variant="rebatched")
+        Part(
+            name=_REBATCHED,
+            scorer=trainer,
+            rollouts=BASE,
+            options=dict(options),
+            variant=NOISE_FLOOR_VARIANT,
+        )
     )
     for name, (scorer, own) in PRECISIONS.items():
         parts += [
             Part(name=f"{name} {each}", scorer=scorer, rollouts=each, options={**own, **_followed(scorer, each)})
-            for each in (sets if name != "torch.float32 eager" else eager)
+            for each in (sets if name != EAGER else eager)
         ]
     return tuple(parts)
 
 
 def _followed(scorer: str, rollouts: str) -> dict[str, Any]:
     """Return the option that follows a truncated sampling distribution."""
-    return {"truncation": "apply"} if rollouts in ("top_p", "top_k") and scorer != "torch.own" else {}
+    return {"truncation": "apply"} if rollouts in ("top_p", "top_k") and scorer != OF_THE_USER else {}

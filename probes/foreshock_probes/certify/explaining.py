@@ -16,7 +16,7 @@ from foreshock.diagnosis.wording import as_sentence
 from foreshock.doctor.findings import explained
 from foreshock.errors import ForeshockError
 from foreshock.rollouts import RolloutBatch, encode_rollouts
-from foreshock.scorers import SCORERS, VARIANTS
+from foreshock.scorers import ENGINE_REPLAY, REFERENCE, SCORERS, VARIANTS
 from foreshock_probes.certify.conditions import Condition
 from foreshock_probes.certify.parts import shortened
 from foreshock_probes.doctor.job import PART as DOCTOR
@@ -73,7 +73,7 @@ class Explanations:
             "in_float32": dtype == "float32",
         }
         arguments = {"given": json.dumps(given), "doing": str(self._files / "doing")}
-        task = self._task("torch.float32", path, "report.json", DOCTOR, arguments)
+        task = self._task(REFERENCE, path, "report.json", DOCTOR, arguments)
         try:
             (report,) = run_tasks(
                 [task],
@@ -96,23 +96,23 @@ class Explanations:
         """Return the first layer at which the engine's prefill and the trainer depart."""
         if dtype in self._layers:
             return self._layers[dtype]
-        trainer = "torch.float32" if dtype == "float32" else self._asked.trainer
+        trainer = REFERENCE if dtype == "float32" else self._asked.trainer
         if SCORERS[trainer].hidden_states is None:
             return f"{trainer} gives no hidden states to compare by layer."
         path = self._files / "layers.rollouts"
         chosen = batch.select(list(range(min(_ROLLOUTS, batch.num_rollouts))))
         path.write_bytes(encode_rollouts(chosen))
-        options = {"vllm.prefill": {"dtype": dtype}, trainer: dict(self._asked.trainer_options)}
+        options = {ENGINE_REPLAY: {"dtype": dtype}, trainer: dict(self._asked.trainer_options)}
         if dtype == "float32":
             options[trainer] = {}
         tasks = [
             self._task(name, path, f"states-{name}{variant}", LAYERS, {}, variant, options[name])
-            for name in ("vllm.prefill", trainer)
+            for name in (ENGINE_REPLAY, trainer)
             for variant in VARIANTS
         ]
         try:
             paths = run_tasks(tasks, lambda each: Path(each.result), self._files, abandoned=self._abandoned).results
-            found = compare_layers(0, chosen, {"vllm.prefill": paths[:2], trainer: paths[2:]})
+            found = compare_layers(0, chosen, {ENGINE_REPLAY: paths[:2], trainer: paths[2:]})
             self._layers[dtype] = found.sentence
         except JobAbandonedError:
             raise

@@ -229,7 +229,8 @@ def test_command_prints_a_table_and_json(tmp_path: Path, capsys: pytest.CaptureF
     assert (surge["hits"], surge["misses"], surge["leads"], surge["false_alarms"]) == (1, 0, [39], 0)
     assert {"length_surge", "reward_collapse", ALL_WARNINGS} <= {each["rule"] for each in answer["rules"]}
     # A surge at 81: the schedule of 145 steps halves once, for the last 16 of 160 steps.
-    assert answer["runs"][0]["learning_rate_sum_lost"] == pytest.approx(16 * 0.5 / 160)
+    # The schedule of the surge, and the loop once the reward falls.
+    assert 16 * 0.5 / 160 < answer["runs"][0]["learning_rate_sum_lost"] < 0.2
 
 
 def test_rules_can_be_those_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,8 +238,9 @@ def test_rules_can_be_those_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixt
     command.configure(parser)
     file, rules = str(collapsing(tmp_path / "run.csv")), tmp_path / "rules.toml"
     rules.write_text(
-        "[schedule]\nmultiplier = 1.2\nfactor = 0.25\n[rules.long]\nkey = 'rollout:response_length_mean'\n"
-        "absolute = 1000.0\nseverity = 'warning'\nwhy = 'w'\nwhat_to_do = 'd'\n"
+        "[schedule]\nmultiplier = 1.2\nfactor = 0.25\n[loop]\nenabled = false\n"
+        "[rules.long]\nkey = 'rollout:response_length_mean'\nabsolute = 1000.0\n"
+        "severity = 'warning'\nwhy = 'w'\nwhat_to_do = 'd'\n"
     )
     assert command.run(parser.parse_args([file, "--json", "--rules", str(rules)])) == 0
     answer = json.loads(capsys.readouterr().out)

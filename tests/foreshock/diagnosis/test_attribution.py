@@ -27,7 +27,7 @@ def test_the_link_that_is_most_of_it_is_named(link: int) -> None:
     found = attributed((sizes[0], sizes[1], sizes[2]))
     headline = conclude_attribution(evidence_of(found))[0]
     assert (headline.kind, headline.link, headline.names_cause) == ("cause", found.links[link].name, True)
-    assert headline.sentence.startswith(f"All of the mismatch is {found.links[link].cause}")
+    assert headline.sentence.startswith(f"All of the mismatch is in one link, {found.links[link].cause}")
 
 
 @pytest.mark.parametrize(("dtype", "kind"), [("bfloat16", "adapter-merged"), ("float32", "cause")])

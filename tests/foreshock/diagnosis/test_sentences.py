@@ -51,6 +51,8 @@ def test_an_order_that_is_not_known_is_not_told(measured: int, words: str) -> No
 
 def test_a_part_with_all_of_the_mismatch_is_told_without_an_interval() -> None:
     found = [each.sentence for each in conclude_links(evidence_of(attributed((0.0, 0.1, 0.0))), [])]
-    assert any(each.startswith("All of the mismatch is numerics between engine and trainer: ") for each in found)
+    assert any(
+        each.startswith("All of the mismatch is in one link, numerics between engine and trainer: ") for each in found
+    )
     shared = [each.sentence for each in conclude_links(evidence_of(attributed((0.03, 0.1, 0.0), spread=0.3)), [])]
     assert any(each.startswith("Most of the mismatch, 9") for each in shared)

@@ -142,11 +142,13 @@ def test_merged_links_name_all_their_causes() -> None:
     assert full["vllm.decode/rollout"].startswith("engine sampling against replay")
     assert full["vllm.prefill/vllm.decode"].startswith("decode against prefill")
     assert full["torch.trainer/vllm.prefill"].startswith("numerics between engine and trainer")
-    assert full["trainer/torch.trainer"].startswith("not reproduced")
+    assert full["trainer/torch.trainer"].startswith("trainer against replay")
     del scores["vllm.decode"], scores["torch.trainer"]
     collapsed = {link.name: link.cause for link in attribute(scores, OFFSETS).links}
     assert collapsed["vllm.prefill/rollout"].startswith("engine sampling against replay or decode against prefill: ")
-    assert collapsed["trainer/vllm.prefill"].startswith("numerics between engine and trainer or not reproduced: ")
+    assert collapsed["trainer/vllm.prefill"].startswith(
+        "numerics between engine and trainer or trainer against replay: "
+    )
 
 
 def side_branch_scores(engine: float, trainer: float) -> dict[str, NDArray[np.float64]]:

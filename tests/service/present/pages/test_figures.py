@@ -257,7 +257,7 @@ class TestAttribution:
     READ = attribution_at_seven(
         link("vllm.prefill/rollout", "decode against prefill", 0.0, 0.0, 0.0),
         link("torch.trainer/vllm.prefill", "numerics between engine and trainer", 1.04, 0.9, 1.1),
-        link("trainer/torch.trainer", "not reproduced", -0.04),
+        link("trainer/torch.trainer", "trainer against replay", -0.04),
     )
 
     def test_bars_of_links_are_stacked_and_end_at_the_whole(self) -> None:

@@ -101,7 +101,7 @@ def test_scores_of_two_probes_join_in_one_chain(http: httpx.Client) -> None:
     replay(run, {"vllm.prefill": noisy(batch, 1)}, batch)
     first = run.get("steps/1/attribution").json()
     assert first["chain"] == ["rollout", "vllm.prefill", "trainer"]
-    assert first["links"][1]["cause"].startswith("numerics between engine and trainer or not reproduced: ")
+    assert first["links"][1]["cause"].startswith("numerics between engine and trainer or trainer against replay: ")
     assert "not told apart" in first["links"][1]["cause"]
     replay(run, {"torch.trainer": noisy(batch, 2)}, batch)
     assert run.get("steps/1/attribution").json()["chain"] == ["rollout", *CHAIN, "trainer"]
