@@ -38,7 +38,9 @@ def conclude_environments(document: AttributionDocument, others: Sequence[Attrib
 
     `others` are the attributions of the run's other probed steps.
     """
-    found = [each for link in document.links for each in _on_link(document, link, others)]
+    # That with most of the mismatch first: the first conclusion is what is printed of a step.
+    links = sorted(document.links, key=lambda link: -link.share if math.isfinite(link.share) else math.inf)
+    found = [each for link in links for each in _on_link(document, link, others)]
     return found + [each for link in document.environment_links for each in _on_two_environments(link)]
 
 
