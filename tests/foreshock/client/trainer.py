@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,9 +29,13 @@ def clients(url: str, spool: Path, **settings: Any) -> Iterator[Callable[..., Cl
 
 
 def get(client: Client, path: str, **query: Any) -> Any:
-    """Return the service's answer below the client's run."""
-    response = httpx.get(f"{client.settings.url}/v1/runs/{client.run_id}{path}", params=query, timeout=60)
-    return response.raise_for_status().json()
+    """Return the service's answer below the client's run, once its newest data is worked out."""
+    run = f"{client.settings.url}/v1/runs/{client.run_id}"
+    deadline = time.monotonic() + 60
+    while httpx.get(run, timeout=60).raise_for_status().json()["advancing"]:
+        assert time.monotonic() < deadline, "the run is not advanced"
+        time.sleep(0.05)
+    return httpx.get(f"{run}{path}", params=query, timeout=60).raise_for_status().json()
 
 
 def rollouts(seed: int = 0, count: int = 3) -> dict[str, Any]:
