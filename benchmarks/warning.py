@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from benchmarks.bars import Line, report
 from benchmarks.diagnosis.logs import real_curves
 from examples.closed_loop.__main__ import RESULTS as CLOSED_LOOP
+from examples.collapses.leads import false_rate
 from examples.collapses.results import RESULTS as COLLAPSES
 from examples.collapses.results import Result, read_results
 from examples.collapses.summary import closed_steps, summarize
@@ -126,11 +127,6 @@ def chosen_threshold(name: str, tuning: Sequence[Run]) -> float:
         if false_rate(score(name, [run.replayed for run in tuning], found)) <= MOST_FALSE:
             return float(threshold)
     return math.inf
-
-
-def false_rate(found: Score) -> float:
-    """Return false alarms per 1,000 healthy steps."""
-    return 1000.0 * found.false_alarms / found.healthy_observations if found.healthy_observations else 0.0
 
 
 def scored(name: str, runs: Sequence[Run], alarm: Alarm) -> tuple[Score, float]:

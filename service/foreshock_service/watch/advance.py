@@ -107,12 +107,13 @@ class Advancing:
         if waiting:
             for key in waiting:
                 shards.close_step(self._context, key, grace_us)
-            with database.read() as session:
-                marks = due.marks_of(session, run_id)
         derived: derivation.Derivation | None = None
         is_whole = True
         with self._isolated(run_id, "judge its steps"):
             with database.read() as session:
+                if waiting:
+                    # Closing a step marks it.
+                    marks = due.marks_of(session, run_id)
                 derived = derivation.begin(session, run_id, marks, self._begun.pop(run_id, None))
             is_whole = derived is None or self._judge(run_id, derived)
         if not is_whole:

@@ -159,16 +159,21 @@ class AdviceOfLeversRead(BaseModel):
     rollback: RollbackRead
 
 
-class AcknowledgementCreate(BaseModel):
-    """The learning rate that a trainer used at a step, the scale in it, and the newest revision that it knew."""
+class ReportOfStep(BaseModel):
+    """What a trainer reports of a step, with the newest revision that it knew."""
 
     revision: int = Field(ge=0, lt=2**63)
     step: Step
+    attempt: AttemptNumber | None = Field(default=None, description="absent: the newest attempt")
+
+
+class AcknowledgementCreate(ReportOfStep):
+    """The learning rate that a trainer used at a step, the scale in it, and the newest revision that it knew."""
+
     applied_lr: float = Field(ge=0, allow_inf_nan=False)
     applied_scale: float | None = Field(
         default=None, ge=0, allow_inf_nan=False, description="the factor in it, of the base learning rate"
     )
-    attempt: AttemptNumber | None = Field(default=None, description="absent: the newest attempt")
 
 
 class RateAcknowledgementCreate(AcknowledgementCreate):
@@ -177,13 +182,10 @@ class RateAcknowledgementCreate(AcknowledgementCreate):
     lever: Literal["rate"]
 
 
-class LeverReport(BaseModel):
+class LeverReport(ReportOfStep):
     """What a trainer did with a lever at a step, or why it refuses the advised value."""
 
-    revision: int = Field(ge=0, lt=2**63)
-    step: Step
     refused: Name | None = None
-    attempt: AttemptNumber | None = Field(default=None, description="absent: the newest attempt")
 
 
 class CorrectionAcknowledgementCreate(LeverReport):

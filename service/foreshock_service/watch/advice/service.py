@@ -241,7 +241,7 @@ def _reporting(
     session: Session,
     principal: security.Principal,
     run_id: str,
-    body: schemas.AcknowledgementCreate | schemas.LeverReport,
+    body: schemas.ReportOfStep,
 ) -> tuple[int, int]:
     """Return the newest attempt and that of a report. Raises AdviceConflict for an unknown revision."""
     runs.get_run(session, principal, run_id)

@@ -60,7 +60,7 @@ def observe_scalars(session: Session, logged: ScalarsLogged) -> None:
 def close_scalar_tails(context: ServiceContext) -> int:
     """Close the newest steps that got no scalars for the grace time, or whose run has ended; return how many."""
     before = now_us() - int(context.settings.step_grace_seconds * 1e6)
-    due = (
+    waiting = (
         select(ScalarTail.run_id)
         .join(Run, Run.id == ScalarTail.run_id)
         .where(
@@ -70,7 +70,7 @@ def close_scalar_tails(context: ServiceContext) -> int:
         )
     )
     with context.database.read() as session:
-        runs = session.scalars(due.order_by(ScalarTail.run_id).limit(_RUNS_PER_SWEEP)).all()
+        runs = session.scalars(waiting.order_by(ScalarTail.run_id).limit(_RUNS_PER_SWEEP)).all()
     database, events = context.database, context.events
     return for_each_run(database, events, runs, lambda run_id: database.write(partial(_close, run_id)))
 
