@@ -22,18 +22,19 @@ MARGIN = 100
 
 
 class Instructions:
-    """The instructions that SQLite executes for the service; set `count` to 0 to begin anew.
+    """The instructions that SQLite executes for the service; set `count` to 0 to begin anew, `off` to count none.
 
     The listeners are added once: SQLAlchemy's are not to be changed while other threads begin transactions.
     """
 
     def __init__(self, database: Database) -> None:
         self.count = 0
+        self.off = False
         for engine in (database._write_engine, database._read_engine):
             event.listen(engine, "begin", self._arm)
 
     def _arm(self, connection: Any) -> None:
-        connection.connection.dbapi_connection.set_progress_handler(self._add, 1)
+        connection.connection.dbapi_connection.set_progress_handler(None if self.off else self._add, 1)
 
     def _add(self) -> int:
         self.count += 1

@@ -17,6 +17,7 @@ from foreshock_service.platform.database.tables import Scalar
 from foreshock_service.watch.detection import states
 from foreshock_service.watch.detection.history import watched_run
 from foreshock_service.watch.detection.states import STEPS_OF_A_BLOCK, stored_state
+from tests.service.advancing import advance_all, paused
 from tests.service.runs.test_long_runs import MARGIN, Instructions
 from tests.service.sending import Sender, start_run
 
@@ -24,8 +25,11 @@ SHORT, LONG = 500, 50_000
 READ = ("/runs/{run}", "/metrics", "/v1/runs/{run}/lr-advice", "/v1/runs/{run}/diagnosis", "/v1/runs/{run}/alerts")
 
 
-def run_of(http: httpx.Client, database: Database, steps: int) -> Sender:
-    """Return a run with a scalar at each step and a state in each block; most are put into the database."""
+def run_of(app: FastAPI, http: httpx.Client, database: Database, steps: int) -> Sender:
+    """Return a run with a scalar at each step and a state in each block; most are put into the database.
+
+    One more step is reported to the service, which then judges all of them; the caller counts what follows.
+    """
     run = start_run(http, f"run of {steps} steps")
     for step in (1, 2):
         run.put_scalars(step, {"reward": 0.5}).raise_for_status()
@@ -39,6 +43,9 @@ def run_of(http: httpx.Client, database: Database, steps: int) -> Sender:
         for step in range(STEPS_OF_A_BLOCK, steps, STEPS_OF_A_BLOCK)
     ]
     database.write(partial(states.store, run_id=run.run, states=blocks))
+    with paused(database):
+        run.put_scalars(steps, {"reward": 0.5}).raise_for_status()
+    advance_all(app.state.advancing)
     return run
 
 
@@ -47,10 +54,12 @@ def test_run_of_many_scalar_steps_takes_no_more_instructions(
     app: FastAPI, http: httpx.Client, database: Database
 ) -> None:
     executed = Instructions(app.state.context.database)
-    run = run_of(http, database, SHORT)
+    run = run_of(app, http, database, SHORT)
     short = {address: least_instructions(executed, run, address) for address in (None, *READ)}
     assert min(short.values()) > 0
-    run = run_of(http, database, LONG)
+    executed.off = True
+    run = run_of(app, http, database, LONG)
+    executed.off = False
     for address, count in short.items():
         # Of two runs /metrics reads twice as much.
         enough = 2 * count + MARGIN
@@ -67,7 +76,7 @@ def least_instructions(executed: Instructions, run: Sender, address: str | None,
     while len(found) < 4 or (min(found) > enough and time.monotonic() < deadline):
         executed.count = 0
         answer = (
-            run.put_scalars(LONG + len(found), {"reward": 0.5})
+            run.put_scalars(LONG + 1 + len(found), {"reward": 0.5})
             if address is None
             else run.http.get(address.format(run=run.run))
         )
