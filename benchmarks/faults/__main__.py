@@ -3,6 +3,7 @@
 1. The service is killed with SIGKILL at random moments and at each point of `kill_points.py`, on SQLite and on
    PostgreSQL, while ranks upload to it; it is started again each time (`kills.py`). Each run is then compared with the
    run that a service without kills makes of the same bytes (`verify.py`).
+   Part `advance`: it is killed before a statement of SQL by which it advances a run, any of the first 150.
    Part `processes`: the same with two service processes on PostgreSQL, of which one or both are killed.
 2. Part `removals`: the service is killed while it deletes a run, deletes rollouts and purges tokens (`removals.py`).
 3. PostgreSQL and an S3 server are killed and started again while the service runs on (`outages.py`).
@@ -27,6 +28,7 @@ from pathlib import Path
 
 from benchmarks.bars import Line, report
 from benchmarks.faults.client_kills import run_client_kills
+from benchmarks.faults.kill_points import ADVANCE
 from benchmarks.faults.kills import Campaign
 from benchmarks.faults.outages import NEEDS, kill_what_is_needed
 from benchmarks.faults.removals import kill_removals
@@ -35,17 +37,17 @@ from tests.service.postgres import PostgresCluster
 
 # A new folder and new services after so many kills, so that no database grows without bound.
 _CHUNK = 64
-PARTS = ("kills", "processes", "removals", "needs", "client")
+PARTS = ("kills", "advance", "processes", "removals", "needs", "client")
 PROCESSES = 2
 
 
-def kill_service(database: str, kills: int, seed: int, processes: int = 1) -> Totals:
-    """Kill the service on a database `kills` times."""
+def kill_service(database: str, kills: int, seed: int, processes: int = 1, only: str = "") -> Totals:
+    """Kill the service on a database `kills` times; at the point `only`, if that is given."""
     name, totals = database if processes == 1 else f"{database}-{processes}-processes", Totals()
     while totals.done < kills:
         goal = min(kills, totals.done + _CHUNK)
         with _database(database) as url:
-            Campaign(name, url, totals, most=goal, seed=seed, processes=processes).run()
+            Campaign(name, url, totals, most=goal, seed=seed, processes=processes, only=only).run()
     return totals
 
 
@@ -85,6 +87,7 @@ def main() -> int:
     """Run the chosen parts; return 1 if the bar is missed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=100, help="kills of the service on each database")
+    parser.add_argument("--advance-kills", type=int, default=100, help="kills while a run advances, on each database")
     parser.add_argument("--process-kills", type=int, default=100, help="kills of one or both of two processes")
     parser.add_argument("--removal-kills", type=int, default=60, help="kills while data is removed, on each database")
     parser.add_argument("--need-kills", type=int, default=40, help="kills of PostgreSQL, and of an S3 server")
@@ -102,6 +105,8 @@ def main() -> int:
     if "kills" in parts:
         for name in databases:
             totals[name] = kill_service(name, arguments.kills, arguments.seed)
+    for name in databases if "advance" in parts else ():
+        totals[f"{name}_advance"] = kill_service(name, arguments.advance_kills, arguments.seed, only=ADVANCE)
     if "processes" in parts and "postgresql" in databases:
         found = kill_service("postgresql", arguments.process_kills, arguments.seed, PROCESSES)
         totals["postgresql_2_processes"] = found

@@ -1,11 +1,11 @@
 """Points at which a process ends itself by SIGKILL, as a power cut would. Only the faults benchmark knows them.
 
-A point is a named function of the product, which `arm` wraps in this process: before a call, after it, or inside the
-transaction of a unit of work.
+A point is a named function of the product, which `arm` wraps in this process: before a call, after it, inside the
+transaction of a unit of work, or before a statement of SQL that it executes.
 
     BENCHMARK_KILL_AT=ingest.after-commit:3
 
-ends the process after the third call (without a number: the first).
+ends the process after the third call (without a number: the first), or before the third statement.
 """
 
 from __future__ import annotations
@@ -18,15 +18,20 @@ import threading
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+from sqlalchemy import Engine, event
+
 VARIABLE = "BENCHMARK_KILL_AT"
 
 
 class KillPoint(NamedTuple):
-    """A function by its module and its name, and when it kills; `inside`: after the work that is its first argument."""
+    """A function by its module and its name, and when it kills.
+
+    `inside`: after the work that is its first argument. `statement`: before a statement of SQL during a call.
+    """
 
     module: str
     name: str
-    when: Literal["before", "after", "inside"]
+    when: Literal["before", "after", "inside", "statement"]
 
 
 _INGEST, _STEPS = "foreshock_service.runs.ingest", "foreshock_service.runs.shards"
@@ -34,6 +39,7 @@ _STORE, _DATABASE = "foreshock_service.platform.store.tokens", "foreshock_servic
 _SCORES, _FILES = "foreshock_service.replay.results.publishing", "foreshock_service.replay.results.file_results"
 _SPOOL, _SENDER, _REGISTRAR = (f"foreshock.client.{name}" for name in ("spool", "sender", "registrar"))
 
+ADVANCE = "advance.statement"
 SERVICE_POINTS = {
     # In the order of an upload.
     "store.file-written": KillPoint(_STORE, "LocalTokenStore.publish", "before"),
@@ -48,6 +54,7 @@ SERVICE_POINTS = {
     "scores.before-transaction": KillPoint(_FILES, "_check", "after"),
     "scores.before-commit": KillPoint(_SCORES, "publish_job", "after"),
     "scores.published": KillPoint("foreshock_service.replay.attribution.service", "try_to_compute", "before"),
+    ADVANCE: KillPoint("foreshock_service.watch.advance", "Advancing.advance", "statement"),
     # Any transaction of the service.
     "database.before-commit": KillPoint(_DATABASE, "Database.write", "inside"),
     "database.after-commit": KillPoint(_DATABASE, "_run_callbacks", "before"),
@@ -95,6 +102,9 @@ def _wrapped(function: Callable[..., Any], when: str, calls: int) -> Callable[..
             if left <= 0:
                 os.kill(os.getpid(), signal.SIGKILL)
 
+    if when == "statement":
+        return _counting_statements(function, count)
+
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
         if when == "before":
@@ -112,5 +122,26 @@ def _wrapped(function: Callable[..., Any], when: str, calls: int) -> Callable[..
         if when == "after":
             count()
         return result
+
+    return call
+
+
+def _counting_statements(function: Callable[..., Any], count: Callable[[], None]) -> Callable[..., Any]:
+    """Return the function; `count` is called before each statement that it executes in the thread of the call."""
+    of_thread = threading.local()
+
+    def before_statement(*_: Any) -> None:
+        if getattr(of_thread, "is_inside", False):
+            count()
+
+    event.listen(Engine, "before_cursor_execute", before_statement)
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        of_thread.is_inside = True
+        try:
+            return function(*arguments, **named)
+        finally:
+            of_thread.is_inside = False
 
     return call

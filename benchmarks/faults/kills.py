@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.faults.kill_points import SERVICE_POINTS
+from benchmarks.faults.kill_points import ADVANCE, SERVICE_POINTS
 from benchmarks.faults.senders import RunSender
 from benchmarks.faults.served import Served
 from benchmarks.faults.verify import (
@@ -26,6 +26,8 @@ _POINT_SECONDS = 5.0
 PATIENCE_TO_START_SECONDS = 3.0
 # A point that is not passed within this many acknowledged requests counts as not reached in this part of the run.
 _POINT_ANSWERS = 60
+# Statements of `advance` before which it is killed; a call for one step executes about 60.
+_MOST_STATEMENTS = 150
 # Kills of one of several processes before all are killed.
 _MOST_OF_ONE = 4
 GRACE_SECONDS, LONG_GRACE_SECONDS = 2.0, 3600.0
@@ -38,13 +40,14 @@ def _grace_of(plan: RunPlan) -> str:
 
 
 class Campaign:
-    """Kills of the service on one database, `most` in all, drawn from a seed."""
+    """Kills of the service on one database, `most` in all, drawn from a seed; at the point `only`, if that is given."""
 
     def __init__(
         self, name: str, database_url: str, totals: Totals, *, most: int, seed: int, kills_a_run: int = 30,
-        phases: int = 5, processes: int = 1,
+        phases: int = 5, processes: int = 1, only: str = "",
     ) -> None:  # fmt: skip
         self.name, self.totals = name, totals
+        self._only = only
         self._processes = processes
         self._url, self._most, self._seed = database_url, most, seed
         self._kills_a_run, self._phases = kills_a_run, phases
@@ -133,7 +136,9 @@ class Campaign:
     def _kill_once(self, draw: random.Random, served: Served, sender: RunSender, senders: threading.Thread) -> None:
         """Start the stopped service, and kill it at a random moment or at a point."""
         share = draw.random()
-        if self._processes > 1 and share >= STARTING_SHARE:
+        if self._only:
+            reason = self._at_point(draw, served, sender, senders)
+        elif self._processes > 1 and share >= STARTING_SHARE:
             served.start()
             served.wait_until()
             for _ in range(draw.randint(0, _MOST_OF_ONE)):
@@ -172,9 +177,13 @@ class Campaign:
     def _at_point(self, draw: random.Random, served: Served, sender: RunSender, senders: threading.Thread) -> str:
         """Start the service so that it ends itself at a point; return the point, or that it was not reached."""
         points = [point for point in SERVICE_POINTS if point.startswith("scores.") == sender.replaying]
+        if self._only:
+            points = [self._only]
         least = min(self._used[point] for point in points)
         point = draw.choice([each for each in points if self._used[each] <= least + 2])
         passes = 1 if sender.replaying else draw.randint(1, 4)
+        if point == ADVANCE:
+            passes = draw.randint(1, _MOST_STATEMENTS)
         served.start(kill_at=(point, passes))
         deadline = time.monotonic() + _POINT_SECONDS + PATIENCE_TO_START_SECONDS
         last = sender.journal.answers + _POINT_ANSWERS

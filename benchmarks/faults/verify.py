@@ -283,10 +283,10 @@ def _check_advice(
 
 
 def _check_answers(findings: Findings, sender: RunSender, url: str, clean: RunSender, clean_url: str) -> None:
-    """Compare the answers of both services about each replayed step."""
+    """Compare the answers of both services about each replayed step; for a serial run its advice and diagnosis too."""
     for phase in sender.plan.phases:
         for item in phase.probe[-1:]:
-            paths = [f"steps/{item.step}/attribution", "lr-advice"][: 2 if sender.plan.serial else 1]
+            paths = [f"steps/{item.step}/attribution", *(("lr-advice", "diagnosis") if sender.plan.serial else ())]
             for path in paths:
                 mine, other = (_answer(at, each, path) for at, each in ((url, sender), (clean_url, clean)))
                 findings.counts["answers_compared"] += 1

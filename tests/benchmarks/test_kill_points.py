@@ -40,3 +40,21 @@ def test_nothing_happens_without_a_point() -> None:
 def test_function_of_each_point_exists(name: str) -> None:
     owner, attribute = found(KILL_POINTS[name])
     assert callable(getattr(owner, attribute))
+
+
+_STATEMENTS = """
+from sqlalchemy import create_engine, text
+from foreshock_service.watch.advance import Advancing
+from benchmarks.faults import kill_points
+connection = create_engine("sqlite://").connect()
+Advancing.advance = lambda: [print(connection.scalar(text(f"SELECT {n}")), flush=True) for n in (1, 2, 3)]
+kill_points.arm("advance.statement:5")
+connection.execute(text("SELECT 0"))
+Advancing.advance()
+Advancing.advance()
+"""
+
+
+def test_process_is_killed_before_the_given_statement_of_the_named_function() -> None:
+    done = subprocess.run([sys.executable, "-c", _STATEMENTS], cwd=REPOSITORY, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "1\n2\n3\n1\n")
