@@ -170,8 +170,6 @@ class Background:
 
     def _end(self, deadline: float) -> None:
         """Write the rest to disk and end the threads, until `deadline` of `time.monotonic`."""
-        # The encoder ends when everything that was handed over is encoded.
-        self._encoder.join(max(0.0, deadline - time.monotonic()) / 2)
         self._sender.stop(deadline)
         self._spool.close()
 
@@ -294,7 +292,16 @@ def close_together(backgrounds: Sequence[Background], timeout_seconds: float | N
         each._sender.begin_stop()
         each._hand_over.close()
     # Beyond the deadline if necessary: items that are only in memory would be lost.
-    end = max(end, time.monotonic() + _LEAST_END_SECONDS)
+    now = time.monotonic()
+    end = max(end, now + _LEAST_END_SECONDS)
+    for each in closing:
+        with each._never_raises():
+            # The encoder ends when everything that was handed over is encoded.
+            each._encoder.join(max(0.0, (now + end) / 2 - time.monotonic()))
+    # All of them before the first is waited for: an answer without an end keeps its thread at work.
+    for each in closing:
+        with each._never_raises():
+            each._sender.end_request((now + 3 * end) / 4)
     for each in closing:
         with each._never_raises():
             each._end(end)

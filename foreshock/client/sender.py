@@ -138,15 +138,15 @@ class Sender:
             self._stopping = True
             self._changed.notify_all()
 
-    def stop(self, deadline: float) -> None:
-        """Sync what waits and end the thread by `deadline` of `time.monotonic`; nothing more is appended.
-
-        A request that is still under way halfway to the deadline is made to fail. A disk that hangs is left alone.
-        """
+    def end_request(self, deadline: float) -> None:
+        """Make the request fail that is still under way at `deadline` of `time.monotonic`; nothing more is appended."""
         self._complete.set()
-        self._thread.join(max(0.0, deadline - time.monotonic()) / 2)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
         self._interrupted = True
         self.connection.interrupt()
+
+    def stop(self, deadline: float) -> None:
+        """Wait until the thread has synced what waits, until `deadline`. A disk that hangs is left alone."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         self.connection.close()
 
