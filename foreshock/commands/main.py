@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -40,6 +41,10 @@ class MissingExtra(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command named in `argv` (default: the arguments of the process) and return its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A locale without π and × shows "?" for them.
+            stream.reconfigure(errors="replace")
     try:
         return _run(words)
     except MissingExtra as missing:

@@ -4,6 +4,7 @@ Connections are read by uvicorn's httptools protocol, which parses in C; h11 par
 one byte kept its event loop busy for two seconds per megabyte.
 """
 
+import contextlib
 import errno
 import gc
 import json
@@ -64,6 +65,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
 KEEP_ALIVE_SECONDS = 30
 """Idle connections are closed after this time. httpx keeps one for less, so the client closes it first."""
+
+_READY_POLL_SECONDS = 0.5
 
 _PORT_SECONDS = 2.0
 """How long a taken port is waited for: the processes of a killed service end, and free its port, a moment later."""
@@ -171,22 +174,22 @@ HTTP_OPTIONS: dict[str, Any] = {
 
 
 def _report_listening(host: str, port: int) -> None:
-    """Print the address once a process of the service answers, and what it still waits for."""
-    while True:
+    """Print the address once a process of the service answers, with what it still waits for, and when it is ready."""
+    waited_for: list[str] | None = None
+    while waited_for != []:
         connection = HTTPConnection(host, port, timeout=_ANSWER_SECONDS)
-        try:
+        with contextlib.suppress(OSError, HTTPException, ValueError), contextlib.closing(connection):
             # This name is always allowed.
             connection.request("GET", "/readyz", headers={"Host": "localhost"})
             checks = json.load(connection.getresponse())["checks"]
-        except (OSError, HTTPException, ValueError):
-            time.sleep(0.05)
-        else:
             waits = [f"{name.replace('_', ' ')}: {state}" for name, state in checks.items() if state != "ok"]
-            said = f", not ready yet ({'; '.join(waits)})" if waits else ""
-            print(f"Foreshock listens on http://{host}:{port}{said}", flush=True)
-            return
-        finally:
-            connection.close()
+            if waited_for is None:
+                said = f", not ready yet ({'; '.join(waits)})" if waits else ""
+                print(f"Foreshock listens on http://{host}:{port}{said}", flush=True)
+            elif not waits:
+                print("Foreshock is ready", flush=True)
+            waited_for = waits
+        time.sleep(0.05 if waited_for is None else _READY_POLL_SECONDS)
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

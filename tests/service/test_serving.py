@@ -1,15 +1,18 @@
-"""Requests as bytes: headers are bounded, slow ones delay nobody, and what is no HTTP is refused."""
+"""Requests as bytes: headers are bounded, slow ones delay nobody, what is no HTTP is refused. What a start prints."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 
 import httpx
 import pytest
 
+from foreshock_service import serving
 from foreshock_service.app import create_app
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.decoding.pool import DecoderPool
@@ -17,6 +20,7 @@ from foreshock_service.platform.health import resident_bytes
 from foreshock_service.platform.keys import Scope
 from foreshock_service.platform.settings import Settings
 from foreshock_service.serving import MOST_HEADER_BYTES
+from tests.service import receiving
 from tests.service.keys import make_key
 from tests.service.operation.processes import read_answer
 from tests.service.server import RunningServer
@@ -32,6 +36,31 @@ def server(settings: Settings, decoders: DecoderPool) -> Iterator[RunningServer]
     """A server of the application."""
     with RunningServer(create_app(settings, decoders)) as running:
         yield running
+
+
+def test_start_prints_what_it_waits_for_and_when_it_is_ready(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    states = iter(["starting", "starting", "ok"])
+
+    class Readiness(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps({"checks": {"token_store": "ok", "decoders": next(states)}}).encode()
+            self.send_response(503)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(serving, "_READY_POLL_SECONDS", 0.01)
+    with receiving.serving(Readiness) as url:
+        serving._report_listening("127.0.0.1", int(url.rpartition(":")[2]))
+    listens, ready = capsys.readouterr().out.splitlines()
+    assert listens == f"Foreshock listens on {url}, not ready yet (decoders: starting)"
+    assert ready == "Foreshock is ready"
+    assert next(states, None) is None
 
 
 @pytest.mark.parametrize("scheme", ["https", "http", None])

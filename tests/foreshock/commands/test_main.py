@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -38,6 +39,20 @@ except SystemExit:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == f"foreshock {foreshock.__version__}\n[]\n"
+
+
+def test_output_that_the_locale_cannot_show_is_replaced() -> None:
+    code = """
+from foreshock.commands.main import main
+try:
+    main(["--version"])
+except SystemExit:
+    print("π is 1.0 × μ")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, timeout=120
+    )
+    assert (done.returncode, done.stdout.splitlines()[1:]) == (0, [b"? is 1.0 ? ?"])
 
 
 @pytest.mark.parametrize("words", [[], ["unknown"], ["report", "--unknown"], ["probe", "run"]])
