@@ -57,6 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (head, less) has closed the pipe; keep Python from failing again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        # Of this machine: a full disk, a folder that may not be read.
+        print(f"foreshock: error: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130

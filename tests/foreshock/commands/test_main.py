@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ import foreshock
 from foreshock.commands.main import main
 from foreshock.installing import install_command
 from tests.foreshock.client.faulty_service import faulty_service
+from tests.paths import RECORDED
 from tests.ports import free_port
 
 
@@ -53,6 +55,15 @@ except SystemExit:
         [sys.executable, "-c", code], env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, timeout=120
     )
     assert (done.returncode, done.stdout.splitlines()[1:]) == (0, [b"? is 1.0 ? ?"])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_full_disk_is_one_line() -> None:
+    code = "import sys; from foreshock.commands.main import main; raise SystemExit(main(['selfcheck', *sys.argv[1:]]))"
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-c", code, str(RECORDED / "rollouts" / "step_0001.parquet")]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (1, "foreshock: error: [Errno 28] No space left on device\n")
 
 
 @pytest.mark.parametrize("words", [[], ["unknown"], ["report", "--unknown"], ["probe", "run"]])
