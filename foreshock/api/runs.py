@@ -24,6 +24,12 @@ Plain = str | float | int | bool
 LARGEST_STEP = 2**31 - 1
 """Of the API: a database stores a step in 32 bits."""
 
+LONGEST_NAME, NAME_PATTERN = 200, r"^[^\x00-\x1f\x7f]+$"
+"""Of what users name, such as scalars: one line."""
+
+MOST_SCALARS = 1000
+"""In one request."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord(Record):

@@ -286,11 +286,17 @@ class Client:
 
     @never_raises
     def log_scalars(self, step: int, values: Mapping[str, Any], *, source: str = "trainer") -> None:
-        """Log numbers of a step by name (`grad_norm`, `entropy`, …); None, NaN and ±inf count as missing."""
+        """Log numbers of a step by name (`grad_norm`, `entropy`, …); None, NaN and ±inf count as missing.
+
+        What is no number, or has a name that is not one line, is left out and counted as invalid.
+        """
         registration = self._started()
-        if len(values):
-            self._log_delivery(f"scalars of step {step}", deliveries.scalars(registration, step, source, values))
+        numbers, wrong = deliveries.checked_scalars(values)
+        for delivery in deliveries.scalars(registration, step, source, numbers):
+            self._log_delivery(f"scalars of step {step}", delivery)
             self.newest_step = max(self.newest_step, int(step))
+        if wrong:
+            self._background.note_invalid("scalars", f"scalars of step {step} are left out: {wrong[0]}", len(wrong))
 
     @never_raises
     def log_checkpoint(

@@ -11,8 +11,10 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from typing import Any, Literal
 
+from foreshock.api.runs import LARGEST_STEP, LONGEST_NAME, MOST_SCALARS, NAME_PATTERN
 from foreshock.changes import CHANGE_KINDS
 from foreshock.clock import now_us
 from foreshock.diagnosis.quantities import check_declared
@@ -259,18 +261,34 @@ def checked_attributes(attributes: object) -> BatchAttributes:
     return attributes
 
 
-def scalars(registration: Registration, step: int, source: str, values: Mapping[str, Any]) -> Delivery:
-    """Return the delivery of numbers by name; None, NaN and ±inf become null. Raises ConfigurationError for others."""
-    check_whole_number("step", step)
-    numbers: dict[str, float | None] = {}
-    for name, value in values.items():
+def checked_scalars(values: Mapping[str, Any]) -> tuple[dict[str, float | None], list[str]]:
+    """Return the numbers by name, None for NaN and ±inf, and a sentence about each value that no service would take."""
+    numbers, wrong = dict[str, float | None](), list[str]()
+    for name, value in dict(values).items():
+        if len(str(name)) > LONGEST_NAME or not re.fullmatch(NAME_PATTERN, str(name)):
+            wrong.append(f"the name of a scalar must be one line of 1 to {LONGEST_NAME} characters, got {name!r:.100}")
+            continue
         try:
+            # A tensor with a gradient warns when it becomes a number.
+            value = value.detach() if hasattr(value, "detach") else value
             number = math.nan if value is None else float(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ConfigurationError(f"scalar {name!r} must be one number, got {value!r}") from error
-        numbers[str(name)] = finite_or_none(number)
-    body = json_bytes({"source": source, "values": numbers})
-    return Delivery("scalars", registration, "PUT", f"/v1/runs/{{run}}/steps/{int(step)}/scalars", ATTEMPT, body=body)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            wrong.append(f"scalar {name!r} must be one number, got {value!r:.100}")
+        else:
+            numbers[str(name)] = finite_or_none(number)
+    return numbers, wrong
+
+
+def scalars(
+    registration: Registration, step: int, source: str, numbers: Mapping[str, float | None]
+) -> Iterator[Delivery]:
+    """Yield the deliveries of numbers by name, as many as one request takes in each. Raises ConfigurationError."""
+    check_whole_number("step", step)
+    path = f"/v1/runs/{{run}}/steps/{int(step)}/scalars"
+    for start in range(0, len(numbers), MOST_SCALARS):
+        values = dict(islice(numbers.items(), start, start + MOST_SCALARS))
+        body = json_bytes({"source": source, "values": values})
+        yield Delivery("scalars", registration, "PUT", path, ATTEMPT, body=body)
 
 
 def checkpoint(
@@ -386,8 +404,8 @@ def acknowledgement(registration: Registration, body: Mapping[str, Any]) -> Deli
 
 def check_whole_number(name: str, value: object) -> None:
     try:
-        fits = int(value) == value and int(value) >= 0  # type: ignore[call-overload]
+        fits = int(value) == value and 0 <= int(value) <= LARGEST_STEP  # type: ignore[call-overload]
     except (TypeError, ValueError, OverflowError):
         fits = False
     if not fits:
-        raise ConfigurationError(f"{name} must be a whole number >= 0, got {value!r}")
+        raise ConfigurationError(f"{name} must be a whole number from 0 to {LARGEST_STEP}, got {value!r}")

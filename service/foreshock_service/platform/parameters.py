@@ -22,7 +22,7 @@ LARGEST_INTEGER = 2**63 - 1
 NO_NUL = r"^[^\x00]*$"
 """Pattern of texts: PostgreSQL stores no NUL and refuses to compare with one."""
 
-Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=runs.LONGEST_NAME, pattern=runs.NAME_PATTERN)]
 Step = Annotated[int, Field(ge=0, le=LARGEST_STEP)]
 AttemptNumber = Annotated[int, Field(ge=1, le=LARGEST_STEP)]
 StepPath = Annotated[int, Path(ge=0, le=LARGEST_STEP)]

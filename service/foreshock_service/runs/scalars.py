@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
 from foreshock import clock, json_values
+from foreshock.api.runs import MOST_SCALARS
 from foreshock.diagnosis.quantities import FIRST_SOURCE
 from foreshock_service.platform import columnar, parameters, security
 from foreshock_service.platform.context import Context, EventBus
@@ -29,9 +30,6 @@ _KEY = ("run_id", "attempt", "step", "source", "name")
 _COLUMNS: Mapping[str, columnar.Kind] = {
     "step": "integer", "attempt": "integer", "source": "label", "name": "label", "value": "float"
 }  # fmt: skip
-
-
-MOST_SCALARS = 1000
 
 
 class ScalarsPut(BaseModel):

@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from foreshock.api.runs import MOST_SCALARS
 from foreshock.digests import weights_digest
 from foreshock.rollouts import BatchAttributes, decode_rollouts
 from foreshock.rollouts.parquet import encode_rollouts_view
@@ -55,6 +57,21 @@ def test_requests_follow_the_http_contract(make: Any, service: FaultyService) ->
     assert (state.method, state.json()) == ("PATCH", {"state": "finished", "attempt": 1})
     assert (client.run_id, client.attempt) == ("run-run", 1)
     assert (client.counters.delivered, client.counters.dropped) == (6, 0)
+
+
+def test_scalar_that_no_service_takes_is_left_out_and_the_others_arrive(make: Any, service: FaultyService) -> None:
+    client = make()
+    client.start_run()
+    wrong = {"a" * 201: 1.0, "": 1.0, "two\nlines": 1.0, "line\n": 1.0, "huge": 10**400, "text": "x", "vector": np.ones(2)}
+    client.log_scalars(1, {"before": 1, **wrong, "after": 2})
+    client.log_scalars(2**31, {"x": 1})
+    client.log_scalars(3, {f"layer {each}": each for each in range(MOST_SCALARS + 1)})
+    client.log_scalars(4, {"loss": torch.tensor(0.5, requires_grad=True)})
+    assert not client.flush(60)
+    first, many, rest, last = (json.loads(body)["values"] for body in service.bodies("/scalars"))
+    assert first == {"before": 1.0, "after": 2.0}
+    assert (len(many), rest, last) == (MOST_SCALARS, {f"layer {MOST_SCALARS}": MOST_SCALARS}, {"loss": 0.5})
+    assert client.counters.invalid == len(wrong) + 1
 
 
 def test_context_manager_marks_run_finished_or_failed(make: Any, service: FaultyService) -> None:
