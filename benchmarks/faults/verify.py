@@ -45,6 +45,8 @@ ORPHAN_GRACE_SECONDS = 4.0
 _ORPHAN_PATIENCE_SECONDS = 120.0
 # Rules that depend on when messages arrive and not on the data; that of split ranks depends on when attempts begin.
 _OF_ARRIVAL = frozenset({SPLIT_RANKS, STALE_RUN, CLIENT_LOSSES})
+# How often a diagnosis was stored: after a kill, parts of what follows from a step may be worked out one by one.
+_OF_WORK = {"diagnosis": ("revision",)}
 _UNSTABLE = re.compile(r"(_us|_at|^id|_id|^job|^probe|^lease|^run|^worker|^version|duration|seconds)")
 # Exact for every run; the advice of a run is exact only if a single sender's order determines it.
 _EXACT = (
@@ -295,8 +297,8 @@ def _check_answers(findings: Findings, sender: RunSender, url: str, clean: RunSe
 
 
 def _answer(url: str, sender: RunSender, path: str) -> Any:
-    answer = httpx.get(f"{url}/v1/runs/{sender.run_id}/{path}", timeout=30)
-    return _stable(answer.raise_for_status().json())
+    answer = httpx.get(f"{url}/v1/runs/{sender.run_id}/{path}", timeout=30).raise_for_status().json()
+    return _stable({name: value for name, value in answer.items() if name not in _OF_WORK.get(path, ())})
 
 
 def _stable(value: Any) -> Any:
