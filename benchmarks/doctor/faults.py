@@ -46,7 +46,8 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault("layers of older weights", "rollout", ("part_of_weights", "layer_of_weights"), inject.part("layers.")),
     Fault("one layer of older weights", "rollout", ("layer_of_weights",), inject.part("layers.1.")),
-    Fault("update applied twice", "rollout", ("update_scaled",), inject.twice),
+    Fault("update applied twice", "rollout", ("update_scaled",), inject.scaled_update(2.0, 2.0, 2.0)),
+    Fault("a part of the update", "rollout", ("update_scaled",), inject.scaled_update(0.7, 0.35, 1.4)),
     Fault("quantised", "rollout", ("quantised_weights",), inject.quantised),
     Fault("rotary base", "rollout", ("rope_theta",), inject.config(rope_theta=(5e5, 1e5, 1e6))),
     Fault("rotary scaling", "rollout", ("rope_scaling",), inject.config(rope_factor=(2.0, 4.0, 8.0))),
@@ -78,6 +79,7 @@ FAULTS: tuple[Fault, ...] = (
 FOREIGN: tuple[Fault, ...] = (
     Fault("noise of logits", "rollout", (), inject.processed(foreign.noisy)),
     Fault("weights of nobody", "rollout", (), foreign.random_updates),
+    Fault("a rank without the update", "rollout", (), foreign.stale_rank),
     Fault("dropout", "trainer", (), foreign.dropout, UNTRAINED),
     Fault("heads in another order", "rollout", (), inject.edited(foreign.heads)),
     Fault("another prompt", "rollout", (), foreign.wrong_prompt),

@@ -181,13 +181,18 @@ def part(of_name: str) -> Callable[[Case], None]:
     return inject
 
 
-@torch.no_grad()
-def twice(case: Case) -> None:
-    engine = copy.deepcopy(case.model)
-    older = _older(case, (0.03, 0.06, 0.12)[case.size])
-    for mine, before in zip(engine.parameters(), older.parameters(), strict=True):
-        mine.add_(mine - before)
-    case.sampled(engine)
+def scaled_update(*fractions: float) -> Callable[[Case], None]:
+    """Return an engine that holds a fraction of the update since older weights, a fraction for each size."""
+
+    @torch.no_grad()
+    def inject(case: Case) -> None:
+        engine = copy.deepcopy(case.model)
+        older = _older(case, (0.03, 0.06, 0.12)[case.size])
+        for mine, before in zip(engine.parameters(), older.parameters(), strict=True):
+            mine.copy_(before + fractions[case.size] * (mine - before))
+        case.sampled(engine)
+
+    return inject
 
 
 @torch.no_grad()

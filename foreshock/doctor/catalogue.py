@@ -239,7 +239,8 @@ CATALOGUE: tuple[Cause, ...] = (
     _changes(
         "update_scaled",
         "have the update of the weights {label}",
-        {
+        _SYNC_FIX
+        | {
             "any": "merge an adapter once, with its own scale (alpha / r)",
             "PEFT": "unmerge_adapter() before merge_adapter()",
         },

@@ -40,11 +40,8 @@ def engines(subject: Subject, side: str) -> Labelled:
 
 
 def delta(subject: Subject, side: str) -> Labelled:
-    names = list(_others(subject, side))
-    labels = {2.0: "twice", 0.5: "half", -1.0: "with the wrong sign", 4.0: "four times", 0.25: "by a quarter"}
-    for factor, label in labels.items():
-        for name in names:
-            yield f"{label} since {name}", {"delta": (name, factor)}
+    """Yield updates of which a fraction is fitted (`Replays`): since each of the other weights."""
+    return ((f"since {name}", {"delta": (name, None)}) for name in _others(subject, side))
 
 
 def parts(subject: Subject, side: str) -> Labelled:

@@ -179,13 +179,19 @@ class Floors:
         return mean_range(self._compared.halves(values), self._compared)[1] > RESOLUTION
 
     def noise_of(self, precision: str) -> tuple[float, float]:
-        """Return E[d²]/2 between a precision and the same in other batches, without and with weights."""
+        """Return E[d²]/2 between a precision and the same in other batches, without and with weights.
+
+        It is measured on few tokens, and one of them can lift it above ordinary rounding, which it never exceeds.
+        """
         if self.rounding == RESOLUTION:
             return 2 * RESOLUTION, 2 * RESOLUTION  # the first replay was exact
         if precision not in self._noises:
             plain, weighted = self._differing(precision, "other")
             floor = 2 * RESOLUTION
-            self._noises[precision] = max(TWO_ROUNDINGS * plain, floor), max(TWO_ROUNDINGS * weighted, floor)
+            self._noises[precision] = (
+                min(max(TWO_ROUNDINGS * plain, floor), self.rounding),
+                min(max(TWO_ROUNDINGS * weighted, floor), self.weighted_rounding),
+            )
         return self._noises[precision]
 
     def decoding(self) -> tuple[float, float]:

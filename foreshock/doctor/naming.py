@@ -1,7 +1,7 @@
 """When a trial may be named: it reproduces what a side logged, and explains more of it than its nulls do.
 
-A trial **reproduces** a side if it leaves no more than the noise of other batches, or than ordinary rounding. The lower
-end of the share that it explains, over prompts, must be above the share that it explains of **healthy logs**
+A trial **reproduces** a side if it leaves no more than ordinary rounding, and at most a tenth of the difference. The
+lower end of the share that it explains, over prompts, must be above the share that it explains of **healthy logs**
 (`nulls.healthy_share`). It must also be above what another order of rounding can explain: what one **precision**
 explains of the difference between two others (`Floors.precision_shares`). Then it must be distinguished from other
 causes, in one of two ways:
@@ -33,8 +33,10 @@ from foreshock.doctor.nulls import chance_of, expected_by_chance, gain_of, healt
 from foreshock.doctor.replays import Replays
 from foreshock.doctor.trials import Trial, View
 
+NAMED_SHARE = 0.9
+"""The least share of what a side differs by that a name explains: less is a part of a cause, or a relative of it."""
 CHANCE = 0.01
-"""The probability of a false name that each test allows; the only level that is chosen."""
+"""The probability of a false name that each test allows."""
 
 Kind = Literal[0, 1]
 """How tokens count: 0 all alike, 1 by the weights of the floors."""
@@ -65,8 +67,10 @@ class Naming:
         self._healthy_shares: dict[tuple[tuple[Variant, ...], bool], tuple[float, float]] = {}
 
     def names(self, trial: Trial, *, against_others: bool = True) -> bool:
-        """Whether a trial reproduces the side and may be named."""
-        is_reproduced = self.mean(trial) <= max(self._rounding[0], self.noise_of(trial)[0])
+        """Whether a trial reproduces the side, explains nearly all of its difference, and may be named."""
+        if self.mean(trial) > (1 - NAMED_SHARE) * self.mean(self._base):
+            return False
+        is_reproduced = self.mean(trial) <= self._rounding[0]
         if is_reproduced and self._is_above_nulls(trial, 0, against_others):
             return True
         is_reproduced = self.mean(trial, 1) <= self._rounding[1] and bool(trial.rows.all())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -11,9 +12,17 @@ from numpy.typing import NDArray
 from foreshock.doctor.catalogue import Variant
 from foreshock.doctor.changes import Change, Experimenter
 from foreshock.doctor.data import DATA_CHANGES
-from foreshock.doctor.evidence import Compared, Float64
+from foreshock.doctor.evidence import LARGEST, RESOLUTION, Compared, Float64, half_widths
 from foreshock.doctor.sampling import Sampling, fitted, uncertainty
 from foreshock.doctor.trials import Budget, Trial, View, switched
+
+_FRACTIONS = (0.0, 0.5, 2.0, -1.0)
+"""Fractions of an update from which a fit may start."""
+_MOST_FRACTIONS = 6
+"""Most steps of the fit of a fraction of an update, each with a replay."""
+_LARGEST_FRACTION = 8.0
+_FAR = 0.1
+"""Least distance of two fractions whose log-probs give a slope: it is that of their rounding if they are nearer."""
 
 
 class Replays:
@@ -22,6 +31,7 @@ class Replays:
     def __init__(self, experimenter: Experimenter, budget: Budget, log: Callable[[str], None]) -> None:
         self._experimenter, self._budget, self._log = experimenter, budget, log
         self._eos = experimenter.subject.eos
+        self._fractions: dict[tuple[Change, str], tuple[float, ...]] = {}
         self.engines = tuple(each for each in experimenter.subject.engines if ":" not in each)
 
     def plain(self, change: Change, sampling: Sampling, view: View) -> Trial:
@@ -47,10 +57,16 @@ class Replays:
         change, sampling, data = start.change, start.sampling, start.data
         values = list(start.values)
         for variant in variants:
-            change = change.plus(variant.change)
+            change = change if variant.change.get("delta") else change.plus(variant.change)
         for variant in variants:
             values.append(variant.label)
-            if variant.data:
+            if update := variant.change.get("delta"):
+                fraction = self._fraction(change, update[0], sampling, data, view)
+                if fraction is None:
+                    return []
+                change, words = fraction
+                values[-1] = f"{words} {variant.label}"
+            elif variant.data:
                 data = (*data, variant.data)
             elif variant.fit:
                 target = self._unchanged_data(change, sampling, data, view)
@@ -67,6 +83,48 @@ class Replays:
             mean = trial.gap / max(int(view.compared.usable.sum()), 1)
             self._log(f"{variants[-1].cause}, {values[-1]}: E[d²]/2 {mean:.2e}")
         return [trial, *self._in_part(trial, start, view, variants[-1].fit)]
+
+    def _fraction(
+        self, change: Change, name: str, sampling: Sampling, data: tuple[str, ...], view: View
+    ) -> tuple[Change, str] | None:
+        """Return a change with the fraction of the update since the weights `name` that fits best, and its words.
+
+        None if none or all of the update fits as well: 0 is these weights, 1 the announced ones. Between them and
+        beyond, log-probs are nearly straight lines.
+        """
+        target = self._unchanged_data(change, sampling, data, view)
+        at = {1.0: self.log_probs(change, sampling, view)}
+
+        def gap(fraction: float) -> float:
+            if fraction not in at:
+                scaled = change.plus(Change.of(delta=(name, fraction)) if fraction else Change.of(weights=name))
+                at[fraction] = self.log_probs(scaled, sampling, view)
+            return target.gap(at[fraction])
+
+        best = min(self._fractions.get((change, name), _FRACTIONS), key=gap)
+        width = math.inf
+        for _ in range(_MOST_FRACTIONS):
+            far = [each for each in at if abs(each - best) > _FAR]
+            other = min(far, key=lambda each: abs(each - best), default=0.0)
+            gap(other)
+            slope, left = (at[other] - at[best]) / (other - best), target.logged - at[best]
+            used = target.usable & np.isfinite(slope) & (np.abs(left) < LARGEST)
+            # Tokens that an update moves far are not on a straight line, and would outweigh all others.
+            weights = np.where(used, 1 / np.sqrt(1 + slope**2 / max(np.median(slope[used] ** 2), RESOLUTION)), 0.0)
+            slope, left = (weights * np.where(used, each, 0.0) for each in (slope, left))
+            step = float(slope @ left) / max(float(slope @ slope), 1e-300)
+            width = float(half_widths(slope[None], left - step * slope, view.compared.groups)[0])
+            tried = _shortest(best + step, width / 4)
+            if tried in at or abs(tried) > _LARGEST_FRACTION or gap(tried) >= gap(best):
+                break
+            best = tried
+        best = min((best, float(np.round(best, 1))), key=gap)
+        self._fractions[change, name] = (best,)
+        if best == 1.0 or abs(best) <= width:
+            return None
+        words = {2.0: "twice", 0.5: "half", -1.0: "with the wrong sign"}
+        fitted = change.plus(Change.of(delta=(name, best)))
+        return fitted, words.get(best, f"times {best:.4g} ± {width:.1g}")
 
     def uncertainty(self, trial: Trial, fit: str, view: View) -> float:
         """Return the half-width of the 95 % interval of a parameter that was fitted; NaN if it has none."""
@@ -134,6 +192,12 @@ class Replays:
     def _logits(self, change: Change, view: View) -> NDArray[np.float32]:
         self._budget.count(change, view)
         return self._experimenter.logits(change, view.rows)
+
+
+def _shortest(value: float, width: float) -> float:
+    """Return the shortest decimal within `width` of a value: people set 0.5, not 0.4997."""
+    tried = (float(np.round(value, digits)) for digits in range(4))
+    return next((each for each in tried if abs(each - value) <= width), value)
 
 
 def _value(sampling: Sampling, fit: str) -> str:

@@ -61,7 +61,9 @@ class Screening:
                 return False
             shares = self._screen(start, variants, than, f"block {packed[0]}")
             return bool(np.any(shares > self._floors.precision_shares))
-        if not np.any(self._screen(start, variants, than, "worst") > self._least_shares(than)):
+        # A fraction of an update is not fitted to a single rollout.
+        is_fitted = any(each.get("delta") for each in changed)
+        if not is_fitted and not np.any(self._screen(start, variants, than, "worst") > self._least_shares(than)):
             return False
         shares = self._screen(start, variants, than, "largest")
         return bool(np.any(shares > self._chance_shares(variants, than, "largest")))

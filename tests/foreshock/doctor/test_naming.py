@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from foreshock.doctor import Change, examine
+from foreshock.doctor.naming import NAMED_SHARE
 from foreshock.rollouts import RolloutBatch
 from tests.foreshock.doctor.fake import VOCABULARY, FakeExperimenter
 
@@ -60,12 +62,16 @@ def _rollouts(seed: int) -> RolloutBatch:
     )
 
 
-def test_weights_of_the_step_before_are_named_and_nothing_else() -> None:
-    lab = _CertainPolicy(_rollouts(0), update=0.05)
+@pytest.mark.parametrize("update", [0.1, 0.05])
+def test_weights_of_the_step_before_are_named_if_they_explain_nine_tenths(update: float) -> None:
+    """Of the smaller update a quarter of the difference is ordinary rounding: nothing is named."""
+    lab = _CertainPolicy(_rollouts(0), update=update)
     mu, pi = lab.logged(weights="step_7", noise=5), lab.logged(precision="autocast")
     report = examine(replace(lab.batch, rollout_log_probs=mu, trainer_log_probs=pi), lab)
 
-    assert [(each.side, each.cause, each.value) for each in report.causes] == [("rollout", "other_weights", "step_7")]
+    named = [("rollout", "other_weights", "step_7")] if update == 0.1 else []
+    assert [(each.side, each.cause, each.value) for each in report.causes] == named
+    assert all(each.share >= NAMED_SHARE for each in report.causes)
 
 
 def test_other_kernels_with_the_announced_weights_are_rounding() -> None:

@@ -87,6 +87,18 @@ def test_precisions_explain_of_one_another_what_the_base_is_farther_off() -> Non
     assert min(shares()) > 0.7
 
 
+def test_noise_of_other_batches_is_never_above_rounding() -> None:
+    batch = rollouts()
+    lab = FakeExperimenter(batch)
+    lab.sizes_of_compositions["other"] = 0.5
+    noise = np.random.default_rng(4).normal(0, 0.001, batch.num_tokens).astype(np.float32)
+    compared = Compared.of(batch, logged(lab) + noise)
+    replays = Replays(lab, Budget(), lambda line: None)
+    floors = Floors("rollout", replays, compared, Change.of(weights="step_10"), (Sampling(),))
+
+    assert floors.noise_of("bfloat16") == (floors.rounding, floors.weighted_rounding)
+
+
 def test_a_variant_that_removes_one_of_two_roundings_explains_half() -> None:
     random = np.random.default_rng(3)
     of_log, of_replay = random.normal(0, 0.02, (2, 20_000))
