@@ -5,7 +5,7 @@ A change is a set of named values. The doctor combines and compares changes; onl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,6 +18,13 @@ SIDES = ("rollout", "trainer")
 
 class CannotTryError(Exception):
     """An experiment that cannot be made; the text says why."""
+
+
+class BudgetSpentError(CannotTryError):
+    """The time for experiments has run out, before a replay or in the middle of one."""
+
+    def __init__(self) -> None:
+        super().__init__("the budget is spent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +88,12 @@ class Subject:
 
 
 class Experimenter(Protocol):
-    """Replays one batch of rollouts."""
+    """Replays one batch of rollouts.
+
+    `check` raises BudgetSpentError if the time has run out; a replay calls it between its parts.
+    """
+
+    check: Callable[[], None]
 
     @property
     def subject(self) -> Subject:

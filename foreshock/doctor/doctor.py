@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from foreshock.api.doctor import DoctorReport, Finding, NotTried, RuledOut, SideReport
 from foreshock.diagnosis.wording import number, plural
 from foreshock.doctor.catalogue import CATALOGUE
-from foreshock.doctor.changes import SIDES, CannotTryError, Change, Experimenter, hashable
+from foreshock.doctor.changes import SIDES, BudgetSpentError, CannotTryError, Change, Experimenter, hashable
 from foreshock.doctor.evidence import Compared, share_range
 from foreshock.doctor.fills import differing_fields
 from foreshock.doctor.findings import SIDE_WORDS
@@ -31,24 +31,35 @@ def examine(
     """Explain the logged log-probs of `batch`, each side separately, by experiments within `budget`.
 
     `in_float32`: both sides are known to have computed in float32, so that bfloat16's rounding explains nothing.
-    Raises CannotTryError if neither side was logged, or if the announced weights cannot be replayed at all.
+    Raises CannotTryError if neither side was logged, or if the announced weights cannot be replayed at all or within
+    the budget.
     """
     if batch.rollout_log_probs is None and batch.trainer_log_probs is None:
         raise CannotTryError("the rollouts have neither rollout_log_probs nor trainer_log_probs: nothing to explain")
     budget = budget or Budget()
+    experimenter.check = budget.check
     logged = {"rollout": batch.rollout_log_probs, "trainer": batch.trainer_log_probs}
     searches: dict[str, SideSearch] = {}
     findings: list[Finding] = []
+    unsearched: list[tuple[str, str]] = []
     copied = _bypass(batch)
     for side in SIDES:
         values = logged[side]
         if values is None or (side == "trainer" and copied is not None):
             continue
         log(f"explaining {SIDE_WORDS[side]}")
-        search = SideSearch(
-            side, Compared.of(batch, values), experimenter, _declared(batch, side), budget, log, in_float32=in_float32
-        )
-        search.run()
+        compared, declared = Compared.of(batch, values), _declared(batch, side)
+        try:
+            search = SideSearch(side, compared, experimenter, declared, budget, log, in_float32=in_float32)
+            search.run()
+        except BudgetSpentError as error:
+            if not searches:
+                raise CannotTryError(
+                    f"the budget of {budget.seconds:.0f} s was spent on the first replays of the announced weights: "
+                    "give more time or fewer rollouts"
+                ) from error
+            unsearched.append((f"everything [{side}]", str(error)))
+            continue
         searches[side] = search
         findings += _findings(search, batch)
         if copied is not None and not search.is_copy():
@@ -60,28 +71,31 @@ def examine(
     if not findings:
         findings = [_rounding(searches, batch)]
     order = {"cause": 0, "unknown": 1, "expected": 2}
-    spent = "the budget is spent" if budget.is_spent else "the search is complete"
+    not_tried = list(
+        dict.fromkeys(
+            [*experimenter.subject.unusable.items()]
+            + [pair for search in searches.values() for pair in search.refused.items()]
+            + [
+                (f"{variant} [{side}]", why)
+                for side, search in searches.items()
+                for variant, why in search.not_tried.items()
+            ]
+            + unsearched
+        )
+    )
+    following = next((variant for variant, why in not_tried if why == str(BudgetSpentError())), None)
     return DoctorReport(
         rollouts=batch.num_rollouts,
         tokens=batch.num_tokens,
         findings=tuple(sorted(findings, key=lambda each: order[each.kind])),
         sides=tuple(_on_side(search) for search in searches.values()),
         ruled_out=_tried(searches),
-        not_tried=tuple(
-            NotTried(*pair)
-            for pair in dict.fromkeys(
-                [*experimenter.subject.unusable.items()]
-                + [pair for search in searches.values() for pair in search.refused.items()]
-                + [
-                    (f"{variant} [{side}]", why)
-                    for side, search in searches.items()
-                    for variant, why in search.not_tried.items()
-                ]
-            )
-        ),
+        not_tried=tuple(NotTried(*pair) for pair in not_tried),
         replays=int(np.ceil(budget.replays)),
         seconds=budget.spent,
-        ended=spent,
+        ended=f"the budget is spent; with more, the next would be {following}"
+        if following
+        else "the search is complete",
     )
 
 
@@ -288,7 +302,10 @@ def _between(
     def halves(change: Change) -> NDArray[np.float64]:
         return compared.halves(sampling.log_probs(experimenter.logits(change), compared))
 
-    before = halves(base)
+    try:
+        before = halves(base)
+    except BudgetSpentError:
+        return found
     for field in differing_fields(subject, *names):
         value = subject.configurations[names[1]].get(field)
         try:

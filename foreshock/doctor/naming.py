@@ -21,12 +21,14 @@ be alone beyond ordinary rounding.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 
 from foreshock.doctor.catalogue import Variant
+from foreshock.doctor.changes import BudgetSpentError
 from foreshock.doctor.evidence import Compared, mean_range, share_range
 from foreshock.doctor.floors import ONE_OF_TWO_ROUNDINGS, Floors
 from foreshock.doctor.nulls import chance_of, expected_by_chance, gain_of, healthy_share
@@ -203,10 +205,11 @@ class Naming:
         if key not in self._healthy_shares:
             self._healthy_shares[key] = (0.0, 0.0)
             if not trial.is_mixture:
-                whole = View(self._compared)
-                self._healthy_shares[key] = healthy_share(
-                    self._replays, self._floors, trial.variants, whole, in_part=in_part
-                )
+                with contextlib.suppress(BudgetSpentError):
+                    self._healthy_shares[key] = (1.0, 1.0)  # not measured: nothing is above it
+                    self._healthy_shares[key] = healthy_share(
+                        self._replays, self._floors, trial.variants, View(self._compared), in_part=in_part
+                    )
         return self._healthy_shares[key]
 
 

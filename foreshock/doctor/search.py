@@ -9,12 +9,13 @@
 3. Pairs: every variant on top of the ones that explained most.
 """
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from foreshock.doctor.catalogue import FAMILIES, PRECISIONS, Variant, variants_of
-from foreshock.doctor.changes import CannotTryError, Change, Experimenter
+from foreshock.doctor.changes import BudgetSpentError, CannotTryError, Change, Experimenter
 from foreshock.doctor.evidence import Compared, share_range
 from foreshock.doctor.floors import Floors
 from foreshock.doctor.naming import CHANCE, Naming
@@ -99,7 +100,10 @@ class SideSearch:
 
     def uncertainty(self, variant: Variant) -> float:
         """Return the half-width of the 95 % interval of the parameter that a variant fitted; NaN if it has none."""
-        return self._replays.uncertainty(self.found, variant.fit, self._whole) if variant.fit else float("nan")
+        with contextlib.suppress(BudgetSpentError):
+            if variant.fit:
+                return self._replays.uncertainty(self.found, variant.fit, self._whole)
+        return float("nan")
 
     def alternatives(self) -> list[Trial]:
         """Return the other single causes that reproduce the side and cannot be told from what was found."""
@@ -213,8 +217,8 @@ class SideSearch:
 
         Empty if a screening shows that they do not explain enough of what `than` (None: `start`) leaves.
         """
-        if variants[-1].change.values and self._budget.is_spent:
-            self.not_tried.setdefault(variants[-1].cause, "the budget is spent")
+        if self._budget.is_spent:
+            self.not_tried.setdefault(variants[-1].cause, str(BudgetSpentError()))
             return []
         try:
             if not self._screening.passes(start, variants, than or start):
@@ -247,7 +251,9 @@ class SideSearch:
             best.setdefault(variants[0].cause, (variants, trial))
         found = []
         for variants, trial in list(best.values())[:_STARTS]:
-            whole = trial or next(iter(self._replays.try_on(self.base, variants, self._whole)), None)
+            whole = trial
+            with contextlib.suppress(BudgetSpentError):
+                whole = whole or next(iter(self._replays.try_on(self.base, variants, self._whole)), None)
             found += [whole] if whole is not None and whole.gap < 0.95 * self.base.gap else []
         return sorted(found, key=lambda each: each.gap)
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.doctor.catalogue import Variant
-from foreshock.doctor.changes import Change
+from foreshock.doctor.changes import BudgetSpentError, Change
 from foreshock.doctor.evidence import Compared, Float64
 from foreshock.doctor.sampling import Sampling
 from foreshock.probe_kinds import DOCTOR_SECONDS
@@ -45,6 +45,11 @@ class Budget:
     def is_spent(self) -> bool:
         """Whether no further replay may start."""
         return self.spent > self.seconds or self.replays >= self.most_replays
+
+    def check(self) -> None:
+        """Raise BudgetSpentError if the seconds are spent."""
+        if self.spent > self.seconds:
+            raise BudgetSpentError
 
     def count(self, change: Change, view: View) -> None:
         """Count a replay, unless it was made before."""

@@ -9,13 +9,14 @@ value; one field), `positions`, `visible`, `packed`, `kv`, `attention_scale`, `p
 import copy
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from foreshock.doctor.changes import CannotTryError, Change, Subject, json_value
 from foreshock.rollouts import RolloutBatch
@@ -55,6 +56,7 @@ class TorchExperimenter:
     ) -> None:
         if threads:
             torch.set_num_threads(threads)
+        self.check: Callable[[], None] = lambda: None
         self._engines = engines
         self._batch, self._folders, self._bases = batch, dict(folders), dict(bases or {})
         self._loaded: dict[str, tuple[Any, dict[str, torch.Tensor]]] = {}
@@ -126,6 +128,7 @@ class TorchExperimenter:
 
     def log_probs(self, engine: str) -> NDArray[np.float32]:
         """Return the log-probs [T] of a real engine with the engine's announced weights. Raises CannotTryError."""
+        self.check()
         if self._engines is None:
             raise CannotTryError("no engine may be asked")
         return self._engines.log_probs(engine)
@@ -138,7 +141,9 @@ class TorchExperimenter:
         pad = model.config.pad_token_id
         longest = int(np.diff(self._batch.prompt_offsets).max(initial=0))
         pad = int(pad) if isinstance(pad, int) and pad >= 0 else 0
-        found = logits_of(model, cached, batch, change, pad, longest)
+        # Called at each module of the model: a pass over long responses can take longer than the whole budget.
+        with register_module_forward_pre_hook(lambda *_: self.check()):
+            found = logits_of(model, cached, batch, change, pad, longest)
         if not np.isfinite(found).all():
             raise CannotTryError("the forward pass gives values that are not finite")
         return found

@@ -62,7 +62,15 @@ def test_requests_follow_the_http_contract(make: Any, service: FaultyService) ->
 def test_scalar_that_no_service_takes_is_left_out_and_the_others_arrive(make: Any, service: FaultyService) -> None:
     client = make()
     client.start_run()
-    wrong = {"a" * 201: 1.0, "": 1.0, "two\nlines": 1.0, "line\n": 1.0, "huge": 10**400, "text": "x", "vector": np.ones(2)}
+    wrong = {
+        "a" * 201: 1.0,
+        "": 1.0,
+        "two\nlines": 1.0,
+        "line\n": 1.0,
+        "huge": 10**400,
+        "text": "x",
+        "vector": np.ones(2),
+    }
     client.log_scalars(1, {"before": 1, **wrong, "after": 2})
     client.log_scalars(2**31, {"x": 1})
     client.log_scalars(3, {f"layer {each}": each for each in range(MOST_SCALARS + 1)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ class FakeExperimenter:
             longest=16,
             eos=1,
         )
+        self.check: Callable[[], None] = lambda: None
         self.made: list[Change] = []
         self.size_of_positions = 1.0
         self.sizes_of_compositions = {"other": 0.002, "decode": 0.002}

@@ -253,13 +253,45 @@ def test_equal_log_probs_of_a_collapsed_policy_are_no_copy(batch: RolloutBatch, 
     assert [each.side for each in report.sides] == ["rollout", "trainer"]
 
 
-def test_a_spent_budget_is_said_with_what_it_left_out(batch: RolloutBatch, lab: FakeExperimenter) -> None:
-    budget = Budget(seconds=5.0, clock=iter(range(10_000)).__next__)
-    report = _examined(batch, logged(lab, positions="zero"), logged(lab, precision="autocast"), budget)
+class _SlowExperimenter(FakeExperimenter):
+    """Each new replay takes a second for each rollout, in parts of a tenth."""
 
-    assert report.ended == "the budget is spent"
-    assert NotTried("positions [rollout]", "the budget is spent") in report.not_tried
+    def __init__(self, batch: RolloutBatch) -> None:
+        super().__init__(batch)
+        self.seconds = 0.0
+        self._known: dict[tuple[Change, tuple[int, ...]], NDArray[np.float32]] = {}
+
+    def logits(self, change: Change, rows: tuple[int, ...] = ()) -> NDArray[np.float32]:
+        if (change, rows) not in self._known:
+            for _ in range(10 * len(rows or range(self.batch.num_rollouts))):
+                self.check()
+                self.seconds += 0.1
+            self._known[change, rows] = FakeExperimenter(self.batch).logits(change, rows)
+        return self._known[change, rows]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "left"), [(90.0, "everything [trainer]"), (90.0, "positions [rollout]"), (180.0, "positions [trainer]")]
+)
+def test_a_budget_is_kept_within_a_replay_and_what_it_left_out_is_reported(
+    batch: RolloutBatch, lab: FakeExperimenter, seconds: float, left: str
+) -> None:
+    noise = np.random.default_rng(3).normal(0, 0.3, batch.num_tokens).astype(np.float32)
+    sides = replace(batch, rollout_log_probs=np.minimum(logged(lab) + noise, 0), trainer_log_probs=logged(lab) + noise)
+    slow = _SlowExperimenter(batch)
+    report = examine(sides, slow, Budget(seconds=seconds, clock=lambda: slow.seconds))
+
+    assert seconds <= slow.seconds < seconds + 1
+    assert NotTried(left, "the budget is spent") in report.not_tried
+    assert report.ended.startswith("the budget is spent; with more, the next would be ")
     assert report.causes == ()
+
+
+def test_a_budget_that_ends_before_the_floors_are_known_is_refused(batch: RolloutBatch, lab: FakeExperimenter) -> None:
+    slow = _SlowExperimenter(batch)
+    budget = Budget(seconds=40.0, clock=lambda: slow.seconds)
+    with pytest.raises(CannotTryError, match="budget of 40 s was spent on the first replays of the announced weights"):
+        examine(replace(batch, rollout_log_probs=logged(lab, temperature=0.8)), slow, budget)
 
 
 def test_rollouts_without_log_probs_are_refused(batch: RolloutBatch, lab: FakeExperimenter) -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from foreshock.doctor import CannotTryError, Change, examine
+from foreshock.doctor.changes import BudgetSpentError
 from foreshock.rollouts import RolloutBatch
 from foreshock_probes.adapters import merge
 from foreshock_probes.doctor import experimenter
@@ -109,6 +110,24 @@ def test_an_error_of_the_doctors_own_code_is_no_finding(
     monkeypatch.setattr(experimenter, "quantised", broken)
     with pytest.raises(TypeError, match="a fault of the doctor"):
         examine(batch, plain)
+
+
+def test_a_replay_ends_in_its_middle_when_the_budget_is_spent(folders: tuple[Path, Path]) -> None:
+    calls = 0
+
+    def check() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise BudgetSpentError
+
+    experimenter = TorchExperimenter.of_folders(_rollouts(), folders[0], folders[0])
+    experimenter.check = check
+    for change in ({}, {"composition": "decode"}, {"packed": (2, True)}):
+        calls = 0
+        with pytest.raises(BudgetSpentError):
+            experimenter.logits(Change.of(weights="step_0010", **change))
+        assert calls == 5
 
 
 def test_other_weights_of_another_shape_cannot_be_tried(folders: tuple[Path, Path], tmp_path: Path) -> None:
