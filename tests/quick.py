@@ -21,7 +21,6 @@ FULL: Final = re.compile(
             r"tests/scripts/test_screenshot",
             r"tests/containers/test_processes",
             r"tests/dashboards/test_live",
-            r"tests/test_tour",
             # Every Python of the machine.
             r"tests/foreshock/client/test_pythons",
             # Frameworks, engines and trackers: one real step or score of each is quick.
@@ -36,7 +35,6 @@ FULL: Final = re.compile(
             # Kills, several processes, backups, stores in S3, a real Alertmanager.
             r"tests/service/operation/",
             r"tests/service/runs/ingest/test_crash",
-            r"tests/service/test_team_setup",
             r"tests/service/maintenance/test_backup",
             r"tests/service/platform/store/test_objects",
             r"tests/service/watch/notifications/test_alertmanager",
