@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any
 
 from foreshock.errors import PROBLEM_TYPE_PREFIX
-from scripts.problem_types_page import declared_errors
+from scripts.documentation.problem_types import declared_errors
 
 PROBLEM = "application/problem+json"
 # Content types of a page, its figures and its static files.

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from scripts.documentation import command_lines, python_reference
+from scripts.documentation import command_lines, problem_types, python_reference
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 DOCS: Final = REPOSITORY / "docs"
@@ -34,6 +34,7 @@ def write_sources(folder: Path) -> None:
     reference.mkdir()
     (reference / "python.md").write_text(python_reference.page())
     (reference / "commands.md").write_text(command_lines.page())
+    (reference / "problems.md").write_text(problem_types.page())
 
 
 def moved(text: str, name: str, place: str) -> str:
