@@ -20,18 +20,18 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "measures.md"
 INTRODUCTION = """\
 # Measures
 
-Compute every measure of a step from your own tensors, or look up a measure in the [tables](#contents).
+Compute every measure of a step from your own tensors, or look up one of the {number} measures in the tables.
 
 μ is the sampling policy, π the trained policy. Per token `d = log π − log μ` and `ρ = exp(d)`. A comparison is written
-`target/behaviour`, π/μ. Expectations are over tokens or sequences drawn from μ. For the meaning of the numbers in a
-run, and their healthy ranges, see [read the numbers](reading-the-numbers.md). This page is generated from
+`target/behaviour`, π/μ. Expectations are over tokens or sequences drawn from μ. Which number of a
+run is healthy: [read the numbers](reading-the-numbers.md). This page is generated from
 `foreshock/measures/registry.py` by `python -m scripts.measures_page`.
 """
 
 FRAMEWORKS = """\
 ## Measure a step in any framework
 
-This computes all measures of a step from padded tensors and a mask, without a service:
+All measures of a step from padded tensors and a mask, without a service:
 
 ```python
 from foreshock.measures import measure_step
@@ -70,8 +70,7 @@ column. `RolloutBatch.from_lists` takes lists per row, `from_arrays` jagged tens
 | TRL | `completion_ids`, `completion_mask` | `sampling_per_token_logps` | `old_per_token_logps` |
 | NeMo-RL | `input_ids`, `token_mask * sample_mask[:, None]` | `generation_logprobs` | `prev_logprobs` |
 
-**Ranks.** Measurements of data-parallel ranks fold, in the order of ranks, into that of all rollouts. Ranks exchange
-sums, about 40 kB, and one row per rollout:
+**Ranks.** Measurements of data-parallel ranks fold, in the order of ranks, into that of all rollouts:
 
 ```python
 import torch.distributed as dist
@@ -83,9 +82,7 @@ of_step = fold(of_ranks)
 ```
 
 A group id must mean the same prompt on every rank. Without pickle, use `to_bytes` and `from_bytes` of
-`measurement.step`, `comparison.statistics` and `comparison.summaries`. The tables by condition are
-`comparison.statistics.condition_table("position")` and `.token_id_table()`; the lint is
-`foreshock.lint.lint_batch(rollouts)`.
+`measurement.step`, `comparison.statistics` and `comparison.summaries`.
 """
 
 READING = """\
@@ -99,16 +96,17 @@ other. Raw tails do not show the direction either: use `tail_asymmetry`.
 mean over sequences of means over a sequence (`k3_kl_seq_mean`, verl's `log_ppl_diff`) is biased, because length is a
 stopping time.
 
-**Missing log-probs.** A token whose log-prob on one side is NaN, ±inf or a placeholder is counted and left out of token
-means. Its rollout is left out of all measures of turns and sequences, because a sum over a part of a sequence is no
-ratio of it: `incomplete_rollouts` counts these.
+**Source.** The last column has it, if a measure is not Foreshock's own.
 
-**Arithmetic.** Everything is float64, and k3 is `expm1(d) − d`, near d = 0 its series. A step is the fold of its shards
-in sorted order, so that any order of arrival gives the same bits; another split into shards agrees to about 1e-15.
+**Missing log-probs.** A token whose log-prob on one side is NaN, ±inf or a placeholder is counted and left out of token
+means, and its rollout of all measures of turns and sequences (`incomplete_rollouts`).
+
+**Arithmetic.** Everything is float64, and k3 is `expm1(d) − d`, near d = 0 its series. Shards fold in sorted order, so
+that any order of arrival gives the same bits; another split into shards agrees to about 1e-15.
 
 **Empty (NaN; `null` in JSON)** means not estimable, never 0: no token was measured; fewer than two prompt groups for an
 interval, fewer than five for a bootstrap; `ess_seq` if 2·KL·T > ln N; `pareto_k` with fewer than five values in the
-tail; entropies or advantages that were not logged. Log-probs that are not finite are counted and left out of means.
+tail; entropies or advantages that were not logged.
 """
 
 INTERVALS = """\
@@ -119,10 +117,9 @@ Intervals are clustered by prompt group (`group_id`): for m = ΣS/ΣT the residu
 | `…_low`, `…_high` | Student's t, G − 1 degrees of freedom | mergeable sums: always available |
 | `…_bootstrap_low`, `…_bootstrap_high` | bootstrap-t, 999 resamples; upper end at least Cox's | one row per rollout |
 
-Both are a **range over the prompts**, not a 95 % interval: what is too rare to be among the prompts of the batch is not
-in it, and no number of the batch tells. `make bench-coverage` shows how often the mean of the population is in it, over
-400 batches of 8, 32 and 128 prompts: 94 to 95 % where prompts are alike, 96 to 98 % where |d| grows over the response
-or 3 % of the rollouts are offset, but 16, 43 and 91 % where one prompt in 50 has ten times the |d|.
+Both are a **range over the prompts**, not a 95 % interval: they miss what is too rare to be among the prompts of the
+batch. In `make bench-coverage`, with batches of 8, 32 and 128 prompts, the mean of the population is in the range in 94
+to 98 % of the batches, but in 16, 43 and 91 % if one prompt in 50 has ten times the |d|.
 
 - Use the bootstrap-t for k3 and χ² if available: it is better for few groups, uneven prompts or heavy tails.
 - If `pareto_k` is above 0.3, both are too short for k3 and χ². Read mean and lower end as lower bounds; pool steps, or
@@ -134,9 +131,9 @@ or 3 % of the rollouts are offset, but 16, 43 and 91 % where one prompt in 50 ha
 """
 
 CONDITIONAL = """\
-A comparison also has tables by condition: tokens, Σ|d|, Σd, Σk3, Σ|π − μ| and the largest |d|. Edges are fixed, so
-tables of any two batches merge; the first and last buckets also take all values beyond. By token id a stored part keeps
-the 512 ids that may have the largest Σk3, with a bound for all others.
+`comparison.statistics.condition_table("position")` has tokens, Σ|d|, Σd, Σk3, Σ|π − μ| and the largest |d| by a
+condition; the first and last buckets take all values beyond. `.token_id_table()` keeps the 512 ids that may have the
+largest Σk3, with a bound for all others.
 """
 
 TRAPS = """\
@@ -145,18 +142,13 @@ TRAPS = """\
 - **Raw log-probs hide truncation and temperature.** Sampled with top-p 0.9, a logged *processed* μ gives a mean ρ of
   0.902; a *raw* μ, vLLM's default, gives 1.0000. Only `surprisal_z` detects it, and it needs entropies.
 - **Clamped metrics cannot fire.** ESS of weights clamped to [½, 2] cannot fall below 0.64. Nothing is clamped here.
-- **Sequence weights carry no information at ordinary mismatch.** ESS of sequences is about exp(−2·KL·T): see
-  `ess_seq_predicted`.
-- **Geo-RS is not length-invariant.** The logarithm of the geometric ratio has mean −KL and standard deviation
-  √(2·KL/T).
+- **Sequence weights are useless at ordinary mismatch.** ESS of sequences is about exp(−2·KL·T): `ess_seq_predicted`.
+- **Geo-RS depends on length.** The logarithm of the geometric ratio has mean −KL and standard deviation √(2·KL/T).
 - **Differences of probabilities hide rare tokens**: log-probs of −5 against −15 differ by 0.0067.
-- **Half of k3 can come from a thousandth of the tokens.** Use the bootstrap interval and `pareto_k`.
-- **k3 falls with entropy during a healthy run.** `k3_kl_per_entropy` is steadier.
-- **Noise floors are halved before they are subtracted.** An engine scored twice has k3 = σ², of which σ²/2 is in
+- **Halve a noise floor before subtracting it.** An engine scored twice has k3 = σ², of which σ²/2 is in
   trainer/rollout.
 - **k3 of links does not add**; the shares E[d_link·d]/E[d²] do.
-- **A d of exactly 0 everywhere** means that π was copied from μ. `foreshock selfcheck` finds it ([lint](lint.md)).
-- **A mask rate is no health metric**, and **staleness is not numerics**: compare at equal lag.
+- **Staleness is not numerics**: compare at equal lag.
 """
 
 
@@ -249,7 +241,8 @@ SECTIONS: tuple[Section, ...] = (
     Section("Other measures", "Of tokens.", lambda measure: True),
 )  # fmt: skip
 
-HEAD = ("column", "per token, sequence or rollout", "unit", "direction", "aggregation", "source")
+HEAD = ("column", "per token, sequence or rollout", "direction", "aggregation; source")
+OWN = "Foreshock"
 
 
 def sections() -> list[tuple[Section, list[Measure]]]:
@@ -262,9 +255,10 @@ def sections() -> list[tuple[Section, list[Measure]]]:
 
 
 def measure_row(measure: Measure) -> str:
-    """Return a measure's row of its table."""
-    cells = (measure.formula, measure.unit, measure.direction, measure.aggregation, measure.source)
-    return row(f"`{measure.column}`", *cells)
+    """Return a measure's row of its table. The unit 1 and Foreshock as the source are left out."""
+    formula = measure.formula if measure.unit == "1" else f"{measure.formula}, in {measure.unit}"
+    source = "" if measure.source == OWN else f"; {measure.source}"
+    return row(f"`{measure.column}`", formula, measure.direction, measure.aggregation + source)
 
 
 def row(*cells: str) -> str:
@@ -284,17 +278,10 @@ def condition_row(condition: Condition) -> str:
     return row(f"`{condition.name}`", condition.meaning, condition.unit, str(condition.size), span)
 
 
-def anchor(title: str) -> str:
-    """Return the link target of a heading."""
-    return "".join(letter for letter in title.lower().replace(" ", "-") if letter.isalnum() or letter == "-")
-
-
 def page() -> str:
     """Return the contents of docs/measures.md."""
     found = sections()
-    contents = [f"- [{section.title}](#{anchor(section.title)}) ({len(measures)})" for section, measures in found]
-    lines = [INTRODUCTION, FRAMEWORKS, READING, "## Contents", "", f"{len(MEASURES)} measures.", "", *contents]
-    lines += ["- [By condition](#by-condition)", "- [Traps](#traps)", ""]
+    lines = [INTRODUCTION.format(number=len(MEASURES)), FRAMEWORKS, READING]
     for section, measures in found:
         lines += [f"## {section.title}", "", section.text.rstrip("\n"), ""]
         if section.is_listed:

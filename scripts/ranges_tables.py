@@ -20,8 +20,11 @@ _BLOCK: Final = re.compile(r"(<!-- ranges: (\w+) -->\n).*?(<!-- end of ranges --
 
 
 def all_ranges() -> str:
-    """Return the table of every range, with its source."""
-    rows = [(_quantity(each), *_thresholds(each), each.source) for each in RANGES]
+    """Return the table of every range, with its source if it is not the one of the row above."""
+    rows, before = [], ""
+    for each in RANGES:
+        rows.append((_quantity(each), *_thresholds(each), "as above" if each.source == before else each.source))
+        before = each.source
     return _table(("quantity, at lag 0", "healthy", "warning", "critical", "source"), rows)
 
 

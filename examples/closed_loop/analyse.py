@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -51,12 +51,8 @@ def document(results: dict[str, Result], seeds: int = SEEDS) -> str:
             first=FIRST_SEED,
             arms="\n".join(f"- `{arm}`: {meaning}." for arm, meaning in ARMS.items()),
         ),
-        "Collapsed seeds, of those that the constant arm and the advice have:",
-        _by_arm(compared, lambda each, _: str(each.collapsed)),
-        "Reward of the last fifth; in bold the best safe arm:",
-        _by_arm(
-            compared, lambda each, safe: f"**{each.last_reward:.2f}**" if safe else f"{each.last_reward:.2f}", found
-        ),
+        "Reward of the last fifth of the steps, in brackets the collapsed seeds; in bold the best safe arm:",
+        _by_arm(compared, found),
         CLOSING,
     ]
     blocks = [block for block in "\n\n".join(section.strip() for section in sections).split("\n\n") if block]
@@ -72,17 +68,22 @@ def document(results: dict[str, Result], seeds: int = SEEDS) -> str:
 Compared = dict[Setting, dict[Arm, ArmOutcome]]
 
 
-def _by_arm(compared: Compared, cell: Callable[[ArmOutcome, bool], str], found: Sequence[Outcome] = ()) -> str:
-    """Return a table with a row an arm and a column a setting. `cell` is told whether the arm is the best safe one."""
-    safe = {each: best_safe_arm(found, each.name, compared_seeds(found, each.name)) for each in compared if found}
+def _by_arm(compared: Compared, found: Sequence[Outcome]) -> str:
+    """Return the table of rewards and collapses, with a row an arm and a column a setting."""
+    safe = {each: best_safe_arm(found, each.name, compared_seeds(found, each.name)) for each in compared}
     rows = []
     for arm in ARMS:
         cells = [
-            cell(compared[each][arm], safe.get(each) == arm) if arm in compared.get(each, {}) else NOTHING
+            _cell(compared[each][arm], is_safe=safe[each] == arm) if arm in compared.get(each, {}) else NOTHING
             for each in SETTINGS
         ]
         rows.append([f"`{arm}`", *cells])
     return markdown(("arm", *(f"`{each.name}`" for each in SETTINGS)), rows)
+
+
+def _cell(each: ArmOutcome, *, is_safe: bool) -> str:
+    reward = f"**{each.last_reward:.2f}**" if is_safe else f"{each.last_reward:.2f}"
+    return f"{reward} ({each.collapsed})" if each.collapsed else reward
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -117,32 +117,25 @@ def _how(runs: list[Summary], results: dict[str, Result]) -> str:
 Made with {", ".join([*engines, *trainers])} on {", ".join(machines)}, one thread. {settings.prompts} prompts ×
 {settings.responses} responses a step, sums of {settings.fewest_digits} to {settings.most_digits} digits, at most
 {settings.max_response_tokens} tokens a response, {settings.steps} steps or until {settings.steps_after_collapse} steps
-after a collapse is confirmed. Each run begins with a check that the engine scores a fixed set bit for bit as at its
-start; every {settings.fixed_every}th step is scored by torch in float32 too, with the engine's weights.{error}
+after a collapse is confirmed. Every {settings.fixed_every}th step is scored by torch in float32 too, with the engine's
+weights.{error}
 
 - *Collapse*: the first step from which the median of the newest five rewards is below half of the best for ten
-  observations (`foreshock/diagnosis/collapse.py`; floor {REWARD_FLOOR:g}).
-- *Of mismatch*: the run's twin, with the same learning rate, seed and problems and no mismatch, did not collapse. The
-  twin samples other tokens, so near the learning rate at which twins collapse the kind is partly chance.
-- *Tuning, locked*: seed s is for tuning if s mod {SEEDS_PER_CYCLE} = 0, fixed before the first run (`grid.py`).
-- *Usable for leads*: the collapse is after the first ten steps, which make the baseline.
-
-{tables.kinds(runs)}"""
+  observations (`foreshock/diagnosis/collapse.py`; floor {REWARD_FLOOR:g}). It is *of mismatch* if the run's twin, with
+  the same learning rate, seed and problems and no mismatch, did not collapse.
+- *Tuning, locked*: seed s is for tuning if s mod {SEEDS_PER_CYCLE} = 0. Collapses after the first ten steps, which make
+  the baseline, are *usable for leads*."""
 
 
 def _responses(runs: list[Summary]) -> str:
     return f"""
 ## Dose and response
 
-k3 is that of `trainer/rollout`: the median over steps {FIRST_STEP} to {LAST_STEP} before the collapse, then median and
-range over the runs. Intervals are exact (Clopper and Pearson); runs of one seed are alike, so they are too narrow.
-"Only it, only its twin": pairs of which one collapsed. A dose that does harm collapses in more of them than its twins.
+k3 of `trainer/rollout` is the median over steps {FIRST_STEP} to {LAST_STEP} before the collapse, then median and range
+over the runs. Exact intervals are too narrow, because runs of one seed are alike. "Only it, only its twin": pairs of
+which one collapsed; a harmful dose collapses in more of them than its twins.
 
-{tables.dose_response(runs)}
-
-Collapses / runs by learning rate:
-
-{tables.by_learning_rate(runs)}"""
+{tables.dose_response(runs)}"""
 
 
 def _leads(tuning: tables.Part, locked: tables.Part) -> str:
@@ -150,9 +143,8 @@ def _leads(tuning: tables.Part, locked: tables.Part) -> str:
 ## Which signals lead
 
 One simple alarm for each signal: the median of the newest five values is θ times the median of the first ten (1/θ for a
-fall). θ is the lowest of the tried ones with at most {MOST_FALSE_ALARMS:g} false alarms per 1,000 healthy steps on the
-tuning part; scores are of the locked part. A hit starts between min(200, t/2) and 3 steps before the collapse at t;
-leads (median and range) are in steps.
+fall), with the lowest θ that makes at most {MOST_FALSE_ALARMS:g} false alarms per 1,000 healthy steps on the tuning
+part. Scores are of the locked part; a hit starts 3 to min(200, t/2) steps before the collapse at t.
 
 {tables.leads(tuning, locked)}"""
 
@@ -160,8 +152,8 @@ leads (median and range) are in steps.
 def _rules(parts: dict[str, tables.Part]) -> str:
     text = """## What Foreshock's own rules warn of
 
-All default rules for a dense model, replayed step by step over the locked part. None of them lowers the learning rate.
-The rules of mismatch that hold at lag 0 only are silent for the doses `lag…`.
+All default rules for a dense model, replayed over the locked part. Rules that hold at lag 0 only are silent for the
+doses `lag…`.
 """
     if parts["locked"]:
         text += f"\n{tables.rules(scores_of([each[1] for each in parts['locked']]))}\n"

@@ -1,4 +1,4 @@
-"""The tables of docs/collapses.md: dose and response, kinds of collapses, leads of signals, Foreshock's rules."""
+"""The tables of docs/collapses.md: dose and response, leads of signals, Foreshock's rules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from examples.collapses.grid import DOSES, LEARNING_RATES
+from examples.collapses.grid import DOSES
 from examples.collapses.leads import SIGNALS, chosen_ratio, false_rate, roc
 from examples.collapses.summary import Summary
 from foreshock.backtest.replay import RecordedRun
@@ -16,7 +16,6 @@ from foreshock.backtest.scoring import Score
 from foreshock.diagnosis.detectors import ClosedStep
 from foreshock.diagnosis.statistics import proportion_interval
 
-RATES: Final = tuple(sorted(LEARNING_RATES))
 NOTHING: Final = "–"
 
 Part = Sequence[tuple[Summary, RecordedRun, Sequence[ClosedStep]]]
@@ -64,32 +63,6 @@ def dose_response(runs: Sequence[Summary]) -> str:
     return markdown(header, rows)
 
 
-def by_learning_rate(runs: Sequence[Summary]) -> str:
-    """Return collapses / runs of each cell of the grid."""
-    rows = []
-    for dose in DOSES:
-        cells = [[run for run in runs if run.dose == dose.name and run.learning_rate == rate] for rate in RATES]
-        rows.append([f"`{dose.name}`", *(_cell(cell) for cell in cells)])
-    totals = [[run for run in runs if run.learning_rate == rate] for rate in RATES]
-    rows.append([
-        "all doses", *(share(sum(run.collapse is not None for run in total), len(total)) for total in totals)
-    ])  # fmt: skip
-    return markdown(("dose", *(f"η = {rate:g}" for rate in RATES)), rows)
-
-
-def kinds(runs: Sequence[Summary]) -> str:
-    """Return the counts of collapses by kind, of the tuning and of the locked part."""
-    rows = []
-    for part in ("tuning", "locked"):
-        mine = [run for run in runs if run.part == part]
-        collapsed = [run for run in mine if run.collapse is not None]
-        counts = [sum(run.kind == kind for run in collapsed) for kind in ("mismatch", "learning rate", "unknown")]
-        usable = sum(run.usable for run in collapsed)
-        rows.append([part, str(len(mine)), str(len(collapsed)), *map(str, counts), str(usable)])
-    header = ("part", "runs", "collapsed", "of mismatch", "of the learning rate", "twin not done", "usable for leads")
-    return markdown(header, rows)
-
-
 def leads(tuning: Part, locked: Part) -> str:
     """Return what a simple alarm on each signal gives: its threshold from the tuning part, its score on the locked."""
     rows = []
@@ -109,7 +82,7 @@ def _runs_and_steps(part: Part) -> tuple[list[RecordedRun], list[Sequence[Closed
 
 
 def rules(scores: Sequence[Score]) -> str:
-    """Return the scores of Foreshock's own rules; rules without a hit are only named."""
+    """Return the scores of those of Foreshock's own rules that have a hit."""
     rows = [
         [
             f"`{each.rule}`" if "_" in each.rule else each.rule,
@@ -120,19 +93,13 @@ def rules(scores: Sequence[Score]) -> str:
         for each in scores
         if each.hits
     ]
-    table = markdown(("rule", "hits (95 %)", "lead", "false per 1,000 armed"), rows)
-    silent = ", ".join(f"`{each.rule}`" for each in scores if not each.hits and "_" in each.rule)
-    return f"{table}\n\nNo hit: {silent}." if silent else table
+    return markdown(("rule", "hits (95 %)", "lead", "false per 1,000 armed"), rows)
 
 
 def _lead(each: Score) -> str:
     if not each.leads:
         return NOTHING
     return f"{each.median_lead:g} ({min(each.leads)}–{max(each.leads)})"
-
-
-def _cell(runs: Sequence[Summary]) -> str:
-    return f"{sum(run.collapse is not None for run in runs)}/{len(runs)}" if runs else NOTHING
 
 
 def _steps(steps: Sequence[int]) -> str:

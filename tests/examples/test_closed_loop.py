@@ -168,10 +168,10 @@ def test_arms_are_compared_over_the_seeds_of_the_advice_and_missing_ones_have_no
     assert compared_seeds(outcomes(found, 4), SETTING.name) == seeds
     assert "sham" not in arms_with(outcomes(found, 4), SETTING.name, seeds)
     text = document(found, 4)
-    assert row(text, "constant", "Collapsed seeds") == "| `constant` | 4 | – | – | – | – | – |"
-    assert row(text, "sham", "Collapsed seeds") == "| `sham` | – | – | – | – | – | – |"
+    assert row(text, "constant", "the collapsed seeds") == "| `constant` | 0.10 (4) | – | – | – | – | – |"
+    assert row(text, "sham", "the collapsed seeds") == "| `sham` | – | – | – | – | – | – |"
     del found[Plan(SETTING, "advice", FIRST_SEED + 1).name]
-    assert row(document(found, 4), "constant", "Collapsed seeds") == "| `constant` | – | – | – | – | – | – |"
+    assert row(document(found, 4), "constant", "the collapsed seeds") == "| `constant` | – | – | – | – | – | – |"
 
 
 def test_interval_over_seeds_covers_the_mean() -> None:
