@@ -1,4 +1,4 @@
-"""Changes that a trainer announces within a run: values before a change are no baseline for values after it."""
+"""Changes that a trainer announces within a run. Baselines begin anew after a change."""
 
 from typing import Literal, get_args
 

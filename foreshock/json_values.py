@@ -55,7 +55,7 @@ def given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def json_bytes(arguments: Mapping[str, Any]) -> bytes:
-    """Return the arguments of a call as JSON. Raises ConfigurationError if they are no JSON values."""
+    """Return the arguments of a call as JSON. Raises ConfigurationError if they are not JSON values."""
     try:
         return json.dumps(arguments, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:

@@ -155,7 +155,7 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class FullRollouts:
-    """How many rollouts of a shard travel in full: `sampled` by length, and the `worst` by their largest |d|.
+    """Numbers of rollouts of a shard that are sent in full: `sampled` by length, and the `worst` by their largest |d|.
 
     Of the sample, fewer travel if the whole body would exceed `max_bytes`; at least one always does.
     """

@@ -1,4 +1,4 @@
-"""What the doctor says of a batch: findings, what was tried and not named, what could not be tried, and the price."""
+"""The doctor's report on a batch: its findings, trials that are not named, what could not be tried, and the cost."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -22,7 +22,7 @@ Plain = str | float | int | bool
 
 
 LARGEST_STEP = 2**31 - 1
-"""Of the API: a database stores a step in 32 bits."""
+"""Largest step that the API takes: a database stores it in 32 bits."""
 
 LONGEST_NAME, NAME_PATTERN = 200, r"^[^\x00-\x1f\x7f]+$"
 """Of what users name, such as scalars: one line."""
@@ -139,7 +139,7 @@ class Coverage(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatisticsStep(Record):
-    """A step of which shards were sent as statistics: measured over all tokens, with some rollouts in full."""
+    """A step with shards that were sent as statistics: measured over all tokens, with some rollouts in full."""
 
     step: int
     attempt: int

@@ -38,7 +38,7 @@ _TENSORBOARD_COLUMNS = ["Wall time", "Step", "Value"]
 
 
 class UnreadableRun(ForeshockError):
-    """A file that is no record of a run: no step column, or neither a reward nor a length nor a mismatch."""
+    """A file that is not a record of a run: no step column, or neither a reward nor a length nor a mismatch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ _LEVEL = 0.05
 """The chance that any row of two equal certificates is named: each interval's is this, divided by the rows."""
 _RESAMPLES = 20_000
 _MATERIAL = 0.1
-"""Share of the floor below which a change is no change: a run cannot tell it from rounding."""
+"""Share of the floor below which a change does not count: a run cannot tell it from rounding."""
 
 
 @dataclass(frozen=True, slots=True)

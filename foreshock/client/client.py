@@ -344,8 +344,8 @@ class Client:
     ) -> None:
         """Announce that something changes at `step`: the "length_cap", the "curriculum", the "data_mixture", "other".
 
-        Call it before the step's rollouts are logged, from one rank. The warnings then take no earlier value as a
-        baseline: lengths that double because the cap does are no surge. Changes of engine, flags or hardware need no
+        Call it before the step's rollouts are logged, from one rank. Baselines then begin anew at `step`: lengths that
+        double after the length cap was doubled raise no surge alert. Changes of engine, flags or hardware need no
         announcement if the batch attributes name them.
         """
         body = {"note": note, "before": before, "after": after}

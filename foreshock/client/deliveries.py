@@ -35,7 +35,7 @@ from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS
 PARQUET = "application/vnd.apache.parquet"
 ATTEMPT = {"attempt": "{attempt}"}
 BEGAN = "began_at_us"
-"""When an attempt began, by this node's clock. The request that registers it has its age instead."""
+"""Field with the time at which an attempt began, by this node's clock. The request sends its age instead."""
 
 _OF_ATTEMPT = ("key", "resume_step", "heartbeats", BEGAN)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")

@@ -337,7 +337,7 @@ def _items_of(folder: Path) -> Iterator[Item]:
 
 
 def _lock_of(folder: Path) -> int | None:
-    """Return the locked file of a folder, None if its process is still running or it is no folder of a process."""
+    """Return the locked file of a folder, None if its process is still running or it is not the folder of a process."""
     try:
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except (FileNotFoundError, NotADirectoryError):

@@ -77,7 +77,7 @@ class Mismatch:
 
     @property
     def verdict(self) -> Verdict:
-        """As for a dense model: files do not say what the model is."""
+        """Return the verdict on k3, as for a dense model: files do not have the kind of the model."""
         return verdict_of("k3_kl", self.k3, None)
 
     @property

@@ -32,13 +32,13 @@ JUDGE_VERSION: Final = "10"
 """Increased with each change of the text or the judgement, so that stored diagnoses are computed again."""
 
 LEAST_MEASURED_STEPS: Final = 5
-"""With fewer steps that have both log-probs, a run is not called healthy: most rules need so many in a row."""
+"""Fewest steps with both log-probs of a run that is called healthy. Most rules need as many in a row."""
 
 LEAST_MEASURED_TOKENS: Final = 1000
-"""With fewer measured tokens in the newest steps, a run is not called healthy."""
+"""Fewest measured tokens in the newest steps of a run that is called healthy."""
 
 LEAST_REWARDS: Final = 15
-"""With fewer rewards the headline does not say "has not fallen": the detector could not have found a fall."""
+"""Fewest rewards for the words "has not fallen" in a headline: with fewer the detector finds no fall."""
 
 LITTLE_FALL: Final = 0.1
 """A reward that is at most this fraction of the way from its best to the floor "has not fallen"."""
@@ -56,7 +56,7 @@ NOT_MEASURED: Final = frozenset(
         "likelier_token_logged",
     }
 )
-"""With one of these causes k3 is not the mismatch, however small it is."""
+"""Causes with which k3 does not measure the mismatch."""
 
 _UNFINISHED: Final = frozenset({"aborted_responses", "unfinished_responses"})
 """Faults of the data that leave k3 as it is; with one of them a run is not healthy."""
@@ -78,7 +78,7 @@ _YIELDS: Final[Mapping[str, Collection[str]]] = {
     "temperatures_differ": ("raw_log_probs",),
     "mean_ratio": ("temperatures_differ", "raw_log_probs"),
 }
-"""Cause → the causes that replace it, since they say more about the same data."""
+"""Cause → more specific causes of the same data. If one of these is found too, the first is not named."""
 
 _SAID_BY: Final[Mapping[str, Collection[str]]] = {
     "log_probs_not_finite": ("placeholder_log_probs", "non_finite_log_probs"),

@@ -30,7 +30,7 @@ _TRAINING: Final = frozenset(_FAMILIES.values())
 
 
 class SomeAlert(Protocol):
-    """What an episode needs of an alert."""
+    """The fields of an alert that episodes are made of."""
 
     @property
     def rule(self) -> str: ...

@@ -1,4 +1,4 @@
-"""What is known of a run's newest steps, from which its diagnosis is made."""
+"""The facts about a run's newest steps from which its diagnosis is made."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class SteppedValues:
 
 @dataclass(frozen=True, slots=True)
 class AwaitedShards:
-    """An open step of which shards are missing; `since_us`: when its newest shard arrived, UTC microseconds."""
+    """An open step with missing shards; `since_us`: when its newest shard arrived, UTC microseconds."""
 
     step: int
     missing: tuple[int, ...]
@@ -74,7 +74,7 @@ class AwaitedShards:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What is known of a run's newest steps, as plain data.
+    """The facts about a run's newest steps, as plain data.
 
     `k3` is that of trainer/rollout, with `tokens` and `lags` at the same steps, and with `k3_of_others`, that without
     the largest token of each step (absent: the same); `reported_k3` is the newest one that the trainer reports, if no

@@ -1,4 +1,4 @@
-"""How many tokens a step needs before a rule judges it.
+"""The number of tokens that a step needs before a rule judges it.
 
 A mean over few tokens is beyond a threshold by chance. The numbers are the least of 30, 100, 300 and 1,000 tokens at
 which fewer than 1 in 100 healthy steps are beyond the rule's threshold: steps of so many tokens were drawn from the
@@ -30,4 +30,4 @@ LEAST_TOKENS: Final = {
     "advantage_skew": 100,
     "entropy_mean": 100,
 }
-"""Measure → tokens. Rules on measures that are no mean over tokens (lengths, truncation, lag, counts) need none."""
+"""Measure → tokens. Rules on measures that are not a mean over tokens (lengths, truncation, lag, counts) need none."""

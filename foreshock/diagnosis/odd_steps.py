@@ -25,11 +25,11 @@ _TIMES = 10.0
 its logarithm) stays below 6 times."""
 
 _LONGEST = 5
-"""More odd steps in a row are no single steps: rules on several steps in a row judge them."""
+"""Most odd steps in a row. More are judged by the rules on several steps in a row."""
 
 _LARGEST_SHARE = 0.5
 LEAST_GROUPS = 3
-"""With so many separate places the odd steps recur."""
+"""Separate groups of odd steps from which on they are called recurring."""
 
 _MOST_NAMED = 4
 
@@ -53,7 +53,7 @@ class OddSteps:
 
     @property
     def recur(self) -> bool:
-        """Whether they come again and again."""
+        """True if there are enough groups to call the odd steps recurring."""
         return len(self.groups) >= LEAST_GROUPS
 
     @property

@@ -205,7 +205,7 @@ class ThresholdRule:
         below = self.direction == "below"
         ideal = 0.0 if self.direction == "away" else self.ideal
         if below and ideal == 0.0 < threshold:
-            # Only without an ideal: 0.9 / 0.7 is beyond any value of a measure that is at most 1.
+            # For rules without an ideal. A measure that is at most 1 needs one: it cannot reach 0.9 / 0.7.
             return measured >= threshold / HYSTERESIS
         if ideal > threshold if below else ideal < threshold:
             end = ideal + HYSTERESIS * (threshold - ideal)

@@ -80,7 +80,7 @@ Settings = TypeVar("Settings", ScheduleSettings, LoopSettings)
 
 
 class InvalidRules(ConfigurationError):
-    """A file of rules that cannot be read, is no TOML, names an unknown field, or makes a rule that is not possible.
+    """A file of rules that cannot be read, is not TOML, names an unknown field, or makes an invalid rule.
 
     `place` is the path of the keys of what is wrong, such as ``("rules", "mismatch_rise", "relative")``.
     """

@@ -104,7 +104,7 @@ def autocorrelated_noise(segments: Sequence[Sequence[float]], least: float = 0.0
     upper = estimate + (2.0 + 4.0 * estimate) / count + math.sqrt(max(1.0 - estimate**2, 0.1) / count)
     phi = min(max(upper, 0.0), LARGEST_AUTOCORRELATION)
     innovations = [each[i] - phi * each[i - 1] for each in residuals for i in range(1, len(each))]
-    # Add one standard error of a robust scale, so that a scale that is small by chance is no evidence.
+    # Add one standard error of a robust scale, because a scale may be small by chance.
     innovation = _scale(innovations) * (1.0 + 1.0 / math.sqrt(len(innovations)))
     return Noise(phi, max(innovation, least), count)
 
@@ -230,7 +230,7 @@ LARGEST_RATIO = 10.0
 """A value counts as at most so many thresholds: at least five steps in a row are needed, however high they are."""
 
 MEDIAN_VALUES = 5
-"""The newest values whose median is judged: as many as the definition of a collapse looks at."""
+"""Newest values whose median is judged: as many as in the definition of a collapse."""
 
 MEDIAN_NOISE = 0.536
 """Standard deviation of the median of five independent normal values, in units of theirs."""

@@ -67,7 +67,7 @@ def json_value(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is known of the models; the catalogue fills its rows with these values.
+    """Facts about the models and their weights; the catalogue fills its rows with them.
 
     `announced`: the name of the weights that each side should hold. `weights`: the names of all weights, in the order
     given. `versions`: the version or step that a name stands for, if known. `configurations`: the config.json of each
@@ -97,7 +97,7 @@ class Experimenter(Protocol):
 
     @property
     def subject(self) -> Subject:
-        """What is replayed."""
+        """Return the facts about the models and weights that are replayed."""
 
     def logits(self, change: Change, rows: tuple[int, ...] = ()) -> NDArray[np.float32]:
         """Return the logits [T, V] before each response token of `rows` (empty: all rollouts) under `change`.

@@ -30,7 +30,7 @@ _CHEAP = (*_FREE, "weights")
 _LITTLE_NOISE = 2.0
 """Multiple of the noise of other batches, as engines add their own. A smaller difference has cheap causes or none."""
 _STARTS = 4
-"""How many single variants a pair may start from: those that explain most."""
+"""Single variants from which pairs are tried: those that explain most."""
 
 
 class SideSearch:
@@ -181,13 +181,13 @@ class SideSearch:
         return min([best, *self._refined(best)], key=lambda each: each.gap)
 
     def _whole_of(self, found: Trial) -> Trial:
-        """Return the trial of the same causes for all rollouts if it leaves hardly more; else `found`."""
+        """Return the trial of the same causes over all rollouts if it explains nearly as much; else `found`."""
         causes = [each.cause for each in found.variants]
         of_causes = [each for each in self.trials if [one.cause for one in each.variants] == causes]
         wholes = sorted((each for each in of_causes if not each.in_part), key=lambda each: each.gap)
         choices = len(self.subject.weights) if found.is_mixture else 2
         for whole in (each for each in wholes if self._naming.names(each)):
-            # What a choice for each rollout explains by chance is no reason to leave rollouts out.
+            # Choosing a variant for each rollout explains this much by chance.
             chosen = chosen_by_chance(whole.halves, self.compared.rows, choices, 1 - CHANCE)
             if self.share(found, whole)[1] <= chosen:
                 return whole

@@ -64,7 +64,7 @@ class _OfActiveRun(Exporter):
     """Writes to a run of the trainer's own tracker: one that is given, or the active one."""
 
     how: ClassVar[str]
-    """What is missing without a run, and what to do."""
+    """Message if there is no run: what is missing, and what to do."""
 
     def __init__(self, run: Any = None, *, measures: Sequence[str] | None = None) -> None:
         super().__init__(measures=measures)

@@ -130,7 +130,7 @@ def _array(value: Any) -> NDArray[Any]:
 def _aligned(
     value: Any, shape: tuple[int, ...], name: str, framework: str, log: LogOnce, *, moved: bool
 ) -> NDArray[np.float32] | None:
-    """Return a column of tokens [N, S], 0 where it has no value; None if it is no such column."""
+    """Return a column of tokens [N, S], 0 where it has no value; None if it is not such a column."""
     if np.ndim(value) != 2:
         return None
     matrix = _array(value)
@@ -143,7 +143,7 @@ def _aligned(
 
 
 def _real(values: Mapping[str, Any], tokens: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return True for the tokens that are no padding."""
+    """Return True for the tokens that are not padding."""
     attention = values.get("attention_mask")
     if attention is not None and np.shape(attention) == tokens.shape:
         return _array(attention) > 0

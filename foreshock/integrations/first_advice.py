@@ -1,6 +1,6 @@
-"""What a run begins with: the modes of its levers, and of a resumed one the first scale, which may be below 1.
+"""The modes of the levers with which a run begins, and the first scale of a resumed run.
 
-An update at the full rate would undo the advice.
+That scale may be below 1; an update at the full rate would undo the advice.
 """
 
 import os

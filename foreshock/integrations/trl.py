@@ -245,7 +245,7 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             self._feed.acknowledge(step, self._applied, scale)
 
     def _save_wanted(self, control: Any, next_step: int) -> None:
-        """Let all processes save if the service asks for the weights that sample the next step, which are these."""
+        """Let all processes save a checkpoint if the service asks for the weights of the next step."""
         # Saving is a collective, and only process 0 follows the requests. They are read at the end of the step: if
         # every step is asked for, a request arrives during the step before.
         wanted = None

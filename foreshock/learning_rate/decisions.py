@@ -88,7 +88,7 @@ class Decision:
     mode: AdviceMode | None = None
     lever: Lever = "rate"
     value: Value | None = None
-    """Of `set`: the lever's value from ``effective_from_step`` on. Of `mode`: the correction that is asked for."""
+    """For `set`, the lever's value from ``effective_from_step`` on; for `mode`, the correction that is asked for."""
     scale: float = 1.0
     fall: float = 0.0
     loop_reference: float | None = None
@@ -235,7 +235,7 @@ def _is_kept(decision: Decision) -> bool:
 
 
 def fold_on(state: AdviceState, decision: Decision) -> AdviceState:
-    """Return the state after one more decision, which is no rewind: that one drops decisions, and needs the log."""
+    """Return the state after one more decision. It is not a rewind, which drops decisions and needs the log."""
     return _noted(_apply(state, decision), decision)
 
 
@@ -597,7 +597,7 @@ def next_point(
         return None
     rises = bounded > now
     if rises and state.error > 0.0:
-        # The fall between two answers went a little too far: no reason to rise.
+        # The fall between two answers went a little too far. The scale does not rise for that.
         return None
     stays = rises or state.silent >= SILENT_STEPS
     scale, fall = math.exp(bounded), 0.0 if stays else state.fall(settings)

@@ -45,7 +45,7 @@ LARGEST_FALL: Final = 0.25
 """Largest fall of log s in a step: about the largest error times the gain. From 1 to 0.1 takes at least 10 steps."""
 
 SLACK: Final = 2.0 * LARGEST_FALL
-"""How far log s may be below the rate in force: a decision reaches the trainer a step or two after its cause."""
+"""Largest distance of log s below the logged rate. A decision reaches the trainer a step or two after its cause."""
 
 LEAST_MOVE: Final = 0.05
 """Smallest move of log s that is a decision, unless it reaches the floor or 1."""
@@ -67,7 +67,7 @@ SET_LENGTH: Final = 16.0
 token did more harm than at 12, that of a response less. Longer ones were not measured."""
 
 FEWEST_TOKENS: Final = 200
-"""A k3 of fewer tokens is no reading: a single token can make all of it."""
+"""Fewest tokens of a k3 that is read: with fewer, a single token can make all of it."""
 
 
 @dataclass(frozen=True, slots=True)

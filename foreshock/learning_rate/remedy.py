@@ -54,7 +54,7 @@ _FAVOURED: Final[dict[RemedyName, Favoured | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What is known of a run after its newest closed step.
+    """The facts about a run after its newest closed step.
 
     `collapse` is the onset of the reward's collapse, None without one; `checkpoints` are announced and not expired,
     ascending. `asked` is the correction that the trainer asks for, `correction` the one that is advised now, `proposed`

@@ -97,7 +97,7 @@ POINTS_SENT = 16
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What is in force from ``step`` on.
+    """The schedule that is in force from ``step`` on.
 
     There are ``halvings``, and one more at ``boundary`` and every ``period`` steps after it (None: no more). The
     control loop's scale is ``loop`` at ``loop_step``, and its log falls by ``fall`` a step, for `HORIZON` steps. Until

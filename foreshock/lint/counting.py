@@ -56,7 +56,7 @@ def largest() -> float:
 
 @dataclass
 class Counts:
-    """What a check counts over rollouts: a dataclass of numbers and tables that start at nothing.
+    """The counts of a check over rollouts: a dataclass of numbers and tables that start at 0.
 
     Over shards the fields add up; those of `largest()` take the larger value. Every subclass that is not `abstract` is
     counted and stored.

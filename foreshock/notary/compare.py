@@ -26,7 +26,7 @@ An engine and its trainer differ by numerics, at any step; two updates differ by
 _LEAST_CANARY_TOKENS = 8
 
 _MOST_SWAPPED = 4096
-"""Pieces of a tensor of which all pairs are tried, 40 ms; no tensor has so many ranks."""
+"""Most pieces of a tensor whose pairs are all tried, in 40 ms. Tensors have fewer ranks than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Wrong:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one engine holds after the sync of `step`: step `held`, except `wrong`.
+    """The weights that one engine holds after the sync of `step`: those of step `held`, except the tensors `wrong`.
 
     `held` None: most of it was never announced, or cannot be compared. `compared` of `tensors` were compared.
     `canary`: the root mean square difference of the log-probs of a canary prompt from the trainer's, in nats; None

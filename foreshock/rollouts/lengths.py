@@ -19,7 +19,7 @@ _SIDE_OF = {name: column.side for column in ROLLOUT_COLUMNS for name in (column.
 
 
 def left_out(count: int, total: int, first: str) -> str:
-    """Return the sentence about `count` of `total` rollouts, of which `first` says what is wrong with the first."""
+    """Return the sentence about `count` of `total` rollouts; `first` is the fault of the first of them."""
     rule = "since the lists of a rollout must have equal lengths"
     return f"left out {count:,} of {total:,} rollout{'' if total == 1 else 's'}, {rule}: {first}"
 

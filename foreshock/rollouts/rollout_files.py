@@ -56,7 +56,7 @@ tinker, open-instruct, ROLL, torchtitan); of several the first counts."""
 
 COLUMNS: Final = {column.name: column for column in ROLLOUT_COLUMNS}
 READABLE: Final = (*COLUMNS, "group", "step")
-"""What a row may have."""
+"""Names of the fields that a row may have."""
 
 Note = Callable[[str], object]
 NoteLeftOut = Callable[[int, str], object]

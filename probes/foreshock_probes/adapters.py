@@ -31,7 +31,7 @@ def is_adapter(folder: Path) -> bool:
 
 
 def base_of(adapter: Path) -> str:
-    """Return the name of the adapter's base model. Raises AdapterError if this is no LoRA that PEFT saved."""
+    """Return the name of the adapter's base model. Raises AdapterError if this is not a LoRA that PEFT saved."""
     found = _configuration(adapter)
     name, kind = found.get("base_model_name_or_path"), found.get("peft_type")
     # PEFT imports the module that `megatron_core` names if there is a `megatron_config`.

@@ -60,7 +60,7 @@ def imported(name: str) -> Any:
 
 
 def offered_pairs(scorers: Collection[str]) -> tuple[str, ...]:
-    """Return the keys of the exact pairs of which a worker with these scorers has both scorers."""
+    """Return the keys of the exact pairs that a worker with these scorers can compute."""
     return tuple(key for key, pair in EXACT_PAIRS.items() if {pair.target, pair.behaviour} <= set(scorers))
 
 

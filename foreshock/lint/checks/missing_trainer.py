@@ -29,7 +29,7 @@ _VALUES = "values of no log π"
 NEARLY_ALL = 0.9
 # NaN and −inf have other causes too: fewer at one id are no evidence against the id.
 _LEAST_NON_FINITE = 3
-# If more than this share of all tokens are the first (or last) of their response, the position is no evidence.
+# If more than this share of all tokens are the first (or last) of their response, the position proves nothing.
 _MOST_AT_A_PLACE = 0.6
 
 

@@ -35,7 +35,7 @@ _INVALIDATING = OF_BEHAVIOUR | {
 
 
 class PairsByGroup(Table):
-    """By prompt group: tokens with two log-probs, Σ(ρ − 1) and Σ k3 in nats."""
+    """Tokens with two log-probs, Σ(ρ − 1) and Σ k3 in nats by prompt group."""
 
     COLUMNS = ("tokens", "ratio_minus_one", "k3")
 
@@ -112,7 +112,7 @@ def if_copied(judging: Judging) -> str:
 
 
 def if_invalid(judging: Judging) -> str:
-    """Return why the difference of the two log-probs is no mismatch; an empty string if it is one."""
+    """Return why the difference of the two log-probs is not a mismatch; an empty string if it is one."""
     return if_copied(judging) or next((why for name, why in _INVALIDATING.items() if judging.found(name)), "")
 
 

@@ -291,7 +291,7 @@ def _rollouts_of(part: _Part, judging: Judging) -> tuple[Example, ...]:
 
 
 def _prompts_of(part: _Part, groups: PairsByGroup, where: tuple[Example, ...]) -> str:
-    """Return in words of which prompts the part's rollouts are, if these prompts have few others."""
+    """Return the prompts of the part's rollouts in words, if these prompts have few other rollouts."""
     tokens, k3 = groups.column("tokens"), groups.column("k3")
     affected = k3 > math.sqrt(part.k3 * max(part.k3_of_rest, 1e-9)) * np.maximum(tokens, 1)
     count, share = int(affected.sum()), float(tokens[affected].sum() / max(tokens.sum(), 1))

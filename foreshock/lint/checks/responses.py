@@ -65,13 +65,13 @@ class Rollouts(Counts):
 
 
 class Ends(Table):
-    """By last token id of responses that are not said to be cut: responses, and those that have the id before too."""
+    """Responses that are not declared cut, and those with the id inside too, by last token id."""
 
     COLUMNS = ("responses", "inside")
 
 
 class Longest(Table):
-    """Responses that are not said to be cut, at the largest length only: of many, an undeclared limit cut them."""
+    """Responses of the largest length that are not declared cut. If there are many, an undeclared limit cut them."""
 
     COLUMNS = ("responses",)
 
@@ -83,7 +83,7 @@ class Longest(Table):
 
 @dataclass
 class LastIds(Counts):
-    """The last token ids of the responses that are not said to be cut."""
+    """The last token ids of the responses that are not declared cut."""
 
     ends: Ends = field(default_factory=Ends)
     longest: Longest = field(default_factory=Longest)

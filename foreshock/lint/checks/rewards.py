@@ -20,7 +20,7 @@ _LEAST_GROUPS, _LEAST_ROLLOUTS = 4, 8
 
 
 class RewardsByGroup(Table):
-    """By prompt group: rollouts, those with a reward, the least reward negated and the largest."""
+    """Rollouts, those with a reward, the least reward negated and the largest by prompt group."""
 
     COLUMNS = ("rollouts", "rewards", "minus_min", "max")
     LARGEST = 2
@@ -36,7 +36,7 @@ class RewardsByGroup(Table):
 
 @dataclass
 class Signal(Counts):
-    """What the step can teach: advantages and rewards."""
+    """Counts of advantages and rewards."""
 
     grouped_rollouts: int = 0  # with a group id
     advantages: int = 0

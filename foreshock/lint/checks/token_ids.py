@@ -1,4 +1,4 @@
-"""How much of the difference of the two log-probs depends on the token id alone: a head, its bias, a bias by id.
+"""The share of the difference of the two log-probs that depends on the token id alone: a head, its bias, a bias by id.
 
 The mean of d = log π − log μ of an id, over all contexts, is near 0 if the error is numeric. With a dropped head bias
 83 % of the variance of d is between ids.
@@ -27,7 +27,7 @@ _IDS_NAMED = 4
 
 
 class SumsById(Table):
-    """By token id: tokens, Σ d and Σ d², for an even sample of the ids."""
+    """Tokens, Σ d and Σ d² by token id, for an even sample of the ids."""
 
     COLUMNS = ("tokens", "d", "d_squared")
 

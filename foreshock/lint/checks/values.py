@@ -1,4 +1,4 @@
-"""Values that are no log-probs: not finite, placeholders, probabilities, of the wrong sign or slightly above 0."""
+"""Values that are not log-probs: not finite, placeholders, probabilities, of the wrong sign or slightly above 0."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Values(Counts, abstract=True):
             self.negative += below - (0 if finite is None else int(np.isneginf(values).sum()))
 
     def _add_placeholders(self, piece: Piece, found: Bools, counting: Counting) -> None:
-        """Count finite values that are no log-probs of sampled tokens, such as −9999 for −inf."""
+        """Count finite values that are not log-probs of sampled tokens, such as −9999 for −inf."""
         values = piece.column(self.column)
         if values is None or not found.any():
             return

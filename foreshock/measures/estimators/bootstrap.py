@@ -105,7 +105,7 @@ def _intervals(of_clusters: Float64, sizes: Float64, resamples: int, seed: int) 
                 sizes = np.add.reduceat(sizes[order], starts)
             expected = means * sizes[:, None]
             residuals = of_clusters - expected
-            # If all clusters have the same mean, only rounding is left, which is no spread.
+            # If all clusters have the same mean, only rounding is left; it does not count as spread.
             residuals[np.abs(residuals) <= _ROUNDING * np.abs(expected)] = 0.0
             errors = np.sqrt(np.square(residuals).sum(axis=0)) / sizes.sum()
             below, above = _quantiles(_studentised(of_clusters, residuals, sizes, resamples, random))

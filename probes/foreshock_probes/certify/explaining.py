@@ -43,7 +43,7 @@ class Explanations:
         self._known: list[tuple[RolloutBatch, Why]] = []
 
     def of(self, condition: Condition, batch: RolloutBatch, dtype: str) -> Why:
-        """Return the cause's name and the sentences; what could not be examined is said.
+        """Return the name of the cause, and sentences, also on what could not be examined.
 
         `batch` has the log-probs of the engine and, if the row has one, of the trainer.
         """

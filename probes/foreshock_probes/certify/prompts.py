@@ -15,7 +15,7 @@ from foreshock.rollouts import RolloutBatch
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 _SHORTEST, _LONGEST = 4, 24
 _SEED = 2026
-"""Of random prompts: all certificates of a model have the same, so that they can be paired."""
+"""Seed of random prompts. All certificates of a model use the same prompts, so that they can be paired."""
 _TEXTS = (
     "What is 17 + 25?",
     "Solve for x: 3x + 4 = 19. Think step by step.",

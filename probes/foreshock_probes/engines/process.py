@@ -90,7 +90,7 @@ TASKS: TypeAdapter[list[ScoreTask]] = TypeAdapter(list[ScoreTask])
 
 
 class Outcome(BaseModel):
-    """What the process has done: the seconds of each finished task, without the loading of its model.
+    """The seconds of each task that the process has finished, without the loading of its model.
 
     `failure`: why the next task gave no result: "final" if it would fail again, else "retry"; None: all are done.
     """

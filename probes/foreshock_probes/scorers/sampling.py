@@ -34,7 +34,7 @@ class LoggedDistribution:
 
     @property
     def truncated(self) -> NDArray[np.bool_]:
-        """True for rollouts of which truncation removes tokens, shape [N]."""
+        """True for rollouts whose sampling was truncated, shape [N]."""
         return (self.top_p < 1.0) | (self.top_k > 0) | (self.min_p > 0.0)
 
     def of(self, rows: NDArray[np.int64]) -> LoggedDistribution:

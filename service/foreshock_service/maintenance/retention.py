@@ -39,7 +39,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class RunReport:
-    """What was purged of a run, or would be."""
+    """The steps, files and bytes of a run that were purged, or would be."""
 
     run: tables.Run
     steps: int = 0

@@ -182,7 +182,7 @@ class RequestGuard:
 
 
 def _address(origin: str) -> str | None:
-    """Return the host and port of an Origin header; None if it is no origin."""
+    """Return the host and port of an Origin header; None if it is not an origin."""
     try:
         return urlsplit(origin).netloc
     except ValueError:

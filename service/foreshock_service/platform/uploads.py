@@ -32,7 +32,7 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 _BLOCK_BYTES = 1 << 20
 _SENT_DIGEST = re.compile(r"\bsha-256=:([A-Za-z0-9+/=]*):")
-"""In the header Content-Digest (RFC 9530), which a client may send."""
+"""The digest in a header Content-Digest (RFC 9530), which a client may send."""
 
 
 def _binary_body(media_type: str) -> dict[str, Any]:

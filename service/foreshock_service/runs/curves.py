@@ -86,7 +86,7 @@ class Curves:
     incomplete: tuple[IncompleteStep, ...] = ()
     """The steps among them that closed without some of their shards."""
     statistics: tuple[StatisticsStep, ...] = ()
-    """The steps among them of which shards were sent as statistics."""
+    """The steps among them with shards that were sent as statistics."""
 
     def by_comparison(self) -> dict[str, columnar.ColumnTable]:
         """Return the rows of each comparison."""

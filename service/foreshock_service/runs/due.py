@@ -16,7 +16,7 @@ from foreshock_service.platform.database.session import after_commit
 from foreshock_service.platform.database.tables import DueMark, new_identifier
 
 WAKE = "foreshock.due"
-"""Where the sessions of a service's database have the function that wakes its worker."""
+"""Key of `session.info` under which sessions have the function that wakes the service's worker."""
 
 _REMOVED_AT_ONCE = 1_000
 """SQLite allows 32,766 parameters of a statement."""

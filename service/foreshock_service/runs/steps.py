@@ -30,7 +30,7 @@ class ShardCountConflict(problem.ProblemError, status=409, problem_type="shard-c
 
 @dataclass(frozen=True, slots=True)
 class RanksSplit:
-    """Step of which two attempts that began together hold different shards: they are ranks of one launch."""
+    """A step whose shards are held by two attempts that began together: they are ranks of one launch."""
 
     step: int
     shards: tuple[int, ...]
@@ -187,7 +187,7 @@ def _shards_of(session: Session, key: events.StepKey) -> tuple[int, ...]:
 
 
 def silent_ranks(session: Session, closed: Sequence[Step]) -> tuple[int, ...]:
-    """Return the ranks of which no shard of any of these steps of one attempt is stored, ascending."""
+    """Return the ranks without a stored shard of any of these steps of one attempt, ascending."""
     of_attempt = (Shard.run_id == closed[0].run_id, Shard.attempt == closed[0].attempt)
     of_steps = Shard.step.in_([step.step for step in closed])
     heard = set(session.scalars(select(Shard.shard).where(*of_attempt, of_steps).distinct()))
@@ -295,7 +295,7 @@ def with_shards(session: Session, run_id: str, step: int, attempt: int | None, a
 
 
 def statistics_steps(session: Session, run_id: str) -> list[StatisticsStep]:
-    """Return the newest active steps of which shards were sent as statistics, newest first, at most MOST_LISTED.
+    """Return the newest active steps with shards that were sent as statistics, newest first, at most MOST_LISTED.
 
     Steps whose tokens were purged are left out.
     """

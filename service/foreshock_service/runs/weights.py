@@ -32,11 +32,12 @@ KEPT_STEPS = 64
 """Newest steps whose digests are kept, besides the run's first step. A tensor that an engine kept from an older step is
 identified by the engine's previous verdict."""
 MOST_BYTES = 64 << 20
-"""Of a report, which is a table of up to `foreshock.notary.reports.MOST_PIECES` rows."""
+"""Largest report in bytes: a table of up to `foreshock.notary.reports.MOST_PIECES` rows."""
 FINDING_STEPS = 200
 
 _MOST_HISTORY_BYTES = 16 << 20
-"""Of compressed announcements that explain a wrong tensor: 64 of a dense model, 6 of a model of 100,000 tensors."""
+"""Most bytes of compressed announcements searched for a wrong tensor: 64 of a dense model, 6 of one with 100,000
+tensors."""
 _TRIES = 5
 _TRAINER, _VARIANT, _ENGINE = "trainer", "variant:", "engine:"
 
@@ -123,7 +124,7 @@ Stamp = frozenset[tuple[str, int]]
 
 
 class _Inputs(NamedTuple):
-    """What the engines of a step are judged by: packed reports."""
+    """The packed reports by which the engines of a step are judged."""
 
     stamp: Stamp
     announced: bytes

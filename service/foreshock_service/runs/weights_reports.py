@@ -44,7 +44,7 @@ class _Report(BaseModel):
 
 
 class Report(NamedTuple):
-    """What each holder says, as compressed JSON, and the number of engines in all."""
+    """The report of each holder, as compressed JSON, and the number of engines in all."""
 
     holders: dict[str, bytes]
     engines_in_all: int | None
@@ -84,7 +84,7 @@ class Judged(NamedTuple):
 
 
 class Engine(NamedTuple):
-    """What an engine reports, the number of engines in all, and its packed verdict at an earlier step."""
+    """The report of an engine, the number of engines in all, and its packed verdict at an earlier step."""
 
     report: bytes
     engines: int

@@ -19,7 +19,7 @@ from foreshock_service.platform.context import Context
 from foreshock_service.platform.settings import Settings
 
 SESSION_KEY = "foreshock.rules"
-"""Where the sessions of a service's database have the changes of its file."""
+"""Key of `session.info` under which sessions have the changes of the service's file of rules."""
 
 router = parameters.api_router(prefix="/v1", tags=["rules"])
 

@@ -1,8 +1,8 @@
 """The stored states of the detectors.
 
-A state is a function of the history: if it is deleted or of another release, it is derived again. The newest states are
-kept, because scalars arrive just after their step and scores some steps later. One state per block of steps is kept
-too, so that late data of any step needs few steps before it to be derived again.
+A state is derived from the run's history. If it was deleted, or stored by another release, it is derived again. The
+newest states are kept, because scalars arrive just after their step and scores some steps later. One state per block of
+steps is kept too, so that after late data only the steps of one block are judged again.
 """
 
 import logging
@@ -19,7 +19,7 @@ from foreshock_service.platform.database.tables import DetectorSnapshot, Run
 from foreshock_service.runs.attempts import active_rows
 
 STEPS_OF_A_BLOCK = 25
-"""Steps of a block, of which one state is kept. A state takes about 5 kB."""
+"""Steps of a block; one state of each block is kept. A state takes about 5 kB."""
 
 NEWEST_STATES = 4
 """Number of newest states that are kept as well."""

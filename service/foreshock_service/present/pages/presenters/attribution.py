@@ -187,7 +187,7 @@ def measure_groups(
 
 def _group(group: _Group, columns: Sequence[Values], model_kind: ModelKind | None) -> MeasureGroup:
     measures = [measure_named(name) for name in group.names()]
-    # A count of 0 is no value: no token has that lag. Only counts are integers.
+    # A count of 0 is shown as empty: no token has that lag. Only counts are integers.
     nothing = {each.column: (None, 0) if each.column_type == "integer" else (None,) for each in measures}
     known = any(column.get(name) not in none for column in columns for name, none in nothing.items())
     if group.not_logged and not known:
