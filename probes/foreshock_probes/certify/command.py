@@ -6,6 +6,7 @@ import argparse
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from foreshock.commands.text import Paint
 from foreshock.digests import weights_digest
 from foreshock.errors import ConfigurationError
 from foreshock.scorers import ENGINE_DECODE, ENGINE_REPLAY, ROUNDED, SCORERS
+from foreshock_probes.certify.bisect import Bisection, bisect
 from foreshock_probes.certify.certification import Asked, Certification, given_rollouts
 from foreshock_probes.doctor.command import check_scorer, seconds
 from foreshock_probes.doctor.engines import scorer_and_options
@@ -25,7 +27,8 @@ from foreshock_probes.offers import what_lacks
 
 _DEFAULT_ENGINES = (ENGINE_DECODE, ENGINE_REPLAY)
 _BUDGET = 600.0
-_SHOW = "show"
+_SHOW, _BISECT = "show", "bisect"
+_OF_BISECT = ("package", "first", "last", "setup", "work")
 
 
 class CertifyCommand:
@@ -36,8 +39,9 @@ class CertifyCommand:
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's options to `parser`."""
         parser.add_argument(
-            "what", nargs="+", metavar="MODEL | show FILE", help="a folder of safetensors, or `show` and a certificate"
-        )
+            "what", nargs="+", metavar="MODEL | show FILE | bisect MODEL",
+            help="a folder of safetensors; `show` and a certificate; or `bisect` and a folder",
+        )  # fmt: skip
         parser.add_argument(
             "--engine",
             nargs="+",
@@ -76,6 +80,18 @@ class CertifyCommand:
         )  # fmt: skip
         parser.add_argument("--html", type=Path, metavar="FILE", help="write the certificate as one HTML file")
         parser.add_argument("--junit", type=Path, metavar="FILE", help="write the rows as JUnit XML")
+        of_bisect = parser.add_argument_group("bisect: the first release of a package that changed a row")
+        of_bisect.add_argument("--package", metavar="NAME", help="such as vllm, sglang, transformers, torch")
+        of_bisect.add_argument("--from", dest="first", metavar="RELEASE", help="the release to compare with")
+        of_bisect.add_argument("--to", dest="last", metavar="RELEASE", help="the newest release to try")
+        of_bisect.add_argument(
+            "--setup", metavar="COMMAND",
+            help="makes the environment of $RELEASE in $FOLDER, with Foreshock in it (default: venv and pip)",
+        )  # fmt: skip
+        of_bisect.add_argument(
+            "--work", type=Path, metavar="FOLDER",
+            help="environments and certificates, which a second call takes up (default: certify-bisect)",
+        )  # fmt: skip
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Certify or show; return 1 if a row is different (with `--against`: became worse), 130 if interrupted."""
@@ -83,12 +99,16 @@ class CertifyCommand:
             if getattr(arguments, option) is not None:
                 check_output(f"--{option}", getattr(arguments, option))
         other = None if arguments.against is None else read_certificate(arguments.against)
+        if arguments.what[0] == _BISECT and len(arguments.what) == 2:
+            return _bisect(arguments)
+        if any(getattr(arguments, option) is not None for option in _OF_BISECT):
+            raise ConfigurationError("--package, --from, --to, --setup and --work belong to `bisect MODEL`")
         if arguments.what[0] == _SHOW and len(arguments.what) == 2:
             found = read_certificate(Path(arguments.what[1]))
         elif len(arguments.what) == 1:
             found = _certified(arguments, other)
         else:
-            raise ConfigurationError("give one MODEL, or `show` and one certificate")
+            raise ConfigurationError("give one MODEL, `show` and one certificate, or `bisect` and one MODEL")
         return _report(arguments, found, other)
 
 
@@ -141,6 +161,25 @@ def _certified(arguments: argparse.Namespace, other: Certificate | None) -> Cert
     with tempfile.TemporaryDirectory() as files:
         given = None if other is None else given_rollouts(other)
         return Certification(asked, Path(files), out, log, given).run()
+
+
+def _bisect(arguments: argparse.Namespace) -> int:
+    """Print which release changed a row; return 1 if one did."""
+    if None in (arguments.package, arguments.first, arguments.last):
+        raise ConfigurationError("bisect needs --package, --from and --to")
+    for option in ("against", "html", "junit", "out"):
+        if getattr(arguments, option) is not None:
+            raise ConfigurationError(f"--{option} is not for bisect: its certificates are in the folder of --work")
+    words = [arguments.what[1], "--explain", "none", "--trainer", arguments.trainer, "--engine", *arguments.engine]
+    for option in ("rollouts", "tokens", "longest", "seed", "prompts"):
+        if getattr(arguments, option) is not None:
+            words += [f"--{option}", str(getattr(arguments, option))]
+    words += ["--budget", f"{arguments.budget:.0f}s", *(["--rows", *arguments.rows] if arguments.rows else [])]
+    work = arguments.work or Path("certify-bisect")
+    asked = Bisection(arguments.package, arguments.first, arguments.last, work, words, arguments.setup)
+    lines, is_changed = bisect(asked, partial(print, file=sys.stderr, flush=True))
+    print("\n".join(lines))
+    return int(is_changed)
 
 
 def _asked(option: str, text: str) -> tuple[str, dict[str, Any]]:
