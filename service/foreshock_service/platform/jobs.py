@@ -14,6 +14,9 @@ from foreshock.clock import now_us
 from foreshock_service.platform.database.session import Database
 
 _STOP_SECONDS = 5.0
+_PAUSE_SECONDS = 0.1
+"""Pause after each round, so that the changes of that time are worked on together."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -98,3 +101,4 @@ class JobRunner:
                 self.run_round()
             except Exception:
                 _logger.exception("the jobs of the service failed; they run again in %s s", self._interval)
+            self._stopping.wait(_PAUSE_SECONDS)

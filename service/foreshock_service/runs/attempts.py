@@ -76,6 +76,25 @@ def in_ranges(ranges: Iterable[ActiveRange], table: Any) -> ColumnElement[bool]:
     return or_(*conditions) if conditions else false()
 
 
+def in_bound_ranges(count: int, table: Any) -> ColumnElement[bool]:
+    """Return the condition of `in_ranges` for a statement that is built once: its parameters are `bounds_of`."""
+    conditions = [
+        and_(table.attempt == bindparam(f"attempt_{at}"), table.step >= bindparam(f"first_{at}"))
+        & (table.step < bindparam(f"end_{at}"))
+        for at in range(count)
+    ]
+    return or_(*conditions) if conditions else false()
+
+
+def bounds_of(ranges: Iterable[ActiveRange]) -> dict[str, int]:
+    """Return the parameters of `in_bound_ranges`."""
+    return {
+        f"{name}_{at}": BEYOND_EVERY_STEP if value is None else value
+        for at, each in enumerate(ranges)
+        for name, value in (("attempt", each.attempt), ("first", each.first), ("end", each.end))
+    }
+
+
 def active_rows(
     session: Session, run_id: str, table: Any, first: int = 0, last: int | None = None
 ) -> ColumnElement[bool]:
@@ -83,7 +102,12 @@ def active_rows(
 
     Bounds that lie within one attempt give a plain range of the primary key, which is read without a sort.
     """
-    return in_ranges(active_ranges(attempts_of_run(session, run_id), first, last), table)
+    return in_ranges(ranges_of_run(session, run_id, first, last), table)
+
+
+def ranges_of_run(session: Session, run_id: str, first: int = 0, last: int | None = None) -> list[ActiveRange]:
+    """Return the ranges of the run's active steps within `first` ≤ step ≤ `last`, newest attempt first."""
+    return active_ranges(attempts_of_run(session, run_id), first, last)
 
 
 def is_active(session: Session, step: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple, cast
 
 from fastapi import Response, status
 from pydantic import BaseModel, Field, StringConstraints
-from sqlalchemy import func, select
+from sqlalchemy import Select, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from foreshock import changes, clock, digests
@@ -139,9 +139,16 @@ def newest_changes(session: Session, run_id: str, limit: int) -> list[ChangeReco
 
 def rebaselined_steps(session: Session, run_id: str) -> list[int]:
     """Return the active steps at which baselines are reset, in order."""
-    active = attempts.active_rows(session, run_id, AnnouncedChange)
-    query = select(AnnouncedChange.step).where(AnnouncedChange.run_id == run_id, active)
-    return list(session.scalars(query.distinct().order_by(AnnouncedChange.step)))
+    ranges = attempts.ranges_of_run(session, run_id)
+    return list(session.scalars(_rebaselined(len(ranges)), {"run_id": run_id, **attempts.bounds_of(ranges)}))
+
+
+# Cached: it is executed at each step.
+@lru_cache(maxsize=256)
+def _rebaselined(ranges: int) -> Select[Any]:
+    active = attempts.in_bound_ranges(ranges, AnnouncedChange)
+    query = select(AnnouncedChange.step).where(AnnouncedChange.run_id == bindparam("run_id"), active)
+    return query.distinct().order_by(AnnouncedChange.step)
 
 
 def _changes(session: Session, run_id: str, chosen: _Chosen) -> list[ChangeRecord]:

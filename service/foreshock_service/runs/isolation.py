@@ -4,7 +4,8 @@ Every loop over runs, and every handler that derives something from a run's stor
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -33,22 +34,29 @@ Found = TypeVar("Found")
 
 
 def isolated(events: EventBus, handler: Callable[[Session, Event], object]) -> Callable[[Session, Event], None]:
-    """Return a handler of events whose error does not undo what the publisher stores, such as an upload.
-
-    Errors of the database itself are raised: they end the transaction, or it is repeated.
-    """
+    """Return a handler of events whose error does not undo what the publisher stores, such as an upload."""
 
     def handle(session: Session, event: Event) -> None:
-        try:
-            with session.begin_nested():
-                handler(session, event)
-        except SQLAlchemyError:
-            raise
-        except Exception as error:
-            _logger.exception("run %s could not be judged after %s", event.run_id, type(event).__name__)
-            events.publish(session, RunFailed(event.run_id, error))
+        with isolated_part(session, events, event.run_id, "judge this run"):
+            handler(session, event)
 
     return handle
+
+
+@contextmanager
+def isolated_part(session: Session, events: EventBus, run_id: str, work: str) -> Iterator[None]:
+    """Undo only what the block has written if it raises; the run's page gets an alert, and the transaction goes on.
+
+    `work` says what is tried. Errors of the database itself are raised: they end the transaction, or it is repeated.
+    """
+    try:
+        with session.begin_nested():
+            yield
+    except SQLAlchemyError:
+        raise
+    except Exception as error:
+        _logger.exception("run %s: the service could not %s", run_id, work)
+        events.publish(session, RunFailed(run_id, error, work))
 
 
 @dataclass(frozen=True, slots=True)

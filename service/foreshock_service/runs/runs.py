@@ -5,7 +5,7 @@ from functools import partial
 from typing import Annotated, Final, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
-from sqlalchemy import func, or_, select, update
+from sqlalchemy import bindparam, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from foreshock import clock, errors, page_addresses
@@ -418,8 +418,16 @@ def _set_model_kind(
 
 def _find_and_lock(session: Session, run_id: str) -> Run | None:
     """Return the current run and lock it until this transaction ends."""
-    query = select(Run).where(Run.id == run_id).with_for_update(key_share=True)
-    return session.scalar(query.execution_options(populate_existing=True))
+    return session.scalar(_LOCKED, {"run_id": run_id})
+
+
+# Built once: it is executed several times at each step.
+_LOCKED = (
+    select(Run)
+    .where(Run.id == bindparam("run_id"))
+    .with_for_update(key_share=True)
+    .execution_options(populate_existing=True)
+)
 
 
 def _find_by_key(session: Session, project: str, key: str) -> Run | None:

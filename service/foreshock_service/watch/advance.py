@@ -1,13 +1,13 @@
 """Advance a run: work out all that follows from its stored data, after anything has changed it.
 
-    fold what closed → judge the steps → decide → read findings again → diagnose
+    fold what closed → judge the steps → read findings again → store, decide, diagnose
 
 An upload, scalars, a late shard, a resume, a new release or another rules file only mark the run (`runs/due.py`). One
 worker in each process of the service takes the marked runs, that with the oldest mark first; of several processes one
-at a time advances a run. Each part ends in a short transaction and can be repeated: after a crash the marks are still
-there. The last transaction removes those whose changes are included. An error of a run opens an alert on its page; the
-parts that do not depend on it go on, and so do the other runs. A run that must be judged again over many steps takes
-turns with the others.
+at a time advances a run. A turn reads in one session and stores in one short transaction, which removes the marks whose
+changes are included: after a crash they are still there. An error of a run opens an alert on its page; the parts that
+do not depend on it go on, and so do the other runs. A run that must be judged again over many steps takes turns with
+the others.
 """
 
 import logging
@@ -15,8 +15,9 @@ import math
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
@@ -27,7 +28,7 @@ from foreshock_service.platform.jobs import Job, JobRunner
 from foreshock_service.replay.attribution import document
 from foreshock_service.replay.results import doctor
 from foreshock_service.runs import diagnoses, due, findings, lint, runs, shards, steps, weights
-from foreshock_service.runs.isolation import RunIsolated, isolated
+from foreshock_service.runs.isolation import RunIsolated, isolated, isolated_part
 from foreshock_service.watch import alerts, diagnosis
 from foreshock_service.watch.advice.service import decide_after_detection
 from foreshock_service.watch.detection import derivation
@@ -46,6 +47,21 @@ _FINDINGS: Mapping[FindingSource, findings.Read] = {
 }
 
 _logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Found:
+    """What a turn has worked out: the judgement of the marked steps, and the findings of the marked sources."""
+
+    marks: Collection[due.Mark]
+    derived: derivation.Derivation | None = None
+    can_be_stored: bool = True
+    of_sources: dict[FindingSource, Sequence[findings.FindingOfSteps]] = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        """True if no step is left for the next turn."""
+        return self.derived is None or (self.can_be_stored and self.derived.is_whole)
 
 
 class Advancing:
@@ -93,88 +109,75 @@ class Advancing:
 
     def advance(self, run_id: str) -> bool:
         """Advance a run if it is due, as far as one turn goes; return True if it is done."""
-        database = self._context.database
-        grace_us = shards.grace_us(self._context)
+        database, grace_us = self._context.database, shards.grace_us(self._context)
+        found: _Found | None = None
         with database.read() as session:
             marks, run = due.marks_of(session, run_id), runs.find_run(session, run_id)
+            if not marks:
+                return False
             waiting = steps.waiting_steps(session, grace_us, run_id)
-        if not marks:
-            return False
-        if run is None or run.deleted_at_us is not None:
+            exists = run is not None and run.deleted_at_us is None
+            if exists and not waiting:
+                found = self._find(session, run_id, marks)
+        if not exists:
             self._begun.pop(run_id, None)
             database.write(lambda session: due.remove(session, [each.id for each in marks]))
             return True
-        if waiting:
-            for key in waiting:
-                shards.close_step(self._context, key, grace_us)
-        derived: derivation.Derivation | None = None
-        is_whole = True
-        with self._isolated(run_id, "judge its steps"):
+        for key in waiting:
+            shards.close_step(self._context, key, grace_us)
+        if found is None:
             with database.read() as session:
-                if waiting:
-                    # Closing a step marks it.
-                    marks = due.marks_of(session, run_id)
-                derived = derivation.begin(session, run_id, marks, self._begun.pop(run_id, None))
-            is_whole = derived is None or self._judge(run_id, derived)
-        if not is_whole:
-            return False
-        for source in {each.source for each in marks if each.source is not None}:
-            with self._isolated(run_id, f"read its findings of the {source}"):
-                self._find(run_id, source)
-        with self._isolated(run_id, "diagnose it"):
-            self._diagnose(run_id, marks, quiet=derived is not None and derived.judged_until >= 0)
-            return True
-        database.write(lambda session: due.remove(session, [each.id for each in marks]))
-        return True
+                # Closing a step marks it.
+                found = self._find(session, run_id, due.marks_of(session, run_id))
+        stored = database.write(partial(self._store, run_id, found)) if found.can_be_stored else "changed"
+        if stored == "changed" and found.derived is not None:
+            self._begun[run_id] = found.derived
+        return stored == "whole"
 
-    def _isolated(self, run_id: str, work: str) -> RunIsolated:
-        return RunIsolated(self._context.database, self._context.events, run_id, work)
-
-    def _judge(self, run_id: str, derived: derivation.Derivation) -> bool:
-        """Judge the steps, and decide what follows; return False if steps are left for the next turn."""
-        database, end = self._context.database, time.monotonic() + _TURN_SECONDS
+    def _find(self, session: Session, run_id: str, marks: Collection[due.Mark]) -> _Found:
+        """Judge the marked steps, as far as one turn goes, and then read the findings of the marked sources."""
+        found, end = _Found(marks), time.monotonic() + _TURN_SECONDS
 
         def may_go_on() -> bool:
             return time.monotonic() < end and not self._context.stopping.is_set()
 
-        can_be_stored = derivation.go_on(database, run_id, derived, may_go_on)
-        if can_be_stored and database.write(partial(self._store_judgement, run_id, derived)):
-            return derived.is_whole
-        self._begun[run_id] = derived
-        return False
+        with self._isolated(run_id, "judge its steps"):
+            derived = derivation.begin(session, run_id, marks, self._begun.pop(run_id, None))
+            if derived is not None:
+                found.can_be_stored = derivation.go_on(session, run_id, derived, may_go_on)
+                found.derived = derived
+        for source in {each.source for each in marks if each.source is not None} if found.is_whole else ():
+            with self._isolated(run_id, f"read its findings of the {source}"):
+                found.of_sources[source] = _FINDINGS[source](session, run_id)
+        return found
 
-    def _store_judgement(self, run_id: str, derived: derivation.Derivation, session: Session) -> bool:
+    def _isolated(self, run_id: str, work: str) -> RunIsolated:
+        return RunIsolated(self._context.database, self._context.events, run_id, work)
+
+    def _store(self, run_id: str, found: _Found, session: Session) -> Literal["whole", "partly", "changed"]:
+        """Store what was found, decide what follows and diagnose the run; `changed` if a step has changed meanwhile."""
+        events, derived = self._context.events, found.derived
         run = runs.lock_run_for_background(session, run_id)
-        if run is None:
-            return True
-        found = derivation.store(session, run, derived)
-        for each in found or ():
-            alerts.reconcile_alerts(session, each)
-            isolated(self._context.events, decide_after_detection)(session, each)
-        return found is not None
-
-    def _find(self, run_id: str, source: FindingSource) -> None:
-        with self._context.database.read() as session:
-            found = _FINDINGS[source](session, run_id)
-        self._context.database.write(partial(_store_findings, run_id, source, found))
-
-    def _diagnose(self, run_id: str, marks: Collection[due.Mark], *, quiet: bool) -> None:
-        with self._context.database.read() as session:
-            found, awaits_shards = diagnosis.diagnosis_to_store(session, run_id)
-
-        def store(session: Session) -> None:
-            if runs.lock_run_for_background(session, run_id) is not None:
-                diagnoses.store_diagnosis(session, run_id, found, awaits_shards=awaits_shards, quiet=quiet)
-            due.remove(session, [each.id for each in marks])
-
-        self._context.database.write(store)
-
-
-def _store_findings(
-    run_id: str, source: FindingSource, found: Sequence[findings.FindingOfSteps], session: Session
-) -> None:
-    if runs.lock_run_for_background(session, run_id) is not None:
-        findings.replace_findings(session, run_id, source, found)
+        if run is not None and derived is not None:
+            with isolated_part(session, events, run_id, "judge its steps"):
+                detected = derivation.store(session, run, derived)
+                if detected is None:
+                    return "changed"
+                for each in detected:
+                    alerts.reconcile_alerts(session, each)
+                    isolated(events, decide_after_detection)(session, each)
+        if not found.is_whole:
+            return "partly"
+        if run is not None:
+            for source, of_source in found.of_sources.items():
+                with isolated_part(session, events, run_id, f"store its findings of the {source}"):
+                    findings.replace_findings(session, run_id, source, of_source)
+            with isolated_part(session, events, run_id, "diagnose it"):
+                diagnosed, awaits_shards = diagnosis.diagnosis_to_store(session, run_id)
+                quiet = derived is not None and derived.judged_until >= 0
+                diagnoses.store_diagnosis(session, run_id, diagnosed, awaits_shards=awaits_shards, quiet=quiet)
+        due.remove(session, [each.id for each in found.marks])
+        return "whole"
 
 
 def mark_waiting_runs(context: ServiceContext) -> int:

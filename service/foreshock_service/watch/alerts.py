@@ -112,8 +112,7 @@ def open_alerts(session: Session, run_id: str) -> Sequence[Alert]:
 
 def standing_alerts(session: Session, run_id: str, rule: str) -> Sequence[Alert]:
     """Return the run's alerts of a rule that have not ended."""
-    query = select(Alert).where(Alert.run_id == run_id, Alert.rule == rule, Alert.state.in_(STANDING))
-    return session.scalars(query).all()
+    return session.scalars(_STANDING, {"run_id": run_id, "rule": rule}).all()
 
 
 def acknowledge(session: Session, principal: security.Principal, run_id: str, alert_id: str) -> Alert:
@@ -266,13 +265,13 @@ _TOUCHED = union_all(
     _OF_RUN.where(Alert.step >= bindparam("from_step")),
     _OF_RUN.where(Alert.cleared_step >= bindparam("from_step"), Alert.step + 0 < bindparam("from_step")),
 )
-_STANDING_OF_RULE = (
+_STANDING = (
     select(Alert)
-    .filter_by(run_id=bindparam("run_id"), attempt=bindparam("attempt"), rule=bindparam("rule"))
+    .filter_by(run_id=bindparam("run_id"), rule=bindparam("rule"))
     .where(Alert.state.in_(STANDING))
     .order_by(Alert.step)
-    .limit(1)
 )
+_STANDING_OF_ATTEMPT = _STANDING.where(Alert.attempt == bindparam("attempt")).limit(1)
 
 
 def active_touching(session: Session, run_id: str, from_step: int) -> list[Alert]:
@@ -287,7 +286,7 @@ def active_touching(session: Session, run_id: str, from_step: int) -> list[Alert
 
 def standing_of_rule(session: Session, run_id: str, attempt: int, rule: str) -> Alert | None:
     """Return the open or acknowledged alert of a rule in an attempt."""
-    return session.scalar(_STANDING_OF_RULE, {"run_id": run_id, "attempt": attempt, "rule": rule})
+    return session.scalar(_STANDING_OF_ATTEMPT, {"run_id": run_id, "attempt": attempt, "rule": rule})
 
 
 def at_step(session: Session, run_id: str, attempt: int | None, rule: str, step: int) -> Alert | None:

@@ -99,9 +99,7 @@ def _failed(observed_step: int | None) -> Diagnosis:
 def history_of(session: Session, run_id: str) -> History:
     """Return the inputs of a run's diagnosis."""
     run = runs.find_run(session, run_id)
-    snapshots = tables.DetectorSnapshot
-    # Newest step that the detectors have seen.
-    observed = session.scalar(select(func.max(snapshots.step)).where(snapshots.run_id == run_id))
+    observed = session.scalar(_OBSERVED, {"run_id": run_id})
     # A run of scalars has no step to read: a query less in each of its steps.
     has_rollouts = run is not None and run.last_shard_at_us is not None
     columns = (*_OF_STEP, *_OF_MISMATCH)
@@ -198,9 +196,8 @@ def _causes(
     undeclared: list[MissingData] = []
     unlogged: list[MissingData] = []
     catalogue = {name: place for place, name in enumerate(CHECKS)}
-    table = engine.table_of(tables.StoredFinding)
     found = sorted(
-        session.execute(select(table).where(table.c.run_id == run_id)),
+        session.execute(_FINDINGS, {"run_id": run_id}),
         key=lambda row: (severity.severity_rank(row.severity), catalogue.get(row.name, 0), row.name),
     )
     for row in found:
@@ -274,6 +271,9 @@ def _awaited(session: Session, run_id: str, observed: int | None) -> tuple[Await
 
 
 # Built once: they are executed at each step, and building one takes longer than executing it.
+_OBSERVED = select(func.max(tables.DetectorSnapshot.step)).where(tables.DetectorSnapshot.run_id == bindparam("run_id"))
+"""Newest step that the detectors have seen."""
+_FINDINGS = select(engine.table_of(tables.StoredFinding)).where(tables.StoredFinding.run_id == bindparam("run_id"))
 _STANDING = tables.Alert.state.in_(STANDING)
 _NEWEST_RESOLVED = (
     select(tables.Alert.id)

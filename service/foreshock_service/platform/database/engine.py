@@ -11,11 +11,25 @@ from typing import Any, cast
 
 import psycopg
 from psycopg.types.numeric import Int8BinaryDumper
-from sqlalchemy import ColumnElement, Connection, CursorResult, Engine, Table, and_, create_engine, event, text
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    CursorResult,
+    Engine,
+    String,
+    Table,
+    and_,
+    bindparam,
+    create_engine,
+    event,
+    text,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, OperationalError
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
+from sqlalchemy.sql.functions import FunctionElement
 
 from foreshock.errors import ConfigurationError
 from foreshock_service.platform.database.tables import Base
@@ -181,6 +195,28 @@ def upsert(session: Session, target: type[Base] | Table, rows: Sequence[Row], ke
 def of_step(table: Any, step: Any) -> ColumnElement[bool]:
     """Return the condition that a table's row belongs to `step`: a key, a row, or a table to join with."""
     return and_(table.run_id == step.run_id, table.attempt == step.attempt, table.step == step.step)
+
+
+class _Listed(FunctionElement[str]):
+    """The strings of a JSON list."""
+
+    inherit_cache = True
+    type = String()
+
+
+@compiles(_Listed, "sqlite")
+def _listed_in_sqlite(element: _Listed, compiler: Any, **options: Any) -> str:
+    return f"(SELECT value FROM json_each({compiler.process(element.clauses, **options)}))"
+
+
+@compiles(_Listed, "postgresql")
+def _listed_in_postgresql(element: _Listed, compiler: Any, **options: Any) -> str:
+    return f"(SELECT json_array_elements_text(CAST({compiler.process(element.clauses, **options)} AS json)))"
+
+
+def in_list(column: Any, parameter: str) -> ColumnElement[bool]:
+    """Return the condition that a text column is in a JSON list, one parameter: to bind hundreds takes 0.2 ms."""
+    return cast("ColumnElement[bool]", column.bool_op("IN")(_Listed(bindparam(parameter))))
 
 
 def database_now_us(session: Session) -> int:

@@ -156,11 +156,13 @@ def begin(session: Session, run_id: str, marks: Collection[due.Mark], begun: Der
             begun.seen |= {each.id for each in marks}
             begun.judged_until = max(begun.judged_until, *(each.judged_until for each in marks))
             return begun
-    derivation = Derivation(watched, states.newest_before(session, run_id, min(changed), watched.digest))
+    newest, first = states.newest(session, run_id), min(changed)
+    state = newest.read() if newest is not None and newest.is_before(first, watched.digest) else None
+    derivation = Derivation(watched, state or states.newest_before(session, run_id, first, watched.digest))
     derivation.first = derivation.step + 1
     derivation.seen = {each.id for each in marks}
     derivation.judged_until = max(each.judged_until for each in marks)
-    run, newest = runs.find_run(session, run_id), states.newest(session, run_id)
+    run = runs.find_run(session, run_id)
     if newest is not None:
         derivation.judged = newest.step
         if run is not None and run.state in runs.ENDED and derivation.first <= newest.step:
@@ -169,7 +171,7 @@ def begin(session: Session, run_id: str, marks: Collection[due.Mark], begun: Der
     return derivation
 
 
-def go_on(database: Database, run_id: str, derivation: Derivation, may_go_on: Callable[[], bool]) -> bool:
+def go_on(session: Session, run_id: str, derivation: Derivation, may_go_on: Callable[[], bool]) -> bool:
     """Derive the closed steps after the last one, all or some new ones; return True if they can be stored.
 
     False: `may_go_on` did not allow it before the end.
@@ -177,8 +179,7 @@ def go_on(database: Database, run_id: str, derivation: Derivation, may_go_on: Ca
     only_new = derivation.first > derivation.judged
     at_once = _NEW_STEPS_AT_ONCE if only_new else _STEPS_READ_AT_ONCE
     while True:
-        with database.read() as session:
-            steps = history.closed_steps_after(session, run_id, derivation.step, derivation.watched, at_once)
+        steps = history.closed_steps_after(session, run_id, derivation.step, derivation.watched, at_once)
         for step in steps:
             derivation.go_on([step])
             time.sleep(_PAUSE_SECONDS)
@@ -202,7 +203,8 @@ def store(session: Session, run: Run, derivation: Derivation) -> list[DetectionD
     if not derivation.is_whole:
         due.remove(session, changes)
         due.mark(session, run.id, derivation.step + 1, judged_until=derivation.judged_until)
-    states.drop(session, run.id, derivation.first)
+    if derivation.first <= derivation.judged:
+        states.drop(session, run.id, derivation.first)
     states.store(session, run.id, derivation.to_store())
     return derivation.found(run.id)
 

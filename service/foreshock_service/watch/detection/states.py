@@ -16,7 +16,6 @@ from foreshock.diagnosis.detectors import WarningState
 from foreshock_service.platform.compression import zstd
 from foreshock_service.platform.database.engine import insert_rows
 from foreshock_service.platform.database.tables import DetectorSnapshot, Run
-from foreshock_service.runs.attempts import active_rows
 
 STEPS_OF_A_BLOCK = 25
 """Steps of a block; one state of each block is kept. A state takes about 5 kB."""
@@ -35,6 +34,10 @@ class StoredState(NamedTuple):
     configuration_digest: str
     milestone: bool
     state: bytes
+
+    def is_before(self, step: int, configuration_digest: str) -> bool:
+        """Return whether the state is of an earlier step, under this configuration."""
+        return self.step < step and self.configuration_digest == configuration_digest
 
     def read(self) -> WarningState | None:
         """Return the state; None if it is of a release with another format of states, or damaged."""
@@ -55,6 +58,9 @@ _STATES = (
     .order_by(DetectorSnapshot.step.desc())
 )
 _NEWEST = _STATES.limit(1)
+_BEFORE = _STATES.where(
+    DetectorSnapshot.step < bindparam("before"), DetectorSnapshot.configuration_digest == bindparam("digest")
+).limit(NEWEST_STATES)
 _PASSED = delete(DetectorSnapshot).where(
     DetectorSnapshot.run_id == bindparam("of_run"),
     DetectorSnapshot.milestone.is_(False),
@@ -107,12 +113,9 @@ def newest(session: Session, run_id: str) -> StoredState | None:
 
 
 def newest_before(session: Session, run_id: str, before: int, configuration_digest: str) -> WarningState:
-    """Return the newest state of an active step before `before`; the initial state if none can be read."""
-    query = _STATES.where(
-        active_rows(session, run_id, DetectorSnapshot, last=before - 1),
-        DetectorSnapshot.configuration_digest == configuration_digest,
-    )
-    readable = (StoredState(*row).read() for row in session.execute(query.limit(NEWEST_STATES), {"run_id": run_id}))
+    """Return the newest state before the step `before`; the initial state if none can be read."""
+    parameters = {"run_id": run_id, "before": before, "digest": configuration_digest}
+    readable = (StoredState(*row).read() for row in session.execute(_BEFORE, parameters))
     return next((state for state in readable if state is not None), WarningState())
 
 
