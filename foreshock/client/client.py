@@ -192,10 +192,10 @@ class Client:
         `attributes` (sampling defaults, logprobs mode, …) apply to every batch without its own. Without this call the
         first logged item starts the run. `model_kind` ("dense", "moe") decides which healthy ranges hold; None: that of
         a logged checkpoint. `scalar_names` maps watched scalars to your own names: `{"reward": "my/score"}`.
-        `advice_mode` is the mode of a new run's learning rate, None: "shadow". A restart keeps the run's mode, which an
-        operator may have switched, and logs a warning if it asks for another one. `correction_mode` and `rollback_mode`
-        are those of the other levers, until somebody chooses one; `correction` is the correction to advise if any, such
-        as "sequence_mis:2", None: token TIS. `tags` and `note` are shown in the list of runs;
+        `advice_mode` is the mode of a new run's learning rate, None: "shadow"; `correction_mode` and `rollback_mode`
+        are those of the other levers, until somebody chooses one. A restart keeps the run's modes, which an operator
+        may have switched, and logs a warning if it asks for another one. `correction` is the correction to advise if
+        any, such as "sequence_mis:2", None: token TIS. `tags` and `note` are shown in the list of runs;
         `baseline` is the id of a run to compare with.
 
         `master_dtype`, `autocast` and `head_dtype` ("float32", "bfloat16", "float16", or torch's dtypes) are the

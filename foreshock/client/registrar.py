@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any, Final, cast
 
 import httpx
 
@@ -11,7 +12,10 @@ from foreshock.client.connection import ServiceConnection, wrong_service
 from foreshock.client.deliveries import Delivery, Registration
 from foreshock.client.reporting import LogOnce
 from foreshock.clock import now_us
-from foreshock.errors import Rejected
+from foreshock.errors import Rejected, ServiceError
+
+_MODES: Final = {"rate": "advice_mode", "correction": "correction_mode", "rollback": "rollback_mode"}
+"""The fields of the levers' modes in the description of a run."""
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -66,11 +70,12 @@ class Registrar:
     def _register(self, registration: Registration) -> tuple[str, int]:
         """Return the run's id and the attempt's number, registering them if needed. Raises ServiceError."""
         run, attempt = self.run_id(registration), self.attempt_number(registration)
+        asked = {lever: mode for lever, name in _MODES.items() if (mode := registration.run.get(name)) is not None}
         # A restart in the same process requests its run again if it asks for a mode.
-        if run is None or (attempt is None and "advice_mode" in registration.run):
-            answer = self._post("/v1/runs", registration.run, registration.identified.run, "id")
-            run = self._runs[registration.run_identity] = str(answer["id"])
-            self._warn_of_another_mode(registration, answer.get("advice_mode"))
+        if run is None or (attempt is None and asked):
+            run = str(self._post("/v1/runs", registration.run, registration.identified.run, "id")["id"])
+            self._runs[registration.run_identity] = run
+            self._warn_of_other_modes(registration.run["key"], run, asked)
         if attempt is None:
             path, at_us = f"/v1/runs/{run}/attempts", now_us()
             body, identity = registration.attempt_body(at_us), registration.identified.attempt_body(at_us)
@@ -78,15 +83,21 @@ class Registrar:
             self._attempts[registration.attempt_identity] = attempt
         return run, attempt
 
-    def _warn_of_another_mode(self, registration: Registration, served: object) -> None:
-        """Warn if the run has another mode than its trainer asks for: only the first start of a run sets it."""
-        asked = registration.run.get("advice_mode")
-        if asked is not None and served is not None and asked != served:
-            self._log.warning(
-                "advice mode",
-                f"advice_mode={asked!r} is not used: the run {registration.run['key']} exists in mode {served!r}. "
-                f"Switch it on the run's page, or by PATCH /v1/runs/{{run}} with advice_mode={asked!r}",
-            )
+    def _warn_of_other_modes(self, key: object, run: str, asked: Mapping[str, object]) -> None:
+        """Warn of each lever whose mode is another one than its trainer asks for: only a run's first start sets it."""
+        try:
+            advice = self._connection.get_json(f"/v1/runs/{run}/advice") if asked else {}
+            served = {lever: advice[lever]["mode"] for lever in asked}
+        except (ServiceError, KeyError, TypeError) as error:
+            self._log.warning("modes", f"whether the run {key} has the modes that were asked for is unknown: {error}")
+            return
+        for lever, mode in asked.items():
+            if served[lever] != mode:
+                self._log.warning(
+                    f"mode of {lever}",
+                    f"{_MODES[lever]}={mode!r} is not used: the run {key} exists in mode {served[lever]!r}. Switch it "
+                    f"on the run's page, or by PATCH /v1/runs/{{run}} with {_MODES[lever]}={mode!r}",
+                )
 
     def _post(self, path: str, body: Any, identity: Any, field: str) -> dict[str, Any]:
         """Get or create by `body`; by `identity` alone if the service finds the description in `body` invalid."""

@@ -55,7 +55,7 @@ class PrimeRlFormat(DumpFormat):
 
     def read(self, dump: Dump, options: ReadOptions) -> ImportedStep:
         """Read a step, one shard per rank."""
-        attributes = options.attributes_or(trainer_policy="current")
+        attributes = options.attributes_or(trainer_policy="current", entropy_policy="trainer")
         batches: list[RolloutBatch] = []
         notes: list[str] = []
         numbers: _Numbers = defaultdict(list)

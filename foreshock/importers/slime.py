@@ -103,7 +103,11 @@ class SlimeFormat(DumpFormat):
                 "say which tokens each sampled"
             )
         rows, left_out = rows_of(samples, lambda sample: _row(sample, dump.step, options))
-        attributes = options.attributes_or(trainer_policy="recomputed_old") if trained else options.attributes
+        attributes = (
+            options.attributes_or(trainer_policy="recomputed_old", entropy_policy="trainer")
+            if trained
+            else options.attributes
+        )
         batch, remarks = make_batch(rows, attributes, _SWITCHED_ON_BY, _TOKEN_FIELDS)
         return ImportedStep(dump.step, (batch,), {}, tuple(dict.fromkeys(notes + remarks)), tuple(left_out))
 

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 __all__ = ["CLIP_SETTINGS", "clip_range"]
 
-CLIP_SETTINGS: Final[dict[str, tuple[str, str, dict[str, tuple[str, ...]]]]] = {
+CLIP_SETTINGS: Final[dict[str, tuple[str, str, dict[str, tuple[object, ...]]]]] = {
     "verl": ("clip_ratio_low", "clip_ratio_high", {}),
     "trl": (
         "epsilon",
@@ -16,6 +16,8 @@ CLIP_SETTINGS: Final[dict[str, tuple[str, str, dict[str, tuple[str, ...]]]]] = {
         "eps_clip_high",
         {"advantage_estimator": ("grpo", "ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")},
     ),
+    "skyrl": ("eps_clip_low", "eps_clip_high", {"policy_loss_type": ("regular", "dual_clip")}),
+    "areal": ("eps_clip", "eps_clip_higher", {"importance_sampling_level": ("token",), "use_sapo_loss": (False,)}),
 }
 """Names of the settings of PPO's clip range in these releases (vime and miles have those of slime): its lower ε, its
 upper ε (without a value: the lower one), and the values of other settings with which each token's ratio is clipped to

@@ -16,10 +16,13 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any, Final
 
+import numpy as np
+
 from foreshock.client.client import Client
 from foreshock.client.reporting import LogOnce
 from foreshock.diagnosis.quantities import LAST_STEP_NAME
 from foreshock.errors import ConfigurationError
+from foreshock.integrations import clip_range
 from foreshock.integrations.batches import columns_of_batch
 from foreshock.integrations.first_advice import await_first_advice, modes_of_environment
 from foreshock.integrations.hooks import (
@@ -76,11 +79,19 @@ class Connection:
         self._description |= {name: value for name, value in description.items() if not self._description.get(name)}
 
     def log_rollouts(
-        self, step: int, batch: Any, *, policy: TrainerPolicy = "recomputed_old", of_next: tuple[str, ...] = ()
+        self,
+        step: int,
+        batch: Any,
+        *,
+        policy: TrainerPolicy = "recomputed_old",
+        of_next: tuple[str, ...] = (),
+        trained: int | None = None,
+        is_synchronous: bool = False,
     ) -> None:
         """Log the rollouts of a step from a batch as the framework has it.
 
-        `policy` is the kind of its trainer's log-probs; `of_next`: see `columns_of_batch`.
+        `policy` is the kind of its trainer's log-probs, `trained` the version of the weights that computed them (None:
+        unknown), which also sampled the rollouts if the trainer `is_synchronous`; `of_next`: see `columns_of_batch`.
         """
         columns = columns_of_batch(batch, self.framework, self.log, of_next=of_next)
         if columns is None:
@@ -94,7 +105,12 @@ class Connection:
         self.start(step)
         self._arrivals.note_rollouts()
         known = self._description.get("attributes") or BatchAttributes()
-        attributes = replace(known, trainer_policy=policy if "trainer_log_probs" in columns else None)
+        if "trainer_log_probs" not in columns:
+            attributes = known
+        else:
+            attributes = replace(known, trainer_policy=policy, trainer_weights_version=trained)
+            if trained is not None and is_synchronous:
+                columns["weights_version"] = np.full(columns["response_token_ids"].shape, trained, np.int32)
         self.client.log_rollouts(step, columns, attributes=attributes)
 
     def log_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -188,9 +204,20 @@ def _metrics_of(run: Connection, data: int, step: int) -> Callable[[tuple[Any, .
     return log
 
 
-def _described(run: Connection, model: Any, learning_rate: Any, cap: Any, sampling: Any) -> None:
+# AReaL's default top-k is 100,000,000, which is no truncation.
+_ALL_TOKENS = 10_000_000
+
+
+def _described(run: Connection, model: Any, learning_rate: Any, cap: Any, sampling: Any, **declared: Any) -> None:
+    """Describe the run before its first data; `declared` are further attributes of its batches."""
+    top_k = getattr(sampling, "top_k", None)
     attributes = BatchAttributes(
-        temperature=sampling.temperature, top_p=getattr(sampling, "top_p", None), length_cap=int(cap)
+        temperature=0.0 if getattr(sampling, "greedy", False) else sampling.temperature,
+        top_p=getattr(sampling, "top_p", None),
+        top_k=-1 if top_k is not None and top_k >= _ALL_TOKENS else top_k,
+        min_p=getattr(sampling, "min_p", None),
+        length_cap=int(cap),
+        **declared,
     )
     run.describe(
         model=str(model), initial_learning_rate=float(learning_rate), length_cap=int(cap), attributes=attributes
@@ -200,7 +227,13 @@ def _described(run: Connection, model: Any, learning_rate: Any, cap: Any, sampli
 def _observe_skyrl(run: Connection, trainer: Any) -> None:
     """SkyRL: the batch before its training, the tracker, and the workers' rate before each optimizer step."""
     policy, sampling = trainer.cfg.trainer.policy, trainer.cfg.generator.sampling_params
-    _described(run, policy.model.path, policy.optimizer_config.lr, sampling.max_generate_length, sampling)
+    algorithm = trainer.cfg.trainer.algorithm
+    _described(
+        run, policy.model.path, policy.optimizer_config.lr, sampling.max_generate_length, sampling,
+        loss_aggregation=algorithm.loss_reduction, **clip_range("skyrl", algorithm),
+    )  # fmt: skip
+    # Its own loop sends the weights to the engines after each update.
+    is_synchronous = type(trainer).train.__qualname__ == "RayPPOTrainer.train"
     run.planned = lambda: trainer.total_training_steps
     rate: dict[str, float] = {}
 
@@ -221,7 +254,8 @@ def _observe_skyrl(run: Connection, trainer: Any) -> None:
         # The dispatch exists since the models were built.
         observe(trainer.dispatch, "forward_backward_from_staged", run.log, after=note_rate)
         observe(trainer.dispatch, "optim_step", run.log, before=apply)
-        run.log_rollouts(trainer.global_step, arguments[0])
+        step = trainer.global_step
+        run.log_rollouts(step, arguments[0], trained=step - 1, is_synchronous=is_synchronous)
 
     observe(trainer, "train_critic_and_policy", run.log, before=log)
     observe(trainer.tracker, "log", run.log, before=_metrics_of(run, 0, 1))
@@ -240,14 +274,18 @@ def _refused_by_skyrl(correction: Correction | None) -> str | None:
 def _observe_areal(run: Connection, trainer: Any) -> None:
     """AReaL: the batch before its advantages, the rate of this rank's optimizer, and the metrics that are committed."""
     actor, config = trainer.actor, trainer.config
-    _described(run, config.actor.path, config.actor.optimizer.lr, config.gconfig.max_new_tokens, config.gconfig)
+    _described(
+        run, config.actor.path, config.actor.optimizer.lr, config.gconfig.max_new_tokens, config.gconfig,
+        **clip_range("areal", config.actor),
+    )  # fmt: skip
     run.planned = lambda: None if config.total_train_steps is None else int(config.total_train_steps) - 1
     shard = int(actor.data_parallel_rank)
     run.describe(shard=shard, shards=int(actor.data_parallel_world_size))
 
     def log(arguments: Any, _keywords: Any) -> None:
         # Its own log-probs stand at the place before their token; those of the engine do not.
-        run.log_rollouts(int(actor.get_version()), arguments[0], of_next=("prox_logp",))
+        version = int(actor.get_version())
+        run.log_rollouts(version, arguments[0], of_next=("prox_logp",), trained=version)
 
     def apply(_arguments: Any, _keywords: Any) -> None:
         import torch
@@ -295,10 +333,13 @@ def _observe_tinker(run: Connection, module: Any) -> None:
 
     step: dict[str, int] = {"substeps": 1}
     own_step = tinker.TrainingClient.optim_step
+    loops = ("do_sync_training", "do_sync_training_with_stream_minibatch", "do_async_training")
 
-    def begin(arguments: Any, keywords: Any) -> None:
-        config = arguments[0] if arguments else keywords["config"]
+    def begin(_arguments: Any, keywords: Any) -> None:
+        config, last = keywords["config"], int(keywords["end_batch"]) - 1
         step["substeps"] = int(config.num_substeps)
+        step["is_synchronous"] = config.async_config is None
+        run.planned = lambda: last
         _described(run, config.model_name, config.learning_rate, config.max_tokens, config)
 
     def note_step(arguments: Any, keywords: Any) -> None:
@@ -307,8 +348,11 @@ def _observe_tinker(run: Connection, module: Any) -> None:
     def log(arguments: Any, _keywords: Any) -> None:
         # It is called with the number of the checkpoint, which is that of the next step.
         batch = [_of_datum(*pair) for pair in zip(arguments[3], arguments[4], strict=True)]
-        policy: TrainerPolicy = "recomputed_old" if step["substeps"] == 1 else "current"
-        run.log_rollouts(int(arguments[2]) - 1, batch, policy=policy)
+        number = int(arguments[2]) - 1
+        if step["substeps"] > 1:
+            run.log_rollouts(number, batch, policy="current")
+            return
+        run.log_rollouts(number, batch, trained=number, is_synchronous=bool(step.get("is_synchronous")))
 
     @functools.wraps(own_step)
     def optim_step(client: Any, optim_params: Any = None, *, adam_params: Any = None) -> Any:
@@ -320,7 +364,8 @@ def _observe_tinker(run: Connection, module: Any) -> None:
             run.acknowledge(step["newest"], given.learning_rate, scale)
         return own_step(client, given)
 
-    observe(module, "main", run.log, before=begin)
+    for name in loops:
+        observe(module, name, run.log, before=begin)
     for name in ("do_train_step_and_get_sampling_client", "do_train_step_streaming_and_get_sampling_client"):
         observe(module, name, run.log, before=note_step)
     observe(module, "compute_full_batch_metrics_and_get_sampling_client", run.log, before=log)

@@ -152,7 +152,8 @@ RELEASES: Final[Mapping[str, tuple[Releases, ...]]] = {
             ("0.6.1",),
             {
                 "tinker_cookbook/rl/train.py": (
-                    "main", "do_train_step_and_get_sampling_client()",
+                    "do_sync_training", "do_sync_training_with_stream_minibatch", "do_async_training",
+                    "do_train_step_and_get_sampling_client()",
                     "do_train_step_streaming_and_get_sampling_client()",
                     "compute_full_batch_metrics_and_get_sampling_client",
                     "compute_full_batch_metrics_and_get_sampling_client()",

@@ -70,7 +70,9 @@ def attributes_of(args: Any, *, trainer_policy: Any, trainer_fingerprint: Finger
         # Engines log after temperature. Whether also after truncation depends on their flags, which are unknown here.
         logprobs_mode=None if truncated else "processed_logprobs",
         trainer_policy=trainer_policy,
+        entropy_policy="trainer",
         length_cap=getattr(args, "rollout_max_response_len", None),
+        loss_aggregation="token-mean" if getattr(args, "calculate_per_token_loss", False) else "sample-mean",
         **clip_range("slime", args),
     )
 

@@ -132,15 +132,17 @@ class Generations:
             logprobs_mode="processed_logprobs" if uses_vllm else None,
             trainer_policy="recomputed_old",
             length_cap=getattr(args, "max_completion_length", None),
-            **(clip_range("trl", args) if self._has_trls_loss() else {}),
+            **self._loss(args),
             engine_fingerprint=self._engine_fingerprint() if uses_vllm else None,
             trainer_fingerprint=process_fingerprint("torch", self._trainer.accelerator.device),
         )
 
-    def _has_trls_loss(self) -> bool:
-        """Return False if a derived trainer has a loss of its own, which clips in its own way."""
+    def _loss(self, args: Any) -> dict[str, Any]:
+        """Return the attributes of TRL's loss; empty if a derived trainer has one of its own, which clips otherwise."""
         loss = getattr(type(self._trainer), "_compute_loss", None)
-        return str(getattr(loss, "__module__", "trl.trainer")).startswith("trl.trainer")
+        if not str(getattr(loss, "__module__", "trl.trainer")).startswith("trl.trainer"):
+            return {}
+        return {"loss_aggregation": getattr(args, "loss_type", None), **clip_range("trl", args)}
 
     def engine_name(self) -> str:
         """Return the engine that samples, with its version if it runs here."""

@@ -84,8 +84,10 @@ def attributes_of(configuration: Any) -> BatchAttributes:
         top_k=rollout.get("top_k", None),
         logprobs_mode=mode if mode in ("raw_logprobs", "processed_logprobs") else None,
         trainer_policy="bypass" if correction.get("bypass_mode", False) else "recomputed_old",
+        entropy_policy="trainer",
         length_cap=rollout.get("response_length", None),
         **(clip_range("verl", actor) if loss == "vanilla" else {}),
+        loss_aggregation=actor.get("loss_agg_mode", None),
     )
 
 

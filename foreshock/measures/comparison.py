@@ -60,8 +60,8 @@ def compare(batch: RolloutBatch, target: ArrayLike, behaviour: ArrayLike) -> Com
     """Compare log π `target` with log μ `behaviour`, each [T] over the batch's response tokens.
 
     Only model-generated tokens with two log-probs are measured; others are counted (see `are_log_probs`). The batch's
-    entropies are those of the logged μ, so they are used only if `behaviour` equals `batch.rollout_log_probs`. Raises
-    InvalidRolloutsError if a size does not fit.
+    entropies are those of the logged μ, so they are used only if `behaviour` equals `batch.rollout_log_probs`, and not
+    for the surprisals if they are declared as those of π. Raises InvalidRolloutsError if a size does not fit.
     """
     behaviour = as_array(behaviour, "behaviour")
     logged = batch.rollout_log_probs
@@ -83,6 +83,8 @@ def compare(batch: RolloutBatch, target: ArrayLike, behaviour: ArrayLike) -> Com
         advantage=_advantage(batch),
     )
     sums = sum_rollouts(inputs)
+    if batch.attributes.entropy_policy == "trainer":
+        sums.column("surprisal")[:] = 0.0
     statistics = ComparisonStatistics.from_rollout_sums(sums, batch.group_ids)
     return Comparison(statistics, RolloutSummaries.of(batch, sums, lag))
 

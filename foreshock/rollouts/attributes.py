@@ -16,8 +16,11 @@ from foreshock.rollouts.schema import ColumnSpec
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 TrainerPolicy = Literal["recomputed_old", "current", "bypass"]
+EntropyPolicy = Literal["rollout", "trainer"]
 LOGPROBS_MODES: tuple[str, ...] = get_args(LogprobsMode)
 TRAINER_POLICIES: tuple[str, ...] = get_args(TrainerPolicy)
+ENTROPY_POLICIES: tuple[str, ...] = get_args(EntropyPolicy)
+_LONGEST_NAME = 100
 _FINGERPRINTS = ("engine_fingerprint", "trainer_fingerprint")
 
 
@@ -29,10 +32,13 @@ class BatchAttributes:
     overrides per rollout. `logprobs_mode` is "raw_logprobs" if the engine logged log-probs before temperature and
     truncation, "processed_logprobs" if after; without it, truncation may look like agreement. `trainer_policy` is the
     kind of `trainer_log_probs`: recomputed with the old weights before the update ("recomputed_old"), of the current
-    policy ("current"), or a copy of the engine's ("bypass"). `length_cap` is the largest number of response tokens that
-    generation allowed. `engine_fingerprint` describes the engine that sampled, `trainer_fingerprint` the trainer that
-    computed `trainer_log_probs`: a replay is requested in the same environment, and its environment is compared.
-    `clip_low` and `clip_high` are the ε of the trainer's clip range, 1 − clip_low to 1 + clip_high. Raises
+    policy ("current"), or a copy of the engine's ("bypass"). `entropy_policy` tells whether the column `entropy` is of
+    μ ("rollout") or of π ("trainer"). `length_cap` is the largest number of response tokens that generation allowed.
+    `engine_fingerprint` describes the engine that sampled, `trainer_fingerprint` the trainer that computed
+    `trainer_log_probs`: a replay is requested in the same environment, and its environment is compared. `clip_low` and
+    `clip_high` are the ε of the trainer's clip range, 1 − clip_low to 1 + clip_high. `loss_aggregation` is the
+    trainer's name of how its loss averages tokens, such as "token-mean": if it changes within a run, earlier values are
+    no baseline. Raises
     ConfigurationError for an invalid value.
     """
 
@@ -43,11 +49,13 @@ class BatchAttributes:
     logprobs_mode: LogprobsMode | None = None
     trainer_weights_version: int | None = None
     trainer_policy: TrainerPolicy | None = None
+    entropy_policy: EntropyPolicy | None = None
     length_cap: int | None = None
     engine_fingerprint: Fingerprint | None = None
     trainer_fingerprint: Fingerprint | None = None
     clip_low: float | None = None
     clip_high: float | None = None
+    loss_aggregation: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "clip_low", "clip_high"):
@@ -56,6 +64,14 @@ class BatchAttributes:
             _check_integer(name, getattr(self, name), least)
         _check_choice("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
         _check_choice("trainer_policy", self.trainer_policy, TRAINER_POLICIES)
+        _check_choice("entropy_policy", self.entropy_policy, ENTROPY_POLICIES)
+        if self.loss_aggregation is not None and not (
+            isinstance(self.loss_aggregation, str) and 0 < len(self.loss_aggregation) <= _LONGEST_NAME
+        ):
+            raise ConfigurationError(
+                f"batch attribute `loss_aggregation` must be a name of at most {_LONGEST_NAME} characters, got "
+                f"{self.loss_aggregation!r}"
+            )
         for name in _FINGERPRINTS:
             value = getattr(self, name)
             if value is not None and not isinstance(value, Fingerprint):

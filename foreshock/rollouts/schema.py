@@ -192,7 +192,7 @@ ROLLOUT_COLUMNS: tuple[ColumnSpec, ...] = (
         "trainer_log_probs", "float32", "response token", "log π of the same tokens, before the update",
         valid=LOG_PROBS,
     ),
-    ColumnSpec("entropy", "float32", "response token", "the entropy of μ at the token, in nats"),
+    ColumnSpec("entropy", "float32", "response token", "the entropy of μ at the token, in nats; of π if declared"),
     ColumnSpec(
         "weights_version", "int32", "response token", "the version of the weights that sampled the token",
         valid=_AT_LEAST_0, repeatable=True,

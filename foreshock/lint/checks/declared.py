@@ -34,6 +34,7 @@ class Declared(Counts):
     unknown_repeat_chance: int = 0  # greedy, or shaped and logged raw: log μ does not give the chance of a repeat
     bypass: int = 0
     policy: int = 0
+    entropy_of_trainer: int = 0
     versions_alone: int = 0  # with weights versions, and no version of the trainer
     max_temperature: float = largest()
     minus_min_temperature: float = largest()
@@ -68,6 +69,7 @@ class Declared(Counts):
         self.unknown_repeat_chance += int((temperature < _GREEDY if processed else shaped).sum())
         self.bypass += rollouts * (attributes.trainer_policy == "bypass")
         self.policy += rollouts * (attributes.trainer_policy is not None)
+        self.entropy_of_trainer += rollouts * (attributes.entropy_policy == "trainer")
         self.versions_alone += rollouts * (
             batch.weights_version is not None and attributes.trainer_weights_version is None
         )

@@ -285,7 +285,9 @@ def _test(judging: Judging) -> tuple[Outcome, Outcome]:
     # If mean ρ is off 1, importance weights do not tell μ from π.
     if not (judging.found("mean_ratio") or judging.found("processed_log_probs")):
         if abs(counts.target_excess) <= _SHARE_OF_TARGET * abs(sums.share):
-            return NotChecked(ENTROPY_OF_TRAINER.title), _entropy_of_trainer(sums, counts.target_excess)
+            declared = judging[Declared].entropy_of_trainer == judging[Rollouts].rollouts
+            of_trainer = Clean("as declared") if declared else _entropy_of_trainer(sums, counts.target_excess)
+            return NotChecked(ENTROPY_OF_TRAINER.title), of_trainer
         if counts.target_excess / sums.share < _SHARE_OF_BOTH:
             return NotChecked("`entropy` fits neither μ nor π, which are far apart: log that of μ"), other
     if judging[Declared].is_plain and not any(base in raw.seen for base in _BASES):
@@ -370,7 +372,7 @@ ENTROPY_OF_TRAINER = Check(
     "entropy_of_trainer",
     "the logged entropy is the trainer's, not the engine's",
     "surprisal_z and the maps by entropy are of another distribution; all other measures are valid.",
-    "Log the engine's entropy, or none.",
+    'Declare it (batch attribute entropy_policy="trainer"), or log the engine\'s entropy.',
     lambda judging: _test(judging)[1],
     explains=False,
     auxiliary=True,

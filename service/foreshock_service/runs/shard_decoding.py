@@ -99,7 +99,10 @@ _COMPARED = (("n_tokens", "n_tokens"), ("sum_d", "sum_abs_d"), ("sum_k3", "sum_k
 
 # Fields of fingerprints that differ from step to step in every run.
 _OF_A_STEP = frozenset({"weights_version", "weights_digest", "batch_composition"})
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "logprobs_mode", "length_cap", "trainer_policy")
+_SAMPLING = (
+    "temperature", "top_p", "top_k", "min_p", "logprobs_mode", "length_cap", "trainer_policy", "entropy_policy",
+    "clip_low", "clip_high", "loss_aggregation",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

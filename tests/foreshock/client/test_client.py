@@ -82,6 +82,19 @@ def test_scalar_that_no_service_takes_is_left_out_and_the_others_arrive(make: An
     assert client.counters.invalid == len(wrong) + 1
 
 
+def test_modes_that_cannot_be_read_are_said_once_and_the_rest_is_delivered(
+    make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = make()
+    for step in (1, 2):
+        client.start_run(correction_mode="apply", resume_step=step)
+        client.log_scalars(step, {"x": 1.0})
+    assert client.flush(60)
+    # Two starts, and the scalars of each.
+    assert (client.counters.delivered, client.counters.rejected) == (4, 0)
+    assert caplog.text.count("whether the run run has the modes that were asked for is unknown") == 1
+
+
 def test_context_manager_marks_run_finished_or_failed(make: Any, service: FaultyService) -> None:
     with make(run_key="good") as client:
         client.log_scalars(1, {"x": 1})

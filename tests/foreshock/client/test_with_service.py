@@ -221,6 +221,25 @@ def test_restart_that_asks_for_another_mode_is_warned_of_it_and_changes_nothing(
     assert ("advice_mode='apply' is not used" in caplog.text) == warned
 
 
+@pytest.mark.parametrize(("lever", "asked", "warned"), [("correction", "apply", True), ("rollback", "shadow", False)])
+def test_restart_that_asks_for_another_mode_of_a_lever_is_warned_once(
+    make: Callable[..., Client], caplog: pytest.LogCaptureFixture, lever: str, asked: str, warned: bool
+) -> None:
+    name = f"{lever}_mode"
+    client = make(f"lever-{lever}")
+    client.start_run(**{name: asked})
+    assert client.flush(60)
+    assert get(client, "/advice")[lever]["mode"] == asked
+    assert "is not used" not in caplog.text
+    url = f"{client.settings.url}/v1/runs/{client.run_id}"
+    httpx.patch(url, json={name: "shadow"}, timeout=60).raise_for_status()
+    for step in (2, 3):
+        client.start_run(resume_step=step, **{name: asked})
+        assert client.flush(60)
+    assert get(client, "/advice")[lever]["mode"] == "shadow"
+    assert caplog.text.count(f"{name}='{asked}' is not used: the run lever-{lever} exists in mode 'shadow'") == warned
+
+
 def test_restart_by_default_keeps_the_mode_that_an_operator_set(
     make: Callable[..., Client], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import importlib.abc
 import importlib.machinery
+import inspect
 import json
 import logging.config
 import sys
@@ -73,7 +74,7 @@ class Client:
         self.told["described"] = {name: described.get(name) for name in names}
 
     def log_rollouts(self, step: int, columns: dict[str, Any], *, attributes: Any) -> None:
-        self.told["rollouts"].append([step, attributes.trainer_policy, attributes.temperature, rows_of(columns)])
+        self.told["rollouts"].append([step, json.loads(attributes.to_json()), rows_of(columns)])
 
     def log_scalars(self, step: int, numbers: dict[str, float]) -> None:
         self.told["metrics"].append([step, numbers])
@@ -148,7 +149,7 @@ def tinker_cookbook() -> None:
         return answer(SimpleNamespace(metrics={}))
 
     tinker.TrainingClient.optim_step = optim_step
-    connecting.connect(train, run_key="tinker").describe(model="m", initial_learning_rate=RATE)
+    connecting.connect(train, run_key="tinker")
     datums = []
     for row, mask in enumerate(SAMPLED):
         tokens = [1, 2, *RESPONSES[row]]
@@ -163,6 +164,7 @@ def tinker_cookbook() -> None:
     policy = [torch.tensor([0.0] * (PROMPT - 1) + row) for row in PI]
     outputs = [{"logprobs": tinker.TensorData.from_torch(row)} for row in policy]
     client = tinker.TrainingClient.__new__(tinker.TrainingClient)
+    client.save_weights_and_get_sampling_client = lambda *_, **__: answer(None)
     client.forward_backward = lambda *_, **__: answer(SimpleNamespace(loss_fn_outputs=outputs))
     checkpoints = SimpleNamespace(should_save_periodic=lambda _step: False)
     reuse = SimpleNamespace(rollout_workers_finished=SimpleNamespace(is_set=lambda: True), sampling_client=None)
@@ -174,9 +176,12 @@ def tinker_cookbook() -> None:
     config = SimpleNamespace(
         kl_penalty_coef=0, kl_discount_factor=0, learning_rate=RATE, num_substeps=1, loss_fn_config=None,
         compute_post_kl=False, training_loss_fn=lambda: "importance_sampling", records_stability_info=lambda: False,
+        model_name="m", max_tokens=8, temperature=1.0, async_config=None,
     )  # fmt: skip
 
     async def step() -> dict[str, float]:
+        # Nothing is left to train: it ends after its preparations.
+        await train.do_sync_training(**_of_loop(train, config, client, checkpoints))
         _, metrics = await train.do_train_step_and_get_sampling_client(
             config, 7, client, checkpoints, None, None, [], [], None, sampling_client_reuse=reuse
         )
@@ -184,6 +189,14 @@ def tinker_cookbook() -> None:
         return dict(metrics)
 
     Client.newest.told |= {"own": asyncio.run(step()), "rate": given[0]}
+
+
+def _of_loop(train: Any, config: Any, client: Any, checkpoints: Any) -> dict[str, Any]:
+    """Return the arguments of the loop of a run that ends with step 8, begun at its end."""
+    names = inspect.signature(train.do_sync_training).parameters
+    steps = {"start_batch": 9, "end_batch": 9, "num_batches": 9}
+    given = {"config": config, "training_client": client, "checkpoint_mgr": checkpoints}
+    return {**dict.fromkeys(names), **steps, **given}
 
 
 def openrlhf() -> None:
@@ -207,6 +220,7 @@ def openrlhf() -> None:
 
 def skyrl() -> None:
     from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
+    from skyrl.train.config.config import AlgorithmConfig
     from skyrl.train.trainer import RayPPOTrainer
 
     tokens, attention = sequences(7)
@@ -218,10 +232,12 @@ def skyrl() -> None:
     batch.metadata = {"policy_mini_batch_boundaries": [[0, 2]]}
     rates: list[float] = []
     trainer = RayPPOTrainer.__new__(RayPPOTrainer)
-    sampling = {"max_generate_length": 8, "temperature": 1.0, "top_p": 1.0}
+    sampling = {"max_generate_length": 8, "temperature": 1.0, "top_p": 0.9, "min_p": 0.0, "top_k": -1}
+    defaults = {name: getattr(AlgorithmConfig, name)
+                for name in ("policy_loss_type", "loss_reduction", "eps_clip_low", "eps_clip_high")}  # fmt: skip
     policy = SimpleNamespace(model=SimpleNamespace(path="m"), optimizer_config=SimpleNamespace(lr=RATE))
     trainer.cfg = SimpleNamespace(
-        trainer=SimpleNamespace(policy=policy, update_epochs_per_batch=1),
+        trainer=SimpleNamespace(policy=policy, update_epochs_per_batch=1, algorithm=SimpleNamespace(**defaults)),
         generator=SimpleNamespace(sampling_params=SimpleNamespace(**sampling)),
     )
     trainer.global_step, trainer.total_training_steps = 7, 7
@@ -248,6 +264,7 @@ def skyrl() -> None:
 
 def areal() -> None:
     import torch
+    from areal.api.cli_args import GenerationHyperparameters, PPOActorConfig
     from areal.trainer.ppo.actor import PPOActor
     from areal.trainer.rl_trainer import PPOTrainer
 
@@ -269,7 +286,10 @@ def areal() -> None:
     # AReaL's engines hand the actor's configuration of the trainer on to the actor.
     config = SimpleNamespace(
         path="m", optimizer=SimpleNamespace(lr=RATE), overlong_reward_penalty=False, use_decoupled_loss=True,
-        recompute_logprob=True, rejection_sampling=None,
+        recompute_logprob=True, rejection_sampling=None, **{
+            name: getattr(PPOActorConfig, name)
+            for name in ("eps_clip", "eps_clip_higher", "importance_sampling_level", "use_sapo_loss")
+        },
     )  # fmt: skip
 
     class Actor(PPOActor):  # type: ignore[misc]
@@ -297,7 +317,7 @@ def areal() -> None:
             self._ppo_update(data)
 
     trainer = PPOTrainer.__new__(PPOTrainer)
-    sampling = SimpleNamespace(max_new_tokens=8, temperature=1.0, top_p=1.0)
+    sampling = GenerationHyperparameters(max_new_tokens=8)
     trainer.actor, trainer.config = (
         Actor(),
         SimpleNamespace(actor=config, gconfig=sampling, total_train_steps=8),

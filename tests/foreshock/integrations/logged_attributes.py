@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from typing import Any
 
 from foreshock.rollouts import BatchAttributes, decode_rollouts
 from tests.foreshock.running_service import RunningService
 
-__all__ = ["logged_attributes"]
+__all__ = ["declared", "logged_attributes"]
 
 
 def logged_attributes(service: RunningService, run: str) -> BatchAttributes:
@@ -17,3 +19,9 @@ def logged_attributes(service: RunningService, run: str) -> BatchAttributes:
     found = {replace(each, trainer_weights_version=None).to_json() for each in logged}
     assert len(found) == 1, (run, len(files), found)
     return BatchAttributes.from_json(found.pop())
+
+
+def declared(service: RunningService, run: str) -> dict[str, Any]:
+    """Return the known attributes of the run's rollouts but for versions and fingerprints."""
+    known = replace(logged_attributes(service, run), engine_fingerprint=None, trainer_fingerprint=None)
+    return dict(json.loads(known.to_json()))

@@ -258,6 +258,7 @@ def train(folder: Path) -> dict[str, Any]:
         rollout_temperature=1.0, rollout_top_p=1.0, rollout_top_k=-1, num_rollout=steps, start_rollout_id=None,
         num_experts=8, bf16=True, colocate=True, save_hf=f"{folder}/hf/step_{{rollout_id}}/model",
         partial_rollout=False, dynamic_sampling_filter_path="filters.keep" if scenario == "tools" else None,
+        eps_clip=0.2, eps_clip_high=0.28, advantage_estimator="grpo", calculate_per_token_loss=True,
     )  # fmt: skip
     postprocess = load_function("foreshock.integrations.slime.log_rollouts")
     if scenario == "unobserved" and torch.distributed.get_rank() == 1:

@@ -36,6 +36,15 @@ from tests.foreshock.integrations.connected_runs import (
 from tests.foreshock.integrations.test_releases import SOURCES
 
 TOKENS = {"prompt_token_ids": [[1, 2], [1, 2]], "response_token_ids": RESPONSES, "response_mask": SAMPLED}
+CLIP = {"clip_low": 0.2, "clip_high": 0.2}
+DECLARED: dict[str, dict[str, Any]] = {
+    "tinker-cookbook": {"temperature": 1.0, "length_cap": 8, "trainer_weights_version": 7},
+    "areal": {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "length_cap": 8, "trainer_weights_version": 7, **CLIP},
+    "skyrl": {"temperature": 1.0, "top_p": 0.9, "top_k": -1, "min_p": 0.0, "length_cap": 8,
+              "trainer_weights_version": 6, "loss_aggregation": "token_mean", **CLIP},
+    "openrlhf": {},
+}  # fmt: skip
+LAST_STEPS = {"tinker-cookbook": 8, "areal": 7, "skyrl": 7, "openrlhf": None}
 LOG_PROBS = {"rollout_log_probs": MU, "trainer_log_probs": PI}
 
 
@@ -58,16 +67,18 @@ def told(framework: str, *folders: str) -> dict[str, Any]:
 )
 def test_released_code_is_logged_and_obeys(framework: str, folders: tuple[str, ...], obeys: bool) -> None:
     found = told(framework, *folders)
-    ((step, policy, temperature, columns),) = found["rollouts"]
-    assert (step, policy) == (7, "recomputed_old")
-    assert temperature == (None if framework in ("tinker-cookbook", "openrlhf") else 1.0)
+    ((step, attributes, columns),) = found["rollouts"]
+    assert step == 7
+    assert attributes == {"trainer_policy": "recomputed_old", **DECLARED[framework]}
     expectations: dict[str, Any] = {**TOKENS, **LOG_PROBS}
     for name, rows in expectations.items():
         for row, expected in zip(columns[name], rows, strict=True):
             np.testing.assert_allclose(row, expected, atol=1e-6)
     assert found["described"]["model"] == "m"
     assert found["described"]["initial_learning_rate"] == RATE
-    assert [step for step, _ in found["metrics"]] == [7]
+    ((step, metrics),) = found["metrics"]
+    assert step == 7
+    assert metrics.get("planned_last_step") == LAST_STEPS[framework]
     if obeys:
         assert found["rate"] == pytest.approx(RATE * SCALE)
         assert found["acknowledged"] == [[pytest.approx(7, abs=1), pytest.approx(RATE * SCALE), SCALE]]
@@ -85,6 +96,8 @@ def test_released_code_is_logged_and_obeys(framework: str, folders: tuple[str, .
         # What its own loss takes in this update.
         assert found["sampling"] == ["token", "clamp", "ratio", 2.0]
         assert [row[0] for row in columns["weights_version"]] == [5, 5]
+    if framework in ("tinker-cookbook", "skyrl"):
+        assert columns["weights_version"] == [[attributes["trainer_weights_version"]] * len(row) for row in MU]
 
 
 def nemo_rl() -> dict[str, Any]:

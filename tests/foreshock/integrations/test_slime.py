@@ -20,7 +20,7 @@ from foreshock.integrations.slime import SlimeRun, apply_advice, log_rollouts
 from foreshock.integrations.slime_columns import columns_of
 from foreshock.integrations.slime_framework import FRAMEWORKS, Place
 from foreshock.learning_rate.levers import Correction
-from tests.foreshock.integrations.logged_attributes import logged_attributes
+from tests.foreshock.integrations.logged_attributes import declared, logged_attributes
 from tests.foreshock.integrations.logged_runs import LoggedRun, run_named
 from tests.foreshock.integrations.preloaded import Preloaded, preloaded
 from tests.foreshock.running_service import RunningService
@@ -144,6 +144,14 @@ def test_environment_and_precision_of_the_trainer_are_logged(tools: Run, shared_
     assert (trainer.master_dtype, trainer.autocast) == ("bfloat16", None)
     assert trainer.cpu_isa
     assert trainer.library_versions["megatron-core"]
+
+
+def test_arguments_are_declared(tools: Run, shared_service: RunningService) -> None:
+    assert declared(shared_service, tools.id) == {
+        "temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs_mode": "processed_logprobs", "length_cap": 20,
+        "trainer_policy": "recomputed_old", "entropy_policy": "trainer", "clip_low": 0.2, "clip_high": 0.28,
+        "loss_aggregation": "token-mean",
+    }  # fmt: skip
 
 
 def test_log_probs_that_only_the_loss_computes_are_logged(train: Callable[..., Run]) -> None:

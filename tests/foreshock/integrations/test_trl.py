@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
-from tests.foreshock.integrations.logged_attributes import logged_attributes
+from tests.foreshock.integrations.logged_attributes import declared, logged_attributes
 from tests.foreshock.integrations.logged_runs import LoggedRun, run_named
 from tests.foreshock.integrations.operators import CORRECTION
 from tests.foreshock.integrations.preloaded import Preloaded, preloaded
@@ -145,6 +145,13 @@ def test_environment_and_precision_of_both_sides_are_logged(grpo: Run, shared_se
         assert fingerprint.cpu_isa
         assert fingerprint.engine_version
         assert fingerprint.library_versions["torch"]
+
+
+def test_configuration_is_declared(grpo: Run, shared_service: RunningService) -> None:
+    assert declared(shared_service, grpo.id) == {
+        "temperature": 0.9, "top_p": 1.0, "top_k": -1, "logprobs_mode": "processed_logprobs", "length_cap": 24,
+        "trainer_policy": "recomputed_old", "clip_low": 0.2, "clip_high": 0.2, "loss_aggregation": "dapo",
+    }  # fmt: skip
 
 
 def test_rloo_has_log_probs_of_engine_and_trainer(train: Callable[..., Run]) -> None:

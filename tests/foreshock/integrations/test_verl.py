@@ -18,7 +18,7 @@ from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.integrations import verl
 from foreshock.integrations.verl_columns import precision_of
 from foreshock.rollouts import decode_rollouts
-from tests.foreshock.integrations.logged_attributes import logged_attributes
+from tests.foreshock.integrations.logged_attributes import declared, logged_attributes
 from tests.foreshock.integrations.logged_runs import LoggedRun, run_named
 from tests.foreshock.integrations.operators import CORRECTION
 from tests.foreshock.integrations.preloaded import Preloaded, preloaded
@@ -112,6 +112,16 @@ def test_kind_and_precision_are_those_of_verls_configuration(decoupled: Run, sha
     trainer = logged_attributes(shared_service, decoupled.id).trainer_fingerprint
     assert trainer is not None
     assert (trainer.master_dtype, trainer.autocast) == ("bfloat16", "bfloat16")
+
+
+def test_configuration_is_declared(decoupled: Run, shared_service: RunningService) -> None:
+    """What verl's own defaults say; the entropies are of the forward pass of `old_log_probs`."""
+    assert declared(shared_service, decoupled.id) == {
+        "temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs_mode": "processed_logprobs", "length_cap": 16,
+        "trainer_policy": "recomputed_old", "entropy_policy": "trainer", "clip_low": 0.2, "clip_high": 0.2,
+        "loss_aggregation": "token-mean",
+    }  # fmt: skip
+    assert decoupled.measures(TRAINER_ROLLOUT, "surprisal_z")["surprisal_z"] == [None] * STEPS
 
 
 def test_precision_of_other_strategies() -> None:

@@ -173,6 +173,9 @@ def test_entropy_of_lagging_trainer_is_not_raw_log_probs(scale: float) -> None:
     assert warning.severity == "warning"
     assert abs(warning.evidence["share_of_pi"]) < 0.05 < abs(warning.evidence["share_of_mu"])
     assert not_checked(report)["raw_log_probs"] == "the logged entropy is the trainer's, not the engine's"
+    declared = lint_batch(healthy_batch(7, policy, attributes=BatchAttributes(entropy_policy="trainer")))
+    assert {each.name for each in declared.warnings} == {"temperatures_differ"}
+    assert [each.why for each in declared.checks if each.name == "entropy_of_trainer"] == ["as declared"]
     # The same policies with the entropies of μ.
     only(lint_batch(healthy_batch(7, replace(policy, trainer_entropy=False))), "temperatures_differ")
 

@@ -112,6 +112,16 @@ def test_rollouts_without_groups_are_clusters_of_their_own() -> None:
         assert found["surprisal_z"] == pytest.approx(direct_measures(alone)["surprisal_z"], rel=1e-9)
 
 
+def test_entropies_of_the_trainer_give_no_surprisal() -> None:
+    of_behaviour = random_batch(5, 20, 60)
+    declared = dataclasses.replace(of_behaviour.attributes, entropy_policy="trainer")
+    of_trainer = dataclasses.replace(of_behaviour, attributes=declared)
+    found, expected = measured(of_trainer), measured(of_behaviour)
+    assert math.isnan(found.pop("surprisal_z"))
+    assert not math.isnan(expected.pop("surprisal_z"))
+    np.testing.assert_equal(found, expected)
+
+
 @settings(deadline=None, max_examples=15)
 @given(
     seed=st.integers(0, 100_000),

@@ -62,7 +62,8 @@ def test_file_has_documented_layout() -> None:
 def test_attributes_round_trip_and_unknown_ones_are_ignored() -> None:
     attributes = BatchAttributes(
         temperature=1.0, top_p=0.9, top_k=-1, min_p=0.0, logprobs_mode="processed_logprobs", trainer_weights_version=7,
-        trainer_policy="recomputed_old", length_cap=64, engine_fingerprint=Fingerprint("vllm", flags={"a": "b"}),
+        trainer_policy="recomputed_old", entropy_policy="trainer", length_cap=64, clip_low=0.2, clip_high=0.28,
+        loss_aggregation="token-mean", engine_fingerprint=Fingerprint("vllm", flags={"a": "b"}),
     )  # fmt: skip
     assert BatchAttributes.from_json(attributes.to_json()) == attributes
     assert BatchAttributes.from_json('{"temperature":1,"moon":"full"}') == BatchAttributes(temperature=1.0)
@@ -71,7 +72,8 @@ def test_attributes_round_trip_and_unknown_ones_are_ignored() -> None:
 @pytest.mark.parametrize(
     "text",
     ["[]", "{", '{"temperature":"hot"}', '{"temperature":-1}', '{"temperature":NaN}', '{"logprobs_mode":"cooked"}',
-     '{"trainer_policy":"old"}', '{"length_cap":0}', '{"top_k":-2}', '{"engine_fingerprint":{}}',
+     '{"trainer_policy":"old"}', '{"entropy_policy":"mine"}', '{"loss_aggregation":""}', '{"loss_aggregation":1}',
+     '{"length_cap":0}', '{"top_k":-2}', '{"engine_fingerprint":{}}',
      '{"engine_fingerprint":"vllm"}'],
 )  # fmt: skip
 def test_invalid_attributes_are_refused(text: str) -> None:

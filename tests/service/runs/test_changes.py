@@ -135,6 +135,11 @@ def test_weights_and_batches_are_no_part_of_an_setup() -> None:
     assert found == setup_of(BatchAttributes(engine_fingerprint=Fingerprint(engine="vllm"), temperature=1.0))
 
 
+def test_loss_and_whose_entropy_are_part_of_a_setup() -> None:
+    known = {"entropy_policy": "trainer", "clip_low": 0.2, "clip_high": 0.28, "loss_aggregation": "token-mean"}
+    assert json.loads(setup_of(BatchAttributes.from_json(json.dumps(known)))) == {"sampling": known}
+
+
 def test_attributes_that_name_nothing_give_an_empty_setup() -> None:
     assert setup_of(BatchAttributes()) == "{}"
 
