@@ -13,7 +13,7 @@ Guarantees, for events in any order of arrival:
 - ``scale = max(floor, min(loop, factor ** halvings))``; a hold freezes it, and skipped boundaries are not caught up;
 - the levers beside the rate have points, holds and a mode of their own; a rewind that goes back to the proposed
   checkpoint keeps the correction;
-- the loop moves with the detectors' `LoopState`, at most `LARGEST_FALL` or `LARGEST_RISE` a step; the rest follows in
+- the loop moves with the detectors' `LoopState`, at most `largest_fall` or `LARGEST_RISE` a step; the rest follows in
   later steps, so late data, a hold, an operator's decision or a change of mode never makes it jump.
 
 A decision on the rate adds one `Point`, which says all that is in force from its step on: it is the last point with a
@@ -29,7 +29,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from functools import reduce
-from typing import Any
+from typing import Any, Final
 
 from foreshock.diagnosis.detectors import OpenSignal
 from foreshock.diagnosis.wording import percent
@@ -37,11 +37,8 @@ from foreshock.learning_rate.advice import AdvicePhase, DecisionKind, OperatorKi
 from foreshock.learning_rate.levers import UNMOVED, Correction, LeverState, Rollback, Value, value_of
 from foreshock.learning_rate.loop import (
     ERROR_OF_A_RULE,
-    LARGEST_FALL,
     LARGEST_RISE,
-    LEAST_MOVE,
     SILENT_STEPS,
-    STEPS_OF_A_RISE,
     LoopSettings,
     LoopState,
 )
@@ -58,6 +55,12 @@ from foreshock.learning_rate.schedule import (
     next_fall,
     point_at,
 )
+
+STEPS_OF_A_RISE: Final = 2
+"""One decision raises log s by at most so many steps' rises, however long ago the last one was: it never jumps up."""
+
+LEAST_MOVE: Final = 0.05
+"""Smallest move of log s that is a decision, unless it reaches the floor or 1."""
 
 # Of log s.
 _ROUNDING = 1e-9
@@ -565,7 +568,7 @@ def next_point(
     None if it stays.
 
     The log of the scale moves by the difference of the state's log s from ``reference``, which the last decision
-    returned; None: start from now. A decision moves it by at most `LARGEST_FALL` or `LARGEST_RISE` for each step since
+    returned; None: start from now. A decision moves it by at most `largest_fall` or `LARGEST_RISE` for each step since
     the last, a rise for at most `STEPS_OF_A_RISE`. The rest is left for later decisions: the returned reference is
     behind the state by it. A step that lacks a value raises nothing, and after `SILENT_STEPS` of them a fall that has
     gone beyond the state ends.
@@ -591,7 +594,7 @@ def next_point(
     # 0 after a decision for the same step: the rest of that one is left for later steps.
     steps = min(max(step - (last.loop_step or 0), 0), HORIZON)
     rise = LARGEST_RISE * min(steps, STEPS_OF_A_RISE) if settings.raises else 0.0
-    bounded = min(max(wanted, now - LARGEST_FALL * steps), now + rise)
+    bounded = min(max(wanted, now - state.largest_fall * steps), now + rise)
     reaches_end = bounded == wanted and wanted in (floor, 0.0) and abs(bounded - now) > _ROUNDING
     if abs(bounded - now) < LEAST_MOVE and not reaches_end:
         return None

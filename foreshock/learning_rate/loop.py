@@ -6,14 +6,16 @@ ratio of a value to its set point. Two values follow the rate:
 - the driven part of the mismatch, in nats per token: k3 minus the static part, for tokens that lag behind the trainer.
   At lag 0 there is none: a mismatch of equal weights does not follow the rate;
 - the update: k3 of the policy after the step's update against the one before (`update_k3`), in nats per token. The
-  first updates, for which the optimizer has no moments yet, have a higher set point.
+  first updates, for which the optimizer has no moments yet, have a higher set point. One of them that is beyond twice
+  its set point lowers the rate at once: it may destroy the policy before an average moves, and as the k3 of an update
+  grows with the square of the rate, its ratio to the set point tells how far.
 
 The static part is numerics, which no rate changes: k3 at lag 0, and that of the first step of a run, before any update.
 If neither is known, all of k3 counts as driven. With an unknown lag the response decides: what has not halved while
 the rate was really at the floor is static from then on. A firing rule with the effect "halve" counts as twice a set
 point; so does a fallen reward in a run that logs no update.
 
-The state never runs away from the trainer: log s is at most `SLACK` below the rate in force, so that a trainer that
+The state never runs away from the trainer: log s is at most two falls below the rate in force, so that a trainer that
 does not follow (shadow mode, a hold) finds the loop at its own rate. If the last step is planned, a scale below 1 falls
 to the floor in the last steps, as nothing averages out the noise of the last updates; a scale of 1 is left alone.
 """
@@ -38,17 +40,11 @@ SMALLEST: Final = 1e-9
 LARGEST_RISE: Final = 0.06
 """Largest rise of log s in a step: from the floor to 1 takes at least 39 steps."""
 
-STEPS_OF_A_RISE: Final = 2
-"""One decision raises log s by at most so many steps' rises, however long ago the last one was: it never jumps up."""
-
 LARGEST_FALL: Final = 0.25
 """Largest fall of log s in a step: about the largest error times the gain. From 1 to 0.1 takes at least 10 steps."""
 
-SLACK: Final = 2.0 * LARGEST_FALL
-"""Largest distance of log s below the logged rate. A decision reaches the trainer a step or two after its cause."""
-
-LEAST_MOVE: Final = 0.05
-"""Smallest move of log s that is a decision, unless it reaches the floor or 1."""
+LARGEST_FIRST_FALL: Final = math.log(LARGEST_FACTOR)
+"""The same for one of the first updates: from 1 to 0.1."""
 
 PATIENCE: Final = 10
 """Readings at the floor that judge whether a mismatch follows the rate, after as many that wait for the lag."""
@@ -57,7 +53,7 @@ FIRST_UPDATES: Final = 8
 """The first updates are larger, since the optimizer has no moments yet, and do not predict later ones."""
 
 FIRST_UPDATES_MULTIPLE: Final = 5.0
-"""Factor on the update's set point for the first updates: they are over before the scale could fall for them."""
+"""Factor on the update's set point for the first updates."""
 
 SILENT_STEPS: Final = 2
 """After so many steps in a row without a value, no fall goes on. A single one may only wait for its scalars."""
@@ -100,8 +96,7 @@ class LoopSettings:
 
 
 DEFAULT_LOOP: Final = LoopSettings()
-DRIVEN_SET_POINTS: Final = ("set_point",)
-"""Settings in units of k3, whose healthy range differs between kinds of models."""
+DRIVEN_SET_POINTS: Final = ("set_point",)  # In units of k3, whose healthy range differs between kinds of models.
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +164,15 @@ class LoopState:
             return None
         return min((self.last_step - self.step) / self.last_step, 1.0)
 
+    @property
+    def is_first(self) -> bool:
+        return 0 < self.updates <= FIRST_UPDATES
+
+    @property
+    def largest_fall(self) -> float:
+        """The largest fall of log s in a step."""
+        return LARGEST_FIRST_FALL if self.is_first else LARGEST_FALL
+
     def set_point(self, settings: LoopSettings) -> float:
         """Return the set point of the driven part: at least the static part, which drifts as a policy learns."""
         shorter = min(SET_LENGTH / self.length, 1.0) if self.length else 1.0
@@ -176,7 +180,7 @@ class LoopState:
 
     def update_point(self, settings: LoopSettings) -> float:
         """Return the set point of the newest update, in nats per token."""
-        return settings.update_set_point * (FIRST_UPDATES_MULTIPLE if 0 < self.updates <= FIRST_UPDATES else 1.0)
+        return settings.update_set_point * (FIRST_UPDATES_MULTIPLE if self.is_first else 1.0)
 
     def fall(self, settings: LoopSettings) -> float:
         """Return by how much log s falls in the next step if nothing changes; 0 if it would rise."""
@@ -203,8 +207,9 @@ def advance_loop(state: LoopState, reading: Reading, settings: LoopSettings) -> 
     errors = [ERROR_OF_A_RULE] if reading.lowered else []
     if state.driven is not None:
         errors.append(math.log(max(state.driven, SMALLEST) / state.set_point(settings)))
+    of_update = math.log(max(state.update or 0.0, SMALLEST) / state.update_point(settings))
     if state.update is not None:
-        errors.append(math.log(max(state.update, SMALLEST) / state.update_point(settings)))
+        errors.append(of_update)
     # The driven part or the update is missing, while earlier steps had it: the other one is not enough.
     lacks_a_value = (state.driven is None and state.average is not None) or (state.update is None and state.updates > 0)
     if not errors or (max(errors) <= 0.0 and lacks_a_value):
@@ -217,6 +222,8 @@ def advance_loop(state: LoopState, reading: Reading, settings: LoopSettings) -> 
     # Bounded below: there the scale already rises as fast as it may, and a lower average would delay the next fall.
     average = max(average, -LARGEST_RISE / settings.gain)
     change = min(-settings.gain * average, LARGEST_RISE if settings.raises else 0.0)
+    if of_update > ERROR_OF_A_RULE and state.is_first:
+        change = min(change, -min(0.5 * of_update, LARGEST_FIRST_FALL))
     moved = min(state.log_scale + change, 0.0)
     state = replace(state, error=average, log_scale=moved, lowered=reading.lowered, silent=0)
     return _judge_response(_bounded(state, reading, settings), reading, settings)
@@ -260,14 +267,14 @@ def _with_driven(state: LoopState, reading: Reading, settings: LoopSettings) -> 
 
 
 def _bounded(state: LoopState, reading: Reading, settings: LoopSettings) -> LoopState:
-    """Bound log s by the floor, by the planned end, and by the rate in force."""
+    """Bound log s by the floor, by the planned end, and by the rate in force, which follows a step or two later."""
     moved = state.log_scale
     if state.cools(settings):
         moved = min(moved, math.log(max((state.left or 0.0) / settings.cooldown, settings.floor)))
     if reading.rate is not None and reading.rate > 0.0:
         highest = max(reading.rate, state.highest_rate or 0.0)
         state = replace(state, highest_rate=highest)
-        moved = max(moved, min(math.log(reading.rate / highest) - SLACK, 0.0))
+        moved = max(moved, min(math.log(reading.rate / highest) - 2.0 * state.largest_fall, 0.0))
     return replace(state, log_scale=max(moved, math.log(settings.floor)))
 
 
@@ -291,15 +298,3 @@ def _judge_response(state: LoopState, reading: Reading, settings: LoopSettings) 
         return replace(state, at_floor=())
     static = (state.static or 0.0) + usual
     return replace(state, static=static, driven=0.0, average=0.0, error=0.0, before=None, at_floor=(), follows=False)
-
-
-def finding(state: LoopState, settings: LoopSettings) -> str | None:
-    """Return what the loop knows of a mismatch that the learning rate does not drive; None if there is none."""
-    static = state.static
-    if static is None or static <= settings.set_point or not (state.measured_static or not state.follows):
-        return None
-    how = "at lag 0, or before any update" if state.follows else "and did not fall with the learning rate"
-    return (
-        f"{static:.2g} nats per token of the mismatch are static: k3 is so high {how}. A lower learning rate would not "
-        "help against it; find its cause by a probe, or correct the loss."
-    )

@@ -24,7 +24,7 @@ from foreshock.corrections.loss_weights import DEFAULT_CORRECTION
 from foreshock.diagnosis.statistics import proportion_interval
 from foreshock.diagnosis.wording import number, percent
 from foreshock.learning_rate.levers import Correction, Rollback
-from foreshock.learning_rate.loop import LoopSettings, LoopState, finding
+from foreshock.learning_rate.loop import LoopSettings, LoopState
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.rollout_summaries import RolloutSummaries
 
@@ -128,6 +128,18 @@ def decide_remedy(known: Situation) -> Remedy:
     words = correction.words[0].upper() + correction.words[1:]
     why = f"{words}{decays}: {' and '.join(reasons)}.{remark}"
     return Remedy("correction_and_decay" if decays else "correction", correction, None, why)
+
+
+def finding(state: LoopState, settings: LoopSettings) -> str | None:
+    """Return what the loop knows of a mismatch that the learning rate does not drive; None if there is none."""
+    static = state.static
+    if static is None or static <= settings.set_point or not (state.measured_static or not state.follows):
+        return None
+    how = "at lag 0, or before any update" if state.follows else "and did not fall with the learning rate"
+    return (
+        f"{static:.2g} nats per token of the mismatch are static: k3 is so high {how}. A lower learning rate would not "
+        "help against it; find its cause by a probe, or correct the loss."
+    )
 
 
 def is_evaluated(loop: LoopState, settings: LoopSettings) -> bool:

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from foreshock.diagnosis.detectors import OpenSignal
 from foreshock.learning_rate.decisions import (
+    STEPS_OF_A_RISE,
     AdviceConflictError,
     AdviceState,
     Decision,
@@ -25,7 +26,7 @@ from foreshock.learning_rate.decisions import (
     rewind,
     set_mode,
 )
-from foreshock.learning_rate.loop import LARGEST_FALL, LARGEST_RISE, STEPS_OF_A_RISE, LoopSettings, LoopState
+from foreshock.learning_rate.loop import LARGEST_FALL, LARGEST_RISE, LoopSettings, LoopState
 from foreshock.learning_rate.schedule import Point, ScheduleSettings, halvings_of
 
 

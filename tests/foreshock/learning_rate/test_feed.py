@@ -461,8 +461,9 @@ def of_levers(revision: int, mode: str = "apply", **points: Any) -> dict[str, An
 def test_correction_and_rollback_of_a_step_are_none_in_shadow_mode(service: FaultyService) -> None:
     points: dict[str, Any] = {"correction": [{"step": 20, "value": TIS}], "rollback": [{"step": 30, "value": BACK}]}
     service.set_advice(of_levers(3, **points))
-    with AdviceFeed(service.url, "run-1") as fed:
+    with AdviceFeed("http://127.0.0.1:1", "run-1") as fed:
         assert (fed.correction(25), fed.rollback(35)) == (None, None)
+    with AdviceFeed(service.url, "run-1") as fed:
         wait_until(lambda: fed.revision == 3)
         assert (fed.correction(19), fed.correction(20)) == (None, Correction("token_tis", "2"))
         assert (fed.rollback(29), fed.rollback(30)) == (None, Rollback(**BACK))

@@ -23,13 +23,12 @@ from foreshock.learning_rate.loop import (
     LARGEST_FALL,
     LARGEST_RISE,
     PATIENCE,
-    SLACK,
     LoopSettings,
     LoopState,
     Reading,
     advance_loop,
-    finding,
 )
+from foreshock.learning_rate.remedy import finding
 from foreshock.learning_rate.schedule import Point
 
 SETTINGS = LoopSettings()
@@ -131,6 +130,22 @@ def test_first_updates_have_a_higher_set_point() -> None:
     assert started.log_scale == 0.0
     assert scale(after(first, started)) < 0.7
     assert scale(after([Reading(update=0.1)] * FIRST_UPDATES)) < 0.5
+
+
+@pytest.mark.parametrize("times", [2.5, 9.0, 400.0])
+def test_first_update_far_beyond_its_set_point_lowers_the_rate_at_once(times: float) -> None:
+    """The k3 of an update grows with the square of the rate: the next one is at its set point."""
+    state = after([Reading(update=times * FIRST_UPDATES_MULTIPLE * SETTINGS.update_set_point, rate=1e-3)])
+    assert scale(state) == pytest.approx(max(times**-0.5, 1.0 / LARGEST_FACTOR))
+    moved = next_point(Point(), 0.0, state, SETTINGS, 2, SETTINGS.floor)
+    assert moved is not None
+    assert moved[0] == pytest.approx(scale(state))
+
+
+def test_later_update_far_beyond_its_set_point_lowers_the_rate_step_by_step() -> None:
+    usual = after([Reading(update=SETTINGS.update_set_point, rate=1e-3)] * (FIRST_UPDATES + 1))
+    state = advance_loop(usual, Reading(update=400.0 * SETTINGS.update_set_point, rate=1e-3), SETTINGS)
+    assert 0.0 < usual.log_scale - state.log_scale <= LARGEST_FALL
 
 
 def test_loop_takes_back_slowly_what_it_lowered_and_never_more() -> None:
@@ -268,7 +283,7 @@ def test_steps_without_a_reading_are_no_response() -> None:
 def test_nothing_can_respond_in_shadow_mode_and_the_loop_stays_at_the_rate_in_force() -> None:
     shadow = after([Reading(k3=1e-3, rate=1e-4, step=1), *[Reading(k3=6e-2, rate=1e-4, step=2)] * 100])
     assert shadow.follows
-    assert shadow.log_scale == pytest.approx(-SLACK)
+    assert shadow.log_scale == pytest.approx(-2.0 * LARGEST_FALL)
     # Once the trainer follows, the mismatch is judged, and lowered, as if shadow mode had never been.
     followed = answering(shadow, lambda scale: 1e-3 + 1e-1 * scale, 100)
     assert followed.follows
@@ -424,7 +439,7 @@ def test_fall_ends_after_two_steps_without_k3() -> None:
 
 def test_fall_ends_if_updates_are_no_longer_logged_and_the_mismatch_is_low() -> None:
     busy = replace(LOW, update=3e-2)
-    log, scales = decided([replace(START, update=1e-3), *[busy] * 14, *[LOW] * 20])
+    log, scales = decided([*[replace(START, update=1e-3)] * FIRST_UPDATES, *[busy] * 7, *[LOW] * 20])
     assert "lack an update" in log[-1].reason
     assert scales[-1] == scales[18] > SETTINGS.floor
 

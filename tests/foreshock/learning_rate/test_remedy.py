@@ -10,13 +10,14 @@ import pytest
 
 from foreshock.api.watch import RemedyRecord
 from foreshock.learning_rate.levers import Correction, Rollback
-from foreshock.learning_rate.loop import LoopSettings, LoopState, finding
+from foreshock.learning_rate.loop import LoopSettings, LoopState
 from foreshock.learning_rate.remedy import (
     LEAST_ROLLOUTS,
     OFFERED,
     Situation,
     decide_remedy,
     evaluate_remedies,
+    finding,
     resume_command,
 )
 from tests.foreshock.batches import compared

@@ -19,8 +19,8 @@ from foreshock.diagnosis.detectors import (
 )
 from foreshock.diagnosis.mismatch_rules import K3
 from foreshock.diagnosis.quantities import LENGTH_KEY, REWARD_KEY
-from foreshock.learning_rate.decisions import Decision, Observation, decide, fold
-from foreshock.learning_rate.loop import LARGEST_RISE, STEPS_OF_A_RISE, LoopSettings
+from foreshock.learning_rate.decisions import STEPS_OF_A_RISE, Decision, Observation, decide, fold
+from foreshock.learning_rate.loop import LARGEST_RISE, LoopSettings
 from foreshock.learning_rate.schedule import ScheduleSettings
 
 # One rule holds the learning rate. The rules change within the histories, by restarts with another file.

@@ -17,9 +17,9 @@ from foreshock.api import records, watch
 from foreshock.clock import now_us
 from foreshock.diagnosis.detectors import WarningConfiguration, WarningState, holding_signals
 from foreshock.learning_rate import decisions, reasons, schedule
-from foreshock.learning_rate.loop import LoopSettings, LoopState, finding
+from foreshock.learning_rate.loop import LoopSettings, LoopState
 from foreshock.learning_rate.modes import AdviceMode, Author, BesideTheRate, Lever
-from foreshock.learning_rate.remedy import Remedy, decide_remedy
+from foreshock.learning_rate.remedy import Remedy, decide_remedy, finding
 from foreshock_service.platform import audit, pagination, problem, security
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.replay.probes.policies import steps_between_probes
