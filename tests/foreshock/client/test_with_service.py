@@ -226,15 +226,16 @@ def test_restart_that_asks_for_another_mode_of_a_lever_is_warned_once(
     make: Callable[..., Client], caplog: pytest.LogCaptureFixture, lever: str, asked: str, warned: bool
 ) -> None:
     name = f"{lever}_mode"
+    modes: dict[str, Any] = {name: asked}
     client = make(f"lever-{lever}")
-    client.start_run(**{name: asked})
+    client.start_run(**modes)
     assert client.flush(60)
     assert get(client, "/advice")[lever]["mode"] == asked
     assert "is not used" not in caplog.text
     url = f"{client.settings.url}/v1/runs/{client.run_id}"
     httpx.patch(url, json={name: "shadow"}, timeout=60).raise_for_status()
     for step in (2, 3):
-        client.start_run(resume_step=step, **{name: asked})
+        client.start_run(resume_step=step, **modes)
         assert client.flush(60)
     assert get(client, "/advice")[lever]["mode"] == "shadow"
     assert caplog.text.count(f"{name}='{asked}' is not used: the run lever-{lever} exists in mode 'shadow'") == warned
