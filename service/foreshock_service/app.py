@@ -98,8 +98,8 @@ def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastA
         separate_input_output_schemas=False,
     )
     app.state.context = context = _make_context(settings, decoders)
-    context.events.subscribe(publishing.ScoresPublished, partial(attribution.attribute_after_commit, context))
     app.state.advancing = advance.Advancing(context)
+    app.state.attributing = attribution.Attributing(context)
     app.state.owns_decoders = decoders is None
     app.state.long_polls = long_polls.LongPolls(app.state.context.database)
     problem.install_problem_handlers(app)
@@ -175,7 +175,6 @@ def _frequent_jobs(context: ServiceContext) -> list[Job]:
         Job("mark_stale_runs", lambda: runs.mark_stale_runs(context, started)),
         Job("expire_leases", lambda: sweep_leases(context)),
         Job("make_automatic_probes", lambda: policies.make_automatic_probes(context)),
-        Job("compute_stale_attributions", lambda: attribution.compute_stale_attributions(context)),
         Job("remove_old_temporaries", context.store.remove_old_temporaries, shared=False, every_seconds=600.0),
         Job("alert_of_unreadable_runs", lambda: alert_of_unreadable_runs(context), shared=False),
         Job("write_uses_of_keys", lambda: context.key_uses.write(context.database), shared=False),
@@ -214,12 +213,13 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     # In a runner of their own: these jobs may take long, and the others must not wait for them.
     cleaning = JobRunner("cleaning", context.database, _long_jobs(context), context.settings.sweep_interval_seconds)
     advancing: advance.Advancing = app.state.advancing
-    runners = [jobs, cleaning, advancing.runner, *notifiers(context)]
+    seen = (jobs, cleaning, advancing.runner, app.state.attributing)
+    runners = [*seen, *notifiers(context)]
     for runner in runners:
         runner.start()
     polls: long_polls.LongPolls = app.state.long_polls
     polls.start()
-    figures = health.ServiceFigures(context, (jobs, cleaning, advancing.runner), polls.count)
+    figures = health.ServiceFigures(context, seen, polls.count)
     app.state.figures = figures
     watching = asyncio.create_task(figures.watch_loop())
 

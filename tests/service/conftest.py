@@ -20,6 +20,7 @@ from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Base
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings
+from foreshock_service.replay.attribution.service import Attributing
 from foreshock_service.runs.shard_decoding import PRELOAD
 from foreshock_service.watch import advance
 from foreshock_service.watch.advance import Advancing
@@ -35,6 +36,7 @@ spare_engines()
 def advance_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What follows from a write is there when its answer is: the worker's part is done before the write returns."""
     monkeypatch.setattr(Advancing, "wake", advance_all)
+    monkeypatch.setattr(Attributing, "wake", Attributing.run_round)
     monkeypatch.setattr(advance, "INTERVAL_SECONDS", 3600.0)
 
 

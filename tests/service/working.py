@@ -15,6 +15,7 @@ from foreshock.probe_kinds import PROBE_KINDS
 from foreshock.rollouts import ExactBatch, RolloutBatch, ScoreBatch, decode_rollouts, encode_exact, encode_scores
 from foreshock.scorers import EXACT_PAIRS, available_scorers
 from tests.service.sending import PARQUET, Sender, make_batch, start_run
+from tests.waiting import wait_until
 
 EVERYTHING = available_scorers()
 PAIR = next(iter(EXACT_PAIRS))
@@ -46,6 +47,11 @@ def ask_for_probe(
     """Request a probe; a scorer is written `name` or `name@variant`."""
     named = [dict(zip(("scorer", "variant"), name.partition("@")[::2], strict=True)) for name in scorers]
     return sender.http.post(f"/v1/runs/{sender.run}/probes", json={"step": step, "scorers": named, **fields})
+
+
+def wait_for_attribution(sender: Sender, step: int) -> None:
+    """Wait until the attribution of a step is of all published scores."""
+    wait_until(lambda: sender.get(f"steps/{step}/attribution").json().get("stale") is False)
 
 
 @dataclass(frozen=True, slots=True)

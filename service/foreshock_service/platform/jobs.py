@@ -66,7 +66,7 @@ class JobRunner:
     def stop(self) -> None:
         """End the thread after the current job. A job that takes longer than 5 s is abandoned, as in a crash."""
         self._stopping.set()
-        self.wake()
+        self._woken.set()
         if self._thread.is_alive():
             self._thread.join(_STOP_SECONDS)
 

@@ -97,16 +97,13 @@ def newest_documents(
     return [(events.StepKey(run_id, attempt, step), document) for attempt, step, document in found]
 
 
-def stale_before(session: Session, before_us: int, limit: int) -> list[events.StepKey]:
-    """Return up to `limit` steps whose attribution became stale before a time, the longest ago first."""
+def stale_until(session: Session, at_us: int) -> list[events.StepKey]:
+    """Return the steps whose attribution became stale up to a time, the longest ago first."""
     query = (
         select(tables.Attribution.run_id, tables.Attribution.attempt, tables.Attribution.step)
         .join(tables.Run, tables.Run.id == tables.Attribution.run_id)
-        .where(
-            tables.Attribution.stale, tables.Attribution.changed_at_us < before_us, tables.Run.deleted_at_us.is_(None)
-        )
+        .where(tables.Attribution.stale, tables.Attribution.changed_at_us <= at_us, tables.Run.deleted_at_us.is_(None))
         .order_by(tables.Attribution.changed_at_us)
-        .limit(limit)
     )
     return [events.StepKey(*row) for row in session.execute(query)]
 

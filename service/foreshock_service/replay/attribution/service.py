@@ -1,8 +1,8 @@
 """Attribution: compute it when scores are published, store it, and read it.
 
-The transaction that publishes scores marks the step's attribution as stale. The request that completes the job computes
-it after that commit. The sweeper computes what is still stale later: after a crash, or if late rollouts arrived.
-A read computes only the conclusions, from the stored document.
+The transaction that publishes scores marks the step's attribution as stale and wakes the worker of the process, which
+computes it, and every few seconds what else is stale: after a crash, or if late rollouts arrived. A read computes only
+the conclusions, from the stored document.
 """
 
 import hashlib
@@ -22,6 +22,7 @@ from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.database.session import after_commit
+from foreshock_service.platform.jobs import Job, JobRunner
 from foreshock_service.replay.attribution import compute
 from foreshock_service.replay.attribution import document as documents
 from foreshock_service.replay.probes import pinned_rollouts, service
@@ -33,10 +34,9 @@ from foreshock_service.runs.isolation import RunIsolated
 router = parameters.api_router(prefix="/v1/runs/{run}/steps/{step}", tags=["attribution"])
 
 _TRIES = 5
-# Longer than a computation takes: the sweeper must not repeat the computation of the request that completes a job, and
-# it handles late shards together.
-_SWEEP_AFTER_US = 30_000_000
-_COMPUTED_AT_ONCE = 10
+_AGAIN_AFTER_US = 30_000_000
+"""A computation that failed is repeated after this time."""
+
 _RETRY_AFTER_SECONDS = 5
 
 
@@ -155,26 +155,30 @@ def mark_stale_after_late_rollouts(session: Session, closed: events.StepClosed) 
         documents.mark_stale(session, closed.key, clock.now_us())
 
 
-def attribute_after_commit(context: ServiceContext, session: Session, published: publishing.ScoresPublished) -> None:
-    """Compute the attribution after the step's scores are committed; if this fails, the sweeper repeats it."""
-    after_commit(session, partial(try_to_compute, context, published.key))
+class Attributing(JobRunner):
+    """The worker that computes stale attributions; published scores wake it."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        job = Job("compute_stale_attributions", partial(compute_stale_attributions, context))
+        super().__init__("attribution", context.database, [job], context.settings.sweep_interval_seconds)
+        context.events.subscribe(publishing.ScoresPublished, lambda session, _: after_commit(session, self.wake))
 
 
 def compute_stale_attributions(context: ServiceContext) -> int:
-    """Compute the attributions that have been stale for 30 s, and return their number. For the sweeper."""
+    """Compute the attributions that are stale, and return their number."""
     with context.database.read() as session:
-        stale = documents.stale_before(session, clock.now_us() - _SWEEP_AFTER_US, _COMPUTED_AT_ONCE)
-    return sum(try_to_compute(context, key) for key in stale)
+        stale = documents.stale_until(session, clock.now_us())
+    return sum(try_to_compute(context, key) for key in stale if not context.stopping.is_set())
 
 
 def try_to_compute(context: ServiceContext, key: events.StepKey) -> bool:
-    """Compute the step's attribution and return True; on an error leave the mark and return False."""
+    """Compute the step's attribution and return True; on an error it stays stale, for another try later."""
     with RunIsolated(context.database, context.events, key.run_id, f"attribute the mismatch of its step {key.step}"):
         try:
             compute_attribution(context, key)
             return True
         except Exception:
-            context.database.write(lambda session: documents.mark_stale(session, key, clock.now_us()))
+            context.database.write(lambda session: documents.mark_stale(session, key, clock.now_us() + _AGAIN_AFTER_US))
             raise
     return False
 

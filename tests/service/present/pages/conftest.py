@@ -26,7 +26,7 @@ from tests.service.present.pages import fleet as runs
 from tests.service.present.pages.browsing import PATIENCE_MS, Visit
 from tests.service.sending import Sender, start_run
 from tests.service.server import RunningServer
-from tests.service.working import announce_checkpoint, ask_for_probe, work_off
+from tests.service.working import announce_checkpoint, ask_for_probe, wait_for_attribution, work_off
 
 STEPS = 12
 GROUPS = 8
@@ -89,6 +89,7 @@ def replay(http: httpx.Client, run: SentRun, step: int) -> None:
     announce_checkpoint(sender, step)
     ask_for_probe(sender, step, ("vllm.prefill", "torch.trainer", "torch.float32")).raise_for_status()
     assert work_off(http) == 2, "one job for each engine"
+    wait_for_attribution(sender, step)
 
 
 @dataclass(frozen=True, slots=True)

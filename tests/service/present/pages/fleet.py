@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import BatchAttributes, RolloutBatch, ScoreBatch
 from tests.service.sending import Sender, start_run
-from tests.service.working import announce_checkpoint, ask_for_probe, take_lease
+from tests.service.working import announce_checkpoint, ask_for_probe, take_lease, wait_for_attribution
 from tests.waiting import wait_until
 
 STEPS = 64
@@ -162,6 +162,7 @@ def replay_as_engine_difference(sender: Sender, kind: Kind) -> None:
             body = ScoreBatch(asked.sample_ids, _nearly(near, number), asked.response_offsets, made)
             holder.put_scores(body, scorer, variant=each["variant"]).raise_for_status()
         holder.complete().raise_for_status()
+    wait_for_attribution(sender, REPLAYED_STEP)
 
 
 def _nearly(log_probs: NDArray[np.float32], seed: int) -> NDArray[np.float32]:

@@ -188,9 +188,7 @@ def test_step_without_published_scores_is_not_found(http: httpx.Client) -> None:
     assert run.get("steps/9/attribution").status_code == 404
 
 
-def test_late_rollouts_make_the_attribution_stale(
-    http: httpx.Client, app: FastAPI, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_late_rollouts_make_the_attribution_stale(http: httpx.Client, app: FastAPI) -> None:
     run = start_run(http)
     batch = make_batch(6)
     run.put_shard(1, batch, shards=2).raise_for_status()
@@ -200,9 +198,8 @@ def test_late_rollouts_make_the_attribution_stale(
     before = run.get("steps/1/attribution").json()
     assert (before["rollouts"], before["of_rollouts"], before["from_sample"]) == (6, 6, False)
     run.put_shard(1, make_batch(4, seed=9), shard=1, shards=2).raise_for_status()
-    # Reading computes nothing: until the sweeper has, it gives what is stored.
+    # Reading computes nothing: until the worker has, it gives what is stored.
     assert run.get("steps/1/attribution").json() == {**before, "stale": True, "incomplete": None}
-    monkeypatch.setattr("foreshock_service.replay.attribution.service._SWEEP_AFTER_US", -(10**13))
     assert compute_stale_attributions(app.state.context) == 1
     after = run.get("steps/1/attribution").json()
     assert (before["stale"], after["stale"]) == (False, False)
@@ -242,7 +239,7 @@ def test_reading_never_writes(http: httpx.Client, app: FastAPI, monkeypatch: pyt
     http.get(f"/runs/{run.run}/steps/1").raise_for_status()
 
 
-def test_sweeper_computes_what_a_crash_left(http: httpx.Client, app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_computes_what_a_crash_left(http: httpx.Client, app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
     run = start(http, make_batch(6))
     ask_for_probe(run, 1, CHAIN).raise_for_status()
     with monkeypatch.context() as patched:
@@ -258,7 +255,6 @@ def test_sweeper_computes_what_a_crash_left(http: httpx.Client, app: FastAPI, mo
     figure = http.get(f"/pages/runs/{run.run}/figures/attribution.json").json()
     assert figure["missing"] == "The attribution of step 1 is being computed: retry in 5 s."
     assert run.get("measurements", comparison="vllm.prefill/rollout").json()["columns"]["step"] == []
-    monkeypatch.setattr("foreshock_service.replay.attribution.service._SWEEP_AFTER_US", -10_000_000)
     context: ServiceContext = app.state.context
     assert compute_stale_attributions(context) == 1
     assert compute_stale_attributions(context) == 0
