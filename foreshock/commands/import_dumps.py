@@ -16,14 +16,14 @@ from foreshock.commands.option_types import SECONDS
 from foreshock.commands.queries import closing_import, losses_of, refuse_losses, wait_for_delivery
 from foreshock.diagnosis.quantities import recognised
 from foreshock.diagnosis.wording import names_read, plural
-from foreshock.digests import digest_of_json
 from foreshock.errors import ConfigurationError, Rejected, RolloutsError
-from foreshock.importers import FORMATS, DumpFormat, ImportedStep, ReadOptions, find_dumps, formats_of
-from foreshock.importers.follow import Follower, ImportRecord
+from foreshock.importers import FORMATS, Dump, DumpFormat, ImportedStep, ReadOptions, find_dumps, formats_of
 from foreshock.importers.texts import lacks_tokens
 from foreshock.rollouts.attributes import LOGPROBS_MODES, TRAINER_POLICIES, BatchAttributes
 
 _POLL_SECONDS = 0.5
+_Files = tuple[tuple[str, int, int], ...]
+"""Name, size and time of change of each file of a dump."""
 
 
 def add_dump_options(parser: argparse.ArgumentParser) -> None:
@@ -171,40 +171,52 @@ class _Importing:
     def follow(self) -> int:
         """Import dumps as they appear, until Ctrl-C, SIGTERM or --until-idle. Returns 1 if some were not imported."""
         self._start_run()
-        record = ImportRecord(self._record_path())
-        if len(record):
-            print(f"continuing: {len(record)} steps were imported before; to import them again, remove {record.path}")
-        follower = Follower(self._kind, self._path, record, settle_seconds=self._arguments.settle)
-        refused: set[int] = set()
+        # The files of each step: as they were seen last and since when, and those that were imported or refused.
+        seen: dict[int, tuple[_Files, float]] = {}
+        done: dict[int, _Files] = {}
+        refused: dict[int, _Files] = {}
         newest = time.monotonic()
         with _interruptible():
             try:
-                while True:
-                    for dump, signature in follower.finished():
+                while self._arguments.until_idle is None or time.monotonic() - newest < self._arguments.until_idle:
+                    for dump, files in self._finished(seen):
+                        if dump.step in done or refused.get(dump.step) == files:
+                            continue
                         try:
                             self._log(self._kind.read(dump, self._options))
                             self._deliver()
                         except (RolloutsError, Rejected) as error:
+                            # Such as a half-written file: it is read again when it has changed.
                             self._remark(f"step {dump.step} was not imported: {error}")
-                            refused.add(dump.step)
-                            follower.refuse(dump, signature)
+                            refused[dump.step] = files
                         else:
-                            refused.discard(dump.step)
-                            record.add(dump.step, signature)
+                            refused.pop(dump.step, None)
+                            done[dump.step] = files
                         newest = time.monotonic()
-                    if self._arguments.until_idle is not None and (
-                        time.monotonic() - newest >= self._arguments.until_idle
-                    ):
-                        break
                     time.sleep(_POLL_SECONDS)
             except KeyboardInterrupt:
                 self.interrupted = True
                 print("stopped; the same command continues here", file=sys.stderr)
-        for step, reason in sorted(follower.waiting.items()):
-            self._remark(f"step {step} was not imported: {reason}")
-        for step in sorted(follower.changed):
+        waiting = sorted(seen.keys() - done.keys() - refused.keys())
+        for step in waiting:
+            self._remark(f"step {step} was not imported: it is not finished")
+        for step in sorted(step for step, files in done.items() if seen[step][0] != files):
             self._remark(f"the files of step {step} changed after it was imported; the service keeps the first content")
-        return 1 if refused or (follower.waiting and not self.interrupted) else 0
+        return 1 if refused or (waiting and not self.interrupted) else 0
+
+    def _finished(self, seen: dict[int, tuple[_Files, float]]) -> Iterator[tuple[Dump, _Files]]:
+        """Yield the dumps with their marker; those without one if their files have not changed for `--settle`."""
+        for dump in self._kind.find(self._path) if self._path.exists() else ():
+            try:
+                files = tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in dump.files)
+            except OSError:
+                # The trainer moved or removed it meanwhile.
+                continue
+            if dump.step not in seen or seen[dump.step][0] != files:
+                seen[dump.step] = files, time.monotonic()
+            settled = time.monotonic() - seen[dump.step][1] >= self._arguments.settle
+            if not dump.missing and (settled if dump.finished is None else dump.finished):
+                yield dump, files
 
     def summarise(self, reader: Reader) -> None:
         """Print what was imported."""
@@ -256,12 +268,6 @@ class _Importing:
         if text not in self._remarks:
             self._remarks.add(text)
             print(f"note: {text}", file=sys.stderr, flush=True)
-
-    def _record_path(self) -> Path:
-        """Return a file per service, run and folder, beside the spool."""
-        settings = self._client.settings
-        name = digest_of_json([settings.url, self._client.project, self._client.run_key, str(self._path.resolve())])
-        return settings.spool_directory.parent / "imports" / f"{name.rpartition(':')[2][:32]}.json"
 
 
 @contextmanager

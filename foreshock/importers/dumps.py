@@ -71,22 +71,10 @@ class DumpFormat:
     """The files, in words, for error messages."""
     pickled = False
     """True if the files are pickles, which are read only if the user asks for it."""
-    ending = b"\n"
-    """The bytes that end a complete file; by default it ends with a complete line."""
 
     def find(self, path: Path) -> list[Dump]:
         """Return the dumps at or below `path` by step; none if there are no files of this format."""
         raise NotImplementedError
-
-    def has_end(self, path: Path) -> bool:
-        """Return True if the file ends as the framework's writer ends it; an empty file has no end."""
-        try:
-            with path.open("rb") as file:
-                size = file.seek(0, 2)
-                file.seek(max(size - len(self.ending), 0))
-                return file.read() == self.ending
-        except OSError:
-            return False
 
     def read(self, dump: Dump, options: ReadOptions) -> ImportedStep:
         """Read a finished dump. Raises RolloutsError naming file, line or row, and field."""

@@ -15,7 +15,6 @@ the rollouts is not. `ref_log_probs` and `kl` concern the reference model and ar
 """
 
 import re
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -79,10 +78,6 @@ class SlimeFormat(DumpFormat):
             missing += [] if step in rollouts else [f"{_ROLLOUT_FOLDER}/{step}.pt"]
             dumps.append(Dump(step, (*rollouts.get(step, ()), *trained.get(step, ())), missing=tuple(missing)))
         return dumps
-
-    def has_end(self, path: Path) -> bool:
-        """Return True if the zip archive has its directory, which is written last."""
-        return zipfile.is_zipfile(path)
 
     def read(self, dump: Dump, options: ReadOptions) -> ImportedStep:
         """Read a step, in a process of its own."""

@@ -14,8 +14,8 @@ from foreshock.clock import now_us
 from foreshock_service.platform.database.session import Database
 
 _STOP_SECONDS = 5.0
-_PAUSE_SECONDS = 0.1
-"""Pause after each round, so that the changes of that time are worked on together."""
+_LONGEST_PAUSE_SECONDS = 0.1
+"""A runner pauses twice as long as its round took, and at most so long: meanwhile further changes come together."""
 
 _logger = logging.getLogger(__name__)
 
@@ -97,8 +97,9 @@ class JobRunner:
             self._woken.clear()
             if self._stopping.is_set():
                 return
+            begun = time.monotonic()
             try:
                 self.run_round()
             except Exception:
                 _logger.exception("the jobs of the service failed; they run again in %s s", self._interval)
-            self._stopping.wait(_PAUSE_SECONDS)
+            self._stopping.wait(min(2 * (time.monotonic() - begun), _LONGEST_PAUSE_SECONDS))

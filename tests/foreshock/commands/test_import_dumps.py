@@ -36,8 +36,13 @@ def run(service: RunningService, *words: str) -> int:
 
 
 def run_named(service: RunningService, key: str) -> dict[str, Any]:
-    runs = httpx.get(f"{service.url}/v1/runs", timeout=60).json()["items"]
-    return next(dict(each) for each in runs if each["key"] == key)
+    """Return a run once its newest data is worked out."""
+
+    def advanced() -> dict[str, Any]:
+        runs = httpx.get(f"{service.url}/v1/runs", timeout=60).json()["items"]
+        return next((dict(each) for each in runs if each["key"] == key and not each["advancing"]), {})
+
+    return wait_until(advanced)
 
 
 def columns(service: RunningService, key: str, path: str, **parameters: Any) -> dict[str, list[Any]]:
@@ -201,19 +206,18 @@ def test_follower_continues_after_it_was_killed_and_imports_nothing_twice(
         first.wait_for("step 1: 8 rollouts, 32 tokens")
         whole = write_step(folder, 2).read_bytes()
         first.wait_for("step 2: 8 rollouts")
-        # A half-written file is not imported, however old it gets.
+        # A half-written file is not imported before it is whole.
         half = folder / "train_data_step3.jsonl"
         half.write_bytes(whole[: len(whole) // 2])
         time.sleep(2.5)
-        assert "step 3" not in first.text()
+        assert "step 3 was not imported: train_data_step3.jsonl" in first.text()
+        assert "step 3: " not in first.text()
         first.end(signal.SIGKILL)
     half.write_bytes(whole)
     with following(shared_service, folder, "killed", spool, "--format", "nemo-rl", "--until-idle", "3") as second:
         assert second.process.wait(120) == 0
         text = second.text()
-    assert "steps were imported before" in text
-    assert text.count("step 1: ") == 1
-    assert text.count("step 3: 8 rollouts") == 1
+    assert "3 steps (1 to 3) with 24 rollouts imported, 2 shards of them already stored" in text
     found = columns(
         shared_service, "killed", "measurements", measure=["rollouts", "tokens"], comparison="trainer/rollout"
     )
@@ -253,7 +257,7 @@ def test_follower_waits_for_markers_and_reports_what_it_did_not_import(
         assert follower.process.wait(120) == 1
         text = follower.text()
     assert "step 1: 8 rollouts" in text
-    assert "note: step 45 was not imported: its marker is missing" in text
+    assert "note: step 45 was not imported: it is not finished" in text
     # The copy in the folder of step 2 has the lines of step 1.
     assert "note: step 2 was not imported: rank_0.jsonl, line 1, field `step`: is 1 in the folder of step 2" in text
     assert set(k3(shared_service, "marked")) == {1}
@@ -265,13 +269,11 @@ def test_files_that_change_after_their_import_are_reported(shared_service: Runni
     folder.mkdir()
     write_step(folder, 1)
     words = (shared_service, folder, "changed", spool, "--format", "nemo-rl", "--until-idle", "3")
-    with following(*words) as first:
-        assert first.process.wait(120) == 0
-    lines = [json.loads(line) for line in write_step(folder, 1).read_text().splitlines()]
-    (folder / "train_data_step1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:4]))
-    with following(*words) as second:
-        assert second.process.wait(120) == 0
-        assert "the files of step 1 changed after it was imported" in second.text()
+    with following(*words) as follower:
+        follower.wait_for("step 1: 8 rollouts")
+        write_step(folder, 1, seed_step=1)
+        assert follower.process.wait(120) == 0
+        assert "the files of step 1 changed after it was imported" in follower.text()
     assert set(k3(shared_service, "changed")) == {1}
 
 
