@@ -61,8 +61,8 @@ The base install suffices. With `.[fast]`, call `foreshock.measures.passes.compi
 | `response_padding_mask` | [N, L] 1 for tokens; needed if tool output begins or ends a response |
 | `prompt_token_ids`, `prompt_padding_mask` | [N, P] for the length of prompts |
 
-Arrays are numpy or torch, on any device, padded left or right. Invalid ones raise `InvalidRolloutsError` with row and
-column. `RolloutBatch.from_lists` takes lists per row, `from_arrays` jagged tensors with offsets. Names elsewhere:
+Arrays are numpy or torch, on any device, padded left or right. `RolloutBatch.from_lists` takes lists per row,
+`from_arrays` jagged tensors with offsets. Names elsewhere:
 
 | | token ids, mask | log μ | log π |
 | --- | --- | --- | --- |

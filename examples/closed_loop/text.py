@@ -17,8 +17,7 @@ closest, and gives away 2 to 8 % where the rate was right.
 
 Not shown, or not reached:
 
-- **The feedback within a setting**: the decisions of another seed (`sham`) do as well but for `sgd-lag8`. What counts
-  is that the loop finds the rate of a setting.
+- **The feedback within a setting**: the decisions of another seed (`sham`) do as well but for `sgd-lag8`.
 - **The loop without a correction**: with lag it is behind token TIS alone in most settings.
 - **A rate that is far too high from the first step** (`fast`): one of two seeds collapsed in every arm, the remedy's
   too. In `lag2` and `numerics-lag4` the remedy's reward falls to half in the first steps and comes back.

@@ -24,7 +24,7 @@ from examples.collapses.results import RESULTS, Result, read_results
 from examples.collapses.summary import FIRST_STEP, LAST_STEP, Summary, closed_steps, summarize
 from examples.collapses.text import CLOSING, OPENING
 from foreshock.backtest.replay import replay_run
-from foreshock.backtest.scoring import ALL_WARNINGS, score, scores_of, warnings_of
+from foreshock.backtest.scoring import ALL_WARNINGS, score, warnings_of
 from foreshock.diagnosis.detectors import WarningConfiguration
 
 DOCUMENT: Final = Path(__file__).resolve().parents[2] / "docs" / "collapses.md"
@@ -152,11 +152,9 @@ part. Scores are of the locked part; a hit starts 3 to min(200, t/2) steps befor
 def _rules(parts: dict[str, tables.Part]) -> str:
     text = """## What Foreshock's own rules warn of
 
-All default rules for a dense model, replayed over the locked part. Rules that hold at lag 0 only are silent for the
-doses `lag…`.
+All default rules for a dense model, replayed step by step. Rules that hold at lag 0 only are silent for the doses
+`lag…`. `foreshock backtest --full` prints what each rule gives on your own runs.
 """
-    if parts["locked"]:
-        text += f"\n{tables.rules(scores_of([each[1] for each in parts['locked']]))}\n"
     for name, part in parts.items():
         if part:
             text += f"\n{_of_mismatch(name, part)}\n"

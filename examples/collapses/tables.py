@@ -1,4 +1,4 @@
-"""The tables of docs/collapses.md: dose and response, leads of signals, Foreshock's rules."""
+"""The tables of docs/collapses.md: dose and response, leads of signals."""
 
 from __future__ import annotations
 
@@ -79,21 +79,6 @@ def leads(tuning: Part, locked: Part) -> str:
 
 def _runs_and_steps(part: Part) -> tuple[list[RecordedRun], list[Sequence[ClosedStep]]]:
     return [each[1] for each in part], [each[2] for each in part]
-
-
-def rules(scores: Sequence[Score]) -> str:
-    """Return the scores of those of Foreshock's own rules that have a hit."""
-    rows = [
-        [
-            f"`{each.rule}`" if "_" in each.rule else each.rule,
-            share(each.hits, each.hits + each.misses),
-            _lead(each),
-            f"{each.false_alarms_per_1000:.1f}",
-        ]
-        for each in scores
-        if each.hits
-    ]
-    return markdown(("rule", "hits (95 %)", "lead", "false per 1,000 armed"), rows)
 
 
 def _lead(each: Score) -> str:
