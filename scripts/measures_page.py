@@ -23,8 +23,8 @@ INTRODUCTION = """\
 Compute every measure of a step from your own tensors, or look up one of the {number} measures in the tables.
 
 μ is the sampling policy, π the trained policy. Per token `d = log π − log μ` and `ρ = exp(d)`. A comparison is written
-`target/behaviour`, π/μ. Expectations are over tokens or sequences drawn from μ. Which number of a
-run is healthy: [read the numbers](reading-the-numbers.md). This page is generated from
+`target/behaviour`, π/μ. Expectations are over tokens or sequences drawn from μ. Which numbers are healthy:
+[read the numbers](reading-the-numbers.md). This page is generated from
 `foreshock/measures/registry.py` by `python -m scripts.measures_page`.
 """
 
@@ -92,11 +92,9 @@ READING = """\
 react if π gives much mass to what μ seldom samples. A mismatch in one direction hardly shows in the measures of the
 other. Raw tails do not show the direction either: use `tail_asymmetry`.
 
-**Aggregation.** A token mean is a sum over model-generated tokens, before any filtering, divided by their number. A
-mean over sequences of means over a sequence (`k3_kl_seq_mean`, verl's `log_ppl_diff`) is biased, because length is a
-stopping time.
-
-**Source.** The last column has it, if a measure is not Foreshock's own.
+**Aggregation; source.** If the column has none, it is the token mean, a sum over model-generated tokens, before any
+filtering, divided by their number; and Foreshock. A mean over sequences of means over a sequence (`k3_kl_seq_mean`,
+verl's `log_ppl_diff`) is biased, because length is a stopping time.
 
 **Missing log-probs.** A token whose log-prob on one side is NaN, ±inf or a placeholder is counted and left out of token
 means, and its rollout of all measures of turns and sequences (`incomplete_rollouts`).
@@ -176,7 +174,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("Of the step", "Over all rollouts of a step.", lambda measure: measure.kind == "step"),
     Section(
         "Divergences and ratios",
-        "Estimators by token, averaged over tokens.",
+        "Estimators by token.",
         named("kl", "k2_kl", "k3_kl", "chi2_token", "reverse_chi2_token", "tv_token", "verl_chi2_token", "mean_ratio",
               "token_mult_prob_error"),
     ),
@@ -242,7 +240,8 @@ SECTIONS: tuple[Section, ...] = (
 )  # fmt: skip
 
 HEAD = ("column", "per token, sequence or rollout", "direction", "aggregation; source")
-OWN = "Foreshock"
+USUAL = ("token mean", "Foreshock")
+"""The aggregation and the source that rows leave out."""
 
 
 def sections() -> list[tuple[Section, list[Measure]]]:
@@ -255,10 +254,10 @@ def sections() -> list[tuple[Section, list[Measure]]]:
 
 
 def measure_row(measure: Measure) -> str:
-    """Return a measure's row of its table. The unit 1 and Foreshock as the source are left out."""
+    """Return a measure's row of its table, without the unit 1 and the usual aggregation and source."""
     formula = measure.formula if measure.unit == "1" else f"{measure.formula}, in {measure.unit}"
-    source = "" if measure.source == OWN else f"; {measure.source}"
-    return row(f"`{measure.column}`", formula, measure.direction, measure.aggregation + source)
+    unusual = [each for each in (measure.aggregation, measure.source) if each not in USUAL]
+    return row(f"`{measure.column}`", formula, measure.direction, "; ".join(unusual))
 
 
 def row(*cells: str) -> str:
