@@ -46,7 +46,10 @@ class Outcome:
 
 
 def digest() -> str:
-    """Return a digest of the law, whose change makes all runs again. After a change of the bed, delete the file."""
+    """Return a digest of the loop's code and settings. With another digest all runs are made again.
+
+    After a change of the bed, delete the file.
+    """
     return hashlib.sha256(Path(str(loop.__file__)).read_bytes() + repr(CONFIGURATION.loop).encode()).hexdigest()[:12]
 
 
@@ -54,7 +57,7 @@ LAW: Final = digest()
 
 
 def read(path: Path) -> dict[Key, Outcome]:
-    """Return the outcomes in a file that the present law made."""
+    """Return the outcomes in a file that were made with the present loop."""
     if not path.exists():
         return {}
     found = [Outcome(**json.loads(line)) for line in path.read_text().splitlines()]

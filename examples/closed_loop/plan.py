@@ -59,8 +59,8 @@ HARM: Final = tuple(Setting(dose, 1e-4) for dose in ("w4", "kv-fp8", "bf16", "w8
 """Settings that learn well with a constant rate: the advice must leave them alone."""
 
 FIRST_SEED: Final = 1010
-"""No arm was run on these seeds before the present law of the loop was fixed. On seeds 1000 to 1009 earlier laws were
-run; they count as tuning."""
+"""No arm was run on these seeds before the loop of commit `LAW_FIXED_AT` was fixed. Seeds 1000 to 1009 count as tuning:
+earlier loops were run on them."""
 
 SEEDS: Final = 12
 

@@ -73,7 +73,7 @@ class LintRecord(OfStep):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunWarningRecord(Record):
-    """Warning that one or more steps of the run have."""
+    """A warning of one or more steps of the run."""
 
     name: str
     severity: LintSeverity

@@ -282,7 +282,7 @@ def checked_scalars(values: Mapping[str, Any]) -> tuple[dict[str, float | None],
 def scalars(
     registration: Registration, step: int, source: str, numbers: Mapping[str, float | None]
 ) -> Iterator[Delivery]:
-    """Yield the deliveries of numbers by name, as many as one request takes in each. Raises ConfigurationError."""
+    """Yield deliveries of numbers by name, filled up to what one request takes. Raises ConfigurationError."""
     check_whole_number("step", step)
     path = f"/v1/runs/{{run}}/steps/{int(step)}/scalars"
     for start in range(0, len(numbers), MOST_SCALARS):

@@ -18,7 +18,7 @@ SMALL_PENALTY = 0.1
 """If the lowest mean reward is at least −0.1, the reward counts as one from 0 to 1 with small penalties: floor 0."""
 
 BASELINE_OBSERVATIONS = 10
-"""A run that collapses within so many observations has no baseline: its collapse is unusable for a lead time."""
+"""Observations that make the baseline. An earlier collapse is unusable for a lead time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -369,7 +369,7 @@ def _is_of_mismatch(alert: PastAlert) -> bool:
 
 
 def _event(alert: PastAlert, episode: Sequence[PastAlert]) -> DiagnosisEvent:
-    """Return the event of an alert; `episode` are the alerts of its episode if it is the one that is told."""
+    """Return the event of an alert; `episode` has the alerts of its episode if this alert stands for it."""
     # Infos date no graver episode.
     onset = min(each.onset for each in (alert, *episode) if each.severity != "info" or alert.severity == "info")
     where = f"Step {onset}{_found_later(alert)}"

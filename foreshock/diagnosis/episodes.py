@@ -46,7 +46,7 @@ AlertT = TypeVar("AlertT", bound=SomeAlert)
 
 
 def family_of(rule: str, evidence: Mapping[str, Any]) -> str:
-    """Return the family of an alert; the rule itself if it is told alone."""
+    """Return the family of an alert; the rule itself if it is an episode of its own."""
     if rule.startswith("length_"):
         return "length"
     return _FAMILIES.get(str(evidence.get("cause")), rule)
@@ -71,9 +71,9 @@ def episodes_of(alerts: Iterable[AlertT]) -> list[list[AlertT]]:
 
 
 def is_told(alert: SomeAlert, told: Sequence[SomeAlert]) -> bool:
-    """Return whether a person who was told about the open alerts `told` needs no message about this one.
+    """Return True if the messages about the open alerts `told` make one about this alert unnecessary.
 
-    It needs none if one of its family is as grave, if it is a warning while something critical is open, or after a
+    That is so if an alert of its family is as grave, if it is a warning while something critical is open, and after a
     collapse.
     """
     family, rank = family_of(alert.rule, alert.evidence), severity_rank(alert.severity)

@@ -7,7 +7,7 @@ from typing import Any
 from foreshock.diagnosis.wording import number
 
 MISMATCH_VALUES = 3
-"""k3 is compared as the median of so many values: single steps of a healthy run reach ten times their neighbours."""
+"""Values whose median of k3 is compared: single steps of a healthy run reach ten times their neighbours."""
 
 LEAST_REFERENCE = 10
 """Values of k3 before the onset that its own baseline needs."""

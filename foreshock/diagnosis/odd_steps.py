@@ -21,7 +21,7 @@ ODD_STEPS: Final = "mismatch_in_steps"
 
 _LEAST_STEPS = 4
 _TIMES = 10.0
-"""An odd step has a k3 of at least so many times the lower quartile; k3 that wanders (φ 0.97, standard deviation 0.5 of
+"""Multiple of the lower quartile of k3 from which on a step is odd. k3 that wanders (φ 0.97, standard deviation 0.5 of
 its logarithm) stays below 6 times."""
 
 _LONGEST = 5

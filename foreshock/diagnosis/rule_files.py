@@ -48,7 +48,7 @@ from foreshock.severity import Severity
 
 FORMAT_VERSION = 1
 MOST_RULES = 64
-"""Largest number of rules; evaluating so many takes 0.6 ms a step."""
+"""Largest number of rules; to evaluate them takes 0.6 ms a step."""
 
 LARGEST_TEXT = 64 * 1024
 """Characters of a file."""

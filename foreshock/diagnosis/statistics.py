@@ -49,10 +49,10 @@ def step_noise(values: Sequence[float]) -> float:
 
 
 LARGEST_AUTOCORRELATION = 0.98
-"""Noise with a larger φ cannot be told from a random walk within a few hundred steps."""
+"""Largest φ of noise that differs from a random walk within a few hundred steps."""
 
 CLIP = 3.0
-"""Residuals are clipped at so many robust standard deviations: one outlier must not hide the autocorrelation."""
+"""Robust standard deviations at which residuals are clipped, so that one outlier does not hide the autocorrelation."""
 
 LEAST_DISTANCES = 6
 """Differences of values n apart are used if the series has at least this many times n values."""
@@ -227,7 +227,7 @@ AVERAGE_RUN_LENGTH = 10_000
 such rules together have at most one in 1,000 steps."""
 
 LARGEST_RATIO = 10.0
-"""A value counts as at most so many thresholds: at least five steps in a row are needed, however high they are."""
+"""Multiple of the threshold at which a value is capped: at least five steps in a row are needed, however high."""
 
 MEDIAN_VALUES = 5
 """Newest values whose median is judged: as many as in the definition of a collapse."""

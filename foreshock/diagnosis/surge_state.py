@@ -39,14 +39,14 @@ class SurgeSettings:
     abandoning_values: int = 3
     """Values after which a crossing is abandoned if its median has fallen back."""
     maximum_crossing_values: int = 40
-    """A crossing with too little evidence after so many values is dropped as noise."""
+    """Values after which a crossing with too little evidence is dropped as noise."""
     least_noise: float = 0.03
     """The smallest standard deviation of the innovations of log lengths: the mean over 1,000 responses whose length
     has a standard deviation as large as its mean."""
     noise_values: int = 100
     """The newest values before the growth window that the noise is estimated from."""
     rise_z: float = 5.5
-    """A crossing must be so many standard deviations of the wander of the series above the baseline: strongly
+    """Standard deviations of the wander of the series by which a crossing must exceed the baseline: strongly
     autocorrelated noise doubles by itself."""
     ramp_rate: float = 0.0175
     """Log growth a step of the steepest ramp: four times in 80 steps."""
@@ -67,7 +67,7 @@ class SurgeSettings:
     smoothing_values: int = 5
     """Values in the running median of levels, ramps and the high-water mark."""
     reward_z: float = 3.0
-    """The reward rises with the lengths if its rise is so many standard deviations of the difference of two means."""
+    """Standard deviations of the difference of two means from which on the reward counts as rising with the lengths."""
     truncated_at_cap: float = 0.5
     """Truncated fraction from which the mean length is the cap and shows no growth."""
     capped_values: int = 2

@@ -46,8 +46,7 @@ def healthy_share(
 
 
 def chance_of(improvements: Float64) -> float:
-    """Return the probability that so many rollouts improve so much by chance, from each one's improvement [N] (signed
-    ranks)."""
+    """Return the probability of such improvements [N] of the rollouts by chance, by signed ranks."""
     values = improvements[np.isfinite(improvements) & (improvements != 0)]
     if not values.size:
         return 1.0

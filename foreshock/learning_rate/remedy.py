@@ -179,7 +179,7 @@ def _decays(known: Situation) -> bool:
 
 
 def _wanted(known: Situation) -> tuple[Correction, str]:
-    """Return the correction to switch on, and a sentence if it is not the one that the trainer asks for."""
+    """Return the correction to switch on, and a sentence if the trainer asks for another one."""
     asked, default = known.asked, Correction.parse(DEFAULT_CORRECTION)
     if asked is None:
         return default, ""

@@ -38,7 +38,7 @@ _UNCERTAIN = -0.1
 _FAR_FROM_END = 5
 # Under this name an example says that turns were derived from the mask.
 _OF_MASK = "turns_of_mask"
-# A level so many half octaves above the median is far above most.
+# Half octaves above the median from which on a level is far above most.
 _HIGH = 4
 # The level of a rollout is (mean √|d|)², in half octaves from 2^−40.
 _LOWEST_LEVEL = -40

@@ -24,7 +24,7 @@ BASE, OWN, AGAIN, LONG = "base", "own", "again", "long"
 certificate; the engine's own sample is then `own`. `again` repeats its seeds."""
 LONG_TOKENS: Final = 32
 _STOP_EVERY = 16
-"""One of so many ids stops the responses of the set `stop`: most of them then end before their last token."""
+"""Every 16th id stops the responses of the set `stop`, so that most of them end before their last token."""
 _MOST_STOPS = 1024
 _ALONE = 8
 """Rollouts that are decoded alone, which takes as many times as long as all together."""

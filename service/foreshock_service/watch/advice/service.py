@@ -32,7 +32,7 @@ STALE_AFTER_STEPS = 10
 """A trainer asks one or two steps ahead of what it has logged. Ten steps ahead means that no data arrives."""
 
 _NEWEST_POINTS = 32
-"""Points that are enough for the newest steps; a trainer is not so many steps ahead."""
+"""Points that are enough for the newest steps: a trainer is fewer steps ahead."""
 
 WANT_WEIGHTS_EVERY = 50
 WANT_WEIGHTS_EVERY_IN_ALARM = 10

@@ -55,7 +55,7 @@ def verdicts_to_tell(
     of_run = (Notification.target == target.name, Notification.alert_id == table.run_id)
     told = (
         select(Notification.change)
-        # A message that became obsolete before it was sent, or that the target never took, has told nothing.
+        # Messages that became obsolete before they were sent, or that the target never took, do not count.
         .where(*of_run, Notification.state.in_(("pending", "sent")))
         .order_by(Notification.created_at_us.desc(), Notification.id.desc())
         .limit(1)
@@ -290,7 +290,7 @@ def alerts_to_tell(
 
 
 def is_told_by_episode(session: Session, target: str, alert: Alert) -> bool:
-    """Return whether the target was told enough by another alert of the run: it stands, or is of the same episode."""
+    """Return True if the target got a message of another alert of the run, which is open or of the same episode."""
     told = (
         select(Alert)
         .join(Notification, Notification.alert_id == Alert.id)

@@ -313,7 +313,7 @@ class TrainerProgress(Base):
 
 
 class KnownTarget(Base):
-    """A target of notifications, and since when the service has known it: what is older of ended runs is not told."""
+    """A target of notifications and the time since when it is configured. It gets no older alerts of ended runs."""
 
     __tablename__ = "known_targets"
 
