@@ -7,6 +7,8 @@ alarm per 1,000 healthy steps on the tuning part of `examples/collapses`.
 
 Foreshock's early warnings are `reward_fall` and `effective_sample_size_fall`; that of all its warnings stands beside
 them. `fallen` is how far the moving average of the reward had fallen from its best at the first hit, in the median.
+`losing` counts the false alarms after which it is a quarter below its best within 40 steps: the run lost reward, but
+less than half of it, or not for ten steps, or much later.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ WEIGHT: Final = 0.2
 APART: Final = 20
 """An alarm within so many steps after the last one is the same."""
 THRESHOLDS: Final = 200
+LOST: Final = 0.25
+WITHIN: Final = 40
 
 Alarm = Callable[["Run"], Sequence[Episode]]
 
@@ -145,6 +149,17 @@ def scored(name: str, runs: Sequence[Run], alarm: Alarm) -> tuple[Score, float]:
     return score(name, [run.replayed for run in runs], found), median(known) if known else math.nan
 
 
+def losing(runs: Sequence[Run], alarm: Alarm) -> tuple[int, int]:
+    """Return the number of false alarms that a loss of reward follows, and that of all."""
+    found = []
+    for run in runs:
+        collapse, steps, depths = run.replayed.collapse, [each.step for each in run.steps], fallen(run)
+        first = math.inf if collapse is None else hit_window(collapse).first
+        places = [steps.index(each.start) for each in alarm(run) if each.start < first]
+        found += [bool((depths[place : place + WITHIN] >= LOST).any()) for place in places]
+    return sum(found), len(found)
+
+
 def recorded(results: dict[str, Result], part: str) -> list[Run]:
     """Return the runs of a part of `examples/collapses`, replayed."""
     configuration = WarningConfiguration.for_model("dense")
@@ -190,13 +205,14 @@ def main() -> int:
         if not runs:
             continue
         print(f"\n{part}: {len(runs)} runs, {sum(run.replayed.usable for run in runs)} collapses to warn of")
-        print(f"  {'rule':36s}{'hits':>8s}{'false':>8s}{'lead':>7s}{'fallen':>8s}")
+        print(f"  {'rule':36s}{'hits':>8s}{'false':>8s}{'losing':>9s}{'lead':>7s}{'fallen':>8s}")
         found = {name: scored(name, runs, alarm) for name, alarm in rules.items()}
         for name, (each, depth) in found.items():
             lead = "–" if each.median_lead is None else f"{each.median_lead:g}"
             depth_words = "–" if math.isnan(depth) else f"{depth:.0%}"
             hits = f"{each.hits}/{each.hits + each.misses}"
-            print(f"  {name:36s}{hits:>8s}{false_rate(each):8.2f}{lead:>7s}{depth_words:>8s}")
+            real, false = losing(runs, rules[name])
+            print(f"  {name:36s}{hits:>8s}{false_rate(each):8.2f}{f'{real}/{false}':>9s}{lead:>7s}{depth_words:>8s}")
         if part == "tuning":
             continue
         own = found["early warnings"][0]
