@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from foreshock.api.records import Measured, Record, described, parse
+from foreshock.api.records import Record, described
 from foreshock.json_values import number_or_nan
 from foreshock.learning_rate.advice import Advice, Applied, DecisionKind
 from foreshock.learning_rate.levers import Correction, Rollback, value_of
@@ -64,36 +64,6 @@ class AlertOfRun(AlertRecord):
     project: str
 
 
-Favoured = Literal["rate", "correction", "cause"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EffectRecord(Record):
-    """The effect that a correction would have on a step; fractions of all sequences or tokens."""
-
-    kept_sequences: Measured
-    """a token correction keeps a sequence if it drops none of its tokens"""
-    kept_low: float
-    """lower end of the exact 95 % interval of `kept_sequences`"""
-    kept_high: float
-    kept_tokens: Measured
-    ess: Measured
-    """effective sample: (Σw)²/(N Σw²), a fraction of all"""
-    distortion: Measured
-    """E|w − ρ| over the tokens or sequences that the correction weights"""
-    uncorrected_distortion: Measured
-    """E|1 − ρ| over the same"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemedyRecord(Record):
-    """A correction at a usual threshold, and what it would do to the newest step."""
-
-    correction: str
-    threshold: str
-    expected: EffectRecord
-
-
 @dataclass(frozen=True, slots=True)
 class LeverReport:
     """What a trainer last reported of a lever: the value that it uses (None: as configured), or why it refuses."""
@@ -107,9 +77,7 @@ class LeverReport:
 class AdviceRecord:
     """The advice of all levers, the next step at which the service lowers the rate, and what the trainer applied.
 
-    `learning_rate_sum` is Σ η up to the newest closed step, None if no learning rate is logged. `also` has what
-    corrections would do to that step, if something is beyond its set point; `favours` is what the evidence is for, None
-    if nothing is wrong or it cannot tell, and `favours_why` says it in a sentence.
+    `learning_rate_sum` is Σ η up to the newest closed step, None if no learning rate is logged.
     """
 
     advice: Advice
@@ -117,9 +85,6 @@ class AdviceRecord:
     next_decay_step: int | None
     applied: Applied | None = None
     learning_rate_sum: float | None = None
-    also: tuple[RemedyRecord, ...] = ()
-    favours: Favoured | None = None
-    favours_why: str = ""
     reported: Mapping[BesideTheRate, LeverReport] = field(default_factory=dict)
 
 
@@ -135,9 +100,6 @@ def advice_record(value: Mapping[str, Any]) -> AdviceRecord:
         value.get("next_decay_step"),
         None if applied is None else Applied.from_json(applied),
         value.get("learning_rate_sum"),
-        tuple(parse(RemedyRecord, each) for each in value.get("also") or ()),
-        value.get("favours"),
-        str(value.get("favours_why") or ""),
         {name: _report(name, report) for name, report in reports.items() if report is not None},
     )
 

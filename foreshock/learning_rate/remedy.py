@@ -18,18 +18,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from foreshock.api.watch import EffectRecord, Favoured, RemedyRecord
-from foreshock.corrections import Evaluator, correction_named
+from foreshock.corrections import Evaluator
 from foreshock.corrections.loss_weights import DEFAULT_CORRECTION
-from foreshock.diagnosis.statistics import proportion_interval
 from foreshock.diagnosis.wording import number, percent
 from foreshock.learning_rate.levers import Correction, Rollback
 from foreshock.learning_rate.loop import LoopSettings, LoopState
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.rollout_summaries import RolloutSummaries
-
-OFFERED: Final = ("token_tis", "sequence_mis", "sequence_tis", "icepop")
-"""The evaluated corrections, at their first usual thresholds."""
 
 LEAST_ROLLOUTS: Final = 32
 """Least number of rollouts with a measured token. With fewer, the share that a mask keeps is known to ±17 % at best."""
@@ -42,31 +37,23 @@ LEAST_DRIVEN: Final = 1e-5
 
 RemedyName = Literal["nothing", "correction", "correction_and_decay", "rollback", "cause"]
 
-# What `favours` of `GET …/lr-advice` names a remedy; a rollback is one with the correction on.
-_FAVOURED: Final[dict[RemedyName, Favoured | None]] = {
-    "nothing": None,
-    "correction": "correction",
-    "correction_and_decay": "rate",
-    "rollback": "correction",
-    "cause": "cause",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Situation:
     """The facts about a run after its newest closed step.
 
     `collapse` is the onset of the reward's collapse, None without one; `checkpoints` are announced and not expired,
-    ascending. `asked` is the correction that the trainer asks for, `correction` the one that is advised now, `proposed`
-    the rollback that is proposed now, and `rolled_back` has the steps that the run went back to.
+    ascending. `asked` is the correction that the trainer asks for; `asked_ess` the effective sample that it leaves, a
+    fraction of all, None if unknown; `correction` the one that is advised now; `proposed` the rollback that is
+    proposed now; `rolled_back` has the steps that the run went back to.
     """
 
     loop: LoopState
     settings: LoopSettings
-    evaluated: Sequence[RemedyRecord] = ()
     collapse: int | None = None
     checkpoints: Sequence[Rollback] = ()
     asked: Correction | None = None
+    asked_ess: float | None = None
     correction: Correction | None = None
     proposed: Rollback | None = None
     rolled_back: Sequence[int] = ()
@@ -80,11 +67,6 @@ class Remedy:
     correction: Correction | None = None
     rollback: Rollback | None = None
     why: str = ""
-
-    @property
-    def favours(self) -> Favoured | None:
-        """What the evidence is for: rate, correction or cause."""
-        return _FAVOURED[self.name]
 
 
 def decide_remedy(known: Situation) -> Remedy:
@@ -143,31 +125,20 @@ def finding(state: LoopState, settings: LoopSettings) -> str | None:
 
 
 def is_evaluated(loop: LoopState, settings: LoopSettings) -> bool:
-    """Return whether the effect of corrections on the newest step is of interest."""
+    """Return whether the effect of a correction on the newest step is of interest."""
     return _is_lowered(loop, settings) or finding(loop, settings) is not None
 
 
-def evaluate_remedies(statistics: ComparisonStatistics, summaries: RolloutSummaries) -> tuple[RemedyRecord, ...]:
-    """Return the effect of each offered correction; empty with fewer whole rollouts than `LEAST_ROLLOUTS`."""
-    sequences = int(summaries.whole().sum())
-    if sequences < LEAST_ROLLOUTS:
-        return ()
-    evaluator = Evaluator(statistics, summaries)
-    remedies = []
-    for name in OFFERED:
-        found = evaluator.evaluate(name)
-        low, high = proportion_interval(round(found.kept_sequences * sequences), sequences)
-        effect = EffectRecord(
-            kept_sequences=found.kept_sequences,
-            kept_low=low,
-            kept_high=high,
-            kept_tokens=found.kept_tokens,
-            ess=found.weights.effective_fraction,
-            distortion=found.distortion,
-            uncorrected_distortion=found.uncorrected_distortion,
-        )
-        remedies.append(RemedyRecord(correction=name, threshold=str(found.used), expected=effect))
-    return tuple(remedies)
+def effective_sample(
+    correction: Correction, statistics: ComparisonStatistics, summaries: RolloutSummaries
+) -> float | None:
+    """Return the effective sample that a correction would leave at its first usual threshold, a fraction of all.
+
+    None with fewer whole rollouts than `LEAST_ROLLOUTS`.
+    """
+    if int(summaries.whole().sum()) < LEAST_ROLLOUTS:
+        return None
+    return Evaluator(statistics, summaries).evaluate(correction.kind).weights.effective_fraction
 
 
 def _is_lowered(loop: LoopState, settings: LoopSettings) -> bool:
@@ -183,11 +154,9 @@ def _wanted(known: Situation) -> tuple[Correction, str]:
     asked, default = known.asked, Correction.parse(DEFAULT_CORRECTION)
     if asked is None:
         return default, ""
-    if known.correction is None and correction_named(asked.kind).level == "sequence":
-        effect = next((each.expected for each in known.evaluated if each.correction == asked.kind), None)
-        if effect is not None and effect.ess < LEAST_EFFECTIVE:
-            left = percent(effect.ess)
-            return default, f" {asked.words.capitalize()}, which the trainer asks for, would leave {left} of it."
+    if known.correction is None and known.asked_ess is not None and known.asked_ess < LEAST_EFFECTIVE:
+        left = percent(known.asked_ess)
+        return default, f" {asked.words.capitalize()}, which the trainer asks for, would leave {left} of it."
     return asked, ""
 
 

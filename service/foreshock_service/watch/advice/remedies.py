@@ -3,7 +3,8 @@
 from sqlalchemy.orm import Session
 
 from foreshock import comparisons
-from foreshock.api.watch import RemedyRecord, onset_of
+from foreshock.api.watch import onset_of
+from foreshock.corrections import correction_named
 from foreshock.diagnosis.detectors import WarningState
 from foreshock.diagnosis.reward import COLLAPSE_RULE
 from foreshock.learning_rate import remedy
@@ -22,41 +23,41 @@ def situation_of(
     state: AdviceState,
     detectors: WarningState,
     settings: LoopSettings,
-    *,
-    with_effects: bool,
 ) -> remedy.Situation:
-    """Return what is known of the run; the effects of corrections, which take longest, only if they are of interest.
-
-    `with_effects` is false for a decision that does not depend on them.
-    """
+    """Return what is known of the run; the effect of a correction, which takes longest, only if it is of interest."""
     asked, advised, proposed = state.correction.asked, state.correction.last, state.rollback.last
-    needs_effects = with_effects or (asked is not None and advised is None)
-    evaluated: tuple[RemedyRecord, ...] = ()
-    if needs_effects and settings.enabled and remedy.is_evaluated(detectors.loop, settings):
-        evaluated = _evaluated(session, run.id, detectors.step)
+    asked_ess = None
+    if (
+        asked is not None
+        and advised is None
+        and correction_named(asked.kind).level == "sequence"
+        and settings.enabled
+        and remedy.is_evaluated(detectors.loop, settings)
+    ):
+        asked_ess = _effective_sample(session, run.id, detectors.step, asked)
     collapse = _collapse(session, run.id)
     return remedy.Situation(
         loop=detectors.loop,
         settings=settings,
-        evaluated=evaluated,
         collapse=collapse,
         checkpoints=() if collapse is None else _checkpoints(session, run),
         asked=asked,
+        asked_ess=asked_ess,
         correction=advised if isinstance(advised, Correction) else None,
         proposed=proposed if isinstance(proposed, Rollback) else None,
         rolled_back=state.rolled_back,
     )
 
 
-def _evaluated(session: Session, run_id: str, step: int | None) -> tuple[RemedyRecord, ...]:
+def _effective_sample(session: Session, run_id: str, step: int | None, asked: Correction) -> float | None:
     if step is None:
-        return ()
+        return None
     try:
         # Whoever asks may see the run.
         pair = corrections.read_pair(session, security.UNRESTRICTED, run_id, step, None, comparisons.TRAINER_ROLLOUT)
     except (measurements.MeasurementNotFound, measurements.StatisticsOutOfDate):
-        return ()
-    return remedy.evaluate_remedies(pair.statistics, pair.summaries)
+        return None
+    return remedy.effective_sample(asked, pair.statistics, pair.summaries)
 
 
 def _collapse(session: Session, run_id: str) -> int | None:

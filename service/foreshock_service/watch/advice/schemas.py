@@ -4,7 +4,6 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from foreshock.api.watch import Favoured, RemedyRecord
 from foreshock.learning_rate.advice import AdvicePhase, OperatorKind
 from foreshock.learning_rate.levers import Correction, Rollback, lever_of
 from foreshock.learning_rate.modes import AdviceMode, Author, Lever
@@ -66,11 +65,6 @@ class AdviceRead(BaseModel):
     schedule: Schedule | None = Field(description="of the surge; its boundaries that count are those of `points`")
     points: list[Point] = Field(description="what is in force from a step on, ascending; the scale is 1 before")
     control: ControlRead | None = Field(description="null: nothing that the learning rate drives is measured")
-    also: list[RemedyRecord] = Field(
-        description="what corrections would do to the newest step; empty if nothing is beyond its set point"
-    )
-    favours: Favoured | None = Field(description="what the evidence is for; null: nothing is wrong, or it cannot tell")
-    favours_why: str
     factor: float = Field(description="of a halving; also the schedule's")
     floor: float = Field(description="the lowest scale; also the schedule's")
     phase: AdvicePhase

@@ -57,7 +57,6 @@ class Snapshot:
     configuration: WarningConfiguration
     opened: list[tables.Alert]
     remedy: Remedy
-    also: tuple[watch.RemedyRecord, ...]
     applied: schemas.AppliedRead | None
     reported: dict[str, schemas.LeverAppliedRead]
     probed_every: int | None
@@ -81,9 +80,6 @@ class Snapshot:
             schedule=state.schedule,
             points=list(schedule.newest_points(state.points)),
             control=_control(detectors.loop, self.configuration.loop),
-            also=list(self.also),
-            favours=self.remedy.favours,
-            favours_why=self.remedy.why,
             factor=state.factor,
             floor=state.floor,
             phase=state.phase(asked, warming),
@@ -137,11 +133,10 @@ def read_snapshot(session: Session, principal: security.Principal, run_id: str) 
     applied = _applied(session, run_id, state.attempt)
     probed_every = steps_between_probes(session, run_id)
     reported = _reported(session, run_id, state.attempt)
-    found, also = Remedy(), tuple[watch.RemedyRecord, ...]()
+    found = Remedy()
     if run.state not in runs.ENDED:
-        known = remedies.situation_of(session, run, state, detectors, configuration.loop, with_effects=True)
-        found, also = decide_remedy(known), tuple(known.evaluated)
-    return Snapshot(run, version, state, detectors, configuration, opened, found, also, applied, reported, probed_every)
+        found = decide_remedy(remedies.situation_of(session, run, state, detectors, configuration.loop))
+    return Snapshot(run, version, state, detectors, configuration, opened, found, applied, reported, probed_every)
 
 
 def read_advice(session: Session, principal: security.Principal, run_id: str, step: int | None) -> schemas.AdviceRead:
@@ -355,7 +350,7 @@ def decide_after_detection(session: Session, derived: derivation.DetectionDerive
     attempt = started[-1].attempt if started else 1
     advised, run = state_of(session, run_id), runs.find_run(session, run_id)
     assert run is not None
-    known = remedies.situation_of(session, run, advised, state, derived.configuration.loop, with_effects=False)
+    known = remedies.situation_of(session, run, advised, state, derived.configuration.loop)
     observation = decisions.Observation(
         attempt=attempt,
         observed_step=-1 if state.step is None else state.step,

@@ -15,7 +15,6 @@ from fastapi import FastAPI
 from sqlalchemy import update
 
 from foreshock import Client
-from foreshock.api.watch import advice_record
 from foreshock.learning_rate import AdviceFeed
 from foreshock.learning_rate.advice import Advice
 from foreshock_service.platform.database.tables import FoldedAdvice
@@ -323,7 +322,7 @@ def test_surge_in_rollouts_reaches_the_advice_feed(http: httpx.Client, server: R
         wait_until(lambda: (feed.want_weights_at_step or 0) > 360)
 
 
-def test_answer_says_what_corrections_would_do_and_which_remedy_is_favoured(http: httpx.Client) -> None:
+def test_answer_says_which_remedy_it_is_and_why(http: httpx.Client) -> None:
     run = start_run(http)
     for step in range(1, 9):
         batch = make_batch(40, seed=step)
@@ -339,20 +338,13 @@ def test_answer_says_what_corrections_would_do_and_which_remedy_is_favoured(http
         )
         assert run.put_shard(step, batch).status_code == 201
         if step == 1:
-            healthy = run.get("lr-advice").json()
-            assert (healthy["also"], healthy["favours"], healthy["favours_why"]) == ([], None, "")
-    advice = advice_record(run.get("lr-advice").raise_for_status().json())
-    assert advice.favours == "rate"
-    assert advice.favours_why.startswith("Token TIS at 2 and a lower rate: ")
-    masking = advice.also[1]
-    listed = run.get("steps/8/corrections", correction="sequence_mis", threshold="2").json()["items"][0]
-    assert (masking.correction, masking.threshold) == ("sequence_mis", "2")
-    expected = {
-        name: getattr(masking.expected, name) for name in ("kept_sequences", "kept_tokens", "ess", "distortion")
-    }
-    assert expected == {name: listed[name] for name in expected}
+            healthy = run.get("advice").json()
+            assert (healthy["remedy"], healthy["why"]) == ("nothing", "")
+    advice = run.get("advice").raise_for_status().json()
+    assert advice["remedy"] == "correction_and_decay"
+    assert advice["why"].startswith("Token TIS at 2 and a lower rate: ")
     http.patch(f"/v1/runs/{run.run}", json={"state": "finished"}).raise_for_status()
-    assert run.get("lr-advice").json()["favours"] is None
+    assert run.get("advice").json()["remedy"] == "nothing"
 
 
 def test_run_that_has_ended_is_offered_nothing_until_it_runs_again(http: httpx.Client, surged: RecordedRun) -> None:
