@@ -1,9 +1,9 @@
 """`make bench-doctor`: inject faults into tiny models, let the doctor examine what they log, and count the right names.
 
 Tuning seeds are 0 … 999: thresholds were chosen on them. Locked seeds are used only once. Already used: 2,000 … 2,240
-(only at the smallest size), 3,000 … 3,239, 4,000 … 4,239, 5,500 … 5,742, 6,000 … 6,242, 6,500 … 6,746, 8,000 … 8,246
-(`results/doctor.txt`), and 5,000 … 5,065 only for faults. 7,000 … 7,746 were used in part and changed rules. The next
-ones are 9,000 and beyond.
+(only at the smallest size), 3,000 … 3,239, 4,000 … 4,239, 5,500 … 5,742, 6,000 … 6,242, 6,500 … 6,746, 8,000 … 8,246,
+and 5,000 … 5,065 only for faults. 7,000 … 7,746 were used in part and changed rules. 9,000 … 9,317 are in
+`results/doctor.txt`, 9,500 … 9,700 were used in part. The next ones are 10,000 and beyond.
 `--seed 0` runs tuning cases, `--only NAME` one fault, `--sizes 0` the smallest size of each. The undeclared cases have
 only the rollouts and two folders of weights. A replay of some rollouts counts as their share of the tokens, a decode
 counts twice.
@@ -12,6 +12,7 @@ counts twice.
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
 import sys
 import tempfile
@@ -25,13 +26,13 @@ import torch
 
 from benchmarks.bars import Line, report
 from benchmarks.doctor.case import Case, Fault
-from benchmarks.doctor.faults import CONTROLS, FAULTS, FOREIGN
+from benchmarks.doctor.faults import CONTROLS, FAULTS, FOREIGN, TOGETHER
 from benchmarks.doctor.lab import batch_of
 from foreshock.doctor import Budget, DoctorReport, examine
 from foreshock.rollouts import BatchAttributes
 from foreshock_probes.doctor.experimenter import TorchExperimenter
 
-LOCKED = 8_000
+LOCKED = 9_000
 PAIRS = 30
 
 
@@ -46,6 +47,20 @@ class Result:
     report: DoctorReport
     replays: float
     seconds: float
+    values: dict[str, float]
+
+    @property
+    def has_values(self) -> bool:
+        """Whether the numbers of the findings are the injected ones, within 5 %, and no other ones are given."""
+        said = ", ".join(each.value for each in self.report.causes)
+        found = {word: re.search(rf"{re.escape(word)} ([+-]?[\d.]+)", said) for word in self.values}
+        if any(each is None for each in found.values()):
+            return False
+        right = all(
+            each is not None and abs(float(each[1]) - self.values[word]) <= 0.05 * abs(self.values[word])
+            for word, each in found.items()
+        )
+        return right and len(self.report.causes) == 1 and said.count(",") < len(self.values)
 
     @property
     def named(self) -> list[tuple[str, str]]:
@@ -69,6 +84,11 @@ class Result:
         return all(any(cause in causes for _, causes in self.wanted) for _, cause in self.named)
 
     @property
+    def is_named_in_part(self) -> bool:
+        """Whether a cause is named that explains less than 0.9."""
+        return any(each.share < 0.9 for each in self.report.causes)
+
+    @property
     def is_said_unknown(self) -> bool:
         """Whether only the side with a fault is called unknown, and what was tried is listed."""
         unknown = tuple(each.side for each in self.report.findings if each.kind == "unknown")
@@ -79,6 +99,8 @@ class Result:
         """Whether the findings are exactly the expected ones."""
         if self.group == "foreign":
             return self.is_said_unknown and not self.named
+        if self.values and not self.has_values:
+            return False
         return self.has_all and self.is_free_of_false and (self.is_first_right or not self.wanted)
 
 
@@ -87,7 +109,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=LOCKED)
     parser.add_argument("--only", default="")
-    parser.add_argument("--groups", default="faults,pairs,controls,foreign")
+    parser.add_argument("--groups", default="faults,pairs,controls,together,foreign")
     parser.add_argument("--sizes", default="0,1,2", help="of the faults: 0 is the smallest")
     parser.add_argument("--share", type=int, default=1, help="every n-th case only")
     arguments = parser.parse_args()
@@ -97,7 +119,7 @@ def main() -> int:
     for number, (group, name, faults, kind, size) in enumerate(_cases(arguments.groups.split(","))):
         if arguments.only not in name or number % arguments.share:
             continue
-        if group == "faults" and str(size) not in arguments.sizes.split(","):
+        if group in ("faults", "together") and str(size) not in arguments.sizes.split(","):
             continue
         results.append(_run(group, name, faults, kind, size, arguments.seed + number))
         print(_line(results[-1]), flush=True)
@@ -125,6 +147,9 @@ def _cases(groups: list[str]) -> Iterator[tuple[str, str, tuple[Fault, ...], str
     for number in range(60 if "controls" in groups else 0):
         control = CONTROLS[number % len(CONTROLS)]
         yield "controls", control.name, (control,), control.kinds[number // len(CONTROLS) % len(control.kinds)], 1
+    for number, fault in enumerate(TOGETHER if "together" in groups else ()):
+        for size in range(3):
+            yield "together", fault.name, (fault,), fault.kinds[(number + size) % len(fault.kinds)], size
     for number, fault in enumerate(FOREIGN if "foreign" in groups else ()):
         yield "foreign", fault.name, (fault,), fault.kinds[number % len(fault.kinds)], 1
 
@@ -132,6 +157,7 @@ def _cases(groups: list[str]) -> Iterator[tuple[str, str, tuple[Fault, ...], str
 def _run(group: str, name: str, faults: tuple[Fault, ...], kind: str, size: int, seed: int) -> Result:
     case = Case.of(kind, seed)
     case.size = size
+    case.prompts, case.responses = faults[0].rollouts[size]
     case.sampled()
     for fault in faults:
         fault.inject(case)
@@ -144,7 +170,9 @@ def _run(group: str, name: str, faults: tuple[Fault, ...], kind: str, size: int,
         seconds = time.process_time() - started
     sides = tuple(fault.side for fault in faults)
     wanted = tuple((fault.side, fault.causes) for fault in faults if fault.causes)
-    return Result(group, f"{name} [{kind}, {size}]", sides, wanted, report, budget.replays, seconds)
+    return Result(
+        group, f"{name} [{kind}, {size}]", sides, wanted, report, budget.replays, seconds, faults[0].values[size]
+    )
 
 
 def _line(result: Result) -> str:
@@ -164,9 +192,10 @@ def _share(values: list[bool]) -> float | None:
 
 def _summary(results: list[Result]) -> int:
     groups = {
-        name: [each for each in results if each.group == name] for name in ("faults", "pairs", "controls", "foreign")
+        name: [each for each in results if each.group == name]
+        for name in ("faults", "pairs", "controls", "together", "foreign")
     }
-    faults, pairs, controls, foreign = groups.values()
+    faults, pairs, controls, together, foreign = groups.values()
     print(", ".join(f"{name}: {len(each)} cases" for name, each in groups.items()))
     for size in range(3):
         of_size = [each for each in faults if each.name.endswith(f", {size}]")]
@@ -174,6 +203,7 @@ def _summary(results: list[Result]) -> int:
         print(f"size {size}: {right} of {len(of_size)} faults right, nothing false")
     print("replays: a screening on some rollouts counts as their share of the tokens, a decode twice")
     side_right = _share([each.has_all and each.is_free_of_false for each in faults])
+    sized = [each for each in results if each.values and each.wanted]
     replays = statistics.median([each.replays for each in faults]) if faults else 0
     seconds = statistics.median([each.seconds for each in faults]) if faults else 0
     return report(
@@ -182,6 +212,9 @@ def _summary(results: list[Result]) -> int:
             Line("first_right", "first right", _share([each.is_first_right for each in faults]), 0.95, at_least=True),
             Line("side_right_nothing_false", "side right, nothing false", side_right, 0.90, at_least=True),
             Line("pairs_both", "pairs, both named", _share([each.has_all for each in pairs]), 0.85, at_least=True),
+            Line("together", "parameters together", _share([each.is_right for each in together]), 0.9, at_least=True),
+            Line("named_below", "named, share < 0.9", sum(each.is_named_in_part for each in results), 0),
+            Line("wrong_sizes", "wrong sizes", sum(each.has_all and not each.has_values for each in sized), 0),
             Line("false_in_controls", "controls, false", sum(not each.is_free_of_false for each in controls), 0),
             Line("false_in_foreign", "foreign, false", sum(not each.is_free_of_false for each in foreign), 0),
             Line("foreign_unknown", "… unknown", _share([each.is_said_unknown for each in foreign]), 1, at_least=True),

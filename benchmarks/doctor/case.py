@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.doctor.lab import Pass, Rows, new_model, prompts_of, sample, save, score, updated
+from benchmarks.doctor.lab import PROMPTS, RESPONSES, Pass, Rows, new_model, prompts_of, sample, save, score, updated
 
 LogProbs = list[NDArray[np.float32]]
 SEVERAL = ("random", "tied", "moe", "trained")
@@ -27,6 +27,8 @@ class Case:
     model: Any
     old: Any
     size: int = 1
+    prompts: int = PROMPTS
+    responses: int = RESPONSES
     rows: Rows = field(default_factory=lambda: Rows([], [], [], []))
     pi: LogProbs = field(default_factory=list)
     attributes: dict[str, Any] = field(default_factory=dict)
@@ -42,7 +44,8 @@ class Case:
 
     def sampled(self, model: Any = None, process: Any = None, dtype: torch.dtype = torch.bfloat16) -> None:
         """Let the engine sample with a model, and the trainer score with the announced one."""
-        self.rows = sample(model or self.model, prompts_of(self.model, self.seed), self.seed, process, dtype)
+        prompts = prompts_of(self.model, self.seed, self.prompts)
+        self.rows = sample(model or self.model, prompts, self.seed, process, dtype, self.responses)
         self.pi = score(self.model, self.rows)
 
     def rescored(self, how: Pass, model: Any = None, side: str = "trainer") -> None:
@@ -71,10 +74,16 @@ class Case:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault: `inject` applies it to a case that has already sampled; `causes` are the right names, on `side`."""
+    """A fault: `inject` applies it to a case that has already sampled; `causes` are the right names, on `side`.
+
+    `values`: for each size, the numbers that the finding must give, by the words before them. `rollouts`: for each
+    size, the numbers of prompts and of responses to each.
+    """
 
     name: str
     side: str
     causes: tuple[str, ...]
     inject: Callable[[Case], None]
     kinds: tuple[str, ...] = SEVERAL
+    values: tuple[dict[str, float], ...] = ({}, {}, {})
+    rollouts: tuple[tuple[int, int], ...] = ((PROMPTS, RESPONSES),) * 3

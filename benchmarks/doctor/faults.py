@@ -10,6 +10,11 @@ import torch
 from benchmarks.doctor import foreign, healthy, inject
 from benchmarks.doctor.case import UNTRAINED, Fault
 
+
+def _firsts(*numbers: float) -> tuple[dict[str, float], ...]:
+    return tuple({"first": number} for number in numbers)
+
+
 FAULTS: tuple[Fault, ...] = (
     Fault("one token shifted", "trainer", ("shift",), inject.changed_data(inject.shift, "trainer")),
     Fault("an id zeroed", "trainer", ("zeros",), inject.changed_data(inject.end_zero, "trainer")),
@@ -47,7 +52,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault("layers of older weights", "rollout", ("part_of_weights", "layer_of_weights"), inject.part("layers.")),
     Fault("one layer of older weights", "rollout", ("layer_of_weights",), inject.part("layers.1.")),
     Fault("update applied twice", "rollout", ("update_scaled",), inject.scaled_update(2.0, 2.0, 2.0)),
-    Fault("a part of the update", "rollout", ("update_scaled",), inject.scaled_update(0.7, 0.35, 1.4)),
+    Fault("a part of the update", "rollout", ("update_scaled",), inject.scaled_update(0.7, 0.35, 1.4),
+          values=({"times": 0.7}, {"times": 0.35}, {"times": 1.4})),
     Fault("quantised", "rollout", ("quantised_weights",), inject.quantised),
     Fault("rotary base", "rollout", ("rope_theta",), inject.config(rope_theta=(5e5, 1e5, 1e6))),
     Fault("rotary scaling", "rollout", ("rope_scaling",), inject.config(rope_factor=(2.0, 4.0, 8.0))),
@@ -72,8 +78,46 @@ FAULTS: tuple[Fault, ...] = (
     Fault("layers exchanged", "rollout", ("layers",), inject.edited(inject.swap)),
     Fault("configurations differ", "both", ("configuration",), inject.other_configuration, ("random", "moe")),
     Fault("bypass", "trainer", ("bypass",), inject.bypass),
+    Fault("several ends excluded early", "rollout", ("banned_end",), inject.processed(inject.ends), UNTRAINED),
+    Fault("a bias of all ids", "rollout", ("token_bias",), inject.processed(inject.bias_of_all), UNTRAINED),
+    Fault(
+        "soft cap by the wrong formula", "rollout", ("softcap",),
+        inject.of_logits(inject.soft_cap_product, 8.0, 5.0, 3.0), UNTRAINED,
+    ),
+    Fault("BOS twice", "rollout", ("prompt",), inject.prompt(inject.bos_twice, 1)),
+    Fault("BOS of the engine only", "rollout", ("prompt",), inject.prompt(inject.another_bos), UNTRAINED),
+    Fault(
+        "first prompt tokens missing", "rollout", ("prompt",), inject.prompt(inject.first_cut), values=_firsts(1, 2, 4)
+    ),
+    Fault("last prompt tokens missing", "rollout", ("prompt",), inject.prompt(inject.last_cut)),
+    Fault("a system prompt missing", "rollout", ("prompt",), inject.prompt(inject.prefix_cut, 5)),
+    Fault("prompts truncated", "rollout", ("prompt",), inject.prompt(inject.truncated)),
 )  # fmt: skip
 """Faults that a row of the catalogue describes."""
+
+
+def _together(*kinds: str, sizes: tuple[tuple[float, ...], ...]) -> Fault:
+    return Fault(
+        " + ".join(kinds), "rollout", ("sampling",), inject.together(*kinds, sizes=sizes), UNTRAINED,
+        tuple(dict(zip(kinds, each, strict=True)) for each in sizes), ((4, 2), (8, 5), (16, 16)),
+    )  # fmt: skip
+
+
+TOGETHER: tuple[Fault, ...] = (
+    _together("temperature", "top p", sizes=((0.6, 0.95), (0.8, 0.9), (1.2, 0.95))),
+    _together("temperature", "top k", sizes=((0.6, 8), (0.8, 20), (1.3, 10))),
+    _together("temperature", "min p", sizes=((0.7, 0.1), (0.8, 0.05), (1.2, 0.1))),
+    _together("temperature", "repetition penalty", sizes=((0.6, 1.2), (0.8, 1.1), (1.2, 1.1))),
+    _together("temperature", "presence penalty", sizes=((0.6, 1.0), (0.8, 0.5), (1.2, 0.5))),
+    _together("temperature", "frequency penalty", sizes=((0.6, 0.8), (0.8, 0.5), (1.2, 0.5))),
+    _together("temperature", "id 5", sizes=((0.6, 2.0), (0.8, 2.0), (1.2, 1.5))),
+    _together("temperature", "at the first", sizes=((0.6, 6), (0.8, 8), (1.2, 10))),
+    _together("top p", "top k", sizes=((0.9, 8), (0.95, 10), (0.9, 6))),
+    _together("top p", "presence penalty", sizes=((0.9, 1.0), (0.95, 0.5), (0.8, 0.7))),
+    _together("top k", "repetition penalty", sizes=((8, 1.2), (10, 1.1), (5, 1.3))),
+    _together("presence penalty", "frequency penalty", sizes=((0.6, 0.4), (0.5, 0.3), (0.4, 0.6))),
+)
+"""Two sampling parameters at 8, 40 and 256 rollouts: one finding, with both."""
 
 
 FOREIGN: tuple[Fault, ...] = (

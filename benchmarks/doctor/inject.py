@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.doctor.case import Case
-from benchmarks.doctor.lab import Pass, score, updated, with_config
+from benchmarks.doctor.lab import Pass, prompts_of, sample, score, updated, with_config
 
 
 def changed_data(
@@ -92,6 +92,32 @@ def min_p(logits: torch.Tensor, min_p: float) -> torch.Tensor:
     return logits.masked_fill(probabilities < min_p * probabilities.amax(-1, keepdim=True), -torch.inf)
 
 
+def together(*kinds: str, sizes: tuple[tuple[float, ...], ...]) -> Callable[[Case], None]:
+    """Return an engine with several sampling parameters, in the order of vLLM: penalties, bias, temperature, min-p,
+    top-k, top-p."""
+
+    def change(case: Case, logits: torch.Tensor, ids: torch.Tensor, given: torch.Tensor, step: int) -> torch.Tensor:
+        value = dict(zip(kinds, sizes[case.size], strict=True))
+        seen = _seen(ids, logits.shape[-1])
+        counts = _seen(ids[:, int(given[0]) :], logits.shape[-1])
+        if factor := value.get("repetition penalty"):
+            logits = torch.where(seen > 0, torch.where(logits > 0, logits / factor, logits * factor), logits)
+        logits = (
+            logits - value.get("frequency penalty", 0.0) * counts - value.get("presence penalty", 0.0) * (counts > 0)
+        )
+        logits = biased(logits, value.get("id 5", 0.0))
+        if step < value.get("at the first", 0):
+            logits = biased(logits, -torch.inf, token=1)
+        logits = logits / value.get("temperature", 1.0)
+        if "min p" in value:
+            logits = min_p(logits, value["min p"])
+        if "top k" in value:
+            logits = top_k(logits, int(value["top k"]))
+        return top_p(logits, value["top p"]) if "top p" in value else logits
+
+    return processed(change)
+
+
 def _seen(ids: torch.Tensor, vocabulary: int) -> torch.Tensor:
     return torch.zeros(ids.shape[0], vocabulary).scatter_add_(1, ids, torch.ones_like(ids, dtype=torch.float32))
 
@@ -128,6 +154,65 @@ def banned(case: Case, logits: torch.Tensor, ids: torch.Tensor, given: torch.Ten
 
 def no_end(case: Case, logits: torch.Tensor, ids: torch.Tensor, given: torch.Tensor, step: int) -> torch.Tensor:
     return biased(logits, -torch.inf, token=1) if step < (4, 8, 12)[case.size] else logits
+
+
+def ends(case: Case, logits: torch.Tensor, ids: torch.Tensor, given: torch.Tensor, step: int) -> torch.Tensor:
+    """Exclude several ends at the first tokens."""
+    if step < (6, 10, 14)[case.size]:
+        logits[:, [1, 3, 6]] = -torch.inf
+    return logits
+
+
+def bias_of_all(case: Case, logits: torch.Tensor, *_: object) -> torch.Tensor:
+    """The engine adds a bias to each id, as a head with a bias does."""
+    generator = torch.Generator().manual_seed(case.seed)
+    return logits + (0.3, 0.7, 1.1)[case.size] * torch.randn(logits.shape[-1], generator=generator)
+
+
+def soft_cap_product(logits: torch.Tensor, cap: float) -> torch.Tensor:
+    return logits * torch.tanh(logits / cap)
+
+
+def prompt(edit: Callable[[Case, list[int]], list[int]], common: int = 0) -> Callable[[Case], None]:
+    """Return an engine that samples with edited prompts; the logged ones start with `common` equal ids."""
+
+    def inject(case: Case) -> None:
+        prompts = prompts_of(case.model, case.seed, case.prompts)
+        logged = [[*prompts[0][:common], *each] for each in prompts]
+        case.rows = sample(case.model, [edit(case, each) for each in logged], case.seed, responses=case.responses)
+        case.rows.prompts = [list(logged[group]) for group in case.rows.groups]
+        case.pi = score(case.model, case.rows)
+
+    return inject
+
+
+def bos_twice(case: Case, prompt: list[int]) -> list[int]:
+    case.model.config.bos_token_id = prompt[0]
+    return [prompt[0], *prompt]
+
+
+def another_bos(case: Case, prompt: list[int]) -> list[int]:
+    """The logged prompts have no BOS, the engine's have the one of the configuration."""
+    case.model.config.bos_token_id = (2, 7, 4)[case.size]
+    return [case.model.config.bos_token_id, *prompt]
+
+
+def first_cut(case: Case, prompt: list[int]) -> list[int]:
+    return prompt[(1, 2, 4)[case.size] :]
+
+
+def last_cut(case: Case, prompt: list[int]) -> list[int]:
+    return prompt[: -(1, 2, 3)[case.size]]
+
+
+def prefix_cut(case: Case, prompt: list[int]) -> list[int]:
+    """The system prompt, equal in all prompts, is missing."""
+    return prompt[5:]
+
+
+def truncated(case: Case, prompt: list[int]) -> list[int]:
+    """The prompt is cut on the left to a largest length."""
+    return prompt[-(8, 6, 4)[case.size] :]
 
 
 def _older(case: Case, size: float) -> Any:

@@ -100,22 +100,27 @@ class Rows:
         return [prompt + response for prompt, response in zip(self.prompts, self.responses, strict=True)]
 
 
-def prompts_of(model: Any, seed: int) -> list[list[int]]:
+def prompts_of(model: Any, seed: int, number: int = PROMPTS) -> list[list[int]]:
     """Return prompts of 5, 8 or 12 ids, none of which is the padding or the end."""
     random = np.random.default_rng(seed)
-    return [random.integers(2, model.config.vocab_size, (5, 8, 12)[each % 3]).tolist() for each in range(PROMPTS)]
+    return [random.integers(2, model.config.vocab_size, (5, 8, 12)[each % 3]).tolist() for each in range(number)]
 
 
 @torch.no_grad()
 def sample(
-    model: Any, prompts: list[list[int]], seed: int, process: Process | None = None, dtype: torch.dtype = torch.bfloat16
+    model: Any,
+    prompts: list[list[int]],
+    seed: int,
+    process: Process | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    responses: int = RESPONSES,
 ) -> Rows:
     """Decode with a KV cache; the logged log-probs are those of the distribution that `process` returns."""
     engine = copy.deepcopy(model).to(dtype)
     generator = torch.Generator().manual_seed(seed)
     rows = Rows([], [], [], [])
     for length in sorted({len(prompt) for prompt in prompts}):
-        groups = [group for group, prompt in enumerate(prompts) if len(prompt) == length for _ in range(RESPONSES)]
+        groups = [group for group, prompt in enumerate(prompts) if len(prompt) == length for _ in range(responses)]
         ids = torch.tensor([prompts[group] for group in groups])
         given = torch.full((len(groups),), length)
         past, current, tokens, logged = None, ids, [], []

@@ -109,6 +109,9 @@ _SYNC_FIX = {
     "any": "verify after each update that all ranks and all tensors were received",
 }
 
+SAMPLING = _fit("sampling", "are those of several sampling parameters: {label}", {})
+"""What a finding says of several rows of the family, which are fitted and judged together."""
+
 CATALOGUE: tuple[Cause, ...] = (
     _data(
         "zeros",
@@ -183,6 +186,7 @@ CATALOGUE: tuple[Cause, ...] = (
             "any": "remove the bias, or apply it in the trainer too",
         },
         "biases",
+        "bias_of_ids",
     ),
     _fit(
         "banned_end",
@@ -206,8 +210,9 @@ CATALOGUE: tuple[Cause, ...] = (
     _fit(
         "softcap",
         "have soft-capped logits (cap {label})",
-        {"any": "apply final_logit_softcapping on both sides or on none"},
+        {"any": "apply final_logit_softcapping, c · tanh(logit / c), on both sides or on none"},
         "softcap",
+        "softcap_product",
     ),
     _changes(
         "other_weights",
@@ -253,6 +258,17 @@ CATALOGUE: tuple[Cause, ...] = (
         {"any": "set the option of the engine that samples as you mean it"},
         fills.engines,
         "weights",
+    ),
+    _changes(
+        "prompt",
+        "have another prompt: {label}",
+        {
+            "any": "pass the token ids of the engine's prompt to the trainer; do not tokenize or template them again",
+            "vLLM": "pass prompt_token_ids; with text, add_special_tokens=False if the template has the BOS",
+            "verl": "check data.max_prompt_length and data.truncation",
+        },
+        fills.prompts,
+        confirm="log the prompt's token ids as the engine received them",
     ),
     _changes("configuration", "are those of the configuration {label}", _CONFIGURATION_FIX, fills.other_configuration),
     _changes(

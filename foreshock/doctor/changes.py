@@ -72,8 +72,9 @@ class Subject:
     `announced`: the name of the weights that each side should hold. `weights`: the names of all weights, in the order
     given. `versions`: the version or step that a name stands for, if known. `configurations`: the config.json of each
     name. `unusable`: names that could not be loaded, and why. `layers`: their number; `longest`: the longest sequence,
-    in tokens; `eos`: the id that ends a sequence. `engines`: scorers of real engines that may be used; names with an
-    option have a colon.
+    in tokens; `ends`: known ids that end a sequence. `engines`: scorers of real engines that may be used; names with an
+    option have a colon. `shortest_prompt` is a length, `common_prompt` the number of first ids that all prompts have in
+    common, `first_ids` the ids that a prompt may begin with.
     """
 
     announced: Mapping[str, str]
@@ -83,8 +84,11 @@ class Subject:
     unusable: Mapping[str, str] = field(default_factory=dict)
     layers: int = 0
     longest: int = 0
-    eos: int | None = None
+    ends: tuple[int, ...] = ()
     engines: tuple[str, ...] = ()
+    shortest_prompt: int = 0
+    common_prompt: int = 0
+    first_ids: tuple[int, ...] = ()
 
 
 class Experimenter(Protocol):

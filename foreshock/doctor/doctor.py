@@ -1,13 +1,13 @@
 """Find the variant that reproduces what each side logged, and what differs between the two."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.api.doctor import DoctorReport, Finding, NotTried, RuledOut, SideReport
 from foreshock.diagnosis.wording import number, plural
-from foreshock.doctor.catalogue import CATALOGUE
+from foreshock.doctor.catalogue import CATALOGUE, SAMPLING
 from foreshock.doctor.changes import SIDES, BudgetSpentError, CannotTryError, Change, Experimenter, hashable
 from foreshock.doctor.evidence import Compared, share_range
 from foreshock.doctor.fills import differing_fields
@@ -185,14 +185,10 @@ def _findings(search: SideSearch, batch: RolloutBatch) -> list[Finding]:
     if found.rows.all() and found.data:
         touched = np.abs(search.base.halves - found.halves) > search.rounding
         tokens = tokens & touched
-    share = search.share(found)
-    result = []
-    for variant, value in zip(found.variants, found.values, strict=True):
-        row = _ROWS[variant.cause]
-        lag = _is_declared_lag(search, batch) if row.name == "other_weights" else False
-        width = search.uncertainty(variant)
-        label = value if np.isnan(width) else f"{value} ± {width:.1g}"
-        label += " over the ids of the response only" if variant.fit == "repetition_of_response" else ""
+    share, result = search.share(found), []
+    for cause, value, label, fixes in _named(search):
+        row = _ROWS.get(cause, SAMPLING)
+        lag = _is_declared_lag(search, batch) if cause == "other_weights" else False
         says = f"{SIDE_WORDS[search.side]} {row.says.format(label=label)}{part}"
         if lag:
             says += ", as their weights_version declares: a lag, not a fault"
@@ -200,7 +196,7 @@ def _findings(search: SideSearch, batch: RolloutBatch) -> list[Finding]:
             Finding(
                 "expected" if lag else "cause",
                 search.side,
-                row.name,
+                cause,
                 value,
                 says,
                 int(tokens.sum()),
@@ -211,11 +207,36 @@ def _findings(search: SideSearch, batch: RolloutBatch) -> list[Finding]:
                 after=search.mean(found),
                 exact=search.is_exact(found),
                 alternatives=tuple(dict.fromkeys(_words(each) for each in search.alternatives())),
-                fixes=row.fixes,
+                fixes=fixes,
                 confirm=row.confirm,
             )
         )
     return result
+
+
+def _named(search: SideSearch) -> list[tuple[str, str, str, Mapping[str, str]]]:
+    """Return the cause, value, words and fixes of each finding: sampling parameters fitted together are one."""
+    found, widths = search.found, search.uncertainties()
+    named: list[tuple[str, str, str, Mapping[str, str]]] = []
+    together: list[tuple[str, str, str, Mapping[str, str]]] = []
+    for variant, value in zip(found.variants, found.values, strict=True):
+        label = f"{value} ± {widths[variant.fit]:.1g}" if variant.fit in widths else value
+        if variant.fit in ("presence", "frequency") and (width := widths.get("presence + frequency")):
+            label = f"{value} ± {width:.1g} (the sum of presence and frequency, which these tokens cannot tell apart)"
+        label += {
+            "repetition_of_response": " over the ids of the response only",
+            "softcap_product": " by l · tanh(l / c)",
+        }.get(variant.fit, "")
+        each = (variant.cause, value, label, _ROWS[variant.cause].fixes)
+        (together if variant.fit else named).append(each)
+    if len(together) < 2:
+        return named + together
+    words = [f"{cause.replace('_', ' ')} {label}" for cause, _, label, _ in together]
+    fixes: dict[str, str] = {}
+    for framework, fix in (item for _, _, _, of_row in together for item in of_row.items()):
+        fixes[framework] = f"{fixes[framework]}; {fix}" if framework in fixes else fix
+    values = [f"{cause.replace('_', ' ')} {value}" for cause, value, _, _ in together]
+    return [*named, (SAMPLING.name, ", ".join(values), ", ".join(words), fixes)]
 
 
 def _is_declared_lag(search: SideSearch, batch: RolloutBatch) -> bool:
@@ -290,7 +311,7 @@ def _between(
         return []
     found = []
     mine, theirs = (float(np.mean(each.found.sampling.temperature)) for each in (engine, trainer))
-    if mine != theirs and not any(each.cause == "temperature" for each in so_far):
+    if mine != theirs and not any(each.cause in ("temperature", SAMPLING.name) for each in so_far):
         found.append(_temperatures(batch, mine, theirs))
     names = [str(search.found.change.get("weights")) for search in (engine, trainer)]
     compared, subject = trainer.compared, experimenter.subject

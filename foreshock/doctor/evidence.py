@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,6 +19,8 @@ RESOLUTION = 1e-13
 _USUAL = 0.75
 """The quantile of the tokens' differences in rounding beyond which a token loses weight."""
 _RESAMPLES = 1_000
+CHANCE = 0.01
+"""The probability of a false name that each test allows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -165,3 +168,15 @@ def half_widths(slopes: Float64, left: Float64, groups: NDArray[np.int64]) -> Fl
     scores = np.stack([np.bincount(groups, each * left, number) for each in slopes]) if number > 1 else slopes * left
     spread = inverse @ (scores @ scores.T) @ inverse * scores.shape[1] / max(scores.shape[1] - 1, 1)
     return np.asarray(1.96 * np.sqrt(np.diag(spread)))
+
+
+def chance_of(improvements: Float64) -> float:
+    """Return the probability of such improvements [N] of the rollouts or tokens by chance, by signed ranks."""
+    values = improvements[np.isfinite(improvements) & (improvements != 0)]
+    if not values.size:
+        return 1.0
+    ranks = np.abs(values).argsort().argsort() + 1.0
+    number = values.size
+    mean = number * (number + 1) / 4
+    spread = math.sqrt(number * (number + 1) * (2 * number + 1) / 24)
+    return 0.5 * math.erfc((float(ranks[values > 0].sum()) - mean) / spread / math.sqrt(2))

@@ -153,11 +153,36 @@ def attention_scales(subject: Subject, side: str) -> Labelled:
 
 
 def windows(subject: Subject, side: str) -> Labelled:
-    for kind, label in (("window", "a window of {} tokens"), ("prompt_last", "only the last {} tokens of the prompt")):
-        size = 4 if kind == "prompt_last" else 8
-        while size < subject.longest:
-            yield label.format(size), {"visible": (kind, size)}
-            size *= 2
+    size = 8
+    while size < subject.longest:
+        yield f"a window of {size} tokens", {"visible": ("window", size)}
+        size *= 2
+
+
+_PROMPT_IDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+_LAST_IDS = 16
+"""Most last ids of a prompt that are cut: a template's beginning of the answer has a few."""
+_PROMPTS = {"first": "without the first {} ids", "last": "without the last {} ids", "keep": "only the last {} ids"}
+
+
+def prompts(subject: Subject, side: str) -> Labelled:
+    """Yield prompts with one more first id, and without some first or last ids; the search fits their number."""
+    for token in subject.first_ids:
+        yield f"id {token} before the first one", {"prompt": ("before", token)}
+    numbers = {
+        "first": [subject.common_prompt, *_PROMPT_IDS],
+        "last": [each for each in _PROMPT_IDS if each <= _LAST_IDS],
+        "keep": _PROMPT_IDS,
+    }
+    for kind, tried in numbers.items():
+        least = subject.longest if kind == "keep" else subject.shortest_prompt
+        for number in dict.fromkeys(each for each in tried if 0 < each < least):
+            yield prompt_of(kind, number)
+
+
+def prompt_of(kind: str, number: int) -> tuple[str, dict[str, Any]]:
+    """Return the label and the values of a prompt without some ids."""
+    return _PROMPTS[kind].format(number), {"prompt": (kind, number)}
 
 
 LONGEST_ROW = 8

@@ -9,7 +9,7 @@ causes, in one of two ways:
 - It **stands out**: none of the **other causes** that were tried would explain so much of these very logs by chance
   (`nulls.expected_by_chance`).
 - It is **alone**: it leaves no more than one rounding if the side was beyond ordinary rounding, else it explains more
-  than half; so many rollouts improve (`nulls.chance_of`) that none of all variants would do this by chance; and no
+  than half; so many rollouts improve (`evidence.chance_of`) that none of all variants would do this by chance; and no
   other cause leaves as little.
 
 A change of data that leaves no more than the noise is named without nulls: it has no parameter that fits a few tokens.
@@ -29,16 +29,14 @@ import numpy as np
 
 from foreshock.doctor.catalogue import Variant
 from foreshock.doctor.changes import BudgetSpentError
-from foreshock.doctor.evidence import Compared, mean_range, share_range
+from foreshock.doctor.evidence import CHANCE, Compared, chance_of, mean_range, share_range
 from foreshock.doctor.floors import ONE_OF_TWO_ROUNDINGS, Floors
-from foreshock.doctor.nulls import chance_of, expected_by_chance, gain_of, healthy_share
+from foreshock.doctor.nulls import expected_by_chance, gain_of, healthy_share
 from foreshock.doctor.replays import Replays
 from foreshock.doctor.trials import Trial, View
 
 NAMED_SHARE = 0.9
 """The least share of what a side differs by that a name explains: less is a part of a cause, or a relative of it."""
-CHANCE = 0.01
-"""The probability of a false name that each test allows."""
 
 Kind = Literal[0, 1]
 """How tokens count: 0 all alike, 1 by the weights of the floors."""

@@ -2,7 +2,8 @@
 
 `healthy_share`: what variants explain of logs without a fault. `expected_by_chance`: how many other causes would
 explain as much. `chosen_by_chance`: what the choice of the better of several replays for each rollout explains.
-`chance_of`: how likely so many rollouts improve. `Floors.precision_shares`: what precisions explain of one another.
+`evidence.chance_of`: how likely so many rollouts improve. `Floors.precision_shares`: what precisions explain of one
+another.
 """
 
 from __future__ import annotations
@@ -43,18 +44,6 @@ def healthy_share(
             if in_part or each.rows.all():
                 found = np.maximum(found, 1 - weights @ each.halves / before)
     return float(found[0]), float(found[1])
-
-
-def chance_of(improvements: Float64) -> float:
-    """Return the probability of such improvements [N] of the rollouts by chance, by signed ranks."""
-    values = improvements[np.isfinite(improvements) & (improvements != 0)]
-    if not values.size:
-        return 1.0
-    ranks = np.abs(values).argsort().argsort() + 1.0
-    number = values.size
-    mean = number * (number + 1) / 4
-    spread = math.sqrt(number * (number + 1) * (2 * number + 1) / 24)
-    return 0.5 * math.erfc((float(ranks[values > 0].sum()) - mean) / spread / math.sqrt(2))
 
 
 def gain_of(share: float) -> float:

@@ -13,7 +13,8 @@ from foreshock.doctor.catalogue import Variant
 from foreshock.doctor.changes import Change, Experimenter
 from foreshock.doctor.data import DATA_CHANGES
 from foreshock.doctor.evidence import LARGEST, RESOLUTION, Compared, Float64, half_widths
-from foreshock.doctor.sampling import Sampling, fitted, uncertainty
+from foreshock.doctor.fits import Fitting, fitted, selected, uncertainties
+from foreshock.doctor.sampling import Sampling
 from foreshock.doctor.trials import Budget, Trial, View, switched
 
 _FRACTIONS = (0.0, 0.5, 2.0, -1.0)
@@ -30,7 +31,6 @@ class Replays:
 
     def __init__(self, experimenter: Experimenter, budget: Budget, log: Callable[[str], None]) -> None:
         self._experimenter, self._budget, self._log = experimenter, budget, log
-        self._eos = experimenter.subject.eos
         self._fractions: dict[tuple[Change, str], tuple[float, ...]] = {}
         self.engines = tuple(each for each in experimenter.subject.engines if ":" not in each)
 
@@ -55,7 +55,7 @@ class Replays:
         Empty if a fit or a change of data does not apply. Raises CannotTryError.
         """
         change, sampling, data = start.change, start.sampling, start.data
-        values = list(start.values)
+        values, fits = list(start.values), [each.fit for each in variants if each.fit]
         for variant in variants:
             change = change if variant.change.get("delta") else change.plus(variant.change)
         for variant in variants:
@@ -68,13 +68,14 @@ class Replays:
                 values[-1] = f"{words} {variant.label}"
             elif variant.data:
                 data = (*data, variant.data)
-            elif variant.fit:
-                target = self._unchanged_data(change, sampling, data, view)
-                fit = fitted(variant.fit, self._logits(change, view), target, sampling, self._eos)
-                if fit is None:
-                    return []
-                sampling = fit
-                values[-1] = _value(fit, variant.fit)
+        if fits:
+            together = fitted(fits, self._fitting(change, sampling, data, view), sampling)
+            if together is None:
+                return []
+            sampling = together
+            of_fits = {number: each.fit for number, each in enumerate(variants, len(start.values)) if each.fit}
+            for number, fit in of_fits.items():
+                values[number] = _value(sampling, fit)
         log_probs = self._with_data(self.log_probs(change, sampling, view), data, view, start.data)
         if log_probs is None:
             return []
@@ -82,7 +83,7 @@ class Replays:
         if variants[-1].change.values and not is_silent:
             mean = trial.gap / max(int(view.compared.usable.sum()), 1)
             self._log(f"{variants[-1].cause}, {values[-1]}: E[d²]/2 {mean:.2e}")
-        return [trial, *self._in_part(trial, start, view, variants[-1].fit)]
+        return [trial, *self._in_part(trial, start, view, fits)]
 
     def _fraction(
         self, change: Change, name: str, sampling: Sampling, data: tuple[str, ...], view: View
@@ -126,10 +127,20 @@ class Replays:
         fitted = change.plus(Change.of(delta=(name, best)))
         return fitted, words.get(best, f"times {best:.4g} ± {width:.1g}")
 
-    def uncertainty(self, trial: Trial, fit: str, view: View) -> float:
-        """Return the half-width of the 95 % interval of a parameter that was fitted; NaN if it has none."""
-        target = self._unchanged_data(trial.change, trial.sampling, trial.data, view)
-        return uncertainty(fit, self._logits(trial.change, view), target, trial.sampling)
+    def uncertainties(self, trial: Trial, view: View) -> dict[str, float]:
+        """Return the half-widths of the 95 % intervals of the parameters that were fitted (`fits.uncertainties`)."""
+        fits = [each.fit for each in trial.variants if each.fit]
+        if not fits:
+            return {}
+        return uncertainties(fits, self._fitting(trial.change, trial.sampling, trial.data, view), trial.sampling)
+
+    def selected(self, start: Trial, view: View) -> tuple[str, ...]:
+        """Return the sampling parameters that explain together what `start` leaves (`fits.selected`)."""
+        return selected(self._fitting(start.change, start.sampling, start.data, view), start.sampling)
+
+    def _fitting(self, change: Change, sampling: Sampling, data: tuple[str, ...], view: View) -> Fitting:
+        target = self._unchanged_data(change, sampling, data, view)
+        return Fitting(self._logits(change, view), target, self._experimenter.subject.ends, self._budget.check)
 
     def _unchanged_data(self, change: Change, sampling: Sampling, data: tuple[str, ...], view: View) -> Compared:
         """Return the tokens that a fit has to explain: those that no change of data alters."""
@@ -141,7 +152,7 @@ class Replays:
             return view.compared
         return replace(view.compared, usable=view.compared.usable & (changed == plain))
 
-    def _in_part(self, trial: Trial, start: Trial, view: View, fit: str) -> Iterator[Trial]:
+    def _in_part(self, trial: Trial, start: Trial, view: View, fits: list[str]) -> Iterator[Trial]:
         """Yield trials of only the rollouts that it fits better than `start`, if these are some and not all.
 
         A parameter fitted to all rollouts is fitted again to these. With other weights, also a switch within rollouts.
@@ -152,13 +163,13 @@ class Replays:
         if 2 <= better.sum() < better.size - 1:
             yield replace(trial, halves=np.where(tokens, trial.halves, start.halves), rows=better, in_part=True)
             part = replace(compared, usable=compared.usable & tokens)
-            logits = self._logits(trial.change, view) if fit and not trial.data else None
-            found = None if logits is None else fitted(fit, logits, part, start.sampling, self._eos)
-            if logits is not None and found is not None:
-                halves = compared.halves(found.log_probs(logits, compared))
+            fitting = self._fitting(trial.change, start.sampling, (), view)
+            found = fitted(fits, replace(fitting, compared=part), start.sampling) if fits and not trial.data else None
+            if found is not None:
+                halves = compared.halves(found.log_probs(fitting.logits, compared))
                 rows = compared.by_rollout(halves) < compared.by_rollout(start.halves)
                 halves = np.where(rows[compared.rows], halves, start.halves)
-                values = (*trial.values[:-1], _value(found, fit))
+                values = (*trial.values[: -len(fits)], *(_value(found, fit) for fit in fits))
                 yield replace(trial, sampling=found, halves=halves, rows=rows, values=values, in_part=True)
         if trial.change.get("weights") != start.change.get("weights"):
             halves = switched(start.halves, trial.halves, compared.batch.response_offsets)
@@ -202,9 +213,14 @@ def _shortest(value: float, width: float) -> float:
 
 def _value(sampling: Sampling, fit: str) -> str:
     """Return the fitted value in words."""
-    value = getattr(sampling, fit)
-    if fit == "biases":
-        return ", ".join(f"id {token} {'banned' if np.isinf(bias) else f'{bias:+.2f}'}" for token, bias in value)
-    if fit == "banned_until":
-        return f"id {value[0]} at the first {value[1]} tokens"
-    return f"{float(np.max(value)):.4g}"
+    if fit in ("biases", "bias_of_ids"):
+        biases = sorted(sampling.biases, key=lambda each: -abs(each[1]))
+        words = [f"id {token} {'banned' if np.isinf(bias) else f'{bias:+.2f}'}" for token, bias in biases[:4]]
+        if len(biases) > len(words):
+            spread = float(np.std([bias for _, bias in biases]))
+            words = [f"a bias of each of {len(biases)} ids, of standard deviation {spread:.2g}", *words]
+        return ", ".join(words)
+    if fit == "banned_until" and sampling.banned_until is not None:
+        ids, first = sampling.banned_until
+        return f"{'id' if len(ids) == 1 else 'ids'} {', '.join(map(str, ids))} at the first {first} tokens"
+    return f"{float(np.max(getattr(sampling, fit))):.4g}"

@@ -2,7 +2,8 @@
 
 1. The announced weights are replayed in three precisions, float32 on half of the rollouts: **ordinary rounding**. The
    best one in other batches gives the **noise**. A side within the noise is reproduced: the search ends.
-2. Single variants, by family: data and sampling need no further replay, then weights, then the forward pass, then
+2. Single variants, by family: data and sampling need no further replay, and several sampling parameters are fitted
+   together if one of them explains a part; then weights, then the forward pass, then
    parts. Each is judged for all rollouts, and for the rollouts that it fits better than the undisturbed replay. A
    variant that needs a replay is screened first, on the worst rollout and then on a tenth of the tokens in the
    rollouts that differ most: all tokens are replayed only if it explains more of that than chance does.
@@ -16,9 +17,10 @@ from dataclasses import replace
 
 from foreshock.doctor.catalogue import FAMILIES, PRECISIONS, Variant, variants_of
 from foreshock.doctor.changes import BudgetSpentError, CannotTryError, Change, Experimenter
-from foreshock.doctor.evidence import Compared, share_range
+from foreshock.doctor.evidence import CHANCE, Compared, share_range
+from foreshock.doctor.fills import prompt_of
 from foreshock.doctor.floors import Floors
-from foreshock.doctor.naming import CHANCE, Naming
+from foreshock.doctor.naming import Naming
 from foreshock.doctor.nulls import chosen_by_chance
 from foreshock.doctor.replays import Replays
 from foreshock.doctor.sampling import Sampling
@@ -29,6 +31,8 @@ _FREE = ("data", "sampling")
 _CHEAP = (*_FREE, "weights")
 _LITTLE_NOISE = 2.0
 """Multiple of the noise of other batches, as engines add their own. A smaller difference has cheap causes or none."""
+_PART = 0.2
+"""The least share that one sampling parameter explains, so that several together may be the cause."""
 _STARTS = 4
 """Single variants from which pairs are tried: those that explain most."""
 
@@ -98,12 +102,11 @@ class SideSearch:
         """Return the share of the base (or of `without`) that a trial explains, with its interval."""
         return share_range((without or self.base).halves, trial.halves, self.compared)
 
-    def uncertainty(self, variant: Variant) -> float:
-        """Return the half-width of the 95 % interval of the parameter that a variant fitted; NaN if it has none."""
+    def uncertainties(self) -> dict[str, float]:
+        """Return the half-widths of the 95 % intervals of the parameters that were fitted, if they have one."""
         with contextlib.suppress(BudgetSpentError):
-            if variant.fit:
-                return self._replays.uncertainty(self.found, variant.fit, self._whole)
-        return float("nan")
+            return self._replays.uncertainties(self.found, self._whole)
+        return {}
 
     def alternatives(self) -> list[Trial]:
         """Return the other single causes that reproduce the side and cannot be told from what was found."""
@@ -136,12 +139,15 @@ class SideSearch:
             self._leave_forward(f"what is left is {little}")
         for family in _CHEAP if little else FAMILIES:
             for causes in _by_cause(variants_of(family, self.subject, self.side)):
-                for trial in (each for variant in causes for each in self._attempted(self.base, (variant,))):
+                tried = itertools.chain(causes, self._nearer(causes))
+                for trial in (each for variant in tried for each in self._attempted(self.base, (variant,))):
                     self.trials.append(trial)
                     if self.is_exact(trial) and self._naming.names(trial):
                         return self._whole_of(trial)
                 if family not in _FREE and any(self._naming.is_clear(each) for each in self.trials):
                     break
+            if family == "sampling":
+                self._try_together()
             if family == "weights":
                 of_folders = [self.base, *(each for each in self.trials if each.has_other_weights)]
                 self.trials += mixtures(of_folders, self.compared)
@@ -154,6 +160,42 @@ class SideSearch:
         if self.mean(self.base) <= self.rounding:
             return self.base
         return self._pair() or self.base
+
+    def _nearer(self, causes: list[Variant]) -> Iterator[Variant]:
+        """Yield prompts whose number of ids is between that which explains most and the next ones that were tried."""
+        numbers = {each.change.get("prompt", ("before", 0)): each for each in causes}
+        numbers = {each: variant for each, variant in numbers.items() if each[0] != "before"}
+        if not numbers:
+            return
+
+        def share(variant: Variant) -> float:
+            whole = [self.share(each)[0] for each in self.trials if each.variants == (variant,)]
+            return max(whole, default=max(self.screened.get((variant,), (-1.0,))))
+
+        best = max(numbers, key=lambda each: share(numbers[each]))
+        kind, number = best
+        step = max([each[1] for each in numbers if each[0] == kind and each[1] < number], default=0)
+        step = (number - step) // 2
+        while step and share(numbers[best]) > 0:
+            for each in ((kind, number - step), (kind, number + step)):
+                label, values = prompt_of(*each)
+                if each not in numbers and each[1] > 0:
+                    numbers[each] = replace(numbers[best], label=label, change=Change.of(**values))
+                    yield numbers[each]
+                    best = max(best, each, key=lambda one: share(numbers[one]))
+            step, number = (step, best[1]) if best[1] != number else (step // 2, number)
+
+    def _try_together(self) -> None:
+        """Try several sampling parameters together, if one alone explains a part."""
+        singles = {each.fit: each for each in variants_of("sampling", self.subject, self.side)}
+        tried = [each for each in self.trials if each.variants[0].fit and each.rows.all()]
+        nearest = min(tried, key=lambda each: each.gap, default=self.base)
+        if self.mean(self.base) <= self.rounding or nearest.gap > (1 - _PART) * self.base.gap:
+            return
+        with contextlib.suppress(BudgetSpentError):
+            names = self._replays.selected(self.base, self._whole)
+            if len(names) > 1:
+                self.trials += self._attempted(self.base, tuple(singles[each] for each in names))
 
     def _little(self) -> str:
         """Return what explains a small difference without a cause; "" if nothing does."""
@@ -267,13 +309,14 @@ class SideSearch:
         return best if best is not found and self._naming.needs_both(best, found, tried) else found
 
     def _seconds(self, family: str, start: Trial) -> Iterator[Trial]:
-        first = start.variants[0]
+        causes = {each.cause for each in start.variants}
+        known = {name for each in start.variants for name, _ in each.change.values}
         for variant in variants_of(family, self.subject, self.side):
-            if variant.cause == first.cause or set(dict(variant.change.values)) & set(dict(first.change.values)):
+            if variant.cause in causes or known & set(dict(variant.change.values)):
                 continue
-            # A fit is made again under the change, and data changes come last.
-            plain = self.base if first.fit and variant.change.values and len(start.variants) == 1 else start
-            variants = (variant, first) if plain is self.base else (variant,)
+            # Fits are made again under the change, and data changes come last.
+            plain = self.base if variant.change.values and all(each.fit for each in start.variants) else start
+            variants = (variant, *start.variants) if plain is self.base else (variant,)
             for trial in self._attempted(plain, variants, start):
                 yield trial
                 if self.is_exact(trial):

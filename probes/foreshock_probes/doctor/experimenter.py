@@ -2,14 +2,15 @@
 
 The values of a change: `weights` (a folder's name), `part` (name, part: that part of other weights), `delta` (name, λ:
 other weights + λ · (announced weights − other weights)), `quantise`, `layers` (skip or swap), `norm`, `config` (field,
-value; one field), `positions`, `visible`, `packed`, `kv`, `attention_scale`, `prompt_weights`, `precision` and
-`composition` (other batches). `foreshock.doctor.catalogue` explains each of them.
+value; one field), `prompt` (kind, id or number), `positions`, `visible`, `packed`, `kv`, `attention_scale`,
+`prompt_weights`, `precision` and `composition` (other batches). `foreshock.doctor.catalogue` explains each of them.
 """
 
 import copy
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,6 +31,8 @@ _CACHED_BYTES = min(8 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PA
 """Most bytes of cached logits, of all replays together."""
 _MOST_BYTES = _CACHED_BYTES // 4
 """Most bytes of one replay's logits: the cache must hold those of the precisions and of a variant at the same time."""
+_USUAL_BOS = (0, 1, 2)
+"""Ids of the beginning of a sequence in most tokenizers, besides the configuration's."""
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "bfloat16_head32": torch.bfloat16}
 
 
@@ -79,7 +82,8 @@ class TorchExperimenter:
             unusable=lost,
             layers=int(config.num_hidden_layers),
             longest=int((np.diff(batch.prompt_offsets) + np.diff(batch.response_offsets)).max(initial=0)),
-            eos=_end(config, batch),
+            ends=_ends(config),
+            **_prompts(batch, config),
             engines=tuple(asked),
         )
 
@@ -134,6 +138,8 @@ class TorchExperimenter:
         return self._engines.log_probs(engine)
 
     def _replayed(self, change: Change, batch: RolloutBatch) -> NDArray[np.float32]:
+        if change.get("prompt") is not None:
+            batch = _with_prompts(batch, *change.get("prompt"))
         model = self._model(change)
         cached = None
         if change.get("prompt_weights") is not None:
@@ -270,16 +276,44 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return [str(folder) for folder in folders]
 
 
-def _end(config: Any, batch: RolloutBatch) -> int | None:
-    """Return the token id that ends sequences: the configuration's, else the most frequent last id."""
+def _prompts(batch: RolloutBatch, config: Any) -> dict[str, Any]:
+    """Return what is known of the prompts, as fields of a subject."""
+    prompts = np.split(batch.prompt_token_ids, batch.prompt_offsets[1:-1])
+    shortest = min(map(len, prompts), default=0)
+    firsts = np.stack([each[:shortest] for each in prompts]) if prompts else np.zeros((0, 0), np.int32)
+    differing = np.flatnonzero((firsts != firsts[:1]).any(axis=0))
+    common = int(differing[0]) if differing.size else shortest
+    known = [int(firsts[0, 0])] if common else []
+    known += [each for each in (config.bos_token_id, *_USUAL_BOS, config.pad_token_id) if isinstance(each, int)]
+    ids = tuple(dict.fromkeys(each for each in known if 0 <= each < config.vocab_size))
+    return {"shortest_prompt": shortest, "common_prompt": common, "first_ids": ids}
+
+
+def _with_prompts(batch: RolloutBatch, kind: str, number: int) -> RolloutBatch:
+    """Return the rollouts with edited prompts: an id before the first one, or ids left out. Raises CannotTryError."""
+    prompts = [
+        {
+            "before": lambda each: np.concatenate([np.array([number], each.dtype), each]),
+            "first": lambda each: each[number:],
+            "last": lambda each: each[:-number],
+            "keep": lambda each: each[-number:],
+        }[kind](each)
+        for each in np.split(batch.prompt_token_ids, batch.prompt_offsets[1:-1])
+    ]
+    if not all(map(len, prompts)):
+        raise CannotTryError("a prompt would have no token")
+    offsets = np.concatenate([[0], np.cumsum([len(each) for each in prompts])])
+    return replace(
+        batch,
+        prompt_token_ids=np.concatenate(prompts).astype(batch.prompt_token_ids.dtype),
+        prompt_offsets=offsets.astype(batch.prompt_offsets.dtype),
+    )
+
+
+def _ends(config: Any) -> tuple[int, ...]:
+    """Return the token ids that end sequences by the configuration."""
     eos = config.eos_token_id
-    if isinstance(eos, list):
-        eos = eos[0] if eos else None
-    if isinstance(eos, int):
-        return eos
-    offsets = batch.response_offsets
-    last = batch.response_token_ids[offsets[1:][np.diff(offsets) > 0] - 1]
-    return int(np.bincount(last).argmax()) if last.size else None
+    return tuple(eos) if isinstance(eos, list) else (eos,) if isinstance(eos, int) else ()
 
 
 def _names_of(state: Mapping[str, torch.Tensor], part: str, config: Any) -> list[str]:

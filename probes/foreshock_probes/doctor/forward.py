@@ -231,8 +231,6 @@ def _mask(visible: Any, real: NDArray[np.bool_], prompts: list[int]) -> NDArray[
             allowed[row] &= (key >= prompt) | (query < prompt)
         elif kind == "no_first":
             allowed[row] &= (key > 0) | (query == 0)
-        elif kind == "prompt_last":
-            allowed[row] &= key >= prompt - size
     allowed &= real[:, None, :]
     allowed |= (query == key)[None]
     return allowed[:, None]

@@ -26,7 +26,7 @@ class FakeExperimenter:
             configurations={name: {"rope_parameters": {"rope_theta": 1e4}} for name in weights},
             versions={name: int(name.partition("_")[2]) for name in weights},
             longest=16,
-            eos=1,
+            ends=(1,),
         )
         self.check: Callable[[], None] = lambda: None
         self.made: list[Change] = []

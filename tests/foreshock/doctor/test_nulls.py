@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from foreshock.doctor import Budget, Change, examine
 from foreshock.doctor.catalogue import Variant
-from foreshock.doctor.evidence import Compared
+from foreshock.doctor.evidence import Compared, chance_of
 from foreshock.doctor.floors import ONE_OF_TWO_ROUNDINGS, Floors
-from foreshock.doctor.nulls import chance_of, chosen_by_chance, expected_by_chance, gain_of, healthy_share
+from foreshock.doctor.nulls import chosen_by_chance, expected_by_chance, gain_of, healthy_share
 from foreshock.doctor.replays import Replays
 from foreshock.doctor.sampling import Sampling
 from foreshock.doctor.trials import View

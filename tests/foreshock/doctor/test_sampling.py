@@ -7,7 +7,8 @@ import pytest
 
 from foreshock.doctor import Change
 from foreshock.doctor.evidence import Compared
-from foreshock.doctor.sampling import Sampling, fitted
+from foreshock.doctor.fits import Fitting, fitted, selected
+from foreshock.doctor.sampling import Sampling
 from tests.foreshock.doctor.fake import FakeExperimenter, logged, rollouts
 
 BATCH = rollouts(2)
@@ -68,7 +69,7 @@ def _with_id(compared: Compared, token: int) -> Compared:
 )
 def test_a_fit_recovers_its_parameter(fit: str, sampling: Sampling, value: float) -> None:
     compared = _compared(sampling)
-    found = fitted(fit, LOGITS, compared, Sampling(), eos=1)
+    found = fitted([fit], Fitting(LOGITS, compared), Sampling())
 
     assert found is not None
     assert getattr(found, fit) == pytest.approx(value, rel=0.06)
@@ -77,7 +78,7 @@ def test_a_fit_recovers_its_parameter(fit: str, sampling: Sampling, value: float
 
 def test_biased_and_banned_ids_are_found() -> None:
     compared = _compared(Sampling(biases=((3, 1.0), (7, -np.inf))))
-    found = fitted("biases", LOGITS, compared, Sampling(), eos=1)
+    found = fitted(["biases"], Fitting(LOGITS, compared), Sampling())
 
     assert found is not None
     biases = dict(found.biases)
@@ -85,8 +86,47 @@ def test_biased_and_banned_ids_are_found() -> None:
     assert biases[3] == pytest.approx(1.0, abs=0.02)
 
 
-def test_an_end_banned_at_first_tokens_is_found() -> None:
-    found = fitted("banned_until", LOGITS, _compared(Sampling(banned_until=(1, 4))), Sampling(), eos=1)
+@pytest.mark.parametrize("ends", [(1,), (1, 5, 9)])
+def test_ends_banned_at_first_tokens_are_found(ends: tuple[int, ...]) -> None:
+    """One end is known; the others were not sampled early, and follow from what the known one leaves."""
+    early = Compared.of(BATCH, logged(LAB))
+    banned = Sampling(banned_until=(ends, 4))
+    values = banned.log_probs(LOGITS, early)  # −∞ where the rollouts have a banned id
+    compared = Compared.of(BATCH, np.where(np.isfinite(values), values, np.nan).astype(np.float32))
+    compared.ids[(early.position < 4) & np.isin(early.ids, ends)] = 0
+    found = fitted(["banned_until"], Fitting(LOGITS, compared, (1,)), Sampling())
 
     assert found is not None
-    assert found.banned_until == (1, 4)
+    assert found.banned_until == (ends, 4)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=0.6, top_p=0.95),
+        Sampling(temperature=1.3, top_k=6),
+        Sampling(temperature=0.7, presence=0.6),
+        Sampling(top_p=0.8, repetition=1.2),
+        Sampling(presence=0.5, frequency=0.3, temperature=0.8),
+    ],
+)
+def test_parameters_are_chosen_and_fitted_together(sampling: Sampling) -> None:
+    compared = _compared(sampling)
+    known = ("temperature", "top_p", "top_k", "repetition", "presence", "frequency")
+    wanted = {each for each in known if getattr(sampling, each) != getattr(Sampling(), each)}
+    names = selected(Fitting(LOGITS, compared), Sampling())
+    found = fitted(names, Fitting(LOGITS, compared), Sampling())
+
+    assert found is not None
+    assert set(names) == wanted
+    for name in wanted:
+        assert getattr(found, name) == pytest.approx(getattr(sampling, name), rel=0.03)
+
+
+def test_noise_and_one_parameter_choose_no_further_ones() -> None:
+    noise = np.random.default_rng(4).normal(0, 0.01, BATCH.num_tokens)
+    for sampling in (Sampling(), Sampling(temperature=0.8)):
+        exact = _compared(sampling)
+        compared = Compared.of(BATCH, (exact.logged + noise).astype(np.float32))
+        names = selected(Fitting(LOGITS, compared), Sampling())
+        assert names == (() if sampling.temperature == 1.0 else ("temperature",))

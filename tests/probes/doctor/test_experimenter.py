@@ -112,6 +112,39 @@ def test_an_error_of_the_doctors_own_code_is_no_finding(
         examine(batch, plain)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "edit"),
+    [
+        (("before", 1), lambda each: [1, *each]),
+        (("first", 2), lambda each: each[2:]),
+        (("last", 1), lambda each: each[:-1]),
+        (("keep", 3), lambda each: each[-3:]),
+    ],
+)
+def test_another_prompt_of_the_engine_is_named(
+    prompt: tuple[str, int], edit: Callable[[list[int]], list[int]], folders: tuple[Path, Path]
+) -> None:
+    plain = _rollouts()
+    random = np.random.default_rng(4)
+    prompts = [random.integers(2, VOCABULARY, 4 + row % 3).tolist() for row in range(plain.num_rollouts)]
+    edited = [edit(each) for each in prompts]
+    mu, pi = (one_by_one(folders[0], _with_prompts(plain, each)) for each in (edited, prompts))
+    batch = replace(_with_prompts(plain, prompts), rollout_log_probs=mu, trainer_log_probs=pi)
+    experimenter = TorchExperimenter.of_folders(batch, folders[0], folders[0])
+    report = examine(batch, experimenter)
+
+    assert [(each.side, each.cause) for each in report.causes] == [("rollout", "prompt")]
+    assert f" {prompt[1]} " in report.causes[0].value
+    with pytest.raises(CannotTryError, match="a prompt would have no token"):
+        experimenter.logits(Change.of(weights="step_0010", prompt=("first", 4)))
+
+
+def _with_prompts(batch: RolloutBatch, prompts: list[list[int]]) -> RolloutBatch:
+    offsets = np.concatenate([[0], np.cumsum([len(each) for each in prompts])])
+    ids = np.concatenate(prompts).astype(batch.prompt_token_ids.dtype)
+    return replace(batch, prompt_token_ids=ids, prompt_offsets=offsets.astype(batch.prompt_offsets.dtype))
+
+
 def test_a_replay_ends_in_its_middle_when_the_budget_is_spent(folders: tuple[Path, Path]) -> None:
     calls = 0
 

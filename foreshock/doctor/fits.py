@@ -1,0 +1,459 @@
+"""Fits of sampling parameters to logged log-probs, one alone or several together, from the logits of one replay.
+
+A single parameter is fitted on a grid. Several are chosen one after another (`selected`): each time the parameter that
+explains most of what the others leave, after which all are fitted again. A parameter enters only if so many tokens
+improve that none of those tried would do this by chance, and leaves again if the others do as well without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.doctor.evidence import CHANCE, LARGEST, Compared, Float64, chance_of, half_widths
+from foreshock.doctor.sampling import Sampling
+
+_FIT_LOGITS = 1 << 21
+"""Largest number of logits in a fit: more tokens are thinned out evenly, to no fewer than the next number."""
+_LEAST_FIT_TOKENS = 128
+_COARSE_LOGITS = 1 << 17
+"""The same where many starts are tried."""
+_MOST_IDS = 4
+_MOST_ENDS = 16
+_MOST_PARAMETERS = 4
+_LEAST_FURTHER = 0.1
+"""Least share of what the others leave that a further parameter explains; precisions are within it of one another."""
+_KNOWN_SHARE = 0.9
+"""Least share that biases of all ids explain of prompts that they were not fitted to."""
+_FOLDS = 4
+_RIDGE = 1e-3
+_HEATS = (0.7, 0.8, 0.9, 1.1, 1.25, 1.4)
+"""Factors of a fitted temperature from which a truncation is fitted with it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fitting:
+    """The input of a fit: logits and logged log-probs of tokens, known ends of sequences, and a check of the budget."""
+
+    logits: NDArray[np.float32]
+    compared: Compared
+    ends: tuple[int, ...] = ()
+    check: Callable[[], None] = lambda: None
+
+    def gap(self, sampling: Sampling) -> float:
+        """Return half the mean square of what `sampling` leaves unexplained, in nats²."""
+        self.check()
+        return self.compared.gap(self.log_probs(sampling))
+
+    def log_probs(self, sampling: Sampling) -> Float64:
+        """Return the log-probs of the tokens, [T]."""
+        return sampling.log_probs(self.logits, self.compared)
+
+    def halves(self, sampling: Sampling) -> Float64:
+        """Return d²/2 of each token, [T]."""
+        return self.compared.halves(self.log_probs(sampling))
+
+    def thinned(self, base: Sampling, most: int) -> tuple[Fitting, Sampling]:
+        """Return the fit of evenly spread tokens with at most so many logits, and `base` at these."""
+        tokens, vocabulary = self.logits.shape
+        stride = max(1, -(-tokens // max(most // vocabulary, _LEAST_FIT_TOKENS)))
+        if stride == 1:
+            return self, base
+        thin = np.arange(0, tokens, stride)
+        return replace(self, logits=self.logits[thin], compared=self.compared.at(thin)), base.at(thin)
+
+
+def fitted(names: Sequence[str], fitting: Fitting, base: Sampling) -> Sampling | None:
+    """Return `base` with the parameters `names` of FITS fitted together; None if one of them does not help."""
+    fitting, found = fitting.thinned(base, _FIT_LOGITS)
+    for place, name in enumerate(names):
+        extended = _extended(fitting, found, names[:place], name)
+        if extended is None:
+            return None
+        found = extended
+    return found
+
+
+def selected(fitting: Fitting, base: Sampling) -> tuple[str, ...]:
+    """Return the parameters that together explain the logged log-probs best, the first alone explains most."""
+    fitting, found = fitting.thinned(base, _FIT_LOGITS)
+    coarse, _ = fitting.thinned(base, _COARSE_LOGITS)
+    names: tuple[str, ...] = ()
+    while len(names) < _MOST_PARAMETERS:
+        others = [each for each in _TOGETHER if each not in names and not _EXCLUDES.get(each, set()) & set(names)]
+        starts = {name: fit for name in others if (fit := _started(coarse, _at(coarse, fitting, found), names, name))}
+        nearest = sorted(starts, key=lambda name: coarse.gap(starts[name]))[:2]
+        tried = {name: fit for name in nearest if (fit := _extended(fitting, found, names, name))}
+        if not tried:
+            break
+        best = min(tried, key=lambda name: fitting.gap(tried[name]))
+        if not _is_better(fitting, found, tried[best]):
+            break
+        found, names = tried[best], (*names, best)
+        for name in names[:-1]:
+            rest = tuple(each for each in names if each != name)
+            without = _together(fitting, found.having(name, getattr(Sampling(), name)), rest)
+            if not _is_better(fitting, without, found):
+                found, names = without, rest
+    return names
+
+
+def uncertainties(names: Sequence[str], fitting: Fitting, sampling: Sampling) -> dict[str, float]:
+    """Return the half-widths of the 95 % intervals over prompts of parameters that were fitted together.
+
+    Those on a grid have none. "presence + frequency" is that of the sum, if the data cannot tell the two apart.
+    """
+    own = [each for each in names if each in CONTINUOUS and isinstance(getattr(sampling, each), float)]
+    if not own:
+        return {}
+    left, slopes = _slopes(fitting, sampling, [(each, 0) for each in own])
+    found = dict(zip(own, half_widths(slopes, left, fitting.compared.groups).tolist(), strict=True))
+    penalties = [each for each in ("presence", "frequency") if each in own]
+    if len(penalties) == 1:
+        _, both = _slopes(fitting, sampling, [("presence", 0), ("frequency", 0)])
+        sizes = np.sqrt((both**2).sum(axis=1))
+        if both[0] @ both[1] > _SAME * sizes[0] * sizes[1]:
+            found["presence + frequency"] = found.pop(penalties[0])
+    return found
+
+
+_SAME = 0.995
+"""Correlation of the slopes of two parameters from which the data cannot tell them apart."""
+
+
+def _at(coarse: Fitting, fitting: Fitting, sampling: Sampling) -> Sampling:
+    """Return a distribution of `fitting` at the tokens of `coarse`."""
+    return sampling if coarse is fitting else fitting.thinned(sampling, _COARSE_LOGITS)[1]
+
+
+def _started(coarse: Fitting, found: Sampling, names: Sequence[str], name: str) -> Sampling | None:
+    """Return the best fit of one more parameter, on the others or, for a truncation, on others that truncate less.
+
+    A temperature that was fitted alone is too low for a truncation beside it, and another truncation too narrow.
+    """
+    starts = [found]
+    if name in TRUNCATIONS and "temperature" in names:
+        starts += [found.having("temperature", found.temperature * factor) for factor in _HEATS]
+    if name in TRUNCATIONS and "top_k" in names:
+        starts += [found.having("top_k", int(found.top_k) + more) for more in (1, 2, 3, 4, 6, 8, 12, 16)]
+    if name in TRUNCATIONS and "top_p" in names:
+        starts += [found.having("top_p", 1 - (1 - found.top_p) * part) for part in (0.8, 0.6, 0.4, 0.2)]
+    fits = [fit for start in starts if (fit := FITS[name](coarse, start)) is not None]
+    return min(fits, key=coarse.gap, default=None)
+
+
+def _extended(fitting: Fitting, found: Sampling, names: Sequence[str], name: str) -> Sampling | None:
+    """Return `found`, fitted in `names`, with the parameter `name` too; None if that does not help."""
+    if not names:
+        return FITS[name](fitting, found)
+    coarse, at = fitting.thinned(found, _COARSE_LOGITS)
+    start = _started(coarse, at, names, name)
+    if start is None:
+        return None
+    for each in (*names, name):
+        found = found.having(each, getattr(start, each))
+    return _together(fitting, found, (*names, name))
+
+
+def _together(fitting: Fitting, found: Sampling, names: Sequence[str]) -> Sampling:
+    """Fit the parameters `names` again from their values in `found`, until nothing improves."""
+    gap = fitting.gap(found)
+    for _ in range(4):
+        trial = _newton(fitting, found, names)
+        for name in (each for each in names if each not in CONTINUOUS):
+            again = FITS[name](fitting, trial.having(name, getattr(Sampling(), name)))
+            trial = min((trial, *([again] if again else [])), key=fitting.gap)
+        now = fitting.gap(trial)
+        if now < gap:
+            found = trial
+        if now > 0.99 * gap:
+            break
+        gap = now
+    for name in (each for each in names if each in CONTINUOUS):
+        found = found.having(name, _tidy(fitting, found, name, getattr(found, name)))
+    return found
+
+
+def _newton(fitting: Fitting, found: Sampling, names: Sequence[str]) -> Sampling:
+    """Fit the continuous parameters, and the biases of single ids, by least squares of what is left."""
+    places = [(name, 0) for name in names if name in CONTINUOUS]
+    if "biases" in names:
+        places += [("biases", place) for place, each in enumerate(found.biases) if np.isfinite(each[1])]
+    gap = fitting.gap(found) if places else 0.0
+    for _ in range(8 if places else 0):
+        left, slopes = _slopes(fitting, found, places)
+        step = np.linalg.lstsq(slopes.T, left, rcond=None)[0]
+        for factor in (1.0, 0.5, 0.2):
+            trial = found
+            for place, size in zip(places, (factor * step).tolist(), strict=True):
+                trial = _moved(trial, place, size)
+            if (now := fitting.gap(trial)) < gap:
+                break
+        else:
+            return found
+        found, gained, gap = trial, 1 - now / gap, now
+        if gained < 1e-3:
+            break
+    return found
+
+
+def _slopes(fitting: Fitting, found: Sampling, places: Sequence[tuple[str, int]]) -> tuple[Float64, Float64]:
+    """Return what is left of each token [T], and the derivatives of its log-prob by parameter [K, T]."""
+    plain, step = fitting.log_probs(found), 1e-4
+    left = fitting.compared.logged - plain
+    slopes = np.stack([(fitting.log_probs(_moved(found, place, step)) - plain) / step for place in places])
+    # A step that moves the border of a truncation gives no slope.
+    used = fitting.compared.usable & (np.abs(left) < LARGEST) & np.isfinite(slopes).all(axis=0)
+    used &= (np.abs(slopes) < LARGEST / step / 100).all(axis=0)
+    return np.where(used, left, 0.0), np.where(used, slopes, 0.0)
+
+
+def _moved(found: Sampling, place: tuple[str, int], step: float) -> Sampling:
+    """Return the distribution with one parameter moved, within its range."""
+    name, number = place
+    if name == "biases":
+        token, bias = found.biases[number]
+        return found.having(name, (*found.biases[:number], (token, bias + step), *found.biases[number + 1 :]))
+    grid = CONTINUOUS[name]
+    return found.having(name, np.clip(getattr(found, name) + step, 0.5 * grid[0] if grid[0] > 0 else grid[0], grid[-1]))
+
+
+def _is_better(fitting: Fitting, before: Sampling, after: Sampling) -> bool:
+    """Whether what one distribution explains of what another leaves is more than chance."""
+    gained = fitting.halves(before) - fitting.halves(after)
+    if gained.sum() < _LEAST_FURTHER * fitting.halves(before).sum():
+        return False
+    return chance_of(gained) * len(_TOGETHER) < CHANCE
+
+
+def _continuous(field: str) -> Callable[[Fitting, Sampling], Sampling | None]:
+    """Return a fit of a continuous parameter: the best value of a grid, then golden sections around it."""
+    grid, plain = CONTINUOUS[field], getattr(Sampling(), field)
+
+    def fit(fitting: Fitting, base: Sampling) -> Sampling | None:
+        gaps = [fitting.gap(base.having(field, value)) for value in grid]
+        best = int(np.argmin(gaps))
+        low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+        value = _golden(lambda each: fitting.gap(base.having(field, each)), low, high)
+        if min(gaps[best], fitting.gap(base)) < fitting.gap(base.having(field, value)):
+            value = grid[best]
+        return None if value == plain else base.having(field, _tidy(fitting, base, field, value))
+
+    return fit
+
+
+def _tidy(fitting: Fitting, base: Sampling, field: str, value: float) -> float:
+    """Return the shortest decimal near `value` that fits as well: people set 0.8, not 0.80003."""
+    gap = fitting.gap(base.having(field, value))
+    for digits in range(1, 4):
+        short = float(np.round(value, digits))
+        if short and fitting.gap(base.having(field, short)) <= gap * 1.01 + 1e-15:
+            return short
+    return float(value)
+
+
+def _golden(function: Callable[[float], float], low: float, high: float, steps: int = 24) -> float:
+    ratio = (np.sqrt(5) - 1) / 2
+    left, right = high - ratio * (high - low), low + ratio * (high - low)
+    at_left, at_right = function(left), function(right)
+    for _ in range(steps):
+        if at_left < at_right:
+            high, right, at_right = right, left, at_left
+            left = high - ratio * (high - low)
+            at_left = function(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + ratio * (high - low)
+            at_right = function(right)
+    return float((low + high) / 2)
+
+
+def _on_grid(field: str, values: Callable[[int], Sequence[float]]) -> Callable[[Fitting, Sampling], Sampling | None]:
+    """Return a fit of a truncation: the best value of a grid, which the vocabulary's size may limit."""
+
+    def fit(fitting: Fitting, base: Sampling) -> Sampling | None:
+        tried = [base.having(field, value) for value in values(fitting.logits.shape[1])]
+        best = min(tried, key=fitting.gap)
+        return best if fitting.gap(best) < fitting.gap(base) else None
+
+    return fit
+
+
+def _top_p(fitting: Fitting, base: Sampling) -> Sampling | None:
+    """Fit top-p: coarse values, then finer ones around the best."""
+
+    def best_of(values: Iterable[float]) -> float:
+        return min(values, key=lambda value: fitting.gap(base.having("top_p", value)))
+
+    at = best_of(np.concatenate([np.arange(0.3, 0.96, 0.05), [0.98, 0.99, 0.995]]).tolist())
+    near = np.concatenate([np.arange(at - 0.05, min(at + 0.05, 0.999), 0.005), [at]])
+    best = best_of(near[near > 0].tolist())
+    # Between two steps of the running mass all values keep the same tokens; the rounder one is likelier.
+    short = [value for digits in (1, 2) if 0 < (value := float(np.round(best, digits))) < 1]
+    gap = fitting.gap(base.having("top_p", best))
+    chosen = next((value for value in short if fitting.gap(base.having("top_p", value)) <= gap), float(best))
+    found = base.having("top_p", chosen)
+    return found if fitting.gap(found) < fitting.gap(base) else None
+
+
+def _biases(fitting: Fitting, base: Sampling) -> Sampling | None:
+    """Fit biases of single ids by matching pursuit.
+
+    With biases β of ids b, exp(log q(a) − log p(a)) of another id a is 1/(1 + Σ_b p(b)(e^(β/T) − 1)): its inverse less
+    1 is linear in the probabilities. A banned id has the coefficient −1.
+    """
+    logged, plain = fitting.compared.logged, fitting.log_probs(base)
+    values = np.exp(base.shaped(fitting.logits, fitting.compared))
+    usable = fitting.compared.usable & np.isfinite(plain) & (np.abs(plain - logged) < 3)
+    target, heat = np.expm1(plain[usable] - logged[usable]), float(np.mean(base.temperature))
+    columns, ids = (values / values.sum(axis=1, keepdims=True))[usable], fitting.compared.ids[usable]
+    chosen: list[int] = []
+    slopes = np.zeros(0)
+    gap, found = fitting.gap(base), None
+    for _ in range(_MOST_IDS):
+        others = ~np.isin(ids, chosen)
+        left = target - (columns[:, chosen] @ slopes if chosen else 0.0)
+        own = columns[others, ids[others]]  # an id's own tokens follow another equation
+        products, squares = columns[others].T @ left[others], (columns[others] ** 2).sum(axis=0)
+        products -= np.bincount(ids[others], own * left[others], columns.shape[1])
+        squares -= np.bincount(ids[others], own * own, columns.shape[1])
+        gains = products**2 / np.maximum(squares, 1e-9)
+        gains[chosen] = 0
+        chosen.append(int(np.argmax(gains)))
+        others = ~np.isin(ids, chosen)
+        if others.sum() < 2 * len(chosen):
+            break
+        slopes = np.linalg.lstsq(columns[others][:, chosen], target[others], rcond=None)[0]
+        biases = tuple(
+            (token, -np.inf if slope < -0.97 else float(np.round(heat * np.log1p(slope), 3)))
+            for token, slope in zip(chosen, slopes.tolist(), strict=True)
+        )
+        trial = base.having("biases", biases)
+        now = fitting.gap(trial)
+        if now > (gap if found is None else 0.7 * gap):
+            break
+        gap, found = now, trial
+    return found
+
+
+def _bias_of_ids(fitting: Fitting, base: Sampling) -> Sampling | None:
+    """Fit a bias of each id that was sampled, if biases fitted to some prompts explain the others.
+
+    Without that test so many parameters explain a part of any difference.
+    """
+    compared = fitting.compared
+    groups = compared.groups if compared.groups.max(initial=0) >= _FOLDS else compared.rows
+    before, after, plain = 0.0, 0.0, fitting.halves(base)
+    for fold in range(_FOLDS):
+        own = compared.usable & (groups % _FOLDS == fold)
+        fit = _ridge(replace(fitting, compared=replace(compared, usable=compared.usable & ~own)), base)
+        known = own & np.isin(compared.ids, [token for token, _ in fit])
+        before += float(plain[known].sum())
+        after += float(fitting.halves(base.having("biases", fit))[known].sum())
+        if known.sum() < 0.5 * own.sum() or after > (1 - _KNOWN_SHARE) * before:
+            return None
+    return base.having("biases", _ridge(fitting, base))
+
+
+def _ridge(fitting: Fitting, base: Sampling) -> tuple[tuple[int, float], ...]:
+    """Return the biases of the ids that occur, with small ones preferred."""
+    compared = fitting.compared
+    ids, at = np.unique(compared.ids, return_inverse=True)
+    found, heat = np.zeros(ids.size), float(np.mean(base.temperature))
+    ids = ids[np.bincount(at, compared.usable) > 0]
+    found, at = np.zeros(ids.size), np.searchsorted(ids, compared.ids)
+    for _ in range(6):
+        fitting.check()
+        trial = base.having("biases", tuple(zip(ids.tolist(), found.tolist(), strict=True)))
+        values = np.exp(trial.shaped(fitting.logits, compared))
+        left = compared.logged - fitting.log_probs(trial)
+        used = compared.usable & (np.abs(left) < LARGEST)
+        slopes = -(values / values.sum(axis=1, keepdims=True))[used][:, ids]
+        slopes[np.arange(slopes.shape[0]), at[used]] += 1
+        slopes /= heat
+        square = slopes.T @ slopes + _RIDGE * np.eye(ids.size)
+        found = found + np.linalg.solve(square, slopes.T @ left[used] - _RIDGE * found)
+    return tuple(zip(ids.tolist(), np.round(found, 3).tolist(), strict=True))
+
+
+def _banned_ends(fitting: Fitting, base: Sampling) -> Sampling | None:
+    """Fit the ids that are banned at the first tokens, and the number of these.
+
+    The ids are known ends and those that only occur as the last token of a response; ids that were not sampled at these
+    tokens join as long as each leaves less.
+    """
+    compared, batch = fitting.compared, fitting.compared.batch
+    last = batch.response_offsets[1:][batch.response_lengths > 0] - 1
+    inside = np.ones(batch.num_tokens, np.bool_)
+    inside[last] = False
+    ends = np.setdiff1d(batch.response_token_ids[last], batch.response_token_ids[inside])
+    width = fitting.logits.shape[1]
+    ids = tuple(sorted({each for each in (*ends.tolist(), *fitting.ends) if each < width}))
+
+    def gap(found: tuple[tuple[int, ...], int]) -> float:
+        return fitting.gap(base.having("banned_until", found))
+
+    found = _until(fitting, base, ids)
+    if found is None:
+        return None
+    for each in ids:  # those that are not banned
+        fewer = _until(fitting, base, tuple(one for one in found[0] if one != each))
+        found = found if fewer is None else min(found, fewer, key=gap)
+    values = np.exp(base.shaped(fitting.logits, compared))
+    probabilities, plain = values / values.sum(axis=1, keepdims=True), fitting.log_probs(base)
+    while len(found[0]) < _MOST_ENDS:
+        early = compared.usable & (compared.position < found[1])
+        left = -np.expm1(plain - compared.logged)[early] - probabilities[early][:, list(found[0])].sum(axis=1)
+        sizes = np.sqrt(np.maximum((probabilities[early] ** 2).sum(axis=0), 1e-300))
+        gains = left @ probabilities[early] / sizes
+        gains[[*np.unique(compared.ids[early]).tolist(), *found[0]]] = -np.inf
+        more = _until(fitting, base, tuple(sorted((*found[0], int(np.argmax(gains))))))
+        if more is None or gap(more) > 0.9 * gap(found):
+            break
+        found = more
+    return base.having("banned_until", found)
+
+
+def _until(fitting: Fitting, base: Sampling, ids: tuple[int, ...]) -> tuple[tuple[int, ...], int] | None:
+    """Return `ids` and the number of first tokens at which they are banned; None if that does not help."""
+    if not ids:
+        return None
+    position = fitting.compared.position
+    always = base.having("banned_until", (ids, int(position.max(initial=0)) + 1))
+    gains = np.cumsum(np.bincount(position, fitting.halves(base) - fitting.halves(always)))
+    first = int(np.argmax(gains)) + 1
+    return (ids, first) if gains[first - 1] > 0 else None
+
+
+def _small_top_k(vocabulary: int) -> Sequence[float]:
+    return [value for value in (*range(1, 33), 40, 50, 64, 100, 128, 200, 256) if value < vocabulary]
+
+
+CONTINUOUS: dict[str, list[float]] = {
+    "temperature": np.geomspace(0.2, 3.0, 24).tolist(),
+    "repetition": np.linspace(0.6, 2.0, 24).tolist(),
+    "repetition_of_response": np.linspace(0.6, 2.0, 24).tolist(),
+    "presence": np.linspace(-2.0, 2.0, 21).tolist(),
+    "frequency": np.linspace(-1.0, 1.0, 21).tolist(),
+    "softcap": np.geomspace(0.5, 100.0, 24).tolist(),
+    "softcap_product": np.geomspace(0.5, 100.0, 24).tolist(),
+}
+"""Continuous parameter of Sampling → the grid of its fit."""
+TRUNCATIONS = {
+    "top_p": _top_p,
+    "top_k": _on_grid("top_k", _small_top_k),
+    "min_p": _on_grid("min_p", lambda _: [0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3]),
+}
+FITS: dict[str, Callable[[Fitting, Sampling], Sampling | None]] = {
+    **{name: _continuous(name) for name in CONTINUOUS},
+    **TRUNCATIONS,
+    "biases": _biases,
+    "bias_of_ids": _bias_of_ids,
+    "banned_until": _banned_ends,
+}
+"""Name of a fit → the fit of a parameter of Sampling on top of a distribution."""
+_TOGETHER = [each for each in FITS if each not in ("bias_of_ids", "softcap_product")]
+_EXCLUDES = {"repetition": {"repetition_of_response"}, "repetition_of_response": {"repetition"}}
