@@ -124,7 +124,7 @@ def test_step_of_one_shard_is_stored_and_closed_in_one_transaction(
     assert len(writes) == 1
 
 
-def test_run_is_advanced_in_a_transaction_for_each_part(http: httpx.Client, app: FastAPI, writes: list[str]) -> None:
+def test_fold_and_what_follows_are_a_transaction_each(http: httpx.Client, app: FastAPI, writes: list[str]) -> None:
     sender = start_run(http)
     with paused(app.state.context.database):
         for shard in range(3):
@@ -132,7 +132,7 @@ def test_run_is_advanced_in_a_transaction_for_each_part(http: httpx.Client, app:
         writes.clear()
         # The fold, the judgement, the diagnosis.
         app.state.advancing.advance_due_runs()
-    assert len(writes) == 3
+    assert len(writes) == 2
 
 
 def test_scalars_cost_one_transaction_before_and_after_their_step_closes(
