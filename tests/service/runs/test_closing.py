@@ -130,7 +130,7 @@ def test_fold_and_what_follows_are_a_transaction_each(http: httpx.Client, app: F
         for shard in range(3):
             sender.put_shard(0, make_batch(seed=shard), shard, 3).raise_for_status()
         writes.clear()
-        # The fold, the judgement, the diagnosis.
+        # The fold, and what follows from it.
         app.state.advancing.advance_due_runs()
     assert len(writes) == 2
 
