@@ -175,7 +175,7 @@ async def _changes(url: str, runs: list[str]) -> list[float]:
             heard[run] = asyncio.get_running_loop().create_future()
             future, begin = heard[run], time.perf_counter()
             body = {"kind": "hold", "reason": "benchmark"}
-            (await http.post(f"/v1/runs/{run}/lr-advice/decisions", json=body)).raise_for_status()
+            (await http.post(f"/v1/runs/{run}/advice/decisions", json=body)).raise_for_status()
             seconds.append(await asyncio.wait_for(future, 60) - begin)
     for each in trainers:
         each.cancel()

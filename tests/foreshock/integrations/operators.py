@@ -32,7 +32,7 @@ def halve_learning_rate(reason: str) -> None:
 
         run = wait_until(find_run, _SECONDS, lambda: f"the service does not know the run {key!r}")
         body = {"kind": "halve", "reason": reason}
-        http.post(f"/v1/runs/{run}/lr-advice/decisions", json=body).raise_for_status()
+        http.post(f"/v1/runs/{run}/advice/decisions", json=body).raise_for_status()
         wanted = {"lever": "correction", "kind": "set", "value": CORRECTION, "reason": reason}
         http.post(f"/v1/runs/{run}/advice/decisions", json=wanted).raise_for_status()
     # Not isinstance, which follows a weak reference to an object that is gone.

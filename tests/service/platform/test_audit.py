@@ -61,7 +61,7 @@ def test_every_change_by_a_person_or_key_logs_one_line(run: Sender, database: Da
         ("PATCH", "", {"advice_mode": "apply", "name": "n"}, "run.update", run.run),
         ("POST", f"/alerts/{alert}/acknowledge", None, "alert.acknowledge", alert),
         ("POST", f"/alerts/{alert}/resolve", None, "alert.resolve", alert),
-        ("POST", "/lr-advice/decisions", decision, "advice.hold", run.run),
+        ("POST", "/advice/decisions", decision, "advice.hold", run.run),
         ("PUT", "/probe-policy", {"every_steps": 10}, "probe-policy.set", run.run),
     ]
     for method, path, body, _, _ in made:
@@ -90,7 +90,7 @@ def test_every_change_by_a_person_or_key_logs_one_line(run: Sender, database: Da
 def test_refused_and_rolled_back_changes_are_not_logged(run: Sender, database: Database, log: io.StringIO) -> None:
     url = f"/v1/runs/{run.run}"
     assert run.http.post(f"{url}/alerts/alert_none/resolve").status_code in (404, 422)
-    assert run.http.post(f"{url}/lr-advice/decisions", json={"kind": "release", "reason": "x"}).status_code == 409
+    assert run.http.post(f"{url}/advice/decisions", json={"kind": "release", "reason": "x"}).status_code == 409
     # Not a change of the rules, the advice or the data.
     run.http.patch(url, json={"advice_mode": "shadow", "state": "finished"}).raise_for_status()
 

@@ -90,7 +90,7 @@ def test_attempts_and_decisions_come_in_pages(http: httpx.Client) -> None:
     for number in range(4):
         sender.new_attempt(f"again-{number}", 0)
         decision = {"kind": "hold" if number % 2 == 0 else "release", "reason": "a test"}
-        http.post(f"/v1/runs/{sender.run}/lr-advice/decisions", json=decision).raise_for_status()
+        http.post(f"/v1/runs/{sender.run}/advice/decisions", json=decision).raise_for_status()
     assert [each["attempt"] for each in pages(sender, "attempts", 2)] == [1, 2, 3, 4, 5]
     revisions = [each["revision"] for each in pages(sender, "lr-advice/decisions", 3)]
     assert len(revisions) >= 4

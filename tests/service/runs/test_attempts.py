@@ -180,7 +180,7 @@ def test_launch_that_arrives_late_takes_nothing_from_the_next(http: httpx.Client
         newest.put_shard(step, make_batch(seed=step)).raise_for_status()
         newest.put_scalars(step, {"reward": 2.0}).raise_for_status()
     decision = {"kind": "halve", "reason": "a test"}
-    http.post(f"/v1/runs/{run}/lr-advice/decisions", json=decision).raise_for_status()
+    http.post(f"/v1/runs/{run}/advice/decisions", json=decision).raise_for_status()
     log = newest.get("lr-advice/decisions").json()
     assert [each["kind"] for each in log["items"]] == ["halve"]
     http.patch(f"/v1/runs/{run}", json={"state": "finished"}).raise_for_status()

@@ -1,13 +1,14 @@
 """HTTP: advice on the learning rate, and on all levers."""
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
-from fastapi import Body, Header, Query, Response, status
-from starlette.concurrency import run_in_threadpool
+from fastapi import Body, Depends, Header, Query, Response, status
+from pydantic import BaseModel
 
 from foreshock.api.watch import DecisionRecord
 from foreshock_service.platform import pagination, parameters, security
-from foreshock_service.platform.context import Context, ServiceContext
+from foreshock_service.platform.context import Context
 from foreshock_service.runs.run_endpoints import RunIdentifier
 from foreshock_service.watch import long_polls
 from foreshock_service.watch.advice import schemas, service
@@ -25,13 +26,13 @@ Wait = Annotated[
     ),
 ]
 LeverAcknowledgement = Annotated[schemas.LeverAcknowledgementCreate, Body(discriminator="lever")]
+Read = Callable[[Callable[[service.Snapshot, int | None], BaseModel]], Response]
 _NOT_COUNTED: dict[int | str, dict[str, Any]] = {
     200: {"model": schemas.ReportNotCounted, "description": "It is of another attempt than the newest one"}
 }
 
 
-@router.get("/advice", response_model=schemas.AdviceOfLeversRead, responses=long_polls.NOT_MODIFIED)
-async def read_advice_of_levers(
+async def _changed(
     run: RunIdentifier,
     context: Context,
     principal: security.Reader,
@@ -39,17 +40,39 @@ async def read_advice_of_levers(
     step: AskedStep = None,
     wait: Wait = 0.0,
     if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
-) -> Response:
-    """Return the advice of the rate, the correction and the rollback; `wait` and If-None-Match as for `lr-advice`."""
+) -> Read:
+    """Wait for a change if the request asks for it; return the function that answers."""
     await polls.until_changed(principal, run, lambda version: version.of_advice, if_none_match, wait)
-    return await run_in_threadpool(_advice, context, principal, run, step, if_none_match, of_all_levers=True)
+
+    def read(answer_of: Callable[[service.Snapshot, int | None], BaseModel]) -> Response:
+        with context.database.read() as session:
+            found = service.read_snapshot(session, principal, run)
+            return long_polls.tagged_response(found.version, answer_of(found, step), if_none_match)
+
+    return read
+
+
+@router.get("/advice", response_model=schemas.AdviceOfLeversRead, responses=long_polls.NOT_MODIFIED)
+def read_advice_of_levers(read: Annotated[Read, Depends(_changed)]) -> Response:
+    """Return the advice of the rate, the correction and the rollback; `wait` and If-None-Match as for `lr-advice`."""
+    return read(service.Snapshot.of_all_levers)
+
+
+@router.get("/lr-advice", response_model=schemas.AdviceRead, responses=long_polls.NOT_MODIFIED)
+def read_advice(read: Annotated[Read, Depends(_changed)]) -> Response:
+    """Return the whole state of the advice; 304 if the bytes are those of If-None-Match.
+
+    With `wait` and If-None-Match the answer comes when the advice or an alert has changed since that answer. A step
+    that closes is no such change: it is in the answer after `wait` seconds.
+    """
+    return read(service.Snapshot.advice)
 
 
 @router.post("/advice/ack", status_code=status.HTTP_204_NO_CONTENT, responses=_NOT_COUNTED)
 def acknowledge_lever(
     run: RunIdentifier, body: LeverAcknowledgement, context: Context, principal: security.Ingester
 ) -> Response:
-    """Report what was done with a lever at a step, or why it is refused; as `lr-advice/ack` for the rate."""
+    """Report what was done with a lever beside the rate at a step, or why it is refused; as `lr-advice/ack`."""
     return _counted(context.database.write(lambda session: service.acknowledge_lever(session, principal, run, body)))
 
 
@@ -59,40 +82,6 @@ def operate_lever(
 ) -> schemas.AdviceOfLeversRead:
     """Hold, release or set a lever as an operator; 409 if it changes nothing. The answer is the advice."""
     return context.database.write(lambda session: service.operate(session, principal, run, body))
-
-
-@router.get("/lr-advice", response_model=schemas.AdviceRead, responses=long_polls.NOT_MODIFIED)
-async def read_advice(
-    run: RunIdentifier,
-    context: Context,
-    principal: security.Reader,
-    polls: long_polls.LongPollsOfApp,
-    step: AskedStep = None,
-    wait: Wait = 0.0,
-    if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
-) -> Response:
-    """Return the whole state of the advice; 304 if the bytes are those of If-None-Match.
-
-    With `wait` and If-None-Match the answer comes when the advice or an alert has changed since that answer. A step
-    that closes is no such change: it is in the answer after `wait` seconds.
-    """
-    await polls.until_changed(principal, run, lambda version: version.of_advice, if_none_match, wait)
-    return await run_in_threadpool(_advice, context, principal, run, step, if_none_match)
-
-
-def _advice(
-    context: ServiceContext,
-    principal: security.Principal,
-    run: str,
-    step: int | None,
-    if_none_match: str | None,
-    *,
-    of_all_levers: bool = False,
-) -> Response:
-    with context.database.read() as session:
-        found = service.read_snapshot(session, principal, run)
-        answer = found.of_all_levers(step) if of_all_levers else found.advice(step)
-        return long_polls.tagged_response(found.version, answer, if_none_match)
 
 
 @router.post("/lr-advice/follow", status_code=status.HTTP_204_NO_CONTENT, responses=_NOT_COUNTED)
@@ -135,11 +124,3 @@ def list_decisions(
     """Return a page of the append-only log of decisions, oldest first."""
     with context.database.read() as session:
         return service.list_decisions(session, principal, run, cursor, limit)
-
-
-@router.post("/lr-advice/decisions", status_code=status.HTTP_201_CREATED)
-def operate(
-    run: RunIdentifier, body: schemas.OperatorDecisionCreate, context: Context, principal: security.Administrator
-) -> schemas.AdviceRead:
-    """Hold, release, raise or halve as an operator; 409 if it changes nothing. The answer is the advice."""
-    return context.database.write(lambda session: service.operate(session, principal, run, body)).rate

@@ -170,12 +170,6 @@ class AcknowledgementCreate(ReportOfStep):
     )
 
 
-class RateAcknowledgementCreate(AcknowledgementCreate):
-    """The same of the rate."""
-
-    lever: Literal["rate"]
-
-
 class LeverReport(ReportOfStep):
     """What a trainer did with a lever at a step, or why it refuses the advised value."""
 
@@ -196,7 +190,7 @@ class RollbackAcknowledgementCreate(LeverReport):
     done: Rollback | None = Field(default=None, description="null: it goes on")
 
 
-LeverAcknowledgementCreate = RateAcknowledgementCreate | CorrectionAcknowledgementCreate | RollbackAcknowledgementCreate
+LeverAcknowledgementCreate = CorrectionAcknowledgementCreate | RollbackAcknowledgementCreate
 
 
 class FollowedStep(BaseModel):

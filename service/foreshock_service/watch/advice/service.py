@@ -208,12 +208,10 @@ def acknowledge(
 def acknowledge_lever(
     session: Session, principal: security.Principal, run_id: str, body: schemas.LeverAcknowledgementCreate
 ) -> schemas.ReportNotCounted | None:
-    """Store what a trainer did with a lever, or why it refuses it; the rate's report is that of `acknowledge`.
+    """Store what a trainer did with a lever beside the rate, or why it refuses it.
 
     Returns and raises as `acknowledge` does; an older step's report changes nothing.
     """
-    if isinstance(body, schemas.RateAcknowledgementCreate):
-        return acknowledge(session, principal, run_id, body)
     newest, attempt = _reporting(session, principal, run_id, body)
     table = tables.LeverAcknowledgement
     known = session.get(table, (run_id, attempt, body.lever))

@@ -203,7 +203,7 @@ def test_scale_of_a_run_without_rollouts_is_that_of_its_next_step(http: httpx.Cl
     for step in range(100, 141):
         run.put_scalars(step, {"response_length/mean": 100.0 if step < 120 else 300.0}).raise_for_status()
     observed = run.get("lr-advice").json()["observed_step"]
-    http.post(f"/v1/runs/{run.run}/lr-advice/decisions", json={"kind": "halve", "reason": "a test"}).raise_for_status()
+    http.post(f"/v1/runs/{run.run}/advice/decisions", json={"kind": "halve", "reason": "a test"}).raise_for_status()
     for step in (141, 142):
         run.put_scalars(step, {"response_length/mean": 300.0}).raise_for_status()
     assert observed == 139

@@ -36,7 +36,7 @@ def surged(http: httpx.Client, app: FastAPI) -> RecordedRun:
 
 def halved_at(answer: httpx.Response) -> int:
     """Return the step at which the last point halves the scale."""
-    earlier, point = answer.raise_for_status().json()["points"]
+    earlier, point = answer.raise_for_status().json()["rate"]["points"]
     assert point["halvings"] == earlier["halvings"] + 1
     return int(point["step"])
 
@@ -46,7 +46,7 @@ def address(run: RecordedRun) -> str:
 
 
 def operate(http: httpx.Client, run: RecordedRun, kind: str) -> httpx.Response:
-    return http.post(f"{address(run)}/decisions", json={"kind": kind, "reason": "a test"})
+    return http.post(f"/v1/runs/{run.run}/advice/decisions", json={"kind": kind, "reason": "a test"})
 
 
 def test_new_run_is_warming_and_gets_scale_1(http: httpx.Client) -> None:
@@ -279,12 +279,12 @@ def test_only_the_step_that_a_trainer_follows_with_is_fixed(http: httpx.Client, 
 
 
 def test_operator_holds_releases_halves_and_raises(http: httpx.Client, surged: RecordedRun) -> None:
-    assert operate(http, surged, "hold").json()["phase"] == "held"
+    assert operate(http, surged, "hold").json()["rate"]["phase"] == "held"
     assert operate(http, surged, "hold").status_code == 409
     assert http.get(address(surged), params={"step": 5000}).json()["scale"] == 1.0
-    assert operate(http, surged, "release").json()["next_decay_step"] == 199
-    assert operate(http, surged, "halve").json()["scale"] == 0.5
-    assert operate(http, surged, "raise").json()["scale"] == 1.0
+    assert operate(http, surged, "release").json()["rate"]["next_decay_step"] == 199
+    assert operate(http, surged, "halve").json()["rate"]["scale"] == 0.5
+    assert operate(http, surged, "raise").json()["rate"]["scale"] == 1.0
     refused = operate(http, surged, "raise")
     assert (refused.status_code, refused.json()["type"]) == (409, "urn:foreshock:problem:advice-conflict")
     log = http.get(f"{address(surged)}/decisions").json()["items"]

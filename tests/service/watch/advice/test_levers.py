@@ -128,7 +128,8 @@ def test_what_was_done_is_shown_and_a_refusal_with_its_reason(http: httpx.Client
     collapse(run, 5)
     acknowledge(http, run, lever="correction", done=TIS).raise_for_status()
     acknowledge(http, run, lever="rollback", refused="no checkpoint on this disk").raise_for_status()
-    acknowledge(http, run, lever="rate", applied_lr=1e-6, applied_scale=0.5).raise_for_status()
+    rate = {"revision": 1, "step": 5, "applied_lr": 1e-6, "applied_scale": 0.5}
+    http.post(f"/v1/runs/{run.run}/lr-advice/ack", json=rate).raise_for_status()
     # What is older changes nothing.
     acknowledge(http, run, lever="correction", step=4, refused="late").raise_for_status()
     known = advice_record(read(http, run))
@@ -199,7 +200,7 @@ def test_rates_that_are_no_numbers_and_a_plan_that_changes_move_nothing_up(
     assert found["correction"]["points"] == [{"step": 3, "value": TIS}]
     rises = [after / before for before, after in pairwise(scales)]
     assert max(rises) <= 1.07
-    refused = acknowledge(http, run, lever="rate", applied_lr="NaN")
+    refused = acknowledge(http, run, lever="rate", refused="x")
     assert refused.status_code == 422
 
 
