@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 
 from benchmarks.bars import report_parts
-from benchmarks.diagnosis import collapses, field_kinds, histories, logs, reports, surfaces, surges
+from benchmarks.diagnosis import collapses, declines, field_kinds, histories, logs, reports, surfaces, surges
 
 FAMILIES = {
     "collapses": collapses.measure,
+    "declines": declines.measure,
     "logs": logs.measure,
     "surges": surges.measure,
     "field_kinds": field_kinds.measure,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -370,7 +371,7 @@ def _one_seed(random: np.random.Generator) -> World:
     world = drawn(random)
     rows = world.offsets.size // 2
     end = world.offsets[rows]
-    halves = {name: np.tile(getattr(world, name)[:end], 2) for name in ("states", "ids", "mu", "pi")}
+    halves: dict[str, Any] = {name: np.tile(getattr(world, name)[:end], 2) for name in ("states", "ids", "mu", "pi")}
     offsets = np.concatenate([world.offsets[: rows + 1], world.offsets[1 : rows + 1] + end])
     return replace(world, offsets=offsets, truncated=np.tile(world.truncated[:rows], 2), **halves)
 
