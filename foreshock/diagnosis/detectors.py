@@ -57,7 +57,7 @@ from foreshock.learning_rate.schedule import ScheduleSettings
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import required_range
 
-DETECTOR_VERSION = 17
+DETECTOR_VERSION = 18
 """Increased with every change of behaviour: snapshots of another version are not used."""
 
 
@@ -260,7 +260,7 @@ def _reading(
         for key in (K3, LAG_KEY, UPDATE_KEY, LEARNING_RATE_KEY, TOKENS_KEY, LAST_STEP_KEY, LENGTH_KEY)
     )
     lowered = tuple(rule.name for rule in of_step if rule.effect == "halve" and rules.firing(rule) is not None)
-    if update is None and reward.is_low:
+    if update is None and reward.lowers_rate:
         lowered = (*lowered, FALL_RULE)
     at_lag_0 = StepLags.of(values).numerics
     return Reading(k3, lag, at_lag_0, update, rate, tokens, lowered, step, last_step, length)

@@ -28,7 +28,7 @@ from foreshock.diagnosis.weights import WEIGHTS_DIFFER
 from foreshock.diagnosis.wording import as_clause, number, percent, plural, ranks_in_words, reward_number
 from foreshock.severity import severity_rank
 
-JUDGE_VERSION: Final = "10"
+JUDGE_VERSION: Final = "11"
 """Increased with each change of the text or the judgement, so that stored diagnoses are computed again."""
 
 LEAST_MEASURED_STEPS: Final = 5
@@ -100,8 +100,9 @@ def diagnose(history: History) -> Diagnosis:
     grave = [each for each in alerts if each.is_open and each.severity in ("critical", "warning")]
     if collapse := next((each for each in grave if each.rule == COLLAPSE_RULE), None):
         # A collapse of the reward replaces the fall that preceded it, and began with it.
-        onset = min(each.onset for each in grave if each.rule in REWARD_RULES)
-        began = replace(collapse, evidence={**collapse.evidence, "onset_step": onset})
+        oldest = min((each for each in grave if each.rule in REWARD_RULES), key=lambda each: each.onset)
+        before = {name: oldest.evidence[name] for name in ("before",) if name in oldest.evidence}
+        began = replace(collapse, evidence={**collapse.evidence, **before, "onset_step": oldest.onset})
         grave = [began if each is collapse else each for each in grave if each.rule != FALL_RULE]
     named = {each.name for each in history.causes}
     fallen = _went_wrong(grave, history)

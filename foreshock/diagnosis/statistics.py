@@ -128,6 +128,45 @@ def neighbour_noise(values: Sequence[float]) -> Noise:
     return Noise(phi, math.sqrt(0.5 * largest * (1.0 - phi**2)), len(values))
 
 
+def bend_of(values: Sequence[float], least: int) -> tuple[int, float]:
+    """Return where a line bends that is level and then slopes, after at least `least` values, and its level.
+
+    The fit has the least squares; `values` are more than `least`.
+    """
+    count, mean = len(values), sum(values) / len(values)
+    best = (-1.0, least, mean)
+    for bend in range(least, count):
+        beyond = count - bend
+        # x is 0 before the bend and 1 … beyond from there on.
+        of_x = beyond * (beyond + 1) / 2.0 / count
+        squares = beyond * (beyond + 1) * (2 * beyond + 1) / 6.0 - count * of_x**2
+        products = sum(place * values[bend - 1 + place] for place in range(1, beyond + 1)) - count * of_x * mean
+        if products**2 / squares > best[0]:
+            best = products**2 / squares, bend, mean - of_x * products / squares
+    return best[1:]
+
+
+def swing_about_peak(values: Sequence[float], peak: int) -> float:
+    """Return the root mean square that the best curve leaves of values which rises up to `peak` and falls from there.
+
+    Noise and swings are left, of whatever shape the rise and the fall are (isotonic regression).
+    """
+    curve = [*_rising(values[:peak]), *reversed(_rising(values[: peak - 1 if peak else None : -1]))]
+    return math.sqrt(sum((value - each) ** 2 for value, each in zip(values, curve, strict=True)) / len(values))
+
+
+def _rising(values: Sequence[float]) -> list[float]:
+    """Return the nearest values, in squares, that never fall: neighbours that fall are pooled."""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        mean, count = value, 1
+        while pools and pools[-1][0] > mean:
+            before, more = pools.pop()
+            mean, count = (mean * count + before * more) / (count + more), count + more
+        pools.append((mean, count))
+    return [mean for mean, count in pools for _ in range(count)]
+
+
 def _variance(differences: Sequence[float]) -> float:
     """Return the variance of differences about their median, which is the slope of a ramp; outliers are clipped."""
     centre = median(differences) if len(differences) >= TREND_VALUES - 1 else 0.0

@@ -339,6 +339,13 @@ def test_a_fall_that_is_made_up_for_in_part_is_told_with_both_levels(now: float,
     assert headline.startswith(f"Critical since step 25: {fell}")
 
 
+def test_a_collapse_after_a_slow_fall_is_told_from_the_level_before_both() -> None:
+    slow = PastAlert("reward_fall", "warning", 22, True, "", evidence={"onset_step": 8, "before": 0.9, "now": 0.6})
+    reward = SteppedValues(list(STEPS), [0.82] * 30 + [0.1] * 10)
+    found = diagnose(replace(HEALTHY, reward=reward, alerts=(slow, FELL)))
+    assert found.headline.startswith("Critical since step 8: the reward fell from 0.90 to 0.10 (found at step 30);")
+
+
 def test_what_the_mismatch_had_done_is_said_as_of_the_step_of_the_alert() -> None:
     dated = replace(FELL, evidence={**FELL.evidence, "k3_newest_step": 30})
     assert "the mismatch had not risen by step 30" in diagnose(replace(HEALTHY, alerts=(dated, RISE))).headline

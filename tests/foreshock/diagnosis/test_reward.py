@@ -194,3 +194,50 @@ def test_a_fall_of_the_average_beside_a_critical_mismatch_is_a_warning_that_come
 def test_a_mixture_of_experts_has_its_own_range_of_the_mismatch_beside_the_entropy() -> None:
     assert RewardSettings.for_model("moe").per_entropy > RewardSettings.for_model("dense").per_entropy
     assert warned(per_entropy=0.5, settings=RewardSettings.for_model("moe")) == warned(per_entropy=None)
+
+
+def slow_falls(rewards: np.ndarray) -> list[tuple[str, int]]:
+    return changes(rewards, rule="reward_fall")
+
+
+@pytest.mark.parametrize("over", [250, 1000])
+@pytest.mark.parametrize("risen", [0, 300])
+def test_fall_over_more_rewards_than_are_kept_is_a_warning_from_its_bend_on(over: int, risen: int) -> None:
+    level = np.r_[np.linspace(0.3, 0.65, risen), np.full(100, 0.65), np.linspace(0.65, 0.4, over)]
+    state, events = watch(closed_steps({REWARD: rollouts(level, 256), K3: np.full(len(level), 3e-4)}))
+    (fall,) = [each for each in events if each.rule == "reward_fall"]
+    assert fall.severity == "warning"
+    assert risen + 100 - 0.05 * len(level) <= int(fall.evidence["onset_step"]) <= risen + 100 + 0.2 * over
+    assert float(fall.evidence["before"]) == pytest.approx(0.65, abs=0.03)
+    assert fall.evidence["first"] in (("no rise",) if risen else ("no rise", "unknown"))
+    assert "by task" in fall.what_to_do
+    assert state.reward.is_low
+    assert not state.reward.lowers_rate
+
+
+def test_slow_fall_clears_when_the_level_is_back() -> None:
+    level = np.r_[np.full(200, 0.6), np.linspace(0.6, 0.38, 400), np.linspace(0.38, 0.6, 200), np.full(100, 0.6)]
+    (fired, first), (cleared, last) = slow_falls(rollouts(level, 256))
+    assert (fired, cleared) == ("fired", "cleared")
+    assert 400 < first < 620
+    assert 730 < last < 880
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_slow_waves_and_a_small_slow_fall_are_no_warning(seed: int) -> None:
+    step = np.arange(1000)
+    assert slow_falls(rollouts(0.5 + 0.05 * np.sin(step / 40.0), 64, seed)) == []
+    assert slow_falls(rollouts(0.6 - 0.09 * step / 1000, 64, seed)) == []
+
+
+def test_an_announced_change_begins_the_long_levels_again() -> None:
+    level = np.r_[np.full(300, 0.7), np.full(300, 0.4)]
+    steps = closed_steps({REWARD: rollouts(level, 256)})
+    _, events = watch([replace(each, rebaseline=each.step == 301) for each in steps])
+    assert [each.rule for each in events if each.rule.startswith("reward")] == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rare_rewards_of_few_rollouts_do_not_collapse_by_chance(seed: int) -> None:
+    curve = rollouts(np.full(1500, 0.1), 16, seed)
+    assert [step for change, step in changes(curve) if step > 300] == []

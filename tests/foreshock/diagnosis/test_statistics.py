@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from benchmarks.diagnosis.curves import noise_of
-from foreshock.diagnosis.statistics import Noise, autocorrelated_noise, log_evidence, onset_of, residuals_above
+from foreshock.diagnosis.statistics import (
+    Noise,
+    autocorrelated_noise,
+    bend_of,
+    log_evidence,
+    onset_of,
+    residuals_above,
+    swing_about_peak,
+)
 
 
 @pytest.mark.parametrize("autocorrelation", [0.0, 0.5, 0.9])
@@ -62,3 +70,20 @@ def test_shift_gives_evidence_and_its_onset() -> None:
 def test_residuals_are_prewhitened_and_allow_for_the_baseline() -> None:
     noise = Noise(0.5, 0.1, 50)
     assert residuals_above([1.0, 1.2, 1.2], 1.0, 25, noise) == pytest.approx([2.0 - 0.2, 1.0 - 0.2])
+
+
+@pytest.mark.parametrize("bend", [3, 5, 8])
+def test_the_bend_of_a_line_and_its_level_are_found(bend: int) -> None:
+    values = [1.0 - 0.2 * max(place - bend + 1, 0) for place in range(9)]
+    for sign in (1.0, -1.0):
+        found, level = bend_of([sign * each for each in values], 3)
+        assert found == bend
+        assert level == pytest.approx(sign)
+
+
+def test_a_curve_that_rises_and_falls_leaves_only_what_swings() -> None:
+    assert swing_about_peak([1.0, 2.0, 4.0, 4.5, 1.0, 0.5], 3) == 0.0
+    assert swing_about_peak([4.0, 3.0, 1.0], 0) == 0.0
+    assert swing_about_peak([1.0, 3.0, 4.0], 2) == 0.0
+    # Two pools of two values, each 0.5 from its mean, of six values.
+    assert swing_about_peak([2.0, 1.0, 5.0, 6.0, 3.0, 4.0], 3) == pytest.approx(math.sqrt(4 * 0.25 / 6))

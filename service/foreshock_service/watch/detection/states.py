@@ -18,7 +18,7 @@ from foreshock_service.platform.database.engine import insert_rows
 from foreshock_service.platform.database.tables import DetectorSnapshot, Run
 
 STEPS_OF_A_BLOCK = 25
-"""Steps of a block; one state of each block is kept. A state takes about 5 kB."""
+"""Steps of a block; one state of each block is kept. A state takes about 6 kB."""
 
 NEWEST_STATES = 4
 """Number of newest states that are kept as well."""
