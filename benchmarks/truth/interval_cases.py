@@ -86,7 +86,7 @@ CASES = (
         noisy_run("above", 2e-3), not_healthy=True,
     ),
     Case(
-        "k3 above the range of dense models, 20 steps", "k3 of trainer/rollout is above 1e-3", True,
+        "k3 above the range of dense models, 20 steps", "The mismatch (k3) is above 1e-3", True,
         noisy_run("warning", 2e-3, steps=20), not_healthy=True,
     ),
     Case("the same k3, a mixture of experts", "Healthy: k3", True, noisy_run("moe", 2e-3, model_kind="moe")),

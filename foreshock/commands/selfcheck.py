@@ -26,7 +26,6 @@ from foreshock.commands.import_dumps import (
 from foreshock.commands.import_rollouts import ShardFile, find_recording, read_shard
 from foreshock.commands.option_types import STEP
 from foreshock.commands.text import STYLES, Paint, Progress, count, number, wrap
-from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.wording import plural
 from foreshock.errors import ConfigurationError, RolloutsError
 from foreshock.importers import Dump, DumpFormat, ReadOptions, find_dumps
@@ -85,7 +84,7 @@ class Mismatch:
         """k3 with its verdict as a sentence."""
         healthy = required_range("k3_kl").healthy
         return (
-            f"k3 of {TRAINER_ROLLOUT} is {number(self.k3)} nats per token over {plural(self.tokens, 'token')}: "
+            f"The mismatch (k3) is {number(self.k3)} nats per token over {plural(self.tokens, 'token')}: "
             f"{self.verdict}; {healthy} is healthy for a dense model."
         )
 

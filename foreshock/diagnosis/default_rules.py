@@ -48,7 +48,8 @@ def _tail_rules(model_kind: ModelKind | None) -> tuple[ThresholdRule, ...]:
             absolute=tail.critical,
             severity="critical",
             minimum_duration=3,
-            why="At more than a tenth of the tokens π and μ differ by more than a factor of 2.",
+            why="At more than a tenth of the tokens the trainer's and the engine's probability differ by more than a "
+            "factor of 2.",
             source=tail.source,
         ),
         range_rule(
@@ -195,7 +196,7 @@ def _change_rules() -> tuple[ThresholdRule, ...]:
             relative=2.0,
             severity="warning",
             cause="policy",
-            why="The perplexity of π on the sampled tokens has risen to at least twice this run's own baseline.",
+            why="The trainer's perplexity of the sampled tokens has risen to at least twice this run's own baseline.",
             what_to_do=_REWARD,
             source="our choice: steps of the healthy recorded run reach 1.3 times its baseline, of the collapsed one 9",
         ),

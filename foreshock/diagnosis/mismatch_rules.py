@@ -67,7 +67,7 @@ def _k3_rules(k3: HealthyRange, model: str) -> tuple[ThresholdRule, ...]:
             absolute=warning,
             severity="warning",
             pooled="mean",
-            why=f"k3 of {TRAINER_ROLLOUT} is above {threshold_number(warning)} nats per token; {k3.healthy} is healthy "
+            why=f"The mismatch (k3) is above {threshold_number(warning)} nats per token; {k3.healthy} is healthy "
             f"for {model}.",
             source=k3.source,
         ),
@@ -78,7 +78,7 @@ def _k3_rules(k3: HealthyRange, model: str) -> tuple[ThresholdRule, ...]:
             severity="critical",
             pooled="mean",
             minimum_duration=3,
-            why=f"k3 of {TRAINER_ROLLOUT} is above {threshold_number(critical)} nats per token; {k3.healthy} is "
+            why=f"The mismatch (k3) is above {threshold_number(critical)} nats per token; {k3.healthy} is "
             f"healthy for {model}.",
             source=k3.source,
         ),
@@ -88,7 +88,7 @@ def _k3_rules(k3: HealthyRange, model: str) -> tuple[ThresholdRule, ...]:
             absolute=critical,
             severity="info",
             minimum_duration=1,
-            why=f"k3 of {TRAINER_ROLLOUT} is above {threshold_number(critical)} nats per token, which is critical for "
+            why=f"The mismatch (k3) is above {threshold_number(critical)} nats per token, which is critical for "
             f"{model}.",
             source=k3.source,
         ),
@@ -99,8 +99,8 @@ def _k3_rules(k3: HealthyRange, model: str) -> tuple[ThresholdRule, ...]:
             severity="critical",
             minimum_duration=3,
             lag_zero_only=True,
-            why=f"The baseline of k3 is above {threshold_number(critical)} nats per token, which is critical for "
-            f"{model}. Rules that compare with the baseline cannot see this mismatch.",
+            why=f"The baseline of the mismatch (k3) is above {threshold_number(critical)} nats per token, which is "
+            f"critical for {model}. Rules that compare with the baseline cannot see this mismatch.",
             what_to_do=f'The run started critical: "rise" alerts cannot fire. {PROBE}',
             source=k3.source,
         ),
@@ -119,7 +119,7 @@ def _rising_k3_rules(k3: HealthyRange, model: str) -> tuple[ThresholdRule, ...]:
             severity="warning",
             pooled="mean",
             corroborates_surge=True,
-            why=f"k3 of {TRAINER_ROLLOUT} has risen to at least five times this run's own baseline.",
+            why="The mismatch (k3) has risen to at least five times this run's own baseline.",
             what_to_do=PROBE,
             source="our choice: five times the run's own baseline and three times its noise; single steps of the "
             "healthy recorded run reach 19 times its baseline, the mean of ten steps 3.2 times",
@@ -134,7 +134,7 @@ def _rising_k3_rules(k3: HealthyRange, model: str) -> tuple[ThresholdRule, ...]:
             minimum_duration=3,
             cooldown_steps=50,
             corroborates_surge=True,
-            why=f"k3 of {TRAINER_ROLLOUT} is above {threshold_number(critical)} nats per token, which is critical for "
+            why=f"The mismatch (k3) is above {threshold_number(critical)} nats per token, which is critical for "
             f"{model}, and has risen to at least five times this run's own baseline.",
             what_to_do=LOWER,
             source=f"{k3.source}, and five times the run's own baseline",
@@ -147,8 +147,8 @@ def _rising_k3_rules(k3: HealthyRange, model: str) -> tuple[ThresholdRule, ...]:
             relative=10.0,
             severity="info",
             pooled="mean",
-            why="k3 is more than ten times the engine's own noise floor: scoring the same tokens in other batches "
-            "explains little of it.",
+            why="The mismatch (k3) is more than ten times the engine's own noise floor: scoring the same tokens in "
+            "other batches explains little of it.",
             source="our choice: half of the engine's noise floor is part of k3, so that a twentieth of it is explained",
         ),
     )
@@ -164,9 +164,9 @@ def _low_probability_rule(k3: HealthyRange) -> ThresholdRule:
         relative=2.5,
         severity="warning",
         pooled="mean",
-        why=f"The mean |d| of the tokens with a probability below {LOW_PROBABILITY:g} under μ has risen to at least "
-        "2.5 times this run's own baseline. A mismatch shows first in tokens that the sampler gave a low probability. "
-        f"Steps with fewer than {LEAST_TOKENS['low_probability_abs_d']} such tokens are not judged.",
+        why="The mean |log π − log μ| of the tokens to which the engine gave a probability below "
+        f"{LOW_PROBABILITY:g} has risen to at least 2.5 times this run's own baseline. A mismatch shows first in "
+        f"such tokens. Steps with fewer than {LEAST_TOKENS['low_probability_abs_d']} of them are not judged.",
         what_to_do="Read the mismatch by probability on the step's page: numerical noise grows towards rare tokens, a "
         f"difference at likely tokens has another cause. {PROBE}",
         source="our choice: 2.5 times the run's own baseline, a sixfold k3, and three times its noise",
@@ -224,8 +224,18 @@ def _chi2_rules(k3: HealthyRange) -> tuple[ThresholdRule, ...]:
             source="our choice: five times the range of k3; χ² is 2 · k3 for small d, 3.1 · k3 at d = ±1",
         )
         for name, measure, symbol, meaning in (
-            ("chi2_high", "chi2_token", "χ²(π‖μ)", "π gives much more mass than μ to some tokens"),
-            ("reverse_chi2_high", "reverse_chi2_token", "χ²(μ‖π)", "μ samples tokens that π hardly would"),
+            (
+                "chi2_high",
+                "chi2_token",
+                "χ²(π‖μ)",
+                "the trainer gives some tokens much more probability than the engine did",
+            ),
+            (
+                "reverse_chi2_high",
+                "reverse_chi2_token",
+                "χ²(μ‖π)",
+                "the engine sampled tokens that are very unlikely for the trainer",
+            ),
         )
     )
 

@@ -131,7 +131,7 @@ class Advice:
         return document
 
 
-NOT_ACKNOWLEDGED = "sent to trainers that ask, not acknowledged"
+NOT_ACKNOWLEDGED = "not acknowledged yet"
 SHADOW_EFFECT = "shown only, the trainer gets 1.0"
 
 

@@ -466,7 +466,7 @@ BY_PLACE = Check(
 EVERYWHERE = Check(
     "mismatch_everywhere",
     "the mismatch is alike at all positions",
-    "k3 is what it is, and no single place, shift or temperature makes it.",
+    "No single place, shift or temperature makes it.",
     "Let the trainer score one batch twice: with dropout the two passes differ. `foreshock doctor` with the "
     "weights of this step and of earlier ones tells numerics from weights of another step.",
     _check_everywhere,

@@ -231,7 +231,7 @@ LIKELIER = Check(
 )
 MEAN_RATIO = Check(
     "mean_ratio",
-    "the mean of ρ is not 1",
+    "the mean of ρ = π / μ is not 1",
     "E_μ[ρ] = 1 if the logged μ sampled the tokens and covers π: k3, χ² and every weight are biased by the difference.",
     "Compare what the two sides apply: temperature (the trainer divides its logits, the engine logs raw ones), "
     "truncation, weights version, dropout left on in the trainer. A mean below 1 may also be a heavy tail that the "

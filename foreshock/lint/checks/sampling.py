@@ -233,10 +233,10 @@ def check_surprisal(sums: SurprisalSums) -> Outcome:
     ratio = sums.surprisal / sums.entropy
     base = [f" (or {words})" for words, factor in _BASES.items() if abs(ratio / factor - 1.0) <= _BASE_NEAR]
     meaning = (
-        "the sampled tokens are likelier than the logged μ predicts: truncation, or a temperature below 1"
+        "the sampled tokens are likelier than the logged entropy predicts: truncation, or a temperature below 1"
         if excess < 0
-        else "the sampled tokens are less likely than the logged μ predicts: a temperature above 1, or the entropy of "
-        "another distribution"
+        else "the sampled tokens are less likely than the logged entropy predicts: a temperature above 1, or the "
+        "entropy of another distribution"
     )
     seen = (
         f"−log μ averages {format_number(sums.surprisal / sums.tokens)} nats over {sums.tokens:,} tokens, the entropy "

@@ -205,12 +205,14 @@ def _causes(
         steps, first, newest = row.steps, row.first_step, row.newest_step
         if row.source in ("attribution", "doctor"):
             by: CauseSource = "doctor" if row.source == "doctor" else "probe"
+            dated = f"{title} (step {newest})"
             causes.append(
                 DiagnosisCause(
                     name=name,
-                    sentence=f"{title} (step {newest}): {sentence}",
+                    # Of the doctor, the title is the whole sentence.
+                    sentence=f"{dated}." if sentence.rstrip(".") == title else f"{dated}: {sentence}",
                     source=by,
-                    title=f"{title} (step {newest})",
+                    title=dated,
                     what_to_do=remedy or "",
                     evidence={"step": newest},
                 )

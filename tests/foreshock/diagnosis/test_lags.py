@@ -43,7 +43,7 @@ def test_a_large_k3_at_a_mean_lag_above_a_half_is_critical() -> None:
     events = events_of([mixed({"0": 0.5, "1": 0.5}, PUBLISHED)] * 30)
     (critical,) = [event for event in events if event.rule == "mismatch_critical"]
     assert critical.value == pytest.approx(0.5)
-    assert critical.why.startswith("At lag 0 (32 % of the tokens), k3 of trainer/rollout is above 0.01 nats per token")
+    assert critical.why.startswith("At lag 0 (32 % of the tokens), the mismatch (k3) is above 0.01 nats per token")
     assert (critical.evidence["lag"], critical.evidence["tokens"]) == (0, 3200)
 
 
@@ -63,7 +63,7 @@ def test_a_rise_at_one_lag_is_found_below_the_mean_and_told_apart() -> None:
     tokens = {"0": 5000, "1": 3000, "2": 2000}
     events = events_of([mixed(calm, tokens)] * 30 + [mixed(risen, tokens)] * 30)
     (rise,) = [event for event in events if event.rule == "mismatch_rise"]
-    assert rise.why.startswith("At lags 1 to 2 (50 % of the tokens), k3 of trainer/rollout has risen")
+    assert rise.why.startswith("At lags 1 to 2 (50 % of the tokens), the mismatch (k3) has risen")
     assert rise.why.endswith("At lag 0 it is 5.0e-4.")
     assert rise.evidence["times_baseline"] == pytest.approx(10.0)
     assert not any(event.rule == "mismatch_critical" for event in events)

@@ -102,7 +102,7 @@ def test_invalid_answer_is_refused(change: dict[str, Any]) -> None:
 
 
 APPLIED = Applied(step=201, learning_rate=5e-7, revision=3, scale=0.5)
-NEWER = "revision 4 is sent to trainers that ask, not acknowledged"
+NEWER = "revision 4 is not acknowledged yet"
 RATE_ONLY = Applied(step=201, learning_rate=5e-7, revision=3)
 
 
@@ -110,7 +110,7 @@ RATE_ONLY = Applied(step=201, learning_rate=5e-7, revision=3)
     ("mode", "revision", "applied", "words"),
     [
         ("shadow", 3, None, "shown only, the trainer gets 1.0"),
-        ("apply", 3, None, "sent to trainers that ask, not acknowledged"),
+        ("apply", 3, None, "not acknowledged yet"),
         ("apply", 3, APPLIED, "applied 0.5 at step 201 (learning rate 5e-7)"),
         ("apply", 3, RATE_ONLY, "applied the learning rate 5e-7 at step 201"),
         ("apply", 4, APPLIED, f"applied 0.5 at step 201 (learning rate 5e-7) of revision 3; {NEWER}"),

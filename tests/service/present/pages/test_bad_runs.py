@@ -23,7 +23,7 @@ SENTENCES = {
     "one rollout": "Unknown: 1 step with both log-probs (5 needed)",
     "only lengths": "Unknown: no step has both log-probs.",
     "only scalars": "Unknown: no step has both log-probs; the reward, 0.85, has not fallen.",
-    "NaN everywhere": "Warning since step 1: some log-probs are NaN, infinite or placeholders",
+    "NaN everywhere": "Warning since step 1: all rollout_log_probs and trainer_log_probs are NaN or infinite.",
     "500 alerts": "Critical since step 1: scalar 0 is above 1; ",
 }
 
