@@ -209,8 +209,9 @@ def _causes(
             causes.append(
                 DiagnosisCause(
                     name=name,
-                    # Of the doctor, the title is the whole sentence.
-                    sentence=f"{dated}." if sentence.rstrip(".") == title else f"{dated}: {sentence}",
+                    # The doctor's sentence begins with its title.
+                    sentence=dated
+                    + (sentence[len(title) :] if sentence[1:].startswith(title[1:]) else f": {sentence}"),
                     source=by,
                     title=dated,
                     what_to_do=remedy or "",
