@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
-from fastapi import Path, Response, status
+from fastapi import Depends, Path, Response, status
 from pydantic import BaseModel, Field
 from sqlalchemy import ColumnElement, and_, bindparam, false, func, or_, select, tuple_
 from sqlalchemy.orm import Session, aliased
@@ -20,7 +20,7 @@ from foreshock.api.records import from_attributes
 from foreshock.api.runs import AttemptRecord
 from foreshock.clock import now_us
 from foreshock_service.platform import pagination, parameters, problem, security
-from foreshock_service.platform.context import Context, EventBus
+from foreshock_service.platform.context import Context, EventBus, ServiceContext
 from foreshock_service.platform.database.engine import insert_if_absent, upsert
 from foreshock_service.platform.database.tables import OLDEST_ATTEMPT_FIRST, Attempt, AttemptClient, Step
 from foreshock_service.runs import run_endpoints, runs
@@ -363,6 +363,34 @@ def visible_step(
     """Return the key of a step that the principal may see, as `resolve_step` does. Raises RunNotFound, RunDeleted."""
     runs.get_run(session, principal, run_id)
     return resolve_step(session, run_id, step, attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class AskedStep:
+    """The step that a request names; `attempt` None: the attempt in which it is active."""
+
+    context: ServiceContext
+    principal: security.Principal
+    run: str
+    step: int
+    attempt: int | None
+
+    def key(self, session: Session) -> StepKey:
+        """Return the key of the step if the principal may see it. Raises RunNotFound, RunDeleted, AttemptNotFound."""
+        return visible_step(session, self.principal, self.run, self.step, self.attempt)
+
+
+async def _asked_step(
+    run: run_endpoints.RunIdentifier,
+    step: parameters.StepPath,
+    context: Context,
+    principal: security.Reader,
+    attempt: parameters.ActiveOrAttempt = None,
+) -> AskedStep:
+    return AskedStep(context, principal, run, step, attempt)
+
+
+StepOfRequest = Annotated[AskedStep, Depends(_asked_step)]
 
 
 def resolve_step(session: Session, run_id: str, step: int, attempt: int | None) -> StepKey:

@@ -50,16 +50,11 @@ def read_run_lint(
 
 
 @router.get("/steps/{step}/lint")
-def read_step_lint(
-    run: run_endpoints.RunIdentifier,
-    step: parameters.StepPath,
-    context: Context,
-    principal: security.Reader,
-    attempt: parameters.ActiveOrAttempt = None,
-) -> records.LintRecord:
+def read_step_lint(asked: attempts.StepOfRequest) -> records.LintRecord:
     """Return the lint of this step's log-probs: named warnings with evidence, and the checks that were not made."""
-    with context.database.read() as session:
-        return steps.with_shards(session, run, step, attempt, read_step(session, principal, run, step, attempt))
+    run, step, attempt = asked.run, asked.step, asked.attempt
+    with asked.context.database.read() as session:
+        return steps.with_shards(session, run, step, attempt, read_step(session, asked.principal, run, step, attempt))
 
 
 def store_evidence(session: Session, key: events.StepKey, shard: int, part: judging.LintPart) -> None:

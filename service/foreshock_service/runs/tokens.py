@@ -120,22 +120,17 @@ def read_tokens(
         200: {"content": {request_guards.PARQUET_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
     },
 )
-def export_rollouts(
-    run: run_endpoints.RunIdentifier,
-    step: parameters.StepPath,
-    context: Context,
-    principal: security.Reader,
-    attempt: parameters.ActiveOrAttempt = None,
-) -> StreamingResponse:
+def export_rollouts(asked: attempts.StepOfRequest) -> StreamingResponse:
     """Return every rollout of a step that is stored in full as one Parquet file, a row each, in the rollout table.
 
     A column that only some shards have is null in the others.
     """
+    context = asked.context
     with context.database.read() as session:
-        key = attempts.visible_step(session, principal, run, step, attempt)
+        key = asked.key(session)
         files = shards.shards_with_tokens(session, key)
     if not files:
-        raise RolloutNotFound(f"the run has no rollouts of step {step}")
+        raise RolloutNotFound(f"the run has no rollouts of step {key.step}")
     # On the store's disk, since the system's folder may be in memory. Unlinked at once, so that a crash leaves nothing.
     path = context.store.temporary_file()
     joined = path.open("w+b")  # the end of the answer closes it
@@ -148,7 +143,7 @@ def export_rollouts(
     return StreamingResponse(
         iter(partial(joined.read, _CHUNK_BYTES), b""),
         media_type=request_guards.PARQUET_MEDIA_TYPE,
-        headers={"Content-Disposition": f'attachment; filename="step_{step}.parquet"'},
+        headers={"Content-Disposition": f'attachment; filename="step_{key.step}.parquet"'},
         background=BackgroundTask(joined.close),
     )
 

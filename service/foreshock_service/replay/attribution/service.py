@@ -19,7 +19,7 @@ from foreshock.api.attribution import AttributionDocument, AttributionRecord, Co
 from foreshock.api.records import from_attributes, parse, to_json
 from foreshock.diagnosis.attribution import conclude_attribution
 from foreshock_service.platform import parameters, problem, security
-from foreshock_service.platform.context import Context, ServiceContext
+from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.database.session import after_commit
 from foreshock_service.platform.jobs import Job, JobRunner
@@ -28,7 +28,7 @@ from foreshock_service.replay.attribution import document as documents
 from foreshock_service.replay.probes import pinned_rollouts, service
 from foreshock_service.replay.results import files, publishing
 from foreshock_service.replay.results.exact import exact_of_step
-from foreshock_service.runs import attempts, due, events, measurements, run_endpoints, runs, steps
+from foreshock_service.runs import attempts, due, events, measurements, runs, steps
 from foreshock_service.runs.isolation import RunIsolated
 
 router = parameters.api_router(prefix="/v1/runs/{run}/steps/{step}", tags=["attribution"])
@@ -66,13 +66,7 @@ class AttributionInputs:
 
 
 @router.get("/attribution")
-def read_attribution(
-    run: run_endpoints.RunIdentifier,
-    step: parameters.StepPath,
-    context: Context,
-    principal: security.Reader,
-    attempt: parameters.ActiveOrAttempt = None,
-) -> AttributionRecord:
+def read_attribution(asked: attempts.StepOfRequest) -> AttributionRecord:
     """Return the causes of the step's mismatch: the links of the chain with their shares, and the noise floors.
 
     404 `attribution-not-found`: no scores of the step are published; request a probe. 404 `attribution-not-possible`:
@@ -80,9 +74,10 @@ def read_attribution(
     published and the first attribution is being computed. `stale: true`: scores or rollouts arrived since, and a new
     attribution is being computed.
     """
-    with context.database.read() as session:
-        found = attribution_of_step(session, principal, run, step, attempt)
-        incomplete = steps.incomplete_step(steps.find_step(session, events.StepKey(run, found.attempt, step)))
+    with asked.context.database.read() as session:
+        found = attribution_of_step(session, asked.principal, asked.run, asked.step, asked.attempt)
+        key = events.StepKey(asked.run, found.attempt, asked.step)
+        incomplete = steps.incomplete_step(steps.find_step(session, key))
         return replace(found, incomplete=incomplete)
 
 

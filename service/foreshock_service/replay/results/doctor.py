@@ -15,7 +15,7 @@ from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Probe, ProbeJob, ProbeResult
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
 from foreshock_service.replay.results.documents import DocumentKind
-from foreshock_service.runs import attempts, events, findings, run_endpoints, weights
+from foreshock_service.runs import attempts, events, findings, weights
 
 router = parameters.api_router(prefix="/v1")
 
@@ -57,19 +57,13 @@ def put_report(
 
 
 @router.get("/runs/{run}/steps/{step}/doctor", tags=["doctor"])
-def read_report(
-    run: run_endpoints.RunIdentifier,
-    step: parameters.StepPath,
-    context: Context,
-    principal: security.Reader,
-    attempt: parameters.ActiveOrAttempt = None,
-) -> doctor.DoctorStepRecord:
+def read_report(asked: attempts.StepOfRequest) -> doctor.DoctorStepRecord:
     """Return the newest report of the doctor on a step: found, tried and not named, not tried, and the price.
 
     404 `doctor-not-found`: the step was not examined; request a probe of the kind `doctor`.
     """
-    _, found = KIND.of_step(context, principal, run, step, attempt, 1)
-    with context.database.read() as session:
+    _, found = KIND.of_step(asked, 1)
+    with asked.context.database.read() as session:
         return report_record(session, *found[0])
 
 

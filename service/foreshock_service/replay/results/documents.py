@@ -112,28 +112,21 @@ class DocumentKind(Generic[Body]):
         return [(row, probe) for row, probe in session.execute(query.order_by(*order).limit(limit))]
 
     def of_step(
-        self,
-        context: ServiceContext,
-        principal: security.Principal,
-        run: str,
-        step: int,
-        attempt: int | None,
-        most: int,
-        pair: str | None = None,
+        self, asked: attempts.AskedStep, most: int, pair: str | None = None
     ) -> tuple[events.StepKey, list[tuple[ProbeResult, Probe]]]:
         """Return the newest document of each pair at a step, at most `most` of them.
 
         Raises `not_found`, RunNotFound, RunDeleted.
         """
-        with context.database.read() as session:
-            key = attempts.visible_step(session, principal, run, step, attempt)
+        with asked.context.database.read() as session:
+            key = asked.key(session)
             found: dict[str, tuple[ProbeResult, Probe]] = {}
             for row, probe in self.newest(session, key, pair=pair):
                 found.setdefault(row.pair, (row, probe))
         if not found:
             raise self.not_found(
-                f"no {self.noun} of step {step} of attempt {key.attempt} is done: request one with "
-                f"foreshock probe {run} {step} --{self.probe.document}"
+                f"no {self.noun} of step {key.step} of attempt {key.attempt} is done: request one with "
+                f"foreshock probe {key.run_id} {key.step} --{self.probe.document}"
             )
         return key, list(found.values())[:most]
 

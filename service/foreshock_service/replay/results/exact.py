@@ -22,7 +22,7 @@ from foreshock_service.replay.leases.service import check_held, find_lease, is_c
 from foreshock_service.replay.probes import pinned_rollouts, schemas, service
 from foreshock_service.replay.results.file_results import FileAddress, FileKind, Key, receive_file
 from foreshock_service.replay.results.files import align_exact, measure_exact_file, read_exact_file
-from foreshock_service.runs import attempts, chosen_tokens, events, run_endpoints, tokens
+from foreshock_service.runs import attempts, chosen_tokens, events, tokens
 
 router = parameters.api_router(prefix="/v1", tags=["exact divergences"])
 
@@ -62,24 +62,18 @@ async def put_exact(
 
 
 @router.get("/runs/{run}/steps/{step}/exact")
-def read_exact(
-    run: run_endpoints.RunIdentifier,
-    step: parameters.StepPath,
-    context: Context,
-    principal: security.Reader,
-    attempt: parameters.ActiveOrAttempt = None,
-) -> replays.ExactStepRecord:
+def read_exact(asked: attempts.StepOfRequest) -> replays.ExactStepRecord:
     """Return the exact divergences of the step's pairs; 404 `exact-not-found` if none are published."""
-    with context.database.read() as session:
-        key = attempts.visible_step(session, principal, run, step, attempt)
+    with asked.context.database.read() as session:
+        key = asked.key(session)
         items = tuple(exact_of_step(session, key))
     if not items:
         pair = next(iter(EXACT_PAIRS))
         raise ExactNotFound(
-            f"no exact divergences of step {step} of attempt {key.attempt} are published: request a probe with "
-            f'POST /v1/runs/{run}/probes {{"step": {step}, "exact_pairs": ["{pair}"]}}'
+            f"no exact divergences of step {key.step} of attempt {key.attempt} are published: request a probe with "
+            f'POST /v1/runs/{key.run_id}/probes {{"step": {key.step}, "exact_pairs": ["{pair}"]}}'
         )
-    return replays.ExactStepRecord(run=run, step=key.step, attempt=key.attempt, items=items)
+    return replays.ExactStepRecord(run=key.run_id, step=key.step, attempt=key.attempt, items=items)
 
 
 def exact_of_step(session: Session, key: events.StepKey) -> list[replays.ExactRecord]:
@@ -148,11 +142,7 @@ _VALUES_OF_TOKEN = len(replays.ExactTokenRecord.__slots__)
 
 @router.get("/runs/{run}/steps/{step}/exact/tokens")
 def read_exact_tokens(
-    run: run_endpoints.RunIdentifier,
-    step: parameters.StepPath,
-    context: Context,
-    principal: security.Reader,
-    attempt: parameters.ActiveOrAttempt = None,
+    asked: attempts.StepOfRequest,
     pair: Annotated[schemas.PairKey, Query()] = _DEFAULT_PAIR,
     worst: Annotated[int, Query(ge=1, le=1000, description="number of tokens, largest KL(μ‖π) first")] = 20,
     sample_id: Annotated[
@@ -164,11 +154,12 @@ def read_exact_tokens(
     ] = tokens.LARGEST_POSITION,
 ) -> replays.ExactTokensRecord:
     """Return the tokens with the largest divergences, or one rollout token by token."""
+    context = asked.context
     with context.database.read() as session:
-        key = attempts.visible_step(session, principal, run, step, attempt)
+        key = asked.key(session)
         row = next((each for each in newest_exact(session, key) if each.pair == pair), None)
         if row is None:
-            raise ExactNotFound(f"no exact divergences of {pair} are published at step {step}")
+            raise ExactNotFound(f"no exact divergences of {pair} are published at step {key.step}")
         file = EXACT.file_of(session, context.store, row)
         rollouts = service.rollouts_of_step(context, session, key)
         if file is None:

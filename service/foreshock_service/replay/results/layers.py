@@ -13,7 +13,7 @@ from foreshock_service.platform.database.tables import Probe, ProbeJob
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
 from foreshock_service.replay.probes.schemas import PairKey
 from foreshock_service.replay.results.documents import DocumentKind, foreign_weights
-from foreshock_service.runs.run_endpoints import RunIdentifier
+from foreshock_service.runs.attempts import StepOfRequest
 
 router = parameters.api_router(prefix="/v1")
 
@@ -73,17 +73,13 @@ def put_layers(
 
 @router.get("/runs/{run}/steps/{step}/layers", tags=["layers"])
 def read_layers(
-    run: RunIdentifier,
-    step: parameters.StepPath,
-    context: Context,
-    principal: security.Reader,
-    attempt: parameters.ActiveOrAttempt = None,
+    asked: StepOfRequest,
     pair: Annotated[PairKey | None, Query(description="`compared/reference`; absent: the newest pairs")] = None,
 ) -> LayersStepRecord:
     """Return the newest comparison by layer of each pair at a step: where in the network two scorers depart.
 
     404 `layers-not-found`: none is done; request a probe of the kind `layers`.
     """
-    key, found = KIND.of_step(context, principal, run, step, attempt, _MOST_PAIRS, pair)
+    key, found = KIND.of_step(asked, _MOST_PAIRS, pair)
     items = tuple(parse(layer_divergence.LayerComparison, row.document) for row, _ in found)
-    return LayersStepRecord(run=run, step=key.step, attempt=key.attempt, items=items)
+    return LayersStepRecord(run=key.run_id, step=key.step, attempt=key.attempt, items=items)

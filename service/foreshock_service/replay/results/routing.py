@@ -12,7 +12,7 @@ from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Probe, ProbeJob
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
 from foreshock_service.replay.results.documents import DocumentKind, foreign_weights
-from foreshock_service.runs.run_endpoints import RunIdentifier
+from foreshock_service.runs.attempts import StepOfRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,18 +96,12 @@ def put_routing(
 
 
 @router.get("/runs/{run}/steps/{step}/routing", tags=["routing"])
-def read_routing(
-    run: RunIdentifier,
-    step: parameters.StepPath,
-    context: Context,
-    principal: security.Reader,
-    attempt: parameters.ActiveOrAttempt = None,
-) -> RoutingStepRecord:
+def read_routing(asked: StepOfRequest) -> RoutingStepRecord:
     """Return the newest comparison of routed experts of each pair of scorers at a step.
 
     404 `routing-not-found`: none is done; request a probe of the kind `routing`.
     """
-    key, found = KIND.of_step(context, principal, run, step, attempt, _MOST_PAIRS)
+    key, found = KIND.of_step(asked, _MOST_PAIRS)
     items = tuple(
         parse(
             RoutingRecord,
@@ -119,4 +113,4 @@ def read_routing(
         )
         for row, probe in found
     )
-    return RoutingStepRecord(run=run, attempt=key.attempt, step=key.step, items=items)
+    return RoutingStepRecord(run=key.run_id, attempt=key.attempt, step=key.step, items=items)

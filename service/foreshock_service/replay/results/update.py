@@ -10,7 +10,7 @@ from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Probe, ProbeJob
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
 from foreshock_service.replay.results.documents import DocumentKind, foreign_weights
-from foreshock_service.runs.run_endpoints import RunIdentifier
+from foreshock_service.runs.attempts import StepOfRequest
 
 router = parameters.api_router(prefix="/v1")
 
@@ -35,13 +35,7 @@ def put_update(
 
 
 @router.get("/runs/{run}/steps/{step}/update", tags=["update"])
-def read_update(
-    run: RunIdentifier,
-    step: parameters.StepPath,
-    context: Context,
-    principal: security.Reader,
-    attempt: parameters.ActiveOrAttempt = None,
-) -> UpdateToNoise:
+def read_update(asked: StepOfRequest) -> UpdateToNoise:
     """Return the newest measurement of the step's update; 404 `result-not-found`: none is done."""
-    _, ((row, _),) = KIND.of_step(context, principal, run, step, attempt, 1)
+    _, ((row, _),) = KIND.of_step(asked, 1)
     return parse(UpdateToNoise, row.document)
