@@ -84,6 +84,7 @@ FAULTS: tuple[Fault, ...] = (
         "soft cap by the wrong formula", "rollout", ("softcap",),
         inject.of_logits(inject.soft_cap_product, 8.0, 5.0, 3.0), UNTRAINED,
     ),
+    Fault("truncated, raw", "rollout", ("top_k", "top_p", "min_p"), inject.truncated_and_raw, UNTRAINED),
     Fault("BOS twice", "rollout", ("prompt",), inject.prompt(inject.bos_twice, 1)),
     Fault("BOS of the engine only", "rollout", ("prompt",), inject.prompt(inject.another_bos), UNTRAINED),
     Fault(

@@ -173,6 +173,13 @@ def soft_cap_product(logits: torch.Tensor, cap: float) -> torch.Tensor:
     return logits * torch.tanh(logits / cap)
 
 
+def truncated_and_raw(case: Case) -> None:
+    """The engine samples with a truncation and logs the log-probs from before it."""
+    change = (partial(top_k, top_k=6), partial(top_p, top_p=0.8), partial(min_p, min_p=0.15))[case.size]
+    case.sampled(process=lambda logits, *_: change(logits))
+    case.rescored(Pass("bfloat16"), side="rollout")
+
+
 def prompt(edit: Callable[[Case, list[int]], list[int]], common: int = 0) -> Callable[[Case], None]:
     """Return an engine that samples with edited prompts; the logged ones start with `common` equal ids."""
 

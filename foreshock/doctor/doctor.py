@@ -68,6 +68,8 @@ def examine(
         findings.append(copied)
     if len(searches) == 2:
         findings += _between(searches, experimenter, batch, findings)
+    if "rollout" in searches:
+        findings += _drawn(searches["rollout"], batch)
     if not findings:
         findings = [_rounding(searches, batch)]
     order = {"cause": 0, "unknown": 1, "expected": 2}
@@ -367,6 +369,34 @@ def _configuration(
         fixes=row.fixes,
         confirm=row.confirm,
     )
+
+
+def _drawn(search: SideSearch, batch: RolloutBatch) -> list[Finding]:
+    """Return the truncation that the tokens show and their raw log-probs do not have, if there is one."""
+    found = search.drawn()
+    if found is None:
+        return []
+    name, value, expected = found
+    row, tokens = _ROWS[name], int(search.compared.usable.sum())
+    says = (
+        f"{SIDE_WORDS['rollout']} are raw: they are those of the announced weights, but the tokens were drawn with "
+        f"about {name.replace('_', '-')} {value}. None of {plural(tokens, 'token')} is beyond it, where {expected:.0f} "
+        "would be expected. Ratios to these log-probs look right and are not"
+    )
+    fixes = {**row.fixes, "any": "log the log-probs of the distribution that samples (processed_logprobs)"}
+    return [
+        Finding(
+            "cause",
+            "rollout",
+            name,
+            value,
+            says,
+            tokens,
+            batch.num_rollouts,
+            fixes=fixes,
+            confirm=row.confirm,
+        )
+    ]
 
 
 def _temperatures(batch: RolloutBatch, mine: float, theirs: float) -> Finding:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.doctor.evidence import CHANCE, LARGEST, Compared, Float64, chance_of, half_widths
+from foreshock.doctor.evidence import CHANCE, LARGEST, Compared, Float64, chance_of, half_widths, share_range
 from foreshock.doctor.sampling import Sampling
 
 _FIT_LOGITS = 1 << 21
@@ -30,6 +30,8 @@ _KNOWN_SHARE = 0.9
 """Least share that biases of all ids explain of prompts that they were not fitted to."""
 _FOLDS = 4
 _RIDGE = 1e-3
+_LEAST_GAIN = 10.0
+"""Least gain in log-likelihood of the sampled tokens by one parameter: by chance it has a probability below 2e-4."""
 _HEATS = (0.7, 0.8, 0.9, 1.1, 1.25, 1.4)
 """Factors of a fitted temperature from which a truncation is fitted with it."""
 
@@ -99,6 +101,41 @@ def selected(fitting: Fitting, base: Sampling) -> tuple[str, ...]:
             if not _is_better(fitting, without, found):
                 found, names = without, rest
     return names
+
+
+def drawn(fitting: Fitting, plain: Sampling) -> tuple[str, Sampling, float] | None:
+    """Return the truncation under which the sampled tokens are likeliest, its distribution, and the expected number of
+    tokens that `plain` would have drawn beyond it; None if the tokens show none.
+
+    The logged log-probs are not used: raw ones are the same whatever sampled. A temperature is not named, as tokens of
+    another policy show one too, but it must explain less.
+    """
+    compared = fitting.compared
+    values = np.exp(plain.shaped(fitting.logits, compared))[compared.usable]
+    ids, rows = compared.ids[compared.usable], np.arange(int(compared.usable.sum()))
+    probabilities = values / values.sum(axis=1, keepdims=True)
+    own = probabilities[rows, ids][:, None]
+    before = np.where(probabilities > own, probabilities, 0.0).sum(axis=1)
+    largest = probabilities.max(axis=1)
+    bounds: dict[str, float] = {
+        "top_k": int((probabilities > own).sum(axis=1).max(initial=0)) + 1,
+        "top_p": float(before.max(initial=0.0)) + 1e-6,
+        "min_p": float((own[:, 0] / largest).min(initial=1.0)) * (1 - 1e-6),
+    }
+    likely = float(fitting.log_probs(plain)[compared.usable].sum())
+    heat = _golden(lambda each: -float(_at_heat(fitting, plain, each).sum()), 0.1, 3.0)
+    tried = {name: plain.having(name, value) for name, value in bounds.items()}
+    tried["temperature"] = plain.having("temperature", float(np.round(heat, 2)))
+    gains = {name: float(fitting.log_probs(each)[compared.usable].sum()) - likely for name, each in tried.items()}
+    best = max(gains, key=lambda name: gains[name])
+    if best == "temperature" or gains[best] < _LEAST_GAIN:
+        return None
+    kept = np.exp(fitting.log_probs(plain) - fitting.log_probs(tried[best]))[compared.usable]
+    return best, tried[best], float((1 - kept).sum())
+
+
+def _at_heat(fitting: Fitting, plain: Sampling, heat: float) -> Float64:
+    return fitting.log_probs(plain.having("temperature", heat))[fitting.compared.usable]
 
 
 def uncertainties(names: Sequence[str], fitting: Fitting, sampling: Sampling) -> dict[str, float]:
@@ -222,11 +259,13 @@ def _moved(found: Sampling, place: tuple[str, int], step: float) -> Sampling:
 
 
 def _is_better(fitting: Fitting, before: Sampling, after: Sampling) -> bool:
-    """Whether what one distribution explains of what another leaves is more than chance."""
-    gained = fitting.halves(before) - fitting.halves(after)
-    if gained.sum() < _LEAST_FURTHER * fitting.halves(before).sum():
+    """Whether what one distribution explains of what another leaves is more than chance, at most or at some tokens."""
+    left, now = fitting.halves(before), fitting.halves(after)
+    if now.sum() > (1 - _LEAST_FURTHER) * left.sum():
         return False
-    return chance_of(gained) * len(_TOGETHER) < CHANCE
+    by_token = replace(fitting.compared, groups=np.arange(left.size))
+    is_at_some = share_range(left, now, by_token)[1] > _LEAST_FURTHER
+    return is_at_some or chance_of(left - now) * len(_TOGETHER) < CHANCE
 
 
 def _continuous(field: str) -> Callable[[Fitting, Sampling], Sampling | None]:

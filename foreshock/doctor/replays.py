@@ -13,7 +13,7 @@ from foreshock.doctor.catalogue import Variant
 from foreshock.doctor.changes import Change, Experimenter
 from foreshock.doctor.data import DATA_CHANGES
 from foreshock.doctor.evidence import LARGEST, RESOLUTION, Compared, Float64, half_widths
-from foreshock.doctor.fits import Fitting, fitted, selected, uncertainties
+from foreshock.doctor.fits import Fitting, drawn, fitted, selected, uncertainties
 from foreshock.doctor.sampling import Sampling
 from foreshock.doctor.trials import Budget, Trial, View, switched
 
@@ -137,6 +137,11 @@ class Replays:
     def selected(self, start: Trial, view: View) -> tuple[str, ...]:
         """Return the sampling parameters that explain together what `start` leaves (`fits.selected`)."""
         return selected(self._fitting(start.change, start.sampling, start.data, view), start.sampling)
+
+    def drawn(self, trial: Trial, view: View) -> tuple[str, str, float] | None:
+        """Return the truncation that the sampled tokens show, its value, and the expected number beyond it."""
+        found = drawn(self._fitting(trial.change, trial.sampling, trial.data, view), trial.sampling)
+        return None if found is None else (found[0], _value(found[1], found[0]), found[2])
 
     def _fitting(self, change: Change, sampling: Sampling, data: tuple[str, ...], view: View) -> Fitting:
         target = self._unchanged_data(change, sampling, data, view)

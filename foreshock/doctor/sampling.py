@@ -67,7 +67,7 @@ class Sampling:
         probabilities = np.exp(values)
         total = probabilities.sum(axis=1)
         own = values[rows, compared.ids]
-        if not self._truncates:
+        if not self.truncates:
             return np.asarray(own - np.log(total))
         return np.asarray(own - np.log(total * self._kept(probabilities / total[:, None], compared.ids)))
 
@@ -84,7 +84,8 @@ class Sampling:
         return np.asarray(values - values.max(axis=1, keepdims=True))
 
     @property
-    def _truncates(self) -> bool:
+    def truncates(self) -> bool:
+        """Whether top-p, top-k or min-p leave out tokens."""
         return bool(np.any(np.asarray(self.top_p) < 1) or np.any(np.asarray(self.top_k) > 0) or np.any(self.min_p))
 
     def _penalised(self, values: Float64, compared: Compared) -> Float64:

@@ -15,6 +15,8 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
+import numpy as np
+
 from foreshock.doctor.catalogue import FAMILIES, PRECISIONS, Variant, variants_of
 from foreshock.doctor.changes import BudgetSpentError, CannotTryError, Change, Experimenter
 from foreshock.doctor.evidence import CHANCE, Compared, share_range
@@ -107,6 +109,15 @@ class SideSearch:
         with contextlib.suppress(BudgetSpentError):
             return self._replays.uncertainties(self.found, self._whole)
         return {}
+
+    def drawn(self) -> tuple[str, str, float] | None:
+        """Return the truncation that the tokens show beside log-probs without one (`fits.drawn`)."""
+        is_plain = np.all(np.asarray(self.base.sampling.temperature) == 1.0) and not self.base.sampling.truncates
+        if self.found is not self.base or not self.is_explained or not is_plain:
+            return None
+        with contextlib.suppress(BudgetSpentError):
+            return self._replays.drawn(self.base, self._whole)
+        return None
 
     def alternatives(self) -> list[Trial]:
         """Return the other single causes that reproduce the side and cannot be told from what was found."""

@@ -141,6 +141,19 @@ def test_a_repetition_penalty_that_leaves_out_the_prompt_is_named_with_its_inter
     assert "the ids of the response only" in report.causes[0].sentence
 
 
+def test_tokens_of_a_truncated_distribution_with_raw_log_probs_are_named(
+    batch: RolloutBatch, lab: FakeExperimenter
+) -> None:
+    logits = lab.logits(Change.of(weights="step_10", precision="bfloat16"))
+    kept = np.where(logits < np.sort(logits, axis=1)[:, -3:-2], -np.inf, logits)
+    noise = np.random.default_rng(5).gumbel(size=logits.shape)
+    batch.response_token_ids[:] = np.argmax(kept + noise, axis=1)
+    report = _examined(batch, logged(lab), logged(lab, precision="autocast"))
+
+    assert [(each.side, each.cause, each.value) for each in report.causes] == [("rollout", "top_k", "3")]
+    assert "are raw" in report.causes[0].sentence
+
+
 def test_what_an_engine_refuses_is_not_tried_in_its_own_words(batch: RolloutBatch, lab: FakeExperimenter) -> None:
     asked = ("vllm.decode", "vllm.decode:kv_cache_dtype=fp8")
     lab.subject = replace(lab.subject, engines=asked)

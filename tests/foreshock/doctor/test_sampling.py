@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from foreshock.doctor import Change
 from foreshock.doctor.evidence import Compared
-from foreshock.doctor.fits import Fitting, fitted, selected
+from foreshock.doctor.fits import Fitting, drawn, fitted, selected
 from foreshock.doctor.sampling import Sampling
-from tests.foreshock.doctor.fake import FakeExperimenter, logged, rollouts
+from tests.foreshock.doctor.fake import VOCABULARY, FakeExperimenter, logged, rollouts
 
 BATCH = rollouts(2)
 LAB = FakeExperimenter(BATCH)
@@ -130,3 +132,31 @@ def test_noise_and_one_parameter_choose_no_further_ones() -> None:
         compared = Compared.of(BATCH, (exact.logged + noise).astype(np.float32))
         names = selected(Fitting(LOGITS, compared), Sampling())
         assert names == (() if sampling.temperature == 1.0 else ("temperature",))
+
+
+@pytest.mark.parametrize(
+    ("name", "sampling"),
+    [
+        ("top_k", Sampling(top_k=4)),
+        ("top_p", Sampling(top_p=0.7)),
+        ("min_p", Sampling(min_p=0.2)),
+        (None, Sampling(temperature=0.6)),
+        (None, Sampling()),
+    ],
+)
+def test_tokens_show_what_raw_log_probs_do_not(name: str | None, sampling: Sampling) -> None:
+    plain = Compared.of(BATCH, logged(LAB))
+    values = LOGITS.astype(np.float64) / sampling.temperature
+    shares = np.exp(values) / np.exp(values).sum(axis=1, keepdims=True)
+    before = np.where(shares[:, None, :] > shares[:, :, None], shares[:, None, :], 0.0)  # what is above each id
+    kept = before.sum(axis=2) < sampling.top_p
+    kept &= (before > 0).sum(axis=2) < (sampling.top_k or VOCABULARY)
+    kept &= shares >= sampling.min_p * shares.max(axis=1, keepdims=True)
+    running = np.cumsum(shares * kept, axis=1)
+    drawn_at = np.random.default_rng(6).random(plain.ids.size)[:, None] * running[:, -1:]
+    sampled = (drawn_at > running).sum(axis=1)
+    found = drawn(Fitting(LOGITS, replace(plain, ids=sampled.astype(np.int32))), Sampling())
+
+    assert (found[0] if found else None) == name
+    if found is not None:
+        assert getattr(found[1], found[0]) == pytest.approx(getattr(sampling, found[0]), rel=0.1)
