@@ -62,13 +62,9 @@ The base install suffices. With `.[fast]`, call `foreshock.measures.passes.compi
 | `prompt_token_ids`, `prompt_padding_mask` | [N, P] for the length of prompts |
 
 Arrays are numpy or torch, on any device, padded left or right. `RolloutBatch.from_lists` takes lists per row,
-`from_arrays` jagged tensors with offsets. Names elsewhere:
-
-| | token ids, mask | log μ | log π |
-| --- | --- | --- | --- |
-| verl | `responses`, `response_mask` | `rollout_log_probs` | `old_log_probs` |
-| TRL | `completion_ids`, `completion_mask` | `sampling_per_token_logps` | `old_per_token_logps` |
-| NeMo-RL | `input_ids`, `token_mask * sample_mask[:, None]` | `generation_logprobs` | `prev_logprobs` |
+`from_arrays` jagged tensors with offsets. verl has these names, but for `old_log_probs`. TRL: `completion_ids`,
+`completion_mask`, `sampling_per_token_logps`, `old_per_token_logps`. NeMo-RL: `input_ids`,
+`token_mask * sample_mask[:, None]`, `generation_logprobs`, `prev_logprobs`.
 
 **Ranks.** Measurements of data-parallel ranks fold, in the order of ranks, into that of all rollouts:
 

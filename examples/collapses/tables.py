@@ -65,16 +65,20 @@ def dose_response(runs: Sequence[Summary]) -> str:
 
 def leads(tuning: Part, locked: Part) -> str:
     """Return what a simple alarm on each signal gives: its threshold from the tuning part, its score on the locked."""
-    rows = []
+    rows, without = [], []
     for signal in SIGNALS:
         ratio = chosen_ratio(roc(signal, *_runs_and_steps(tuning)))
         if ratio is None:
             rows.append([signal.title, *[NOTHING] * 4])
             continue
         found = roc(signal, *_runs_and_steps(locked))[ratio]
+        if found.misses and not found.hits:
+            without.append(signal.title)
+            continue
         false = f"{false_rate(found):.1f}" if found.healthy_observations else NOTHING
         rows.append([signal.title, f"{ratio:g}", share(found.hits, found.hits + found.misses), _lead(found), false])
-    return markdown(("signal", "θ", "hits (95 %)", "lead", "false per 1,000"), rows)
+    table = markdown(("signal", "θ", "hits (95 %)", "lead", "false per 1,000"), rows)
+    return f"{table}\n\nWithout a hit: {', '.join(without)}." if without else table
 
 
 def _runs_and_steps(part: Part) -> tuple[list[RecordedRun], list[Sequence[ClosedStep]]]:
