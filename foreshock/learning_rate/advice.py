@@ -181,7 +181,11 @@ def lever_in_words(lever: BesideTheRate, state: LeverState, step: int, report: R
     elif value is not None:
         what = f"{value.words[0].upper()}{value.words[1:]} since step {state.since(step)}"
     else:
-        what = "None: the loss is as the trainer is configured" if lever == "correction" else "None is proposed"
+        what = (
+            "No correction: the loss is as the trainer is configured"
+            if lever == "correction"
+            else "No rollback is proposed"
+        )
     held = "; held by an operator" if state.held_from_step is not None else ""
     if report is not None and report.refused is not None:
         effect = f"; the trainer refused it at step {report.step}: {report.refused.rstrip('.')}"

@@ -183,7 +183,7 @@ def test_state_of_a_newer_service_is_read_without_what_is_new() -> None:
 @pytest.mark.parametrize(
     ("mode", "value", "report", "expected"),
     [
-        ("shadow", None, None, "None: the loss is as the trainer is configured."),
+        ("shadow", None, None, "No correction: the loss is as the trainer is configured."),
         ("shadow", TIS, None, "Token TIS at 2 since step 3; shown only."),
         ("apply", TIS, None, "Token TIS at 2 since step 3; not acknowledged."),
         ("apply", TIS, LeverReport(4, TIS), "Token TIS at 2 since step 3; the trainer did it at step 4."),
@@ -205,4 +205,4 @@ def test_rollback_is_told_with_its_command_and_its_hold() -> None:
     state = LeverState(points=(LeverPoint(3, replace(BACK, command="resume it")),), held_from_step=3)
     expected = "Go back to the checkpoint of step 41: resume it; held by an operator; shown only."
     assert lever_in_words("rollback", state, 9, None) == expected
-    assert lever_in_words("rollback", LeverState(), 9, None) == "None is proposed."
+    assert lever_in_words("rollback", LeverState(), 9, None) == "No rollback is proposed."
