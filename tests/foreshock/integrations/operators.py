@@ -20,6 +20,10 @@ CORRECTION = {"kind": "token_tis", "threshold": "1"}
 """What `halve_learning_rate` sets in mode apply: a threshold that no framework has by itself, so that it shows."""
 
 
+SMALL_RATE = 1e-4
+"""The updates of a tiny model at this rate are within their set point, so that only the operator lowers it."""
+
+
 def halve_learning_rate(reason: str) -> None:
     """Halve the learning rate of the run of this process, set a correction, and wait until its trainer has both."""
     key = os.environ["FORESHOCK_RUN_KEY"]

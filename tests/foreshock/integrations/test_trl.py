@@ -12,7 +12,7 @@ import pytest
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from tests.foreshock.integrations.logged_attributes import declared, logged_attributes
 from tests.foreshock.integrations.logged_runs import LoggedRun, run_named
-from tests.foreshock.integrations.operators import CORRECTION
+from tests.foreshock.integrations.operators import CORRECTION, SMALL_RATE
 from tests.foreshock.integrations.preloaded import Preloaded, preloaded
 from tests.foreshock.running_service import RunningService
 from tests.ports import free_port
@@ -86,8 +86,8 @@ def test_masked_truncated_completions_are_logged(grpo: Run) -> None:
 
 def test_advice_reaches_the_optimizer_and_trls_log(grpo: Run) -> None:
     rates = [entry["learning_rate"] for entry in grpo.log]
-    assert rates[:HALVED_AT] == [1e-3] * HALVED_AT
-    assert rates[-1] == pytest.approx(5e-4)
+    assert rates[:HALVED_AT] == [SMALL_RATE] * HALVED_AT
+    assert rates[-1] == pytest.approx(SMALL_RATE / 2)
     planned = grpo.get("/scalars?name=planned_last_step")["columns"]["value"]
     assert planned == [float(len(grpo.log))] * len(grpo.log)
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from trl.generation import vllm_generation
 
 from examples.trl.train import new_trainer, reward_of_ones
-from tests.foreshock.integrations.operators import halve_learning_rate
+from tests.foreshock.integrations.operators import SMALL_RATE, halve_learning_rate
 
 
 def halving_reward(completions: list[str], trainer_state: Any = None, **_: Any) -> list[float]:
@@ -34,7 +34,7 @@ def main() -> None:
     arguments: dict[str, Any] = {"steps": int(sys.argv[5]), "algorithm": algorithm, "use_vllm": engine == "vllm"}
     if scenario == "apply":
         arguments |= {"reward": halving_reward, "lr_scheduler_type": "constant", "save_strategy": "steps",
-                      "save_steps": 2, "mask_truncated_completions": True}  # fmt: skip
+                      "save_steps": 2, "mask_truncated_completions": True, "learning_rate": SMALL_RATE}  # fmt: skip
     trainer = new_trainer(folder, **arguments)
     mode: Literal["apply", "shadow"] = "apply" if scenario == "apply" else "shadow"
     callback = ForeshockCallback(
