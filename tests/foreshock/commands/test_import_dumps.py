@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -209,8 +208,7 @@ def test_follower_continues_after_it_was_killed_and_imports_nothing_twice(
         # A half-written file is not imported before it is whole.
         half = folder / "train_data_step3.jsonl"
         half.write_bytes(whole[: len(whole) // 2])
-        time.sleep(2.5)
-        assert "step 3 was not imported: train_data_step3.jsonl" in first.text()
+        first.wait_for("step 3 was not imported: train_data_step3.jsonl")
         assert "step 3: " not in first.text()
         first.end(signal.SIGKILL)
     half.write_bytes(whole)
