@@ -33,6 +33,7 @@ from tests.paths import PROMETHEUS, REPOSITORY
 from tests.service.postgres import start_postgres
 from tests.service.sending import make_batch
 from tests.service.watch.notifications.receiver import Receiver
+from tests.waiting import wait_until
 
 RECORD = RunRecord(REPOSITORY / "examples" / "tiny_rl" / "recorded")
 STEPS = (1, 2, 3)
@@ -101,6 +102,7 @@ def probe(service: httpx.Client, url: str, run: str) -> None:
     states = [service.get(f"/v1/probes/{name}").json()["state"] for name in probes]
     assert states[0] == "done", console.getvalue()
     assert states[1] in ("skipped", "failed"), console.getvalue()
+    wait_until(lambda: service.get(f"/v1/runs/{run}/steps/1/attribution").status_code != 503)
 
 
 def send_step(service: httpx.Client, key: str, batch: RolloutBatch, **fields: Any) -> str:

@@ -140,8 +140,9 @@ def test_job_is_scored_in_the_requested_environment(service: RunningService, che
     output = run_worker(service, checkpoints)
     (job,) = run.read(probe)["jobs"]
     assert (job["state"], job["environment"]) == ("done", name), output
-    attribution = service.http.get(f"/v1/runs/{run.run}/steps/1/attribution").raise_for_status().json()
-    (source,) = attribution["scores"]
+    address = f"/v1/runs/{run.run}/steps/1/attribution"
+    wait_until(lambda: service.http.get(address).status_code != 503)
+    (source,) = service.http.get(address).raise_for_status().json()["scores"]
     held = EngineEnvironment.of_fingerprint(Fingerprint.from_dict(source["fingerprint"]))
     assert held.instruction_set is environment.instruction_set
     service.http.delete(f"/v1/runs/{run.run}")
