@@ -7,7 +7,7 @@ new prompts, so each prompt of each step is a cluster.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ CLUSTERED_BY_PROMPT = {"k3_kl": "sum_k3", "rollout_probs_diff_mean": "sum_abs_pr
 class PooledMean:
     """A token mean over a window; the ends of its interval are NaN if there are too few clusters.
 
-    `effective` is the effective number of clusters, (Σ S)²/Σ S². `by_prompt`: clusters are prompt × step, not steps.
+    `effective` is the effective number of clusters, (Σ S)²/Σ S².
     """
 
     mean: float
@@ -33,7 +33,6 @@ class PooledMean:
     high: float
     clusters: int
     effective: float
-    by_prompt: bool = False
 
 
 _UNKNOWN = PooledMean(math.nan, math.nan, math.nan, 0, math.nan)
@@ -47,8 +46,7 @@ def pool_summaries(steps: Sequence[RolloutSummaries], measures: Sequence[str]) -
     tables = [part for step in steps if (part := _sums_of_prompts(step, measures)) is not None]
     if not tables:
         return dict.fromkeys(measures, _UNKNOWN)
-    pooled = [replace(each, by_prompt=True) for each in _pool(np.concatenate(tables))]
-    return dict(zip(measures, pooled, strict=True))
+    return dict(zip(measures, _pool(np.concatenate(tables)), strict=True))
 
 
 def pool_over_steps(means: Float64, tokens: Float64) -> PooledMean:

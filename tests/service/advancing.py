@@ -25,7 +25,7 @@ def advance_all(advancing: Advancing) -> None:
     _in_this_thread.is_busy = True
     try:
         for _ in range(1000):
-            if not advancing.is_due():
+            if not is_due(advancing):
                 return
             if not advancing.advance_due_runs():
                 # Another process may be at it.
@@ -33,6 +33,12 @@ def advance_all(advancing: Advancing) -> None:
         raise AssertionError("runs stay due")
     finally:
         _in_this_thread.is_busy = False
+
+
+def is_due(advancing: Advancing) -> bool:
+    """Return whether any run must be advanced."""
+    with advancing._context.database.read() as session:
+        return bool(due.due_runs(session))
 
 
 @contextmanager

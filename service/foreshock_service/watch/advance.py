@@ -91,11 +91,6 @@ class Advancing:
                 run_ids = due.due_runs(session)
             return sum(self._try_to_advance(run_id) for run_id in run_ids if not self._context.stopping.is_set())
 
-    def is_due(self) -> bool:
-        """Return whether any run must be advanced."""
-        with self._context.database.read() as session:
-            return bool(due.due_runs(session))
-
     def _try_to_advance(self, run_id: str) -> bool:
         try:
             with (

@@ -19,7 +19,7 @@ import pytest
 from foreshock_service.platform.database.opening import upgrade
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.health import JOB_LAST_RUN
-from tests.service.advancing import paused
+from tests.service.advancing import is_due, paused
 from tests.service.operation.processes import ServiceProcess, service_process
 from tests.service.postgres import PostgresCluster
 from tests.service.receiving import serving
@@ -76,7 +76,7 @@ def test_two_processes_share_the_work_and_one_that_is_killed_is_replaced(
         with paused(database):
             run.close_all({K3: [2e-2] * 12}, range(1, 13))
         # One of the services advances it.
-        wait_until(lambda: not run.advancing.is_due())
+        wait_until(lambda: not is_due(run.advancing))
         # One message for the alerts of one cause, and another if it becomes worse after that was sent.
         alerts = run.alerts()
         assert len(alerts) > 1

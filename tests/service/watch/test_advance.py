@@ -34,7 +34,7 @@ from foreshock_service.watch import advance
 from foreshock_service.watch.detection import derivation
 from foreshock_service.watch.detection.derivation import mark_outdated
 from foreshock_service.watch.detection.states import NEWEST_STATES, STEPS_OF_A_BLOCK
-from tests.service.advancing import advance_all, paused
+from tests.service.advancing import advance_all, is_due, paused
 from tests.service.watch.recorded import K3, LENGTH, SURGE, SURGE_STEPS, RecordedRun
 
 STEPS = 90
@@ -98,7 +98,7 @@ def test_late_data_gives_the_result_of_a_history_that_was_never_different(databa
     assert outcome(late) != expected
     assert late.advancing.advance_due_runs() == 1
     assert outcome(late) == expected
-    assert not late.advancing.is_due()
+    assert not is_due(late.advancing)
     late.close(STEPS + 1, values_at(STEPS + 1))
     assert late.snapshots()[-1].step == STEPS + 1
 
@@ -193,7 +193,7 @@ def test_run_that_takes_long_waits_for_its_next_turn(database: Database, monkeyp
         other.close(1, values_at(1))
         assert other.advancing.advance_due_runs() == 1
         assert [snapshot.step for snapshot in other.snapshots()] == [1]
-        assert other.advancing.is_due()
+        assert is_due(other.advancing)
         advance_all(other.advancing)
     assert outcome(late) == expected
 
