@@ -55,6 +55,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("a part of the update", "rollout", ("update_scaled",), inject.scaled_update(0.7, 0.35, 1.4),
           values=({"times": 0.7}, {"times": 0.35}, {"times": 1.4})),
     Fault("quantised", "rollout", ("quantised_weights",), inject.quantised),
+    Fault("partly quantised", "trainer", ("quantised_weights",), inject.partly_quantised, ("random", "tied")),
     Fault("rotary base", "rollout", ("rope_theta",), inject.config(rope_theta=(5e5, 1e5, 1e6))),
     Fault("rotary scaling", "rollout", ("rope_scaling",), inject.config(rope_factor=(2.0, 4.0, 8.0))),
     Fault("norm epsilon", "rollout", ("norm_eps",), inject.config(rms_norm_eps=(1e-3, 1e-2, 1e-2)), UNTRAINED),

@@ -288,6 +288,18 @@ def scaled_update(*fractions: float) -> Callable[[Case], None]:
 
 
 @torch.no_grad()
+def partly_quantised(case: Case) -> None:
+    """Quantise only the MLPs, or only their gate and up projections, or only attention, to FP8 per row."""
+    parts = (("mlp",), ("gate_proj", "up_proj", "gate_up_proj"), ("self_attn",))[case.size]
+    trainer = copy.deepcopy(case.model)
+    for name, value in trainer.named_parameters():
+        if value.dim() > 1 and any(part in name for part in parts):
+            scale = value.abs().amax(-1, keepdim=True) / 448
+            value.copy_((value / scale).to(torch.float8_e4m3fn).float() * scale)
+    case.rescored(Pass(), trainer)
+
+
+@torch.no_grad()
 def quantised(case: Case) -> None:
     """Quantise layers to FP8 or, at larger sizes, to four bits, with a scale for each row."""
     engine = copy.deepcopy(case.model)

@@ -352,6 +352,10 @@ CATALOGUE: tuple[Cause, ...] = (
             fp8_per_channel="fp8_channel",
             int8_per_channel="int8_channel",
             int4_per_group="int4_group",
+            fp8_per_channel_of_the_MLP="fp8_channel/mlp",
+            fp8_per_channel_of_gate_and_up="fp8_channel/gate_up",
+            fp8_per_channel_of_attention="fp8_channel/attention",
+            fp8_per_tensor_of_the_MLP="fp8_tensor/mlp",
         ),
     ),
     _changes(

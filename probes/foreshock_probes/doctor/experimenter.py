@@ -31,6 +31,13 @@ _CACHED_BYTES = min(8 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PA
 """Most bytes of cached logits, of all replays together."""
 _MOST_BYTES = _CACHED_BYTES // 4
 """Most bytes of one replay's logits: the cache must hold those of the precisions and of a variant at the same time."""
+_PROJECTIONS = {
+    "": r"layers\.",
+    "mlp": r"layers\..*\.mlp\.",
+    "gate_up": r"layers\..*\.(gate_proj|up_proj|gate_up_proj)\b",
+    "attention": r"layers\..*\.self_attn\.",
+}
+"""Names of the tensors that are quantised, by the part of a change's `quantise` after a slash."""
 _USUAL_BOS = (0, 1, 2)
 """Ids of the beginning of a sequence in most tokenizers, besides the configuration's."""
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "bfloat16_head32": torch.bfloat16}
@@ -217,9 +224,10 @@ class TorchExperimenter:
         if delta := change.get("delta"):
             other = self._tensors_of(delta[0], state)
             state = {name: other[name] + delta[1] * (value - other[name]) for name, value in state.items()}
-        if kind := change.get("quantise"):
+        if change.get("quantise"):
+            kind, _, part = change.get("quantise").partition("/")
             state = {
-                name: quantised(value, kind) if value.dim() > 1 and "layers." in name else value
+                name: quantised(value, kind) if value.dim() > 1 and re.search(_PROJECTIONS[part], name) else value
                 for name, value in state.items()
             }
         if layers := change.get("layers"):

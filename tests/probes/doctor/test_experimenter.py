@@ -145,6 +145,24 @@ def _with_prompts(batch: RolloutBatch, prompts: list[list[int]]) -> RolloutBatch
     return replace(batch, prompt_token_ids=ids, prompt_offsets=offsets.astype(batch.prompt_offsets.dtype))
 
 
+def test_quantised_gate_and_up_projections_are_named(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    held = shutil.copytree(folders[0], tmp_path / "held") / "model.safetensors"
+    tensors = load_file(held)
+    for name, value in tensors.items():
+        if re.search(r"\.(gate|up)_proj\.", name):
+            scale = value.abs().amax(1, keepdim=True) / 448
+            tensors[name] = (value / scale).to(torch.float8_e4m3fn).to(value.dtype) * scale
+    save_file(tensors, held, {"format": "pt"})
+    batch = _rollouts()
+    pi, mu = one_by_one(held.parent, batch), one_by_one(folders[0], batch)
+    batch = _rollouts(trainer_log_probs=pi, rollout_log_probs=mu)
+    report = examine(batch, TorchExperimenter.of_folders(batch, folders[0], folders[0]))
+
+    assert [(each.side, each.cause, each.value) for each in report.causes] == [
+        ("trainer", "quantised_weights", "fp8 per channel of gate and up")
+    ]
+
+
 def test_a_replay_ends_in_its_middle_when_the_budget_is_spent(folders: tuple[Path, Path]) -> None:
     calls = 0
 
