@@ -261,7 +261,7 @@ def test_a_certificate_of_another_model_is_refused_before_any_work(
         (["MODEL", "--trainer", "vllm.prefill"], "is a scorer of an engine"),
         (["MODEL", "--trainer", "torch.trainer:autocast"], "options must be OPTION=VALUE"),
         (["MODEL", "--out", "/nowhere/cert.json"], "cannot be written"),
-        (["MODEL", "more"], "give one MODEL, or `show`"),
+        (["MODEL", "more"], "give one MODEL, `show`"),
     ],
 )
 def test_bad_arguments_are_refused(model: Path, words: list[str], message: str) -> None:
