@@ -6,8 +6,10 @@ beforehand and sent over a few connections. A window ends when all that follows 
 1. CPU time of a step of 128 rollouts × 3,000 tokens, here and at the revision BESIDE, in alternating windows.
 2. Tokens per second of such steps, and the memory of all processes of the service while `--tokens` are ingested.
 3. Small steps (8 rollouts × 20 tokens) per second, and bytes of database a step.
+4. CPU time of a step that has scalars only, back to back and 60 ms apart; less idle time.
 
-Bars: 1.1 × the CPU; 5 M tokens/s, memory below 1 GiB and flat; 20 small steps/s; 20 kB of database a small step.
+Bars: 1.1 × the CPU; 5 M tokens/s, memory below 1 GiB and flat; 20 small steps/s; 20 kB of database a small step; 7 ms
+of CPU for scalars back to back.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ LARGE, SMALL = (128, 3_000), (8, 20)
 CONNECTIONS = 4
 WARM_UP, WINDOW, WINDOWS = 8, 8, 9
 SMALL_STEPS = 600
+SCALAR_STEPS, BAR_SCALARS = 200, 7.0
 # Number of distinct bodies, which are sent repeatedly under new step numbers.
 DISTINCT = 16
 
@@ -195,6 +198,37 @@ def small_steps() -> tuple[float, float]:
         return per_second, (database_bytes(database) - before) / SMALL_STEPS
 
 
+def scalar_steps(pauses: Sequence[float]) -> list[float]:
+    """Return the CPU of a step of scalars in ms, for each pause between steps in seconds."""
+    found = []
+    with service() as (_, http):
+        run = start_run(http, "scalars")
+        put_scalars(run, range(SCALAR_STEPS // 4), 0.0)
+        time.sleep(1.0)
+        cpu = cpu_seconds()
+        time.sleep(5.0)
+        idle = (cpu_seconds() - cpu) / 5.0
+        for number, pause in enumerate(pauses, 1):
+            cpu, begin = cpu_seconds(), time.perf_counter()
+            put_scalars(run, range(number * SCALAR_STEPS, (number + 1) * SCALAR_STEPS), pause)
+            cpu = cpu_seconds() - cpu - idle * (time.perf_counter() - begin)
+            found.append(1e3 * cpu / SCALAR_STEPS)
+    return found
+
+
+def put_scalars(run: Sender, numbers: range, pause: float) -> None:
+    for step in numbers:
+        values: dict[str, float | None] = {
+            "reward": 0.5 + step % 7 / 1e3,
+            "response_length": 100.0 + step % 5,
+            "k3_kl": 1e-4,
+            "entropy": 1.0,
+        }
+        run.put_scalars(step, values).raise_for_status()
+        time.sleep(pause)
+    wait_until_advanced(run.http, run.run)
+
+
 def database_bytes(path: Path) -> int:
     """Return the bytes of the tables and indexes of a SQLite database."""
     with closing(sqlite3.connect(path)) as connection:
@@ -210,6 +244,7 @@ def main() -> int:
     before, now = paired_cpu(arguments.beside)
     per_second, memory = large_steps(arguments.tokens)
     small, each = small_steps()
+    together, apart = scalar_steps((0.0, 0.06))
     return report(
         [
             Line("cpu_ratio", f"CPU of 384k tokens, × {1e3 * before:.0f} ms before", now / before, BAR_CPU),
@@ -218,6 +253,8 @@ def main() -> int:
             Line("memory_growth", "memory, last third over second third", growth(memory), BAR_GROWTH),
             Line("small_steps_per_second", "small steps/s", small, BAR_STEPS, at_least=True),
             Line("bytes_per_small_step", "bytes of database a small step", each, BAR_BYTES),
+            Line("scalars_cpu_ms", "CPU of a step of scalars, ms", together, BAR_SCALARS),
+            Line("scalars_apart_cpu_ms", "… 60 ms apart, ms", apart),
         ]
     )
 
