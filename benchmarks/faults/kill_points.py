@@ -127,21 +127,25 @@ def _wrapped(function: Callable[..., Any], when: str, calls: int) -> Callable[..
 
 
 def _counting_statements(function: Callable[..., Any], count: Callable[[], None]) -> Callable[..., Any]:
-    """Return the function; `count` is called before each statement that it executes in the thread of the call."""
-    of_thread = threading.local()
+    """Return the function; `count` is called before each statement of the process during a call.
+
+    Of any thread: those of SQLite's writer are of another one.
+    """
+    underway: list[object] = []
 
     def before_statement(*_: Any) -> None:
-        if getattr(of_thread, "is_inside", False):
+        if underway:
             count()
 
     event.listen(Engine, "before_cursor_execute", before_statement)
 
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
-        of_thread.is_inside = True
+        token = object()
+        underway.append(token)
         try:
             return function(*arguments, **named)
         finally:
-            of_thread.is_inside = False
+            underway.remove(token)
 
     return call

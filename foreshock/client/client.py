@@ -288,7 +288,8 @@ class Client:
     def log_scalars(self, step: int, values: Mapping[str, Any], *, source: str = "trainer") -> None:
         """Log numbers of a step by name (`grad_norm`, `entropy`, …); None, NaN and ±inf count as missing.
 
-        What is no number, or has a name that is not one line, is left out and counted as invalid.
+        What is no number, or has a name that is not one line, is left out and counted as invalid; a strict client
+        raises ConfigurationError after the others are logged.
         """
         registration = self._started()
         numbers, wrong = deliveries.checked_scalars(values)
@@ -296,6 +297,8 @@ class Client:
             self._log_delivery(f"scalars of step {step}", delivery)
             self.newest_step = max(self.newest_step, int(step))
         if wrong:
+            if self.failures.are_raised:
+                raise ConfigurationError(wrong[0])
             self._background.note_invalid("scalars", f"scalars of step {step} are left out: {wrong[0]}", len(wrong))
 
     @never_raises

@@ -152,7 +152,7 @@ class Failures:
     def __init__(self, counters: Counters, log: LogOnce, *, strict: bool) -> None:
         self._counters = counters
         self._log = log
-        self._strict = strict
+        self.are_raised = strict
 
     @contextlib.contextmanager
     def noted(self, name: str) -> Iterator[None]:
@@ -161,7 +161,7 @@ class Failures:
         try:
             yield
         except Exception as error:
-            if self._strict:
+            if self.are_raised:
                 raise
             if isinstance(error, ForeshockError | ValueError | TypeError):
                 self._counters.add(invalid=1)

@@ -178,7 +178,8 @@ def test_feed_follows_operator_halving(make: Callable[..., Client], mode: Any) -
             assert feed.scale(step) == 1.0
         assert client.flush(300)
         url = f"{client.settings.url}/v1/runs/{client.run_id}/lr-advice"
-        decided = httpx.post(f"{url}/decisions", json={"kind": "halve", "reason": "a test"}, timeout=60)
+        decisions = url.replace("/lr-advice", "/advice/decisions")
+        decided = httpx.post(decisions, json={"kind": "halve", "reason": "a test"}, timeout=60)
         decided.raise_for_status()
         wait_until(lambda: feed.advised_scale(100) == 0.5, 120)
         assert (feed.mode, feed.scale(100)) == (mode, 0.5 if mode == "apply" else 1.0)

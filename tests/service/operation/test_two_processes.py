@@ -96,7 +96,8 @@ def test_two_processes_share_the_work_and_one_that_is_killed_is_replaced(
             time.sleep(1)
             begin = time.monotonic()
             body = {"kind": "hold", "reason": "a test"}
-            httpx.post(f"{first.url}{path}/decisions", json=body, timeout=60).raise_for_status()
+            decisions = f"{first.url}/v1/runs/{run.run}/advice/decisions"
+            httpx.post(decisions, json=body, timeout=60).raise_for_status()
             assert waiting.result(timeout=60).json()["phase"] == "held"
         assert time.monotonic() - begin < 25
 
