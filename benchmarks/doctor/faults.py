@@ -61,7 +61,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("norm epsilon", "rollout", ("norm_eps",), inject.config(rms_norm_eps=(1e-3, 1e-2, 1e-2)), UNTRAINED),
     Fault("positions", "trainer", ("positions",), inject.scored("trainer", positions=inject.positions)),
     Fault("padding attended", "trainer", ("padding_attended",), inject.pads),
-    Fault("mask", "trainer", ("attention_mask",), inject.scored("trainer", mask=inject.mask)),
+    Fault("mask", "trainer", ("attention_mask", "prompt"), inject.scored("trainer", mask=inject.mask)),
     Fault("window", "rollout", ("window",), inject.scored("rollout", mask=inject.window)),
     Fault("packing", "trainer", ("packing",), inject.packed),
     Fault("FP8 cache", "rollout", ("kv_cache",), inject.kv),

@@ -162,7 +162,12 @@ def windows(subject: Subject, side: str) -> Labelled:
 _PROMPT_IDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 _LAST_IDS = 16
 """Most last ids of a prompt that are cut: a template's beginning of the answer has a few."""
-_PROMPTS = {"first": "without the first {} ids", "last": "without the last {} ids", "keep": "only the last {} ids"}
+# Rotary positions are relative: first ids that are missing and those that are masked give the same log-probs.
+_PROMPTS = {
+    "first": "without the first {} ids, or without attention to them",
+    "last": "without the last {} ids",
+    "keep": "only the last {} ids",
+}
 
 
 def prompts(subject: Subject, side: str) -> Labelled:
