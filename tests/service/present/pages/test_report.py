@@ -26,6 +26,7 @@ def test_report_of_every_kind_of_run_says_its_diagnosis_within_its_width(
     found = fleet.get(name, "diagnosis")
     lines = lines_of(fleet, fleet.ids[name], **query)
     assert found["headline"] in lines
+    assert not [line for line in lines if "None" in line]
     assert not [line for line in lines if len(line) > WIDTH + 30 and line != found["headline"]]
     assert lines[-1] == f"Pages: {fleet.url}{fleet.address(name)}"
     assert query or len(lines) <= SCREEN_LINES

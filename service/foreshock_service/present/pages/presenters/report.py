@@ -115,7 +115,8 @@ def _advice(panel: Mapping[str, Any] | None) -> list[str]:
     words = f"scale {advice.advised_scale:g}; mode {advice.mode} ({panel['applied']}); revision {advice.revision}"
     lines = ["", *wrap(f"learning rate: {words}", "    ", "  ")]
     if panel["schedule"]:
-        lines += wrap(f"{panel['schedule']}; next at step {advice.next_decay_step}", "    ", "    ")
+        following = "" if advice.next_decay_step is None else f"; next at step {advice.next_decay_step}"
+        lines += wrap(f"{panel['schedule']}{following}", "    ", "    ")
     for lever in panel["levers"]:
         lines += wrap(f"{lever['title']}: {lever['sentence']}", "    ", "    ")
     return lines
