@@ -21,7 +21,7 @@ from foreshock.doctor.catalogue import FAMILIES, PRECISIONS, Variant, variants_o
 from foreshock.doctor.changes import BudgetSpentError, CannotTryError, Change, Experimenter
 from foreshock.doctor.evidence import CHANCE, Compared, share_range
 from foreshock.doctor.fills import prompt_of
-from foreshock.doctor.floors import Floors
+from foreshock.doctor.floors import ONE_OF_TWO_ROUNDINGS, Floors
 from foreshock.doctor.naming import Naming
 from foreshock.doctor.nulls import chosen_by_chance
 from foreshock.doctor.replays import Replays
@@ -170,7 +170,7 @@ class SideSearch:
             return found
         if self.mean(self.base) <= self.rounding:
             return self.base
-        return self._pair() or self.base
+        return self._in_another_precision() or self._pair() or self.base
 
     def _nearer(self, causes: list[Variant]) -> Iterator[Variant]:
         """Yield prompts whose number of ids is between that which explains most and the next ones that were tried."""
@@ -207,6 +207,15 @@ class SideSearch:
             names = self._replays.selected(self.base, self._whole)
             if len(names) > 1:
                 self.trials += self._attempted(self.base, tuple(singles[each] for each in names))
+
+    def _in_another_precision(self) -> Trial | None:
+        """Return what explains most, if it may be named in another precision, which the fault has hidden."""
+        wholes = [each for each in self.trials if each.change != self.base.change and each.rows.all()]
+        nearest = min(wholes, key=lambda each: each.gap, default=self.base)
+        if nearest.gap > ONE_OF_TWO_ROUNDINGS * self.base.gap:
+            return None
+        named = [each for each in self._refined(nearest) if self._naming.names(each)]
+        return min(named, key=lambda each: each.gap, default=None)
 
     def _little(self) -> str:
         """Return what explains a small difference without a cause; "" if nothing does."""

@@ -176,6 +176,18 @@ def test_a_trainer_without_the_declared_temperature_is_named(batch: RolloutBatch
     assert "does not apply it" in report.causes[0].sentence
 
 
+def test_a_fault_that_hides_the_precision_is_named_in_that_precision(
+    batch: RolloutBatch, lab: FakeExperimenter
+) -> None:
+    lab.size_of_positions = 0.06
+    pi = logged(lab, positions="zero", precision="bfloat16")
+    report = examine(replace(batch, trainer_log_probs=pi), lab)
+
+    assert [(each.side, each.cause) for each in report.causes] == [("trainer", "positions")]
+    assert [each.precision for each in report.sides] == ["bfloat16"]
+    assert report.causes[0].share > 0.99
+
+
 def test_each_side_has_its_own_cause(batch: RolloutBatch, lab: FakeExperimenter) -> None:
     report = _examined(batch, logged(lab, temperature=0.7), logged(lab, positions="zero"))
 
