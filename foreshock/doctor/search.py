@@ -201,7 +201,8 @@ class SideSearch:
         singles = {each.fit: each for each in variants_of("sampling", self.subject, self.side)}
         tried = [each for each in self.trials if each.variants[0].fit and each.rows.all()]
         nearest = min(tried, key=lambda each: each.gap, default=self.base)
-        if self.mean(self.base) <= self.rounding or nearest.gap > (1 - _PART) * self.base.gap:
+        is_beyond = self._naming.is_beyond(0) or self._naming.is_beyond(1)
+        if not is_beyond or nearest.gap > (1 - _PART) * self.base.gap:
             return
         with contextlib.suppress(BudgetSpentError):
             names = self._replays.selected(self.base, self._whole)
