@@ -6,6 +6,7 @@ Exit status: 0 success, 1 a ForeshockError (one line, no traceback), 2 invalid a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import io
 import os
@@ -46,7 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             # A locale without π and × shows "?" for them.
             stream.reconfigure(errors="replace")
     try:
-        return _run(words)
+        status = _run(words)
+        # Here, where an error is told; not at the end of the interpreter.
+        sys.stdout.flush()
+        return status
     except MissingExtra as missing:
         print(f"foreshock: {missing}", file=sys.stderr)
         return 2
@@ -54,16 +58,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"foreshock: error: {_message(error)}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        # The reader (head, less) has closed the pipe; keep Python from failing again when it closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader (head, less) has closed the pipe.
+        _drop_output()
         return 0
     except OSError as error:
         # Of this machine: a full disk, a folder that may not be read.
         print(f"foreshock: error: {error}", file=sys.stderr)
+        _drop_output()
         return 1
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
+
+
+def _drop_output() -> None:
+    """Keep Python from failing again when it closes stdout."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _message(error: ForeshockError) -> str:

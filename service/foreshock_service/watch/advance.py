@@ -14,6 +14,7 @@ import logging
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +29,7 @@ from foreshock_service.platform.jobs import Job, JobRunner
 from foreshock_service.replay.attribution import document
 from foreshock_service.replay.results import doctor
 from foreshock_service.runs import diagnoses, due, findings, lint, runs, shards, steps, weights
+from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.isolation import RunIsolated, isolated, isolated_part
 from foreshock_service.watch import alerts, diagnosis
 from foreshock_service.watch.advice.service import decide_after_detection
@@ -38,6 +40,9 @@ INTERVAL_SECONDS: Final = 0.5
 
 _TURN_SECONDS = 0.2
 """A run that takes longer to judge goes on after the other runs have had their turn."""
+
+_TRIES = 5
+"""So often a step is closed in a turn, as its shards keep arriving."""
 
 _FINDINGS: Mapping[FindingSource, findings.Read] = {
     "lint": lint.findings_of_run,
@@ -106,24 +111,25 @@ class Advancing:
         """Advance a run if it is due, as far as one turn goes; return True if it is done."""
         database, grace_us = self._context.database, shards.grace_us(self._context)
         found: _Found | None = None
-        with database.read() as session:
-            marks, run = due.marks_of(session, run_id), runs.find_run(session, run_id)
-            if not marks:
-                return False
-            waiting = steps.waiting_steps(session, grace_us, run_id)
-            exists = run is not None and run.deleted_at_us is None
-            if exists and not waiting:
-                found = self._find(session, run_id, marks)
-        if not exists:
-            self._begun.pop(run_id, None)
-            database.write(lambda session: due.remove(session, [each.id for each in marks]))
-            return True
-        for key in waiting:
-            shards.close_step(self._context, key, grace_us)
-        if found is None:
+        tried = Counter[StepKey]()
+        while found is None:
             with database.read() as session:
-                # Closing a step marks it.
-                found = self._find(session, run_id, due.marks_of(session, run_id))
+                marks, run = due.marks_of(session, run_id), runs.find_run(session, run_id)
+                if not marks:
+                    return False
+                exists = run is not None and run.deleted_at_us is None
+                # After the marks: the shards of each of these are included, also of one that came while a step closed.
+                waiting = steps.waiting_steps(session, grace_us, run_id) if exists else []
+                waiting = [key for key in waiting if tried[key] < _TRIES]
+                if exists and not waiting:
+                    found = self._find(session, run_id, marks)
+            if not exists:
+                self._begun.pop(run_id, None)
+                database.write(partial(due.remove, marks=[each.id for each in marks]))
+                return True
+            for key in waiting:
+                # Closing a step marks it. One that cannot be closed is tried again later (`mark_waiting_runs`).
+                tried[key] += 1 if shards.close_step(self._context, key, grace_us) else _TRIES
         stored = database.write(partial(self._store, run_id, found)) if found.can_be_stored else "changed"
         if stored == "changed" and found.derived is not None:
             self._begun[run_id] = found.derived

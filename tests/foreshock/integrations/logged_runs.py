@@ -7,6 +7,8 @@ from typing import Any
 
 import httpx
 
+from tests.waiting import wait_until
+
 
 @dataclass(frozen=True, slots=True)
 class LoggedRun:
@@ -20,7 +22,8 @@ class LoggedRun:
         return self.http.get(f"/v1/runs/{self.id}{path}").raise_for_status().json()
 
     def measures(self, comparison: str, *names: str) -> dict[str, list[float]]:
-        """Return measures by step."""
+        """Return measures by step, once the run's newest data is worked out."""
+        wait_until(lambda: not self.get()["advancing"])
         query = {"comparison": comparison, "measure": list(names)}
         answer = self.http.get(f"/v1/runs/{self.id}/measurements", params=query)
         return dict(answer.raise_for_status().json()["columns"])

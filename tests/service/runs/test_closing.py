@@ -25,7 +25,7 @@ from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.judging import judge_step
 from foreshock_service.runs.shard_decoding import decode_shard, fold_step
 from foreshock_service.watch.advance import mark_waiting_runs
-from tests.service.advancing import close_overdue, paused
+from tests.service.advancing import close_overdue, is_due, paused
 from tests.service.sending import Sender, make_batch, start_run
 from tests.waiting import wait_until
 
@@ -244,3 +244,24 @@ def test_step_without_all_shards_closes_after_the_clock_was_set_back(app: FastAP
     context.database.write(lambda session: session.execute(update(Step).values(last_shard_at_us=later)))
     assert mark_waiting_runs(context) == 1
     assert sender.get("steps").json()["items"][0]["closed"]
+
+
+def test_step_that_completes_while_another_is_closed_is_closed_in_the_same_turn(
+    http: httpx.Client, app: FastAPI, during_the_fold: Callable[..., list[StepKey]]
+) -> None:
+    """Its mark is read in the turn, so nothing else would make the run due before the next sweep."""
+    sender = start_run(http)
+    later = Thread(target=lambda: sender.put_shard(1, make_batch(seed=1), 1, 2).raise_for_status())
+
+    def arrive() -> None:
+        later.start()
+        wait_until(lambda: count_of(app, Shard) == 4)
+
+    folds = during_the_fold(arrive)
+    with paused(app.state.context.database):
+        for step, shard in ((1, 0), (0, 0), (0, 1)):
+            sender.put_shard(step, make_batch(seed=shard), shard, 2).raise_for_status()
+        app.state.advancing.advance_due_runs()
+        later.join()
+    assert not is_due(app.state.advancing)
+    assert folds == [(sender.run, 1, 0), (sender.run, 1, 1)]

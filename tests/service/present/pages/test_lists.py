@@ -20,6 +20,7 @@ from foreshock.diagnosis.episodes import episodes_of
 from tests.service.present.pages.browsing import Visit
 from tests.service.present.pages.conftest import Site, rollouts
 from tests.service.sending import Sender, start_run
+from tests.waiting import wait_until
 
 
 def send_falling(http: httpx.Client, key: str, fall_at: int, steps: int, **settings: object) -> str:
@@ -139,6 +140,7 @@ def test_names_that_a_run_declares_hold_on_every_page(site: Site) -> None:
         declared = {"my/score": 0.1 * step, "my/rate": 0.5, "my/norm": 2.0, "my/length": 30.0}
         for run, values in ((own, known | declared), (plain, known)):
             Sender(site.http, run).put_scalars(step, {**values}).raise_for_status()
+    wait_until(lambda: not any(each["advancing"] for each in site.http.get("/v1/runs").json()["items"]))
     drawn = {
         "reward": ([0.1, 0.2, 0.30000000000000004], -5),
         "gradient-norm": ([2.0] * 3, 8),

@@ -127,6 +127,7 @@ def _lever(snapshot: service.Snapshot, name: BesideTheRate, step: int) -> dict[s
     return {
         "name": name,
         "title": f"{name.capitalize()}, {state.mode} mode",
+        "is_advised": state.advised(step) is not None or state.held_from_step is not None,
         "sentence": lever_in_words(name, state, step, snapshot.reported.get(name)),
         "actions": actions if snapshot.run.state == "running" else (),
     }

@@ -45,7 +45,7 @@ def report_of_run(viewing: Viewing, run_id: str, step: int | None, whole: bool, 
     if step is not None:
         lines = [*head, "", *_diagnosis(page["diagnosis"]), *_of_step(viewing, run_id, step), "", pages]
         return "\n".join([*lines[:-1], f"{pages}/steps/{step}"])
-    end = [*_curves(panels), *_advice(page["advice"])]
+    end = [*_curves(panels), *_advice(page["advice"], whole=whole)]
     if whole:
         lines = [*head, "", *_diagnosis(page["diagnosis"]), *end, *_of_run(viewing, run_id, page)]
         return "\n".join([*lines, "", pages])
@@ -108,7 +108,8 @@ def _curves(panels: Sequence[overview.Panel]) -> list[str]:
     return ["", *table(["", "all steps", "newest", ""], rows, left=(0, 1, 3))] if rows else []
 
 
-def _advice(panel: Mapping[str, Any] | None) -> list[str]:
+def _advice(panel: Mapping[str, Any] | None, *, whole: bool) -> list[str]:
+    """Return the advice; on one screen without the levers beside the rate that advise nothing."""
     if panel is None:
         return []
     advice = panel["advice"]
@@ -117,7 +118,7 @@ def _advice(panel: Mapping[str, Any] | None) -> list[str]:
     if panel["schedule"]:
         following = "" if advice.next_decay_step is None else f"; next at step {advice.next_decay_step}"
         lines += wrap(f"{panel['schedule']}{following}", "    ", "    ")
-    for lever in panel["levers"]:
+    for lever in (each for each in panel["levers"] if whole or each["is_advised"]):
         lines += wrap(f"{lever['title']}: {lever['sentence']}", "    ", "    ")
     return lines
 
