@@ -99,9 +99,13 @@ def test_stop_does_not_wait_for_compilation(tmp_path: Path, monkeypatch: pytest.
     before = set(psutil.Process().children())
 
     def started() -> set[psutil.Process]:
-        return {
-            child for child in set(psutil.Process().children()) - before if "spawn_main" in " ".join(child.cmdline())
-        }
+        return {child for child in set(psutil.Process().children()) - before if is_decoder(child)}
+
+    def is_decoder(child: psutil.Process) -> bool:
+        try:
+            return "spawn_main" in " ".join(child.cmdline())
+        except (psutil.ZombieProcess, psutil.NoSuchProcess):
+            return False  # It has ended.
 
     pool = DecoderPool(Settings(decode_processes=2), PRELOAD)
     pool.warm_up_in_background()
