@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-import psutil
 import pytest
 
 from foreshock.errors import ConfigurationError, InvalidRolloutsError
@@ -20,6 +19,7 @@ from foreshock.rollouts import decode_rollouts, encode_rollouts
 from foreshock_service.platform.decoding.pool import DecoderDied, DecoderPool, DecodersBusy
 from foreshock_service.platform.settings import Settings, load_settings
 from foreshock_service.runs.shard_decoding import PRELOAD
+from tests.service.platform.decoding.running import running_decoders
 from tests.service.sending import make_batch
 from tests.waiting import wait_until
 
@@ -99,7 +99,7 @@ def test_decoder_killed_while_it_starts_is_started_again() -> None:
     pool = DecoderPool(Settings(decode_processes=1, token_pass="numpy"), PRELOAD)
     try:
         pool.warm_up_in_background()
-        started = wait_until(_children)
+        started = wait_until(running_decoders)
         for process in started:
             process.kill()
         wait_until(lambda: pool.is_warm)
@@ -164,12 +164,6 @@ def test_decoders_are_replaced_after_a_number_of_tasks(monkeypatch: pytest.Monke
     finally:
         pool.close()
     assert processes[0] == processes[1] != processes[2] == processes[3]
-
-
-def _children() -> list[psutil.Process]:
-    """Return the decoders of this process that run."""
-    found = psutil.Process().children()
-    return [process for process in found if "spawn_main" in " ".join(process.cmdline())]
 
 
 def count_tokens(body: bytes) -> int:

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 from fastapi.testclient import TestClient
 
@@ -23,6 +22,7 @@ from foreshock_service.platform.decoding.worker import (
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.tokens import LocalFile
 from foreshock_service.runs.shard_decoding import PRELOAD, measure_stored
+from tests.service.platform.decoding.running import running_decoders
 from tests.service.sending import make_batch
 from tests.waiting import wait_until
 
@@ -96,20 +96,10 @@ def test_decoders_compile_before_they_take_a_task_and_measure_within_its_limits(
 
 def test_stop_does_not_wait_for_compilation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    before = set(psutil.Process().children())
-
-    def started() -> set[psutil.Process]:
-        return {child for child in set(psutil.Process().children()) - before if is_decoder(child)}
-
-    def is_decoder(child: psutil.Process) -> bool:
-        try:
-            return "spawn_main" in " ".join(child.cmdline())
-        except (psutil.ZombieProcess, psutil.NoSuchProcess):
-            return False  # It has ended.
-
+    before = running_decoders()
     pool = DecoderPool(Settings(decode_processes=2), PRELOAD)
     pool.warm_up_in_background()
-    wait_until(started, 300)
+    wait_until(lambda: running_decoders() - before, 300)
     pool.close()
     assert pool.state != "ok"
-    assert not started()
+    assert not running_decoders() - before
