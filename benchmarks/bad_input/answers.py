@@ -15,7 +15,7 @@ from scripts.documentation.problem_types import declared_errors
 
 PROBLEM = "application/problem+json"
 # Content types of a page, its figures and its static files.
-_OF_PAGES = frozenset({"text/html", "application/json", "text/javascript", "text/css", "image/svg+xml"})
+_OF_PAGES = frozenset({"text/html", "text/plain", "application/json", "text/javascript", "text/css", "image/svg+xml"})
 # Answers of the framework: an unknown path, and a method that a path does not have.
 _OF_THE_FRAMEWORK = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
 

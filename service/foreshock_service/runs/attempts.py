@@ -375,9 +375,13 @@ class AskedStep:
     step: int
     attempt: int | None
 
-    def key(self, session: Session) -> StepKey:
-        """Return the key of the step if the principal may see it. Raises RunNotFound, RunDeleted, AttemptNotFound."""
-        return visible_step(session, self.principal, self.run, self.step, self.attempt)
+
+def key_of(session: Session, asked: AskedStep) -> StepKey:
+    """Return the key of the step if the principal may see it. Raises RunNotFound, RunDeleted, AttemptNotFound.
+
+    A function, not a method: the OpenAPI document lists the problems of what an endpoint refers to.
+    """
+    return visible_step(session, asked.principal, asked.run, asked.step, asked.attempt)
 
 
 async def _asked_step(

@@ -52,7 +52,8 @@ def list_steps(
     with context.database.read() as session:
         runs.get_run(session, principal, run)
         after = int(pagination.decode_cursor(cursor, (int,))[0]) if cursor is not None else -1
-        rows = steps_after(session, run, attempt, after, limit + 1)
+        # A forged cursor may have the largest number of 64 bits, which has no next one.
+        rows = steps_after(session, run, attempt, min(after, parameters.LARGEST_STEP), limit + 1)
     return pagination.page_of(rows, limit, lambda step: (step.step,))
 
 

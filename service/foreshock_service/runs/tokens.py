@@ -127,7 +127,7 @@ def export_rollouts(asked: attempts.StepOfRequest) -> StreamingResponse:
     """
     context = asked.context
     with context.database.read() as session:
-        key = asked.key(session)
+        key = attempts.key_of(session, asked)
         files = shards.shards_with_tokens(session, key)
     if not files:
         raise RolloutNotFound(f"the run has no rollouts of step {key.step}")

@@ -9,6 +9,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from foreshock_service.platform.pagination import encode_cursor
+from foreshock_service.platform.parameters import LARGEST_INTEGER
 from tests.service.sending import Sender, start_run
 
 JSON = "application/json"
@@ -108,3 +110,10 @@ def pages(sender: Sender, path: str, limit: int) -> list[dict[str, Any]]:
         cursor = page["next_cursor"]
         if cursor is None:
             return items
+
+
+def test_forged_cursors_and_groups_are_no_failure(http: httpx.Client) -> None:
+    run = start_run(http, "forged").run
+    largest = encode_cursor((LARGEST_INTEGER,))
+    assert http.get(f"/v1/runs/{run}/steps", params={"cursor": largest}).json() == {"items": [], "next_cursor": None}
+    assert http.get("/", params={"group": "%%"}).status_code == 200

@@ -119,7 +119,7 @@ class DocumentKind(Generic[Body]):
         Raises `not_found`, RunNotFound, RunDeleted.
         """
         with asked.context.database.read() as session:
-            key = asked.key(session)
+            key = attempts.key_of(session, asked)
             found: dict[str, tuple[ProbeResult, Probe]] = {}
             for row, probe in self.newest(session, key, pair=pair):
                 found.setdefault(row.pair, (row, probe))

@@ -65,7 +65,7 @@ async def put_exact(
 def read_exact(asked: attempts.StepOfRequest) -> replays.ExactStepRecord:
     """Return the exact divergences of the step's pairs; 404 `exact-not-found` if none are published."""
     with asked.context.database.read() as session:
-        key = asked.key(session)
+        key = attempts.key_of(session, asked)
         items = tuple(exact_of_step(session, key))
     if not items:
         pair = next(iter(EXACT_PAIRS))
@@ -156,7 +156,7 @@ def read_exact_tokens(
     """Return the tokens with the largest divergences, or one rollout token by token."""
     context = asked.context
     with context.database.read() as session:
-        key = asked.key(session)
+        key = attempts.key_of(session, asked)
         row = next((each for each in newest_exact(session, key) if each.pair == pair), None)
         if row is None:
             raise ExactNotFound(f"no exact divergences of {pair} are published at step {key.step}")

@@ -62,7 +62,7 @@ class RunsQuery:
         """Return the name of the run's group; empty without groups."""
         if self.group == "tag":
             return run.tags[0] if run.tags else "no tag"
-        return str(getattr(run, self.group) or "not declared") if self.group else ""
+        return str(getattr(run, self.group) or "not declared") if self.group in GROUPS else ""
 
 
 def runs_page(viewing: Viewing, query: RunsQuery) -> dict[str, Any]:
