@@ -144,7 +144,7 @@ class ServiceConnection:
             headers["Authorization"] = f"Bearer {key}"
         self._socket: socket.socket | None = None
         self._deadline = math.inf
-        self._interrupted = False
+        self.is_interrupted = False
         self._http = httpx.Client(
             # Without the password, which httpx logs.
             base_url=self.url,
@@ -195,7 +195,7 @@ class ServiceConnection:
             reason = str(error) or type(error).__name__
             if time.monotonic() >= self._deadline:
                 reason = f"no whole answer in {most_seconds:.0f} s"
-            elif self._interrupted:
+            elif self.is_interrupted:
                 reason = "the client was closed while it waited"
             raise ServiceUnavailable(
                 f"no answer from {self.url}: {reason}; check that the service runs, and FORESHOCK_URL"
@@ -220,7 +220,7 @@ class ServiceConnection:
 
     def interrupt(self) -> None:
         """Make a request that is waiting in another thread fail at once. Safe from any thread."""
-        self._interrupted = True
+        self.is_interrupted = True
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 # Of the plain socket: that of TLS would drop its keys, which the other thread uses.

@@ -93,7 +93,6 @@ class Sender:
         self._rejection: str | None = None
         self._changed = threading.Condition()
         self._stopping = False
-        self._interrupted = False
         self._complete = threading.Event()
         self._thread = threading.Thread(target=self._send_all, name="foreshock-sender", daemon=True)
 
@@ -142,7 +141,6 @@ class Sender:
         """Make the request fail that is still under way at `deadline` of `time.monotonic`; nothing more is appended."""
         self._complete.set()
         self._thread.join(max(0.0, deadline - time.monotonic()))
-        self._interrupted = True
         self.connection.interrupt()
 
     def stop(self, deadline: float) -> None:
@@ -161,7 +159,7 @@ class Sender:
                 self._log.exception(f"sending {type(error).__name__}", "sending failed and is retried", error)
                 self._delay(None, f"sending failed: {error!r}")
             self.wake()
-        if None not in self._delays and not self._interrupted:
+        if None not in self._delays and not self.connection.is_interrupted:
             self.heartbeats.send_last(self._status())
         self._complete.wait(_LONGEST_STOP_SECONDS)
         self._spool.sync()

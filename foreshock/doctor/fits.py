@@ -32,6 +32,8 @@ _FOLDS = 4
 _RIDGE = 1e-3
 _LEAST_GAIN = 10.0
 """Least gain in log-likelihood of the sampled tokens by one parameter: by chance it has a probability below 2e-4."""
+_SAME = 0.995
+"""Correlation of the slopes of two parameters from which the data cannot tell them apart."""
 _HEATS = (0.7, 0.8, 0.9, 1.1, 1.25, 1.4)
 """Factors of a fitted temperature from which a truncation is fitted with it."""
 
@@ -53,6 +55,11 @@ class Fitting:
     def log_probs(self, sampling: Sampling) -> Float64:
         """Return the log-probs of the tokens, [T]."""
         return sampling.log_probs(self.logits, self.compared)
+
+    def probabilities(self, sampling: Sampling) -> Float64:
+        """Return the distributions of the tokens, before a truncation, [T, V]."""
+        values = np.exp(sampling.shaped(self.logits, self.compared))
+        return np.asarray(values / values.sum(axis=1, keepdims=True))
 
     def halves(self, sampling: Sampling) -> Float64:
         """Return d²/2 of each token, [T]."""
@@ -111,9 +118,8 @@ def drawn(fitting: Fitting, plain: Sampling) -> tuple[str, Sampling, float] | No
     another policy show one too, but it must explain less.
     """
     compared = fitting.compared
-    values = np.exp(plain.shaped(fitting.logits, compared))[compared.usable]
     ids, rows = compared.ids[compared.usable], np.arange(int(compared.usable.sum()))
-    probabilities = values / values.sum(axis=1, keepdims=True)
+    probabilities = fitting.probabilities(plain)[compared.usable]
     own = probabilities[rows, ids][:, None]
     before = np.where(probabilities > own, probabilities, 0.0).sum(axis=1)
     largest = probabilities.max(axis=1)
@@ -155,10 +161,6 @@ def uncertainties(names: Sequence[str], fitting: Fitting, sampling: Sampling) ->
         if both[0] @ both[1] > _SAME * sizes[0] * sizes[1]:
             found["presence + frequency"] = found.pop(penalties[0])
     return found
-
-
-_SAME = 0.995
-"""Correlation of the slopes of two parameters from which the data cannot tell them apart."""
 
 
 def _at(coarse: Fitting, fitting: Fitting, sampling: Sampling) -> Sampling:
@@ -345,10 +347,9 @@ def _biases(fitting: Fitting, base: Sampling) -> Sampling | None:
     1 is linear in the probabilities. A banned id has the coefficient −1.
     """
     logged, plain = fitting.compared.logged, fitting.log_probs(base)
-    values = np.exp(base.shaped(fitting.logits, fitting.compared))
     usable = fitting.compared.usable & np.isfinite(plain) & (np.abs(plain - logged) < 3)
     target, heat = np.expm1(plain[usable] - logged[usable]), float(np.mean(base.temperature))
-    columns, ids = (values / values.sum(axis=1, keepdims=True))[usable], fitting.compared.ids[usable]
+    columns, ids = fitting.probabilities(base)[usable], fitting.compared.ids[usable]
     chosen: list[int] = []
     slopes = np.zeros(0)
     gap, found = fitting.gap(base), None
@@ -400,17 +401,14 @@ def _bias_of_ids(fitting: Fitting, base: Sampling) -> Sampling | None:
 def _ridge(fitting: Fitting, base: Sampling) -> tuple[tuple[int, float], ...]:
     """Return the biases of the ids that occur, with small ones preferred."""
     compared = fitting.compared
-    ids, at = np.unique(compared.ids, return_inverse=True)
-    found, heat = np.zeros(ids.size), float(np.mean(base.temperature))
-    ids = ids[np.bincount(at, compared.usable) > 0]
+    ids, heat = np.unique(compared.ids[compared.usable]), float(np.mean(base.temperature))
     found, at = np.zeros(ids.size), np.searchsorted(ids, compared.ids)
     for _ in range(6):
         fitting.check()
         trial = base.having("biases", tuple(zip(ids.tolist(), found.tolist(), strict=True)))
-        values = np.exp(trial.shaped(fitting.logits, compared))
         left = compared.logged - fitting.log_probs(trial)
         used = compared.usable & (np.abs(left) < LARGEST)
-        slopes = -(values / values.sum(axis=1, keepdims=True))[used][:, ids]
+        slopes = -fitting.probabilities(trial)[used][:, ids]
         slopes[np.arange(slopes.shape[0]), at[used]] += 1
         slopes /= heat
         square = slopes.T @ slopes + _RIDGE * np.eye(ids.size)
@@ -441,8 +439,7 @@ def _banned_ends(fitting: Fitting, base: Sampling) -> Sampling | None:
     for each in ids:  # those that are not banned
         fewer = _until(fitting, base, tuple(one for one in found[0] if one != each))
         found = found if fewer is None else min(found, fewer, key=gap)
-    values = np.exp(base.shaped(fitting.logits, compared))
-    probabilities, plain = values / values.sum(axis=1, keepdims=True), fitting.log_probs(base)
+    probabilities, plain = fitting.probabilities(base), fitting.log_probs(base)
     while len(found[0]) < _MOST_ENDS:
         early = compared.usable & (compared.position < found[1])
         left = -np.expm1(plain - compared.logged)[early] - probabilities[early][:, list(found[0])].sum(axis=1)

