@@ -76,22 +76,22 @@ def in_ranges(ranges: Iterable[ActiveRange], table: Any) -> ColumnElement[bool]:
     return or_(*conditions) if conditions else false()
 
 
+_BOUNDS = ("attempt", "first", "end")
+
+
 def in_bound_ranges(count: int, table: Any) -> ColumnElement[bool]:
     """Return the condition of `in_ranges` for a statement that is built once: its parameters are `bounds_of`."""
-    conditions = [
-        and_(table.attempt == bindparam(f"attempt_{at}"), table.step >= bindparam(f"first_{at}"))
-        & (table.step < bindparam(f"end_{at}"))
-        for at in range(count)
-    ]
-    return or_(*conditions) if conditions else false()
+    bounds: list[list[Any]] = [[bindparam(f"{name}_{at}") for name in _BOUNDS] for at in range(count)]
+    return in_ranges((ActiveRange(*each) for each in bounds), table)
 
 
 def bounds_of(ranges: Iterable[ActiveRange]) -> dict[str, int]:
     """Return the parameters of `in_bound_ranges`."""
+    values = ((each.attempt, each.first, BEYOND_EVERY_STEP if each.end is None else each.end) for each in ranges)
     return {
-        f"{name}_{at}": BEYOND_EVERY_STEP if value is None else value
-        for at, each in enumerate(ranges)
-        for name, value in (("attempt", each.attempt), ("first", each.first), ("end", each.end))
+        f"{name}_{at}": bound
+        for at, of_range in enumerate(values)
+        for name, bound in zip(_BOUNDS, of_range, strict=True)
     }
 
 
