@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.bars import Line, report
 from benchmarks.recorded_runs import SHIPPED
-from benchmarks.running_service import service
+from benchmarks.running_service import service, wait_until_advanced
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.measures.estimators.attribution import attribute
 from foreshock.rollouts import RolloutBatch, decode_rollouts
@@ -71,6 +71,7 @@ def measured(client: httpx.Client, name: str, batch: RolloutBatch) -> dict[str, 
     half = batch.num_rollouts // 2
     for shard, rows in enumerate((range(half), range(half, batch.num_rollouts))):
         run.put_shard(1, batch.select(np.array(rows)), shard, shards=2).raise_for_status()
+    wait_until_advanced(client, run.run)
     answer = run.get("measurements", comparison=TRAINER_ROLLOUT).raise_for_status()
     return {name: column[0] for name, column in answer.json()["columns"].items()}
 
