@@ -94,7 +94,7 @@ fi
 if [ "$purpose" = test ]; then
     # Once, while SGLang is still installed: tests in several processes would each compile it.
     log "compiling the token pass"
-    "$python" -m foreshock.measures.passes.compiled
+    "$python" -c "from foreshock.measures.passes.compiled import prepare; prepare()"
     wait "$sglang"
     wait "$trackers"
     wait "$releases"

@@ -12,7 +12,6 @@ the sums of rollouts and of buckets. One machine code serves all batches.
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.util
 import math
 import threading
@@ -1004,8 +1003,3 @@ def compute_verl_metrics(inputs: TokenInputs) -> dict[str, float]:
 
 def _mean(values: Float64) -> float:
     return float(values.mean()) if values.size else math.nan
-
-
-if __name__ == "__main__":
-    # By its own name: numba's cache has an entry for each name of a module.
-    importlib.import_module("foreshock.measures.passes.compiled").prepare()

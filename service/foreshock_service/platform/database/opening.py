@@ -235,11 +235,13 @@ def _check_writable(connection: Connection, engine: Engine) -> None:
 
 
 def _check_empty(connection: Connection, database_url: str) -> None:
-    found = sorted(set(inspect(connection).get_table_names()) & set(tables.Base.metadata.tables))
+    found = set(inspect(connection).get_table_names()) - {"alembic_version"}  # All that a killed first start may leave.
+    if connection.dialect.name == "postgresql":  # Whose schema may be shared; a SQLite file has one program.
+        found &= set(tables.Base.metadata.tables)
     if found:
         raise ConfigurationError(
-            f"the database {shown(database_url)} has tables of the same names as Foreshock's ({', '.join(found[:3])}) "
-            "and no revision: it belongs to another program; give Foreshock a database of its own"
+            f"the database {shown(database_url)} has tables ({', '.join(sorted(found)[:3])}) and no revision of "
+            "Foreshock: it belongs to another program and is left unchanged; give Foreshock a database of its own"
         )
 
 

@@ -160,6 +160,6 @@ def test_other_file_and_tables_of_another_program_are_refused(tmp_path: Path) ->
     (tmp_path / "foreshock.db").unlink()
     engine = make_engine(f"sqlite:///{tmp_path}/foreshock.db")
     with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE TABLE runs (theirs TEXT)")
+        connection.exec_driver_sql("CREATE TABLE customers (name TEXT)")
     engine.dispose()
     assert "belongs to another program" in refusal_of(foreshock(tmp_path, "serve"))
