@@ -40,60 +40,77 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
         "completion_length", "rollout/response_len/mean", "rollout/response_lengths", "seq_len/all/mean",
         "mean_gen_tokens_per_sample", "generate/avg_num_tokens", "val/sequence_lengths", "env/all/ac_tokens_per_turn",
         "ppo_actor/seq_len/avg",
+        "rollout/response_length/mean", "tokens/response_length/mean", "batch/step_response_length/mean",
+        "agg/effective/num_output_tokens/mean",
     ),
     LONGEST_KEY: (
         "response_length/max", "response_length_max", "completions/max_length", "rollout/response_len/max",
         "seq_len/all/max", "max_gen_tokens_per_sample", "generate/max_num_tokens", "val/sequence_lengths_max",
         "ppo_actor/seq_len/max",
+        "rollout/response_length/max", "tokens/response_length/max", "batch/step_response_length/max",
+        "agg/effective/num_output_tokens/max",
     ),
     TRUNCATED_KEY: (
         "response_length/clip_ratio", "clip_ratio_len", "completions/clipped_ratio", "truncated_fraction",
         "rollout/truncated_ratio", "rollout/truncated", "is_truncated/all/mean", "truncation_rate",
-        "response_clip_ratio", "ppo_actor/no_eos_ratios/avg",
+        "response_clip_ratio", "ppo_actor/no_eos_ratios/avg", "rollout/truncation_rate/mean",
     ),
     REWARD_KEY: (
         "reward", "reward_mean", "reward/mean", "critic/rewards/mean", "critic/score/mean", "rewards/mean",
         "rollout/raw_reward", "reward/all/mean", "all/reward/mean", "reward/avg_raw_reward", "env/all/reward/total",
-        "ppo_actor/task_reward/avg", "rollout/reward", "scores",
+        "ppo_actor/task_reward/avg", "rollout/reward", "scores", "rollout_reward/_mean", "rollout/score/mean",
     ),
     ENTROPY_KEY: (
         "entropy", "policy/entropy", "actor/entropy", "actor/entropy_loss", "entropy_mean", "entropy_loss",
         "entropy/all/mean", "entropy/mean", "approx_entropy", "policy/policy_entropy", "policy/entropy_avg",
-        "optim/entropy", "ppo_actor/update/entropy/avg",
+        "optim/entropy", "ppo_actor/update/entropy/avg", "critic/entropy/mean", "trainer/entropy/mean",
     ),
     GRADIENT_NORM_KEY: (
         "grad_norm", "actor/grad_norm", "optim/grad_norm", "policy/grad_norm", "actor_grad_norm",
-        "ppo_actor/update/grad_norm",
+        "ppo_actor/update/grad_norm", "actor_train/grad_norm", "trainer/grad_norm/mean",
     ),
     LEARNING_RATE_KEY: (
         "lr", "learning_rate", "actor/lr", "lr-pg_0", "optim/lr", "policy/policy_lr", "actor_lr", "ppo_actor/update/lr",
+        "trainer/lr", "progress/lr",
     ),
     UPDATE_KEY: ("update_k3", "actor/update_k3"),
     LAST_STEP_KEY: (LAST_STEP_NAME,),
     K3: (
         "k3", "k3_kl", "rollout_corr/k3_kl", "mismatch_kl/all/mean", "mismatch_kl/mean", "gen_kl_error",
-        "train_rollout_kl",
+        "train_rollout_kl", "offpolicy/k3_kl", "rollout_correction/k3_kl",
     ),
-    f"{TRAINER_ROLLOUT}:kl": ("rollout_corr/kl", "vllm_kl", "optim/kl_sample_train_v1"),
+    f"{TRAINER_ROLLOUT}:kl": (
+        "rollout_corr/kl", "vllm_kl", "optim/kl_sample_train_v1", "offpolicy/kl", "rollout_correction/kl",
+    ),
     f"{TRAINER_ROLLOUT}:k2_kl": ("optim/kl_sample_train_v2",),
     f"{TRAINER_ROLLOUT}:token_mult_prob_error": ("token_mult_prob_error",),
     f"{TRAINER_ROLLOUT}:mean_abs_d": (
         "sampling/sampling_logp_difference/mean", "train_rollout_logprob_abs_diff",
         "policy/rollout_train_logprobs_abs_diff_mean", "debug/vllm_vs_local_logprob_diff_mean",
+        "offpolicy/logprob_abs_diff/mean",
     ),
     f"{TRAINER_ROLLOUT}:max_abs_d": (
         "sampling/sampling_logp_difference/max", "policy/rollout_train_logprobs_abs_diff_max",
-        "debug/vllm_vs_local_logprob_diff_max",
+        "debug/vllm_vs_local_logprob_diff_max", "offpolicy/logprob_abs_diff/max", "bit_wise/logprob_diff/max",
     ),
-    f"{TRAINER_ROLLOUT}:rollout_probs_diff_mean": ("rollout_probs_diff_mean", "training/rollout_probs_diff_mean"),
-    f"{TRAINER_ROLLOUT}:rollout_probs_diff_max": ("rollout_probs_diff_max", "training/rollout_probs_diff_max"),
-    f"{TRAINER_ROLLOUT}:log_ppl_abs_diff": ("log_ppl_abs_diff", "rollout_corr/log_ppl_abs_diff"),
-    f"{TRAINER_ROLLOUT}:training_ppl": ("training_ppl", "rollout_corr/training_ppl"),
+    f"{TRAINER_ROLLOUT}:rollout_probs_diff_mean": (
+        "rollout_probs_diff_mean", "training/rollout_probs_diff_mean", "offpolicy/prob_abs_diff/mean",
+    ),
+    f"{TRAINER_ROLLOUT}:rollout_probs_diff_max": (
+        "rollout_probs_diff_max", "training/rollout_probs_diff_max", "offpolicy/prob_abs_diff/max",
+    ),
+    f"{TRAINER_ROLLOUT}:log_ppl_abs_diff": (
+        "log_ppl_abs_diff", "rollout_corr/log_ppl_abs_diff", "offpolicy/log_ppl_abs_diff",
+        "rollout_correction/log_ppl_abs_diff",
+    ),
+    f"{TRAINER_ROLLOUT}:training_ppl": (
+        "training_ppl", "rollout_corr/training_ppl", "offpolicy/training_ppl", "rollout_correction/training_ppl",
+    ),
 }  # fmt: skip
 
 STEP_NAMES = (
     "step", "Step", "global_step", "training/global_step", "train/global_step", "trainer/global_step", "training_step",
-    "rollout/step", "train/step", "progress/batch", "_step",
+    "rollout/step", "train/step", "progress/batch", "system/step", "system/global_step", "_step",
 )  # fmt: skip
 """The first one present counts: `_step` of W&B is the trainer's step only if nothing else is logged."""
 

@@ -69,6 +69,42 @@ ROWS: dict[str, tuple[str, dict[str, str | None]]] = {
         "train/train_rollout_kl": f"{MISMATCH}k3_kl", "train/train_rollout_logprob_abs_diff": f"{MISMATCH}mean_abs_d",
         "train/pg_clipfrac": None,
     }),
+    "prime-rl": ("step", {
+        "train/agg/effective/num_output_tokens/mean": LENGTH_KEY,
+        "train/agg/effective/num_output_tokens/max": LONGEST_KEY, "entropy/all/mean": ENTROPY_KEY,
+        "mismatch_kl/all/mean": f"{MISMATCH}k3_kl", "optim/grad_norm": GRADIENT_NORM_KEY,
+        "optim/lr": LEARNING_RATE_KEY, "kl_ent_ratio/mean": None,
+        # The name has that of an agent of the user's environment: it is declared.
+        "train/agg/effective/solver/reward/mean": None,
+    }),
+    "ROLL": ("system/step", {
+        "critic/score/mean": REWARD_KEY, "tokens/response_length/mean": LENGTH_KEY,
+        "tokens/response_length/max": LONGEST_KEY, "critic/entropy/mean": ENTROPY_KEY, "actor/lr": LEARNING_RATE_KEY,
+        "actor_train/grad_norm": GRADIENT_NORM_KEY, "actor/train_infer_diff_token_mean": None,
+    }),
+    "ms-swift": ("global_step", {
+        "reward": REWARD_KEY, "completions/mean_length": LENGTH_KEY, "completions/max_length": LONGEST_KEY,
+        "completions/clipped_ratio": TRUNCATED_KEY, "entropy/mean": ENTROPY_KEY, "grad_norm": GRADIENT_NORM_KEY,
+        "learning_rate": LEARNING_RATE_KEY, "rollout_correction/k3_kl": f"{MISMATCH}k3_kl",
+        "rollout_correction/kl": f"{MISMATCH}kl", "rollout_correction/training_ppl": f"{MISMATCH}training_ppl",
+        "rollout_correction/log_ppl_abs_diff": f"{MISMATCH}log_ppl_abs_diff", "rollout_correction/chi2_token": None,
+    }),
+    "torchtitan": ("step", {
+        "rollout_reward/_mean": REWARD_KEY, "rollout/response_length/mean": LENGTH_KEY,
+        "rollout/response_length/max": LONGEST_KEY, "rollout/truncation_rate/mean": TRUNCATED_KEY,
+        "trainer/entropy/mean": ENTROPY_KEY, "trainer/grad_norm/mean": GRADIENT_NORM_KEY,
+        "trainer/lr": LEARNING_RATE_KEY, "bit_wise/logprob_diff/max": f"{MISMATCH}max_abs_d",
+        "bit_wise/logprob_diff/mean": None,
+    }),
+    "rLLM": ("progress/batch", {
+        "reward/mean": REWARD_KEY, "batch/step_response_length/mean": LENGTH_KEY,
+        "batch/step_response_length/max": LONGEST_KEY, "actor/entropy": ENTROPY_KEY, "progress/lr": LEARNING_RATE_KEY,
+        "offpolicy/k3_kl": f"{MISMATCH}k3_kl", "offpolicy/kl": f"{MISMATCH}kl",
+        "offpolicy/logprob_abs_diff/mean": f"{MISMATCH}mean_abs_d",
+        "offpolicy/logprob_abs_diff/max": f"{MISMATCH}max_abs_d",
+        "offpolicy/prob_abs_diff/mean": f"{MISMATCH}rollout_probs_diff_mean",
+        "offpolicy/training_ppl": f"{MISMATCH}training_ppl", "offpolicy/chi2_token": None,
+    }),
 }  # fmt: skip
 
 
