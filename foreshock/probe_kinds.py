@@ -16,7 +16,6 @@ __all__ = [
     "LAYERS",
     "PROBE_KINDS",
     "ROUTING",
-    "UPDATE",
     "ProbeKind",
 ]
 
@@ -161,20 +160,5 @@ ROUTING = ProbeKind(
     help="compare the routed experts of two scorers of a mixture of experts, the first --scorer giving π, the second μ",
     report="foreshock.commands.report_probes:routing_of_answer",
 )
-UPDATE = ProbeKind(
-    name="update",
-    noun="a measurement of an update",
-    job="foreshock_probes.update:run_job",
-    capability="update.measure",
-    scorers=1,
-    default_scorers=(TRAINER_REPLAY,),
-    rollouts=256,
-    most_rollouts=4096,
-    sends_scores=False,
-    document="update",
-    meaning="how far the step's update moves the policy, against the scorer's noise: needs the next step's weights too",
-    help="measure how far the step's update moves the policy, by its weights and those of the next step",
-    report="foreshock.commands.report_probes:update_of_answer",
-)
 
-PROBE_KINDS: dict[str, ProbeKind] = {kind.name: kind for kind in (EXACT, DOCTOR, LAYERS, ROUTING, UPDATE)}
+PROBE_KINDS: dict[str, ProbeKind] = {kind.name: kind for kind in (EXACT, DOCTOR, LAYERS, ROUTING)}

@@ -48,7 +48,6 @@ from foreshock.client.connection import (
     configured,
 )
 from foreshock.comparisons import TRAINER_ROLLOUT
-from foreshock.diagnosis.update_noise import UpdateToNoise
 from foreshock.errors import ServiceUnavailable, WrongService
 from foreshock.json_values import given
 from foreshock.layer_divergence import LayerComparison
@@ -301,10 +300,6 @@ class Reader:
         Raises Rejected (404) if none are published.
         """
         return self._get(_of_step(run, step, "layers"), _all_of(_record(LayerComparison)), attempt=attempt, pair=pair)
-
-    def update(self, run: str, step: int, *, attempt: int | None = None) -> UpdateToNoise:
-        """Return the newest measurement of a step's update. Raises Rejected (404) if none is done."""
-        return self._get(_of_step(run, step, "update"), _record(UpdateToNoise), attempt=attempt)
 
     def doctor(self, run: str, step: int, *, attempt: int | None = None) -> DoctorStepRecord:
         """Return the newest report of the doctor on a step. Raises Rejected (404) if it was not examined."""

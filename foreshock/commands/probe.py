@@ -19,7 +19,7 @@ from foreshock.commands.queries import RunQueries, find_run
 from foreshock.commands.text import table, wrap
 from foreshock.comparisons import comparison_name
 from foreshock.errors import ConfigurationError, ServiceUnavailable
-from foreshock.probe_kinds import DOCTOR, EXACT, LAYERS, PROBE_KINDS, UPDATE, ProbeKind
+from foreshock.probe_kinds import DOCTOR, EXACT, LAYERS, PROBE_KINDS, ProbeKind
 from foreshock.scorers import EXACT_PAIRS, default_scorers, noise_floor_scorers, split_score_name
 
 # The scorer that computes what the trainer logged.
@@ -79,7 +79,8 @@ class ProbeCommand:
             choices=("float32", "bfloat16"),
             help="dtype of the trainer's weights in the forward pass",
         )
-        _add_other_kinds(parser)
+        for kind in _KINDS_WITH_FLAG:
+            parser.add_argument(f"--{kind.document}", action="store_true", help=kind.flag_help())
         parser.add_argument("--no-wait", action="store_true", help="do not wait for the result")
         parser.add_argument(
             "--timeout",
@@ -126,16 +127,6 @@ class ProbeCommand:
         return 0 if arguments.no_wait or is_done else 1
 
 
-def _add_other_kinds(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the probes that score no chain."""
-    for kind in _KINDS_WITH_FLAG:
-        parser.add_argument(f"--{kind.document}", action="store_true", help=kind.flag_help())
-    parser.add_argument(
-        "--checkpoint-step", type=STEP, metavar="N",
-        help="the step with the weights after the update (default: the next)",
-    )  # fmt: skip
-
-
 def _kind(arguments: argparse.Namespace) -> ProbeKind:
     """Return the kind of the requested probe. Raises ConfigurationError if several are requested."""
     asked = [kind for kind in _KINDS_WITH_FLAG if getattr(arguments, kind.document.replace("-", "_"))]
@@ -177,8 +168,6 @@ def _request(arguments: argparse.Namespace) -> dict[str, Any]:
         options["autocast"] = None if arguments.trainer_autocast == "none" else arguments.trainer_autocast
     if arguments.trainer_master_dtype is not None:
         options["master_dtype"] = arguments.trainer_master_dtype
-    if arguments.checkpoint_step is not None and kind is not UPDATE:
-        raise ConfigurationError("--checkpoint-step is an option of --update")
     if (options or arguments.scorer) and kind is DOCTOR:
         raise ConfigurationError("--doctor makes replays of its own; --scorer and --trainer-… are for other probes")
     scorers = []
@@ -198,7 +187,6 @@ def _request(arguments: argparse.Namespace) -> dict[str, Any]:
         "environment": arguments.environment,
         "priority": arguments.priority,
         "max_rollouts": arguments.max_rollouts,
-        "checkpoint_step": arguments.checkpoint_step,
         "options": {_TRAINER_REPLAY: options} if options else None,
     }
     return {name: value for name, value in body.items() if value is not None}

@@ -1,4 +1,4 @@
-"""The lines of probe results: two scorers compared by layer or by routed experts, and the size of an update.
+"""The lines of probe results: two scorers compared by layer or by routed experts.
 
 The functions `…_of_answer` are named by the rows of `foreshock/probe_kinds.py`.
 """
@@ -10,7 +10,6 @@ from typing import Any
 from foreshock.api.records import parse
 from foreshock.commands.text import count, number, table, wrap
 from foreshock.comparisons import comparison_name
-from foreshock.diagnosis.update_noise import UpdateToNoise
 from foreshock.interval_names import RANGE, ends_in_words
 from foreshock.measures.estimators.intervals import Interval
 from foreshock.measures.routing import LayerRouting, RoutedTokens, RoutingMeasures
@@ -117,8 +116,3 @@ def _bounds(share: Interval, form: str = f" ({RANGE} {{}} to {{}})") -> str:
 
 def _percent(share: float) -> str:
     return "–" if math.isnan(share) else f"{100.0 * share:.4g} %"
-
-
-def update_of_answer(answer: Mapping[str, Any], probe: Mapping[str, Any]) -> list[str]:
-    """Return what the measurement found."""
-    return ["", *wrap(parse(UpdateToNoise, answer).in_words(), "    ", "  → ")]

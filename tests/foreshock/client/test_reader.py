@@ -138,7 +138,6 @@ QUESTIONS: dict[str, tuple[Callable[[Reader], Any], str]] = {
     "exact": (lambda reader: reader.exact("my-run", 20), f"{STEP}/exact"),
     "routing": (lambda reader: reader.routing("my-run", 20), f"{STEP}/routing"),
     "layers": (lambda reader: reader.layers("my-run", 20), f"{STEP}/layers"),
-    "update": (lambda reader: reader.update("my-run", 20), f"{STEP}/update"),
     "doctor": (lambda reader: reader.doctor("my-run", 20), f"{STEP}/doctor"),
     "diagnosis": (lambda reader: reader.diagnosis("my-run"), "/v1/runs/my-run/diagnosis"),
     "findings": (
@@ -159,7 +158,7 @@ QUESTIONS: dict[str, tuple[Callable[[Reader], Any], str]] = {
     "hardware": (lambda reader: reader.hardware(), "/v1/hardware"),
 }
 CHANGES = {"set_advice_mode", "hold", "halve", "request_probe", "examine_step", "delete_run"}
-NOT_DONE = {"exact", "routing", "layers", "update"}
+NOT_DONE = {"exact", "routing", "layers"}
 """Replays that the run lacks: tests/probes has readers of real ones."""
 
 

@@ -99,7 +99,6 @@ OUT_OF_RANGE: list[tuple[list[str], str]] = [
     (["backtest", "x", "--reward-floor", "nan"], "--reward-floor: must be a number"),
     (["probe", "r", LARGE], "STEP: must be a whole number from 0"),
     (["probe", "r", "1", "--max-rollouts", "0"], "--max-rollouts: must be a whole number from 1"),
-    (["probe", "r", "1", "--checkpoint-step", "-1"], "--checkpoint-step: must be a whole number from 0"),
     (["probe", "r", "1", "--timeout", "nan"], "--timeout: must be a number from 0"),
     (["remeasure", "r", "--step", LARGE], "--step: must be a whole number from 0"),
     (["remeasure", "r", "--attempt", "0"], "--attempt: must be a whole number from 1"),

@@ -9,7 +9,7 @@ import pytest
 
 from foreshock.commands.probe import ProbeCommand, _request
 from foreshock.errors import ConfigurationError
-from foreshock.probe_kinds import DOCTOR, LAYERS, ROUTING, UPDATE
+from foreshock.probe_kinds import DOCTOR, LAYERS, ROUTING
 
 
 def request(*options: str) -> dict[str, Any]:
@@ -36,11 +36,6 @@ def test_examination_by_the_doctor_names_no_scorers() -> None:
     assert request("--doctor") == {"step": 60, "kind": DOCTOR.name, "scorers": []}
 
 
-def test_update_names_the_step_with_the_weights_after_it() -> None:
-    asked = request("--update", "--checkpoint-step", "70")
-    assert asked == {"step": 60, "kind": UPDATE.name, "scorers": [], "checkpoint_step": 70}
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -49,7 +44,6 @@ def test_update_names_the_step_with_the_weights_after_it() -> None:
         ("--layers --exact", "--exact and --layers are different probes"),
         ("--layers --routing", "--layers and --routing are different probes"),
         ("--routing --exact", "--exact and --routing are different probes"),
-        ("--checkpoint-step 70", "--checkpoint-step is an option of --update"),
     ],
 )
 def test_options_of_another_probe_are_refused(options: str, message: str) -> None:

@@ -129,7 +129,7 @@ class _Plan:
 
     def request_digest(self) -> str:
         """Return the digest by which an equal request is found."""
-        settled = {"attempt", "scorers", "exact_pairs", "checkpoint_step", "environment", "max_candidates", "priority"}
+        settled = {"attempt", "scorers", "exact_pairs", "environment", "max_candidates", "priority"}
         later = {"environment", "budget_seconds", "against"}
         asked = self.body.model_dump(mode="json", exclude={*settled, *later})
         # Left out if they are not given, so that probes of the previous release keep their digests.
@@ -210,11 +210,6 @@ def _plan(
         raise service.ProbeNotPossible(
             f"step {key.step} is not closed yet: {step.received_shards} of {step.expected_shards} shards are stored"
         )
-    if body.checkpoint_step not in (None, key.step) and body.kind != probe_kinds.UPDATE.name:
-        raise service.ProbeNotPossible(
-            f"an exact probe of step {key.step} needs the weights that sampled it, got "
-            f"checkpoint_step={body.checkpoint_step}; leave checkpoint_step out"
-        )
     checkpoint = service.find_checkpoint(session, *key)
     if checkpoint is None:
         raise service.ProbeNotPossible(
@@ -256,9 +251,7 @@ def _announced(session: Session, key: events.StepKey) -> str:
 def _candidates(
     session: Session, principal: security.Principal, run: Run, key: events.StepKey, body: schemas.ProbeCreate
 ) -> list[dict[str, Any]] | None:
-    """Return the further weights of a probe: the doctor's candidates, or those after the update; None: none needed."""
-    if body.kind == probe_kinds.UPDATE.name:
-        return [_weights_after(session, key, body)]
+    """Return the weights that the doctor tries besides those of the step; None for other probes."""
     if body.kind != probe_kinds.DOCTOR.name:
         return None
     of_other = [] if body.against is None else [_weights_of_other(session, principal, run, body.against, key.step)]
@@ -279,19 +272,6 @@ def _weights_of_other(
     if not found:
         raise service.ProbeNotPossible(f"the run {title} has no announced weights up to step {step} that are left")
     return {name: getattr(found[-1], name) for name in _WEIGHTS_FIELDS} | {"run": title}
-
-
-def _weights_after(session: Session, key: events.StepKey, body: schemas.ProbeCreate) -> dict[str, Any]:
-    step = key.step + 1 if body.checkpoint_step is None else body.checkpoint_step
-    if step <= key.step:
-        raise service.ProbeNotPossible(f"checkpoint_step must be after step {key.step}, got {step}")
-    found = service.find_checkpoint(session, key.run_id, key.attempt, step)
-    if found is None or (found.expires_at_us is not None and found.expires_at_us <= clock.now_us()):
-        raise service.ProbeNotPossible(
-            f"an update of step {key.step} needs the weights of step {step} too, and none are announced, or they have "
-            "expired; checkpoint_step names a later step"
-        )
-    return {name: getattr(found, name) for name in _WEIGHTS_FIELDS}
 
 
 def _tried_by_doctor(session: Session, key: events.StepKey, body: schemas.ProbeCreate) -> list[dict[str, Any]]:

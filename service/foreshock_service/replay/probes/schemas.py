@@ -80,11 +80,6 @@ class ProbeCreate(BaseModel):
     options: dict[ScorerName, JsonObject] = Field(
         default_factory=dict, description="options by scorer; the worker checks them"
     )
-    checkpoint_step: Step | None = Field(
-        default=None,
-        description="absent, or the step itself: an exact probe needs its weights; of an update: the step with the "
-        "weights after it, absent: the next one",
-    )
     budget_seconds: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] | None = Field(
         default=None, description=f"of the doctor: the time for its replays; absent: {DOCTOR_SECONDS:.0f}"
     )

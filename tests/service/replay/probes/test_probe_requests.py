@@ -146,7 +146,6 @@ def test_impossible_request_names_the_fault(run: Sender) -> None:
         (3, ["vllm.prefill@shaken"], {}, "unknown-scorer", "unknown variant 'shaken'"),
         (3, [*prefill, *prefill], {}, "probe-not-possible", "named twice"),
         (3, prefill, {"options": {"torch.trainer": {}}}, "probe-not-possible", "not among the scorers"),
-        (3, prefill, {"checkpoint_step": 2}, "probe-not-possible", "got checkpoint_step=2; leave checkpoint_step out"),
         (4, prefill, {}, "probe-not-possible", "no rollouts to score"),
         (5, prefill, {}, "probe-not-possible", "not closed yet: 1 of 2 shards are stored"),
         (6, prefill, {}, "probe-not-possible", "no checkpoint is announced for step 6"),

@@ -8,16 +8,15 @@ from typing import Any
 import httpx
 import pytest
 
-from foreshock.probe_kinds import DOCTOR, LAYERS, PROBE_KINDS, ROUTING, UPDATE
-from tests.service.replay.results import test_doctor, test_layers, test_routing, test_update
+from foreshock.probe_kinds import DOCTOR, LAYERS, PROBE_KINDS, ROUTING
+from tests.service.replay.results import test_doctor, test_layers, test_routing
 from tests.service.sending import Sender
-from tests.service.working import EVERYTHING, STEP, LeaseHolder, announce_checkpoint, ask_for_lease, take_lease
+from tests.service.working import EVERYTHING, STEP, LeaseHolder, ask_for_lease, take_lease
 
 DOCUMENTS: dict[str, Callable[[LeaseHolder], dict[str, Any]]] = {
     DOCTOR.name: test_doctor.found,
     LAYERS.name: lambda _: test_layers.found(*test_layers.DEPARTING),
     ROUTING.name: lambda _: test_routing.comparison(),
-    UPDATE.name: lambda _: test_update.found(),
 }
 
 
@@ -27,9 +26,8 @@ def problem(answer: httpx.Response) -> tuple[int, str]:
 
 
 @pytest.fixture(params=DOCUMENTS)
-def kind(request: pytest.FixtureRequest, run: Sender) -> str:
-    """A kind of probe, whose weights are announced."""
-    announce_checkpoint(run, STEP + 1, test_update.AFTER)
+def kind(request: pytest.FixtureRequest) -> str:
+    """A kind of probe whose result is a document."""
     name: str = request.param
     return name
 
