@@ -56,7 +56,7 @@ SETTINGS = {
     "FORESHOCK_STALE_SECONDS": str(STALE_SECONDS),
     "FORESHOCK_TOKEN_PASS": "numpy",
 }
-ALERTS = ("split_ranks", "incomplete_step", "client_losses", "stale_run")
+ALERTS = ("incomplete_step", "client_losses", "stale_run")
 
 
 @dataclass(frozen=True, slots=True)

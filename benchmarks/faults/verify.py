@@ -20,7 +20,7 @@ from benchmarks.faults.served import Served
 from benchmarks.faults.workload import Item, RunPlan
 from benchmarks.forking import environment, run_forked
 from benchmarks.running_service import wait_until
-from foreshock.diagnosis.rule import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS, STALE_RUN
+from foreshock.diagnosis.rule import CLIENT_LOSSES, INCOMPLETE_STEP, STALE_RUN
 from foreshock.digests import digest_of_bytes
 from foreshock.rollouts import RolloutBatch, decode_rollouts
 from foreshock_service.platform.database.engine import table_of
@@ -43,8 +43,8 @@ _SETTLE_SECONDS = 60.0
 # Age at which the service under test regards the file of a killed request as an orphan, and interval of its sweeps.
 ORPHAN_GRACE_SECONDS = 4.0
 _ORPHAN_PATIENCE_SECONDS = 120.0
-# Rules that depend on when messages arrive and not on the data; that of split ranks depends on when attempts begin.
-_OF_ARRIVAL = frozenset({SPLIT_RANKS, STALE_RUN, CLIENT_LOSSES})
+# Rules that depend on when messages arrive and not on the data.
+_OF_ARRIVAL = frozenset({STALE_RUN, CLIENT_LOSSES})
 # How often a diagnosis was stored: after a kill, parts of what follows from a step may be worked out one by one.
 _OF_WORK = {"diagnosis": ("revision",)}
 _UNSTABLE = re.compile(r"(_us|_at|^id|_id|^job|^probe|^lease|^run|^worker|^version|duration|seconds)")

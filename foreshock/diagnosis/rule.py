@@ -54,12 +54,11 @@ HYSTERESIS = 0.7
 """A rule clears within 0.7 × the way from the ideal value to its threshold, so that a value oscillating around the
 threshold is one alert."""
 
-SPLIT_RANKS = "split_ranks"
 INCOMPLETE_STEP = "incomplete_step"
 CLIENT_LOSSES = "client_losses"
 STALE_RUN = "stale_run"
 JUDGING_FAILED = "judging_failed"
-DELIVERY_RULES = (SPLIT_RANKS, INCOMPLETE_STEP, CLIENT_LOSSES, STALE_RUN, JUDGING_FAILED)
+DELIVERY_RULES = (INCOMPLETE_STEP, CLIENT_LOSSES, STALE_RUN, JUDGING_FAILED)
 """The alerts on the delivery of rollouts, and on a run that the service cannot judge. They have no threshold, and
 detection does not derive them."""
 

@@ -159,7 +159,6 @@ def subscribe_handlers(bus: EventBus) -> EventBus:
     bus.subscribe(events.TrainerHeard, delivery.end_silence)
     bus.subscribe(events.RunBecameStale, delivery.alert_of_silence)
     bus.subscribe(events.RunFailed, delivery.alert_of_failure)
-    bus.subscribe(events.RanksCompared, delivery.alert_of_split)
     bus.subscribe(events.ItemsLost, delivery.alert_of_losses)
     bus.subscribe(events.AdviceModeChanged, record_mode)
     bus.subscribe(publishing.ScoresPublished, attribution.mark_attribution_stale)

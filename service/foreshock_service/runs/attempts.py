@@ -134,10 +134,6 @@ router = parameters.api_router(prefix="/v1/runs/{run}/attempts", tags=["attempts
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 _KNOWN = "foreshock.attempts"
-BEGUN_TOGETHER_SECONDS = 60
-"""Attempts that begin within this time may be ranks of one launch that did not find each other."""
-
-
 _LONGEST_AGE_SECONDS = 10 * 365 * 86400
 
 
@@ -301,14 +297,6 @@ def _lost_by_clients(session: Session, run_id: str, attempt: int) -> int:
     table = AttemptClient
     lost = func.sum(table.rejected + table.dropped + table.invalid)
     return int(session.scalar(select(lost).where(table.run_id == run_id, table.attempt == attempt)) or 0)
-
-
-def attempts_begun_together(session: Session, run_id: str, attempt: int) -> list[Attempt]:
-    """Return the other attempts of the run that began within a minute of this one, by number."""
-    attempts = session.scalars(select(Attempt).where(Attempt.run_id == run_id).order_by(Attempt.attempt)).all()
-    begun = next(each.began_at_us for each in attempts if each.attempt == attempt)
-    within = BEGUN_TOGETHER_SECONDS * 1_000_000
-    return [each for each in attempts if each.attempt != attempt and abs(each.began_at_us - begun) <= within]
 
 
 # Built once: it is executed at each step.

@@ -69,11 +69,6 @@ class AdviceModeChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class RanksCompared(StepEvent):
-    """Step that got a shard, here or in an older attempt that began at the same time: they may be split ranks."""
-
-
-@dataclass(frozen=True, slots=True)
 class ItemsLost(StepEvent):
     """Items that the clients of an attempt will not deliver, `lost` in total; `step` is the run's newest step."""
 

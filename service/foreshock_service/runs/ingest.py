@@ -254,9 +254,6 @@ def commit_shard(
         received_at_us=now_us(),
     )
     shards.add_shard(session, shard, measured, is_whole_step=decoded.step is not None)
-    if address.shards > 1:
-        for compared in steps.compared_ranks(session, key):
-            context.events.publish(session, compared)
     if decoded.step is not None:
         shards.store_fold(session, key, decoded.step)
         context.events.publish(session, events.StepClosed(*key))

@@ -1,11 +1,11 @@
 """Steps: opening, counting and listing them, and the data that an answer about a step is based on."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
-from sqlalchemy import bindparam, exists, func, select
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy import bindparam, func, select
+from sqlalchemy.orm import Session
 
 from foreshock.api.records import from_attributes
 from foreshock.api.runs import Coverage, IncompleteStep, OfStep, StatisticsStep, StepRecord
@@ -26,17 +26,6 @@ _LACKS_SHARDS = (Step.closed_at_us.is_not(None), Step.received_shards < Step.exp
 
 class ShardCountConflict(problem.ProblemError, status=409, problem_type="shard-count-conflict"):
     """Conflict: two uploads give different numbers of shards for the step."""
-
-
-@dataclass(frozen=True, slots=True)
-class RanksSplit:
-    """A step whose shards are held by two attempts that began together: they are ranks of one launch."""
-
-    step: int
-    shards: tuple[int, ...]
-    other_attempt: int
-    other_shards: tuple[int, ...]
-    expected_shards: int
 
 
 @router.get("")
@@ -208,51 +197,6 @@ def shards_in_words(shards: int, expected_shards: int, missing: Sequence[int] = 
     if not missing:
         return text
     return f"{text} (missing: {ranks_in_words(missing)})"
-
-
-def compared_ranks(session: Session, key: events.StepKey) -> list[events.RanksCompared]:
-    """Return an event for each attempt, this one or a later one, that began together with an older one.
-
-    Empty for most runs: no other attempt began within a minute of the step's.
-    """
-    together = [each.attempt for each in attempts.attempts_begun_together(session, key.run_id, key.attempt)]
-    later = [attempt for attempt in together if attempt > key.attempt]
-    starts = [key.attempt, *later] if len(later) < len(together) else later
-    return [events.RanksCompared(key.run_id, attempt, key.step) for attempt in starts]
-
-
-def first_split(session: Session, key: events.StepKey, *, last: int | None) -> RanksSplit | None:
-    """Return the first split at the step or after it, up to the step `last` (None: no bound); None if there is none.
-
-    A step is split between its attempt and an older one that began together with it if both hold shards of the step and
-    none in common.
-    """
-    together = attempts.attempts_begun_together(session, key.run_id, key.attempt)
-    older = [each.attempt for each in together if each.attempt < key.attempt]
-    if not older:
-        return None
-    here, there = aliased(Step), aliased(Step)
-    mine, theirs = aliased(Shard), aliased(Shard)
-    shared = (
-        exists()
-        .where(mine.run_id == key.run_id, mine.attempt == key.attempt, mine.step == here.step)
-        .where(theirs.run_id == key.run_id, theirs.attempt == there.attempt, theirs.step == here.step)
-        .where(mine.shard == theirs.shard)
-    )
-    query = (
-        select(here.step, there.attempt, here.expected_shards)
-        .join(there, (there.run_id == here.run_id) & (there.step == here.step))
-        .where(here.run_id == key.run_id, here.attempt == key.attempt, here.step >= key.step)
-        .where(there.attempt.in_(older), here.expected_shards > 1, there.expected_shards > 1, ~shared)
-    )
-    if last is not None:
-        query = query.where(here.step <= last)
-    row = session.execute(query.order_by(here.step, there.attempt).limit(1)).first()
-    if row is None:
-        return None
-    step, other, expected_shards = row
-    stored = [_shards_of(session, events.StepKey(key.run_id, attempt, step)) for attempt in (key.attempt, other)]
-    return RanksSplit(step, stored[0], other, stored[1], expected_shards)
 
 
 # The data that an answer about a step is based on.

@@ -1,8 +1,8 @@
-"""Alerts on the delivery of rollouts: split ranks, missing shards, losses, silence. The detectors cannot see these.
+"""Alerts on the delivery of rollouts: missing shards, losses, silence. The detectors cannot see these.
 
 Each rule has at most one open alert in an attempt. It stays open until a person resolves it or its cause has ended.
-Alerts of split ranks and missing shards are at the first affected step and depend only on the stored shards, so they
-are the same in any order of arrival.
+Alerts of missing shards are at the first affected step and depend only on the stored shards, so they are the same in
+any order of arrival.
 """
 
 from collections.abc import Sequence
@@ -14,45 +14,16 @@ from sqlalchemy.orm import Session
 from foreshock.api.watch import STANDING
 from foreshock.clock import now_us
 from foreshock.diagnosis import wording
-from foreshock.diagnosis.rule import CLIENT_LOSSES, INCOMPLETE_STEP, JUDGING_FAILED, SPLIT_RANKS, STALE_RUN
+from foreshock.diagnosis.rule import CLIENT_LOSSES, INCOMPLETE_STEP, JUDGING_FAILED, STALE_RUN
 from foreshock_service.platform.database.tables import Alert, Step, new_identifier
 from foreshock_service.runs import due, events, runs, steps
 from foreshock_service.runs.attempts import attempts_of_run, is_active
 from foreshock_service.watch import alerts
 
-_AT_FIRST_STEP = frozenset({SPLIT_RANKS, INCOMPLETE_STEP})
 _MOST_STEPS = 100
 """Most steps that an alert names in its evidence."""
 _MOST_SHARDS = 64
 """Most missing shards that an alert names in its evidence."""
-
-
-def alert_of_split(session: Session, compared: events.RanksCompared) -> None:
-    """Update the alert of ranks that log into two attempts; it is at the first split step. The run is locked."""
-    key = compared.key
-    alert = alerts.standing_of_rule(session, key.run_id, key.attempt, SPLIT_RANKS)
-    if alert is not None and alert.step < key.step:
-        # A later step does not change the first split step.
-        return
-    split = steps.first_split(session, key, last=key.step if alert is None else None)
-    if split is None:
-        if alert is not None:
-            _change(session, alert, {"state": "retracted"})
-        return
-    held = {key.attempt: split.shards, split.other_attempt: split.other_shards}
-    _open(
-        session,
-        (key.run_id, key.attempt, split.step, SPLIT_RANKS),
-        severity="critical",
-        value=float(len(split.shards)),
-        threshold=float(split.expected_shards),
-        why=f"Attempts {split.other_attempt} and {key.attempt} began within a minute and hold different shards of step "
-        f"{split.step}: {_numbers(split.other_shards)} and {_numbers(split.shards)} of {split.expected_shards}. They "
-        f"are ranks of one launch that log into attempts of their own; only those of attempt {key.attempt} count.",
-        what_to_do="Give all ranks of a launch the same attempt_key (argument of Client, or FORESHOCK_ATTEMPT_KEY) and "
-        "the same resume_step, and start again.",
-        evidence={"attempts": sorted(held), "shards": {str(each): list(held[each]) for each in sorted(held)}},
-    )
 
 
 def alert_of_incomplete_step(session: Session, closed: events.StepClosed) -> None:
@@ -113,7 +84,9 @@ def _alert_of_missing(session: Session, first: events.StepKey, alert: Alert | No
         value=float(newest.received_shards),
         threshold=float(newest.expected_shards),
         why=f"{text}. Measures of these steps are of the rollouts that arrived.",
-        what_to_do="Look whether a rank died, or logs fewer steps than the others; a late shard is still added.",
+        what_to_do="Look whether a rank died, or logs fewer steps than the others; a late shard is still added. "
+        "Ranks of one launch that log into attempts of their own need the same attempt_key (argument of Client, or "
+        "FORESHOCK_ATTEMPT_KEY) and resume_step.",
         evidence={
             "steps": {str(each.step): [each.received_shards, each.expected_shards] for each in missing[::-1]},
             "missing_at_newest_step": list(absent[:_MOST_SHARDS]),
@@ -203,7 +176,7 @@ def _open(session: Session, key: tuple[str, int, int, str], **values: Any) -> No
         # A rule has one alert at a step: the one at this step is opened again instead.
         _change(session, alert, {"state": "retracted"})
     elif alert is not None:
-        wanted = {"step": step if rule in _AT_FIRST_STEP else alert.step, **values}
+        wanted = {"step": step if rule == INCOMPLETE_STEP else alert.step, **values}
         changed = {name: value for name, value in wanted.items() if getattr(alert, name) != value}
         if changed:
             _change(session, alert, changed)
@@ -243,7 +216,3 @@ def _change(session: Session, alert: Alert, values: dict[str, Any]) -> None:
     alert.quiet = False
     session.flush()
     due.mark(session, alert.run_id)
-
-
-def _numbers(shards: tuple[int, ...]) -> str:
-    return ", ".join(map(str, shards)) or "none"

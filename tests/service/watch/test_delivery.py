@@ -1,4 +1,4 @@
-"""Alerts on the delivery of rollouts: split ranks, steps without all shards, losses; and where they show."""
+"""Alerts on the delivery of rollouts: steps without all shards, losses; and where they show."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from sqlalchemy import update
 
 from foreshock_service.platform.context import ServiceContext
-from foreshock_service.platform.database.tables import Attempt, Run
+from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.settings import Settings
 from foreshock_service.runs.runs import mark_stale_runs
 from tests.service.advancing import close_overdue
@@ -26,38 +26,20 @@ def alerts(http: httpx.Client, run: str, rule: str) -> list[dict[str, Any]]:
     return [each for each in http.get(f"/v1/runs/{run}/alerts").json()["items"] if each["rule"] == rule]
 
 
-def test_attempts_that_begin_together_with_disjoint_shards_raise_an_alert(http: httpx.Client) -> None:
-    sender = start_run(http)
-    second = sender.new_attempt("rank 1", 0)
-    sender.put_shard(3, make_batch(seed=0), shard=0, shards=2)
-    assert alerts(http, sender.run, "split_ranks") == []
-    second.put_shard(3, make_batch(seed=1), shard=1, shards=2)
-    sender.put_shard(4, make_batch(seed=2), shard=0, shards=2)
-    second.put_shard(4, make_batch(seed=3), shard=1, shards=2)
-    (alert,) = alerts(http, sender.run, "split_ranks")
-    assert (alert["severity"], alert["state"], alert["attempt"]) == ("critical", "open", 2)
-    assert "Attempts 1 and 2 began within a minute and hold different shards of step 3: 0 and 1 of 2" in alert["why"]
-    assert "attempt_key" in alert["what_to_do"]
-    # The replay of the detectors leaves it as it is.
-    second.put_shard(5, make_batch(seed=4))
-    assert alerts(http, sender.run, "split_ranks")[0]["state"] == "open"
-
-
 def standing(http: httpx.Client, run: str) -> list[dict[str, Any]]:
     """Return what the standing alerts on delivery say, without ids and times."""
     names = ("attempt", "rule", "step", "severity", "value", "threshold", "why", "evidence", "state")
-    rules = ("split_ranks", "incomplete_step")
     found = [
         {name: each[name] for name in names}
         for each in http.get(f"/v1/runs/{run}/alerts?state=open").json()["items"]
-        if each["rule"] in rules
+        if each["rule"] == "incomplete_step"
     ]
     return sorted(found, key=lambda each: (each["attempt"], each["rule"]))
 
 
 def test_alerts_on_delivery_are_the_same_in_any_order_of_arrival(http: httpx.Client, app: FastAPI) -> None:
-    # (attempt, step, shard) of two shards a step. Steps 4 and 6 stay split, step 3 until the late shard has come; the
-    # first attempt keeps steps 4 and 5 without a shard, which the second one supersedes from step 5 on.
+    # (attempt, step, shard) of two shards a step. Steps 4 and 6 stay incomplete, step 3 until the late shard has come;
+    # the first attempt keeps steps 4 and 5 without a shard, which the second one supersedes from step 5 on.
     shards = [(1, 3, 0), (1, 3, 1), (1, 4, 0), (1, 5, 1), (1, 6, 0), (2, 5, 0), (2, 5, 1), (2, 6, 1), (2, 7, 0)]
     batches = {key: make_batch(seed=number) for number, key in enumerate(shards)}
     seen = []
@@ -77,7 +59,6 @@ def test_alerts_on_delivery_are_the_same_in_any_order_of_arrival(http: httpx.Cli
     assert [(each["attempt"], each["rule"], each["step"]) for each in seen[0]] == [
         (1, "incomplete_step", 4),
         (2, "incomplete_step", 6),
-        (2, "split_ranks", 6),
     ]
     assert seen[0][0]["evidence"] == {"steps": {"4": [1, 2]}, "missing_at_newest_step": [1]}
 
@@ -92,18 +73,6 @@ def test_rewind_takes_superseded_steps_out_of_the_alert(http: httpx.Client, app:
     sender.new_attempt("resumed", 4)
     (alert,) = alerts(http, sender.run, "incomplete_step")
     assert (alert["state"], alert["step"], alert["evidence"]["steps"]) == ("open", 3, {"3": [1, 2]})
-
-
-def test_later_attempt_or_the_same_shards_are_no_split(http: httpx.Client, app: FastAPI) -> None:
-    sender = start_run(http)
-    second = sender.new_attempt("restart", 0)
-    sender.put_shard(3, make_batch(seed=0), shard=0, shards=2)
-    second.put_shard(3, make_batch(seed=1), shard=0, shards=2)
-    third = sender.new_attempt("much later", 0)
-    later = update(Attempt).where(Attempt.attempt == third.attempt).values(began_at_us=Attempt.began_at_us + 61_000_000)
-    context_of(app).database.write(lambda session: session.execute(later))
-    third.put_shard(3, make_batch(seed=2), shard=1, shards=2)
-    assert alerts(http, sender.run, "split_ranks") == []
 
 
 def test_incomplete_step_is_said_everywhere_until_it_is_complete(http: httpx.Client, app: FastAPI) -> None:
