@@ -6,14 +6,12 @@
 from foreshock.corrections.catalogue import CORRECTIONS, Bounds, Threshold, correction_named
 from foreshock.corrections.evaluate import Evaluation, Evaluator
 from foreshock.corrections.loss_weights import weights
-from foreshock.corrections.sequences import ExactKl
 
 __all__ = [
     "CORRECTIONS",
     "Bounds",
     "Evaluation",
     "Evaluator",
-    "ExactKl",
     "Threshold",
     "correction_named",
     "weights",

@@ -88,11 +88,6 @@ class Correction:
     source: str
     statistic: Statistic | None = None
 
-    @property
-    def needs_exact_kl(self) -> bool:
-        """True if the threshold is one of exact KLs."""
-        return self.statistic in (_largest_exact_kl, _mean_exact_kl)
-
     def limits(self, threshold: Threshold) -> tuple[float, float]:
         """Return the bounds of `statistic`, or of d, in nats."""
         if self.bounds is Bounds.DIVERGENCE:
@@ -145,39 +140,8 @@ def _log_ratio(sequences: Sequences) -> Float64:
     return sequences.log_weights
 
 
-def _mean_d(sequences: Sequences) -> Float64:
-    return sequences.log_weights / sequences.tokens
-
-
-def _least_d(sequences: Sequences) -> Float64:
-    return sequences.columns["min_d"]
-
-
-def _mean_k3(sequences: Sequences) -> Float64:
-    return sequences.columns["sum_k3"] / sequences.tokens
-
-
-def _sum_k3(sequences: Sequences) -> Float64:
-    return sequences.columns["sum_k3"]
-
-
-def _largest_k3(sequences: Sequences) -> Float64:
-    return sequences.largest_k3
-
-
-def _largest_exact_kl(sequences: Sequences) -> Float64:
-    assert sequences.exact_kl is not None
-    return sequences.exact_kl.largest
-
-
-def _mean_exact_kl(sequences: Sequences) -> Float64:
-    assert sequences.exact_kl is not None
-    return sequences.exact_kl.mean
-
-
 _TWO = Threshold(upper=2.0)
 _NO = (Threshold(),)
-_TRUST_REGION = "Li et al. 2025, Trust Region Masking, arXiv:2512.23075"
 
 _ALL = (
     Correction(
@@ -223,31 +187,27 @@ _ALL = (
     Correction(
         "geo_mis", "Geo-MIS", "1{C_lo ≤ exp(mean d) ≤ C_hi}", "sequence", "dropped", "1", Bounds.RANGE,
         (Threshold(0.999, 1.001), Threshold(0.99, 1.01)),
-        f"{COLLAPSE}, part 3; {VERL}.decoupled_geo_rs: 0.999 to 1.001 (there of 1/ρ)", _mean_d,
-    ),
-    Correction(
-        "trm_max", "TRM, largest KL", "1{max KL_t ≤ δ}, exact KL of each token", "sequence", "dropped", "1",
-        Bounds.DIVERGENCE, (), _TRUST_REGION, _largest_exact_kl,
-    ),
-    Correction(
-        "trm_mean", "TRM, mean KL", "1{mean KL_t ≤ δ}, exact KL of each token", "sequence", "dropped", "1",
-        Bounds.DIVERGENCE, (), _TRUST_REGION, _mean_exact_kl,
+        f"{COLLAPSE}, part 3; {VERL}.decoupled_geo_rs: 0.999 to 1.001 (there of 1/ρ)",
+        lambda each: each.log_weights / each.tokens,
     ),
     Correction(
         "k3_rs_mean", "K3-RS, mean", "1{mean k3 ≤ δ}", "sequence", "dropped", "1", Bounds.DIVERGENCE,
-        (Threshold(upper=0.01),), f"{VERL}.decoupled_k3_rs: 0.01", _mean_k3,
+        (Threshold(upper=0.01),), f"{VERL}.decoupled_k3_rs: 0.01",
+        lambda each: each.columns["sum_k3"] / each.tokens,
     ),
     Correction(
         "k3_rs_sum", "K3-RS, sum", "1{Σ k3 ≤ δ}", "sequence", "dropped", "1", Bounds.DIVERGENCE,
-        (Threshold(upper=2.5),), f"{VERL_DOCS}: rollout_rs seq_sum_k3; no preset, 2.5 in verl's own tests", _sum_k3,
+        (Threshold(upper=2.5),), f"{VERL_DOCS}: rollout_rs seq_sum_k3; no preset, 2.5 in verl's own tests",
+        lambda each: each.columns["sum_k3"],
     ),
     Correction(
         "k3_rs_max", "K3-RS, largest", "1{max k3 ≤ δ}", "sequence", "dropped", "1", Bounds.DIVERGENCE, (_TWO,),
-        f"{VERL_DOCS}: rollout_rs seq_max_k3; no preset, 2.0 in verl's own tests", _largest_k3,
+        f"{VERL_DOCS}: rollout_rs seq_max_k3; no preset, 2.0 in verl's own tests",
+        lambda each: each.largest_k3,
     ),
     Correction(
         "veto", "veto", "1{every ρ ≥ c}", "sequence", "dropped", "1", Bounds.FLOOR, (Threshold(lower=1e-4),),
-        "verl until 2025, rollout_token_veto_threshold: 1e-4", _least_d,
+        "verl until 2025, rollout_token_veto_threshold: 1e-4", lambda each: each.columns["min_d"],
     ),
 )  # fmt: skip
 

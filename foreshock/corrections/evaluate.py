@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from foreshock.api.steps import AffectedRecord
 from foreshock.corrections.catalogue import CORRECTIONS, Correction, Threshold, correction_named
-from foreshock.corrections.sequences import NO_SEQUENCES, Booleans, ExactKl, Float64, Sequences, mean
+from foreshock.corrections.sequences import NO_SEQUENCES, Booleans, Float64, Sequences, mean
 from foreshock.errors import InvalidArgumentError
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.rollout_summaries import RolloutSummaries
@@ -166,16 +166,19 @@ class _Parts:
 class Evaluator:
     """Evaluate any number of corrections and thresholds on the rollouts of one comparison.
 
-    `exact_kl` has a row for each row of `summaries`, and a KL for each row with a measured token. Raises
-    InvalidArgumentError if the arguments describe different rollouts.
+    Raises InvalidArgumentError if the arguments describe different rollouts.
     """
 
-    def __init__(
-        self, statistics: ComparisonStatistics, summaries: RolloutSummaries, exact_kl: ExactKl | None = None
-    ) -> None:
-        _require_same_rollouts(statistics, summaries, exact_kl)
+    def __init__(self, statistics: ComparisonStatistics, summaries: RolloutSummaries) -> None:
+        tokens = int(summaries.column("n_tokens").sum()) if summaries.num_rollouts else 0
+        if tokens != statistics.tokens or summaries.num_rollouts != statistics.rollouts:
+            raise InvalidArgumentError(
+                f"must be of the same rollouts as the statistics, got {summaries.num_rollouts} rollouts with {tokens} "
+                f"tokens, and statistics of {statistics.rollouts} with {statistics.tokens}",
+                "summaries",
+            )
         self._statistics = statistics
-        self._sequences = Sequences.of(summaries, exact_kl)
+        self._sequences = Sequences.of(summaries)
         self._parts = {"token": _Parts.of_tokens(statistics), "sequence": _Parts.of_sequences(self._sequences)}
 
     def evaluate(self, name: str, threshold: Threshold | None = None) -> Evaluation:
@@ -186,7 +189,7 @@ class Evaluator:
         InvalidArgumentError for an unknown name or a threshold that does not fit the correction.
         """
         correction = correction_named(name)
-        threshold = self._usual(correction) if threshold is None else correction.check(threshold)
+        threshold = correction.usual[0] if threshold is None else correction.check(threshold)
         missing = self._missing(correction)
         if missing:
             return Evaluation(correction, threshold, threshold, not_estimable=missing)
@@ -195,24 +198,8 @@ class Evaluator:
         return self._of_sequences(correction, threshold)
 
     def evaluate_usual(self) -> tuple[Evaluation, ...]:
-        """Return every correction at each of its usual thresholds, in the order of the catalogue.
-
-        A correction without a usual threshold is included once, as not estimable. If exact KLs were passed it is left
-        out: call `evaluate` with a threshold.
-        """
-        return tuple(
-            self.evaluate(name, threshold)
-            for name, correction in CORRECTIONS.items()
-            for threshold in correction.usual or (None,)
-            if threshold is not None or self._sequences.exact_kl is None
-        )
-
-    def _usual(self, correction: Correction) -> Threshold:
-        if correction.usual:
-            return correction.usual[0]
-        if self._sequences.exact_kl is None:
-            return Threshold()
-        raise InvalidArgumentError(f"{correction.name} has no usual threshold: pass one", "threshold")
+        """Return every correction at each of its usual thresholds, in the order of the catalogue."""
+        return tuple(self.evaluate(name, threshold) for name, each in CORRECTIONS.items() for threshold in each.usual)
 
     def _missing(self, correction: Correction) -> str | None:
         """Return the reason why a correction cannot be evaluated on these rollouts; None if it can."""
@@ -220,11 +207,6 @@ class Evaluator:
             return "no token has two finite log-probs"
         if correction.level == "sequence" and not self._sequences.count:
             return "no rollout has two finite log-probs for each of its tokens"
-        if correction.needs_exact_kl and self._sequences.exact_kl is None:
-            return (
-                "the mask needs the exact KL of each token over the whole vocabulary, which log-probs of sampled "
-                "tokens do not give; pass it to the library's Evaluator as exact_kl"
-            )
         return None
 
     def _of_tokens(self, correction: Correction, threshold: Threshold) -> Evaluation:
@@ -349,26 +331,3 @@ def _notes(asked: Threshold, used: Threshold) -> tuple[str, ...]:
     if asked == used:
         return ()
     return (f"tokens are counted at the nearest edge of a histogram: these figures are for {used}, not {asked}",)
-
-
-def _require_same_rollouts(
-    statistics: ComparisonStatistics, summaries: RolloutSummaries, exact_kl: ExactKl | None
-) -> None:
-    tokens = int(summaries.column("n_tokens").sum()) if summaries.num_rollouts else 0
-    if tokens != statistics.tokens or summaries.num_rollouts != statistics.rollouts:
-        raise InvalidArgumentError(
-            f"must be of the same rollouts as the statistics, got {summaries.num_rollouts} rollouts with {tokens} "
-            f"tokens, and statistics of {statistics.rollouts} with {statistics.tokens}",
-            "summaries",
-        )
-    if exact_kl is None:
-        return
-    for values in (exact_kl.largest, exact_kl.mean):
-        if values.shape != (summaries.num_rollouts,):
-            raise InvalidArgumentError(
-                f"must have one row per rollout, got {values.size} rows for {summaries.num_rollouts} rollouts",
-                "exact_kl",
-            )
-        missing = int((np.isnan(values) & (summaries.column("n_tokens") > 0)).sum())
-        if missing:
-            raise InvalidArgumentError(f"has no KL for {missing} of the measured rollouts", "exact_kl")

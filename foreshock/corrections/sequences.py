@@ -11,14 +11,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from foreshock.api.steps import AffectedRecord, PopulationRecord
-from foreshock.errors import InvalidRolloutsError
 from foreshock.measures.estimators.token import k3_kl
-from foreshock.measures.inputs import check_size, cuts_of, numbers_of
 from foreshock.measures.rollout_summaries import RolloutSummaries
-from foreshock.rollouts.arrays import row_counts, row_sums
 
 Float64 = NDArray[np.float64]
 Booleans = NDArray[np.bool_]
@@ -30,36 +27,6 @@ def mean(values: Float64) -> float:
         return float("nan")
     with np.errstate(over="ignore", invalid="ignore"):
         return float(values.sum()) / values.size
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ExactKl:
-    """The largest and the mean exact KL(μ‖π) of the tokens of N rollouts, [N] in nats; NaN for an empty rollout."""
-
-    largest: Float64
-    mean: Float64
-
-    @classmethod
-    def of_tokens(cls, kl: ArrayLike, offsets: ArrayLike, generated: ArrayLike | None = None) -> ExactKl:
-        """Return the KLs of N rollouts, cut at `offsets` [N + 1], from the exact KL of each token, [T] in nats.
-
-        `generated` [T] is False for tokens that the model did not sample. A KL is infinite if π is 0 for a token that μ
-        may sample; no threshold keeps such a rollout. Raises InvalidRolloutsError if the sizes do not fit, or if a KL
-        is NaN or negative by more than rounding.
-        """
-        values, cuts = numbers_of("kl", kl).astype(np.float64), cuts_of(offsets)
-        tokens = int(cuts[-1])
-        chosen = np.ones(tokens, np.bool_) if generated is None else numbers_of("generated", generated) != 0
-        check_size("kl", values, tokens)
-        check_size("generated", chosen, tokens)
-        if not (values[chosen] >= -1e-6).all():
-            raise InvalidRolloutsError("an exact KL must be a number of at least 0", column="kl")
-        counts, filled = row_counts(chosen, cuts), np.flatnonzero(np.diff(cuts))
-        largest = np.full(counts.size, math.nan)
-        largest[filled] = np.maximum.reduceat(np.where(chosen, values, -math.inf), cuts[filled])
-        largest[counts == 0] = math.nan
-        with np.errstate(invalid="ignore"):
-            return cls(largest, row_sums(np.where(chosen, values, 0.0), cuts) / counts)
 
 
 NO_SEQUENCES = PopulationRecord(
@@ -79,17 +46,16 @@ class Sequences:
     """The M whole rollouts of a comparison; `incomplete` others lack a log-prob of a token.
 
     `columns` maps names of the rollout summaries to float64 arrays [M], NaN if not logged; `clusters` [M] numbers the
-    prompt groups; `exact_kl` has M rows.
+    prompt groups.
     """
 
     columns: dict[str, Float64]
     clusters: NDArray[np.int64]
     incomplete: int
-    exact_kl: ExactKl | None = None
 
     @classmethod
-    def of(cls, summaries: RolloutSummaries, exact_kl: ExactKl | None = None) -> Sequences:
-        """Return the sequences of these summaries; `exact_kl` has a row for each of them."""
+    def of(cls, summaries: RolloutSummaries) -> Sequences:
+        """Return the sequences of these summaries."""
         whole = summaries.whole()
         names = (
             "n_tokens", "sum_d", "min_d", "max_d", "sum_k3", "sum_ratio_minus_one", "sum_tv", *_POPULATION_COLUMNS,
@@ -97,8 +63,7 @@ class Sequences:
         columns = {name: summaries.column(name)[whole].astype(np.float64) for name in names}
         _, clusters = np.unique(summaries.clusters()[whole], return_inverse=True)
         incomplete = int((summaries.column("n_tokens") < summaries.column("length")).sum())
-        of_whole = None if exact_kl is None else ExactKl(exact_kl.largest[whole], exact_kl.mean[whole])
-        return cls(columns, clusters, incomplete, of_whole)
+        return cls(columns, clusters, incomplete)
 
     @property
     def count(self) -> int:

@@ -6,7 +6,7 @@ transformers and of vLLM at the states of real rollouts.
 
 from foreshock_probes.exact_divergence.divergences import ExactDivergences, exact_divergences
 from foreshock_probes.exact_divergence.logit_sources import GivenLogits, LogitSource, SourceError
-from foreshock_probes.exact_divergence.model_distribution import ModelDistribution, exact_divergences_of_models
+from foreshock_probes.exact_divergence.model_distribution import ModelDistribution
 
 __all__ = [
     "ExactDivergences",
@@ -15,5 +15,4 @@ __all__ = [
     "ModelDistribution",
     "SourceError",
     "exact_divergences",
-    "exact_divergences_of_models",
 ]

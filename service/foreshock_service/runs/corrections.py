@@ -63,14 +63,14 @@ def read_corrections(
         return steps.with_shards(session, run, step, attempt, record)
 
 
-def _requested(corrections: Sequence[str], thresholds: Sequence[str]) -> Iterator[tuple[str, Threshold | None]]:
-    """Yield the names and thresholds to evaluate; a correction without a threshold in use is listed once."""
+def _requested(corrections: Sequence[str], thresholds: Sequence[str]) -> Iterator[tuple[str, Threshold]]:
+    """Yield the names and thresholds to evaluate."""
     if thresholds and len(corrections) != 1:
         raise errors.InvalidArgumentError("belongs to one correction: name it with `correction`", "threshold")
     for name in corrections or CORRECTIONS:
         correction = correction_named(name)
         named = tuple(correction.threshold(text) for text in thresholds)
-        for threshold in named or correction.usual or (None,):
+        for threshold in named or correction.usual:
             yield name, threshold
 
 
@@ -108,7 +108,7 @@ def read_pair(
 def usual_evaluations(pair: MeasuredPair) -> list[Evaluation]:
     """Evaluate every correction at the first of its thresholds in use; the API evaluates the others too."""
     evaluator = Evaluator(pair.statistics, pair.summaries)
-    return [evaluator.evaluate(name, next(iter(each.usual), None)) for name, each in CORRECTIONS.items()]
+    return [evaluator.evaluate(name) for name in CORRECTIONS]
 
 
 def _evaluation_record(found: Evaluation) -> answers.CorrectionRecord:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foreshock.corrections import Evaluation, Evaluator, ExactKl, Threshold
+from foreshock.corrections import Evaluation, Evaluator, Threshold
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.rollouts import RolloutBatch
@@ -24,10 +24,9 @@ def evaluate(
     statistics: ComparisonStatistics,
     summaries: RolloutSummaries,
     threshold: Threshold | None = None,
-    exact_kl: ExactKl | None = None,
 ) -> Evaluation:
     """Return what the library finds for one correction."""
-    return Evaluator(statistics, summaries, exact_kl).evaluate(name, threshold)
+    return Evaluator(statistics, summaries).evaluate(name, threshold)
 
 
 @dataclass
@@ -75,7 +74,7 @@ TOKEN_WEIGHTS: dict[str, Callable[[float, float, float], float]] = {
     "icepop": lambda ratio, low, high: ratio if low <= ratio <= high else 0.0,
     "token_mask": lambda ratio, low, high: 1.0 if low <= ratio <= high else 0.0,
 }
-DROPPING = ("token_mis", "icepop", "token_mask", "sequence_mis", "geo_mis", "k3_rs", "trm", "veto")
+DROPPING = ("token_mis", "icepop", "token_mask", "sequence_mis", "geo_mis", "k3_rs", "veto")
 
 
 def direct_tokens(batch: RolloutBatch, name: str, low: float = 0.0, high: float = math.inf) -> dict[str, float]:
@@ -106,7 +105,7 @@ def direct_tokens(batch: RolloutBatch, name: str, low: float = 0.0, high: float 
     }
 
 
-def keeps(name: str, sequence: DirectSequence, low: float, high: float, kl: list[float] | None = None) -> bool:
+def keeps(name: str, sequence: DirectSequence, low: float, high: float) -> bool:
     """Return True if a sequence correction keeps a sequence unchanged."""
     d = sequence.d
     k3 = [math.exp(value) - 1 - value for value in d]
@@ -114,20 +113,15 @@ def keeps(name: str, sequence: DirectSequence, low: float, high: float, kl: list
         return low <= math.exp(math.fsum(d) / len(d)) <= high
     if name.startswith("k3_rs"):
         return {"mean": mean(k3), "sum": math.fsum(k3), "max": max(k3)}[name.removeprefix("k3_rs_")] <= high
-    if name.startswith("trm"):
-        assert kl is not None
-        return (max(kl) if name == "trm_max" else mean(kl)) <= high
     if name == "veto":
         return all(math.exp(value) >= low for value in d)
     return low <= math.exp(math.fsum(d)) <= high
 
 
-def direct_sequences(
-    batch: RolloutBatch, name: str, low: float = 0.0, high: float = math.inf, kl: dict[int, list[float]] | None = None
-) -> dict[str, float]:
-    """Return the figures of a sequence correction; `kl` are the exact KLs of the tokens of each row."""
+def direct_sequences(batch: RolloutBatch, name: str, low: float = 0.0, high: float = math.inf) -> dict[str, float]:
+    """Return the figures of a sequence correction."""
     sequences = sequences_of(batch)
-    kept = [keeps(name, each, low, high, None if kl is None else kl[each.row]) for each in sequences]
+    kept = [keeps(name, each, low, high) for each in sequences]
     drops = name.startswith(DROPPING)
     has_ratio = name in ("sequence_is", "sequence_tis", "sequence_mis")
     pairs, products, of_tokens = [], [], []

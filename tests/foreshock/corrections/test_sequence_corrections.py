@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreshock.corrections import ExactKl, Threshold, correction_named
+from foreshock.corrections import Threshold, correction_named
 from foreshock.corrections.sequences import undersampling_notes
-from foreshock.errors import InvalidArgumentError, InvalidRolloutsError
 from tests.foreshock.batches import compared, random_batch
 from tests.foreshock.corrections.direct import assert_same, batch_of, direct_sequences, evaluate, flat, sequences_of
 
@@ -124,76 +123,6 @@ def test_infinite_ratio_with_zero_advantage_adds_nothing() -> None:
     found = evaluate("sequence_tis", comparison.statistics, comparison.summaries, Threshold(upper=1.2))
     assert found.advantage_distortion == pytest.approx(1.2 - math.exp(0.5), rel=1e-5)
     assert found.distortion == math.inf
-
-
-def test_trust_region_masks_need_exact_divergences() -> None:
-    comparison = compared(random_batch(seed=2))
-    for name in ("trm_max", "trm_mean"):
-        found = evaluate(name, comparison.statistics, comparison.summaries, Threshold(upper=0.05))
-        assert found.not_estimable is not None
-        assert "whole vocabulary" in found.not_estimable
-        assert math.isnan(found.kept_sequences)
-
-
-@pytest.mark.parametrize("name", ["trm_max", "trm_mean"])
-def test_trust_region_masks_with_exact_divergences(name: str) -> None:
-    batch = random_batch(seed=2, rollouts=30, largest=0.5)
-    kl = np.random.default_rng(0).exponential(0.02, batch.num_tokens)
-    comparison = compared(batch)
-    exact = ExactKl.of_tokens(kl, batch.response_offsets, batch.response_mask)
-    limit = 0.05 if name == "trm_max" else 0.02
-    found = evaluate(name, comparison.statistics, comparison.summaries, Threshold(upper=limit), exact)
-    assert batch.response_mask is not None
-    of_rows: dict[int, list[float]] = {}
-    for row in range(batch.num_rollouts):
-        first, end = batch.response_offsets[row : row + 2]
-        of_rows[row] = [float(kl[index]) for index in range(first, end) if batch.response_mask[index]]
-    expected = direct_sequences(batch, name, 0.0, limit, of_rows)
-    assert 0.0 < expected["kept_sequences"] < 1.0
-    assert found.kept_sequences == expected["kept_sequences"]
-    assert found.kept_tokens == pytest.approx(expected["kept_tokens"])
-    with pytest.raises(InvalidArgumentError, match="no usual threshold"):
-        evaluate(name, comparison.statistics, comparison.summaries, None, exact)
-
-
-def test_missing_exact_divergence_is_refused() -> None:
-    comparison = compared(batch_of([[0.1, 0.2], [], [-0.3]]))
-    whole = ExactKl.of_tokens([0.3, 0.1, 0.4], [0, 2, 2, 3])
-    assert whole.largest == pytest.approx([0.3, math.nan, 0.4], nan_ok=True)
-    assert whole.mean == pytest.approx([0.2, math.nan, 0.4], nan_ok=True)
-    found = evaluate("trm_mean", comparison.statistics, comparison.summaries, Threshold(upper=0.25), whole)
-    assert found.kept_sequences == 0.5
-    for exact in (ExactKl.of_tokens([0.3, 0.1], [0, 2, 2, 2]), ExactKl.of_tokens([0.3, 0.1, 0.4], [0, 2, 3])):
-        with pytest.raises(InvalidArgumentError) as refused:
-            evaluate("trm_mean", comparison.statistics, comparison.summaries, Threshold(upper=0.25), exact)
-        assert refused.value.argument == "exact_kl"
-
-
-def test_infinite_divergence_drops_rollout_at_any_threshold() -> None:
-    comparison = compared(batch_of([[0.1, 0.2], [-0.3, 0.1]]))
-    exact = ExactKl.of_tokens([0.3, 0.1, math.inf, 0.4], [0, 2, 4])
-    for name in ("trm_max", "trm_mean"):
-        found = evaluate(name, comparison.statistics, comparison.summaries, Threshold(upper=1e300), exact)
-        assert found.kept_sequences == 0.5
-        assert found.affected is not None
-
-
-@pytest.mark.parametrize(
-    ("kl", "offsets", "generated", "column"),
-    [
-        ([0.1, -0.2], [0, 2], None, "kl"),
-        ([0.1, math.nan], [0, 2], None, "kl"),
-        ([0.1], [0, 2], None, "kl"),
-        ([0.1], [1, 1], None, None),
-        ([0.1], [0, 1], [True, False], "generated"),
-    ],
-)
-def test_invalid_exact_divergences_are_refused(
-    kl: list[float], offsets: list[int], generated: list[bool] | None, column: str | None
-) -> None:
-    with pytest.raises(InvalidRolloutsError) as refused:
-        ExactKl.of_tokens(kl, offsets, generated)
-    assert refused.value.column == column
 
 
 def test_rollouts_with_a_missing_log_prob_are_left_out_and_counted() -> None:
