@@ -13,12 +13,14 @@ Bars: 20 times as fast for the thirteen, 12 times for everything.
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import sys
 import time
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.bars import Line, report
 from foreshock.corrections import Evaluator
@@ -26,6 +28,7 @@ from foreshock.measures.comparison import compare
 from foreshock.measures.inputs import TokenInputs, token_inputs
 from foreshock.measures.passes import compiled
 from foreshock.measures.passes.numpy_pass import sum_rollouts_numpy
+from foreshock.measures.statistics.rollout_sums import TOKEN_SUMS
 from foreshock.rollouts import RolloutBatch
 from foreshock.rollouts.attributes import BatchAttributes
 from tests.foreshock.measures import verl_reference as verl
@@ -102,6 +105,49 @@ def all_inputs_of(batch: RolloutBatch) -> TokenInputs:
     )
 
 
+def verl_metrics(inputs: TokenInputs) -> dict[str, float]:
+    """Return verl's thirteen off-policy metrics, several times faster than all measures.
+
+    Keys are the registry's columns: `training_ppl`, `training_log_ppl`, `rollout_ppl`, `rollout_log_ppl`, `kl`,
+    `k3_kl`, `log_ppl_diff`, `log_ppl_abs_diff`, `log_ppl_diff_max`, `log_ppl_diff_min`, `ppl_ratio`, `verl_chi2_token`
+    and `verl_chi2_seq`, with the values of `ComparisonStatistics.measures()`. Only `target`, `behaviour`, `offsets` and
+    `generated` of `inputs` are used. Values are NaN if no token was measured. Raises ImportError without numba.
+    """
+    bare = TokenInputs(inputs.target, inputs.behaviour, inputs.offsets, inputs.generated)
+    totals = compiled.new_totals(inputs.offsets.size - 1, 0)
+    compiled._machine_code()(compiled._columns(bare, None), compiled._layout(), totals, False)
+    measured = totals.counts[:, 0] > 0
+    total = float(totals.counts[:, 0].sum())
+    sums = dict(zip(TOKEN_SUMS, totals.sums[measured].T, strict=True))
+    of_all, k3, above, chi2 = (sums[name] for name in ("d", "k3_kl", "ratio_minus_one", "chi2_token"))
+    # Only whole sequences have a ratio.
+    whole = (totals.counts[:, 0] == totals.counts[:, 1])[measured]
+    tokens, d = totals.counts[measured, 0][whole], of_all[whole]
+    log_ppl_diff = -d / tokens
+    target, behaviour = (-sums[name][whole] / tokens for name in ("log_target", "log_behaviour"))
+    with np.errstate(over="ignore", under="ignore"):
+        return {
+            "training_ppl": _mean(np.exp(target)),
+            "training_log_ppl": _mean(target),
+            "rollout_ppl": _mean(np.exp(behaviour)),
+            "rollout_log_ppl": _mean(behaviour),
+            "kl": -float(of_all.sum()) / total if total else math.nan,
+            "k3_kl": float(k3.sum()) / total if total else math.nan,
+            "log_ppl_diff": _mean(log_ppl_diff),
+            "log_ppl_abs_diff": _mean(np.abs(log_ppl_diff)),
+            "log_ppl_diff_max": float(log_ppl_diff.max()) if d.size else math.nan,
+            "log_ppl_diff_min": float(log_ppl_diff.min()) if d.size else math.nan,
+            "ppl_ratio": 1.0 + _mean(np.expm1(log_ppl_diff)),
+            # ρ² − 1 = (ρ − 1)² + 2(ρ − 1)
+            "verl_chi2_token": float((chi2 + 2.0 * above).sum()) / total if total else math.nan,
+            "verl_chi2_seq": _mean(np.expm1(2.0 * d)),
+        }
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    return float(values.mean()) if values.size else math.nan
+
+
 def padded(batch: RolloutBatch) -> verl.Padded:
     bare = inputs_of(batch)
     return verl.Padded.of(bare.target, bare.behaviour, bare.offsets, width=LONGEST)
@@ -124,7 +170,7 @@ def measure_speed(batch: RolloutBatch) -> tuple[float, float]:
     tensors, bare, full = padded(batch), inputs_of(batch), all_inputs_of(batch)
     works: dict[str, Callable[[], object]] = {
         "verl's compute_offpolicy_metrics": lambda: verl.off_policy_metrics(tensors),
-        "its thirteen, compiled": lambda: compiled.compute_verl_metrics(bare),
+        "its thirteen, compiled": lambda: verl_metrics(bare),
         "verl's correction and rejection mask": lambda: verl.correct(tensors, **verl.FULL_CORRECTION),
         "everything": lambda: everything(batch),
         "  of which the compiled pass": lambda: compiled.sum_rollouts_compiled(full),

@@ -25,7 +25,8 @@ def model_of(folder: Path) -> Any:
 def test_a_tied_head_is_found(tmp_path: Path) -> None:
     model = model_of(save_checkpoint(tmp_path / "tied", seed=3, tie_word_embeddings=True))
     assert head_of(model).weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
-    ModelDistribution(model).check(IDS)
+    with torch.no_grad():
+        ModelDistribution(model).check(IDS)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -51,5 +52,5 @@ def test_what_has_no_exact_divergence_is_refused(checkpoints: Path) -> None:
     head = scaled.lm_head.forward
     scaled.lm_head.forward = lambda hidden: head(hidden) * 0.5
     for model, message in ((training, "training mode"), (scaled, "after the head")):
-        with pytest.raises(UnsupportedScoreError, match=message):
+        with torch.no_grad(), pytest.raises(UnsupportedScoreError, match=message):
             ModelDistribution(model).check(IDS)

@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.measures import verl_metrics
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.inputs import TokenInputs
 from foreshock.measures.passes import compiled
-from foreshock.measures.passes.compiled import compute_verl_metrics, prepare, sum_rollouts_compiled
+from foreshock.measures.passes.compiled import prepare, sum_rollouts_compiled
 from foreshock.measures.passes.numpy_pass import sum_rollouts_numpy
 from foreshock.measures.statistics.rollout_sums import RolloutSums
 from tests.foreshock.measures.passes.test_equal_passes import assert_equal, batch
@@ -139,7 +140,7 @@ def test_unusable_cache_falls_back_to_compiling(error: Exception, monkeypatch: p
 def test_verl_metrics_equal_those_of_the_statistics(size: float, columns: frozenset[str]) -> None:
     inputs = batch(7, [0, 3, 5, 8, 700, 40, 513], size, np.float32, 0.02, columns, "none")
     expected = ComparisonStatistics.from_rollout_sums(sum_rollouts_numpy(inputs), None).measures()
-    found = compute_verl_metrics(inputs)
+    found = verl_metrics(inputs)
     assert len(found) == 13
     for name, value in found.items():
         assert value == pytest.approx(expected[name], rel=1e-9, abs=1e-15, nan_ok=True), name
@@ -147,7 +148,7 @@ def test_verl_metrics_equal_those_of_the_statistics(size: float, columns: frozen
 
 def test_verl_metrics_without_tokens_are_nan() -> None:
     nothing = np.full(3, np.nan)
-    found = compute_verl_metrics(TokenInputs(nothing, nothing, np.array([0, 3])))
+    found = verl_metrics(TokenInputs(nothing, nothing, np.array([0, 3])))
     assert all(math.isnan(value) for value in found.values())
-    no_rollouts = compute_verl_metrics(TokenInputs(nothing[:0], nothing[:0], np.zeros(1, np.int64)))
+    no_rollouts = verl_metrics(TokenInputs(nothing[:0], nothing[:0], np.zeros(1, np.int64)))
     assert all(math.isnan(value) for value in no_rollouts.values())
