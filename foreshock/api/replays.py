@@ -65,32 +65,3 @@ class ExactStepRecord(Record):
     step: int
     attempt: int
     items: tuple[ExactRecord, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExactTokenRecord(Record):
-    """The divergences at the state before one response token; null if they are not finite."""
-
-    sample_id: str
-    position: int
-    """index in the response, from 0"""
-    token_id: int
-    kl: Measured
-    reverse_kl: Measured
-    tv: Measured
-    top1_flip: bool
-    target_entropy: Measured
-    behaviour_entropy: Measured
-    target_log_prob: Measured
-    behaviour_log_prob: Measured
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExactTokensRecord(Record):
-    """Response tokens of a step with the exact divergences at their states."""
-
-    pair: str
-    step: int
-    attempt: int
-    sample_id: str | None
-    items: tuple[ExactTokenRecord, ...]

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from foreshock.api.records import parse
 from foreshock.api.runs import Coverage, IncompleteStep, StatisticsStep
 from foreshock.errors import did_you_mean
-
-_SHOWN_ROWS = 20  # in a notebook
 
 # Types of the columns that are not float64. All others are: a measure may have any name and lack values.
 _STEPS = {"step": np.int64, "attempt": np.int64}
@@ -31,7 +27,7 @@ _TOKENS = {
 class Columns(dict[str, NDArray[Any]]):
     """Columns of equal length by name: int64, float64, bool, or objects for text; `rows` is their length.
 
-    It is a dict, so `pandas.DataFrame(columns)` is a frame of them. A notebook shows the first rows as a table.
+    It is a dict, so that `pandas.DataFrame(columns)` is a frame of them and `pyarrow.table(columns)` a table.
     """
 
     def __missing__(self, name: str) -> NDArray[Any]:
@@ -40,27 +36,10 @@ class Columns(dict[str, NDArray[Any]]):
     def __repr__(self) -> str:
         return f"Columns({self.rows} rows of {', '.join(self)})"
 
-    def _repr_html_(self) -> str:
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in self)
-        rows = zip(*(column[:_SHOWN_ROWS].tolist() for column in self.values()), strict=True)
-        body = "".join(f"<tr>{''.join(f'<td>{_cell(value)}</td>' for value in row)}</tr>" for row in rows)
-        more = f"<p>{_SHOWN_ROWS} of {self.rows:,} rows</p>" if self.rows > _SHOWN_ROWS else ""
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
-
     @property
     def rows(self) -> int:
         """The length of the columns."""
         return len(next(iter(self.values()), ()))
-
-    def to_arrow(self) -> pa.Table:
-        """Return the columns as an Arrow table; a float that is not finite becomes null."""
-        return pa.table({name: _arrow(column) for name, column in self.items()})
-
-    def to_pandas(self) -> Any:
-        """Return a pandas DataFrame; "not estimable" stays NaN. Raises ModuleNotFoundError without pandas."""
-        import pandas
-
-        return pandas.DataFrame(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,19 +164,9 @@ def _columns(columns: Mapping[str, Sequence[Any]], types: Mapping[str, type]) ->
     return Columns({name: np.array(values, types.get(name, np.float64)) for name, values in columns.items()})
 
 
-def _cell(value: Any) -> str:
-    return "" if value != value else f"{value:.4g}" if isinstance(value, float) else html.escape(str(value))
-
-
 def _floats(values: Sequence[float | None]) -> NDArray[np.float64]:
     # numpy reads None as NaN.
     return np.array(values, dtype=np.float64)
-
-
-def _arrow(column: NDArray[Any]) -> pa.Array:
-    if column.dtype.kind == "f":
-        return pa.array(column, mask=~np.isfinite(column))
-    return pa.array(column, pa.string()) if column.dtype.kind == "O" else pa.array(column)
 
 
 def _incomplete(value: Mapping[str, Any]) -> IncompleteStep | None:

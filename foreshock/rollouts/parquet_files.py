@@ -18,10 +18,9 @@ import pyarrow.parquet as pq
 
 from foreshock.errors import InvalidRolloutsError, LimitExceededError, RolloutsError
 from foreshock.rollouts.batch import RolloutBatch
-from foreshock.rollouts.parquet_columns import ColumnReader, is_list_type, to_batch, to_exact, to_scores
+from foreshock.rollouts.parquet_columns import ColumnReader, is_list_type, to_batch, to_scores
 from foreshock.rollouts.schema import (
     ATTRIBUTES_KEY,
-    EXACT_COLUMNS,
     ROLLOUT_COLUMNS,
     SCORE_COLUMNS,
     ColumnSpec,
@@ -68,11 +67,6 @@ def find_rollouts(
 def find_scores(file: OpenableFile, sample_ids: Collection[str], limits: DecodeLimits) -> ScoreBatch | None:
     """Return the scores of the row groups that hold any of these sample ids; see `find_rollouts`."""
     return _find(file, sample_ids, SCORE_COLUMNS, to_scores, validate_results, limits)
-
-
-def find_exact(file: OpenableFile, sample_ids: Collection[str], limits: DecodeLimits) -> ExactBatch | None:
-    """Return the divergences of the row groups that hold any of these sample ids; see `find_rollouts`."""
-    return _find(file, sample_ids, EXACT_COLUMNS, to_exact, validate_results, limits)
 
 
 class RolloutFile:

@@ -266,13 +266,11 @@ def test_columns_are_numpy_arrays_and_a_data_frame(reader: Reader) -> None:
     assert k3.dtype == np.float64
     assert measured.columns["from_sample"].dtype == np.bool_
     assert k3[steps == 20] > 10 * k3[steps == 6]
-    for frame in (measured.columns.to_pandas(), pandas.DataFrame(measured.columns)):
-        assert list(frame.columns) == list(measured.columns)
-        assert frame["k3_kl"].to_numpy() == pytest.approx(measured.columns["k3_kl"], nan_ok=True)
-    assert measured.columns._repr_html_().count("<tr>") == 21
+    frame = pandas.DataFrame(measured.columns)
+    assert list(frame.columns) == list(measured.columns)
+    assert frame["k3_kl"].to_numpy() == pytest.approx(measured.columns["k3_kl"], nan_ok=True)
     odd = reader.scalars("my-run", names=["odd"])
     assert np.isnan(odd.curve("odd", "trainer")[1]).tolist() == [step % 2 == 1 for step in STEPS]
-    assert odd.columns.to_arrow().column("value").null_count == 15
     with pytest.raises(KeyError, match="did you mean 'k3_kl'"):
         measured.columns["k3_lk"]
     buckets = reader.buckets("my-run", 20)

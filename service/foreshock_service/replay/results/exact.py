@@ -1,28 +1,23 @@
-"""Exact divergences: measure them before the transaction that publishes them, read them by step and by token."""
+"""Exact divergences: measure them before the transaction that publishes them, read them by step."""
 
-from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Annotated, Any
 
-import numpy as np
 from fastapi import Query, Request, Response, status
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from foreshock.api import records, replays
-from foreshock.rollouts import ExactBatch, RolloutBatch, parquet_files
 from foreshock.scorers import EXACT_PAIRS, ExactPair
-from foreshock_service.platform import columnar, parameters, problem, security, uploads
+from foreshock_service.platform import parameters, problem, security, uploads
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database import engine, tables
-from foreshock_service.platform.decoding.worker import stored_limits
-from foreshock_service.platform.store.tokens import StoredFile
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken, UploadReceipt
 from foreshock_service.replay.leases.service import check_held, find_lease, is_completed
-from foreshock_service.replay.probes import pinned_rollouts, schemas, service
+from foreshock_service.replay.probes import schemas, service
 from foreshock_service.replay.results.file_results import FileAddress, FileKind, Key, receive_file
-from foreshock_service.replay.results.files import align_exact, measure_exact_file, read_exact_file
-from foreshock_service.runs import attempts, chosen_tokens, events, tokens
+from foreshock_service.replay.results.files import measure_exact_file
+from foreshock_service.runs import attempts, events
 
 router = parameters.api_router(prefix="/v1", tags=["exact divergences"])
 
@@ -134,133 +129,3 @@ def _replace_measures(row: tables.ExactDivergence, measures: dict[str, Any], ses
     names = [*(column.name for column in engine.table_of(tables.ExactDivergence).primary_key), "job_id", "token"]
     same = [getattr(tables.ExactDivergence, name) == getattr(row, name) for name in names]
     session.execute(update(tables.ExactDivergence).where(*same).values(measures=measures))
-
-
-_DEFAULT_PAIR = next(iter(EXACT_PAIRS))
-_VALUES_OF_TOKEN = len(replays.ExactTokenRecord.__slots__)
-
-
-@router.get("/runs/{run}/steps/{step}/exact/tokens")
-def read_exact_tokens(
-    asked: attempts.StepOfRequest,
-    pair: Annotated[schemas.PairKey, Query()] = _DEFAULT_PAIR,
-    worst: Annotated[int, Query(ge=1, le=1000, description="number of tokens, largest KL(μ‖π) first")] = 20,
-    sample_id: Annotated[
-        str | None, Query(max_length=tokens.LONGEST_SAMPLE_ID, description="return all tokens of this rollout instead")
-    ] = None,
-    from_position: Annotated[int, Query(ge=0, le=tokens.LARGEST_POSITION, description="first, of a rollout")] = 0,
-    to_position: Annotated[
-        int, Query(ge=0, le=tokens.LARGEST_POSITION, description="last, of a rollout")
-    ] = tokens.LARGEST_POSITION,
-) -> replays.ExactTokensRecord:
-    """Return the tokens with the largest divergences, or one rollout token by token."""
-    context = asked.context
-    with context.database.read() as session:
-        key = attempts.key_of(session, asked)
-        row = next((each for each in newest_exact(session, key) if each.pair == pair), None)
-        if row is None:
-            raise ExactNotFound(f"no exact divergences of {pair} are published at step {key.step}")
-        file = EXACT.file_of(session, context.store, row)
-        rollouts = service.rollouts_of_step(context, session, key)
-        if file is None:
-            raise problem.TokensPurged(
-                f"the exact divergences of step {key.step} at single tokens were purged by retention"
-            )
-    with problem.stored_file(f"step {key.step}, or of its exact divergences,"):
-        if sample_id is None:
-            items = _worst(rollouts, file, worst)
-        else:
-            positions, most = range(from_position, to_position + 1), context.settings.max_answer_values
-            found = _of_rollout(rollouts, file, sample_id, positions, most)
-            if found is None:
-                raise tokens.RolloutNotFound(f"step {key.step} of attempt {key.attempt} has no rollout {sample_id!r}")
-            items = found
-    return replays.ExactTokensRecord(
-        pair=pair, step=key.step, attempt=key.attempt, sample_id=sample_id, items=tuple(items)
-    )
-
-
-def _worst(rollouts: pinned_rollouts.PinnedRollouts, file: StoredFile, most: int) -> list[replays.ExactTokenRecord]:
-    """Return the tokens with the largest KL; holds one row group of rollouts in memory at a time."""
-    worst: list[tuple[float, replays.ExactTokenRecord]] = []
-    for _, read in _row_groups(rollouts):
-        batch = read()
-        exact = _aligned(batch, file)
-        if exact is None:
-            continue
-        sizes = np.where(np.isfinite(exact.kl) & batch.generated, exact.kl, -1.0)
-        positions = chosen_tokens.largest(sizes, most)
-        if len(worst) == most:
-            positions = positions[sizes[positions] > worst[-1][0]]
-        worst += [(float(sizes[position]), _token(batch, exact, position)) for position in positions.tolist()]
-        # A stable sort: of equal values, the earlier token comes first.
-        worst = sorted(worst, key=lambda each: -each[0])[:most]
-    return [token for _, token in worst]
-
-
-def _of_rollout(
-    rollouts: pinned_rollouts.PinnedRollouts,
-    file: StoredFile,
-    sample_id: str,
-    asked: range,
-    most_values: int,
-) -> list[replays.ExactTokenRecord] | None:
-    """Return the tokens of a rollout at the positions `asked`; None if no rollout has this sample id.
-
-    Raises AnswerTooLarge.
-    """
-    for names, read in _row_groups(rollouts):
-        if sample_id in names:
-            batch = read().select([names.index(sample_id)])
-            positions = asked[: max(batch.num_tokens - asked.start, 0)]
-            if len(positions) * _VALUES_OF_TOKEN > most_values:
-                raise columnar.AnswerTooLarge(
-                    f"the answer has {len(positions) * _VALUES_OF_TOKEN:,} values, more than the {most_values:,} of "
-                    "FORESHOCK_MAX_ANSWER_VALUES: ask for a part of the rollout (from_position, to_position)"
-                )
-            # A rollout that was not compared has no divergences: null at each token.
-            exact = _aligned(batch, file) or align_exact(batch, read_exact_file(file))
-            return [_token(batch, exact, position) for position in positions]
-    return None
-
-
-def _row_groups(rollouts: pinned_rollouts.PinnedRollouts) -> Iterator[tuple[list[str], Callable[[], RolloutBatch]]]:
-    """Yield the sample ids of the pinned rollouts of each row group, and a function that reads these rollouts."""
-    samples = rollouts.samples or (None,) * len(rollouts.files)
-    for file, sample in zip(rollouts.files, samples, strict=True):
-        opened = parquet_files.RolloutFile(file, stored_limits(), only=chosen_tokens.TOKEN_COLUMNS)
-        left = sample
-        for group, names in enumerate(opened.sample_ids):
-            pinned = names if left is None else names[:left]
-            if left is not None:
-                left -= len(pinned)
-            if pinned:
-                yield pinned, partial(_read, opened, group, len(pinned))
-
-
-def _read(file: parquet_files.RolloutFile, group: int, count: int) -> RolloutBatch:
-    batch = file.read(group)
-    return batch if count == batch.num_rollouts else batch.select(range(count))
-
-
-def _aligned(batch: RolloutBatch, file: StoredFile) -> ExactBatch | None:
-    """Return the divergences in the order of the batch's tokens; None if the file has none of its rollouts."""
-    found = parquet_files.find_exact(file, batch.sample_ids, stored_limits())
-    return align_exact(batch, found) if found is not None else None
-
-
-def _token(batch: RolloutBatch, exact: ExactBatch, position: int) -> replays.ExactTokenRecord:
-    row = int(np.searchsorted(batch.response_offsets, position, side="right")) - 1
-    return replays.ExactTokenRecord(
-        sample_id=batch.sample_ids[row],
-        position=position - int(batch.response_offsets[row]),
-        token_id=int(batch.response_token_ids[position]),
-        kl=float(exact.kl[position]),
-        reverse_kl=float(exact.reverse_kl[position]),
-        tv=float(exact.tv[position]),
-        top1_flip=bool(exact.top1_flip[position]),
-        target_entropy=float(exact.target_entropy[position]),
-        behaviour_entropy=float(exact.behaviour_entropy[position]),
-        target_log_prob=float(exact.target_log_probs[position]),
-        behaviour_log_prob=float(exact.behaviour_log_probs[position]),
-    )

@@ -12,24 +12,20 @@ import pytest
 from fastapi import FastAPI
 from sqlalchemy import update
 
-from foreshock.api.replays import ExactMeasures, ExactTokenRecord
+from foreshock.api.replays import ExactMeasures
 from foreshock.measures.exact import measure_exact
 from foreshock.rollouts import ExactBatch, RolloutBatch, decode_exact
-from foreshock_service.app import create_app
 from foreshock_service.maintenance.remeasure import remeasure_step
 from foreshock_service.platform.database.tables import ExactDivergence
-from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings
 from foreshock_service.runs.events import StepKey
 from tests.foreshock.rollouts.exact_batches import exact_of, random_log_probs, sampled_from
-from tests.service.sending import Sender, make_batch, start_run
-from tests.service.server import RunningServer
+from tests.service.sending import Sender, make_batch
 from tests.service.stored import list_files
 from tests.service.working import (
     PAIR,
     WEIGHTS,
     LeaseHolder,
-    announce_checkpoint,
     ask_for_probe,
     run_to_probe,
     take_lease,
@@ -152,42 +148,6 @@ def test_states_that_are_not_finite_are_counted_apart(run: Sender) -> None:
     (read,) = run.get("steps/1/exact").json()["items"]
     assert (read["non_finite"], read["tokens"]) == (2, rollouts.num_tokens - 2)
     assert read["kl"]["mean"] == pytest.approx(np.delete(exact.kl.astype(np.float64), [3, 7]).mean(), rel=1e-12)
-    tokens = run.get("steps/1/exact/tokens", worst=1000).json()["items"]
-    assert all(token["kl"] is not None for token in tokens)
-
-
-def test_tokens_are_read_by_rollout_and_by_size(run: Sender) -> None:
-    rollouts = make_batch(12)
-    exact = publish(run)
-    worst = run.get("steps/1/exact/tokens", worst=3).json()["items"]
-    assert [token["kl"] for token in worst] == sorted(exact.kl.tolist(), reverse=True)[:3]
-    name = rollouts.sample_ids[4]
-    start, stop = rollouts.response_offsets[4:6]
-    items = run.get("steps/1/exact/tokens", sample_id=name).json()["items"]
-    assert [token["tv"] for token in items] == exact.tv[start:stop].tolist()
-    assert [token["token_id"] for token in items] == rollouts.response_token_ids[start:stop].tolist()
-    assert [token["position"] for token in items] == list(range(stop - start))
-    assert {token["sample_id"] for token in items} == {name}
-    part = run.get("steps/1/exact/tokens", sample_id=name, from_position=1, to_position=2).json()["items"]
-    assert part == items[1:3]
-    assert run.get("steps/1/exact/tokens", sample_id="nobody").status_code == 404
-    assert run.get("steps/1/exact/tokens", pair="vllm.prefill/torch.trainer").status_code == 404
-
-
-def test_a_rollout_beyond_the_cap_of_answers_is_read_in_parts(settings: Settings, decoders: DecoderPool) -> None:
-    app = create_app(settings.model_copy(update={"max_answer_values": 3 * len(ExactTokenRecord.__slots__)}), decoders)
-    with RunningServer(app) as server, httpx.Client(base_url=server.url, timeout=60) as http:
-        run, rollouts = start_run(http), make_batch(12)
-        run.put_shard(1, rollouts).raise_for_status()
-        announce_checkpoint(run, 1)
-        publish(run)
-        assert rollouts.response_lengths[4] > 3
-        path, name = "steps/1/exact/tokens", rollouts.sample_ids[4]
-        answer = run.get(path, sample_id=name)
-        assert (answer.status_code, answer.json()["type"]) == (422, "urn:foreshock:problem:answer-too-large")
-        assert "from_position" in answer.json()["detail"]
-        part = run.get(path, sample_id=name, to_position=2).raise_for_status()
-        assert len(part.json()["items"]) == 3
 
 
 def test_steps_without_divergences_name_the_request_that_makes_them(run: Sender) -> None:
