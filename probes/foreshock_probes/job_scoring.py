@@ -71,13 +71,9 @@ class LeasedJob:
         result: str,
         function: str | None = None,
         arguments: Mapping[str, str] | None = None,
-        weights: Weights | None = None,
     ) -> ScoreTask:
-        """Return the task to run a scorer and write the file `result`; `function` and its arguments as in ScoreTask.
-
-        `weights` None: the job's.
-        """
-        chosen = weights or self.weights
+        """Return the task to run a scorer and write the file `result`; `function` and its arguments as in ScoreTask."""
+        chosen = self.weights
         merges = chosen.adapter is not None and not is_loaded_by(requested.scorer, chosen.adapter)
         adapter = None if merges or chosen.adapter is None else str(chosen.adapter)
         return ScoreTask(

@@ -38,7 +38,6 @@ class DirectSequence:
     group: str | None
     reward: float
     length: int
-    row: int
 
 
 def sequences_of(batch: RolloutBatch) -> list[DirectSequence]:
@@ -62,7 +61,7 @@ def sequences_of(batch: RolloutBatch) -> list[DirectSequence]:
         if d:
             group = batch.group_ids[row] if batch.group_ids is not None else None
             reward = float(batch.reward[row]) if batch.reward is not None else math.nan
-            found.append(DirectSequence(d, advantages, group, reward, length, row))
+            found.append(DirectSequence(d, advantages, group, reward, length))
     return found
 
 
