@@ -58,6 +58,8 @@ class LeasedJobRecord(Record):
     """of the doctor: the other weights to try, in this order"""
     budget_seconds: float = DOCTOR_SECONDS
     """of the doctor: the time for its replays"""
+    wants_vocabulary: bool = False
+    """whether the service has no texts of the run's token ids yet"""
     rollouts: JobRolloutsRecord
 
 

@@ -66,6 +66,8 @@ class RunRecord(Record):
     note: str | None = None
     baseline: str | None = None
     """id of the run to compare with"""
+    tracker_url: str | None = None
+    """page of the run in a tracker, such as W&B"""
 
     @property
     def title(self) -> str:

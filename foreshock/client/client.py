@@ -176,6 +176,7 @@ class Client:
         tags: Sequence[str] = (),
         note: str | None = None,
         baseline: str | None = None,
+        tracker_url: str | None = None,
         resume_step: int = 0,
         shard: int | None = None,
         shards: int | None = None,
@@ -196,7 +197,7 @@ class Client:
         are those of the other levers, until somebody chooses one. A restart keeps the run's modes, which an operator
         may have switched, and logs a warning if it asks for another one. `correction` is the correction to advise if
         any, such as "sequence_mis:2", None: token TIS. `tags` and `note` are shown in the list of runs;
-        `baseline` is the id of a run to compare with.
+        `baseline` is the id of a run to compare with; `tracker_url` is the run's page in a tracker such as W&B.
 
         `master_dtype`, `autocast` and `head_dtype` ("float32", "bfloat16", "float16", or torch's dtypes) are the
         precision with which probes replay the trainer: of the weights that its forward pass reads, of its autocast
@@ -211,7 +212,7 @@ class Client:
             "initial_learning_rate": initial_learning_rate, "length_cap": length_cap, "model_kind": model_kind,
             "advice_mode": advice_mode, "correction_mode": correction_mode, "rollback_mode": rollback_mode,
             "correction": correction, "scalar_names": None if scalar_names is None else dict(scalar_names),
-            "tags": list(tags) or None, "note": note, "baseline": baseline,
+            "tags": list(tags) or None, "note": note, "baseline": baseline, "tracker_url": tracker_url,
         }  # fmt: skip
         precision = {"master_dtype": master_dtype, "autocast": autocast, "head_dtype": head_dtype}
         with self.failures.noted("start_run"):

@@ -6,9 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from foreshock import vocabulary
 from foreshock.api.leases import LeasedJobRecord, LeaseRecord
 from foreshock.api.probes import ScorerRecord
-from foreshock.errors import ForeshockError, ServiceError, ServiceUnavailable
+from foreshock.errors import ForeshockError, Rejected, ServiceError, ServiceUnavailable, WeightsError
 from foreshock.probe_kinds import EXACT, PROBE_KINDS
 from foreshock.retry import Backoff, retry, sleep_until_stopped
 from foreshock.rollouts import RolloutBatch, decode_exact, decode_rollouts, decode_scores
@@ -25,6 +26,8 @@ T = TypeVar("T")
 
 FIRST_RETRY_SECONDS = 0.5
 LONGEST_RETRY_SECONDS = 30.0
+_TEXTS_OF_A_PART = 4096
+"""Fewer than 1 MiB of JSON, which a body may have."""
 EXACT_PART = "foreshock_probes.exact_divergence.pairs:run_part"
 
 
@@ -59,11 +62,28 @@ class LeasedJob:
         """Do the job as its kind of probe requires, and upload its results."""
         self.weights: Weights = self.library.find(self.job.checkpoint, self.job.project)
         self.rollouts_file.write_bytes(self.call(lambda: self.client.rollouts(self.lease)))
+        if self.job.wants_vocabulary:
+            self._send_vocabulary()
         kind = PROBE_KINDS.get(self.job.kind, EXACT)
         document = imported(kind.job)(self)
         self.weights.check_unchanged()
         if document is not None:
             self.call(lambda: self.client.upload_document(self.lease, kind.document, document))
+
+    def _send_vocabulary(self) -> None:
+        """Send the texts of the tokens, if a tokenizer is beside the weights; without them the job is done the same."""
+        file = self.weights.folder / vocabulary.FILE_NAME
+        if not file.is_file():
+            return
+        try:
+            texts = vocabulary.vocabulary_of(file)
+            digest = vocabulary.digest_of_texts(texts)
+            for first in range(0, len(texts), _TEXTS_OF_A_PART):
+                part = texts[first : first + _TEXTS_OF_A_PART]
+                body = {"digest": digest, "size": len(texts), "first": first, "texts": part}
+                self.call(partial(self.client.upload_document, self.lease, "vocabulary", body))
+        except (WeightsError, Rejected) as error:
+            self.log(f"the pages will show token ids, not texts: {error}")
 
     def task(
         self,

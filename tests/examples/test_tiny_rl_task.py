@@ -18,7 +18,7 @@ from examples.tiny_rl.task import (
     reward,
 )
 from examples.tiny_rl.tokenizer import TOKENIZER, write_tokenizer
-from foreshock_service.present.pages.tokenizers import announced_names, texts_of
+from foreshock_service.present.pages.tokenizers import announced_names, configured_vocabulary, texts_of
 
 problems = st.lists(st.integers(0, 9), min_size=6, max_size=9).map(lambda digits: Problem(tuple(digits)))
 
@@ -61,8 +61,9 @@ def test_text_of_each_token_is_the_tasks(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)  # a second start of the demo
     names = announced_names([{"tokenizer": TOKENIZER}], "another model")
     ids = encode(CHARACTERS)
-    texts = texts_of(str(tmp_path), names, [*ids, PAD, END_OF_SEQUENCE])
-    assert texts is not None
+    vocabulary = configured_vocabulary(str(tmp_path), names)
+    assert vocabulary is not None
+    texts = texts_of(vocabulary, [*ids, PAD, END_OF_SEQUENCE])
     assert "".join(texts[token_id] for token_id in ids) == decode(ids) == CHARACTERS
     assert texts[PAD] == "<pad>"
     assert texts[END_OF_SEQUENCE] == "<end>"

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from foreshock.digests import weights_digest
 from foreshock.fingerprint import Fingerprint
@@ -106,6 +108,21 @@ def run_worker(
         worker = Worker(settings(service, root, **fields), WorkerConsole(console), scorers=scorers)
         worker.run(once=True, until_idle_seconds=60.0)
     return console.getvalue()
+
+
+def test_worker_sends_the_texts_of_the_tokens_that_are_beside_the_weights(
+    service: RunningService, run: ProbedRun, tmp_path: Path
+) -> None:
+    folder = save_checkpoint(tmp_path / "first", seed=1)
+    vocabulary = {f"word{number}": number for number in range(10_000)}
+    Tokenizer(WordLevel(vocabulary, unk_token="word0")).save(str(folder / "tokenizer.json"))
+    run.announce(weights_digest(folder))
+    probe = run.probe("torch.float32")
+    run_worker(service, tmp_path)
+    assert run.read(probe)["state"] == "done"
+    sample = make_rollouts(12).sample_ids[0]
+    page = service.http.get(f"/pages/runs/{run.run}/steps/1/rollout", params={"sample_id": sample}).json()
+    assert all(page["texts"][str(each)] == f"word{each}" for each in page["ids"])
 
 
 def test_probe_is_scored_and_its_links_are_measured(service: RunningService, run: ProbedRun, checkpoints: Path) -> None:

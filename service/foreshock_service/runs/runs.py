@@ -49,6 +49,9 @@ Tags = Annotated[list[Tag], AfterValidator(lambda tags: list(dict.fromkeys(tags)
 Note = Annotated[str, StringConstraints(max_length=2000, pattern=parameters.NO_NUL, strip_whitespace=True)]
 
 
+TrackerUrl = Annotated[str, StringConstraints(max_length=1000, pattern=r"^https?://[^\s\x00-\x1f\x7f]+$")]
+
+
 def _no_identifier(key: str) -> str:
     if is_identifier("run", key):
         raise ValueError(f"{key!r} has the form of an id that the service gives to runs: choose another key")
@@ -101,6 +104,7 @@ class RunCreate(BaseModel):
     tags: Tags = Field(default=[], max_length=20)
     note: Note | None = None
     baseline: parameters.Name | None = Field(default=None, description="id of the run to compare with")
+    tracker_url: TrackerUrl | None = Field(default=None, description="page of the run in a tracker, such as W&B")
 
 
 class RunUpdate(BaseModel):
@@ -124,6 +128,7 @@ class RunUpdate(BaseModel):
     tags: Tags | None = Field(default=None, max_length=20, description="replaces the tags")
     note: Note | None = Field(default=None, description="null: removes it")
     baseline: parameters.Name | None = Field(default=None, description="id of the run to compare with; null: none")
+    tracker_url: TrackerUrl | None = Field(default=None, description="null: removes it")
 
 
 class RunFilter(NamedTuple):
@@ -143,7 +148,7 @@ class RunFilter(NamedTuple):
 
 # Most projects that an error lists.
 _MOST_PROJECTS = 10
-_REMOVABLE = ("name", "note", "baseline")
+_REMOVABLE = ("name", "note", "baseline", "tracker_url")
 # Fields that change rules or advice: their changes are logged (`platform/audit.py`).
 _AUDITED = ("advice_mode", "declared_model_kind", "scalar_names")
 
@@ -217,7 +222,7 @@ def get_or_create_run(
 ) -> tuple[Run, bool]:
     """Return the run of (project, key), and True if it is new. Raises RunDeleted if that key was deleted before.
 
-    An existing run is changed only by adding a model kind if it has none.
+    An existing run is changed only by adding a model kind if it has none, and by the address in its tracker.
     """
     if not principal.sees(body.project):
         raise security.ScopeMissing(f"this key is bound to another project than {body.project!r}")
@@ -240,6 +245,9 @@ def get_or_create_run(
     if not created and body.model_kind is not None and run.declared_model_kind is None:
         run = lock_run(session, principal, run.id)
         _set_model_kind(session, run, "declared_model_kind", body.model_kind)
+    if body.tracker_url not in (None, run.tracker_url):
+        run = lock_run(session, principal, run.id)
+        run.tracker_url = body.tracker_url
     if any(getattr(body, name) is not None for name in _OF_LEVERS):
         run = lock_run(session, principal, run.id)
         _publish_levers(session, events, run.id, body, by_trainer=True)

@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from importlib.metadata import version
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
+import orjson
 from fastapi import Request, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -244,9 +244,12 @@ def html_response(request: Request, text: str, headers: Mapping[str, str] | None
 
 
 def json_response(request: Request, value: object) -> Response:
-    """Return a value as JSON; 304 if the browser already has it."""
-    body = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return _tagged(request, body.encode(), "application/json", 200)
+    """Return a value, which may have numpy arrays, as JSON; 304 if the browser already has it.
+
+    NaN and ±inf become null.
+    """
+    body = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
+    return _tagged(request, body, "application/json", 200)
 
 
 def accepts_gzip(request: Request) -> bool:

@@ -1,19 +1,15 @@
-"""The texts of token ids, by the tokenizers that the operator provides (FORESHOCK_TOKENIZERS_FOLDER)."""
+"""The texts of token ids, by a vocabulary: a tokenizer of the operator's folder (FORESHOCK_TOKENIZERS_FOLDER)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from foreshock.errors import WeightsError
+from foreshock.vocabulary import FILE_NAME, vocabulary_of
 
-FILE_NAME = "tokenizer.json"
-LARGEST_FILE_BYTES = 64 << 20
 DEEPEST = 3
 """Most folders below the root: owner, name and revision."""
-_KEPT = 4
-_UNDECODABLE = "\ufffd"
-_SPACE_MARK = "\u2581"
 
 
 def known_tokenizers(root: str) -> dict[str, Path]:
@@ -33,31 +29,28 @@ def announced_names(fingerprints: Iterable[Mapping[str, Any]], model: str | None
     return [*named, *([model] if model else [])]
 
 
-def texts_of(root: str, names: Sequence[str], token_ids: Iterable[int]) -> dict[int, str] | None:
-    """Return the text of each token id; None if no tokenizer of these names is configured."""
+def configured_vocabulary(root: str, names: Sequence[str]) -> Sequence[str] | None:
+    """Return the vocabulary of the first of these names below the root; None if there is none that can be read."""
     known = known_tokenizers(root)
     file = next((known[name] for name in names if name in known), None)
-    if file is None:
+    return None if file is None else _load(file, file.stat().st_mtime_ns)
+
+
+def texts_of(vocabulary: Sequence[str], token_ids: Iterable[int]) -> dict[int, str]:
+    """Return the text of each token id; of an id beyond the vocabulary the number, as `‹7›`."""
+    size = len(vocabulary)
+    return {each: (each < size and vocabulary[each]) or f"‹{each}›" for each in set(token_ids)}
+
+
+def unknown_in(texts: Mapping[int, str]) -> int:
+    """Return the number of token ids that the vocabulary does not have."""
+    return sum(text == f"‹{token_id}›" for token_id, text in texts.items())
+
+
+@lru_cache(maxsize=4)
+def _load(file: Path, modified_ns: int) -> Sequence[str] | None:
+    """Return a vocabulary; `modified_ns` is part of the cache key, so that a replaced file is read again."""
+    try:
+        return vocabulary_of(file)
+    except WeightsError:
         return None
-    status = file.stat()
-    if status.st_size > LARGEST_FILE_BYTES:
-        return None
-    tokenizer = _load(file, status.st_mtime_ns)
-    return {token_id: _text(tokenizer, token_id) for token_id in set(token_ids)}
-
-
-@lru_cache(maxsize=_KEPT)
-def _load(file: Path, modified_ns: int) -> Tokenizer:
-    """Return the tokenizer; `modified_ns` is part of the cache key, so that a replaced file is read again."""
-    return Tokenizer.from_file(str(file))
-
-
-def _text(tokenizer: Tokenizer, token_id: int) -> str:
-    """Return a token as it appears in a text; a partial character as in the vocabulary, an unknown id as `‹7›`."""
-    piece: str | None = tokenizer.id_to_token(token_id)
-    if piece is None:
-        return f"‹{token_id}›"
-    if piece.startswith(_SPACE_MARK):
-        return piece.replace(_SPACE_MARK, " ")
-    text: str = tokenizer.decode([token_id], skip_special_tokens=False)
-    return piece if _UNDECODABLE in text or not text else text

@@ -275,6 +275,7 @@ def _read(context: ServiceContext, lease: Lease, job: ProbeJob, probe: Probe, ru
             checkpoint=weights[0],
             candidates=tuple(weights[1:]),
             budget_seconds=probe.budget_seconds or DOCTOR_SECONDS,
+            wants_vocabulary=run.vocabulary is None,
             rollouts=leases.JobRolloutsRecord(
                 count=probe.rollouts, tokens=probe.tokens, digest=probe.rollout_set_digest
             ),

@@ -21,13 +21,13 @@ from foreshock_service.platform.database.tables import Score, ScoreFile
 from foreshock_service.platform.store.tokens import TokenStore
 from foreshock_service.replay.leases import endpoints, service
 from foreshock_service.replay.probes import environments, jobs, schemas
-from foreshock_service.replay.results import documents, exact, file_results
+from foreshock_service.replay.results import documents, exact, file_results, vocabulary
 from foreshock_service.replay.results.files import StoredScore, environment_of, preferred_scores, read_aligned_scores
 from foreshock_service.runs import attempts, events
 
 router = parameters.api_router()
 # As routes, not as a router: FastAPI 0.165 keeps included routers apart, and `api_routes` has each route.
-router.routes.extend(exact.router.routes)
+router.routes.extend([*exact.router.routes, *vocabulary.router.routes])
 
 
 SCORES = file_results.FileKind(

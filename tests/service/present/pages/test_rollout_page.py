@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import html
 import re
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
+import httpx
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from foreshock.rollouts import RolloutBatch
-from foreshock_service.present.pages.tokenizers import announced_names, known_tokenizers, texts_of
+from foreshock.vocabulary import digest_of_texts
+from foreshock_service.present.pages.tokenizers import (
+    announced_names,
+    configured_vocabulary,
+    known_tokenizers,
+    texts_of,
+    unknown_in,
+)
 from tests.service.present.pages.browsing import Visit
 from tests.service.present.pages.conftest import SentRun, Site, rollouts
-from tests.service.sending import start_run
+from tests.service.sending import Sender, start_run
+from tests.service.working import announce_checkpoint, ask_for_probe, take_lease
 
 LONG = 32_768
 SAMPLE = "group/1 ü"
@@ -104,16 +114,20 @@ def test_keyboard_moves_through_the_tokens(visit: Visit, site: Site, long_addres
 
 
 @pytest.mark.slow
-def test_turns_and_masked_tokens_are_marked_and_the_prompt_opens(visit: Visit, site: Site, long_address: str) -> None:
+def test_turns_and_masked_tokens_are_marked_and_the_prompt_is_beside_them(
+    visit: Visit, site: Site, long_address: str
+) -> None:
     page = visit.open(site.url, f"{long_address}#token-105")
     assert page.locator(".lines .masked").count() == 20
     assert "not sampled by the model" in page.locator(".rollout .token").inner_text()
     page.locator(".tokens").evaluate("e => { e.scrollTop = 0; }")
     page.locator(".lines .turn", has_text="turn 0").wait_for()
-    prompt = page.locator("details.prompt")
-    assert not page.locator(".prompt-text").is_visible()
-    prompt.locator("summary").click()
-    page.wait_for_function("() => document.querySelector('.prompt-text').textContent === '3 5 7 '")
+    prompt, response = page.locator(".prompt-text"), page.locator(".tokens")
+    assert prompt.inner_text() == "3 5 7 "
+    boxes = [each.bounding_box() for each in (prompt, response)]
+    assert boxes[0] is not None
+    assert boxes[1] is not None
+    assert boxes[0]["x"] + boxes[0]["width"] < boxes[1]["x"], "the prompt is beside the response"
     page.locator(".lines [data-at='3']").hover()
     assert "Position 3," in page.locator(".rollout .token").inner_text()
     visit.assert_clean()
@@ -155,15 +169,50 @@ def tokenizer_below(root: Path, name: str) -> None:
 
 def test_tokens_are_text_by_the_announced_tokenizer_of_the_configured_folder(tmp_path: Path) -> None:
     tokenizer_below(tmp_path, "owner/tiny")
-    names = announced_names([{"tokenizer": "owner/tiny"}], None)
-    assert texts_of(str(tmp_path), names, [0, 1, 9]) == {0: " hello", 1: "world", 9: "‹9›"}
+    vocabulary = configured_vocabulary(str(tmp_path), announced_names([{"tokenizer": "owner/tiny"}], None))
+    assert vocabulary is not None
+    texts = texts_of(vocabulary, [0, 1, 9])
+    assert texts == {0: " hello", 1: "world", 9: "‹9›"}
+    assert unknown_in(texts) == 1
     assert announced_names([{}], "owner/tiny") == ["owner/tiny"]
+    (tmp_path / "owner/tiny/tokenizer.json").write_text('{"no": "tokenizer"}')
+    assert configured_vocabulary(str(tmp_path), ["owner/tiny"]) is None
+
+
+def test_texts_are_those_that_a_worker_sent_and_ids_beyond_them_are_counted(site: Site) -> None:
+    address = send(site, "told", replace(long_rollout(8, d_at=0), response_mask=None))
+    run = site.http.get("/v1/runs/told").raise_for_status().json()["id"]
+    assert "Token ids: no tokenizer is known yet." in site.http.get(address).text
+    sender = Sender(site.http, run)
+    announce_checkpoint(sender, 1)
+    ask_for_probe(sender, 1).raise_for_status()
+    holder = take_lease(site.http)
+    assert holder.lease["job"]["wants_vocabulary"]
+    texts = [f" <b>{number}" for number in range(60)]
+
+    def put(first: int, digest: str = digest_of_texts(texts)) -> httpx.Response:
+        body = {"digest": digest, "size": 60, "first": first, "texts": texts[first : first + 30]}
+        return holder.put_document(body, "vocabulary")
+
+    assert put(30).status_code == 422, "the first part is missing"
+    put(0).raise_for_status()
+    assert "no tokenizer is known" in site.http.get(address).text
+    put(30).raise_for_status()
+    page = html.unescape(site.http.get(address).text)
+    columns = site.http.get(f"/pages/runs/{run}/steps/1/rollout", params={"sample_id": SAMPLE}).json()
+    unknown = {each for each in (*columns["ids"], *columns["prompt"]) if each >= 60}
+    assert unknown
+    beyond = f"{len(unknown)} token id" + (" is" if len(unknown) == 1 else "s are")
+    assert f"{beyond} beyond the tokenizer: it may be another model's." in page
+    assert columns["texts"]["3"] == " <b>3"
+    assert all(columns["texts"][str(each)] == f"‹{each}›" for each in unknown)
+    holder.fail("final")
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc", "owner/../owner/tiny", "missing"])
 def test_name_of_a_tokenizer_never_becomes_a_path(tmp_path: Path, name: str) -> None:
     tokenizer_below(tmp_path / "root", "owner/tiny")
     tokenizer_below(tmp_path, "outside")
-    assert texts_of(str(tmp_path / "root"), [name], [0]) is None
+    assert configured_vocabulary(str(tmp_path / "root"), [name]) is None
     assert list(known_tokenizers(str(tmp_path / "root"))) == ["owner/tiny"]
     assert known_tokenizers("") == {}

@@ -18,7 +18,8 @@ class Run(Base):
     `seen_at_us` is the last sign of life of its clients, None if they send none. `rollouts` and `tokens` (of responses)
     count everything received, superseded steps included; they never decrease. `scalar_names` are the run's own names of
     quantities that the detectors read; None: the well-known ones. People set `tags`,
-    `note` and `baseline` (the id of a run to compare with).
+    `note` and `baseline` (the id of a run to compare with). `tracker_url` is the run's page in a tracker, `vocabulary`
+    the digest of its token texts.
     """
 
     __tablename__ = "runs"
@@ -51,6 +52,8 @@ class Run(Base):
     tags: Mapped[list[str]] = mapped_column(JsonColumn, default=list, server_default="[]")
     note: Mapped[str | None]
     baseline: Mapped[str | None]
+    tracker_url: Mapped[str | None]
+    vocabulary: Mapped[str | None]
 
     @property
     def model_kind(self) -> ModelKind | None:
@@ -63,6 +66,17 @@ class Run(Base):
         if self.model_kind is None:
             return None
         return "checkpoint" if known_model_kind(self.declared_model_kind) is None else "declared"
+
+
+class VocabularyPart(Base):
+    """Part of the texts of token ids, from the id `first` on, that a worker found beside a run's weights."""
+
+    __tablename__ = "vocabularies"
+
+    project: Mapped[str] = mapped_column(primary_key=True)
+    digest: Mapped[str] = mapped_column(primary_key=True)
+    first: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    texts: Mapped[list[str]] = mapped_column(base.CompressedJson)
 
 
 class Attempt(Base):

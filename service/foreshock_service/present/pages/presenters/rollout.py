@@ -1,6 +1,5 @@
 """The page of a rollout, and the figures of single tokens."""
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -9,20 +8,17 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock import json_values, scorers
+from foreshock import scorers
 from foreshock.comparisons import TRAINER_ROLLOUT, split_comparison
 from foreshock.measures.comparison_statistics import ComparisonStatistics
-from foreshock.measures.statistics.conditions import BucketTable
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.problem import TokensGone, TokensPurged
+from foreshock_service.present.pages import tokenizers
 from foreshock_service.present.pages.figures import Figure, Missing, attribution, buckets
 from foreshock_service.present.pages.presenters.viewing import NOTHING, Viewing, curves_of
 from foreshock_service.present.pages.rendering import count, number
-from foreshock_service.present.pages.tokenizers import announced_names, texts_of
-from foreshock_service.runs import attempts, chosen_tokens, curves, events, measurements, runs, tokens
-
-MOST_STEPS = 48
-"""Most columns of the heat map; each is read from the statistics of one step."""
+from foreshock_service.replay.results.vocabulary import vocabulary_of_run
+from foreshock_service.runs import attempts, chosen_tokens, measurements, runs, tokens
 
 
 def buckets_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
@@ -35,7 +31,7 @@ def buckets_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
 
 def buckets_of_step(by: str, viewing: Viewing, run: Run, step: int) -> Figure | Missing:
     """Return trainer/rollout at a step, by one of the conditions."""
-    statistics = _statistics(viewing, run, step)
+    statistics = statistics_of_step(viewing, run, step)
     if isinstance(statistics, str):
         return Missing(buckets.BY[by].title, statistics)
     return buckets.bucket_figure(TRAINER_ROLLOUT, step, buckets.BY[by], statistics.condition_table(by))
@@ -43,30 +39,10 @@ def buckets_of_step(by: str, viewing: Viewing, run: Run, step: int) -> Figure | 
 
 def token_ids_of_step(viewing: Viewing, run: Run, step: int) -> Figure | Missing:
     """Return trainer/rollout at a step, by token id."""
-    statistics = _statistics(viewing, run, step)
+    statistics = statistics_of_step(viewing, run, step)
     if isinstance(statistics, str):
         return Missing(buckets.TOKEN_ID_TITLE, statistics)
     return buckets.token_id_figure(TRAINER_ROLLOUT, step, statistics.token_id_table(buckets.MOST_TOKEN_IDS))
-
-
-def heat_map_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
-    """Return the mean |d| of trainer/rollout by probability over steps, of at most MOST_STEPS steps."""
-    query = curves.CurveQuery(comparisons=(TRAINER_ROLLOUT,), measures=("k3_kl",))
-    table = curves.read_curves(viewing.session, viewing.context, viewing.principal, run.id, query).table
-    every = sorted(zip(table.array("step").tolist(), table.array("attempt").tolist(), strict=True))
-    # Equally spaced steps and the newest one. Counted from the first, so that a new step does not move the others.
-    shown = every[:: max(1, -(-(len(every) - 1) // (MOST_STEPS - 1)))]
-    shown += every[-1:] if shown[-1:] != every[-1:] else []
-    keys = [events.StepKey(run.id, attempt, step) for step, attempt in shown]
-    stored = measurements.blobs_of_steps(viewing.session, keys, TRAINER_ROLLOUT, "statistics")
-    found = [(key.step, _bucket_table(stored[key])) for key in keys if key in stored]
-    return buckets.heat_map_figure(TRAINER_ROLLOUT, found, len(every))
-
-
-@functools.lru_cache(maxsize=8 * MOST_STEPS)
-def _bucket_table(statistics: bytes) -> BucketTable:
-    """Return the buckets of stored statistics. Cached: the page of a live run reads the same steps at every refresh."""
-    return ComparisonStatistics.from_bytes(statistics).buckets()
 
 
 def tokens_of_step(viewing: Viewing, run: Run, step: int) -> Figure | Missing:
@@ -89,7 +65,7 @@ def _drawn_in_words(sample: chosen_tokens.TokenSample) -> str:
     return f"{sample.d.size:,} tokens drawn at random from {sample.drawn_from:,}.{stored}"
 
 
-def _statistics(viewing: Viewing, run: Run, step: int) -> ComparisonStatistics | str:
+def statistics_of_step(viewing: Viewing, run: Run, step: int) -> ComparisonStatistics | str:
     """Return the statistics of trainer/rollout at a step, or the reason why there are none."""
     try:
         return measurements.read_statistics(viewing.session, viewing.principal, run.id, step, None, TRAINER_ROLLOUT)
@@ -112,7 +88,6 @@ def rollout_page(viewing: Viewing, run_id: str, step: int, sample_id: str) -> di
     comparison = shown_comparison(found)
     worst = None if comparison is None else _largest(difference(found, comparison), found.batch.generated)
     texts = _texts(viewing, found, run)
-    no_texts = "Token ids: no tokenizer of this run is configured (FORESHOCK_TOKENIZERS_FOLDER)."
     return {
         "run": run,
         "step": step,
@@ -120,31 +95,29 @@ def rollout_page(viewing: Viewing, run_id: str, step: int, sample_id: str) -> di
         "facts": _facts(found),
         "headline": _headline(found, comparison, worst, texts),
         "scored": [] if worst is None else _scored(found, worst),
-        "note": no_texts if texts is None else "",
+        "note": _note(texts),
     }
 
 
 def rollout_columns(viewing: Viewing, run_id: str, step: int, sample_id: str) -> dict[str, Any]:
-    """Return the rollout as columns for the viewer; non-finite log-probs are null."""
+    """Return the rollout as columns for the viewer, arrays of numpy; non-finite log-probs become null."""
     run = runs.get_run(viewing.session, viewing.principal, run_id)
     found = tokens.read_whole_rollout(viewing.context, viewing.principal, run_id, step, sample_id)
     batch = found.batch
     texts = _texts(viewing, found, run)
     comparisons = [name for name in scorers.main_comparisons() if _has(found, name)]
-    columns = {
-        "ids": batch.response_token_ids.tolist(),
-        "prompt": batch.prompt_token_ids.tolist(),
-        "texts": {str(token_id): text for token_id, text in (texts or {}).items()},
-        "scores": {name: _rounded(values) for name, values in found.scores.items()},
+    return {
+        "ids": batch.response_token_ids,
+        "prompt": batch.prompt_token_ids,
+        "texts": texts or {},
+        "scores": found.scores,
         "comparisons": comparisons,
         "comparison": shown_comparison(found),
-        "generated": None if batch.response_mask is None else batch.generated.astype(int).tolist(),
-        "turn": None if batch.turn is None else batch.turn.tolist(),
-        "entropy": None if batch.entropy is None else _rounded(batch.entropy),
-        "weights_version": None if batch.weights_version is None else batch.weights_version.tolist(),
+        "generated": None if batch.response_mask is None else batch.generated.astype(np.uint8),
+        "turn": batch.turn,
+        "entropy": batch.entropy,
+        "weights_version": batch.weights_version,
     }
-    checked: dict[str, Any] = json_values.json_value(columns)
-    return checked
 
 
 def shown_comparison(found: tokens.WholeRollout) -> str | None:
@@ -163,20 +136,34 @@ def _has(found: tokens.WholeRollout, comparison: str) -> bool:
     return all(name in found.scores for name in split_comparison(comparison))
 
 
-def _rounded(values: NDArray[np.float32]) -> list[float]:
-    """Return float32 values with the fewest digits that reproduce them."""
-    return [float(np.format_float_positional(value, unique=True)) for value in values]
-
-
 def _largest(d: NDArray[np.float64], generated: NDArray[np.bool_]) -> int | None:
     sizes = np.where(np.isfinite(d) & generated, np.abs(d), -1.0)
     return int(sizes.argmax()) if sizes.size and sizes.max() >= 0.0 else None
 
 
 def token_texts(viewing: Viewing, run: Run, attempt: int, token_ids: Sequence[int]) -> dict[int, str] | None:
-    """Return the text of each token id from the tokenizer that the run announces; None if it is not configured."""
-    fingerprints = attempts.fingerprints_of_attempts(viewing.session, run.id, [attempt]).values()
-    return texts_of(viewing.context.settings.tokenizers_folder, announced_names(fingerprints, run.model), token_ids)
+    """Return the text of each token id by the tokenizer beside the run's weights, else by one that it announces.
+
+    None if no worker has seen the weights and no tokenizer of these names is configured.
+    """
+    found = vocabulary_of_run(viewing.session, run)
+    if found is None:
+        fingerprints = attempts.fingerprints_of_attempts(viewing.session, run.id, [attempt]).values()
+        names = tokenizers.announced_names(fingerprints, run.model)
+        found = tokenizers.configured_vocabulary(viewing.context.settings.tokenizers_folder, names)
+    return None if found is None else tokenizers.texts_of(found, token_ids)
+
+
+def _note(texts: dict[int, str] | None) -> str:
+    """Return why the page shows token ids, or what speaks against its texts; empty: nothing does."""
+    if texts is None:
+        return (
+            "Token ids: no tokenizer is known yet. The first replay with the run's weights brings it, or name a folder "
+            "with tokenizers: FORESHOCK_TOKENIZERS_FOLDER."
+        )
+    unknown = tokenizers.unknown_in(texts)
+    ids = "token id is" if unknown == 1 else "token ids are"
+    return f"{unknown} {ids} beyond the tokenizer: it may be another model's." if unknown else ""
 
 
 def _texts(viewing: Viewing, found: tokens.WholeRollout, run: Run) -> dict[int, str] | None:

@@ -140,7 +140,7 @@ const KEYS = {
 
 function fillPrompt() {
   const text = rollout.prompt.map((id) => rollout.texts[id] ?? `${id} `).join("");
-  document.querySelector(".prompt-text").textContent = text;
+  document.querySelector(".prompt-text").textContent = text || "No token of the prompt was logged.";
 }
 
 async function start() {
@@ -149,6 +149,7 @@ async function start() {
   rollout = await response.json();
   chooser.replaceChildren(...rollout.comparisons.map((name) => new Option(name, name, false, name === rollout.comparison)));
   choose(rollout.comparison);
+  fillPrompt();
   draw();
   colour();
   const asked = /^#token-(\d+)$/.exec(location.hash);
@@ -164,7 +165,6 @@ async function start() {
   lines.addEventListener("click", (event) => { const token = tokenAt(event); if (token) select(Number(token.dataset.at), false); });
   for (const button of root.querySelectorAll("[data-do]")) button.addEventListener("click", ACTIONS[button.dataset.do]);
   chooser.addEventListener("change", () => { choose(chooser.value); colour(); if (selected >= 0) describe(selected); });
-  document.querySelector("details.prompt").addEventListener("toggle", fillPrompt, { once: true });
   document.body.dataset.drawn = "yes";
 }
 
