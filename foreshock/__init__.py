@@ -13,6 +13,7 @@ from foreshock.lazy_names import lazy_names
 if TYPE_CHECKING:
     from foreshock.client.client import Client
     from foreshock.client.reader import Reader
+    from foreshock.integrations.wandb import watch_wandb
     from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
     from foreshock.learning_rate.feed import AdviceFeed
     from foreshock.rollouts.batch import RolloutBatch
@@ -27,6 +28,7 @@ __all__ = [
     "__version__",
     "applied_learning_rates",
     "apply_scale",
+    "watch_wandb",
 ]
 
 _MODULES = {
@@ -36,6 +38,7 @@ _MODULES = {
     "RolloutBatch": "foreshock.rollouts.batch",
     "applied_learning_rates": "foreshock.learning_rate.apply",
     "apply_scale": "foreshock.learning_rate.apply",
+    "watch_wandb": "foreshock.integrations.wandb",
 }
 
 
