@@ -202,7 +202,8 @@ def wait_for_probe(reader: Reader, probe: dict[str, Any], timeout_seconds: float
             break
         progress = "; ".join(_progress(job) for job in probe.get("jobs") or ())
         if progress != shown:
-            print(f"probe {probe['id']}: {progress}", file=sys.stderr)
+            spent = f"{waited:.0f} of at most {timeout_seconds:.0f} s"
+            print(f"probe {probe['id']}, {spent}: {progress}", file=sys.stderr)
             shown = progress
         time.sleep(0.5)
         try:

@@ -93,19 +93,20 @@ class Certification:
     def run(self) -> Certificate:
         """Do all parts and return the certificate, which is written after each process of an engine."""
         try:
-            for planned in self._processes():
+            processes = self._processes()
+            for number, planned in enumerate(processes, 1):
                 made = {part.name for part in planned if part.sampling}
                 parts = [part for part in planned if part.rollouts in made or self._work.rollouts(part.rollouts)]
                 if not parts:
                     continue
-                self._log(f"{engine_of(parts[0].scorer)}: {names_of(parts)}")
+                self._log(f"{number} of {len(processes)}, {engine_of(parts[0].scorer)}: {names_of(parts)}")
                 self._work.do(parts, self._abandoned)
                 write_certificate(self._out, self.certificate())
             found = self.certificate()
-            for row in found.rows:
-                if row.verdict == "different" and self._asked.explain != "none":
-                    self._log(f"explaining {row.name}")
-                    self._explain(row)
+            to_explain = [row for row in found.rows if row.verdict == "different" and self._asked.explain != "none"]
+            for number, row in enumerate(to_explain, 1):
+                self._log(f"explaining {row.name}, {number} of {len(to_explain)}")
+                self._explain(row)
         except JobAbandonedError:
             self._ended = f"the budget of {self._asked.budget:g} s was spent"
         except KeyboardInterrupt:

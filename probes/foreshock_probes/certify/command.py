@@ -156,7 +156,8 @@ def _certified(arguments: argparse.Namespace, other: Certificate | None) -> Cert
     start = time.monotonic()
 
     def log(line: str) -> None:
-        print(f"{time.monotonic() - start:5.0f} s  {line}", file=sys.stderr, flush=True)
+        spent = time.monotonic() - start
+        print(f"{spent:5.0f} of at most {arguments.budget:.0f} s  {line}", file=sys.stderr, flush=True)
 
     with tempfile.TemporaryDirectory() as files:
         given = None if other is None else given_rollouts(other)

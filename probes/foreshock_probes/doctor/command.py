@@ -179,12 +179,12 @@ def _examine_files(arguments: argparse.Namespace) -> int:
     engine = [Path(each) for each in arguments.engine_weights]
     trainer = [Path(each) for each in arguments.trainer_weights or engine]
 
+    budget = Budget(seconds=arguments.budget)
+
     def log(line: str) -> None:
-        if sys.stderr.isatty():
-            print(f"  {line}", file=sys.stderr)
+        print(f"{budget.spent:5.0f} of at most {budget.seconds:.0f} s  {line}", file=sys.stderr, flush=True)
 
     try:
-        budget = Budget(seconds=arguments.budget)
         others = [*engine[1:], *trainer[1:]]
         with tempfile.TemporaryDirectory() as files:
             engines = EngineReplays(batch, engine[0], Path(files))
