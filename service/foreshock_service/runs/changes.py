@@ -137,6 +137,12 @@ def newest_changes(session: Session, run_id: str, limit: int) -> list[ChangeReco
     return _changes(session, run_id, _Chosen(limit, newest=True))[-limit:]
 
 
+def changes_at(session: Session, run_id: str, step: int) -> list[ChangeRecord]:
+    """Return the changes at an active step."""
+    most = 1 + len(changes.CHANGE_KINDS)
+    return [each for each in _changes(session, run_id, _Chosen(most, from_step=step)) if each.step == step]
+
+
 def rebaselined_steps(session: Session, run_id: str) -> list[int]:
     """Return the active steps at which baselines are reset, in order."""
     ranges = attempts.ranges_of_run(session, run_id)

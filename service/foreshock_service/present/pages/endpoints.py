@@ -23,7 +23,7 @@ from foreshock_service.present.pages.presenters import (
     run_list,
     saved,
 )
-from foreshock_service.present.pages.presenters.run import probes_part, run_page, scalar_addresses, semantics_part
+from foreshock_service.present.pages.presenters.run import probes_part, run_page, scalars_part, semantics_part
 from foreshock_service.present.pages.presenters.step import step_page, worst_tokens
 from foreshock_service.replay.probes import requests, schemas
 from foreshock_service.runs.run_endpoints import RunIdentifier, RunOfPage
@@ -39,6 +39,9 @@ static = APIRouter(include_in_schema=False)
 ROUTERS = (static, parts, pages)
 LONGEST_SAMPLE_ID = 1024
 Asked = Annotated[str, Query(max_length=200, pattern=parameters.NO_NUL)]
+ScalarsOfFigure = Annotated[
+    Sequence[Annotated[str, StringConstraints(max_length=200, pattern=parameters.NO_NUL)]], Query(max_length=24)
+]
 ComparedRuns = Annotated[Sequence[Annotated[str, StringConstraints(pattern=parameters.NO_NUL)]], Query(max_length=100)]
 
 
@@ -205,7 +208,7 @@ def run_figure(
     visitor: sessions.ReaderSession,
     from_step: parameters.FromStep = 0,
     to_step: parameters.ToStep = parameters.LARGEST_STEP,
-    scalar: Asked = "",
+    scalar: ScalarsOfFigure = (),
 ) -> Response:
     """Return a figure of a run, as `static/figures.js` draws it."""
     return visitor.figure(figures.run_figure, run, name, figures.Asked(from_step, to_step, scalar))
@@ -251,9 +254,9 @@ def run_semantics(run: RunIdentifier, visitor: sessions.ReaderSession) -> Respon
 
 
 @parts.get("/runs/{run}/scalars")
-def run_scalars(run: RunIdentifier, visitor: sessions.ReaderSession) -> Response:
-    """Return a chooser of the run's scalars, as an HTML fragment."""
-    return visitor.page("scalars.html", scalar_addresses, run)
+def run_scalars(run: RunIdentifier, visitor: sessions.ReaderSession, name: Asked = "") -> Response:
+    """Return places for the curves of the scalars whose names have these words, as an HTML fragment."""
+    return visitor.page("scalars.html", scalars_part, run, name)
 
 
 @parts.get("/runs/{run}/axes.json")

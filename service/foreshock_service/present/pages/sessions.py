@@ -10,14 +10,18 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import RedirectResponse
 from fastapi.routing import APIRoute
 
-from foreshock_service.platform import keys, problem, request_guards, security
+from foreshock import page_addresses
+from foreshock_service.platform import keys, parameters, problem, request_guards, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.present.pages import rendering, view_models
 from foreshock_service.present.pages.figures import Figure, Missing
 from foreshock_service.present.pages.presenters.viewing import Viewing
+from foreshock_service.runs.runs import RunDeleted, RunNotFound
 
 LONGEST_KEY = 200
 _MOST_FAULTS = 3
+_OF_RUNS = (RunNotFound.problem_type, RunDeleted.problem_type)
+"""Problems after which there is no page of the run."""
 Result = TypeVar("Result")
 
 
@@ -167,10 +171,17 @@ def unknown_address(request: Request, error: Exception) -> Response:
     asks_for_page = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/v1/")
     if not asks_for_page:
         return problem.framework_error(request, error)
-    page = {"title": "There is no such page", "detail": f"{request.url.path} is no address of this service."}
+    page = {
+        "title": "There is no such page",
+        "detail": f"{request.url.path} is no address of this service.",
+        "back": None,
+    }
     return rendering.page_response(request, "problem.html", page, None, status=404)
 
 
 def _problem_page(request: Request, error: problem.ProblemError) -> Response:
-    page = {"title": error.document().title, "detail": error.detail}
+    back, named = None, [request.path_params.get(part) for part in ("project", "key")]
+    if all(named) and error.problem_type not in _OF_RUNS:
+        back = page_addresses.run_page_path(*(parameters.decoded_segment(str(part)) for part in named))
+    page = {"title": error.document().title, "detail": error.detail, "back": back}
     return rendering.page_response(request, "problem.html", page, None, status=error.status)

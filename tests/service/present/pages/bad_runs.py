@@ -11,6 +11,7 @@ import numpy as np
 from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
+from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import RolloutBatch
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Alert
@@ -18,7 +19,8 @@ from foreshock_service.platform.database.tables.base import new_identifier
 from foreshock_service.runs import due
 from tests.service.sending import Sender, make_batch, start_run
 
-STEPS, ALERTS = 30, 500
+STEPS, ALERTS, SCALARS = 30, 500, 10_000
+MARKUP = "<b onclick=alert(1)>&amp;</b><a href='javascript:alert(2)'>"
 LONG_NAME = "a_name_without_a_place_to_break_" * 6 + "of_200__"
 RIGHT_TO_LEFT = "‮תצפית של אימון <b>1</b> — تجربة التدريب"
 
@@ -38,6 +40,36 @@ def _one_rollout(sender: Sender) -> None:
 
 def _only_lengths(sender: Sender) -> None:
     _steps(sender, lambda batch: replace(batch, rollout_log_probs=None, trainer_log_probs=None, reward=None))
+
+
+def _no_reward(sender: Sender) -> None:
+    _steps(sender, lambda batch: replace(batch, reward=None))
+
+
+def _markup(sender: Sender) -> None:
+    """Send markup in every text that a run has."""
+    made = Fingerprint(engine=MARKUP, dtype=MARKUP)
+
+    def marked(batch: RolloutBatch) -> RolloutBatch:
+        texts: list[str | None] = [f"{MARKUP}{number}" for number in range(batch.num_rollouts)]
+        attributes = replace(batch.attributes, engine_fingerprint=made)
+        return replace(
+            batch,
+            sample_ids=[str(each) for each in texts],
+            group_ids=texts,
+            finish_reasons=texts,
+            attributes=attributes,
+        )
+
+    for step in range(1, 3):
+        sender.put_scalars(step, {MARKUP: 1.0, f"{MARKUP}/x": float(step)}).raise_for_status()
+    _steps(sender, marked, 2)
+
+
+def _many_scalars(sender: Sender) -> None:
+    names = [f"{'a_long_name_' * 15}{number:05d}" for number in range(SCALARS)]
+    for first in range(0, SCALARS, 1000):
+        sender.put_scalars(1, dict.fromkeys(names[first : first + 1000], 0.5)).raise_for_status()
 
 
 def _only_scalars(sender: Sender) -> None:
@@ -68,6 +100,9 @@ KINDS: Mapping[str, tuple[Callable[[Sender], None], dict[str, Any]]] = {
     "one rollout": (_one_rollout, {}),
     "only lengths": (_only_lengths, {}),
     "only scalars": (_only_scalars, {}),
+    "no reward": (_no_reward, {}),
+    "10,000 scalars": (_many_scalars, {}),
+    MARKUP: (_markup, dict.fromkeys(("model", "trainer", "engine", "hardware", "note"), MARKUP) | {"tags": [MARKUP]}),
     "NaN everywhere": (_nan_everywhere, {}),
     LONG_NAME: (lambda sender: _steps(sender, lambda batch: batch, 3), {"model": LONG_NAME, "engine": LONG_NAME}),
     RIGHT_TO_LEFT: (lambda sender: _steps(sender, lambda batch: batch, 3), {"note": RIGHT_TO_LEFT, "tags": ["ימין"]}),

@@ -158,7 +158,7 @@ def test_an_operators_form_works_without_a_script(browser: Browser, site: Site) 
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(site.url + run.address)
-    page.locator("summary", has_text="Hold").click()
+    page.locator("summary").get_by_text("Hold", exact=True).click()
     page.get_by_label("Reason").first.fill("a test")
     page.get_by_role("button", name="Hold: yes").click()
     assert page.url == site.url + run.address

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,44 @@ def test_axis_that_is_not_logged_leaves_the_curves_over_steps(visit: Visit, site
     page = visit.open(site.url, f"{site.run.address}?x=lr", unfold=True)
     assert page.locator("#curves").get_by_label("Over").input_value() == "step"
     assert page.locator(MISMATCH).evaluate("e => e.data[0].x[0]") == 1
+
+
+@browsed
+def test_pointing_at_a_step_shows_its_values_in_all_curves_in_view(visit: Visit, site: Site) -> None:
+    page = visit.open(site.url, site.run.address, unfold=True)
+    page.set_viewport_size({"width": 1280, "height": 6000})
+    point = page.locator(f"{MISMATCH} g.trace path.point").nth(4)
+    point.scroll_into_view_if_needed()
+    point.hover(force=True)
+    for labels in (f"{MISMATCH} .hoverlayer > g", f"{LENGTH} .hoverlayer .hovertext"):
+        page.wait_for_function(f"() => document.querySelectorAll('{labels}').length > 0")
+    panels = page.locator(f"{LENGTH} .hoverlayer .hovertext")
+    assert panels.count() == 4, "the mean, the median, the 90th percentile, the longest"
+    page.mouse.move(2, 2)
+    page.wait_for_function(f"() => document.querySelectorAll('{LENGTH} .hovertext').length === 0")
+    visit.assert_clean()
+
+
+@browsed
+def test_scalars_are_filtered_by_name(visit: Visit, site: Site) -> None:
+    run = send_run(site.http, "scalars", steps=2)
+    values = {f"<b>group {number % 3}<b>/loss {number}": float(number) for number in range(30)}
+    for step in (1, 2):
+        site.http.put(f"/v1/runs/{run.id}/steps/{step}/scalars", json={"values": values}).raise_for_status()
+    page = visit.open(site.url, run.address)
+    part = page.locator("#scalars")
+    part.locator("> summary").click()
+    part.get_by_text("31 of 31 scalars").wait_for()
+    assert part.locator(".group").all_inner_texts() == [
+        *(f"<b>group {n}<b>" for n in range(3)),
+        "without a group",
+    ]
+    part.get_by_label("Filter").fill("LOSS 13")
+    part.get_by_text(re.compile("^1 of 31 scalars")).wait_for()
+    page.wait_for_function("() => document.querySelectorAll('#scalars g.trace').length === 1")
+    assert "<b>group 1<b>/loss 13, newest 13" in str(part.locator(".annotation").text_content())
+    assert part.get_by_label("Filter").evaluate("each => each === document.activeElement")
+    visit.assert_clean()
 
 
 @browsed

@@ -13,7 +13,7 @@ from tests.service.present.pages.conftest import Fleet
 from tests.service.present.pages.fleet import KINDS, REPLAYED_STEP
 
 pytestmark = pytest.mark.slow
-SIZES = {390: 844, 768: 1024, 1440: 900, 1920: 1080}
+SIZES = {390: 844, 768: 1024, 1440: 900, 2560: 1440}
 # Each with the rules of axe-core that are looked at; () for all.
 SCHEMES: dict[Literal["light", "dark"], tuple[str, ...]] = {"light": (), "dark": COLOUR_RULES}
 MOST_SCREENS = 5
@@ -44,6 +44,10 @@ COUNT_WORDS = """() => {
   }
   return words;
 }"""
+CUT = """() => [...document.querySelectorAll("main *")]
+  .filter((each) => each.checkVisibility() && each.scrollWidth > each.clientWidth + 1 && each.clientWidth > 1
+    && getComputedStyle(each).overflowX !== "visible" && !each.matches("select, input"))
+  .map((each) => `${each.tagName} ${each.className}: ${each.innerText?.slice(0, 80)}`)"""
 MARK_ACTIONS = """() => {
   const found = [...document.querySelectorAll("a[href], button, select, input:not([type=hidden]), summary")]
     .filter((each) => each.checkVisibility({ visibilityProperty: true }) && !each.disabled);
@@ -76,6 +80,12 @@ def test_page_is_whole_at_every_width_in_light_and_dark(visit: Visit, fleet: Fle
             # From 1001 px on the style sheet has one layout.
             assert width > 1440 or serious(page, rules) == [], (width, scheme)
     visit.assert_clean()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_nothing_is_cut_on_a_wide_screen(visit: Visit, fleet: Fleet, name: str) -> None:
+    page = opened(visit, fleet, PAGES[name](fleet), 2560)
+    assert page.evaluate(CUT) == []
 
 
 @pytest.mark.parametrize("name", PAGES)

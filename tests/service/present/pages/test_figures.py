@@ -342,7 +342,10 @@ class TestOverview:
         figure = drawn(overview_figure("All", "Caption.", panels, [Mark(2, "x", "critical")], why_missing=""))
         assert figure.layout["panels"] == 2
         assert figure.layout["xaxis2"]["matches"] == "x"
-        assert [each["text"] for each in figure.layout["annotations"]] == ["Reward  <b>0.25</b>", "k3  <b>0</b>"]
+        assert [each["text"] for each in figure.layout["annotations"]] == [
+            "Reward, newest <b>0.25</b>",
+            "k3, newest <b>0</b>",
+        ]
         assert figure.caption == "Caption. Not logged: Entropy."
         assert "Reward: 0.25 at step 2, between 0.1 (step 1) and 0.25 (step 2)." in figure.summary
         assert figure.traces[-1]["y"] == [1e-5], "a log axis cannot show 0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from dataclasses import replace
 
@@ -72,11 +73,14 @@ def test_reward_that_only_the_trainer_reports_is_shown(http: httpx.Client) -> No
 def test_every_logged_scalar_is_reachable(http: httpx.Client) -> None:
     run = send_run(http, "custom", steps=1)
     http.put(f"/v1/runs/{run.id}/steps/1/scalars", json={"values": {"custom/a&b": 3.5}}).raise_for_status()
-    chooser = http.get(f"/pages/runs/{run.id}/scalars").raise_for_status().text
-    addresses = dict(re.findall(r'<option value="([^"]+)">([^<]+)</option>', chooser))
-    assert set(addresses.values()) == {"custom/a&amp;b", "grad_norm"}
-    (address,) = [each for each, name in addresses.items() if name.startswith("custom")]
-    assert http.get(address).json()["data"][0]["y"] == [3.5]
+    page = http.get(f"/pages/runs/{run.id}/scalars").raise_for_status().text
+    assert re.findall(r'"group">([^<]+)</summary>', page) == ["custom", "without a group"]
+    address, _ = re.findall(r'data-figure="([^"]+)"', page)
+    assert http.get(html.unescape(address)).json()["data"][0]["y"] == [3.5]
+    only = http.get(f"/pages/runs/{run.id}/scalars", params={"name": "NORM gr"}).text
+    assert "1 of 2 scalars" in only
+    assert re.findall(r'"group">([^<]+)</summary>', only) == ["without a group"]
+    assert "None of 2 scalars" in http.get(f"/pages/runs/{run.id}/scalars", params={"name": "zzz"}).text
 
 
 def test_part_of_the_steps_is_drawn_in_more_detail(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:

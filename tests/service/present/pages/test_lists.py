@@ -96,6 +96,15 @@ def test_comparison_has_what_differs_and_a_line_for_each_run(site: Site, fallen:
     assert "missing" in site.http.get(f"/pages/compare/entropy.json?{query}").json()
 
 
+def test_comparison_has_the_verdicts_and_since_when_the_runs_are_apart(site: Site, fallen: str) -> None:
+    steady = send_falling(site.http, "steady", 99, 26)
+    page = html.unescape(site.http.get("/compare", params={"run": [steady, fallen]}).raise_for_status().text)
+    for run in (steady, fallen):
+        assert site.http.get(f"/v1/runs/{run}").json()["diagnosis"]["headline"] in page
+    assert "Reward: apart since step 12; Mismatch per token (k3): not apart." in page
+    site.http.delete(f"/v1/runs/{steady}").raise_for_status()
+
+
 @pytest.mark.parametrize("query", ["", "run=" + "&run=".join(f"run_{at}" for at in range(21))])
 def test_comparison_of_no_run_or_too_many_says_what_to_do(site: Site, query: str) -> None:
     answer = site.http.get(f"/compare?{query}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import httpx
@@ -15,7 +16,7 @@ from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.keys import Scope, create_key, new_secret
 from foreshock_service.platform.security import SESSION_COOKIE
 from foreshock_service.present.pages.presenters.figures import RUN_PLOTS, STEP_PLOTS
-from foreshock_service.present.pages.rendering import with_code
+from foreshock_service.present.pages.rendering import number, with_code
 from tests.service.present.pages.conftest import SentRun, Site, replay, send_run
 from tests.service.sending import make_batch, start_run
 
@@ -114,6 +115,27 @@ def test_a_step_shows_measures_neighbours_and_worst_tokens(site: Site) -> None:
     assert "<html" not in tokens
 
 
+def test_step_says_what_changed_since_the_step_before(http: httpx.Client) -> None:
+    run = start_run(http, "changed")
+    for step, dtype in ((1, "bfloat16"), (2, "bfloat16"), (4, "float32")):
+        batch = make_batch(16, seed=step)
+        made = Fingerprint(engine="vllm", dtype=dtype)
+        attributes = replace(batch.attributes, engine_fingerprint=made)
+        run.put_shard(step, replace(batch, attributes=attributes)).raise_for_status()
+    pages = {step: http.get(f"/runs/default/changed/steps/{step}").raise_for_status().text for step in (1, 2, 4)}
+    assert "What changed since" not in pages[1]
+    assert re.search(r'What changed since step 1</h2> <span class="muted">no setting', pages[2])
+    assert re.search(r'What changed since step 2</h2> <span class="muted">engine.dtype bfloat16 → float32', pages[4])
+    row = re.search(
+        r'<th scope="row">reward mean</th><td class="number">([^<]+)</td><td class="number">([^<]+)', pages[4]
+    )
+    query = {"comparison": "rollout", "measure": "reward_mean"}
+    rewards = run.get("measurements", **query).json()["columns"]["reward_mean"]
+    assert row is not None
+    assert [row[1], row[2]] == [number(each) for each in rewards[1:]]
+    assert "token ids with the largest share of k3" in pages[4]
+
+
 def test_the_first_and_the_last_step_have_one_neighbour(site: Site) -> None:
     assert "first step" in site.http.get(f"{site.run.address}/steps/1").text
     assert "last step" in site.http.get(f"{site.run.address}/steps/12").text
@@ -123,7 +145,7 @@ def test_the_first_and_the_last_step_have_one_neighbour(site: Site) -> None:
     ("path", "status", "words"),
     [
         ("/runs/run_nowhere", 404, "there is no run run_nowhere"),
-        ("/runs/{run}/steps/99", 404, "the run has no rollouts of step 99"),
+        ("/runs/{run}/steps/99", 404, "the run has no rollouts of step 99; its newest step with rollouts is 12"),
         ("/runs/{run}/steps/abc", 422, "path.step: Input should be a valid integer"),
         ("/?page=0", 422, "query.page: Input should be greater than or equal to 1"),
         ("/alerts?state=&cursor=nonsense", 422, "the cursor is not from this list: start without a cursor"),
@@ -134,6 +156,26 @@ def test_an_error_of_a_page_is_a_page(site: Site, path: str, status: int, words:
     assert answer.status_code == status
     assert answer.headers["content-type"].startswith("text/html")
     assert words in answer.text
+
+
+@pytest.mark.parametrize("missing", ["/steps/99", "/steps/5/rollouts/none", "/steps/99/rollouts/5-0", "/steps/abc"])
+def test_problem_below_a_run_links_back_to_it(site: Site, missing: str) -> None:
+    answer = site.http.get(site.run.address + missing)
+    assert answer.status_code in (404, 422)
+    assert f'<a href="{site.run.address}">The run</a>' in answer.text
+    assert "The run</a>" not in site.http.get(f"/runs/default/nowhere{missing}").text
+
+
+def test_page_links_to_the_run_in_its_tracker(http: httpx.Client) -> None:
+    body = {"key": "tracked", "tracker_url": "https://wandb.ai/me/project/runs/1?a=1&b"}
+    run = http.post("/v1/runs", json=body).raise_for_status().json()["id"]
+    link = '<a href="https://wandb.ai/me/project/runs/1?a=1&amp;b" rel="noreferrer">W&B</a>'
+    assert link.replace("W&B", "W&amp;B") in http.get("/runs/default/tracked").text
+    http.post("/v1/runs", json=body | {"tracker_url": "https://other/1"}).raise_for_status()
+    assert 'rel="noreferrer">Tracker</a>' in http.get("/runs/default/tracked").text
+    assert http.patch(f"/v1/runs/{run}", json={"tracker_url": "javascript:alert(1)"}).status_code == 422
+    http.patch(f"/v1/runs/{run}", json={"tracker_url": None}).raise_for_status()
+    assert "noreferrer" not in http.get("/runs/default/tracked").text
 
 
 def test_unknown_address_is_a_page_for_a_browser_and_a_problem_for_others(site: Site) -> None:

@@ -36,7 +36,7 @@ def test_whole_report_has_every_figure_of_the_page(site: Site) -> None:
     text = "\n".join(lines_of(site, site.replayed.id, whole="true"))
     titles = (
         "Mismatch per token (k3)", "Response length", "Learning-rate scale", "Where the mismatch comes from, step 3",
-        "Mismatch by token probability", "Mismatch by token probability, over steps", "Alerts",
+        "Mismatch by token probability", "Alerts",
     )  # fmt: skip
     for title in titles:
         assert f"\n{title} ─" in text

@@ -52,7 +52,7 @@ def test_file_shows_the_plots_of_the_page_without_a_network(
         assert page.locator("#probes table").count() == 1
     finally:
         window.set_offline(False)
-    assert set(in_file) == set(on_page) - {each for each in on_page if "scalar.json" in each}
+    assert set(in_file) == set(on_page) - {each for each in on_page if "scalars.json" in each}
     assert {name: on_page[name] for name in in_file} == in_file
     assert len(in_file) == len(RUN_PLOTS)
     visit.assert_clean()

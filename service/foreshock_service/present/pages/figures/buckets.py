@@ -1,10 +1,9 @@
-"""Figures of the mismatch by bucket, for a step and as a heat map over steps."""
+"""Figures of the mismatch of a step by bucket and by token id."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -197,99 +196,3 @@ def _count_name(low: float, high: float) -> str:
 
 def _short(value: float) -> str:
     return f"{value:.2g}" if value >= 0.01 else drawing.scientific(float(f"{value:.1e}"))
-
-
-HEAT_MAP_TITLE = "Mismatch by token probability, over steps"
-_COLOURS = [[0, "var(--heat-low)"], [0.5, "var(--heat-middle)"], [1, "var(--heat-high)"]]
-
-
-class _Cell(NamedTuple):
-    step: int
-    row: int
-    bucket: str
-    tokens: int
-    mean: float
-
-
-def heat_map_figure(
-    comparison: str, tables: Sequence[tuple[int, conditions.BucketTable]], of_steps: int
-) -> drawing.Figure | drawing.Missing:
-    """Return a cell for each bucket with tokens, coloured by its mean |d|; cells without a mismatch are grey.
-
-    `tables`: (step, buckets by the token's probability) for some of the run's `of_steps` steps.
-    """
-    held = sorted({bucket for _, table in tables for bucket in table.tokens.nonzero()[0].tolist()})
-    if not held:
-        return drawing.Missing(HEAT_MAP_TITLE, MISSING)
-    shown = slice(held[0], held[-1] + 1)
-    names = [bucket_name(BY["probability"], low, high) for low, high in pairwise(tables[0][1].edges.tolist())][shown]
-    cells = [
-        _Cell(step, row, names[row], tokens, mean)
-        for step, table in tables
-        for row, (tokens, mean) in enumerate(
-            zip(table.tokens[shown].tolist(), table.mean_abs_d[shown].tolist(), strict=True)
-        )
-        if tokens
-    ]
-    distances = sorted(later - earlier for (earlier, _), (later, _) in pairwise(tables))
-    # A cell is as wide as the median distance between steps.
-    width = distances[len(distances) // 2] if distances else 1
-    coloured = [cell for cell in cells if cell.mean > 0]
-    traces = [_bars("no mismatch", [cell for cell in cells if cell.mean == 0], width, {"color": "var(--rule)"})]
-    if coloured:
-        traces.append(_bars("mean |d|", coloured, width, _marker([math.log10(cell.mean) for cell in coloured])))
-    layout: drawing.Json = {
-        "xaxis": drawing.step_axis(rangemode="normal"),
-        "yaxis": {
-            "title": {"text": f"probability under {behaviour_of(comparison)}"},
-            "range": [-0.5, len(names) - 0.5], "tickmode": "array", "showgrid": False,
-            "tickvals": list(range(len(names)))[::2], "ticktext": names[::2],
-        },
-        "barmode": "overlay", "bargap": 0, "hovermode": "closest", "showlegend": False,
-    }  # fmt: skip
-    part = f" {len(tables)} of {of_steps:,} steps, equally far apart." if len(tables) < of_steps else ""
-    caption = (
-        f"{comparison}: mean |d| of the tokens of each bucket, in nats; grey: no mismatch.{part} A row that "
-        "darkens alone tells which tokens begin to differ."
-    )
-    worst = max(cells, key=lambda cell: cell.mean)
-    summary = (
-        f"Mean |d| is largest, {drawing.scientific(worst.mean)}, at step {worst.step} for tokens of probability "
-        f"{worst.bucket} ({worst.tokens:,} tokens)."
-    )
-    values: dict[str, list[float | str | None]] = {
-        "training step": [cell.step for cell in cells],
-        "probability": [cell.bucket for cell in cells],
-        "tokens": [cell.tokens for cell in cells],
-        "mean |d|, nats": [cell.mean for cell in cells],
-    }
-    drawn = [trace for trace in traces if trace["x"]]
-    return drawing.Figure(HEAT_MAP_TITLE, caption, summary, drawn, layout, height=380, columns=values)
-
-
-def _bars(name: str, cells: Sequence[_Cell], width: int, marker: drawing.Json) -> drawing.Json:
-    return {
-        "type": "bar", "name": name, "x": [cell.step for cell in cells], "width": [width] * len(cells),
-        "base": [cell.row - 0.5 for cell in cells], "y": [1] * len(cells),
-        "marker": {"line": {"width": 0}, **marker},
-        "hovertext": [
-            f"step {cell.step}, probability {cell.bucket}<br>"
-            f"mean |d| {drawing.scientific(cell.mean)}, {cell.tokens:,} tokens"
-            for cell in cells
-        ],
-        "hovertemplate": "%{hovertext}<extra></extra>",
-    }  # fmt: skip
-
-
-def _marker(exponents: Sequence[float]) -> drawing.Json:
-    low, high = math.floor(min(exponents)), math.ceil(max(exponents))
-    high = max(high, low + 1)
-    ticks = list(range(low, high + 1))
-    return {
-        "color": [round(exponent, 3) for exponent in exponents], "colorscale": _COLOURS, "cmin": low, "cmax": high,
-        "showscale": True,
-        "colorbar": {
-            "tickvals": ticks, "ticktext": [drawing.scientific(10.0**tick) for tick in ticks], "thickness": 10,
-            "outlinewidth": 0, "title": {"text": "mean |d|", "side": "right"},
-        },
-    }  # fmt: skip

@@ -1,5 +1,6 @@
 """The strip of a run's curves, and the curve of its learning rate."""
 
+import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -12,6 +13,7 @@ from foreshock_service.present.pages.figures import drawing
 MOST_COLUMNS = 280
 """Pixel columns of a panel: of a longer curve, each column shows the mean and the range."""
 MOST_STAIRS = 1000
+LONGEST_PANEL_NAME = 32
 FEW_STEPS = 6
 MOST_CHANGES = 50
 _TONES = {"critical": drawing.CRITICAL, "warning": drawing.WARNING}
@@ -106,9 +108,15 @@ def _name(panel: Panel, axis: str) -> drawing.Json:
     newest = panel.curve.points()[-1][1]
     return {
         "xref": f"x{axis} domain", "x": 0, "xanchor": "left", "yref": f"y{axis} domain", "y": 1.0, "yanchor": "bottom",
-        "text": f"{panel.name}  <b>{drawing.scientific(newest)}</b>", "showarrow": False,
+        "text": f"{_short(panel.name)}, newest <b>{drawing.scientific(newest)}</b>", "showarrow": False,
         "font": {"size": 12, "color": drawing.INK},
     }  # fmt: skip
+
+
+def _short(name: str) -> str:
+    """Return a name as text, not markup; of a long one the end, which differs."""
+    short = name if len(name) <= LONGEST_PANEL_NAME else f"…{name[1 - LONGEST_PANEL_NAME :]}"
+    return html.escape(short, quote=False)
 
 
 def _lines(panel: Panel, axis: str) -> list[drawing.Json]:

@@ -1,5 +1,6 @@
 """The comparison of runs."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,7 @@ from urllib.parse import urlencode
 
 from foreshock import interval_names
 from foreshock.diagnosis import mismatch_rules, quantities
+from foreshock.diagnosis.differences import apart_in_words, apart_since
 from foreshock.measures.pooling import PooledMean
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.problem import InvalidRequest
@@ -16,6 +18,7 @@ from foreshock_service.present.pages.presenters.figures import FigureNotFound
 from foreshock_service.present.pages.presenters.viewing import Viewing, quantity_curves
 from foreshock_service.runs import measurements
 from foreshock_service.runs.attempts import attempts_of_run, fingerprints_of_attempts
+from foreshock_service.runs.diagnoses import verdicts_of_runs
 from foreshock_service.runs.runs import get_run
 
 MOST_COMPARED = 20
@@ -59,9 +62,29 @@ def compare_page(viewing: Viewing, run_ids: Sequence[str]) -> dict[str, Any]:
             view_models.Plot(name, each.title, f"/pages/compare/{name}.json?{query}", name == "reward", over_steps=True)
             for name, each in COMPARED.items()
         ],
+        "verdicts": verdicts_of_runs(viewing.session, [run.id for run in runs]),
+        "apart": _apart(viewing, runs),
         "different": {name: values for name, values in rows.items() if len(set(values)) > 1},
         "equal": {name: values for name, values in rows.items() if len(set(values)) == 1},
     }
+
+
+def _apart(viewing: Viewing, runs: Sequence[Run]) -> list[list[str]]:
+    """Return, for each run but the first, since when its reward and its mismatch differ from those of the first."""
+    keys = {COMPARED[name].quantity: COMPARED[name] for name in ("reward", "k3")}
+    found = [quantity_curves(viewing, run, [*keys], max_points=None) for run in runs]
+    sentences: list[list[str]] = [[] for _ in runs[1:]]
+    for key, asked in keys.items():
+        first, *others = (dict(curves[key].points()) for curves in found)
+        for place, other in enumerate(others):
+            if common := first.keys() & other.keys():
+                sides = (_logs(first), _logs(other)) if asked.logarithmic else (first, other)
+                sentences[place].append(apart_in_words(asked.title, apart_since(*sides), min(common)))
+    return sentences
+
+
+def _logs(points: Mapping[int, float]) -> dict[int, float]:
+    return {step: math.log(value) for step, value in points.items() if value > 0}
 
 
 def compared_figure(viewing: Viewing, name: str, run_ids: Sequence[str]) -> figures.Figure | figures.Missing:

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -47,11 +47,11 @@ class FigureNotFound(problem.ProblemError, status=404, problem_type="figure-not-
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The request for a figure of a run: a range of steps, and the name of a scalar."""
+    """The request for a figure of a run: a range of steps, and the names of scalars."""
 
     from_step: int = 0
     to_step: int = parameters.LARGEST_STEP
-    name: str = ""
+    names: Sequence[str] = ()
 
     def part(self, curve: Curve) -> Curve:
         """Return the requested steps of a curve."""
@@ -196,15 +196,14 @@ def _lines_of_k3(viewing: Viewing, run: Run) -> dict[str, tuple[float, str]]:
     return lines
 
 
-def scalar_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
-    """Return one of the scalars that the run logs."""
-    curve = scalar_curves(viewing, run.id, [asked.name], max_points=None).get(asked.name, NOTHING)
+def scalars_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
+    """Return scalars that the run logs, a panel each."""
+    curves = scalar_curves(viewing, run.id, asked.names, max_points=None) if asked.names else {}
     marks = alerts.marks_of(viewing, run.id)
-    panels = [overview.Panel(asked.name, asked.part(curve))]
-    figure = overview.overview_figure(
-        asked.name, overview.legend_of(marks), panels, marks, why_missing="This scalar has no finite value."
+    panels = [overview.Panel(name, asked.part(curves.get(name, NOTHING))) for name in asked.names]
+    return overview.overview_figure(
+        "Logged scalars", overview.legend_of(marks), panels, marks, why_missing="These scalars have no finite value."
     )
-    return figure if isinstance(figure, Missing) else replace(figure, height=260)
 
 
 def tails_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
@@ -271,9 +270,6 @@ RUN_PLOTS: Mapping[str, RunPlot] = {
         over_steps=False,
     ),
     "buckets": RunPlot(buckets.TITLE, lambda viewing, run, _: rollout.buckets_of_run(viewing, run), over_steps=False),
-    "heat-map": RunPlot(
-        buckets.HEAT_MAP_TITLE, lambda viewing, run, _: rollout.heat_map_of_run(viewing, run), marked=True
-    ),
     "tails": RunPlot(TAILS_TITLE, tails_of_run),
 }
 STEP_PLOTS: Mapping[str, StepPlot] = {
@@ -305,7 +301,7 @@ CHOSEN_STEP_PLOTS: Mapping[str, StepPlot] = {
 
 def run_figure(viewing: Viewing, run_id: str, name: str, asked: Asked) -> Figure | Missing:
     """Return a figure of a run; a `marked` one shows alerts and changes. Raises FigureNotFound, RunNotFound."""
-    plot = _plot_named(name, {**RUN_PLOTS, "scalar": RunPlot("A scalar", scalar_of_run)})
+    plot = _plot_named(name, {**RUN_PLOTS, "scalars": RunPlot("Logged scalars", scalars_of_run)})
     run = get_run(viewing.session, viewing.principal, run_id)
     figure = plot.make(viewing, run, asked)
     if not plot.marked or isinstance(figure, Missing):

@@ -21,6 +21,7 @@ from foreshock_service.watch.diagnosis import diagnosis_of_run
 MOST_PROBES = 20
 WEIGHTS_STEPS = 12
 """Number of newest weight syncs in the table of engines."""
+MOST_CURVES, CURVES_OF_A_FIGURE = 240, 12
 
 
 def run_page(viewing: Viewing, run_id: str) -> dict[str, Any]:
@@ -122,8 +123,28 @@ def semantics_part(viewing: Viewing, run_id: str) -> LintPanel:
     return lint_of_run(viewing, run_id, run.last_step, page_addresses.run_page_path(run.project, run.key))
 
 
-def scalar_addresses(viewing: Viewing, run_id: str) -> dict[str, str]:
-    """Return the address of the figure of each scalar of a run, by name."""
+def scalars_part(viewing: Viewing, run_id: str, wanted: str) -> dict[str, Any]:
+    """Return the places of the curves of a run's scalars, in groups by the part of the name before its first slash.
+
+    `wanted`: only names with all of these words, in any case. At most MOST_CURVES of them; `total` counts all.
+    """
     runs.get_run(viewing.session, viewing.principal, run_id)
     names = scalars.names_of_run(viewing.session, run_id)
-    return {name: f"/pages/runs/{run_id}/figures/scalar.json?{urlencode({'scalar': name})}" for name in names}
+    words = wanted.lower().split()
+    found = [name for name in names if all(word in name.lower() for word in words)]
+    groups: dict[str, list[str]] = {}
+    for name in found[:MOST_CURVES]:
+        groups.setdefault(name.partition("/")[0] if "/" in name else "", []).append(name)
+    address = f"/pages/runs/{run_id}/figures/scalars.json?"
+    return {
+        "total": len(names),
+        "found": len(found),
+        "shown": min(len(found), MOST_CURVES),
+        "groups": {
+            group or "without a group": [
+                address + urlencode([("scalar", name) for name in members[first : first + CURVES_OF_A_FIGURE]])
+                for first in range(0, len(members), CURVES_OF_A_FIGURE)
+            ]
+            for group, members in groups.items()
+        },
+    }

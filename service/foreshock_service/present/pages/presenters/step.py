@@ -9,9 +9,11 @@ from foreshock import page_addresses, ranges
 from foreshock.api.attribution import AttributionRecord
 from foreshock.api.runs import StepRecord
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.diagnosis.differences import new_worst_in_words
 from foreshock.measures import registry, rollout_summaries
 from foreshock.measures.estimators.bootstrap import interval_warning
 from foreshock_service.platform import columnar, problem
+from foreshock_service.platform.database.tables import Run
 from foreshock_service.present.pages import rendering, view_models
 from foreshock_service.present.pages.figures.mismatch import known_first, shown_comparisons
 from foreshock_service.present.pages.presenters import alerts, figures, rollout
@@ -19,7 +21,7 @@ from foreshock_service.present.pages.presenters import attribution as links
 from foreshock_service.present.pages.presenters.doctor import doctor_of_step
 from foreshock_service.present.pages.presenters.lint import lint_of_step
 from foreshock_service.present.pages.presenters.viewing import Viewing
-from foreshock_service.runs import events, measurements, runs, steps
+from foreshock_service.runs import changes, events, measurements, runs, steps
 from foreshock_service.runs.curves import CurveQuery, read_curves
 from foreshock_service.runs.tokens import TokenQuery, find_tokens
 
@@ -31,6 +33,15 @@ class StepNotFound(problem.ProblemError, status=404, problem_type="step-not-foun
     """The run has no rollouts of this step."""
 
 
+_DIFFERENCES: Mapping[str, tuple[str, ...]] = {
+    STEP_ROW: (
+        "response_length_mean", "response_length_p50", "response_length_p90", "response_length_max",
+        "truncated_fraction", "reward_mean", "entropy_mean", "lag_mean",
+    ),
+    TRAINER_ROLLOUT: ("k3_kl", "mean_abs_d", "max_abs_d"),
+}  # fmt: skip
+"""Measures that are shown beside those of the step before, by comparison."""
+_WORST_IDS = 10
 IN_THE_HEADER = frozenset({"num_rollouts", "num_tokens"})
 WORST_TOKENS = 20
 WORST_ROLLOUTS = 8
@@ -44,7 +55,8 @@ def step_page(viewing: Viewing, run_id: str, number: int) -> dict[str, Any]:
     run = runs.get_run(viewing.session, viewing.principal, run_id)
     found_steps = steps.steps_after(viewing.session, run_id, None, number - 1, 2)
     if not found_steps or found_steps[0].step != number:
-        raise StepNotFound(f"the run has no rollouts of step {number}")
+        newest = "" if run.last_step is None else f"; its newest step with rollouts is {run.last_step}"
+        raise StepNotFound(f"the run has no rollouts of step {number}{newest}")
     step, *later = found_steps
     before = steps.steps_after(viewing.session, run_id, None, number - FURTHEST_BACK, FURTHEST_BACK)
     earlier = [each.step for each in before if each.step < number]
@@ -64,6 +76,7 @@ def step_page(viewing: Viewing, run_id: str, number: int) -> dict[str, Any]:
         "step": step,
         "state": _state(step),
         "earlier": earlier[-1] if earlier else None,
+        "changed": _changed(viewing, run, earlier[-1], key, values) if earlier else None,
         "later": later[0].step if later else None,
         "judged": links.measures_at_a_glance(measures, values[comparisons[0]]) if comparisons else [],
         "out_of_date": rendering.OUT_OF_DATE if measurements.is_out_of_date(viewing.session, key) else None,
@@ -86,6 +99,36 @@ def step_page(viewing: Viewing, run_id: str, number: int) -> dict[str, Any]:
         "links_notes": [] if attribution is None else links.notes_of(attribution),
         "doctor": doctor_of_step(viewing, key),
         "grafana_address": alerts.run_dashboard(viewing.context.settings, run.id),
+    }
+
+
+def _changed(
+    viewing: Viewing, run: Run, before: int, key: events.StepKey, values: Mapping[str, Mapping[str, float | None]]
+) -> dict[str, Any]:
+    """Return the difference from the step `before`: changes in words, measures before and now, and worst token ids.
+
+    `values`: the step's measures by comparison. `tokens`: a sentence; None if a step has no statistics of its tokens.
+    """
+    query = CurveQuery(
+        comparisons=[*_DIFFERENCES], measures=sum(_DIFFERENCES.values(), ()), from_step=before, to_step=before
+    )
+    curves = read_curves(viewing.session, viewing.context, viewing.principal, run.id, query)
+    rows = []
+    for comparison, table in curves.by_comparison().items():
+        for column in _DIFFERENCES[comparison]:
+            (old,), new = columnar.floats_or_none(table.array(column)), values.get(comparison, {}).get(column)
+            if old is not None or new is not None:
+                shown = [links.measure_value(column, each, run.model_kind).text for each in (old, new)]
+                rows.append((registry.measure_named(column).name.replace("_", " "), *shown))
+    tables = [rollout.statistics_of_step(viewing, run, each) for each in (before, key.step)]
+    old_ids, ids = (
+        [] if isinstance(each, str) else each.token_id_table(_WORST_IDS).token_ids.tolist() for each in tables
+    )
+    names = rollout.token_texts(viewing, run, key.attempt, ids) or {}
+    return {
+        "setup": [alerts.change_in_words(each) for each in changes.changes_at(viewing.session, run.id, key.step)],
+        "rows": rows,
+        "tokens": new_worst_in_words(old_ids, ids, names) if old_ids and ids else None,
     }
 
 

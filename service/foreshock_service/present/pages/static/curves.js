@@ -73,17 +73,10 @@ function smoothTraces(data) {
   return drawn;
 }
 
-/** Returns the widths of bars, and how far left of their place they begin, on the current axis. */
-function placedWidths({ x, width }) {
-  if (!width) return {};
-  const ends = x.map((step, at) => [place(step - width[at] / 2), place(step + width[at] / 2)]);
-  return { width: ends.map(([left, right]) => right - left), offset: ends.map(([left], at) => left - place(x[at])) };
-}
-
 /** Returns the traces and the layout of a figure over steps for the current state. */
 export function arranged({ data, layout }) {
   const traces = smoothTraces(data).map((trace) => ({
-    ...trace, customdata: trace.x, ...(axis() ? { x: trace.x.map(place), ...placedWidths(trace) } : {}),
+    ...trace, customdata: trace.x, ...(axis() ? { x: trace.x.map(place) } : {}),
   }));
   const placed = (shape) => (/^x\d*$/.test(shape.xref) ? { ...shape, ...("x" in shape ? { x: place(shape.x) } : { x0: place(shape.x0), x1: place(shape.x1) }) } : shape);
   const changed = { ...layout, shapes: layout.shapes?.map(placed), annotations: layout.annotations?.map(placed), uirevision: `${state.x} ${state.log}` };
@@ -111,8 +104,26 @@ let linking = false, refetch = () => {}, waiting = 0;
 /** Requests the curves of the visible steps, once the reader has stopped zooming. */
 function lookCloser() { clearTimeout(waiting); waiting = setTimeout(refetch, 250); }
 
-/** Links a drawn figure to the others: a zoom moves all of them, a click on a point opens its step. */
+let pointed = null, pointing = 0;
+
+/** Shows the values of a step in all curves in view; null: of none. */
+function pointAt(step) {
+  pointed = step;
+  pointing ||= requestAnimationFrame(() => {
+    pointing = 0;
+    for (const each of document.querySelectorAll("[data-over-steps].js-plotly-plot")) {
+      const { top, bottom } = each.getBoundingClientRect();
+      if (pointed === null) window.Plotly.Fx.unhover(each);
+      else if (bottom > 0 && top < innerHeight) window.Plotly.Fx.hover(each, { xval: place(pointed) }, Object.keys(each._fullLayout._plots));
+    }
+  });
+}
+
+/** Links a drawn figure to the others: a zoom moves all of them, pointing at a step shows its values in all of them, and
+ * a click on a point opens its step. */
 export function link(element) {
+  element.on("plotly_hover", (event) => { const step = event.points[0]?.customdata; if (step !== undefined) pointAt(step); });
+  element.on("plotly_unhover", () => pointAt(null));
   element.on("plotly_relayout", (change) => {
     if (linking) return;
     if (change["xaxis.autorange"]) { state.from = null; state.to = null; }

@@ -77,14 +77,14 @@ function completeLayout(given, height, colour) {
   return layout;
 }
 
-const PANEL = 200, GAP_X = 0.055;
+const GAP_X = 0.05;
 
-/** Places the panels of small multiples: three columns, two or one, as the width allows; returns the height. */
+/** Places the panels of small multiples: as many columns as the width allows; returns the height. */
 function placePanels(layout, width) {
-  const columns = Math.min(layout.panels, width >= 900 ? 3 : width >= 540 ? 2 : 1), rows = Math.ceil(layout.panels / columns);
-  const height = rows * (PANEL + 52) + 8, wide = (1 - GAP_X * (columns - 1)) / columns, high = PANEL / height;
+  const columns = Math.min(layout.panels, width >= 1500 ? 6 : width >= 900 ? 3 : width >= 540 ? 2 : 1), rows = Math.ceil(layout.panels / columns);
+  const panel = layout.panels > 8 ? 110 : 200, height = rows * (panel + 52) + 8, wide = (1 - GAP_X * (columns - 1)) / columns, high = panel / height;
   for (let at = 0; at < layout.panels; at++) {
-    const axis = at ? String(at + 1) : "", left = (at % columns) * (wide + GAP_X), top = 1 - (Math.floor(at / columns) * (PANEL + 52) + 20) / height;
+    const axis = at ? String(at + 1) : "", left = (at % columns) * (wide + GAP_X), top = 1 - (Math.floor(at / columns) * (panel + 52) + 20) / height;
     layout[`xaxis${axis}`].domain = [left, left + wide];
     layout[`yaxis${axis}`].domain = [Math.max(top - high, 0), top];
   }
@@ -120,6 +120,8 @@ async function draw(element, specification) {
   const isCurve = "overSteps" in element.dataset;
   const given = { data: specification.data, layout: specification.layout };
   const { data, layout } = withColours(isCurve ? arranged(given) : given, colour);
+  // Plotly reads names as markup.
+  for (const trace of data) if (trace.name) trace.name = trace.name.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
   const height = specification.layout.panels ? Math.max(placePanels(layout, element.clientWidth), specification.height) : specification.height;
   element.style.minHeight = `${height}px`;
   // To a screen reader, the drawing is an image with a label.

@@ -74,25 +74,42 @@ async function keepFresh(seconds) {
   }
 }
 
+const filled = new WeakMap(); // element → the address and the text of what it shows
+
 /** Fills every element with data-fragment (the slow parts of the page) that is not folded away. On an error the older
  * content stays. */
 async function fillFragments(within = document) {
   for (const element of within.querySelectorAll("[data-fragment]")) {
     if (isFolded(element) || element.contains(document.activeElement)) continue;
     try {
-      const response = await ask(element.dataset.fragment);
+      const address = element.dataset.fragment, response = await ask(address);
       if (!response.ok) throw new Error(String(response.status));
-      const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
+      const text = await response.text();
+      const before = filled.get(element);
+      if (before?.text === text || element.dataset.fragment !== address) continue;
+      const fresh = new DOMParser().parseFromString(text, "text/html");
+      if (before?.address === address) keepOpened(element, fresh.body);
       element.replaceChildren(...document.importNode(fresh.body, true).childNodes);
-      element.dataset.filled = "yes";
+      filled.set(element, { address, text });
     } catch {
-      if (!element.dataset.filled) element.textContent = "This part could not be loaded. The service may be away; reload to try again.";
+      if (!filled.has(element)) element.textContent = "This part could not be loaded. The service may be away; reload to try again.";
     }
   }
 }
 
 document.addEventListener("change", ({ target }) => {
   if (target.matches("select[data-chooser]")) showFigure(target.closest("section").querySelector("[data-figure]"), target.value);
+});
+
+let waiting = 0;
+document.addEventListener("input", ({ target }) => {
+  if (!target.matches("[data-filter]")) return;
+  clearTimeout(waiting);
+  waiting = setTimeout(() => {
+    const part = target.closest("details");
+    part.querySelector("[data-fragment]").dataset.fragment = target.dataset.filter + encodeURIComponent(target.value);
+    show(part);
+  }, 250);
 });
 
 /** Draws and fetches what is in view within a part of the page. */
