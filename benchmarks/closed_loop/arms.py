@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from benchmarks.closed_loop.bed import PROMPTS, RATIO_CAP, RESPONSES, Correction, Measured, Setting
+from benchmarks.closed_loop.bed import KEPT_EVERY, PROMPTS, RATIO_CAP, RESPONSES, Correction, Measured, Setting
 from foreshock.backtest.replay import AppliedAdvice
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration
 from foreshock.diagnosis.lags import AT_LAG_ZERO, K3_KEYS, LAG_KEY, LAGS, TOKENS_KEYS
@@ -40,6 +40,8 @@ class Arm:
     """Whether neither lags nor `update_k3` are logged."""
     applies_from: int = 1
     """The first step with the advised scale; before it the advice is in shadow mode."""
+    rolls_back: bool = False
+    """Whether a fall of the reward brings back the best checkpoint, after which the correction is on."""
 
 
 REMEDY: Final = Arm("remedy", "advice", "advised")
@@ -51,6 +53,7 @@ ARMS: Final = (
     Arm("sequence-mis", "constant", "sequence_mis"),
     Arm("cosine-tis", "cosine", "token_tis"),
     Arm("cosine-mis", "cosine", "sequence_mis"),
+    Arm("rollback-mis", "constant", "sequence_mis", rolls_back=True),
     Arm("advice", "advice"),
     Arm("advice-tis", "advice", "token_tis"),
     REMEDY,
@@ -70,18 +73,52 @@ def cosine(step: int, steps: int) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * (step - 1) / steps))
 
 
+class Rollback:
+    """A rule without foresight: a moving average of the reward that has lost a quarter brings back a checkpoint.
+
+    It is the one with the best average, which the weights before a step have earned; once in `APART` steps.
+    """
+
+    WEIGHT, LOST, APART, FIRST = 0.2, 0.25, 15, 10
+
+    def __init__(self) -> None:
+        self._average: float | None = None
+        self._best, self._since = 0.0, 0
+        self._checkpoint = (0.0, 1)
+        self.is_corrected = False
+
+    def target(self, step: int, reward: float) -> int | None:
+        """Return the step of the checkpoint to go back to after a step; None: go on."""
+        before = reward if self._average is None else self._average
+        self._average = before + self.WEIGHT * (reward - before)
+        if step <= self.FIRST:
+            return None
+        self._best = max(self._best, self._average)
+        if step % KEPT_EVERY == 1:
+            self._checkpoint = max(self._checkpoint, (self._average, step))
+        if self._average >= (1.0 - self.LOST) * self._best or step < self._since:
+            return None
+        self.is_corrected, self._since, self._average = True, step + self.APART, self._checkpoint[0] or self._average
+        return self._checkpoint[1]
+
+
 class Recorded:
     """A controller that keeps what its run did. ``scales`` are those of `given`."""
 
     def __init__(self, arm: Arm, setting: Setting, scales: Sequence[float] = ()) -> None:
         self._advised: levers.Correction | None = None
         self._arm, self._setting, self._given = arm, setting, scales
-        self._advice = AppliedAdvice(CONFIGURATION) if arm.rate in ("advice", "least") else None
+        starts = arm.applies_from == 1
+        self._advice = AppliedAdvice(CONFIGURATION, starts=starts) if arm.rate in ("advice", "least") else None
+        self._rollback = Rollback() if arm.rolls_back else None
+        self.goes_back_to: int | None = None
         self.scales: list[float] = []
         self.measured: list[Measured] = []
 
     @property
     def correction(self) -> Correction | None:
+        if self._rollback is not None and not self._rollback.is_corrected:
+            return None
         if self._arm.correction != "advised":
             return self._arm.correction
         if self._advised is None:
@@ -103,6 +140,8 @@ class Recorded:
 
     def observe(self, measured: Measured) -> None:
         self.measured.append(measured)
+        if self._rollback is not None:
+            self.goes_back_to = self._rollback.target(measured.step, measured.reward)
         if self._advice is not None:
             self._advice.observe(ClosedStep(measured.step, self._logged(measured)))
             known = Situation(self._advice.loop, CONFIGURATION.loop, correction=self._advised)

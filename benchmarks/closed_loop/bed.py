@@ -32,6 +32,8 @@ WIDTH: Final = 64
 PROMPTS, RESPONSES = 8, 8
 RATIO_CAP: Final = 2.0
 LARGEST_GRADIENT: Final = 1.0
+KEPT_EVERY: Final = 10
+"""Steps between checkpoints; the first one is before step 1."""
 SCORED_AGAIN: Final = 16
 """Rollouts whose log-probs after the update give `update_k3`, as hooks measure it."""
 WARM_SEED: Final = 0
@@ -76,10 +78,13 @@ class Measured:
 
 
 class Controller(Protocol):
-    """The rate and the correction of a run."""
+    """The rate and the correction of a run; `goes_back_to` is the step whose first weights it wants back."""
 
     @property
     def correction(self) -> Correction | None: ...
+
+    @property
+    def goes_back_to(self) -> int | None: ...
 
     def scale(self, step: int) -> float: ...
 
@@ -211,8 +216,13 @@ class _Optimizer:
     """AdamW without decay, or SGD with momentum, for a batch of runs with a rate each."""
 
     def __init__(self, kind: Optimizer, parameters: Tensor) -> None:
-        self._kind, self._steps = kind, 0
+        self._kind, self._steps = kind, torch.zeros(len(parameters), 1)
         self._first, self._second = torch.zeros_like(parameters), torch.zeros_like(parameters)
+
+    def forget(self, run: int) -> None:
+        """Start again in a run."""
+        for each in (self._steps, self._first, self._second):
+            each[run] = 0.0
 
     def updated(self, parameters: Tensor, gradients: Tensor, rates: Tensor) -> Tensor:
         self._steps += 1
@@ -223,6 +233,15 @@ class _Optimizer:
         self._second.mul_(0.95).addcmul_(gradients, gradients, value=0.05)
         size = (self._second / (1.0 - 0.95**self._steps)).sqrt_().add_(1e-8)
         return parameters - self._first.div(size).mul_(rates[:, None] / (1.0 - 0.9**self._steps))
+
+
+def _restored(at: int, run: int, history: deque[Tensor], kept: Mapping[int, Tensor], optimizer: _Optimizer) -> Tensor:
+    """Return the parameters with those of a run as they were before step ``at``, also for its sampler."""
+    for place, each in enumerate(history):
+        history[place] = each.clone()
+        history[place][run] = kept[at][run]
+    optimizer.forget(run)
+    return history[-1]
 
 
 class _Randomness:
@@ -266,8 +285,13 @@ def run(setting: Setting, controllers: Sequence[tuple[int, Controller]]) -> None
     batch = len(controllers)
     parameters = started(setting.length).expand(batch, -1)
     optimizer = _Optimizer(setting.optimizer, parameters)
-    history = deque([parameters], maxlen=setting.lag + 1)
+    history, kept = deque([parameters], maxlen=setting.lag + 1), dict[int, Tensor]()
     for step in range(1, setting.steps + 1):
+        for place, (_, controller) in enumerate(controllers):
+            if controller.goes_back_to is not None:
+                parameters = _restored(controller.goes_back_to, place, history, kept, optimizer)
+        if step % KEPT_EVERY == 1:
+            kept[step] = parameters
         is_stale = setting.shift is None or setting.shift[0] <= step <= setting.shift[1]
         old = history[0] if is_stale else history[-1]
         lag = len(history) - 1 if is_stale else 0

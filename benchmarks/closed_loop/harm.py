@@ -58,7 +58,7 @@ def harm_lines() -> list[Line]:
 
 def _lost(steps: Sequence[ClosedStep]) -> float:
     """Return the fraction of Σ η that the advice takes from a trainer that follows it, if nothing follows the rate."""
-    advice, scales = AppliedAdvice(CONFIGURATION), list[float]()
+    advice, scales = AppliedAdvice(CONFIGURATION, starts=True), list[float]()
     for closed in steps:
         scales.append(advice.scale(closed.step))
         advice.observe(replace(closed, values={**closed.values, LEARNING_RATE_KEY: scales[-1]}))

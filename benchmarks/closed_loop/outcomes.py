@@ -12,10 +12,10 @@ from typing import Final
 import numpy as np
 
 from benchmarks.closed_loop import bed
-from benchmarks.closed_loop.arms import ARMS, CONFIGURATION, REMEDY, SHAM, Arm, Recorded
+from benchmarks.closed_loop.arms import ARMS, CONFIGURATION, REMEDY, SHAM, WITHOUT_FORESIGHT, Arm, Recorded
 from benchmarks.closed_loop.bed import START_REWARD, Setting
 from foreshock.diagnosis.collapse import collapse_step
-from foreshock.learning_rate import loop
+from foreshock.learning_rate import loop, schedule
 
 Key = tuple[str, str, int]
 """Setting, arm, seed."""
@@ -46,14 +46,20 @@ class Outcome:
 
 
 def digest() -> str:
-    """Return a digest of the loop's code and settings. With another digest all runs are made again.
+    """Return a digest of the loop's code and settings. With another digest the runs with advice are made again.
 
     After a change of the bed, delete the file.
     """
-    return hashlib.sha256(Path(str(loop.__file__)).read_bytes() + repr(CONFIGURATION.loop).encode()).hexdigest()[:12]
+    law = b"".join(Path(str(part.__file__)).read_bytes() for part in (loop, schedule))
+    return hashlib.sha256(law + repr(CONFIGURATION.loop).encode()).hexdigest()[:12]
 
 
 LAW: Final = digest()
+_WITHOUT_LAW: Final = frozenset(arm.name for arm in WITHOUT_FORESIGHT)
+
+
+def _law_of(arm: str) -> str:
+    return "none" if arm in _WITHOUT_LAW else LAW
 
 
 def read(path: Path) -> dict[Key, Outcome]:
@@ -61,7 +67,7 @@ def read(path: Path) -> dict[Key, Outcome]:
     if not path.exists():
         return {}
     found = [Outcome(**json.loads(line)) for line in path.read_text().splitlines()]
-    return {each.key: each for each in found if each.law == LAW}
+    return {each.key: each for each in found if each.law == _law_of(each.arm)}
 
 
 def measure(path: Path, settings: Iterable[Setting], seeds: Sequence[int]) -> Mapping[Key, Outcome]:
@@ -99,5 +105,5 @@ def _outcome(setting: Setting, arm: Arm, seed: int, made: Recorded) -> Outcome:
         collapse=collapse_step([each.step for each in made.measured], rewards, 0.0),
         learning_rate_share=float(np.mean(made.scales)),
         scales=tuple(round(each, 4) for each in made.scales),
-        law=LAW,
+        law=_law_of(arm.name),
     )

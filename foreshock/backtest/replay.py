@@ -13,6 +13,7 @@ from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration, Warn
 from foreshock.diagnosis.quantities import LEARNING_RATE_KEY, REWARD_KEY
 from foreshock.learning_rate.decisions import AdviceState, Observation, decide, fold_on
 from foreshock.learning_rate.loop import LoopState
+from foreshock.learning_rate.schedule import WARMUP, Point
 from foreshock.severity import Severity
 
 SURGE_STEPS = 50
@@ -99,11 +100,15 @@ def replay_run(
 
 
 class AppliedAdvice:
-    """The advice of a run in `apply` mode, step by step: each decision holds from the step after its cause."""
+    """The advice of a run in `apply` mode, step by step: each decision holds from the step after its cause.
 
-    def __init__(self, configuration: WarningConfiguration) -> None:
+    ``starts``: the run starts in that mode, with a warm-up.
+    """
+
+    def __init__(self, configuration: WarningConfiguration, *, starts: bool = False) -> None:
         self._configuration = configuration
-        self._state, self._advice = WarningState(), AdviceState()
+        self._state = WarningState()
+        self._advice = AdviceState(points=(Point(warmup=WARMUP),)) if starts else AdviceState()
 
     def scale(self, step: int) -> float:
         """Return the advised scale of a step, from the decisions so far."""

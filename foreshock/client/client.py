@@ -133,6 +133,11 @@ class Client:
         return None if self._registration is None else str(self._registration.attempt["key"])
 
     @property
+    def asks_to_apply(self) -> bool:
+        """Whether the trainer asks for the apply mode of the learning rate."""
+        return self._registration is not None and self._registration.run.get("advice_mode") == "apply"
+
+    @property
     def want_weights_at_step(self) -> int | None:
         """A step whose weights the service asks to save and announce with `log_checkpoint`, None if there is none."""
         return self._background.want_weights_at_step

@@ -27,6 +27,7 @@ from foreshock.errors import ConfigurationError, ServiceError, ServiceUnavailabl
 from foreshock.learning_rate.advice import Advice, AdviceAlert
 from foreshock.learning_rate.levers import Correction, Rollback, Value
 from foreshock.learning_rate.modes import BesideTheRate
+from foreshock.learning_rate.schedule import WARMUP, warmed
 from foreshock.retry import Backoff
 
 if TYPE_CHECKING:
@@ -111,9 +112,15 @@ class AdviceFeed:
         self._poller.start()
 
     def scale(self, step: int) -> float:
-        """Return the learning-rate factor of training step `step`; 1.0 in shadow mode and before the first answer."""
+        """Return the learning-rate factor of training step `step`; 1.0 in shadow mode and before the first answer.
+
+        A trainer that asks for the apply mode has its warm-up without an answer, too.
+        """
         advice = self._advice_at(step)
-        return 1.0 if advice is None else advice.scale(int(step))
+        if advice is not None:
+            return advice.scale(int(step))
+        starts = self._client is not None and self._client.asks_to_apply
+        return warmed(int(step), WARMUP) if starts else 1.0
 
     def advised_scale(self, step: int) -> float:
         """Return the advised factor of `step`, also in shadow mode; 1.0 before the first answer."""
