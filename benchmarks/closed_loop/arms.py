@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Final, Literal
 
 from benchmarks.closed_loop.bed import KEPT_EVERY, PROMPTS, RATIO_CAP, RESPONSES, Correction, Measured, Setting
@@ -24,10 +25,13 @@ from foreshock.diagnosis.quantities import (
 )
 from foreshock.learning_rate import levers
 from foreshock.learning_rate.remedy import Situation, decide_remedy
+from foreshock.learning_rate.schedule import Point, Schedule, ScheduleSettings
 
-Rate = Literal["constant", "cosine", "advice", "least", "given"]
-"""`least` is the smaller one of advice and cosine; `given` are the scales of another run."""
+Rate = Literal["constant", "cosine", "lengths", "advice", "least", "given"]
+"""`lengths` is the length-decay schedule; `least` is the smaller one of advice and cosine; `given` are the scales of
+another run."""
 SHADOW_ENDS: Final = 40
+SURGE_START: Final = 5
 CONFIGURATION: Final = WarningConfiguration.for_model("dense")
 
 
@@ -53,6 +57,7 @@ ARMS: Final = (
     Arm("sequence-mis", "constant", "sequence_mis"),
     Arm("cosine-tis", "cosine", "token_tis"),
     Arm("cosine-mis", "cosine", "sequence_mis"),
+    Arm("length-decay", "lengths"),
     Arm("rollback-mis", "constant", "sequence_mis", rolls_back=True),
     Arm("advice", "advice"),
     Arm("advice-tis", "advice", "token_tis"),
@@ -66,11 +71,22 @@ ARMS: Final = (
 
 SHAM: Final = Arm("sham", "given", "token_tis")
 """The scales of the remedy of another seed."""
-WITHOUT_FORESIGHT: Final = tuple(each for each in ARMS if each.rate in ("constant", "cosine"))
+WITHOUT_FORESIGHT: Final = tuple(each for each in ARMS if each.rate in ("constant", "cosine", "lengths"))
 
 
 def cosine(step: int, steps: int) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * (step - 1) / steps))
+
+
+def length_decay(tokens: Sequence[int], step: int) -> float:
+    """Return the scale of a step: the schedule of the first step whose responses are twice as long as at the start."""
+    start = median(tokens[:SURGE_START]) if len(tokens) > SURGE_START else math.inf
+    surge = next((place + 1 for place, each in enumerate(tokens) if each >= 2 * start), None)
+    if surge is None:
+        return 1.0
+    schedule = Schedule.from_surge(surge, ScheduleSettings(minimum_period=1))
+    point = Point(boundary=schedule.boundary(surge + 1), period=schedule.decay_period)
+    return point.scale(step, schedule.factor, schedule.floor)
 
 
 class Rollback:
@@ -133,6 +149,8 @@ class Recorded:
     def _scale(self, step: int) -> float:
         if self._arm.rate == "given":
             return self._given[step - 1]
+        if self._arm.rate == "lengths":
+            return length_decay([each.tokens for each in self.measured], step)
         of_plan = cosine(step, self._setting.steps) if self._arm.rate in ("cosine", "least") else 1.0
         if self._advice is None or step < self._arm.applies_from:
             return of_plan
@@ -149,12 +167,12 @@ class Recorded:
 
     def _logged(self, measured: Measured) -> Mapping[str, float]:
         """Return what the hooks of trainers log of a step."""
-        tokens = PROMPTS * RESPONSES * self._setting.length
+        tokens = measured.tokens
         values = {
             K3: measured.k3,
             TOKENS_KEY: float(tokens),
             REWARD_KEY: measured.reward,
-            LENGTH_KEY: float(self._setting.length),
+            LENGTH_KEY: tokens / (PROMPTS * RESPONSES),
             ENTROPY_KEY: measured.entropy,
             GRADIENT_NORM_KEY: measured.gradient_norm,
             LEARNING_RATE_KEY: self._setting.rate * self.scales[-1],

@@ -1,8 +1,9 @@
 """A small reinforcement-learning problem with lag and noise: many runs at once, about a second of one core each.
 
 A response is the running sum modulo 10 of four digits that repeat; it is rewarded if all its tokens are right. The
-policy is an MLP of 20,000 parameters on the last token, the next digit and the position. A step samples 8 responses to
-each of 8 prompts with the weights of `lag` steps ago, takes leave-one-out advantages, and makes one update.
+policy is an MLP of 20,000 parameters on the last token, the next digit and the position. In a setting that `grows` it
+may end a response, which is rewarded for each right token before the end. A step samples 8 responses to each of 8
+prompts with the weights of `lag` steps ago, takes leave-one-out advantages, and makes one update.
 
 The runs of a batch differ in what a controller does with them. Those of one seed have the same prompts and the same
 random numbers.
@@ -27,6 +28,9 @@ DIGITS: Final = 10
 BEGIN: Final = 10
 TOKENS: Final = 16
 """Ten digits, the beginning, and tokens that are never right."""
+END: Final = TOKENS - 1
+ENDS_FROM, ENDS = 3, 0.15
+"""The place from which the first policy of a setting that `grows` may end a response, and how often it does."""
 PERIOD: Final = 4
 WIDTH: Final = 64
 PROMPTS, RESPONSES = 8, 8
@@ -37,6 +41,8 @@ KEPT_EVERY: Final = 10
 SCORED_AGAIN: Final = 16
 """Rollouts whose log-probs after the update give `update_k3`, as hooks measure it."""
 WARM_SEED: Final = 0
+START_TOKEN: Final = 0.75
+"""Mean probability of a right token of the first policy of a setting that `grows`."""
 START_REWARD: Final = 0.4
 """Expected reward of the policy before RL, from its mean log-prob of the right tokens."""
 
@@ -56,6 +62,7 @@ class Setting:
     stale: float = 1.0
     """Fraction of the prompts that the old weights sample; the newest ones sample the others."""
     steps: int = 150
+    grows: bool = False
     is_harm: bool = False
     """Whether the constant rate learns well: there nothing may be lost."""
 
@@ -72,6 +79,7 @@ class Measured:
     update_k3: float
     lag: float
     k3_at_lag_0: float | None
+    tokens: int
     tokens_at_lag_0: int
     ess: float
     """Effective sample of the sequences, as a fraction."""
@@ -148,8 +156,8 @@ def of_tokens(log_probs: Tensor, responses: Tensor) -> Tensor:
 
 
 @cache
-def started(length: int) -> Tensor:
-    """Return the parameters [1, P] of the policy before RL, trained on right responses."""
+def started(length: int, grows: bool = False) -> Tensor:
+    """Return the parameters [1, P] of the policy before RL, trained on right responses, or parts of them."""
     random = torch.Generator().manual_seed(WARM_SEED)
     drawn = []
     for name, shape in shapes(length).items():
@@ -163,11 +171,18 @@ def started(length: int) -> Tensor:
     for step in range(6000):
         prompts = torch.randint(0, DIGITS, (3072 // length, PERIOD), generator=random)
         right = targets(prompts, length)[None]
+        if grows:
+            ends = torch.rand(right.shape, generator=random) < ENDS
+            right = torch.where(ends & (torch.arange(length) >= ENDS_FROM), END, right)
         chosen = of_tokens(Layers.of(parameters, length).of_responses(prompts[None], right), right)
-        if step % 10 == 0 and float(chosen.detach().sum(-1).exp().mean()) > START_REWARD:
-            break
+        mask = before_end(right) if grows else torch.ones_like(chosen)
+        if step % 10 == 0:
+            found = chosen.detach()
+            whole, each = found.sum(-1).exp().mean(), found[(mask > 0.0) & (right != END)].exp().mean()
+            if float(each) > START_TOKEN if grows else float(whole) > START_REWARD:
+                break
         optimizer.zero_grad()
-        (-chosen.mean()).backward()  # type: ignore[no-untyped-call]
+        (-(chosen * mask).sum() / mask.sum()).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return parameters.detach()
 
@@ -176,6 +191,12 @@ def targets(prompts: Tensor, length: int) -> Tensor:
     """Return the right responses [N, T] to prompts of four digits [N, 4]."""
     repeated = prompts[..., torch.arange(length) % PERIOD]
     return repeated.cumsum(-1) % DIGITS
+
+
+def before_end(responses: Tensor) -> Tensor:
+    """Return 1 for the tokens [..., T] up to the first `END` and it, 0 after."""
+    ends = responses == END
+    return (ends.cumsum(-1) - ends.long() == 0).float()
 
 
 @torch.no_grad()
@@ -196,10 +217,10 @@ def sample(parameters: Tensor, prompts: Tensor, uniform: Tensor) -> tuple[Tensor
     return torch.cat(tokens, -1), torch.cat(log_probs, -1)
 
 
-def k3_of(d: Tensor) -> Tensor:
-    """Return the mean k3 of each run, from d = log π − log μ [B, …] of its tokens."""
-    wide = d.double().flatten(1)
-    return (torch.expm1(wide) - wide).mean(1)
+def k3_of(d: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean k3 of each run, from d = log π − log μ [B, …] of its tokens, over those whose mask is 1."""
+    wide = (d * mask).double().flatten(1)
+    return (torch.expm1(wide) - wide).sum(1) / mask.flatten(1).sum(1)
 
 
 def weights_of(correction: Correction | None, d: Tensor) -> Tensor:
@@ -283,7 +304,7 @@ def run(setting: Setting, controllers: Sequence[tuple[int, Controller]]) -> None
     seeds = [_Randomness(seed, setting) for seed in numbers]
     owner = [numbers.index(seed) for seed, _ in controllers]
     batch = len(controllers)
-    parameters = started(setting.length).expand(batch, -1)
+    parameters = started(setting.length, setting.grows).expand(batch, -1)
     optimizer = _Optimizer(setting.optimizer, parameters)
     history, kept = deque([parameters], maxlen=setting.lag + 1), dict[int, Tensor]()
     for step in range(1, setting.steps + 1):
@@ -305,18 +326,20 @@ def run(setting: Setting, controllers: Sequence[tuple[int, Controller]]) -> None
             responses[:, :fresh], log_mu[:, :fresh] = sample(newest, prompts[:, :fresh], uniform[:, :fresh])
         elif not lag:
             fresh = PROMPTS * RESPONSES
-        right = (responses == targets(prompts, setting.length)).all(-1).float()
+        are_right = responses == targets(prompts, setting.length)
+        right = are_right.long().cumprod(-1).float().mean(-1) if setting.grows else are_right.all(-1).float()
+        mask = before_end(responses) if setting.grows else torch.ones_like(log_mu)
         groups = right.view(batch, PROMPTS, RESPONSES)
         others = (groups.sum(-1, keepdim=True) - groups) / (RESPONSES - 1)
         advantages = (groups - others).view(batch, -1)
         leaf = parameters.detach().requires_grad_()
         of_all = Layers.of(leaf, setting.length).of_responses(prompts, responses)
         log_pi = of_tokens(of_all, responses)
-        d = log_pi.detach() - log_mu
+        d = (log_pi.detach() - log_mu) * mask
         weights = torch.stack(
             [weights_of(each.correction, of_run) for (_, each), of_run in zip(controllers, d, strict=True)]
         )
-        loss = -(advantages * (weights * log_pi).sum(-1)).mean(-1).sum()
+        loss = -(advantages * (weights * mask * log_pi).sum(-1)).mean(-1).sum()
         (gradients,) = torch.autograd.grad(loss, leaf)
         norm = gradients.norm(dim=1)
         gradients = gradients * (LARGEST_GRADIENT / (norm + 1e-6)).clamp(max=1.0)[:, None]
@@ -325,11 +348,12 @@ def run(setting: Setting, controllers: Sequence[tuple[int, Controller]]) -> None
             parameters = optimizer.updated(parameters, gradients, rates)
             few = slice(0, PROMPTS * RESPONSES, PROMPTS * RESPONSES // SCORED_AGAIN)
             after = Layers.of(parameters, setting.length).of_responses(prompts[:, few], responses[:, few])
-            update = k3_of(of_tokens(after, responses[:, few]) - log_pi.detach()[:, few])
-            entropy = -(of_all.exp() * of_all).sum(-1).mean((1, 2))
+            update = k3_of(of_tokens(after, responses[:, few]) - log_pi.detach()[:, few], mask[:, few])
+            entropy = (-(of_all.exp() * of_all).sum(-1) * mask).sum((1, 2)) / mask.sum((1, 2))
             ratio = d.double().sum(-1).exp()
             ess = ratio.sum(-1).square() / (ratio.square().sum(-1) * ratio.shape[-1])
-            k3, at_lag_0 = k3_of(d), k3_of(d[:, :fresh]) if fresh else None
+            k3, at_lag_0 = k3_of(d, mask), k3_of(d[:, :fresh], mask[:, :fresh]) if fresh else None
+            tokens, newest_tokens = mask.sum((1, 2)).int().tolist(), mask[:, :fresh].sum((1, 2)).int().tolist()
         history.append(parameters)
         mean_lag = lag * (1.0 - fresh / (PROMPTS * RESPONSES))
         for place, (_, controller) in enumerate(controllers):
@@ -343,7 +367,8 @@ def run(setting: Setting, controllers: Sequence[tuple[int, Controller]]) -> None
                     update_k3=float(update[place]),
                     lag=mean_lag,
                     k3_at_lag_0=None if at_lag_0 is None else float(at_lag_0[place]),
-                    tokens_at_lag_0=fresh * setting.length,
+                    tokens=tokens[place],
+                    tokens_at_lag_0=newest_tokens[place],
                     ess=float(ess[place]),
                 )
             )

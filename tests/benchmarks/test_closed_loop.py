@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.closed_loop import bed
-from benchmarks.closed_loop.arms import ARMS, Recorded
+from benchmarks.closed_loop.arms import ARMS, Recorded, Rollback, length_decay
 from benchmarks.closed_loop.bed import Layers, Setting, of_tokens, run, started, targets
 
 SHORT = Setting("short", lag=2, rate=2e-3, steps=6, length=4)
@@ -73,3 +73,34 @@ def test_blind_arm_logs_neither_lags_nor_updates_and_shadow_leaves_the_rate_alon
     names = set(blind._logged(blind.measured[-1]))
     assert {name for name in names if "lag" in name or "update" in name} == set()
     assert any("lag" in name for name in late._logged(late.measured[-1]))
+
+
+def test_responses_of_a_setting_that_grows_end_and_their_lengths_decide_the_schedule() -> None:
+    ended = torch.tensor([[3, bed.END, 4, bed.END], [1, 2, 3, 4]])
+    assert bed.before_end(ended).tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
+    (grows,) = made(replace(SHORT, length=8, grows=True), "constant")
+    assert all(64 * 3 < each.tokens < 64 * 8 for each in grows.measured)
+    lengths = [100] * 9 + [199, 200]
+    assert [length_decay([*lengths, *[300] * 99], step) for step in (12, 20, 38, 57, 76, 90)] == pytest.approx(
+        [1.0, 0.5, 0.25, 0.125, 0.1, 0.1]
+    )
+    assert length_decay(lengths[:-1], 40) == 1.0
+
+
+def test_rollback_brings_back_the_weights_of_the_best_checkpoint_and_switches_the_correction_on() -> None:
+    rule = Rollback()
+    rewards = [0.5] * 20 + [0.9] * 20 + [0.1] * 8
+    targets_of = {step: rule.target(step, reward) for step, reward in enumerate(rewards, 1)}
+    assert {step: at for step, at in targets_of.items() if at is not None} == {42: 31}
+    assert rule.is_corrected
+
+    class Back(Recorded):
+        def observe(self, measured: bed.Measured) -> None:
+            super().observe(measured)
+            self.goes_back_to = 1 if measured.step == 4 else None
+
+    once, twice = Back(CONSTANT, SHORT), Recorded(CONSTANT, SHORT)
+    run(SHORT, [(7, once), (7, twice)])
+    assert once.measured[4].k3 == pytest.approx(0.0, abs=1e-9)
+    assert [each.k3 for each in once.measured[:4]] == [each.k3 for each in twice.measured[:4]]
+    assert twice.measured[4].k3 > 1e-6
