@@ -88,7 +88,7 @@ class Schedule:
         return cls(step, period, float(value["factor"]), float(value["floor"]))
 
 
-WARMUP = 5
+WARMUP = 3
 """First steps of a run that starts in apply mode, over which the scale rises evenly. At a rate that is six times too
 high the first update alone can destroy a policy, before anything is measured."""
 
