@@ -49,6 +49,13 @@ def test_scale_is_one_before_the_first_answer() -> None:
         assert (fed.mode, fed.revision, fed.alerts, fed.want_weights_at_step) == ("shadow", 0, (), None)
 
 
+def test_trainer_that_asks_for_apply_mode_has_its_warm_up_without_an_answer(tmp_path: Path) -> None:
+    with Client(_DOWN, run_key="warms", spool_directory=tmp_path) as client:
+        client.start_run(advice_mode="apply")
+        with AdviceFeed(client) as fed:
+            assert [fed.scale(step) for step in range(1, 5)] == pytest.approx([1 / 3, 2 / 3, 1.0, 1.0])
+
+
 def test_newest_answer_is_followed(service: FaultyService) -> None:
     service.set_advice(advice(1, points=[]))
     with AdviceFeed(service.url, "run-1") as fed:
