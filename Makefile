@@ -15,7 +15,7 @@ export VENV PYTHON
 # Bytecode is written even if the environment forbids it: every process would otherwise compile what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-BENCHES := bench-bad-input bench-broken-service bench-certify bench-closed-loop bench-connect bench-coverage bench-diagnosis \
+BENCHES := bench-bad-input bench-broken-service bench-certify bench-closed-loop bench-connect bench-coverage bench-diagnosis bench-docs \
 	bench-doctor bench-engines bench-exactness bench-failures bench-faults bench-house bench-ingest bench-measures \
 	bench-notary bench-pages bench-queries bench-truth bench-warning
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 import torch
 
 from benchmarks.running_service import forked_service
+from foreshock.commands.command import SuggestingParser
+from foreshock.commands.main import ENTRY_POINT_GROUP
 from foreshock.setting_names import setting_names
 from tests.paths import DOCS, REPOSITORY
 
@@ -80,12 +84,20 @@ def test_every_setting_that_a_document_names_exists() -> None:
         assert named <= known, document.name
 
 
-def test_every_command_that_a_document_names_exists() -> None:
-    entry_points = (REPOSITORY / "pyproject.toml").read_text()
-    for document in DOCUMENTS:
-        blocks = "".join(re.findall(r"```\n(.*?)```", document.read_text(), re.DOTALL))
-        for command in re.findall(r"\bforeshock ([a-z]+)\b", blocks):
-            assert re.search(rf"^{command} = ", entry_points, re.MULTILINE), (document.name, command)
+def commands_of(document: Path) -> list[list[str]]:
+    """Return the `foreshock` commands that a document shows, as words without settings before them."""
+    blocks = "".join(re.findall(r"```(?:bash|sh)?\n(.*?)```", document.read_text(), re.DOTALL)).replace("\\\n", " ")
+    lines = re.findall(r"^(?:\$ )?(?:[A-Z_]+=\S+ )*foreshock ([a-z]+\b.*)", blocks, re.MULTILINE)
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.stem)
+def test_every_command_that_a_document_shows_has_these_arguments(document: Path) -> None:
+    points = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    for name, *arguments in commands_of(document):
+        parser = SuggestingParser(prog=name, exit_on_error=False)
+        points[name].load().configure(parser)
+        parser.parse_args(arguments)
 
 
 # Questions that "Where to change what" must answer, by words of its row.

@@ -74,8 +74,11 @@ class NotTried(Record):
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport(Record):
-    """All findings of one batch, gravest first; `ruled_out`: what was tried and not named, those that explain most
-    first. Variants end with the side that they were tried for, such as "[rollout]"."""
+    """All findings of one batch, gravest first.
+
+    `ruled_out`: variants that were tried and are no cause, those that explain most first. Variants end with the side
+    that they were tried for, such as "[rollout]".
+    """
 
     rollouts: int
     tokens: int

@@ -18,8 +18,10 @@ each process that logs.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -55,6 +57,14 @@ __all__ = ["Client"]
 
 # The limit for the feed and the exporters, which run in the trainer.
 _MOST_ANSWER_BYTES = 64 * TRAINER_ANSWER_BYTES
+
+
+def _page_in_wandb() -> str | None:
+    """Return the page of the process's active W&B run; None if there is none, as of an offline run."""
+    run = getattr(sys.modules.get("wandb"), "run", None)
+    with contextlib.suppress(Exception):
+        return None if run is None or run.offline else str(run.url)
+    return None
 
 
 class Client:
@@ -202,7 +212,8 @@ class Client:
         are those of the other levers, until somebody chooses one. A restart keeps the run's modes, which an operator
         may have switched, and logs a warning if it asks for another one. `correction` is the correction to advise if
         any, such as "sequence_mis:2", None: token TIS. `tags` and `note` are shown in the list of runs;
-        `baseline` is the id of a run to compare with; `tracker_url` is the run's page in a tracker such as W&B.
+        `baseline` is the id of a run to compare with; `tracker_url` is the run's page in a tracker, None: that of the
+        active W&B run of this process.
 
         `master_dtype`, `autocast` and `head_dtype` ("float32", "bfloat16", "float16", or torch's dtypes) are the
         precision with which probes replay the trainer: of the weights that its forward pass reads, of its autocast
@@ -217,7 +228,8 @@ class Client:
             "initial_learning_rate": initial_learning_rate, "length_cap": length_cap, "model_kind": model_kind,
             "advice_mode": advice_mode, "correction_mode": correction_mode, "rollback_mode": rollback_mode,
             "correction": correction, "scalar_names": None if scalar_names is None else dict(scalar_names),
-            "tags": list(tags) or None, "note": note, "baseline": baseline, "tracker_url": tracker_url,
+            "tags": list(tags) or None, "note": note, "baseline": baseline,
+            "tracker_url": tracker_url or _page_in_wandb(),
         }  # fmt: skip
         precision = {"master_dtype": master_dtype, "autocast": autocast, "head_dtype": head_dtype}
         with self.failures.noted("start_run"):

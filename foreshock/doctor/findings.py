@@ -1,4 +1,4 @@
-"""The text of the doctor's report: findings, with what was tried and not named, and what could not be tried."""
+"""The text of the doctor's report: findings, variants that were tried and are no cause, and those not tried."""
 
 import math
 from collections.abc import Mapping

@@ -77,6 +77,16 @@ def test_step_is_the_row_without_a_step_and_nothing_raises_into_the_trainer(
     assert get(client, "")["state"] == "failed"
 
 
+def test_run_of_a_client_links_to_the_active_run_of_wandb(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = "https://wandb.ai/me/project/runs/1"
+    monkeypatch.setattr(type(run), "offline", property(lambda _: False))
+    monkeypatch.setattr(type(run), "url", property(lambda _: page))
+    with foreshock.Client(run_key="beside W&B") as client:
+        client.start_run().log_scalars(1, {"reward": 0.5})
+        client.flush(60)
+    assert get(client, "")["tracker_url"] == page
+
+
 def test_without_a_run_of_wandb_the_error_says_what_to_do() -> None:
     assert wandb.run is None
     with pytest.raises(ConfigurationError, match="no active W&B run"):
