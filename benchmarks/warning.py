@@ -220,6 +220,9 @@ def main() -> int:
         best = max((each.hits for each in rivals), default=0)
         lines.append(Line(f"{part}_hits", f"{part}, hits; bar: the best simple rule", own.hits, best, at_least=True))
         lines.append(Line(f"{part}_false_per_1000", f"{part}, false per 1,000", false_rate(own), MOST_FALSE))
+        real, false = losing(runs, rules["early warnings"])
+        lossless = false_rate(own) * (false - real) / max(false, 1)
+        lines.append(Line(f"{part}_lossless_per_1000", f"{part}, of these without a loss", lossless, MOST_FALSE))
     return report(lines)
 
 
