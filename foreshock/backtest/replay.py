@@ -13,7 +13,7 @@ from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration, Warn
 from foreshock.diagnosis.quantities import LEARNING_RATE_KEY, REWARD_KEY
 from foreshock.learning_rate.decisions import AdviceState, Observation, decide, fold_on
 from foreshock.learning_rate.loop import LoopState
-from foreshock.learning_rate.schedule import WARMUP, Point
+from foreshock.learning_rate.schedule import warmed
 from foreshock.severity import Severity
 
 SURGE_STEPS = 50
@@ -106,13 +106,13 @@ class AppliedAdvice:
     """
 
     def __init__(self, configuration: WarningConfiguration, *, starts: bool = False) -> None:
-        self._configuration = configuration
-        self._state = WarningState()
-        self._advice = AdviceState(points=(Point(warmup=WARMUP),)) if starts else AdviceState()
+        self._configuration, self._starts = configuration, starts
+        self._state, self._advice = WarningState(), AdviceState()
 
     def scale(self, step: int) -> float:
         """Return the advised scale of a step, from the decisions so far."""
-        return self._advice.scale(step)
+        scale = self._advice.scale(step)
+        return warmed(scale, step, self._advice.floor) if self._starts else scale
 
     @property
     def loop(self) -> LoopState:

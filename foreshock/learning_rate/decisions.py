@@ -2,8 +2,8 @@
 
 Guarantees, for events in any order of arrival:
 
-- within an attempt the scale of later steps only falls, with three exceptions: the control loop may slowly take back
-  what it lowered itself, an operator may raise the scale, and a run that starts in apply mode has a warm-up;
+- within an attempt the scale of later steps only falls, with two exceptions: the control loop may slowly take back what
+  it lowered itself, and an operator may raise the scale;
 - a decision changes only steps beyond the newest step that was closed, polled or acknowledged, so late data changes
   future boundaries only, and past boundaries are not caught up;
 - one decision halves at most once;
@@ -48,7 +48,6 @@ from foreshock.learning_rate.schedule import (
     DECAY_FACTOR,
     DECAY_FLOOR,
     HORIZON,
-    WARMUP,
     Point,
     Schedule,
     ScheduleSettings,
@@ -205,7 +204,7 @@ class AdviceState:
             return "held"
         if self.scale(step) <= self.floor:
             return "floor"
-        if self.schedule is not None or self.last.halvings or point_at(self.points, step).loop_at(step) < 1.0:
+        if self.schedule is not None or self.last.halvings or self.scale(step) < 1.0:
             return "decaying"
         return "warming" if warming else "watching"
 
@@ -304,16 +303,13 @@ def _apply(state: AdviceState, decision: Decision) -> AdviceState:
                 state = replace(state, released=tuple(OpenSignal(each.rule, known) for each in state.handled))
             state = replace(state, held_from_step=None, held_by=None, loop_reference=None)
         case "mode":
-            starts = decision.mode == "apply" and state.mode != "apply"
+            starts = decision.mode == "apply" and state.mode != "apply" and point.loop_step is not None
             state = replace(state, mode=decision.mode or state.mode)
-            if starts and first <= 1:
-                point = replace(point, warmup=WARMUP)
-            elif starts and point.loop_step is not None:
-                # Until now the trainer had the whole rate: the loop falls from there, step by step.
-                point = replace(point, loop=1.0, loop_step=first, fall=0.0)
-                state = replace(state, loop_reference=0.0)
-            else:
+            if not starts:
                 return state
+            # Until now the trainer had the whole rate: the loop falls from there, step by step.
+            point = replace(point, loop=1.0, loop_step=first, fall=0.0)
+            state = replace(state, loop_reference=0.0)
         case "rewind" | "set":
             raise AssertionError("fold() resolves rewinds before it applies decisions, and the rate has no `set`")
     earlier = state.points[:-1] if state.last.step == first else state.points

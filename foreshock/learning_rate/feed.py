@@ -27,7 +27,7 @@ from foreshock.errors import ConfigurationError, ServiceError, ServiceUnavailabl
 from foreshock.learning_rate.advice import Advice, AdviceAlert
 from foreshock.learning_rate.levers import Correction, Rollback, Value
 from foreshock.learning_rate.modes import BesideTheRate
-from foreshock.learning_rate.schedule import WARMUP, warmed
+from foreshock.learning_rate.schedule import DECAY_FLOOR, warmed
 from foreshock.retry import Backoff
 
 if TYPE_CHECKING:
@@ -114,13 +114,13 @@ class AdviceFeed:
     def scale(self, step: int) -> float:
         """Return the learning-rate factor of training step `step`; 1.0 in shadow mode and before the first answer.
 
-        A trainer that asks for the apply mode has its warm-up without an answer, too.
+        If the client's trainer asks for the apply mode, the first steps have a warm-up, also before an answer.
         """
         advice = self._advice_at(step)
-        if advice is not None:
-            return advice.scale(int(step))
-        starts = self._client is not None and self._client.asks_to_apply
-        return warmed(int(step), WARMUP) if starts else 1.0
+        scale = 1.0 if advice is None else advice.scale(int(step))
+        if self._client is None or not self._client.asks_to_apply or (advice is not None and advice.mode != "apply"):
+            return scale
+        return warmed(scale, int(step), DECAY_FLOOR if advice is None else advice.floor)
 
     def advised_scale(self, step: int) -> float:
         """Return the advised factor of `step`, also in shadow mode; 1.0 before the first answer."""

@@ -89,13 +89,13 @@ class Schedule:
 
 
 WARMUP = 3
-"""First steps of a run that starts in apply mode, over which the scale rises evenly. At a rate that is six times too
-high the first update alone can destroy a policy, before anything is measured."""
+"""First steps of a run that starts in apply mode, over which the feed raises the scale evenly. At a rate that is six
+times too high the first update alone can destroy a policy, before anything is measured."""
 
 
-def warmed(step: int, warmup: int) -> float:
-    """Return the part of the scale that a warm-up of so many steps leaves at ``step``."""
-    return min(max(step, 1) / warmup, 1.0)
+def warmed(scale: float, step: int, floor: float) -> float:
+    """Return the part of a scale that the warm-up leaves at ``step``, not below the floor; later steps have all."""
+    return scale if step >= WARMUP else max(scale * max(step, 1) / WARMUP, floor)
 
 
 HORIZON = 10
@@ -111,7 +111,7 @@ class Point:
 
     There are ``halvings``, and one more at ``boundary`` and every ``period`` steps after it (None: no more). The
     control loop's scale is ``loop`` at ``loop_step``, and its log falls by ``fall`` a step, for `HORIZON` steps. Until
-    the loop has moved it is 1, with ``loop_step`` None. The scale rises evenly over the run's first ``warmup`` steps.
+    the loop has moved it is 1, with ``loop_step`` None.
     """
 
     step: int = 0
@@ -121,14 +121,10 @@ class Point:
     loop: float = 1.0
     loop_step: int | None = None
     fall: float = 0.0
-    warmup: int = 1
 
     def __post_init__(self) -> None:
-        if self.halvings < 0 or min(self.period, self.warmup) < 1:
-            raise ValueError(
-                "halvings must be at least 0, period and warmup at least 1, "
-                f"got {self.halvings}, {self.period} and {self.warmup}"
-            )
+        if self.halvings < 0 or self.period < 1:
+            raise ValueError(f"halvings must be at least 0, period at least 1, got {self.halvings} and {self.period}")
         if not (0.0 < self.loop <= 1.0 and 0.0 <= self.fall <= 1.0):
             raise ValueError(f"loop must be above 0 and at most 1, fall from 0 to 1, got {self.loop} and {self.fall}")
 
@@ -154,8 +150,8 @@ class Point:
         return self.fall > 0.0 and step - (self.loop_step or 0) < HORIZON
 
     def scale(self, step: int, factor: float, floor: float) -> float:
-        """Return η(step) / η₀: the lower of the halvings' and the loop's, times the warm-up; not below the floor."""
-        return max(floor, warmed(step, self.warmup) * min(factor ** self.count(step), self.loop_at(step)))
+        """Return η(step) / η₀: the lower of the halvings' and the loop's, not below the floor."""
+        return max(floor, min(factor ** self.count(step), self.loop_at(step)))
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Point:

@@ -13,7 +13,7 @@ import pytest
 
 from foreshock import AdviceFeed, Client, RolloutBatch
 from foreshock.errors import ConfigurationError
-from foreshock.learning_rate.schedule import WARMUP, warmed
+from foreshock.learning_rate.schedule import DECAY_FLOOR, warmed
 from foreshock.measures.comparison import measure_step
 from tests.foreshock.batches import random_batch
 from tests.foreshock.client.trainer import clients, get
@@ -176,7 +176,7 @@ def test_feed_follows_operator_halving(make: Callable[..., Client], mode: Any) -
     with AdviceFeed(client) as feed:
         for step in range(5):
             client.log_rollouts(step, random_batch(step))
-            assert feed.scale(step) == (warmed(step, WARMUP) if mode == "apply" else 1.0)
+            assert feed.scale(step) == (warmed(1.0, step, DECAY_FLOOR) if mode == "apply" else 1.0)
         assert client.flush(300)
         url = f"{client.settings.url}/v1/runs/{client.run_id}/lr-advice"
         decisions = url.replace("/lr-advice", "/advice/decisions")

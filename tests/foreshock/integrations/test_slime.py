@@ -20,7 +20,7 @@ from foreshock.integrations.slime import SlimeRun, apply_advice, log_rollouts
 from foreshock.integrations.slime_columns import columns_of
 from foreshock.integrations.slime_framework import FRAMEWORKS, Place
 from foreshock.learning_rate.levers import Correction
-from foreshock.learning_rate.schedule import WARMUP, warmed
+from foreshock.learning_rate.schedule import warmed
 from tests.foreshock.integrations.logged_attributes import declared, logged_attributes
 from tests.foreshock.integrations.logged_runs import LoggedRun, run_named
 from tests.foreshock.integrations.preloaded import Preloaded, preloaded
@@ -121,8 +121,8 @@ def test_advice_reaches_every_megatron_optimizer_of_every_rank(tools: Run) -> No
     """A chain of two optimizers, whose scheduler rewrites the rates at each step."""
     for rates in tools.rates:
         for step in range(HALVED_AT):
-            assert rates[step] == pytest.approx([warmed(step, WARMUP) * RATE] * 2, rel=1e-4)
-        assert rates[-1] == pytest.approx([warmed(STEPS - 1, WARMUP) * RATE / 2] * 2, rel=1e-4)
+            assert rates[step] == pytest.approx([warmed(RATE, step, 0.0)] * 2, rel=1e-4)
+        assert rates[-1] == pytest.approx([RATE / 2, RATE / 2], rel=1e-4)
     assert tools.critic_rates == [RATE] * STEPS
 
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
-from foreshock.learning_rate.schedule import WARMUP, warmed
+from foreshock.learning_rate.schedule import warmed
 from tests.foreshock.integrations.logged_attributes import declared, logged_attributes
 from tests.foreshock.integrations.logged_runs import LoggedRun, run_named
 from tests.foreshock.integrations.operators import CORRECTION, SMALL_RATE
@@ -87,8 +87,8 @@ def test_masked_truncated_completions_are_logged(grpo: Run) -> None:
 
 def test_advice_reaches_the_optimizer_and_trls_log(grpo: Run) -> None:
     rates = [entry["learning_rate"] for entry in grpo.log]
-    scales = [warmed(step + 1, WARMUP) * (0.5 if step >= HALVED_AT else 1.0) for step in range(STEPS)]
-    assert rates == pytest.approx([scale * SMALL_RATE for scale in scales])
+    assert rates[:HALVED_AT] == pytest.approx([warmed(SMALL_RATE, step, 0.0) for step in range(1, HALVED_AT + 1)])
+    assert rates[-1] == pytest.approx(SMALL_RATE / 2)
     planned = grpo.get("/scalars?name=planned_last_step")["columns"]["value"]
     assert planned == [float(len(grpo.log))] * len(grpo.log)
 

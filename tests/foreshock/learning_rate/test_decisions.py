@@ -280,16 +280,6 @@ def test_mode_decision_does_not_change_the_scale() -> None:
     assert fold(log).scale(198) == 0.5
 
 
-def test_run_that_starts_in_apply_mode_has_a_warm_up_and_one_that_is_switched_later_has_none() -> None:
-    starts = fold([set_mode(AdviceState(), "apply", observed(-1), "trainer")])
-    assert [starts.scale(step) for step in range(1, 7)] == pytest.approx([1 / 3, 2 / 3, 1.0, 1.0, 1.0, 1.0])
-    assert starts.phase(1, warming=True) == "warming"
-    lowered = fold_on(starts, decide(starts, observed(1, log_scale=math.log(0.8)))[0])
-    assert 0.5 < lowered.last.loop < 1.0
-    assert [lowered.scale(step) / lowered.last.loop_at(step) for step in (2, 5)] == pytest.approx([2 / 3, 1.0])
-    assert fold([set_mode(AdviceState(), "apply", observed(3), "operator")]).scale(4) == 1.0
-
-
 @pytest.mark.parametrize("held_from", [None, 10_000])
 def test_next_decay_step_of_a_schedule_with_very_many_boundaries(held_from: int | None) -> None:
     point = Point(100, boundary=135, period=45, loop=0.5, loop_step=50)

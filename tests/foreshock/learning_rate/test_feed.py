@@ -49,11 +49,23 @@ def test_scale_is_one_before_the_first_answer() -> None:
         assert (fed.mode, fed.revision, fed.alerts, fed.want_weights_at_step) == ("shadow", 0, (), None)
 
 
-def test_trainer_that_asks_for_apply_mode_has_its_warm_up_without_an_answer(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (None, [1 / 3, 2 / 3, 1.0, 1.0]),
+        (advice(points=[{"step": 2, "loop": 0.3, "loop_step": 2}]), [1 / 3, 0.2, 0.3, 0.3]),
+        (advice(points=[{"step": 0, "loop": 0.12, "loop_step": 0}]), [0.1, 0.1, 0.12, 0.12]),
+        (advice(mode="shadow"), [1.0] * 4),
+    ],
+)
+def test_trainer_that_asks_for_apply_mode_has_a_warm_up(
+    answer: dict[str, Any] | None, expected: list[float], tmp_path: Path
+) -> None:
     with Client(_DOWN, run_key="warms", spool_directory=tmp_path) as client:
         client.start_run(advice_mode="apply")
         with AdviceFeed(client) as fed:
-            assert [fed.scale(step) for step in range(1, 5)] == pytest.approx([1 / 3, 2 / 3, 1.0, 1.0])
+            assert answer is None or fed._take(Advice.from_json(answer))
+            assert [fed.scale(step) for step in range(1, 5)] == pytest.approx(expected)
 
 
 def test_newest_answer_is_followed(service: FaultyService) -> None:

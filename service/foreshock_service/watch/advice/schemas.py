@@ -51,8 +51,7 @@ class ControlRead(BaseModel):
 
 
 class AdviceRead(BaseModel):
-    """The whole state: `scale(step) = max(floor, min(step / warmup, 1) * min(loop, factor^halvings))` of the last of
-    `points` up to the step.
+    """The whole state: `scale(step) = max(floor, min(loop, factor^halvings))` of the last of `points` up to the step.
 
     It is absolute, so that a missing, late or repeated answer cannot compound. `scale` multiplies the base learning
     rate at the step asked for; in shadow mode it is 1.0, and `advised_scale` is the advice.

@@ -52,8 +52,7 @@ def stairs_of(state: AdviceState, end: int) -> list[tuple[int, float]]:
         if point.boundary is not None:
             changes.update(range(point.boundary, last + 1, point.period))
         falling = range((point.loop_step or 0), min((point.loop_step or 0) + HORIZON, last) + 1)
-        warming = range(point.step, min(point.warmup, last) + 1)
-        changes.update([point.step, *warming, *(step for step in falling if step >= point.step)])
+        changes.update([point.step, *(step for step in falling if step >= point.step)])
     stairs: list[tuple[int, float]] = []
     for step in sorted(step for step in changes if step <= end):
         scale = state.scale(step)
