@@ -49,6 +49,7 @@ NOT_MEASURED: Final = frozenset(
     {
         "probabilities_as_log_probs",
         "negated_log_probs",
+        "response_log_probs",
         "wrong_log_base",
         "raw_log_probs",
         "processed_log_probs",

@@ -205,7 +205,7 @@ def _add_up(places: Ints, table: NDArray[np.float64], of_row: Ints, of_group: In
 # The part has this share of all k3, and a mean this many times that of the rest: in k3, and in (mean √|d|)².
 _SHARE, _TIMES, _TIMES_OF_ROOTS = 0.6, 10.0, 3.0
 _MOST_TOKENS_SHARE, _LEAST_UNCERTAIN, _LEAST_GROUPS = 0.9, 20, 3
-_MOST_ROLLOUTS = 0.4
+_MOST_ROLLOUTS = 0.6
 _MOST_ROLLOUTS_NAMED = 12
 # Rollouts with this share of the tokens of their prompts are all those of these prompts.
 _NEARLY_ALL = 0.9

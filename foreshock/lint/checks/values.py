@@ -1,4 +1,4 @@
-"""Values that are not log-probs: not finite, placeholders, probabilities, of the wrong sign or slightly above 0."""
+"""Values that are not log-probs of tokens: not finite, placeholders, probabilities, of the wrong sign, of responses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from foreshock.lint.checks.masked import Masked
-from foreshock.lint.counting import COLUMNS, Bools, Counting, Counts, Piece, largest
+from foreshock.lint.counting import COLUMNS, Bools, Counting, Counts, Floats, Ints, Piece, largest
 from foreshock.lint.evidence import LintEvidence
 from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome, format_number, format_percent
 from foreshock.rollouts.schema import LARGEST_LOG_PROB, LOG_PROB_ROUNDING
@@ -18,6 +18,8 @@ from foreshock.severity import Severity
 _NO_COLUMN = "no log-probs were logged"
 # If this share of the placeholders stand next to another one, they stand in runs.
 _MOST_BESIDE = 0.9
+# Fewest tokens of a response that is looked at as a whole, fewest such responses, and the share of them that is alike.
+_LEAST_TOKENS, _LEAST_RESPONSES, _MOST_RESPONSES = 6, 8, 0.95
 _NON_FINITE = {"nan": "NaN", "minus_inf": "−inf", "plus_inf": "+inf"}
 
 
@@ -43,6 +45,11 @@ class Values(Counts, abstract=True):
     above_one: int = 0
     max: float = largest()  # of the finite values
     minus_min: float = largest()
+    responses: int = 0  # of at least `_LEAST_TOKENS` tokens
+    constant: int = 0  # of these: with one value below 0
+    constant_max: float = largest()
+    constant_minus_min: float = largest()
+    falling: int = 0  # of these: whose values never rise and mostly fall
 
     def add_piece(self, piece: Piece, counting: Counting) -> None:
         """Count the invalid values of a piece."""
@@ -50,6 +57,7 @@ class Values(Counts, abstract=True):
         if values is None or values.size == 0:
             return
         self.logged += values.size
+        self._add_responses(values, piece.offsets)
         least, most = piece.bounds[self.column]
         finite: Bools | None = None
         if (valid := piece.valid(self.column)) is not None:
@@ -74,6 +82,20 @@ class Values(Counts, abstract=True):
         if least < -LOG_PROB_ROUNDING and most > -np.inf:
             below = int(np.count_nonzero(values < -LOG_PROB_ROUNDING))
             self.negative += below - (0 if finite is None else int(np.isneginf(values).sum()))
+
+    def _add_responses(self, values: Floats, offsets: Ints) -> None:
+        """Count the responses whose values [T] are those of a response: one value, or a running sum."""
+        long = np.diff(offsets) >= _LEAST_TOKENS
+        first, end = offsets[:-1][long], offsets[1:][long]
+        # A NaN counts as a rise.
+        moves = ~(values[1:] == values[:-1]), ~(values[1:] <= values[:-1])
+        moved, rose = (np.r_[0, np.cumsum(each)][end - 1] - np.r_[0, np.cumsum(each)][first] for each in moves)
+        constant = values[first[(moved == 0) & (values[first] < -LOG_PROB_ROUNDING)]]
+        self.responses += first.size
+        self.constant += constant.size
+        self.constant_max = max(self.constant_max, float(constant.max(initial=-np.inf)))
+        self.constant_minus_min = max(self.constant_minus_min, -float(constant.min(initial=np.inf)))
+        self.falling += int(np.count_nonzero((rose == 0) & (2 * moved >= end - first)))
 
     def _add_placeholders(self, piece: Piece, found: Bools, counting: Counting) -> None:
         """Count finite values that are not log-probs of sampled tokens, such as −9999 for −inf."""
@@ -109,9 +131,21 @@ class Values(Counts, abstract=True):
         return "negated_log_probs" if self.above_one else "probabilities_as_log_probs"
 
     @property
+    def of_responses(self) -> str:
+        """What the values are if they are numbers of whole responses; empty if they are not."""
+        least = max(_LEAST_RESPONSES, _MOST_RESPONSES * self.responses)
+        if self.constant >= least and -self.constant_minus_min < self.constant_max:
+            return (
+                f"has one value in {self.constant:,} of {self.responses:,} responses, such as their mean or their sum"
+            )
+        if self.falling >= least:
+            return f"never rises in {self.falling:,} of {self.responses:,} responses, as a running sum"
+        return ""
+
+    @property
     def holds_log_probs(self) -> bool:
-        """False if the values are probabilities, or log-probs of the wrong sign."""
-        return self.sign_check in ("", "positive_log_probs")
+        """False if the values are probabilities, log-probs of the wrong sign, or numbers of whole responses."""
+        return self.sign_check in ("", "positive_log_probs") and not self.of_responses
 
 
 class RolloutValues(Values):
@@ -130,7 +164,7 @@ VALUES: dict[str, type[Values]] = {"rollout": RolloutValues, "trainer": TrainerV
 
 
 def columns_without_log_probs(evidence: LintEvidence) -> list[str]:
-    """Return the columns whose values are probabilities, or log-probs of the wrong sign."""
+    """Return the columns whose values are probabilities, log-probs of the wrong sign, or numbers of responses."""
     return [COLUMNS[name] for name, kind in VALUES.items() if not evidence[kind].holds_log_probs]
 
 
@@ -164,6 +198,14 @@ def _check_sign(check: str, judging: Judging) -> Outcome:
         return Clean()
     severity: Severity = "warning" if check == "positive_log_probs" else "critical"
     return Finding(severity, "; ".join(parts) + ".", numbers, judging.evidence.where("positive_log_probs"))
+
+
+def _check_responses(judging: Judging) -> Outcome:
+    """Check for one value per response, and for running sums."""
+    if not (columns := logged_columns(judging)):
+        return NotChecked(_NO_COLUMN)
+    parts = [f"{name} {values.of_responses}" for name, values in columns.items() if values.of_responses]
+    return Finding("critical", "; ".join(parts) + ".", {}) if parts else Clean()
 
 
 def _check_placeholders(judging: Judging) -> Outcome:
@@ -237,6 +279,13 @@ SIGNS = (
         "Every measure is meaningless: likely tokens count as unlikely ones, and ρ as 1/ρ if both columns are negated.",
         "Log log-probs and not the loss (negative log-likelihood): multiply by −1.",
         partial(_check_sign, "negated_log_probs"),
+    ),
+    Check(
+        "response_log_probs",
+        "numbers of whole responses were logged instead of the log-probs of tokens",
+        "Every measure is meaningless: the number of a response is compared with those of its tokens.",
+        "Log the log-prob of each sampled token (in vLLM the entries of `logprobs`, not `cumulative_logprob`).",
+        _check_responses,
     ),
     Check(
         "positive_log_probs",

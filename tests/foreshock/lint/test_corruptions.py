@@ -94,6 +94,17 @@ def test_losses_are_negated_log_probs(step: RolloutBatch) -> None:
     assert only(lint_batch(replace(step, rollout_log_probs=-real_mu(step))), "negated_log_probs").severity == "critical"
 
 
+@pytest.mark.parametrize(("of_response", "said"), [(np.cumsum, "never rises in"), (np.mean, "has one value in")])
+@pytest.mark.parametrize("column", ["rollout_log_probs", "trainer_log_probs"])
+def test_numbers_of_whole_responses_are_named(
+    step: RolloutBatch, column: str, of_response: Callable[[Any], Any], said: str
+) -> None:
+    values = getattr(step, column).copy()
+    for first, end in itertools.pairwise(step.response_offsets):
+        values[first:end] = of_response(values[first:end])
+    assert said in only(lint_batch(replace(step, **{column: values})), "response_log_probs").seen
+
+
 def test_probability_above_1_is_named_with_its_place(step: RolloutBatch) -> None:
     beyond = real_mu(step).copy()
     place = int(step.response_offsets[7]) + 1
