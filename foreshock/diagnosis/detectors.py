@@ -130,11 +130,13 @@ class ClosedStep:
     """The values of one closed step by ``comparison:measure``: ``rollout:response_length_mean`` (tokens),
     ``trainer/rollout:k3_kl`` (nats per token), ``scalars:grad_norm``. Missing values are absent or NaN.
 
-    ``rebaseline``: a change was announced at this step, so baselines start again."""
+    ``rebaseline``: a change was announced at this step, so baselines start again. ``faulty``: the lint has a critical
+    finding, so that k3 compares something else than the two policies: no learning rate follows it."""
 
     step: int
     values: Mapping[str, float]
     rebaseline: bool = False
+    faulty: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +250,8 @@ def advance(
     total = None if units is None else units / 2**RATE_UNIT_BITS
     found = tuple(event_of(each, configuration.surge, configuration.schedule, total, rate) for each in detections)
     reading = _reading(step, values, rules, configuration.rules, reward)
+    if closed_step.faulty:
+        reading = replace(reading, k3=None, k3_at_lag_0=None)
     loop = advance_loop(state.loop, reading, configuration.loop)
     return WarningState(step, surge, rules, reward, loop, units, refused), refusals + events + falls + found
 

@@ -114,6 +114,13 @@ def findings_of_run(session: Session, run_id: str) -> list[findings.FindingOfSte
     return found
 
 
+def faulty_steps(session: Session, run_id: str, first: int, last: int) -> set[int]:
+    """Return the active steps from `first` to `last` with a critical finding: their measures are of wrong data."""
+    active = attempts.active_rows(session, run_id, StepLint, first, last)
+    query = select(StepLint.step).where(StepLint.run_id == run_id, active, StepLint.severity == "critical")
+    return set(session.scalars(query))
+
+
 def read_step(
     session: Session, principal: security.Principal, run_id: str, step: int, attempt: int | None
 ) -> records.LintRecord:

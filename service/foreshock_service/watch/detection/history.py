@@ -21,7 +21,7 @@ from foreshock.digests import digest_of_json
 from foreshock.measures.registry import MEASURES
 from foreshock.model_kind import ModelKind
 from foreshock_service.platform.database.tables import Run, ScalarTail, Step
-from foreshock_service.runs import attempts, changes, measurements, runs
+from foreshock_service.runs import attempts, changes, lint, measurements, runs
 from foreshock_service.runs.scalars import newest_step_with_scalars, scalars_of_active_steps, steps_with_scalars
 from foreshock_service.watch.rules import rules_in_force
 
@@ -101,7 +101,11 @@ def closed_steps_after(
     # A change takes effect at the first closed step at or after it; changes up to `after` have taken effect already.
     numbers = [step for step, _ in steps]
     changed = {bisect_left(numbers, change) for change in changes.rebaselined_steps(session, run_id) if change > after}
-    return [(ClosedStep(step, values[step], place in changed), attempt) for place, (step, attempt) in enumerate(steps)]
+    faulty = lint.faulty_steps(session, run_id, first, last)
+    return [
+        (ClosedStep(step, values[step], place in changed, step in faulty), attempt)
+        for place, (step, attempt) in enumerate(steps)
+    ]
 
 
 def _steps_after(session: Session, run_id: str, after: int, watched: WatchedRun, limit: int) -> list[tuple[int, int]]:

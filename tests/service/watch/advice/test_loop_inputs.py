@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import httpx
+import numpy as np
 import pytest
 
 from foreshock.clock import now_us
 from foreshock_service.watch.advice import service
+from tests.service.sending import make_batch, start_run
 from tests.service.watch.recorded import K3, RecordedRun
 
 LAG = "rollout:lag_mean"
@@ -57,3 +62,18 @@ def test_clock_that_jumps_changes_no_scale(
     monkeypatch.setattr(service, "now_us", lambda: now_us() + jump_us)
     close(recorded, 11, STEPS)
     assert scales(recorded) == expected
+
+
+def test_k3_of_log_probs_that_the_lint_proves_wrong_moves_no_lever(http: httpx.Client) -> None:
+    run = start_run(http)
+    for step in range(1, 9):
+        batch = make_batch(160, seed=step)
+        assert batch.trainer_log_probs is not None
+        shifted = batch.trainer_log_probs.copy()
+        for first, end in pairwise(batch.response_offsets):
+            shifted[first:end] = np.roll(shifted[first:end], 1)
+        assert run.put_shard(step, make_batch(160, seed=step, trainer_log_probs=shifted)).status_code == 201
+        assert run.put_scalars(step, {"learning_rate": 1e-6}).status_code == 204
+    levers = run.get("advice").json()
+    assert "shifted_log_probs" in {warning["name"] for warning in run.get("lint").json()["warnings"]}
+    assert (levers["rate"]["scale"], levers["correction"]["advised"]) == (1.0, None)
