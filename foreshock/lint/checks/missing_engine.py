@@ -11,7 +11,7 @@ from foreshock.lint.checks.missing_trainer import NEARLY_ALL, place_in_response
 from foreshock.lint.checks.pairs import NO_PAIRS, Pairs, if_copied, if_shifted
 from foreshock.lint.checks.ratio import CLEARLY
 from foreshock.lint.counting import LARGEST_D, Bools, Counting, Counts, Example, Piece
-from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome, format_number
+from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome, format_number, format_percent
 
 # The examples of this name are the values found in place of log μ: 0 and constants such as −3.
 _VALUES = "values of no_mu"
@@ -84,9 +84,13 @@ def _check(judging: Judging) -> Outcome:
     place = place_in_response(judging, found.first, found.last, found.tokens)
     if found.trailing >= NEARLY_ALL * found.tokens and found.last < NEARLY_ALL * found.tokens:
         place = ", in runs up to the end of their response: padding, or log-probs that the engine did not return"
+    all_of = found.tokens >= NEARLY_ALL * pairs.tokens
     unlikely = found.log_pi <= _UNSAMPLED_LOG_PI * found.tokens
-    uncertain = unlikely and not judging[Declared].greedy
-    if not place and uncertain and found.beside >= NEARLY_ALL * found.tokens:
+    # A declared temperature excludes that all tokens were certain.
+    uncertain = (unlikely or (all_of and judging[Declared].plain > 0)) and not judging[Declared].greedy
+    if not place and uncertain and all_of:
+        place = f", {format_percent(found.tokens, pairs.tokens)} of all: the engine returned no log-probs"
+    elif not place and uncertain and found.beside >= NEARLY_ALL * found.tokens:
         place = ", in runs: tokens that the model did not sample, such as tool output"
     values = [each.sample_id for each in judging.evidence.where(_VALUES)] or ["0"]
     if not place and values == ["0"]:

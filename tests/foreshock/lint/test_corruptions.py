@@ -105,6 +105,13 @@ def test_numbers_of_whole_responses_are_named(
     assert said in only(lint_batch(replace(step, **{column: values})), "response_log_probs").seen
 
 
+def test_column_of_zeros_holds_no_log_probs() -> None:
+    batch = healthy_batch(1, attributes=BatchAttributes(temperature=1.0, top_p=1.0))
+    report = lint_batch(replace(batch, rollout_log_probs=np.zeros_like(real_mu(batch))))
+    warning = next(each for each in report.warnings if each.name == "tokens_without_engine")
+    assert " of all: the engine returned no log-probs. " in warning.seen
+
+
 def test_probability_above_1_is_named_with_its_place(step: RolloutBatch) -> None:
     beyond = real_mu(step).copy()
     place = int(step.response_offsets[7]) + 1
