@@ -174,7 +174,7 @@ def prepare_token_pass() -> bool:
         try:
             # In another process first: the compiler holds the GIL, for which the trainer would wait. The second call
             # loads what the first one compiled.
-            command = [sys.executable, "-m", compiled.__name__]
+            command = [sys.executable, "-c", f"from {compiled.__name__} import prepare; prepare()"]
             subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LONGEST_COMPILE_SECONDS)
             compiled.prepare()
         except Exception:

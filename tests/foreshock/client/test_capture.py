@@ -194,7 +194,7 @@ def test_trainer_compiles_in_another_process_first(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(subprocess, "run", lambda command, **_: steps.append(command[1:]))
     monkeypatch.setattr(compiled, "prepare", lambda: steps.append("prepare"))
     assert prepare_token_pass()
-    assert steps == [["-m", "foreshock.measures.passes.compiled"], "prepare"]
+    assert steps == [["-c", "from foreshock.measures.passes.compiled import prepare; prepare()"], "prepare"]
 
 
 def short(rows: Any) -> Any:
