@@ -210,6 +210,18 @@ def stale_head(random: Random) -> World:
     return world
 
 
+def banned_early(random: Random) -> World:
+    """Return a world whose first tokens were sampled without the ends of sequence: a minimum length."""
+    world, least = drawn(random), int(random.choice([8, 16]))
+    sampling = world.logits.copy()
+    sampling[:, : int(random.integers(2, 6))] = -np.inf
+    first = world.index < least
+    banned = sample(world.logits, log_softmax(sampling), world.states, random)
+    plain = world.ids, world.mu, world.pi
+    world.ids, world.mu, world.pi = (np.where(first, one, other) for one, other in zip(banned, plain, strict=True))
+    return replace(world, attributes=replace(RAW, logprobs_mode="processed_logprobs"))
+
+
 def flat_rewards(random: Random) -> World:
     world = drawn(random)
     world.columns["reward"] = (np.arange(_ROLLOUTS) % _PROMPTS % int(random.integers(1, 4))).astype(np.float32)
@@ -345,6 +357,7 @@ KINDS: dict[str, Kind] = {
     "another temperature in a quarter": Kind(other_temperature, (_PLACE, "temperatures_differ")),
     "top-k, not declared": Kind(top_k, ("processed_log_probs",)),
     "first token of each chunk": Kind(off_at(first_of_chunks, 1.5, 3.0), (_PLACE,)),
+    "ends banned for the first tokens": Kind(banned_early, ("banned_early",)),
     "one data source": Kind(off_at(data_source, 0.5, 1.5), (_PLACE,)),
     "tokenised again in a fifth": Kind(off_at(retokenised, 1.0, 2.0), (_PLACE,)),
     "appended end of sequence is NaN": Kind(appended_end, ("non_finite_log_probs", "tokens_without_engine")),

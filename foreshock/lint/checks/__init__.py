@@ -4,6 +4,7 @@ The order is that of the report: findings that make all other numbers meaningles
 """
 
 from foreshock.lint.checks.after_id import AFTER_ID
+from foreshock.lint.checks.banned_early import BANNED_EARLY
 from foreshock.lint.checks.clipping import CLIPPED
 from foreshock.lint.checks.declared import LAG_UNKNOWN
 from foreshock.lint.checks.duplicates import DUPLICATED
@@ -39,6 +40,7 @@ _ALL = (
     SHIFTED,
     PAD_ID,
     AFTER_ID,
+    BANNED_EARLY,
     BY_PLACE,
     EVERYWHERE,
     WITHOUT_ENGINE,

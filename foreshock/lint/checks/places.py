@@ -305,7 +305,7 @@ def _prompts_of(part: _Part, groups: PairsByGroup, where: tuple[Example, ...]) -
 def _trend(sums: SumsByPlace, dimension: str, healthy: float) -> Finding | None:
     """Return a finding if k3 rises or falls steadily over the buckets of a dimension."""
     buckets, table = sums.of_dimension(dimension)
-    filled = (table[:, 1] >= _LEAST_UNCERTAIN) & (table[:, 3] >= _LEAST_GROUPS)
+    filled = (table[:, 1] >= 2 * _LEAST_UNCERTAIN) & (table[:, 3] >= _LEAST_GROUPS)
     buckets, table = buckets[filled], table[filled]
     if buckets.size < (_LEAST_LAGS if dimension == "lag" else _LEAST_POSITIONS):
         return None
@@ -461,7 +461,7 @@ BY_PLACE = Check(
     "tries what could make it.",
     _check,
     unless=if_invalid,
-    yields_to=("mismatch_after_id",),
+    yields_to=("mismatch_after_id", "banned_early"),
 )
 EVERYWHERE = Check(
     "mismatch_everywhere",

@@ -162,6 +162,8 @@ def _check_mean(judging: Judging) -> Outcome:
     ratio = _Ratio.of(judging)
     if judging.found("processed_log_probs"):
         return NotChecked("explained by processed log-probs")
+    if judging.found("banned_early"):
+        return NotChecked("explained by a ban at the first tokens")
     if not ratio.tested:
         return _too_few(ratio)
     if not ratio.off:

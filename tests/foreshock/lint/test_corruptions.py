@@ -105,6 +105,16 @@ def test_numbers_of_whole_responses_are_named(
     assert said in only(lint_batch(replace(step, **{column: values})), "response_log_probs").seen
 
 
+@pytest.mark.parametrize(("first", "found"), [(8, True), (30, False)])
+def test_missing_mass_at_the_first_tokens_only_is_a_ban(first: int, found: bool) -> None:
+    batch = healthy_batch(1, per_group=32)
+    index = np.arange(batch.num_tokens) - np.repeat(batch.response_offsets[:-1], batch.response_lengths)
+    renormalised = np.minimum(real_mu(batch) + np.where(index < first, 0.06, 0.0), 0.0).astype(np.float32)
+    report = lint_batch(replace(batch, rollout_log_probs=renormalised))
+    assert ("banned_early" in names(report)) is found
+    assert "mismatch_by_place" not in names(report)
+
+
 def test_column_of_zeros_holds_no_log_probs() -> None:
     batch = healthy_batch(1, attributes=BatchAttributes(temperature=1.0, top_p=1.0))
     report = lint_batch(replace(batch, rollout_log_probs=np.zeros_like(real_mu(batch))))
