@@ -167,10 +167,11 @@ class Replays:
         tokens = better[compared.rows]
         if 2 <= better.sum() < better.size - 1:
             yield replace(trial, halves=np.where(tokens, trial.halves, start.halves), rows=better, in_part=True)
+            # An engine gives no logits: only fits need them.
+            fitting = self._fitting(trial.change, start.sampling, (), view) if fits and not trial.data else None
             part = replace(compared, usable=compared.usable & tokens)
-            fitting = self._fitting(trial.change, start.sampling, (), view)
-            found = fitted(fits, replace(fitting, compared=part), start.sampling) if fits and not trial.data else None
-            if found is not None:
+            found = None if fitting is None else fitted(fits, replace(fitting, compared=part), start.sampling)
+            if fitting is not None and found is not None:
                 halves = compared.halves(found.log_probs(fitting.logits, compared))
                 rows = compared.by_rollout(halves) < compared.by_rollout(start.halves)
                 halves = np.where(rows[compared.rows], halves, start.halves)

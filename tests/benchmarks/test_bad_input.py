@@ -142,5 +142,5 @@ def test_server_errors_and_undocumented_problems_of_pages_are_faults() -> None:
     tally.judge_page("/", 500, problem, b'{"type": "urn:foreshock:problem:internal"}', "")
     tally.judge_page("/", 400, problem, b'{"type": "urn:foreshock:problem:invalid-request"}', "")
     tally.judge_page("/", 422, problem, b'{"type": "urn:another"}', "")
-    tally.judge_page("/", 400, {"content-type": "text/plain"}, b"no", "")
+    tally.judge_page("/", 400, {"content-type": "application/xml"}, b"no", "")
     assert sum(tally.faults.values()) == 4

@@ -75,6 +75,8 @@ def test_address_of_the_pages_comes_from_the_service(monitored: Monitored) -> No
 def test_alert_of_a_broken_run_reaches_the_webhook(monitored: Monitored, broken: str) -> None:
     alert = wait_until(lambda: firing(monitored, broken), seconds=60)[0]
     assert alert["status"] == "firing"
-    assert broken in alert["annotations"]["summary"]
+    assert alert["labels"]["run"] == broken
+    assert alert["annotations"]["summary"] == "Run broken of default: log-probs are not finite"
+    assert alert["annotations"]["url"].endswith("/runs/default/broken")
     monitored.service.patch(f"/v1/runs/{broken}", json={"state": "finished"}).raise_for_status()
     wait_until(lambda: [found for found in firing(monitored, broken) if found["status"] == "resolved"], seconds=400)

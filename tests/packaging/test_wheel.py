@@ -43,8 +43,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # A copy, because a build leaves files in its folder.
     for package in (
         "foreshock",
-        "foreshock_service",
-        "foreshock_probes",
+        "service",
+        "probes",
         "migrations",
         "benchmarks",
         "dashboards",
@@ -52,7 +52,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "scripts",
     ):
         # Recorded data of benchmarks and examples is large; `results` is a noun of the service, too.
-        data = () if package.startswith("foreshock") else ("recorded", "results")
+        data = () if package in ("foreshock", "service", "probes") else ("recorded", "results")
         ignored = shutil.ignore_patterns("__pycache__", *data)
         shutil.copytree(REPOSITORY / package, folder / package, ignore=ignored)
     for file in ("pyproject.toml", "README.md", "LICENSE"):
