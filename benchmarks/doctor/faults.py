@@ -99,8 +99,11 @@ FAULTS: tuple[Fault, ...] = (
 
 
 def _together(*kinds: str, sizes: tuple[tuple[float, ...], ...]) -> Fault:
+    # Where no token was repeated, the two penalties are their sum.
+    are_one = kinds == ("presence penalty", "frequency penalty")
+    causes = ("sampling", *(each.replace(" ", "_") for each in kinds if are_one))
     return Fault(
-        " + ".join(kinds), "rollout", ("sampling",), inject.together(*kinds, sizes=sizes), UNTRAINED,
+        " + ".join(kinds), "rollout", causes, inject.together(*kinds, sizes=sizes), UNTRAINED,
         tuple(dict(zip(kinds, each, strict=True)) for each in sizes), ((4, 2), (8, 5), (16, 16)),
     )  # fmt: skip
 

@@ -26,6 +26,10 @@ _MOST_ENDS = 16
 _MOST_PARAMETERS = 4
 _LEAST_FURTHER = 0.1
 """Least share of what the others leave that a further parameter explains; precisions are within it of one another."""
+_CLEARLY_LESS = 0.8
+"""Largest part of what the others leave that a parameter leaves in the place of another of its kind."""
+_FAR_OFF = 10.0
+"""Multiple of d²/2 of nine tenths of the tokens beyond which a token counts no more."""
 _KNOWN_SHARE = 0.9
 """Least share that biases of all ids explain of prompts that they were not fitted to."""
 _FOLDS = 4
@@ -91,22 +95,46 @@ def selected(fitting: Fitting, base: Sampling) -> tuple[str, ...]:
     fitting, found = fitting.thinned(base, _FIT_LOGITS)
     coarse, _ = fitting.thinned(base, _COARSE_LOGITS)
     names: tuple[str, ...] = ()
-    while len(names) < _MOST_PARAMETERS:
-        others = [each for each in _TOGETHER if each not in names and not _EXCLUDES.get(each, set()) & set(names)]
-        starts = {name: fit for name in others if (fit := _started(coarse, _at(coarse, fitting, found), names, name))}
-        nearest = sorted(starts, key=lambda name: coarse.gap(starts[name]))[:2]
-        tried = {name: fit for name in nearest if (fit := _extended(fitting, found, names, name))}
-        if not tried:
-            break
-        best = min(tried, key=lambda name: fitting.gap(tried[name]))
-        if not _is_better(fitting, found, tried[best]):
-            break
-        found, names = tried[best], (*names, best)
+    while len(names) < _MOST_PARAMETERS and (further := _further(fitting, coarse, found, names)):
+        names, found = (*names, further[0]), further[1]
         for name in names[:-1]:
             rest = tuple(each for each in names if each != name)
             without = _together(fitting, found.having(name, getattr(Sampling(), name)), rest)
             if not _is_better(fitting, without, found):
                 found, names = without, rest
+    return _exchanged(fitting, found, names)
+
+
+def _further(fitting: Fitting, coarse: Fitting, found: Sampling, names: tuple[str, ...]) -> tuple[str, Sampling] | None:
+    """Return the parameter that explains most of what `found` leaves, with all fitted again; None if by chance."""
+    others = [each for each in _TOGETHER if each not in names and not _EXCLUDES.get(each, set()) & set(names)]
+    starts = {name: fit for name in others if (fit := _started(coarse, _at(coarse, fitting, found), names, name))}
+    known: dict[str, Sampling | None] = {}
+    for largest in (np.inf, _largest(fitting, found)):
+        left = {name: float(np.minimum(coarse.halves(start), largest).sum()) for name, start in starts.items()}
+        nearest = sorted(left, key=lambda name: left[name])[:2]
+        known |= {name: _extended(fitting, found, names, name) for name in nearest if name not in known}
+        tried = {name: fit for name in nearest if (fit := known[name])}
+        left = {name: float(np.minimum(fitting.halves(fit), largest).sum()) for name, fit in tried.items()}
+        best = min(left, key=lambda name: left[name], default="")
+        if best and _is_better(fitting, found, tried[best]):
+            return best, tried[best]
+    return None
+
+
+def _exchanged(fitting: Fitting, found: Sampling, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names with each parameter replaced by one of its kind that fits clearly better beside the others.
+
+    The first one is chosen before the others are known.
+    """
+    for place, name in enumerate(names if len(names) > 1 else ()):
+        rest = (*names[:place], *names[place + 1 :])
+        without = _together(fitting, found.having(name, getattr(Sampling(), name)), rest)
+        kind = next((each for each in _KINDS if name in each), ())
+        for other in (each for each in kind if each not in names):
+            fit = _extended(fitting, without, rest, other)
+            if fit is not None and fitting.gap(fit) < _CLEARLY_LESS * fitting.gap(found):
+                found, names = fit, (*names[:place], other, *names[place + 1 :])
     return names
 
 
@@ -260,14 +288,24 @@ def _moved(found: Sampling, place: tuple[str, int], step: float) -> Sampling:
     return found.having(name, np.clip(getattr(found, name) + step, 0.5 * grid[0] if grid[0] > 0 else grid[0], grid[-1]))
 
 
+def _largest(fitting: Fitting, found: Sampling) -> float:
+    """Return d²/2 beyond which a token counts no more: such tokens are the same whatever parameter is added."""
+    return _FAR_OFF * float(np.quantile(fitting.halves(found)[fitting.compared.usable], 0.9))
+
+
 def _is_better(fitting: Fitting, before: Sampling, after: Sampling) -> bool:
-    """Whether what one distribution explains of what another leaves is more than chance, at most or at some tokens."""
-    left, now = fitting.halves(before), fitting.halves(after)
-    if now.sum() > (1 - _LEAST_FURTHER) * left.sum():
-        return False
-    by_token = replace(fitting.compared, groups=np.arange(left.size))
-    is_at_some = share_range(left, now, by_token)[1] > _LEAST_FURTHER
-    return is_at_some or chance_of(left - now) * len(_TOGETHER) < CHANCE
+    """Whether what one distribution explains of what another leaves is more than chance, at most or at some tokens.
+
+    It may be less for the few tokens at which rounding decides, such as those of another expert, if it is for the rest.
+    """
+    by_token = replace(fitting.compared, groups=np.arange(fitting.compared.rows.size))
+    for largest in (np.inf, _largest(fitting, after)):
+        left, now = (np.minimum(fitting.halves(each), largest) for each in (before, after))
+        if now.sum() <= (1 - _LEAST_FURTHER) * left.sum() and (
+            share_range(left, now, by_token)[1] > _LEAST_FURTHER or chance_of(left - now) * len(_TOGETHER) < CHANCE
+        ):
+            return True
+    return False
 
 
 def _continuous(field: str) -> Callable[[Fitting, Sampling], Sampling | None]:
@@ -399,9 +437,13 @@ def _bias_of_ids(fitting: Fitting, base: Sampling) -> Sampling | None:
 
 
 def _ridge(fitting: Fitting, base: Sampling) -> tuple[tuple[int, float], ...]:
-    """Return the biases of the ids that occur, with small ones preferred."""
-    compared = fitting.compared
-    ids, heat = np.unique(compared.ids[compared.usable]), float(np.mean(base.temperature))
+    """Return the biases of the ids that occur, and of others that are likely, with small ones preferred.
+
+    The biases of ids that do not occur follow from the sum over all ids.
+    """
+    compared, heat = fitting.compared, float(np.mean(base.temperature))
+    likely = np.argsort(-fitting.probabilities(base)[compared.usable].sum(axis=0))
+    ids = np.union1d(compared.ids[compared.usable], likely[: int(compared.usable.sum()) // 2])
     found, at = np.zeros(ids.size), np.searchsorted(ids, compared.ids)
     for _ in range(6):
         fitting.check()
@@ -493,3 +535,4 @@ FITS: dict[str, Callable[[Fitting, Sampling], Sampling | None]] = {
 """Name of a fit → the fit of a parameter of Sampling on top of a distribution."""
 _TOGETHER = [each for each in FITS if each not in ("bias_of_ids", "softcap_product")]
 _EXCLUDES = {"repetition": {"repetition_of_response"}, "repetition_of_response": {"repetition"}}
+_KINDS = (("repetition", "repetition_of_response", "presence", "frequency"), tuple(TRUNCATIONS))

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -192,9 +193,23 @@ class Naming:
     def _low(self, trial: Trial, kind: Kind) -> float:
         """Return the lower end of the share that a trial explains."""
         if (trial, kind) not in self._lows:
-            before, after = (each.halves * self._weights[kind] for each in (self._base, trial))
-            self._lows[trial, kind] = share_range(before, after, self._compared)[1]
+            self._lows[trial, kind] = self.share(trial, kind)[1]
         return self._lows[trial, kind]
+
+    def share(self, trial: Trial, kind: Kind = 0) -> tuple[float, float, float]:
+        """Return the share of the base that a trial explains, and its 95 % interval over the prompts that it changes.
+
+        Prompts that a change leaves as they were, such as those that are shorter than a cut, say nothing of it.
+        """
+        before, after = (each.halves * self._weights[kind] for each in (self._base, trial))
+        share, low, high = share_range(before, after, self._compared)
+        groups, usable = self._compared.groups, self._compared.usable
+        moved = np.bincount(groups, np.abs(before - after)) > self._rounding[kind] * np.bincount(groups, usable)
+        if trial.rows.all() and 2 <= moved.sum() < moved.size:
+            tokens = np.flatnonzero(moved[groups])
+            own = replace(self._compared.at(tokens), groups=np.unique(groups[tokens], return_inverse=True)[1])
+            _, low, high = share_range(before[tokens], after[tokens], own)
+        return share, low, high
 
     def _healthy(self, trial: Trial) -> tuple[float, float]:
         """Return the largest share, without and with weights, that a trial's variants explain of healthy logs."""

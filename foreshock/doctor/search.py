@@ -102,7 +102,7 @@ class SideSearch:
 
     def share(self, trial: Trial, without: Trial | None = None) -> tuple[float, float, float]:
         """Return the share of the base (or of `without`) that a trial explains, with its interval."""
-        return share_range((without or self.base).halves, trial.halves, self.compared)
+        return share_range(without.halves, trial.halves, self.compared) if without else self._naming.share(trial)
 
     def uncertainties(self) -> dict[str, float]:
         """Return the half-widths of the 95 % intervals of the parameters that were fitted, if they have one."""
