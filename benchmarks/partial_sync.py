@@ -33,7 +33,7 @@ from examples.tiny_rl.task import draw_problem
 from examples.tiny_rl.trainer import Trainer, TrainerOptions, Update
 from foreshock.digests import weights_digest
 from foreshock.rollouts import encode_rollouts
-from foreshock_probes.doctor.experimenter import part_of
+from foreshock_probes.doctor.tensors import part_of
 
 ANNOUNCED = (1, 45, 160, 161)
 STEP = 161

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from benchmarks.doctor.lab import PROMPTS, RESPONSES, Pass, Rows, new_model, prompts_of, sample, save, score, updated
 
 LogProbs = list[NDArray[np.float32]]
-SEVERAL = ("random", "tied", "moe", "trained")
-UNTRAINED = ("random", "tied", "moe")
+SEVERAL = ("random", "tied", "moe", "trained", "biases", "gemma")
+UNTRAINED = ("random", "tied", "moe", "biases", "gemma")
 
 
 @dataclass

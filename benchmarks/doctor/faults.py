@@ -10,6 +10,8 @@ import torch
 from benchmarks.doctor import foreign, healthy, inject
 from benchmarks.doctor.case import UNTRAINED, Fault
 
+_QWEN3 = ("random", "tied", "moe", "trained")
+
 
 def _firsts(*numbers: float) -> tuple[dict[str, float], ...]:
     return tuple({"first": number} for number in numbers)
@@ -61,10 +63,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault("norm epsilon", "rollout", ("norm_eps",), inject.config(rms_norm_eps=(1e-3, 1e-2, 1e-2)), UNTRAINED),
     Fault("positions", "trainer", ("positions",), inject.scored("trainer", positions=inject.positions)),
     Fault("padding attended", "trainer", ("padding_attended",), inject.pads),
-    Fault("mask", "trainer", ("attention_mask", "prompt"), inject.scored("trainer", mask=inject.mask)),
+    Fault("mask", "trainer", ("attention_mask", "prompt_start"), inject.scored("trainer", mask=inject.mask)),
     Fault("window", "rollout", ("window",), inject.scored("rollout", mask=inject.window)),
     Fault("packing", "trainer", ("packing",), inject.packed),
-    Fault("FP8 cache", "rollout", ("kv_cache",), inject.kv),
+    Fault("FP8 cache", "rollout", ("kv_cache",), inject.kv, _QWEN3),
     Fault(
         "head tied", "rollout", ("tied_head",), inject.config(tie_word_embeddings=(True, True, True)), ("random", "moe")
     ),
@@ -80,20 +82,47 @@ FAULTS: tuple[Fault, ...] = (
     Fault("configurations differ", "both", ("configuration",), inject.other_configuration, ("random", "moe")),
     Fault("bypass", "trainer", ("bypass",), inject.bypass),
     Fault("several ends excluded early", "rollout", ("banned_end",), inject.processed(inject.ends), UNTRAINED),
-    Fault("a bias of all ids", "rollout", ("token_bias",), inject.processed(inject.bias_of_all), UNTRAINED),
+    Fault("a bias of all ids", "rollout", ("head_bias",), inject.processed(inject.bias_of_all), UNTRAINED),
     Fault(
         "soft cap by the wrong formula", "rollout", ("softcap",),
         inject.of_logits(inject.soft_cap_product, 8.0, 5.0, 3.0), UNTRAINED,
     ),
     Fault("truncated, raw", "rollout", ("top_k", "top_p", "min_p"), inject.truncated_and_raw, UNTRAINED),
-    Fault("BOS twice", "rollout", ("prompt",), inject.prompt(inject.bos_twice, 1)),
-    Fault("BOS of the engine only", "rollout", ("prompt",), inject.prompt(inject.another_bos), UNTRAINED),
+    Fault("BOS twice", "rollout", ("bos",), inject.prompt(inject.bos_twice, 1)),
+    Fault("BOS of the engine only", "rollout", ("bos",), inject.prompt(inject.another_bos), UNTRAINED),
     Fault(
-        "first prompt tokens missing", "rollout", ("prompt",), inject.prompt(inject.first_cut), values=_firsts(1, 2, 4)
+        "first prompt tokens missing", "rollout", ("prompt_start",), inject.prompt(inject.first_cut),
+        values=_firsts(1, 2, 4),
     ),
-    Fault("last prompt tokens missing", "rollout", ("prompt",), inject.prompt(inject.last_cut)),
-    Fault("a system prompt missing", "rollout", ("prompt",), inject.prompt(inject.prefix_cut, 5)),
-    Fault("prompts truncated", "rollout", ("prompt",), inject.prompt(inject.truncated)),
+    Fault("last prompt tokens missing", "rollout", ("prompt_end",), inject.prompt(inject.last_cut)),
+    Fault("a system prompt missing", "rollout", ("prompt_start",), inject.prompt(inject.prefix_cut, 5)),
+    Fault("prompts truncated", "rollout", ("prompt_truncated",), inject.prompt(inject.truncated)),
+    Fault("running sums", "rollout", ("cumulative",), inject.changed_data(inject.cumulative, "rollout")),
+    Fault("divided by the length", "trainer", ("by_length",), inject.changed_data(inject.by_length, "trainer")),
+    Fault("one value a rollout", "trainer", ("averaged",), inject.changed_data(inject.one_value, "trainer")),
+    Fault("one decimal", "trainer", ("decimals",), inject.changed_data(inject.one_decimal, "trainer")),
+    Fault("float16", "trainer", ("float16",), inject.in_float16),
+    Fault("log-probs of the likeliest tokens", "rollout", ("largest",), inject.likeliest),
+    Fault("gate and up exchanged", "rollout", ("gate_and_up",), inject.edited(inject.gate_and_up)),
+    Fault("biases dropped", "rollout", ("biases",), inject.edited(inject.no_biases), ("biases",)),
+    Fault("norms without + 1", "rollout", ("norm_weights",), inject.edited(inject.minus_one), ("gemma",)),
+    Fault("final norm not loaded", "rollout", ("final_norm",), inject.other_final_norm, _QWEN3),
+    Fault("embeddings scaled", "rollout", ("embedding_scale",), inject.embedding_scale),
+    Fault("rotary embedding of neighbours", "rollout", ("rotary_pairs",), inject.rotated_neighbours, _QWEN3),
+    Fault("positions as in Llama 3", "rollout", ("llama3_positions",), inject.scaled_as("llama3"), UNTRAINED),
+    Fault("YaRN", "rollout", ("yarn_positions",), inject.scaled_as("yarn"), UNTRAINED),
+    Fault("positions not scaled", "rollout", ("unscaled_positions",), inject.unscaled, UNTRAINED),
+    Fault("soft caps not applied", "rollout", ("soft_caps",), inject.config(
+        attn_logit_softcapping=(None, 3.0, None), final_logit_softcapping=(5.0, None, 5.0)), ("gemma",)),
+    Fault("windows not applied", "rollout", ("configured_window",), inject.without_windows, ("gemma",)),
+    Fault("routing weights", "rollout", ("routing_weights",), inject.config(norm_topk_prob=(False,) * 3), ("moe",)),
+    Fault("a rank without the update", "rollout", ("rank_of_weights",), inject.stale_rank),
+    Fault("an expert without the update", "rollout", ("expert_of_weights",), inject.stale_expert, ("moe",)),
+    Fault("queries of older weights", "rollout", ("projection_of_weights",), inject.part("q_proj")),
+    Fault("down projections of older weights", "rollout", ("projection_of_weights",), inject.part("down_proj")),
+    Fault("query heads exchanged", "rollout", ("query_heads",), inject.edited(inject.queries_regrouped)),
+    Fault("FP8 activations", "rollout", ("quantised_activations",), inject.quantised_activations,
+          ("random", "tied", "biases")),
 )  # fmt: skip
 """Faults that a row of the catalogue describes."""
 
@@ -128,7 +157,6 @@ TOGETHER: tuple[Fault, ...] = (
 FOREIGN: tuple[Fault, ...] = (
     Fault("noise of logits", "rollout", (), inject.processed(foreign.noisy)),
     Fault("weights of nobody", "rollout", (), foreign.random_updates),
-    Fault("a rank without the update", "rollout", (), foreign.stale_rank),
     Fault("dropout", "trainer", (), foreign.dropout, UNTRAINED),
     Fault("heads in another order", "rollout", (), inject.edited(foreign.heads)),
     Fault("another prompt", "rollout", (), foreign.wrong_prompt),

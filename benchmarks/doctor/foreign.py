@@ -34,19 +34,6 @@ def random_updates(case: Case) -> None:
     case.sampled(updated(case.model, case.seed + 99, 0.08))
 
 
-def stale_rank(case: Case) -> None:
-    """One of two tensor-parallel ranks missed the last update."""
-    engine = copy.deepcopy(case.model)
-    case.old = updated(case.model, case.seed + 1, 0.06)
-    with torch.no_grad():
-        for (name, mine), old in zip(engine.named_parameters(), case.old.parameters(), strict=True):
-            if mine.dim() > 1:
-                axis = mine.dim() - 1 if "o_proj" in name or "down_proj" in name else mine.dim() - 2
-                half = mine.shape[axis] // 2
-                mine.narrow(axis, 0, half).copy_(old.narrow(axis, 0, half))
-    case.sampled(engine)
-
-
 def heads(case: Case, tensors: dict[str, torch.Tensor]) -> None:
     for name, value in tensors.items():
         if "o_proj" in name:

@@ -50,6 +50,28 @@ def other_base(case: Case, row: int, values: NDArray[np.float32], tokens: list[i
     return np.asarray(values / np.log(2 if case.size == 1 else 10), np.float32)
 
 
+def cumulative(case: Case, row: int, values: NDArray[np.float32], tokens: list[int]) -> NDArray[np.float32]:
+    return np.array([values[: at + 1].sum() for at in range(len(values))], np.float32)
+
+
+def by_length(case: Case, row: int, values: NDArray[np.float32], tokens: list[int]) -> NDArray[np.float32]:
+    return (values / len(tokens)).astype(np.float32)
+
+
+def one_value(case: Case, row: int, values: NDArray[np.float32], tokens: list[int]) -> NDArray[np.float32]:
+    """Each token has the mean, or the sum, of its rollout."""
+    return np.full_like(values, values.sum() / (1 if case.size == 1 else len(values)))
+
+
+def one_decimal(case: Case, row: int, values: NDArray[np.float32], tokens: list[int]) -> NDArray[np.float32]:
+    return np.array([float(f"{each:.1f}") for each in values], np.float32)
+
+
+def in_float16(case: Case) -> None:
+    """A float32 trainer keeps its log-probs in float16."""
+    case.pi = [torch.from_numpy(each).half().float().numpy() for each in score(case.model, case.rows, Pass("float32"))]
+
+
 def end_zero(case: Case, row: int, values: NDArray[np.float32], tokens: list[int]) -> NDArray[np.float32]:
     values[np.array(tokens) == (9 if case.kind == "trained" else (1, 5, 3)[case.size])] = 0.0
     return values
@@ -415,16 +437,168 @@ def kv(case: Case) -> None:
 
     def rounded(query: torch.Tensor, key: torch.Tensor, *rest: Any, **more: Any) -> tuple[torch.Tensor, torch.Tensor]:
         query, key = plain(query, key, *rest, **more)
-        return query, key.to(torch.float8_e4m3fn).to(key.dtype)
+        return query, key.to(narrow).to(key.dtype)
 
+    narrow = torch.float8_e5m2 if case.size == 2 else torch.float8_e4m3fn
     for layer in engine.model.layers:
-        layer.self_attn.v_proj.register_forward_hook(lambda _, __, value: value.to(torch.float8_e4m3fn).to(value.dtype))
+        layer.self_attn.v_proj.register_forward_hook(lambda _, __, value: value.to(narrow).to(value.dtype))
     module.apply_rotary_pos_emb = rounded
     try:
         case.sampled(engine)
     finally:
         module.apply_rotary_pos_emb = plain
     case.rescored(Pass())
+
+
+@torch.no_grad()
+def likeliest(case: Case) -> None:
+    """The engine logs the first of the log-probs that it returns, which is that of the likeliest token."""
+    engine = copy.deepcopy(case.model).to(torch.bfloat16)
+    for row, (prompt, response) in enumerate(zip(case.rows.prompts, case.rows.responses, strict=True)):
+        logits = engine(torch.tensor([prompt + response]), use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+        case.rows.mu[row] = logits.log_softmax(-1).amax(-1).numpy()
+
+
+def gate_and_up(case: Case, tensors: dict[str, torch.Tensor]) -> None:
+    for name, value in tensors.items():
+        if name.endswith("gate_up_proj"):
+            half = value.shape[1] // 2
+            value.copy_(torch.cat([value[:, half:], value[:, :half]], 1))
+        elif name.endswith("gate_proj.weight"):
+            kept, other = value.clone(), tensors[name.replace("gate", "up")]
+            value.copy_(other)
+            other.copy_(kept)
+
+
+def no_biases(case: Case, tensors: dict[str, torch.Tensor]) -> None:
+    for name, value in tensors.items():
+        if name.endswith("_proj.bias"):
+            value.zero_()
+
+
+def minus_one(case: Case, tensors: dict[str, torch.Tensor]) -> None:
+    for name, value in tensors.items():
+        if name.endswith("norm.weight"):
+            value.sub_(1)
+
+
+def no_final_norm(case: Case, tensors: dict[str, torch.Tensor]) -> None:
+    tensors["model.norm.weight"].fill_(0.0 if case.kind == "gemma" else 1.0)
+
+
+@torch.no_grad()
+def other_final_norm(case: Case) -> None:
+    """Give the model a real final norm; the engine does not load it."""
+    torch.manual_seed(case.seed)
+    case.model.model.norm.weight.copy_(1 + (0.3, 0.5, 0.8)[case.size] * torch.rand_like(case.model.model.norm.weight))
+    edited(no_final_norm)(case)
+
+
+def embedding_scale(case: Case) -> None:
+    """The engine scales its embeddings, or does not where the model does."""
+    engine = copy.deepcopy(case.model)
+    root = engine.config.hidden_size**0.5
+    factor = 1 / root if case.kind == "gemma" else root
+    engine.model.embed_tokens.register_forward_hook(lambda _, __, value: value * factor)
+    case.sampled(engine)
+
+
+def rotated_neighbours(case: Case) -> None:
+    """The rotary embedding turns neighbours in place of the two halves of a head."""
+    from transformers.models.qwen3 import modeling_qwen3
+    from transformers.models.qwen3_moe import modeling_qwen3_moe
+
+    module: Any = modeling_qwen3_moe if case.kind == "moe" else modeling_qwen3
+    plain = module.apply_rotary_pos_emb
+
+    def turned(value: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        half = value.shape[-1] // 2
+        cos, sin = cos[:, None, :, :half], sin[:, None, :, :half]
+        first, second = value[..., ::2], value[..., 1::2]
+        return torch.stack([first * cos - second * sin, second * cos + first * sin], -1).flatten(-2)
+
+    module.apply_rotary_pos_emb = lambda query, key, cos, sin, *_, **__: (
+        turned(query, cos, sin),
+        turned(key, cos, sin),
+    )
+    try:
+        case.sampled(copy.deepcopy(case.model))
+    finally:
+        module.apply_rotary_pos_emb = plain
+    case.rescored(Pass())
+
+
+@torch.no_grad()
+def stale_rank(case: Case) -> None:
+    """One of two or four tensor-parallel ranks missed the last update."""
+    engine, ranks = copy.deepcopy(case.model), (2, 2, 4)[case.size]
+    held = dict(_older(case, (0.06, 0.1, 0.1)[case.size]).named_parameters())
+    for name, mine in engine.named_parameters():
+        if "norm" in name or name.endswith("mlp.gate.weight") or (mine.dim() == 1 and "o_proj" in name):
+            continue
+        axis = mine.dim() - 1 if mine.dim() == 1 or "o_proj" in name or "down_proj" in name else mine.dim() - 2
+        pieces = 2 * ranks if "gate_up" in name else ranks
+        for at in (0, ranks) if pieces > ranks else (0,):
+            size = mine.shape[axis] // pieces
+            mine.narrow(axis, at * size, size).copy_(held[name].narrow(axis, at * size, size))
+    case.sampled(engine)
+
+
+@torch.no_grad()
+def stale_expert(case: Case) -> None:
+    """One expert of each layer missed the last update."""
+    engine, older = copy.deepcopy(case.model), _older(case, (0.1, 0.15, 0.2)[case.size])
+    for (name, mine), before in zip(engine.named_parameters(), older.parameters(), strict=True):
+        if ".experts." in name:
+            mine[1] = before[1]
+    case.sampled(engine)
+
+
+@torch.no_grad()
+def queries_regrouped(case: Case, tensors: dict[str, torch.Tensor]) -> None:
+    """The conversion exchanged the second and the third of four query heads, in one layer."""
+    size = case.model.config.head_dim if hasattr(case.model.config, "head_dim") else 12
+    for name, value in tensors.items():
+        if "layers.1.self_attn.q_proj" in name:
+            heads = value.view(4, size, -1)
+            kept = heads[1].clone()
+            heads[1] = heads[2]
+            heads[2] = kept
+
+
+@torch.no_grad()
+def quantised_activations(case: Case) -> None:
+    """Both operands of each linear layer are FP8, with one scale a tensor or one a row and a token."""
+    engine, by_row = copy.deepcopy(case.model), case.size > 0
+
+    def rounded(value: torch.Tensor) -> torch.Tensor:
+        scale = (value.float().abs().amax(-1, keepdim=True) if by_row else value.float().abs().max()) / 448
+        return ((value.float() / scale).to(torch.float8_e4m3fn).float() * scale).to(value.dtype)
+
+    for name, module in engine.named_modules():
+        if isinstance(module, torch.nn.Linear) and "layers." in name:
+            module.weight.copy_(rounded(module.weight))
+            module.register_forward_pre_hook(lambda _, inputs: (rounded(inputs[0]),))
+    case.sampled(engine)
+
+
+def scaled_as(kind: str) -> Callable[[Case], None]:
+    """Return an engine that scales positions as Llama 3 does, or by YaRN."""
+    more = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "factor": 8.0} if kind == "llama3" else {"factor": 4.0}
+    scaling = {"rope_type": kind, "original_max_position_embeddings": 32 if kind == "llama3" else 64, **more}
+    return lambda case: case.sampled(with_config(case.model, rope_parameters=scaling))
+
+
+def unscaled(case: Case) -> None:
+    """The configuration scales positions, and the engine does not."""
+    plain = case.model
+    case.model = with_config(plain, rope_factor=(2.0, 4.0, 8.0)[case.size])
+    case.old = with_config(case.old, rope_factor=(2.0, 4.0, 8.0)[case.size])
+    case.sampled(plain)
+
+
+def without_windows(case: Case) -> None:
+    case.sampled(with_config(case.model, layer_types=["full_attention"] * len(case.model.config.layer_types)))
 
 
 def scale(case: Case) -> None:

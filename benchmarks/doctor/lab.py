@@ -20,7 +20,7 @@ from foreshock.rollouts import BatchAttributes, RolloutBatch
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RECORDED = REPOSITORY / "examples" / "tiny_rl" / "recorded" / "checkpoints"
-KINDS = ("random", "tied", "moe", "trained")
+KINDS = ("random", "tied", "moe", "trained", "biases", "gemma")
 PROMPTS, RESPONSES, LONGEST = 8, 5, 20
 
 Process = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
@@ -28,11 +28,15 @@ Process = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor
 
 
 def new_model(kind: str, seed: int, **fields: Any) -> Any:
-    """Return a float32 model; `trained` is the newest recorded checkpoint of the tiny run."""
-    from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+    """Return a float32 model; `trained` is the newest recorded checkpoint of the tiny run.
+
+    `biases` is a Qwen2 with biases of queries, keys and values, `gemma` a Gemma2 with soft caps, windows of 8 tokens in
+    every second layer, scaled embeddings and norms that add 1.
+    """
+    import transformers as hf
 
     if kind == "trained":
-        return AutoModelForCausalLM.from_pretrained(RECORDED / "step_0160", dtype=torch.float32).eval()
+        return hf.AutoModelForCausalLM.from_pretrained(RECORDED / "step_0160", dtype=torch.float32).eval()
     torch.manual_seed(seed)
     shape: dict[str, Any] = {
         "vocab_size": 64,
@@ -51,8 +55,24 @@ def new_model(kind: str, seed: int, **fields: Any) -> Any:
     } | fields
     if kind == "moe":
         more = {"moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
-        return Qwen3MoeForCausalLM(Qwen3MoeConfig(**(shape | more))).eval()
-    return Qwen3ForCausalLM(Qwen3Config(**shape)).eval()
+        return hf.Qwen3MoeForCausalLM(hf.Qwen3MoeConfig(**(shape | more))).eval()
+    if kind == "biases":
+        model = hf.Qwen2ForCausalLM(hf.Qwen2Config(**shape))
+        with torch.no_grad():
+            for name, value in model.named_parameters():
+                if name.endswith("_proj.bias"):
+                    value.normal_(0, 0.5)
+        return model.eval()
+    if kind == "gemma":
+        caps = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0, "query_pre_attn_scalar": 16}
+        more = {"sliding_window": 8, "tie_word_embeddings": True, "initializer_range": 0.15}
+        model = hf.Gemma2ForCausalLM(hf.Gemma2Config(**(shape | caps | more), attn_implementation="eager"))
+        with torch.no_grad():
+            for name, value in model.named_parameters():
+                if "norm" in name:
+                    value.normal_(0, 0.2)
+        return model.eval()
+    return hf.Qwen3ForCausalLM(hf.Qwen3Config(**shape)).eval()
 
 
 def updated(model: Any, seed: int, size: float) -> Any:
@@ -74,9 +94,11 @@ def with_config(model: Any, **fields: Any) -> Any:
             config.rope_parameters = {**config.rope_parameters, "rope_theta": value}
         elif name == "rope_factor":
             config.rope_parameters = {**config.rope_parameters, "rope_type": "linear", "factor": value}
+        elif name == "rope_parameters":
+            config.rope_parameters = {**config.rope_parameters, **value}
         else:
             setattr(config, name, value)
-    found = type(model)(config)
+    found = type(model)._from_config(config, attn_implementation=config._attn_implementation)
     state = model.state_dict()
     if found.config.tie_word_embeddings:
         state.pop("lm_head.weight", None)  # tied now, so it would overwrite the embeddings

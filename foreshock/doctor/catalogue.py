@@ -7,6 +7,7 @@ a variant, `parts` up to one for each layer.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from foreshock.doctor import fills
 from foreshock.doctor.changes import Change, Subject
@@ -49,7 +50,7 @@ def _data(name: str, says: str, fix: str, *changes: str) -> Cause:
     def fill(subject: Subject, side: str) -> Iterator[Variant]:
         for change in changes or (name,):
             assert change in DATA_CHANGES
-            yield Variant(name, _DATA_LABELS.get(change, ""), data=change)
+            yield Variant(name, _DATA_LABELS.get(change, change if changes else ""), data=change)
 
     return Cause(name, "data", says, {"any": fix}, fill, needs="both log-probs or the weights")
 
@@ -87,6 +88,24 @@ def _changes(
     return Cause(name, family, says, fixes, variants, confirm)
 
 
+def _field(name: str, has: str, fill: fills.Values, **fixes: str) -> Cause:
+    return _changes(name, f"have {has}: {{label}}", _CONFIGURATION_FIX | fixes, fills.fields(fill))
+
+
+def _held(name: str, says: str, fill: fills.Fill, family: str = "parts") -> Cause:
+    confirm = "compare checksums of the engine's tensors with this checkpoint"
+    return _changes(name, says, _SYNC_FIX, fill, family, confirm)
+
+
+def _prompt(name: str, has: str, fill: fills.Fill, **fixes: str) -> Cause:
+    confirm = "log the prompt's token ids as the engine received them"
+    return _changes(name, f"have {has}: {{label}}", _PROMPT_FIX | fixes, fill, confirm=confirm)
+
+
+def _edit(name: str, says: str, fix: str, pattern: str, **labels: tuple[Any, ...]) -> Cause:
+    return _changes(name, says, {"any": fix}, fills.edits(pattern, labels))
+
+
 def _off(option: str, neutral: str) -> dict[str, str]:
     return {"vLLM": f"SamplingParams.{option}={neutral}", "SGLang": f"sampling_params.{option}={neutral}"}
 
@@ -96,6 +115,21 @@ _CONFIGURATION_FIX = {
     "SGLang": "--json-model-override-args '{…}'",
     "verl": "actor_rollout_ref.model.override_config",
     "any": "use the config.json of the checkpoint on both sides",
+}
+_LOADED = "load all tensors of the checkpoint, and compare their names with the model's"
+_CONVERTED = "check the conversion of the weights: compare the tensors' names and the order of their rows"
+_UNTIED = "--untie-embeddings-and-output-weights"
+_ROUTER = "--moe-router-pre-softmax, --moe-router-topk-scaling-factor"
+_PROMPT_FIX = {
+    "any": "pass the token ids of the engine's prompt to the trainer; do not tokenize or template them again"
+}
+_PROMPT_CHECK = "log the prompt's token ids as the engine received them"
+_ADD_SPECIAL_TOKENS = "pass prompt_token_ids; with text, add_special_tokens=False if the template has the BOS"
+_TRUNCATION = "check data.max_prompt_length and data.truncation"
+_QUANTISED_FIX = {
+    "vLLM": "--quantization None",
+    "SGLang": "no --quantization",
+    "any": "expected for a quantised engine; correct by importance sampling, or quantise in the trainer too",
 }
 _POSITION_FIX = {
     "verl": "compare with actor_rollout_ref.model.use_remove_padding=False",
@@ -134,12 +168,16 @@ CATALOGUE: tuple[Cause, ...] = (
         "shift+2",
     ),
     _data("log_base", "are logarithms to the base {label}", "use the natural logarithm", "base2", "base10"),
-    _data("averaged", "are means over each rollout", "log one value a token"),
+    _data("averaged", "are {label} over each rollout", "log one value a token", "means", "sums"),
+    _data("cumulative", "are running sums over each rollout", "log one value a token, not cumulative_logprob"),
+    _data("by_length", "are divided by the number of tokens of their rollout", "divide the loss, not the log-probs"),
     _data("reversed", "are in reverse order within each rollout", "log them in the order of the tokens"),
     _data(
         "permuted", "belong to other rollouts of the batch", "keep the order of rollouts between generation and logging"
     ),
     _data("bfloat16", "are rounded to bfloat16", "cast logits to float32 before log-softmax and log float32"),
+    _data("float16", "are rounded to float16", "cast logits to float32 before log-softmax and log float32"),
+    _data("decimals", "are rounded to {label} decimals", "log all digits of a float32", *map(str, range(1, 5))),
     _fit(
         "temperature",
         "are those of temperature {label}",
@@ -186,6 +224,11 @@ CATALOGUE: tuple[Cause, ...] = (
             "any": "remove the bias, or apply it in the trainer too",
         },
         "biases",
+    ),
+    _fit(
+        "head_bias",
+        "have another logit at each id, as by a bias of the head: {label}",
+        {"any": "load lm_head.bias on both sides, or on none"},
         "bias_of_ids",
     ),
     _fit(
@@ -214,14 +257,12 @@ CATALOGUE: tuple[Cause, ...] = (
         "softcap",
         "softcap_product",
     ),
-    _changes(
-        "other_weights",
-        "are those of the weights {label}",
-        _SYNC_FIX,
-        fills.whole,
-        "weights",
-        "compare checksums of the engine's tensors with this checkpoint",
+    _fit(
+        "largest",
+        "are those of the likeliest token, not of the sampled one",
+        {"any": "log the log-prob of the sampled id, which need not be the first of the returned ones"},
     ),
+    _held("other_weights", "are those of the weights {label}", fills.whole, "weights"),
     _changes(
         "prompt_cache",
         "have the prompt's cache of the weights {label}",
@@ -233,20 +274,13 @@ CATALOGUE: tuple[Cause, ...] = (
         fills.cached,
         "weights",
     ),
-    _changes(
-        "part_of_weights",
-        "are those of the announced weights with the {label}",
-        _SYNC_FIX,
-        fills.parts,
-        "weights",
-        "compare checksums of the engine's tensors with this checkpoint",
-    ),
+    _held("part_of_weights", "are those of the announced weights with the {label}", fills.parts, "weights"),
     _changes(
         "update_scaled",
         "have the update of the weights {label}",
         _SYNC_FIX
         | {
-            "any": "merge an adapter once, with its own scale (alpha / r)",
+            "any": "merge an adapter once, with its own scale (alpha / r, or alpha / √r of RS-LoRA)",
             "PEFT": "unmerge_adapter() before merge_adapter()",
         },
         fills.delta,
@@ -259,17 +293,10 @@ CATALOGUE: tuple[Cause, ...] = (
         fills.engines,
         "weights",
     ),
-    _changes(
-        "prompt",
-        "have another prompt: {label}",
-        {
-            "any": "pass the token ids of the engine's prompt to the trainer; do not tokenize or template them again",
-            "vLLM": "pass prompt_token_ids; with text, add_special_tokens=False if the template has the BOS",
-            "verl": "check data.max_prompt_length and data.truncation",
-        },
-        fills.prompts,
-        confirm="log the prompt's token ids as the engine received them",
-    ),
+    _prompt("bos", "a prompt with one more first id", fills.another_first_id, vLLM=_ADD_SPECIAL_TOKENS),
+    _prompt("prompt_start", "another prompt", fills.prompts("first")),
+    _prompt("prompt_end", "another prompt", fills.prompts("last")),
+    _prompt("prompt_truncated", "truncated prompts", fills.prompts("keep"), verl=_TRUNCATION),
     _changes("configuration", "are those of the configuration {label}", _CONFIGURATION_FIX, fills.other_configuration),
     _changes(
         "positions",
@@ -311,41 +338,19 @@ CATALOGUE: tuple[Cause, ...] = (
         fills.windows,
     ),
     _changes("packing", "attend to other rollouts: {label}", _POSITION_FIX, fills.packed),
-    _changes(
-        "rope_theta",
-        "have another base of the rotary embedding: {label}",
-        _CONFIGURATION_FIX | {"Megatron": "--rotary-base"},
-        fills.fields(("rope_theta", fills.theta)),
-    ),
-    _changes(
-        "rope_scaling",
-        "have scaled positions of the rotary embedding: {label}",
-        _CONFIGURATION_FIX | {"Megatron": "--rotary-seq-len-interpolation-factor"},
-        fills.fields(("rope_factor", lambda _: [2.0, 4.0, 8.0, 0.5])),
-    ),
-    _changes(
-        "norm_eps",
-        "have another ε of the norms: {label}",
-        _CONFIGURATION_FIX | {"Megatron": "--norm-epsilon"},
-        fills.fields(
-            fills.if_present("rms_norm_eps", 1e-6, 1e-5, 1e-8, 1e-4, 1e-3, 1e-2),
-            fills.if_present("layer_norm_eps", 1e-5, 1e-6, 1e-12),
-        ),
-    ),
+    _field("rope_theta", "another base of the rotary embedding", fills.theta, Megatron="--rotary-base"),
+    _field("rope_scaling", "scaled positions", fills.linear, Megatron="--rotary-seq-len-interpolation-factor"),
+    _field("norm_eps", "another ε of the norms", fills.epsilons, Megatron="--norm-epsilon"),
     _changes(
         "kv_cache",
         "have a narrower KV cache: {label}",
         {"vLLM": "--kv-cache-dtype auto", "SGLang": "--kv-cache-dtype auto"},
-        fills.values("kv", fp8_with_scale_1="fp8", int8_per_token="int8_channel"),
+        fills.values("kv", fp8_with_scale_1="fp8", int8_per_token="int8_channel", fp8_e5m2="fp8_e5m2"),
     ),
     _changes(
         "quantised_weights",
         "have quantised weights: {label}",
-        {
-            "vLLM": "--quantization None",
-            "SGLang": "no --quantization",
-            "any": "expected for a quantised engine; correct by importance sampling, or quantise in the trainer too",
-        },
+        _QUANTISED_FIX,
         fills.values(
             "quantise",
             fp8_per_tensor="fp8_tensor",
@@ -356,40 +361,69 @@ CATALOGUE: tuple[Cause, ...] = (
             fp8_per_channel_of_gate_and_up="fp8_channel/gate_up",
             fp8_per_channel_of_attention="fp8_channel/attention",
             fp8_per_tensor_of_the_MLP="fp8_tensor/mlp",
+            fp8_per_block_of_128="fp8_block",
         ),
     ),
-    _changes(
-        "experts",
-        "route to other experts: {label}",
-        _CONFIGURATION_FIX | {"Megatron": "--moe-router-topk"},
-        fills.fields(("num_experts_per_tok", fills.experts), fills.toggled("norm_topk_prob")),
-    ),
-    _changes(
-        "tied_head",
-        "have another head: {label}",
-        _CONFIGURATION_FIX | {"Megatron": "--untie-embeddings-and-output-weights"},
-        fills.fields(fills.toggled("tie_word_embeddings")),
-    ),
+    _field("experts", "another number of experts for each token", fills.experts, Megatron="--moe-router-topk"),
+    _field("tied_head", "another head", fills.toggled("tie_word_embeddings"), Megatron=_UNTIED),
     _changes(
         "attention_scale", "have another scale of attention scores: {label}", _CONFIGURATION_FIX, fills.attention_scales
     ),
-    _changes(
+    _edit(
         "qk_norm",
         "are without the norms of queries and keys: {label}",
-        {"any": "load q_norm and k_norm, and use an implementation that applies them"},
-        fills.values("qk_norm", not_applied=True),
+        "load q_norm and k_norm, and use an implementation that applies them",
+        r"\.[qk]_norm\.",
+        not_applied=("no_qk_norm",),
     ),
-    _changes(
+    _edit(
         "norm_weights",
         "have wrong norm weights: {label}",
-        {"any": "check the conversion of norm weights (Gemma and Megatron store weight − 1)"},
-        fills.values("norm", one_is_added="plus_one", the_final_norm_has_no_weight="final_dropped"),
+        "check the conversion of norm weights (Gemma and Megatron store weight − 1)",
+        r"norm\.weight$",
+        one_is_added=("norms_plus_one",),
+        one_is_subtracted=("norms_minus_one",),
+    ),
+    _edit("final_norm", "are without the final norm's {label}", _LOADED, r"norm\.weight$", weight=("no_final_norm",)),
+    _field("activation", "another activation", fills.activations),
+    _field("routing_weights", "other weights of the experts", fills.routing_weights, Megatron=_ROUTER),
+    _field("unscaled_positions", "positions without the scaling of config.json", fills.unscaled),
+    _field("llama3_positions", "positions scaled as in Llama 3", fills.scaled_as("llama3")),
+    _field("yarn_positions", "positions scaled by YaRN", fills.scaled_as("yarn")),
+    _field("partial_rotary", "another rotated part of each head", fills.rotated_part, Megatron="--rotary-percent"),
+    _field("soft_caps", "soft caps that differ from config.json", fills.soft_caps),
+    _field("multipliers", "a multiplier of config.json that is not applied", fills.multipliers),
+    _field("configured_window", "another use of the sliding window", fills.configured_windows),
+    _edit(
+        "biases",
+        "are without the biases of projections: {label}",
+        "load the biases, and set attention_bias and mlp_bias as in the checkpoint",
+        r"layers\..*_proj\.bias$",
+        queries__keys_and_values=("no_qkv_biases",),
+        all=("no_biases",),
+    ),
+    _edit("gate_and_up", "have {label} exchanged", _CONVERTED, r"gate_(up_)?proj", gate_and_up=("gate_and_up",)),
+    _edit(
+        "embedding_scale",
+        "have embeddings that are {label}",
+        "apply the scale √hidden_size of the embeddings (Gemma) once",
+        "embed_tokens",
+        multiplied_by_the_root_of_the_hidden_size=("embeddings", 0.5),
+        divided_by_the_root_of_the_hidden_size=("embeddings", -0.5),
+    ),
+    _edit(
+        "rotary_pairs",
+        "rotate other pairs of a head's numbers: {label}",
+        "convert query and key weights for the engine's rotary embedding (halves, or neighbours)",
+        "[qk]_proj",
+        neighbours_in_place_of_halves=("rotary_pairs", False),
+        halves_of_weights_for_neighbours=("rotary_pairs", True),
     ),
     _changes(
-        "activation",
-        "have another activation: {label}",
-        _CONFIGURATION_FIX,
-        fills.fields(fills.if_present("hidden_act", "gelu", "gelu_pytorch_tanh", "silu", "relu")),
+        "quantised_activations",
+        "have quantised weights and activations: {label}",
+        _QUANTISED_FIX,
+        fills.quantised_activations,
     ),
     _changes(
         "layers",
@@ -398,13 +432,12 @@ CATALOGUE: tuple[Cause, ...] = (
         fills.moved_layers,
         "parts",
     ),
+    _held("layer_of_weights", "are those of the announced weights with {label}", fills.layer_parts),
+    _held("projection_of_weights", "are those of the announced weights with {label}", fills.projections),
+    _held("rank_of_weights", "are those of the announced weights with the tensor-parallel {label}", fills.ranks),
+    _held("expert_of_weights", "are those of the announced weights with {label}", fills.single_experts),
     _changes(
-        "layer_of_weights",
-        "are those of the announced weights with {label}",
-        _SYNC_FIX,
-        fills.layer_parts,
-        "parts",
-        "compare checksums of the engine's tensors with this checkpoint",
+        "query_heads", "have query heads in another order: {label}", {"any": _CONVERTED}, fills.query_heads, "parts"
     ),
 )
 """All causes, in the order in which they are tried within their family."""

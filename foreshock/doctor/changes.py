@@ -71,7 +71,8 @@ class Subject:
 
     `announced`: the name of the weights that each side should hold. `weights`: the names of all weights, in the order
     given. `versions`: the version or step that a name stands for, if known. `configurations`: the config.json of each
-    name. `unusable`: names that could not be loaded, and why. `layers`: their number; `longest`: the longest sequence,
+    name. `unusable`: names that could not be loaded, and why. `layers`: their number; `tensors`: the engine's announced
+    names; `longest`: the longest sequence,
     in tokens; `ends`: known ids that end a sequence. `engines`: scorers of real engines that may be used; names with an
     option have a colon. `shortest_prompt` is a length, `common_prompt` the number of first ids that all prompts have in
     common, `first_ids` the ids that a prompt may begin with.
@@ -83,6 +84,7 @@ class Subject:
     versions: Mapping[str, int] = field(default_factory=dict)
     unusable: Mapping[str, str] = field(default_factory=dict)
     layers: int = 0
+    tensors: tuple[str, ...] = ()
     longest: int = 0
     ends: tuple[int, ...] = ()
     engines: tuple[str, ...] = ()

@@ -61,14 +61,27 @@ def _scaled(factor: float) -> Callable[[Compared, Float64], Float64 | None]:
     return lambda _, log_probs: log_probs * factor
 
 
-def _averaged(compared: Compared, log_probs: Float64) -> Float64 | None:
-    """Give every token the mean of its rollout, as sequence-level losses do."""
-    spread = np.abs(np.diff(compared.logged))[np.diff(compared.rows) == 0]
-    if not spread.size or np.median(spread) > 1e-6:
-        return None
-    rows = compared.rows
-    means = np.bincount(rows, log_probs) / np.maximum(np.bincount(rows), 1)
-    return np.asarray(means[rows])
+def _averaged(of: Callable[[Float64, Float64], Float64]) -> Callable[[Compared, Float64], Float64 | None]:
+    """Return the change that gives every token one value of its rollout, a function of the sum and of the length."""
+
+    def change(compared: Compared, log_probs: Float64) -> Float64 | None:
+        spread = np.abs(np.diff(compared.logged))[np.diff(compared.rows) == 0]
+        if not spread.size or np.median(spread) > 1e-6:
+            return None
+        sums, lengths = np.bincount(compared.rows, log_probs), np.bincount(compared.rows)
+        return np.asarray(of(sums, np.maximum(lengths, 1))[compared.rows])
+
+    return change
+
+
+def _cumulative(compared: Compared, log_probs: Float64) -> Float64:
+    running = np.cumsum(log_probs)
+    starts = compared.batch.response_offsets[:-1][compared.rows]
+    return np.asarray(running - (running - log_probs)[starts])
+
+
+def _by_length(compared: Compared, log_probs: Float64) -> Float64:
+    return np.asarray(log_probs / np.bincount(compared.rows)[compared.rows])
 
 
 def _reversed(compared: Compared, log_probs: Float64) -> Float64 | None:
@@ -97,6 +110,24 @@ def _rounded(compared: Compared, log_probs: Float64) -> Float64 | None:
     return rounded.astype(np.uint32).view(np.float32).astype(np.float64)
 
 
+def _half(compared: Compared, log_probs: Float64) -> Float64 | None:
+    """Round to float16 if all logged values are float16 numbers, and not bfloat16 ones."""
+    usable = compared.logged[compared.usable]
+    is_half = usable.size and (usable == usable.astype(np.float16)).all() and (usable != 0).mean() > 0.5
+    return log_probs.astype(np.float16).astype(np.float64) if is_half and not is_bfloat16(usable) else None
+
+
+def _decimals(number: int) -> Callable[[Compared, Float64], Float64 | None]:
+    """Return the change that rounds to decimals, if all logged values are so rounded and not to fewer."""
+
+    def change(compared: Compared, log_probs: Float64) -> Float64 | None:
+        usable = compared.logged[compared.usable]
+        are = [np.abs(usable - np.round(usable, each)).max(initial=0) < 1e-6 for each in (number, number - 1)]
+        return np.asarray(np.round(log_probs, number)) if are == [True, False] else None
+
+    return change
+
+
 def is_bfloat16(values: Float64) -> bool:
     """Return whether all values are bfloat16 numbers and few of them 0; by chance one float32 in 65,536 is."""
     bits = values.astype(np.float32).view(np.uint32)
@@ -113,8 +144,13 @@ DATA_CHANGES: dict[str, Callable[[Compared, Float64], Float64 | None]] = {
     "shift+2": shifted(2),
     "base2": _scaled(float(1 / np.log(2))),
     "base10": _scaled(float(1 / np.log(10))),
-    "averaged": _averaged,
+    "means": _averaged(lambda sums, lengths: sums / lengths),
+    "sums": _averaged(lambda sums, _: sums),
+    "cumulative": _cumulative,
+    "by_length": _by_length,
     "reversed": _reversed,
     "permuted": _permuted,
     "bfloat16": _rounded,
+    "float16": _half,
+    **{str(number): _decimals(number) for number in range(1, 5)},
 }

@@ -3,6 +3,7 @@
 Each function yields, for a side of a subject, the label of a variant and the values of its change.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -70,9 +71,9 @@ def stages(subject: Subject, side: str) -> Labelled:
 
 def moved_layers(subject: Subject, side: str) -> Labelled:
     for layer in range(subject.layers):
-        yield f"layer {layer} is skipped", {"layers": ("skip", layer, layer)}
+        yield f"layer {layer} is skipped", {"tensors": ("skipped", layer)}
     for layer in range(subject.layers - 1):
-        yield f"layers {layer} and {layer + 1} are exchanged", {"layers": ("swap", layer, layer + 1)}
+        yield f"layers {layer} and {layer + 1} are exchanged", {"tensors": ("exchanged", layer, layer + 1)}
 
 
 _IGNORED_FIELDS = {
@@ -97,50 +98,203 @@ def other_configuration(subject: Subject, side: str) -> Labelled:
             yield f"{name_of_field} = {value}", {"config": (name_of_field, hashable(value))}
 
 
-Field = tuple[str, Callable[[Mapping[str, Any]], list[Any]]]
+Values = Callable[[Mapping[str, Any]], Iterator[tuple[str, Any]]]
+"""For the announced configuration: fields, and other values of them."""
 
 
-def fields(*of_fields: Field) -> Fill:
-    """Return a fill that tries values of configuration fields; each field's function gives them."""
+def fields(of: Values) -> Fill:
+    """Return a fill that tries other values of configuration fields."""
 
     def fill(subject: Subject, side: str) -> Labelled:
         configuration = subject.configurations[subject.announced[side]]
-        for name, values in of_fields:
-            for value in values(configuration):
-                if value != configuration.get(name):
-                    yield (
-                        f"{name} = {value:g}" if isinstance(value, float) else f"{name} = {value}",
-                        {"config": (name, value)},
-                    )
+        for name, value in of(configuration):
+            if value != configuration.get(name):
+                yield (
+                    f"{name} = {value:g}" if isinstance(value, float) else f"{name} = {value}",
+                    {"config": (name, hashable(value))},
+                )
 
     return fill
 
 
-def theta(configuration: Mapping[str, Any]) -> list[float]:
-    theta = (configuration.get("rope_parameters") or {}).get("rope_theta") or configuration.get("rope_theta")
-    if not theta:
-        return []
+def _rope(configuration: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(configuration.get("rope_parameters") or {})
+
+
+def theta(configuration: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    theta = _rope(configuration).get("rope_theta") or configuration.get("rope_theta")
     common = [1e4, 1e5, 5e5, 1e6, 5e6, 1e7]
-    return [value for value in dict.fromkeys([*common, theta * 10, theta / 10, theta * 2]) if value != theta]
+    for value in dict.fromkeys([*common, theta * 10, theta / 10, theta * 2]) if theta else ():
+        if value != theta:
+            yield "rope_theta", value
 
 
-def if_present(field: str, *values: Any) -> Field:
-    return field, lambda configuration: list(values) if configuration.get(field) is not None else []
+def linear(configuration: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    return (("rope_factor", value) for value in (2.0, 4.0, 8.0, 0.5))
 
 
-def experts(configuration: Mapping[str, Any]) -> list[int]:
-    number = configuration.get("num_experts_per_tok")
-    most = configuration.get("num_experts") or configuration.get("num_local_experts") or 0
-    return [value for value in (number - 1, number + 1, 1) if 0 < value <= most] if number else []
+def unscaled(configuration: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    rope = _rope(configuration)
+    if rope.get("rope_type", "default") != "default":
+        yield "rope_parameters", {"rope_type": "default", "rope_theta": rope.get("rope_theta")}
 
 
-def toggled(field: str) -> Field:
-    return field, lambda configuration: [not configuration[field]] if isinstance(configuration.get(field), bool) else []
+def scaled_as(kind: str) -> Values:
+    """Return scalings of positions by the factors that are usual, if the configuration has none."""
+
+    def of(configuration: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        rope = _rope(configuration)
+        longest = configuration.get("max_position_embeddings")
+        if rope.get("rope_type") != "default" or not longest or not rope.get("rope_theta"):
+            return
+        more = {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if kind == "llama3" else {}
+        for factor in (8.0, 32.0) if kind == "llama3" else (4.0, 2.0):
+            for original in dict.fromkeys((longest, int(longest / factor), *((8192,) if kind == "llama3" else ()))):
+                scaling = {"rope_type": kind, "factor": factor, "original_max_position_embeddings": original}
+                yield "rope_parameters", rope | scaling | more
+
+    return of
+
+
+def rotated_part(configuration: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    rope = _rope(configuration)
+    for value in (1.0, 0.5, 0.25) if "partial_rotary_factor" in rope else ():
+        if value != rope["partial_rotary_factor"]:
+            yield "rope_parameters", rope | {"partial_rotary_factor": value}
+
+
+def _present(configuration: Mapping[str, Any], **of_fields: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    """Yield values of the fields that the configuration has."""
+    for field, tried in of_fields.items():
+        for value in tried if configuration.get(field) is not None else ():
+            yield field, value
+
+
+def epsilons(configuration: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    tried = (1e-6, 1e-5, 1e-8, 1e-4, 1e-3, 1e-2)
+    return _present(configuration, rms_norm_eps=tried, layer_norm_eps=(1e-5, 1e-6, 1e-12))
+
+
+def activations(configuration: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    tried = ("gelu", "gelu_pytorch_tanh", "silu", "relu")
+    return _present(configuration, hidden_act=tried, hidden_activation=tried)
+
+
+def experts(configuration: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    number = configuration.get("num_experts_per_tok") or 0
+    for value in (number - 1, number + 1, 1) if number else ():
+        if 0 < value <= _number_of_experts(configuration):
+            yield "num_experts_per_tok", value
+
+
+def _number_of_experts(configuration: Mapping[str, Any]) -> int:
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    return max(int(configuration.get(name) or 0) for name in names)
+
+
+def routing_weights(configuration: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield from toggled("norm_topk_prob")(configuration)
+    yield from _present(configuration, routed_scaling_factor=(1.0,))
+
+
+def soft_caps(configuration: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    return _present(configuration, attn_logit_softcapping=(None,), final_logit_softcapping=(None,))
+
+
+def multipliers(configuration: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the multipliers of Granite, MiniCPM and Cohere as 1."""
+    names = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling", "logit_scale")
+    return _present(configuration, **dict.fromkeys(names, (1.0,)))
+
+
+def configured_windows(configuration: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    kinds = configuration.get("layer_types") or []
+    if "sliding_attention" in kinds:
+        yield "layer_types", ["full_attention"] * len(kinds)
+    if "full_attention" in kinds and configuration.get("sliding_window"):
+        yield "layer_types", ["sliding_attention"] * len(kinds)
+
+
+def toggled(field: str) -> Values:
+    def of(configuration: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        if isinstance(configuration.get(field), bool):
+            yield field, not configuration[field]
+
+    return of
+
+
+def edits(pattern: str, labels: Mapping[str, tuple[Any, ...]]) -> Fill:
+    """Return a fill that tries edits of tensors, if the model has a tensor whose name has `pattern`."""
+
+    def fill(subject: Subject, side: str) -> Labelled:
+        is_present = any(re.search(pattern, each) for each in subject.tensors)
+        return ((_words(label), {"tensors": edit}) for label, edit in labels.items() if is_present)
+
+    return fill
+
+
+def _words(label: str) -> str:
+    return label.replace("__", ", ").replace("_", " ")
+
+
+def quantised_activations(subject: Subject, side: str) -> Labelled:
+    words = {"tensor": "tensor", "channel": "channel and token", "block": "block of 128"}
+    for kind, by in words.items():
+        yield f"fp8 per {by}", {"quantise": f"fp8_{kind}", "activations": f"fp8_{kind}"}
+
+
+_PROJECTIONS = {
+    "queries": "q_proj",
+    "keys": "k_proj",
+    "values": "v_proj",
+    "attention outputs": "o_proj",
+    "gates": "gate_proj",
+    "up projections": "up_proj",
+    "down projections": "down_proj",
+    "attention": "attention",
+    "MLPs": "mlp",
+    "norms": "norms",
+}
+
+
+def projections(subject: Subject, side: str) -> Labelled:
+    for label, part in _PROJECTIONS.items():
+        for name in _others(subject, side):
+            yield f"the {label} of {name}", {"part": (name, part)}
+
+
+def ranks(subject: Subject, side: str) -> Labelled:
+    for number in (2, 4, 8):
+        for rank in range(number):
+            for name in _others(subject, side):
+                yield f"rank {rank} of {number} of {name}", {"part": (name, f"rank {rank} of {number}")}
+
+
+_MOST_EXPERTS = 64
+
+
+def single_experts(subject: Subject, side: str) -> Labelled:
+    number = _number_of_experts(subject.configurations[subject.announced[side]])
+    for expert in range(number if number <= _MOST_EXPERTS else 0):
+        for name in _others(subject, side):
+            yield f"expert {expert} of {name}", {"part": (name, f"expert {expert}")}
+
+
+def query_heads(subject: Subject, side: str) -> Labelled:
+    """Yield queries in the order of another grouping by key-value heads, in all layers or in one."""
+    configuration = subject.configurations[subject.announced[side]]
+    groups = configuration.get("num_key_value_heads") or 1
+    if not 1 < groups < (configuration.get("num_attention_heads") or 1):
+        return
+    yield "grouped otherwise, with their outputs", {"tensors": ("query_heads", True, r"\d+")}
+    for layer in (r"\d+", *map(str, range(subject.layers))):
+        words = f" in layer {layer}" if layer.isdigit() else ""
+        yield f"grouped otherwise{words}", {"tensors": ("query_heads", False, layer)}
 
 
 def values(name: str, **labels: Any) -> Fill:
     def fill(subject: Subject, side: str) -> Labelled:
-        return ((label.replace("_", " "), {name: value}) for label, value in labels.items())
+        return ((_words(label), {name: value}) for label, value in labels.items())
 
     return fill
 
@@ -170,19 +324,20 @@ _PROMPTS = {
 }
 
 
-def prompts(subject: Subject, side: str) -> Labelled:
-    """Yield prompts with one more first id, and without some first or last ids; the search fits their number."""
-    for token in subject.first_ids:
-        yield f"id {token} before the first one", {"prompt": ("before", token)}
-    numbers = {
-        "first": [subject.common_prompt, *_PROMPT_IDS],
-        "last": [each for each in _PROMPT_IDS if each <= _LAST_IDS],
-        "keep": _PROMPT_IDS,
-    }
-    for kind, tried in numbers.items():
+def another_first_id(subject: Subject, side: str) -> Labelled:
+    return ((f"id {token} before the first one", {"prompt": ("before", token)}) for token in subject.first_ids)
+
+
+def prompts(kind: str) -> Fill:
+    """Return a fill that tries prompts without some first or last ids; the search fits their number."""
+
+    def fill(subject: Subject, side: str) -> Labelled:
         least = subject.longest if kind == "keep" else subject.shortest_prompt
-        for number in dict.fromkeys(each for each in tried if 0 < each < least):
+        tried = dict.fromkeys((*([subject.common_prompt] if kind == "first" else []), *_PROMPT_IDS))
+        for number in (each for each in tried if 0 < each < least and (kind != "last" or each <= _LAST_IDS)):
             yield prompt_of(kind, number)
+
+    return fill
 
 
 def prompt_of(kind: str, number: int) -> tuple[str, dict[str, Any]]:

@@ -531,8 +531,9 @@ FITS: dict[str, Callable[[Fitting, Sampling], Sampling | None]] = {
     "biases": _biases,
     "bias_of_ids": _bias_of_ids,
     "banned_until": _banned_ends,
+    "largest": _on_grid("largest", lambda _: [True]),
 }
 """Name of a fit → the fit of a parameter of Sampling on top of a distribution."""
-_TOGETHER = [each for each in FITS if each not in ("bias_of_ids", "softcap_product")]
+_TOGETHER = [each for each in FITS if each not in ("bias_of_ids", "softcap_product", "largest")]
 _EXCLUDES = {"repetition": {"repetition_of_response"}, "repetition_of_response": {"repetition"}}
 _KINDS = (("repetition", "repetition_of_response", "presence", "frequency"), tuple(TRUNCATIONS))

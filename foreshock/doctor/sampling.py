@@ -25,6 +25,7 @@ class Sampling:
     the response only, as in SGLang; presence and frequency count those of the response in all these engines. `biases`:
     pairs of token id and what is added to its logit, −∞ for a banned id. `banned_until`: ids (the ends of a sequence)
     that are banned at the first n response tokens. `softcap` c is c · tanh(l / c), `softcap_product` l · tanh(l / c).
+    `largest`: the log-prob is that of the likeliest id.
     """
 
     temperature: Any = 1.0
@@ -39,6 +40,7 @@ class Sampling:
     banned_until: tuple[tuple[int, ...], int] | None = None
     softcap: float = 0.0
     softcap_product: float = 0.0
+    largest: bool = False
 
     def having(self, name: str, value: Any) -> Sampling:
         """Return the distribution with another value of one parameter."""
@@ -66,7 +68,7 @@ class Sampling:
         values, rows = self.shaped(logits, compared), np.arange(logits.shape[0])
         probabilities = np.exp(values)
         total = probabilities.sum(axis=1)
-        own = values[rows, compared.ids]
+        own = values[rows, values.argmax(axis=1) if self.largest else compared.ids]
         if not self.truncates:
             return np.asarray(own - np.log(total))
         return np.asarray(own - np.log(total * self._kept(probabilities / total[:, None], compared.ids)))

@@ -1,9 +1,9 @@
 """The experimenter of the doctor in torch: replay safetensors folders on the CPU under a change.
 
 The values of a change: `weights` (a folder's name), `part` (name, part: that part of other weights), `delta` (name, λ:
-other weights + λ · (announced weights − other weights)), `quantise`, `layers` (skip or swap), `norm`, `config` (field,
-value; one field), `prompt` (kind, id or number), `positions`, `visible`, `packed`, `kv`, `attention_scale`,
-`prompt_weights`, `precision` and `composition` (other batches). `foreshock.doctor.catalogue` explains each of them.
+other weights + λ · (announced weights − other weights)), `quantise`, `activations`, `tensors` (an edit and its
+arguments), `config` (field, value; one field), `prompt` (kind, id or number), `positions`, `visible`, `packed`, `kv`,
+`attention_scale`, `prompt_weights`, `precision` and `composition` (other batches). `catalogue` explains each of them.
 """
 
 import copy
@@ -23,7 +23,8 @@ from foreshock.doctor.changes import CannotTryError, Change, Subject, json_value
 from foreshock.rollouts import RolloutBatch
 from foreshock_probes.adapters import AdapterError, base_folder_of, is_adapter, merged_model
 from foreshock_probes.doctor.engines import EngineReplays
-from foreshock_probes.doctor.forward import ATTENTION, logits_of, quantised, refused_by_model
+from foreshock_probes.doctor.forward import ATTENTION, logits_of, refused_by_model
+from foreshock_probes.doctor.tensors import State, edited, quantised
 from foreshock_probes.scorers.forward_pass import load_model
 from foreshock_probes.scorers.request import UnsupportedScoreError
 
@@ -31,13 +32,6 @@ _CACHED_BYTES = min(8 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PA
 """Most bytes of cached logits, of all replays together."""
 _MOST_BYTES = _CACHED_BYTES // 4
 """Most bytes of one replay's logits: the cache must hold those of the precisions and of a variant at the same time."""
-_PROJECTIONS = {
-    "": r"layers\.",
-    "mlp": r"layers\..*\.mlp\.",
-    "gate_up": r"layers\..*\.(gate_proj|up_proj|gate_up_proj)\b",
-    "attention": r"layers\..*\.self_attn\.",
-}
-"""Names of the tensors that are quantised, by the part of a change's `quantise` after a slash."""
 _USUAL_BOS = (0, 1, 2)
 """Ids of the beginning of a sequence in most tokenizers, besides the configuration's."""
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "bfloat16_head32": torch.bfloat16}
@@ -88,6 +82,7 @@ class TorchExperimenter:
             versions={name: version for name, version in (versions or {}).items() if name in usable},
             unusable=lost,
             layers=int(config.num_hidden_layers),
+            tensors=tuple(self._loaded[announced["rollout"]][1]),
             longest=int((np.diff(batch.prompt_offsets) + np.diff(batch.response_offsets)).max(initial=0)),
             ends=_ends(config),
             **_prompts(batch, config),
@@ -193,14 +188,14 @@ class TorchExperimenter:
         from transformers.initialization import no_init_weights
 
         config, state = self._loaded[change.get("weights")]
-        config, state = copy.deepcopy(config), self._changed(dict(state), change, config)
+        config, state = copy.deepcopy(config), edited(dict(state), change, config, self._tensors_of)
         if change.get("config") is not None:
             field, value = change.get("config")
             set_field(config, field, json_value(value))
-        head = state.get("lm_head.weight")
-        if head is not None and config.tie_word_embeddings and change.get("part") is not None:
-            config.tie_word_embeddings = head is state.get("model.embed_tokens.weight")
+        if "lm_head.weight" in state and (change.get("part") or change.get("tensors", ("",))[0] == "embeddings"):
+            config.tie_word_embeddings = False  # the change may concern one of the two
         needs_own = change.get("kv") is not None or change.get("attention_scale", 1.0) != 1.0
+        needs_own |= bool(getattr(config, "attn_logit_softcapping", None))
         config._attn_implementation = ATTENTION if needs_own else "sdpa"
         with no_init_weights(), refused_by_model():
             model = AutoModelForCausalLM.from_config(config, attn_implementation=config._attn_implementation)
@@ -215,41 +210,13 @@ class TorchExperimenter:
         model = model.eval().to(_DTYPES.get(kind, torch.float32))
         if kind == "bfloat16_head32":
             _head_in_float32(model)
+        if (format_ := change.get("activations")) is not None:
+            for each in model.modules():
+                if isinstance(each, torch.nn.Linear) and each is not model.get_output_embeddings():
+                    each.register_forward_pre_hook(lambda _, inputs: (quantised(inputs[0], format_),))
         return model
 
-    def _changed(self, state: dict[str, torch.Tensor], change: Change, config: Any) -> dict[str, torch.Tensor]:
-        if part := change.get("part"):
-            names = _names_of(state, part[1], config)
-            state |= self._tensors_of(part[0], {name: state[name] for name in names})
-        if delta := change.get("delta"):
-            other = self._tensors_of(delta[0], state)
-            state = {name: other[name] + delta[1] * (value - other[name]) for name, value in state.items()}
-        if change.get("quantise"):
-            kind, _, part = change.get("quantise").partition("/")
-            state = {
-                name: quantised(value, kind) if value.dim() > 1 and re.search(_PROJECTIONS[part], name) else value
-                for name, value in state.items()
-            }
-        if layers := change.get("layers"):
-            state = _moved_layers(state, *layers)
-        if kind := change.get("norm"):
-            state = {
-                name: _norm(value, kind)
-                if name.endswith("norm.weight")
-                and ".q_" not in name
-                and ".k_" not in name
-                and (kind != "final_dropped" or "layers." not in name)
-                else value
-                for name, value in state.items()
-            }
-        if change.get("qk_norm"):
-            state = {
-                name: torch.ones_like(value) if re.search(r"\.[qk]_norm\.weight$", name) else value
-                for name, value in state.items()
-            }
-        return state
-
-    def _tensors_of(self, weights: str, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _tensors_of(self, weights: str, like: State) -> State:
         """Return the tensors of `weights` with the names of `like`. Raises CannotTryError if one has another shape."""
         other = self._loaded[weights][1]
         differing = [name for name, value in like.items() if name not in other or other[name].shape != value.shape]
@@ -324,53 +291,7 @@ def _ends(config: Any) -> tuple[int, ...]:
     return tuple(eos) if isinstance(eos, list) else (eos,) if isinstance(eos, int) else ()
 
 
-def _names_of(state: Mapping[str, torch.Tensor], part: str, config: Any) -> list[str]:
-    if part == "layers":
-        return [name for name in state if part_of(name).startswith("layers.")]
-    if stage := re.fullmatch(r"layers\.(\d+)-(\d+)", part):
-        parts = {f"layers.{layer}" for layer in range(int(stage[1]), int(stage[2]) + 1)}
-        return [name for name in state if part_of(name) in parts]
-    if part == "embeddings" and config.tie_word_embeddings:
-        return [name for name in state if part_of(name) in ("embeddings", "lm_head")]
-    return [name for name in state if part_of(name) == part]
-
-
-def _moved_layers(state: dict[str, torch.Tensor], kind: str, first: int, second: int) -> dict[str, torch.Tensor]:
-    """Swap two layers, or make layer `first` add nothing (its output projections are 0)."""
-    found = dict(state)
-    for name, value in state.items():
-        if match := re.match(r"(.*\blayers\.)(\d+)(\..*)", name):
-            number = int(match[2])
-            if kind == "swap" and number in (first, second):
-                found[f"{match[1]}{second if number == first else first}{match[3]}"] = value
-            elif kind == "skip" and number == first and re.search(r"o_proj|down_proj|out_proj|c_proj", name):
-                found[name] = torch.zeros_like(value)
-    return found
-
-
-def _norm(value: torch.Tensor, kind: str) -> torch.Tensor:
-    return torch.ones_like(value) if kind == "final_dropped" else value + 1
-
-
 def _head_in_float32(model: Any) -> None:
     head = model.get_output_embeddings()
     weight = head.weight.float()
     head.forward = lambda hidden: torch.nn.functional.linear(hidden.float(), weight)
-
-
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
-_HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output_layer)\.")
-_EMBEDDINGS = re.compile(r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|embed_in|tok_embeddings)\.")
-# Layers and embeddings of an image or audio tower, which do not belong to the language model.
-_TOWER = re.compile(r"(?:^|\.)(?:visual|vision\w*|audio\w*|image\w*)\.")
-
-
-def part_of(name: str) -> str:
-    """Return the part of the model that a tensor belongs to: lm_head, embeddings, layers.<number>, other."""
-    if _TOWER.search(name):
-        return "other"
-    if layer := _LAYER.search(name):
-        return f"layers.{int(layer.group(1))}"
-    if _HEAD.search(name):
-        return "lm_head"
-    return "embeddings" if _EMBEDDINGS.search(name) else "other"

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from foreshock.doctor.changes import CannotTryError, Change
 from foreshock.rollouts import RolloutBatch
+from foreshock_probes.doctor.tensors import quantised
 from foreshock_probes.scorers.forward_pass import precision
 
 ATTENTION = "foreshock_doctor"
@@ -41,23 +42,19 @@ def _called(model: Any, **inputs: Any) -> Any:
         return model(**inputs)
 
 
-def quantised(values: torch.Tensor, kind: str) -> torch.Tensor:
-    """Return `values` rounded to a narrower format and back, in their own dtype.
-
-    `fp8` has the scale 1, `fp8_tensor` one scale per tensor, `fp8_channel` one per output row. `int8_channel` and
-    `int4_group` (128 inputs, or all inputs of a row) are symmetric.
-    """
-    wide = values.float()
-    if kind == "fp8":
-        return wide.clamp(-448, 448).to(torch.float8_e4m3fn).to(values.dtype)
-    if kind.startswith("fp8"):
-        scale = (wide.abs().amax() if kind == "fp8_tensor" else wide.abs().amax(-1, keepdim=True)) / 448
-        return ((wide / scale.clamp(min=1e-12)).to(torch.float8_e4m3fn).float() * scale).to(values.dtype)
-    largest = 127 if kind == "int8_channel" else 7
-    size = 128 if kind == "int4_group" and wide.shape[-1] % 128 == 0 else wide.shape[-1]
-    parts = wide.reshape(*wide.shape[:-1], -1, size)
-    scale = parts.abs().amax(-1, keepdim=True).clamp(min=1e-12) / largest
-    return ((parts / scale).round().clamp(-largest, largest) * scale).reshape(wide.shape).to(values.dtype)
+def _capped(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, scale: float, cap: float
+) -> tuple[torch.Tensor, None]:
+    """Return an attention whose scores are soft-capped."""
+    key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
+    scores = torch.tanh(query @ key.transpose(2, 3) * (scale / cap)) * cap
+    if mask is None:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(scores.shape[-1] - scores.shape[-2])
+    else:
+        seen = mask
+    scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
+    shares = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
+    return (shares @ value).transpose(1, 2).contiguous(), None
 
 
 def _register() -> None:
@@ -73,6 +70,8 @@ def _register() -> None:
             if kind is not None:
                 key, value = quantised(key, kind), quantised(value, kind)
             options["scaling"] = (options.get("scaling") or query.shape[-1] ** -0.5) * factor
+        if options.get("softcap"):  # which torch's own attention ignores
+            return _capped(module, query, key, value, mask, options["scaling"], options["softcap"])
         return sdpa_attention_forward(module, query, key, value, mask, **options)
 
     AttentionInterface.register(ATTENTION, attention)

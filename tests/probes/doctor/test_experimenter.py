@@ -113,16 +113,16 @@ def test_an_error_of_the_doctors_own_code_is_no_finding(
 
 
 @pytest.mark.parametrize(
-    ("prompt", "edit"),
+    ("cause", "prompt", "edit"),
     [
-        (("before", 1), lambda each: [1, *each]),
-        (("first", 2), lambda each: each[2:]),
-        (("last", 1), lambda each: each[:-1]),
-        (("keep", 3), lambda each: each[-3:]),
+        ("bos", ("before", 1), lambda each: [1, *each]),
+        ("prompt_start", ("first", 2), lambda each: each[2:]),
+        ("prompt_end", ("last", 1), lambda each: each[:-1]),
+        ("prompt_truncated", ("keep", 3), lambda each: each[-3:]),
     ],
 )
 def test_another_prompt_of_the_engine_is_named(
-    prompt: tuple[str, int], edit: Callable[[list[int]], list[int]], folders: tuple[Path, Path]
+    cause: str, prompt: tuple[str, int], edit: Callable[[list[int]], list[int]], folders: tuple[Path, Path]
 ) -> None:
     plain = _rollouts()
     random = np.random.default_rng(4)
@@ -133,7 +133,7 @@ def test_another_prompt_of_the_engine_is_named(
     experimenter = TorchExperimenter.of_folders(batch, folders[0], folders[0])
     report = examine(batch, experimenter)
 
-    assert [(each.side, each.cause) for each in report.causes] == [("rollout", "prompt")]
+    assert [(each.side, each.cause) for each in report.causes] == [("rollout", cause)]
     assert f" {prompt[1]} " in report.causes[0].value
     with pytest.raises(CannotTryError, match="a prompt would have no token"):
         experimenter.logits(Change.of(weights="step_0010", prompt=("first", 4)))
