@@ -73,18 +73,10 @@ def examine(
     if not findings:
         findings = [_rounding(searches, batch)]
     order = {"cause": 0, "unknown": 1, "expected": 2}
-    not_tried = list(
-        dict.fromkeys(
-            [*experimenter.subject.unusable.items()]
-            + [pair for search in searches.values() for pair in search.refused.items()]
-            + [
-                (f"{variant} [{side}]", why)
-                for side, search in searches.items()
-                for variant, why in search.not_tried.items()
-            ]
-            + unsearched
-        )
-    )
+    not_tried = [*experimenter.subject.unusable.items()]
+    for side, search in searches.items():
+        not_tried += [*search.refused.items(), *((f"{each} [{side}]", why) for each, why in search.not_tried.items())]
+    not_tried = list(dict.fromkeys(not_tried + unsearched))
     following = next((variant for variant, why in not_tried if why == str(BudgetSpentError())), None)
     return DoctorReport(
         rollouts=batch.num_rollouts,
@@ -159,20 +151,11 @@ def _bypass(batch: RolloutBatch) -> Finding | None:
     mine, theirs = batch.rollout_log_probs, batch.trainer_log_probs
     if mine is None or theirs is None or not np.array_equal(mine, theirs, equal_nan=True):
         return None
-    declared = batch.attributes.trainer_policy == "bypass"
-    return Finding(
-        "expected" if declared else "cause",
-        "trainer",
-        "bypass",
-        "",
-        "the trainer's log-probs are bit for bit the engine's: they are a copy, and trainer/rollout measures nothing",
-        batch.num_tokens,
-        batch.num_rollouts,
-        fixes={
-            "verl": "algorithm.rollout_correction.bypass_mode=False",
-            "any": "recompute old log-probs in the trainer",
-        },
-    )
+    kind = "expected" if batch.attributes.trainer_policy == "bypass" else "cause"
+    says = "the trainer's log-probs are bit for bit the engine's: they are a copy, and trainer/rollout measures nothing"
+    verl = "algorithm.rollout_correction.bypass_mode=False"
+    fixes = {"verl": verl, "any": "recompute old log-probs in the trainer"}
+    return Finding(kind, "trainer", "bypass", "", says, batch.num_tokens, batch.num_rollouts, fixes=fixes)
 
 
 def _findings(search: SideSearch, batch: RolloutBatch) -> list[Finding]:
@@ -194,25 +177,11 @@ def _findings(search: SideSearch, batch: RolloutBatch) -> list[Finding]:
         says = f"{SIDE_WORDS[search.side]} {row.says.format(label=label)}{part}"
         if lag:
             says += ", as their weights_version declares: a lag, not a fault"
-        result.append(
-            Finding(
-                "expected" if lag else "cause",
-                search.side,
-                cause,
-                value,
-                says,
-                int(tokens.sum()),
-                int(found.rows.sum()),
-                names,
-                *share,
-                before=search.mean(search.base),
-                after=search.mean(found),
-                exact=search.is_exact(found),
-                alternatives=tuple(dict.fromkeys(_words(each) for each in search.alternatives())),
-                fixes=fixes,
-                confirm=row.confirm,
-            )
-        )
+        kind, size = "expected" if lag else "cause", (int(tokens.sum()), int(found.rows.sum()))
+        left = {"before": search.mean(search.base), "after": search.mean(found), "exact": search.is_exact(found)}
+        others = tuple(dict.fromkeys(_words(each) for each in search.alternatives()))
+        more = {**left, "alternatives": others, "fixes": fixes, "confirm": row.confirm}
+        result.append(Finding(kind, search.side, cause, value, says, *size, names, *share, **more))
     return result
 
 
@@ -264,20 +233,14 @@ def _unknown(search: SideSearch, batch: RolloutBatch) -> Finding:
     nearest = (
         f"; the nearest, {_words(best)}, explains {100 * search.share(best)[0]:.0f} % and is not named" if best else ""
     )
-    return Finding(
-        "unknown",
-        search.side,
-        "unknown",
-        "",
+    says = (
         f"{SIDE_WORDS[search.side]} are reproduced by no variant that was tried ({families}){nearest}. "
-        f"{_where(compared, halves)}",
-        int(compared.usable.sum()),
-        int(beyond.sum()),
-        tuple(batch.sample_ids[row] for row in np.argsort(-np.nan_to_num(compared.by_rollout(halves)))[:5]),
-        before=search.mean(search.base),
-        after=search.mean(search.base),
-        confirm="give other checkpoints, or compare hidden states layer by layer",
+        f"{_where(compared, halves)}"
     )
+    size, left = (int(compared.usable.sum()), int(beyond.sum())), search.mean(search.base)
+    names = tuple(batch.sample_ids[row] for row in np.argsort(-np.nan_to_num(compared.by_rollout(halves)))[:5])
+    confirm = "give other checkpoints, or compare hidden states layer by layer"
+    return Finding("unknown", search.side, "unknown", "", says, *size, names, before=left, after=left, confirm=confirm)
 
 
 def _where(compared: Compared, halves: NDArray[np.float64]) -> str:
@@ -339,8 +302,10 @@ def _between(
         if share[1] > trainer.precision_share:
             ours = subject.configurations[names[0]].get(field)
             says = f"the configurations of both sides differ: {field} is {ours} in {names[0]} and {value} in {names[1]}"
-            size = (float(before.mean()), float(after.mean()))
-            found.append(_configuration(batch, f"{field} = {value}", says, share, size))
+            row, size = _ROWS["configuration"], (batch.num_tokens, batch.num_rollouts, ())
+            left = {"before": float(before.mean()), "after": float(after.mean()), "fixes": row.fixes}
+            value = f"{field} = {value}"
+            found.append(Finding("cause", "both", row.name, value, says, *size, *share, **left, confirm=row.confirm))
     if not found and share_range(before, trainer.found.halves, compared)[1] > trainer.precision_share:
         says = (
             f"the sides were given other weights, {names[0]} and {names[1]}, and each side is reproduced by its own: "
@@ -348,27 +313,6 @@ def _between(
         )
         found.append(Finding("expected", "both", "lag", names[0], says, batch.num_tokens, batch.num_rollouts))
     return found
-
-
-def _configuration(
-    batch: RolloutBatch, value: str, says: str, share: tuple[float, float, float], size: tuple[float, float]
-) -> Finding:
-    row = _ROWS["configuration"]
-    return Finding(
-        "cause",
-        "both",
-        row.name,
-        value,
-        says,
-        batch.num_tokens,
-        batch.num_rollouts,
-        (),
-        *share,
-        before=size[0],
-        after=size[1],
-        fixes=row.fixes,
-        confirm=row.confirm,
-    )
 
 
 def _drawn(search: SideSearch, batch: RolloutBatch) -> list[Finding]:
@@ -384,30 +328,16 @@ def _drawn(search: SideSearch, batch: RolloutBatch) -> list[Finding]:
         "would be expected. Ratios to these log-probs look right and are not"
     )
     fixes = {**row.fixes, "any": "log the log-probs of the distribution that samples (processed_logprobs)"}
-    return [
-        Finding(
-            "cause",
-            "rollout",
-            name,
-            value,
-            says,
-            tokens,
-            batch.num_rollouts,
-            fixes=fixes,
-            confirm=row.confirm,
-        )
-    ]
+    more = {"fixes": fixes, "confirm": row.confirm}
+    return [Finding("cause", "rollout", name, value, says, tokens, batch.num_rollouts, **more)]
 
 
 def _temperatures(batch: RolloutBatch, mine: float, theirs: float) -> Finding:
     row = _ROWS["temperature"]
-    if mine == 1.0:
-        side, says = "both", f"μ is logged before the temperature (raw), π at temperature {number(theirs)}"
-    else:
-        side, says = (
-            "trainer",
-            f"π is at temperature {number(theirs)}, and μ at {number(mine)}: the trainer does not apply it",
-        )
+    side, says = "both", f"μ is logged before the temperature (raw), π at temperature {number(theirs)}"
+    if mine != 1.0:
+        says = f"π is at temperature {number(theirs)}, and μ at {number(mine)}: the trainer does not apply it"
+        side = "trainer"
     return Finding("cause", side, row.name, number(theirs), says, batch.num_tokens, batch.num_rollouts, fixes=row.fixes)
 
 
@@ -423,22 +353,12 @@ def _rounding(searches: dict[str, SideSearch], batch: RolloutBatch) -> Finding:
 
 
 def _words(trial: Trial) -> str:
-    part = "" if trial.rows.all() else " in some rollouts"
-    return (
-        " and ".join(
-            f"{variant.cause.replace('_', ' ')} {value}".strip()
-            for variant, value in zip(trial.variants, trial.values, strict=True)
-        )
-        + part
-    )
+    named = zip(trial.variants, trial.values, strict=True)
+    words = " and ".join(f"{variant.cause.replace('_', ' ')} {value}".strip() for variant, value in named)
+    return words if trial.rows.all() else f"{words} in some rollouts"
 
 
 def _on_side(search: SideSearch) -> SideReport:
-    return SideReport(
-        search.side,
-        str(search.found.change.get("precision")),
-        search.mean(search.base),
-        search.mean(search.found),
-        search.noise_of(search.found),
-        search.rounding,
-    )
+    precision, before, after = str(search.found.change.get("precision")), search.base, search.found
+    sizes = (search.mean(before), search.mean(after), search.noise_of(after), search.rounding)
+    return SideReport(search.side, precision, *sizes)

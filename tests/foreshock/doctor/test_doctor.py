@@ -296,7 +296,7 @@ class _SlowExperimenter(FakeExperimenter):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "left"), [(90.0, "everything [trainer]"), (90.0, "positions [rollout]"), (240.0, "positions [trainer]")]
+    ("seconds", "left"), [(90.0, "everything [trainer]"), (90.0, "positions [rollout]"), (230.0, "positions [trainer]")]
 )
 def test_a_budget_is_kept_within_a_replay_and_what_it_left_out_is_reported(
     batch: RolloutBatch, lab: FakeExperimenter, seconds: float, left: str
