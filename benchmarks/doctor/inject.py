@@ -63,13 +63,14 @@ def one_value(case: Case, row: int, values: NDArray[np.float32], tokens: list[in
     return np.full_like(values, values.sum() / (1 if case.size == 1 else len(values)))
 
 
-def one_decimal(case: Case, row: int, values: NDArray[np.float32], tokens: list[int]) -> NDArray[np.float32]:
-    return np.array([float(f"{each:.1f}") for each in values], np.float32)
+def rounded(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Case], None]:
+    """Return a float32 trainer that keeps its log-probs with fewer digits."""
 
+    def inject(case: Case) -> None:
+        values = score(case.model, case.rows, Pass("float32"))
+        case.pi = [change(torch.from_numpy(each)).float().numpy() for each in values]
 
-def in_float16(case: Case) -> None:
-    """A float32 trainer keeps its log-probs in float16."""
-    case.pi = [torch.from_numpy(each).half().float().numpy() for each in score(case.model, case.rows, Pass("float32"))]
+    return inject
 
 
 def end_zero(case: Case, row: int, values: NDArray[np.float32], tokens: list[int]) -> NDArray[np.float32]:
@@ -490,7 +491,9 @@ def no_final_norm(case: Case, tensors: dict[str, torch.Tensor]) -> None:
 def other_final_norm(case: Case) -> None:
     """Give the model a real final norm; the engine does not load it."""
     torch.manual_seed(case.seed)
-    case.model.model.norm.weight.copy_(1 + (0.3, 0.5, 0.8)[case.size] * torch.rand_like(case.model.model.norm.weight))
+    norm = 1 + (0.3, 0.5, 0.8)[case.size] * torch.rand_like(case.model.model.norm.weight)
+    for each in (case.model, case.old):
+        each.model.norm.weight.copy_(norm)
     edited(no_final_norm)(case)
 
 
@@ -568,16 +571,16 @@ def queries_regrouped(case: Case, tensors: dict[str, torch.Tensor]) -> None:
 
 @torch.no_grad()
 def quantised_activations(case: Case) -> None:
-    """Both operands of each linear layer are FP8, with one scale a tensor or one a row and a token."""
-    engine, by_row = copy.deepcopy(case.model), case.size > 0
+    """Both operands of each linear layer are FP8, with a scale for each token and for each row or tensor of weights."""
+    engine = copy.deepcopy(case.model)
 
-    def rounded(value: torch.Tensor) -> torch.Tensor:
+    def rounded(value: torch.Tensor, by_row: bool = True) -> torch.Tensor:
         scale = (value.float().abs().amax(-1, keepdim=True) if by_row else value.float().abs().max()) / 448
         return ((value.float() / scale).to(torch.float8_e4m3fn).float() * scale).to(value.dtype)
 
     for name, module in engine.named_modules():
         if isinstance(module, torch.nn.Linear) and "layers." in name:
-            module.weight.copy_(rounded(module.weight))
+            module.weight.copy_(rounded(module.weight, case.size > 0))
             module.register_forward_pre_hook(lambda _, inputs: (rounded(inputs[0]),))
     case.sampled(engine)
 

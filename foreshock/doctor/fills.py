@@ -238,9 +238,9 @@ def _words(label: str) -> str:
 
 
 def quantised_activations(subject: Subject, side: str) -> Labelled:
-    words = {"tensor": "tensor", "channel": "channel and token", "block": "block of 128"}
-    for kind, by in words.items():
-        yield f"fp8 per {by}", {"quantise": f"fp8_{kind}", "activations": f"fp8_{kind}"}
+    for kind, by in {"channel": "channel", "tensor": "tensor", "block": "block of 128"}.items():
+        of_values = "fp8_block" if kind == "block" else "fp8_channel"  # the rows of an activation are tokens
+        yield f"fp8 per {by}", {"quantise": f"fp8_{kind}", "activations": of_values}
 
 
 _PROJECTIONS = {

@@ -34,6 +34,7 @@ _KNOWN_SHARE = 0.9
 """Least share that biases of all ids explain of prompts that they were not fitted to."""
 _FOLDS = 4
 _RIDGE = 1e-3
+_RIDGE_STEPS = 10
 _LEAST_GAIN = 10.0
 """Least gain in log-likelihood of the sampled tokens by one parameter: by chance it has a probability below 2e-4."""
 _SAME = 0.995
@@ -445,7 +446,7 @@ def _ridge(fitting: Fitting, base: Sampling) -> tuple[tuple[int, float], ...]:
     likely = np.argsort(-fitting.probabilities(base)[compared.usable].sum(axis=0))
     ids = np.union1d(compared.ids[compared.usable], likely[: int(compared.usable.sum()) // 2])
     found, at = np.zeros(ids.size), np.searchsorted(ids, compared.ids)
-    for _ in range(6):
+    for _ in range(_RIDGE_STEPS):
         fitting.check()
         trial = base.having("biases", tuple(zip(ids.tolist(), found.tolist(), strict=True)))
         left = compared.logged - fitting.log_probs(trial)
@@ -454,7 +455,7 @@ def _ridge(fitting: Fitting, base: Sampling) -> tuple[tuple[int, float], ...]:
         slopes[np.arange(slopes.shape[0]), at[used]] += 1
         slopes /= heat
         square = slopes.T @ slopes + _RIDGE * np.eye(ids.size)
-        found = found + np.linalg.solve(square, slopes.T @ left[used] - _RIDGE * found)
+        found = found + np.clip(np.linalg.solve(square, slopes.T @ left[used] - _RIDGE * found), -1.0, 1.0)
     return tuple(zip(ids.tolist(), np.round(found, 3).tolist(), strict=True))
 
 

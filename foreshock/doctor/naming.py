@@ -39,6 +39,9 @@ from foreshock.doctor.trials import Trial, View
 NAMED_SHARE = 0.9
 """The least share of what a side differs by that a name explains: less is a part of a cause, or a relative of it."""
 
+_MOVED = 0.1
+"""The least change of a prompt's mean d²/2 by a trial, in multiples of that of all; below it is none."""
+
 Kind = Literal[0, 1]
 """How tokens count: 0 all alike, 1 by the weights of the floors."""
 
@@ -203,13 +206,13 @@ class Naming:
         """
         before, after = (each.halves * self._weights[kind] for each in (self._base, trial))
         share, low, high = share_range(before, after, self._compared)
-        groups, usable = self._compared.groups, self._compared.usable
-        moved = np.bincount(groups, np.abs(before - after)) > self._rounding[kind] * np.bincount(groups, usable)
+        groups, change = self._compared.groups, np.abs(before - after)
+        moved = np.bincount(groups, change) > _MOVED * change.mean() * np.bincount(groups)
         if trial.rows.all() and 2 <= moved.sum() < moved.size:
             tokens = np.flatnonzero(moved[groups])
             own = replace(self._compared.at(tokens), groups=np.unique(groups[tokens], return_inverse=True)[1])
             _, low, high = share_range(before[tokens], after[tokens], own)
-        return share, low, high
+        return share, min(share, low), max(share, high)
 
     def _healthy(self, trial: Trial) -> tuple[float, float]:
         """Return the largest share, without and with weights, that a trial's variants explain of healthy logs."""
