@@ -576,6 +576,7 @@ def quantised_activations(case: Case) -> None:
 
     def rounded(value: torch.Tensor, by_row: bool = True) -> torch.Tensor:
         scale = (value.float().abs().amax(-1, keepdim=True) if by_row else value.float().abs().max()) / 448
+        scale = scale.clamp(min=1e-9)
         return ((value.float() / scale).to(torch.float8_e4m3fn).float() * scale).to(value.dtype)
 
     for name, module in engine.named_modules():
