@@ -13,7 +13,8 @@ from foreshock.doctor import fills
 from foreshock.doctor.changes import Change, Subject
 from foreshock.doctor.data import DATA_CHANGES
 
-FAMILIES = ("data", "sampling", "weights", "forward", "parts")
+FREE = ("data", "sampling")
+FAMILIES = (*FREE, "weights", "forward", "parts")
 PRECISIONS = ("bfloat16", "autocast", "float32", "bfloat16_head32", "float16")
 """Precisions of a forward pass: ordinary numerics, never a cause. The first three measure the floor."""
 

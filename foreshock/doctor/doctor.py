@@ -1,19 +1,21 @@
 """Find the variant that reproduces what each side logged, and what differs between the two."""
 
 from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.api.doctor import DoctorReport, Finding, NotTried, RuledOut, SideReport
 from foreshock.diagnosis.wording import number, plural
+from foreshock.doctor.attempts import Attempts
 from foreshock.doctor.catalogue import CATALOGUE, SAMPLING
 from foreshock.doctor.changes import SIDES, BudgetSpentError, CannotTryError, Change, Experimenter, hashable
 from foreshock.doctor.evidence import Compared, share_range
 from foreshock.doctor.fills import differing_fields
 from foreshock.doctor.findings import SIDE_WORDS
 from foreshock.doctor.sampling import Sampling
-from foreshock.doctor.search import SideSearch
+from foreshock.doctor.search import explain
 from foreshock.doctor.trials import Budget, Trial
 from foreshock.rollouts import RolloutBatch
 
@@ -39,7 +41,7 @@ def examine(
     budget = budget or Budget()
     experimenter.check = budget.check
     logged = {"rollout": batch.rollout_log_probs, "trainer": batch.trainer_log_probs}
-    searches: dict[str, SideSearch] = {}
+    searches: dict[str, Attempts] = {}
     findings: list[Finding] = []
     unsearched: list[tuple[str, str]] = []
     copied = _bypass(batch)
@@ -50,8 +52,8 @@ def examine(
         log(f"explaining {SIDE_WORDS[side]}")
         compared, declared = Compared.of(batch, values), _declared(batch, side)
         try:
-            search = SideSearch(side, compared, experimenter, declared, budget, log, in_float32=in_float32)
-            search.run()
+            search = Attempts(side, compared, experimenter, declared, budget, log, in_float32=in_float32)
+            search.found = explain(search)
         except BudgetSpentError as error:
             if not searches:
                 raise CannotTryError(
@@ -75,7 +77,10 @@ def examine(
     order = {"cause": 0, "unknown": 1, "expected": 2}
     not_tried = [*experimenter.subject.unusable.items()]
     for side, search in searches.items():
-        not_tried += [*search.refused.items(), *((f"{each} [{side}]", why) for each, why in search.not_tried.items())]
+        not_tried += [
+            *search.floors.refused.items(),
+            *((f"{each} [{side}]", why) for each, why in search.not_tried.items()),
+        ]
     not_tried = list(dict.fromkeys(not_tried + unsearched))
     following = next((variant for variant, why in not_tried if why == str(BudgetSpentError())), None)
     return DoctorReport(
@@ -93,7 +98,7 @@ def examine(
     )
 
 
-def _tried(searches: dict[str, SideSearch]) -> tuple[RuledOut, ...]:
+def _tried(searches: dict[str, Attempts]) -> tuple[RuledOut, ...]:
     """Return the single variants tried on sides without a named one, those that explain most first."""
     tried = {
         f"{_words(trial)} [{side}]": search.share(trial)[0]
@@ -151,14 +156,14 @@ def _bypass(batch: RolloutBatch) -> Finding | None:
     mine, theirs = batch.rollout_log_probs, batch.trainer_log_probs
     if mine is None or theirs is None or not np.array_equal(mine, theirs, equal_nan=True):
         return None
-    kind = "expected" if batch.attributes.trainer_policy == "bypass" else "cause"
+    kind: Literal["expected", "cause"] = "expected" if batch.attributes.trainer_policy == "bypass" else "cause"
     says = "the trainer's log-probs are bit for bit the engine's: they are a copy, and trainer/rollout measures nothing"
     verl = "algorithm.rollout_correction.bypass_mode=False"
     fixes = {"verl": verl, "any": "recompute old log-probs in the trainer"}
     return Finding(kind, "trainer", "bypass", "", says, batch.num_tokens, batch.num_rollouts, fixes=fixes)
 
 
-def _findings(search: SideSearch, batch: RolloutBatch) -> list[Finding]:
+def _findings(search: Attempts, batch: RolloutBatch) -> list[Finding]:
     found = search.found
     if not search.is_explained:
         return [_unknown(search, batch)]
@@ -168,7 +173,7 @@ def _findings(search: SideSearch, batch: RolloutBatch) -> list[Finding]:
     names = tuple(batch.sample_ids[row] for row in np.flatnonzero(found.rows)[:5])
     part = "" if found.rows.all() else f", in {plural(int(found.rows.sum()), 'rollout')} of {batch.num_rollouts:,}"
     if found.rows.all() and found.data:
-        touched = np.abs(search.base.halves - found.halves) > search.rounding
+        touched = np.abs(search.base.halves - found.halves) > search.floors.rounding
         tokens = tokens & touched
     share, result = search.share(found), []
     for cause, value, label, fixes in _named(search):
@@ -177,15 +182,20 @@ def _findings(search: SideSearch, batch: RolloutBatch) -> list[Finding]:
         says = f"{SIDE_WORDS[search.side]} {row.says.format(label=label)}{part}"
         if lag:
             says += ", as their weights_version declares: a lag, not a fault"
-        kind, size = "expected" if lag else "cause", (int(tokens.sum()), int(found.rows.sum()))
-        left = {"before": search.mean(search.base), "after": search.mean(found), "exact": search.is_exact(found)}
+        kind: Literal["expected", "cause"] = "expected" if lag else "cause"
+        size = int(tokens.sum()), int(found.rows.sum())
+        left = {
+            "before": search.naming.mean(search.base),
+            "after": search.naming.mean(found),
+            "exact": search.naming.is_exact(found),
+        }
         others = tuple(dict.fromkeys(_words(each) for each in search.alternatives()))
         more = {**left, "alternatives": others, "fixes": fixes, "confirm": row.confirm}
         result.append(Finding(kind, search.side, cause, value, says, *size, names, *share, **more))
     return result
 
 
-def _named(search: SideSearch) -> list[tuple[str, str, str, Mapping[str, str]]]:
+def _named(search: Attempts) -> list[tuple[str, str, str, Mapping[str, str]]]:
     """Return the cause, value, words and fixes of each finding: sampling parameters fitted together are one."""
     found, widths = search.found, search.uncertainties()
     named: list[tuple[str, str, str, Mapping[str, str]]] = []
@@ -210,7 +220,7 @@ def _named(search: SideSearch) -> list[tuple[str, str, str, Mapping[str, str]]]:
     return [*named, (SAMPLING.name, ", ".join(values), ", ".join(words), fixes)]
 
 
-def _is_declared_lag(search: SideSearch, batch: RolloutBatch) -> bool:
+def _is_declared_lag(search: Attempts, batch: RolloutBatch) -> bool:
     """Whether the concerned rollouts are exactly those that declare another version than the announced one."""
     versions = batch.weights_version
     subject = search.subject
@@ -224,9 +234,9 @@ def _is_declared_lag(search: SideSearch, batch: RolloutBatch) -> bool:
     return bool(np.array_equal(declared, search.found.rows) and held in concerned)
 
 
-def _unknown(search: SideSearch, batch: RolloutBatch) -> Finding:
+def _unknown(search: Attempts, batch: RolloutBatch) -> Finding:
     compared, halves = search.compared, search.base.halves
-    beyond = np.nan_to_num(compared.by_rollout(halves)) > search.rounding
+    beyond = np.nan_to_num(compared.by_rollout(halves)) > search.floors.rounding
     tried = [trial.variants for trial in search.trials] + list(search.screened)
     families = ", ".join(dict.fromkeys(_ROWS[variants[0].cause].family for variants in tried))
     best = max((each for each in search.trials), key=lambda each: search.share(each)[0], default=None)
@@ -237,7 +247,7 @@ def _unknown(search: SideSearch, batch: RolloutBatch) -> Finding:
         f"{SIDE_WORDS[search.side]} are reproduced by no variant that was tried ({families}){nearest}. "
         f"{_where(compared, halves)}"
     )
-    size, left = (int(compared.usable.sum()), int(beyond.sum())), search.mean(search.base)
+    size, left = (int(compared.usable.sum()), int(beyond.sum())), search.naming.mean(search.base)
     names = tuple(batch.sample_ids[row] for row in np.argsort(-np.nan_to_num(compared.by_rollout(halves)))[:5])
     confirm = "give other checkpoints, or compare hidden states layer by layer"
     return Finding("unknown", search.side, "unknown", "", says, *size, names, before=left, after=left, confirm=confirm)
@@ -268,7 +278,7 @@ def _share_at(tokens: NDArray[np.bool_], halves: NDArray[np.float64]) -> tuple[f
 
 
 def _between(
-    searches: dict[str, SideSearch], experimenter: Experimenter, batch: RolloutBatch, so_far: list[Finding]
+    searches: dict[str, Attempts], experimenter: Experimenter, batch: RolloutBatch, so_far: list[Finding]
 ) -> list[Finding]:
     """Return what differs between two sides that are each reproduced: temperature, configuration, announced weights."""
     engine, trainer = searches["rollout"], searches["trainer"]
@@ -299,14 +309,14 @@ def _between(
         except CannotTryError:
             continue
         share = share_range(before, after, compared)
-        if share[1] > trainer.precision_share:
+        if share[1] > trainer.floors.precision_shares[0]:
             ours = subject.configurations[names[0]].get(field)
             says = f"the configurations of both sides differ: {field} is {ours} in {names[0]} and {value} in {names[1]}"
             row, size = _ROWS["configuration"], (batch.num_tokens, batch.num_rollouts, ())
-            left = {"before": float(before.mean()), "after": float(after.mean()), "fixes": row.fixes}
+            left: dict[str, Any] = {"before": float(before.mean()), "after": float(after.mean()), "fixes": row.fixes}
             value = f"{field} = {value}"
             found.append(Finding("cause", "both", row.name, value, says, *size, *share, **left, confirm=row.confirm))
-    if not found and share_range(before, trainer.found.halves, compared)[1] > trainer.precision_share:
+    if not found and share_range(before, trainer.found.halves, compared)[1] > trainer.floors.precision_shares[0]:
         says = (
             f"the sides were given other weights, {names[0]} and {names[1]}, and each side is reproduced by its own: "
             "the difference is the lag between them"
@@ -315,7 +325,7 @@ def _between(
     return found
 
 
-def _drawn(search: SideSearch, batch: RolloutBatch) -> list[Finding]:
+def _drawn(search: Attempts, batch: RolloutBatch) -> list[Finding]:
     """Return the truncation that the tokens show and their raw log-probs do not have, if there is one."""
     found = search.drawn()
     if found is None:
@@ -328,7 +338,7 @@ def _drawn(search: SideSearch, batch: RolloutBatch) -> list[Finding]:
         "would be expected. Ratios to these log-probs look right and are not"
     )
     fixes = {**row.fixes, "any": "log the log-probs of the distribution that samples (processed_logprobs)"}
-    more = {"fixes": fixes, "confirm": row.confirm}
+    more: dict[str, Any] = {"fixes": fixes, "confirm": row.confirm}
     return [Finding("cause", "rollout", name, value, says, tokens, batch.num_rollouts, **more)]
 
 
@@ -341,7 +351,7 @@ def _temperatures(batch: RolloutBatch, mine: float, theirs: float) -> Finding:
     return Finding("cause", side, row.name, number(theirs), says, batch.num_tokens, batch.num_rollouts, fixes=row.fixes)
 
 
-def _rounding(searches: dict[str, SideSearch], batch: RolloutBatch) -> Finding:
+def _rounding(searches: dict[str, Attempts], batch: RolloutBatch) -> Finding:
     if batch.rollout_log_probs is not None and batch.trainer_log_probs is not None:
         d = Compared.of(batch, batch.rollout_log_probs)
         size = f"E[d²]/2 of trainer/rollout is {number(d.gap(batch.trainer_log_probs.astype(np.float64)))}"
@@ -358,7 +368,12 @@ def _words(trial: Trial) -> str:
     return words if trial.rows.all() else f"{words} in some rollouts"
 
 
-def _on_side(search: SideSearch) -> SideReport:
+def _on_side(search: Attempts) -> SideReport:
     precision, before, after = str(search.found.change.get("precision")), search.base, search.found
-    sizes = (search.mean(before), search.mean(after), search.noise_of(after), search.rounding)
+    sizes = (
+        search.naming.mean(before),
+        search.naming.mean(after),
+        search.naming.noise_of(after)[0],
+        search.floors.rounding,
+    )
     return SideReport(search.side, precision, *sizes)
