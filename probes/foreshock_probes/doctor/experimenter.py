@@ -32,6 +32,7 @@ _CACHED_BYTES = min(8 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PA
 """Most bytes of cached logits, of all replays together."""
 _MOST_BYTES = _CACHED_BYTES // 4
 """Most bytes of one replay's logits: the cache must hold those of the precisions and of a variant at the same time."""
+_NEEDED_FIELDS = ("num_hidden_layers", "vocab_size", "hidden_size", "num_attention_heads")
 _USUAL_BOS = (0, 1, 2)
 """Ids of the beginning of a sequence in most tokenizers, besides the configuration's."""
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "bfloat16_head32": torch.bfloat16}
@@ -166,6 +167,9 @@ class TorchExperimenter:
                 model = load_model(self._folders[name], torch.float32, "sdpa", torch.device("cpu"))
         except (UnsupportedScoreError, AdapterError) as error:
             raise CannotTryError(f"{name}: {error}") from error
+        lacking = [each for each in _NEEDED_FIELDS if not isinstance(getattr(model.config, each, None), int)]
+        if lacking:
+            raise CannotTryError(f"{name}: config.json of a {model.config.model_type} has no {lacking[0]}")
         ids = max(self._batch.response_token_ids.max(initial=0), self._batch.prompt_token_ids.max(initial=0))
         if ids >= model.config.vocab_size:
             raise CannotTryError(

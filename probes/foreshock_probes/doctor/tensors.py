@@ -154,7 +154,7 @@ def _embeddings(state: State, config: Any, power: float) -> State:
 def _heads(config: Any) -> tuple[int, int, int]:
     """Return the numbers of heads and of key-value heads, and the size of a head."""
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return config.num_attention_heads, config.num_key_value_heads, size
+    return config.num_attention_heads, getattr(config, "num_key_value_heads", config.num_attention_heads), size
 
 
 def _rotary_pairs(state: State, config: Any, is_inverse: bool) -> State:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shutil
@@ -18,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from foreshock.doctor import CannotTryError, Change, examine
 from foreshock.doctor.changes import BudgetSpentError
-from foreshock.rollouts import RolloutBatch
+from foreshock.rollouts import RolloutBatch, encode_rollouts
 from foreshock_probes.adapters import merge
 from foreshock_probes.doctor import experimenter
 from foreshock_probes.doctor.command import doctor, seconds
@@ -278,22 +279,84 @@ def test_logits_that_do_not_fit_are_refused_with_a_number_of_rollouts(
         TorchExperimenter.of_folders(batch, folders[0], folders[0])
 
 
+def _command(batch: RolloutBatch, folder: Path, *words: str) -> int:
+    """Examine rollouts by the command."""
+    file = folder / "step_0010.parquet"
+    file.write_bytes(encode_rollouts(batch))
+    parser = argparse.ArgumentParser()
+    doctor.configure(parser)
+    return doctor.run(parser.parse_args([str(file), *words]))
+
+
 def test_the_command_reads_files_and_prints_the_report(
     tmp_path: Path, folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import argparse
+    logged = _rollouts(trainer_log_probs=one_by_one(folders[0], _rollouts()))
 
-    from foreshock.rollouts import encode_rollouts
-
-    batch = _rollouts()
-    logged = _rollouts(trainer_log_probs=one_by_one(folders[0], batch))
-    (tmp_path / "step_0010.parquet").write_bytes(encode_rollouts(logged))
-    parser = argparse.ArgumentParser()
-    doctor.configure(parser)
-    words = [str(tmp_path / "step_0010.parquet"), "--engine-weights", str(folders[0]), str(folders[1])]
-
-    assert doctor.run(parser.parse_args(words)) == 0
+    assert _command(logged, tmp_path, "--engine-weights", *map(str, folders)) == 0
     assert "ordinary rounding" in capsys.readouterr().out
+
+
+def _with_config(edit: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        held = json.loads((folder / "config.json").read_text())
+        edit(held)
+        (folder / "config.json").write_text(json.dumps(held))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("edit", "words", "says"),
+    [
+        (lambda folder: shutil.rmtree(folder), [], "there is no folder"),
+        (lambda folder: (folder / "model.safetensors").unlink(), [], "cannot load"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"none"), [], "cannot load"),
+        (lambda folder: (folder / "config.json").write_text("{"), [], "cannot load"),
+        (_with_config(lambda held: held.pop("model_type")), [], "cannot load"),
+        (_with_config(lambda held: held.pop("num_key_value_heads")), [], "have another shape"),
+        (_with_config(lambda held: held.pop("vocab_size")), [], "have another shape"),
+        (_with_config(lambda held: held.update(num_hidden_layers="two")), [], "cannot load"),
+        (lambda folder: None, ["--budget", "0.001s"], "give more time or fewer rollouts"),
+    ],
+)
+def test_weights_that_cannot_be_replayed_end_with_a_sentence(
+    edit: Callable[[Path], Any],
+    words: list[str],
+    says: str,
+    folders: tuple[Path, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    held = shutil.copytree(folders[0], tmp_path / "held")
+    edit(held)
+    batch = _rollouts(trainer_log_probs=one_by_one(folders[0], _rollouts()))
+
+    assert _command(batch, tmp_path, "--engine-weights", str(held), *words) == 1
+    assert capsys.readouterr().err.startswith("foreshock doctor: cannot try anything: ")
+    # The folder of the other side alone:
+    if not words:
+        sides = ["--engine-weights", str(folders[0]), "--trainer-weights", str(held)]
+        assert _command(batch, tmp_path, *sides) == 1
+        assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("prompt", "length"), [(1, 6), (0, 6), (3, 2_000)])
+def test_few_rollouts_short_prompts_and_long_responses_are_reported(
+    prompt: int, length: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three rollouts are enough for a report; what cannot be tried, or not in the time, is listed."""
+    folder, random = save_checkpoint(tmp_path / "step_0010", 1, max_position_embeddings=4096), np.random.default_rng(1)
+    ids = [[random.integers(0, VOCABULARY, size).tolist() for _ in range(3)] for size in (prompt, length)]
+    plain = RolloutBatch.from_lists(["a", "b", "c"], *ids)
+    values = np.nan_to_num(one_by_one(folder, plain), nan=-1.0)
+    noise = random.normal(0, 0.5, plain.num_tokens).astype(np.float32)
+    batch = replace(plain, rollout_log_probs=np.minimum(values + noise, 0), trainer_log_probs=values)
+
+    assert _command(batch, tmp_path, "--engine-weights", str(folder), "--budget", "8s") == 0
+    said = capsys.readouterr().out
+    assert "unknown: the engine's logged log-probs" in said
+    assert "not tried: " in said
 
 
 def test_a_budget_has_a_unit() -> None:
