@@ -66,7 +66,7 @@ _DATA_LABELS = {
 }
 
 
-def _fit(name: str, says: str, fixes: Mapping[str, str], *fits: str) -> Cause:
+def _fit(name: str, says: str, *fits: str, **fixes: str) -> Cause:
     def fill(subject: Subject, side: str) -> Iterator[Variant]:
         for fit in fits or (name,):
             yield Variant(name, fit, fit=fit)
@@ -77,10 +77,10 @@ def _fit(name: str, says: str, fixes: Mapping[str, str], *fits: str) -> Cause:
 def _changes(
     name: str,
     says: str,
-    fixes: Mapping[str, str],
     fill: fills.Fill,
     family: str = "forward",
     confirm: str = "apply the fix and log one step",
+    **fixes: str,
 ) -> Cause:
     def variants(subject: Subject, side: str) -> Iterator[Variant]:
         for label, values in fill(subject, side):
@@ -90,21 +90,21 @@ def _changes(
 
 
 def _field(name: str, has: str, fill: fills.Values, **fixes: str) -> Cause:
-    return _changes(name, f"have {has}: {{label}}", _CONFIGURATION_FIX | fixes, fills.fields(fill))
+    return _changes(name, f"have {has}: {{label}}", fills.fields(fill), **_CONFIGURATION_FIX, **fixes)
 
 
 def _held(name: str, says: str, fill: fills.Fill, family: str = "parts") -> Cause:
     confirm = "compare checksums of the engine's tensors with this checkpoint"
-    return _changes(name, says, _SYNC_FIX, fill, family, confirm)
+    return _changes(name, says, fill, family, confirm, **_SYNC_FIX)
 
 
 def _prompt(name: str, has: str, fill: fills.Fill, **fixes: str) -> Cause:
     confirm = "log the prompt's token ids as the engine received them"
-    return _changes(name, f"have {has}: {{label}}", _PROMPT_FIX | fixes, fill, confirm=confirm)
+    return _changes(name, f"have {has}: {{label}}", fill, confirm=confirm, **_PROMPT_FIX, **fixes)
 
 
 def _edit(name: str, says: str, fix: str, pattern: str, **labels: tuple[Any, ...]) -> Cause:
-    return _changes(name, says, {"any": fix}, fills.edits(pattern, labels))
+    return _changes(name, says, fills.edits(pattern, labels), any=fix)
 
 
 def _off(option: str, neutral: str) -> dict[str, str]:
@@ -124,7 +124,6 @@ _ROUTER = "--moe-router-pre-softmax, --moe-router-topk-scaling-factor"
 _PROMPT_FIX = {
     "any": "pass the token ids of the engine's prompt to the trainer; do not tokenize or template them again"
 }
-_PROMPT_CHECK = "log the prompt's token ids as the engine received them"
 _ADD_SPECIAL_TOKENS = "pass prompt_token_ids; with text, add_special_tokens=False if the template has the BOS"
 _TRUNCATION = "check data.max_prompt_length and data.truncation"
 _QUANTISED_FIX = {
@@ -144,7 +143,7 @@ _SYNC_FIX = {
     "any": "verify after each update that all ranks and all tensors were received",
 }
 
-SAMPLING = _fit("sampling", "are those of several sampling parameters: {label}", {})
+SAMPLING = _fit("sampling", "are those of several sampling parameters: {label}")
 """What a finding says of several rows of the family, which are fitted and judged together."""
 
 CATALOGUE: tuple[Cause, ...] = (
@@ -182,127 +181,119 @@ CATALOGUE: tuple[Cause, ...] = (
     _fit(
         "temperature",
         "are those of temperature {label}",
-        {
-            "vLLM": "SamplingParams.temperature, with --logprobs-mode processed_logprobs",
-            "SGLang": "sampling_params.temperature",
-            "verl": "actor_rollout_ref.rollout.temperature",
-            "TRL": "GRPOConfig.temperature",
-            "slime": "--rollout-temperature",
-            "any": "divide the trainer's logits by the same temperature",
-        },
+        vLLM="SamplingParams.temperature, with --logprobs-mode processed_logprobs",
+        SGLang="sampling_params.temperature",
+        verl="actor_rollout_ref.rollout.temperature",
+        TRL="GRPOConfig.temperature",
+        slime="--rollout-temperature",
+        any="divide the trainer's logits by the same temperature",
     ),
     _fit(
         "top_p",
         "are renormalised to the nucleus of top-p {label}",
-        {
-            "vLLM": "SamplingParams.top_p=1",
-            "verl": "actor_rollout_ref.rollout.top_p=1",
-            "TRL": "GRPOConfig.top_p=1.0",
-            "slime": "--rollout-top-p 1",
-        },
+        vLLM="SamplingParams.top_p=1",
+        verl="actor_rollout_ref.rollout.top_p=1",
+        TRL="GRPOConfig.top_p=1.0",
+        slime="--rollout-top-p 1",
     ),
     _fit(
         "top_k",
         "are renormalised to the {label} likeliest tokens (top-k)",
-        {
-            "vLLM": "SamplingParams.top_k=-1",
-            "verl": "actor_rollout_ref.rollout.top_k=-1",
-            "TRL": "GRPOConfig.top_k=0",
-            "slime": "--rollout-top-k -1",
-        },
+        vLLM="SamplingParams.top_k=-1",
+        verl="actor_rollout_ref.rollout.top_k=-1",
+        TRL="GRPOConfig.top_k=0",
+        slime="--rollout-top-k -1",
     ),
     _fit(
         "min_p",
         "are renormalised to the tokens above min-p {label}",
-        {"vLLM": "SamplingParams.min_p=0", "TRL": "GRPOConfig.min_p=None"},
+        vLLM="SamplingParams.min_p=0",
+        TRL="GRPOConfig.min_p=None",
     ),
     _fit(
         "token_bias",
         "have another logit at single ids: {label}",
-        {
-            "vLLM": "SamplingParams.logit_bias, bad_words, allowed_token_ids",
-            "SGLang": "sampling_params.logit_bias",
-            "any": "remove the bias, or apply it in the trainer too",
-        },
         "biases",
+        vLLM="SamplingParams.logit_bias, bad_words, allowed_token_ids",
+        SGLang="sampling_params.logit_bias",
+        any="remove the bias, or apply it in the trainer too",
     ),
     _fit(
         "head_bias",
         "have another logit at each id, as by a bias of the head: {label}",
-        {"any": "load lm_head.bias on both sides, or on none"},
         "bias_of_ids",
+        any="load lm_head.bias on both sides, or on none",
     ),
     _fit(
         "banned_end",
         "exclude the end of the sequence early: {label}",
-        {
-            "vLLM": "SamplingParams.min_tokens=0",
-            "SGLang": "sampling_params.min_new_tokens=0",
-            "any": "apply min_tokens in the trainer too",
-        },
         "banned_until",
+        vLLM="SamplingParams.min_tokens=0",
+        SGLang="sampling_params.min_new_tokens=0",
+        any="apply min_tokens in the trainer too",
     ),
     _fit(
         "repetition_penalty",
         "have a repetition penalty of {label}",
-        _off("repetition_penalty", "1") | {"TRL": "GRPOConfig.repetition_penalty=1.0"},
         "repetition",
         "repetition_of_response",
+        **(_off("repetition_penalty", "1") | {"TRL": "GRPOConfig.repetition_penalty=1.0"}),
     ),
-    _fit("presence_penalty", "have a presence penalty of {label}", _off("presence_penalty", "0"), "presence"),
-    _fit("frequency_penalty", "have a frequency penalty of {label}", _off("frequency_penalty", "0"), "frequency"),
+    _fit("presence_penalty", "have a presence penalty of {label}", "presence", **_off("presence_penalty", "0")),
+    _fit("frequency_penalty", "have a frequency penalty of {label}", "frequency", **_off("frequency_penalty", "0")),
     _fit(
         "softcap",
         "have soft-capped logits (cap {label})",
-        {"any": "apply final_logit_softcapping, c · tanh(logit / c), on both sides or on none"},
         "softcap",
         "softcap_product",
+        any="apply final_logit_softcapping, c · tanh(logit / c), on both sides or on none",
     ),
     _fit(
         "largest",
         "are those of the likeliest token, not of the sampled one",
-        {"any": "log the log-prob of the sampled id, which need not be the first of the returned ones"},
+        any="log the log-prob of the sampled id, which need not be the first of the returned ones",
     ),
     _held("other_weights", "are those of the weights {label}", fills.whole, "weights"),
     _changes(
         "prompt_cache",
         "have the prompt's cache of the weights {label}",
-        {
-            "vLLM": "reset_prefix_cache() after each update",
-            "SGLang": "/flush_cache after each update, or --disable-radix-cache",
-            "any": "drop cached prompts when weights change",
-        },
         fills.cached,
-        "weights",
+        family="weights",
+        vLLM="reset_prefix_cache() after each update",
+        SGLang="/flush_cache after each update, or --disable-radix-cache",
+        any="drop cached prompts when weights change",
     ),
     _held("part_of_weights", "are those of the announced weights with the {label}", fills.parts, "weights"),
     _changes(
         "update_scaled",
         "have the update of the weights {label}",
-        _SYNC_FIX
-        | {
-            "any": "merge an adapter once, with its own scale (alpha / r, or alpha / √r of RS-LoRA)",
-            "PEFT": "unmerge_adapter() before merge_adapter()",
-        },
         fills.delta,
-        "weights",
+        family="weights",
+        **(
+            _SYNC_FIX
+            | {
+                "any": "merge an adapter once, with its own scale (alpha / r, or alpha / √r of RS-LoRA)",
+                "PEFT": "unmerge_adapter() before merge_adapter()",
+            }
+        ),
     ),
     _changes(
         "engine_option",
         "are those of the engine with another option: {label}",
-        {"any": "set the option of the engine that samples as you mean it"},
         fills.engines,
-        "weights",
+        family="weights",
+        any="set the option of the engine that samples as you mean it",
     ),
     _prompt("bos", "a prompt with one more first id", fills.another_first_id, vLLM=_ADD_SPECIAL_TOKENS),
     _prompt("prompt_start", "another prompt", fills.prompts("first")),
     _prompt("prompt_end", "another prompt", fills.prompts("last")),
     _prompt("prompt_truncated", "truncated prompts", fills.prompts("keep"), verl=_TRUNCATION),
-    _changes("configuration", "are those of the configuration {label}", _CONFIGURATION_FIX, fills.other_configuration),
+    _changes(
+        "configuration", "are those of the configuration {label}", fills.other_configuration, **_CONFIGURATION_FIX
+    ),
     _changes(
         "positions",
         "have wrong positions: {label}",
-        _POSITION_FIX,
         fills.values(
             "positions",
             all_positions_are_0="zero",
@@ -311,47 +302,46 @@ CATALOGUE: tuple[Cause, ...] = (
             the_response_is_one_position_early="response-1",
             the_response_is_one_position_late="response+1",
         ),
+        **_POSITION_FIX,
     ),
     _changes(
         "padding_attended",
         "attend to padding on the left: {label}",
-        _POSITION_FIX,
         fills.values("visible", prompts_padded_to_the_longest="pads"),
+        **_POSITION_FIX,
     ),
     _changes(
         "attention_mask",
         "have a wrong attention mask: {label}",
-        {"any": "compare attention masks; in vLLM, sliding_window and chunked local attention"},
         fills.values(
             "visible",
             the_first_token_is_not_seen="no_first",
             the_prompt_is_not_seen_from_the_response="response_only",
             later_tokens_are_seen="bidirectional",
         ),
+        any="compare attention masks; in vLLM, sliding_window and chunked local attention",
     ),
     _changes(
         "window",
         "attend to {label}",
-        {
-            "vLLM": "hf_overrides={'sliding_window': …}",
-            "any": "use the same sliding_window and prompt length on both sides",
-        },
         fills.windows,
+        vLLM="hf_overrides={'sliding_window': …}",
+        any="use the same sliding_window and prompt length on both sides",
     ),
-    _changes("packing", "attend to other rollouts: {label}", _POSITION_FIX, fills.packed),
+    _changes("packing", "attend to other rollouts: {label}", fills.packed, **_POSITION_FIX),
     _field("rope_theta", "another base of the rotary embedding", fills.theta, Megatron="--rotary-base"),
     _field("rope_scaling", "scaled positions", fills.linear, Megatron="--rotary-seq-len-interpolation-factor"),
     _field("norm_eps", "another ε of the norms", fills.epsilons, Megatron="--norm-epsilon"),
     _changes(
         "kv_cache",
         "have a narrower KV cache: {label}",
-        {"vLLM": "--kv-cache-dtype auto", "SGLang": "--kv-cache-dtype auto"},
         fills.values("kv", fp8_with_scale_1="fp8", int8_per_token="int8_channel", fp8_e5m2="fp8_e5m2"),
+        vLLM="--kv-cache-dtype auto",
+        SGLang="--kv-cache-dtype auto",
     ),
     _changes(
         "quantised_weights",
         "have quantised weights: {label}",
-        _QUANTISED_FIX,
         fills.values(
             "quantise",
             fp8_per_tensor="fp8_tensor",
@@ -364,11 +354,15 @@ CATALOGUE: tuple[Cause, ...] = (
             fp8_per_tensor_of_the_MLP="fp8_tensor/mlp",
             fp8_per_block_of_128="fp8_block",
         ),
+        **_QUANTISED_FIX,
     ),
     _field("experts", "another number of experts for each token", fills.experts, Megatron="--moe-router-topk"),
     _field("tied_head", "another head", fills.toggled("tie_word_embeddings"), Megatron=_UNTIED),
     _changes(
-        "attention_scale", "have another scale of attention scores: {label}", _CONFIGURATION_FIX, fills.attention_scales
+        "attention_scale",
+        "have another scale of attention scores: {label}",
+        fills.attention_scales,
+        **_CONFIGURATION_FIX,
     ),
     _edit(
         "qk_norm",
@@ -423,22 +417,22 @@ CATALOGUE: tuple[Cause, ...] = (
     _changes(
         "quantised_activations",
         "have quantised weights and activations: {label}",
-        _QUANTISED_FIX,
         fills.quantised_activations,
+        **_QUANTISED_FIX,
     ),
     _changes(
         "layers",
         "are computed with other layers: {label}",
-        {"any": "check the conversion of pipeline stages and the order of layers"},
         fills.moved_layers,
-        "parts",
+        family="parts",
+        any="check the conversion of pipeline stages and the order of layers",
     ),
     _held("layer_of_weights", "are those of the announced weights with {label}", fills.layer_parts),
     _held("projection_of_weights", "are those of the announced weights with {label}", fills.projections),
     _held("rank_of_weights", "are those of the announced weights with the tensor-parallel {label}", fills.ranks),
     _held("expert_of_weights", "are those of the announced weights with {label}", fills.single_experts),
     _changes(
-        "query_heads", "have query heads in another order: {label}", {"any": _CONVERTED}, fills.query_heads, "parts"
+        "query_heads", "have query heads in another order: {label}", fills.query_heads, family="parts", any=_CONVERTED
     ),
 )
 """All causes, in the order in which they are tried within their family."""
