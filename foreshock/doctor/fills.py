@@ -345,10 +345,9 @@ def prompt_of(kind: str, number: int) -> tuple[str, dict[str, Any]]:
     return _PROMPTS[kind].format(number), {"prompt": (kind, number)}
 
 
-LONGEST_ROW = 8
 _PACKED = {
     f"{size} rollouts in one row, {how}": {"packed": (size, resets)}
-    for size in (2, 4, LONGEST_ROW)
+    for size in (2, 4, 8)
     for resets, how in ((False, "positions not reset"), (True, "positions reset"))
 }
 

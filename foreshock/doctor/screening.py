@@ -1,14 +1,12 @@
 """Screening: a variant is replayed on a few rollouts first, and on all only if it explains enough of these."""
 
 import functools
-from dataclasses import replace
 
 import numpy as np
 
 from foreshock.doctor.catalogue import Variant
 from foreshock.doctor.changes import Change
 from foreshock.doctor.evidence import Compared, Float64
-from foreshock.doctor.fills import LONGEST_ROW
 from foreshock.doctor.floors import Floors
 from foreshock.doctor.nulls import chosen_by_chance, healthy_share
 from foreshock.doctor.replays import Replays
@@ -55,10 +53,6 @@ class Screening:
             # The first row has the weights in all rollouts: nothing was chosen by rollout, so that null does not apply.
             return self._is_beyond and bool(np.any(shares[:1] > self._floors.precision_shares))
         if packed := next((each.get("packed") for each in changed if each.get("packed")), None):
-            # The second rollout of a row has the same context whatever the row's length.
-            pair = tuple(replace(each, change=_in_pairs(each.change)) for each in variants)
-            if not np.any(self._screen(start, pair, than, "pair", of=variants) > self._least_shares(than)):
-                return False
             shares = self._screen(start, variants, than, f"block {packed[0]}")
             return bool(np.any(shares > self._floors.precision_shares))
         # A fraction of an update is not fitted to a single rollout.
@@ -97,8 +91,7 @@ class Screening:
     def _view(self, than: Trial, kind: str) -> View:
         """Return the rollouts of a screening.
 
-        They are the worst one, those that differ most, a spread of all, an aligned block with the worst, or a pair: the
-        first two of the largest block, chosen by its second.
+        They are the worst one, those that differ most, a spread of all, or an aligned block with the worst.
         """
         if (than, kind) not in self._screens:
             both = (than.halves, than.halves * self._weights)
@@ -109,25 +102,14 @@ class Screening:
             else:
                 order = np.argsort(-np.bincount(self._compared.rows, halves), kind="stable")
                 rows = np.sort(order[::_EVERY])
-                if kind == "pair":
-                    worst = order[order % LONGEST_ROW == 1][:1]
-                    rows = np.concatenate([worst - 1, worst]) if worst.size else order
-                elif kind != "spread":
+                if kind != "spread":
                     size = int(kind.removeprefix("block "))
                     rows = np.flatnonzero(np.arange(order.size) // size == order[0] // size)
                 self._screens[than, kind] = self._whole.of_rows(rows)
         return self._screens[than, kind]
 
-    def _screen(
-        self,
-        start: Trial,
-        variants: tuple[Variant, ...],
-        than: Trial,
-        kind: str,
-        of: tuple[Variant, ...] = (),
-    ) -> Float64:
-        """Return the shares of what `than` leaves in a view that trials of `variants` explain; they are stored for
-        `of`.
+    def _screen(self, start: Trial, variants: tuple[Variant, ...], than: Trial, kind: str) -> Float64:
+        """Return the shares of what `than` leaves in a view that trials of `variants` explain, and store them.
 
         One row a trial, the first for all rollouts of the view; columns: without and with weights.
         """
@@ -146,15 +128,9 @@ class Screening:
         if (
             than is self._base
             and found
-            and (kind not in ("worst", "pair") or not np.any(shares.max(axis=0) > self._least_shares(than)))
+            and (kind != "worst" or not np.any(shares.max(axis=0) > self._least_shares(than)))
         ):
-            self.results[of or variants] = (float(shares[0, 0]), float(shares[0, 1]))
+            self.results[variants] = (float(shares[0, 0]), float(shares[0, 1]))
         if than is self._base and not self._is_beyond:
             shares = shares[:1]  # within rounding nothing is named for some rollouts only
         return shares
-
-
-def _in_pairs(change: Change) -> Change:
-    """Return a change with two rollouts in a row, if it has several."""
-    packed = change.get("packed")
-    return change if packed is None else change.plus(Change.of(packed=(2, packed[1])))
