@@ -188,6 +188,21 @@ def test_a_fault_that_hides_the_precision_is_named_in_that_precision(
     assert report.causes[0].share > 0.99
 
 
+def test_a_fault_of_few_prompts_is_named(batch: RolloutBatch, lab: FakeExperimenter) -> None:
+    """The others, which the change leaves as they were, say nothing of it."""
+    plain, few = lab.logits, np.repeat(np.arange(32) < 8, batch.response_lengths)[:, None]  # two of eight prompts
+
+    def logits(change: Change, rows: tuple[int, ...] = ()) -> NDArray[np.float32]:
+        if rows or not change.get("positions"):
+            return plain(change, rows)
+        return np.where(few, plain(change), plain(Change.of(**{**dict(change.values), "positions": None})))
+
+    lab.logits = logits  # type: ignore[method-assign]
+    pi = logged(lab, positions="zero", precision="autocast")
+    report = examine(replace(batch, trainer_log_probs=pi), lab)
+    assert [(each.side, each.cause) for each in report.causes] == [("trainer", "positions")]
+
+
 def test_each_side_has_its_own_cause(batch: RolloutBatch, lab: FakeExperimenter) -> None:
     report = _examined(batch, logged(lab, temperature=0.7), logged(lab, positions="zero"))
 

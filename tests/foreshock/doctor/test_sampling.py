@@ -110,6 +110,7 @@ def test_ends_banned_at_first_tokens_are_found(ends: tuple[int, ...]) -> None:
         Sampling(temperature=0.7, presence=0.6),
         Sampling(top_p=0.8, repetition=1.2),
         Sampling(presence=0.5, frequency=0.3, temperature=0.8),
+        Sampling(presence=1.0, top_p=0.9),
     ],
 )
 def test_parameters_are_chosen_and_fitted_together(sampling: Sampling) -> None:
@@ -123,6 +124,22 @@ def test_parameters_are_chosen_and_fitted_together(sampling: Sampling) -> None:
     assert set(names) == wanted
     for name in wanted:
         assert getattr(found, name) == pytest.approx(getattr(sampling, name), rel=0.03)
+
+
+def test_a_token_of_another_expert_hides_no_parameter() -> None:
+    exact = _compared(Sampling(top_k=6, top_p=0.8))
+    values = exact.logged + np.random.default_rng(4).normal(0, 0.01, BATCH.num_tokens)
+    values[np.argmax(values)] -= 1.6
+    names = selected(Fitting(LOGITS, Compared.of(BATCH, values.astype(np.float32))), Sampling())
+    assert set(names) == {"top_k", "top_p"}
+
+
+def test_a_bias_of_each_id_is_found() -> None:
+    biases = tuple(enumerate(np.random.default_rng(5).normal(0, 1.1, VOCABULARY).tolist()))
+    compared = _compared(Sampling(biases=biases))
+    found = fitted(["bias_of_ids"], Fitting(LOGITS, compared), Sampling())
+    assert found is not None
+    assert compared.gap(found.log_probs(LOGITS, compared)) < 1e-4
 
 
 def test_noise_and_one_parameter_choose_no_further_ones() -> None:
