@@ -53,7 +53,11 @@ def _of_size(root: Path, hidden: int, layers: int, ids: int) -> dict[str, float]
     held = lab._model(plain)
 
     def replay(**change: object) -> Callable[[], object]:
-        return lambda: lab._replayed(plain.plus(Change.of(**change)), batch)
+        def run() -> None:
+            lab._held = None
+            lab._replayed(plain.plus(Change.of(**change)), batch)
+
+        return run
 
     kinds: dict[str, Callable[[], object]] = {
         "plain": lambda: logits_of(held, None, batch, plain, 0, PROMPT),

@@ -32,6 +32,8 @@ _CACHED_BYTES = min(8 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PA
 """Most bytes of cached logits, of all replays together."""
 _MOST_BYTES = _CACHED_BYTES // 4
 """Most bytes of one replay's logits: the cache must hold those of the precisions and of a variant at the same time."""
+_OF_INPUTS = ("prompt", "positions", "visible", "packed", "prompt_weights", "composition")
+"""Values of a change that concern what a model gets, not the model."""
 _NEEDED_FIELDS = ("num_hidden_layers", "vocab_size", "hidden_size", "num_attention_heads")
 _USUAL_BOS = (0, 1, 2)
 """Ids of the beginning of a sequence in most tokenizers, besides the configuration's."""
@@ -64,6 +66,7 @@ class TorchExperimenter:
         self.check: Callable[[], None] = lambda: None
         self._engines = engines
         self._batch, self._folders, self._bases = batch, dict(folders), dict(bases or {})
+        self._held: tuple[Change, Any] | None = None
         self._loaded: dict[str, tuple[Any, dict[str, torch.Tensor]]] = {}
         self._logits: dict[tuple[Change, tuple[int, ...]], NDArray[np.float32]] = {}
         lost = dict(unusable or {})
@@ -188,6 +191,14 @@ class TorchExperimenter:
         self._loaded[name] = (model.config, state)
 
     def _model(self, change: Change) -> Any:
+        """Return the model under a change; the last one is kept, as a variant is screened before it is replayed."""
+        own = Change(tuple(each for each in change.values if each[0] not in _OF_INPUTS))
+        if self._held is None or self._held[0] != own:
+            self._held = None  # memory for one copy of the weights, not two
+            self._held = own, self._built(own)
+        return self._held[1]
+
+    def _built(self, change: Change) -> Any:
         from transformers import AutoModelForCausalLM
         from transformers.initialization import no_init_weights
 

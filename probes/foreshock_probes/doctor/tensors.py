@@ -98,6 +98,8 @@ def _names_of(state: State, part: str, config: Any) -> list[str]:
 def _joined(mine: torch.Tensor, other: torch.Tensor, part: str, name: str) -> torch.Tensor:
     """Return `other`, or `mine` with an expert or with the piece of a tensor-parallel rank of `other`."""
     if expert := re.fullmatch(r"expert (\d+)", part):
+        if re.search(r"experts\.\d+\.", name):
+            raise CannotTryError(f"{name} does not hold all experts")
         mine = mine.clone()
         mine[int(expert[1])] = other[int(expert[1])]
         return mine
