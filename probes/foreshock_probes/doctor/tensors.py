@@ -77,8 +77,9 @@ def quantised(values: torch.Tensor, kind: str) -> torch.Tensor:
 def _largest_of_blocks(wide: torch.Tensor) -> torch.Tensor:
     found = wide.abs()
     for axis in (-1, -2) if wide.dim() == 2 else (-1,):
-        parts = [each.amax(axis, keepdim=True).expand_as(each) for each in found.split(128, axis)]
-        found = torch.cat(parts, axis)
+        size = found.shape[axis]
+        parts = [found.narrow(axis, at, min(128, size - at)) for at in range(0, size, 128)]
+        found = torch.cat([each.amax(axis, keepdim=True).expand_as(each) for each in parts], axis)
     return found
 
 
