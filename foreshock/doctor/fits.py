@@ -28,6 +28,8 @@ _LEAST_FURTHER = 0.1
 """Least share of what the others leave that a further parameter explains; precisions are within it of one another."""
 _CLEARLY_LESS = 0.8
 """Largest part of what the others leave that a parameter leaves in the place of another of its kind."""
+_LITTLE_LEFT = 0.05
+"""Part of the difference that parameters chosen together may leave without another search."""
 _FAR_OFF = 10.0
 """Multiple of d²/2 of nine tenths of the tokens beyond which a token counts no more."""
 _KNOWN_SHARE = 0.9
@@ -92,10 +94,26 @@ def fitted(names: Sequence[str], fitting: Fitting, base: Sampling) -> Sampling |
 
 
 def selected(fitting: Fitting, base: Sampling) -> tuple[str, ...]:
-    """Return the parameters that together explain the logged log-probs best, the first alone explains most."""
+    """Return the parameters that together explain the logged log-probs best, the first alone explains most.
+
+    A truncation can explain more than the temperature that hides beside another parameter: if they leave more than a
+    little, parameters are also chosen beside a temperature.
+    """
     fitting, found = fitting.thinned(base, _FIT_LOGITS)
     coarse, _ = fitting.thinned(base, _COARSE_LOGITS)
-    names: tuple[str, ...] = ()
+    names, best = _chosen(fitting, coarse, found, ())
+    if "temperature" not in names and fitting.gap(best) > _LITTLE_LEFT * fitting.gap(found):
+        heated = FITS["temperature"](fitting, found)
+        if heated is not None:
+            others, other = _chosen(fitting, coarse, heated, ("temperature",))
+            names = others if fitting.gap(other) < _CLEARLY_LESS * fitting.gap(best) else names
+    return names
+
+
+def _chosen(
+    fitting: Fitting, coarse: Fitting, found: Sampling, names: tuple[str, ...]
+) -> tuple[tuple[str, ...], Sampling]:
+    """Return further parameters chosen one after another beside `names`, and all of them fitted."""
     while len(names) < _MOST_PARAMETERS and (further := _further(fitting, coarse, found, names)):
         names, found = (*names, further[0]), further[1]
         for name in names[:-1]:
@@ -123,8 +141,8 @@ def _further(fitting: Fitting, coarse: Fitting, found: Sampling, names: tuple[st
     return None
 
 
-def _exchanged(fitting: Fitting, found: Sampling, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names with each parameter replaced by one of its kind that fits clearly better beside the others.
+def _exchanged(fitting: Fitting, found: Sampling, names: tuple[str, ...]) -> tuple[tuple[str, ...], Sampling]:
+    """Return the names and their fit, each parameter replaced by one of its kind that fits clearly better.
 
     The first one is chosen before the others are known.
     """
@@ -136,7 +154,7 @@ def _exchanged(fitting: Fitting, found: Sampling, names: tuple[str, ...]) -> tup
             fit = _extended(fitting, without, rest, other)
             if fit is not None and fitting.gap(fit) < _CLEARLY_LESS * fitting.gap(found):
                 found, names = fit, (*names[:place], other, *names[place + 1 :])
-    return names
+    return names, found
 
 
 def drawn(fitting: Fitting, plain: Sampling) -> tuple[str, Sampling, float] | None:
