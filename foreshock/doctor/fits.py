@@ -218,10 +218,11 @@ def _at(coarse: Fitting, fitting: Fitting, sampling: Sampling) -> Sampling:
 def _started(coarse: Fitting, found: Sampling, names: Sequence[str], name: str) -> Sampling | None:
     """Return the best fit of one more parameter, on the others or, for a truncation, on others that truncate less.
 
-    A temperature that was fitted alone is too low for a truncation beside it, and another truncation too narrow.
+    A temperature that was fitted alone is too low for a truncation or a bias beside it, and another truncation too
+    narrow.
     """
     starts = [found]
-    if name in TRUNCATIONS and "temperature" in names:
+    if name in (*TRUNCATIONS, "biases") and "temperature" in names:
         starts += [found.having("temperature", found.temperature * factor) for factor in _HEATS]
     if name in TRUNCATIONS and "top_k" in names:
         starts += [found.having("top_k", int(found.top_k) + more) for more in (1, 2, 3, 4, 6, 8, 12, 16)]
