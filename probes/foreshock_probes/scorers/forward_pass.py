@@ -76,6 +76,8 @@ def load_model(
     layer among the processes of the default process group. Raises UnsupportedScoreError if the model's code is not part
     of transformers, or if parameters are missing, which transformers would initialise randomly, and AdapterError.
     """
+    from huggingface_hub.errors import StrictDataclassError
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -92,7 +94,7 @@ def load_model(
             **({"device_map": device_map} if device_map is not None else {}),
             **({"tp_plan": "auto", "tp_size": tp_size} if tp_size is not None else {}),
         )
-    except (ValueError, ImportError, OSError, KeyError, RuntimeError) as error:
+    except (ValueError, ImportError, OSError, KeyError, RuntimeError, SafetensorError, StrictDataclassError) as error:
         raise UnsupportedScoreError(f"transformers cannot load the checkpoint: {error}") from error
     lacking = sorted([*loaded["missing_keys"], *(str(key) for key in loaded["mismatched_keys"])])
     if lacking:

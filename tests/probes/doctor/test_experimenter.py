@@ -314,8 +314,8 @@ def _with_config(edit: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None
         (lambda folder: (folder / "model.safetensors").write_bytes(b"none"), [], "cannot load"),
         (lambda folder: (folder / "config.json").write_text("{"), [], "cannot load"),
         (_with_config(lambda held: held.pop("model_type")), [], "cannot load"),
-        (_with_config(lambda held: held.pop("num_key_value_heads")), [], "have another shape"),
-        (_with_config(lambda held: held.pop("vocab_size")), [], "have another shape"),
+        (_with_config(lambda held: held.pop("num_key_value_heads")), [], "cannot load"),
+        (_with_config(lambda held: held.pop("vocab_size")), [], "cannot load"),
         (_with_config(lambda held: held.update(num_hidden_layers="two")), [], "cannot load"),
         (lambda folder: None, ["--budget", "0.001s"], "give more time or fewer rollouts"),
     ],
@@ -333,7 +333,7 @@ def test_weights_that_cannot_be_replayed_end_with_a_sentence(
     batch = _rollouts(trainer_log_probs=one_by_one(folders[0], _rollouts()))
 
     assert _command(batch, tmp_path, "--engine-weights", str(held), *words) == 1
-    assert capsys.readouterr().err.startswith("foreshock doctor: cannot try anything: ")
+    assert "foreshock doctor: cannot try anything: " in capsys.readouterr().err
     # The folder of the other side alone:
     if not words:
         sides = ["--engine-weights", str(folders[0]), "--trainer-weights", str(held)]
