@@ -64,8 +64,12 @@ def new_model(kind: str, seed: int, **fields: Any) -> Any:
                     value.normal_(0, 0.5)
         return model.eval()
     if kind == "gemma":
-        caps = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0, "query_pre_attn_scalar": 16}
-        more = {"sliding_window": 8, "tie_word_embeddings": True, "initializer_range": 0.15}
+        caps: dict[str, Any] = {
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 5.0,
+            "query_pre_attn_scalar": 16,
+        }
+        more: dict[str, Any] = {"sliding_window": 8, "tie_word_embeddings": True, "initializer_range": 0.15}
         model = hf.Gemma2ForCausalLM(hf.Gemma2Config(**(shape | caps | more), attn_implementation="eager"))
         with torch.no_grad():
             for name, value in model.named_parameters():

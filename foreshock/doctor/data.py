@@ -68,8 +68,8 @@ def _averaged(of: Callable[[Float64, Float64], Float64]) -> Callable[[Compared, 
         spread = np.abs(np.diff(compared.logged))[np.diff(compared.rows) == 0]
         if not spread.size or np.median(spread) > 1e-6:
             return None
-        sums, lengths = np.bincount(compared.rows, log_probs), np.bincount(compared.rows)
-        return np.asarray(of(sums, np.maximum(lengths, 1))[compared.rows])
+        sums, lengths = (np.bincount(compared.rows, each) for each in (log_probs, np.ones(log_probs.size)))
+        return np.asarray(of(sums, np.maximum(lengths, 1.0))[compared.rows])
 
     return change
 

@@ -184,13 +184,10 @@ def _findings(search: Attempts, batch: RolloutBatch) -> list[Finding]:
             says += ", as their weights_version declares: a lag, not a fault"
         kind: Literal["expected", "cause"] = "expected" if lag else "cause"
         size = int(tokens.sum()), int(found.rows.sum())
-        left = {
-            "before": search.naming.mean(search.base),
-            "after": search.naming.mean(found),
-            "exact": search.naming.is_exact(found),
-        }
+        before, after = search.naming.mean(search.base), search.naming.mean(found)
         others = tuple(dict.fromkeys(_words(each) for each in search.alternatives()))
-        more = {**left, "alternatives": others, "fixes": fixes, "confirm": row.confirm}
+        more: dict[str, Any] = {"before": before, "after": after, "exact": search.naming.is_exact(found)}
+        more |= {"alternatives": others, "fixes": fixes, "confirm": row.confirm}
         result.append(Finding(kind, search.side, cause, value, says, *size, names, *share, **more))
     return result
 

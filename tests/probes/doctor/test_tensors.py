@@ -24,7 +24,9 @@ def _state(seed: int) -> State:
         "mlp.gate_proj": (12, 8),
         "mlp.up_proj": (12, 8),
     }
-    found = {f"model.layers.{n}.{name}.weight": shape for n in range(2) for name, shape in shapes.items()}
+    found: dict[str, tuple[int, ...]] = {
+        f"model.layers.{n}.{name}.weight": shape for n in range(2) for name, shape in shapes.items()
+    }
     found |= {
         "model.embed_tokens.weight": (24, 8),
         "model.norm.weight": (8,),
