@@ -64,13 +64,15 @@ def new_model(kind: str, seed: int, **fields: Any) -> Any:
                     value.normal_(0, 0.5)
         return model.eval()
     if kind == "gemma":
-        caps: dict[str, Any] = {
+        of_gemma: dict[str, Any] = {
             "attn_logit_softcapping": 3.0,
             "final_logit_softcapping": 5.0,
             "query_pre_attn_scalar": 16,
+            "sliding_window": 8,
+            "tie_word_embeddings": True,
+            "initializer_range": 0.15,
         }
-        more: dict[str, Any] = {"sliding_window": 8, "tie_word_embeddings": True, "initializer_range": 0.15}
-        model = hf.Gemma2ForCausalLM(hf.Gemma2Config(**(shape | caps | more), attn_implementation="eager"))
+        model = hf.Gemma2ForCausalLM(hf.Gemma2Config(**(shape | of_gemma), attn_implementation="eager"))
         with torch.no_grad():
             for name, value in model.named_parameters():
                 if "norm" in name:

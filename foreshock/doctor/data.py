@@ -68,7 +68,7 @@ def _averaged(of: Callable[[Float64, Float64], Float64]) -> Callable[[Compared, 
         spread = np.abs(np.diff(compared.logged))[np.diff(compared.rows) == 0]
         if not spread.size or np.median(spread) > 1e-6:
             return None
-        sums, lengths = (np.bincount(compared.rows, each) for each in (log_probs, np.ones(log_probs.size)))
+        sums, lengths = (np.asarray(np.bincount(compared.rows, each), np.float64) for each in (log_probs, None))
         return np.asarray(of(sums, np.maximum(lengths, 1.0))[compared.rows])
 
     return change
