@@ -1,12 +1,12 @@
 """The table of kinds of probes: what a request may ask for, what a worker must offer, and which code does the job.
 
 The service, the worker and `foreshock probe` read it. To add a kind, add its row here, the worker's code that the row
-names, and a file for its result in `service/foreshock_service/replay/results`, named as `document`.
+names, and a file for its result in `service/foreshock_service/replay/results`, with its name.
 """
 
 from dataclasses import dataclass
 
-from foreshock.scorers import ENGINE_REPLAY, REFERENCE, SCORERS, TRAINER_REPLAY
+from foreshock.scorers import ENGINE_REPLAY, EXACT_PAIRS, REFERENCE, SCORERS, TRAINER_REPLAY
 
 __all__ = [
     "DOCTOR",
@@ -32,7 +32,8 @@ class ProbeKind:
     """A kind of probe.
 
     Args:
-        name: `kind` of a request.
+        name: `kind` of a request, the end of the address of its result (sent and read), and its flag of
+            `foreshock probe`.
         noun: the name of a request in errors.
         job: `module:function` of the worker's code that does a job of this kind.
         capability: what a worker must offer besides its scorers; empty: scoring is enough.
@@ -43,8 +44,6 @@ class ProbeKind:
         has_variants: a request may name variants of its scorers.
         rollouts, most_rollouts: the default and the largest sample of rollouts; None: all, no limit.
         sends_scores: its workers send the log-probs of its scorers, which are part of the run's chain.
-        document: the end of the address of its result (sent and read), and its flag of `foreshock probe`; empty: its
-            results are only scores and divergences.
         meaning: what it does, for the API.
         help: what its flag does.
         report: `module:function` that returns the lines of its result, given the answer and the probe; empty: it is in
@@ -64,7 +63,6 @@ class ProbeKind:
     rollouts: int | None = None
     most_rollouts: int | None = None
     sends_scores: bool = True
-    document: str = ""
     meaning: str = ""
     help: str = ""
     report: str = ""
@@ -108,6 +106,9 @@ EXACT = ProbeKind(
     job="foreshock_probes.job_scoring:score",
     has_variants=True,
     meaning="with the weights that sampled the step",
+    help="also compute the divergence of "
+    + ", ".join(f"{pair.target} and {pair.behaviour}" for pair in EXACT_PAIRS.values())
+    + " over the whole vocabulary at each token",
 )
 DOCTOR = ProbeKind(
     name="doctor",
@@ -119,7 +120,6 @@ DOCTOR = ProbeKind(
     rollouts=256,
     most_rollouts=4096,
     sends_scores=False,
-    document="doctor",
     meaning="find the change of weights, sampling or forward pass that reproduces what was logged",
     help="find the change of weights, sampling or forward pass that reproduces what was logged",
     report="foreshock.doctor.findings:lines_of_answer",
@@ -136,7 +136,6 @@ LAYERS = ProbeKind(
     can="do",
     rollouts=64,  # it runs each scorer twice, without their log-probs
     sends_scores=False,
-    document="layers",
     meaning="compare the hidden states of two scorers layer by layer",
     help="compare the hidden states of two scorers layer by layer, the second --scorer being the reference",
     report="foreshock.commands.report_probes:layers_of_answer",
@@ -155,7 +154,6 @@ ROUTING = ProbeKind(
     rollouts=64,
     most_rollouts=1024,
     sends_scores=False,
-    document="routing",
     meaning="compare the routed experts of two scorers of a mixture of experts",
     help="compare the routed experts of two scorers of a mixture of experts, the first --scorer giving π, the second μ",
     report="foreshock.commands.report_probes:routing_of_answer",

@@ -36,7 +36,7 @@ class KillPoint(NamedTuple):
 
 _INGEST, _STEPS = "foreshock_service.runs.ingest", "foreshock_service.runs.shards"
 _STORE, _DATABASE = "foreshock_service.platform.store.tokens", "foreshock_service.platform.database.session"
-_SCORES, _FILES = "foreshock_service.replay.results.publishing", "foreshock_service.replay.results.file_results"
+_SCORES, _FILES = "foreshock_service.replay.results.publishing", "foreshock_service.replay.results.scores"
 _SPOOL, _SENDER, _REGISTRAR = (f"foreshock.client.{name}" for name in ("spool", "sender", "registrar"))
 
 ADVANCE = "advance.statement"

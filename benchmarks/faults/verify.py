@@ -28,7 +28,6 @@ from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import (
     Attribution,
     DueMark,
-    ExactFile,
     ProbeJob,
     Score,
     ScoreFile,
@@ -149,7 +148,7 @@ def check_files(findings: Findings, database: Database, store: Path) -> None:
     """Count the catalogue's missing files, and the files that are not in the catalogue."""
     named = set()
     with database.read() as session:
-        for table in (Shard, ScoreFile, ExactFile):
+        for table in (Shard, ScoreFile):
             named |= set(session.scalars(select(table.file)))
     found = {str(path.relative_to(store)) for path in store.rglob("*.parquet") if "temporary" not in path.parts}
     for name in sorted(named - found):

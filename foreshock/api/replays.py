@@ -1,6 +1,5 @@
 """Exact divergences. Attributions: `attribution`."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,20 +39,23 @@ class ExactMeasures(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExactRecord(ExactMeasures):
-    """The exact divergences of a pair at a step, with the fingerprints of both scorers."""
+class ExactComparison(ExactMeasures):
+    """The exact divergences of a pair at a step, as a worker sends them, with the fingerprints of both scorers."""
 
-    pair: str
-    """the comparison `target/behaviour`, of the same weights"""
+    pair: str = field(metadata=described("the comparison `target/behaviour`, of the same weights"))
+    target_fingerprint: dict[str, Any]
+    behaviour_fingerprint: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactRecord(ExactComparison):
+    """Published exact divergences."""
+
     name: str
     target: str
     behaviour: str
     from_sample: bool
     """the probe left some of the step's rollouts out"""
-    target_fingerprint: Mapping[str, Any]
-    behaviour_fingerprint: Mapping[str, Any]
-    accelerator: str
-    device_name: str
     published_at_us: int
 
 

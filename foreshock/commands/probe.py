@@ -24,7 +24,6 @@ from foreshock.scorers import EXACT_PAIRS, default_scorers, noise_floor_scorers,
 
 # The scorer that computes what the trainer logged.
 _TRAINER_REPLAY = noise_floor_scorers("trainer")[0]
-_KINDS_WITH_FLAG = [kind for kind in PROBE_KINDS.values() if kind.document]
 _CANCEL, _PROBE_IDS = "cancel", "probe_"
 _FINAL = frozenset({"done", "failed", "skipped"})
 _WORKER_SECONDS = 5.0
@@ -51,13 +50,6 @@ class ProbeCommand:
             metavar="NAME[@VARIANT]",
             help=f"may be repeated (default: {', '.join(default_scorers())})",
         )
-        parser.add_argument(
-            "--exact",
-            action="store_true",
-            help="also compute the divergence of "
-            + ", ".join(f"{pair.target} and {pair.behaviour}" for pair in EXACT_PAIRS.values())
-            + " over the whole vocabulary at each token",
-        )
         parser.add_argument("--accelerator", help="run only on workers with this accelerator, such as cpu or H100")
         parser.add_argument(
             "--environment",
@@ -79,8 +71,8 @@ class ProbeCommand:
             choices=("float32", "bfloat16"),
             help="dtype of the trainer's weights in the forward pass",
         )
-        for kind in _KINDS_WITH_FLAG:
-            parser.add_argument(f"--{kind.document}", action="store_true", help=kind.flag_help())
+        for kind in PROBE_KINDS.values():
+            parser.add_argument(f"--{kind.name}", action="store_true", help=kind.flag_help())
         parser.add_argument("--no-wait", action="store_true", help="do not wait for the result")
         parser.add_argument(
             "--timeout",
@@ -107,7 +99,7 @@ class ProbeCommand:
             is_done = probe["state"] == "done"
             result: list[str] = []
             if is_done and kind.report:
-                path = f"/v1/runs/{run.id}/steps/{probe['step']}/{kind.document}"
+                path = f"/v1/runs/{run.id}/steps/{probe['step']}/{kind.name}"
                 query = {"attempt": probe["attempt"]}
                 if kind is LAYERS:
                     query["pair"] = comparison_name(*(each["scorer"] for each in probe["scorers"]))
@@ -129,10 +121,9 @@ class ProbeCommand:
 
 def _kind(arguments: argparse.Namespace) -> ProbeKind:
     """Return the kind of the requested probe. Raises ConfigurationError if several are requested."""
-    asked = [kind for kind in _KINDS_WITH_FLAG if getattr(arguments, kind.document.replace("-", "_"))]
-    flags = [*(["exact"] if arguments.exact else []), *(kind.document for kind in asked)]
-    if len(flags) > 1:
-        names = " and ".join(f"--{flag}" for flag in flags)
+    asked = [kind for kind in PROBE_KINDS.values() if getattr(arguments, kind.name)]
+    if len(asked) > 1:
+        names = " and ".join(f"--{kind.name}" for kind in asked)
         raise ConfigurationError(f"{names} are different probes: request one after the other")
     return asked[0] if asked else EXACT
 

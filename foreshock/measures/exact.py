@@ -6,7 +6,8 @@ the same scores at the same tokens is included for comparison: its interval has 
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,7 +20,6 @@ from foreshock.measures.estimators.token import k3_kl
 from foreshock.measures.inputs import check_size, group_names, numbers_of
 from foreshock.measures.statistics.clusters import clusters_of
 from foreshock.rollouts.arrays import row_counts, row_sums
-from foreshock.rollouts.scores import ExactBatch
 
 __all__ = ["ExactMeasures", "measure_exact"]
 
@@ -29,30 +29,38 @@ _MEANS = ("kl", "reverse_kl", "tv", "top1_flip", "target_entropy", "behaviour_en
 
 
 def measure_exact(
-    exact: ExactBatch, mask: ArrayLike | None = None, group_ids: Iterable[object] | None = None
+    values: Mapping[str, NDArray[Any]],
+    offsets: NDArray[np.int64],
+    mask: ArrayLike | None = None,
+    group_ids: Iterable[object] | None = None,
 ) -> ExactMeasures:
-    """Return the measures of `exact`.
+    """Return the measures of the divergences at the states before T response tokens, which `offsets` [N + 1] cut.
+
+    `values` has by name, each [T]: KL(μ‖π) `kl` and KL(π‖μ) `reverse_kl` in nats, the total variation `tv`, `top1_flip`
+    (1 if the likeliest tokens differ), `target_entropy` H(π) and `behaviour_entropy` H(μ) in nats, and the log-probs
+    `target_log_probs` and `behaviour_log_probs` of the response token; NaN at a state without a distribution.
 
     `mask` [T] is 0 for tokens that the model did not sample: their states are excluded. `group_ids` [N] name the
     prompts, by which intervals are clustered; a rollout without one is its own group. Raises InvalidRolloutsError if
     sizes do not fit.
     """
-    generated = np.ones(exact.num_tokens, np.bool_) if mask is None else numbers_of("response_mask", mask) != 0
-    check_size("response_mask", generated, exact.num_tokens)
-    names = group_names(group_ids, exact.num_rollouts)
+    size = int(offsets[-1])
+    generated = np.ones(size, np.bool_) if mask is None else numbers_of("response_mask", mask) != 0
+    check_size("response_mask", generated, size)
+    names = group_names(group_ids, offsets.size - 1)
     with np.errstate(invalid="ignore", over="ignore"):
-        d = exact.target_log_probs.astype(np.float64) - exact.behaviour_log_probs.astype(np.float64)
-        known = {name: getattr(exact, name).astype(np.float64) for name in _MEANS if name != "k3_kl"}
-        columns = np.stack([{**known, "k3_kl": k3_kl(d)}[name] for name in _MEANS], axis=1)
+        exact = {name: value.astype(np.float64) for name, value in values.items()}
+        exact["k3_kl"] = k3_kl(exact["target_log_probs"] - exact["behaviour_log_probs"])
+        columns = np.stack([exact[name] for name in _MEANS], axis=1)
     finite = np.isfinite(columns).all(axis=1)
     keep = generated & finite
-    sums, tokens = row_sums(np.where(keep[:, None], columns, 0.0), exact.offsets), row_counts(keep, exact.offsets)
+    sums, tokens = row_sums(np.where(keep[:, None], columns, 0.0), offsets), row_counts(keep, offsets)
     clusters = clusters_of(names)
     means = [from_attributes(MeanRecord, each) for each in nonnegative_intervals(sums, tokens, clusters)]
     of_groups, sizes = sums_of_clusters(sums[:, :1], tokens, clusters)
     return ExactMeasures(
         **dict(zip(_MEANS, means, strict=True)),
-        delta_max=float(exact.tv[keep].max()) if keep.any() else math.nan,
+        delta_max=float(exact["tv"][keep].max()) if keep.any() else math.nan,
         tokens=int(tokens.sum()),
         rollouts=int(np.count_nonzero(tokens)),
         groups=int(sizes.size),

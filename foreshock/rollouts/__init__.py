@@ -3,26 +3,21 @@
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.parquet import (
-    decode_exact,
     decode_rollouts,
     decode_scores,
-    encode_exact,
     encode_rollouts,
     encode_scores,
 )
 from foreshock.rollouts.schema import DecodeLimits
-from foreshock.rollouts.scores import ExactBatch, ScoreBatch
+from foreshock.rollouts.scores import ScoreBatch
 
 __all__ = [
     "BatchAttributes",
     "DecodeLimits",
-    "ExactBatch",
     "RolloutBatch",
     "ScoreBatch",
-    "decode_exact",
     "decode_rollouts",
     "decode_scores",
-    "encode_exact",
     "encode_rollouts",
     "encode_scores",
 ]

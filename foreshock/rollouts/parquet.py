@@ -1,4 +1,4 @@
-"""Encode and decode rollouts, scores and exact divergences as Parquet: plain lists that any Parquet reader reads.
+"""Encode and decode rollouts and scores as Parquet: plain lists that any Parquet reader reads.
 
 A row group has 64 rollouts, so that one rollout can be read without the rest. Compression is zstd; lists of floats are
 split by byte position first (BYTE_STREAM_SPLIT), without which log-probs hardly compress. Arrow gets arrays as buffers:
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from foreshock.errors import LimitExceededError
 from foreshock.rollouts.batch import RolloutBatch
-from foreshock.rollouts.parquet_columns import ColumnReader, to_batch, to_exact, to_scores
+from foreshock.rollouts.parquet_columns import ColumnReader, to_batch, to_scores
 from foreshock.rollouts.parquet_files import (
     ROLLOUTS_PER_ROW_GROUP,
     arrow_errors,
@@ -30,17 +30,14 @@ from foreshock.rollouts.parquet_files import (
 )
 from foreshock.rollouts.schema import (
     ATTRIBUTES_KEY,
-    BEHAVIOUR_FINGERPRINT_KEY,
-    EXACT_COLUMNS,
     FINGERPRINT_KEY,
     ROLLOUT_COLUMNS,
     SCORE_COLUMNS,
-    TARGET_FINGERPRINT_KEY,
     ColumnSpec,
     DecodeLimits,
 )
-from foreshock.rollouts.scores import ExactBatch, ScoreBatch
-from foreshock.rollouts.validation import validate_results, validate_rollouts
+from foreshock.rollouts.scores import ScoreBatch
+from foreshock.rollouts.validation import validate_rollouts, validate_scores
 
 Body = bytes | bytearray | memoryview | BinaryIO
 
@@ -62,27 +59,11 @@ def encode_rollouts_view(batch: RolloutBatch) -> memoryview:
 
 def encode_scores(scores: ScoreBatch) -> bytes:
     """Return `scores` as the bytes of a Parquet file, with the fingerprint in its metadata."""
-    metadata = {FINGERPRINT_KEY: scores.fingerprint.to_json().encode()}
-    return _encode_results(scores, SCORE_COLUMNS, metadata)
-
-
-def encode_exact(exact: ExactBatch) -> bytes:
-    """Return `exact` as the bytes of a Parquet file, with both fingerprints in its metadata."""
-    fingerprints = {
-        TARGET_FINGERPRINT_KEY: exact.target_fingerprint.to_json().encode(),
-        BEHAVIOUR_FINGERPRINT_KEY: exact.behaviour_fingerprint.to_json().encode(),
-    }
-    return _encode_results(exact, EXACT_COLUMNS, fingerprints)
-
-
-def _encode_results(
-    results: ScoreBatch | ExactBatch, columns: tuple[ColumnSpec, ...], metadata: dict[bytes, bytes]
-) -> bytes:
-    arrays = [
-        (column, _to_arrow(column, getattr(results, column.field), None if column.is_string else results.offsets))
-        for column in columns
+    columns = [
+        (column, _to_arrow(column, getattr(scores, column.field), None if column.is_string else scores.offsets))
+        for column in SCORE_COLUMNS
     ]
-    return bytes(_write(arrays, metadata))
+    return bytes(_write(columns, {FINGERPRINT_KEY: scores.fingerprint.to_json().encode()}))
 
 
 def decode_rollouts(data: Body, limits: DecodeLimits | None = None, *, check_values: bool = True) -> RolloutBatch:
@@ -124,17 +105,8 @@ def decode_scores(data: Body, limits: DecodeLimits | None = None) -> ScoreBatch:
     limits = limits or DecodeLimits()
     with arrow_errors():
         scores = to_scores(_read(data, SCORE_COLUMNS, limits))
-    validate_results(scores, limits)
+    validate_scores(scores, limits)
     return scores
-
-
-def decode_exact(data: Body, limits: DecodeLimits | None = None) -> ExactBatch:
-    """Return the validated divergences in `data`; raises as `decode_rollouts`, and if a fingerprint is missing."""
-    limits = limits or DecodeLimits()
-    with arrow_errors():
-        exact = to_exact(_read(data, EXACT_COLUMNS, limits))
-    validate_results(exact, limits)
-    return exact
 
 
 def _read(data: Body, columns: tuple[ColumnSpec, ...], limits: DecodeLimits) -> ColumnReader:

@@ -19,16 +19,13 @@ from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.schema import (
     ATTRIBUTES_KEY,
-    BEHAVIOUR_FINGERPRINT_KEY,
-    EXACT_COLUMNS,
     FINGERPRINT_KEY,
     ROLLOUT_COLUMNS,
     SCORE_COLUMNS,
-    TARGET_FINGERPRINT_KEY,
     ColumnSpec,
     DecodeLimits,
 )
-from foreshock.rollouts.scores import ExactBatch, ScoreBatch
+from foreshock.rollouts.scores import ScoreBatch
 
 # The required columns give the offsets that the others must have.
 _REQUIRED_FIRST = tuple(sorted(ROLLOUT_COLUMNS, key=lambda column: not column.required))
@@ -56,41 +53,19 @@ def to_batch(reader: ColumnReader) -> RolloutBatch:
 
 def to_scores(reader: ColumnReader) -> ScoreBatch:
     """Return the scores of a table, not yet validated. Raises InvalidRolloutsError if the fingerprint is missing."""
-    fingerprint = _fingerprint(reader, FINGERPRINT_KEY)
-    names, log_probs = SCORE_COLUMNS
-    flat, offsets = reader.ragged(log_probs)
-    return ScoreBatch(_sample_ids(reader, names), flat, offsets, fingerprint)
-
-
-def to_exact(reader: ColumnReader) -> ExactBatch:
-    """Return the divergences of a table, not yet validated. Raises InvalidRolloutsError if a fingerprint is missing."""
-    names, first, *others = EXACT_COLUMNS
-    flat, offsets = reader.ragged(first)
-    values: dict[str, Any] = {
-        first.field: flat,
-        "target_fingerprint": _fingerprint(reader, TARGET_FINGERPRINT_KEY),
-        "behaviour_fingerprint": _fingerprint(reader, BEHAVIOUR_FINGERPRINT_KEY),
-    }
-    for column in others:
-        values[column.field], of_column = reader.ragged(column)
-        reader.check_lengths(column, of_column, offsets, first.name)
-    return ExactBatch(_sample_ids(reader, names), offsets, **values)
-
-
-def _fingerprint(reader: ColumnReader, key: bytes) -> Fingerprint:
-    text = reader.metadata.get(key)
+    text = reader.metadata.get(FINGERPRINT_KEY)
     if text is None:
         raise InvalidRolloutsError(
-            f"the Parquet metadata lacks the key {key.decode()!r}: write the fingerprint of the scorer"
+            f"the Parquet metadata lacks the key {FINGERPRINT_KEY.decode()!r}: write the fingerprint of the scorer"
         )
     try:
-        return Fingerprint.from_json(text)
+        fingerprint = Fingerprint.from_json(text)
     except ConfigurationError as error:
         raise InvalidRolloutsError(str(error)) from error
-
-
-def _sample_ids(reader: ColumnReader, column: ColumnSpec) -> list[str]:
-    return [name if name is not None else "" for name in reader.strings(column)]
+    names, log_probs = SCORE_COLUMNS
+    flat, offsets = reader.ragged(log_probs)
+    sample_ids = [name if name is not None else "" for name in reader.strings(names)]
+    return ScoreBatch(sample_ids, flat, offsets, fingerprint)
 
 
 class ColumnReader:

@@ -26,8 +26,8 @@ from foreshock.rollouts.schema import (
     ColumnSpec,
     DecodeLimits,
 )
-from foreshock.rollouts.scores import ExactBatch, ScoreBatch
-from foreshock.rollouts.validation import validate_results, validate_rollouts
+from foreshock.rollouts.scores import ScoreBatch
+from foreshock.rollouts.validation import validate_rollouts, validate_scores
 
 ROLLOUTS_PER_ROW_GROUP = 64
 
@@ -50,7 +50,7 @@ class OpenableFile(Protocol):
         """Open the file."""
 
 
-Found = TypeVar("Found", RolloutBatch, ScoreBatch, ExactBatch)
+Found = TypeVar("Found", RolloutBatch, ScoreBatch)
 
 
 def find_rollouts(
@@ -66,7 +66,7 @@ def find_rollouts(
 
 def find_scores(file: OpenableFile, sample_ids: Collection[str], limits: DecodeLimits) -> ScoreBatch | None:
     """Return the scores of the row groups that hold any of these sample ids; see `find_rollouts`."""
-    return _find(file, sample_ids, SCORE_COLUMNS, to_scores, validate_results, limits)
+    return _find(file, sample_ids, SCORE_COLUMNS, to_scores, validate_scores, limits)
 
 
 class RolloutFile:

@@ -1,4 +1,4 @@
-"""The schema of the tables of rollouts, scores and exact divergences: every column is declared here, once.
+"""The schema of the tables of rollouts and scores: every column is declared here, once.
 
 One row is one rollout. A column has a level:
 
@@ -25,8 +25,6 @@ import pyarrow as pa
 
 ATTRIBUTES_KEY = b"foreshock.batch"
 FINGERPRINT_KEY = b"foreshock.fingerprint"
-TARGET_FINGERPRINT_KEY = b"foreshock.fingerprint.target"
-BEHAVIOUR_FINGERPRINT_KEY = b"foreshock.fingerprint.behaviour"
 
 # A log-softmax in float32 may exceed 0 by this much for a certain token.
 LOG_PROB_ROUNDING = 1e-4
@@ -152,9 +150,6 @@ def are_log_probs(values: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.b
 
 _AT_LEAST_0 = ValidRange("is negative: ids, turns and versions start at 0", minimum=0)
 _NOT_NEGATIVE = ValidRange("must not be negative", minimum=0)
-_DIVERGENCE = ValidRange("must not be negative: a divergence is at least 0", minimum=0)
-_VARIATION = ValidRange("must be between 0 and 1", minimum=0, maximum=1 + LOG_PROB_ROUNDING)
-_ENTROPY = ValidRange("must not be negative: the entropy of a distribution is at least 0", minimum=-LOG_PROB_ROUNDING)
 _TOP_K = ValidRange("must be at least -1, which means all tokens", minimum=-1)
 _MASK = ValidRange("must be 0 or 1", minimum=0, maximum=1)
 
@@ -219,32 +214,6 @@ SCORE_COLUMNS: tuple[ColumnSpec, ...] = (
     ),
     ColumnSpec(
         "log_probs", "float32", "response token", "the scorer's log-prob of each response token", required=True,
-        valid=LOG_PROBS,
-    ),
-)  # fmt: skip
-
-EXACT_COLUMNS: tuple[ColumnSpec, ...] = (
-    ColumnSpec("sample_id", "string", "rollout", "names the rollout", field="sample_ids", required=True),
-    ColumnSpec(
-        "kl", "float32", "response token", "KL(μ‖π) at the state before the token, in nats", required=True,
-        valid=_DIVERGENCE,
-    ),
-    ColumnSpec("reverse_kl", "float32", "response token", "KL(π‖μ), in nats", required=True, valid=_DIVERGENCE),
-    ColumnSpec(
-        "tv", "float32", "response token", "the total variation of π and μ, 0 to 1", required=True, valid=_VARIATION
-    ),
-    ColumnSpec(
-        "top1_flip", "uint8", "response token", "1 if the likeliest tokens of π and μ differ", required=True,
-        valid=_MASK,
-    ),
-    ColumnSpec("target_entropy", "float32", "response token", "H(π), in nats", required=True, valid=_ENTROPY),
-    ColumnSpec("behaviour_entropy", "float32", "response token", "H(μ), in nats", required=True, valid=_ENTROPY),
-    ColumnSpec(
-        "target_log_probs", "float32", "response token", "log π of the response token", required=True,
-        valid=LOG_PROBS,
-    ),
-    ColumnSpec(
-        "behaviour_log_probs", "float32", "response token", "log μ of the response token", required=True,
         valid=LOG_PROBS,
     ),
 )  # fmt: skip

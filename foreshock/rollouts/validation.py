@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from foreshock.errors import InvalidRolloutsError, LimitExceededError
 from foreshock.rollouts.arrays import lengths_of_offsets, row_of_position
 from foreshock.rollouts.schema import (
-    EXACT_COLUMNS,
     LARGEST_LOG_PROB,
     LOG_PROB_ROUNDING,
     LOG_PROBS,
@@ -20,7 +19,7 @@ from foreshock.rollouts.schema import (
     ColumnSpec,
     DecodeLimits,
 )
-from foreshock.rollouts.scores import ExactBatch, ScoreBatch
+from foreshock.rollouts.scores import ScoreBatch
 
 if TYPE_CHECKING:
     from foreshock.rollouts.batch import RolloutBatch
@@ -57,14 +56,13 @@ def validate_rollouts(batch: RolloutBatch, limits: DecodeLimits | None = None, *
             _check_strings(column.name, getattr(batch, column.field), limits)
 
 
-def validate_results(results: ScoreBatch | ExactBatch, limits: DecodeLimits | None = None) -> None:
-    """Raise InvalidRolloutsError or LimitExceededError, naming row and column, if `results` break a rule."""
+def validate_scores(scores: ScoreBatch, limits: DecodeLimits | None = None) -> None:
+    """Raise InvalidRolloutsError or LimitExceededError, naming row and column, if `scores` break a rule."""
     limits = limits or DecodeLimits()
-    check_sample_ids(results.sample_ids, limits)
-    for column in (SCORE_COLUMNS if isinstance(results, ScoreBatch) else EXACT_COLUMNS)[1:]:
-        values = getattr(results, column.field)
-        _check_offsets(column.name, results.offsets, len(results.sample_ids), values.size, limits)
-        _check_range(column, values, results.offsets, allow_few=False)
+    check_sample_ids(scores.sample_ids, limits)
+    _, column = SCORE_COLUMNS
+    _check_offsets(column.name, scores.offsets, len(scores.sample_ids), scores.log_probs.size, limits)
+    _check_range(column, scores.log_probs, scores.offsets, allow_few=False)
 
 
 def check_sample_ids(sample_ids: Sequence[str], limits: DecodeLimits) -> None:

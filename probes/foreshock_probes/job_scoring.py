@@ -4,21 +4,24 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from foreshock import vocabulary
 from foreshock.api.leases import LeasedJobRecord, LeaseRecord
 from foreshock.api.probes import ScorerRecord
+from foreshock.api.records import to_json
 from foreshock.errors import ForeshockError, Rejected, ServiceError, ServiceUnavailable, WeightsError
+from foreshock.measures.exact import measure_exact
 from foreshock.probe_kinds import EXACT, PROBE_KINDS
 from foreshock.retry import Backoff, retry, sleep_until_stopped
-from foreshock.rollouts import RolloutBatch, decode_exact, decode_rollouts, decode_scores
+from foreshock.rollouts import RolloutBatch, decode_rollouts, decode_scores
 from foreshock.scorers import EXACT_PAIRS, score_name
 from foreshock_probes.adapters import is_loaded_by
 from foreshock_probes.console import WorkerConsole
 from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment
 from foreshock_probes.engines.process import EngineError, JobAbandonedError, ScoreTask, run_tasks
 from foreshock_probes.offers import Offers, imported
+from foreshock_probes.scorers.request import read_arrays
 from foreshock_probes.service_client import FailKind, LeaseClient
 from foreshock_probes.weights import UnknownRootError, Weights, WeightsGoneError, WeightsLibrary
 
@@ -68,7 +71,7 @@ class LeasedJob:
         document = imported(kind.job)(self)
         self.weights.check_unchanged()
         if document is not None:
-            self.call(lambda: self.client.upload_document(self.lease, kind.document, document))
+            self.call(lambda: self.client.upload_document(self.lease, kind.name, document))
 
     def _send_vocabulary(self) -> None:
         """Send the texts of the tokens, if a tokenizer is beside the weights; without them the job is done the same."""
@@ -158,22 +161,14 @@ class LeasedJob:
         self._console.log(f"job {self.job.id}: {text}")
 
 
-def score(job: LeasedJob) -> None:
-    """Do a job of scorers and exact pairs, and upload their results."""
+def score(job: LeasedJob) -> dict[str, Any] | None:
+    """Do a job of scorers, and upload their scores; or one of an exact pair, and return its comparison."""
     lease, client = job.lease, job.client
     tasks = [job.task(each, f"scores-{number}.parquet") for number, each in enumerate(job.job.scorers)]
     found = job.run_tasks(tasks, _checked_scores, "scores") if tasks else []
     for requested, data in zip(job.job.scorers, found, strict=True):
         job.call(partial(client.upload_scores, lease, requested, data))
-    for key in job.job.exact_pairs:
-        pair = EXACT_PAIRS[key]
-        arguments = {"pair": key, "states": str(job.folder / "states.safetensors")}
-        tasks = [
-            job.task(ScorerRecord(scorer=scorer), "exact.parquet", EXACT_PART, arguments)
-            for scorer in (pair.target, pair.behaviour)
-        ]
-        _, exact = job.run_tasks(tasks, partial(_checked_divergences, pair.behaviour), pair.name)
-        job.call(partial(client.upload_exact, lease, key, exact))
+    return next((_compared(job, pair) for pair in job.job.exact_pairs), None)
 
 
 def _checked_scores(task: ScoreTask) -> bytes:
@@ -183,13 +178,18 @@ def _checked_scores(task: ScoreTask) -> bytes:
     return data
 
 
-def _checked_divergences(behaviour: str, task: ScoreTask) -> bytes:
-    """Return a file of divergences, which the pair's `behaviour` writes; empty for its target."""
-    if task.scorer != behaviour:
-        return b""
-    data = Path(task.result).read_bytes()
-    decode_exact(data)
-    return data
+def _compared(job: LeasedJob, key: str) -> dict[str, Any]:
+    """Return the exact divergences of a pair, measured; the values of the tokens stay on the worker."""
+    pair, arguments = EXACT_PAIRS[key], {"pair": key, "states": str(job.folder / "states.safetensors")}
+    tasks = [
+        job.task(ScorerRecord(scorer=scorer), f"{side}.safetensors", EXACT_PART, arguments)
+        for side, scorer in (("target", pair.target), ("behaviour", pair.behaviour))
+    ]
+    (_, target), (values, behaviour) = job.run_tasks(tasks, lambda task: read_arrays(Path(task.result)), pair.name)
+    rollouts = job.rollouts()
+    measures = measure_exact(values, rollouts.response_offsets, rollouts.generated, rollouts.group_ids)
+    prints = {"target_fingerprint": target.to_dict(), "behaviour_fingerprint": behaviour.to_dict()}
+    return {**to_json(measures), **prints, "pair": key}
 
 
 def call_service(

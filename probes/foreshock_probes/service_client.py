@@ -82,11 +82,10 @@ class LeaseClient:
     def upload_scores(self, lease: LeaseRecord, requested: ScorerRecord, scores: bytes) -> None:
         """Upload scores. Uploading the same bytes again has no effect."""
         query = {"scorer": requested.scorer, "variant": requested.variant}
-        self._upload(lease, "scores", query, scores)
-
-    def upload_exact(self, lease: LeaseRecord, pair: str, divergences: bytes) -> None:
-        """Upload the divergences of an exact pair. Uploading the same bytes again has no effect."""
-        self._upload(lease, "exact", {"pair": pair}, divergences)
+        headers = {"Content-Type": _PARQUET}
+        self._on_lease(
+            "PUT", lease, "scores", query=query, content=scores, headers=headers, timeout_seconds=_TRANSFER_SECONDS
+        )
 
     def upload_document(self, lease: LeaseRecord, path: str, document: dict[str, Any]) -> None:
         """Upload a job's result that is a document. A document that is uploaded again replaces the first one."""
@@ -108,12 +107,6 @@ class LeaseClient:
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
-
-    def _upload(self, lease: LeaseRecord, path: str, query: dict[str, str], content: bytes) -> None:
-        headers = {"Content-Type": _PARQUET}
-        self._on_lease(
-            "PUT", lease, path, query=query, content=content, headers=headers, timeout_seconds=_TRANSFER_SECONDS
-        )
 
     def _on_lease(self, method: str, lease: LeaseRecord, action: str, **options: Any) -> Any:
         headers = {_TOKEN_HEADER: str(lease.token), **options.pop("headers", {})}

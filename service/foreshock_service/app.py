@@ -45,6 +45,7 @@ from foreshock_service.replay.leases import endpoints as leases
 from foreshock_service.replay.leases.service import sweep as sweep_leases
 from foreshock_service.replay.probes import policies, requests, service, workers
 from foreshock_service.replay.results import publishing
+from foreshock_service.replay.results.scores import read_replayed_scores
 from foreshock_service.runs import (
     attempts,
     changes,
@@ -138,7 +139,7 @@ def _make_context(settings: Settings, decoders: DecoderPool | None) -> ServiceCo
         session_secret=secret.encode(),
         events=subscribe_handlers(EventBus()),
         # Adds replayed scores to the tokens that are shown.
-        score_readers=(publishing.read_replayed_scores,),
+        score_readers=(read_replayed_scores,),
     )
 
 

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.fingerprint import Fingerprint
-from foreshock.probe_kinds import PROBE_KINDS
-from foreshock.rollouts import ExactBatch, RolloutBatch, ScoreBatch, decode_rollouts, encode_exact, encode_scores
+from foreshock.rollouts import RolloutBatch, ScoreBatch, decode_rollouts, encode_scores
 from foreshock.scorers import EXACT_PAIRS, available_scorers
 from tests.service.sending import PARQUET, Sender, make_batch, start_run
 from tests.waiting import wait_until
@@ -91,15 +90,9 @@ class LeaseHolder:
         headers = {**self._headers, "Content-Type": PARQUET}
         return self.http.put(f"{self.url}/scores", params=query, content=content, headers=headers)
 
-    def put_exact(self, body: bytes | ExactBatch, pair: str = PAIR) -> httpx.Response:
-        """Upload exact divergences."""
-        content = body if isinstance(body, bytes) else encode_exact(body)
-        headers = {**self._headers, "Content-Type": PARQUET}
-        return self.http.put(f"{self.url}/exact", params={"pair": pair}, content=content, headers=headers)
-
     def put_document(self, body: dict[str, Any], document: str = "") -> httpx.Response:
         """Send the document of the job's kind of probe, or that of another kind."""
-        name = document or PROBE_KINDS[self.lease["job"]["kind"]].document
+        name = document or self.lease["job"]["kind"]
         return self.http.put(f"{self.url}/{name}", json=body, headers=self._headers)
 
     def complete(self) -> httpx.Response:

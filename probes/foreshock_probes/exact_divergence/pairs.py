@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from foreshock.fingerprint import Fingerprint
-from foreshock.rollouts import ExactBatch, RolloutBatch, encode_exact
+from foreshock.rollouts import RolloutBatch
 from foreshock.scorers import EXACT_PAIRS
 from foreshock_probes.exact_divergence.divergences import ExactDivergences
 from foreshock_probes.exact_divergence.logit_sources import LogitSource
@@ -35,7 +35,7 @@ from foreshock_probes.scorers.request import (
     UnsupportedScoreError,
     WarmModel,
     parse_options,
-    write_result,
+    write_arrays,
 )
 from foreshock_probes.scorers.tokens import (
     compose,
@@ -47,7 +47,7 @@ from foreshock_probes.scorers.tokens import (
 from foreshock_probes.scorers.vllm_engine import VllmEngine, VllmOptions, prepare_engine
 from foreshock_probes.scorers.vllm_scorers import prompt_log_probs
 
-# The columns of ExactBatch that ExactDivergences has under the same name.
+# What the measures need of ExactDivergences, besides `top1_flip`.
 _COLUMNS = (
     "kl",
     "reverse_kl",
@@ -64,20 +64,20 @@ def run_part(
 ) -> None:
     """Do the part of a pair that belongs to the request's scorer, as a task of its engine.
 
-    The target writes the file `states`, the behaviour the divergences. Raises UnsupportedScoreError if they cannot be
-    computed correctly.
+    The target writes the file `states`, the behaviour the divergences [T]; the result of each has its fingerprint.
+    Raises UnsupportedScoreError if they cannot be computed correctly.
     """
     states = Path(arguments["states"])
     if request.scorer == EXACT_PAIRS[arguments["pair"]].target:
-        write_target(request, states, warm, report)
+        write_arrays(result, write_target(request, states, warm, report))
         return
     with _opened(states) as target:
         found, fingerprint = _compare(request, target, warm, report)
-        write_result(encode_exact(_batch(request.rollouts, found, target, fingerprint)), result)
+        write_arrays(result, fingerprint, **_of_tokens(request.rollouts.num_tokens, found, target.known))
 
 
-def write_target(request: ScoreRequest, states: Path, warm: WarmModel, report: Report) -> None:
-    """Write the states before all response tokens, and the head, to the file `states`."""
+def write_target(request: ScoreRequest, states: Path, warm: WarmModel, report: Report) -> Fingerprint:
+    """Write the states before all response tokens, and the head, to the file `states`; return the fingerprint."""
     from foreshock_probes.scorers.torch_forward import TrainerOptions, prepare_forward_pass
 
     options, rollouts = parse_options(TrainerOptions, request), request.rollouts
@@ -96,7 +96,8 @@ def write_target(request: ScoreRequest, states: Path, warm: WarmModel, report: R
             hidden[torch.from_numpy(tokens_of_states(rollouts, rows, known))] = found.to(model.states_dtype).cpu()
             done += batch.num_response_tokens
             report(done)
-    _write_states(states, model.source(hidden), known, forward.distribution.temperature, forward.fingerprint)
+    _write_states(states, model.source(hidden), known, forward.distribution.temperature)
+    return forward.fingerprint
 
 
 def _compare(
@@ -144,29 +145,22 @@ def _observed(engine: VllmEngine, divisor: NDArray[np.float64]) -> Iterator[Roll
         hook.detach()
 
 
-def _batch(
-    rollouts: RolloutBatch, found: list[ExactDivergences], target: _TargetStates, fingerprint: Fingerprint
-) -> ExactBatch:
-    """Return the divergences of all rollouts; NaN at response tokens without a state."""
-    values = {name: np.full(rollouts.num_tokens, np.nan, np.float32) for name in _COLUMNS}
-    flips = np.zeros(rollouts.num_tokens, np.uint8)
+def _of_tokens(
+    tokens: int, found: list[ExactDivergences], known: NDArray[np.bool_]
+) -> dict[str, NDArray[np.float32] | NDArray[np.uint8]]:
+    """Return the divergences of all response tokens by name, each [T]; NaN at those without a state."""
+    values = {name: np.full(tokens, np.nan, np.float32) for name in _COLUMNS}
+    flips = np.zeros(tokens, np.uint8)
     if found:
         together = ExactDivergences.concatenate(found)
         for name in _COLUMNS:
-            values[name][target.known] = getattr(together, name)
-        flips[target.known] = together.top1_flip
+            values[name][known] = getattr(together, name)
+        flips[known] = together.top1_flip
     # Rounding of a float32 reduction may move total variation and entropies slightly out of their range.
     values["tv"] = np.minimum(values["tv"], 1.0)
     for name in ("target_entropy", "behaviour_entropy"):
         values[name] = np.maximum(values[name], 0.0)
-    return ExactBatch(
-        sample_ids=rollouts.sample_ids,
-        offsets=rollouts.response_offsets,
-        top1_flip=flips,
-        target_fingerprint=target.fingerprint,
-        behaviour_fingerprint=fingerprint,
-        **values,
-    )
+    return {**values, "top1_flip": flips}
 
 
 def _beginning(rollouts: RolloutBatch) -> NDArray[np.int64]:
@@ -186,13 +180,7 @@ def _states_of(rollouts: RolloutBatch, row: int) -> tuple[int, int]:
     return (min(start + 1, stop) if without_prompt else start), stop
 
 
-def _write_states(
-    path: Path,
-    source: LogitSource,
-    known: NDArray[np.bool_],
-    divisor: NDArray[np.float64],
-    fingerprint: Fingerprint,
-) -> None:
+def _write_states(path: Path, source: LogitSource, known: NDArray[np.bool_], divisor: NDArray[np.float64]) -> None:
     """Write the states [T, H] and the head of `source` to `path`, without the temperature of `source`.
 
     `known` [T] is False for a response token without a state before it. `divisor` [N] divides the logits of each
@@ -206,18 +194,16 @@ def _write_states(
     tensors |= {"known": torch.from_numpy(known), "divisor": torch.from_numpy(divisor)}
     # safetensors cannot store tensors that share memory.
     copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    save_file(copies, path, metadata={"softcap": json.dumps(source.softcap), "fingerprint": fingerprint.to_json()})
+    save_file(copies, path, metadata={"softcap": json.dumps(source.softcap)})
 
 
 class _TargetStates:
     """The target's distributions in an open file."""
 
     def __init__(self, file: Any) -> None:
-        metadata = file.metadata()
-        self.fingerprint = Fingerprint.from_json(metadata["fingerprint"])
         self.known: NDArray[np.bool_] = file.get_tensor("known").numpy()
         self._divisor: NDArray[np.float64] = file.get_tensor("divisor").numpy()
-        self._softcap: float | None = json.loads(metadata["softcap"])
+        self._softcap: float | None = json.loads(file.metadata()["softcap"])
         self._hidden = file.get_slice("hidden")
         self._weight = file.get_tensor("weight")
         self._bias = file.get_tensor("bias") if "bias" in file.keys() else None  # noqa: SIM118 (not a dict)

@@ -15,7 +15,7 @@ from foreshock.errors import RolloutsError
 from foreshock_service.maintenance.stored_files import maintenance_context
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.database.tables import ExactFile, Probe, ProbeJob, Run, ScoreFile, Shard
+from foreshock_service.platform.database.tables import Probe, ProbeJob, Run, ScoreFile, Shard
 from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.settings import load_settings
 from foreshock_service.platform.store.removal import find_orphans
@@ -24,7 +24,6 @@ from foreshock_service.platform.store.tokens import StoredFile
 _DECODE: dict[type, Callable[..., Any]] = {
     Shard: rollouts.decode_rollouts,
     ScoreFile: rollouts.decode_scores,
-    ExactFile: rollouts.decode_exact,
 }
 _TO_DO = (
     "missing or damaged rollouts: send the same shard again; scores: request the probe again; or copy the file from "
@@ -36,7 +35,7 @@ _TO_DO = (
 class NamedFile:
     """A file that a row of the catalogue names, and what the row says of it; None: it does not say."""
 
-    row: Shard | ScoreFile | ExactFile
+    row: Shard | ScoreFile
     place: str
     rollouts: int
     tokens: int
@@ -78,12 +77,10 @@ def named_files(database: Database) -> Iterator[list[NamedFile]]:
         with database.read() as session:
             shards = select(Shard).where(Shard.run_id == run, Shard.tokens_purged_at_us.is_(None))
             files = [_of_shard(shard) for shard in session.scalars(shards)]
-            for table in (ScoreFile, ExactFile):
-                query: Any = select(table, Probe.attempt, Probe.step).join(ProbeJob, ProbeJob.id == table.job_id)
-                for row, attempt, step in session.execute(
-                    query.join(Probe, Probe.id == ProbeJob.probe_id).where(Probe.run_id == run)
-                ):
-                    files.append(NamedFile(row, _place(run, attempt, step), row.rollouts, row.tokens))
+            scores = select(ScoreFile, Probe.attempt, Probe.step).join(ProbeJob, ProbeJob.id == ScoreFile.job_id)
+            of_run = scores.join(Probe, Probe.id == ProbeJob.probe_id).where(Probe.run_id == run)
+            for row, attempt, step in session.execute(of_run):
+                files.append(NamedFile(row, _place(run, attempt, step), row.rollouts, row.tokens))
         if files:
             yield sorted(files, key=lambda file: file.row.file)
 

@@ -29,7 +29,6 @@ from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.replay.attribution import compute, service
-from foreshock_service.replay.results.exact import remeasure_exact
 from foreshock_service.runs import events, judging, shard_decoding, shards, steps
 from foreshock_service.runs.isolation import RunIsolated
 from foreshock_service.runs.runs import lock_run_for_background
@@ -89,7 +88,7 @@ def _remeasure_step(context: ServiceContext, key: events.StepKey) -> StepReport:
                 return StepReport(key, gone)
             measured, gone = _measure(context, key, stored)
             if context.database.write(partial(_replace, context, key, measured)):
-                return StepReport(key, gone or _still_old(context, key) or remeasure_exact(context, key))
+                return StepReport(key, gone or _still_old(context, key))
         return StepReport(key, "rollouts or scores of it kept arriving: run it again")
     except OSError as error:
         return StepReport(key, f"a file of it cannot be read: {error}")

@@ -137,8 +137,7 @@ def _purge_step(context: ServiceContext, key: events.StepKey, files: list[tuple[
     session.execute(
         update(tables.Step).where(engine.of_step(tables.Step, key)).values(tokens_purged_at_us=now, **none_stored)
     )
-    for table in (tables.ScoreFile, tables.ExactFile):
-        session.execute(delete(table).where(table.job_id.in_(jobs_of_step(key))))
+    session.execute(delete(tables.ScoreFile).where(tables.ScoreFile.job_id.in_(jobs_of_step(key))))
     return True
 
 
@@ -183,14 +182,14 @@ def _alert_steps(session: Session, run_id: str) -> set[int]:
 
 
 def _files_of_step(session: Session, key: events.StepKey) -> list[tuple[str, int]]:
-    """Return name and bytes of every file of a step: rollouts, scores and exact divergences."""
+    """Return name and bytes of every file of a step: rollouts and scores."""
     own = select(tables.Shard.file, tables.Shard.file_bytes).where(
         engine.of_step(tables.Shard, key), tables.Shard.tokens_purged_at_us.is_(None)
     )
     found = [(name, size) for name, size in session.execute(own)]
-    for table in (tables.ScoreFile, tables.ExactFile):
-        of_jobs = select(table.file, table.body_bytes).where(table.job_id.in_(jobs_of_step(key)))
-        found += [(name, size) for name, size in session.execute(of_jobs)]
+    scores = select(tables.ScoreFile.file, tables.ScoreFile.body_bytes)
+    of_jobs = scores.where(tables.ScoreFile.job_id.in_(jobs_of_step(key)))
+    found += [(name, size) for name, size in session.execute(of_jobs)]
     return sorted(set(found))
 
 

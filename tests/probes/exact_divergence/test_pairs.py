@@ -18,9 +18,7 @@ from foreshock.fingerprint import Fingerprint
 from foreshock.measures.exact import measure_exact
 from foreshock.rollouts import (
     BatchAttributes,
-    ExactBatch,
     RolloutBatch,
-    decode_exact,
     decode_scores,
 )
 from foreshock.scorers import EXACT_PAIRS
@@ -28,7 +26,7 @@ from foreshock_probes.engines.process import ScoreTask, run_tasks
 from foreshock_probes.exact_divergence.pairs import run_part
 from foreshock_probes.job_scoring import EXACT_PART
 from foreshock_probes.scorers.forward_pass import load_model
-from foreshock_probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel
+from foreshock_probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel, read_arrays
 from foreshock_probes.scorers.vllm_engine import BYTES_PER_LOGIT
 from tests.probes.replaying import Asked
 from tests.probes.tiny import VOCABULARY, make_rollouts, plain_logits, save_checkpoint
@@ -36,6 +34,7 @@ from tests.probes.tiny import VOCABULARY, make_rollouts, plain_logits, save_chec
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
 
 Float64 = NDArray[np.float64]
+Values = Mapping[str, NDArray[Any]]
 Chosen = Mapping[str, Mapping[str, Any]]
 (PAIR,) = EXACT_PAIRS.values()
 # The engine in float32, so that the test's own float32 forward pass has its distributions up to rounding. 20 tokens per
@@ -56,7 +55,8 @@ class Found:
     """The results of some cases: one process of torch, then one of vLLM for each of their weights."""
 
     def __init__(self, cases: Mapping[str, Case], folder: Path) -> None:
-        self.exact: dict[str, ExactBatch] = {}
+        self.exact: dict[str, Values] = {}
+        self.fingerprints: dict[tuple[str, str], Fingerprint] = {}
         self.scores: dict[tuple[str, str], NDArray[np.float32]] = {}
         tasks: dict[tuple[str, str, bool], ScoreTask] = {}
         for scorer in (PAIR.target, PAIR.behaviour):
@@ -70,15 +70,15 @@ class Found:
                     tasks[name, scorer, False] = asked.task(folder, f"scores-{scorer}")
         results = run_tasks(list(tasks.values()), self._read, folder).results
         for (name, scorer, is_pair), result in zip(tasks, results, strict=True):
-            if isinstance(result, ExactBatch):
-                self.exact[name] = result
-            elif not is_pair:
+            if not is_pair:
                 self.scores[name, scorer] = result
+                continue
+            self.exact[name], self.fingerprints[name, scorer] = result
 
     def _read(self, task: ScoreTask) -> Any:
         if task.function is None:
             return decode_scores(Path(task.result).read_bytes()).log_probs
-        return decode_exact(Path(task.result).read_bytes()) if task.scorer == PAIR.behaviour else None
+        return read_arrays(Path(task.result))
 
 
 def batch_of_kinds() -> RolloutBatch:
@@ -145,7 +145,7 @@ def own_log_probs(weights: Path, rollouts: RolloutBatch, divisor: Float64, autoc
     return found
 
 
-def check_against(exact: ExactBatch, target: Float64, behaviour: Float64, chosen: NDArray[np.int32]) -> None:
+def check_against(exact: Values, target: Float64, behaviour: Float64, chosen: NDArray[np.int32]) -> None:
     """Compare divergences with the sums of the definitions; the two sides know μ up to the rounding of float32."""
     pi, mu, rows = np.exp(target), np.exp(behaviour), np.arange(chosen.size)
     expected = {
@@ -159,12 +159,12 @@ def check_against(exact: ExactBatch, target: Float64, behaviour: Float64, chosen
     }
     assert np.nanmean(expected["kl"]) > 1e-6
     for name, values in expected.items():
-        found = getattr(exact, name).astype(np.float64)
+        found = exact[name].astype(np.float64)
         np.testing.assert_array_equal(np.isnan(found), np.isnan(values), err_msg=name)
         np.testing.assert_allclose(found, values, rtol=0.02, atol=2e-5 if "kl" not in name else 2e-7, err_msg=name)
     known = ~np.isnan(expected["kl"])
     flips = target[known].argmax(1) != behaviour[known].argmax(1)
-    np.testing.assert_array_equal(exact.top1_flip[known], flips)
+    np.testing.assert_array_equal(exact["top1_flip"][known], flips)
 
 
 def test_divergences_equal_the_definitions_and_log_probs_the_scorers(one_pair: Found, cases: dict[str, Case]) -> None:
@@ -174,10 +174,10 @@ def test_divergences_equal_the_definitions_and_log_probs_the_scorers(one_pair: F
     target, behaviour = (own_log_probs(weights, rollouts, ones, each) for each in (torch.bfloat16, None))
     check_against(exact, target, behaviour, rollouts.response_token_ids)
     # The scores are computed after the comparison, which leaves nothing behind in the engines.
-    np.testing.assert_allclose(exact.target_log_probs, one_pair.scores["bfloat16", PAIR.target], atol=2e-6)
-    np.testing.assert_allclose(exact.behaviour_log_probs, one_pair.scores["bfloat16", PAIR.behaviour], atol=2e-5)
-    assert (exact.target_fingerprint.autocast, exact.behaviour_fingerprint.dtype) == ("bfloat16", "float32")
-    assert exact.behaviour_fingerprint.batch_composition == "1 rows in order"
+    np.testing.assert_allclose(exact["target_log_probs"], one_pair.scores["bfloat16", PAIR.target], atol=2e-6)
+    np.testing.assert_allclose(exact["behaviour_log_probs"], one_pair.scores["bfloat16", PAIR.behaviour], atol=2e-5)
+    target_made, made = (one_pair.fingerprints["bfloat16", scorer] for scorer in (PAIR.target, PAIR.behaviour))
+    assert (target_made.autocast, made.dtype, made.batch_composition) == ("bfloat16", "float32", "1 rows in order")
 
 
 def test_temperatures_padding_on_the_left_and_rollouts_without_a_prompt(found: Found, cases: dict[str, Case]) -> None:
@@ -187,24 +187,24 @@ def test_temperatures_padding_on_the_left_and_rollouts_without_a_prompt(found: F
     target = own_log_probs(weights, rollouts, np.full(5, 1.25), None)
     behaviour = own_log_probs(weights, rollouts, rollouts.temperature.astype(np.float64), None)
     check_against(exact, target, behaviour, rollouts.response_token_ids)
-    assert int(np.isnan(exact.kl).sum()) == 2
+    assert int(np.isnan(exact["kl"]).sum()) == 2
 
 
-def test_equal_precision_is_float32_rounding(found: Found) -> None:
-    measured = measure_exact(found.exact["float32"])
+def test_equal_precision_is_float32_rounding(found: Found, cases: dict[str, Case]) -> None:
+    measured = measure_exact(found.exact["float32"], cases["float32"].rollouts.response_offsets)
     assert measured.kl.mean < 1e-10
     assert measured.top1_flip.mean == 0.0
 
 
 def test_sampled_estimates_agree_with_the_exact_kl(found: Found) -> None:
     exact = found.exact["sampled"]
-    d = exact.target_log_probs.astype(np.float64) - exact.behaviour_log_probs
-    kl = exact.kl.astype(np.float64)
+    d = exact["target_log_probs"].astype(np.float64) - exact["behaviour_log_probs"]
+    kl = exact["kl"].astype(np.float64)
     for estimate in (-d, np.expm1(d) - d):
         # Means over rollouts, because the states of one are dependent.
         excess = (estimate - kl).reshape(400, 20).mean(1)
         assert abs(excess.mean()) < 4 * excess.std(ddof=1) / np.sqrt(400)
-    measured = measure_exact(exact, group_ids=[f"prompt-{row // 8}" for row in range(400)])
+    measured = measure_exact(exact, np.arange(401) * 20, group_ids=[f"prompt-{row // 8}" for row in range(400)])
     assert measured.k3_kl.low < measured.kl.mean < measured.k3_kl.high
     assert measured.k3_kl.high - measured.k3_kl.low < measured.kl.mean
     assert measured.kl.high - measured.kl.low < measured.k3_kl.high - measured.k3_kl.low
@@ -212,10 +212,10 @@ def test_sampled_estimates_agree_with_the_exact_kl(found: Found) -> None:
 
 def test_weights_that_are_not_numbers_give_states_that_are_not_finite(found: Found, cases: dict[str, Case]) -> None:
     exact = found.exact["broken"]
-    measured = measure_exact(exact)
+    measured = measure_exact(exact, cases["broken"].rollouts.response_offsets)
     assert (measured.tokens, measured.non_finite) == (0, cases["broken"].rollouts.num_tokens)
-    assert np.isnan(exact.kl).all()
-    assert not exact.top1_flip.any()
+    assert np.isnan(exact["kl"]).all()
+    assert not exact["top1_flip"].any()
 
 
 def sampled_rollouts(weights: Path, count: int, length: int) -> RolloutBatch:
@@ -246,7 +246,7 @@ def test_settings_that_a_pair_cannot_have_are_refused(
     states = tmp_path / "states.safetensors"
     if scorer == PAIR.behaviour:
         tensors = {"known": torch.ones(1), "divisor": torch.ones(1), "weight": torch.ones(1, 1)}
-        metadata = {"softcap": "null", "fingerprint": Fingerprint("torch").to_json()}
+        metadata = {"softcap": "null"}
         save_file(tensors | {"hidden": torch.ones(1, 1)}, states, metadata)
     request = ScoreRequest(scorer, "", make_rollouts(3), weights, weights_digest(weights), options=options)
     with pytest.raises(UnsupportedScoreError, match=message):

@@ -15,7 +15,7 @@ from foreshock.rollouts import encode_rollouts
 from foreshock_service.maintenance.check import check, check_store
 from foreshock_service.maintenance.stored_files import maintenance_context
 from foreshock_service.platform.settings import Settings
-from foreshock_service.platform.store.tokens import result_file_name
+from foreshock_service.platform.store.tokens import score_file_name
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.stored import list_files
 
@@ -91,7 +91,7 @@ def test_size_that_differs_from_the_row_is_named(files: list[Path], settings: Se
 
 
 def test_an_orphan_is_named_and_one_in_its_grace_is_not(sender: Sender, files: list[Path], settings: Settings) -> None:
-    old = Path(settings.store_url) / result_file_name(sender.run, 1, 1, "scores", "job_1", "sha256:" + "0" * 64)
+    old = Path(settings.store_url) / score_file_name(sender.run, 1, 1, "job_1", "sha256:" + "0" * 64)
     old.parent.mkdir()
     shutil.copy(files[0], old)
     shutil.copy(files[0], files[0].with_name(files[0].name.replace("00000-", "00001-")))

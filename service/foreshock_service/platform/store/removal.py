@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session
 from foreshock.clock import now_us
 from foreshock_service.platform.database.engine import insert_if_absent
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.database.tables import ExactFile, FileRemoval, ProbeJob, Run, ScoreFile, Shard
+from foreshock_service.platform.database.tables import FileRemoval, ProbeJob, Run, ScoreFile, Shard
 from foreshock_service.platform.store.tokens import FileName, ListedFile, TokenStore, parse_name
 
 RemovalReason = Literal["retention", "deletion", "orphan"]
@@ -180,6 +180,5 @@ def files_in_catalogue(session: Session, names: Iterable[FileName]) -> set[str]:
     for run_id, places in steps.items():
         query = select(Shard.file).where(Shard.run_id == run_id, place >= min(places), place <= max(places))
         found.update(session.scalars(query))
-    for table in (ScoreFile, ExactFile):
-        found.update(session.scalars(select(table.file).where(table.job_id.in_(jobs))))
+    found.update(session.scalars(select(ScoreFile.file).where(ScoreFile.job_id.in_(jobs))))
     return found

@@ -6,7 +6,6 @@ client strings, only the server's ids, integers and the body's digest:
 
     <run>/<attempt>/<step>/<shard>-<digest>-<upload>.parquet           rollouts of a shard
     <run>/<attempt>/<step>/scores/<job>-<digest>-<upload>.parquet      scores of a job
-    <run>/<attempt>/<step>/exact/<job>-<digest>-<upload>.parquet       exact divergences of a job
 
 `<upload>` is random, so that no two uploads share a file: the loser of a race removes only its own file, and an orphan
 stays an orphan until it is removed.
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 _DIGEST_DIGITS = 16
 _NAME = re.compile(
     r"(?P<run>[\w-]+)/(?P<attempt>\d{4,})/(?P<step>\d{9,})/"
-    r"(?:(?P<shard>\d{5,})|(?P<kind>scores|exact)/(?P<job>[\w]+))-(?P<digest>[0-9a-f]+)-(?P<upload>[0-9a-f]+)"
+    r"(?:(?P<shard>\d{5,})|scores/(?P<job>[\w]+))-(?P<digest>[0-9a-f]+)-(?P<upload>[0-9a-f]+)"
     r"\.parquet",
     re.ASCII,
 )
@@ -49,8 +48,6 @@ class FileName:
     step: int
     shard: int | None
     job_id: str | None
-    kind: str
-    """`rollouts`, `scores` or `exact`."""
     digest: str
 
 
@@ -59,9 +56,9 @@ def shard_file_name(run_id: str, attempt: int, step: int, shard: int, digest: st
     return f"{_folder(run_id, attempt, step)}/{shard:05d}-{_suffix(digest)}"
 
 
-def result_file_name(run_id: str, attempt: int, step: int, kind: str, job_id: str, digest: str) -> str:
-    """Return a new name for a result of a job; `kind` is `scores` or `exact`."""
-    return f"{_folder(run_id, attempt, step)}/{kind}/{job_id}-{_suffix(digest)}"
+def score_file_name(run_id: str, attempt: int, step: int, job_id: str, digest: str) -> str:
+    """Return a new name for scores of a job."""
+    return f"{_folder(run_id, attempt, step)}/scores/{job_id}-{_suffix(digest)}"
 
 
 def parse_name(name: str) -> FileName | None:
@@ -76,7 +73,6 @@ def parse_name(name: str) -> FileName | None:
         step=int(found["step"]),
         shard=None if shard is None else int(shard),
         job_id=found["job"],
-        kind=found["kind"] or "rollouts",
         digest=found["digest"],
     )
 

@@ -28,6 +28,7 @@ from foreshock_service.replay.attribution import document as documents
 from foreshock_service.replay.probes import pinned_rollouts, service
 from foreshock_service.replay.results import files, publishing
 from foreshock_service.replay.results.exact import exact_of_step
+from foreshock_service.replay.results.scores import newest_scores, stored_score
 from foreshock_service.runs import attempts, due, events, measurements, runs, steps
 from foreshock_service.runs.isolation import RunIsolated
 
@@ -103,9 +104,7 @@ def attribution_of_step(
             f"the attribution of step {step} is being computed: retry in {_RETRY_AFTER_SECONDS} s",
             headers={"Retry-After": str(_RETRY_AFTER_SECONDS)},
         )
-    names = ", ".join(
-        scorers.score_name(score.scorer, score.variant) for score in publishing.newest_scores(session, key)
-    )
+    names = ", ".join(scorers.score_name(score.scorer, score.variant) for score in newest_scores(session, key))
     raise AttributionNotPossible(
         f"the scores of step {step} ({names}) and those that its run logs are fewer than two of the chain "
         f"{', '.join(scorers.CHAIN)}: log rollout_log_probs and trainer_log_probs, or probe more scorers"
@@ -213,7 +212,7 @@ def _inputs_if_stored(context: ServiceContext, session: Session, key: events.Ste
 def attribution_inputs(context: ServiceContext, session: Session, key: events.StepKey) -> AttributionInputs:
     """Return the files of the step's rollouts and of its newest scores. Raises TokensPurged."""
     rollouts = service.rollouts_of_step(context, session, key)
-    chosen = publishing.newest_scores(session, key)
+    chosen = newest_scores(session, key)
     attempt = attempts.find_attempt(session, key.run_id, key.attempt)
     lines = [f"{score.scorer} {score.variant} {score.job_id} {score.token}" for score in chosen]
     lines += [path.name for path in rollouts.files]
@@ -221,9 +220,7 @@ def attribution_inputs(context: ServiceContext, session: Session, key: events.St
         version=hashlib.sha256("\n".join(lines).encode()).hexdigest(),
         rollouts=rollouts,
         # Scores whose files retention has purged are left out.
-        scores=tuple(
-            each for score in chosen if (each := publishing.stored_score(session, context.store, score)) is not None
-        ),
+        scores=tuple(each for score in chosen if (each := stored_score(session, context.store, score)) is not None),
         attempt_fingerprint=dict(attempt.fingerprint) if attempt is not None else {},
     )
 
@@ -242,7 +239,7 @@ def store_attribution(
         used = {(each.scorer, each.variant, digests.digest_of_json(each.fingerprint)) for each in result.used}
         sources = [
             from_attributes(ScoreSourceRecord, score)
-            for score in publishing.newest_scores(session, key)
+            for score in newest_scores(session, key)
             if (score.scorer, score.variant, digests.digest_of_json(score.fingerprint)) in used
         ]
         document = documents.document_of(key, result.attribution, result, sources, now)

@@ -1,7 +1,7 @@
 """The errors of all kinds of results, and results that are one JSON document: stored by try, published with the job.
 
 Documents of all kinds are rows of one table. A document that is sent again replaces the first one. Each kind is a file
-in this folder with a `KIND` and a `router` of its two routes, named as the end of its addresses (`ProbeKind.document`).
+in this folder with its name, a `KIND` and a `router` of its two routes.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -44,14 +44,15 @@ class DocumentKind(Generic[Body]):
     """A kind of probe whose result is a document.
 
     `probe` is the kind of its probes, `noun` its name in messages. `check` returns why a document does not belong to
-    its job, None if it does. `pair` returns the comparison that a document measures. `not_found` is the error of a step
-    without such a document.
+    its job, None if it does. `asked` returns whether a job has such a result. `pair` returns the comparison that a
+    document measures. `not_found` is the error of a step without such a document.
     """
 
     probe: ProbeKind
     noun: str
     check: Callable[[Body, ProbeJob, Probe], str | None]
     not_found: type[problem.ProblemError] = ResultNotFound
+    asked: Callable[[ProbeJob], bool] = lambda job: True
     pair: Callable[[Body], str] = lambda body: ""
     findings: runs.FindingSource | None = None
 
@@ -93,8 +94,7 @@ class DocumentKind(Generic[Body]):
         query = update(ProbeResult).where(*same).values(published_at_us=now_us).returning(ProbeResult.job_id)
         if session.scalar(query) is None:
             raise ResultIncomplete(
-                f"the {self.noun} is missing: send it with PUT /v1/leases/{{lease}}/{self.probe.document}, then "
-                "complete"
+                f"the {self.noun} is missing: send it with PUT /v1/leases/{{lease}}/{self.probe.name}, then complete"
             )
         if self.findings is not None:
             mark(session, probe.run_id, source=self.findings)
@@ -126,7 +126,7 @@ class DocumentKind(Generic[Body]):
         if not found:
             raise self.not_found(
                 f"no {self.noun} of step {key.step} of attempt {key.attempt} is done: request one with "
-                f"foreshock probe {key.run_id} {key.step} --{self.probe.document}"
+                f"foreshock probe {key.run_id} {key.step} --{self.probe.name}"
             )
         return key, list(found.values())[:most]
 

@@ -1,4 +1,4 @@
-"""Files of scores and of exact divergences: check uploads, read stored files, align them with tokens, compare them.
+"""Files of scores: check uploads, read stored files, align them with tokens, choose among environments.
 
 Scores of one scorer in two environments coexist. A step's chain takes those whose environment differs least from the
 run's, and of equally near ones the newest; the scores of other environments are compared with these.
@@ -8,33 +8,29 @@ These functions use no database; they run in a decoder process too.
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foreshock import environment, errors, rollouts, scorers
 from foreshock.fingerprint import Fingerprint
-from foreshock.measures import exact
 from foreshock.rollouts.parquet_files import find_scores
 from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.parameters import storable_json
 from foreshock_service.platform.store.tokens import StoredFile
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts, read_rollouts
 
-Format = Literal["scores", "exact"]
-Values = rollouts.ScoreBatch | rollouts.ExactBatch
-
 
 @dataclass(frozen=True, slots=True)
 class CheckedFile:
-    """The size of a valid upload and its fingerprints: that of the scorer, or those of π and μ."""
+    """The size of a valid upload and the fingerprint of its scorer."""
 
     rollouts: int
     tokens: int
-    fingerprints: tuple[Fingerprint, ...]
+    fingerprint: Fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,35 +48,22 @@ class StoredScore:
         return scorers.score_name(self.scorer, self.variant)
 
 
-def check_upload(
-    kind: Format,
-    body: Path,
-    stored: Path,
-    pinned: PinnedRollouts,
-    limits: rollouts.DecodeLimits,
-) -> CheckedFile:
+def check_upload(body: Path, stored: Path, pinned: PinnedRollouts, limits: rollouts.DecodeLimits) -> CheckedFile:
     """Check the upload in `body` against its rollouts and write it, in the store's layout, to `stored`.
 
-    Raises InvalidRolloutsError if the body is not a table of this kind or lacks a rollout of the job, and names row and
+    Raises InvalidRolloutsError if the body is not a table of scores or lacks a rollout of the job, and names row and
     column if a rollout is not of the job or its number of values differs from its number of response tokens. Raises
     LimitExceededError beyond `limits`.
     """
     try:
         with body.open("rb") as file:
-            values: Values = (
-                rollouts.decode_scores(file, limits) if kind == "scores" else rollouts.decode_exact(file, limits)
-            )
-        fingerprints = (
-            (values.fingerprint,)
-            if isinstance(values, rollouts.ScoreBatch)
-            else (values.target_fingerprint, values.behaviour_fingerprint)
-        )
-        for fingerprint in fingerprints:
-            _check_storable(fingerprint)
-        _check_rollouts(values, read_rollouts(pinned), "log_probs" if kind == "scores" else "kl")
-        data = (
-            rollouts.encode_scores(values) if isinstance(values, rollouts.ScoreBatch) else rollouts.encode_exact(values)
-        )
+            scores = rollouts.decode_scores(file, limits)
+        try:
+            storable_json(scores.fingerprint.to_dict())
+        except ValueError as error:
+            raise errors.InvalidRolloutsError(f"its fingerprint {error}") from error
+        _check_rollouts(scores, read_rollouts(pinned))
+        data = rollouts.encode_scores(scores)
     except MemoryError as error:
         raise errors.LimitExceededError(
             "decoding needs more memory than FORESHOCK_DECODE_MEMORY_BYTES allows"
@@ -90,12 +73,7 @@ def check_upload(
         target.write(data)
         target.flush()
         os.fsync(target.fileno())
-    return CheckedFile(values.num_rollouts, values.num_tokens, fingerprints)
-
-
-def read_exact_file(file: StoredFile) -> rollouts.ExactBatch:
-    """Return stored exact divergences."""
-    return rollouts.decode_exact(file.read_bytes(), stored_limits())
+    return CheckedFile(scores.num_rollouts, scores.num_tokens, scores.fingerprint)
 
 
 def read_aligned_scores(batch: rollouts.RolloutBatch, file: StoredFile) -> NDArray[np.float32]:
@@ -111,51 +89,21 @@ def read_aligned_scores(batch: rollouts.RolloutBatch, file: StoredFile) -> NDArr
 
 def align_scores(batch: rollouts.RolloutBatch, scores: rollouts.ScoreBatch) -> NDArray[np.float32]:
     """Return the log-probs of `scores`, [T] in the order of the batch's response tokens; NaN for unscored rollouts."""
-    return _aligned(batch, scores, scores.log_probs)
-
-
-def align_exact(batch: rollouts.RolloutBatch, exact: rollouts.ExactBatch) -> rollouts.ExactBatch:
-    """Return the values of `exact` in the order of the batch's response tokens; NaN for other rollouts."""
-    names = [each.name for each in fields(rollouts.ExactBatch) if each.name != "offsets"]
-    arrays = {name: value for name in names if isinstance(value := getattr(exact, name), np.ndarray)}
-    aligned: dict[str, Any] = {name: _aligned(batch, exact, values) for name, values in arrays.items()}
-    return replace(exact, sample_ids=batch.sample_ids, offsets=batch.response_offsets, **aligned)
-
-
-def measure_exact_file(rollouts: PinnedRollouts, file: StoredFile) -> exact.ExactMeasures:
-    """Return the measures of the divergences in `file`, over the rollouts that the file contains."""
-    values = read_exact_file(file)
-    batch = read_rollouts(rollouts)
-    known = frozenset(values.sample_ids)
-    chosen = batch.select(np.flatnonzero([sample_id in known for sample_id in batch.sample_ids]))
-    return exact.measure_exact(align_exact(chosen, values), chosen.generated, chosen.group_ids)
-
-
-def _aligned(batch: rollouts.RolloutBatch, source: Values, values: NDArray[Any]) -> NDArray[Any]:
-    """Return `values`, one for each token of `source`, [T] in the order of the batch's tokens; NaN or 0 where none."""
-    aligned = np.full(batch.num_tokens, np.nan if values.dtype.kind == "f" else 0, values.dtype)
+    aligned = np.full(batch.num_tokens, np.nan, np.float32)
     rows = {sample_id: row for row, sample_id in enumerate(batch.sample_ids)}
-    for index, sample_id in enumerate(source.sample_ids):
+    for index, sample_id in enumerate(scores.sample_ids):
         row = rows.get(sample_id)
         if row is not None:
             start, end = batch.response_offsets[row : row + 2]
-            aligned[start:end] = values[source.offsets[index] : source.offsets[index + 1]]
+            aligned[start:end] = scores.log_probs[scores.offsets[index] : scores.offsets[index + 1]]
     return aligned
 
 
-def _check_storable(fingerprint: Fingerprint) -> None:
-    """Raise InvalidRolloutsError if the database cannot store the fingerprint."""
-    try:
-        storable_json(fingerprint.to_dict())
-    except ValueError as error:
-        raise errors.InvalidRolloutsError(f"its fingerprint {error}") from error
-
-
-def _check_rollouts(values: Values, rollouts: rollouts.RolloutBatch, column: str) -> None:
+def _check_rollouts(scores: rollouts.ScoreBatch, rollouts: rollouts.RolloutBatch) -> None:
     """Raise InvalidRolloutsError unless these are the job's rollouts, with as many values as response tokens."""
     expected = dict(zip(rollouts.sample_ids, rollouts.response_lengths.tolist(), strict=True))
-    lengths = np.diff(values.offsets).tolist()
-    for row, (sample_id, length) in enumerate(zip(values.sample_ids, lengths, strict=True)):
+    lengths = np.diff(scores.offsets).tolist()
+    for row, (sample_id, length) in enumerate(zip(scores.sample_ids, lengths, strict=True)):
         if sample_id not in expected:
             raise errors.InvalidRolloutsError(
                 f"{sample_id!r} is not one of this job's rollouts", row=row, column="sample_id"
@@ -164,9 +112,9 @@ def _check_rollouts(values: Values, rollouts: rollouts.RolloutBatch, column: str
             raise errors.InvalidRolloutsError(
                 f"got {length} values, expected {expected[sample_id]}, one for each response token",
                 row=row,
-                column=column,
+                column="log_probs",
             )
-    missing = expected.keys() - set(values.sample_ids)
+    missing = expected.keys() - set(scores.sample_ids)
     if missing:
         raise errors.InvalidRolloutsError(
             f"{len(missing)} of the job's {len(expected)} rollouts have no values, such as {min(missing)!r}"

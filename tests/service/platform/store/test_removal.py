@@ -24,7 +24,7 @@ from foreshock_service.platform.store.removal import give_up_files, remove_due_f
 from foreshock_service.platform.store.tokens import (
     LocalTokenStore,
     parse_name,
-    result_file_name,
+    score_file_name,
     shard_file_name,
 )
 from foreshock_service.runs import ingest
@@ -61,13 +61,13 @@ def make_older(store: LocalTokenStore, age_seconds: float) -> None:
         os.utime(store.path_of(file.name), (then, then))
 
 
-@pytest.mark.parametrize("whose", [(7,), ("scores", "job_abc"), ("exact", "job_abc")])
-def test_names_are_read_back(whose: tuple[Any, ...]) -> None:
-    make: Callable[..., str] = shard_file_name if whose == (7,) else result_file_name
-    found = parse_name(make("run_01abc", 2, 30, *whose, _DIGEST))
+@pytest.mark.parametrize("whose", [7, "job_abc"])
+def test_names_are_read_back(whose: Any) -> None:
+    make: Callable[..., str] = shard_file_name if whose == 7 else score_file_name
+    found = parse_name(make("run_01abc", 2, 30, whose, _DIGEST))
     assert found is not None
     assert (found.run_id, found.attempt, found.step, found.digest) == ("run_01abc", 2, 30, "0123456789abcdef")
-    assert whose[-1] in (found.shard, found.job_id)
+    assert whose in (found.shard, found.job_id)
     assert parse_name("run_1/notes.txt") is None
 
 
@@ -85,12 +85,11 @@ def test_old_orphans_are_removed_and_everything_else_stays(
     old = [
         put_file(store, shard_file_name(sender.run, 1, 1, 0, _DIGEST), 2 * _HOUR),
         put_file(store, shard_file_name("run_unknown", 1, 1, 0, _DIGEST), 2 * _HOUR),
-        put_file(store, result_file_name(sender.run, 1, 1, "scores", "job_1", _DIGEST), 2 * _HOUR),
-        put_file(store, result_file_name(sender.run, 1, 1, "exact", "job_1", _DIGEST), 2 * _HOUR),
+        put_file(store, score_file_name(sender.run, 1, 1, "job_1", _DIGEST), 2 * _HOUR),
     ]
     young = put_file(store, shard_file_name(sender.run, 1, 2, 0, _DIGEST), 0.5 * _HOUR)
     foreign = put_file(store, "notes/of-an-operator.txt", 100 * _HOUR)
-    assert remove_orphans(store, context.database, _HOUR) == 4
+    assert remove_orphans(store, context.database, _HOUR) == 3
     assert not any(path.exists() for path in old)
     assert young.exists()
     assert foreign.exists()

@@ -258,7 +258,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     def _publish(self, lease: LeaseRecord) -> None:
         self.context.database.write(
-            lambda session: publishing.publish_job(session, self.context, self.principal, lease.lease, lease.token, {})
+            lambda session: publishing.publish_job(session, self.context, self.principal, lease.lease, lease.token)
         )
 
     def _engine(self, job: str) -> str:

@@ -8,16 +8,20 @@ from typing import Any
 import httpx
 import pytest
 
-from foreshock.probe_kinds import DOCTOR, LAYERS, PROBE_KINDS, ROUTING
-from tests.service.replay.results import test_doctor, test_layers, test_routing
+from foreshock.probe_kinds import DOCTOR, EXACT, LAYERS, PROBE_KINDS, ROUTING
+from foreshock.scorers import EXACT_PAIRS
+from tests.service.replay.results import test_doctor, test_exact, test_layers, test_routing
 from tests.service.sending import Sender
-from tests.service.working import EVERYTHING, STEP, LeaseHolder, ask_for_lease, take_lease
+from tests.service.working import EVERYTHING, PAIR, STEP, LeaseHolder, ask_for_lease, take_lease
 
 DOCUMENTS: dict[str, Callable[[LeaseHolder], dict[str, Any]]] = {
     DOCTOR.name: test_doctor.found,
     LAYERS.name: lambda _: test_layers.found(*test_layers.DEPARTING),
     ROUTING.name: lambda _: test_routing.comparison(),
+    EXACT.name: lambda holder: test_exact.exact_for(holder.rollouts()),
 }
+# What a request of the kind asks for, and a worker offers, besides scorers and capabilities.
+PAIRS = {EXACT.name: {"exact_pairs": [PAIR]}}
 
 
 def problem(answer: httpx.Response) -> tuple[int, str]:
@@ -32,13 +36,13 @@ def kind(request: pytest.FixtureRequest) -> str:
     return name
 
 
-def test_every_kind_with_a_document_is_tested() -> None:
-    assert set(DOCUMENTS) == {kind.name for kind in PROBE_KINDS.values() if kind.document}
+def test_every_kind_is_tested() -> None:
+    assert set(DOCUMENTS) == set(PROBE_KINDS)
 
 
 def test_document_counts_when_the_job_of_its_own_try_is_complete(http: httpx.Client, run: Sender, kind: str) -> None:
-    probes, body = f"/v1/runs/{run.run}/probes", {"step": STEP, "kind": kind}
-    capability, address = PROBE_KINDS[kind].capability, f"steps/{STEP}/{PROBE_KINDS[kind].document}"
+    probes, body = f"/v1/runs/{run.run}/probes", {"step": STEP, "kind": kind, **PAIRS.get(kind, {})}
+    capability, address = PROBE_KINDS[kind].capability or EXACT_PAIRS[PAIR].name, f"steps/{STEP}/{kind}"
     probe, again = (http.post(probes, json=body) for _ in range(2))
     assert (probe.status_code, again.status_code, again.json()["id"]) == (201, 200, probe.json()["id"])
     assert ask_for_lease(http, "old", scorers=EVERYTHING).status_code == 204
@@ -46,13 +50,13 @@ def test_document_counts_when_the_job_of_its_own_try_is_complete(http: httpx.Cli
         f"waiting for a worker that offers {capability}"
         in http.get(f"/v1/probes/{probe.json()['id']}").json()["reason"]
     )
-    able = (*EVERYTHING, capability)
-    late = take_lease(http, scorers=able)
+    able: dict[str, Any] = PAIRS.get(kind) or {"scorers": (*EVERYTHING, capability)}
+    late = take_lease(http, **able)
     document = DOCUMENTS[kind](late)
     assert late.put_document(document).status_code == 204
     assert late.fail("retry").status_code == 204
     assert problem(late.put_document(document)) == (409, "lease-lost")
-    holder = take_lease(http, "w2", scorers=able)
+    holder = take_lease(http, "w2", **able)
     # The first try's document is not that of the second.
     assert problem(holder.complete()) == (409, "result-incomplete")
     # One that is sent again replaces the first.
@@ -68,7 +72,4 @@ def test_job_of_another_kind_takes_no_document(http: httpx.Client, run: Sender, 
     other = {"step": STEP, "scorers": [{"scorer": "vllm.prefill"}]}
     http.post(f"/v1/runs/{run.run}/probes", json=other).raise_for_status()
     holder = take_lease(http)
-    assert problem(holder.put_document(DOCUMENTS[kind](holder), PROBE_KINDS[kind].document)) == (
-        422,
-        "result-not-asked",
-    )
+    assert problem(holder.put_document(DOCUMENTS[kind](holder), kind)) == (422, "result-not-asked")

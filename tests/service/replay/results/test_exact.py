@@ -1,36 +1,18 @@
-"""Exact divergences through the service: requested, leased, uploaded once, measured, published and read."""
+"""Exact divergences through the service: requested, leased, sent by the worker, published and read."""
 
 from __future__ import annotations
 
-import dataclasses
-from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
-from fastapi import FastAPI
-from sqlalchemy import update
 
-from foreshock.api.replays import ExactMeasures
+from foreshock.api.records import to_json
 from foreshock.measures.exact import measure_exact
-from foreshock.rollouts import ExactBatch, RolloutBatch, decode_exact
-from foreshock_service.maintenance.remeasure import remeasure_step
-from foreshock_service.platform.database.tables import ExactDivergence
-from foreshock_service.platform.settings import Settings
-from foreshock_service.runs.events import StepKey
-from tests.foreshock.rollouts.exact_batches import exact_of, random_log_probs, sampled_from
+from foreshock.rollouts import RolloutBatch
+from tests.foreshock.measures.exact_values import random_exact
 from tests.service.sending import Sender, make_batch
-from tests.service.stored import list_files
-from tests.service.working import (
-    PAIR,
-    WEIGHTS,
-    LeaseHolder,
-    ask_for_probe,
-    run_to_probe,
-    take_lease,
-    work_off,
-)
+from tests.service.working import PAIR, WEIGHTS, LeaseHolder, ask_for_probe, run_to_probe, take_lease, work_off
 
 NAME = "exact(torch.trainer, vllm.prefill)"
 
@@ -48,39 +30,31 @@ def holder(run: Sender) -> LeaseHolder:
     return take_lease(run.http, exact_pairs=[PAIR])
 
 
-def exact_for(rollouts: RolloutBatch, seed: int = 1, **fingerprint: object) -> ExactBatch:
-    """Return divergences that a worker could send for these rollouts."""
-    target, behaviour = random_log_probs(rollouts.num_tokens, seed)
-    chosen = sampled_from(behaviour, seed)
-    lengths = rollouts.response_lengths.tolist()
-    return exact_of(rollouts.sample_ids, lengths, target, behaviour, chosen, **fingerprint)
+def exact_for(rollouts: RolloutBatch, seed: int = 1, **fingerprint: object) -> dict[str, Any]:
+    """Return the comparison that a worker could send for these rollouts."""
+    values = random_exact(rollouts.num_tokens, seed)
+    measures = measure_exact(values, rollouts.response_offsets, rollouts.generated, rollouts.group_ids)
+    prints = {f"{side}_fingerprint": {"engine": engine, **fingerprint}
+              for side, engine in (("target", "torch"), ("behaviour", "vllm"))}  # fmt: skip
+    return {**to_json(measures), **prints, "pair": PAIR}
 
 
-def publish(run: Sender, exact: ExactBatch | None = None, **probe: object) -> ExactBatch:
-    """Probe step 1 and answer with these divergences."""
+def publish(run: Sender, exact: dict[str, Any] | None = None, **probe: object) -> dict[str, Any]:
+    """Probe step 1 and answer with this comparison."""
     ask_for_probe(run, 1, (), exact_pairs=[PAIR], **probe).raise_for_status()
     holder = take_lease(run.http, exact_pairs=[PAIR])
     sent = exact_for(holder.rollouts()) if exact is None else exact
-    holder.put_exact(sent).raise_for_status()
+    holder.put_document(sent).raise_for_status()
     holder.complete().raise_for_status()
     return sent
 
 
-def test_published_divergences_are_those_of_the_upload_measured(run: Sender) -> None:
-    rollouts = make_batch(12)
+def test_published_comparison_is_that_of_the_worker(run: Sender) -> None:
     sent = publish(run)
     (read,) = run.get("steps/1/exact").json()["items"]
-    expected = measure_exact(sent, group_ids=rollouts.group_ids)
-    for name in ("kl", "reverse_kl", "tv", "top1_flip", "target_entropy", "behaviour_entropy", "k3_kl"):
-        interval = getattr(expected, name)
-        assert read[name]["mean"] == pytest.approx(interval.mean, rel=1e-12), name
-        assert read[name]["low"] == pytest.approx(interval.low, rel=1e-12), name
-        assert read[name]["high"] == pytest.approx(interval.high, rel=1e-12), name
-    assert read["delta_max"] == expected.delta_max
-    assert (read["tokens"], read["rollouts"], read["groups"]) == (rollouts.num_tokens, 12, 6)
-    assert (read["pair"], read["name"]) == (PAIR, NAME)
-    assert (read["target"], read["behaviour"]) == ("torch.trainer", "vllm.prefill")
-    assert (read["target_fingerprint"]["engine"], read["behaviour_fingerprint"]["engine"]) == ("torch", "vllm")
+    assert sent.items() <= read.items()
+    assert (read["tokens"], read["rollouts"], read["groups"]) == (make_batch(12).num_tokens, 12, 6)
+    assert (read["name"], read["target"], read["behaviour"]) == (NAME, "torch.trainer", "vllm.prefill")
     assert read["from_sample"] is False
 
 
@@ -115,45 +89,34 @@ def test_unknown_and_repeated_pairs_are_refused(run: Sender) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_divergences_that_do_not_fit_are_refused(holder: LeaseHolder, settings: Settings) -> None:
-    good = exact_for(holder.rollouts())
-    kl, offsets = good.kl.copy(), good.offsets.copy()
-    kl[offsets[2]] = -0.1
-    offsets[1] += 1 if np.diff(offsets)[1] else 0
-    for spoilt, row in ((dataclasses.replace(good, kl=kl), 2), (dataclasses.replace(good, offsets=offsets), 0)):
-        answer = holder.put_exact(spoilt)
-        problem = answer.json()
-        assert (answer.status_code, problem["type"]) == (422, "urn:foreshock:problem:invalid-rollouts"), problem
-        assert (problem["row"], problem["column"]) == (row, "kl")
-    assert not list(Path(settings.store_url).glob("*/*/*/exact/*"))
-    assert not [name for name in list_files(settings) if name.startswith("temporary/")]
-    assert holder.complete().status_code == 409
+def test_comparisons_that_do_not_fit_are_refused(holder: LeaseHolder) -> None:
+    good = exact_for(holder.rollouts(), weights_digest=WEIGHTS)
+    for changed, said in (
+        ({"pair": "vllm.prefill/torch.trainer"}, "expected those of torch.trainer/vllm.prefill"),
+        ({"tokens": good["tokens"] + 1}, "expected at most"),
+        ({"non_finite": -1}, "counts must be at least 0"),
+        ({"kl": good["kl"] | {"mean": -0.1}}, "must be at least 0"),
+        ({"delta_max": 1.5}, "at most 1"),
+        ({"target_fingerprint": {"engine": "torch", "weights_digest": "sha256:" + "00" * 32}}, "those of the probe"),
+    ):
+        answer = holder.put_document(good | changed)
+        assert (answer.status_code, answer.json()["type"]) == (422, "urn:foreshock:problem:result-not-asked"), changed
+        assert said in answer.json()["detail"]
+    assert holder.complete().json()["type"] == "urn:foreshock:problem:result-incomplete"
+    assert holder.put_document(good).status_code == 204
 
 
-def test_other_weights_and_other_pairs_are_refused(holder: LeaseHolder) -> None:
-    rollouts = holder.rollouts()
-    wrong = holder.put_exact(exact_for(rollouts, weights_digest="sha256:" + "00" * 32))
-    assert (wrong.status_code, wrong.json()["type"]) == (422, "urn:foreshock:problem:wrong-fingerprint")
-    other = holder.put_exact(exact_for(rollouts), pair="vllm.prefill/torch.trainer")
-    assert (other.status_code, other.json()["type"]) == (422, "urn:foreshock:problem:result-not-asked")
-    assert holder.put_exact(exact_for(rollouts, weights_digest=WEIGHTS)).status_code == 201
-
-
-def test_states_that_are_not_finite_are_counted_apart(run: Sender) -> None:
-    rollouts = make_batch(12)
-    exact = exact_for(rollouts)
-    kl, tv = exact.kl.copy(), exact.tv.copy()
-    kl[3], tv[7] = np.inf, np.nan
-    publish(run, dataclasses.replace(exact, kl=kl, tv=tv))
+def test_values_without_an_estimate_are_null(run: Sender) -> None:
+    unknown = {"mean": None, "low": None, "high": None}
+    publish(run, exact_for(make_batch(12)) | {"kl": unknown, "delta_max": None, "tokens": 0, "non_finite": 3})
     (read,) = run.get("steps/1/exact").json()["items"]
-    assert (read["non_finite"], read["tokens"]) == (2, rollouts.num_tokens - 2)
-    assert read["kl"]["mean"] == pytest.approx(np.delete(exact.kl.astype(np.float64), [3, 7]).mean(), rel=1e-12)
+    assert (read["kl"], read["delta_max"], read["non_finite"]) == (unknown, None, 3)
 
 
 def test_steps_without_divergences_name_the_request_that_makes_them(run: Sender) -> None:
     answer = run.get("steps/1/exact")
     assert (answer.status_code, answer.json()["type"]) == (404, "urn:foreshock:problem:exact-not-found")
-    assert f'"exact_pairs": ["{PAIR}"]' in answer.json()["detail"]
+    assert f"foreshock probe {run.run} 1 --exact" in answer.json()["detail"]
 
 
 def test_a_sample_says_so_and_does_not_hide_the_whole_step(run: Sender) -> None:
@@ -161,25 +124,6 @@ def test_a_sample_says_so_and_does_not_hide_the_whole_step(run: Sender) -> None:
     publish(run, max_rollouts=4)
     (read,) = run.get("steps/1/exact").json()["items"]
     assert (read["rollouts"], read["from_sample"]) == (12, False)
-
-
-def test_remeasuring_gives_the_measures_of_the_stored_files(run: Sender, app: FastAPI, settings: Settings) -> None:
-    sent = publish(run)
-    before = run.get("steps/1/exact").json()
-    nothing = {"mean": 0.0, "low": 0.0, "high": 0.0}
-    changed = {name: nothing if isinstance(value, dict) else value for name, value in before["items"][0].items()}
-    changed = {name: changed[name] for name in ExactMeasures.__slots__}
-    app.state.context.database.write(lambda session: session.execute(update(ExactDivergence).values(measures=changed)))
-    assert run.get("steps/1/exact").json() != before
-    key = StepKey(run.run, run.attempt, 1)
-    assert remeasure_step(app.state.context, key).left is None
-    assert run.get("steps/1/exact").json() == before
-    (file,) = Path(settings.store_url).glob("*/*/*/exact/*")
-    np.testing.assert_array_equal(decode_exact(file.read_bytes()).kl, sent.kl)
-    file.unlink()
-    left = remeasure_step(app.state.context, key).left
-    assert left is not None
-    assert "files of its exact divergences are missing" in left
 
 
 def test_attribution_has_the_exact_divergence_of_its_link_and_says_its_size(run: Sender) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from foreshock.rollouts import RolloutBatch, ScoreBatch, decode_scores, encode_scores
 from foreshock_service.platform.settings import Settings
-from foreshock_service.replay.results import file_results
+from foreshock_service.replay.results import scores as stored_scores
 from tests.service.sending import Sender, make_batch
 from tests.service.stored import list_files
 from tests.service.working import (
@@ -144,7 +144,7 @@ def test_of_two_uploads_that_are_checked_at_once_one_is_stored(
 ) -> None:
     rollouts = holder.rollouts()
     prepared = threading.Barrier(2)
-    check = file_results._check
+    check = stored_scores._check
 
     def check_together(*arguments: Any) -> Any:
         checked = check(*arguments)
@@ -152,7 +152,7 @@ def test_of_two_uploads_that_are_checked_at_once_one_is_stored(
         prepared.wait(60)
         return checked
 
-    monkeypatch.setattr(file_results, "_check", check_together)
+    monkeypatch.setattr(stored_scores, "_check", check_together)
     with ThreadPoolExecutor(2) as threads:
         answers = list(threads.map(lambda seed: holder.put_scores(scores_of(rollouts, noisy(rollouts, seed))), (1, 2)))
     assert sorted(answer.status_code for answer in answers) == [201, 409]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from sqlalchemy import ForeignKey, Index, UniqueConstraint
-from sqlalchemy.orm import Mapped, declared_attr, mapped_column
+from sqlalchemy.orm import Mapped, mapped_column
 
 from foreshock_service.platform.database.tables.base import Base, JsonColumn, RowOfStep, references_step
 
@@ -133,60 +133,38 @@ class Worker(Base):
     last_seen_at_us: Mapped[int]
 
 
-class ResultFile(Base):
-    """The catalogue of a kind of results' files: a row is an upload's commit point. `file` is relative to the store.
+class ScoreFile(Base):
+    """The catalogue of files of scores: a row is an upload's commit point. `file` is relative to the store.
 
     Files belong to the try (`token`) that sent them; they count once that try completed its job.
     """
 
-    __abstract__ = True
+    __tablename__ = "score_files"
 
     job_id: Mapped[str] = mapped_column(ForeignKey("probe_jobs.id"), primary_key=True)
     token: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    scorer: Mapped[str] = mapped_column(primary_key=True)
+    variant: Mapped[str] = mapped_column(primary_key=True)
     digest: Mapped[str]
     body_bytes: Mapped[int]
     file: Mapped[str]
     rollouts: Mapped[int]
     tokens: Mapped[int]
-
-
-class ScoreFile(ResultFile):
-    """A scorer's log-probs."""
-
-    __tablename__ = "score_files"
-
-    scorer: Mapped[str] = mapped_column(primary_key=True)
-    variant: Mapped[str] = mapped_column(primary_key=True)
     fingerprint_digest: Mapped[str]
     fingerprint: Mapped[dict[str, Any]]
 
 
-class ExactFile(ResultFile):
-    """The divergences of the comparison `pair`, `target/behaviour`."""
+class Score(RowOfStep, Base):
+    """A finished score of a step: which job and try made it, and so which file holds its values."""
 
-    __tablename__ = "exact_files"
+    __tablename__ = "scores"
+    __table_args__ = (references_step(), Index(None, "job_id"))
 
-    pair: Mapped[str] = mapped_column(primary_key=True)
-    target_fingerprint_digest: Mapped[str]
-    target_fingerprint: Mapped[dict[str, Any]]
-    behaviour_fingerprint_digest: Mapped[str]
-    behaviour_fingerprint: Mapped[dict[str, Any]]
-
-
-class PublishedResult(Base):
-    """A finished result of a step: which job and try made it, and so which file holds its values."""
-
-    __abstract__ = True
-
-    @declared_attr.directive
-    @classmethod
-    def __table_args__(cls) -> tuple[Any, ...]:
-        return (references_step(), Index(None, "job_id"))
-
-    run_id: Mapped[str] = mapped_column(primary_key=True)
-    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     rollout_set_digest: Mapped[str] = mapped_column(primary_key=True)
+    scorer: Mapped[str] = mapped_column(primary_key=True)
+    fingerprint_digest: Mapped[str] = mapped_column(primary_key=True)
+    variant: Mapped[str] = mapped_column(primary_key=True)
+    fingerprint: Mapped[dict[str, Any]]
     job_id: Mapped[str] = mapped_column(ForeignKey("probe_jobs.id"))
     token: Mapped[int]
     accelerator: Mapped[str]
@@ -195,30 +173,6 @@ class PublishedResult(Base):
     tokens: Mapped[int]
     from_sample: Mapped[bool]
     published_at_us: Mapped[int]
-
-
-class Score(PublishedResult):
-    """A finished score."""
-
-    __tablename__ = "scores"
-
-    scorer: Mapped[str] = mapped_column(primary_key=True)
-    fingerprint_digest: Mapped[str] = mapped_column(primary_key=True)
-    variant: Mapped[str] = mapped_column(primary_key=True)
-    fingerprint: Mapped[dict[str, Any]]
-
-
-class ExactDivergence(PublishedResult):
-    """The finished divergences of a pair, and their measures: an `ExactMeasures` of `foreshock.api.replays`."""
-
-    __tablename__ = "exact_divergences"
-
-    pair: Mapped[str] = mapped_column(primary_key=True)
-    target_fingerprint_digest: Mapped[str] = mapped_column(primary_key=True)
-    behaviour_fingerprint_digest: Mapped[str] = mapped_column(primary_key=True)
-    target_fingerprint: Mapped[dict[str, Any]]
-    behaviour_fingerprint: Mapped[dict[str, Any]]
-    measures: Mapped[dict[str, Any]]
 
 
 class ProbeResult(Base):

@@ -1,0 +1,269 @@
+"""The log-probs that workers gave to a job's rollouts: check an upload, store it as a file, publish it, read it.
+
+A file's catalogue row is its commit point. Files belong to the try (fencing token) that sent them: those of a failed
+try never count for the next one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+import numpy as np
+from fastapi import Query, Request, Response, status
+from numpy.typing import NDArray
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+
+from foreshock import scorers
+from foreshock_service.platform import parameters, problem, security, uploads
+from foreshock_service.platform.context import Context, ScoredShard, ServiceContext
+from foreshock_service.platform.database.engine import insert_if_absent, table_of, upsert
+from foreshock_service.platform.database.tables import Lease, Probe, ProbeJob, Score, ScoreFile
+from foreshock_service.platform.decoding.worker import decode_limits
+from foreshock_service.platform.store import removal, tokens
+from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken, UploadReceipt
+from foreshock_service.replay.leases.service import check_held, find_lease, hold, is_completed
+from foreshock_service.replay.probes import environments, jobs, pinned_rollouts, schemas, service
+from foreshock_service.replay.results import documents, files
+from foreshock_service.runs import attempts, events
+
+router = parameters.api_router()
+
+
+class ResultConflict(problem.ProblemError, status=409, problem_type="result-conflict"):
+    """Other bytes are already stored under this lease and result."""
+
+
+class WrongFingerprint(problem.ProblemError, status=422, problem_type="wrong-fingerprint"):
+    """A fingerprint has other weights than the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreAddress:
+    """The address of an upload: its scorer and variant, and the lease and token under which it is sent."""
+
+    lease_id: str
+    token: int
+    scorer: str
+    variant: str
+
+    @property
+    def name(self) -> str:
+        """`vllm.prefill`, or `vllm.prefill@rebatched`."""
+        return scorers.score_name(self.scorer, self.variant)
+
+
+@router.put(
+    "/v1/leases/{lease}/scores",
+    tags=["leases"],
+    status_code=status.HTTP_201_CREATED,
+    responses={200: {"model": UploadReceipt, "description": "The same bytes were stored before"}},
+    openapi_extra=uploads.PARQUET_BODY,
+)
+async def put_scores(
+    lease: LeaseIdentifier,
+    token: LeaseToken,
+    scorer: Annotated[schemas.ScorerName, Query()],
+    request: Request,
+    context: Context,
+    principal: security.Worker,
+    response: Response,
+    variant: Annotated[schemas.VariantName, Query()] = "",
+) -> UploadReceipt:
+    """Store a scorer's log-probs: 201 if they are new, 200 for the same bytes, 409 for other bytes."""
+    address = ScoreAddress(lease, token, scorer, variant)
+    await run_in_threadpool(check_address, context, principal, address)
+    most_bytes = context.settings.max_body_bytes
+    async with uploads.received_upload(request, context.uploads, context.store, most_bytes) as upload:
+        receipt = await context.uploads.run(store_file, context, principal, address, upload)
+    if receipt.status == "duplicate":
+        response.status_code = status.HTTP_200_OK
+    return receipt
+
+
+def check_address(context: ServiceContext, principal: security.Principal, address: ScoreAddress) -> None:
+    """Check the address of an upload before its body is read. Raises LeaseNotFound, LeaseLost, ResultNotAsked."""
+    with context.database.read() as session:
+        lease, job, _ = find_lease(session, principal, address.lease_id)
+        if not is_completed(lease, address.token):
+            check_held(lease, job, address.token)
+        asked = _asked(job)
+    if (address.scorer, address.variant) not in asked:
+        names = ", ".join(scorers.score_name(*key) for key in asked) or "no scores"
+        raise documents.ResultNotAsked(f"this job requests {names}, got {address.name}")
+
+
+def _asked(job: ProbeJob) -> list[tuple[str, str]]:
+    """Return the scorers and variants whose log-probs a job requests."""
+    return sorted((each["scorer"], each["variant"]) for each in jobs.scored_by(job))
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    pinned: pinned_rollouts.PinnedRollouts
+    file: str
+    weights: str
+
+
+def store_file(
+    context: ServiceContext, principal: security.Principal, address: ScoreAddress, upload: uploads.Upload
+) -> UploadReceipt:
+    """Store a received body as a file, once.
+
+    Stores nothing and raises InvalidRolloutsError naming row and column, WrongFingerprint, ResultConflict or LeaseLost.
+    """
+    with context.database.read() as session:
+        lease, job, probe = find_lease(session, principal, address.lease_id)
+        stored = _stored(address, session, job, upload)
+        if stored is not None:
+            return stored
+        check_held(lease, job, address.token)
+        prepared = _Prepared(
+            service.rollouts_of_probe(context, session, probe),
+            tokens.score_file_name(probe.run_id, probe.attempt, probe.step, job.id, upload.digest),
+            str(probe.checkpoint["digest"]),
+        )
+    checked = _check(context, upload, prepared)
+    commit = partial(_commit, principal, address, upload, prepared.file, checked)
+    return uploads.commit_file(context.database, context.store, prepared.file, commit)
+
+
+def _check(context: ServiceContext, upload: uploads.Upload, prepared: _Prepared) -> files.CheckedFile:
+    """Check the upload in a decoder process and move its file into the store."""
+    temporary = context.store.temporary_file()
+    try:
+        with problem.present_file("the probe's rollouts"):
+            limits = decode_limits(context.settings)
+            checked = context.decoders.run(files.check_upload, upload.path, temporary, prepared.pinned, limits)
+        if checked.fingerprint.weights_digest not in (None, prepared.weights):
+            raise WrongFingerprint(
+                f"its fingerprint has the weights {checked.fingerprint.weights_digest}, expected {prepared.weights}, "
+                "those of the probe"
+            )
+        context.store.publish(temporary, prepared.file)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return checked
+
+
+def _commit(
+    principal: security.Principal,
+    address: ScoreAddress,
+    upload: uploads.Upload,
+    file: str,
+    checked: files.CheckedFile,
+    session: Session,
+) -> UploadReceipt:
+    """Add the catalogue row, unless this or another upload of the score was committed meanwhile."""
+    _, job, _ = hold(session, principal, address.lease_id, address.token)
+    stored = _stored(address, session, job, upload)
+    if stored is not None:
+        return stored
+    removal.check_not_taken(session, [file])
+    row = {
+        "job_id": job.id,
+        "token": address.token,
+        "scorer": address.scorer,
+        "variant": address.variant,
+        "digest": upload.digest,
+        "body_bytes": upload.size,
+        "file": file,
+        "rollouts": checked.rollouts,
+        "tokens": checked.tokens,
+        "fingerprint_digest": checked.fingerprint.digest(),
+        "fingerprint": checked.fingerprint.to_dict(),
+    }
+    insert_if_absent(session, ScoreFile, row)
+    return UploadReceipt(status="stored", digest=upload.digest, rollouts=checked.rollouts, tokens=checked.tokens)
+
+
+def _stored(address: ScoreAddress, session: Session, job: ProbeJob, upload: uploads.Upload) -> UploadReceipt | None:
+    """Return the receipt of the file already stored at this address; raises ResultConflict for other bytes."""
+    row = session.get(ScoreFile, (job.id, address.token, address.scorer, address.variant))
+    if row is None:
+        return None
+    if row.digest != upload.digest:
+        raise ResultConflict(f"{address.scorer} has other bytes stored ({row.digest}): they are immutable")
+    return UploadReceipt(status="duplicate", digest=row.digest, rollouts=row.rollouts, tokens=row.tokens)
+
+
+def publish_scores(session: Session, lease: Lease, job: ProbeJob, probe: Probe, now_us: int) -> bool:
+    """Publish the scores of a try and return whether there are any. Raises ResultIncomplete.
+
+    A score with an equal key that is already published then points at the file of this try.
+    """
+    sent = session.scalars(select(ScoreFile).filter_by(job_id=job.id, token=lease.token))
+    of_keys = {(file.scorer, file.variant): file for file in sent}
+    asked = _asked(job)
+    missing = next((key for key in asked if key not in of_keys), None)
+    if missing is not None:
+        name = scorers.score_name(*missing)
+        raise documents.ResultIncomplete(f"{name} has no values: send them, then complete")
+    rows = [
+        {
+            "run_id": probe.run_id,
+            "attempt": probe.attempt,
+            "step": probe.step,
+            "rollout_set_digest": probe.rollout_set_digest,
+            "scorer": file.scorer,
+            "variant": file.variant,
+            "fingerprint_digest": file.fingerprint_digest,
+            "fingerprint": file.fingerprint,
+            "job_id": job.id,
+            "token": lease.token,
+            "accelerator": lease.accelerator,
+            "device_name": lease.device_name,
+            "rollouts": probe.rollouts,
+            "tokens": probe.tokens,
+            "from_sample": probe.from_sample,
+            "published_at_us": now_us,
+        }
+        for file in map(of_keys.__getitem__, asked)
+    ]
+    upsert(session, Score, rows, [column.name for column in table_of(Score).primary_key])
+    return bool(rows)
+
+
+def newest_scores(session: Session, key: events.StepKey) -> list[Score]:
+    """Return the scores of a step, newest first: one for each scorer, variant and platform.
+
+    Of those with the newest fingerprint it is the one with most rollouts: a later sample never hides a score of all
+    rollouts with the same fingerprint.
+    """
+    order = (Score.published_at_us.desc(), Score.rollouts.desc(), Score.fingerprint_digest)
+    query = select(Score).filter_by(**key._asdict()).order_by(*order).execution_options(populate_existing=True)
+    chosen: dict[tuple[object, ...], Score] = {}
+    for row in session.scalars(query):
+        place = row.scorer, row.variant, files.environment_of(row).platform
+        best = chosen.setdefault(place, row)
+        if row.fingerprint_digest == best.fingerprint_digest and row.rollouts > best.rollouts:
+            chosen[place] = row
+    return list(chosen.values())
+
+
+def stored_score(session: Session, store: tokens.TokenStore, score: Score) -> files.StoredScore | None:
+    """Return a score with its file; None if retention has purged the file."""
+    row = session.get(ScoreFile, (score.job_id, score.token, score.scorer, score.variant))
+    return row and files.StoredScore(score.scorer, score.variant, store.file(row.file), score.fingerprint)
+
+
+def read_replayed_scores(
+    session: Session, store: tokens.TokenStore, shard: ScoredShard
+) -> Mapping[str, NDArray[np.float32]]:
+    """Return each replayed score of the step by name, [T] as the shard's response tokens; NaN for unscored rollouts.
+
+    Of scores in several environments it takes the one nearest to the run's own environment, as the attribution does.
+    """
+    scores = newest_scores(session, events.StepKey(shard.run_id, shard.attempt, shard.step))
+    if not scores:
+        return {}
+    found = {}
+    attempt = attempts.find_attempt(session, shard.run_id, shard.attempt)
+    run = environments.run_fingerprints(shard.batch.attributes, attempt.fingerprint if attempt is not None else {})
+    for score in files.preferred_scores(scores, run):
+        stored = stored_score(session, store, score)
+        if stored is not None:
+            found[stored.name] = files.read_aligned_scores(shard.batch, stored.file)
+    return found
