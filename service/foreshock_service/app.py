@@ -111,7 +111,6 @@ def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastA
     app.add_middleware(
         request_guards.RequestGuard,
         settings=settings,
-        limits=context.key_limits,
         authenticate=partial(security.authenticate, context),
     )
     app.add_middleware(logs.RequestIds, log_requests=settings.log_requests)
@@ -135,7 +134,7 @@ def _make_context(settings: Settings, decoders: DecoderPool | None) -> ServiceCo
             most_of_one_key=settings.key_uploads,
             folders=disk_room.folders_to_watch(settings),
         ),
-        key_limits=keys.KeyLimits(settings.key_requests_per_second, settings.key_bytes_per_second),
+        key_limits=keys.KeyLimits(settings.key_requests_per_second),
         session_secret=secret.encode(),
         events=subscribe_handlers(EventBus()),
         # Adds replayed scores to the tokens that are shown.

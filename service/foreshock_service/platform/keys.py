@@ -7,7 +7,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -196,67 +195,35 @@ BURST_SECONDS = 5.0
 
 
 class TooManyRequests(ProblemError, status=429, problem_type="too-many-requests"):
-    """A key beyond its limit of requests, bytes or uploads; the same request succeeds after Retry-After."""
-
-
-# Limited quantity → the amount that must be left to admit a request, and the setting of the rate.
-_LIMITED = {
-    "requests": (1.0, "FORESHOCK_KEY_REQUESTS_PER_SECOND"),
-    "bytes": (0.0, "FORESHOCK_KEY_BYTES_PER_SECOND"),
-}
-
-
-@dataclass(slots=True)
-class _Buckets:
-    """What is left of each limit, as of `at`."""
-
-    left: dict[str, float]
-    at: float
+    """A key beyond its limit of requests or uploads; the same request succeeds after Retry-After."""
 
 
 class KeyLimits:
-    """Limits of every key, as buckets that refill at a rate. A rate of 0 means no limit. Thread-safe."""
+    """The limit of each key's requests, as buckets that refill at a rate. A rate of 0 means no limit. Thread-safe."""
 
-    def __init__(
-        self,
-        requests_per_second: float = 0.0,
-        bytes_per_second: float = 0.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        rates = (requests_per_second, bytes_per_second)
-        self._rates = dict(zip(_LIMITED, (rate or math.inf for rate in rates), strict=True))
+    def __init__(self, requests_per_second: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate = requests_per_second
         # At least one request: otherwise a rate below one per five seconds would admit none.
-        self._most = {name: max(_LIMITED[name][0], rate * BURST_SECONDS) for name, rate in self._rates.items()}
+        self._most = max(1.0, requests_per_second * BURST_SECONDS)
         self._clock = clock
         self._lock = threading.Lock()
-        self._keys: dict[str, _Buckets] = {}
+        # Key → the requests that are left of its bucket, and when that was so.
+        self._keys: dict[str, tuple[float, float]] = {}
 
     def admit(self, key_id: str) -> None:
         """Count a request of the key; raises TooManyRequests with the seconds until the next one is admitted."""
+        if not self._rate:
+            return
         with self._lock:
-            left = self._refilled(key_id)
-            for name, (least, setting) in _LIMITED.items():
-                if left[name] < least:
-                    rate = self._rates[name]
-                    seconds = max(1, math.ceil((least - left[name]) / rate))
-                    raise TooManyRequests(
-                        f"this key is limited to {rate:,.10g} {name} per second: try again in {seconds} s "
-                        f"({setting} of the service)",
-                        headers={"Retry-After": str(seconds)},
-                    )
-            left["requests"] -= 1.0
-
-    def charge(self, key_id: str, size: int) -> None:
-        """Charge the key for the bytes of a body."""
-        with self._lock:
-            self._refilled(key_id)["bytes"] -= size
-
-    def _refilled(self, key_id: str) -> dict[str, float]:
-        now = self._clock()
-        buckets = self._keys.setdefault(key_id, _Buckets(dict(self._most), now))
-        passed = now - buckets.at
-        if passed > 0.0:
-            for name, rate in self._rates.items():
-                buckets.left[name] = min(self._most[name], buckets.left[name] + passed * rate)
-            buckets.at = now
-        return buckets.left
+            now = self._clock()
+            left, at = self._keys.get(key_id, (self._most, now))
+            left = min(self._most, left + (now - at) * self._rate)
+            if left < 1.0:
+                self._keys[key_id] = left, now
+                seconds = max(1, math.ceil((1.0 - left) / self._rate))
+                raise TooManyRequests(
+                    f"this key is limited to {self._rate:,.10g} requests per second: try again in {seconds} s "
+                    "(FORESHOCK_KEY_REQUESTS_PER_SECOND of the service)",
+                    headers={"Retry-After": str(seconds)},
+                )
+            self._keys[key_id] = left - 1.0, now

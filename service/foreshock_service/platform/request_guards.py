@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foreshock import errors, statistics_shards
-from foreshock_service.platform import keys, parameters, problem
+from foreshock_service.platform import parameters, problem
 from foreshock_service.platform.settings import Settings
 
 _logger = logging.getLogger(__name__)
@@ -59,13 +59,13 @@ def _refuse_encoding(request: Request) -> None:
 
 
 class ReceivedBody:
-    """The body of a request while it is received; `received` is the number of its bytes so far."""
+    """The body of a request while it is received."""
 
     def __init__(self, receive: Receive, limit: int) -> None:
         self._receive = receive
         self._limit = limit
         self._is_complete = False
-        self.received = 0
+        self._received = 0
 
     async def receive(self) -> Message:
         """Receive an ASGI message. Raises BodyRefused: 413 beyond the limit, 408 if no byte came for STALL_SECONDS."""
@@ -78,8 +78,8 @@ class ReceivedBody:
         except TimeoutError:
             late = f"no byte of the body came for {STALL_SECONDS:g} s: send it again"
             raise problem.BodyRefused(problem.RequestTimeout(late, headers={"Connection": "close"})) from None
-        self.received += len(message.get("body", b""))
-        if self.received > self._limit:
+        self._received += len(message.get("body", b""))
+        if self._received > self._limit:
             large = f"the body has more than the {self._limit:,} bytes allowed: send more, smaller shards"
             raise problem.BodyRefused(problem.LimitExceeded(large))
         self._is_complete = message["type"] != "http.request" or not message.get("more_body", False)
@@ -101,15 +101,12 @@ class RequestGuard:
     """Middleware that checks Host, Origin, the key, and the size of the body: as declared, and while it is received.
 
     For a request of the API, `authenticate` is called in a thread before the body is read. It raises a problem, or
-    stores the principal in the request's state for the route. The bytes of the body are charged to the key.
+    stores the principal in the request's state for the route.
     """
 
-    def __init__(
-        self, app: ASGIApp, settings: Settings, limits: keys.KeyLimits, authenticate: Callable[[Request], object]
-    ) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, authenticate: Callable[[Request], object]) -> None:
         self._app = app
         self._settings = settings
-        self._limits = limits
         self._hosts = settings.host_allow_list
         self._authenticate = authenticate
 
@@ -136,17 +133,6 @@ class RequestGuard:
         if request.method == "HEAD":
             # Every route that answers GET also answers HEAD (RFC 9110); the server leaves the body out.
             request = Request({**scope, "method": "GET"})
-        body = ReceivedBody(receive, limit)
-        try:
-            await self._serve(request, body.receive, send)
-        finally:
-            # Set by `authenticate`.
-            key_id = getattr(request.state, "key_id", None)
-            if key_id is not None:
-                self._limits.charge(key_id, body.received)
-
-    async def _serve(self, request: Request, receive: Receive, send: Send) -> None:
-        """Serve the request; answer an unexpected error with a problem, since the server would close the connection."""
         started = False
 
         async def send_noting(message: Message) -> None:
@@ -155,10 +141,11 @@ class RequestGuard:
             await send(message)
 
         try:
-            await self._app(request.scope, receive, send_noting)
+            await self._app(request.scope, ReceivedBody(receive, limit).receive, send_noting)
         except Exception as error:
             if started:
                 raise
+            # The server would close the connection.
             if isinstance(error, problem.BodyRefused):
                 # Nothing reads a body afterwards.
                 found = error.problem

@@ -172,7 +172,7 @@ def authenticate(context: ServiceContext, request: Request) -> Principal:
     if principal.key_id is not None:
         context.key_uses.note(principal.key_id)
         context.key_limits.admit(principal.key_id)
-        # `request_guards.py` charges the bytes of the body to the key, `uploads.py` counts its uploads.
+        # `uploads.py` counts the uploads of the key.
         request.state.key_id = principal.key_id
     request.state.principal = principal
     return principal

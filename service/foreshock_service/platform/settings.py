@@ -124,9 +124,6 @@ class Settings(BaseSettings):
     key_requests_per_second: float = Field(
         default=1000.0, ge=0, description="requests per second of one key in each process; 0: no limit"
     )
-    key_bytes_per_second: float = Field(
-        default=0.0, ge=0, description="bytes of bodies per second of one key in each process; 0: no limit"
-    )
     key_uploads: int = Field(default=48, ge=0, description="uploads of one key at a time in each process; 0: no limit")
 
     max_body_bytes: int = Field(default=_LIMITS.max_body_bytes, gt=0)
