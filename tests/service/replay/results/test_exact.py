@@ -76,12 +76,6 @@ def test_options_of_both_scorers_reach_the_job(run: Sender) -> None:
     assert unused.json()["type"] == "urn:foreshock:problem:probe-not-possible"
 
 
-def test_an_equal_request_is_the_same_probe(run: Sender) -> None:
-    first = ask_for_probe(run, 1, (), exact_pairs=[PAIR])
-    assert (ask_for_probe(run, 1, (), exact_pairs=[PAIR]).status_code, first.status_code) == (200, 201)
-    assert ask_for_probe(run, 1, ["torch.trainer"], exact_pairs=[PAIR]).status_code == 201
-
-
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_unknown_and_repeated_pairs_are_refused(run: Sender) -> None:
     for pairs in (["vllm.prefill/torch.trainer"], [PAIR, PAIR], ["no pair"]):
