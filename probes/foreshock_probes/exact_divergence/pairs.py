@@ -145,22 +145,20 @@ def _observed(engine: VllmEngine, divisor: NDArray[np.float64]) -> Iterator[Roll
         hook.detach()
 
 
-def _of_tokens(
-    tokens: int, found: list[ExactDivergences], known: NDArray[np.bool_]
-) -> dict[str, NDArray[np.float32] | NDArray[np.uint8]]:
+def _of_tokens(tokens: int, found: list[ExactDivergences], known: NDArray[np.bool_]) -> dict[str, NDArray[Any]]:
     """Return the divergences of all response tokens by name, each [T]; NaN at those without a state."""
-    values = {name: np.full(tokens, np.nan, np.float32) for name in _COLUMNS}
-    flips = np.zeros(tokens, np.uint8)
+    values: dict[str, NDArray[Any]] = {name: np.full(tokens, np.nan, np.float32) for name in _COLUMNS}
+    values["top1_flip"] = np.zeros(tokens, np.uint8)
     if found:
         together = ExactDivergences.concatenate(found)
         for name in _COLUMNS:
             values[name][known] = getattr(together, name)
-        flips[known] = together.top1_flip
+        values["top1_flip"][known] = together.top1_flip
     # Rounding of a float32 reduction may move total variation and entropies slightly out of their range.
     values["tv"] = np.minimum(values["tv"], 1.0)
     for name in ("target_entropy", "behaviour_entropy"):
         values[name] = np.maximum(values[name], 0.0)
-    return {**values, "top1_flip": flips}
+    return values
 
 
 def _beginning(rollouts: RolloutBatch) -> NDArray[np.int64]:
