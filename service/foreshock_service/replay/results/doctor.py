@@ -10,7 +10,7 @@ from foreshock.api import doctor, records, runs
 from foreshock.diagnosis.wording import as_sentence
 from foreshock.doctor.findings import explained, fix_of
 from foreshock.probe_kinds import DOCTOR
-from foreshock_service.platform import parameters, problem, security
+from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Probe, ProbeJob, ProbeResult
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
@@ -26,10 +26,6 @@ _MOST_STEPS = 200
 """The newest reports of a run, which are read for its causes."""
 
 
-class DoctorNotFound(problem.ProblemError, status=404, problem_type="doctor-not-found"):
-    """The doctor has not examined this step: request a probe of the kind `doctor`."""
-
-
 def _check(body: doctor.DoctorReport, job: ProbeJob, probe: Probe) -> str | None:
     if body.tokens != probe.tokens:  # rollouts without a token are left out
         return f"got a report on {body.tokens} tokens, expected one on the {probe.tokens} of the job"
@@ -43,9 +39,7 @@ def _check(body: doctor.DoctorReport, job: ProbeJob, probe: Probe) -> str | None
     return None
 
 
-KIND = DocumentKind(
-    probe=DOCTOR, noun="examination by the doctor", check=_check, not_found=DoctorNotFound, findings="doctor"
-)
+KIND = DocumentKind(probe=DOCTOR, noun="examination by the doctor", check=_check, findings="doctor")
 
 
 @router.put("/leases/{lease}/doctor", status_code=status.HTTP_204_NO_CONTENT, tags=["leases"])
@@ -60,7 +54,7 @@ def put_report(
 def read_report(asked: attempts.StepOfRequest) -> doctor.DoctorStepRecord:
     """Return the newest report of the doctor on a step: found, tried and not named, not tried, and the price.
 
-    404 `doctor-not-found`: the step was not examined; request a probe of the kind `doctor`.
+    404 `result-not-found`: the step was not examined; request a probe of the kind `doctor`.
     """
     _, found = KIND.of_step(asked, 1)
     with asked.context.database.read() as session:

@@ -45,13 +45,12 @@ class DocumentKind(Generic[Body]):
 
     `probe` is the kind of its probes, `noun` its name in messages. `check` returns why a document does not belong to
     its job, None if it does. `asked` returns whether a job has such a result. `pair` returns the comparison that a
-    document measures. `not_found` is the error of a step without such a document.
+    document measures.
     """
 
     probe: ProbeKind
     noun: str
     check: Callable[[Body, ProbeJob, Probe], str | None]
-    not_found: type[problem.ProblemError] = ResultNotFound
     asked: Callable[[ProbeJob], bool] = lambda job: True
     pair: Callable[[Body], str] = lambda body: ""
     findings: runs.FindingSource | None = None
@@ -116,7 +115,7 @@ class DocumentKind(Generic[Body]):
     ) -> tuple[events.StepKey, list[tuple[ProbeResult, Probe]]]:
         """Return the newest document of each pair at a step, at most `most` of them.
 
-        Raises `not_found`, RunNotFound, RunDeleted.
+        Raises ResultNotFound, RunNotFound, RunDeleted.
         """
         with asked.context.database.read() as session:
             key = attempts.key_of(session, asked)
@@ -124,7 +123,7 @@ class DocumentKind(Generic[Body]):
             for row, probe in self.newest(session, key, pair=pair):
                 found.setdefault(row.pair, (row, probe))
         if not found:
-            raise self.not_found(
+            raise ResultNotFound(
                 f"no {self.noun} of step {key.step} of attempt {key.attempt} is done: request one with "
                 f"foreshock probe {key.run_id} {key.step} --{self.probe.name}"
             )

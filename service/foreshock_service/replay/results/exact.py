@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 from foreshock import probe_kinds, scorers
 from foreshock.api import records, replays
 from foreshock.json_values import number_or_nan
-from foreshock_service.platform import parameters, problem, security
+from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Probe, ProbeJob, ProbeResult
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
@@ -14,10 +14,6 @@ from foreshock_service.replay.results.documents import DocumentKind, foreign_wei
 from foreshock_service.runs import attempts, events
 
 router = parameters.api_router(prefix="/v1")
-
-
-class ExactNotFound(problem.ProblemError, status=404, problem_type="exact-not-found"):
-    """No exact divergences of this step are published: request a probe with `exact_pairs`."""
 
 
 def _check(body: replays.ExactComparison, job: ProbeJob, probe: Probe) -> str | None:
@@ -45,7 +41,6 @@ KIND = DocumentKind(
     check=_check,
     asked=lambda job: bool(job.exact_pairs),
     pair=lambda body: body.pair,
-    not_found=ExactNotFound,
 )
 
 
@@ -63,7 +58,7 @@ def put_exact(
 
 @router.get("/runs/{run}/steps/{step}/exact", tags=["exact divergences"])
 def read_exact(asked: attempts.StepOfRequest) -> replays.ExactStepRecord:
-    """Return the exact divergences of the step's pairs; 404 `exact-not-found` if none are published."""
+    """Return the exact divergences of the step's pairs; 404 `result-not-found` if none are published."""
     key, _ = KIND.of_step(asked, 1)
     with asked.context.database.read() as session:
         items = tuple(exact_of_step(session, key))

@@ -7,7 +7,7 @@ from fastapi import Query, status
 
 from foreshock import layer_divergence, probe_kinds
 from foreshock.api.records import Record, parse
-from foreshock_service.platform import parameters, problem, security
+from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Probe, ProbeJob
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
@@ -19,10 +19,6 @@ router = parameters.api_router(prefix="/v1")
 
 MOST_LAYERS = 1_000
 _MOST_PAIRS = 8
-
-
-class LayersNotFound(problem.ProblemError, status=404, problem_type="layers-not-found"):
-    """No comparison by layer of this step is done: request one with a probe of the kind `layers`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +51,6 @@ KIND = DocumentKind(
     noun="comparison by layer",
     check=_check,
     pair=lambda body: body.pair,
-    not_found=LayersNotFound,
 )
 
 
@@ -78,7 +73,7 @@ def read_layers(
 ) -> LayersStepRecord:
     """Return the newest comparison by layer of each pair at a step: where in the network two scorers depart.
 
-    404 `layers-not-found`: none is done; request a probe of the kind `layers`.
+    404 `result-not-found`: none is done; request a probe of the kind `layers`.
     """
     key, found = KIND.of_step(asked, _MOST_PAIRS, pair)
     items = tuple(parse(layer_divergence.LayerComparison, row.document) for row, _ in found)

@@ -7,7 +7,7 @@ from fastapi import status
 from foreshock import comparisons, probe_kinds, routing, scorers
 from foreshock.api.records import Record, parse
 from foreshock.measures.estimators.intervals import Interval
-from foreshock_service.platform import parameters, problem, security
+from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Probe, ProbeJob
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
@@ -43,10 +43,6 @@ router = parameters.api_router(prefix="/v1")
 _MOST_PAIRS = 16
 
 
-class RoutingNotFound(problem.ProblemError, status=404, problem_type="routing-not-found"):
-    """No routed experts of this step are compared: request a probe of the kind `routing`."""
-
-
 def _check(body: routing.RoutingComparison, job: ProbeJob, probe: Probe) -> str | None:
     asked = [scorers.score_name(each["scorer"], each["variant"]) for each in job.scorers]
     if [body.target, body.behaviour] != asked:
@@ -79,7 +75,6 @@ KIND = DocumentKind(
     noun="comparison of routed experts",
     check=_check,
     pair=lambda body: comparisons.comparison_name(body.target, body.behaviour),
-    not_found=RoutingNotFound,
 )
 
 
@@ -99,7 +94,7 @@ def put_routing(
 def read_routing(asked: StepOfRequest) -> RoutingStepRecord:
     """Return the newest comparison of routed experts of each pair of scorers at a step.
 
-    404 `routing-not-found`: none is done; request a probe of the kind `routing`.
+    404 `result-not-found`: none is done; request a probe of the kind `routing`.
     """
     key, found = KIND.of_step(asked, _MOST_PAIRS)
     items = tuple(

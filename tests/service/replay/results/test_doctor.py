@@ -149,7 +149,7 @@ def test_a_heartbeat_says_what_is_being_tried(run: Sender, http: httpx.Client) -
 
 def test_published_report_is_read(run: Sender, http: httpx.Client) -> None:
     answer = run.get(f"steps/{STEP}/doctor")
-    assert (answer.status_code, answer.json()["type"].rpartition(":")[2]) == (404, "doctor-not-found")
+    assert (answer.status_code, answer.json()["type"].rpartition(":")[2]) == (404, "result-not-found")
     assert run.get("steps/7/doctor").status_code == 404
     ask(run).raise_for_status()
     holder = take_lease(http, scorers=ABLE)

@@ -109,7 +109,7 @@ def test_values_without_an_estimate_are_null(run: Sender) -> None:
 
 def test_steps_without_divergences_name_the_request_that_makes_them(run: Sender) -> None:
     answer = run.get("steps/1/exact")
-    assert (answer.status_code, answer.json()["type"]) == (404, "urn:foreshock:problem:exact-not-found")
+    assert (answer.status_code, answer.json()["type"]) == (404, "urn:foreshock:problem:result-not-found")
     assert f"foreshock probe {run.run} 1 --exact" in answer.json()["detail"]
 
 

@@ -85,7 +85,7 @@ def test_published_comparison_is_read(run: Sender, http: httpx.Client) -> None:
     assert item["layers"][2]["distance"]["relative_l2"] == found(*DEPARTING)["layers"][2]["distance"]["relative_l2"]
     assert item["compared_fingerprint"]["dtype"] == "bfloat16"
     other = run.get(f"steps/{STEP}/layers", pair="torch.float32/torch.trainer")
-    assert problem(other) == (404, "layers-not-found")
+    assert problem(other) == (404, "result-not-found")
 
 
 def test_scores_are_not_asked_of_a_comparison(run: Sender, http: httpx.Client) -> None:

@@ -61,7 +61,7 @@ def test_comparison_is_one_job_of_two_scorers_in_the_requested_order(run: Sender
 
 
 def test_published_comparison_is_read(run: Sender, http: httpx.Client) -> None:
-    assert problem(run.get(f"steps/{STEP}/routing")) == (404, "routing-not-found")
+    assert problem(run.get(f"steps/{STEP}/routing")) == (404, "result-not-found")
     ask(run).raise_for_status()
     holder = take_lease(http, scorers=ABLE)
     sent = comparison(1)
