@@ -170,7 +170,7 @@ EXACT = ExactOfLinkRecord(
     target_entropy=mean(NAN), behaviour_entropy=mean(NAN), k3_kl=mean(3.5e-6, 2.9e-7, 5.8e-4), tokens=3294,
     rollouts=32, groups=8, effective_groups=8.0, non_finite=0, pair=LINK, name=EXACT_PAIRS[LINK].name,
     target=EXACT_PAIRS[LINK].target, behaviour=EXACT_PAIRS[LINK].behaviour, from_sample=False, target_fingerprint={},
-    behaviour_fingerprint={}, accelerator="cpu", device_name="", published_at_us=1, other_settings=(),
+    behaviour_fingerprint={}, published_at_us=1, other_settings=(),
 )  # fmt: skip
 
 

@@ -246,7 +246,9 @@ def newest_scores(session: Session, key: events.StepKey) -> list[Score]:
 def stored_score(session: Session, store: tokens.TokenStore, score: Score) -> files.StoredScore | None:
     """Return a score with its file; None if retention has purged the file."""
     row = session.get(ScoreFile, (score.job_id, score.token, score.scorer, score.variant))
-    return row and files.StoredScore(score.scorer, score.variant, store.file(row.file), score.fingerprint)
+    if row is None:
+        return None
+    return files.StoredScore(score.scorer, score.variant, store.file(row.file), score.fingerprint)
 
 
 def read_replayed_scores(
