@@ -195,7 +195,7 @@ def test_a_client_that_is_limited_loses_nothing(
     limited: Limited, database: Database, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     _, secret = make_key(database, Scope.INGEST, Scope.READ)
-    with limited(key_requests_per_second=1.0) as server:
+    with limited(key_requests_per_second=0.5) as server:
         client = Client(server.url, api_key=secret, run_key="run", spool_directory=tmp_path_factory.mktemp("spool"))
         for step in range(6):
             client.log_rollouts(step, random_batch(step))
