@@ -1,4 +1,5 @@
-// Draws the tokens of one rollout in blocks, of which the browser lays out those near the view (`content-visibility`).
+// Draws the tokens of one rollout in blocks: those around the selected token at once, the others after the page is shown.
+// Of all of them the browser lays out those near the view (`content-visibility`).
 
 const root = document.querySelector("[data-rollout]");
 const pane = root.querySelector(".tokens");
@@ -6,16 +7,21 @@ const lines = root.querySelector(".lines");
 const panel = root.querySelector(".token");
 const chooser = root.querySelector("[data-comparison]");
 const BLOCK = 512; // Tokens of a block.
+const SPECIAL = /[\u0000-\u001f&<]/;
 const FULL = Math.log(4), LEAST = 1e-3; // The |d| with the full colour, and the least |d| with any colour.
 
-let rollout, differences, ranked, rankOf, elements, selected = -1;
+let rollout, differences, ranked, rankOf, blocks, selected = -1;
 
 /** Returns a token as it is shown: a space stays, line ends and other control characters become signs. */
 function shown(position) {
   const text = rollout.texts[rollout.ids[position]];
   if (text === undefined) return `${rollout.ids[position]} `;
-  return text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/[\u0000-\u001f]/g, "·") || "∅";
+  if (!SPECIAL.test(text)) return text || "∅";
+  return text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/[\u0000-\u001f]/g, "·");
 }
+
+/** Returns a text as HTML. */
+function escaped(text) { return SPECIAL.test(text) ? text.replaceAll("&", "&amp;").replaceAll("<", "&lt;") : text; }
 
 function sampled(position) { return !rollout.generated || rollout.generated[position] === 1; }
 
@@ -31,46 +37,64 @@ function choose(comparison) {
     if (!comparison || target[at] === null || behaviour[at] === null) return null;
     return target[at] - behaviour[at];
   });
+  const sizes = Float64Array.from(differences, Math.abs);
   ranked = [...rollout.ids.keys()].filter((at) => differences[at] !== null && sampled(at));
-  ranked.sort((a, b) => Math.abs(differences[b]) - Math.abs(differences[a]) || a - b);
+  ranked.sort((a, b) => sizes[b] - sizes[a] || a - b);
   rankOf = new Map(ranked.map((at, rank) => [at, rank]));
 }
 
-function appended(parent, kind, text = "") {
-  const element = document.createElement(kind);
-  element.textContent = text;
-  parent.append(element);
-  return element;
+/** Returns the class and the strength of a token's colour, by d of the selected comparison. */
+function look(at) {
+  if (!sampled(at)) return ["masked", ""];
+  const size = Math.abs(differences[at] ?? 0);
+  if (size < LEAST) return ["", ""];
+  const strength = Math.min(1, Math.log(size / LEAST) / Math.log(FULL / LEAST));
+  return [differences[at] < 0 ? "below" : "above", `${Math.round(12 + 58 * strength)}%`];
 }
 
-/** Draws the tokens; a new turn or a line end in the text begins a new line. */
+/** Lays out the blocks, empty; a new turn begins a new block. */
 function draw() {
   const whole = document.createDocumentFragment();
-  let block = null, turn = null;
-  elements = rollout.ids.map((_, at) => {
-    const text = shown(at), begins = rollout.turn && rollout.turn[at] !== turn;
+  let turn = null;
+  blocks = [];
+  for (let at = 0; at < rollout.ids.length; at++) {
+    const begins = rollout.turn && rollout.turn[at] !== turn;
     if (begins) {
       turn = rollout.turn[at];
-      appended(whole, "div", `turn ${turn}`).className = "turn";
+      const title = whole.appendChild(document.createElement("div"));
+      title.className = "turn";
+      title.textContent = `turn ${turn}`;
     }
-    if (begins || at === 0 || block.childElementCount === BLOCK) block = appended(whole, "div");
-    const element = appended(block, "span", text.includes("⏎") ? `${text}\n` : text);
-    element.dataset.at = at;
-    return element;
-  });
+    if (begins || at === 0 || at - blocks.at(-1).from === BLOCK) blocks.push({ from: at, element: whole.appendChild(document.createElement("div")) });
+    blocks.at(-1).end = at + 1;
+  }
   lines.replaceChildren(whole);
 }
 
-/** Colours the tokens by d of the selected comparison. */
-function colour() {
-  elements.forEach((element, at) => {
-    const size = Math.abs(differences[at] ?? 0);
-    if (!sampled(at)) element.className = "masked";
-    else element.className = size < LEAST ? "" : differences[at] < 0 ? "below" : "above";
-    const strength = Math.min(1, Math.log(size / LEAST) / Math.log(FULL / LEAST));
-    if (size >= LEAST) element.style.setProperty("--strength", `${Math.round(12 + 58 * strength)}%`);
-    element.classList.toggle("selected", at === selected);
-  });
+/** Writes the tokens of a block, coloured by d; a line end in the text begins a new line. */
+function fill(block) {
+  let html = "";
+  for (let at = block.from; at < block.end; at++) {
+    const text = shown(at), [name, strength] = look(at);
+    html += `<span data-at="${at}" class="${name}${at === selected ? " selected" : ""}"${strength && ` style="--strength:${strength}"`}>${escaped(text)}${text.includes("⏎") ? "\n" : ""}</span>`;
+  }
+  block.element.innerHTML = html;
+  block.isFilled = true;
+}
+
+/** Fills the other blocks, one at a time, so that the page answers meanwhile. */
+function fillRest() {
+  const block = blocks.find((each) => !each.isFilled);
+  if (!block) return;
+  fill(block);
+  setTimeout(fillRest);
+}
+
+/** Returns the element of a token; its block and those beside it are filled then. */
+function elementOf(at) {
+  const place = blocks.findIndex((each) => at < each.end);
+  for (const each of blocks.slice(Math.max(place - 1, 0), place + 2)) if (!each.isFilled) fill(each);
+  return blocks[place].element.children[at - blocks[place].from];
 }
 
 /** Formats a log-prob to a part in 100,000; further digits are rounding of float32. */
@@ -114,12 +138,13 @@ function describe(at) {
 
 function select(at, scroll = true) {
   if (at < 0 || at >= rollout.ids.length) return;
-  elements[selected]?.classList.remove("selected");
+  if (selected >= 0) elementOf(selected).classList.remove("selected");
   selected = at;
-  elements[at].classList.add("selected");
+  const element = elementOf(at);
+  element.classList.add("selected");
   if (scroll) {
     const { scrollX, scrollY } = window;
-    elements[at].scrollIntoView({ block: "nearest" });
+    element.scrollIntoView({ block: "nearest" });
     window.scrollTo(scrollX, scrollY); // Only the pane scrolls.
   }
   describe(at);
@@ -151,7 +176,6 @@ async function start() {
   choose(rollout.comparison);
   fillPrompt();
   draw();
-  colour();
   const asked = /^#token-(\d+)$/.exec(location.hash);
   select(asked ? Number(asked[1]) : ranked[0] ?? 0);
   pane.addEventListener("keydown", (event) => {
@@ -164,8 +188,9 @@ async function start() {
   lines.addEventListener("pointerover", (event) => { const token = tokenAt(event); if (token) describe(Number(token.dataset.at)); });
   lines.addEventListener("click", (event) => { const token = tokenAt(event); if (token) select(Number(token.dataset.at), false); });
   for (const button of root.querySelectorAll("[data-do]")) button.addEventListener("click", ACTIONS[button.dataset.do]);
-  chooser.addEventListener("change", () => { choose(chooser.value); colour(); if (selected >= 0) describe(selected); });
+  chooser.addEventListener("change", () => { choose(chooser.value); blocks.forEach(fill); if (selected >= 0) describe(selected); });
   document.body.dataset.drawn = "yes";
+  setTimeout(fillRest, 300); // After the first view is painted.
 }
 
 start().catch(() => { lines.textContent = "The tokens could not be loaded. The service may be away; reload to try again."; });
