@@ -98,7 +98,7 @@ def _alerts(page: Page, fleet: Fleet, name: str) -> Answer:
 
 def _rate(page: Page, fleet: Fleet, name: str) -> Answer:
     card = opened(page, fleet, name).locator("#advice")
-    advice = fleet.get(name, "lr-advice", step=_newest(fleet, name))
+    advice = fleet.get(name, "lr-advice")
     shadow = "shadow" in card.locator(".badge").first.inner_text()
     given = (_number(card.locator(".scale").inner_text().removeprefix("×").strip()), shadow)
     return Answer(given, (round(advice["advised_scale"], 3), advice["mode"] == "shadow"))
