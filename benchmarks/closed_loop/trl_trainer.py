@@ -27,8 +27,8 @@ from foreshock.integrations.trl import ForeshockCallback
 KEPT: Final = Path("build/closed_loop_trl.jsonl")
 ARMS: Final = ("constant", "remedy")
 FIRST_SEED: Final = 80_000
-RATE: Final = 1e-2
-STEPS: Final = 100
+RATE: Final = 5e-2
+STEPS: Final = 40
 LENGTH: Final = 12
 PATIENCE_SECONDS: Final = 20.0
 

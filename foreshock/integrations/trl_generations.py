@@ -260,8 +260,10 @@ class Generations:
         current.rewards = _on_cpu(rewards[first : first + size])
 
     def _note_forward_pass(self, arguments: Any, keywords: Any, result: Any) -> None:
-        current = self._current
-        scored_by_policy = bool(arguments) and arguments[0] is self._trainer.model
+        current, trainer = self._current, self._trainer
+        scored_by_policy = bool(arguments) and arguments[0] is trainer.model
+        if current is None and (scored_by_policy or (arguments and arguments[0] is trainer.model_wrapped)):
+            self._update.note_loss(arguments, keywords, result[0])
         if current is not None and scored_by_policy and current.trainer_log_probs is None:
             current.trainer_log_probs = _on_cpu(result[0])
             self._update.note(arguments, keywords, result[0])

@@ -20,6 +20,9 @@ ONE_IN: Final = 32
 tokens took 2.6 % of the CPU time of a step of a tiny model with vLLM on two cores, and 32 took 4.6 %; `update_k3` of
 the two differed by 0.3 to 6 %."""
 
+_HARMLESS: Final = ("batch_size", "compute_entropy", "compute_aux_loss")
+"""Arguments of a forward pass that change no log-prob."""
+
 _SHARDED: Final = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
 
 
@@ -41,6 +44,12 @@ class Update:
         self._log = log
         self._rollouts = rollouts
         self._scored: _Scored | None = None
+        self._measures = False
+
+    def note_loss(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any], log_probs: Any) -> None:
+        """Keep rows of the loss's first forward pass, unless TRL has scored the rollouts before: it need not."""
+        if self._scored is None and not self._measures and self._trainer.model.training:
+            self.note(arguments, keywords, log_probs.detach())
 
     def note(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any], log_probs: Any) -> None:
         """Keep rows of a call of `_get_per_token_logps_and_entropies` before the update."""
@@ -48,7 +57,7 @@ class Update:
         if self._rollouts < 1 or not accelerator.is_main_process:
             return
         named = dict(zip(("model", "ids", "attention", "responses"), arguments, strict=False))
-        others = [name for name, value in keywords.items() if name != "batch_size" and value is not None]
+        others = [name for name, value in keywords.items() if name not in _HARMLESS and value is not None]
         kind = str(accelerator.distributed_type).rpartition(".")[2]
         if len(named) < 4 or others or (kind in _SHARDED and accelerator.num_processes > 1):
             reason = f"of {', '.join(others)}" if others else f"the weights are sharded ({kind})"
@@ -68,10 +77,14 @@ class Update:
         if scored is None:
             return None
         trainer = self._trainer
-        with torch.no_grad():
-            result = trainer._get_per_token_logps_and_entropies(
-                trainer.model, scored.ids, scored.attention, scored.responses, batch_size=len(scored.ids)
-            )
+        self._measures = True
+        try:
+            with torch.no_grad():
+                result = trainer._get_per_token_logps_and_entropies(
+                    trainer.model, scored.ids, scored.attention, scored.responses, batch_size=len(scored.ids)
+                )
+        finally:
+            self._measures = False
         # Padding is after a response, and before its prompt.
         response = scored.attention[:, -scored.responses :] > 0
         d = (result[0].double() - scored.log_probs.double())[response]

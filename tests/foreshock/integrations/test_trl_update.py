@@ -72,6 +72,25 @@ def test_rollouts_of_the_whole_step_are_scored_again_once() -> None:
     assert update.measure() is None
 
 
+def test_rows_of_the_loss_count_unless_the_rollouts_were_scored_before() -> None:
+    trainer = Trainer()
+    trainer.model = SimpleNamespace(training=True)
+    update = Update(trainer, LogOnce("foreshock.tests"), 32)
+    ids, attention = batch()
+
+    def loss() -> None:
+        found, _, _ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, attention, RESPONSE)
+        update.note_loss((trainer.model, ids, attention, RESPONSE), {"compute_entropy": True}, found.requires_grad_())
+
+    loss()
+    trainer.noise = trainer.noise + 0.1
+    loss()
+    assert update.measure() == pytest.approx(np.expm1(0.1) - 0.1, rel=1e-5)
+    trainer.model.training = False
+    loss()
+    assert update.measure() is None
+
+
 def test_no_update_moves_nothing() -> None:
     assert noted(Trainer()).measure() == 0.0
 
