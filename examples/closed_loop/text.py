@@ -24,8 +24,8 @@ Not shown, or not reached:
 - **Without logged updates** (`blind-tis`, no warm-up) the loop sees such a rate too late: `fast` is lost in most seeds.
 - **Lengths that surge** (`surge`, from 9 to 30 tokens as the policy learns): length-decay ends at 0.45,
   constant at 0.67, the remedy at 0.92.
-- **TRL's real trainer** with the hook and a service (`benchmarks/closed_loop/trl_trainer.py`): one seed of 6. At 50 times
-  its rate update_k3 is 0.14 and the scale at its floor from step 4 on. Constant is at 0.50 of 1 from
+- **TRL's real trainer** with the hook and a service (`benchmarks/closed_loop/trl_trainer.py`): one seed of 6. At 50
+  times its rate update_k3 is 0.14 and the scale at its floor from step 4 on. Constant is at 0.50 of 1 from
   step 5, the remedy at 0.49 in step 18, its last: that the rate does harm there is not shown.
 
 Learning rates are a hundred times those of large runs: that an arm helps here does not say that it helps there.
