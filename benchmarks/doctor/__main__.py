@@ -3,7 +3,8 @@
 Tuning seeds are 0 … 999: thresholds were chosen on them. Locked seeds are used only once. Already used: 2,000 … 2,240
 (only at the smallest size), 3,000 … 3,239, 4,000 … 4,239, 5,500 … 5,742, 6,000 … 6,242, 6,500 … 6,746, 8,000 … 8,246,
 and 5,000 … 5,065 only for faults. 7,000 … 7,746 were used in part and changed rules. 9,000 … 9,317 are in
-`results/doctor.txt`, 9,500 … 9,700 were used in part. The next ones are 10,000 and beyond.
+`results/doctor.txt`, 9,500 … 9,700 were used in part. 10,000 … 10,035 (parameters together), 10,100 … 10,346 and
+10,300 … 10,359 were used in part. The next ones are 11,000 and beyond.
 `--seed 0` runs tuning cases, `--only NAME` one fault, `--sizes 0` the smallest size of each. The undeclared cases have
 only the rollouts and two folders of weights. A replay of some rollouts counts as their share of the tokens, a decode
 counts twice.
@@ -32,7 +33,7 @@ from foreshock.doctor import Budget, DoctorReport, examine
 from foreshock.rollouts import BatchAttributes
 from foreshock_probes.doctor.experimenter import TorchExperimenter
 
-LOCKED = 9_000
+LOCKED = 11_000
 PAIRS = 30
 
 
