@@ -10,8 +10,8 @@ from dashboards.panels import RUN_OF_ROW, RUN_OF_SERIES, Level, Panel, PanelOpti
 from dashboards.queries import PromQuery
 from dashboards.run import TAIL, TAIL_LEVELS
 from foreshock.comparisons import TRAINER_ROLLOUT
+from foreshock.healthy_ranges import required_range
 from foreshock.model_kind import MODEL_KINDS, ModelKind
-from foreshock.ranges import required_range
 
 OPEN_ALERT_LEVELS = (Level(None, "green"), Level(1, "red"))
 # Metrics carry a run's id; its name is a label of foreshock_run_info.

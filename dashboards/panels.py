@@ -26,7 +26,7 @@ from grafana_foundation_sdk.models.common import (
 )
 
 from dashboards.queries import BuiltQuery, PromQuery, Query
-from foreshock.ranges import HealthyRange
+from foreshock.healthy_ranges import HealthyRange
 
 # The service's address as its users know it: a label of its own metric, so that no dashboard is edited to install it.
 SERVICE_URL = "foreshock"

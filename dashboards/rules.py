@@ -1,4 +1,4 @@
-"""The alert rules of Prometheus, written to `prometheus/rules.yml`. Thresholds come from `foreshock.ranges`."""
+"""The alert rules of Prometheus, written to `prometheus/rules.yml`. Thresholds come from `foreshock.healthy_ranges`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foreshock.comparisons import TRAINER_ROLLOUT
+from foreshock.healthy_ranges import required_range, threshold_number
 from foreshock.model_kind import MODEL_KIND_NAMES, MODEL_KINDS, ModelKind
-from foreshock.ranges import required_range, threshold_number
 from foreshock.severity import Severity
 
 HEADER = """\

@@ -11,12 +11,12 @@ from dashboards.queries import PromQuery, SqlQuery
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.diagnosis.lags import NEARLY_ALL
 from foreshock.diagnosis.least_tokens import LEAST_TOKENS
+from foreshock.healthy_ranges import required_range, threshold_number
 from foreshock.interval_names import RANGE
 from foreshock.measures.registry import K3_BY_LAG, TOKENS_BY_LAG, measure_named
 from foreshock.measures.statistics.conditions import LOW_PROBABILITY
 from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
 from foreshock.model_kind import MODEL_KINDS
-from foreshock.ranges import required_range, threshold_number
 from foreshock.scorers import main_comparisons
 
 TAIL = required_range("tail_2")

@@ -1,6 +1,6 @@
 """Write the tables of healthy ranges into the documents: `python -m scripts.ranges_tables`; `--check` changes nothing.
 
-A table is between `<!-- ranges: NAME -->` and `<!-- end of ranges -->`; its rows come from `foreshock.ranges`.
+A table is between `<!-- ranges: NAME -->` and `<!-- end of ranges -->`; its rows come from `foreshock.healthy_ranges`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+from foreshock.healthy_ranges import RANGES, HealthyRange
 from foreshock.model_kind import MODEL_KIND_NAMES
-from foreshock.ranges import RANGES, HealthyRange
 from scripts.generated import write_or_check
 
 REPOSITORY: Final = Path(__file__).resolve().parents[1]

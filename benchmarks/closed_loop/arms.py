@@ -24,8 +24,8 @@ from foreshock.diagnosis.quantities import (
     UPDATE_KEY,
 )
 from foreshock.learning_rate import levers
+from foreshock.learning_rate.length_decay import Point, Schedule, ScheduleSettings
 from foreshock.learning_rate.remedy import Situation, decide_remedy
-from foreshock.learning_rate.schedule import Point, Schedule, ScheduleSettings
 
 Rate = Literal["constant", "cosine", "lengths", "advice", "least", "given"]
 """`lengths` is the length-decay schedule; `least` is the smaller one of advice and cosine; `given` are the scales of

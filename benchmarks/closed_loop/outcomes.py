@@ -15,7 +15,7 @@ from benchmarks.closed_loop import bed
 from benchmarks.closed_loop.arms import ARMS, CONFIGURATION, REMEDY, SHAM, WITHOUT_FORESIGHT, Arm, Recorded
 from benchmarks.closed_loop.bed import START_REWARD, Setting
 from foreshock.diagnosis.collapse import collapse_step
-from foreshock.learning_rate import loop, schedule
+from foreshock.learning_rate import control_loop, length_decay
 
 Key = tuple[str, str, int]
 """Setting, arm, seed."""
@@ -50,7 +50,7 @@ def digest() -> str:
 
     After a change of the bed, delete the file.
     """
-    law = b"".join(Path(str(part.__file__)).read_bytes() for part in (loop, schedule))
+    law = b"".join(Path(str(part.__file__)).read_bytes() for part in (control_loop, length_decay))
     return hashlib.sha256(law + repr(CONFIGURATION.loop).encode()).hexdigest()[:12]
 
 

@@ -29,7 +29,7 @@ from foreshock.diagnosis.mismatch_rules import K3
 from foreshock.diagnosis.quantities import LENGTH_KEY, REWARD_KEY
 from foreshock.diagnosis.reward import COLLAPSE_RULE
 from foreshock.diagnosis.rule import Event
-from foreshock.diagnosis.short import MOST_CHARACTERS as MOST_OF_A_ROW
+from foreshock.diagnosis.short_headline import MOST_CHARACTERS as MOST_OF_A_ROW
 from foreshock.model_kind import ModelKind
 
 Floats = NDArray[np.float64]

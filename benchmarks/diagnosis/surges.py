@@ -25,7 +25,7 @@ from benchmarks.diagnosis.curves import (
 )
 from foreshock.diagnosis.surge import advance_surge
 from foreshock.diagnosis.surge_state import StepLengths, SurgeSettings, SurgeState
-from foreshock.learning_rate.schedule import DECAY_MULTIPLIER, ScheduleSettings
+from foreshock.learning_rate.length_decay import DECAY_MULTIPLIER, ScheduleSettings
 
 RAMPS = 600
 SURGES = 60

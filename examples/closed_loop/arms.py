@@ -17,7 +17,7 @@ from examples.tiny_rl.trainer import Correction
 from foreshock.backtest.replay import AppliedAdvice
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration
 from foreshock.diagnosis.quantities import LAST_STEP_KEY, LEARNING_RATE_KEY
-from foreshock.learning_rate.loop import LoopSettings
+from foreshock.learning_rate.control_loop import LoopSettings
 
 
 def control_of(plan: Plan, finished: Callable[[Plan], Result]) -> Control:

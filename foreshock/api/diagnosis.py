@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from foreshock.api.records import Record, from_attributes, parse
-from foreshock.ranges import Verdict
+from foreshock.healthy_ranges import Verdict
 from foreshock.severity import Severity
 
 __all__ = [

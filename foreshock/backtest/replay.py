@@ -11,9 +11,9 @@ from functools import reduce
 from foreshock.diagnosis.collapse import BASELINE_OBSERVATIONS, collapse_step, floor_of
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration, WarningState, advance
 from foreshock.diagnosis.quantities import LEARNING_RATE_KEY, REWARD_KEY
+from foreshock.learning_rate.control_loop import LoopState
 from foreshock.learning_rate.decisions import AdviceState, Observation, decide, fold_on
-from foreshock.learning_rate.loop import LoopState
-from foreshock.learning_rate.schedule import warmed
+from foreshock.learning_rate.length_decay import warmed
 from foreshock.severity import Severity
 
 SURGE_STEPS = 50

@@ -15,7 +15,7 @@ from foreshock.errors import ConfigurationError, did_you_mean
 
 if TYPE_CHECKING:
     from foreshock.client.reader import Reader
-    from foreshock.ranges import Verdict
+    from foreshock.healthy_ranges import Verdict
     from foreshock.severity import Severity
 
 _INVALID_CHOICE = re.compile(r"invalid choice: '(?P<given>[^']*)' \(choose from (?P<known>.*)\)")

@@ -28,11 +28,11 @@ from foreshock.commands.option_types import STEP
 from foreshock.commands.text import STYLES, Paint, Progress, count, number, wrap
 from foreshock.diagnosis.wording import plural
 from foreshock.errors import ConfigurationError, RolloutsError
+from foreshock.healthy_ranges import Verdict, required_range, verdict_of
 from foreshock.importers import Dump, DumpFormat, ReadOptions, find_dumps
 from foreshock.json_values import finite_or_none
 from foreshock.lint import LintEvidence, LintReport, collect_evidence, run_checks
 from foreshock.lint.checks.pairs import Pairs
-from foreshock.ranges import Verdict, required_range, verdict_of
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.severity import severity_rank

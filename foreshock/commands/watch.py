@@ -17,8 +17,8 @@ from foreshock.commands.text import STYLES, WIDTH, Paint, number, sparkline, wra
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.lag_zero import LAG_ZERO_COLUMNS, at_lag_zero
 from foreshock.errors import ServiceUnavailable
+from foreshock.healthy_ranges import verdict_of
 from foreshock.model_kind import UNDECLARED_NOTE, ModelKind
-from foreshock.ranges import verdict_of
 
 _MISMATCH = ("k3_kl", "mean_abs_d")
 _NUMBERS = re.compile(r"[×÷] |[−\d][\d.,]*(?:e−?-?\d+)?")

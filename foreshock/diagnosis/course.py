@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from foreshock.api.diagnosis import DiagnosisCause
 from foreshock.diagnosis.wording import number
-from foreshock.ranges import LARGEST_OF_NUMERICS
+from foreshock.healthy_ranges import LARGEST_OF_NUMERICS
 
 __all__ = ["FIRST_STEP", "FIRST_STEPS", "causes_of_course"]
 

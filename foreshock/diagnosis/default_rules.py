@@ -1,7 +1,7 @@
 """The default rules of every run, each with its texts and the source of its threshold.
 
 To add a rule, add it here or to `mismatch_rules.py`: alerts, pages, the exporter and the API read everything from the
-rule. Thresholds that are healthy ranges come from `foreshock.ranges`.
+rule. Thresholds that are healthy ranges come from `foreshock.healthy_ranges`.
 """
 
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ from foreshock.diagnosis.mismatch_rules import LOWER, mismatch_rules, range_rule
 from foreshock.diagnosis.quantities import ENTROPY_KEY, GRADIENT_NORM_KEY
 from foreshock.diagnosis.rule import ThresholdRule
 from foreshock.diagnosis.weights import ENGINES_OFF, WEIGHTS_DIFFER, WHAT_TO_DO
+from foreshock.healthy_ranges import required_range
 from foreshock.model_kind import ModelKind
-from foreshock.ranges import required_range
 
 
 def default_rules(model_kind: ModelKind | None = None) -> tuple[ThresholdRule, ...]:

@@ -44,8 +44,9 @@ from foreshock.diagnosis.surge_state import (
     watching,
 )
 from foreshock.digests import digest_of_json
+from foreshock.healthy_ranges import required_range
 from foreshock.json_values import finite_or_none
-from foreshock.learning_rate.loop import (
+from foreshock.learning_rate.control_loop import (
     DEFAULT_LOOP,
     DRIVEN_SET_POINTS,
     LoopSettings,
@@ -53,9 +54,8 @@ from foreshock.learning_rate.loop import (
     Reading,
     advance_loop,
 )
-from foreshock.learning_rate.schedule import ScheduleSettings
+from foreshock.learning_rate.length_decay import ScheduleSettings
 from foreshock.model_kind import ModelKind
-from foreshock.ranges import required_range
 
 DETECTOR_VERSION = 18
 """Increased with every change of behaviour: snapshots of another version are not used."""

@@ -23,7 +23,7 @@ from foreshock.diagnosis.mismatch_rules import PROBE, STEP_RULE
 from foreshock.diagnosis.odd_steps import ODD_STEPS, cause_of
 from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE, level_after_fall, where_to_look
 from foreshock.diagnosis.rule import CLIENT_LOSSES
-from foreshock.diagnosis.short import short_of
+from foreshock.diagnosis.short_headline import short_of
 from foreshock.diagnosis.weights import WEIGHTS_DIFFER
 from foreshock.diagnosis.wording import as_clause, number, percent, plural, ranks_in_words, reward_number
 from foreshock.severity import severity_rank

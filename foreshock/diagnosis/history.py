@@ -12,8 +12,8 @@ from foreshock.api.diagnosis import DiagnosisCause, MissingData
 from foreshock.api.watch import onset_of
 from foreshock.diagnosis.lags import AT_LAG_ZERO, LagLevels, StepLags
 from foreshock.diagnosis.odd_steps import OddSteps, odd_steps
+from foreshock.healthy_ranges import required_range
 from foreshock.model_kind import ModelKind
-from foreshock.ranges import required_range
 from foreshock.severity import Severity
 
 NEWEST_STEPS: Final = 10

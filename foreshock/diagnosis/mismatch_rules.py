@@ -11,9 +11,9 @@ from typing import Final
 from foreshock.comparisons import TRAINER_ROLLOUT, comparison_name
 from foreshock.diagnosis.least_tokens import LEAST_TOKENS
 from foreshock.diagnosis.rule import ThresholdRule
+from foreshock.healthy_ranges import HealthyRange, required_range, threshold_number
 from foreshock.measures.statistics.conditions import LOW_PROBABILITY
 from foreshock.model_kind import ModelKind
-from foreshock.ranges import HealthyRange, required_range, threshold_number
 from foreshock.scorers import ENGINE_REPLAY, NOISE_FLOOR_VARIANT, score_name
 
 K3 = f"{TRAINER_ROLLOUT}:k3_kl"

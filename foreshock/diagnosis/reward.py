@@ -37,8 +37,8 @@ from foreshock.diagnosis.mismatch_order import mismatch_at_fall, mismatch_in_wor
 from foreshock.diagnosis.rule import Event
 from foreshock.diagnosis.statistics import Noise, bend_of, neighbour_noise, step_noise, swing_about_peak
 from foreshock.diagnosis.wording import reward_number
+from foreshock.healthy_ranges import required_range
 from foreshock.model_kind import ModelKind
-from foreshock.ranges import required_range
 
 FALL_RULE = "reward_fall"
 COLLAPSE_RULE = "reward_collapse"

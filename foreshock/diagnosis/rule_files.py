@@ -40,8 +40,8 @@ from foreshock.diagnosis.rule import DELIVERY_RULES, Cause, Direction, Effect, T
 from foreshock.diagnosis.statistics import Pooling
 from foreshock.diagnosis.surge_state import RULES as SURGE_RULES
 from foreshock.errors import ConfigurationError, did_you_mean
-from foreshock.learning_rate.loop import DEFAULT_LOOP, LoopSettings
-from foreshock.learning_rate.schedule import ScheduleSettings
+from foreshock.learning_rate.control_loop import DEFAULT_LOOP, LoopSettings
+from foreshock.learning_rate.length_decay import ScheduleSettings
 from foreshock.model_kind import MODEL_KINDS
 from foreshock.parsing import parse_toml
 from foreshock.severity import Severity

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from foreshock.diagnosis.rule import Event
-from foreshock.learning_rate.schedule import ScheduleSettings
+from foreshock.learning_rate.length_decay import ScheduleSettings
 from foreshock.severity import Severity
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal, Protocol
 
+from foreshock.healthy_ranges import threshold_number
 from foreshock.json_values import json_value
+from foreshock.learning_rate.length_decay import DECAY_FACTOR, DECAY_FLOOR, Point, Schedule, point_at
 from foreshock.learning_rate.levers import UNMOVED, Correction, LeverState, Rollback
 from foreshock.learning_rate.modes import BESIDE_THE_RATE, BesideTheRate
-from foreshock.learning_rate.schedule import DECAY_FACTOR, DECAY_FLOOR, Point, Schedule, point_at
-from foreshock.ranges import threshold_number
 
 AdvicePhase = Literal["warming", "watching", "decaying", "floor", "held"]
 OperatorKind = Literal["halve", "raise", "hold", "release", "set"]

@@ -34,17 +34,14 @@ from typing import Any, Final
 from foreshock.diagnosis.detectors import OpenSignal
 from foreshock.diagnosis.wording import percent
 from foreshock.learning_rate.advice import AdvicePhase, DecisionKind, OperatorKind
-from foreshock.learning_rate.levers import UNMOVED, Correction, LeverState, Rollback, Value, value_of
-from foreshock.learning_rate.loop import (
+from foreshock.learning_rate.control_loop import (
     ERROR_OF_A_RULE,
     LARGEST_RISE,
     SILENT_STEPS,
     LoopSettings,
     LoopState,
 )
-from foreshock.learning_rate.modes import BESIDE_THE_RATE, AdviceMode, Author, BesideTheRate, Lever
-from foreshock.learning_rate.remedy import Remedy
-from foreshock.learning_rate.schedule import (
+from foreshock.learning_rate.length_decay import (
     DECAY_FACTOR,
     DECAY_FLOOR,
     HORIZON,
@@ -55,6 +52,9 @@ from foreshock.learning_rate.schedule import (
     next_fall,
     point_at,
 )
+from foreshock.learning_rate.levers import UNMOVED, Correction, LeverState, Rollback, Value, value_of
+from foreshock.learning_rate.modes import BESIDE_THE_RATE, AdviceMode, Author, BesideTheRate, Lever
+from foreshock.learning_rate.remedy import Remedy
 
 STEPS_OF_A_RISE: Final = 2
 """One decision raises log s by at most so many steps' rises, however long ago the last one was: it never jumps up."""

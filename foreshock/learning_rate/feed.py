@@ -25,9 +25,9 @@ from foreshock.client.reporting import LogOnce
 from foreshock.client.settings import ClientSettings
 from foreshock.errors import ConfigurationError, ServiceError, ServiceUnavailable, WrongService
 from foreshock.learning_rate.advice import Advice, AdviceAlert
+from foreshock.learning_rate.length_decay import DECAY_FLOOR, warmed
 from foreshock.learning_rate.levers import Correction, Rollback, Value
 from foreshock.learning_rate.modes import BesideTheRate
-from foreshock.learning_rate.schedule import DECAY_FLOOR, warmed
 from foreshock.retry import Backoff
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from foreshock.diagnosis.detectors import (
 )
 from foreshock.diagnosis.surge_state import SurgeDetection
 from foreshock.learning_rate.decisions import AdviceState
+from foreshock.learning_rate.length_decay import DECAY_FACTOR, ScheduleSettings, halvings_of
 from foreshock.learning_rate.modes import AdviceMode
-from foreshock.learning_rate.schedule import DECAY_FACTOR, ScheduleSettings, halvings_of
 
 RUN_HAS_ENDED = "The run has ended: there is nothing to advise."
 NO_SIGNAL = "No mismatch, gradient or reward signal corroborates it"

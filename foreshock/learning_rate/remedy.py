@@ -21,8 +21,8 @@ from typing import Final, Literal
 from foreshock.corrections import Evaluator
 from foreshock.corrections.loss_weights import DEFAULT_CORRECTION
 from foreshock.diagnosis.wording import number, percent
+from foreshock.learning_rate.control_loop import LoopSettings, LoopState
 from foreshock.learning_rate.levers import Correction, Rollback
-from foreshock.learning_rate.loop import LoopSettings, LoopState
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.rollout_summaries import RolloutSummaries
 

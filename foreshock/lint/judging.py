@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from foreshock.healthy_ranges import required_range
 from foreshock.lint.counting import Counts, Example
 from foreshock.lint.evidence import LintEvidence
 from foreshock.model_kind import ModelKind
-from foreshock.ranges import required_range
 from foreshock.severity import Severity
 
 _Kind = TypeVar("_Kind", bound=Counts)

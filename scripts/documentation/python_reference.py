@@ -26,7 +26,7 @@ MODULES: Final = {
     "foreshock.integrations.trl": "TRL",
     "foreshock.exporters": "Exporters",
     "foreshock.importers": "Importers",
-    "foreshock.ranges": "Healthy ranges",
+    "foreshock.healthy_ranges": "Healthy ranges",
     "foreshock.scorers": "Scorers",
 }
 """Documented modules -> title."""

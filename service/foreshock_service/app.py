@@ -65,7 +65,7 @@ from foreshock_service.runs import (
     tokens,
     weights,
 )
-from foreshock_service.runs.isolation import alert_of_unreadable_runs, isolated
+from foreshock_service.runs.failing_runs import alert_of_unreadable_runs, isolated
 from foreshock_service.watch import advance, alerts, delivery, diagnosis, long_polls, rules
 from foreshock_service.watch.advice import endpoints as advice
 from foreshock_service.watch.advice.service import record_mode, rewind_log

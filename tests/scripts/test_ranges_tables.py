@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from foreshock.ranges import RANGES
+from foreshock.healthy_ranges import RANGES
 from scripts.ranges_tables import DOCUMENTS, TABLES, current_text
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
+from foreshock.healthy_ranges import required_range
 from foreshock.lint.checks.pairs import NO_PAIRS, Pairs, if_invalid
 from foreshock.lint.checks.sampling import Surprisal
 from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome, format_number
 from foreshock.measures.estimators.intervals import student_t_quantile
 from foreshock.model_kind import MODEL_KIND_NAMES
-from foreshock.ranges import required_range
 
 _MEASURE = "k3_kl_per_entropy"
 _LEAST_GROUPS = 4

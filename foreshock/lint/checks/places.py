@@ -15,13 +15,13 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshock.healthy_ranges import LARGEST_OF_NUMERICS
 from foreshock.lint.checks.pairs import NO_PAIRS, Pairs, PairsByGroup, if_invalid
 from foreshock.lint.checks.token_ids import by_token_id
 from foreshock.lint.counting import LARGEST_D, Bools, Counting, Counts, Example, Floats, Ints, Table
 from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome, format_number, format_percent
 from foreshock.measures.inputs import lag_of_tokens, truncated_rollouts
 from foreshock.measures.statistics.clusters import keys_of_texts
-from foreshock.ranges import LARGEST_OF_NUMERICS
 from foreshock.rollouts.arrays import take_rows
 from foreshock.rollouts.schema import are_log_probs
 

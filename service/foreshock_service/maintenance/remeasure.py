@@ -30,7 +30,7 @@ from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.replay.attribution import compute, service
 from foreshock_service.runs import events, judging, shard_decoding, shards, steps
-from foreshock_service.runs.isolation import RunIsolated
+from foreshock_service.runs.failing_runs import RunIsolated
 from foreshock_service.runs.runs import lock_run_for_background
 
 _TRIES = 5

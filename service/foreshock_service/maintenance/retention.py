@@ -20,7 +20,7 @@ from foreshock_service.platform.settings import load_settings
 from foreshock_service.platform.store.removal import give_up_files
 from foreshock_service.replay.probes.jobs import ENDED
 from foreshock_service.runs import events
-from foreshock_service.runs.isolation import RunIsolated
+from foreshock_service.runs.failing_runs import RunIsolated
 from foreshock_service.runs.runs import lock_run_for_background
 
 

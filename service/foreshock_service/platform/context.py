@@ -77,7 +77,7 @@ class ServiceContext:
     events: EventBus = field(default_factory=EventBus)
     score_readers: tuple[ScoreReader, ...] = ()
     unreadable_runs: dict[str, tuple[str, Exception]] = field(default_factory=dict)
-    """Runs whose stored state a request could not read, with what it tried; `runs/isolation.py` alerts of them."""
+    """Runs whose stored state a request could not read, with what it tried; `runs/failing_runs.py` alerts of them."""
 
 
 async def context_of(request: Request) -> ServiceContext:

@@ -22,7 +22,7 @@ from foreshock_service.platform.database.tables import NEWEST_ATTEMPT_FIRST, Att
 from foreshock_service.runs import due
 from foreshock_service.runs.diagnoses import has_verdict, verdicts_of_runs
 from foreshock_service.runs.events import AdviceModeChanged, RunBecameStale, RunRemoved, TrainerHeard
-from foreshock_service.runs.isolation import for_each_run
+from foreshock_service.runs.failing_runs import for_each_run
 
 RunState = Literal["running", "finished", "failed"]
 """The states that a client or an operator sets."""

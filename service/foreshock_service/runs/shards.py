@@ -29,7 +29,7 @@ from foreshock_service.platform.database.tables import MeasurementStatistics, Sh
 from foreshock_service.platform.decoding.pool import DecodersBusy
 from foreshock_service.platform.problem import TokensPurged
 from foreshock_service.runs import events, judging, lint, runs, steps
-from foreshock_service.runs.isolation import RunIsolated
+from foreshock_service.runs.failing_runs import RunIsolated
 from foreshock_service.runs.measurements import has_measurement, store_measurements
 from foreshock_service.runs.shard_decoding import FoldedStep, MeasuredShard, fold_step, measure_stored
 

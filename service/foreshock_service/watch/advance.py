@@ -30,7 +30,7 @@ from foreshock_service.replay.attribution import document
 from foreshock_service.replay.results import doctor
 from foreshock_service.runs import diagnoses, due, findings, lint, runs, shards, steps, weights
 from foreshock_service.runs.events import StepKey
-from foreshock_service.runs.isolation import RunIsolated, isolated, isolated_part
+from foreshock_service.runs.failing_runs import RunIsolated, isolated, isolated_part
 from foreshock_service.watch import alerts, diagnosis
 from foreshock_service.watch.advice.service import decide_after_detection
 from foreshock_service.watch.detection import derivation

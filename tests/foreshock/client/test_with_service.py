@@ -13,7 +13,7 @@ import pytest
 
 from foreshock import AdviceFeed, Client, RolloutBatch
 from foreshock.errors import ConfigurationError
-from foreshock.learning_rate.schedule import DECAY_FLOOR, warmed
+from foreshock.learning_rate.length_decay import DECAY_FLOOR, warmed
 from foreshock.measures.comparison import measure_step
 from tests.foreshock.batches import random_batch
 from tests.foreshock.client.trainer import clients, get

@@ -10,7 +10,7 @@ import pytest
 from foreshock.diagnosis.default_rules import default_rules
 from foreshock.diagnosis.detectors import WarningConfiguration
 from foreshock.diagnosis.rule_files import InvalidRules, parse_rules, read_rules
-from foreshock.learning_rate.loop import DEFAULT_LOOP
+from foreshock.learning_rate.control_loop import DEFAULT_LOOP
 from tests.foreshock.diagnosis.curves import closed_steps, watch
 
 HEAD = "version = 1\n"

@@ -9,7 +9,7 @@ from foreshock.client.columns import Measurements
 from foreshock.client.columns import measurements as parse_measurements
 from foreshock.exporters.step_values import step_values
 from foreshock.learning_rate.advice import Advice
-from foreshock.learning_rate.schedule import Point
+from foreshock.learning_rate.length_decay import Point
 
 
 def alert(step: int, **fields: Any) -> AlertRecord:

@@ -19,8 +19,8 @@ from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.integrations.slime import SlimeRun, apply_advice, log_rollouts
 from foreshock.integrations.slime_columns import columns_of
 from foreshock.integrations.slime_framework import FRAMEWORKS, Place
+from foreshock.learning_rate.length_decay import warmed
 from foreshock.learning_rate.levers import Correction
-from foreshock.learning_rate.schedule import warmed
 from tests.foreshock.integrations.logged_attributes import declared, logged_attributes
 from tests.foreshock.integrations.logged_runs import LoggedRun, run_named
 from tests.foreshock.integrations.preloaded import Preloaded, preloaded

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
-from foreshock.learning_rate.schedule import warmed
+from foreshock.learning_rate.length_decay import warmed
 from tests.foreshock.integrations.logged_attributes import declared, logged_attributes
 from tests.foreshock.integrations.logged_runs import LoggedRun, run_named
 from tests.foreshock.integrations.operators import CORRECTION, SMALL_RATE

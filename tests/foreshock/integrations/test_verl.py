@@ -17,7 +17,7 @@ import pytest
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.integrations import verl
 from foreshock.integrations.verl_columns import precision_of
-from foreshock.learning_rate.schedule import warmed
+from foreshock.learning_rate.length_decay import warmed
 from foreshock.rollouts import decode_rollouts
 from tests.foreshock.integrations.logged_attributes import declared, logged_attributes
 from tests.foreshock.integrations.logged_runs import LoggedRun, run_named

@@ -18,7 +18,7 @@ from examples.trl.train import new_trainer, reward_of_ones
 from foreshock.client.client import Client
 from foreshock.integrations.trl import ADVICE_FILE, ForeshockCallback
 from foreshock.learning_rate.advice import Advice
-from foreshock.learning_rate.schedule import Point
+from foreshock.learning_rate.length_decay import Point
 from tests.foreshock.integrations.operators import halve_learning_rate
 
 CHECKPOINT_AFTER = 2

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from foreshock.learning_rate import Advice, AdviceAlert
 from foreshock.learning_rate.advice import Applied, effect_in_words
-from foreshock.learning_rate.schedule import Point, Schedule
+from foreshock.learning_rate.length_decay import Point, Schedule
 
 SURGE_POINT: dict[str, Any] = {"step": 115, "boundary": 198, "period": 198}
 ANSWER: dict[str, Any] = {

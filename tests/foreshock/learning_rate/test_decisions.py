@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from foreshock.diagnosis.detectors import OpenSignal
+from foreshock.learning_rate.control_loop import LARGEST_FALL, LARGEST_RISE, LoopSettings, LoopState
 from foreshock.learning_rate.decisions import (
     STEPS_OF_A_RISE,
     AdviceConflictError,
@@ -26,8 +27,7 @@ from foreshock.learning_rate.decisions import (
     rewind,
     set_mode,
 )
-from foreshock.learning_rate.loop import LARGEST_FALL, LARGEST_RISE, LoopSettings, LoopState
-from foreshock.learning_rate.schedule import Point, ScheduleSettings, halvings_of
+from foreshock.learning_rate.length_decay import Point, ScheduleSettings, halvings_of
 
 
 def observed(step: int, surge: int | None = None, log_scale: float | None = None, trainer: int = -1) -> Observation:

@@ -10,6 +10,7 @@ import pytest
 
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration, WarningState
 from foreshock.learning_rate.advice import OperatorKind
+from foreshock.learning_rate.control_loop import LoopState
 from foreshock.learning_rate.decisions import (
     AdviceState,
     Decision,
@@ -18,7 +19,6 @@ from foreshock.learning_rate.decisions import (
     decide_as_operator,
     fold,
 )
-from foreshock.learning_rate.loop import LoopState
 from foreshock.learning_rate.modes import AdviceMode
 from foreshock.learning_rate.reasons import NO_SIGNAL, RUN_HAS_ENDED, SHADOW, advice_reason
 from tests.foreshock.diagnosis.curves import LENGTH, closed_steps, watch

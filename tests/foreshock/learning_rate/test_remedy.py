@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from foreshock.learning_rate.control_loop import LoopSettings, LoopState
 from foreshock.learning_rate.levers import Correction, Rollback
-from foreshock.learning_rate.loop import LoopSettings, LoopState
 from foreshock.learning_rate.remedy import (
     LEAST_ROLLOUTS,
     Situation,

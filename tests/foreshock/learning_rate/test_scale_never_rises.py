@@ -19,9 +19,9 @@ from foreshock.diagnosis.detectors import (
 )
 from foreshock.diagnosis.mismatch_rules import K3
 from foreshock.diagnosis.quantities import LENGTH_KEY, REWARD_KEY
+from foreshock.learning_rate.control_loop import LARGEST_RISE, LoopSettings
 from foreshock.learning_rate.decisions import STEPS_OF_A_RISE, Decision, Observation, decide, fold
-from foreshock.learning_rate.loop import LARGEST_RISE, LoopSettings
-from foreshock.learning_rate.schedule import ScheduleSettings
+from foreshock.learning_rate.length_decay import ScheduleSettings
 
 # One rule holds the learning rate. The rules change within the histories, by restarts with another file.
 HOLDING = tuple(replace(rule, effect="hold") if rule.name == "mismatch_rise" else rule for rule in default_rules())

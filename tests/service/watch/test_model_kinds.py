@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from foreshock.learning_rate.loop import LARGEST_RISE
+from foreshock.learning_rate.control_loop import LARGEST_RISE
 from foreshock.rollouts import RolloutBatch
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import announce_checkpoint

@@ -12,7 +12,7 @@ import pytest
 
 from foreshock.diagnosis.default_rules import default_rules
 from foreshock.diagnosis.rule_files import InvalidRules, parse_rules
-from foreshock.learning_rate.schedule import halvings_of
+from foreshock.learning_rate.length_decay import halvings_of
 from foreshock_service.app import create_app
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.decoding.pool import DecoderPool

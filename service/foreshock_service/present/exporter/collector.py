@@ -31,7 +31,7 @@ from foreshock_service.present.exporter import families
 from foreshock_service.replay.probes.jobs import FAILURES, JobState
 from foreshock_service.replay.probes.workers import count_live_workers, is_visible, jobs_by_state
 from foreshock_service.runs import attempts, diagnoses, scalars
-from foreshock_service.runs.isolation import read_runs
+from foreshock_service.runs.failing_runs import read_runs
 from foreshock_service.watch.advice.service import states_of_runs
 from foreshock_service.watch.detection.states import newest_of_run, observed_steps
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from prometheus_client.metrics_core import Metric
 
-from foreshock import comparisons, ranges
+from foreshock import comparisons, healthy_ranges
 from foreshock.diagnosis import lags, least_tokens
 from foreshock.measures.registry import COMPARISON_MEASURES
 from foreshock.measures.statistics.conditions import LOW_PROBABILITY
@@ -88,7 +88,7 @@ def _help_of_comparison(column: str, text: str) -> str:
     """Return the help of a metric of a comparison; for some measures it names the thresholds."""
     if column not in _WITH_THRESHOLDS:
         return text
-    known = ranges.required_range(column)
+    known = healthy_ranges.required_range(column)
     warning, critical = (known.threshold_text(threshold) for threshold in (known.warning, known.critical))
     return f"{text} (at lag 0: warning {warning}, critical {critical})"
 

@@ -16,7 +16,7 @@ from fastapi import Request, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from foreshock import page_addresses, ranges
+from foreshock import healthy_ranges, page_addresses
 from foreshock.api import runs
 from foreshock.corrections import Threshold
 from foreshock.diagnosis.wording import as_sentence
@@ -49,7 +49,12 @@ MODES: dict[str, Label] = {
     "shadow": Label("shadow mode: the trainer gets 1.0"),
     "apply": Label("apply mode: the trainer uses this scale", "good"),
 }
-VERDICT_TONES: dict[ranges.Verdict, Tone] = {"healthy": "", "warning": "warning", "critical": "critical", "unknown": ""}
+VERDICT_TONES: dict[healthy_ranges.Verdict, Tone] = {
+    "healthy": "",
+    "warning": "warning",
+    "critical": "critical",
+    "unknown": "",
+}
 TONES: dict[str, Tone] = {"info": "", "warning": "warning", "critical": "critical"}
 
 
@@ -96,7 +101,7 @@ def judged_value(measure: str, value: float | None, model_kind: ModelKind | None
     """Return a measure's value with the tone of its place in its healthy range; without a range it has no tone."""
     if value is None or math.isnan(value):
         return Value(DASH)
-    return Value(number(value), VERDICT_TONES[ranges.verdict_of(measure, value, model_kind)])
+    return Value(number(value), VERDICT_TONES[healthy_ranges.verdict_of(measure, value, model_kind)])
 
 
 LONG_CACHE = "public, max-age=31536000, immutable"

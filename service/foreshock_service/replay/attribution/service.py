@@ -30,7 +30,7 @@ from foreshock_service.replay.results import files, publishing
 from foreshock_service.replay.results.exact import exact_of_step
 from foreshock_service.replay.results.scores import newest_scores, stored_score
 from foreshock_service.runs import attempts, due, events, measurements, runs, steps
-from foreshock_service.runs.isolation import RunIsolated
+from foreshock_service.runs.failing_runs import RunIsolated
 
 router = parameters.api_router(prefix="/v1/runs/{run}/steps/{step}", tags=["attribution"])
 

@@ -23,7 +23,7 @@ from foreshock_service.platform.security import Principal
 from foreshock_service.replay.probes import jobs as transitions
 from foreshock_service.replay.probes import pinned_rollouts, schemas, service, workers
 from foreshock_service.replay.probes.environments import WantedEnvironment
-from foreshock_service.runs.isolation import RunIsolated
+from foreshock_service.runs.failing_runs import RunIsolated
 from foreshock_service.runs.runs import get_run
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from foreshock_service.platform.problem import ProblemError
 from foreshock_service.replay.probes import jobs, requests, schemas, service
 from foreshock_service.runs import events, run_endpoints
 from foreshock_service.runs.attempts import active_attempt_of, active_rows, attempts_of_run
-from foreshock_service.runs.isolation import RunIsolated
+from foreshock_service.runs.failing_runs import RunIsolated
 from foreshock_service.runs.runs import get_run, lock_run
 
 

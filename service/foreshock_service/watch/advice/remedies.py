@@ -8,9 +8,9 @@ from foreshock.corrections import correction_named
 from foreshock.diagnosis.detectors import WarningState
 from foreshock.diagnosis.reward import COLLAPSE_RULE
 from foreshock.learning_rate import remedy
+from foreshock.learning_rate.control_loop import LoopSettings
 from foreshock.learning_rate.decisions import AdviceState
 from foreshock.learning_rate.levers import Correction, Rollback
-from foreshock.learning_rate.loop import LoopSettings
 from foreshock_service.platform import security
 from foreshock_service.platform.database import tables
 from foreshock_service.runs import checkpoints, corrections, measurements

@@ -5,10 +5,10 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from foreshock.learning_rate.advice import AdvicePhase, OperatorKind
+from foreshock.learning_rate.length_decay import Point, Schedule
 from foreshock.learning_rate.levers import Correction, Rollback, lever_of
 from foreshock.learning_rate.modes import AdviceMode, Author, Lever
 from foreshock.learning_rate.remedy import RemedyName
-from foreshock.learning_rate.schedule import Point, Schedule
 from foreshock.severity import Severity
 from foreshock_service.platform.parameters import AttemptNumber, Name, Step
 

@@ -16,8 +16,8 @@ from sqlalchemy.orm import Session
 from foreshock.api import records, watch
 from foreshock.clock import now_us
 from foreshock.diagnosis.detectors import WarningConfiguration, WarningState, holding_signals
-from foreshock.learning_rate import decisions, reasons, schedule
-from foreshock.learning_rate.loop import LoopSettings, LoopState
+from foreshock.learning_rate import decisions, length_decay, reasons
+from foreshock.learning_rate.control_loop import LoopSettings, LoopState
 from foreshock.learning_rate.modes import AdviceMode, Author, BesideTheRate, Lever
 from foreshock.learning_rate.remedy import Remedy, decide_remedy, finding
 from foreshock_service.platform import audit, pagination, problem, security
@@ -78,7 +78,7 @@ class Snapshot:
             scale=advised if mode == "apply" else 1.0,
             advised_scale=advised,
             schedule=state.schedule,
-            points=list(schedule.newest_points(state.points)),
+            points=list(length_decay.newest_points(state.points)),
             control=_control(detectors.loop, self.configuration.loop),
             factor=state.factor,
             floor=state.floor,
@@ -117,7 +117,7 @@ class Snapshot:
             **state.to_json(),
             "value": state.at(step),
             "advised": state.advised(step),
-            "points": state.points[-schedule.POINTS_SENT :],
+            "points": state.points[-length_decay.POINTS_SENT :],
             "applied": self.reported.get(name),
         }
 

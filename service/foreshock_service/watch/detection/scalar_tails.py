@@ -11,7 +11,7 @@ from foreshock_service.platform.database.tables import Run, ScalarTail
 from foreshock_service.runs import due, steps
 from foreshock_service.runs.attempts import attempts_of_run, is_active
 from foreshock_service.runs.events import ScalarsLogged
-from foreshock_service.runs.isolation import for_each_run
+from foreshock_service.runs.failing_runs import for_each_run
 from foreshock_service.runs.runs import ENDED, lock_run_for_background
 from foreshock_service.watch.detection import history
 

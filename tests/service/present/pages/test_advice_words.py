@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foreshock.learning_rate.decisions import AdviceState
-from foreshock.learning_rate.schedule import Point
+from foreshock.learning_rate.length_decay import Point
 from foreshock_service.present.pages.presenters.advice import lowered_in_words
 
 SURGE = Point(115, boundary=198, period=198)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from foreshock.api.watch import AlertRecord
 from foreshock.diagnosis.episodes import episodes_of
-from foreshock.learning_rate.schedule import POINTS_SENT
+from foreshock.learning_rate.length_decay import POINTS_SENT
 from foreshock_service.present.pages.figures import overview
 from foreshock_service.present.pages.figures.drawing import scientific, spark_paths
 from tests.service.present.pages.conftest import SentRun, Site, send_run

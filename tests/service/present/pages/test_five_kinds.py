@@ -9,7 +9,7 @@ import statistics
 import pytest
 from playwright.sync_api import Browser
 
-from foreshock.ranges import required_range
+from foreshock.healthy_ranges import required_range
 from tests.service.present.pages.conftest import Fleet
 from tests.service.present.pages.fleet import KINDS, SILENT_FROM, SILENT_RANK
 

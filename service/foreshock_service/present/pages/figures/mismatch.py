@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from foreshock import comparisons, scorers
+from foreshock.healthy_ranges import ranges_note, required_range
 from foreshock.model_kind import ModelKind
-from foreshock.ranges import ranges_note, required_range
 from foreshock_service.present.pages.figures import drawing, overview
 
 MISMATCH_TITLE = "Mismatch per token (k3)"

@@ -6,8 +6,8 @@ from typing import Any
 
 from foreshock.learning_rate.advice import Applied, effect_in_words, lever_in_words
 from foreshock.learning_rate.decisions import AdviceState
+from foreshock.learning_rate.length_decay import HORIZON, point_at
 from foreshock.learning_rate.modes import BESIDE_THE_RATE, BesideTheRate
-from foreshock.learning_rate.schedule import HORIZON, point_at
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.present.pages import rendering
 from foreshock_service.present.pages.figures.overview import ScaleCurve

@@ -9,9 +9,9 @@ from typing import TypeVar
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.diagnosis import lag_zero, mismatch_rules, quantities
 from foreshock.diagnosis.lags import LAG_KEY
+from foreshock.healthy_ranges import HealthyRange, required_range
 from foreshock.measures.registry import TOKENS_BY_LAG
 from foreshock.measures.statistics import conditions, tails
-from foreshock.ranges import HealthyRange, required_range
 from foreshock_service.platform import parameters, problem
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.present.pages.figures import Curve, Figure, Missing, buckets, drawing, mismatch, overview

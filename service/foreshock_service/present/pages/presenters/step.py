@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from foreshock import page_addresses, ranges
+from foreshock import healthy_ranges, page_addresses
 from foreshock.api.attribution import AttributionRecord
 from foreshock.api.runs import StepRecord
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
@@ -84,11 +84,11 @@ def step_page(viewing: Viewing, run_id: str, number: int) -> dict[str, Any]:
         "comparisons": comparisons,
         "sampled": [name for name, table in curves.by_comparison().items() if table.array("from_sample")[0]],
         "measures": measures,
-        "ranges_note": ranges.ranges_note("k3_kl", run.model_kind),
+        "ranges_note": healthy_ranges.ranges_note("k3_kl", run.model_kind),
         "intervals_note": links.INTERVALS_NOTE,
         "interval_warning": interval_warning(values[comparisons[0]]) if comparisons else None,
-        "tails_note": f"k̂ above {ranges.required_range('pareto_k', run.model_kind).critical} and ratios that reach e: "
-        "means of ratios and effective sample sizes cannot be trusted.",
+        "tails_note": f"k̂ above {healthy_ranges.required_range('pareto_k', run.model_kind).critical} and ratios that "
+        "reach e: means of ratios and effective sample sizes cannot be trusted.",
         "step_measures": _of_rollouts(values.get(STEP_ROW, {})),
         "figures": [
             _plot(f"/pages/runs/{run_id}/steps/{number}/figures", name, plot)

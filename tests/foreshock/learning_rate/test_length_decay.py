@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreshock.learning_rate.schedule import Point, Schedule, halvings_of, next_fall
+from foreshock.learning_rate.length_decay import Point, Schedule, halvings_of, next_fall
 
 
 def test_surge_at_110_halves_at_198_396_594_and_reaches_the_floor_at_792() -> None:

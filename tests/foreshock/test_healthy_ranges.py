@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from foreshock.ranges import Verdict, verdict_of, worst
+from foreshock.healthy_ranges import Verdict, verdict_of, worst
 
 
 @pytest.mark.parametrize(

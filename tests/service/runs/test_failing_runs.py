@@ -18,7 +18,7 @@ from foreshock_service.replay.attribution.service import compute_stale_attributi
 from foreshock_service.replay.leases.service import sweep
 from foreshock_service.replay.probes.policies import make_automatic_probes
 from foreshock_service.runs.events import StepKey
-from foreshock_service.runs.isolation import alert_of_unreadable_runs
+from foreshock_service.runs.failing_runs import alert_of_unreadable_runs
 from foreshock_service.watch.advance import Advancing, mark_waiting_runs
 from tests.service.advancing import advance_all
 from tests.service.sending import Sender, make_batch, start_run

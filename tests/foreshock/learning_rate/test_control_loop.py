@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from foreshock.backtest.replay import AppliedAdvice
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration
-from foreshock.learning_rate.decisions import Decision, Observation, decide, fold, next_point, set_mode
-from foreshock.learning_rate.loop import (
+from foreshock.learning_rate.control_loop import (
     FEWEST_TOKENS,
     FIRST_UPDATES,
     FIRST_UPDATES_MULTIPLE,
@@ -28,8 +27,9 @@ from foreshock.learning_rate.loop import (
     Reading,
     advance_loop,
 )
+from foreshock.learning_rate.decisions import Decision, Observation, decide, fold, next_point, set_mode
+from foreshock.learning_rate.length_decay import Point
 from foreshock.learning_rate.remedy import finding
-from foreshock.learning_rate.schedule import Point
 
 SETTINGS = LoopSettings()
 START = Reading(k3=2e-4, lag=0.0)

@@ -8,7 +8,7 @@ import pytest
 
 from foreshock.diagnosis.diagnose import diagnose
 from foreshock.diagnosis.history import History, SteppedValues
-from foreshock.diagnosis.short import MOST_CHARACTERS
+from foreshock.diagnosis.short_headline import MOST_CHARACTERS
 from tests.foreshock.diagnosis.test_diagnose import COLLAPSE, FLAT, HEALTHY, RISE, SHIFT
 
 FELL = replace(
