@@ -27,7 +27,8 @@ def test_every_lever_is_one_sentence(
     assert command.run(parser.parse_args(words)) == 0
     rate, correction, rollback = (line for line in capsys.readouterr().out.splitlines() if not line.startswith("  "))
     assert rate.startswith("rate (shadow): × 1, shown only, the trainer gets 1.0.")
-    assert correction == "correction (apply): Token TIS at 2 since step 2; not acknowledged."
+    # Random log-probs are faulty data, of which the lint has a critical finding: they advise nothing.
+    assert correction == "correction (apply): No correction: the loss is as the trainer is configured."
     assert rollback == "rollback (shadow): No rollback is proposed."
     assert command.run(parser.parse_args([*words, "--json"])) == 0
     assert json.loads(capsys.readouterr().out)["advice"]["correction"]["mode"] == "apply"

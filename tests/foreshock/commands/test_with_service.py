@@ -152,7 +152,7 @@ def test_report_is_one_screen_unless_asked_for_more(
     assert titles == sorted(titles)
     drawn = [line.split("  ")[1] for line in lines if "▁" in line]
     k3 = "Mismatch, k3 of all tokens"
-    assert drawn == ["Reward", k3, "Response length", "Entropy", "Gradient norm", "Learning rate ×"]
+    assert drawn == ["Reward", k3, "Response length", "Entropy", "Gradient norm"]
     assert any(line.startswith("  learning rate: scale ") and "; mode shadow (" in line for line in lines)
     assert lines[-2:] == [
         "Tables of steps, links, probes and alerts: --full",
