@@ -59,9 +59,9 @@ __all__ = ["Client"]
 _MOST_ANSWER_BYTES = 64 * TRAINER_ANSWER_BYTES
 
 
-def _page_in_wandb() -> str | None:
-    """Return the page of the process's active W&B run; None if there is none, as of an offline run."""
-    run = getattr(sys.modules.get("wandb"), "run", None)
+def page_in_wandb(run: Any = None) -> str | None:
+    """Return the page of a W&B run, by default the process's active one; None if it has none, as an offline one."""
+    run = run or getattr(sys.modules.get("wandb"), "run", None)
     with contextlib.suppress(Exception):
         return None if run is None or run.offline else str(run.url)
     return None
@@ -229,7 +229,7 @@ class Client:
             "advice_mode": advice_mode, "correction_mode": correction_mode, "rollback_mode": rollback_mode,
             "correction": correction, "scalar_names": None if scalar_names is None else dict(scalar_names),
             "tags": list(tags) or None, "note": note, "baseline": baseline,
-            "tracker_url": tracker_url or _page_in_wandb(),
+            "tracker_url": tracker_url or page_in_wandb(),
         }  # fmt: skip
         precision = {"master_dtype": master_dtype, "autocast": autocast, "head_dtype": head_dtype}
         with self.failures.noted("start_run"):

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.api.diagnosis import DiagnosisCause
+from foreshock.diagnosis.statistics import MAD_TO_SIGMA
 from foreshock.diagnosis.wording import number
 from foreshock.healthy_ranges import LARGEST_OF_NUMERICS
 
@@ -89,7 +90,7 @@ def _jump(steps: Sequence[int], logs: NDArray[np.float64], quantity: str) -> Dia
     before, after, scatter = _levels(values, split)
     size = after - before
     # From differences of neighbours, so that drift is not noise; the difference at the jump is left out.
-    noise = 1.4826 * float(np.median(np.abs(np.delete(np.diff(logs), split - 1)))) / math.sqrt(2.0)
+    noise = MAD_TO_SIGMA * float(np.median(np.abs(np.delete(np.diff(logs), split - 1)))) / math.sqrt(2.0)
     large = abs(size) >= max(math.log(_LEAST_JUMP), _DEVIATIONS * noise, 2.5 * scatter)
     if not large or max(math.exp(before), math.exp(after)) < _LEAST_K3:
         return None
@@ -145,7 +146,7 @@ def _is_step(logs: NDArray[np.float64], split: int, before: float, after: float)
     """
     changes = np.diff(logs)
     others = np.delete(changes, split - 1)
-    if abs(changes[split - 1]) >= _CHANGE_DEVIATIONS * 1.4826 * float(np.median(np.abs(others))):
+    if abs(changes[split - 1]) >= _CHANGE_DEVIATIONS * MAD_TO_SIGMA * float(np.median(np.abs(others))):
         return True
     rest = np.concatenate([logs[:split] - before, logs[split:] - after])
     square = float(np.square(rest).mean())

@@ -1,14 +1,13 @@
 """Differences in words: of a step from the one before, and of two runs over their steps."""
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from statistics import median
+
+from foreshock.diagnosis.statistics import step_noise
 
 _WINDOW = 5
 """Neighbouring steps whose median decides; so many common steps are needed."""
 _DEVIATIONS = 3.0
-_TO_DEVIATION = 1.4826 / 2**0.5
-"""From the median |change| between neighbouring steps to the standard deviation of one normal value."""
 
 
 def apart_since(first: Mapping[int, float], second: Mapping[int, float]) -> int | None:
@@ -21,7 +20,7 @@ def apart_since(first: Mapping[int, float], second: Mapping[int, float]) -> int 
     d = [first[step] - second[step] for step in steps]
     if len(d) < _WINDOW:
         return None
-    noise = _DEVIATIONS * _TO_DEVIATION * median(abs(after - before) for before, after in pairwise(d))
+    noise = _DEVIATIONS * step_noise(d)
     middles = [median(d[at : at + _WINDOW]) for at in range(len(d) - _WINDOW + 1)]
     side = 1.0 if middles[-1] > 0 else -1.0
     begin = len(middles)

@@ -10,7 +10,7 @@ Numbers become scalars, nested ones as `group/name`. A `wandb.Table` with the co
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from foreshock.client.client import Client
+from foreshock.client.client import Client, page_in_wandb
 from foreshock.client.reporting import LogOnce
 from foreshock.errors import ConfigurationError
 from foreshock.integrations.hooks import is_number, observe
@@ -36,8 +36,8 @@ def watch_wandb(run: Any = None, *, client: Client | None = None, **description:
         raise ConfigurationError("there is no active W&B run in this process: call wandb.init() first, or give the run")
     log = LogOnce("foreshock.integrations.wandb")
     client = client or Client(run_key=run.id)
-    url = None if run.offline else run.url
-    client.start_run(**{"name": run.name or run.id, "tracker_url": url, "resume_step": run.step, **description})
+    known = {"name": run.name or run.id, "tracker_url": page_in_wandb(run), "resume_step": run.step}
+    client.start_run(**{**known, **description})
 
     def mirror(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         named = dict(zip(("data", "step", "commit"), arguments, strict=False)) | keywords

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.lint.checks.pairs import NO_PAIRS, Pairs, if_invalid
-from foreshock.lint.counting import LARGEST_D, Counting, Counts, Piece, Table
+from foreshock.lint.counting import Counting, Counts, Piece, Table
 from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome, format_number
 
 # log π above log μ by more than this is no numerics; a ban moves it below, at every token.
@@ -34,16 +34,15 @@ class EarlyRatios(Counts):
 
     def add_piece(self, piece: Piece, counting: Counting) -> None:
         """Sum over the tokens of a piece."""
-        pairs, d = piece.pairs, piece.pairs.d
-        if d is None or not d.size:
+        pairs, d, ratio = piece.pairs, piece.pairs.d, piece.pairs.ratio_minus_one
+        if d is None or ratio is None or not d.size:
             return
-        place = np.arange(d.size) - np.repeat(pairs.offsets[:-1], np.diff(pairs.offsets))
-        bucket = np.frexp(place.astype(np.float64))[1]
-        ratio = np.expm1(np.minimum(d, LARGEST_D).astype(np.float64))
-        columns = (np.ones(d.size), ratio, np.square(ratio), d > _ABOVE)
-        keys = np.unique(bucket)
-        sums = (np.bincount(bucket, column)[keys] for column in columns)
-        self.sums += RatiosByPosition.of(keys, *sums)
+        longest = int(np.diff(pairs.offsets).max())
+        begins = pairs.offsets[:-1, None] + np.r_[0, 1 << np.arange(longest.bit_length())]
+        inside = begins < pairs.offsets[1:, None]
+        starts, buckets = begins[inside], np.nonzero(inside)[1]
+        sums = (np.add.reduceat(each, starts, dtype=np.float64) for each in (ratio, np.square(ratio), d > _ABOVE))
+        self.sums += RatiosByPosition.of(buckets, np.diff(np.r_[starts, d.size]), *sums)
 
 
 def _check(judging: Judging) -> Outcome:

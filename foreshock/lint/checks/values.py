@@ -87,15 +87,16 @@ class Values(Counts, abstract=True):
         """Count the responses whose values [T] are those of a response: one value, or a running sum."""
         long = np.diff(offsets) >= _LEAST_TOKENS
         first, end = offsets[:-1][long], offsets[1:][long]
-        # A NaN counts as a rise.
-        moves = ~(values[1:] == values[:-1]), ~(values[1:] <= values[:-1])
-        moved, rose = (np.r_[0, np.cumsum(each)][end - 1] - np.r_[0, np.cumsum(each)][first] for each in moves)
-        constant = values[first[(moved == 0) & (values[first] < -LOG_PROB_ROUNDING)]]
         self.responses += first.size
-        self.constant += constant.size
-        self.constant_max = max(self.constant_max, float(constant.max(initial=-np.inf)))
-        self.constant_minus_min = max(self.constant_minus_min, -float(constant.min(initial=np.inf)))
-        self.falling += int(np.count_nonzero((rose == 0) & (2 * moved >= end - first)))
+        # The first tokens of log-probs rarely never rise, so that few responses are read whole.
+        begins = np.diff(values[first[:, None] + np.arange(_LEAST_TOKENS)], axis=1)
+        for row in np.flatnonzero((begins <= 0).all(axis=1)):
+            moves, value = np.diff(values[first[row] : end[row]]), float(values[first[row]])
+            if not moves.any() and value < -LOG_PROB_ROUNDING:
+                self.constant += 1
+                self.constant_max = max(self.constant_max, value)
+                self.constant_minus_min = max(self.constant_minus_min, -value)
+            self.falling += bool((moves <= 0).all() and 2 * np.count_nonzero(moves) >= moves.size + 1)
 
     def _add_placeholders(self, piece: Piece, found: Bools, counting: Counting) -> None:
         """Count finite values that are not log-probs of sampled tokens, such as −9999 for −inf."""

@@ -52,7 +52,7 @@ def rollouts(seed: int = 0, count: int = 3) -> dict[str, Any]:
 
 def spooled_bodies(spool: Path) -> list[bytes]:
     """Return the bytes of the undelivered requests in a spool, without those of registrations, in order."""
-    # An item that is being written has a name that begins with a dot, and may go while it is read.
-    items = [path for path in sorted(spool.glob("*/*.item")) if not path.name.startswith(".")]
+    # A folder or an item that is being written has a name that begins with a dot, and may go while it is read.
+    items = [item for folder in sorted(spool.glob("[!.]*")) for item in sorted(folder.glob("[!.]*.item"))]
     bodies = (path.read_bytes().partition(b"\n")[2] for path in items)
     return [body for body in bodies if body]
