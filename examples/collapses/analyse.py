@@ -1,13 +1,11 @@
 """Write docs/collapses.md from the results: `python -m examples.collapses.analyse`; `--check` changes nothing.
 
-All of the document is made from the Parquet files. The tables of Foreshock's own rules also depend on the rules; they
-name the configuration that they were made with, and a check under another configuration leaves them out.
+All of the document is made from the Parquet files, and by today's rules, whose digest it names.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 import textwrap
 from collections import Counter
@@ -35,8 +33,6 @@ AIMED_FALSE_ALARMS: Final = 1.0
 
 _NOT_FILLED: Final = ("#", "|", "-", "`", "<")
 
-_RULES = re.compile(r"<!-- rules: (\S+) -->\n.*?<!-- end of rules -->", re.DOTALL)
-
 
 def document(results: dict[str, Result]) -> str:
     """Return the text of docs/collapses.md. `results` must not be empty."""
@@ -61,19 +57,6 @@ def document(results: dict[str, Result]) -> str:
     ]
     blocks = "\n\n".join(section.strip() for section in sections).split("\n\n")
     return "\n\n".join(map(_filled, blocks)) + "\n"
-
-
-def is_current(text: str, expected: str) -> bool:
-    """Return whether a document's text is the `expected` one of today's results.
-
-    The tables of the rules are compared only if the document names the configuration of today's rules.
-    """
-    today, then = _RULES.search(expected), _RULES.search(text)
-    if today is None or then is None:
-        return False
-    if today[1] != then[1]:
-        return _RULES.sub("", expected) == _RULES.sub("", text)
-    return expected == text
 
 
 def _filled(block: str) -> str:
@@ -190,7 +173,7 @@ def main(arguments: list[str] | None = None) -> int:
         DOCUMENT.write_text(document(results))
         print(f"wrote {DOCUMENT}")
         return 0
-    current = is_current(DOCUMENT.read_text(), document(results))
+    current = DOCUMENT.read_text() == document(results)
     print("current" if current else f"{DOCUMENT} is not current: python -m examples.collapses.analyse")
     return 0 if current else 1
 
