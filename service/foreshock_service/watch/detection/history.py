@@ -101,7 +101,7 @@ def closed_steps_after(
     # A change takes effect at the first closed step at or after it; changes up to `after` have taken effect already.
     numbers = [step for step, _ in steps]
     changed = {bisect_left(numbers, change) for change in changes.rebaselined_steps(session, run_id) if change > after}
-    faulty = lint.faulty_steps(session, run_id, first, last)
+    faulty = set() if watched.scalars_only else lint.faulty_steps(session, run_id, first, last)
     return [
         (ClosedStep(step, values[step], place in changed, step in faulty), attempt)
         for place, (step, attempt) in enumerate(steps)
