@@ -24,7 +24,7 @@ from tests.waiting import wait_until
 
 
 def send_falling(http: httpx.Client, key: str, fall_at: int, steps: int, **settings: object) -> str:
-    """Send a run whose reward falls from 0.8 to 0.05 at a step, and return its id."""
+    """Send a run whose reward falls from 0.8 to 0.05 at a step, and return its id when the run is advanced."""
     run = http.post("/v1/runs", json={"key": key, "model": "tiny", **settings}).raise_for_status().json()["id"]
     attempt = {"key": "first", "fingerprint": {"rollout": {"engine": key}}}
     http.post(f"/v1/runs/{run}/attempts", json=attempt).raise_for_status()
@@ -33,6 +33,7 @@ def send_falling(http: httpx.Client, key: str, fall_at: int, steps: int, **setti
         reward = np.random.default_rng(step).normal(0.8 if step < fall_at else 0.05, 0.01, batch.num_rollouts)
         batch = replace(batch, reward=reward.clip(0.0, 1.0).astype(np.float32))
         Sender(http, run).put_shard(step, batch).raise_for_status()
+    wait_until(lambda: not http.get(f"/v1/runs/{run}").raise_for_status().json()["advancing"])
     return str(run)
 
 
