@@ -119,18 +119,17 @@ def wait_for_probes(
         probes = [reader.connection.get_json(f"/v1/probes/{probe['id']}") for probe in probes]
     for probe in (each for each in probes if each["kind"] == "exact"):
         RunQueries(reader, probe["run"]).wait_for_attribution(probe["step"])
-    for run in {probe["run"] for probe in probes}:
-        _wait_until_settled(reader, run, deadline)
+    _wait_until_settled(reader, sorted({probe["run"] for probe in probes}), deadline)
     report(0)
     return probes
 
 
-def _wait_until_settled(reader: Reader, run: str, deadline: float) -> None:
-    """Wait until the diagnosis has not changed for some seconds: the service reads findings again in the background."""
-    revision, since = -1, time.monotonic()
+def _wait_until_settled(reader: Reader, runs: Sequence[str], deadline: float) -> None:
+    """Wait until no diagnosis has changed for some seconds: the service reads findings again in the background."""
+    revisions, since = [-1], time.monotonic()
     while time.monotonic() < min(since + SETTLED_SECONDS, deadline):
-        if (newest := reader.diagnosis(run).revision) != revision:
-            revision, since = newest, time.monotonic()
+        if (newest := [reader.diagnosis(run).revision for run in runs]) != revisions:
+            revisions, since = newest, time.monotonic()
         time.sleep(0.5)
 
 

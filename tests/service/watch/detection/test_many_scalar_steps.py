@@ -43,7 +43,7 @@ def run_of(app: FastAPI, http: httpx.Client, database: Database, steps: int) -> 
         for step in range(STEPS_OF_A_BLOCK, steps, STEPS_OF_A_BLOCK)
     ]
     database.write(partial(states.store, run_id=run.run, states=blocks))
-    with paused(database):
+    with paused(app.state.context.database):
         run.put_scalars(steps, {"reward": 0.5}).raise_for_status()
     advance_all(app.state.advancing)
     return run
