@@ -28,7 +28,7 @@ from foreshock.diagnosis.weights import WEIGHTS_DIFFER
 from foreshock.diagnosis.wording import as_clause, number, percent, plural, ranks_in_words, reward_number
 from foreshock.severity import severity_rank
 
-JUDGE_VERSION: Final = "11"
+JUDGE_VERSION: Final = "12"
 """Increased with each change of the text or the judgement, so that stored diagnoses are computed again."""
 
 LEAST_MEASURED_STEPS: Final = 5
@@ -81,6 +81,12 @@ _YIELDS: Final[Mapping[str, Collection[str]]] = {
 }
 """Cause → more specific causes of the same data. If one of these is found too, the first is not named."""
 
+_CONFIRMED_BY: Final[Mapping[str, Collection[str]]] = {
+    "temperature_of_trainer": ("temperature/trainer",),
+    "temperatures_differ": ("temperature/trainer", "temperature/rollout"),
+}
+"""Cause of the lint → causes of the doctor that say the same, with the values of the setting."""
+
 _SAID_BY: Final[Mapping[str, Collection[str]]] = {
     "log_probs_not_finite": ("placeholder_log_probs", "non_finite_log_probs"),
     "truncation_high": ("all_truncated",),
@@ -107,7 +113,7 @@ def diagnose(history: History) -> Diagnosis:
         grave = [began if each is collapse else each for each in grave if each.rule != FALL_RULE]
     named = {each.name for each in history.causes}
     fallen = _went_wrong(grave, history)
-    causes = _causes((*history.causes, *_of_course(history, named)), history, fallen)
+    causes = _causes(_confirmed((*history.causes, *_of_course(history, named))), history, fallen)
     told = [each for each in causes if _is_current(each, history)]
     blocking, lesser = _missing(history, alerts, causes, is_judged=bool(grave))
     verdict: Verdict
@@ -544,9 +550,19 @@ def _of_lengths(history: History) -> list[str]:
 
 
 def _is_current(cause: DiagnosisCause, history: History) -> bool:
-    """Return whether a cause applies to the history's steps; a probe's cause of an earlier step does not."""
+    """Return whether a cause applies to the history's steps; a probe's cause of an earlier step does not, unless the
+    lint still sees it."""
     step = cause.evidence.get("step") if cause.source in _PROBES else None
-    return step is None or not history.k3.steps or step >= history.k3.steps[0]
+    first = next(iter(history.k3.steps), -1)
+    return step is None or max(step, cause.evidence.get("newest_step", step)) >= first
+
+
+def _confirmed(found: Sequence[DiagnosisCause]) -> list[DiagnosisCause]:
+    """Return the causes, those of the lint that the doctor has confirmed as one: its setting, in the lint's steps."""
+    shown = {each.name for each in found if each.certainty == "shown"}
+    by = {each.name: shown.intersection(_CONFIRMED_BY.get(each.name, ())) for each in found}
+    seen = {name: each.evidence for each in found for name in by[each.name]}
+    return [replace(each, evidence={**seen.get(each.name, {}), **each.evidence}) for each in found if not by[each.name]]
 
 
 def _causes(found: Sequence[DiagnosisCause], history: History, wrong: int | None) -> tuple[DiagnosisCause, ...]:
@@ -621,12 +637,15 @@ def _next_steps(
     alerts (the gravest first) and for what is missing."""
     ordered = sorted(grave, key=lambda each: (severity_rank(each.severity), each.step, each.rule))
     wrong = _went_wrong(grave, history)
-    found = [
-        _way_back(each, each.onset if wrong is None else wrong, history)
-        for each in ordered
-        if each.rule == COLLAPSE_RULE
-    ]
-    found += [each.what_to_do for each in causes]
+    collapse = next((each for each in ordered if each.rule == COLLAPSE_RULE), None)
+    remedies = [each.what_to_do for each in causes]
+    found = []
+    if collapse is not None:
+        cured = causes[:1] if _is_named_setting(causes[:1], collapse, history) else ()
+        remedies = remedies[len(cured) :]
+        look = cured[0].what_to_do if cured else where_to_look(collapse.evidence)
+        found = [f"{_way_back(collapse, collapse.onset if wrong is None else wrong, history)} {look}"]
+    found += remedies
     found += _to_doctor(causes, history)
     found += [PROBE] if not grave and _above_since(history) is not None else []
     # What follows from the same cause has the same remedy.
@@ -644,8 +663,20 @@ def _to_doctor(causes: Sequence[DiagnosisCause], history: History) -> list[str]:
     return [f"Find the setting: `foreshock doctor RUN --step {probed.evidence['step']}` tries what this link may do."]
 
 
+def _is_named_setting(first: Sequence[DiagnosisCause], collapse: PastAlert, history: History) -> bool:
+    """Return whether the first cause is a setting that the doctor names, so that a collapse needs no further look.
+
+    After a fall that the mismatch followed, its cause is not that of the fall.
+    """
+    named = [each for each in first if each.source == "doctor" and each.certainty == "shown" and each.what_to_do]
+    return any(_is_current(each, history) for each in named) and collapse.evidence.get("first") not in _MISMATCH_LATER
+
+
+_MISMATCH_LATER = ("reward", "no rise")
+
+
 def _way_back(collapse: PastAlert, onset: int, history: History) -> str:
-    """Return what to do after a collapse; `onset` is the first step of all that went wrong after the run began.
+    """Return the checkpoint to go back to; `onset` is the first step of all that went wrong after the run began.
 
     A checkpoint from between this step and the fall holds weights that are damaged already.
     """
@@ -656,7 +687,7 @@ def _way_back(collapse: PastAlert, onset: int, history: History) -> str:
     else:
         where = f"a checkpoint from before step {onset}, where it began"
         where += "; no announced one is so old" if history.checkpoints else ""
-    return f"Stop, or go back to {where}. {where_to_look(collapse.evidence)}"
+    return f"Stop, or go back to {where}."
 
 
 _ONSETS = ("onset_step", "k3_onset_step")

@@ -104,6 +104,42 @@ def test_a_possible_cause_of_as_many_steps_stands_above_a_place() -> None:
     assert "the data show: k3 rises" in diagnose(replace(HEALTHY, alerts=(RISE,), causes=(place, seldom))).headline
 
 
+NAMED = DiagnosisCause(
+    name="temperature/trainer",
+    title="π is at temperature 1.0, and μ at 0.70 (step 1)",
+    sentence="π is at temperature 1.0, and μ at 0.70 (step 1).",
+    source="doctor",
+    what_to_do="Divide the logits by it.",
+    evidence={"step": 1},
+)
+SEEN = replace(
+    NAMED, name="temperature_of_trainer", source="lint", certainty="possible", title="the trainer forgets", evidence={}
+)
+
+
+@pytest.mark.parametrize(("newest", "is_told"), [(30, True), (3, False)])
+def test_a_setting_that_the_doctor_named_at_an_early_step_is_told_if_the_lint_still_sees_it(
+    newest: int, is_told: bool
+) -> None:
+    seen = replace(SEEN, evidence={"steps": 9, "newest_step": newest})
+    window = replace(HEALTHY, k3=SteppedValues(range(11, 31), [2e-2] * 20), alerts=(COLLAPSE,), causes=(seen, NAMED))
+    found = diagnose(window)
+    assert [each.name for each in found.causes] == [NAMED.name]
+    assert found.causes[0].evidence == {"steps": 9, "newest_step": newest, "step": 1}
+    assert ("the data show: π is at temperature 1.0" in found.headline) == is_told
+    # What to do for the setting stands in the place of where to look.
+    where = "Stop, or go back to a checkpoint from before step 25, where it began."
+    assert found.next_steps == ((f"{where} {NAMED.what_to_do}",) if is_told else (f"{where} {LOOK}", NAMED.what_to_do))
+
+
+def test_a_setting_is_no_reason_of_a_fall_that_the_mismatch_followed() -> None:
+    later = replace(COLLAPSE, evidence=COLLAPSE.evidence | {"first": "reward", "k3_onset_step": 27})
+    named = replace(NAMED, evidence={"step": 30})
+    steps = diagnose(replace(HEALTHY, alerts=(later,), causes=(named,))).next_steps
+    assert steps[0].endswith("The mismatch rose later: look at the learning rate and the data.")
+    assert steps[1] == NAMED.what_to_do
+
+
 def test_of_alerts_of_one_step_the_mismatch_is_told() -> None:
     others = tuple(replace(RISE, rule=rule, why=f"{rule}.") for rule in ("chi2_high", "tail_heavy"))
     assert "k3 has risen fivefold; 2 more" in diagnose(replace(HEALTHY, alerts=(*others, RISE))).headline
