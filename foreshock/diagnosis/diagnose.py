@@ -638,14 +638,18 @@ def _next_steps(
     ordered = sorted(grave, key=lambda each: (severity_rank(each.severity), each.step, each.rule))
     wrong = _went_wrong(grave, history)
     collapse = next((each for each in ordered if each.rule == COLLAPSE_RULE), None)
-    remedies = [each.what_to_do for each in causes]
-    found = []
+    setting = _named_setting(causes, history)
+    found, is_said = [], False
     if collapse is not None:
-        cured = causes[:1] if _is_named_setting(causes[:1], collapse, history) else ()
-        remedies = remedies[len(cured) :]
-        look = cured[0].what_to_do if cured else where_to_look(collapse.evidence)
+        # After a fall that the mismatch followed, the setting is not the reason of the fall.
+        is_said = setting is not None and collapse.evidence.get("first") not in _MISMATCH_LATER
+        look = setting.what_to_do if setting is not None and is_said else where_to_look(collapse.evidence)
         found = [f"{_way_back(collapse, collapse.onset if wrong is None else wrong, history)} {look}"]
-    found += remedies
+    found += [
+        each.what_to_do
+        for each in causes
+        if not (is_said and each is setting) and (each.name != _PLACE or setting is None)
+    ]
     found += _to_doctor(causes, history)
     found += [PROBE] if not grave and _above_since(history) is not None else []
     # What follows from the same cause has the same remedy.
@@ -663,13 +667,12 @@ def _to_doctor(causes: Sequence[DiagnosisCause], history: History) -> list[str]:
     return [f"Find the setting: `foreshock doctor RUN --step {probed.evidence['step']}` tries what this link may do."]
 
 
-def _is_named_setting(first: Sequence[DiagnosisCause], collapse: PastAlert, history: History) -> bool:
-    """Return whether the first cause is a setting that the doctor names, so that a collapse needs no further look.
-
-    After a fall that the mismatch followed, its cause is not that of the fall.
-    """
-    named = [each for each in first if each.source == "doctor" and each.certainty == "shown" and each.what_to_do]
-    return any(_is_current(each, history) for each in named) and collapse.evidence.get("first") not in _MISMATCH_LATER
+def _named_setting(causes: Sequence[DiagnosisCause], history: History) -> DiagnosisCause | None:
+    """Return the first cause if it is a setting that the doctor names, so that no further look is needed."""
+    first = next(iter(causes), None)
+    if first is None or first.source != "doctor" or first.certainty != "shown" or not first.what_to_do:
+        return None
+    return first if _is_current(first, history) else None
 
 
 _MISMATCH_LATER = ("reward", "no rise")

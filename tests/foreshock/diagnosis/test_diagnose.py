@@ -130,6 +130,8 @@ def test_a_setting_that_the_doctor_named_at_an_early_step_is_told_if_the_lint_st
     # What to do for the setting stands in the place of where to look.
     where = "Stop, or go back to a checkpoint from before step 25, where it began."
     assert found.next_steps == ((f"{where} {NAMED.what_to_do}",) if is_told else (f"{where} {LOOK}", NAMED.what_to_do))
+    probed = replace(NAMED, name="link", source="probe", evidence={"step": 30}, what_to_do="")
+    assert diagnose(replace(window, causes=(seen, NAMED, probed))).next_steps == found.next_steps
 
 
 def test_a_setting_is_no_reason_of_a_fall_that_the_mismatch_followed() -> None:
@@ -138,6 +140,16 @@ def test_a_setting_is_no_reason_of_a_fall_that_the_mismatch_followed() -> None:
     steps = diagnose(replace(HEALTHY, alerts=(later,), causes=(named,))).next_steps
     assert steps[0].endswith("The mismatch rose later: look at the learning rate and the data.")
     assert steps[1] == NAMED.what_to_do
+
+
+def test_a_place_is_not_to_be_looked_at_when_the_setting_is_named() -> None:
+    place = DiagnosisCause(
+        name="mismatch_by_place", title="k3 rises", sentence="k3 rises.", source="lint", what_to_do="Look there."
+    )
+    named = replace(NAMED, evidence={"step": 30})
+    assert diagnose(replace(HEALTHY, alerts=(RISE,), causes=(place,))).next_steps[0] == place.what_to_do
+    found = diagnose(replace(HEALTHY, alerts=(RISE,), causes=(place, named)))
+    assert found.next_steps == (NAMED.what_to_do, RISE.what_to_do)
 
 
 def test_of_alerts_of_one_step_the_mismatch_is_told() -> None:
