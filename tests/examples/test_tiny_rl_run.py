@@ -90,7 +90,10 @@ def test_service_receives_the_recorded_steps(tmp_path: Path) -> None:
     assert record.steps() == list(curve.steps) == [1, 2, 3]
     assert curve.of("k3_kl") == pytest.approx([scalars[step]["k3"] for step in curve.steps], rel=1e-9)
     assert run.state == "finished"
-    assert run.initial_learning_rate == scalars[1]["lr"]
+    # It applies the advice, with its warm-up.
+    assert run.initial_learning_rate is not None
+    rates = [scalars[step]["lr"] for step in curve.steps]
+    assert rates == pytest.approx([run.initial_learning_rate * share for share in (1 / 3, 2 / 3, 1)])
     announced = {each["step"]: each["digest"] for each in checkpoints}
     assert announced == {each.step: each.digest for each in record.manifest().checkpoints}
     assert set(announced) == {1, STEPS}
