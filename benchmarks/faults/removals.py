@@ -21,7 +21,7 @@ from sqlalchemy import func, select
 from benchmarks.faults.served import Served
 from benchmarks.faults.verify import ORPHAN_GRACE_SECONDS, Findings, Totals, check_catalogue
 from benchmarks.faults.workload import make_batch
-from benchmarks.running_service import wait_until
+from benchmarks.running_service import wait_until, wait_until_advanced
 from foreshock.rollouts import RolloutBatch, decode_rollouts
 from foreshock_service.platform.database.tables import FileRemoval, Shard
 from tests.service.sending import start_run
@@ -100,6 +100,7 @@ class _Round:
                     batch = make_batch(self._draw.randrange(2**31), 1, step, shard)
                     self._batches[what, step, shard] = batch
                     run.put_shard(step, batch, shard, _SHARDS).raise_for_status()
+            wait_until_advanced(http, run.run)
 
     def _ask(self) -> None:
         """Request the deletion until it is acknowledged."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from foreshock.api.runs import RunRecord
 from foreshock.client.reader import Reader
+from foreshock.errors import Rejected
 
 WIDTH = 84
 MOST_SENTENCES = 2
@@ -19,12 +20,26 @@ def story(reader: Reader, run: RunRecord, replayed: int) -> Iterator[str]:
     yield from _part("", [diagnosis.headline])
     if diagnosis.verdict == "healthy":
         return
-    conclusions = [each.sentence for each in reader.attribution(run.id, replayed).conclusions]
-    yield from _part("link", conclusions[:1])
-    report = reader.doctor(run.id, replayed).report
-    yield from _part("setting", [each.sentence for each in report.findings if each.kind == "cause"])
+    yield from _part("link", _found(lambda: _links(reader, run.id, replayed)))
+    yield from _part("setting", _found(lambda: _settings(reader, run.id, replayed)))
     yield from _part("to do", diagnosis.next_steps)
     yield from _part("advice", [lowered_in_words(reader, run)])
+
+
+def _links(reader: Reader, run: str, step: int) -> list[str]:
+    return [each.sentence for each in reader.attribution(run, step).conclusions][:1]
+
+
+def _settings(reader: Reader, run: str, step: int) -> list[str]:
+    return [each.sentence for each in reader.doctor(run, step).report.findings if each.kind == "cause"]
+
+
+def _found(read: Callable[[], Sequence[str]]) -> Sequence[str]:
+    """Return what a replay found; if it failed, the demo ends with the reason."""
+    try:
+        return read()
+    except Rejected:
+        return ["not found"]
 
 
 def lowered_in_words(reader: Reader, run: RunRecord) -> str:
