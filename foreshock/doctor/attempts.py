@@ -105,12 +105,19 @@ class Attempts:
         return share_range(without.halves, trial.halves, self.compared) if without else self.naming.share(trial)
 
     @property
+    def distance(self) -> float:
+        """The difference that the undisturbed replay leaves, in multiples of ordinary rounding."""
+        return self.naming.mean(self.base) / self.floors.rounding
+
+    @property
     def is_explained(self) -> bool:
         """Whether what was found is within ordinary rounding or noise, or may be named."""
         is_steady = self.found is not self.base or not self.naming.is_beyond(1)
-        if (self.naming.mean(self.found) <= self.floors.rounding and is_steady) or self.naming.is_exact(self.found):
+        if self.naming.mean(self.found) <= self.floors.rounding and is_steady:
             return True
-        return self.found is not self.base and self.naming.names(self.found)
+        with contextlib.suppress(BudgetSpentError):
+            return self.naming.is_exact(self.found) or (self.found is not self.base and self.naming.names(self.found))
+        return False
 
     def is_copy(self) -> bool:
         """Return whether equal log-probs of another side are a copy of these: two precisions would differ."""

@@ -1,5 +1,6 @@
 """Find the variant that reproduces what each side logged, and what differs between the two."""
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -41,31 +42,28 @@ def examine(
     budget = budget or Budget()
     experimenter.check = budget.check
     logged = {"rollout": batch.rollout_log_probs, "trainer": batch.trainer_log_probs}
-    searches: dict[str, Attempts] = {}
-    findings: list[Finding] = []
-    unsearched: list[tuple[str, str]] = []
     copied = _bypass(batch)
-    for side in SIDES:
-        values = logged[side]
-        if values is None or (side == "trainer" and copied is not None):
-            continue
-        log(f"explaining {SIDE_WORDS[side]}")
+
+    def attempts_of(side: str, values: NDArray[np.float32]) -> Attempts:
+        log(f"replaying the announced weights of {SIDE_WORDS[side]}")
         compared, declared = Compared.of(batch, values), _declared(batch, side)
-        try:
-            search = Attempts(side, compared, experimenter, declared, budget, log, in_float32=in_float32)
-            search.found = explain(search)
-        except BudgetSpentError as error:
-            if not searches:
-                raise CannotTryError(
-                    f"the budget of {budget.seconds:.0f} s was spent on the first replays of the announced weights: "
-                    "give more time or fewer rollouts"
-                ) from error
-            unsearched.append((f"everything [{side}]", str(error)))
-            continue
-        searches[side] = search
-        findings += _findings(search, batch)
-        if copied is not None and not search.is_copy():
-            copied = None  # any two passes agree, as for a collapsed policy
+        return Attempts(side, compared, experimenter, declared, budget, log, in_float32=in_float32)
+
+    sides = {side: values for side, values in logged.items() if values is not None}
+    first = sides if copied is None else {"rollout": sides["rollout"]}
+    searches, unsearched = _explain(first, attempts_of, log)
+    if copied is not None and "rollout" in searches and not searches["rollout"].is_copy():
+        copied = None  # any two passes agree, as for a collapsed policy
+        of_trainer, left = _explain({"trainer": sides["trainer"]}, attempts_of, log)
+        searches, unsearched = searches | of_trainer, unsearched + left
+    if not searches:
+        raise CannotTryError(
+            f"the budget of {budget.seconds:.0f} s was spent on the first replays of the announced weights: "
+            "give more time or fewer rollouts"
+        )
+    findings = [_unexamined(side, batch) for side in unsearched]
+    for side in (each for each in SIDES if each in searches):
+        findings += _findings(searches[side], batch)
     if copied is not None:
         findings.append(copied)
     if len(searches) == 2:
@@ -75,14 +73,14 @@ def examine(
     if not findings:
         findings = [_rounding(searches, batch)]
     order = {"cause": 0, "unknown": 1, "expected": 2}
-    not_tried = [*experimenter.subject.unusable.items()]
+    not_tried, spent = [*experimenter.subject.unusable.items()], str(BudgetSpentError())
     for side, search in searches.items():
         not_tried += [
             *search.floors.refused.items(),
             *((f"{each} [{side}]", why) for each, why in search.not_tried.items()),
         ]
-    not_tried = list(dict.fromkeys(not_tried + unsearched))
-    following = next((variant for variant, why in not_tried if why == str(BudgetSpentError())), None)
+    not_tried = list(dict.fromkeys([*not_tried, *((f"everything [{side}]", spent) for side in unsearched)]))
+    following = next((variant for variant, why in not_tried if why == spent), None)
     return DoctorReport(
         rollouts=batch.num_rollouts,
         tokens=batch.num_tokens,
@@ -96,6 +94,31 @@ def examine(
         if following
         else "the search is complete",
     )
+
+
+def _explain(
+    logged: Mapping[str, NDArray[np.float32]],
+    attempts_of: Callable[[str, NDArray[np.float32]], Attempts],
+    log: Callable[[str], None],
+) -> tuple[dict[str, Attempts], list[str]]:
+    """Return the explained sides, and those whose announced weights the budget was too small for.
+
+    The side that is farther from its announced weights comes first: the budget may end before the other.
+    """
+    begun: dict[str, Attempts] = {}
+    unsearched: list[str] = []
+    for side, values in logged.items():
+        try:
+            begun[side] = attempts_of(side, values)
+        except BudgetSpentError:
+            unsearched.append(side)
+    for side in sorted(begun, key=lambda each: -begun[each].distance):
+        log(f"explaining {SIDE_WORDS[side]}")
+        try:
+            begun[side].found = explain(begun[side])
+        except BudgetSpentError as error:
+            begun[side].not_tried["everything"] = str(error)
+    return begun, unsearched
 
 
 def _tried(searches: dict[str, Attempts]) -> tuple[RuledOut, ...]:
@@ -166,7 +189,8 @@ def _bypass(batch: RolloutBatch) -> Finding | None:
 def _findings(search: Attempts, batch: RolloutBatch) -> list[Finding]:
     found = search.found
     if not search.is_explained:
-        return [_unknown(search, batch)]
+        is_tried = search.trials or search.screened
+        return [_unknown(search, batch) if is_tried else _unexamined(search.side, batch)]
     if found is search.base:
         return []
     tokens = found.rows[search.compared.rows]
@@ -229,6 +253,12 @@ def _is_declared_lag(search: Attempts, batch: RolloutBatch) -> bool:
     held = subject.versions.get(search.found.change.get("weights"))
     concerned = versions[search.found.rows[search.compared.rows]]
     return bool(np.array_equal(declared, search.found.rows) and held in concerned)
+
+
+def _unexamined(side: str, batch: RolloutBatch) -> Finding:
+    says = f"{SIDE_WORDS[side]} were not examined: the budget was spent before"
+    confirm = "give more time or fewer rollouts"
+    return Finding("unknown", side, "unknown", "", says, batch.num_tokens, batch.num_rollouts, confirm=confirm)
 
 
 def _unknown(search: Attempts, batch: RolloutBatch) -> Finding:
@@ -367,10 +397,8 @@ def _words(trial: Trial) -> str:
 
 def _on_side(search: Attempts) -> SideReport:
     precision, before, after = str(search.found.change.get("precision")), search.base, search.found
-    sizes = (
-        search.naming.mean(before),
-        search.naming.mean(after),
-        search.naming.noise_of(after)[0],
-        search.floors.rounding,
-    )
+    noise = search.floors.rounding  # which it never exceeds, if the budget was spent before it was measured
+    with contextlib.suppress(BudgetSpentError):
+        noise = search.naming.noise_of(after)[0]
+    sizes = search.naming.mean(before), search.naming.mean(after), noise, search.floors.rounding
     return SideReport(search.side, precision, *sizes)

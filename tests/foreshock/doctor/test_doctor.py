@@ -311,7 +311,7 @@ class _SlowExperimenter(FakeExperimenter):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "left"), [(90.0, "everything [trainer]"), (90.0, "positions [rollout]"), (230.0, "positions [trainer]")]
+    ("seconds", "left"), [(90.0, "everything [rollout]"), (90.0, "positions [trainer]"), (230.0, "positions [rollout]")]
 )
 def test_a_budget_is_kept_within_a_replay_and_what_it_left_out_is_reported(
     batch: RolloutBatch, lab: FakeExperimenter, seconds: float, left: str
@@ -325,6 +325,31 @@ def test_a_budget_is_kept_within_a_replay_and_what_it_left_out_is_reported(
     assert NotTried(left, "the budget is spent") in report.not_tried
     assert report.ended.startswith("the budget is spent; with more, the next would be ")
     assert report.causes == ()
+
+
+def test_what_differs_between_two_replayed_sides_is_named_though_the_budget_ends_in_the_first_search(
+    batch: RolloutBatch, lab: FakeExperimenter
+) -> None:
+    noise = np.random.default_rng(3).normal(0, 0.03, batch.num_tokens).astype(np.float32)
+    declared = replace(batch, attributes=replace(batch.attributes, temperature=0.7, logprobs_mode="processed_logprobs"))
+    mine = np.minimum(logged(lab, temperature=0.7) + noise, 0.0)
+    sides = replace(declared, rollout_log_probs=mine, trainer_log_probs=logged(lab, temperature=1.0))
+    slow = _SlowExperimenter(batch)
+    report = examine(sides, slow, Budget(seconds=80.0, clock=lambda: slow.seconds))
+    assert [(each.side, each.cause) for each in report.causes] == [("trainer", "temperature")]
+    assert report.ended.startswith("the budget is spent")
+
+
+def test_a_side_that_was_not_examined_is_not_called_rounding(batch: RolloutBatch, lab: FakeExperimenter) -> None:
+    slow = _SlowExperimenter(batch)
+    slow.subject = replace(slow.subject, announced={"rollout": "step_10", "trainer": "step_7"})
+    sides = replace(batch, rollout_log_probs=logged(lab), trainer_log_probs=logged(lab, temperature=0.5))
+    report = examine(sides, slow, Budget(seconds=55.0, clock=lambda: slow.seconds))
+    assert NotTried("everything [trainer]", "the budget is spent") in report.not_tried
+    (unknown,) = (each for each in report.findings if each.side == "trainer")
+    assert unknown.kind == "unknown"
+    assert "were not examined: the budget was spent before" in unknown.sentence
+    assert all(each.cause != "rounding" for each in report.findings)
 
 
 def test_a_budget_that_ends_before_the_floors_are_known_is_refused(batch: RolloutBatch, lab: FakeExperimenter) -> None:
