@@ -16,8 +16,6 @@ from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 
-RATE = 1e-3
-
 Start = Callable[..., tuple[list[Any], str]]
 
 
@@ -51,13 +49,13 @@ def test_checkpoint_that_only_the_first_rank_is_asked_for_is_saved_by_all(start:
 
 
 def test_advice_is_taken_from_the_folder_that_was_resumed_from(start: Start) -> None:
-    (rates,), _ = start("elsewhere", url=f"http://127.0.0.1:{free_port()}")
-    assert rates["3"] == pytest.approx(RATE / 4)
+    (scales,), _ = start("elsewhere", url=f"http://127.0.0.1:{free_port()}")
+    assert scales["3"] == pytest.approx(1 / 4)
 
 
 def test_resume_from_a_folder_without_advice_waits_for_it(start: Start) -> None:
-    (rates,), output = start("unsaved")
-    assert rates["3"] == pytest.approx(RATE / 2)
+    (scales,), output = start("unsaved")
+    assert scales["3"] == pytest.approx(1 / 2)
     assert "did not answer" not in output
 
 

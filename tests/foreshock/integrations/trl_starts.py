@@ -23,6 +23,7 @@ from tests.foreshock.integrations.operators import halve_learning_rate
 
 CHECKPOINT_AFTER = 2
 WANTED_STEP = 3
+RATE = 1e-5
 HANGS_AFTER_SECONDS = 300.0
 
 folder, scenario = Path(sys.argv[1]), sys.argv[2]
@@ -30,8 +31,8 @@ rank = int(os.environ.get("RANK", "0"))
 
 
 def trainer_of(steps: int, **arguments: Any) -> Any:
-    """Return a trainer with tiny batches and a constant learning rate."""
-    small = {"per_device_train_batch_size": 2, "num_generations": 2, "max_completion_length": 4,
+    """Return a trainer with tiny batches and a constant learning rate, so low that the advice never lowers it."""
+    small = {"learning_rate": RATE, "per_device_train_batch_size": 2, "num_generations": 2, "max_completion_length": 4,
              "lr_scheduler_type": "constant"}  # fmt: skip
     return new_trainer(folder, steps=steps, use_vllm=False, **{**small, **arguments})
 
@@ -42,9 +43,10 @@ def connected(trainer: Any, **arguments: Any) -> Any:
     return trainer
 
 
-def rates(trainer: Any) -> dict[int, float]:
-    """Return the learning rate that TRL logged at each step."""
-    return {entry["step"]: entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry}
+def scales(trainer: Any) -> dict[int, float]:
+    """Return the learning rate that TRL logged at each step, as a part of that of the schedule."""
+    logged = (entry for entry in trainer.state.log_history if "learning_rate" in entry)
+    return {entry["step"]: entry["learning_rate"] / RATE for entry in logged}
 
 
 def halving_reward(completions: list[str], trainer_state: Any = None, **_: Any) -> list[float]:
@@ -81,7 +83,7 @@ def elsewhere() -> Any:
     (checkpoint / ADVICE_FILE).write_text(json.dumps({"advice": advice.to_json()}))
     trainer = connected(trainer_of(CHECKPOINT_AFTER + 1))
     trainer.train(resume_from_checkpoint=str(checkpoint))
-    return rates(trainer)
+    return scales(trainer)
 
 
 def unsaved() -> Any:
@@ -90,7 +92,7 @@ def unsaved() -> Any:
     (checkpoint / ADVICE_FILE).unlink()
     trainer = connected(trainer_of(CHECKPOINT_AFTER + 1))
     trainer.train(resume_from_checkpoint=str(checkpoint))
-    return rates(trainer)
+    return scales(trainer)
 
 
 def twice() -> Any:
