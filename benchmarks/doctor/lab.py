@@ -210,9 +210,11 @@ def score(model: Any, rows: Rows, how: Pass | None = None) -> list[NDArray[np.fl
             inputs["position_ids"] = torch.from_numpy(np.stack([how.positions(each, width) for each in lengths]))
         if how.mask is not None:
             masks = np.stack([how.mask(each, width) for each in lengths])[:, None]
-            inputs["attention_mask"] = torch.from_numpy(
-                masks & (seen.numpy()[:, None, None] > 0) | np.eye(width, dtype=bool)
-            )
+            mask = torch.from_numpy(masks & (seen.numpy()[:, None, None] > 0) | np.eye(width, dtype=bool))
+            inputs["attention_mask"] = mask
+            if size := getattr(scorer.config, "sliding_window", None):  # layers keep their own windows
+                sliding = mask & torch.ones(width, width, dtype=torch.bool).triu(1 - size)
+                inputs["attention_mask"] = {"full_attention": mask, "sliding_attention": sliding}
         with torch.autocast("cpu", torch.bfloat16, enabled=how.precision == "autocast"):
             logits = scorer(ids, use_cache=False, **inputs).logits.float()
         for row, (sequence, prompt) in enumerate(zip(part, lengths, strict=True)):

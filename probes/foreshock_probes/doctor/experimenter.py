@@ -210,7 +210,7 @@ class TorchExperimenter:
         if "lm_head.weight" in state and (change.get("part") or change.get("tensors", ("",))[0] == "embeddings"):
             config.tie_word_embeddings = False  # the change may concern one of the two
         needs_own = change.get("kv") is not None or change.get("attention_scale", 1.0) != 1.0
-        needs_own |= bool(getattr(config, "attn_logit_softcapping", None))
+        needs_own |= any(getattr(config, each, None) for each in ("attn_logit_softcapping", "sliding_window"))
         config._attn_implementation = ATTENTION if needs_own else "sdpa"
         with no_init_weights(), refused_by_model():
             model = AutoModelForCausalLM.from_config(config, attn_implementation=config._attn_implementation)

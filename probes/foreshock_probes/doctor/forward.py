@@ -14,7 +14,8 @@ from foreshock_probes.doctor.tensors import quantised
 from foreshock_probes.scorers.forward_pass import precision
 
 ATTENTION = "foreshock_doctor"
-"""The name in transformers of the attention whose keys, values and scale can be changed."""
+"""The name in transformers of the attention whose keys, values and scale can be changed, and whose layers keep their
+own windows under any mask."""
 _ROWS = 32
 _OTHER_ROWS = 1
 _LOGITS_AT_ONCE = 1 << 28
@@ -57,6 +58,12 @@ def _capped(
     return (shares @ value).transpose(1, 2).contiguous(), None
 
 
+def _window(queries: int, keys: int, size: int) -> torch.Tensor:
+    """Return which keys are within a window around each query; the queries are the last positions."""
+    at = torch.arange(keys)
+    return (at[keys - queries :, None] - at[None]).abs() < size
+
+
 def _register() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -70,6 +77,8 @@ def _register() -> None:
             if kind is not None:
                 key, value = quantised(key, kind), quantised(value, kind)
             options["scaling"] = (options.get("scaling") or query.shape[-1] ** -0.5) * factor
+        if mask is not None and options.get("sliding_window"):  # transformers gives a mask of ours to all layers alike
+            mask = mask & _window(mask.shape[-2], mask.shape[-1], options["sliding_window"])
         if options.get("softcap"):  # which torch's own attention ignores
             return _capped(module, query, key, value, mask, options["scaling"], options["softcap"])
         return sdpa_attention_forward(module, query, key, value, mask, **options)

@@ -16,6 +16,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from foreshock.doctor import CannotTryError, Change, examine
 from foreshock.doctor.changes import BudgetSpentError
@@ -91,6 +92,40 @@ def test_packing_is_named_with_one_folder_of_weights(save: Callable[[Path, int],
     report = examine(_rollouts(rollout_log_probs=logged), TorchExperimenter.of_folders(batch, folder, folder))
 
     assert [(each.side, each.cause) for each in report.causes] == [("rollout", "packing")]
+
+
+_SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+_WINDOWED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("mistral", {"sliding_window": 4}),
+    ("gemma2", {"sliding_window": 4, "head_dim": 16, "attn_logit_softcapping": 3.0}),
+)
+
+
+@pytest.mark.parametrize(("kind", "fields"), _WINDOWED)
+def test_layers_keep_their_windows_under_another_mask(kind: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "initializer_range": 0.3}
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(kind, **_SMALL, **heads, **fields), attn_implementation="eager"
+    ).eval()
+    model.save_pretrained(tmp_path)
+    batch = _rollouts()
+    prompts, responses = (
+        np.split(ids, offsets[1:-1])
+        for ids, offsets in (
+            (batch.prompt_token_ids, batch.prompt_offsets),
+            (batch.response_token_ids, batch.response_offsets),
+        )
+    )
+    longest, padded = max(map(len, prompts)), []
+    for prompt, response in zip(prompts, responses, strict=True):
+        ids = np.concatenate([np.zeros(longest - len(prompt)), prompt, response])
+        with torch.no_grad():
+            padded.append(model(torch.from_numpy(ids[None]).long(), use_cache=False).logits[0, longest - 1 : -1])
+    experimenter = TorchExperimenter.of_folders(batch, tmp_path, tmp_path)
+
+    found = experimenter.logits(Change.of(weights=tmp_path.name, precision="float32", visible="pads"))
+    assert found == pytest.approx(torch.cat(padded).numpy(), abs=1e-4)
 
 
 def test_responses_without_a_prompt_can_be_packed(folders: tuple[Path, Path]) -> None:
