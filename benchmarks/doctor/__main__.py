@@ -182,7 +182,7 @@ def _run(group: str, name: str, faults: tuple[Fault, ...], kind: str, size: int,
     batch = batch_of(case.rows, case.pi, BatchAttributes(**case.attributes), **case.columns)
     with tempfile.TemporaryDirectory() as folder:
         engine, trainer, old = case.folders(Path(folder))
-        started, budget = time.process_time(), Budget(seconds=300)
+        started, budget = time.process_time(), Budget(seconds=300, clock=time.process_time)
         experimenter = TorchExperimenter.of_folders(batch, engine, trainer, [old], threads=1)
         report = examine(batch, experimenter, budget)
         seconds = time.process_time() - started
