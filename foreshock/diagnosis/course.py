@@ -41,7 +41,7 @@ _STATIC_OF_MANY, _STATIC_OF_FEW = 1.6, 2.5
 # Dropout of 0.1 makes 0.3 and more, quantised weights 1e-2 and more.
 _LARGEST_OF_PRECISION = 1e-2
 # Other known causes already explain a k3 that is present since the first step.
-_OPEN = ("mismatch_everywhere", "no_reward_spread", "sampling_not_declared", "k3_per_entropy")
+_OPEN = ("mismatch_everywhere", "k3_per_entropy")
 
 
 def causes_of_course(

@@ -59,7 +59,7 @@ NOT_MEASURED: Final = frozenset(
 )
 """Causes with which k3 does not measure the mismatch."""
 
-_UNFINISHED: Final = frozenset({"aborted_responses", "unfinished_responses"})
+_OF_DATA: Final = frozenset({"aborted_responses", "unfinished_responses", "groups_not_prompts"})
 """Faults of the data that leave k3 as it is; with one of them a run is not healthy."""
 
 MUCH_LONGER: Final = 3.0
@@ -111,7 +111,7 @@ def diagnose(history: History) -> Diagnosis:
         before = {name: oldest.evidence[name] for name in ("before",) if name in oldest.evidence}
         began = replace(collapse, evidence={**collapse.evidence, **before, "onset_step": oldest.onset})
         grave = [began if each is collapse else each for each in grave if each.rule != FALL_RULE]
-    named = {each.name for each in history.causes}
+    named = {each.name for each in history.causes if each.explains}
     fallen = _went_wrong(grave, history)
     causes = _causes(_confirmed((*history.causes, *_of_course(history, named))), history, fallen)
     told = [each for each in causes if _is_current(each, history)]
@@ -215,7 +215,7 @@ def _shortened(clause: str, room: int) -> str:
 def _proven_fault(told: Sequence[DiagnosisCause]) -> DiagnosisCause | None:
     """Return the first fault of the data that is proven and that makes a run unhealthy whatever k3 is."""
     shown = (each for each in told if each.certainty == "shown")
-    return next((each for each in shown if each.name in NOT_MEASURED | _UNFINISHED), None)
+    return next((each for each in shown if each.name in NOT_MEASURED | _OF_DATA), None)
 
 
 def _above_since(history: History) -> int | None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from foreshock.measures.comparison import StepMeasurement
 
 # Raise the number if a stored value changes its meaning; new and other names change the kind by themselves.
-_VERSION = 7
+_VERSION = 8
 _Kind = TypeVar("_Kind", bound=Counts)
 
 Examples = Mapping[str, tuple[Example, ...]]

@@ -8,6 +8,7 @@ from foreshock.lint.checks.banned_early import BANNED_EARLY
 from foreshock.lint.checks.clipping import CLIPPED
 from foreshock.lint.checks.declared import LAG_UNKNOWN
 from foreshock.lint.checks.duplicates import DUPLICATED
+from foreshock.lint.checks.groups import GROUPS
 from foreshock.lint.checks.k3_per_entropy import K3_PER_ENTROPY
 from foreshock.lint.checks.masked import MASKED
 from foreshock.lint.checks.missing_engine import WITHOUT_ENGINE
@@ -50,6 +51,7 @@ _ALL = (
     CLIPPED,
     NOT_DECLARED,
     LAG_UNKNOWN,
+    GROUPS,
     NO_SPREAD,
     EMPTY,
     ABORTED,

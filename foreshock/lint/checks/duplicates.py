@@ -24,18 +24,18 @@ _LEVELS = (0.0, -1.0, -2.0, -4.0, -6.0, -8.0, -12.0, -16.0, -32.0, -64.0)
 
 
 class Hashes(Table):
-    """Hashes of N rollouts as keys [N, 3], and log μ of the whole response as values [N, 1].
+    """Hashes of N rollouts as keys [N, 4], and log μ of the whole response as values [N, 1].
 
-    The keys are hashes of the prompt; of the prompt, the response and the bits of its log μ; and of the sample id,
-    which gives an order independent of the other two.
+    The keys are hashes of the prompt; of the prompt, the response and the bits of its log μ; of the sample id, which
+    gives an order independent of the other two; and of the group.
     """
 
     COLUMNS = ("log_probs",)
-    KEY_SHAPE = (None, 3)
+    KEY_SHAPE = (None, 4)
 
     @classmethod
     def _of_rows(cls, keys: Keys, rows: NDArray[np.float64]) -> Self:
-        return cls(keys.reshape(-1, 3), rows)
+        return cls(keys.reshape(-1, 4), rows)
 
     @property
     def prompts(self) -> Keys:
@@ -46,6 +46,11 @@ class Hashes(Table):
     def contents(self) -> Keys:
         """The hashes of prompt, response and log μ, [N]."""
         return np.asarray(self.keys[:, 1])
+
+    @property
+    def groups(self) -> Keys:
+        """The keys of the groups, [N]."""
+        return np.asarray(self.keys[:, 3])
 
     def are_distinct(self) -> bool:
         """Return True if no rollout repeats another one; `repeats` then counts 0 at every level."""
@@ -98,8 +103,8 @@ class Repeats(Counts):
         prompts, contents = _digests(batch, np.ascontiguousarray(generated, np.float32))
         # Two empty responses are equal for any policy.
         kept = (batch.response_lengths > 0) & np.isfinite(log_probs)
-        keys = np.stack([prompts, contents, keys_of_texts(batch.sample_ids)], axis=1)[kept]
-        found = Hashes(keys, log_probs[kept][:, None])
+        columns = (prompts, contents, keys_of_texts(batch.sample_ids), counting.group_keys)
+        found = Hashes(np.stack(columns, axis=1)[kept], log_probs[kept][:, None])
         self.hashes += found
         if not found.are_distinct():
             _add_examples(found, np.flatnonzero(kept), counting)

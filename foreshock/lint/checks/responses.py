@@ -184,7 +184,8 @@ UNFINISHED = Check(
     "Log finish_reason or length_cap. Leave aborted responses out of the update, or resume them.",
     _check_unfinished,
     explains=False,
-    yields_to=("all_truncated",),
+    # Unmasked tool output at the end of a response is no end either.
+    yields_to=("all_truncated", "tokens_without_engine", "placeholder_log_probs"),
 )
 ALL_TRUNCATED = Check(
     "all_truncated",

@@ -38,6 +38,7 @@ def test_recorded_run_is_clean_at_every_step_and_as_a_whole() -> None:
     assert [check.name for check in run_checks(whole).not_checked] == [
         "duplicated_rollouts",
         "clipped_before_update",
+        "groups_not_prompts",
         "no_reward_spread",
     ]
 

@@ -101,3 +101,39 @@ def test_stop_strings_and_removed_ends_of_sequence_are_not_cut() -> None:
     for responses in (texts, stopped):
         batch = RolloutBatch.from_lists([str(row) for row in range(128)], [[1]] * 128, responses)
         assert "unfinished_responses" not in infos(batch)
+
+
+def test_groups_of_several_prompts_are_named() -> None:
+    batch = healthy_batch(5, groups=16, per_group=8)
+    assert batch.group_ids is not None
+    order = np.random.default_rng(1).permutation(128)
+    mixed = replace(batch, group_ids=[batch.group_ids[row] for row in order])
+    assert "16 of 16 groups have rollouts of several prompts" in infos(mixed)["groups_not_prompts"]
+    (found,) = (each for each in lint_batch(mixed).warnings)
+    assert (found.severity, found.title) == ("warning", "groups have rollouts of several prompts")
+    # Rows that are one place off reach into the next group only.
+    moved = replace(batch, group_ids=[*batch.group_ids[1:], batch.group_ids[0]])
+    assert "groups_not_prompts" in infos(moved)
+
+
+def test_rollouts_of_a_prompt_without_a_common_group_are_named() -> None:
+    batch = healthy_batch(5, groups=16, per_group=8)
+    alone = replace(batch, group_ids=[f"row-{row}" for row in range(128)])
+    assert "16 prompts have 8 rollouts each" in infos(alone)["groups_not_prompts"]
+    # Half of a prompt's rollouts may come with another shard.
+    parts = [collect_evidence(batch.select(np.arange(start, 128, 2))) for start in (1, 0)]
+    assert "groups_not_prompts" not in {each.name for each in run_checks(parts[0].merge(parts[1])).warnings}
+
+
+def test_a_prompt_in_two_groups_and_turns_as_rollouts_are_healthy() -> None:
+    batch = healthy_batch(5, groups=16, per_group=8)
+    assert batch.group_ids is not None
+    assert "groups_not_prompts" not in infos(replace(batch, group_ids=[f"draw-{row // 4}" for row in range(128)]))
+    # The second half of each group are second turns, each with a history of its own as its prompt.
+    prompts = batch.prompt_token_ids.reshape(128, 3).copy()
+    later = np.arange(128) % 8 >= 4
+    prompts[later, 0] = 100 + np.arange(128)[later]
+    assert "groups_not_prompts" not in infos(replace(batch, prompt_token_ids=prompts.ravel()))
+    # One question about many images, each rollout with its own.
+    same = replace(batch, prompt_token_ids=np.ones_like(batch.prompt_token_ids))
+    assert "groups_not_prompts" not in infos(replace(same, group_ids=[f"image-{row}" for row in range(128)]))
