@@ -15,7 +15,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration
-from foreshock.diagnosis.quantities import SCALARS, names_of, quantities_of
+from foreshock.diagnosis.quantities import ENTROPY_KEY, REWARD_KEY, SCALARS, names_of, quantities_of
 from foreshock.diagnosis.rule_files import RuleChanges
 from foreshock.digests import digest_of_json
 from foreshock.measures.registry import MEASURES
@@ -26,6 +26,9 @@ from foreshock_service.runs.scalars import newest_step_with_scalars, scalars_of_
 from foreshock_service.watch.rules import rules_in_force
 
 _COLUMNS = frozenset(measure.column for measure in MEASURES)
+
+_LOGGED = frozenset({REWARD_KEY, ENTROPY_KEY})
+"""Quantities of the rollouts' optional columns: at a step whose rollouts lack them, they are read from scalars."""
 
 _KEPT = 256
 """Most cached configurations: one for each kind of model, and one for each run with its own names."""
@@ -67,10 +70,8 @@ def _watched(
 ) -> WatchedRun:
     configuration = WarningConfiguration.for_model(model_kind, rules)
     declared = dict(declared_names)
-    digest = configuration.digest()
-    if scalars_only or declared:
-        digest = digest_of_json({"configuration": digest, "scalars_only": scalars_only, "declared": declared})
-    read = [key for key in configuration.keys if scalars_only or key.startswith(f"{SCALARS}:")]
+    read = [key for key in configuration.keys if scalars_only or key in _LOGGED or key.startswith(f"{SCALARS}:")]
+    digest = digest_of_json({"configuration": configuration.digest(), "read": read, "declared": declared})
     return WatchedRun(configuration, digest, configuration.keys, scalars_only, declared, names_of(read, declared))
 
 
@@ -88,7 +89,7 @@ def closed_steps_after(
     values: defaultdict[int, dict[str, float]] = defaultdict(dict)
     keys = frozenset(watched.keys)
     # Without rollouts, the values of measures are read from scalars too.
-    reported = {key for key in keys if watched.scalars_only or key.startswith(f"{SCALARS}:")}
+    reported = {key for key in keys if watched.scalars_only or key in _LOGGED or key.startswith(f"{SCALARS}:")}
     for step, scalars in scalars_of_active_steps(session, run_id, watched.names, first, last).items():
         quantities = quantities_of(scalars, watched.declared, keys)
         values[step] = {name: value for name, value in quantities.items() if name in reported}

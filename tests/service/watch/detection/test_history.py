@@ -7,8 +7,10 @@ import pytest
 from fastapi import FastAPI
 
 from foreshock.diagnosis.detectors import WarningConfiguration
+from foreshock.diagnosis.quantities import REWARD_KEY
 from foreshock_service.watch.detection.history import closed_steps_after, watched_run
 from tests.service.sending import make_batch, start_run
+from tests.service.watch.recorded import K3, RecordedRun
 
 KEYS = WarningConfiguration().keys
 
@@ -46,3 +48,21 @@ def test_late_scalars_reach_the_detectors(http: httpx.Client) -> None:
     assert run.put_scalars(12, {"grad_norm": 0.4}).status_code == 204
     again = {alert["rule"]: alert["state"] for alert in run.get("alerts").json()["items"]}
     assert again["gradient_rise"] == "retracted"
+
+
+def test_reward_and_entropy_of_scalars_are_watched_if_the_rollouts_have_none(recorded: RecordedRun) -> None:
+    for step in range(1, 61):
+        recorded.log(
+            step, {"critic/rewards/mean": 0.6 if step < 40 else 0.0, "actor/entropy": 0.7 if step < 30 else 0.1}
+        )
+        recorded.close(step, {K3: 1e-4})
+    found = {alert.rule: alert.evidence.get("onset_step", alert.step) for alert in recorded.alerts()}
+    assert found["reward_collapse"] == 40
+    assert "entropy_fall" in found
+
+
+def test_a_reward_of_the_rollouts_is_preferred_to_that_of_a_scalar(recorded: RecordedRun) -> None:
+    for step in range(1, 61):
+        recorded.log(step, {"critic/rewards/mean": 0.6 if step < 40 else 0.0})
+        recorded.close(step, {K3: 1e-4, REWARD_KEY: 0.6})
+    assert recorded.alerts() == []
