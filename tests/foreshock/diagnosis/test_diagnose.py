@@ -135,7 +135,7 @@ def test_a_setting_that_the_doctor_named_at_an_early_step_is_told_if_the_lint_st
 
 
 def test_a_setting_is_no_reason_of_a_fall_that_the_mismatch_followed() -> None:
-    later = replace(COLLAPSE, evidence=COLLAPSE.evidence | {"first": "reward", "k3_onset_step": 27})
+    later = replace(COLLAPSE, evidence={**COLLAPSE.evidence, "first": "reward", "k3_onset_step": 27})
     named = replace(NAMED, evidence={"step": 30})
     steps = diagnose(replace(HEALTHY, alerts=(later,), causes=(named,))).next_steps
     assert steps[0].endswith("The mismatch rose later: look at the learning rate and the data.")
