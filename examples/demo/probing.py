@@ -20,7 +20,7 @@ PATIENCE_SECONDS = 900.0
 SETTLED_SECONDS = 8.0
 """Longer than the service's pause between two looks at what is due."""
 DOCTOR_SECONDS = 240.0
-"""Enough for a slow machine; the doctor ends when it is sure, after a third of a minute to one on two cores."""
+"""Enough for a slow machine: the search is complete after about a minute on two cores."""
 WORKER_IDLE_SECONDS = PATIENCE_SECONDS
 """One worker may wait for as long as the other works. The workers of a demo that was killed exit after this."""
 

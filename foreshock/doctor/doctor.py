@@ -11,7 +11,7 @@ from foreshock.api.doctor import DoctorReport, Finding, NotTried, RuledOut, Side
 from foreshock.diagnosis.wording import number, plural
 from foreshock.doctor.attempts import Attempts
 from foreshock.doctor.catalogue import CATALOGUE, SAMPLING
-from foreshock.doctor.changes import SIDES, BudgetSpentError, CannotTryError, Change, Experimenter, hashable
+from foreshock.doctor.changes import BudgetSpentError, CannotTryError, Change, Experimenter, hashable
 from foreshock.doctor.evidence import Compared, share_range
 from foreshock.doctor.fills import differing_fields
 from foreshock.doctor.findings import SIDE_WORDS
@@ -62,8 +62,8 @@ def examine(
             "give more time or fewer rollouts"
         )
     findings = [_unexamined(side, batch) for side in unsearched]
-    for side in (each for each in SIDES if each in searches):
-        findings += _findings(searches[side], batch)
+    for search in searches.values():
+        findings += _findings(search, batch)
     if copied is not None:
         findings.append(copied)
     if len(searches) == 2:

@@ -70,9 +70,14 @@ def _watched(
 ) -> WatchedRun:
     configuration = WarningConfiguration.for_model(model_kind, rules)
     declared = dict(declared_names)
-    read = [key for key in configuration.keys if scalars_only or key in _LOGGED or key.startswith(f"{SCALARS}:")]
+    read = [key for key in configuration.keys if _is_read_from_scalars(key, scalars_only)]
     digest = digest_of_json({"configuration": configuration.digest(), "read": read, "declared": declared})
     return WatchedRun(configuration, digest, configuration.keys, scalars_only, declared, names_of(read, declared))
+
+
+def _is_read_from_scalars(key: str, scalars_only: bool) -> bool:
+    """Return whether a quantity is read from scalars: without rollouts the values of measures are, too."""
+    return scalars_only or key in _LOGGED or key.startswith(f"{SCALARS}:")
 
 
 def closed_steps_after(
@@ -88,8 +93,7 @@ def closed_steps_after(
     last = steps[-1][0]
     values: defaultdict[int, dict[str, float]] = defaultdict(dict)
     keys = frozenset(watched.keys)
-    # Without rollouts, the values of measures are read from scalars too.
-    reported = {key for key in keys if watched.scalars_only or key in _LOGGED or key.startswith(f"{SCALARS}:")}
+    reported = {key for key in keys if _is_read_from_scalars(key, watched.scalars_only)}
     for step, scalars in scalars_of_active_steps(session, run_id, watched.names, first, last).items():
         quantities = quantities_of(scalars, watched.declared, keys)
         values[step] = {name: value for name, value in quantities.items() if name in reported}
