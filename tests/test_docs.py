@@ -14,9 +14,11 @@ import pytest
 import torch
 
 from benchmarks.running_service import forked_service
+from foreshock.client.settings import FROM_ENVIRONMENT
 from foreshock.commands.command import SuggestingParser
 from foreshock.commands.main import ENTRY_POINT_GROUP
-from foreshock.setting_names import setting_names
+from foreshock_probes.settings import WorkerSettings
+from foreshock_service.platform.settings import Settings
 from tests.paths import DOCS, REPOSITORY
 
 DOCUMENTS = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
@@ -78,7 +80,11 @@ def test_every_file_that_a_document_names_exists() -> None:
 
 
 def test_every_setting_that_a_document_names_exists() -> None:
-    known = {f"FORESHOCK_{name}" for name in setting_names()}
+    fields = (*Settings.model_fields, *WorkerSettings.model_fields, *FROM_ENVIRONMENT)
+    sources = [path for part in ("foreshock", "service", "probes") for path in (REPOSITORY / part).rglob("*.py")]
+    texts = [path.read_text() for path in (*sources, REPOSITORY / "docker-compose.yml")]
+    known = {f"FORESHOCK_{name.upper()}" for name in fields}
+    known |= {name for text in texts for name in re.findall(r"\bFORESHOCK_[A-Z_]+\b", text)}
     for document in DOCUMENTS:
         named = set(re.findall(r"\bFORESHOCK_[A-Z_]+\b", document.read_text()))
         assert named <= known, document.name

@@ -47,7 +47,6 @@ from foreshock.notary.compare import Holding
 from foreshock.notary.pieces import Tensors
 from foreshock.page_addresses import DEFAULT_PROJECT
 from foreshock.rollouts.attributes import BatchAttributes
-from foreshock.setting_names import log_unknown_settings
 
 if TYPE_CHECKING:
     from foreshock.client.reader import Reader
@@ -102,7 +101,6 @@ class Client:
     ) -> None:
         """Start the background. Nothing is sent until a run is started. Raises ConfigurationError."""
         self.settings = ClientSettings.resolve(url, api_key, spool_directory, **settings)
-        log_unknown_settings()
         self.project = project
         self.run_key = run_key or os.environ.get("FORESHOCK_RUN_KEY") or f"run-{uuid.uuid4().hex[:12]}"
         self.launch = find_launch(attempt_key)

@@ -99,10 +99,6 @@ def _run(words: list[str]) -> int:
         chosen = _load(entry_points[requested])
         chosen.configure(_parser_of(commands, requested, chosen))
         arguments = parser.parse_args(words)
-        # Not before: `--help` and a wrong option need no settings.
-        from foreshock.setting_names import print_unknown_settings
-
-        print_unknown_settings()
         try:
             return chosen.run(arguments)
         except ModuleNotFoundError as error:
