@@ -114,6 +114,12 @@ def findings_of_run(session: Session, run_id: str) -> list[findings.FindingOfSte
     return found
 
 
+def checked_steps(session: Session, run_id: str, first: int) -> int:
+    """Return the number of active steps from `first` on that were checked."""
+    active = attempts.active_rows(session, run_id, StepLint, first)
+    return session.scalar(select(func.count()).where(StepLint.run_id == run_id, active)) or 0
+
+
 def faulty_steps(session: Session, run_id: str, first: int, last: int) -> set[int]:
     """Return the active steps from `first` to `last` with a critical finding: their measures are of wrong data."""
     active = attempts.active_rows(session, run_id, StepLint, first, last)

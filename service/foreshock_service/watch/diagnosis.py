@@ -30,7 +30,7 @@ from foreshock.lint import CHECKS
 from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database import engine, tables
-from foreshock_service.runs import attempts, checkpoints, diagnoses, events, measurements, run_endpoints, runs
+from foreshock_service.runs import attempts, checkpoints, diagnoses, events, lint, measurements, run_endpoints, runs
 from foreshock_service.runs.scalars import scalars_of_active_steps
 from foreshock_service.runs.steps import missing_shards_of
 
@@ -46,6 +46,8 @@ _MOST_AWAITED = 3
 SAMPLING, LAG = "sampling_not_declared", "lag_unknown"
 """Checks of the lint that find something missing and no fault."""
 _LEAST_INFO_STEPS, _LEAST_INFO_SHARE = 3, 0.25
+_MOSTLY = 0.9
+"""A finding in at least this share of the steps is told in a headline without its number of steps."""
 _AT_ONCE = 100
 _MOST_RESOLVED = 100
 
@@ -230,17 +232,20 @@ def _causes(
             missing = MissingData(sentence=f"{title}: {sentence.rstrip('.')}", what_to_do=remedy or "")
             (undeclared if name == SAMPLING else unlogged).append(missing)
             continue
-        of_all = steps == newest - first + 1 and steps > 1
-        when = f"in {wording.plural(steps, 'step')}, {first} to {newest}"
-        if of_all:
+        when, share = f"in {wording.plural(steps, 'step')}, {first} to {newest}", ""
+        if steps == newest - first + 1 and steps > 1:
             is_there = not newest_steps or newest >= newest_steps[-1]
             when = f"in every step since {first}" if is_there else f"in every step from {first} to {newest}"
+        elif row.source == "lint" and steps > 1:
+            checked = lint.checked_steps(session, run_id, first)
+            of_steps = f"in {steps:,} of {checked:,} steps"
+            when, share = f"{of_steps}, {first} to {newest}", of_steps if steps < _MOSTLY * checked else ""
         causes.append(
             DiagnosisCause(
                 name=name,
                 sentence=f"{title} ({when if steps > 1 else f'step {first}'}): {sentence}",
                 source="notary" if row.source == "notary" else "lint",
-                title=_title(row),
+                title=_title(row, share),
                 certainty="shown" if name not in CHECKS or CHECKS[name].proven else "possible",
                 explains=name not in CHECKS or CHECKS[name].explains,
                 what_to_do=remedy or "",
@@ -250,11 +255,18 @@ def _causes(
     return tuple(causes), tuple(undeclared), tuple(unlogged)
 
 
-def _title(found: Any) -> str:
-    """Return a finding as a clause of the headline; empty if no headline names it."""
+def _title(found: Any, share: str) -> str:
+    """Return a finding as a clause of the headline; empty if no headline names it.
+
+    What makes a mismatch may go unseen in a step that has it; any other finding is a fact of each step, so the clause
+    gives its `share` of the steps.
+    """
     if found.source == "notary":
         return str(found.sentence).rstrip(".").replace(". ", "; ")
-    return "" if found.name in CHECKS and CHECKS[found.name].auxiliary else str(found.title)
+    check = CHECKS.get(found.name)
+    if check is not None and check.auxiliary:
+        return ""
+    return f"{found.title} {share}" if share and check is not None and not check.explains else str(found.title)
 
 
 def _awaited(session: Session, run_id: str, observed: int | None) -> tuple[AwaitedShards, ...]:

@@ -176,6 +176,16 @@ def test_the_headline_says_if_only_a_part_of_the_rollouts_is_concerned(http: htt
     assert title.endswith("in a part of the rollouts") == (rows < 24)
 
 
+def test_a_fault_of_some_steps_is_told_with_their_number(http: httpx.Client, app: FastAPI) -> None:
+    run = start_run(http)
+    for step in range(1, 21):
+        reward = np.ones(24, np.float32) if step % 3 == 2 else np.tile([0, 1], 12).astype(np.float32)
+        run.put_shard(step, make_batch(24, seed=step, reward=reward)).raise_for_status()
+    (found,) = [each for each in diagnosis_of(run)["causes"] if each["name"] == "no_reward_spread"]
+    assert found["title"] == "no group has a spread of rewards in 7 of 19 steps"
+    assert "(in 7 of 19 steps, 2 to 20)" in found["sentence"]
+
+
 LOGGED = [(step, shard) for step in range(12) if step not in (4, 5) for shard in range(2)]
 RESUMED_AT = 8
 
