@@ -19,10 +19,12 @@ from foreshock.diagnosis.lags import LAG_KEY, LAG_KEYS, StepLags
 from foreshock.diagnosis.largest_token import LARGEST_TOKEN_KEYS, without_largest_token
 from foreshock.diagnosis.mismatch_rules import K3, K3_PER_ENTROPY
 from foreshock.diagnosis.quantities import (
+    LARGEST_D_KEY,
     LAST_STEP_KEY,
     LEARNING_RATE_KEY,
     LENGTH_KEY,
     LONGEST_KEY,
+    MEAN_D_KEY,
     REWARD_KEY,
     TOKENS_KEY,
     TRUNCATED_KEY,
@@ -57,7 +59,7 @@ from foreshock.learning_rate.control_loop import (
 from foreshock.learning_rate.length_decay import ScheduleSettings
 from foreshock.model_kind import ModelKind
 
-DETECTOR_VERSION = 19
+DETECTOR_VERSION = 20
 """Increased with every change of behaviour: snapshots of another version are not used."""
 
 
@@ -69,7 +71,7 @@ LARGEST_RATE = 1e6
 
 _OWN_KEYS = frozenset({
     LENGTH_KEY, LONGEST_KEY, TRUNCATED_KEY, REWARD_KEY, LEARNING_RATE_KEY, *LAG_KEYS, K3, K3_PER_ENTROPY, UPDATE_KEY,
-    LAST_STEP_KEY, TOKENS_KEY, *LARGEST_TOKEN_KEYS,
+    LAST_STEP_KEY, TOKENS_KEY, MEAN_D_KEY, LARGEST_D_KEY, *LARGEST_TOKEN_KEYS,
 })  # fmt: skip
 """The quantities that the detectors read in addition to those of the rules."""
 

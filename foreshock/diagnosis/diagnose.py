@@ -13,13 +13,14 @@ from statistics import median
 from typing import Any, Final
 
 from foreshock.api.diagnosis import CauseSource, Diagnosis, DiagnosisCause, DiagnosisEvent, MissingData, Verdict
+from foreshock.diagnosis.border import contradiction
 from foreshock.diagnosis.collapse import TRAILING_VALUES, floor_of
 from foreshock.diagnosis.course import causes_of_course
 from foreshock.diagnosis.episodes import episodes_of, family_of
 from foreshock.diagnosis.history import NEWEST_STEPS, WINDOW_STEPS, AwaitedShards, History, PastAlert, at_lag_zero
 from foreshock.diagnosis.lags import AT_LAG_ZERO
 from foreshock.diagnosis.mismatch_order import order_in_words
-from foreshock.diagnosis.mismatch_rules import PROBE, STEP_RULE
+from foreshock.diagnosis.mismatch_rules import K3, PROBE, STEP_RULE
 from foreshock.diagnosis.odd_steps import ODD_STEPS, cause_of
 from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE, level_after_fall, where_to_look
 from foreshock.diagnosis.rule import CLIENT_LOSSES
@@ -28,7 +29,7 @@ from foreshock.diagnosis.weights import WEIGHTS_DIFFER
 from foreshock.diagnosis.wording import as_clause, number, percent, plural, ranks_in_words, reward_number
 from foreshock.severity import severity_rank
 
-JUDGE_VERSION: Final = "12"
+JUDGE_VERSION: Final = "13"
 """Increased with each change of the text or the judgement, so that stored diagnoses are computed again."""
 
 LEAST_MEASURED_STEPS: Final = 5
@@ -444,8 +445,9 @@ def _untold(
     measured, tokens = len(history.k3.steps), sum(history.tokens[-NEWEST_STEPS:])
     if not measured:
         sentence = "no step has both log-probs"
-        if history.reported_k3 is not None:
-            sentence += f"; the trainer reports a k3 of {number(history.reported_k3)}, which cannot be checked"
+        if K3 in history.reported:
+            judged = contradiction(history.reported) or "cannot be checked"
+            sentence += f"; the trainer reports a k3 of {number(history.reported[K3])}, which {judged}"
     elif history.newest_step is not None and history.k3.steps[-1] < history.newest_step - NEWEST_STEPS:
         sentence = f"no step since {history.k3.steps[-1]} has both log-probs"
     elif copied is not None:

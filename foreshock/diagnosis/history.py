@@ -77,9 +77,9 @@ class History:
     """The facts about a run's newest steps, as plain data.
 
     `k3` is that of trainer/rollout, with `tokens` and `lags` at the same steps, and with `k3_of_others`, that without
-    the largest token of each step (absent: the same); `reported_k3` is the newest one that the trainer reports, if no
-    step has both log-probs. `first_k3`, with `first_lags`, is that of the run's first steps, if they are not among the
-    newest. `reward` and `length` are means of a step, `truncated` is the fraction of responses that were cut.
+    the largest token of each step (absent: the same); `reported` has the newest k3 that the trainer reports, with its
+    |d|, if no step has both log-probs. `first_k3`, with `first_lags`, is that of the run's first steps, if they are not
+    among the newest. `reward` and `length` are means of a step, `truncated` is the fraction of responses that were cut.
     `newest_step` is the newest one with rollouts. `causes` come from the lint, in the order of its catalogue, and from
     probes, whose evidence has a `step`. `undeclared` is what must be declared before the lint can find more.
     `checkpoints` are the steps with an announced checkpoint, ascending, `resumes` the steps at which attempts resumed.
@@ -94,7 +94,7 @@ class History:
     lags: Sequence[StepLags] = ()
     first_k3: SteppedValues = SteppedValues()
     first_lags: Sequence[StepLags] = ()
-    reported_k3: float | None = None
+    reported: Mapping[str, float] = field(default_factory=dict)
     reward: SteppedValues = SteppedValues()
     length: SteppedValues = SteppedValues()
     truncated: SteppedValues = SteppedValues()

@@ -19,6 +19,8 @@ ENTROPY_KEY = f"{STEP_ROW}:entropy_mean"
 GRADIENT_NORM_KEY = "scalars:grad_norm"
 LEARNING_RATE_KEY = "scalars:lr"
 TOKENS_KEY = f"{TRAINER_ROLLOUT}:tokens"
+MEAN_D_KEY = f"{TRAINER_ROLLOUT}:mean_abs_d"
+LARGEST_D_KEY = f"{TRAINER_ROLLOUT}:max_abs_d"
 UPDATE_KEY = "scalars:update_k3"
 """k3 of the policy after a step's update against the one before, on the step's rollouts, in nats per token."""
 LAST_STEP_NAME = "planned_last_step"
@@ -84,12 +86,12 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     f"{TRAINER_ROLLOUT}:k2_kl": ("optim/kl_sample_train_v2",),
     f"{TRAINER_ROLLOUT}:token_mult_prob_error": ("token_mult_prob_error",),
-    f"{TRAINER_ROLLOUT}:mean_abs_d": (
+    MEAN_D_KEY: (
         "sampling/sampling_logp_difference/mean", "train_rollout_logprob_abs_diff",
         "policy/rollout_train_logprobs_abs_diff_mean", "debug/vllm_vs_local_logprob_diff_mean",
         "offpolicy/logprob_abs_diff/mean",
     ),
-    f"{TRAINER_ROLLOUT}:max_abs_d": (
+    LARGEST_D_KEY: (
         "sampling/sampling_logp_difference/max", "policy/rollout_train_logprobs_abs_diff_max",
         "debug/vllm_vs_local_logprob_diff_max", "offpolicy/logprob_abs_diff/max", "bit_wise/logprob_diff/max",
     ),

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from sqlalchemy import and_, bindparam, case, func, or_, select
@@ -24,7 +24,7 @@ from foreshock.diagnosis.history import (
     SteppedValues,
 )
 from foreshock.diagnosis.largest_token import without_largest_token
-from foreshock.diagnosis.quantities import REWARD_KEY, names_of, quantities_of
+from foreshock.diagnosis.quantities import LARGEST_D_KEY, MEAN_D_KEY, REWARD_KEY, names_of, quantities_of
 from foreshock.diagnosis.reward import COLLAPSE_RULE
 from foreshock.lint import CHECKS
 from foreshock_service.platform import parameters, security
@@ -111,11 +111,13 @@ def history_of(session: Session, run_id: str) -> History:
     of_steps = [(row[0], *row[2:first]) for row in rows if row[1] == comparisons.STEP_ROW]
     measured = [(row[0], row[first:]) for row in rows if row[1] != comparisons.STEP_ROW and row[first] is not None]
     of_others = [_of_others(values) for _, values in measured]
-    reward, reported_k3 = _stepped((step, value) for step, value, *_ in of_steps), SteppedValues()
+    reward, reported = _stepped((step, value) for step, value, *_ in of_steps), dict[str, float]()
     if observed is not None and not (reward.values and measured):
-        reported = _reported(session, run, observed)
-        reward = reward if reward.values else reported[REWARD_KEY]
-        reported_k3 = SteppedValues() if measured else reported[mismatch_rules.K3]
+        of_scalars = _reported(session, run, observed)
+        if not reward.values:
+            reward = _stepped((step, values.get(REWARD_KEY)) for step, values in of_scalars.items())
+        if not measured:
+            reported = next((each for each in reversed(of_scalars.values()) if mismatch_rules.K3 in each), {})
     causes, undeclared, unlogged = _causes(session, run_id, [row[0] for row in of_steps])
     # Alerts of active steps: the open ones, then the newest resolved ones.
     alerts = tuple(
@@ -135,7 +137,7 @@ def history_of(session: Session, run_id: str) -> History:
         lags=[of_step for _, of_step in of_others],
         first_k3=_stepped((step, _of_others(values)[0]) for step, values in of_start),
         first_lags=[_of_others(values)[1] for _, values in of_start],
-        reported_k3=reported_k3.values[-1] if reported_k3.values else None,
+        reported=reported,
         reward=reward,
         length=_stepped((step, value) for step, _, value, _ in of_steps),
         truncated=_stepped((step, value) for step, *_, value in of_steps),
@@ -172,17 +174,16 @@ def _stepped(values: Iterable[tuple[int, float | None]]) -> SteppedValues:
     return SteppedValues(list(known), list(known.values()))
 
 
-def _reported(session: Session, run: tables.Run | None, observed: int) -> Mapping[str, SteppedValues]:
-    """Return the reward and k3 of the newest steps that the trainer reports as scalars."""
-    quantities = (REWARD_KEY, mismatch_rules.K3)
+def _reported(session: Session, run: tables.Run | None, observed: int) -> dict[int, dict[str, float]]:
+    """Return the reward, k3 and |d| of the newest steps that the trainer reports as scalars."""
     if run is None:
-        return dict.fromkeys(quantities, SteppedValues())
+        return {}
+    quantities = (REWARD_KEY, mismatch_rules.K3, MEAN_D_KEY, LARGEST_D_KEY)
     declared = run.scalar_names or {}
     names = names_of(quantities, declared)
     first = max(0, observed - WINDOW_STEPS + 1)
     found = scalars_of_active_steps(session, run.id, names, first, observed)
-    read = {step: quantities_of(scalars, declared, quantities) for step, scalars in sorted(found.items())}
-    return {name: _stepped((step, values.get(name)) for step, values in read.items()) for name in quantities}
+    return {step: quantities_of(scalars, declared, quantities) for step, scalars in sorted(found.items())}
 
 
 def _causes(

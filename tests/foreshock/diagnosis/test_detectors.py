@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foreshock.diagnosis.border import contradiction, largest_k3
 from foreshock.diagnosis.default_rules import default_rules
 from foreshock.diagnosis.detectors import (
     ClosedStep,
@@ -23,7 +24,7 @@ from foreshock.diagnosis.detectors import (
 )
 from foreshock.diagnosis.lags import LAG_KEY
 from foreshock.diagnosis.mismatch_rules import K3
-from foreshock.diagnosis.quantities import LEARNING_RATE_KEY, LENGTH_KEY, REWARD_KEY
+from foreshock.diagnosis.quantities import LARGEST_D_KEY, LEARNING_RATE_KEY, LENGTH_KEY, MEAN_D_KEY, REWARD_KEY
 from foreshock.diagnosis.rule import Effect
 from tests.foreshock.diagnosis.curves import LENGTH, closed_steps, fired, noisy, watch
 
@@ -181,6 +182,32 @@ def test_extreme_value_changes_nothing_else() -> None:
     state, events = watch(shifted)
     assert fired(events) == [("value_refused", 20)]
     assert state.reward.values == usual.reward.values
+
+
+@given(st.lists(st.floats(-30.0, 30.0), min_size=1, max_size=30), st.sampled_from([(), (MEAN_D_KEY,)]))
+def test_k3_of_tokens_never_contradicts_their_differences(d: list[float], unlogged: tuple[str, ...]) -> None:
+    k3, size = float(np.mean(np.expm1(d) - d)), np.abs(d)
+    values = {K3: k3, MEAN_D_KEY: float(size.mean()), LARGEST_D_KEY: float(size.max())}
+    logged = {key: value for key, value in values.items() if key not in unlogged}
+    assert k3 <= largest_k3(logged) * (1 + 1e-9) + 1e-12
+    assert not contradiction(logged)
+
+
+@pytest.mark.parametrize(("k3", "is_possible"), [(4e-4, True), (2e-3, True), (0.02, False), (2.3, False)])
+def test_k3_that_the_logged_differences_exclude_is_told_and_not_judged(k3: float, is_possible: bool) -> None:
+    series = {K3: [k3] * 30, MEAN_D_KEY: [4e-3] * 30, LARGEST_D_KEY: [0.3] * 30}
+    state, events = watch(closed_steps(series))
+    refused = [event for event in events if event.rule == "value_refused"]
+    assert bool(refused) != is_possible
+    if not is_possible:
+        assert fired(events) == [("value_refused", 1)]
+        assert "|d|, 4.0e-3 and 0.30, with which k3 is at most 6.6e-4. It is stored" in refused[0].why
+        assert K3 not in state.rules.baselines
+
+
+def test_k3_without_the_largest_difference_is_judged() -> None:
+    _, events = watch(closed_steps({K3: [2.3] * 30, MEAN_D_KEY: [4e-3] * 30}))
+    assert "mismatch_critical" in [rule for rule, _ in fired(events)]
 
 
 def test_missing_value_is_not_named() -> None:

@@ -12,7 +12,8 @@ from foreshock.api.diagnosis import Diagnosis, DiagnosisCause, MissingData, diag
 from foreshock.api.records import to_json
 from foreshock.diagnosis.diagnose import LEAST_MEASURED_STEPS, diagnose
 from foreshock.diagnosis.history import AwaitedShards, History, PastAlert, SteppedValues
-from foreshock.diagnosis.mismatch_rules import PROBE
+from foreshock.diagnosis.mismatch_rules import K3, PROBE
+from foreshock.diagnosis.quantities import LARGEST_D_KEY, MEAN_D_KEY
 from foreshock.lint import CHECKS
 
 STEPS = range(40)
@@ -168,9 +169,18 @@ def test_info_and_closed_alerts_never_change_the_verdict() -> None:
 
 
 def test_what_the_trainer_reports_is_told_and_not_judged() -> None:
-    found = diagnose(replace(HEALTHY, k3=SteppedValues(), tokens=[], reported_k3=2e-4))
+    found = diagnose(replace(HEALTHY, k3=SteppedValues(), tokens=[], reported={K3: 2e-4}))
     assert found.headline.startswith(
         "Unknown: no step has both log-probs; the trainer reports a k3 of 2.0e-4, which cannot be checked; the "
+    )
+
+
+def test_a_reported_k3_that_the_reported_differences_exclude_is_told_as_such() -> None:
+    reported = {K3: 2.3, MEAN_D_KEY: 4e-3, LARGEST_D_KEY: 0.3}
+    found = diagnose(replace(HEALTHY, k3=SteppedValues(), tokens=[], reported=reported))
+    assert found.missing[0].sentence == (
+        "no step has both log-probs; the trainer reports a k3 of 2.3, which contradicts the logged mean and largest "
+        "|d|, 4.0e-3 and 0.30, with which k3 is at most 6.6e-4"
     )
 
 

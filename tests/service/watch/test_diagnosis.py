@@ -176,6 +176,23 @@ def test_the_headline_says_if_only_a_part_of_the_rollouts_is_concerned(http: htt
     assert title.endswith("in a part of the rollouts") == (rows < 24)
 
 
+@pytest.mark.parametrize("k3", [3e-4, 0.4])
+def test_a_run_of_scalars_whose_k3_contradicts_its_differences(http: httpx.Client, app: FastAPI, k3: float) -> None:
+    run = start_run(http)
+    names = ("sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max")
+    for step in range(1, 12):
+        run.put_scalars(step, {"reward": 0.5, "k3": k3, **dict(zip(names, (0.004, 0.3), strict=True))})
+    read = diagnosis_of(run)
+    said = f"k3 of {k3:.1e}".replace("e-04", "e-4") if k3 < 0.1 else "k3 of 0.40"
+    assert said in read["missing"][0]["sentence"]
+    assert ("contradicts" in read["missing"][0]["sentence"]) == (k3 == 0.4)
+    assert read["headline"].startswith(
+        "Warning since step 1: the logged k3, 0.40 at step 1, contradicts the logged mean and largest |d|"
+        if k3 == 0.4
+        else "Unknown: no step has both log-probs"
+    )
+
+
 def test_a_fault_of_some_steps_is_told_with_their_number(http: httpx.Client, app: FastAPI) -> None:
     run = start_run(http)
     for step in range(1, 21):
