@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from benchmarks.bad_input.__main__ import DECODER_BYTES, SERVICE_BYTES
-from benchmarks.bad_input.addresses import Route, forged_cursor, hostile_address, send_cursors, send_queries
+from benchmarks.bad_input.addresses import send_cursors, send_queries
 from benchmarks.bad_input.answers import Tally
 from benchmarks.bad_input.described import send_described
 from benchmarks.bad_input.mutated import send_mutated
 from benchmarks.bad_input.scene import Scene, scene
-from benchmarks.bad_input.tables import damaged, hostile_table
-from foreshock.rollouts import encode_rollouts
 from tests.service.postgres import start_postgres
-from tests.service.sending import make_batch
 
 pytestmark = pytest.mark.slow
 
@@ -85,30 +81,6 @@ def test_hostile_queries_of_pages_and_calls_get_documented_answers(name: str, re
     assert tally.requests == QUERIES
     assert {200, 404, 422} <= set(tally.statuses)
     assert_unharmed(service)
-
-
-def test_same_seed_gives_the_same_requests() -> None:
-    route = Route("/runs/{run}", ("search", "cursor"), None)
-    makers: list[Callable[[random.Random], object]] = [
-        lambda source: forged_cursor(source),
-        lambda source: hostile_address(route, {"run": "run_1"}, source),
-    ]
-    for make in makers:
-        first, again = ([make(random.Random(seed)) for seed in range(20)] for _ in range(2))
-        assert first == again
-        assert len(set(first)) > 10
-
-
-def test_same_seed_gives_the_same_bodies() -> None:
-    body = encode_rollouts(make_batch(6, seed=1))
-    makers: list[Callable[[random.Random], bytes]] = [
-        lambda source: damaged(body, body[::-1], source),
-        lambda source: hostile_table(body, source),
-    ]
-    for make in makers:
-        first, again = ([make(random.Random(seed)) for seed in range(20)] for _ in range(2))
-        assert first == again
-        assert len(set(first)) > 10
 
 
 def test_undocumented_answers_and_server_errors_are_faults() -> None:

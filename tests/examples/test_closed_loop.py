@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from examples.closed_loop.__main__ import RESULTS, main, needed_by
+from examples.closed_loop.__main__ import RESULTS, needed_by
 from examples.closed_loop.analyse import DOCUMENT, document
 from examples.closed_loop.arms import control_of, scales_of, sequence_weights, token_weights
 from examples.closed_loop.outcome import (
@@ -60,13 +59,6 @@ def test_every_run_comes_after_those_it_is_made_from_and_seeds_are_new() -> None
     assert SEEDS >= 10
     with pytest.raises(ValueError, match="even"):
         plans(3)
-
-
-def test_twin_has_no_mismatch_and_a_run_goes_on_after_a_collapse() -> None:
-    twin, constant = Plan(SETTING, "twin", FIRST_SEED).settings, Plan(SETTING, "constant", FIRST_SEED).settings
-    assert twin.dose.exact
-    assert (twin.learning_rate, twin.seed) == (constant.learning_rate, constant.seed)
-    assert constant.steps_after_collapse > constant.steps
 
 
 def test_schedules_of_the_arms() -> None:
@@ -183,11 +175,6 @@ def test_interval_over_seeds_covers_the_mean() -> None:
     # A bootstrap of ten values is a little too narrow.
     assert 0.86 <= covered / 400 <= 0.97
     assert paired_interval([0.1]) == (-math.inf, math.inf)
-
-
-def test_unknown_run_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--only", "lag8", "--results", str(tmp_path)]) == 2
-    assert "no run is called 'lag8'; runs are called as lag8-lr0.0001-constant-seed1010" in capsys.readouterr().err
 
 
 def test_document_is_that_of_the_committed_results() -> None:

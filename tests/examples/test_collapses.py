@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -13,16 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from examples.collapses.__main__ import main, missing_runs
+from examples.collapses.__main__ import missing_runs
 from examples.collapses.analyse import DOCUMENT, document
-from examples.collapses.grid import DOSES, LEARNING_RATES, SEEDS, Dose, RunSettings, grid, part_of
-from examples.collapses.leads import Signal, rises
+from examples.collapses.grid import DOSES, LEARNING_RATES, SEEDS, Dose, RunSettings, grid
 from examples.collapses.results import (
     RESULTS,
     Result,
     UnreadableResult,
     columns_of,
-    finished_runs,
     pack_results,
     read_result,
     read_results,
@@ -33,11 +30,8 @@ from examples.collapses.run import START
 from examples.collapses.sampling import ExactSource, round_to_bits, sampler_weights
 from examples.tiny_rl.model import load_model
 from examples.tiny_rl.policy import next_token_distributions, pad
-from examples.tiny_rl.task import Problem, encode
-from examples.tiny_rl.trainer import Trainer, TrainerOptions
-from foreshock.diagnosis.detectors import ClosedStep
+from examples.tiny_rl.task import encode
 
-HEALTHY = [0.5] * 60
 COLLAPSING = [0.5] * 30 + [0.1] * 30
 
 
@@ -68,18 +62,6 @@ def test_grid_has_every_cell_once_and_at_least_120_runs() -> None:
     assert len({run.name for run in grid()}) == len(cells)
 
 
-def test_every_prefix_of_the_grid_is_balanced_over_doses() -> None:
-    for end in range(1, len(grid()) + 1):
-        counts = Counter({dose.name: 0 for dose in DOSES})
-        counts.update(run.dose.name for run in grid()[:end])
-        assert max(counts.values()) - min(counts.values()) <= 1
-
-
-def test_all_runs_of_a_seed_are_in_one_part_and_a_third_is_for_tuning() -> None:
-    assert [part_of(seed) for seed in range(6)] == ["tuning", "locked", "locked"] * 2
-    assert all(run.part == part_of(run.seed) for run in grid())
-
-
 @pytest.mark.parametrize("bits", [4, 6, 8])
 def test_rounding_keeps_few_values_a_row_within_half_a_spacing(bits: int) -> None:
     matrix = torch.randn(8, 400, generator=torch.Generator().manual_seed(0))
@@ -100,19 +82,6 @@ def test_partial_sync_keeps_the_named_tensor_and_rounding_spares_vectors() -> No
     assert torch.equal(held["lm_head.weight"], start["lm_head.weight"])
     assert torch.equal(held["norm.weight"], now["norm.weight"])
     assert torch.equal(sampler_weights(Dose("", "", weight_bits=2), now, start)["norm.weight"], now["norm.weight"])
-
-
-def test_trainers_pass_as_sampler_gives_the_trainers_numbers_bit_for_bit() -> None:
-    settings = RunSettings(DOSES[0], 1e-4, 0)
-    trainer = Trainer(load_model(START), TrainerOptions(learning_rate=settings.learning_rate))
-    prompts = [Problem((1, 2, 3)).prompt_token_ids, Problem((9, 8, 7, 6, 5)).prompt_token_ids]
-    torch.manual_seed(0)
-    groups = ExactSource(trainer.model, settings).sample(prompts, 4)
-    responses = [response for group in groups for response in group]
-    rows = [prompt for prompt in prompts for _ in range(4)]
-    update = trainer.step(rows, [each.token_ids for each in responses], np.ones(8), settings.width)
-    logged = np.concatenate([each.log_probs for each in responses]).astype(np.float32)
-    assert np.array_equal(update.log_probs, logged)
 
 
 def test_trainers_pass_as_sampler_samples_its_own_distribution() -> None:
@@ -137,13 +106,6 @@ def test_result_file_keeps_values_and_settings_and_leaves_no_part(tmp_path: Path
     np.testing.assert_array_equal(found.columns["rollout:reward_mean"], np.array(COLLAPSING, np.float32))
 
 
-def test_missing_values_stay_missing_in_a_result_file(tmp_path: Path) -> None:
-    _, written = result("bf16-lr0.0002-seed0", HEALTHY)
-    rows = [{"a": 1.0}, {"a": 2.0, "b": 3.0}]
-    write_result(tmp_path / "x.parquet", replace(written, steps=np.array([1, 2], np.int32), columns=columns_of(rows)))
-    np.testing.assert_array_equal(read_result(tmp_path / "x.parquet").columns["b"], np.array([np.nan, 3.0], np.float32))
-
-
 def test_other_parquet_files_are_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"step": [1]}), tmp_path / "other.parquet")
     with pytest.raises(UnreadableResult, match="no result of this benchmark"):
@@ -158,48 +120,11 @@ def test_a_run_is_missing_until_its_file_has_its_final_name(tmp_path: Path) -> N
     assert missing_runs(grid(), tmp_path)[0] == second
 
 
-def test_nothing_is_started_if_all_runs_are_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for run in grid():
-        result_file(tmp_path, run.name).touch()
-    assert main(["--results", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "all runs are done\n"
-
-
-def test_packed_results_are_those_of_the_files_and_one_can_be_read_alone(tmp_path: Path) -> None:
-    names = ("lag8-lr0.0003-seed2", "none-lr0.0004-seed1")
-    results = {name: read_results(RESULTS, only=name)[name] for name in names}
-    for name in names:
-        write_result(result_file(tmp_path, name), results[name])
-    pack_results(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["runs.parquet"]
-    assert finished_runs(tmp_path) == set(names)
-    for name, expected in results.items():
-        for found in (read_results(tmp_path)[name], read_results(tmp_path, only=name)[name]):
-            assert found.settings == expected.settings
-            assert found.columns.keys() == expected.columns.keys()
-            for column, values in expected.columns.items():
-                np.testing.assert_array_equal(found.columns[column], values)
-
-
 def test_a_new_run_is_added_to_the_packed_ones(tmp_path: Path) -> None:
     for name in ("lag8-lr0.0003-seed2", "none-lr0.0004-seed1"):
         write_result(result_file(tmp_path, name), read_results(RESULTS, only=name)[name])
         pack_results(tmp_path)
     assert list(read_results(tmp_path)) == ["lag8-lr0.0003-seed2", "none-lr0.0004-seed1"]
-
-
-def test_alarm_needs_a_baseline_above_zero() -> None:
-    for values in ([0.0] * 20 + [4.0] * 10, [1.0] * 10):
-        steps = [ClosedStep(step, {"x": value}) for step, value in enumerate(values, start=1)]
-        assert not rises(steps, Signal("x", "x rises"))
-
-
-def test_document_says_that_the_grid_is_not_complete() -> None:
-    text = document(dict([result("w4-lr0.0003-seed0", COLLAPSING), result("none-lr0.0003-seed0", HEALTHY)]))
-    assert f"**2 of the {len(grid())} runs of the grid are done**" in text
-    assert f"The grid is not complete: a cell has 0 to 1 of {SEEDS} runs" in " ".join(text.split())
-    # No figure stands for a part without runs.
-    assert re.search(r"^\| reward falls \|.*\| – \| – \| – \|$", text, re.MULTILINE)
 
 
 def test_document_is_the_one_of_the_committed_results() -> None:

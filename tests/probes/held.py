@@ -12,11 +12,6 @@ from foreshock.environment import MklKernels
 from foreshock.fingerprint import Fingerprint
 from foreshock_probes.engines.environment import EngineEnvironment, hold_this_process
 
-# On a CPU with a lower instruction set than the recorder's, kernels round differently, and a replay differs from the
-# logged values by as much as a mismatch of numerics: k3 is up to 2.7e-5 for the shipped run. With the weights of
-# another step k3 is at least 1.6e-3.
-K3_ON_LOWER_CPU = 1e-4
-
 Result = TypeVar("Result")
 Parameters = ParamSpec("Parameters")
 

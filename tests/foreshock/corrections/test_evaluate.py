@@ -41,18 +41,6 @@ def test_any_split_in_any_order_gives_same_evaluation(seed: int, order: list[int
         assert values == pytest.approx(others, rel=1e-12, abs=1e-12, nan_ok=True)
 
 
-def test_stored_statistics_give_same_evaluation() -> None:
-    whole = compared(random_batch(seed=8, largest=3.0))
-    statistics = ComparisonStatistics.from_bytes(whole.statistics.to_bytes())
-    summaries = RolloutSummaries.from_bytes(whole.summaries.to_bytes())
-    for expected, found in zip(
-        Evaluator(whole.statistics, whole.summaries).evaluate_usual(),
-        Evaluator(statistics, summaries).evaluate_usual(),
-        strict=True,
-    ):
-        assert flat(found) == pytest.approx(flat(expected), rel=0, abs=0, nan_ok=True)
-
-
 def test_catalogue_has_every_correction_with_valid_thresholds() -> None:
     assert {"token_tis", "token_mis", "sequence_tis", "sequence_mis", "geo_mis", "icepop"} < set(CORRECTIONS)
     assert {"k3_rs_mean", "k3_rs_sum", "k3_rs_max", "veto"} < set(CORRECTIONS)

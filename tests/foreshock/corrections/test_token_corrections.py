@@ -123,12 +123,6 @@ def test_overflowing_ratio_keeps_ess_and_distortion(monkeypatch: pytest.MonkeyPa
     assert (masked.distortion, masked.advantage_distortion) == (math.inf, math.inf)
 
 
-def test_tiny_importance_weights_have_ess() -> None:
-    comparison = compared(batch_of([[-15.0, -15.0], [-40.0, -40.0]]))
-    found = evaluate("token_is", comparison.statistics, comparison.summaries)
-    assert found.weights.effective_fraction == pytest.approx(0.5)
-
-
 def test_kept_tokens_are_precise_beside_huge_ratio() -> None:
     # ρ² of the last token is 1e24: χ² of the others, 1e-4 in all, has no digit in the sum of everything.
     small = [0.69, -0.69, *[0.01, -0.01] * 50]

@@ -101,41 +101,6 @@ def test_fold_of_no_parts_is_rejected() -> None:
         fold([])
 
 
-def non_finite_batch() -> tuple[RolloutBatch, RolloutBatch]:
-    """Return a batch with invalid log-probs, and the same batch without those tokens."""
-    good = [[-1.0, -0.5], [-0.25, -2.0, -0.125]]
-    broken = RolloutBatch.from_lists(
-        ["a", "b", "c"],
-        [[1]] * 3,
-        [[1, 2, 3, 4], [1, 2, 3, 4], [1]],
-        rollout_log_probs=[[-1.0, math.nan, -0.5, -1.0], [*good[1], -1.0], [-1.0]],
-        trainer_log_probs=[[-1.1, -1.0, -0.4, math.inf], [-0.2, -2.5, -0.125, -math.inf], [math.nan]],
-    )
-    clean = RolloutBatch.from_lists(
-        ["a", "b"],
-        [[1]] * 2,
-        [[1, 3], [1, 2, 3]],
-        rollout_log_probs=good,
-        trainer_log_probs=[[-1.1, -0.4], [-0.2, -2.5, -0.125]],
-    )
-    return broken, clean
-
-
-def test_non_finite_log_probs_are_counted_and_excluded_from_means() -> None:
-    broken, clean = (measure_step(batch).comparisons["trainer/rollout"].statistics for batch in non_finite_batch())
-    found, expected = broken.measures(), clean.measures()
-    counted = {"nonfinite_target": 3, "nonfinite_behaviour": 1, "incomplete_rollouts": 3, "rollouts": 3}
-    assert {name: found.pop(name) for name in counted} == counted
-    for name in counted:
-        expected.pop(name)
-    # All three rollouts are incomplete: no sum over a whole turn or sequence is known.
-    of_sequences = {each.column for each in MEASURES if each.kind == "sequence"}
-    assert all(math.isnan(found.pop(name)) and expected.pop(name) is not None for name in of_sequences)
-    assert_alike(found, expected, 1e-15)
-    assert measure_step(non_finite_batch()[0]).step.measures()["nonfinite_log_probs"] == 4
-    assert broken.buckets().tokens.sum() == broken.histogram.sum() + broken.count("zero_tokens") == 5
-
-
 def test_rollout_with_a_missing_log_prob_is_in_no_measure_of_sequences() -> None:
     whole = random_batch(5, 12, 30)
     log_probs = whole.rollout_log_probs.copy() if whole.rollout_log_probs is not None else None

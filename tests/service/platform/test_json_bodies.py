@@ -5,8 +5,6 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from tests.service.sending import start_run
-
 sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
@@ -49,11 +47,3 @@ def test_integer_with_thousands_of_digits_is_refused(http: httpx.Client, sign: b
 )
 def test_broken_syntax_names_line_column_and_what_was_expected(http: httpx.Client, body: bytes, fault: str) -> None:
     assert refused(http, body, 422) == fault
-
-
-@sqlite
-def test_other_calls_say_it_too(http: httpx.Client) -> None:
-    run = start_run(http).run
-    headers = {"Content-Type": "application/merge-patch+json"}
-    answer = http.patch(f"/v1/runs/{run}", content=b'{"name": "\xff"}', headers=headers)
-    assert "byte 10" in answer.json()["detail"]

@@ -21,7 +21,6 @@ from fastapi import FastAPI
 from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
-from foreshock.errors import ServiceError
 from foreshock.rollouts import encode_rollouts
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.problem import database_problem, storage_problem
@@ -199,14 +198,6 @@ def test_folder_that_becomes_read_only_is_read_and_takes_writes_later(
         assert http.get(path).status_code == 200
     event.remove(engine, "begin", read_only)
     assert_sent_again(sender, settings, body)
-
-
-def test_the_client_keeps_what_a_full_service_refuses() -> None:
-    from foreshock.client.sender import scope_of
-    from foreshock.errors import ServiceUnavailable
-
-    error: ServiceError = ServiceUnavailable("full", status=507, problem={}, retry_after_seconds=30.0)
-    assert scope_of(error, registering=False) == "item"
 
 
 def test_other_errors_are_no_failures_of_storage() -> None:

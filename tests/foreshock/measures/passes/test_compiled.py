@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import pickle
 import subprocess
@@ -144,11 +143,3 @@ def test_verl_metrics_equal_those_of_the_statistics(size: float, columns: frozen
     assert len(found) == 13
     for name, value in found.items():
         assert value == pytest.approx(expected[name], rel=1e-9, abs=1e-15, nan_ok=True), name
-
-
-def test_verl_metrics_without_tokens_are_nan() -> None:
-    nothing = np.full(3, np.nan)
-    found = verl_metrics(TokenInputs(nothing, nothing, np.array([0, 3])))
-    assert all(math.isnan(value) for value in found.values())
-    no_rollouts = verl_metrics(TokenInputs(nothing[:0], nothing[:0], np.zeros(1, np.int64)))
-    assert all(math.isnan(value) for value in no_rollouts.values())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 
 import numpy as np
@@ -15,7 +14,6 @@ from foreshock.measures import ComparisonStatistics, compare
 from foreshock.measures.statistics.conditions import (
     BUCKET_EDGES,
     CONDITIONS,
-    probability_buckets,
 )
 from foreshock.measures.statistics.histograms import WEIGHT_GRID
 from foreshock.measures.statistics.tails import LARGEST_VALUES, REGIONS, TAIL_LEVELS, TAIL_SUMS
@@ -158,20 +156,3 @@ def test_without_tokens_of_low_probability_their_mean_is_undefined() -> None:
     found = ComparisonStatistics.of([-0.2, -0.3], [-0.1, -0.1], [0, 2]).measures()
     assert found["low_probability_tokens"] == 0
     assert math.isnan(found["low_probability_abs_d"])
-
-
-def test_bucket_means_equal_those_of_its_tokens_and_empty_buckets_are_null() -> None:
-    batch = RolloutBatch.from_lists(
-        ["a"], [[1]], [[1, 2, 3]], rollout_log_probs=[[-0.1, -3.0, -3.1]], trainer_log_probs=[[-0.1, -3.5, -3.0]]
-    )
-    table = compared(batch).statistics.buckets()
-    index = int(probability_buckets(np.array([-3.0]))[0])
-    d = np.array([-0.5, 0.1])
-    assert table.tokens[index] == 2
-    assert table.mean_d[index] == pytest.approx(d.mean(), rel=1e-6)
-    assert table.k3_kl[index] == pytest.approx((np.expm1(d) - d).mean(), rel=1e-5)
-    columns = json.loads(json.dumps(table.columns()))
-    assert columns["mean_abs_d"][0] is None
-    assert set(columns) == {
-        "tokens", "mean_abs_d", "mean_d", "k3_kl", "max_abs_d", "mean_abs_probability_difference"
-    }  # fmt: skip

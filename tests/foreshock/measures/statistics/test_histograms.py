@@ -43,14 +43,6 @@ def test_quantiles_of_long_lengths_are_within_half_a_percent(lengths: list[int],
     assert found == pytest.approx(np.quantile(lengths, fraction, method="inverted_cdf"), rel=0.004)
 
 
-@settings(deadline=None)
-@given(st.lists(st.integers(0, 100_000), min_size=2, max_size=50), st.integers(0, 50))
-def test_length_moments_are_exact_for_any_split(lengths: list[int], cut: int) -> None:
-    merged = LengthStatistics.of(np.array(lengths[:cut], int)).merge(LengthStatistics.of(np.array(lengths[cut:], int)))
-    assert merged.mean() == pytest.approx(np.mean(lengths), rel=1e-15)
-    assert merged.maximum() == max(lengths)
-
-
 def test_quantiles_of_differences_come_from_the_grid() -> None:
     batch = random_batch(0, 60, 200, 1e-5, 10.0)
     assert batch.trainer_log_probs is not None

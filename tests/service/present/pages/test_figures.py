@@ -52,12 +52,6 @@ def trace_named(figure: Figure, name: str) -> dict[str, Any]:
 
 
 class TestMismatch:
-    def test_without_measurements_there_is_a_text(self) -> None:
-        for curves in ({}, {"trainer/rollout": EMPTY}, {"trainer/rollout": Curve([1, 2], [None, math.nan])}):
-            figure = mismatch_figure(curves)
-            assert isinstance(figure, Missing)
-            assert "trainer_log_probs" in figure.why
-
     @pytest.mark.parametrize(("kind", "warning", "critical"), [(None, 1e-3, 1e-2), ("moe", 1e-2, 1e-1)])
     def test_the_bands_are_the_published_ranges_and_cover_the_plot(
         self, kind: ModelKind | None, warning: float, critical: float
@@ -99,14 +93,6 @@ class TestMismatch:
         assert 1e-5 < max(mean["y"]) < 1e-3
         assert len(mean["y"]) <= MOST_COLUMNS
         assert "bands: their range" in figure.caption
-
-    def test_a_comparison_keeps_its_colour_whatever_else_is_there(self) -> None:
-        alone = drawn(mismatch_figure({"torch.trainer/vllm.prefill": Curve([1], [1e-5])}))
-        among = drawn(
-            mismatch_figure({"trainer/rollout": Curve([1], [1e-5]), "torch.trainer/vllm.prefill": Curve([1], [1e-5])})
-        )
-        name = "torch.trainer/vllm.prefill"
-        assert trace_named(alone, name)["line"]["color"] == trace_named(among, name)["line"]["color"]
 
     def test_the_summary_gives_the_newest_value_and_the_extremes(self) -> None:
         figure = drawn(mismatch_figure({"trainer/rollout": Curve([1, 2, 3], [4e-5, 1e-5, 2e-5])}))
@@ -157,9 +143,6 @@ class TestLearningRate:
         past = drawn(learning_rate_figure(ScaleCurve(few, now=MOST_STAIRS - 2, end=2000, shadow=False))).traces[0]
         assert list(zip(past["x"], past["y"], strict=True))[: len(few)] == few
 
-    def test_without_advice_there_is_a_text(self) -> None:
-        assert isinstance(learning_rate_figure(None), Missing)
-
 
 def bucket_table(
     edges: Sequence[float], tokens: Sequence[int], mean_abs_d: Sequence[float], max_abs_d: Sequence[float]
@@ -199,10 +182,6 @@ class TestBuckets:
             "Mean |d| is largest, 0.2, if the probability is 1e-8–1e-4 (3 of 503 tokens)."
         )
 
-    def test_the_axis_names_the_behaviour(self) -> None:
-        title = drawn(bucket_figure_of(self.TABLE)).layout["xaxis"]["title"]["text"]
-        assert title == "probability under rollout"
-
     @pytest.mark.parametrize(
         ("tokens", "dtick"), [([1, 2, 3], "D2"), ([1, 2000, 3], 2), ([1, 3_000_000, 20], 3), ([0, 7, 0], "D2")]
     )
@@ -227,12 +206,6 @@ class TestBuckets:
         assert trace_named(figure, "tokens")["x"] == names
         assert figure.title == f"Mismatch by {BY[by].choice}"
         assert figure.summary.endswith(f"is {names[2]} (3 of 6 tokens).")
-
-    @pytest.mark.parametrize("by", list(BY))
-    def test_missing_columns_are_named(self, by: str) -> None:
-        figure = bucket_figure_of(bucket_table([0.0, 1.0], [0], [math.nan], [math.nan]), by)
-        assert isinstance(figure, Missing)
-        assert figure.why.endswith(".")
 
     def test_token_ids_are_drawn_with_their_possible_remainder(self) -> None:
         figure = drawn(token_id_figure_of([151643, 9, 4], [2, 100, 50], [3.0, 0.5, 0.0], [0.0, 0.25, 0.0]))
@@ -356,7 +329,3 @@ class TestOverview:
         panel = Panel("F(2)", Curve([1, 2], [0.0, largest]), lines=lines)
         figure = drawn(overview_figure("Tails", "", [panel], [], why_missing=""))
         assert [shape["y0"] for shape in figure.layout["shapes"]] == shown
-
-    def test_nothing_to_show_is_said(self) -> None:
-        found = overview_figure("All", "", [Panel("Reward", EMPTY)], [], why_missing="No step is closed yet.")
-        assert isinstance(found, Missing)

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
 
 import httpx
-import pytest
 
 from foreshock_service.present.pages.figures import Figure, Missing
 from foreshock_service.present.pages.figures.attribution import token_figure
-from tests.service.present.pages.browsing import Visit
-from tests.service.present.pages.conftest import SentRun, Site
 from tests.service.sending import make_batch, start_run
-
-ON_TOKENS = '[data-figure$="/tokens.json"]'
 
 
 def drawn(figure: Figure | Missing) -> Figure:
@@ -40,14 +34,6 @@ class TestSingleTokens:
         assert isinstance(figure, Missing)
         assert figure.why == "The two scores are equal at all 2 sampled tokens. All 2 tokens."
 
-    def test_without_tokens_there_is_a_text(self) -> None:
-        assert isinstance(token_figure("trainer/rollout", 7, [], [], ""), Missing)
-
-
-def figure_of(http: httpx.Client, run: SentRun, path: str) -> dict[str, Any]:
-    found: dict[str, Any] = http.get(f"/pages/runs/{run.id}/{path}.json").raise_for_status().json()
-    return found
-
 
 def test_run_without_two_scores_has_texts(http: httpx.Client) -> None:
     sender = start_run(http, "half")
@@ -57,15 +43,3 @@ def test_run_without_two_scores_has_texts(http: httpx.Client) -> None:
     assert buckets["missing"] == "No closed step has log-probs of two scorers yet."
     tokens = http.get(f"{address}/steps/1/figures/tokens.json").raise_for_status().json()
     assert tokens["missing"] == "step 1 of attempt 1 has no trainer/rollout."
-
-
-@pytest.mark.slow
-def test_single_tokens_are_drawn_on_log_axes(visit: Visit, site: Site) -> None:
-    page = visit.open(site.url, f"{site.run.address}/steps/5", unfold=True)
-    figure = figure_of(site.http, site.run, "steps/5/figures/tokens")
-    points = page.locator(f"{ON_TOKENS} g.trace path.point")
-    assert points.count() == sum(len(trace["x"]) for trace in figure["data"])
-    axes = page.locator(ON_TOKENS).evaluate("e => [e._fullLayout.xaxis.type, e._fullLayout.yaxis.type]")
-    assert axes == ["log", "log"]
-    assert "sampled tokens, half have" in str(page.locator(ON_TOKENS).get_attribute("aria-label"))
-    visit.assert_clean()

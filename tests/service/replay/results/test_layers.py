@@ -58,17 +58,6 @@ def problem(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, answer.json()["type"].rpartition(":")[2]
 
 
-def test_comparison_is_one_job_of_two_scorers_in_their_order(run: Sender, http: httpx.Client) -> None:
-    probe = ask(run, options={"torch.float32": {"attention_implementation": "eager"}}).raise_for_status().json()
-    assert (probe["kind"], [job["engine"] for job in probe["jobs"]]) == ("layers", ["layers"])
-    job = take_lease(http, scorers=ABLE).lease["job"]
-    assert tuple(each["scorer"] for each in job["scorers"]) == PAIR
-    assert job["options"] == {"torch.float32": {"attention_implementation": "eager"}}
-    turned = ask(run, *reversed(PAIR)).raise_for_status().json()
-    assert turned["id"] != probe["id"]
-    assert tuple(each["scorer"] for each in turned["scorers"]) == PAIR[::-1]
-
-
 def test_published_comparison_is_read(run: Sender, http: httpx.Client) -> None:
     ask(run).raise_for_status()
     holder = take_lease(http, scorers=ABLE)

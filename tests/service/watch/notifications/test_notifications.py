@@ -32,7 +32,7 @@ from foreshock_service.platform.database.tables import (
     StoredDiagnosis,
     measurements,
 )
-from foreshock_service.platform.settings import NotificationTarget, Settings, load_settings
+from foreshock_service.platform.settings import NotificationTarget, load_settings
 from foreshock_service.runs.runs import mark_stale_runs
 from foreshock_service.serving import serve
 from foreshock_service.watch.advance import mark_waiting_runs
@@ -332,12 +332,6 @@ def test_two_targets_of_one_name_and_broken_json_are_errors(monkeypatch: pytest.
     with pytest.raises(ConfigurationError, match="notifications") as raised:
         load_settings()
     assert "xyz" not in str(raised.value)
-
-
-def test_public_address_must_be_one() -> None:
-    assert Settings(public_url="https://foreshock.example/").page_root == "https://foreshock.example"
-    with pytest.raises(ValueError, match="http"):
-        Settings(public_url="foreshock.example")
 
 
 def test_the_command_sends_a_test_message(
