@@ -17,6 +17,7 @@ from foreshock.diagnosis.border import contradiction
 from foreshock.diagnosis.collapse import TRAILING_VALUES, floor_of
 from foreshock.diagnosis.course import causes_of_course
 from foreshock.diagnosis.episodes import episodes_of, family_of
+from foreshock.diagnosis.evaluations import fall_of_evaluation
 from foreshock.diagnosis.history import NEWEST_STEPS, WINDOW_STEPS, AwaitedShards, History, PastAlert, at_lag_zero
 from foreshock.diagnosis.lags import AT_LAG_ZERO
 from foreshock.diagnosis.mismatch_order import order_in_words
@@ -114,7 +115,8 @@ def diagnose(history: History) -> Diagnosis:
         grave = [began if each is collapse else each for each in grave if each.rule != FALL_RULE]
     named = {each.name for each in history.causes if each.explains}
     fallen = _went_wrong(grave, history)
-    causes = _causes(_confirmed((*history.causes, *_of_course(history, named))), history, fallen)
+    found = (*history.causes, *_of_course(history, named), *fall_of_evaluation(history.evaluations))
+    causes = _causes(_confirmed(found), history, fallen)
     told = [each for each in causes if _is_current(each, history)]
     blocking, lesser = _missing(history, alerts, causes, is_judged=bool(grave))
     verdict: Verdict

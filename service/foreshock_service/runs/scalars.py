@@ -11,11 +11,12 @@ from typing import Annotated, Any
 
 from fastapi import Query, Request, Response, status
 from pydantic import BaseModel, Field
-from sqlalchemy import ColumnElement, Select, bindparam, select
+from sqlalchemy import ColumnElement, Select, bindparam, or_, select
 from sqlalchemy.orm import Session
 
 from foreshock import clock, json_values
 from foreshock.api.runs import MOST_SCALARS
+from foreshock.diagnosis import evaluations
 from foreshock.diagnosis.quantities import FIRST_SOURCE
 from foreshock_service.platform import columnar, parameters, security
 from foreshock_service.platform.context import Context, EventBus
@@ -169,6 +170,14 @@ def _values(ranges: int) -> Select[int, str, str, float | None]:
 
 
 @lru_cache(maxsize=256)
+def _evaluations(ranges: int) -> Select[int, str, str, float | None]:
+    # Comparisons, which take a third of the time of LIKE.
+    named = or_(*((Scalar.name >= start) & (Scalar.name < start + "~") for start in evaluations.STARTS))
+    query = select(Scalar.step, Scalar.source, Scalar.name, Scalar.value)
+    return query.where(Scalar.run_id == bindparam("run_id"), named, attempts.in_bound_ranges(ranges, Scalar))
+
+
+@lru_cache(maxsize=256)
 def _steps(ranges: int) -> Select[int, int]:
     query = select(Scalar.step, Scalar.attempt).where(*_NAMED, attempts.in_bound_ranges(ranges, Scalar))
     return query.distinct().order_by(Scalar.step).limit(bindparam("limit"))
@@ -188,6 +197,13 @@ def scalars_of_active_steps(
         return {}
     ranges = attempts.ranges_of_run(session, run_id, first, last)
     return preferred(session.execute(_values(len(ranges)), _parameters(run_id, names, ranges)))
+
+
+def evaluations_of_active_steps(session: Session, run_id: str, first: int, last: int) -> dict[int, dict[str, float]]:
+    """Return step → name → finite value of the evaluation rewards, for active steps `first` ≤ step ≤ `last`."""
+    ranges = attempts.ranges_of_run(session, run_id, first, last)
+    rows = session.execute(_evaluations(len(ranges)), {"run_id": run_id, **attempts.bounds_of(ranges)})
+    return preferred(row for row in rows if evaluations.is_evaluation(row.name))
 
 
 def steps_with_scalars(

@@ -30,8 +30,17 @@ from foreshock.lint import CHECKS
 from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database import engine, tables
-from foreshock_service.runs import attempts, checkpoints, diagnoses, events, lint, measurements, run_endpoints, runs
-from foreshock_service.runs.scalars import scalars_of_active_steps
+from foreshock_service.runs import (
+    attempts,
+    checkpoints,
+    diagnoses,
+    events,
+    lint,
+    measurements,
+    run_endpoints,
+    runs,
+    scalars,
+)
 from foreshock_service.runs.steps import missing_shards_of
 
 WAIT_SECONDS: Final = 30.0
@@ -43,6 +52,8 @@ _OF_MISMATCH = ("k3_kl", "tokens", "min_d", "max_d", *(key.partition(":")[2] for
 _MISMATCH_KEYS = tuple(f"{comparisons.TRAINER_ROLLOUT}:{measure}" for measure in _OF_MISMATCH)
 
 _MOST_AWAITED = 3
+_EVALUATED_STEPS = 640
+"""Newest steps whose evaluations are read: a dozen if there is one in 50 steps. Of 50 scalars a step it takes 10 ms."""
 SAMPLING, LAG = "sampling_not_declared", "lag_unknown"
 """Checks of the lint that find something missing and no fault."""
 _LEAST_INFO_STEPS, _LEAST_INFO_SHARE = 3, 0.25
@@ -139,6 +150,7 @@ def history_of(session: Session, run_id: str) -> History:
         first_lags=[_of_others(values)[1] for _, values in of_start],
         reported=reported,
         reward=reward,
+        evaluations={} if observed is None else _evaluations(session, run_id, observed),
         length=_stepped((step, value) for step, _, value, _ in of_steps),
         truncated=_stepped((step, value) for step, *_, value in of_steps),
         causes=causes,
@@ -182,8 +194,15 @@ def _reported(session: Session, run: tables.Run | None, observed: int) -> dict[i
     declared = run.scalar_names or {}
     names = names_of(quantities, declared)
     first = max(0, observed - WINDOW_STEPS + 1)
-    found = scalars_of_active_steps(session, run.id, names, first, observed)
-    return {step: quantities_of(scalars, declared, quantities) for step, scalars in sorted(found.items())}
+    found = scalars.scalars_of_active_steps(session, run.id, names, first, observed)
+    return {step: quantities_of(values, declared, quantities) for step, values in sorted(found.items())}
+
+
+def _evaluations(session: Session, run_id: str, observed: int) -> dict[str, SteppedValues]:
+    """Return the evaluation rewards of the newest steps by the name of their scalar."""
+    found = scalars.evaluations_of_active_steps(session, run_id, max(0, observed - _EVALUATED_STEPS + 1), observed)
+    names = sorted({name for values in found.values() for name in values})
+    return {name: _stepped((step, values.get(name)) for step, values in sorted(found.items())) for name in names}
 
 
 def _causes(

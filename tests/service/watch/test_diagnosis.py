@@ -193,6 +193,18 @@ def test_a_run_of_scalars_whose_k3_contradicts_its_differences(http: httpx.Clien
     )
 
 
+def test_an_evaluation_that_falls_while_the_reward_rises_is_named(http: httpx.Client, app: FastAPI) -> None:
+    run = start_run(http)
+    for step in range(1, 33):
+        run.put_shard(step, make_batch(24, seed=step)).raise_for_status()
+        scored = {"val/test_score/code": (0.3 + 0.002 * step if step < 20 else 0.1) + 0.004 * (step % 4)}
+        run.put_scalars(step, {"lr": 1e-6, "val/response_length/mean": 9.0, **(scored if step % 2 == 0 else {})})
+    again = run.new_attempt("again", resume_step=32)
+    again.put_scalars(32, {"lr": 1e-6}).raise_for_status()
+    (found,) = [each for each in diagnosis_of(run)["causes"] if each["name"] == "evaluation_fall"]
+    assert found["title"] == "val/test_score/code fell from 0.33 to 0.11 since step 20"
+
+
 def test_a_fault_of_some_steps_is_told_with_their_number(http: httpx.Client, app: FastAPI) -> None:
     run = start_run(http)
     for step in range(1, 21):
