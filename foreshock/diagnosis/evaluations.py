@@ -15,8 +15,8 @@ from foreshock.diagnosis.rule import Event
 from foreshock.diagnosis.wording import number, reward_number
 
 EVALUATION_FALL: Final = "evaluation_fall"
-STARTS: Final = ("val", "eval", "test")
-"""How the names of evaluations start, for a query; `is_evaluation` decides."""
+STARTS: Final = ("val", "eva", "tes")
+"""The first three letters of the names of evaluations, for a query; `is_evaluation` decides."""
 
 _FIRST: Final = frozenset({"val", "validation", "eval", "evaluation", "test"})
 _REWARD: Final = ("reward", "acc", "score", "pass", "success", "solve", "correct")

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from fastapi import Query, Request, Response, status
 from pydantic import BaseModel, Field
-from sqlalchemy import ColumnElement, Select, bindparam, or_, select
+from sqlalchemy import ColumnElement, Select, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from foreshock import clock, json_values
@@ -171,8 +171,7 @@ def _values(ranges: int) -> Select[int, str, str, float | None]:
 
 @lru_cache(maxsize=256)
 def _evaluations(ranges: int) -> Select[int, str, str, float | None]:
-    # Comparisons, which take a third of the time of LIKE.
-    named = or_(*((Scalar.name >= start) & (Scalar.name < start + "~") for start in evaluations.STARTS))
+    named = func.substr(Scalar.name, 1, 3).in_(evaluations.STARTS)
     query = select(Scalar.step, Scalar.source, Scalar.name, Scalar.value)
     return query.where(Scalar.run_id == bindparam("run_id"), named, attempts.in_bound_ranges(ranges, Scalar))
 
