@@ -19,6 +19,7 @@ _OBSERVATIONS = {
     "mismatch_everywhere",
     "no_reward_spread",
     "sampling_not_declared",
+    "source_not_rewarded",
 }
 
 

@@ -78,6 +78,8 @@ class Check:
     explains: bool = True
     # True: it is about a column beside the log-probs, so that no headline names it.
     auxiliary: bool = False
+    # True: single steps are often so by chance, so that the diagnosis tells it only of nearly all steps.
+    lasting: bool = False
 
     @property
     def title_of_part(self) -> str:

@@ -21,6 +21,7 @@ from foreshock.lint.checks.rewards import NO_SPREAD
 from foreshock.lint.checks.rounding import ROUNDED
 from foreshock.lint.checks.sampling import ENTROPY_OF_TRAINER, NOT_DECLARED, RAW
 from foreshock.lint.checks.shift import SHIFTED
+from foreshock.lint.checks.sources import UNREWARDED
 from foreshock.lint.checks.temperature import DIFFER, LOG_BASE, OF_TRAINER
 from foreshock.lint.checks.values import NON_FINITE, SIGNS
 from foreshock.lint.judging import Check
@@ -53,6 +54,7 @@ _ALL = (
     LAG_UNKNOWN,
     GROUPS,
     NO_SPREAD,
+    UNREWARDED,
     EMPTY,
     ABORTED,
     UNFINISHED,

@@ -260,6 +260,8 @@ def _causes(
             checked = lint.checked_steps(session, run_id, first)
             of_steps = f"in {steps:,} of {checked:,} steps"
             when, share = f"{of_steps}, {first} to {newest}", of_steps if steps < _MOSTLY * checked else ""
+            if share and name in CHECKS and CHECKS[name].lasting:
+                continue
         causes.append(
             DiagnosisCause(
                 name=name,

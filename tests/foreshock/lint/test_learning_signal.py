@@ -137,3 +137,32 @@ def test_a_prompt_in_two_groups_and_turns_as_rollouts_are_healthy() -> None:
     # One question about many images, each rollout with its own.
     same = replace(batch, prompt_token_ids=np.ones_like(batch.prompt_token_ids))
     assert "groups_not_prompts" not in infos(replace(same, group_ids=[f"image-{row}" for row in range(128)]))
+
+
+@pytest.mark.parametrize(("rewarded", "found"), [(0, True), (1, False)])
+def test_a_data_source_without_a_reward_is_named_with_its_interval(
+    batch: RolloutBatch, rewarded: int, found: bool
+) -> None:
+    code = np.arange(128) // 8 % 2 == 1
+    reward = np.where(code, 0, np.arange(128) % 3 == 0).astype(np.float32)
+    reward[np.flatnonzero(code)[:rewarded]] = 1
+    named: list[str | None] = ["code" if each else "math" for each in code]
+    of_sources = replace(batch, reward=reward, data_sources=named)
+    parts = [collect_evidence(of_sources.select(np.arange(start, 128, 2))) for start in (1, 0)]
+    for report in (lint_batch(of_sources), run_checks(parts[0].merge(parts[1]))):
+        titles = [each.title for each in report.warnings if each.name == "source_not_rewarded"]
+        assert titles == ["no rollout of data source code is rewarded"] * found
+    if found:
+        assert infos(of_sources)["source_not_rewarded"] == (
+            "All 64 rewards of data source code are 0, the lowest: of its prompts at most 37 % are rewarded (95 % "
+            "range), of the others' 100 %."
+        )
+
+
+def test_few_prompts_or_rare_rewards_of_the_others_show_no_data_source_without_reward(batch: RolloutBatch) -> None:
+    few = np.arange(128) // 8 < 4
+    rare = np.arange(128) // 8 % 2 == 1
+    for code, reward in ((few, ~few), (rare, np.arange(128) == 0), (rare, np.zeros(128))):
+        named: list[str | None] = ["code" if each else "math" for each in code]
+        found = infos(replace(batch, reward=reward.astype(np.float32), data_sources=named))
+        assert "source_not_rewarded" not in found
