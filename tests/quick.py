@@ -64,10 +64,10 @@ POSTGRES: Final = re.compile(
     "|".join(
         (
             r"tests/service/platform/database/",
-            r"tests/service/platform/test_(health|jobs|keys|pagination)",
+            r"tests/service/platform/test_(health|jobs|keys|parameters)",
             r"tests/service/replay/leases/",
             r"tests/service/runs/ingest/",
-            r"tests/service/runs/test_(attempts|closing|curves|reading_measurements|run_locking|scalars)",
+            r"tests/service/runs/test_(attempts|closing|curves|reading_measurements|runs|scalars)",
             r"tests/service/present/exporter/",
             r"tests/service/watch/test_delivery",
         )

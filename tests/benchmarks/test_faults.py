@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.faults.client_kills import run_client_kills
+from benchmarks.faults.kill_points import KILL_POINTS, found
 from benchmarks.faults.kills import Campaign
 from benchmarks.faults.outages import NEEDS, kill_what_is_needed
 from benchmarks.faults.removals import kill_removals
@@ -49,3 +50,9 @@ def test_what_the_service_needs_is_killed_and_nothing_is_lost(name: str) -> None
     assert totals.findings.problems == []
     assert totals.done == 2
     assert totals.findings.counts["acknowledged_shards"] > 0
+
+
+@pytest.mark.parametrize("name", KILL_POINTS)
+def test_function_of_each_point_exists(name: str) -> None:
+    owner, attribute = found(KILL_POINTS[name])
+    assert callable(getattr(owner, attribute))

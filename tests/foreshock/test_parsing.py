@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from foreshock.client.deliveries import Delivery
 from foreshock.diagnosis.rule_files import InvalidRules, parse_rules, read_rules
 from foreshock.errors import ConfigurationError, ForeshockError
 from foreshock.fingerprint import Fingerprint
-from foreshock.json_values import json_bytes
+from foreshock.json_values import finite_or_none, json_bytes, json_value
 from foreshock.model_kind import model_kind_of_folder
 from foreshock.parsing import parse_json, parse_toml
 from foreshock.rollouts.attributes import BatchAttributes
@@ -55,3 +57,13 @@ def test_arguments_that_are_nested_too_deeply_are_named() -> None:
         nested = [nested]
     with pytest.raises(ConfigurationError, match="JSON values"):
         json_bytes({"a": nested})
+
+
+def test_only_finite_numbers_are_kept() -> None:
+    assert [finite_or_none(value) for value in (1.5, None, math.nan, math.inf, -math.inf)] == [1.5] + [None] * 4
+
+
+def test_nested_values_become_strict_json() -> None:
+    value = {"curve": (1.0, math.nan, [math.inf, 2]), "name": "k3_kl", "flag": True, "nothing": None}
+    plain = json_value(value)
+    assert json.loads(json.dumps(plain, allow_nan=False)) == {**value, "curve": [1.0, None, [None, 2]]}

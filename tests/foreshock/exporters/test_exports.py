@@ -8,13 +8,19 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 from foreshock import Client
+from foreshock.api.watch import AlertRecord
+from foreshock.client.columns import Measurements
+from foreshock.client.columns import measurements as parse_measurements
 from foreshock.errors import ConfigurationError
 from foreshock.exporters import DEFAULT_MEASURES, ExportedRun, Exporter, StepValues, exporter, make_exporters
+from foreshock.exporters.step_values import step_values
+from foreshock.learning_rate.advice import Advice
+from foreshock.learning_rate.length_decay import Point
 from foreshock.measures.registry import MEASURES
 from tests.foreshock.batches import random_batch
 from tests.foreshock.exporters.trained import STEPS, curve, train
@@ -156,3 +162,50 @@ def test_an_error_in_the_environment_is_logged_and_rollouts_are_kept(
 def test_without_export_no_exporter_is_imported() -> None:
     code = "import sys, foreshock; foreshock.Client; print([name for name in sys.modules if 'exporters' in name])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def alert(step: int, **fields: Any) -> AlertRecord:
+    values: dict[str, Any] = {
+        "id": "a", "attempt": 1, "rule": "k3_high", "severity": "warning", "state": "open", "value": 1.0,
+        "threshold": 0.5, "why": "", "what_to_do": "", "changed_by": "detector", "opened_at_us": 1, "changed_at_us": 1,
+    }  # fmt: skip
+    return AlertRecord(step=step, **(values | fields))
+
+
+def measured(*incomplete: dict[str, int], **columns: list[Any]) -> Measurements:
+    return parse_measurements({"columns": columns, "incomplete_steps": incomplete})
+
+
+def test_rows_of_both_comparisons_join_in_their_step() -> None:
+    read = measured(step=[1, 2, 1], k3_kl=[0.1, None, None], reward_mean=[None, None, 0.5], other=[1, 1, 1])
+    first, second = step_values(read, [], None, ("k3_kl", "reward_mean"), set())
+    assert (first.step, first.values["k3_kl"], first.values["reward_mean"]) == (1, 0.1, 0.5)
+    assert "k3_kl" not in second.values
+    assert "other" not in first.values
+
+
+def test_an_alert_counts_from_its_step_until_it_clears() -> None:
+    read = measured(step=[1, 2, 3, 4])
+    rules: set[str] = set()
+    steps = step_values(read, [alert(2, state="resolved", cleared_step=4)], None, (), rules)
+    assert [each.values["alerts/warning"] for each in steps] == [0, 1, 1, 0]
+    assert [each.values["alert/k3_high"] for each in steps] == [0, 1, 1, 0]
+    (later,) = step_values(measured(step=[5]), [], None, (), rules)
+    assert later.values["alert/k3_high"] == 0, "a rule that fired once keeps its series"
+
+
+def test_an_alert_that_a_person_resolved_does_not_fire() -> None:
+    (step,) = step_values(measured(step=[3]), [alert(2, state="resolved")], None, (), set())
+    assert step.values["alerts/warning"] == 0
+
+
+def test_an_incomplete_step_shows_its_missing_shards() -> None:
+    read = measured({"attempt": 1, "step": 2, "shards": 1, "expected_shards": 4}, step=[1, 2])
+    assert [each.values["missing_shards"] for each in step_values(read, [], None, (), set())] == [0, 3]
+
+
+def test_advice_gives_the_scale_of_each_step_in_either_mode() -> None:
+    advice = Advice(run="run-1", attempt=1, revision=1, mode="shadow", points=(Point(2, 1),))
+    first, second = step_values(measured(step=[1, 2]), [], advice, (), set())
+    assert (first.values["lr_scale"], first.values["lr_scale_advised"]) == (1.0, 1.0)
+    assert (second.values["lr_scale"], second.values["lr_scale_advised"]) == (1.0, 0.5)

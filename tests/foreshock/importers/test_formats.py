@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.connect.files import FILES, outcome
 from foreshock.errors import ConfigurationError
 from foreshock.importers import FORMATS, ReadOptions, find_dumps, formats_of
 from foreshock.rollouts import RolloutBatch
@@ -185,3 +186,9 @@ def test_exports_of_several_runs_are_refused(tmp_path: Path) -> None:
         (folder / "rank_0.jsonl").write_text("{}\n")
     with pytest.raises(ConfigurationError, match="several runs"):
         find_dumps("prime-rl", tmp_path)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_file_is_read_or_refused(tmp_path: Path, name: str) -> None:
+    found, sentence = outcome(FILES[name], tmp_path)
+    assert found == ("read" if FILES[name].columns else "refused"), sentence

@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from foreshock_service.platform.database.opening import upgrade
@@ -139,3 +140,18 @@ def test_log_of_a_service_has_no_raw_bytes_of_clients_and_no_secrets(tmp_path: P
     served = {line["request_id"]: line for line in lines if line["logger"] == "foreshock.requests"}
     assert served["first"]["path"].endswith("\\x1b[2J\\x0aforged")
     assert (served["second"]["method"], served["second"]["path"]) == ("POST", "/v1/runs")
+
+
+def test_processes_end_with_a_killed_supervisor_and_a_restart_has_its_port(
+    tmp_path: Path, migrated_postgres: str
+) -> None:
+    settings = {"FORESHOCK_PROCESSES": "2", "FORESHOCK_DATABASE_URL": migrated_postgres}
+    with service_process(tmp_path, **settings) as service:
+        # It is ready as soon as one of its processes is: two of the service, and a decoder of each.
+        supervisor = psutil.Process(service.process.pid)
+        started = wait_until(lambda: found if len(found := supervisor.children(recursive=True)) >= 4 else [])
+        service.process.kill()
+        service.process.wait(timeout=60)
+        with service_process(tmp_path, service.port, **settings) as restarted:
+            assert httpx.get(f"{restarted.url}/livez", timeout=60).status_code == 200
+            assert psutil.wait_procs(started, timeout=60)[1] == []

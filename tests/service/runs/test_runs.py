@@ -5,6 +5,13 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+from sqlalchemy import update
+from sqlalchemy.orm import Session
+
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import Run
+from foreshock_service.runs.runs import lock_run_for_background
+from tests.service.sending import start_run
 
 
 def test_same_key_returns_same_run(http: httpx.Client) -> None:
@@ -69,3 +76,55 @@ def test_runs_are_filtered_by_model_kind_state_and_a_part_of_their_name(http: ht
     assert keys(search="%") == ["one"]
     assert keys(project="team", search="one") == []
     assert http.get("/v1/runs", params={"state": "asleep"}).status_code == 422
+
+
+def add_run(session: Session) -> None:
+    """Add a run with names of its scalars."""
+    session.add(
+        Run(
+            id="run_a",
+            project="team",
+            key="nightly",
+            name="first",
+            advice_mode="shadow",
+            state="running",
+            scalar_names={"reward": "score"},
+            created_at_us=1,
+            updated_at_us=1,
+        )
+    )
+
+
+def test_a_run_that_was_read_before_is_refreshed_by_its_lock(database: Database) -> None:
+    database.write(add_run)
+
+    def lock_after_reading(session: Session) -> tuple[bool, str | None]:
+        before = session.get(Run, "run_a")
+        session.connection().execute(update(Run).values(name="changed below the session"))
+        run = lock_run_for_background(session, "run_a")
+        assert run is not None
+        return run is before, run.name
+
+    assert database.write(lock_after_reading) == (True, "changed below the session")
+
+
+def test_there_is_nothing_to_lock_without_the_run(database: Database) -> None:
+    assert database.write(lambda session: lock_run_for_background(session, "run_a")) is None
+
+
+GOOD = {"root": "weights", "path": "run/step_20", "digest": "sha256:" + "0" * 64}
+
+
+def test_new_announcement_overwrites_checkpoint(http: httpx.Client) -> None:
+    run = start_run(http).run
+    first = http.put(f"/v1/runs/{run}/checkpoints/20", json=GOOD)
+    assert first.status_code == 201
+    again = http.put(f"/v1/runs/{run}/checkpoints/20", json=GOOD | {"expires_at_us": 5, "weights_version": 20})
+    assert again.status_code == 200
+    http.put(f"/v1/runs/{run}/checkpoints/3", json=GOOD).raise_for_status()
+    page = http.get(f"/v1/runs/{run}/checkpoints", params={"limit": 1}).json()
+    assert [each["step"] for each in page["items"]] == [3]
+    rest = http.get(f"/v1/runs/{run}/checkpoints", params={"cursor": page["next_cursor"]}).json()
+    (newest,) = rest["items"]
+    assert newest == again.json()
+    assert (newest["expires_at_us"], newest["format"], newest["attempt"]) == (5, "hf_safetensors", 1)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,7 +20,7 @@ from foreshock.measures.statistics.conditions import BucketTable
 from foreshock.measures.statistics.token_ids import TokenIdTable
 from foreshock.model_kind import ModelKind
 from foreshock_service.present.pages.figures import Curve, Figure, Missing
-from foreshock_service.present.pages.figures.attribution import attribution_figure
+from foreshock_service.present.pages.figures.attribution import attribution_figure, token_figure
 from foreshock_service.present.pages.figures.buckets import BY, bucket_figure, token_id_figure
 from foreshock_service.present.pages.figures.drawing import scientific
 from foreshock_service.present.pages.figures.mismatch import mismatch_figure
@@ -36,6 +37,7 @@ from foreshock_service.present.pages.figures.overview import (
     overview_figure,
 )
 from tests.foreshock.commands.attributions import attribution_of
+from tests.service.sending import make_batch, start_run
 
 EMPTY = Curve((), ())
 
@@ -329,3 +331,30 @@ class TestOverview:
         panel = Panel("F(2)", Curve([1, 2], [0.0, largest]), lines=lines)
         figure = drawn(overview_figure("Tails", "", [panel], [], why_missing=""))
         assert [shape["y0"] for shape in figure.layout["shapes"]] == shown
+
+
+class TestSingleTokens:
+    def test_sign_of_d_chooses_the_series_and_zeros_are_counted(self) -> None:
+        log_behaviour = [math.log(0.5), math.log(1e-3), math.log(0.25), 0.0]
+        figure = drawn(token_figure("trainer/rollout", 7, log_behaviour, [-0.1, 0.3, 0.0, 0.0], "All."))
+        lower, higher = figure.traces
+        assert (lower["name"], lower["x"], lower["y"]) == ("π < μ", [0.5], [0.1])
+        assert (higher["name"], higher["x"], higher["y"]) == ("π > μ", [0.001], [0.3])
+        assert "2 tokens with d = 0 are not drawn." in figure.caption
+        assert "largest is 0.3, at probability 0.001; 1 have π < μ." in figure.summary
+        assert figure.columns["d, nats"] == [-0.1, 0.3, 0.0, 0.0]
+
+    def test_equal_scores_are_said_to_be_equal(self) -> None:
+        figure = token_figure("trainer/rollout", 7, [-1.0, -2.0], [0.0, 0.0], "All 2 tokens.")
+        assert isinstance(figure, Missing)
+        assert figure.why == "The two scores are equal at all 2 sampled tokens. All 2 tokens."
+
+
+def test_run_without_two_scores_has_texts(http: httpx.Client) -> None:
+    sender = start_run(http, "half")
+    sender.put_shard(1, make_batch(trainer_log_probs=None)).raise_for_status()
+    address = f"/pages/runs/{sender.run}"
+    buckets = http.get(f"{address}/figures/buckets.json").raise_for_status().json()
+    assert buckets["missing"] == "No closed step has log-probs of two scorers yet."
+    tokens = http.get(f"{address}/steps/1/figures/tokens.json").raise_for_status().json()
+    assert tokens["missing"] == "step 1 of attempt 1 has no trainer/rollout."

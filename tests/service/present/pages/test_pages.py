@@ -10,11 +10,14 @@ from html.parser import HTMLParser
 import httpx
 import pytest
 
+from dashboards.run import run_dashboard as dashboard
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.keys import Scope, create_key, new_secret
 from foreshock_service.platform.security import SESSION_COOKIE
+from foreshock_service.platform.settings import Settings
+from foreshock_service.present.pages.presenters.alerts import run_dashboard
 from foreshock_service.present.pages.presenters.figures import RUN_PLOTS, STEP_PLOTS
 from foreshock_service.present.pages.rendering import number, with_code
 from tests.service.present.pages.conftest import SentRun, Site, replay, send_run
@@ -402,3 +405,16 @@ def test_run_page_and_its_curves_tell_of_changes(http: httpx.Client) -> None:
         if "missing" not in figure:
             lines = [each for each in figure["layout"].get("shapes", []) if each.get("line", {}).get("dash") == "dot"]
             assert {each["x0"] for each in lines} == ({1, 2} if plot.over_steps else set())
+
+
+def test_link_chooses_the_run_in_its_dashboard() -> None:
+    settings = Settings(grafana_url="https://grafana.example/")
+    built = dashboard()
+    assert "run" in [variable.name for variable in built.variables]
+    assert run_dashboard(settings, "run_1") == f"https://grafana.example/d/{built.uid}?var-run=run_1"
+
+
+def test_without_an_address_there_is_no_link(site: Site) -> None:
+    assert run_dashboard(Settings(), "run_1") is None
+    for path in (site.run.address, f"{site.run.address}/steps/5"):
+        assert "Grafana" not in site.http.get(path).raise_for_status().text

@@ -8,6 +8,7 @@ import pytest
 from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Alert
+from foreshock_service.replay.probes import workers as service
 from foreshock_service.replay.probes.jobs import HEAD_START_US
 from foreshock_service.replay.probes.service import ALERT_WINDOW_STEPS
 from tests.service.sending import Sender
@@ -128,3 +129,14 @@ def test_ended_and_unknown_probes_are_refused(http: httpx.Client, run: Sender) -
     assert (ended.status_code, ended.json()["type"]) == (409, "urn:foreshock:problem:probe-has-ended")
     assert "ended as failed" in ended.json()["detail"]
     assert http.delete("/v1/probes/probe_none").status_code == 404
+
+
+def test_hardware_lists_the_worker_seen_last_first(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("w1", "w2", "w3"):
+        ask_for_lease(http, name, scorers=["vllm.prefill"]).raise_for_status()
+    monkeypatch.setattr(service, "_MOST_WORKERS", 2)
+    read = http.get("/v1/hardware").json()
+    assert [(each["name"], each["accelerator"], each["device_name"]) for each in read["workers"]] == [
+        ("w3", "cpu", "a CPU"),
+        ("w2", "cpu", "a CPU"),
+    ]

@@ -1,8 +1,9 @@
-"""RLOO: the advantages, the gradient's direction, and the forward pass that the replay reproduces."""
+"""The task and trainer: rewards, advantages, the direction of the gradient, and the forward pass of the replay."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +15,19 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from examples.tiny_rl.model import new_model
 from examples.tiny_rl.policy import next_token_log_probs, pad
 from examples.tiny_rl.reload_check import regression_slope
-from examples.tiny_rl.task import END_OF_SEQUENCE, PAD, encode
+from examples.tiny_rl.task import (
+    CHARACTERS,
+    END_OF_SEQUENCE,
+    MAX_RESPONSE_TOKENS,
+    PAD,
+    Problem,
+    decode,
+    encode,
+    reward,
+)
+from examples.tiny_rl.tokenizer import TOKENIZER, write_tokenizer
 from examples.tiny_rl.trainer import Trainer, TrainerOptions, rloo_advantages
+from foreshock_service.present.pages.tokenizers import announced_names, configured_vocabulary, texts_of
 
 reward_tables = arrays(
     np.float64, array_shapes(min_dims=2, max_dims=2, min_side=2, max_side=8), elements=st.floats(-4, 4)
@@ -68,3 +80,52 @@ def test_regression_slope_of_a_line_is_exact(slope: float, cause: np.ndarray) ->
     found, error = regression_slope(cause, slope * cause)
     assert found == pytest.approx(slope, abs=1e-9)
     assert error == pytest.approx(0.0, abs=1e-9)
+
+
+problems = st.lists(st.integers(0, 9), min_size=6, max_size=9).map(lambda digits: Problem(tuple(digits)))
+
+
+def finished(text: str) -> list[int]:
+    return [*encode(text), END_OF_SEQUENCE]
+
+
+@given(problem=problems)
+def test_both_forms_of_a_correct_answer_earn_the_reward_within_the_length_cap(problem: Problem) -> None:
+    for text in (problem.direct_answer(), problem.worked_answer()):
+        assert reward(problem, finished(text)) == 1.0
+        assert len(finished(text)) <= MAX_RESPONSE_TOKENS
+
+
+@given(problem=problems, error=st.integers(-9, 9).filter(bool))
+def test_wrong_sum_earns_no_reward(problem: Problem, error: int) -> None:
+    assert reward(problem, finished(f">{abs(problem.answer + error)}")) == float(
+        problem.answer + error == -problem.answer
+    )
+
+
+@given(problem=problems)
+def test_truncated_padded_or_repeated_answer_earns_no_reward(problem: Problem) -> None:
+    direct = encode(problem.direct_answer())
+    assert reward(problem, direct) == 0.0
+    assert reward(problem, [*direct, PAD, END_OF_SEQUENCE]) == 0.0
+    assert reward(problem, finished(problem.direct_answer() * 2)) == 0.0
+    assert reward(problem, [END_OF_SEQUENCE]) == 0.0
+    assert reward(problem, []) == 0.0
+
+
+@given(text=st.text(alphabet=CHARACTERS))
+def test_decode_inverts_encode(text: str) -> None:
+    assert decode(encode(text)) == text
+
+
+def test_text_of_each_token_is_the_tasks(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    write_tokenizer(tmp_path)  # a second start of the demo
+    names = announced_names([{"tokenizer": TOKENIZER}], "another model")
+    ids = encode(CHARACTERS)
+    vocabulary = configured_vocabulary(str(tmp_path), names)
+    assert vocabulary is not None
+    texts = texts_of(vocabulary, [*ids, PAD, END_OF_SEQUENCE])
+    assert "".join(texts[token_id] for token_id in ids) == decode(ids) == CHARACTERS
+    assert texts[PAD] == "<pad>"
+    assert texts[END_OF_SEQUENCE] == "<end>"
