@@ -184,7 +184,7 @@ def install_problem_handlers(app: FastAPI) -> None:
     app.add_exception_handler(LimitExceededError, _library_error)
     app.add_exception_handler(OSError, _storage_failed)
     for error in DATABASE_ERRORS:
-        app.add_exception_handler(error, _database_failed)
+        app.add_exception_handler(error, lambda request, error: _failed(request, error, database_problem(error)))
 
 
 def storage_problem(error: OSError) -> ProblemError | None:
@@ -276,10 +276,6 @@ def _storage_failed(request: Request, error: Exception) -> JSONResponse:
     if problem is None:
         raise error
     return _failed(request, error, problem)
-
-
-def _database_failed(request: Request, error: Exception) -> JSONResponse:
-    return _failed(request, error, database_problem(error))
 
 
 def _failed(request: Request, error: Exception, problem: ProblemError) -> JSONResponse:

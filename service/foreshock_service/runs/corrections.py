@@ -113,34 +113,21 @@ def usual_evaluations(pair: MeasuredPair) -> list[Evaluation]:
 
 def _evaluation_record(found: Evaluation) -> answers.CorrectionRecord:
     correction = found.correction
-    figures = {
-        "kept_tokens": found.kept_tokens,
-        "kept_sequences": found.kept_sequences,
-        "touched_tokens": found.touched_tokens,
-        "weight_mean": found.weights.mean,
-        "weight_variance": found.weights.variance,
-        "ess": found.weights.effective_fraction,
-        "distortion": found.distortion,
-        "uncorrected_distortion": found.uncorrected_distortion,
-        "token_distortion": found.token_distortion,
-        "advantage_distortion": found.advantage_distortion,
-    }
-    too_large = (TOO_LARGE,) if any(map(math.isinf, figures.values())) else ()
-    return answers.CorrectionRecord(
+    record = records.from_attributes(
+        answers.CorrectionRecord,
+        found,
         correction=correction.name,
-        title=correction.title,
-        formula=correction.formula,
-        level=correction.level,
-        effect=correction.effect,
-        source=correction.source,
+        **{name: getattr(correction, name) for name in ("title", "formula", "level", "effect", "source")},
         threshold=_text(found.asked),
         threshold_used=_text(found.used),
         exact=found.is_exact,
-        **figures,
-        affected=found.affected,
-        not_estimable=found.not_estimable,
-        notes=(*found.notes, *too_large),
+        weight_mean=found.weights.mean,
+        weight_variance=found.weights.variance,
+        ess=found.weights.effective_fraction,
     )
+    figures = (getattr(record, each.name) for each in fields(record))
+    too_large = any(isinstance(each, float) and math.isinf(each) for each in figures)
+    return replace(record, notes=(*record.notes, TOO_LARGE)) if too_large else record
 
 
 def _text(threshold: Threshold) -> str | None:

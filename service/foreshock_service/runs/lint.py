@@ -29,6 +29,7 @@ router = parameters.api_router(prefix="/v1/runs/{run}", tags=["lint"])
 _STEP_KEY = ("run_id", "attempt", "step")
 _SURPRISAL = "raw_log_probs"
 _SHOWN = ("name", "severity", "title", "seen", "remedy")
+_SUMS = ("surprisal_tokens", "surprisal", "entropy", "surprisal_variance", "largest_surprisal")
 # Evidence of a shard is read in about 0.3 ms.
 _MOST_WINDOW_SHARDS = 256
 
@@ -86,11 +87,7 @@ def store_verdict(session: Session, key: events.StepKey, verdict: judging.StepVe
         "severity": None if worst == "info" else worst,
         "warnings": {warning.name: warning.severity for warning in warnings},
         "report": to_json(verdict.report),
-        "surprisal_tokens": verdict.surprisal_tokens,
-        "surprisal": verdict.surprisal,
-        "entropy": verdict.entropy,
-        "surprisal_variance": verdict.surprisal_variance,
-        "largest_surprisal": verdict.largest_surprisal,
+        **{name: getattr(verdict, name) for name in _SUMS},
     }
     upsert(session, StepLint, [row], _STEP_KEY)
     if before or warnings:

@@ -67,7 +67,7 @@ def make_engine(text: str | URL, *, connections: int = DEFAULT_CONNECTIONS) -> E
     url = parse_database_url(text)
     if url.get_backend_name() == "sqlite":
         engine = _make_sqlite_engine(url, connections)
-        event.listen(engine, "begin", _begin_immediate)
+        event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
         event.listen(engine, "commit", check_transaction)
         return engine
     engine = create_engine(url, pool_pre_ping=True, **_pool_options(connections))
@@ -83,8 +83,8 @@ def make_reading_engine(writing: Engine, *, connections: int = DEFAULT_CONNECTIO
     """
     if writing.dialect.name == "sqlite":
         engine = _make_sqlite_engine(writing.url, connections)
-        event.listen(engine, "connect", _refuse_writes)
-        event.listen(engine, "begin", _begin_deferred)
+        event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA query_only = ON").close())
+        event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
         return engine
     engine = writing.execution_options()
     event.listen(engine, "begin", _begin_read_only)
@@ -126,10 +126,6 @@ def _prepare_sqlite_connection(connection: sqlite3.Connection, _: Any) -> None:
     cursor.close()
 
 
-def _refuse_writes(connection: sqlite3.Connection, _: Any) -> None:
-    connection.execute("PRAGMA query_only = ON").close()
-
-
 def _prepare_postgresql_connection(connection: psycopg.Connection[Any], _: Any) -> None:
     # By default psycopg chooses an integer's type by its value, so that the server prepares several statements.
     connection.adapters.register_dumper(int, Int8BinaryDumper)
@@ -144,14 +140,6 @@ def _allow_writing(connection: psycopg.Connection[Any] | None, _: Any) -> None:
     # A lost connection is None. `read_only` False would override the server's `default_transaction_read_only`.
     if connection is not None and not connection.closed and connection.read_only:
         connection.read_only = None
-
-
-def _begin_immediate(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-
-def _begin_deferred(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN")
 
 
 class TransactionEnded(OperationalError):

@@ -1,6 +1,6 @@
 """HTTP of probes, and requests for them: check a request, plan it, and create its probe or find the existing one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -14,7 +14,7 @@ from foreshock.scorers import EXACT_PAIRS, VARIANTS, available_scorers
 from foreshock_service.platform import pagination, parameters, problem, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
-from foreshock_service.platform.database.tables import Checkpoint, Run, Shard, new_identifier, probes
+from foreshock_service.platform.database.tables import Checkpoint, Run, new_identifier, probes
 from foreshock_service.replay.probes import environments, jobs, pinned_rollouts, schemas, service, workers
 from foreshock_service.runs import attempts, events, run_endpoints, runs
 from foreshock_service.runs.shards import PURGED, shards_of_step
@@ -94,8 +94,6 @@ def cancel_probe(probe: ProbeIdentifier, context: Context, principal: security.I
 
 
 _NAMED_CHECKPOINTS = 5
-
-
 _WEIGHTS_FIELDS = ("root", "path", "format", "digest", "step", "weights_version")
 
 
@@ -129,16 +127,12 @@ class _Plan:
 
     def request_digest(self) -> str:
         """Return the digest by which an equal request is found."""
-        settled = {"attempt", "scorers", "exact_pairs", "environment", "max_candidates", "priority"}
-        later = {"environment", "budget_seconds", "against"}
-        asked = self.body.model_dump(mode="json", exclude={*settled, *later})
-        # Left out if they are not given, so that probes of the previous release keep their digests.
-        asked |= self.body.model_dump(mode="json", include=later, exclude_none=True)
-        scorers = [each.model_dump() for each in self.scorers]
-        meant = {"attempt": self.attempt, "scorers": scorers, "selection": self.selection, "weights": self.weights}
-        pairs = {"exact_pairs": self.exact_pairs} if self.exact_pairs else {}
-        searched = {"candidates": self.candidates} if self.candidates is not None else {}
-        return digests.digest_of_json({**asked, **meant, **pairs, **searched})
+        settled = {"attempt", "scorers", "exact_pairs", "max_candidates", "priority"}
+        meant = {
+            "scorers": [each.model_dump() for each in self.scorers],
+            **{name: getattr(self, name) for name in ("attempt", "exact_pairs", "selection", "weights", "candidates")},
+        }
+        return digests.digest_of_json({**self.body.model_dump(mode="json", exclude=settled), **meant})
 
 
 def request_probe(
@@ -226,17 +220,13 @@ def _plan(
         run=run,
         attempt=key.attempt,
         body=body,
-        selection=_selection(present),
+        selection=[service.selected_rollouts(shard) for shard in present],
         rollouts=service.pinned_rollouts(context, present, body.max_rollouts),
         weights={name: getattr(checkpoint, name) for name in _WEIGHTS_FIELDS},
         weights_expire_at_us=checkpoint.expires_at_us,
         attempt_fingerprint=attempts.fingerprints_of_attempts(session, run_id, [key.attempt])[key.attempt],
         candidates=_candidates(session, principal, run, key, body),
     )
-
-
-def _selection(shards: Sequence[Shard]) -> list[list[Any]]:
-    return [service.selected_rollouts(shard) for shard in shards if shard.tokens_purged_at_us is None]
 
 
 def _announced(session: Session, key: events.StepKey) -> str:
@@ -294,7 +284,8 @@ def _insert(
 ) -> tuple[ProbeRecord, bool]:
     runs.lock_run(session, principal, plan.run.id)
     key = events.StepKey(plan.run.id, plan.attempt, plan.body.step)
-    if _selection(shards_of_step(session, key)) != plan.selection:
+    present = (shard for shard in shards_of_step(session, key) if shard.tokens_purged_at_us is None)
+    if [service.selected_rollouts(shard) for shard in present] != plan.selection:
         raise service.ProbeNotPossible(
             f"rollouts of step {key.step} were purged or arrived while the request was checked: request the probe again"
         )

@@ -1,5 +1,6 @@
 """Comparisons of the routed experts of two scorers of a mixture of experts."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fastapi import status
@@ -55,19 +56,16 @@ def _check(body: routing.RoutingComparison, job: ProbeJob, probe: Probe) -> str 
     shares += [share for each in measures.layers for share in (each.agreement, each.overlap, each.first_differences)]
     parts = (measures.all_tokens, measures.agreeing, measures.differing)
     nats = [interval for part in parts for interval in (part.k3_kl, part.abs_d)]
-    if not all(map(_is_share, shares)) or min(map(_smallest, [*shares, *nats])) < 0:
+    if max(_bounds(shares)) > 1 or min(_bounds([*shares, *nats])) < 0:
         return "shares must be from 0 to 1, means in nats at least 0"
     if min(measures.top_k, *layers, measures.groups, measures.excluded, *(part.tokens for part in parts)) < 0:
         return "counts must be at least 0"
     return foreign_weights((body.target_fingerprint, body.behaviour_fingerprint), probe)
 
 
-def _is_share(interval: Interval) -> bool:
-    return all(each is None or each <= 1 for each in (interval.mean, interval.low, interval.high))
-
-
-def _smallest(interval: Interval) -> float:
-    return min(each for each in (interval.mean, interval.low, interval.high, 0.0) if each is not None)
+def _bounds(intervals: Iterable[Interval]) -> list[float]:
+    values = (value for each in intervals for value in (each.mean, each.low, each.high, 0.0))
+    return [value for value in values if value is not None]
 
 
 KIND = DocumentKind(

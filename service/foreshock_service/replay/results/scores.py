@@ -100,13 +100,6 @@ def _asked(job: ProbeJob) -> list[tuple[str, str]]:
     return sorted((each["scorer"], each["variant"]) for each in jobs.scored_by(job))
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    pinned: pinned_rollouts.PinnedRollouts
-    file: str
-    weights: str
-
-
 def store_file(
     context: ServiceContext, principal: security.Principal, address: ScoreAddress, upload: uploads.Upload
 ) -> UploadReceipt:
@@ -120,29 +113,29 @@ def store_file(
         if stored is not None:
             return stored
         check_held(lease, job, address.token)
-        prepared = _Prepared(
-            service.rollouts_of_probe(context, session, probe),
-            tokens.score_file_name(probe.run_id, probe.attempt, probe.step, job.id, upload.digest),
-            str(probe.checkpoint["digest"]),
-        )
-    checked = _check(context, upload, prepared)
-    commit = partial(_commit, principal, address, upload, prepared.file, checked)
-    return uploads.commit_file(context.database, context.store, prepared.file, commit)
+        pinned = service.rollouts_of_probe(context, session, probe)
+        file = tokens.score_file_name(probe.run_id, probe.attempt, probe.step, job.id, upload.digest)
+        weights = str(probe.checkpoint["digest"])
+    checked = _check(context, upload, pinned, weights, file)
+    commit = partial(_commit, principal, address, upload, file, checked)
+    return uploads.commit_file(context.database, context.store, file, commit)
 
 
-def _check(context: ServiceContext, upload: uploads.Upload, prepared: _Prepared) -> files.CheckedFile:
-    """Check the upload in a decoder process and move its file into the store."""
+def _check(
+    context: ServiceContext, upload: uploads.Upload, pinned: pinned_rollouts.PinnedRollouts, weights: str, file: str
+) -> files.CheckedFile:
+    """Check the upload in a decoder process and move it into the store, as `file`."""
     temporary = context.store.temporary_file()
     try:
         with problem.present_file("the probe's rollouts"):
             limits = decode_limits(context.settings)
-            checked = context.decoders.run(files.check_upload, upload.path, temporary, prepared.pinned, limits)
-        if checked.fingerprint.weights_digest not in (None, prepared.weights):
+            checked = context.decoders.run(files.check_upload, upload.path, temporary, pinned, limits)
+        if checked.fingerprint.weights_digest not in (None, weights):
             raise WrongFingerprint(
-                f"its fingerprint has the weights {checked.fingerprint.weights_digest}, expected {prepared.weights}, "
+                f"its fingerprint has the weights {checked.fingerprint.weights_digest}, expected {weights}, "
                 "those of the probe"
             )
-        context.store.publish(temporary, prepared.file)
+        context.store.publish(temporary, file)
     finally:
         temporary.unlink(missing_ok=True)
     return checked
