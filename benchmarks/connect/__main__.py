@@ -8,11 +8,11 @@ from __future__ import annotations
 import sys
 
 from benchmarks.bars import report_parts
-from benchmarks.connect import files, frameworks, mutations, ranks, stall, statistics_mode
+from benchmarks.connect import bad_columns, files, frameworks, mutations, ranks, stall, statistics_mode
 
 PARTS = {
     "files": files.run, "stall": stall.run, "statistics_mode": statistics_mode.run, "ranks": ranks.run,
-    "mutations": mutations.run, "frameworks": frameworks.run,
+    "mutations": mutations.run, "bad_columns": bad_columns.run, "frameworks": frameworks.run,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from benchmarks.bars import Line
+from foreshock.client.reporting import LogOnce
 
 TRL_COLUMNS = ("response_token_ids", "response_mask", "rollout_log_probs", "trainer_log_probs", "advantage", "reward")
 VERL_COLUMNS = (*TRL_COLUMNS, "entropy")
@@ -102,9 +103,16 @@ def _trl_trainer(folder: Path, trainer_class: Any) -> Any:
     return trainer
 
 
-def trl_seen(folder: Path, trainer_class: Any, changes: Mapping[str, Callable[[Any], Any]]) -> Seen:
-    """Let a trainer generate once. `changes`: method → what its hook gets in place of the result."""
-    from foreshock.client.reporting import LogOnce
+def trl_seen(
+    folder: Path,
+    trainer_class: Any,
+    changes: Mapping[str, Callable[[Any], Any]],
+    client: Callable[[LogOnce], Any] = lambda _: None,
+) -> Seen:
+    """Let a trainer generate once. `changes`: method → what its hook gets in place of the result.
+
+    `client` makes a client from the hook's log, which logs the rollouts as the callback does; None: none.
+    """
     from foreshock.integrations.trl_generations import Generations
     from foreshock.integrations.trl_update import Update
 
@@ -138,6 +146,8 @@ def trl_seen(folder: Path, trainer_class: Any, changes: Mapping[str, Callable[[A
     taken = generations.take()
     if taken:
         columns = taken[0].columns(1, 0)
+        if (logs := client(log)) is not None:
+            logs.log_rollouts(1, columns, copy=False)
         seen.logged = {each: columns[each] for each in TRL_COLUMNS if each in columns}
     return seen
 
@@ -246,6 +256,9 @@ class _Recorder:
 
     close = finish = log_scalars = start_run
 
+    def tell_remarks_of(self, _: LogOnce) -> None:
+        """Do nothing."""
+
     def log_rollouts(self, _step: int, columns: dict[str, Any], **_: Any) -> None:
         """Keep the rows of the batch that the client would send."""
         from foreshock.client.capture import capture_rollouts
@@ -286,10 +299,11 @@ def _verl_batch() -> tuple[Any, dict[str, list[Any]], torch.Tensor]:
     return data, true | {"reward": [1, 0, 0, 1]}, entropy
 
 
-def verl_seen(change: Callable[[Any], Any], *, loop: str = "fit", scored: str = "as it is") -> Seen:
+def verl_seen(change: Callable[[Any], Any], *, loop: str = "fit", scored: str = "as it is", client: Any = None) -> Seen:
     """Let a derived trainer compute the advantages of one batch, which is changed before the hook gets it.
 
-    `loop`: fit, async_fit or own. `scored`: what its forward pass saw: the batch as it is, or reversed.
+    `loop`: fit, async_fit or own. `scored`: what its forward pass saw: the batch as it is, or reversed. `client`: the
+    class of its client, None: one that keeps what is logged.
     """
     from omegaconf import OmegaConf
     from verl.trainer.ppo import ray_trainer
@@ -300,7 +314,7 @@ def verl_seen(change: Callable[[Any], Any], *, loop: str = "fit", scored: str = 
     log_name = f"foreshock.benchmarks.mutations.verl.{id(seen)}"
     hook.log, handler = type(hook.log)(log_name), _Notes(seen)
     logging.getLogger(log_name).addHandler(handler)
-    hook.__dict__.update(Client=_Recorder, AdviceFeed=lambda _: SimpleNamespace(close=lambda: None))
+    hook.__dict__.update(Client=client or _Recorder, AdviceFeed=lambda _: SimpleNamespace(close=lambda: None))
     data, seen.true, entropy = _verl_batch()
     own_pass, own_advantage = ray_trainer.RayPPOTrainer._compute_old_log_prob, ray_trainer.compute_advantage
     given = data.select(batch_keys=["response_mask"])

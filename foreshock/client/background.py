@@ -108,6 +108,10 @@ class Background:
             self._address_of = registration
         self._sender.heartbeats.start(registration, shard)
 
+    def tell_remarks_of(self, hook: LogOnce) -> None:
+        """Tell the service what the log of a framework's hook has said."""
+        self._sender.heartbeats.tell_remarks_of(hook)
+
     def note_invalid(self, kind: str, sentence: str, count: int = 1) -> None:
         """Count items or rollouts that are not sent since they are invalid; log the first sentence of a kind."""
         self._counters.add(invalid=count)

@@ -154,6 +154,10 @@ class Client:
         """Set `want_weights_at_step` from an AdviceFeed's answer."""
         self._background.set_checkpoint_request(step)
 
+    def tell_remarks_of(self, hook: LogOnce) -> None:
+        """Let the run's page repeat what a framework's hook says in its log: what it refuses, and why."""
+        self._background.tell_remarks_of(hook)
+
     def new_connection(self, *, timeout_seconds: float | None = None) -> ServiceConnection:
         """Return another connection with this client's address and key, for another thread."""
         seconds = self.settings.timeout_seconds if timeout_seconds is None else timeout_seconds

@@ -123,18 +123,23 @@ class LogOnce:
 
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
-        self._seen: set[str] = set()
+        self._seen: dict[str, str] = {}
+
+    @property
+    def messages(self) -> list[str]:
+        """The messages of all keys, in the order in which they were logged."""
+        return list(self._seen.copy().values())
 
     def warning(self, key: str, message: str) -> None:
         """Log `message` unless `key` was used before."""
         if key not in self._seen:
-            self._seen.add(key)
+            self._seen[key] = message
             self._logger.warning("%s", message)
 
     def exception(self, key: str, message: str, error: BaseException) -> None:
         """Log `message` with the error's traceback unless `key` was used before."""
         if key not in self._seen:
-            self._seen.add(key)
+            self._seen[key] = f"{message}: {type(error).__name__}: {error}"
             self._logger.error("%s", message, exc_info=error)
 
     def info(self, message: str) -> None:
@@ -143,7 +148,7 @@ class LogOnce:
 
     def forget(self, key: str) -> None:
         """Log the next message of `key` again."""
-        self._seen.discard(key)
+        self._seen.pop(key, None)
 
 
 class Failures:

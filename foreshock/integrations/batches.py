@@ -26,6 +26,7 @@ _RESPONSE: Final = ("response_mask", "action_mask", "completion_mask", "token_ma
 _GROUPS: Final = ("group_id", "uid", "uids", "prompt_id")
 _LOG_PROBS: Final = ("rollout_log_probs", "trainer_log_probs")
 _TYPES: Final = {"weights_version": np.int32}
+_ADVANTAGES: Final = ("advantage", *OTHER_NAMES["advantage"])
 _OF_TOKENS: Final = (*_LOG_PROBS, "entropy", "weights_version", "advantage")
 
 
@@ -87,9 +88,11 @@ def columns_of_batch(batch: Any, framework: str, log: LogOnce, *, of_next: Itera
             columns[column] = np.where(sampled, matrix, 0).astype(_TYPES.get(column, np.float32))
     for column in ("reward", "advantage"):
         for name in (column, *OTHER_NAMES[column]):
-            value = values.get(name)
-            if column not in columns and value is not None and np.shape(value) == shape[:1]:
-                columns[column] = _array(value).astype(np.float32)
+            if (
+                column not in columns
+                and (numbers := _of_rollouts(values.get(name), shape[0], name, framework, log)) is not None
+            ):
+                columns[column] = numbers
     if "reward" not in columns and "token_level_scores" in values:
         columns["reward"] = _array(values["token_level_scores"]).sum(axis=1).astype(np.float32)
     return columns
@@ -131,15 +134,41 @@ def _aligned(
     value: Any, shape: tuple[int, ...], name: str, framework: str, log: LogOnce, *, moved: bool
 ) -> NDArray[np.float32] | None:
     """Return a column of tokens [N, S], 0 where it has no value; None if it is not such a column."""
-    if np.ndim(value) != 2:
+    try:
+        matrix = _array(value)
+    except (TypeError, ValueError):  # for example rows of several lengths
+        matrix = np.array(None)
+    if matrix.ndim == 1 and matrix.shape == shape[:1] and matrix.dtype.kind in "biuf" and name in _ADVANTAGES:
         return None
-    matrix = _array(value)
+    if matrix.ndim != 2 or matrix.dtype.kind not in "biuf":
+        log.warning(
+            name, f"{framework}: `{name}` is not a matrix of numbers [N, tokens]: it is not logged, the rest is"
+        )
+        return None
     if len(matrix) != shape[0] or matrix.shape[1] > shape[1]:
         fits(framework, name, matrix.shape, shape, log)
         return None
     wide = np.zeros(shape, np.float32)
     wide[:, shape[1] - matrix.shape[1] :] = matrix
     return np.roll(wide, 1, axis=1) if moved else wide
+
+
+def _of_rollouts(value: Any, size: int, name: str, framework: str, log: LogOnce) -> NDArray[np.float32] | None:
+    """Return a column of one number for each rollout; None if it is absent or, with a warning, something else."""
+    if value is None:
+        return None
+    try:
+        numbers = _array(value)
+    except (TypeError, ValueError):
+        numbers = np.array(None)
+    if numbers.ndim == 2 and name in _ADVANTAGES:
+        return None
+    if numbers.shape == (size,) and numbers.dtype.kind in "biuf":
+        return numbers.astype(np.float32)
+    log.warning(
+        name, f"{framework}: `{name}` is not one number for each of the {size} rollouts: it is not logged, the rest is"
+    )
+    return None
 
 
 def _real(values: Mapping[str, Any], tokens: NDArray[Any]) -> NDArray[np.bool_]:

@@ -63,6 +63,7 @@ class Connection:
         self.framework = framework
         self.log = LogOnce(f"foreshock.integrations.{framework}")
         self.client = Client(run_key=run_key or os.environ.get("FORESHOCK_RUN_KEY"))
+        self.client.tell_remarks_of(self.log)
         given = {} if advice_mode is None else {"advice_mode": advice_mode}
         trainer = f"{framework} {installed(framework)}".strip()
         self._description = {**modes_of_environment(), **given, "trainer": trainer, **description}
@@ -93,6 +94,21 @@ class Connection:
         `policy` is the kind of its trainer's log-probs, `trained` the version of the weights that computed them (None:
         unknown), which also sampled the rollouts if the trainer `is_synchronous`; `of_next`: see `columns_of_batch`.
         """
+        guard(
+            functools.partial(self._log_rollouts, step, batch, policy, of_next, trained, is_synchronous),
+            self.log,
+            "Connection.log_rollouts",
+        )
+
+    def _log_rollouts(
+        self,
+        step: int,
+        batch: Any,
+        policy: TrainerPolicy,
+        of_next: tuple[str, ...],
+        trained: int | None,
+        is_synchronous: bool,
+    ) -> None:
         columns = columns_of_batch(batch, self.framework, self.log, of_next=of_next)
         if columns is None:
             return
@@ -101,6 +117,12 @@ class Connection:
                 "no rollout log-probs",
                 f"{self.framework}'s batch has no log-probs of the engine, so there is no training-inference mismatch "
                 "to measure: let the engine return them. Lengths, rewards and metrics are logged.",
+            )
+        elif "trainer_log_probs" not in columns:
+            self.log.warning(
+                "no trainer log-probs",
+                f"{self.framework}'s batch has no log-probs of the trainer, so there is no training-inference mismatch "
+                "to measure. The rest is logged.",
             )
         self.start(step)
         self._arrivals.note_rollouts()

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from foreshock.client.reporting import LogOnce
 from foreshock.learning_rate.feed import AdviceFeed
 from foreshock.learning_rate.levers import Correction
@@ -102,6 +104,24 @@ def fits(framework: str, column: str, found: Iterable[int], expected: Iterable[i
         shown = " and the responses have ".join(textwrap.shorten(str(each), 60) for each in sizes)
         log.warning(f"shape of {column}", f"{framework}: {column} has {shown}: it is not logged, the rest is")
     return same
+
+
+def hold_numbers(framework: str, column: str, rows: Any, lengths: Sequence[int], log: LogOnce) -> bool:
+    """Return whether a column has a row of numbers for each response; if not, log one warning."""
+    try:
+        shapes = [tuple(np.shape(row)) for row in rows]
+    except (TypeError, ValueError):
+        shapes = []
+    if shapes and all(len(shape) == 1 for shape in shapes):
+        if not fits(framework, column, [size for (size,) in shapes], lengths, log):
+            return False
+        if all(hasattr(row, "detach") or np.asarray(row).dtype.kind in "biuf" for row in rows):
+            return True
+    log.warning(
+        f"rows of {column}",
+        f"{framework}: {column} is not a row of numbers for each response: it is not logged, the rest is",
+    )
+    return False
 
 
 def is_number(value: object) -> bool:

@@ -26,8 +26,8 @@ from foreshock.integrations.hooks import (
     Arrivals,
     Corrections,
     Decisions,
-    fits,
     guard,
+    hold_numbers,
     is_number,
     observe,
     of_the_leader,
@@ -230,6 +230,7 @@ class SlimeRun:
         # Ray may replace this process within the launch; a declared single shard would then be another attempt.
         several = self.place.shards > 1
         self._client = Client(run_key=os.environ.get("FORESHOCK_RUN_KEY") or self._run_key())
+        self._client.tell_remarks_of(self._log)
         self._client.start_run(
             model=str(getattr(args, "hf_checkpoint", None) or getattr(args, "load", None) or "") or None,
             trainer=f"{self.framework.name} {self.framework.version} Megatron",
@@ -305,7 +306,7 @@ class SlimeRun:
             return {
                 name: flat(values)
                 for name, values in columns.items()
-                if values is not None and fits(self.framework.name, name, list(map(len, values)), lengths, self._log)
+                if values is not None and hold_numbers(self.framework.name, name, values, lengths, self._log)
             }
         if self.place.problem is not None:
             return {}

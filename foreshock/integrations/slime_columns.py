@@ -50,7 +50,7 @@ def columns_of(
         "sample_id": None if positions is None else [f"{step}-{position}" for position in positions],
         "group_id": _groups(_per_sample(data, "sample_indices", rows), samples_per_prompt),
         "data_source": _sources(_per_sample(data, "source_names", rows)),
-        "reward": _rewards(data, rows),
+        "reward": _rewards(data, rows, log),
         "finish_reason": _finish_reasons(_per_sample(data, "truncated", rows)),
         "weights_version": _weights_versions(_per_sample(data, "weight_versions", rows), lengths[rows], log),
     }
@@ -133,22 +133,23 @@ def _per_sample(data: Mapping[str, Any], name: str, rows: NDArray[np.int64]) -> 
     return None if values is None else [values[row] for row in rows]
 
 
-def _rewards(data: Mapping[str, Any], rows: NDArray[np.int64]) -> list[float] | None:
+def _rewards(data: Mapping[str, Any], rows: NDArray[np.int64], log: LogOnce) -> list[float] | None:
     """Return the rewards before normalisation. `raw_reward` has those of all ranks, `partition` the places of ours."""
     own = data.get("local_raw_reward")
     if own is None and data.get("raw_reward") is not None:
         every = data["raw_reward"]
         own = [every[position] for position in data["partition"]] if "partition" in data else every
-    if own is None or len(own) != len(data["response_lengths"]):
+    if own is None:
         return None
-    return [_number(own[row]) for row in rows]
-
-
-def _number(value: Any) -> float:
+    samples = len(data["response_lengths"])
     try:
-        return float(value)
+        rewards = [math.nan if each is None else float(each) for each in own]
     except (TypeError, ValueError):
-        return float("nan")
+        rewards = []
+    if len(rewards) != samples:
+        log.warning("rewards", f"the rewards are not one number for each of the {samples} samples: they are not logged")
+        return None
+    return [rewards[row] for row in rows]
 
 
 def _groups(indices: list[Any] | None, samples_per_prompt: int) -> list[str] | None:
@@ -175,6 +176,7 @@ def _weights_versions(versions: list[Any] | None, lengths: NDArray[np.int64], lo
     try:
         first = np.array([int(each[0]) for each in versions], np.int32)
     except (TypeError, ValueError, IndexError):
+        log.warning("versions", "weight_versions are not a list of numbers for each sample: they are not logged")
         return None
     if any(len(set(each)) > 1 for each in versions):
         log.warning(

@@ -186,6 +186,7 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             self._client = Client(run_key=name)
             # Another `train()` is another attempt of the same run.
             self._run_key = self._client.run_key
+        self._client.tell_remarks_of(self._log)
         configuration = self._trainer.model.config
         description = {
             "model": configuration.name_or_path or None,

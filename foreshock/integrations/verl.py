@@ -59,6 +59,7 @@ class VerlRun:
         configuration = trainer.config
         name = f"{configuration.trainer.project_name}/{configuration.trainer.experiment_name}"
         self.client = Client(run_key=os.environ.get("FORESHOCK_RUN_KEY") or name)
+        self.client.tell_remarks_of(log)
         self.feed: AdviceFeed | None = None
         self.corrections = Corrections("verl", log, Settings(trainer).apply)
         self._started = False
@@ -127,12 +128,18 @@ class VerlRun:
         return self.feed.scale(step)
 
     def warn_of_missing_log_probs(self, columns: dict[str, Any]) -> None:
-        """Warn if the engine's log-probs are missing, with the option that turns them on."""
+        """Warn if log-probs of a side are missing; the engine's with the option that turns them on."""
         if "rollout_log_probs" not in columns:
             log.warning(
                 "no rollout log-probs",
                 "verl's batch has no rollout_log_probs, so there is no training-inference mismatch to measure: set "
                 "actor_rollout_ref.rollout.calculate_log_probs=True. Lengths, rewards and metrics are logged.",
+            )
+        elif "trainer_log_probs" not in columns:
+            log.warning(
+                "no trainer log-probs",
+                "verl's batch has no old_log_probs that fit, so there is no training-inference mismatch to measure. "
+                "The rest is logged.",
             )
 
     def end(self, *, failed: bool) -> None:

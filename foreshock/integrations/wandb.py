@@ -36,6 +36,7 @@ def watch_wandb(run: Any = None, *, client: Client | None = None, **description:
         raise ConfigurationError("there is no active W&B run in this process: call wandb.init() first, or give the run")
     log = LogOnce("foreshock.integrations.wandb")
     client = client or Client(run_key=run.id)
+    client.tell_remarks_of(log)
     known = {"name": run.name or run.id, "tracker_url": page_in_wandb(run), "resume_step": run.step}
     client.start_run(**{**known, **description})
 

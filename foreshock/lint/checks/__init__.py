@@ -13,6 +13,7 @@ from foreshock.lint.checks.k3_per_entropy import K3_PER_ENTROPY
 from foreshock.lint.checks.masked import MASKED
 from foreshock.lint.checks.missing_engine import WITHOUT_ENGINE
 from foreshock.lint.checks.missing_trainer import PAD_ID, WITHOUT_TRAINER
+from foreshock.lint.checks.not_finite import NON_FINITE_VALUES
 from foreshock.lint.checks.pairs import IDENTICAL
 from foreshock.lint.checks.places import BY_PLACE, EVERYWHERE
 from foreshock.lint.checks.ratio import LIKELIER, MEAN_RATIO, PROCESSED
@@ -50,6 +51,7 @@ _ALL = (
     MASKED,
     DUPLICATED,
     CLIPPED,
+    NON_FINITE_VALUES,
     NOT_DECLARED,
     LAG_UNKNOWN,
     GROUPS,

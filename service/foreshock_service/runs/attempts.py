@@ -23,7 +23,7 @@ from foreshock_service.platform import pagination, parameters, problem, security
 from foreshock_service.platform.context import Context, EventBus, ServiceContext
 from foreshock_service.platform.database.engine import insert_if_absent, upsert
 from foreshock_service.platform.database.tables import OLDEST_ATTEMPT_FIRST, Attempt, AttemptClient, Step
-from foreshock_service.runs import run_endpoints, runs
+from foreshock_service.runs import due, run_endpoints, runs
 from foreshock_service.runs.events import AttemptStarted, ItemsLost, StepKey
 
 BEYOND_EVERY_STEP = 2**62
@@ -164,6 +164,9 @@ class Heartbeat(BaseModel):
     dropped: Count = 0
     invalid: Count = 0
     reason: str | None = Field(default=None, max_length=1000, pattern=r"^[^\x00]*$")
+    remarks: list[Annotated[str, Field(max_length=500, pattern=r"^[^\x00]*$")]] = Field(
+        default_factory=list, max_length=20, description="what the framework's hook warns of, such as a refused column"
+    )
 
     @property
     def lost(self) -> int:
@@ -280,11 +283,17 @@ def note_heartbeat(
     client: str,
     body: Heartbeat,
 ) -> None:
-    """Store a heartbeat; publish ItemsLost if the client has lost more items than before."""
+    """Store a heartbeat; publish ItemsLost if the client has lost more items than before.
+
+    A run whose client has another remark is diagnosed again.
+    """
     run = runs.lock_run(session, principal, run_id)
     check_attempt(session, run_id, attempt)
     before = _lost_by_clients(session, run_id, attempt)
     row = {"run_id": run_id, "attempt": attempt, "client": client, "seen_at_us": now_us(), **body.model_dump()}
+    row["remarks"] = body.remarks or None
+    if row["remarks"] != session.scalar(_REMARKS_OF_CLIENT, row):
+        due.mark(session, run_id)
     upsert(session, AttemptClient, [row], ("run_id", "attempt", "client"))
     runs.note_sign_of_life(session, events, run)
     lost = _lost_by_clients(session, run_id, attempt) if body.lost else before
@@ -299,7 +308,25 @@ def _lost_by_clients(session: Session, run_id: str, attempt: int) -> int:
     return int(session.scalar(select(lost).where(table.run_id == run_id, table.attempt == attempt)) or 0)
 
 
-# Built once: it is executed at each step.
+def remarks_of_hooks(session: Session, run_id: str) -> list[str]:
+    """Return what the hooks of the newest attempt warn of, each sentence once."""
+    newest = attempts_of_run(session, run_id)[-1:]
+    rows = session.scalars(_REMARKS, {"run_id": run_id, "attempt": newest[0].attempt}) if newest else ()
+    return list(dict.fromkeys(remark for remarks in rows for remark in remarks or ()))
+
+
+# Built once: they are executed at each step, or at each heartbeat.
+_REMARKS = (
+    select(AttemptClient.remarks)
+    .where(AttemptClient.run_id == bindparam("run_id"), AttemptClient.attempt == bindparam("attempt"))
+    .where(AttemptClient.remarks.is_not(None))
+    .order_by(AttemptClient.shard, AttemptClient.client)
+)
+_REMARKS_OF_CLIENT = select(AttemptClient.remarks).where(
+    AttemptClient.run_id == bindparam("run_id"),
+    AttemptClient.attempt == bindparam("attempt"),
+    AttemptClient.client == bindparam("client"),
+)
 _STARTS = (
     select(Attempt.attempt, Attempt.resume_step)
     .where(Attempt.run_id == bindparam("run_id"))

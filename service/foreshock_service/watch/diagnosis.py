@@ -130,6 +130,7 @@ def history_of(session: Session, run_id: str) -> History:
         if not measured:
             reported = next((each for each in reversed(of_scalars.values()) if mismatch_rules.K3 in each), {})
     causes, undeclared, unlogged = _causes(session, run_id, [row[0] for row in of_steps])
+    remarks = [MissingData(sentence=each.rstrip(".")) for each in attempts.remarks_of_hooks(session, run_id)]
     # Alerts of active steps: the open ones, then the newest resolved ones.
     alerts = tuple(
         PastAlert(row.rule, row.severity, row.step, bool(row[0]), *row[4:10])
@@ -155,7 +156,7 @@ def history_of(session: Session, run_id: str) -> History:
         truncated=_stepped((step, value) for step, *_, value in of_steps),
         causes=causes,
         undeclared=undeclared,
-        unlogged=unlogged,
+        unlogged=(*unlogged, *remarks),
         awaited=_awaited(session, run_id, observed) if has_rollouts else (),
         model_kind=None if run is None else run.model_kind,
         checkpoints=checkpoints.announced_steps(session, run_id) if has_collapsed else (),

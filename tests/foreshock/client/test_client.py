@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from foreshock.api.runs import MOST_SCALARS
+from foreshock.client.reporting import LogOnce
 from foreshock.digests import weights_digest
 from foreshock.rollouts import BatchAttributes, decode_rollouts
 from foreshock.rollouts.parquet import encode_rollouts_view
@@ -290,6 +291,21 @@ def test_heartbeats_go_on_when_the_run_is_registered_again(make: Any, service: F
     before = len(service.bodies("/clients/"))
     client.log_scalars(2, {"x": 1})
     wait_until(lambda: len(service.bodies("/clients/")) > before, 20)
+
+
+def test_heartbeats_repeat_what_a_hook_warns_of(make: Any, service: FaultyService) -> None:
+    client, hook = make(heartbeat_seconds=60.0), LogOnce("foreshock.tests")
+    client.tell_remarks_of(hook)
+    client.start_run(shard=0, shards=1)
+    hook.warning("shape", "entropy has [4] and the responses have [4, 6]: it is not logged")
+    hook.warning("shape", "said once")
+    hook.exception("loop", "log_rollouts could not be observed", TypeError("no rows"))
+    assert client.flush(60)
+    assert client.close(60)
+    assert json.loads(service.bodies("/clients/")[-1])["remarks"] == [
+        "entropy has [4] and the responses have [4, 6]: it is not logged",
+        "log_rollouts could not be observed: TypeError: no rows",
+    ]
 
 
 def test_slow_service_delays_neither_trainer_nor_encoder(make: Any, service: FaultyService) -> None:

@@ -166,3 +166,23 @@ def test_few_prompts_or_rare_rewards_of_the_others_show_no_data_source_without_r
         named: list[str | None] = ["code" if each else "math" for each in code]
         found = infos(replace(batch, reward=reward.astype(np.float32), data_sources=named))
         assert "source_not_rewarded" not in found
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_entropies_and_advantages_that_are_not_finite_are_named(batch: RolloutBatch, value: float) -> None:
+    tokens = batch.response_token_ids.size
+    mask = np.ones(tokens, np.uint8)
+    mask[7] = 0
+    whole = replace(
+        batch, response_mask=mask, entropy=np.full(tokens, 0.5, np.float32), advantage=np.ones(128, np.float32)
+    )
+    assert "non_finite_values" not in infos(whole)
+    entropy, advantage = whole.entropy, whole.advantage
+    assert entropy is not None
+    assert advantage is not None
+    entropy[7] = value
+    assert "non_finite_values" not in infos(whole), "a token that was not sampled has no entropy"
+    entropy[[3, 4]], advantage[0] = value, value
+    seen = infos(whole)["non_finite_values"]
+    parts = (f"2 of {tokens - 1:,} values of entropy", "1 of 128 values of advantage")
+    assert seen == "; ".join(f"{part} are NaN or infinite" for part in parts) + "."

@@ -38,14 +38,16 @@ def assert_equal(found: dict[str, float], expected: dict[str, float], scales: di
 
 
 def cancelling(batch: RolloutBatch) -> dict[str, float]:
-    """Return the means of absolute values of terms that may cancel in the measures of advantages."""
+    """Return the means of absolute values of terms that may cancel: in the measures of advantages, and in `ppl_ratio`,
+    whose difference from 1 is what is added up."""
     sequences, _ = measured_sequences(batch)
     known = [token for part in sequences for token in part if math.isfinite(token.advantage)]
     if not known:
-        return {}
+        return {"ppl_ratio": 1.0}
     products = [abs(token.advantage * token.d) for token in known]
     skews = [abs(token.advantage * math.expm1(token.d)) for token in known]
     return {
+        "ppl_ratio": 1.0,
         "advantage_d_cov": math.fsum(products) / len(known),
         "advantage_skew": math.fsum(skews) / len(known),
     }

@@ -27,7 +27,9 @@ REFUSED: tuple[tuple[str, str, tuple[object, ...]], ...] = (
         {"key": "a", "fingerprint": each} for each in ({"a": "\x00"}, {"a": 2**70}, "text", {"a": NESTED})
     )),
     ("/{run}/attempts/1/clients/a%20b", "PUT", ({},)),
-    ("/{run}/attempts/1/clients/a", "PUT", ({"rejected": -1}, {"dropped": 2**63}, {"reason": "\x00"})),
+    ("/{run}/attempts/1/clients/a", "PUT", (
+        {"rejected": -1}, {"dropped": 2**63}, {"reason": "\x00"}, {"remarks": ["x" * 501]},
+    )),
     ("/{run}/steps/0/scalars", "PUT", (
         {}, {"values": {}}, {"values": {"a": "x"}}, {"values": {"": 1}}, {"source": ""},
     )),

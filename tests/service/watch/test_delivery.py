@@ -133,6 +133,25 @@ def test_losses_of_clients_are_an_alert(http: httpx.Client) -> None:
     assert (alert["value"], alert["state"]) == (3.0, "open")
 
 
+def test_what_hooks_warn_of_is_missing_until_the_next_attempt(http: httpx.Client) -> None:
+    sender = start_run(http)
+    sender.put_shard(1, make_batch(seed=1)).raise_for_status()
+    remark = "verl: entropy has [4] and the responses have [4, 6]: it is not logged, the rest is"
+
+    def remarks() -> list[str]:
+        missing = sender.get("diagnosis").json()["missing"]
+        return [each["sentence"] for each in missing if "verl" in each["sentence"]]
+
+    assert remarks() == []
+    for client, shard in (("host-1-a", 0), ("host-2-b", 1)):
+        heartbeat(http, sender, client, shard=shard, remarks=[remark])
+    assert remarks() == [remark], "all ranks say the same"
+    assert remark[1:] in sender.http.get(f"/runs/{sender.run}").text
+    sender.new_attempt("again", 2)
+    sender.put_shard(2, make_batch(seed=2))
+    assert remarks() == []
+
+
 def test_run_without_a_sign_of_life_is_stale_until_the_next_one(
     http: httpx.Client, app: FastAPI, settings: Settings
 ) -> None:

@@ -102,7 +102,8 @@ NEWEST_ATTEMPT_FIRST = tuple(column.desc() for column in OLDEST_ATTEMPT_FIRST)
 
 
 class AttemptClient(Base):
-    """A client process that logs an attempt: its last sign of life, and the items that it could not deliver."""
+    """A client process that logs an attempt: its last sign of life, the items that it could not deliver, and what the
+    hook of its framework warns of (NULL: nothing)."""
 
     __tablename__ = "attempt_clients"
     __table_args__ = (base.references_attempt(), Index(None, "run_id", "seen_at_us"))
@@ -116,6 +117,7 @@ class AttemptClient(Base):
     dropped: Mapped[int]
     invalid: Mapped[int]
     reason: Mapped[str | None]
+    remarks: Mapped[list[str] | None] = mapped_column(base.CompressedJson)
     seen_at_us: Mapped[int]
 
 
