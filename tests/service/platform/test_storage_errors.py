@@ -8,11 +8,12 @@ import hashlib
 import io
 import os
 import resource
+import shutil
 import sqlite3
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pyarrow.parquet as pq
@@ -22,6 +23,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
 from foreshock.rollouts import encode_rollouts
+from foreshock_service.platform import disk_room
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.problem import database_problem, storage_problem
 from foreshock_service.platform.settings import Settings
@@ -203,3 +205,44 @@ def test_folder_that_becomes_read_only_is_read_and_takes_writes_later(
 def test_other_errors_are_no_failures_of_storage() -> None:
     assert storage_problem(FileNotFoundError(errno.ENOENT, "missing")) is None
     assert database_problem(OperationalError("", {}, Exception("server closed the connection"))).status == 503
+
+
+MEBIBYTE = 1 << 20
+
+
+class Usage(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+def leave(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(1 << 40, (1 << 40) - free, free))
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_upload_is_refused_while_deletions_need_the_room(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    sender = start_run(http, "run")
+    sender.put_shard(1, make_batch(seed=1)).raise_for_status()
+    leave(monkeypatch, 16 * MEBIBYTE - 1)
+    refused = sender.put_shard(2, make_batch(seed=2))
+    assert (refused.status_code, refused.headers["retry-after"]) == (507, "30")
+    assert refused.json()["type"] == "urn:foreshock:problem:storage-full"
+    assert http.delete(f"/v1/runs/{sender.run}").status_code == 204
+    leave(monkeypatch, 16 * MEBIBYTE)
+    assert start_run(http, "other").put_shard(2, make_batch(seed=2)).status_code == 201
+
+
+def test_reserve_is_given_up_when_its_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(database_url=f"sqlite:///{tmp_path}/f.db", store_url=str(tmp_path / "tokens"))
+    reserve = tmp_path / "f.db.reserve"
+    leave(monkeypatch, 65 * MEBIBYTE)
+    disk_room.make_reserve(settings)
+    assert reserve.stat().st_size == 16 * MEBIBYTE
+    disk_room.free_reserve(settings)
+    assert reserve.exists()
+    leave(monkeypatch, MEBIBYTE - 1)
+    disk_room.free_reserve(settings)
+    assert not reserve.exists()
+    disk_room.make_reserve(settings)
+    assert not reserve.exists()

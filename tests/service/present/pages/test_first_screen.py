@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from foreshock.api.watch import AlertRecord
 from foreshock.diagnosis.episodes import episodes_of
-from foreshock.learning_rate.length_decay import POINTS_SENT
+from foreshock.learning_rate.decisions import AdviceState
+from foreshock.learning_rate.length_decay import POINTS_SENT, Point
 from foreshock_service.present.pages.figures import overview
 from foreshock_service.present.pages.figures.drawing import scientific, spark_paths
+from foreshock_service.present.pages.presenters.advice import lowered_in_words
 from tests.service.present.pages.conftest import SentRun, Site, send_run
 from tests.service.sending import make_batch, make_mixed_batch, start_run
 from tests.service.watch.recorded import LENGTH, RecordedRun
@@ -150,3 +152,19 @@ def test_alerts_of_one_cause_are_one_line_with_the_others_folded(http: httpx.Cli
     first = re.search(r'<summary><span class="badge \w*">(\w+)</span> <strong>', page)
     assert first is not None
     assert first[1] == "critical"
+
+
+SURGE = Point(115, boundary=198, period=198)
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (AdviceState(), None),
+        (AdviceState(points=(SURGE,)), "lowered by the schedule at step 198"),
+        (AdviceState(points=(SURGE, Point(250, 2, 396, 198))), "lowered by an operator at step 250"),
+        (AdviceState(points=(Point(260, loop=0.7, loop_step=260),)), "lowered by the control loop at step 260"),
+    ],
+)
+def test_the_newest_fall_of_the_scale_is_told_with_who_made_it(state: AdviceState, said: str | None) -> None:
+    assert lowered_in_words(state, 300) == said
