@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 # Findings that name no fault: they describe the size or place of the mismatch, what to declare, or the rewards.
 _OBSERVATIONS = {
+    "advantages_not_of_group",
     "k3_per_entropy",
     "lag_unknown",
     "mismatch_after_id",

@@ -51,18 +51,20 @@ def causes_of_course(
     healthy_end: float = _HEALTHY_START,
     quantity: str = "k3",
     first: Mapping[int, float] | None = None,
+    *,
+    is_frozen: bool = False,
 ) -> tuple[DiagnosisCause, ...]:
     """Return the causes seen in k3 at ascending steps; `named` are the causes already known from elsewhere.
 
     A k3 up to `healthy_end` needs no cause; `quantity` is the name of the values in sentences. `first` has the values
-    of the run's first steps, if they are before `steps`.
+    of the run's first steps, if they are before `steps`. `is_frozen`: the learning rate has been 0 since the start.
     """
     at, logs = _known(zip(steps, k3, strict=True))
     if len(at) < _LEAST_STEPS:
         return ()
     since_start = None
     if all(name in _OPEN for name in named):
-        since_start = _since_start(*_known((first or {}).items()), at, logs, healthy_end, quantity)
+        since_start = _since_start(*_known((first or {}).items()), at, logs, healthy_end, quantity, is_frozen)
     return tuple(each for each in (_jump(at, logs, quantity), since_start) if each is not None)
 
 
@@ -169,6 +171,7 @@ def _since_start(
     newest_logs: NDArray[np.float64],
     healthy_end: float,
     quantity: str,
+    is_frozen: bool,
 ) -> DiagnosisCause | None:
     """Return the cause if k3 is constant or grew since the first step; None otherwise or if that step is unknown."""
     steps = [*first_steps, *newest_steps]
@@ -213,10 +216,22 @@ def _since_start(
     has_grown = first <= _HEALTHY_START and early[-1] >= _GROWTH * first and bool((np.diff(early) > 0).all())
     if has_grown and float(np.median(values[-_NEWEST:])) >= _STILL_THERE * early[-1]:
         last = steps[early.size - 1]
+        grew = f"{quantity} was {number(first)} at step {steps[0]} and grew with every step, to {number(early[-1])} at "
+        if is_frozen:
+            sentence = (
+                f"{grew}step {last}. The logged learning rate is 0 in all steps, so that neither an update nor old "
+                "weights make it: a state ages that no update changes, such as a cache of the engine."
+            )
+            advice = (
+                "Restart the engine with the same weights: if k3 falls back, it is the engine's state. Then turn its "
+                "prefix cache off."
+            )
+            return _possible(
+                "mismatch_without_updates", "a state that ages, as the rate is 0", sentence, advice, evidence
+            )
         sentence = (
-            f"{quantity} was {number(first)} at step {steps[0]} and grew with every step, to "
-            f"{number(early[-1])} at step {last}. It looks as if the engine, or a part of it (an adapter, the head, a "
-            f"cache), still held the weights of step {steps[0]}: an update that does not arrive."
+            f"{grew}step {last}. It looks as if the engine, or a part of it (an adapter, the head, a cache), still "
+            f"held the weights of step {steps[0]}: an update that does not arrive."
         )
         advice = (
             "Check that updates reach the engine: compare digests of its weights. `foreshock doctor` with the weights "

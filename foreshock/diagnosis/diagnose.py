@@ -61,7 +61,7 @@ NOT_MEASURED: Final = frozenset(
 )
 """Causes with which k3 does not measure the mismatch."""
 
-_OF_DATA: Final = frozenset({"aborted_responses", "unfinished_responses", "groups_not_prompts"})
+_OF_DATA: Final = frozenset({"aborted_responses", "unfinished_responses", "groups_not_prompts", "non_finite_values"})
 """Faults of the data that leave k3 as it is; with one of them a run is not healthy."""
 
 MUCH_LONGER: Final = 3.0
@@ -77,7 +77,7 @@ MOST_TOLD: Final = 2
 """Largest number of causes in a headline."""
 
 _YIELDS: Final[Mapping[str, Collection[str]]] = {
-    "mismatch_everywhere": ("static_mismatch", "weights_not_delivered"),
+    "mismatch_everywhere": ("static_mismatch", "weights_not_delivered", "mismatch_without_updates"),
     "temperatures_differ": ("raw_log_probs",),
     "mean_ratio": ("temperatures_differ", "raw_log_probs"),
 }
@@ -519,7 +519,9 @@ def _of_course(history: History, named: Collection[str]) -> tuple[DiagnosisCause
         named = {*named, "staleness"}
     else:
         first = at_lag_zero(history.first_k3.steps, history.first_lags)
-    return (*found, *causes_of_course(steps, k3, named, end, quantity, first))
+    rates, start = history.rates, min((*first, *steps), default=0)
+    is_frozen = bool(rates.values) and max(rates.values) == 0.0 and rates.steps[0] <= start
+    return (*found, *causes_of_course(steps, k3, named, end, quantity, first, is_frozen=is_frozen))
 
 
 def _reward_clause(history: History, alerts: Sequence[PastAlert]) -> str:

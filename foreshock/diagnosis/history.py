@@ -80,7 +80,7 @@ class History:
     the largest token of each step (absent: the same); `reported` has the newest k3 that the trainer reports, with its
     |d|, if no step has both log-probs. `first_k3`, with `first_lags`, is that of the run's first steps, if they are not
     among the newest. `reward` and `length` are means of a step, `truncated` is the fraction of responses that were cut.
-    `evaluations` are the rewards of evaluations by the name of their scalar.
+    `evaluations` are the rewards of evaluations by the name of their scalar, `rates` the logged learning rates.
     `newest_step` is the newest one with rollouts. `causes` come from the lint, in the order of its catalogue, and from
     probes, whose evidence has a `step`. `undeclared` is what must be declared before the lint can find more.
     `checkpoints` are the steps with an announced checkpoint, ascending, `resumes` the steps at which attempts resumed.
@@ -98,6 +98,7 @@ class History:
     reported: Mapping[str, float] = field(default_factory=dict)
     reward: SteppedValues = SteppedValues()
     evaluations: Mapping[str, SteppedValues] = field(default_factory=dict)
+    rates: SteppedValues = SteppedValues()
     length: SteppedValues = SteppedValues()
     truncated: SteppedValues = SteppedValues()
     causes: tuple[DiagnosisCause, ...] = ()

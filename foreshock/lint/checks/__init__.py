@@ -3,6 +3,7 @@
 The order is that of the report: findings that make all other numbers meaningless come first.
 """
 
+from foreshock.lint.checks.advantages import NOT_OF_GROUP
 from foreshock.lint.checks.after_id import AFTER_ID
 from foreshock.lint.checks.banned_early import BANNED_EARLY
 from foreshock.lint.checks.clipping import CLIPPED
@@ -57,6 +58,7 @@ _ALL = (
     GROUPS,
     NO_SPREAD,
     UNREWARDED,
+    NOT_OF_GROUP,
     EMPTY,
     ABORTED,
     UNFINISHED,

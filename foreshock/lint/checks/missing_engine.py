@@ -10,12 +10,14 @@ from foreshock.lint.checks.declared import Declared
 from foreshock.lint.checks.missing_trainer import NEARLY_ALL, place_in_response
 from foreshock.lint.checks.pairs import NO_PAIRS, Pairs, if_copied, if_shifted
 from foreshock.lint.checks.ratio import CLEARLY
-from foreshock.lint.counting import LARGEST_D, Bools, Counting, Counts, Example, Piece
+from foreshock.lint.counting import LARGEST_D, Bools, Counting, Counts, Example, Piece, largest
 from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome, format_number, format_percent
 
 # The examples of this name are the values found in place of log μ: 0 and constants such as −3.
 _VALUES = "values of no_mu"
 _LEAST_TOKENS = 4
+# So many tokens with one log μ are no chance.
+_LEAST_EQUAL = 100
 # Mean log π is above this at tokens that μ is certain of, and below it at tokens that the engine did not score.
 _CERTAIN_LOG_PI = -0.2
 # Tokens that truncation or a low temperature makes certain have a mean log π above this.
@@ -33,6 +35,8 @@ class NoMu(Counts):
     beside: int = 0  # next to another one
     log_pi: float = 0.0  # Σ log π
     k3: float = 0.0
+    minus_least: float = largest()  # of all log μ
+    most: float = largest()
 
     def add_piece(self, piece: Piece, counting: Counting) -> None:
         """Count the tokens of a piece, also by position in the response."""
@@ -40,6 +44,8 @@ class NoMu(Counts):
         rollout, d = pairs.rollout, pairs.d
         if rollout is None or d is None:
             return
+        least, most = pairs.bounds.get("rollout", (np.inf, -np.inf))
+        self.minus_least, self.most = max(self.minus_least, -least), max(self.most, most)
         below = d < np.float32(-CLEARLY)
         if constants.size or (below & (rollout == 0)).any():
             self._add(pairs, below | ((d > np.float32(CLEARLY)) & (rollout != 0)), counting)
@@ -79,6 +85,14 @@ def _check(judging: Judging) -> Outcome:
     found, pairs = judging[NoMu], judging[Pairs]
     if not pairs.tokens:
         return NotChecked(NO_PAIRS)
+    k3 = pairs.k3 / pairs.tokens
+    if pairs.tokens >= _LEAST_EQUAL and found.most == -found.minus_least != 0.0 and k3 > judging.healthy_k3:
+        value = format_number(found.most)
+        seen = (
+            f"log μ is {value} at each of {pairs.tokens:,} tokens, and log π is not: the engine's logits are all "
+            "equal, or the column holds another value."
+        )
+        return Finding("critical", seen, {"log_mu": found.most}, title=f"log μ is {value} at every token")
     if found.tokens < _LEAST_TOKENS or found.log_pi > _CERTAIN_LOG_PI * found.tokens:
         return Clean()
     place = place_in_response(judging, found.first, found.last, found.tokens)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreshock.lint.counting import Counting, Counts
-from foreshock.lint.judging import Check, Clean, Finding, Judging, Outcome
+from foreshock.lint.judging import Check, Clean, Finding, Judging, Outcome, format_percent
 
 
 @dataclass
@@ -45,7 +45,9 @@ def _check(judging: Judging) -> Outcome:
     if not wrong:
         return Clean()
     parts = [f"{count:,} of {total:,} values of {name} are NaN or infinite" for name, (count, total) in wrong.items()]
-    return Finding("warning", "; ".join(parts) + ".", {name: count for name, (count, _) in wrong.items()})
+    shares = [f"{format_percent(*counts)} of the values of {name}" for name, counts in wrong.items()]
+    title = f"{' and '.join(shares)} are NaN or infinite"
+    return Finding("warning", "; ".join(parts) + ".", {name: count for name, (count, _) in wrong.items()}, title=title)
 
 
 NON_FINITE_VALUES = Check(

@@ -171,7 +171,7 @@ def _values(ranges: int) -> Select[int, str, str, float | None]:
 
 @lru_cache(maxsize=256)
 def _evaluations(ranges: int) -> Select[int, str, str, float | None]:
-    named = func.substr(Scalar.name, 1, 3).in_(evaluations.STARTS)
+    named = func.substr(Scalar.name, 1, 3).in_(evaluations.STARTS) | in_list(Scalar.name, "names")
     query = select(Scalar.step, Scalar.source, Scalar.name, Scalar.value)
     return query.where(Scalar.run_id == bindparam("run_id"), named, attempts.in_bound_ranges(ranges, Scalar))
 
@@ -198,11 +198,12 @@ def scalars_of_active_steps(
     return preferred(session.execute(_values(len(ranges)), _parameters(run_id, names, ranges)))
 
 
-def evaluations_of_active_steps(session: Session, run_id: str, first: int, last: int) -> dict[int, dict[str, float]]:
-    """Return step → name → finite value of the evaluation rewards, for active steps `first` ≤ step ≤ `last`."""
+def evaluations_of_active_steps(
+    session: Session, run_id: str, names: Sequence[str], first: int, last: int
+) -> dict[int, dict[str, float]]:
+    """Return what `scalars_of_active_steps` does of these names and of all that may be evaluations."""
     ranges = attempts.ranges_of_run(session, run_id, first, last)
-    rows = session.execute(_evaluations(len(ranges)), {"run_id": run_id, **attempts.bounds_of(ranges)})
-    return preferred(row for row in rows if evaluations.is_evaluation(row.name))
+    return preferred(session.execute(_evaluations(len(ranges)), _parameters(run_id, names, ranges)))
 
 
 def steps_with_scalars(

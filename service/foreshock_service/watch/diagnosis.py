@@ -15,6 +15,7 @@ from foreshock.api.watch import STANDING
 from foreshock.diagnosis import lags, mismatch_rules, wording
 from foreshock.diagnosis.course import FIRST_STEP, FIRST_STEPS
 from foreshock.diagnosis.diagnose import JUDGE_VERSION, diagnose
+from foreshock.diagnosis.evaluations import is_evaluation
 from foreshock.diagnosis.history import (
     NEWEST_STEPS,
     WINDOW_STEPS,
@@ -24,7 +25,14 @@ from foreshock.diagnosis.history import (
     SteppedValues,
 )
 from foreshock.diagnosis.largest_token import without_largest_token
-from foreshock.diagnosis.quantities import LARGEST_D_KEY, MEAN_D_KEY, REWARD_KEY, names_of, quantities_of
+from foreshock.diagnosis.quantities import (
+    LARGEST_D_KEY,
+    LEARNING_RATE_KEY,
+    MEAN_D_KEY,
+    REWARD_KEY,
+    names_of,
+    quantities_of,
+)
 from foreshock.diagnosis.reward import COLLAPSE_RULE
 from foreshock.lint import CHECKS
 from foreshock_service.platform import parameters, security
@@ -129,6 +137,7 @@ def history_of(session: Session, run_id: str) -> History:
             reward = _stepped((step, values.get(REWARD_KEY)) for step, values in of_scalars.items())
         if not measured:
             reported = next((each for each in reversed(of_scalars.values()) if mismatch_rules.K3 in each), {})
+    evaluations, rates = _evaluations(session, run, observed)
     causes, undeclared, unlogged = _causes(session, run_id, [row[0] for row in of_steps])
     remarks = [MissingData(sentence=each.rstrip(".")) for each in attempts.remarks_of_hooks(session, run_id)]
     # Alerts of active steps: the open ones, then the newest resolved ones.
@@ -151,7 +160,8 @@ def history_of(session: Session, run_id: str) -> History:
         first_lags=[_of_others(values)[1] for _, values in of_start],
         reported=reported,
         reward=reward,
-        evaluations={} if observed is None else _evaluations(session, run_id, observed),
+        evaluations=evaluations,
+        rates=rates,
         length=_stepped((step, value) for step, _, value, _ in of_steps),
         truncated=_stepped((step, value) for step, *_, value in of_steps),
         causes=causes,
@@ -199,11 +209,21 @@ def _reported(session: Session, run: tables.Run | None, observed: int) -> dict[i
     return {step: quantities_of(values, declared, quantities) for step, values in sorted(found.items())}
 
 
-def _evaluations(session: Session, run_id: str, observed: int) -> dict[str, SteppedValues]:
-    """Return the evaluation rewards of the newest steps by the name of their scalar."""
-    found = scalars.evaluations_of_active_steps(session, run_id, max(0, observed - _EVALUATED_STEPS + 1), observed)
-    names = sorted({name for values in found.values() for name in values})
-    return {name: _stepped((step, values.get(name)) for step, values in sorted(found.items())) for name in names}
+def _evaluations(
+    session: Session, run: tables.Run | None, observed: int | None
+) -> tuple[dict[str, SteppedValues], SteppedValues]:
+    """Return the evaluation rewards of the newest steps by the name of their scalar, and the learning rates."""
+    if run is None or observed is None:
+        return {}, SteppedValues()
+    declared, first = run.scalar_names or {}, max(0, observed - _EVALUATED_STEPS + 1)
+    of_rate = names_of((LEARNING_RATE_KEY,), declared)
+    found = sorted(scalars.evaluations_of_active_steps(session, run.id, of_rate, first, observed).items())
+    names = sorted({name for _, values in found for name in values if is_evaluation(name)})
+    rates = ((step, quantities_of(values, declared, (LEARNING_RATE_KEY,))) for step, values in found)
+    return (
+        {name: _stepped((step, values.get(name)) for step, values in found) for name in names},
+        _stepped((step, values.get(LEARNING_RATE_KEY)) for step, values in rates),
+    )
 
 
 def _causes(

@@ -51,6 +51,13 @@ def test_growth_from_the_first_step_looks_like_weights_that_do_not_arrive() -> N
     assert "weights_not_delivered" not in names(np.array([2.9e-4, 3.1e-4, 2.8e-4, 3e-4, 0.01, 0.02]))
 
 
+def test_growth_at_a_learning_rate_of_0_is_no_update_that_does_not_arrive() -> None:
+    grown = [2e-4 * 1.3**step for step in range(16)]
+    (found,) = causes_of_course(range(1, 17), grown, (), is_frozen=True)
+    assert found.name == "mismatch_without_updates"
+    assert "The logged learning rate is 0 in all steps" in found.sentence
+
+
 def test_mismatch_since_the_first_step_is_static() -> None:
     static = np.array([0.0597, 0.0606, 0.0568, 0.0536])
     assert "A quantised engine can make so much, or little dropout" in names(static)["static_mismatch"]

@@ -563,3 +563,27 @@ def test_responses_that_are_all_cut_are_told_with_the_rewards_that_follow() -> N
     assert diagnose(replace(HEALTHY, alerts=(alert,), causes=(cut, replace(FLAT, explains=False)))).headline == (
         "Warning since step 20: every response was cut off; no group has a spread."
     )
+
+
+@pytest.mark.parametrize(
+    ("rates", "cause"),
+    [
+        (SteppedValues(range(1, 41), [0.0] * 40), "mismatch_without_updates"),
+        (SteppedValues(range(1, 41), [0.0] * 30 + [1e-6] * 10), "weights_not_delivered"),
+        # The rate of the first steps, in which k3 grew, is not known.
+        (SteppedValues(range(20, 41), [0.0] * 21), "weights_not_delivered"),
+        (SteppedValues(), "weights_not_delivered"),
+    ],
+    ids=["0", "a warm-up", "0 of late", "not logged"],
+)
+def test_growth_is_blamed_on_updates_unless_the_rate_is_known_to_be_0(rates: SteppedValues, cause: str) -> None:
+    k3 = [2e-4 * min(1.3**step, 60.0) for step in range(40)]
+    grown = replace(HEALTHY, k3=SteppedValues(range(1, 41), k3), alerts=(RISE,), rates=rates)
+    assert cause in [each.name for each in diagnose(grown).causes]
+
+
+def test_advantages_that_are_no_numbers_make_a_warning_whatever_the_mismatch() -> None:
+    cause = replace(FLAT, name="non_finite_values", title="100 % of the values of advantage are NaN or infinite")
+    found = diagnose(replace(HEALTHY, causes=(cause,)))
+    assert found.verdict == "warning"
+    assert "100 % of the values of advantage are NaN or infinite" in found.headline

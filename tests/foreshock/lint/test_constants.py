@@ -127,3 +127,13 @@ def test_constant_at_masked_padding_is_no_pad_id_that_was_sampled() -> None:
     ids = np.where(mask, batch.response_token_ids % 63 + 1, 0).astype(np.int32)
     mu = np.where(mask, real_mu(batch), np.float32(-3))
     assert lint_batch(replace(batch, response_token_ids=ids, response_mask=mask, rollout_log_probs=mu)).is_clean
+
+
+def test_one_log_mu_at_every_token_is_named_unless_the_policy_is_uniform() -> None:
+    healthy = healthy_batch(4, _WIDE)
+    uniform = np.full(healthy.num_tokens, -np.log(64), np.float32)
+    report = lint_batch(replace(healthy, rollout_log_probs=uniform, entropy=None))
+    (found,) = [each for each in report.warnings if each.name == "tokens_without_engine"]
+    assert (found.title, found.severity) == ("log μ is −4.16 at every token", "critical")
+    both = replace(healthy, rollout_log_probs=uniform, trainer_log_probs=uniform + np.float32(1e-3), entropy=None)
+    assert "tokens_without_engine" not in names(lint_batch(both))

@@ -40,6 +40,7 @@ def test_recorded_run_is_clean_at_every_step_and_as_a_whole() -> None:
         "clipped_before_update",
         "groups_not_prompts",
         "no_reward_spread",
+        "advantages_not_of_group",
     ]
 
 
@@ -61,6 +62,7 @@ def test_shared_run_reports_checks_not_made() -> None:
         "temperature_of_trainer": "needs a declared temperature and logprobs_mode=processed_logprobs",
         "k3_per_entropy": "needs entropies, of the tokens or as a scalar of the step",
         "clipped_before_update": "needs both log-probs, and clip_low or clip_high among the batch attributes",
+        "advantages_not_of_group": "needs reward, group_id and an advantage for each rollout",
     }
 
 

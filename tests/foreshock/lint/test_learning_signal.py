@@ -186,3 +186,25 @@ def test_entropies_and_advantages_that_are_not_finite_are_named(batch: RolloutBa
     seen = infos(whole)["non_finite_values"]
     parts = (f"2 of {tokens - 1:,} values of entropy", "1 of 128 values of advantage")
     assert seen == "; ".join(f"{part} are NaN or infinite" for part in parts) + "."
+
+
+def with_advantages(batch: RolloutBatch, rows: np.ndarray) -> RolloutBatch:
+    """Return rewards of 0 and 1 with advantages relative to each 8 of these rows, in order."""
+    reward = np.random.default_rng(3).integers(0, 2, 128).astype(np.float32)
+    advantage = np.zeros(128, np.float32)
+    for start in range(0, rows.size, 8):
+        group = reward[rows[start : start + 8]]
+        advantage[rows[start : start + 8]] = (group - group.mean()) / (group.std() + 1e-4)
+    return replace(batch, reward=reward, advantage=advantage).select(np.sort(rows))
+
+
+def test_advantages_by_position_are_told_from_those_of_the_groups(batch: RolloutBatch) -> None:
+    rows = np.arange(128)
+    assert "advantages_not_of_group" not in infos(with_advantages(batch, rows))
+    # A group lost a rollout: each later one is normalised with the first rollouts of the next.
+    moved = with_advantages(batch, np.delete(rows, 3))
+    assert "sets of rollouts with one group and one reward" in infos(moved)["advantages_not_of_group"]
+    assert moved.reward is not None
+    # A baseline of the whole batch, as of REINFORCE++, gives equal rewards equal advantages.
+    whole = replace(moved, advantage=moved.reward - moved.reward.mean())
+    assert "advantages_not_of_group" not in infos(whole)
