@@ -15,7 +15,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from examples.demo.__main__ import console, keep_up
 from examples.demo.children import Child
 from examples.demo.errors import DemoError
 from examples.demo.service_child import HOST, USUAL_PORT, only_demo_of, own_port
@@ -84,20 +83,6 @@ def test_another_port_is_used_if_the_usual_one_is_taken() -> None:
 def test_two_demos_do_not_share_a_folder(tmp_path: Path) -> None:
     with only_demo_of(tmp_path), pytest.raises(DemoError, match="another demo"), only_demo_of(tmp_path):
         pass
-
-
-def test_ctrl_c_exits_cleanly_once_it_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output: list[str] = []
-
-    def interrupted_at_once(text: str, **_: object) -> None:
-        output.append(text)
-        if "Ctrl-C" in text:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(console, "print", interrupted_at_once)
-    with Child("service", ["worker", "--help"], {}, tmp_path / "service.log") as child:
-        keep_up(child, "http://127.0.0.1/runs/1")
-    assert output == ["The pages stay up until Ctrl-C: http://127.0.0.1/runs/1", "\nStopping."]
 
 
 @pytest.mark.slow

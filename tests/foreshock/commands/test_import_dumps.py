@@ -88,11 +88,6 @@ def test_own_scalars_keep_their_names(shared_service: RunningService) -> None:
     assert values[45, "mismatch_kl/all/mean"] == pytest.approx(own, rel=1e-6)
 
 
-def test_pickles_need_permission(shared_service: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(shared_service, str(DUMPS / "slime"), "--run-key", "pickles") == 1
-    assert "1.pt is a pickle, which may contain code. With --allow-pickle" in capsys.readouterr().err
-
-
 def test_invalid_step_ends_the_import_and_sends_nothing_of_it(
     shared_service: RunningService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

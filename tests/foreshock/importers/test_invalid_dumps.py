@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from foreshock.commands.main import main
-from foreshock.errors import ForeshockError, InvalidRolloutsError, RolloutsError
+from foreshock.errors import ForeshockError, RolloutsError
 from foreshock.importers import FORMATS, ReadOptions, find_dumps
 from foreshock.importers.rows import all_zero, refuse_above_zero, to_log_probs
 from foreshock.importers.texts import lacks_tokens
@@ -230,12 +230,6 @@ def test_damaged_files_give_an_error_of_foreshock_or_rollouts(tmp_path: Path, na
 
 
 PLACES = ["file, line 1", "file, line 2"]
-
-
-def test_value_above_zero_is_refused_with_its_place() -> None:
-    values, sampled = [np.asarray([-0.1, -2.0]), np.asarray([-0.3, 0.5])], [np.ones(2, np.bool_)] * 2
-    with pytest.raises(InvalidRolloutsError, match=r"file, line 2, field `x`: 0\.5 at token 1 is above 0"):
-        refuse_above_zero(values, sampled, PLACES, "x")
 
 
 def test_values_at_tokens_that_were_not_sampled_do_not_count() -> None:

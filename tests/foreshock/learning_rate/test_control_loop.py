@@ -209,18 +209,6 @@ def test_k3_of_a_sample_with_enough_tokens_is_a_reading_like_any_other() -> None
     assert sampled.log_scale < start.log_scale
 
 
-@pytest.mark.parametrize("k3", [math.inf, math.nan, -math.inf, -1.0])
-def test_values_that_are_no_k3_never_raise_the_rate(k3: float) -> None:
-    advice = AppliedAdvice(WarningConfiguration.for_model("dense"))
-    scales = []
-    for step in range(1, 61):
-        value = 2e-4 if step == 1 else 3e-2 if step <= 30 else k3
-        advice.observe(ClosedStep(step, {"trainer/rollout:k3_kl": value, "rollout:lag_mean": float(min(step - 1, 8))}))
-        scales.append(advice.scale(step + 1))
-    assert scales[29] < 0.9
-    assert scales == sorted(scales, reverse=True)
-
-
 def answering(state: LoopState, k3: Callable[[float], float | None], steps: int) -> LoopState:
     """Return the state after steps of an unknown lag whose trainer follows the scale."""
     for step in range(2, 2 + steps):

@@ -111,23 +111,6 @@ def test_schedule_continues_while_the_service_is_away(service: FaultyService) ->
         assert fed.scale(197) == 0.5
 
 
-def test_loop_falls_on_and_never_rises_while_the_service_is_away(service: FaultyService) -> None:
-    points = [{"step": step, "loop": loop, "loop_step": step, "fall": 0.1} for step, loop in ((20, 0.8), (25, 0.5))]
-    service.set_advice(advice(1, points=points))
-    with AdviceFeed(service.url, "run-1") as fed:
-        wait_until(lambda: fed.revision == 1)
-        service.stop()
-        away = [fed.scale(step) for step in range(25, 200)]
-        assert away[0] == 0.5
-        assert away[10] < 0.2
-        assert away == sorted(away, reverse=True)
-        assert away[10:] == [away[10]] * len(away[10:])
-        service.set_advice(advice(2, points=[*points, {"step": 40, "loop": 0.25, "loop_step": 40}]))
-        service.start()
-        wait_until(lambda: fed.revision == 2)
-        assert fed.scale(41) == 0.25
-
-
 @pytest.mark.parametrize("fault", [500, 404, 410, "reset", "half", "html"])
 def test_feed_recovers_from_service_faults(service: FaultyService, fault: Any) -> None:
     service.set_advice(advice(1))

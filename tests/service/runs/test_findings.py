@@ -185,20 +185,6 @@ def test_steps_that_a_resume_supersedes_are_not_counted(http: httpx.Client, app:
     assert findings(run) == []
 
 
-def test_causes_of_steps_that_a_resume_supersedes_are_not_counted(http: httpx.Client, app: FastAPI) -> None:
-    batch = make_batch(40, attributes=KNOWN)
-    assert batch.rollout_log_probs is not None
-    assert batch.trainer_log_probs is not None
-    run = start(http, batch, 1, 2)
-    for step in (1, 2):
-        replay(
-            run, {"vllm.prefill": batch.rollout_log_probs, "torch.trainer": batch.trainer_log_probs}, batch, AVX2, step
-        )
-    assert [each["steps"] for each in findings(run, source="attribution")] == [2]
-    run.new_attempt("again", 2)
-    assert [(each["steps"], each["newest_step"]) for each in findings(run, source="attribution")] == [(1, 1)]
-
-
 def test_late_shard_takes_a_finding_away(http: httpx.Client, app: FastAPI) -> None:
     run = start_run(http)
     send(run, 1, copied(healthy_batch(1)))
@@ -338,22 +324,6 @@ def test_findings_of_many_runs_are_paged_newest_first_and_filtered(http: httpx.C
     http.delete(f"/v1/runs/{runs[2].run}").raise_for_status()
     assert len(pages(http, "/v1/findings", 7)) == 21
     assert http.get(f"/v1/runs/{runs[2].run}/findings").status_code == 410
-
-
-def test_page_of_many_runs_takes_one_query(http: httpx.Client, database: Database) -> None:
-    for number in range(8):
-        store(database, start_run(http, f"run-{number}"), ["mean_ratio", CHECK])
-    statements: list[str] = []
-
-    def note(*call: Any) -> None:
-        statements.append(call[2])
-
-    event.listen(Engine, "before_cursor_execute", note)
-    try:
-        http.get("/v1/findings", params={"limit": 10}).raise_for_status()
-    finally:
-        event.remove(Engine, "before_cursor_execute", note)
-    assert len([each for each in statements if "findings" in each]) == 1
 
 
 def test_unchanged_findings_that_are_read_anew_keep_their_time(http: httpx.Client, database: Database) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -186,22 +185,6 @@ def test_run_without_versions_is_advised_as_far_as_is_known(http: httpx.Client, 
     found = read(http, run)
     assert found["rollback"]["points"] == []
     assert found["rate"]["advised_scale"] == 1.0
-
-
-def test_rates_that_are_no_numbers_and_a_plan_that_changes_move_nothing_up(
-    http: httpx.Client, run: RecordedRun
-) -> None:
-    plans, scales = {1: 150.0, 20: 60.0, 30: 5.0, 40: 400.0}, []
-    for step in range(1, 51):
-        run.log(step, {"learning_rate": None if step % 2 else 1e-5, "planned_last_step": plans.get(step)})
-        run.close(step, step_of(step))
-        found = read(http, run, step=step + 1)
-        scales.append(found["rate"]["advised_scale"])
-    assert found["correction"]["points"] == [{"step": 3, "value": TIS}]
-    rises = [after / before for before, after in pairwise(scales)]
-    assert max(rises) <= 1.07
-    refused = acknowledge(http, run, lever="rate", refused="x")
-    assert refused.status_code == 422
 
 
 def test_first_start_chooses_modes_and_the_correction_that_is_asked_for(
