@@ -222,7 +222,7 @@ def fold(log: Iterable[Decision]) -> AdviceState:
             goes_back = isinstance(proposed, Rollback) and abs(proposed.step - resume_step) <= 1
             rolled_back += [resume_step] * goes_back
             active = [
-                _rewound(kept, resume_step)
+                replace(kept, effective_from_step=min(kept.effective_from_step, resume_step))
                 for kept in active
                 if _is_kept(kept) or kept.observed_step < resume_step or (goes_back and kept.lever == "correction")
             ]
@@ -254,11 +254,6 @@ def _noted(state: AdviceState, newest: Decision) -> AdviceState:
         kind=newest.kind,
         operated=operated,
     )
-
-
-def _rewound(decision: Decision, resume_step: int) -> Decision:
-    """Return a decision that a rewind keeps, in force from the step that the run resumes at or before."""
-    return replace(decision, effective_from_step=min(decision.effective_from_step, resume_step))
 
 
 def _apply(state: AdviceState, decision: Decision) -> AdviceState:

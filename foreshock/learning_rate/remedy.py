@@ -106,7 +106,7 @@ def decide_remedy(known: Situation) -> Remedy:
     if not reasons:
         # It stays on, and nothing is to be said.
         return Remedy(correction=correction)
-    decays = " and a lower rate" if _decays(known) else ""
+    decays = " and a lower rate" if _is_lowered(known.loop, known.settings) else ""
     words = correction.words[0].upper() + correction.words[1:]
     why = f"{words}{decays}: {' and '.join(reasons)}.{remark}"
     return Remedy("correction_and_decay" if decays else "correction", correction, None, why)
@@ -143,10 +143,6 @@ def effective_sample(
 
 def _is_lowered(loop: LoopState, settings: LoopSettings) -> bool:
     return (loop.error > 0.0 or loop.log_scale < 0.0) and not loop.only_cools(settings)
-
-
-def _decays(known: Situation) -> bool:
-    return _is_lowered(known.loop, known.settings)
 
 
 def _wanted(known: Situation) -> tuple[Correction, str]:
