@@ -1,4 +1,5 @@
-"""Causes seen in k3 over the steps: a jump in one step, growth from the first step on, or no change since then.
+"""Causes seen in k3 over the steps: a jump in one step, growth from the first step on, no change since then, or a start
+after healthy steps.
 
 At a run's first step engine and trainer hold the same weights. So stale weights do not explain a mismatch that is
 present from the start. One that starts at the floor and grows with every update looks like weights that do not reach
@@ -32,6 +33,8 @@ _CHANGE_DEVIATIONS, _LEVEL_DEVIATIONS, _INDEPENDENT = 7.0, 10.0, 0.75
 # The values on either side may drift by at most this fraction of the jump.
 _MOST_DRIFT = 0.35
 _LEAST_STEPS = 4
+# Healthy steps before a mismatch that began, and the least multiple of their largest k3 in each step since.
+_LEAST_HEALTHY, _TIMES_OF_HEALTHY = 2, 5.0
 # Growth still counts while the median of the newest 5 values is at least half of the level that k3 grew to.
 _STILL_THERE, _NEWEST = 0.5, 5
 _HEALTHY_START, _GROWTH = 1e-3, 8.0
@@ -62,10 +65,11 @@ def causes_of_course(
     at, logs = _known(zip(steps, k3, strict=True))
     if len(at) < _LEAST_STEPS:
         return ()
-    since_start = None
+    jump, other = _jump(at, logs, quantity), None
     if all(name in _OPEN for name in named):
-        since_start = _since_start(*_known((first or {}).items()), at, logs, healthy_end, quantity, is_frozen)
-    return tuple(each for each in (_jump(at, logs, quantity), since_start) if each is not None)
+        other = _since_start(*_known((first or {}).items()), at, logs, healthy_end, quantity, is_frozen)
+        other = other if other or jump else _began(at, np.exp(logs), healthy_end, quantity)
+    return tuple(each for each in (jump, other) if each is not None)
 
 
 def _known(values: Iterable[tuple[int, float]]) -> tuple[list[int], NDArray[np.float64]]:
@@ -117,6 +121,29 @@ def _jump(steps: Sequence[int], logs: NDArray[np.float64], quantity: str) -> Dia
         title=f"{quantity} {'rose' if size > 0 else 'fell'} {'×' if size > 0 else '÷'} {number(times)} {when}",
         what_to_do=f"Look at what changed {when}: code, configuration, precision, hardware, a restart.",
         evidence={"step": step, "before": math.exp(before), "after": math.exp(after)},
+    )
+
+
+def _began(steps: Sequence[int], k3: NDArray[np.float64], healthy_end: float, quantity: str) -> DiagnosisCause | None:
+    """Return the cause if k3 was healthy in the first steps and is far above that in each step since, level or not."""
+    above = np.flatnonzero(k3 > healthy_end)
+    place = int(above[0]) if above.size else 0
+    before, after = k3[:place], k3[place:]
+    if before.size < _LEAST_HEALTHY or after.size < _LEAST_STEPS or after.min() < _TIMES_OF_HEALTHY * before.max():
+        return None
+    step = steps[place]
+    sentence = (
+        f"{quantity} was healthy up to step {steps[place - 1]} ({number(before.min())} to {number(before.max())}) and "
+        f"is {number(after.min())} to {number(after.max())} since step {step}. What is there from the first step on, "
+        "such as the precision of one side or dropout in the scoring pass, does not make this."
+    )
+    advice = (
+        f"Look at what happened at step {step}: a weight sync that failed, a resume, a restart, another setting. "
+        "`foreshock doctor` with the weights of this step and of earlier ones names old weights."
+    )
+    title = f"weights of another step, or a change at step {step}"
+    return _possible(
+        "mismatch_began", title, sentence, advice, {"step": step, "before": before.max(), "after": after.min()}
     )
 
 

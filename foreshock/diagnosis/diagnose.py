@@ -77,7 +77,12 @@ MOST_TOLD: Final = 2
 """Largest number of causes in a headline."""
 
 _YIELDS: Final[Mapping[str, Collection[str]]] = {
-    "mismatch_everywhere": ("static_mismatch", "weights_not_delivered", "mismatch_without_updates"),
+    "mismatch_everywhere": (
+        "static_mismatch",
+        "weights_not_delivered",
+        "mismatch_without_updates",
+        "mismatch_began",
+    ),
     "temperatures_differ": ("raw_log_probs",),
     "mean_ratio": ("temperatures_differ", "raw_log_probs"),
 }

@@ -58,6 +58,20 @@ def test_growth_at_a_learning_rate_of_0_is_no_update_that_does_not_arrive() -> N
     assert "The logged learning rate is 0 in all steps" in found.sentence
 
 
+@pytest.mark.parametrize("growth", [1.0, 1.6])
+def test_a_mismatch_after_few_healthy_steps_is_dated_and_no_precision(growth: float) -> None:
+    k3 = [3e-4, 4e-4, 2e-4, *(0.03 * growth**step for step in range(6))]
+    (found,) = causes_of_course(range(1, 10), k3, ("mismatch_everywhere",))
+    assert (found.name, found.certainty, found.evidence["step"]) == ("mismatch_began", "possible", 4)
+    assert found.title == "weights of another step, or a change at step 4"
+    assert "healthy up to step 3 (2.0e-4 to 4.0e-4)" in found.sentence
+    # A ramp across the range, one healthy step, or a cause that the lint names, is none.
+    for values in (np.geomspace(2e-4, 2e-2, 20).tolist(), k3[2:]):
+        others = causes_of_course(range(1, len(values) + 1), values, ())
+        assert "mismatch_began" not in [each.name for each in others]
+    assert not causes_of_course(range(1, 10), k3, ("shifted_log_probs",))
+
+
 def test_mismatch_since_the_first_step_is_static() -> None:
     static = np.array([0.0597, 0.0606, 0.0568, 0.0536])
     assert "A quantised engine can make so much, or little dropout" in names(static)["static_mismatch"]
