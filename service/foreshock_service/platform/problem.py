@@ -202,6 +202,12 @@ def database_problem(error: Exception) -> ProblemError:
     """Return the problem for an error of the database."""
     if "database or disk is full" in str(error):
         return StorageFull("the database is full: nothing was stored; free space or extend it", headers=_RETRY_AFTER)
+    if isinstance(error, exc.TimeoutError):
+        return DatabaseUnavailable(
+            "every connection to the database was in use for too long: nothing was stored; try again, or raise "
+            "FORESHOCK_DATABASE_CONNECTIONS",
+            headers=_RETRY_AFTER,
+        )
     return DatabaseUnavailable(
         "the database does not answer: nothing was stored; see the service's log", headers=_RETRY_AFTER
     )

@@ -99,7 +99,9 @@ class Settings(BaseSettings):
     processes: int = Field(default=1, ge=1, description="uvicorn processes; more than one requires PostgreSQL")
     database_url: str = "sqlite:///./foreshock-data/foreshock.db"
     database_connections: int = Field(
-        default=80, ge=2, description="PostgreSQL connections of all processes together; its own default allows 100"
+        default=80,
+        ge=2,
+        description="PostgreSQL connections of all processes together, beside two of each; its own default allows 100",
     )
     store_url: str = Field(default="./foreshock-data/tokens", description="a local folder, or s3://bucket/prefix")
     store_endpoint: str = Field(default="", description="http(s)://host:port of an S3-compatible store; empty: AWS")

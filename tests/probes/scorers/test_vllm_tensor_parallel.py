@@ -39,7 +39,7 @@ def test_log_probs_are_those_of_the_whole_model_at_any_temperature(checkpoints: 
 
 
 def test_a_killed_process_fails_the_job_and_leaves_nothing_behind(checkpoints: Path, tmp_path: Path) -> None:
-    asked = Asked(make_rollouts(2000), checkpoints / "first", "vllm.decode", options={**TWO, "batch_size": 8})
+    asked = Asked(make_rollouts(6000), checkpoints / "first", "vllm.decode", options={**TWO, "batch_size": 8})
     workers: list[psutil.Process] = []
 
     def kill(tokens: int) -> None:

@@ -6,6 +6,8 @@ import threading
 import time
 
 import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
 
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.jobs import Job, JobRunner
@@ -49,6 +51,33 @@ def test_a_job_of_each_process_runs_while_another_process_does_the_shared_ones(d
     assert done == ["own"]
     runner.run_round()
     assert done == ["own", "shared", "own"]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_work_under_a_name_has_the_only_connection_of_its_process(database_url: str) -> None:
+    """Names that each took a connection left none for the work: it waited until the pool gave up."""
+    database = Database(database_url, connections=1)
+    other = Database(database_url, connections=1)
+    with database.exclusive("advance a"), database.exclusive("advance b"), database.exclusive("advance a") as again:
+        assert not again, "another thread of this process has it"
+        assert database.write(lambda session: session.execute(text("SELECT 1")).scalar_one()) == 1
+        with other.exclusive("advance a") as is_alone:
+            assert not is_alone
+    with other.exclusive("advance a") as is_alone:
+        assert is_alone
+    database.close()
+    other.close()
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_names_are_given_again_after_the_connection_is_lost(database_url: str) -> None:
+    database = Database(database_url, connections=2)
+    end = text("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'")
+    with pytest.raises(OperationalError), database.exclusive("advance a"):
+        database.write(lambda session: session.execute(end).all())
+    with database.exclusive("advance a") as is_alone:
+        assert is_alone
+    database.close()
 
 
 def test_job_that_fails_is_recorded_and_the_others_run(database: Database) -> None:

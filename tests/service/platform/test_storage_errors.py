@@ -21,6 +21,7 @@ import pytest
 from fastapi import FastAPI
 from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from foreshock.rollouts import encode_rollouts
 from foreshock_service.platform import disk_room
@@ -205,6 +206,8 @@ def test_folder_that_becomes_read_only_is_read_and_takes_writes_later(
 def test_other_errors_are_no_failures_of_storage() -> None:
     assert storage_problem(FileNotFoundError(errno.ENOENT, "missing")) is None
     assert database_problem(OperationalError("", {}, Exception("server closed the connection"))).status == 503
+    busy = database_problem(PoolTimeout("QueuePool limit of size 3 overflow 0 reached"))
+    assert (busy.status, "raise FORESHOCK_DATABASE_CONNECTIONS" in busy.detail) == (503, True)
 
 
 MEBIBYTE = 1 << 20
