@@ -106,8 +106,9 @@ applied in mid-run; the rest is acknowledged as refused, with what to put into t
 `dumps`: files that its own writer wrote are imported; all three in `make test-all`. `read`: its source was read, it was
 not run.
 
-A release that is not in the table gives one warning, and what does not fit the responses is left out with one, which the page repeats. TRL,
-verl, slime and dumps have [a section each](integrations.md). For another framework, or a loop of your own:
+A release that is not in the table gives one warning, and what does not fit the responses is left out with one,
+which the page repeats. TRL, verl, slime and dumps have [a section each](integrations.md). For another framework, or a
+loop of your own:
 
 ```python
 import foreshock

@@ -107,7 +107,7 @@ def fields(of: Values) -> Fill:
 
     def fill(subject: Subject, side: str) -> Labelled:
         configuration = subject.configurations[subject.announced[side]]
-        for name, value in of(configuration):
+        for name, value in _of_each_rope(of, configuration):
             if value != configuration.get(name):
                 yield (
                     f"{name} = {value:g}" if isinstance(value, float) else f"{name} = {value}",
@@ -115,6 +115,19 @@ def fields(of: Values) -> Fill:
                 )
 
     return fill
+
+
+def _of_each_rope(of: Values, configuration: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what `of` tries. Of a model with a rotary embedding for each kind of layer (Gemma 3) one is changed."""
+    ropes = _rope(configuration)
+    if not ropes or not all(isinstance(rope, Mapping) for rope in ropes.values()):
+        yield from of(configuration)
+        return
+    for kind, rope in ropes.items():
+        for name, value in of({**configuration, "rope_parameters": rope}):
+            changed = {"rope_parameters": value, "rope_theta": {**rope, "rope_theta": value}}
+            changed["rope_factor"] = {**rope, "rope_type": "linear", "factor": value}
+            yield ("rope_parameters", {**ropes, kind: changed[name]}) if name in changed else (name, value)
 
 
 def _rope(configuration: Mapping[str, Any]) -> dict[str, Any]:

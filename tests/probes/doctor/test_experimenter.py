@@ -128,6 +128,29 @@ def test_layers_keep_their_windows_under_another_mask(kind: str, fields: dict[st
     assert found == pytest.approx(torch.cat(padded).numpy(), abs=1e-4)
 
 
+def test_another_base_of_one_kind_of_layer_is_named(tmp_path: Path) -> None:
+    """Gemma 3 has a rotary embedding for its layers with a window and another for the others."""
+    ropes = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+             "full_attention": {"rope_type": "default", "rope_theta": 1e6}}  # fmt: skip
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "initializer_range": 0.3}
+    kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+    torch.manual_seed(1)
+    configuration = AutoConfig.for_model("gemma3_text", **_SMALL, **heads, **kinds, rope_parameters=ropes)
+    model = AutoModelForCausalLM.from_config(configuration)
+    folders = [tmp_path / "announced", tmp_path / "engine"]
+    for folder in folders:
+        model.save_pretrained(folder)
+    described = json.loads((folders[1] / "config.json").read_text())
+    described["rope_parameters"]["full_attention"]["rope_theta"] = 1e4
+    (folders[1] / "config.json").write_text(json.dumps(described))
+    mu, pi = (one_by_one(folder, _rollouts()) for folder in reversed(folders))
+    batch = _rollouts(rollout_log_probs=mu, trainer_log_probs=pi)
+    report = examine(batch, TorchExperimenter.of_folders(batch, folders[0], folders[0]))
+
+    assert [(each.side, each.cause) for each in report.causes] == [("rollout", "rope_theta")]
+    assert "full_attention" in report.causes[0].value
+
+
 def test_responses_without_a_prompt_can_be_packed(folders: tuple[Path, Path]) -> None:
     batch = RolloutBatch.from_lists(["a", "b"], [[], [1, 2]], [[3, 4], [5]])
     experimenter = TorchExperimenter.of_folders(batch, folders[0], folders[0])
