@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.mismatch_rules import K3
 from foreshock.diagnosis.quantities import (
     LARGEST_D_KEY,
@@ -42,6 +43,8 @@ _MARGIN, _ROUNDING = 10.0, 1e-6
 """A k3 must be so many times its largest possible value, and so far above: some trainers log the mean of the largest
 |d| of several batches, or round."""
 
+_MEASURED: Final = f"{TRAINER_ROLLOUT}:min_d"
+
 _NEVER_NEGATIVE: Final = frozenset({LENGTH_KEY, LONGEST_KEY, TRUNCATED_KEY, LEARNING_RATE_KEY})
 
 
@@ -67,9 +70,12 @@ def largest_k3(values: Mapping[str, float]) -> float:
 
 
 def contradiction(values: Mapping[str, float]) -> str:
-    """Return what a logged k3 contradicts, as a clause; "" if it may be that of tokens with the logged |d|."""
+    """Return what a logged k3 contradicts, as a clause; "" if it may be that of tokens with the logged |d|.
+
+    A measured k3 is of the same tokens as the measured |d|; a trainer does not report the least d.
+    """
     k3, most = values.get(K3, 0.0), largest_k3(values)
-    if not k3 > _MARGIN * most + _ROUNDING:
+    if _MEASURED in values or not k3 > _MARGIN * most + _ROUNDING:
         return ""
     named = {"mean": MEAN_D_KEY, "largest": LARGEST_D_KEY}
     known = {name: number(values[key]) for name, key in named.items() if key in values}

@@ -205,8 +205,9 @@ def test_k3_that_the_logged_differences_exclude_is_told_and_not_judged(k3: float
         assert K3 not in state.rules.baselines
 
 
-def test_k3_without_the_largest_difference_is_judged() -> None:
-    _, events = watch(closed_steps({K3: [2.3] * 30, MEAN_D_KEY: [4e-3] * 30}))
+@pytest.mark.parametrize("other", [{}, {LARGEST_D_KEY: [0.3] * 30, "trainer/rollout:min_d": [-0.3] * 30}])
+def test_k3_without_the_largest_difference_and_measured_k3_are_judged(other: dict[str, list[float]]) -> None:
+    _, events = watch(closed_steps({K3: [2.3] * 30, MEAN_D_KEY: [4e-3] * 30, **other}))
     assert "mismatch_critical" in [rule for rule, _ in fired(events)]
 
 
