@@ -42,6 +42,8 @@ LEAST_MEASURED_TOKENS: Final = 1000
 LEAST_REWARDS: Final = 15
 """Fewest rewards for the words "has not fallen" in a headline: with fewer the detector finds no fall."""
 
+NEVER_REWARDED: Final = "the reward is 0 in every step"
+
 LITTLE_FALL: Final = 0.1
 """A reward that is at most this fraction of the way from its best to the floor "has not fallen"."""
 
@@ -131,7 +133,7 @@ def diagnose(history: History) -> Diagnosis:
         verdict = "critical" if worst == "critical" else "warning"
         story = _story(grave)
         since = min(each.onset for each in story)
-        clauses = _of_alerts(story[0], grave, history, told)
+        clauses = [*_of_alerts(story[0], grave, history, told), NEVER_REWARDED if _is_never_rewarded(history) else ""]
         headline = _headline(f"{verdict.capitalize()} since step {since}", clauses)
     elif fault := _proven_fault(told):
         verdict, since = "warning", fault.evidence.get("first_step")
@@ -529,6 +531,11 @@ def _of_course(history: History, named: Collection[str]) -> tuple[DiagnosisCause
     return (*found, *causes_of_course(steps, k3, named, end, quantity, first, is_frozen=is_frozen))
 
 
+def _is_never_rewarded(history: History) -> bool:
+    values = history.reward.values
+    return len(values) >= LEAST_REWARDS and min(values) == max(values) == 0.0
+
+
 def _reward_clause(history: History, alerts: Sequence[PastAlert]) -> str:
     """Return a clause on the reward: "has not fallen" only if no alert is open and its level is near the best."""
     reward = history.reward
@@ -539,8 +546,8 @@ def _reward_clause(history: History, alerts: Sequence[PastAlert]) -> str:
     text = reward_number(now)
     fallen = any(each.is_open and each.rule in REWARD_RULES for each in alerts)
     little = best - now <= LITTLE_FALL * (best - floor_of(min(reward.values)))
-    if len(reward.values) >= LEAST_REWARDS and min(reward.values) == max(reward.values) == 0.0:
-        return "the reward is 0 in every step"
+    if _is_never_rewarded(history):
+        return NEVER_REWARDED
     if len(reward.values) < LEAST_REWARDS or fallen or not little:
         return f"the reward is {text}"
     when = f" in the newest {WINDOW_STEPS} steps" if len(reward.values) >= WINDOW_STEPS else ""
