@@ -67,7 +67,7 @@ POSTGRES: Final = re.compile(
             r"tests/service/platform/test_(health|jobs|keys|parameters)",
             r"tests/service/replay/leases/",
             r"tests/service/runs/ingest/",
-            r"tests/service/runs/test_(attempts|closing|curves|reading_measurements|runs|scalars)",
+            r"tests/service/runs/test_(attempts|closing|reading_measurements|runs|scalars)",
             r"tests/service/present/exporter/",
             r"tests/service/watch/test_delivery",
         )

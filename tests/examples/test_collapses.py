@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +33,7 @@ from examples.collapses.sampling import ExactSource, round_to_bits, sampler_weig
 from examples.tiny_rl.model import load_model
 from examples.tiny_rl.policy import next_token_distributions, pad
 from examples.tiny_rl.task import encode
+from tests.paths import REPOSITORY
 
 COLLAPSING = [0.5] * 30 + [0.1] * 30
 
@@ -143,3 +146,43 @@ def test_committed_results_are_small_and_their_settings_are_those_of_the_grid() 
         assert found.settings["dose"]["name"] == wanted["dose"]["name"]
         assert found.dose != "none" or not found.columns["trainer/rollout:max_abs_d"].any()
     assert sum(path.stat().st_size for path in RESULTS.glob("*.parquet")) < 20e6
+
+
+PRODUCTS = """
+import torch
+from examples.collapses.bfloat16 import round_once
+
+emulated = round_once()
+assert round_once() is emulated
+draws = torch.Generator().manual_seed(0)
+left, right, added = (torch.randn(shape, generator=draws).bfloat16() for shape in ((40, 64), (64, 48), (48,)))
+exact = left.double() @ right.double()
+batches = torch.stack([left, -left]), torch.stack([right, right])
+
+
+def check(found, exact):
+    assert found.dtype is torch.bfloat16
+    # Half of the spacing of bfloat16, and what a sum in float32 may add.
+    assert ((found.double() - exact).abs() <= 2.0**-8 * exact.abs() + 1e-5).all()
+
+
+check(torch.mm(left, right), exact)
+check(torch.bmm(*batches), batches[0].double() @ batches[1].double())
+check(torch.addmm(added, left, right, beta=2, alpha=0.5), 2 * added.double() + 0.5 * exact)
+leaf = left.clone().requires_grad_()
+with torch.autocast("cpu", torch.bfloat16):
+    product = torch.nn.functional.linear(leaf, right.T)
+check(product.detach(), exact)
+product.sum().backward()
+check(leaf.grad, torch.ones_like(exact) @ right.double().T)
+assert torch.equal(torch.mm(left.float(), right.float()).double().round(decimals=3), exact.round(decimals=3))
+if emulated:
+    assert torch.equal(torch.mm(left, right), torch.mm(left.float(), right.float()).bfloat16())
+"""
+
+
+def test_products_and_gradients_are_rounded_once() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PRODUCTS], capture_output=True, text=True, timeout=120, cwd=REPOSITORY
+    )
+    assert done.returncode == 0, done.stderr

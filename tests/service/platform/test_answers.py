@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
+import json
+import math
+from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 
+from foreshock_service.platform.columnar import (
+    CSV_MEDIA_TYPE,
+    JSON_MEDIA_TYPE,
+    ColumnTable,
+    Labels,
+    keep_extremes,
+    render,
+)
 from foreshock_service.platform.compression import compressed
 from foreshock_service.platform.etags import etag_of, matches, names_version
+from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE
 
 
 def test_tags_are_equal_only_for_equal_versions_and_bodies() -> None:
@@ -65,3 +84,92 @@ def test_body_has_a_coding_that_is_accepted(accepted: str | None, coding: str | 
 
 def test_small_body_is_not_compressed() -> None:
     assert compressed(b"[]", "gzip") == (b"[]", {})
+
+
+TABLE = ColumnTable(
+    {
+        "step": np.array([1, 2, 2**53 + 1]),
+        "name": Labels(np.array([1, 0, 1], dtype=np.int32), ('a "quoted", name', "größe")),
+        "sample": np.array([True, False, False]),
+        "value": np.array([0.1, np.nan, np.inf]),
+    }
+)
+ROWS: dict[str, list[Any]] = {
+    "step": [1, 2, 2**53 + 1],
+    "name": ["größe", 'a "quoted", name', "größe"],
+    "sample": [True, False, False],
+    "value": [0.1, None, None],
+}
+
+
+def test_json_has_null_for_values_that_are_not_finite() -> None:
+    document = json.loads(render(TABLE, JSON_MEDIA_TYPE, {"note": ["kept"]}))
+    assert document == {"columns": ROWS, "note": ["kept"]}
+    assert json.loads(render(TABLE, JSON_MEDIA_TYPE)) == {"columns": ROWS}
+
+
+def test_parquet_has_the_same_values() -> None:
+    assert pq.read_table(io.BytesIO(render(TABLE, PARQUET_MEDIA_TYPE))).to_pydict() == ROWS
+
+
+def test_csv_has_empty_cells_for_missing_values() -> None:
+    rows = list(csv.DictReader(io.StringIO(render(TABLE, CSV_MEDIA_TYPE).decode())))
+    assert [row["name"] for row in rows] == ROWS["name"]
+    assert [row["value"] for row in rows] == ["0.1", "", ""]
+
+
+@pytest.mark.parametrize("media_type", [JSON_MEDIA_TYPE, CSV_MEDIA_TYPE, PARQUET_MEDIA_TYPE])
+def test_a_table_without_rows_has_its_columns(media_type: str) -> None:
+    body = render(TABLE.rows(np.empty(0, np.int64)), media_type)
+    if media_type == JSON_MEDIA_TYPE:
+        assert json.loads(body) == {"columns": {name: [] for name in ROWS}}
+    elif media_type == CSV_MEDIA_TYPE:
+        assert next(csv.reader(io.StringIO(body.decode()))) == list(ROWS)
+    else:
+        assert pq.read_table(io.BytesIO(body)).column_names == list(ROWS)
+
+
+def test_rows_are_sorted_by_the_names_of_labels() -> None:
+    ordered = TABLE.sorted_by("name", "step")
+    assert ordered.strings("name") == sorted(ROWS["name"])
+    assert ordered.array("step").tolist() == [2, 1, 2**53 + 1]
+    assert ordered.groups("name") == [(0, 1), (1, 3)]
+
+
+VALUES = st.one_of(st.floats(-1e9, 1e9), st.sampled_from([math.nan, math.inf, -math.inf]))
+
+
+def finite(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the finite values."""
+    kept: NDArray[np.float64] = values[np.isfinite(values)]
+    return kept
+
+
+@given(st.lists(st.tuples(VALUES, st.floats(-1, 1)), min_size=1, max_size=200), st.integers(2, 60))
+def test_ends_and_extremes_are_kept(rows: list[tuple[float, float]], most: int) -> None:
+    values = np.array(rows, dtype=np.float64)
+    columns = {"step": np.arange(len(rows)), "curve": np.zeros(len(rows)), "a": values[:, 0], "b": values[:, 1]}
+    kept = keep_extremes(ColumnTable(columns), ("curve",), ("a", "b"), most)
+    steps = kept.array("step").tolist()
+    assert len(steps) <= max(most, 6)
+    assert steps == sorted(set(steps))
+    assert (steps[0], steps[-1]) == (0, len(rows) - 1)
+    for name in ("a", "b"):
+        whole, rest = finite(ColumnTable(columns).array(name)), finite(kept.array(name))
+        if whole.size:
+            assert (rest.min(), rest.max()) == (whole.min(), whole.max())
+
+
+def test_each_curve_is_sampled_alone() -> None:
+    curve = Labels(np.repeat([1, 0], 100).astype(np.int32), ("loss", "entropy"))
+    value = np.zeros(200)
+    value[[33, 166]] = 5.0
+    kept = keep_extremes(ColumnTable({"step": np.arange(200), "name": curve, "value": value}), ("name",), ("value",), 8)
+    assert {0, 33, 99, 100, 166, 199} <= set(kept.array("step").tolist())
+    assert kept.num_rows <= 16
+    assert set(kept.strings("name")) == {"loss", "entropy"}
+
+
+def test_an_empty_table_stays_empty() -> None:
+    table = ColumnTable({"step": np.empty(0, np.int64), "value": np.empty(0)})
+    assert keep_extremes(table, ("step",), ("value",), 2).num_rows == 0
