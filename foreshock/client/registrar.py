@@ -100,16 +100,19 @@ class Registrar:
                 )
 
     def _post(self, path: str, body: Any, identity: Any, field: str) -> dict[str, Any]:
-        """Get or create by `body`; by `identity` alone if the service finds the description in `body` invalid."""
+        """Get or create by `body`, without the fields of its description that the service finds invalid."""
         try:
             return self._created(path, body, field)
         except Rejected as error:
             if error.status != httpx.codes.UNPROCESSABLE_ENTITY or body == identity:
                 raise
+            named = [name for name in body if name not in identity and f"body.{name}" in str(error)]
+            what = " and ".join(named) or "all"
             self._log.warning(
-                f"description {path}", f"the service refused the run's description, which is left out: {error}"
+                f"description {path} {what}", f"the service refused {what} of the run's description: left out: {error}"
             )
-        return self._created(path, identity, field)
+        kept = {name: value for name, value in body.items() if name not in named} if named else identity
+        return self._post(path, kept, identity, field)
 
     def _created(self, path: str, body: Any, field: str) -> dict[str, Any]:
         answer: Any = self._connection.decoded(self._connection.request("POST", path, json_body=dict(body)))

@@ -194,7 +194,7 @@ def test_invalid_description_does_not_hold_up_the_rollouts(
     client.log_rollouts(5, rollouts())
     assert client.flush(60)
     assert len(service.bodies("rollouts")) == 1
-    assert "which is left out" in caplog.text
+    assert "the service refused all of the run's description: left out: " in caplog.text
 
 
 def test_status_says_what_is_missing_and_close_prints_it_once(

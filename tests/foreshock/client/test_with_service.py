@@ -59,6 +59,22 @@ def test_logged_rollouts_are_measured(make: Callable[..., Client]) -> None:
     assert client.counters.rejected == client.counters.dropped == 0
 
 
+def test_invalid_fields_of_a_description_are_left_out_and_the_others_arrive(
+    make: Callable[..., Client], caplog: pytest.LogCaptureFixture
+) -> None:
+    client = make("described")
+    client.start_run(
+        model="M", trainer="T" * 5000, tracker_url="javascript:alert(1)", length_cap=99, advice_mode="apply"
+    )
+    client.log_scalars(1, {"loss": 1.0})
+    assert client.flush(300)
+    run = get(client, "")
+    assert [run[name] for name in ("model", "trainer", "tracker_url", "length_cap", "advice_mode")] == [
+        "M", None, None, 99, "apply",
+    ]  # fmt: skip
+    assert "the service refused trainer and tracker_url of the run's description: left out: " in caplog.text
+
+
 def test_the_model_kind_is_declared_or_read_from_the_checkpoint(make: Callable[..., Client], tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     (tmp_path / "config.json").write_text('{"model_type": "qwen3_moe", "num_experts": 128}')
