@@ -133,7 +133,7 @@ def diagnose(history: History) -> Diagnosis:
         verdict = "critical" if worst == "critical" else "warning"
         story = _story(grave)
         since = min(each.onset for each in story)
-        clauses = [*_of_alerts(story[0], grave, history, told), NEVER_REWARDED if _is_never_rewarded(history) else ""]
+        clauses = _of_alerts(story[0], grave, history, told)
         headline = _headline(f"{verdict.capitalize()} since step {since}", clauses)
     elif fault := _proven_fault(told):
         verdict, since = "warning", fault.evidence.get("first_step")
@@ -318,8 +318,9 @@ def _of_alerts(
     causes."""
     said = _SAID_BY.get(first.rule, ())
     told = _of_mismatch(causes, said)
-    # A cause says more than when the alert was found, which the event says too.
-    clauses = [_clause(first, history, "" if told else _found_later(first))]
+    never = NEVER_REWARDED if _is_never_rewarded(history) else ""
+    # A cause or the reward says more than when the alert was found, which the event says too.
+    clauses = [_clause(first, history, "" if told or never else _found_later(first))]
     if same := _told([each for each in causes if each.name in said]):
         clauses = same[:1]
     is_over = _is_of_mismatch(first) and history.judged_k3 <= history.healthy_end
@@ -338,6 +339,7 @@ def _of_alerts(
         clauses += _of_lengths(history)
     elif said:
         clauses += _told([each for each in causes if not each.explains], said)
+    clauses.append(never)
     others = sum(first not in episode and fall not in episode for episode in episodes_of(grave))
     if others > 0:
         clauses.append(plural(others, "more episode"))

@@ -505,10 +505,15 @@ def test_alerts_of_one_cause_are_one_line_and_one_thing_to_do() -> None:
 def test_a_reward_that_is_always_zero_has_not_only_not_fallen() -> None:
     zero = SteppedValues(list(STEPS), [0.0] * 40)
     assert diagnose(replace(HEALTHY, reward=zero)).headline.endswith("; the reward is 0 in every step.")
-    cut = PastAlert("truncation_high", "warning", 5, True, "More than half of the responses are cut.")
+    cut = PastAlert(
+        "truncation_high", "warning", 9, True,
+        "More than half of the responses are cut at the length cap, so their mean length cannot show a surge.",
+        evidence={"onset_step": 5},
+    )  # fmt: skip
     found = diagnose(replace(HEALTHY, reward=zero, alerts=(cut,)))
     assert found.headline == (
-        "Warning since step 5: more than half of the responses are cut; the reward is 0 in every step."
+        "Warning since step 5: more than half of the responses are cut at the length cap, so their mean length cannot "
+        "show a surge; the reward is 0 in every step."
     )
 
 
