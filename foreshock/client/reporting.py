@@ -150,6 +150,15 @@ class LogOnce:
         """Log the next message of `key` again."""
         self._seen.pop(key, None)
 
+    @property
+    def keys(self) -> frozenset[str]:
+        """The keys that were used."""
+        return frozenset(self._seen)
+
+    def forget_all_but(self, keys: frozenset[str]) -> None:
+        """Log the next messages of all other keys again."""
+        self._seen = {key: message for key, message in self._seen.items() if key in keys}
+
 
 class Failures:
     """Counts every exception and logs each kind once; raises them if `strict`."""

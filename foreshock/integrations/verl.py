@@ -59,6 +59,8 @@ class VerlRun:
         configuration = trainer.config
         name = f"{configuration.trainer.project_name}/{configuration.trainer.experiment_name}"
         self.client = Client(run_key=os.environ.get("FORESHOCK_RUN_KEY") or name)
+        # What was said before concerns the release; the rest concerns this run and is forgotten with it.
+        self._of_the_release = log.keys
         self.client.tell_remarks_of(log)
         self.feed: AdviceFeed | None = None
         self.corrections = Corrections("verl", log, Settings(trainer).apply)
@@ -149,6 +151,7 @@ class VerlRun:
         if self._started:
             self.client.finish(failed=failed)
         self.client.close()
+        log.forget_all_but(self._of_the_release)
 
 
 class _Process:

@@ -234,13 +234,13 @@ def test_notary_names_the_tensor_that_an_engine_missed(train: Callable[..., Run]
     assert said == right | {(2, "1"): "Engine 1 of 2 holds step 2, except lm_head, which is of step 1."}
 
 
-DERIVED = ("separate", "one_step_off", "fully_async", "agents")
+DERIVED = ("agents", "separate", "one_step_off", "fully_async")
 
 
 @pytest.fixture(scope="module")
 def derived(train: Callable[..., Run]) -> Run:
     """Runs of trainers with a loop of their own, one after another in one process; `metrics` are by trainer."""
-    return train(",".join((*DERIVED, "own_advantages")), "verl_derived_runs", FORESHOCK_RUN_KEY=f"verl-{DERIVED[0]}")
+    return train(",".join(("own_advantages", *DERIVED)), "verl_derived_runs", FORESHOCK_RUN_KEY="verl-own_advantages")
 
 
 @pytest.mark.parametrize("scenario", DERIVED)
@@ -261,8 +261,12 @@ def test_trainers_with_a_loop_of_their_own_are_logged(derived: Run, http: httpx.
 
 
 def test_a_loop_that_calls_nothing_observed_with_a_batch_is_told_once(derived: Run, http: httpx.Client) -> None:
-    assert derived.output.count("the metrics of two steps were logged and no rollouts") == 1
-    run = LoggedRun(http, run_named(http, "verl-own_advantages"))
+    told = "the metrics of two steps were logged and no rollouts"
+    assert derived.output.count(told) == 1
+    runs = {name: LoggedRun(http, run_named(http, f"verl-{name}")) for name in (*DERIVED, "own_advantages")}
+    missing = {name: [each["sentence"] for each in run.get("/diagnosis")["missing"]] for name, run in runs.items()}
+    assert [name for name, found in missing.items() if any(told in each for each in found)] == ["own_advantages"]
+    run = runs["own_advantages"]
     assert run.get("/scalars?name=actor/grad_norm")["columns"]["step"] == list(range(1, STEPS + 1))
 
 
