@@ -15,8 +15,6 @@ from foreshock.diagnosis.rule import Event
 from foreshock.diagnosis.wording import number, reward_number
 
 EVALUATION_FALL: Final = "evaluation_fall"
-STARTS: Final = ("val", "eva", "tes")
-"""The first three letters of the names of evaluations, for a query; `is_evaluation` decides."""
 
 _FIRST: Final = frozenset({"val", "validation", "eval", "evaluation", "test"})
 _REWARD: Final = ("reward", "acc", "score", "pass", "success", "solve", "correct")
@@ -26,6 +24,8 @@ _OTHER: Final = frozenset(
 _SETTINGS: Final = RewardSettings()
 
 
+# Cached: it is asked for each scalar of each step.
+@lru_cache(maxsize=4096)
 def is_evaluation(name: str) -> bool:
     """Return whether a scalar is the mean reward or accuracy of an evaluation: `val-core/gsm8k/acc/mean@8`."""
     words = re.split(r"[^a-z0-9]+", name.lower())

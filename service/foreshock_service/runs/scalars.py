@@ -11,12 +11,12 @@ from typing import Annotated, Any
 
 from fastapi import Query, Request, Response, status
 from pydantic import BaseModel, Field
-from sqlalchemy import ColumnElement, Select, bindparam, func, select
+from sqlalchemy import ColumnElement, Select, bindparam, select
 from sqlalchemy.orm import Session
 
 from foreshock import clock, json_values
 from foreshock.api.runs import MOST_SCALARS
-from foreshock.diagnosis import evaluations
+from foreshock.diagnosis.evaluations import is_evaluation
 from foreshock.diagnosis.quantities import FIRST_SOURCE
 from foreshock_service.platform import columnar, parameters, security
 from foreshock_service.platform.context import Context, EventBus
@@ -28,6 +28,7 @@ from foreshock_service.runs.events import ScalarsLogged, StepKey
 
 router = parameters.api_router(prefix="/v1/runs/{run}", tags=["scalars"])
 
+_MOST_EVALUATIONS = 100
 _KEY = ("run_id", "attempt", "step", "source", "name")
 _COLUMNS: Mapping[str, columnar.Kind] = {
     "step": "integer", "attempt": "integer", "source": "label", "name": "label", "value": "float"
@@ -132,6 +133,9 @@ def store_scalars(
     """Store the scalars of a source for a step, before or after the step closes."""
     run = runs.lock_run(session, principal, key.run_id)
     attempts.check_attempt(session, key.run_id, key.attempt)
+    known = run.evaluation_names or []
+    if found := sorted({name for name in body.values if is_evaluation(name)}.difference(known)):
+        run.evaluation_names = [*known, *found][:_MOST_EVALUATIONS]
     now = clock.now_us()
     rows: list[dict[str, Any]] = [
         {
@@ -170,13 +174,6 @@ def _values(ranges: int) -> Select[int, str, str, float | None]:
 
 
 @lru_cache(maxsize=256)
-def _evaluations(ranges: int) -> Select[int, str, str, float | None]:
-    named = func.substr(Scalar.name, 1, 3).in_(evaluations.STARTS) | in_list(Scalar.name, "names")
-    query = select(Scalar.step, Scalar.source, Scalar.name, Scalar.value)
-    return query.where(Scalar.run_id == bindparam("run_id"), named, attempts.in_bound_ranges(ranges, Scalar))
-
-
-@lru_cache(maxsize=256)
 def _steps(ranges: int) -> Select[int, int]:
     query = select(Scalar.step, Scalar.attempt).where(*_NAMED, attempts.in_bound_ranges(ranges, Scalar))
     return query.distinct().order_by(Scalar.step).limit(bindparam("limit"))
@@ -196,14 +193,6 @@ def scalars_of_active_steps(
         return {}
     ranges = attempts.ranges_of_run(session, run_id, first, last)
     return preferred(session.execute(_values(len(ranges)), _parameters(run_id, names, ranges)))
-
-
-def evaluations_of_active_steps(
-    session: Session, run_id: str, names: Sequence[str], first: int, last: int
-) -> dict[int, dict[str, float]]:
-    """Return what `scalars_of_active_steps` does of these names and of all that may be evaluations."""
-    ranges = attempts.ranges_of_run(session, run_id, first, last)
-    return preferred(session.execute(_evaluations(len(ranges)), _parameters(run_id, names, ranges)))
 
 
 def steps_with_scalars(

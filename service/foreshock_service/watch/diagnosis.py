@@ -15,7 +15,6 @@ from foreshock.api.watch import STANDING
 from foreshock.diagnosis import lags, mismatch_rules, wording
 from foreshock.diagnosis.course import FIRST_STEP, FIRST_STEPS
 from foreshock.diagnosis.diagnose import JUDGE_VERSION, diagnose
-from foreshock.diagnosis.evaluations import is_evaluation
 from foreshock.diagnosis.history import (
     NEWEST_STEPS,
     WINDOW_STEPS,
@@ -61,7 +60,9 @@ _MISMATCH_KEYS = tuple(f"{comparisons.TRAINER_ROLLOUT}:{measure}" for measure in
 
 _MOST_AWAITED = 3
 _EVALUATED_STEPS = 640
-"""Newest steps whose evaluations are read: a dozen if there is one in 50 steps. Of 50 scalars a step it takes 10 ms."""
+"""Newest steps whose evaluations are read: a dozen if there is one in 50 steps. Of 50 scalars a step it takes 10 ms, so
+that a run without evaluations is spared it."""
+_NEWEST_RATES = 3
 SAMPLING, LAG = "sampling_not_declared", "lag_unknown"
 """Checks of the lint that find something missing and no fault."""
 _LEAST_INFO_STEPS, _LEAST_INFO_SHARE = 3, 0.25
@@ -137,7 +138,7 @@ def history_of(session: Session, run_id: str) -> History:
             reward = _stepped((step, values.get(REWARD_KEY)) for step, values in of_scalars.items())
         if not measured:
             reported = next((each for each in reversed(of_scalars.values()) if mismatch_rules.K3 in each), {})
-    evaluations, rates = _evaluations(session, run, observed)
+    evaluations, rates = _evaluations(session, run, observed), _rates(session, run, observed)
     causes, undeclared, unlogged = _causes(session, run_id, [row[0] for row in of_steps])
     remarks = [MissingData(sentence=each.rstrip(".")) for each in attempts.remarks_of_hooks(session, run_id)]
     # Alerts of active steps: the open ones, then the newest resolved ones.
@@ -209,21 +210,30 @@ def _reported(session: Session, run: tables.Run | None, observed: int) -> dict[i
     return {step: quantities_of(values, declared, quantities) for step, values in sorted(found.items())}
 
 
-def _evaluations(
-    session: Session, run: tables.Run | None, observed: int | None
-) -> tuple[dict[str, SteppedValues], SteppedValues]:
-    """Return the evaluation rewards of the newest steps by the name of their scalar, and the learning rates."""
+def _evaluations(session: Session, run: tables.Run | None, observed: int | None) -> dict[str, SteppedValues]:
+    """Return the evaluation rewards of the newest steps by the name of their scalar."""
+    names = None if run is None else run.evaluation_names
+    if run is None or not names or observed is None:
+        return {}
+    first = max(0, observed - _EVALUATED_STEPS + 1)
+    found = sorted(scalars.scalars_of_active_steps(session, run.id, names, first, observed).items())
+    read = {name: _stepped((step, values.get(name)) for step, values in found) for name in sorted(names)}
+    return {name: values for name, values in read.items() if values.values}
+
+
+def _rates(session: Session, run: tables.Run | None, observed: int | None) -> SteppedValues:
+    """Return the logged learning rates of the newest steps if the newest is 0; else nothing asks for them."""
     if run is None or observed is None:
-        return {}, SteppedValues()
-    declared, first = run.scalar_names or {}, max(0, observed - _EVALUATED_STEPS + 1)
-    of_rate = names_of((LEARNING_RATE_KEY,), declared)
-    found = sorted(scalars.evaluations_of_active_steps(session, run.id, of_rate, first, observed).items())
-    names = sorted({name for _, values in found for name in values if is_evaluation(name)})
-    rates = ((step, quantities_of(values, declared, (LEARNING_RATE_KEY,))) for step, values in found)
-    return (
-        {name: _stepped((step, values.get(name)) for step, values in found) for name in names},
-        _stepped((step, values.get(LEARNING_RATE_KEY)) for step, values in rates),
-    )
+        return SteppedValues()
+    declared, found = run.scalar_names or {}, SteppedValues()
+    names = names_of((LEARNING_RATE_KEY,), declared)
+    for steps in (_NEWEST_RATES, _EVALUATED_STEPS):
+        read = scalars.scalars_of_active_steps(session, run.id, names, max(0, observed - steps + 1), observed)
+        rates = {step: quantities_of(values, declared, (LEARNING_RATE_KEY,)) for step, values in sorted(read.items())}
+        found = _stepped((step, values.get(LEARNING_RATE_KEY)) for step, values in rates.items())
+        if not found.values or found.values[-1] != 0.0:
+            return SteppedValues()
+    return found
 
 
 def _causes(

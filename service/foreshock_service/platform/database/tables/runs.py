@@ -17,9 +17,9 @@ class Run(Base):
 
     `seen_at_us` is the last sign of life of its clients, None if they send none. `rollouts` and `tokens` (of responses)
     count everything received, superseded steps included; they never decrease. `scalar_names` are the run's own names of
-    quantities that the detectors read; None: the well-known ones. People set `tags`,
-    `note` and `baseline` (the id of a run to compare with). `tracker_url` is the run's page in a tracker, `vocabulary`
-    the digest of its token texts.
+    quantities that the detectors read; None: the well-known ones. `evaluation_names` are the logged evaluation rewards
+    (None: none). People set `tags`, `note` and `baseline` (the id of a run to compare with). `tracker_url` is the run's
+    page in a tracker, `vocabulary` the digest of its token texts.
     """
 
     __tablename__ = "runs"
@@ -49,6 +49,7 @@ class Run(Base):
     deleted_at_us: Mapped[int | None]
     rows_removed_at_us: Mapped[int | None]
     scalar_names: Mapped[dict[str, Any] | None] = mapped_column(JsonColumn)
+    evaluation_names: Mapped[list[str] | None] = mapped_column(JsonColumn)
     tags: Mapped[list[str]] = mapped_column(JsonColumn, default=list, server_default="[]")
     note: Mapped[str | None]
     baseline: Mapped[str | None]
