@@ -23,6 +23,8 @@ _ABORTS = frozenset({"abort", "aborted", "cancelled", "error"})
 """Finish reasons of a response that the engine gave up, as vLLM, SGLang and slime name them."""
 # An id that ends this share of the finished responses and stands inside nearly none of them is an end of sequence.
 _END_SHARE, _LEAST_OF_END, _INSIDE_SHARE = 0.01, 3, 0.02
+# An ordinary id would stand inside so many times. Rollouts of one prompt are alike, so that fewer can be chance.
+_LEAST_EXPECTED_INSIDE = 40.0
 _ENDED_SHARE, _UNFINISHED_SHARE, _LEAST_UNFINISHED = 0.5, 0.05, 10
 # A stop string ends many responses with one id; cut ones end with any.
 _LARGEST_OF_UNFINISHED = 0.25
@@ -111,6 +113,8 @@ def _check_unfinished(judging: Judging) -> Outcome:
     responses, inside = ends.column("responses"), ends.column("inside")
     total = float(responses.sum())
     is_end = (responses >= max(_LEAST_OF_END, _END_SHARE * total)) & (inside <= _INSIDE_SHARE * responses)
+    inside_each = judging[Rollouts].tokens / max(total, 1.0) - 1.0
+    is_end &= responses * inside_each >= _LEAST_EXPECTED_INSIDE
     others = responses[~is_end]
     at_longest = float(judging[LastIds].longest.values.sum())
     unfinished = int(others.sum()) - (int(at_longest) if at_longest >= _LEAST_OF_END else 0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from foreshock.lint import LintEvidence, collect_evidence, lint_batch, run_checks
@@ -74,6 +74,7 @@ def test_shared_run_reports_checks_not_made() -> None:
     per_group=st.integers(1, 16),
     longest=st.integers(1, 60),
 )
+@example(seed=0, policy=Policy(sharpness=1.0, vocabulary=24), groups=6, per_group=8, longest=5)
 def test_healthy_batch_of_any_shape_is_clean(
     seed: int, policy: Policy, groups: int, per_group: int, longest: int
 ) -> None:
