@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from foreshock_service.platform.context import EventBus, ServiceContext
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.problem import ProblemError, storage_problem
 from foreshock_service.runs.events import RunFailed
 
 _logger = logging.getLogger(__name__)
@@ -78,7 +78,8 @@ class RunIsolated:
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
         if not isinstance(error, Exception) or isinstance(error, SQLAlchemyError):
             return False
-        if isinstance(error, ProblemError) and error.status >= 500:
+        problem = storage_problem(error) if isinstance(error, OSError) else error
+        if isinstance(problem, ProblemError) and problem.status >= 500:
             _logger.warning("run %s: the service could not %s now: %s", self.run_id, self.work, error)
             return True
         _logger.error("run %s: the service could not %s", self.run_id, self.work, exc_info=error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from foreshock_service.replay.attribution.service import compute_stale_attributi
 from foreshock_service.replay.leases.service import sweep
 from foreshock_service.replay.probes.policies import make_automatic_probes
 from foreshock_service.runs.events import StepKey
-from foreshock_service.runs.failing_runs import alert_of_unreadable_runs
+from foreshock_service.runs.failing_runs import RunIsolated, alert_of_unreadable_runs
 from foreshock_service.watch.advance import Advancing, mark_waiting_runs
 from tests.service.advancing import advance_all
 from tests.service.sending import Sender, make_batch, start_run
@@ -175,3 +176,12 @@ def test_bad_run_stops_no_other(app: FastAPI, http: httpx.Client, name: str) -> 
     assert found["good"] == []
     (why,) = found["bad"]
     assert why.startswith("The service could not ")
+
+
+@pytest.mark.parametrize(("code", "alerts"), [(errno.EIO, 0), (errno.ENOSPC, 0), (errno.ENOENT, 1)])
+def test_store_that_is_away_is_no_fault_of_a_run(app: FastAPI, http: httpx.Client, code: int, alerts: int) -> None:
+    context, run = app.state.context, logged_run(http, "run").run
+    with RunIsolated(context.database, context.events, run, "attribute a mismatch"):
+        raise OSError(code, "the token store does not answer")
+    found = [each["rule"] for each in http.get(f"/v1/runs/{run}/alerts").json()["items"]]
+    assert found.count("judging_failed") == alerts
