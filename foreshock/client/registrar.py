@@ -106,7 +106,8 @@ class Registrar:
         except Rejected as error:
             if error.status != httpx.codes.UNPROCESSABLE_ENTITY or body == identity:
                 raise
-            named = [name for name in body if name not in identity and f"body.{name}" in str(error)]
+            refused = re.findall(r"\bbody\.(\w+)", str(error))
+            named = [name for name in body if name not in identity and name in refused]
             what = " and ".join(named) or "all"
             self._log.warning(
                 f"description {path} {what}", f"the service refused {what} of the run's description: left out: {error}"

@@ -128,6 +128,7 @@ class LogOnce:
     @property
     def messages(self) -> list[str]:
         """The messages of all keys, in the order in which they were logged."""
+        # A copy: the trainer's threads log while the sender's reads.
         return list(self._seen.copy().values())
 
     def warning(self, key: str, message: str) -> None:
@@ -153,7 +154,7 @@ class LogOnce:
     @property
     def keys(self) -> frozenset[str]:
         """The keys that were used."""
-        return frozenset(self._seen)
+        return frozenset(self._seen.copy())
 
     def forget_all_but(self, keys: frozenset[str]) -> None:
         """Log the next messages of all other keys again."""

@@ -130,17 +130,23 @@ def _array(value: Any) -> NDArray[Any]:
     return np.asarray(value)
 
 
+def _numbers(value: Any) -> NDArray[Any] | None:
+    """Return a tensor or a list as an array of numbers; None if it is text, or has rows of several lengths."""
+    try:
+        array = _array(value)
+    except (TypeError, ValueError):
+        return None
+    return array if array.dtype.kind in "biuf" else None
+
+
 def _aligned(
     value: Any, shape: tuple[int, ...], name: str, framework: str, log: LogOnce, *, moved: bool
 ) -> NDArray[np.float32] | None:
     """Return a column of tokens [N, S], 0 where it has no value; None if it is not such a column."""
-    try:
-        matrix = _array(value)
-    except (TypeError, ValueError):  # for example rows of several lengths
-        matrix = np.array(None)
-    if matrix.ndim == 1 and matrix.shape == shape[:1] and matrix.dtype.kind in "biuf" and name in _ADVANTAGES:
+    matrix = _numbers(value)
+    if matrix is not None and matrix.shape == shape[:1] and name in _ADVANTAGES:
         return None
-    if matrix.ndim != 2 or matrix.dtype.kind not in "biuf":
+    if matrix is None or matrix.ndim != 2:
         log.warning(
             name, f"{framework}: `{name}` is not a matrix of numbers [N, tokens]: it is not logged, the rest is"
         )
@@ -157,13 +163,10 @@ def _of_rollouts(value: Any, size: int, name: str, framework: str, log: LogOnce)
     """Return a column of one number for each rollout; None if it is absent or, with a warning, something else."""
     if value is None:
         return None
-    try:
-        numbers = _array(value)
-    except (TypeError, ValueError):
-        numbers = np.array(None)
-    if numbers.ndim == 2 and name in _ADVANTAGES:
+    numbers = _numbers(value)
+    if numbers is not None and numbers.ndim == 2 and name in _ADVANTAGES:
         return None
-    if numbers.shape == (size,) and numbers.dtype.kind in "biuf":
+    if numbers is not None and numbers.shape == (size,):
         return numbers.astype(np.float32)
     log.warning(
         name, f"{framework}: `{name}` is not one number for each of the {size} rollouts: it is not logged, the rest is"
