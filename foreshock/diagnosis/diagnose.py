@@ -30,7 +30,7 @@ from foreshock.diagnosis.weights import WEIGHTS_DIFFER
 from foreshock.diagnosis.wording import as_clause, number, percent, plural, ranks_in_words, reward_number
 from foreshock.severity import severity_rank
 
-JUDGE_VERSION: Final = "13"
+JUDGE_VERSION: Final = "14"
 """Increased with each change of the text or the judgement, so that stored diagnoses are computed again."""
 
 LEAST_MEASURED_STEPS: Final = 5
@@ -80,13 +80,20 @@ MOST_TOLD: Final = 2
 
 _YIELDS: Final[Mapping[str, Collection[str]]] = {
     "mismatch_everywhere": (
+        ODD_STEPS,
         "static_mismatch",
         "weights_not_delivered",
         "mismatch_without_updates",
         "mismatch_began",
     ),
     "temperatures_differ": ("raw_log_probs",),
-    "mean_ratio": ("temperatures_differ", "raw_log_probs"),
+    "mean_ratio": (
+        "temperatures_differ",
+        "raw_log_probs",
+        "weights_not_delivered",
+        "mismatch_without_updates",
+        "mismatch_began",
+    ),
 }
 """Cause → more specific causes of the same data. If one of these is found too, the first is not named."""
 
@@ -101,6 +108,12 @@ _SAID_BY: Final[Mapping[str, Collection[str]]] = {
     "truncation_high": ("all_truncated",),
 }
 """Rule → the causes that say what its alert says, and more."""
+
+_WAITING: Final = "; more steps will tell if it stays"
+"""What a headline says instead of a possible cause."""
+
+_SET_APART: Final = frozenset({"placeholder_log_probs", "non_finite_log_probs", "positive_log_probs"})
+"""Faults whose tokens are left out of k3, or hardly off: what makes the k3 of the others is not known by them."""
 
 _PLACE: Final = "mismatch_by_place"
 """The finding that says where the mismatch is, not what makes it."""
@@ -134,7 +147,10 @@ def diagnose(history: History) -> Diagnosis:
         story = _story(grave)
         since = min(each.onset for each in story)
         clauses = _of_alerts(story[0], grave, history, told)
-        headline = _headline(f"{verdict.capitalize()} since step {since}", clauses)
+        # Single steps that are over have dates of their own; their alerts wait for some more healthy steps.
+        is_past = _is_over(story[0], history, told) and history.odd is not None and not history.odd.recur
+        when = "" if is_past else f" since step {since}"
+        headline = _headline(f"{verdict.capitalize()}{when}", clauses)
     elif fault := _proven_fault(told):
         verdict, since = "warning", fault.evidence.get("first_step")
         meaning = ", so that k3 is not the mismatch" if fault.name in NOT_MEASURED else ""
@@ -162,10 +178,11 @@ def diagnose(history: History) -> Diagnosis:
         headline = _headline(f"Warning since step {since}", clauses)
     elif blocking:
         verdict, since = "unknown", None
+        possible = _possible_cause(told, history)
         clauses = [
-            blocking[0].sentence,
+            blocking[0].sentence.removesuffix(_WAITING) if possible else blocking[0].sentence,
             *_told(told, {*NOT_MEASURED, "identical_log_probs"}),
-            _possible_cause(told, history),
+            possible,
             _reward_clause(history, alerts),
         ]
         headline = _headline("Unknown", clauses)
@@ -204,9 +221,10 @@ def _headline(start: str, clauses: Sequence[str], last: int | None = None) -> st
     kept = {0: _shortened(told[0], room)}
     room -= len(kept[0])
     for place in order:
-        # What stands in parentheses may be left out, and that the data show it.
+        # What stands in parentheses may be left out, that the data show it, and a second cause.
         bare = told[place].removeprefix("the data show: ")
-        forms = (told[place], told[place].partition(" (")[0], bare, bare.partition(" (")[0])
+        one = told[place].partition("; ")[0]
+        forms = [form for each in (told[place], bare, one) for form in (each, each.partition(" (")[0])]
         clause = next((each for each in forms if len(each) + 2 <= room), forms[0])
         if len(clause) + 2 <= room:
             kept[place] = clause
@@ -323,8 +341,7 @@ def _of_alerts(
     clauses = [_clause(first, history, "" if told or never else _found_later(first))]
     if same := _told([each for each in causes if each.name in said]):
         clauses = same[:1]
-    is_over = _is_of_mismatch(first) and history.judged_k3 <= history.healthy_end
-    if told and (first.rule == WEIGHTS_DIFFER or (is_over and causes[0].name == ODD_STEPS)):
+    if told and (first.rule == WEIGHTS_DIFFER or _is_over(first, history, causes)):
         # The notary names the engine and what it holds, single steps that are over their k3.
         clauses, told = [told.removeprefix("the data show: ")], ""
     fall = next((each for each in grave if each.rule in REWARD_RULES), None)
@@ -340,10 +357,25 @@ def _of_alerts(
     elif said:
         clauses += _told([each for each in causes if not each.explains], said)
     clauses.append(never)
+    if fall is None and not told and not never and _is_healthy_mismatch(grave, history):
+        clauses.append(_k3_clause(history))
     others = sum(first not in episode and fall not in episode for episode in episodes_of(grave))
     if others > 0:
         clauses.append(plural(others, "more episode"))
     return clauses
+
+
+def _is_healthy_mismatch(grave: Sequence[PastAlert], history: History) -> bool:
+    """Return whether k3 of the newest step is known and in its range, and no alert is of the mismatch."""
+    is_measured = bool(history.k3.steps) and history.k3.steps[-1] == history.observed_step
+    is_healthy = is_measured and history.judged_k3 <= history.healthy_end
+    return is_healthy and not any(map(_is_of_mismatch, grave))
+
+
+def _is_over(first: PastAlert, history: History, causes: Sequence[DiagnosisCause]) -> bool:
+    """Return whether an open alert on the mismatch is of single bad steps, and k3 is healthy now."""
+    is_healthy = _is_of_mismatch(first) and history.judged_k3 <= history.healthy_end
+    return is_healthy and bool(causes) and causes[0].name == ODD_STEPS
 
 
 def _clause(alert: PastAlert, history: History, when: str) -> str:
@@ -403,7 +435,8 @@ def _event(alert: PastAlert, episode: Sequence[PastAlert]) -> DiagnosisEvent:
         where = (
             f"Step {alert.onset}" if alert.cleared == alert.onset + 1 else f"Steps {alert.onset} to {alert.cleared - 1}"
         )
-        sentence = f"{where}: k3 was {number(alert.value)}; it was back at step {alert.cleared}."
+        at = "" if where.startswith("Step ") else f" at step {alert.onset}"
+        sentence = f"{where}: k3 was {number(alert.value)}{at}; it was back at step {alert.cleared}."
     return DiagnosisEvent(
         step=alert.step,
         onset=onset,
@@ -483,7 +516,7 @@ def _untold(
         advice = "Log some rollouts of the newest weights, or probe a step that has a checkpoint (`foreshock probe`)."
     elif history.judged_k3 > history.healthy_end and _above_since(history) is None:
         healthy = f"healthy to {number(history.healthy_end)}"
-        sentence = f"{_k3_clause(history)}, {healthy}; more steps will tell if it stays"
+        sentence = f"{_k3_clause(history)}, {healthy}{_WAITING}"
         advice = "Wait for more steps, or run `foreshock doctor` with the weights of this one."
     else:
         return []
@@ -672,10 +705,21 @@ def _next_steps(
     ]
     found += _to_doctor(causes, history)
     found += [PROBE] if not grave and _above_since(history) is not None else []
-    # What follows from the same cause has the same remedy.
-    found += [each[0].what_to_do for each in episodes_of(grave) if each[0].rule != COLLAPSE_RULE]
+    # What follows from the same cause has the same remedy. A fault that the data prove needs no probe to be found.
+    heads = [each[0] for each in episodes_of(grave) if each[0].rule != COLLAPSE_RULE]
+    advised = {each.name for each in causes if each.what_to_do}
+    of_alerts = [each.what_to_do for each in heads if advised.isdisjoint(_SAID_BY.get(each.rule, ()))]
+    found += [each for each in of_alerts if each != PROBE or not _is_known(causes, history)]
     found += [each.what_to_do for each in missing]
     return tuple(dict.fromkeys(filter(None, found)))
+
+
+def _is_known(causes: Sequence[DiagnosisCause], history: History) -> bool:
+    """Return whether the lint, the notary or the doctor has proven what makes the mismatch, not only its place."""
+    first = next(iter(causes), None)
+    if first is None or first.certainty != "shown" or not first.explains or first.name in {_PLACE, *_SET_APART}:
+        return False
+    return first.source in ("lint", "notary", "doctor") and _is_current(first, history)
 
 
 def _to_doctor(causes: Sequence[DiagnosisCause], history: History) -> list[str]:

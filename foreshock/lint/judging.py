@@ -30,7 +30,7 @@ LEAST_GROUPS = 4
 class Finding:
     """The check found a problem: `seen` in one sentence with its numbers, `evidence` by name.
 
-    `title` replaces the title of the check if the finding names the affected part of the data.
+    `title` replaces the title of the check if the finding names the affected part of the data, `remedy` its remedy.
     """
 
     severity: Severity
@@ -38,6 +38,7 @@ class Finding:
     evidence: Mapping[str, float] = field(default_factory=dict)
     where: tuple[Example, ...] | None = None  # None: the examples under the check's own name
     title: str = ""
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,6 @@ def outcome_records(
         evidence={key: float(value) for key, value in outcome.evidence.items() if math.isfinite(value)},
         where=tuple(example.record() for example in (where if outcome.where is None else outcome.where)),
         effect=check.effect,
-        remedy=check.remedy,
+        remedy=outcome.remedy or check.remedy,
     )
     return warning, CheckRecord(name=check.name, title=check.title, state="warned", why="")

@@ -78,7 +78,7 @@ def _mean_and_t(row: NDArray[np.float64]) -> tuple[float, float]:
 
 BANNED_EARLY = Check(
     "banned_early",
-    "some ids are banned at the beginning of the responses, in the engine only",
+    "the engine alone bans some ids at the beginning of responses",
     "ρ of the first tokens is too small by the probability of the banned ids: their k3 is no mismatch of the weights.",
     "Ban the same ids in the trainer's logits at these positions, or let the engine sample without a minimum length.",
     _check,

@@ -23,6 +23,11 @@ _CERTAIN_LOG_PI = -0.2
 # Tokens that truncation or a low temperature makes certain have a mean log π above this.
 _UNSAMPLED_LOG_PI = -1.6
 
+_OF_ONE_VALUE = (
+    "Look whether the engine has loaded any weights (log μ of equal logits is −ln of the number of ids), and what "
+    "fills the column."
+)
+
 
 @dataclass
 class NoMu(Counts):
@@ -92,7 +97,8 @@ def _check(judging: Judging) -> Outcome:
             f"log μ is {value} at each of {pairs.tokens:,} tokens, and log π is not: the engine's logits are all "
             "equal, or the column holds another value."
         )
-        return Finding("critical", seen, {"log_mu": found.most}, title=f"log μ is {value} at every token")
+        title = f"log μ is {value} at every token"
+        return Finding("critical", seen, {"log_mu": found.most}, title=title, remedy=_OF_ONE_VALUE)
     if found.tokens < _LEAST_TOKENS or found.log_pi > _CERTAIN_LOG_PI * found.tokens:
         return Clean()
     place = place_in_response(judging, found.first, found.last, found.tokens)

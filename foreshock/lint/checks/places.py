@@ -231,6 +231,12 @@ _HINTS = {
 }
 
 
+_OF_STALENESS = (
+    "Let the engine get new weights more often, let fewer updates happen between sampling and training, or correct for "
+    "the lag with importance weights (token TIS)."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class _Part:
     """A part of the tokens, `low` to `high` of a dimension's buckets, against the others."""
@@ -281,7 +287,8 @@ def _check(judging: Judging) -> Outcome:
         seen += " The turns are those of the response mask."
     numbers = {"k3": best.k3, "k3_elsewhere": best.k3_of_rest, "tokens": best.tokens, "share_of_k3": best.share}
     numbers |= {f"{best.dimension}_from": float(best.low), f"{best.dimension}_to": float(best.high)}
-    return Finding("warning", seen, numbers, where=where, title=title)
+    remedy = _OF_STALENESS if best.dimension == "lag" and best.high == best.last else ""
+    return Finding("warning", seen, numbers, where=where, title=title, remedy=remedy)
 
 
 def _rollouts_of(part: _Part, judging: Judging) -> tuple[Example, ...]:
@@ -328,7 +335,11 @@ def _trend(sums: SumsByPlace, dimension: str, healthy: float) -> Finding | None:
         )
     numbers = {"k3_first": float(k3[0]), "k3_last": float(k3[-1])}
     along = "lag" if dimension == "lag" else "position in the response"
-    return Finding("warning", seen, numbers, title=f"k3 {'rises' if rises else 'falls'} with the {along}")
+    return Finding(
+        "warning", seen, numbers,
+        title=f"k3 {'rises' if rises else 'falls'} with the {along}",
+        remedy=_OF_STALENESS if dimension == "lag" and rises else "",
+    )  # fmt: skip
 
 
 def _check_everywhere(judging: Judging) -> Outcome:

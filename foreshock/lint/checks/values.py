@@ -21,6 +21,10 @@ _MOST_BESIDE = 0.9
 # Fewest tokens of a response that is looked at as a whole, fewest such responses, and the share of them that is alike.
 _LEAST_TOKENS, _LEAST_RESPONSES, _MOST_RESPONSES = 6, 8, 0.95
 _NON_FINITE = {"nan": "NaN", "minus_inf": "−inf", "plus_inf": "+inf"}
+_ALL_NON_FINITE = (
+    "Weights or logits have become NaN: look at the loss, the gradient norm and the loss scale of the update before, "
+    "and skip updates that are not finite."
+)
 
 
 @dataclass
@@ -255,7 +259,8 @@ def _check_finite(judging: Judging) -> Outcome:
             numbers |= {f"{values.column}_{kind}": count for kind, count in found.items()}
     all_of = [name for name, values in columns.items() if values.non_finite == values.logged]
     title = f"all {' and '.join(all_of)} are NaN or infinite" if all_of else ""
-    return Finding("warning", "; ".join(parts) + ".", numbers, title=title) if parts else Clean()
+    remedy = _ALL_NON_FINITE if all_of else ""
+    return Finding("warning", "; ".join(parts) + ".", numbers, title=title, remedy=remedy) if parts else Clean()
 
 
 def _place(values: Values) -> str:
@@ -309,7 +314,6 @@ NON_FINITE = Check(
     "some log-probs are NaN or infinite",
     "These tokens are left out of every mean, so the measures do not show their cause.",
     "−inf of the trainer: it truncates (top-p, top-k) and the engine does not. −inf or NaN of the engine: it "
-    "scored tokens that it did not sample, or it overflowed. NaN of padding: set the response mask to 0 there. All "
-    "values: weights that became NaN.",
+    "scored tokens that it did not sample, or it overflowed. NaN of padding: set the response mask to 0 there.",
     _check_finite,
 )

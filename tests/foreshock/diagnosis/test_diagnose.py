@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -155,7 +156,8 @@ def test_a_place_is_not_to_be_looked_at_when_the_setting_is_named() -> None:
 
 def test_of_alerts_of_one_step_the_mismatch_is_told() -> None:
     others = tuple(replace(RISE, rule=rule, why=f"{rule}.") for rule in ("chi2_high", "tail_heavy"))
-    assert "k3 has risen fivefold; 2 more" in diagnose(replace(HEALTHY, alerts=(*others, RISE))).headline
+    rise = replace(RISE, evidence={"cause": "mismatch"})
+    assert "k3 has risen fivefold; 2 more" in diagnose(replace(HEALTHY, alerts=(*others, rise))).headline
 
 
 def test_a_run_with_an_open_alert_does_not_wait_for_more_data() -> None:
@@ -469,6 +471,37 @@ def test_a_possible_cause_is_told_while_more_steps_are_awaited() -> None:
         "probably two temperatures; the reward, 0.90, has not fallen."
     )
     assert "probably" not in diagnose(replace(HEALTHY, causes=(looks,))).headline
+    above = replace(HEALTHY, k3=SteppedValues(list(STEPS), [5e-4, *[2e-3] * 39]), causes=(looks,))
+    assert diagnose(above).headline == (
+        "Unknown: the mismatch (k3) is 2.0e-3 in the newest 10 measured steps, healthy to 1.0e-3; probably two "
+        "temperatures; the reward, 0.90, has not fallen."
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_probed"),
+    [
+        ({}, False),
+        ({"certainty": "possible"}, True),
+        ({"name": "mismatch_by_place"}, True),
+        ({"source": "detector"}, True),
+        ({"explains": False}, True),
+    ],
+)
+def test_a_fault_that_the_data_prove_needs_no_probe(changes: dict[str, Any], is_probed: bool) -> None:
+    alert = replace(RISE, what_to_do=PROBE, evidence={"cause": "mismatch"})
+    found = diagnose(replace(HEALTHY, alerts=(alert,), causes=(replace(SHIFT, **changes),)))
+    assert (PROBE in found.next_steps) == is_probed
+
+
+def test_of_two_causes_a_headline_names_the_one_that_fits() -> None:
+    alert = replace(RISE, rule="mismatch_critical", severity="critical", evidence={"cause": "mismatch"})
+    k3 = SteppedValues(list(STEPS), [36.0] * 40)
+    for more, is_told in (("a second fault", True), ("a fault that needs many words " * 3, False)):
+        causes = (SHIFT, replace(SHIFT, name="other", title=more))
+        headline = diagnose(replace(HEALTHY, k3=k3, alerts=(alert,), causes=causes)).headline
+        assert "the data show: they are shifted" in headline
+        assert (more in headline) == is_told
 
 
 def test_a_headline_has_at_most_160_characters_and_the_news_first() -> None:
@@ -547,7 +580,7 @@ def test_single_bad_steps_that_are_over_are_told_in_place_of_their_alerts() -> N
     heavy = replace(RISE, rule="tail_heavy", severity="critical", step=38,
                     evidence={"cause": "mismatch", "onset_step": 36})  # fmt: skip
     found = diagnose(replace(HEALTHY, k3=SteppedValues(list(STEPS), k3), alerts=(heavy,)))
-    assert found.headline == "Critical since step 36: k3 was 0.80 in steps 36 to 38, healthy since."
+    assert found.headline == "Critical: k3 was 0.80 in steps 36 to 38, healthy since."
     assert found.short == "Mismatch: k3 was 0.80 in steps 36 to 38, healthy since."
 
 
@@ -561,17 +594,20 @@ def test_a_single_step_is_no_event_beside_a_graver_alert_on_the_mismatch() -> No
 
 def test_the_lint_says_of_invalid_values_what_their_alert_does_not() -> None:
     alert = replace(RISE, rule="log_probs_not_finite", evidence={}, why="Some log-probs are NaN or placeholders.")
-    cause = replace(SHIFT, name="non_finite_log_probs", title="all trainer_log_probs are NaN or infinite")
-    assert diagnose(replace(HEALTHY, alerts=(alert,), causes=(cause,))).headline == (
-        "Warning since step 20: all trainer_log_probs are NaN or infinite."
+    cause = replace(
+        SHIFT, name="non_finite_log_probs", title="all trainer_log_probs are NaN or infinite", what_to_do="Mend it."
     )
+    found = diagnose(replace(HEALTHY, k3=SteppedValues(list(range(20)), [2e-5] * 20), alerts=(alert,), causes=(cause,)))
+    assert found.headline == "Warning since step 20: all trainer_log_probs are NaN or infinite."
+    assert (found.next_steps[0], alert.what_to_do in found.next_steps) == ("Mend it.", False)
 
 
 def test_responses_that_are_all_cut_are_told_with_the_rewards_that_follow() -> None:
     alert = replace(RISE, rule="truncation_high", evidence={"cause": "length"}, why="More than half are cut.")
     cut = replace(SHIFT, name="all_truncated", title="every response was cut off", explains=False)
     assert diagnose(replace(HEALTHY, alerts=(alert,), causes=(cut, replace(FLAT, explains=False)))).headline == (
-        "Warning since step 20: every response was cut off; no group has a spread."
+        "Warning since step 20: every response was cut off; no group has a spread; the mismatch (k3) is 2.0e-5 in the "
+        "newest 10 measured steps."
     )
 
 

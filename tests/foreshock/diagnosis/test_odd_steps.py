@@ -67,7 +67,7 @@ def test_a_bad_step_is_still_an_event_when_the_window_has_passed_it() -> None:
 def test_steps_after_a_resume_are_told_with_it() -> None:
     found = diagnosed(with_bad(30, {5, 6, 7}, 0.13), resumes=[5])
     assert found.headline.endswith("but k3 was 0.13 in steps 5 to 7, at the resume, healthy since.")
-    assert "Steps 5 to 7: k3 was 0.13; it was back at step 8." in found.parts()["What happened, in order"]
+    assert "Steps 5 to 7: k3 was 0.13 at step 5; it was back at step 8." in found.parts()["What happened, in order"]
     assert "at the resume" not in diagnosed(with_bad(30, {5, 6, 7}, 0.13), resumes=[12]).headline
 
 

@@ -135,5 +135,6 @@ def test_one_log_mu_at_every_token_is_named_unless_the_policy_is_uniform() -> No
     report = lint_batch(replace(healthy, rollout_log_probs=uniform, entropy=None))
     (found,) = [each for each in report.warnings if each.name == "tokens_without_engine"]
     assert (found.title, found.severity) == ("log μ is −4.16 at every token", "critical")
+    assert "loaded any weights" in found.remedy
     both = replace(healthy, rollout_log_probs=uniform, trainer_log_probs=uniform + np.float32(1e-3), entropy=None)
     assert "tokens_without_engine" not in names(lint_batch(both))

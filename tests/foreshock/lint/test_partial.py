@@ -163,6 +163,14 @@ def test_single_non_finite_value_is_not_a_pad_id() -> None:
     only(lint_batch(replace(batch, trainer_log_probs=lost, response_token_ids=once)), "non_finite_log_probs")
 
 
+def test_a_column_of_nan_is_told_as_such() -> None:
+    batch = healthy_batch(1)
+    lost = np.full(batch.num_tokens, np.nan, np.float32)
+    warning = only(lint_batch(replace(batch, trainer_log_probs=lost)), "non_finite_log_probs")
+    assert warning.title == "all trainer_log_probs are NaN or infinite"
+    assert warning.remedy.startswith("Weights or logits have become NaN")
+
+
 @pytest.mark.parametrize("scale", [0.8, 1.25])
 def test_entropy_of_lagging_trainer_is_not_raw_log_probs(scale: float) -> None:
     policy = Policy(sharpness=2.0, trainer_scale=scale, trainer_entropy=True)

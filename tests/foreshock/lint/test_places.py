@@ -106,6 +106,7 @@ def test_rise_with_lag_is_staleness() -> None:
     warning = only(lint_batch(found), "mismatch_by_place")
     assert "lag" in warning.title
     assert "staleness" in warning.seen
+    assert "token TIS" in warning.remedy
 
 
 def test_large_mismatch_everywhere_is_an_info_without_a_cause() -> None:
