@@ -9,20 +9,14 @@ from sqlalchemy import and_, bindparam, case, func, or_, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from foreshock import clock, comparisons, severity
-from foreshock.api.diagnosis import CauseSource, Diagnosis, DiagnosisCause, MissingData
+from foreshock import clock, comparisons
+from foreshock.api.diagnosis import Diagnosis, MissingData
 from foreshock.api.watch import STANDING
-from foreshock.diagnosis import lags, mismatch_rules, wording
+from foreshock.diagnosis import lags, mismatch_rules
 from foreshock.diagnosis.course import FIRST_STEP, FIRST_STEPS
 from foreshock.diagnosis.diagnose import JUDGE_VERSION, diagnose
-from foreshock.diagnosis.history import (
-    NEWEST_STEPS,
-    WINDOW_STEPS,
-    AwaitedShards,
-    History,
-    PastAlert,
-    SteppedValues,
-)
+from foreshock.diagnosis.findings import PastFinding, ToldFindings, tell_findings
+from foreshock.diagnosis.history import WINDOW_STEPS, AwaitedShards, History, PastAlert, SteppedValues
 from foreshock.diagnosis.largest_token import without_largest_token
 from foreshock.diagnosis.quantities import (
     LARGEST_D_KEY,
@@ -33,7 +27,6 @@ from foreshock.diagnosis.quantities import (
     quantities_of,
 )
 from foreshock.diagnosis.reward import COLLAPSE_RULE
-from foreshock.lint import CHECKS
 from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database import engine, tables
@@ -63,11 +56,7 @@ _EVALUATED_STEPS = 640
 """Newest steps whose evaluations are read: a dozen if there is one in 50 steps. Of 50 scalars a step it takes 10 ms, so
 that a run without evaluations is spared it."""
 _NEWEST_RATES = 3
-SAMPLING, LAG = "sampling_not_declared", "lag_unknown"
-"""Checks of the lint that find something missing and no fault."""
-_LEAST_INFO_STEPS, _LEAST_INFO_SHARE = 3, 0.25
-_MOSTLY = 0.9
-"""A finding in at least this share of the steps is told in a headline without its number of steps."""
+_OF_FINDING = ("source", "name", "severity", "title", "sentence", "steps", "first_step", "newest_step")
 _AT_ONCE = 100
 _MOST_RESOLVED = 100
 
@@ -139,7 +128,7 @@ def history_of(session: Session, run_id: str) -> History:
         if not measured:
             reported = next((each for each in reversed(of_scalars.values()) if mismatch_rules.K3 in each), {})
     evaluations, rates = _evaluations(session, run, observed), _rates(session, run, observed)
-    causes, undeclared, unlogged = _causes(session, run_id, [row[0] for row in of_steps])
+    findings = _findings(session, run_id, [row[0] for row in of_steps])
     remarks = [MissingData(sentence=each.rstrip(".")) for each in attempts.remarks_of_hooks(session, run_id)]
     # Alerts of active steps: the open ones, then the newest resolved ones.
     alerts = tuple(
@@ -165,9 +154,9 @@ def history_of(session: Session, run_id: str) -> History:
         rates=rates,
         length=_stepped((step, value) for step, _, value, _ in of_steps),
         truncated=_stepped((step, value) for step, *_, value in of_steps),
-        causes=causes,
-        undeclared=undeclared,
-        unlogged=(*unlogged, *remarks),
+        causes=findings.causes,
+        undeclared=findings.undeclared,
+        unlogged=(*findings.unlogged, *remarks),
         awaited=_awaited(session, run_id, observed) if has_rollouts else (),
         model_kind=None if run is None else run.model_kind,
         checkpoints=checkpoints.announced_steps(session, run_id) if has_collapsed else (),
@@ -236,90 +225,13 @@ def _rates(session: Session, run: tables.Run | None, observed: int | None) -> St
     return found
 
 
-def _causes(
-    session: Session, run_id: str, newest_steps: Sequence[int]
-) -> tuple[tuple[DiagnosisCause, ...], tuple[MissingData, ...], tuple[MissingData, ...]]:
-    """Return the causes that attributions, doctor and lint name, and what must be declared for the lint to tell more,
-    and what else is not logged.
-
-    Findings of the lint are left out if the newest steps no longer show them. An info is also left out if it has few
-    steps or a small share of the steps.
-    """
-    causes: list[DiagnosisCause] = []
-    undeclared: list[MissingData] = []
-    unlogged: list[MissingData] = []
-    catalogue = {name: place for place, name in enumerate(CHECKS)}
-    found = sorted(
-        session.execute(_FINDINGS, {"run_id": run_id}),
-        key=lambda row: (severity.severity_rank(row.severity), catalogue.get(row.name, 0), row.name),
+def _findings(session: Session, run_id: str, newest_steps: Sequence[int]) -> ToldFindings:
+    """Return what was found in a run, in words."""
+    found = (
+        PastFinding(remedy=row.remedy or "", **{name: getattr(row, name) for name in _OF_FINDING})
+        for row in session.execute(_FINDINGS, {"run_id": run_id})
     )
-    for row in found:
-        name, title, sentence, remedy = row.name, row.title, row.sentence, row.remedy
-        steps, first, newest = row.steps, row.first_step, row.newest_step
-        if row.source in ("attribution", "doctor"):
-            by: CauseSource = "doctor" if row.source == "doctor" else "probe"
-            dated = f"{title} (step {newest})"
-            causes.append(
-                DiagnosisCause(
-                    name=name,
-                    # The doctor's sentence begins with its title.
-                    sentence=dated
-                    + (sentence[len(title) :] if sentence[1:].startswith(title[1:]) else f": {sentence}"),
-                    source=by,
-                    title=dated,
-                    what_to_do=remedy or "",
-                    evidence={"step": newest},
-                )
-            )
-            continue
-        is_over = bool(newest_steps) and newest <= newest_steps[-1] - NEWEST_STEPS
-        # Estimated number of logged steps since the first one, at the density of the newest steps.
-        whole = (
-            len(newest_steps) * (newest - first + 1) / max(1, newest_steps[-1] - newest_steps[0]) if newest_steps else 0
-        )
-        if is_over or (row.severity == "info" and steps < max(_LEAST_INFO_STEPS, _LEAST_INFO_SHARE * whole)):
-            continue
-        if name in (SAMPLING, LAG):
-            missing = MissingData(sentence=f"{title}: {sentence.rstrip('.')}", what_to_do=remedy or "")
-            (undeclared if name == SAMPLING else unlogged).append(missing)
-            continue
-        when, share = f"in {wording.plural(steps, 'step')}, {first} to {newest}", ""
-        if steps == newest - first + 1 and steps > 1:
-            is_there = not newest_steps or newest >= newest_steps[-1]
-            when = f"in every step since {first}" if is_there else f"in every step from {first} to {newest}"
-        elif row.source == "lint" and steps > 1:
-            checked = lint.checked_steps(session, run_id, first)
-            of_steps = f"in {steps:,} of {checked:,} steps"
-            when, share = f"{of_steps}, {first} to {newest}", of_steps if steps < _MOSTLY * checked else ""
-            if share and name in CHECKS and CHECKS[name].lasting:
-                continue
-        causes.append(
-            DiagnosisCause(
-                name=name,
-                sentence=f"{title} ({when if steps > 1 else f'step {first}'}): {sentence}",
-                source="notary" if row.source == "notary" else "lint",
-                title=_title(row, share),
-                certainty="shown" if name not in CHECKS or CHECKS[name].proven else "possible",
-                explains=name not in CHECKS or CHECKS[name].explains,
-                what_to_do=remedy or "",
-                evidence={"steps": steps, "first_step": first, "newest_step": newest},
-            )
-        )
-    return tuple(causes), tuple(undeclared), tuple(unlogged)
-
-
-def _title(found: Any, share: str) -> str:
-    """Return a finding as a clause of the headline; empty if no headline names it.
-
-    What makes a mismatch may go unseen in a step that has it; any other finding is a fact of each step, so the clause
-    gives its `share` of the steps.
-    """
-    if found.source == "notary":
-        return str(found.sentence).rstrip(".").replace(". ", "; ")
-    check = CHECKS.get(found.name)
-    if check is not None and check.auxiliary:
-        return ""
-    return f"{found.title} {share}" if share and check is not None and not check.explains else str(found.title)
+    return tell_findings(found, newest_steps, lambda first: lint.checked_steps(session, run_id, first))
 
 
 def _awaited(session: Session, run_id: str, observed: int | None) -> tuple[AwaitedShards, ...]:
