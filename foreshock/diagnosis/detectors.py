@@ -254,6 +254,11 @@ def advance(
     reading = _reading(step, values, rules, configuration.rules, reward)
     if closed_step.faulty:
         reading = replace(reading, k3=None, k3_at_lag_0=None)
+    if rate == 0.0:
+        # Nothing to scale. Before the first update all weights are equal, however old the sampler's.
+        k3, at_lag_0 = (None, None) if units else (reading.k3, reading.k3_at_lag_0)
+        lag = reading.lag if units else 0.0
+        reading = replace(reading, k3=k3, lag=lag, k3_at_lag_0=at_lag_0, update=None, lowered=())
     loop = advance_loop(state.loop, reading, configuration.loop)
     return WarningState(step, surge, rules, reward, loop, units, refused), refusals + events + falls + found
 

@@ -6,7 +6,8 @@
 - correction_and_decay: the same while the control loop lowers the rate;
 - rollback: the reward has collapsed. The newest announced checkpoint from before the onset is proposed, with the
   correction on; once in an episode, and never again the checkpoint that was gone back to, or a later one;
-- cause: a static part is beyond the set point and most of the mismatch. No rate and no correction helps.
+- cause: a static part is beyond the set point and most of the mismatch. No rate and no correction helps. Or the
+  log-probs show no mismatch (copies, wrong ones, none at all): a correction by them would do nothing, or harm.
 
 The loop makes the rate safe and a token correction makes it good; a sequence correction stops a run whose rate is too
 high from learning (docs/closed-loop.md), so it is advised only if the trainer asks for it and it keeps the sample.
@@ -42,14 +43,16 @@ RemedyName = Literal["nothing", "correction", "correction_and_decay", "rollback"
 class Situation:
     """The facts about a run after its newest closed step.
 
-    `collapse` is the onset of the reward's collapse, None without one; `checkpoints` are announced and not expired,
-    ascending. `asked` is the correction that the trainer asks for; `asked_ess` the effective sample that it leaves, a
-    fraction of all, None if unknown; `correction` the one that is advised now; `proposed` the rollback that is
-    proposed now; `rolled_back` has the steps that the run went back to.
+    `fault` is why the newest log-probs show no mismatch, empty if they do. `collapse` is the onset of the reward's
+    collapse, None without one; `checkpoints` are announced and not expired, ascending. `asked` is the correction that
+    the trainer asks for; `asked_ess` the effective sample that it leaves, a fraction of all, None if unknown;
+    `correction` the one that is advised now; `proposed` the rollback that is proposed now; `rolled_back` has the steps
+    that the run went back to.
     """
 
     loop: LoopState
     settings: LoopSettings
+    fault: str = ""
     collapse: int | None = None
     checkpoints: Sequence[Rollback] = ()
     asked: Correction | None = None
@@ -75,8 +78,9 @@ def decide_remedy(known: Situation) -> Remedy:
     if not settings.enabled:
         return Remedy(correction=known.correction)
     reasons, driven = [], loop.average or 0.0
+    fault = known.fault or ("no step has measured a mismatch" if loop.average is None else "")
     # If the static part is not measured, most of what is above it may be noise.
-    if driven > (LEAST_DRIVEN if loop.measured_static else loop.set_point(settings)):
+    if not fault and driven > (LEAST_DRIVEN if loop.measured_static else loop.set_point(settings)):
         reasons.append(f"{number(driven)} nats per token of the mismatch come from lag")
     is_large = loop.update is not None and loop.update > loop.update_point(settings)
     if loop.update is not None and is_large:
@@ -85,15 +89,17 @@ def decide_remedy(known: Situation) -> Remedy:
             f"an update moves the policy by {number(loop.update)} nats per token, {times:.2g} × its set point"
         )
     wanted, remark = _wanted(known)
-    correction = known.correction or (wanted if reasons or known.collapse is not None else None)
+    correction = known.correction
+    if correction is None and not fault and (reasons or known.collapse is not None):
+        correction = wanted
     if known.collapse is not None:
         rollback = known.proposed or _newest_before(known)
         if rollback is not None:
-            assert correction is not None
+            goes_on = "" if correction is None else f" and go on with {correction.words}"
             return Remedy(
                 "rollback", correction, rollback,
-                f"The reward collapsed from step {known.collapse}: go back to the checkpoint of step {rollback.step} "
-                f"and go on with {correction.words}.",
+                f"The reward collapsed from step {known.collapse}: go back to the checkpoint of step {rollback.step}"
+                f"{goes_on}.",
             )  # fmt: skip
         remark = " The reward has collapsed, and no checkpoint from before it is left to go back to." + remark
     static = finding(loop, settings)
@@ -102,7 +108,10 @@ def decide_remedy(known: Situation) -> Remedy:
             return Remedy("cause", correction, None, static + remark)
         remark += f" Besides, {static}"
     if correction is None:
-        return Remedy()
+        if not reasons and known.collapse is None:
+            return Remedy()
+        why = "".join(f"{each[0].upper()}{each[1:]}. " for each in reasons)
+        return Remedy("cause", why=f"{why}No correction is advised: {fault}.{remark}")
     if not reasons:
         # It stays on, and nothing is to be said.
         return Remedy(correction=correction)

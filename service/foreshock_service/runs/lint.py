@@ -15,6 +15,7 @@ from foreshock.diagnosis.history import NEWEST_STEPS as WINDOW_STEPS
 from foreshock.diagnosis.quantities import ENTROPY_KEY, quantities_of
 from foreshock.lint import CHECKS
 from foreshock.lint.checks import sampling
+from foreshock.lint.checks.pairs import IDENTICAL
 from foreshock.lint.report import outcome_records
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.severity import severity_rank
@@ -122,6 +123,23 @@ def faulty_steps(session: Session, run_id: str, first: int, last: int) -> set[in
     active = attempts.active_rows(session, run_id, StepLint, first, last)
     query = select(StepLint.step).where(StepLint.run_id == run_id, active, StepLint.severity == "critical")
     return set(session.scalars(query))
+
+
+def fault_of_log_probs(session: Session, run_id: str, first: int, last: int) -> str:
+    """Return why the log-probs of the active steps from `first` to `last` show no mismatch, by the newest finding.
+
+    Empty if none is proven: a mismatch that is only large for the entropy is one.
+    """
+    active = attempts.active_rows(session, run_id, StepLint, first, last)
+    query = select(StepLint.report).where(StepLint.run_id == run_id, active, StepLint.severity.is_not(None))
+    for report in session.scalars(query.order_by(StepLint.step.desc())):
+        for found in report["warnings"]:
+            check = CHECKS.get(found["name"])
+            is_fault = found["severity"] == "critical" and check is not None and check.explains
+            if is_fault or found["title"] == IDENTICAL.title:
+                title: str = found["title"]
+                return title
+    return ""
 
 
 def read_step(

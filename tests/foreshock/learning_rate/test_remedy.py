@@ -132,6 +132,18 @@ def test_collapse_without_an_earlier_checkpoint_says_so(checkpoints: tuple[Rollb
     assert "no checkpoint from before it is left" in found.why
 
 
+@pytest.mark.parametrize("state", [LAGGING, LoopState()])
+def test_rollback_of_a_run_without_a_mismatch_to_correct_by_has_no_correction(state: LoopState) -> None:
+    fault = "the two log-probs are the same numbers" if state is LAGGING else ""
+    known = Situation(state, SETTINGS, fault=fault, collapse=50, checkpoints=CHECKPOINTS)
+    found = decide_remedy(known)
+    assert (found.name, found.correction, found.rollback) == ("rollback", None, CHECKPOINTS[1])
+    assert found.why == "The reward collapsed from step 50: go back to the checkpoint of step 41."
+    assert "no checkpoint from before it is left" in decide_remedy(replace(known, checkpoints=())).why
+    assert decide_remedy(replace(known, collapse=None)).why == ""
+    assert decide_remedy(replace(known, correction=TIS)).correction == TIS
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_values_that_are_no_measurement_decide_no_rollback(value: float) -> None:
     found = decide_remedy(Situation(replace(LAGGING, average=value, update=value, updates=20), SETTINGS))

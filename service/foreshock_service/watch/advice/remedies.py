@@ -1,5 +1,8 @@
 """The remedy of a run: what is known of it after its newest closed step, as `decide_remedy` needs it."""
 
+from dataclasses import replace
+from typing import Final
+
 from sqlalchemy.orm import Session
 
 from foreshock import comparisons
@@ -13,8 +16,11 @@ from foreshock.learning_rate.decisions import AdviceState
 from foreshock.learning_rate.levers import Correction, Rollback
 from foreshock_service.platform import security
 from foreshock_service.platform.database import tables
-from foreshock_service.runs import checkpoints, corrections, measurements
+from foreshock_service.runs import checkpoints, corrections, lint, measurements
 from foreshock_service.watch import alerts
+
+_JUDGED_STEPS: Final = 5
+"""Newest steps whose log-probs are judged before a correction is advised: a check may miss a fault in a single one."""
 
 
 def situation_of(
@@ -36,7 +42,7 @@ def situation_of(
     ):
         asked_ess = _effective_sample(session, run.id, detectors.step, asked)
     collapse = _collapse(session, run.id)
-    return remedy.Situation(
+    known = remedy.Situation(
         loop=detectors.loop,
         settings=settings,
         collapse=collapse,
@@ -47,6 +53,10 @@ def situation_of(
         proposed=proposed if isinstance(proposed, Rollback) else None,
         rolled_back=state.rolled_back,
     )
+    if advised is None and detectors.step is not None and remedy.decide_remedy(known).why:
+        fault = lint.fault_of_log_probs(session, run.id, detectors.step - _JUDGED_STEPS + 1, detectors.step)
+        known = replace(known, fault=fault)
+    return known
 
 
 def _effective_sample(session: Session, run_id: str, step: int | None, asked: Correction) -> float | None:

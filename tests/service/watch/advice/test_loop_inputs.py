@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
 from foreshock.clock import now_us
+from foreshock.rollouts import BatchAttributes, RolloutBatch
 from foreshock_service.watch.advice import service
 from tests.service.sending import make_batch, start_run
 from tests.service.watch.recorded import K3, RecordedRun
@@ -64,16 +67,83 @@ def test_clock_that_jumps_changes_no_scale(
     assert scales(recorded) == expected
 
 
-def test_k3_of_log_probs_that_the_lint_proves_wrong_moves_no_lever(http: httpx.Client) -> None:
+def shifted(batch: RolloutBatch) -> np.ndarray:
+    assert batch.trainer_log_probs is not None
+    found = batch.trainer_log_probs.copy()
+    for first, end in pairwise(batch.response_offsets):
+        found[first:end] = np.roll(found[first:end], 1)
+    return found
+
+
+def copied(batch: RolloutBatch) -> np.ndarray:
+    assert batch.rollout_log_probs is not None
+    return batch.rollout_log_probs
+
+
+def levers_of(http: httpx.Client, column: Column, scalars: dict[str, float], **declared: Any) -> dict[str, Any]:
+    """Return the advice after eight steps of a run whose trainer logs such log-probs, and scalars."""
     run = start_run(http)
     for step in range(1, 9):
         batch = make_batch(160, seed=step)
-        assert batch.trainer_log_probs is not None
-        shifted = batch.trainer_log_probs.copy()
-        for first, end in pairwise(batch.response_offsets):
-            shifted[first:end] = np.roll(shifted[first:end], 1)
-        assert run.put_shard(step, make_batch(160, seed=step, trainer_log_probs=shifted)).status_code == 201
-        assert run.put_scalars(step, {"learning_rate": 1e-6}).status_code == 204
-    levers = run.get("advice").json()
-    assert "shifted_log_probs" in {warning["name"] for warning in run.get("lint").json()["warnings"]}
-    assert (levers["rate"]["scale"], levers["correction"]["advised"]) == (1.0, None)
+        logged = make_batch(160, seed=step, trainer_log_probs=column(batch), attributes=BatchAttributes(**declared))
+        assert run.put_shard(step, logged).status_code == 201
+        assert run.put_scalars(step, {"learning_rate": 1e-6, **scalars}).status_code == 204
+    found: dict[str, Any] = run.get("advice").json()
+    return found
+
+
+Column = Callable[[RolloutBatch], np.ndarray]
+LARGE_UPDATE = {"update_k3": 0.02, "rollout/lag_mean": 8.0}
+
+
+def test_k3_of_log_probs_that_the_lint_proves_wrong_moves_no_lever(http: httpx.Client) -> None:
+    levers = levers_of(http, shifted, {})
+    assert (levers["rate"]["scale"], levers["correction"]["advised"], levers["remedy"]) == (1.0, None, "nothing")
+
+
+@pytest.mark.parametrize("lag", [0.0, 8.0])
+@pytest.mark.parametrize(
+    ("column", "declared", "why"),
+    [
+        (shifted, {}, "the two log-probs are shifted by one token"),
+        (copied, {}, "the two log-probs are the same numbers"),
+        (copied, {"trainer_policy": "bypass"}, "the two log-probs are the same numbers"),
+    ],
+)
+def test_no_correction_is_advised_by_log_probs_that_show_no_mismatch(
+    http: httpx.Client, column: Column, declared: dict[str, Any], why: str, lag: float
+) -> None:
+    levers = levers_of(http, column, {**LARGE_UPDATE, "rollout/lag_mean": lag}, **declared)
+    assert (levers["correction"]["advised"], levers["remedy"]) == (None, "cause")
+    assert levers["why"].endswith(f"2 × its set point. No correction is advised: {why}.")
+    # The update is measured by the trainer's own log-probs.
+    assert levers["rate"]["advised_scale"] < 0.9
+    healthy = start_run(http, "healthy")
+    assert healthy.put_shard(1, make_batch(160)).status_code == 201
+    assert healthy.put_scalars(1, {"learning_rate": 1e-6, **LARGE_UPDATE}).status_code == 204
+    assert healthy.get("advice").json()["correction"]["advised"] is not None
+
+
+def test_no_correction_is_advised_to_a_run_that_measures_no_mismatch(http: httpx.Client) -> None:
+    run = start_run(http)
+    for step in range(1, 9):
+        assert run.put_shard(step, make_batch(160, seed=step, trainer_log_probs=None)).status_code == 201
+        assert run.put_scalars(step, {"learning_rate": 1e-6, **LARGE_UPDATE}).status_code == 204
+    found = run.get("advice").json()
+    assert (found["correction"]["advised"], found["remedy"]) == (None, "cause")
+    assert found["why"].endswith("No correction is advised: no step has measured a mismatch.")
+
+
+def test_rate_of_0_leaves_nothing_to_scale(recorded: RecordedRun) -> None:
+    def close_at(rate: float, first: int, last: int) -> list[float]:
+        for step in range(first, last):
+            recorded.log(step, {"learning_rate": rate, "update_k3": 0.02})
+            recorded.close(step, {**step_of(step), LAG: 8.0})
+        return scales(recorded)
+
+    # What is there without any update is static, also at a lag.
+    assert set(close_at(0.0, 1, STEPS)) == {1.0}
+    assert recorded.advice().correction.last is None
+    lowered = close_at(1e-6, STEPS, STEPS + 10)[STEPS + 9]
+    assert lowered < 0.9
+    assert close_at(0.0, STEPS + 10, STEPS + 20)[-1] > 0.8 * lowered
