@@ -577,6 +577,11 @@ def next_point(
     wanted = min(max(math.log(last.loop) + state.log_scale - reference, floor), 0.0)
     if wanted > -_ROUNDING:
         wanted = 0.0
+    elif state.cools(settings):
+        end = math.log(max((state.left or 0.0) / settings.cooldown, settings.floor))
+        if state.log_scale > end:
+            # The rate in force bounds the state, from which it is far off if the whole rate was never in force.
+            wanted = min(wanted, max(end, floor))
     if state.silent and wanted > now:
         if state.silent < SILENT_STEPS or wanted - now < LEAST_MOVE or not last.is_falling(step) or now <= floor:
             return None

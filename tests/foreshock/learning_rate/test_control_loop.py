@@ -99,6 +99,17 @@ def test_lowered_scale_falls_to_the_floor_at_the_planned_end_in_runs_of_any_leng
     assert state.only_cools(SETTINGS)
 
 
+def test_scale_falls_to_the_floor_at_the_planned_end_also_if_the_whole_rate_was_never_in_force() -> None:
+    advice = AppliedAdvice(WarningConfiguration.for_model("dense"), starts=True)
+    for step in range(1, 61):
+        values = {"scalars:update_k3": 0.1 if step < 9 else 1e-3, "scalars:lr": 2e-2 * advice.scale(step)}
+        advice.observe(ClosedStep(step, {**values, "scalars:planned_last_step": 60.0}))
+    scales = [advice.scale(step) for step in range(1, 62)]
+    assert max(scales[:3]) < 0.5
+    assert max(scales[12:40]) > 0.3
+    assert scales[-1] == pytest.approx(SETTINGS.floor)
+
+
 def test_planned_end_leaves_a_rate_alone_that_was_not_lowered() -> None:
     healthy = after([START, *planned(0.9 * SETTINGS.set_point, range(2, 101))])
     assert healthy.log_scale == 0.0
