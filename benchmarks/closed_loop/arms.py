@@ -40,10 +40,11 @@ class Arm:
     name: str
     rate: Rate = "constant"
     correction: Correction | Literal["advised"] | None = None
-    is_blind: bool = False
-    """Whether neither lags nor `update_k3` are logged."""
+    logs_lags: bool = True
+    logs_updates: bool = True
+    """Whether `update_k3` is logged."""
     applies_from: int = 1
-    """The first step with the advised scale; before it the advice is in shadow mode."""
+    """The first step with what is advised; before it the advice is in shadow mode."""
     rolls_back: bool = False
     """Whether a fall of the reward brings back the best checkpoint, after which the correction is on."""
 
@@ -64,9 +65,12 @@ ARMS: Final = (
     REMEDY,
     Arm("advice-mis", "advice", "sequence_mis"),
     Arm("least-tis", "least", "token_tis"),
-    Arm("blind", "advice", is_blind=True),
-    Arm("blind-tis", "advice", "token_tis", is_blind=True),
+    Arm("blind", "advice", logs_lags=False, logs_updates=False),
+    Arm("blind-tis", "advice", "token_tis", logs_lags=False, logs_updates=False),
     Arm("from-40-tis", "advice", "token_tis", applies_from=SHADOW_ENDS),
+    Arm("remedy-40", "advice", "advised", applies_from=SHADOW_ENDS),
+    Arm("remedy-no-lags", "advice", "advised", logs_lags=False),
+    Arm("remedy-blind", "advice", "advised", logs_lags=False, logs_updates=False),
 )
 
 SHAM: Final = Arm("sham", "given", "token_tis")
@@ -137,7 +141,7 @@ class Recorded:
             return None
         if self._arm.correction != "advised":
             return self._arm.correction
-        if self._advised is None:
+        if self._advised is None or len(self.measured) + 1 < self._arm.applies_from:
             return None
         assert self._advised == levers.Correction("token_tis", f"{RATIO_CAP:g}")
         return "token_tis"
@@ -178,9 +182,11 @@ class Recorded:
             LEARNING_RATE_KEY: self._setting.rate * self.scales[-1],
             LAST_STEP_KEY: float(self._setting.steps),
         }
-        if self._arm.is_blind:
+        if self._arm.logs_updates:
+            values[UPDATE_KEY] = measured.update_k3
+        if not self._arm.logs_lags:
             return values
-        values |= {UPDATE_KEY: measured.update_k3, LAG_KEY: measured.lag}
+        values[LAG_KEY] = measured.lag
         values |= dict.fromkeys(TOKENS_KEYS.values(), 0.0)
         if measured.k3_at_lag_0 is not None:
             values[TOKENS_KEYS[AT_LAG_ZERO]] = float(measured.tokens_at_lag_0)

@@ -63,12 +63,13 @@ class _Server(uvicorn.Server):
 
 
 class RunningServer:
-    """Server of an application on a free loopback port, for the length of a `with` block."""
+    """Server of an application on a loopback port (0: a free one), for the length of a `with` block."""
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: FastAPI, port: int = 0) -> None:
         self.app = app
         self._socket = socket.socket()
-        self._socket.bind(("127.0.0.1", 0))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.bind(("127.0.0.1", port))
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._server = _Server(
