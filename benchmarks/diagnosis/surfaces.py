@@ -72,7 +72,9 @@ def _judge(http: httpx.Client, url: str, keys: list[str]) -> list[Line]:
     of_runs = {run["key"]: run for run in json.loads(_printed("runs", "--json", "--limit", "200", "--url", url))}
     rows = _printed("runs", "--limit", "200", "--url", url)
     same: Counter[str] = Counter()
-    long = Counter(width=sum(len(line) > COLUMNS for line in rows.splitlines()))
+    wide = [line for line in rows.splitlines() if len(line) > COLUMNS]
+    print(*wide, sep="\n")
+    long = Counter(width=len(wide))
     for key in keys:
         run, said = listed[key]["id"], http.get(f"/v1/runs/{listed[key]['id']}/diagnosis").json()
         headline, short = said["headline"], said["short"]

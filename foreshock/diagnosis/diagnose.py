@@ -16,7 +16,7 @@ from foreshock.api.diagnosis import CauseSource, Diagnosis, DiagnosisCause, Diag
 from foreshock.diagnosis.border import contradiction
 from foreshock.diagnosis.collapse import TRAILING_VALUES, floor_of
 from foreshock.diagnosis.course import causes_of_course
-from foreshock.diagnosis.episodes import episodes_of, family_of
+from foreshock.diagnosis.episodes import MISMATCH, POLICY, episodes_of, family_of, onset_of
 from foreshock.diagnosis.evaluations import fall_of_evaluation
 from foreshock.diagnosis.history import NEWEST_STEPS, WINDOW_STEPS, AwaitedShards, History, PastAlert, at_lag_zero
 from foreshock.diagnosis.lags import AT_LAG_ZERO
@@ -69,6 +69,9 @@ _OF_DATA: Final = frozenset({"aborted_responses", "unfinished_responses", "group
 MUCH_LONGER: Final = 3.0
 """The factor from which a healthy headline names that lengths have grown or shrunk over the newest steps."""
 
+_LENGTH_BEFORE: Final = "baseline_length"
+"""The evidence of an alert on lengths that holds the length before them."""
+
 MANY_CUT: Final = 0.2
 """The fraction of cut responses from which a healthy headline names them."""
 
@@ -115,6 +118,8 @@ _WAITING: Final = "; more steps will tell if it stays"
 _SET_APART: Final = frozenset({"placeholder_log_probs", "non_finite_log_probs", "positive_log_probs"})
 """Faults whose tokens are left out of k3, or hardly off: what makes the k3 of the others is not known by them."""
 
+_FEW: Final = _SET_APART - {"non_finite_log_probs"}
+
 _PLACE: Final = "mismatch_by_place"
 """The finding that says where the mismatch is, not what makes it."""
 
@@ -145,7 +150,7 @@ def diagnose(history: History) -> Diagnosis:
         worst = min((each.severity for each in grave), key=severity_rank)
         verdict = "critical" if worst == "critical" else "warning"
         story = _story(grave)
-        since = min(each.onset for each in story)
+        since = onset_of(story[0], story)
         clauses = _of_alerts(story[0], grave, history, told)
         # Single steps that are over have dates of their own; their alerts wait for some more healthy steps.
         is_past = _is_over(story[0], history, told) and history.odd is not None and not history.odd.recur
@@ -258,7 +263,7 @@ def _recurs_since(history: History) -> int | None:
     odd = history.odd
     if odd is None or not odd.recur:
         return None
-    return min([each.onset for each in history.alerts if each.rule == STEP_RULE], default=odd.groups[0][0])
+    return min([odd.groups[0][0], *(each.onset for each in history.alerts if each.rule == STEP_RULE)])
 
 
 def _dated(history: History) -> Sequence[PastAlert]:
@@ -291,7 +296,7 @@ def _story(grave: Sequence[PastAlert]) -> Sequence[PastAlert]:
     found = episodes_of(grave)
     worst = severity_rank(min((each.severity for each in grave), key=severity_rank))
     if fall is not None and fall.evidence.get("first") == "mismatch":
-        first = next((each for each in found if family_of(each[0].rule, each[0].evidence) == "mismatch"), None)
+        first = next((each for each in found if family_of(each[0].rule, each[0].evidence) == MISMATCH), None)
         if first is not None:
             return first
     chosen = [each for each in found if any(severity_rank(alert.severity) == worst for alert in each)]
@@ -335,7 +340,9 @@ def _of_alerts(
     """Return the clauses of a headline: the oldest open alert of the worst severity, a fall of the reward, shown
     causes."""
     said = _SAID_BY.get(first.rule, ())
-    told = _of_mismatch(causes, said)
+    fall = next((each for each in grave if each.rule in REWARD_RULES), None)
+    # Single tokens that are left out make no reward fall.
+    told = _of_mismatch(causes, said if fall is None else {*said, *_FEW})
     never = NEVER_REWARDED if _is_never_rewarded(history) else ""
     # A cause or the reward says more than when the alert was found, which the event says too.
     clauses = [_clause(first, history, "" if told or never else _found_later(first))]
@@ -344,14 +351,17 @@ def _of_alerts(
     if told and (first.rule == WEIGHTS_DIFFER or _is_over(first, history, causes)):
         # The notary names the engine and what it holds, single steps that are over their k3.
         clauses, told = [told.removeprefix("the data show: ")], ""
-    fall = next((each for each in grave if each.rule in REWARD_RULES), None)
     if fall is not None and first.rule not in REWARD_RULES:
         clauses.append(_clause(fall, history, f" from step {fall.onset} on"))
     if told:
         clauses.append(told)
-    if fall is not None and "before" in fall.evidence and family_of(first.rule, first.evidence) != "mismatch":
+    if fall is not None and "before" in fall.evidence and family_of(first.rule, first.evidence) != MISMATCH:
         # After the mismatch, the dates of the two tell their order.
         clauses.append(order_in_words(fall.evidence))
+    earlier = None if fall is not first else _changed_first(first, grave)
+    if earlier is not None:
+        subject, _, _ = earlier.why.partition(" has ")
+        clauses.append(f"{as_clause(subject)} changed first, from step {earlier.onset}")
     if fall is not None:
         clauses += _of_lengths(history)
     elif said:
@@ -359,10 +369,17 @@ def _of_alerts(
     clauses.append(never)
     if fall is None and not told and not never and _is_healthy_mismatch(grave, history):
         clauses.append(_k3_clause(history))
-    others = sum(first not in episode and fall not in episode for episode in episodes_of(grave))
+    named = [each for each in (first, fall, earlier) if each is not None]
+    others = sum(all(each not in episode for each in named) for episode in episodes_of(grave))
     if others > 0:
         clauses.append(plural(others, "more episode"))
     return clauses
+
+
+def _changed_first(fall: PastAlert, grave: Sequence[PastAlert]) -> PastAlert | None:
+    """Return the oldest alert on the policy or the gradient if it began before the reward fell."""
+    policy = (each for each in grave if family_of(each.rule, each.evidence) == POLICY and each.onset < fall.onset)
+    return min(policy, key=lambda each: each.onset, default=None)
 
 
 def _is_healthy_mismatch(grave: Sequence[PastAlert], history: History) -> bool:
@@ -417,13 +434,12 @@ def _events(alerts: Sequence[PastAlert]) -> tuple[DiagnosisEvent, ...]:
 
 
 def _is_of_mismatch(alert: PastAlert) -> bool:
-    return family_of(alert.rule, alert.evidence) == "mismatch"
+    return family_of(alert.rule, alert.evidence) == MISMATCH
 
 
 def _event(alert: PastAlert, episode: Sequence[PastAlert]) -> DiagnosisEvent:
     """Return the event of an alert; `episode` has the alerts of its episode if this alert stands for it."""
-    # Infos date no graver episode.
-    onset = min(each.onset for each in (alert, *episode) if each.severity != "info" or alert.severity == "info")
+    onset = onset_of(alert, episode)
     where = f"Step {onset}{_found_later(alert)}"
     sentence = f"{where}: {_name(alert)}. {alert.why}"
     if len(episode) > 1:
@@ -592,11 +608,17 @@ def _reward_clause(history: History, alerts: Sequence[PastAlert]) -> str:
 def _of_lengths(history: History) -> list[str]:
     """Return clauses on lengths that have changed much and on responses that are cut: no rule calls them unhealthy."""
     found, lengths = [], history.length
-    if len(lengths.values) >= 3 * NEWEST_STEPS and (before := median(list(lengths.values[:NEWEST_STEPS]))) > 0.0:
-        times = lengths.newest() / before
+    if len(lengths.values) >= 3 * NEWEST_STEPS:
+        since, before = lengths.steps[0], median(list(lengths.values[:NEWEST_STEPS]))
+        # A growth that began before these steps has left an alert, mostly an info, with the length before it.
+        surges = [each for each in history.alerts if _LENGTH_BEFORE in each.evidence and each.onset < since]
+        if surges:
+            first = min(surges, key=lambda each: each.onset)
+            since, before = first.onset, float(first.evidence[_LENGTH_BEFORE])
+        times = lengths.newest() / before if before > 0.0 else 1.0
         if max(times, 1.0 / max(times, 1e-9)) >= MUCH_LONGER:
             grown = f"grown × {number(times)}" if times > 1.0 else f"shrunk ÷ {number(1.0 / times)}"
-            found.append(f"responses have {grown} since step {lengths.steps[0]}")
+            found.append(f"responses have {grown} since step {since}")
     if history.truncated.newest() >= MANY_CUT:
         found.append(f"{percent(history.truncated.newest())} of the responses are cut")
     return found

@@ -2,7 +2,8 @@
 
 Many rules fire for one mismatch: on k3, χ², the mean ratio, the gradient norm. After a collapse of the reward nearly
 all of them fire. A rule belongs to a family of causes; the alerts of a family that are open together are an episode.
-What begins at or after a collapse of the reward belongs to the collapse.
+What begins at or after a collapse of the reward belongs to the collapse. A policy or a gradient that changes after the
+mismatch has risen belongs to it; one that changed before is a story of its own.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from foreshock.diagnosis.reward import COLLAPSE_RULE
 from foreshock.severity import Severity, severity_rank
 
 REWARD: Final = "reward"
+MISMATCH: Final = "mismatch"
+POLICY: Final = "policy"
 
 _FAMILIES: Final[Mapping[str, str]] = {
-    "mismatch": "mismatch",
-    "sampling": "mismatch",
-    "staleness": "mismatch",
-    "gradient": "mismatch",
-    "policy": "mismatch",
+    "mismatch": MISMATCH,
+    "sampling": MISMATCH,
+    "staleness": MISMATCH,
+    "gradient": POLICY,
+    "policy": POLICY,
     "length": "length",
     REWARD: REWARD,
 }
@@ -60,6 +63,8 @@ def episodes_of(alerts: Iterable[AlertT]) -> list[list[AlertT]]:
     found: dict[str, list[AlertT]] = {}
     for alert in sorted(alerts, key=_gravest_first):
         found.setdefault(family_of(alert.rule, alert.evidence), []).append(alert)
+    if POLICY in found and MISMATCH in found and _onset(found[POLICY]) >= _onset(found[MISMATCH]):
+        found[MISMATCH] = sorted([*found[MISMATCH], *found.pop(POLICY)], key=_gravest_first)
     collapse = next((each for each in found.get(REWARD, ()) if each.rule == COLLAPSE_RULE), None)
     if collapse is not None:
         began = min(each.onset for each in found[REWARD])
@@ -70,6 +75,13 @@ def episodes_of(alerts: Iterable[AlertT]) -> list[list[AlertT]]:
     return sorted(found.values(), key=lambda each: (each[0].rule != COLLAPSE_RULE, *_gravest_first(each[0])))
 
 
+def onset_of(head: SomeAlert, episode: Iterable[SomeAlert]) -> int:
+    """Return the first onset of an episode by the alerts of the same cause as its `head`; infos date no graver one."""
+    cause = head.evidence.get("cause")
+    alike = (each for each in episode if each.evidence.get("cause") == cause)
+    return min([head.onset, *(each.onset for each in alike if each.severity != "info" or head.severity == "info")])
+
+
 def is_told(alert: SomeAlert, told: Sequence[SomeAlert]) -> bool:
     """Return True if the messages about the open alerts `told` make one about this alert unnecessary.
 
@@ -78,7 +90,8 @@ def is_told(alert: SomeAlert, told: Sequence[SomeAlert]) -> bool:
     """
     family, rank = family_of(alert.rule, alert.evidence), severity_rank(alert.severity)
     families = [(family_of(each.rule, each.evidence), each) for each in told]
-    if any(name == family and severity_rank(each.severity) <= rank for name, each in families):
+    alike = {family, MISMATCH} if family == POLICY else {family}
+    if any(name in alike and severity_rank(each.severity) <= rank for name, each in families):
         return True
     if family not in _TRAINING:
         return False

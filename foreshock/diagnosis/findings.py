@@ -118,7 +118,8 @@ def _of_steps(
     elif found.source == "lint":
         checked = checked_since(first)
         of_steps = f"in {steps:,} of {checked:,} steps"
-        when, share = f"{of_steps}, {first} to {newest}", of_steps if steps < _MOSTLY * checked else ""
+        last = "" if newest_steps and newest >= newest_steps[-1] else f", last at {newest}"
+        when, share = f"{of_steps} since {first}{last}", of_steps if steps < _MOSTLY * checked else ""
         if share and check is not None and check.lasting:
             return None
     return DiagnosisCause(

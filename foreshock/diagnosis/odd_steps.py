@@ -99,15 +99,16 @@ def cause_of(odd: OddSteps, healthy_end: float, quantity: str, resumes: Collecti
     first = odd.groups[0][0]
     if odd.recur:
         every = "" if odd.every is None else f", every {odd.every} steps"
-        title = f"{quantity} is {level} in {len(odd.steps)} of {odd.of} steps{every}"
+        title = f"{quantity} is about {level} in {len(odd.steps)} of {odd.of} steps{every}"
         sentence = f"{title}, and {rest} in the others: {_named([step for group in odd.groups for step in group])}."
         advice = (
-            "Compare these steps with the others: which replica of the engine sampled them, with which weights. A "
-            "replica that misses updates does this; log `engine_id` with the rollouts to see it by engine."
+            "Compare these steps with the others: which of their rollouts have it, which replica of the engine sampled "
+            "them (log `engine_id`), and with which weights."
         )
     else:
         where = " and ".join(_words(group) + _at_resume(group, resumes) for group in odd.groups)
-        title = f"{quantity} was {level} {where}" + (", healthy since" if odd.rest <= healthy_end else "")
+        about = "" if len(odd.steps) == 1 else "about "
+        title = f"{quantity} was {about}{level} {where}" + (", healthy since" if odd.rest <= healthy_end else "")
         sentence = f"{title}; it is {rest} in the other {odd.of - len(odd.steps)} measured steps."
         advice = (
             f"Look at what was different {where}: a restart or a resume with other weights, a missed weight sync, "

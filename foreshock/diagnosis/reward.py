@@ -619,10 +619,11 @@ def _event(
             evidence["deviations"] = fall.z
         evidence |= mismatch_at_fall(fall.window.steps, fall.window.mismatch, fall.onset)
     order, mismatch = order_in_words(evidence), mismatch_in_words(evidence)
-    headline = f"The reward fell from {reward_number(before)} to {reward_number(now)}" + (order and f"; {order}")
+    headline = f"The reward fell from {reward_number(before)} to {reward_number(now)} by step {state.steps[-1]}"
+    headline += order and f"; {order}"
     fraction = settings.collapse if is_collapse else settings.fall
     # A ramp is found `ahead` of the threshold.
-    is_past = "That is more than" if share_fallen > fraction else "If it goes on, it is within two steps more than"
+    is_past = "That is more than" if share_fallen > fraction else "If it goes on, that is within two steps more than"
     what_to_do = _FALLING
     if is_collapse:
         begun = [int(evidence[name]) for name in ("onset_step", "k3_onset_step") if name in evidence]
@@ -634,8 +635,8 @@ def _event(
         value=now,
         threshold=levels.after(fraction),
         severity="critical" if is_collapse else "warning",
-        why=f"{headline}. {is_past} {'half' if is_collapse else 'a quarter'} of the way from its best, "
-        f"{reward_number(best)}, to the floor, {reward_number(floor)}.{mismatch and ' '}{mismatch}",
+        why=f"{headline}. {is_past} {'half' if is_collapse else 'a quarter'} of what the best level, "
+        f"{reward_number(best)}, is above the floor, {reward_number(floor)}.{mismatch and ' '}{mismatch}",
         what_to_do=what_to_do,
         evidence=evidence,
     )

@@ -1,4 +1,4 @@
-"""The diagnosis in at most 80 characters, for the rows of lists: what has happened to the reward, then the mismatch."""
+"""The diagnosis in at most 78 characters, for the rows of lists: what has happened to the reward, then the mismatch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from foreshock.diagnosis.history import History, PastAlert
 from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE, level_after_fall
 from foreshock.diagnosis.wording import as_sentence, number, reward_number
 
-MOST_CHARACTERS: Final = 80
+MOST_CHARACTERS: Final = 78
+"""`foreshock runs` indents it by two, in 80 columns."""
 
 
 def short_of(verdict: Verdict, headline: str, grave: Sequence[PastAlert], cause: str, history: History) -> str:
-    """Return the verdict and its news in at most 80 characters.
+    """Return the verdict and its news in at most 78 characters.
 
     `grave` are the open alerts above info, the one that the headline tells first; `cause` is its clause on what makes
     the mismatch, or "".
@@ -43,7 +44,7 @@ def short_of(verdict: Verdict, headline: str, grave: Sequence[PastAlert], cause:
     if first.evidence.get("cause") == "mismatch" and math.isfinite(history.judged_k3):
         news = f"k3 {number(history.judged_k3)}, healthy to {number(history.healthy_end)}, since step {first.onset}"
         return _joined("Mismatch: ", [news, cause], headline)
-    return _cut(headline)
+    return _first_clauses(headline)
 
 
 def _growth(fall: PastAlert) -> str:

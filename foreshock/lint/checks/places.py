@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from foreshock.healthy_ranges import LARGEST_OF_NUMERICS
 from foreshock.lint.checks.pairs import NO_PAIRS, Pairs, PairsByGroup, if_invalid
+from foreshock.lint.checks.temperature import two_temperatures
 from foreshock.lint.checks.token_ids import by_token_id
 from foreshock.lint.counting import LARGEST_D, Bools, Counting, Counts, Example, Floats, Ints, Table
 from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome, format_number, format_percent
@@ -264,7 +265,10 @@ def _check(judging: Judging) -> Outcome:
         return NotChecked(NO_PAIRS)
     if judging[Pairs].mean_k3 > healthy and (of_ids := by_token_id(judging)) is not None:
         return of_ids
-    found = [part for name in _DIMENSIONS for part in _parts(sums, name) if part.k3 > healthy]
+    # A single rollout is a place if the step is beyond its range by it.
+    of_rollouts = 1 if judging[Pairs].mean_k3 > healthy else _LEAST_GROUPS
+    least = dict.fromkeys(_DIMENSIONS, _LEAST_GROUPS) | {"rollout": of_rollouts}
+    found = [part for name in _DIMENSIONS for part in _parts(sums, name, least[name]) if part.k3 > healthy]
     best = max(found, key=lambda part: (part.share >= 0.9, part.times * part.share), default=None)
     if best is not None and best.dimension == "rollout":
         # Prefer a data source or an engine that names the same rollouts.
@@ -282,9 +286,14 @@ def _check(judging: Judging) -> Outcome:
     where = None
     if best.dimension == "rollout":
         where = _rollouts_of(best, judging)
+        seen += f" It is {where[0].sample_id}." if len(where) == best.rollouts == 1 else ""
         title += _prompts_of(best, judging[Pairs].by_group, where)
     elif best.dimension == "turn" and judging.evidence.where(_OF_MASK):
         seen += " The turns are those of the response mask."
+    if best.k3_of_rest > healthy:
+        seen += " The others are above the healthy range too."
+    elif isinstance(two_temperatures(judging), Finding):
+        seen += " It looks like another temperature there."
     numbers = {"k3": best.k3, "k3_elsewhere": best.k3_of_rest, "tokens": best.tokens, "share_of_k3": best.share}
     numbers |= {f"{best.dimension}_from": float(best.low), f"{best.dimension}_to": float(best.high)}
     remedy = _OF_STALENESS if best.dimension == "lag" and best.high == best.last else ""
@@ -386,7 +395,7 @@ def _if_explained(judging: Judging) -> str:
     return if_invalid(judging) or why
 
 
-def _parts(sums: SumsByPlace, dimension: str) -> list[_Part]:
+def _parts(sums: SumsByPlace, dimension: str, least_groups: int) -> list[_Part]:
     """Return the ranges of a dimension's buckets that stand out: the first ones, the last ones, or a single name."""
     buckets, table = sums.of_dimension(dimension)
     size = buckets.size
@@ -401,7 +410,8 @@ def _parts(sums: SumsByPlace, dimension: str) -> list[_Part]:
         cuts = [(start, size) for start in range(1, size)]
         cuts += [] if dimension == "rollout" else [(0, stop) for stop in range(1, size)]
         everything = table.sum(axis=0)
-    return [part for start, stop in cuts if (part := _part(dimension, buckets, table, everything, start, stop))]
+    found = (_part(dimension, buckets, table, everything, start, stop, least_groups) for start, stop in cuts)
+    return [part for part in found if part is not None]
 
 
 def _part(
@@ -411,6 +421,7 @@ def _part(
     everything: NDArray[np.float64],
     start: int,
     stop: int,
+    least_groups: int,
 ) -> _Part | None:
     inside = table[start:stop].sum(axis=0)
     # A group may be in several buckets: the largest number in one bucket is a lower bound.
@@ -419,7 +430,7 @@ def _part(
     tokens, uncertain, k3, roots = inside[0], inside[1], inside[4], inside[5]
     if (
         min(uncertain, outside[1]) < _LEAST_UNCERTAIN
-        or groups < _LEAST_GROUPS
+        or groups < least_groups
         or tokens > _MOST_TOKENS_SHARE * everything[0]
     ):
         return None
@@ -455,7 +466,7 @@ def _words(part: _Part, judging: Judging) -> str:
             else f"at the first {last + 1} tokens of a response"
         )
     if part.dimension == "rollout":
-        return f"in {int(part.rollouts):,} rollouts"
+        return "in 1 rollout" if part.rollouts == 1 else f"in {int(part.rollouts):,} rollouts"
     if part.dimension in _NAMED:
         name = next((each.sample_id for each in judging.evidence.where(f"{part.dimension} {low}")), "of one name")
         return f"in the {int(part.rollouts):,} rollouts of the {part.dimension.replace('_', ' ')} {name}"
@@ -468,8 +479,8 @@ BY_PLACE = Check(
     "mismatch_by_place",
     "the mismatch is concentrated in one part of the tokens",
     "Means over all tokens hide it: most of the tokens are as they should be, and few are far off.",
-    "Look at what differs there. The place does not name the cause: `foreshock doctor` with the step's weights "
-    "tries what could make it.",
+    "Look at what differs in the part that has the mismatch. The part names no cause: `foreshock doctor` with the "
+    "step's weights tries what could make it.",
     _check,
     unless=if_invalid,
     yields_to=("mismatch_after_id", "banned_early"),

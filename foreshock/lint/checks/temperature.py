@@ -131,7 +131,17 @@ def _check_trainer(judging: Judging) -> Outcome:
 
 
 def _check_differ(judging: Judging) -> Outcome:
-    """Check if log π looks like log μ at another temperature: d is nearly linear in both.
+    """Check for two temperatures of all tokens. Those of a part are told with the part."""
+    place = judging.outcome("mismatch_by_place")
+    numbers = place.evidence if isinstance(place, Finding) else {}
+    of_part = any(f"{each}_from" in numbers for each in ("data_source", "engine", "turn"))
+    if of_part and numbers["k3_elsewhere"] <= judging.healthy_k3:
+        return NotChecked("the mismatch is in one part of the tokens, and healthy elsewhere")
+    return two_temperatures(judging)
+
+
+def two_temperatures(judging: Judging) -> Outcome:
+    """Return a finding if log π looks like log μ at another temperature: d is nearly linear in both.
 
     Noise on one side gives slopes of different signs against log μ and log π, and a bad fit against one of them. Other
     policies can look the same, so the finding names only a possible cause.

@@ -494,6 +494,32 @@ def test_a_fault_that_the_data_prove_needs_no_probe(changes: dict[str, Any], is_
     assert (PROBE in found.next_steps) == is_probed
 
 
+def test_a_policy_that_changed_before_the_reward_fell_is_told() -> None:
+    why = "The gradient norm has risen to at least three times this run's own baseline."
+    first = replace(RISE, rule="gradient_rise", step=9, why=why, evidence={"cause": "gradient"})
+    assert diagnose(replace(HEALTHY, alerts=(first, COLLAPSE))).headline == (
+        "Critical since step 25: the reward fell from 0.85 to 0.03 (found at step 30); the gradient norm changed "
+        "first, from step 9."
+    )
+
+
+def test_lengths_that_grew_before_the_newest_steps_are_named() -> None:
+    grew = PastAlert("length_growth_with_reward", "info", 37, True, "Watching.", evidence={"baseline_length": 30.0})
+    late = [each + 100 for each in STEPS]
+    history = replace(
+        HEALTHY, observed_step=139, k3=SteppedValues(late, [2e-5] * 40), reward=SteppedValues(late, [0.9] * 40),
+        length=SteppedValues(late, [450.0] * 40), alerts=(grew,),
+    )  # fmt: skip
+    assert "but responses have grown × 15 since step 37" in diagnose(history).headline
+    assert "grown" not in diagnose(replace(history, alerts=())).headline
+
+
+def test_single_tokens_that_are_left_out_are_not_told_of_a_fall() -> None:
+    few = replace(SHIFT, name="placeholder_log_probs", title="some values are placeholders")
+    assert "placeholders" not in diagnose(replace(HEALTHY, alerts=(COLLAPSE,), causes=(few,))).headline
+    assert "placeholders" in diagnose(replace(HEALTHY, alerts=(RISE,), causes=(few,))).headline
+
+
 def test_of_two_causes_a_headline_names_the_one_that_fits() -> None:
     alert = replace(RISE, rule="mismatch_critical", severity="critical", evidence={"cause": "mismatch"})
     k3 = SteppedValues(list(STEPS), [36.0] * 40)
@@ -580,8 +606,8 @@ def test_single_bad_steps_that_are_over_are_told_in_place_of_their_alerts() -> N
     heavy = replace(RISE, rule="tail_heavy", severity="critical", step=38,
                     evidence={"cause": "mismatch", "onset_step": 36})  # fmt: skip
     found = diagnose(replace(HEALTHY, k3=SteppedValues(list(STEPS), k3), alerts=(heavy,)))
-    assert found.headline == "Critical: k3 was 0.80 in steps 36 to 38, healthy since."
-    assert found.short == "Mismatch: k3 was 0.80 in steps 36 to 38, healthy since."
+    assert found.headline == "Critical: k3 was about 0.80 in steps 36 to 38, healthy since."
+    assert found.short == "Mismatch: k3 was about 0.80 in steps 36 to 38, healthy since."
 
 
 def test_a_single_step_is_no_event_beside_a_graver_alert_on_the_mismatch() -> None:

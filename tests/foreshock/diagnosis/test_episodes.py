@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foreshock.diagnosis.episodes import episodes_of, is_told
+from foreshock.diagnosis.episodes import episodes_of, is_told, onset_of
 from foreshock.diagnosis.history import PastAlert
 from foreshock.severity import Severity
 
@@ -51,3 +51,21 @@ def test_a_person_hears_at_most_four_messages_of_a_collapse() -> None:
     assert not is_told(DATA, told)
     assert not is_told(FALL, [RISE])
     assert is_told(alert("mismatch_runaway", "mismatch", 230, "critical"), [COLLAPSE])
+
+
+def test_a_policy_that_changed_before_the_mismatch_is_a_story_of_its_own() -> None:
+    early, late = alert("perplexity_rise", "policy", 46), alert("perplexity_rise", "policy", 150)
+    assert rules((RISE, CRITICAL, late)) == [["mismatch_critical", "mismatch_rise", "perplexity_rise"]]
+    assert rules((RISE, CRITICAL, early)) == [["mismatch_critical", "mismatch_rise"], ["perplexity_rise"]]
+    assert is_told(late, [RISE])
+    # After a collapse what was first stands beside it, and what followed belongs to it.
+    assert rules((early, alert("mismatch_rise", "mismatch", 230), COLLAPSE)) == [
+        ["reward_collapse", "mismatch_rise"],
+        ["perplexity_rise"],
+    ]
+
+
+def test_an_episode_is_dated_by_alerts_of_the_cause_of_its_head() -> None:
+    lag = alert("lag_high", "staleness", 10)
+    assert onset_of(CRITICAL, (CRITICAL, RISE, lag)) == RISE.step
+    assert onset_of(CRITICAL, (CRITICAL, alert("mismatch_above_noise_floor", "mismatch", 20, "info"))) == CRITICAL.step

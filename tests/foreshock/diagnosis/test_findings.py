@@ -20,7 +20,8 @@ PROBED = PastFinding("attribution", "numerics", "warning", "All of it is numeric
         (60, 1, 60, "in every step since 1"),
         (58, 1, 58, "in every step from 1 to 58"),
         (1, 60, 60, "step 60"),
-        (30, 1, 60, "in 30 of 60 steps, 1 to 60"),
+        (30, 1, 60, "in 30 of 60 steps since 1"),
+        (20, 1, 58, "in 20 of 60 steps since 1, last at 58"),
     ],
 )
 def test_a_finding_is_dated(steps: int, first: int, newest: int, when: str) -> None:

@@ -66,7 +66,7 @@ def test_a_bad_step_is_still_an_event_when_the_window_has_passed_it() -> None:
 
 def test_steps_after_a_resume_are_told_with_it() -> None:
     found = diagnosed(with_bad(30, {5, 6, 7}, 0.13), resumes=[5])
-    assert found.headline.endswith("but k3 was 0.13 in steps 5 to 7, at the resume, healthy since.")
+    assert found.headline.endswith("but k3 was about 0.13 in steps 5 to 7, at the resume, healthy since.")
     assert "Steps 5 to 7: k3 was 0.13 at step 5; it was back at step 8." in found.parts()["What happened, in order"]
     assert "at the resume" not in diagnosed(with_bad(30, {5, 6, 7}, 0.13), resumes=[12]).headline
 
@@ -76,7 +76,7 @@ def test_a_bad_replica_is_counted_and_a_warning(every: int) -> None:
     bad = set(range(every, 61, every))
     found = diagnosed(with_bad(60, bad))
     assert (found.verdict, found.since) == ("critical" if every == 2 else "warning", every)
-    assert f"k3 is 0.68 in {len(bad)} of 60 steps, every {every} steps" in found.headline
+    assert f"k3 is about 0.68 in {len(bad)} of 60 steps, every {every} steps" in found.headline
     assert found.causes[0].name == "mismatch_in_steps"
     assert "engine_id" in found.next_steps[0]
 

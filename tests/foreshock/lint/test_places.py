@@ -97,6 +97,16 @@ def test_minority_of_rollouts_is_named(share: float) -> None:
     assert warning.evidence["share_of_k3"] > 0.9
 
 
+def test_a_single_rollout_is_named_if_the_step_is_beyond_its_range() -> None:
+    batch = healthy_batch(3, Policy(sharpness=2.0))
+    row = int(np.argmax(batch.response_lengths))
+    warning = only(lint_batch(batch_with(lambda each: rows(each) == row, 3.0)), "mismatch_by_place")
+    assert "in 1 rollout, and" in warning.title
+    assert warning.seen.endswith(f"It is {batch.sample_ids[row]}.")
+    small = lint_batch(batch_with(lambda each: rows(each) == row, 0.05))
+    assert "mismatch_by_place" not in {each.name for each in small.warnings}
+
+
 def test_rise_with_lag_is_staleness() -> None:
     batch = healthy_batch(3, Policy(sharpness=2.0))
     lag = (rows(batch) // 8) % 4
