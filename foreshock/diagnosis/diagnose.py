@@ -13,12 +13,22 @@ from statistics import median
 from typing import Any, Final
 
 from foreshock.api.diagnosis import CauseSource, Diagnosis, DiagnosisCause, DiagnosisEvent, MissingData, Verdict
+from foreshock.api.runs import ChangeRecord
 from foreshock.diagnosis.border import contradiction
+from foreshock.diagnosis.changes import change_in_words
 from foreshock.diagnosis.collapse import TRAILING_VALUES, floor_of
 from foreshock.diagnosis.course import causes_of_course
 from foreshock.diagnosis.episodes import MISMATCH, POLICY, episodes_of, family_of, onset_of
 from foreshock.diagnosis.evaluations import fall_of_evaluation
-from foreshock.diagnosis.history import NEWEST_STEPS, WINDOW_STEPS, AwaitedShards, History, PastAlert, at_lag_zero
+from foreshock.diagnosis.history import (
+    NEWEST_STEPS,
+    WINDOW_STEPS,
+    AwaitedShards,
+    History,
+    PastAlert,
+    SteppedValues,
+    at_lag_zero,
+)
 from foreshock.diagnosis.lags import AT_LAG_ZERO
 from foreshock.diagnosis.mismatch_order import order_in_words
 from foreshock.diagnosis.mismatch_rules import K3, PROBE, STEP_RULE
@@ -205,7 +215,7 @@ def diagnose(history: History) -> Diagnosis:
         since=since,
         headline=headline,
         short=short_of(verdict, headline, ordered, _of_mismatch(told), history),
-        events=_events(alerts),
+        events=_in_order([*_events(alerts), *map(_of_change, history.changes)]),
         causes=causes,
         next_steps=_next_steps(grave, causes, (*blocking, *lesser), history),
         missing=(*blocking, *lesser),
@@ -433,6 +443,17 @@ def _events(alerts: Sequence[PastAlert]) -> tuple[DiagnosisEvent, ...]:
     return tuple(_event(each, heads.get(id(each), ())) for each in alerts[-_MOST_EVENTS:])
 
 
+def _of_change(change: ChangeRecord) -> DiagnosisEvent:
+    said = f"Step {change.step}: {change_in_words(change)}."
+    return DiagnosisEvent(
+        step=change.step, onset=change.step, rule="change", severity="info", sentence=said, is_open=False, is_told=True
+    )  # fmt: skip
+
+
+def _in_order(events: Sequence[DiagnosisEvent]) -> tuple[DiagnosisEvent, ...]:
+    return tuple(sorted(events, key=lambda each: each.onset))
+
+
 def _is_of_mismatch(alert: PastAlert) -> bool:
     return family_of(alert.rule, alert.evidence) == MISMATCH
 
@@ -600,9 +621,22 @@ def _reward_clause(history: History, alerts: Sequence[PastAlert]) -> str:
     if _is_never_rewarded(history):
         return NEVER_REWARDED
     if len(reward.values) < LEAST_REWARDS or fallen or not little:
-        return f"the reward is {text}"
+        return f"the reward is {text}{'' if fallen else _before_change(reward, now, history.changes)}"
     when = f" in the newest {WINDOW_STEPS} steps" if len(reward.values) >= WINDOW_STEPS else ""
     return f"the reward, {text}, has not fallen{when}"
+
+
+def _before_change(reward: SteppedValues, now: float, changes: Sequence[ChangeRecord]) -> str:
+    """Return the level of the reward before the newest change if it fell with it, in parentheses; else ""."""
+    if not changes:
+        return ""
+    at = max(each.step for each in changes)
+    pairs = list(zip(reward.steps, reward.values, strict=True))
+    before = [value for step, value in pairs if step < at][-NEWEST_STEPS:]
+    since = [value for step, value in pairs if step >= at][:NEWEST_STEPS]
+    if min(len(before), len(since)) < NEWEST_STEPS or max(now, median(since)) >= min(before):
+        return ""
+    return f" ({reward_number(median(before))} before the change at step {at})"
 
 
 def _of_lengths(history: History) -> list[str]:

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any, Final
 
 from foreshock.api.diagnosis import DiagnosisCause, MissingData
+from foreshock.api.runs import ChangeRecord
 from foreshock.api.watch import onset_of
 from foreshock.diagnosis.lags import AT_LAG_ZERO, LagLevels, StepLags
 from foreshock.diagnosis.odd_steps import OddSteps, odd_steps
@@ -83,7 +84,8 @@ class History:
     `evaluations` are the rewards of evaluations by the name of their scalar, `rates` the logged learning rates.
     `newest_step` is the newest one with rollouts. `causes` come from the lint, in the order of its catalogue, and from
     probes, whose evidence has a `step`. `undeclared` is what must be declared before the lint can find more.
-    `checkpoints` are the steps with an announced checkpoint, ascending, `resumes` the steps at which attempts resumed.
+    `checkpoints` are the steps with an announced checkpoint, ascending, `resumes` the steps at which attempts resumed,
+    `changes` the newest changes that were announced or that the setup of the rollouts shows.
     """
 
     alerts: tuple[PastAlert, ...] = ()
@@ -108,6 +110,7 @@ class History:
     model_kind: ModelKind | None = None
     checkpoints: Sequence[int] = ()
     resumes: Sequence[int] = ()
+    changes: Sequence[ChangeRecord] = ()
 
     @property
     def healthy_end(self) -> float:

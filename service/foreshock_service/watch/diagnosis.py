@@ -32,6 +32,7 @@ from foreshock_service.platform.context import Context
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.runs import (
     attempts,
+    changes,
     checkpoints,
     diagnoses,
     events,
@@ -52,6 +53,7 @@ _OF_MISMATCH = ("k3_kl", "tokens", "min_d", "max_d", *(key.partition(":")[2] for
 _MISMATCH_KEYS = tuple(f"{comparisons.TRAINER_ROLLOUT}:{measure}" for measure in _OF_MISMATCH)
 
 _MOST_AWAITED = 3
+_MOST_CHANGES = 20
 _EVALUATED_STEPS = 640
 """Newest steps whose evaluations are read: a dozen if there is one in 50 steps. Of 50 scalars a step it takes 10 ms, so
 that a run without evaluations is spared it."""
@@ -161,6 +163,7 @@ def history_of(session: Session, run_id: str) -> History:
         model_kind=None if run is None else run.model_kind,
         checkpoints=checkpoints.announced_steps(session, run_id) if has_collapsed else (),
         resumes=[each.resume_step for each in attempts.attempts_of_run(session, run_id)[1:]],
+        changes=changes.newest_changes(session, run_id, _MOST_CHANGES) if has_rollouts else (),
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from foreshock.api.diagnosis import Diagnosis, DiagnosisCause, MissingData, diagnosis_of
 from foreshock.api.records import to_json
+from foreshock.api.runs import ChangeRecord
 from foreshock.diagnosis.diagnose import LEAST_MEASURED_STEPS, diagnose
 from foreshock.diagnosis.history import AwaitedShards, History, PastAlert, SteppedValues
 from foreshock.diagnosis.mismatch_rules import K3, PROBE
@@ -659,3 +660,13 @@ def test_advantages_that_are_no_numbers_make_a_warning_whatever_the_mismatch() -
     found = diagnose(replace(HEALTHY, causes=(cause,)))
     assert found.verdict == "warning"
     assert "100 % of the values of advantage are NaN or infinite" in found.headline
+
+
+def test_a_change_that_was_announced_is_told_with_the_reward_that_fell_with_it() -> None:
+    change = ChangeRecord(step=20, attempt=1, kind="curriculum", before="easy", after="hard", rebaseline=True)
+    reward = SteppedValues(list(STEPS), [0.8] * 20 + [0.42] * 20)
+    found = diagnose(replace(HEALTHY, reward=reward, changes=(change,)))
+    assert found.headline.endswith("; the reward is 0.42 (0.80 before the change at step 20).")
+    assert found.parts()["What happened, in order"] == ["Step 20: curriculum easy → hard."]
+    earlier = replace(change, step=5)
+    assert "before the change" not in diagnose(replace(HEALTHY, reward=reward, changes=(earlier,))).headline

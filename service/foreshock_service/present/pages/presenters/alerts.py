@@ -4,8 +4,8 @@ from itertools import accumulate
 from typing import Any, get_args
 from urllib.parse import urlencode
 
-from foreshock.api import runs, watch
-from foreshock.changes import ChangeKind
+from foreshock.api import watch
+from foreshock.diagnosis.changes import change_in_words
 from foreshock.diagnosis.episodes import episodes_of
 from foreshock.diagnosis.quantities import LEARNING_RATE_KEY
 from foreshock.severity import SEVERITIES, severity_rank
@@ -53,14 +53,6 @@ def axes_of_run(viewing: Viewing, run_id: str) -> dict[str, Any]:
 
 
 MOST_CHANGES = 200
-_MOST_DIFFERENCES = 3
-_LONGEST_VALUE = 40
-_NAMES: dict[ChangeKind, str] = {
-    "length_cap": "length cap",
-    "curriculum": "curriculum",
-    "data_mixture": "data mixture",
-    "other": "announced change",
-}
 
 
 def changes_of(viewing: Viewing, run_id: str) -> list[Mark]:
@@ -69,28 +61,6 @@ def changes_of(viewing: Viewing, run_id: str) -> list[Mark]:
         Mark(change.step, change_in_words(change))
         for change in changes.newest_changes(viewing.session, run_id, MOST_CHANGES)
     ]
-
-
-def change_in_words(change: runs.ChangeRecord) -> str:
-    """Return what changed, in a few words."""
-    if change.kind == "setup":
-        named = [_difference(each) for each in change.differences[:_MOST_DIFFERENCES]]
-        others = len(change.differences) - len(named)
-        return ", ".join(named) + (f" and {others} more fields" if others else "")
-    text = _NAMES[change.kind]
-    if change.before is not None or change.after is not None:
-        text += f" {_value(change.before)} → {_value(change.after)}"
-    return text if change.note is None else f"{text} ({change.note})"
-
-
-def _difference(difference: runs.DifferenceRecord) -> str:
-    before, after = (" and ".join(_value(each) for each in side) for side in (difference.before, difference.after))
-    return f"{difference.name} {before} → {after}"
-
-
-def _value(value: object) -> str:
-    text = "?" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
 
 
 MOST_ALERTS, SHOWN_EPISODES, SHOWN_OF_EPISODE = 1000, 8, 50

@@ -9,6 +9,7 @@ from foreshock import healthy_ranges, page_addresses
 from foreshock.api.attribution import AttributionRecord
 from foreshock.api.runs import StepRecord
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.diagnosis.changes import change_in_words
 from foreshock.diagnosis.differences import new_worst_in_words
 from foreshock.measures import registry, rollout_summaries
 from foreshock.measures.estimators.bootstrap import interval_warning
@@ -126,7 +127,7 @@ def _changed(
     )
     names = rollout.token_texts(viewing, run, key.attempt, ids) or {}
     return {
-        "setup": [alerts.change_in_words(each) for each in changes.changes_at(viewing.session, run.id, key.step)],
+        "setup": [change_in_words(each) for each in changes.changes_at(viewing.session, run.id, key.step)],
         "rows": rows,
         "tokens": new_worst_in_words(old_ids, ids, names) if old_ids and ids else None,
     }
