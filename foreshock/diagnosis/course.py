@@ -217,7 +217,7 @@ def _since_start(
     if spread <= most and typical > healthy_end:
         sentence = (
             f"{quantity} is about the same in {which} ({number(values.min())} to {number(values.max())}): it was there "
-            "before the first update and does not follow the learning rate, so it is not stale weights. "
+            "before the first update and does not grow with the updates, so it is not stale weights. "
         )
         if typical <= _LARGEST_OF_PRECISION:
             sentence += "Kernels or the precision of one side can make so much."
@@ -258,13 +258,13 @@ def _since_start(
             )
         sentence = (
             f"{grew}step {last}. It looks as if the engine, or a part of it (an adapter, the head, a cache), still "
-            f"held the weights of step {steps[0]}: an update that does not arrive."
+            f"held the weights of step {steps[0]}: updates do not arrive, or only in part."
         )
         advice = (
             "Check that updates reach the engine: compare digests of its weights. `foreshock doctor` with the weights "
             f"of this step and of step {steps[0]} names the part that is old."
         )
-        title = f"weights of step {steps[0]} in the engine, or in a part of it"
+        title = f"updates since step {steps[0]} do not reach the engine, or only in part"
         return _possible("weights_not_delivered", title, sentence, advice, evidence)
     return None
 

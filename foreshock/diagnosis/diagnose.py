@@ -19,7 +19,7 @@ from foreshock.diagnosis.changes import change_in_words
 from foreshock.diagnosis.collapse import TRAILING_VALUES, floor_of
 from foreshock.diagnosis.course import causes_of_course
 from foreshock.diagnosis.episodes import MISMATCH, POLICY, episodes_of, family_of, onset_of
-from foreshock.diagnosis.evaluations import fall_of_evaluation
+from foreshock.diagnosis.evaluations import fall_of_evaluation, stays_at_zero
 from foreshock.diagnosis.history import (
     NEWEST_STEPS,
     WINDOW_STEPS,
@@ -34,6 +34,7 @@ from foreshock.diagnosis.mismatch_order import order_in_words
 from foreshock.diagnosis.mismatch_rules import K3, PROBE, STEP_RULE
 from foreshock.diagnosis.odd_steps import ODD_STEPS, cause_of
 from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE, level_after_fall, where_to_look
+from foreshock.diagnosis.reward_outage import outage_of
 from foreshock.diagnosis.rule import CLIENT_LOSSES
 from foreshock.diagnosis.short_headline import short_of
 from foreshock.diagnosis.weights import WEIGHTS_DIFFER
@@ -150,7 +151,13 @@ def diagnose(history: History) -> Diagnosis:
         grave = [began if each is collapse else each for each in grave if each.rule != FALL_RULE]
     named = {each.name for each in history.causes if each.explains}
     fallen = _went_wrong(grave, history)
-    found = (*history.causes, *_of_course(history, named), *fall_of_evaluation(history.evaluations))
+    found = (
+        *history.causes,
+        *_of_course(history, named),
+        *fall_of_evaluation(history.evaluations),
+        *stays_at_zero(history.evaluations, history.reward),
+        *outage_of(history.reward),
+    )
     causes = _causes(_confirmed(found), history, fallen)
     told = [each for each in causes if _is_current(each, history)]
     blocking, lesser = _missing(history, alerts, causes, is_judged=bool(grave))
@@ -370,8 +377,9 @@ def _of_alerts(
         clauses.append(order_in_words(fall.evidence))
     earlier = None if fall is not first else _changed_first(first, grave)
     if earlier is not None:
-        subject, _, _ = earlier.why.partition(" has ")
-        clauses.append(f"{as_clause(subject)} changed first, from step {earlier.onset}")
+        what = _name(earlier)
+        moved = f"the {what.removesuffix(' rise')} rose" if what.endswith(" rise") else f"{what} came"
+        clauses.append(f"{moved} first, from step {earlier.onset}")
     if fall is not None:
         clauses += _of_lengths(history)
     elif said:
@@ -617,6 +625,7 @@ def _reward_clause(history: History, alerts: Sequence[PastAlert]) -> str:
     now, best = reward.newest(), max((reward.best(), *bests))
     text = reward_number(now)
     fallen = any(each.is_open and each.rule in REWARD_RULES for each in alerts)
+    fallen = fallen or bool(outage_of(reward))
     little = best - now <= LITTLE_FALL * (best - floor_of(min(reward.values)))
     if _is_never_rewarded(history):
         return NEVER_REWARDED
@@ -763,6 +772,9 @@ def _next_steps(
     found += [PROBE] if not grave and _above_since(history) is not None else []
     # What follows from the same cause has the same remedy. A fault that the data prove needs no probe to be found.
     heads = [each[0] for each in episodes_of(grave) if each[0].rule != COLLAPSE_RULE]
+    if collapse is not None:
+        # What to do for a policy that changes asks whether the reward falls.
+        heads = [each for each in heads if family_of(each.rule, each.evidence) != POLICY]
     advised = {each.name for each in causes if each.what_to_do}
     of_alerts = [each.what_to_do for each in heads if advised.isdisjoint(_SAID_BY.get(each.rule, ()))]
     found += [each for each in of_alerts if each != PROBE or not _is_known(causes, history)]

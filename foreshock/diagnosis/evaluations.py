@@ -1,11 +1,14 @@
-"""A lasting fall of an evaluation reward, which a training reward that rises does not show (reward hacking).
+"""Evaluation rewards that tell another story than the training reward.
 
-Each evaluation is judged by the detector of the reward: a fall of a quarter, beyond the noise, that is not recovered.
+A lasting fall, which a training reward that rises does not show (reward hacking), is judged by the detector of the
+reward: a fall of a quarter, beyond the noise, that is not recovered. One that stays near 0 while the training reward
+rises may not measure what is trained.
 """
 
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from statistics import median
 from typing import Final
 
 from foreshock.api.diagnosis import DiagnosisCause
@@ -22,6 +25,12 @@ _OTHER: Final = frozenset(
     {"std", "var", "min", "max", "len", "length", "lengths", "loss", "time", "count", "num", "number", "zero", "worst"}
 )
 _SETTINGS: Final = RewardSettings()
+
+EVALUATION_STAYS: Final = "evaluation_stays"
+_LEAST_EVALUATIONS: Final = 5
+_NEAR_ZERO: Final = 0.05
+_RISEN: Final = 0.15
+"""A training reward from 0 to 1 has risen by at least this."""
 
 
 # Cached: it is asked for each scalar of each step.
@@ -60,6 +69,37 @@ def fall_of_evaluation(evaluations: Mapping[str, SteppedValues]) -> tuple[Diagno
             "the training rewards: read responses of both, and compare their reward functions and prompts. Go back to "
             f"a checkpoint from before step {onset}.",
             evidence={"first_step": onset, "before": before, "now": now, "deviations": deviations},
+        ),
+    )
+
+
+def stays_at_zero(evaluations: Mapping[str, SteppedValues], reward: SteppedValues) -> tuple[DiagnosisCause, ...]:
+    """Return the lowest evaluation that stays near 0 as a cause, if the training reward, from 0 to 1, has risen."""
+    values, third = reward.values, len(reward.values) // 3
+    if third < _LEAST_EVALUATIONS or min(values) < 0.0 or max(values) > 1.0:
+        return ()
+    before, now = median(values[:third]), median(values[-third:])
+    low = [
+        (max(each.values), name)
+        for name, each in evaluations.items()
+        if len(each.values) >= _LEAST_EVALUATIONS and min(each.values) >= 0.0 and max(each.values) <= _NEAR_ZERO
+    ]
+    if not low or now - before < _RISEN:
+        return ()
+    _, name = min(low)
+    count = len(evaluations[name].values)
+    title = f"{name} stays at {reward_number(median(evaluations[name].values))}"
+    return (
+        DiagnosisCause(
+            name=EVALUATION_STAYS,
+            sentence=f"{title} in {count} evaluations, while the reward rose from {reward_number(before)} to "
+            f"{reward_number(now)}. It may be harder, or not measure what is trained.",
+            source="detector",
+            title=title,
+            explains=False,
+            what_to_do=f"Read responses of {name}: are they cut, and are they sampled with the template, the length "
+            "and the thinking of the training?",
+            evidence={"evaluations": count, "before": before, "now": now},
         ),
     )
 

@@ -17,11 +17,13 @@ class ServeCommand:
         parser.add_argument("--host", help="address to bind (FORESHOCK_HOST, default 127.0.0.1)")
         parser.add_argument("--port", type=int, help="port to bind (FORESHOCK_PORT, default 8765)")
         parser.add_argument("--processes", type=int, help="uvicorn processes; more than one needs PostgreSQL")
-        parser.add_argument("--show-settings", action="store_true", help="print every setting, secrets masked")
+        parser.add_argument(
+            "--show-settings", action="store_true", help="print every setting, secrets masked, and exit"
+        )
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Serve until interrupted; raises ConfigurationError for invalid settings."""
-        from foreshock_service.serving import serve
+        from foreshock_service.serving import print_settings, serve
 
         for name in ("host", "port", "processes"):
             value = getattr(arguments, name)
@@ -29,7 +31,10 @@ class ServeCommand:
                 # Passed in the environment, so that every process of the service has the same settings.
                 os.environ[f"FORESHOCK_{name.upper()}"] = str(value)
         os.environ.setdefault("FORESHOCK_SESSION_SECRET", secrets.token_urlsafe(32))
-        serve(show_settings=arguments.show_settings)
+        if arguments.show_settings:
+            print_settings()
+        else:
+            serve()
         return 0
 
 

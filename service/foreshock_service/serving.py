@@ -76,15 +76,18 @@ _ANSWER_SECONDS = 60
 busy machine are killed again and again while they start."""
 
 
-def serve(*, show_settings: bool = False) -> None:
-    """Serve until interrupted; with `show_settings` print the settings first, secrets masked.
+def print_settings() -> None:
+    """Print each setting that would be served with, secrets masked."""
+    print("\n".join(f"{name}={value}" for name, value in load_settings().printable().items()))
+
+
+def serve() -> None:
+    """Serve until interrupted.
 
     Raises ConfigurationError for settings that contradict each other, for an invalid file of rules or target of
     notifications, and for a database or a store that is not usable.
     """
     settings = load_settings()
-    if show_settings:
-        print("\n".join(f"{name}={value}" for name, value in settings.printable().items()), flush=True)
     check_processes(settings)
     rules_of_settings(settings)
     check_targets(settings.notifications)

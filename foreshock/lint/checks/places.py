@@ -232,6 +232,11 @@ _HINTS = {
 }
 
 
+_OLD_WEIGHTS = "like weights of another step"
+_TO_OLD_WEIGHTS = (
+    "`foreshock doctor` with the weights of this step, of earlier ones and of the next one names those that a side "
+    "has. Check when the trainer scores: before its update, or after it."
+)
 _OF_STALENESS = (
     "Let the engine get new weights more often, let fewer updates happen between sampling and training, or correct for "
     "the lag with importance weights (token TIS)."
@@ -367,7 +372,7 @@ def _check_everywhere(judging: Judging) -> Outcome:
     if abs(mean) >= _MEAN_NEAR and abs(t) >= _MEAN_T:
         # Not significant enough for `mean_ratio`: with that finding, this check is not made.
         sides = f"mean ρ is {ratio}, which these prompt groups do not tell from 1"
-    looks = "like weights of another step"
+    looks = _OLD_WEIGHTS
     if pairs.mean_k3 <= LARGEST_OF_NUMERICS:
         looks = f"like numerics or {looks}"
     if float(np.median(levels)) > _LIKE_OTHER_ROWS * pairs.surprisal / pairs.tokens:
@@ -376,7 +381,8 @@ def _check_everywhere(judging: Judging) -> Outcome:
         f"k3 averages {format_number(pairs.mean_k3)}, at every position about alike, and {sides}. It looks {looks}; "
         "the data alone do not tell which."
     )
-    return Finding("info", seen, {"k3": pairs.mean_k3, "mean_ratio": 1.0 + mean})
+    remedy = _TO_OLD_WEIGHTS if looks == _OLD_WEIGHTS else ""
+    return Finding("info", seen, {"k3": pairs.mean_k3, "mean_ratio": 1.0 + mean}, remedy=remedy)
 
 
 # In the order in which one of them is named.
@@ -460,11 +466,11 @@ def _words(part: _Part, judging: Judging) -> str:
         return f"at lags of {low} or more" if high == part.last and high > low else f"at lag {low}"
     if part.dimension == "position":
         first, last = (0 if low == 0 else 2 ** (low - 1)), 2**high - 1 if high else 0
-        return (
-            f"from token {first} of a response on"
-            if high == part.last
-            else f"at the first {last + 1} tokens of a response"
-        )
+        # Buckets are powers of two.
+        about = "about " if low > 2 or (high != part.last and high > 2) else ""
+        if high == part.last:
+            return f"from {about}token {first} of a response on"
+        return f"at {about}the first {last + 1} tokens of a response"
     if part.dimension == "rollout":
         return "in 1 rollout" if part.rollouts == 1 else f"in {int(part.rollouts):,} rollouts"
     if part.dimension in _NAMED:

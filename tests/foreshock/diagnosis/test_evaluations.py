@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from foreshock.diagnosis.diagnose import diagnose
-from foreshock.diagnosis.evaluations import fall_of_evaluation, is_evaluation
+from foreshock.diagnosis.evaluations import fall_of_evaluation, is_evaluation, stays_at_zero
 from foreshock.diagnosis.history import History, SteppedValues
 
 NAME = "val/test_score/deepcoder"
@@ -75,3 +75,24 @@ def test_a_lasting_fall_is_dated_and_named_in_a_healthy_headline() -> None:
 def test_what_does_not_fall_for_good_is_no_fall(levels: np.ndarray) -> None:
     found = [seed for seed in range(20) if fall_of_evaluation({NAME: evaluations(levels, seed, 0.02)})]
     assert found == []
+
+
+@pytest.mark.parametrize(
+    ("values", "before", "now", "is_told"),
+    [
+        ([0.02] * 10, 0.3, 0.68, True),
+        ([0.02] * 4, 0.3, 0.68, False),
+        ([0.02] * 9 + [0.2], 0.3, 0.68, False),
+        ([0.02] * 10, 0.3, 0.4, False),
+        ([0.02] * 10, 30.0, 68.0, False),
+    ],
+)
+def test_an_evaluation_that_stays_near_0_while_the_reward_rises(
+    values: list[float], before: float, now: float, is_told: bool
+) -> None:
+    reward = SteppedValues(list(range(60)), np.linspace(before, now, 60).tolist())
+    stays = stays_at_zero({"val/acc": SteppedValues(list(range(len(values))), values)}, reward)
+    assert bool(stays) == is_told
+    if is_told:
+        assert stays[0].title == "val/acc stays at 0.02"
+        assert "while the reward rose from 0.36 to 0.62" in stays[0].sentence
