@@ -230,6 +230,8 @@ def diagnose(history: History) -> Diagnosis:
     )
 
 
+_LAST_PARENTHESES: Final = re.compile(r" \([^()]*\)$")
+
 MOST_CHARACTERS: Final = 160
 """Largest length of a headline; what does not fit stands below it."""
 
@@ -246,7 +248,7 @@ def _headline(start: str, clauses: Sequence[str], last: int | None = None) -> st
         # What stands in parentheses may be left out, that the data show it, and a second cause.
         bare = told[place].removeprefix("the data show: ")
         one = told[place].partition("; ")[0]
-        forms = [form for each in (told[place], bare, one) for form in (each, each.partition(" (")[0])]
+        forms = [form for each in (told[place], bare, one) for form in (each, _LAST_PARENTHESES.sub("", each))]
         clause = next((each for each in forms if len(each) + 2 <= room), forms[0])
         if len(clause) + 2 <= room:
             kept[place] = clause
@@ -362,7 +364,8 @@ def _of_alerts(
     told = _of_mismatch(causes, said if fall is None else {*said, *_FEW})
     never = NEVER_REWARDED if _is_never_rewarded(history) else ""
     # A cause or the reward says more than when the alert was found, which the event says too.
-    clauses = [_clause(first, history, "" if told or never else _found_later(first))]
+    earlier = None if fall is not first else _changed_first(first, grave)
+    clauses = [_clause(first, history, "" if told or never or earlier else _found_later(first))]
     if same := _told([each for each in causes if each.name in said]):
         clauses = same[:1]
     if told and (first.rule == WEIGHTS_DIFFER or _is_over(first, history, causes)):
@@ -375,7 +378,6 @@ def _of_alerts(
     if fall is not None and "before" in fall.evidence and family_of(first.rule, first.evidence) != MISMATCH:
         # After the mismatch, the dates of the two tell their order.
         clauses.append(order_in_words(fall.evidence))
-    earlier = None if fall is not first else _changed_first(first, grave)
     if earlier is not None:
         what = _name(earlier)
         moved = f"the {what.removesuffix(' rise')} rose" if what.endswith(" rise") else f"{what} came"
