@@ -113,7 +113,8 @@ def _bars(runs: Runs) -> list[Line]:
     late = [name for name in driven if not runs.collapses_before(name, constant, SHADOW_ENDS)]
     lines = []
     for key, arm, names in (
-        ("", REMEDY, driven), ("blind_", by_name["blind-tis"], driven), ("from_40_", by_name["from-40-tis"], late)
+        ("", REMEDY, driven), ("no_lags_", by_name["remedy-no-lags"], driven),
+        ("blind_", by_name["remedy-blind"], driven), ("from_40_", by_name["remedy-40"], late),
     ):  # fmt: skip
         text = f"{arm.name}: "
         counts = [(runs.collapses(name, arm), runs.lost(name, arm), len(runs.of(name, arm))) for name in names]

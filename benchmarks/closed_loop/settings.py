@@ -18,6 +18,7 @@ SETTINGS: Final = (
     Setting("shift", lag=16, rate=1e-3, shift=(60, 100)),
     Setting("sgd-lag8", lag=8, rate=0.05, optimizer="sgd"),
     Setting("long-lag8", lag=8, rate=1e-3, length=128, steps=75),
+    Setting("longer-lag8", lag=8, rate=1e-3, length=256, steps=75),
     Setting("surge", lag=4, rate=1e-3, length=32, grows=True),
     Setting("numerics", lag=0, rate=1e-3, noise=0.05, is_harm=True),
     Setting("benign-lag", lag=2, rate=5e-4, is_harm=True),
