@@ -35,9 +35,10 @@ _INVALIDATING = OF_BEHAVIOUR | {
 
 
 class PairsByGroup(Table):
-    """Tokens with two log-probs, Σ(ρ − 1) and Σ k3 in nats by prompt group."""
+    """Tokens with two log-probs, Σ(ρ − 1) and Σ k3 in nats by prompt group, and the tokens of its prompt."""
 
-    COLUMNS = ("tokens", "ratio_minus_one", "k3")
+    COLUMNS = ("tokens", "ratio_minus_one", "k3", "prompt_tokens")
+    LARGEST = 1
 
     @property
     def with_tokens(self) -> int:
@@ -93,7 +94,8 @@ class Pairs(Counts):
         of_ratio = row_sums(beyond_one, offsets)
         self.k3 += float((of_ratio - of_d).sum())
         self.surprisal -= float(behaviour.sum(dtype=np.float64))
-        self.by_group += PairsByGroup.of(counting.group_keys[piece.rows], np.diff(offsets), of_ratio, of_ratio - of_d)
+        keys, prompts = counting.group_keys[piece.rows], np.diff(counting.batch.prompt_offsets)[piece.rows]
+        self.by_group += PairsByGroup.of(keys, np.diff(offsets), of_ratio, of_ratio - of_d, prompts)
 
     @property
     def copied(self) -> bool:

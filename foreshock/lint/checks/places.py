@@ -23,7 +23,7 @@ from foreshock.lint.counting import LARGEST_D, Bools, Counting, Counts, Example,
 from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome, format_number, format_percent
 from foreshock.measures.inputs import lag_of_tokens, truncated_rollouts
 from foreshock.measures.statistics.clusters import keys_of_texts
-from foreshock.rollouts.arrays import take_rows
+from foreshock.rollouts.arrays import row_sums, take_rows
 from foreshock.rollouts.schema import are_log_probs
 
 _DIMENSIONS = ("turn", "position", "end_of_truncated", "end_of_stopped", "lag", "rollout", "data_source", "engine")
@@ -41,6 +41,10 @@ _FAR_FROM_END = 5
 _OF_MASK = "turns_of_mask"
 # Half octaves above the median from which on a level is far above most.
 _HIGH = 4
+# A rollout is wrong inside if so many uncertain tokens come first, each with a |d| below a tenth of its mean. Of
+# normal d, one token in sixteen is so small: so many in a row are no chance.
+_LEAST_AGREEING, _OF_MEAN = 5, 0.1
+_MOSTLY_INSIDE, _LEAST_INSIDE = 0.6, 4
 # The level of a rollout is (mean √|d|)², in half octaves from 2^−40.
 _LOWEST_LEVEL = -40
 
@@ -58,11 +62,18 @@ class SumsByPlace(Table):
         return (chosen.keys % _WIDTH).astype(np.int64), chosen.values
 
 
+class BegunInside(Table):
+    """The number of rollouts of a level, the key, whose first tokens agree and later ones do not."""
+
+    COLUMNS = ("rollouts",)
+
+
 @dataclass
 class Places(Counts):
     """Sums by place over an even sample of the rollouts."""
 
     sums: SumsByPlace = field(default_factory=SumsByPlace)
+    begun_inside: BegunInside = field(default_factory=BegunInside)
 
     def add_batch(self, counting: Counting) -> None:
         """Sum over the places of a batch; names of data sources and engines are kept as examples, under their codes."""
@@ -90,6 +101,8 @@ class Places(Counts):
         truncated = truncated_rollouts(batch)[0][rows][of_row]
         levels = _levels(table, of_row, rows.size)
         _keep_high(counting, rows, levels)
+        begun = _begun_inside(behaviour[positions], target[positions], mask, offsets) & (levels >= 0)
+        self.begun_inside += BegunInside.of(levels[begun], np.ones(int(begun.sum())))
         codes = {
             "position": _octave(starts - offsets[of_row]),
             "end_of_truncated": np.where(truncated, near_end, -1),
@@ -107,7 +120,7 @@ class Places(Counts):
     def across_steps(self) -> Self:
         """Return the sums without levels of rollouts, which are compared within a step only."""
         of_rollouts = self.sums.keys // _WIDTH == _DIMENSIONS.index("rollout")
-        return replace(self, sums=self.sums.rows(~of_rollouts))
+        return replace(self, sums=self.sums.rows(~of_rollouts), begun_inside=BegunInside())
 
 
 def turns_of_mask(mask: Bools, offsets: Ints) -> Ints:
@@ -119,6 +132,22 @@ def turns_of_mask(mask: Bools, offsets: Ints) -> Ints:
     before = np.repeat(np.r_[0, np.cumsum(begins)][offsets[:-1]], np.diff(offsets))
     turns: Ints = np.clip(np.cumsum(begins) - before - 1, 0, _WIDTH - 1)
     return turns
+
+
+def _begun_inside(mu: Floats, pi: Floats, mask: Bools | None, offsets: Ints) -> Bools:
+    """Return whether the first uncertain tokens of each rollout agree, by its own mean |d|, and later ones do not."""
+    chosen = are_log_probs(mu) & are_log_probs(pi) & (np.minimum(mu, pi) < np.float32(_UNCERTAIN))
+    if mask is not None:
+        chosen &= mask
+    d = np.abs(np.subtract(pi, mu, dtype=np.float64)[chosen])
+    ends = np.r_[0, np.cumsum(chosen)][offsets]
+    counts = np.diff(ends)
+    differs = d >= np.repeat(_OF_MEAN * row_sums(d, ends) / np.maximum(counts, 1), counts)
+    # The number of uncertain tokens before the first one that differs.
+    places = np.r_[np.flatnonzero(differs), d.size]
+    first = places[np.searchsorted(places, ends[:-1])] - ends[:-1]
+    inside: Bools = (first >= _LEAST_AGREEING) & (first < counts)
+    return inside
 
 
 def _keep_high(counting: Counting, rows: Ints, levels: Ints) -> None:
@@ -210,6 +239,7 @@ _MOST_ROLLOUTS = 0.6
 _MOST_ROLLOUTS_NAMED = 12
 # Rollouts with this share of the tokens of their prompts are all those of these prompts.
 _NEARLY_ALL = 0.9
+_BY_CHANCE = 1e-3
 # Rollouts differ a lot in healthy runs. Affected rollouts stand apart: few others have a level within a factor of 2.8
 # in |d| below theirs, such as rollouts of which only the last tokens are affected.
 _GAP, _BETWEEN = 3, 0.25
@@ -237,6 +267,7 @@ _TO_OLD_WEIGHTS = (
     "`foreshock doctor` with the weights of this step, of earlier ones and of the next one names those that a side "
     "has. Check when the trainer scores: before its update, or after it."
 )
+_LOST_INSIDE = "what the two sides have before it is not the same from there on (tokens lost, or tokenised again)."
 _OF_STALENESS = (
     "Let the engine get new weights more often, let fewer updates happen between sampling and training, or correct for "
     "the lag with importance weights (token TIS)."
@@ -292,7 +323,12 @@ def _check(judging: Judging) -> Outcome:
     if best.dimension == "rollout":
         where = _rollouts_of(best, judging)
         seen += f" It is {where[0].sample_id}." if len(where) == best.rollouts == 1 else ""
-        title += _prompts_of(best, judging[Pairs].by_group, where)
+        prompts, of_prompts = _prompts_of(best, judging[Pairs].by_group, where)
+        title, seen = title + prompts, seen + of_prompts
+        begun = judging[Places].begun_inside
+        inside = int(begun.values[(begun.keys >= best.low) & (begun.keys <= best.high)].sum())
+        if inside >= max(_LEAST_INSIDE, _MOSTLY_INSIDE * best.rollouts):
+            seen += f" In {inside} of them it begins inside the response: {_LOST_INSIDE}"
     elif best.dimension == "turn" and judging.evidence.where(_OF_MASK):
         seen += " The turns are those of the response mask."
     if best.k3_of_rest > healthy:
@@ -311,16 +347,22 @@ def _rollouts_of(part: _Part, judging: Judging) -> tuple[Example, ...]:
     return tuple(kept)[:_MOST_ROLLOUTS_NAMED]
 
 
-def _prompts_of(part: _Part, groups: PairsByGroup, where: tuple[Example, ...]) -> str:
-    """Return the prompts of the part's rollouts in words, if these prompts have few other rollouts."""
+def _prompts_of(part: _Part, groups: PairsByGroup, where: tuple[Example, ...]) -> tuple[str, str]:
+    """Return the prompts of the part's rollouts in words, if these prompts have few other rollouts, and what they have
+    in common."""
     tokens, k3 = groups.column("tokens"), groups.column("k3")
     affected = k3 > math.sqrt(part.k3 * max(part.k3_of_rest, 1e-9)) * np.maximum(tokens, 1)
     count, share = int(affected.sum()), float(tokens[affected].sum() / max(tokens.sum(), 1))
     if count == tokens.size or count >= part.rollouts or part.share_of_tokens < _NEARLY_ALL * share:
-        return ""
+        return "", ""
     names = sorted({each.text for each in where if each.text})
     named = f" ({', '.join(names)}{', …' if len(names) < count else ''})" if names else ""
-    return f": all those of {count} prompt{'s' if count > 1 else ''}{named}"
+    lengths = groups.column("prompt_tokens")
+    are_longest = lengths == lengths.max()
+    common = ""
+    if are_longest[affected].all() and are_longest.mean() ** count < _BY_CHANCE:
+        common = f" Their prompts are the longest ones, of {int(lengths.max()):,} tokens: one side may cut prompts."
+    return f": all those of {count} prompt{'s' if count > 1 else ''}{named}", common
 
 
 def _trend(sums: SumsByPlace, dimension: str, healthy: float) -> Finding | None:

@@ -22,11 +22,14 @@ Where = Callable[[RolloutBatch], Any]
 
 def batch_with(where: Where, size: float = 0.8, seed: int = 3, **columns: Any) -> RolloutBatch:
     """Return a healthy batch in which log π is off by normal noise of this size at chosen tokens."""
-    batch = replace(healthy_batch(seed, Policy(sharpness=2.0)), **columns)
+    return off(replace(healthy_batch(seed, Policy(sharpness=2.0)), **columns), where, size, seed)
+
+
+def off(batch: RolloutBatch, where: Where, size: float = 0.8, seed: int = 3) -> RolloutBatch:
     assert batch.trainer_log_probs is not None
     # E ρ stays 1, as that of a normalised policy.
-    off = np.random.default_rng(seed).normal(-size * size / 2, size, batch.num_tokens) * where(batch)
-    return replace(batch, trainer_log_probs=np.minimum(batch.trainer_log_probs + off, -1e-3).astype(np.float32))
+    noise = np.random.default_rng(seed).normal(-size * size / 2, size, batch.num_tokens) * where(batch)
+    return replace(batch, trainer_log_probs=np.minimum(batch.trainer_log_probs + noise, -1e-3).astype(np.float32))
 
 
 def positions(batch: RolloutBatch) -> Any:
@@ -105,6 +108,33 @@ def test_a_single_rollout_is_named_if_the_step_is_beyond_its_range() -> None:
     assert warning.seen.endswith(f"It is {batch.sample_ids[row]}.")
     small = lint_batch(batch_with(lambda each: rows(each) == row, 0.05))
     assert "mismatch_by_place" not in {each.name for each in small.warnings}
+
+
+def test_rollouts_that_go_wrong_inside_are_told_from_those_that_are_wrong_from_the_start() -> None:
+    batch = healthy_batch(3, Policy(sharpness=2.0), longest=80)
+
+    def some(each: RolloutBatch) -> Any:
+        return rows(each) % 5 == 1
+
+    inside = only(
+        lint_batch(off(batch, lambda each: some(each) & (positions(each) >= 6 + rows(each) % 7), 2.0)),
+        "mismatch_by_place",
+    )
+    assert "of them it begins inside the response" in inside.seen
+    assert "inside" not in only(lint_batch(off(batch, some, 2.0)), "mismatch_by_place").seen
+
+
+@pytest.mark.parametrize("longest", [True, False])
+def test_prompts_that_are_the_longest_are_named_so(longest: bool) -> None:
+    batch = healthy_batch(3, Policy(sharpness=2.0), groups=32, per_group=8)
+    group = np.arange(batch.num_rollouts) // 8
+    lengths = np.where((group % 4 == 1) & longest, 14, 5 + group % 3)
+    ids = np.repeat(group, lengths).astype(np.int32)
+    prompts = {"prompt_token_ids": ids, "prompt_offsets": np.r_[0, np.cumsum(lengths)]}
+    cut = off(replace(batch, **prompts), lambda each: (group % 4 == 1)[rows(each)])
+    found = only(lint_batch(cut), "mismatch_by_place")
+    assert "all those of 8 prompts" in found.title
+    assert ("the longest ones, of 14 tokens" in found.seen) == longest
 
 
 def test_rise_with_lag_is_staleness() -> None:
