@@ -360,7 +360,8 @@ def _prompts_of(part: _Part, groups: PairsByGroup, where: tuple[Example, ...]) -
     lengths = groups.column("prompt_tokens")
     are_longest = lengths == lengths.max()
     common = ""
-    if are_longest[affected].all() and are_longest.mean() ** count < _BY_CHANCE:
+    by_chance = math.comb(int(are_longest.sum()), count) / math.comb(lengths.size, count)
+    if are_longest[affected].all() and by_chance < _BY_CHANCE:
         common = f" Their prompts are the longest ones, of {int(lengths.max()):,} tokens: one side may cut prompts."
     return f": all those of {count} prompt{'s' if count > 1 else ''}{named}", common
 
