@@ -5,6 +5,7 @@ open alert. It is "healthy" only if no alert above info is open and enough was m
 is "unknown", and `missing` lists what is missing.
 """
 
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -74,7 +75,13 @@ NOT_MEASURED: Final = frozenset(
 )
 """Causes with which k3 does not measure the mismatch."""
 
-_OF_DATA: Final = frozenset({"aborted_responses", "unfinished_responses", "groups_not_prompts", "non_finite_values"})
+_FEW_STEPS: Final = 3
+"""A cause in fewer than one of so many of the steps that have a cause is named last."""
+
+_OF_SIGNAL: Final = frozenset({"advantages_against_rewards", "advantage_outlier", "non_finite_values"})
+"""Faults of the learning signal: a reward may fall by them."""
+
+_OF_DATA: Final = _OF_SIGNAL | {"aborted_responses", "unfinished_responses", "groups_not_prompts"}
 """Faults of the data that leave k3 as it is; with one of them a run is not healthy."""
 
 MUCH_LONGER: Final = 3.0
@@ -95,6 +102,7 @@ MOST_TOLD: Final = 2
 _YIELDS: Final[Mapping[str, Collection[str]]] = {
     "mismatch_everywhere": (
         ODD_STEPS,
+        "mismatch_jump",
         "static_mismatch",
         "weights_not_delivered",
         "mismatch_without_updates",
@@ -153,7 +161,7 @@ def diagnose(history: History) -> Diagnosis:
     fallen = _went_wrong(grave, history)
     found = (
         *history.causes,
-        *_of_course(history, named),
+        *(_with_change(each, history.changes) for each in _of_course(history, named)),
         *fall_of_evaluation(history.evaluations),
         *stays_at_zero(history.evaluations, history.reward),
         *outage_of(history.reward),
@@ -222,7 +230,9 @@ def diagnose(history: History) -> Diagnosis:
         since=since,
         headline=headline,
         short=short_of(verdict, headline, ordered, _of_mismatch(told), history),
-        events=_in_order([*_events(alerts), *map(_of_change, history.changes)]),
+        events=_in_order(
+            [*map(_of_resume, history.resumes), *map(_of_change, history.changes), *_events(alerts, history)]
+        ),
         causes=causes,
         next_steps=_next_steps(grave, causes, (*blocking, *lesser), history),
         missing=(*blocking, *lesser),
@@ -373,6 +383,8 @@ def _of_alerts(
         clauses, told = [told.removeprefix("the data show: ")], ""
     if fall is not None and first.rule not in REWARD_RULES:
         clauses.append(_clause(fall, history, f" from step {fall.onset} on"))
+    if fall is first and (signal := _signal_of(first, causes)) is not None:
+        clauses.append(f"the data show: {signal.title} since step {signal.evidence['first_step']}")
     if told:
         clauses.append(told)
     if fall is not None and "before" in fall.evidence and family_of(first.rule, first.evidence) != MISMATCH:
@@ -394,6 +406,12 @@ def _of_alerts(
     if others > 0:
         clauses.append(plural(others, "more episode"))
     return clauses
+
+
+def _signal_of(fall: PastAlert, causes: Sequence[DiagnosisCause]) -> DiagnosisCause | None:
+    """Return a proven fault of the learning signal that was there before the reward fell."""
+    shown = (each for each in causes if each.certainty == "shown" and each.name in _OF_SIGNAL)
+    return next((each for each in shown if each.evidence.get("first_step", math.inf) <= fall.onset), None)
 
 
 def _changed_first(fall: PastAlert, grave: Sequence[PastAlert]) -> PastAlert | None:
@@ -442,21 +460,30 @@ def _fall_in_words(evidence: Mapping[str, Any], now: float) -> tuple[str, str]:
     return fell, f" and is {reward_number(now)} now" if is_recovering else ""
 
 
-def _events(alerts: Sequence[PastAlert]) -> tuple[DiagnosisEvent, ...]:
+def _events(alerts: Sequence[PastAlert], history: History) -> tuple[DiagnosisEvent, ...]:
     """Return the newest alerts as events, oldest first; of an episode only the first one tells.
 
-    An open alert on a single step says nothing beside a graver one on the mismatch.
+    An open alert on a single step says nothing beside a graver one on the mismatch, and a past one beside the list of
+    all steps that recur.
     """
+    recur = history.odd is not None and history.odd.recur
     is_graver = any(each.is_open and each.severity != "info" and _is_of_mismatch(each) for each in alerts)
     alerts = [each for each in alerts if not (is_graver and each.is_open and each.rule == STEP_RULE)]
     heads = {id(episode[0]): episode for episode in episodes_of(each for each in alerts if each.is_open)}
-    return tuple(_event(each, heads.get(id(each), ())) for each in alerts[-_MOST_EVENTS:])
+    return tuple(_event(each, heads.get(id(each), ()), recur=recur) for each in alerts[-_MOST_EVENTS:])
 
 
 def _of_change(change: ChangeRecord) -> DiagnosisEvent:
     said = f"Step {change.step}: {change_in_words(change)}."
     return DiagnosisEvent(
         step=change.step, onset=change.step, rule="change", severity="info", sentence=said, is_open=False, is_told=True
+    )  # fmt: skip
+
+
+def _of_resume(step: int) -> DiagnosisEvent:
+    said = f"Step {step}: the run was resumed."
+    return DiagnosisEvent(
+        step=step, onset=step, rule="resume", severity="info", sentence=said, is_open=False, is_told=True
     )  # fmt: skip
 
 
@@ -468,7 +495,7 @@ def _is_of_mismatch(alert: PastAlert) -> bool:
     return family_of(alert.rule, alert.evidence) == MISMATCH
 
 
-def _event(alert: PastAlert, episode: Sequence[PastAlert]) -> DiagnosisEvent:
+def _event(alert: PastAlert, episode: Sequence[PastAlert], *, recur: bool) -> DiagnosisEvent:
     """Return the event of an alert; `episode` has the alerts of its episode if this alert stands for it."""
     onset = onset_of(alert, episode)
     where = f"Step {onset}{_found_later(alert)}"
@@ -491,7 +518,7 @@ def _event(alert: PastAlert, episode: Sequence[PastAlert]) -> DiagnosisEvent:
         severity=alert.severity,
         sentence=sentence,
         is_open=alert.is_open,
-        is_told=bool(episode) or is_single,
+        is_told=bool(episode) or (is_single and not recur),
     )
 
 
@@ -613,6 +640,21 @@ def _of_course(history: History, named: Collection[str]) -> tuple[DiagnosisCause
     return (*found, *causes_of_course(steps, k3, named, end, quantity, first, is_frozen=is_frozen))
 
 
+def _with_change(cause: DiagnosisCause, changes: Sequence[ChangeRecord]) -> DiagnosisCause:
+    """Return a change of k3 with what was announced, or seen in the setup, at its step."""
+    known = [each for each in changes if each.step == cause.evidence.get("step")]
+    if not known:
+        return cause
+    words = "; ".join(map(change_in_words, known))
+    return replace(
+        cause,
+        title=f"{cause.title}, with a change: {words}",
+        sentence=f"{cause.sentence} At that step changed: {words}.",
+        what_to_do=f"Undo the change of step {known[0].step} ({words}), or ask if it may make so much: `foreshock "
+        "doctor` with the step's weights.",
+    )
+
+
 def _is_never_rewarded(history: History) -> bool:
     values = history.reward.values
     return len(values) >= LEAST_REWARDS and min(values) == max(values) == 0.0
@@ -700,6 +742,7 @@ def _causes(found: Sequence[DiagnosisCause], history: History, wrong: int | None
     ]
     kept = [_consequence(each, wrong) if _follows(each, wrong) else each for each in kept]
     placed = max((_steps_of(each) for each in kept if each.name == _PLACE), default=0)
+    most = max((_steps_of(each) for each in kept if each.explains and each.source == "lint"), default=0)
     return tuple(
         sorted(
             kept,
@@ -707,15 +750,20 @@ def _causes(found: Sequence[DiagnosisCause], history: History, wrong: int | None
                 _follows(each, wrong),
                 not each.explains,
                 not each.title,
-                _rank(each, placed),
+                _rank(each, placed, most),
                 _SOURCES.index(each.source),
             ),
         )
     )
 
 
-def _rank(cause: DiagnosisCause, placed: int) -> int:
-    """Return the place of a cause by its certainty; `placed` is the number of steps in which a place was seen."""
+def _rank(cause: DiagnosisCause, placed: int, most: int) -> int:
+    """Return the place of a cause by its certainty; `placed` is the number of steps in which a place was seen.
+
+    What the lint saw in few steps, of the `most` that have a cause, explains little of the mismatch.
+    """
+    if cause.source == "lint" and _FEW_STEPS * _steps_of(cause) < most:
+        return 4
     if cause.certainty == "shown":
         return 2 if cause.name == _PLACE else 0
     return 1 if cause.source == "lint" and _steps_of(cause) >= placed else 3
@@ -760,9 +808,12 @@ def _next_steps(
     collapse = next((each for each in ordered if each.rule == COLLAPSE_RULE), None)
     setting = _named_setting(causes, history)
     found, is_said = [], False
+    if collapse is not None and (signal := _signal_of(collapse, causes)) is not None:
+        setting, wrong = signal, min(collapse.onset if wrong is None else wrong, int(signal.evidence["first_step"]))
     if collapse is not None:
         # After a fall that the mismatch followed, the setting is not the reason of the fall.
-        is_said = setting is not None and collapse.evidence.get("first") not in _MISMATCH_LATER
+        follows = collapse.evidence.get("first") in _MISMATCH_LATER
+        is_said = setting is not None and (setting.name in _OF_SIGNAL or not follows)
         look = setting.what_to_do if setting is not None and is_said else where_to_look(collapse.evidence)
         found = [f"{_way_back(collapse, collapse.onset if wrong is None else wrong, history)} {look}"]
     found += [

@@ -18,6 +18,7 @@ LAG: Final = "lag_unknown"
 """`SAMPLING` and `LAG` are checks that find something missing and no fault."""
 
 _LEAST_INFO_STEPS, _LEAST_INFO_SHARE = 3, 0.25
+_LEAST_RECURRING = 3
 _MOSTLY = 0.9
 """A finding in at least this share of the steps is told in a headline without its number of steps."""
 
@@ -80,7 +81,9 @@ def _order(found: PastFinding) -> tuple[int, int, str]:
 def _is_over(found: PastFinding, newest_steps: Sequence[int]) -> bool:
     if not newest_steps:
         return found.severity == "info" and found.steps < _LEAST_INFO_STEPS
-    if found.newest_step <= newest_steps[-1] - NEWEST_STEPS:
+    # What recurs now and then is over if it has stayed away twice as long as it usually does.
+    gap = (found.newest_step - found.first_step) / (found.steps - 1) if found.steps >= _LEAST_RECURRING else 0.0
+    if newest_steps[-1] - found.newest_step >= max(NEWEST_STEPS, 2.0 * gap):
         return True
     # Estimated number of logged steps since the first one, at the density of the newest steps.
     density = len(newest_steps) / max(1, newest_steps[-1] - newest_steps[0])

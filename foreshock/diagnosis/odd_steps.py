@@ -102,6 +102,7 @@ def cause_of(odd: OddSteps, healthy_end: float, quantity: str, resumes: Collecti
         title = f"{quantity} is about {level} in {len(odd.steps)} of {odd.of} steps{every}"
         sentence = f"{title}, and {rest} in the others: {_named([step for group in odd.groups for step in group])}."
         advice = (
+            f"{'' if odd.every is None else f'Ask what happens every {odd.every} steps: a sync, an evaluation. '}"
             "Compare these steps with the others: which of their rollouts have it, which replica of the engine sampled "
             "them (log `engine_id`), and with which weights."
         )

@@ -623,7 +623,10 @@ def _event(
     headline += order and f"; {order}"
     fraction = settings.collapse if is_collapse else settings.fall
     # A ramp is found `ahead` of the threshold.
-    is_past = "That is more than" if share_fallen > fraction else "If it goes on, that is within two steps more than"
+    whole = f"the way from its best level, {reward_number(best)}, to the floor, {reward_number(floor)},"
+    whole = whole if floor else f"its best level, {reward_number(best)},"
+    lost = f"more than {'half' if is_collapse else 'a quarter'} of {whole}"
+    is_past = f"By then {lost} was lost." if share_fallen > fraction else f"If it goes on, {lost} is lost in two steps."
     what_to_do = _FALLING
     if is_collapse:
         begun = [int(evidence[name]) for name in ("onset_step", "k3_onset_step") if name in evidence]
@@ -635,8 +638,7 @@ def _event(
         value=now,
         threshold=levels.after(fraction),
         severity="critical" if is_collapse else "warning",
-        why=f"{headline}. {is_past} {'half' if is_collapse else 'a quarter'} of what the best level, "
-        f"{reward_number(best)}, is above the floor, {reward_number(floor)}.{mismatch and ' '}{mismatch}",
+        why=f"{headline}. {is_past}{mismatch and ' '}{mismatch}",
         what_to_do=what_to_do,
         evidence=evidence,
     )

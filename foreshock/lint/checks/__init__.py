@@ -3,7 +3,7 @@
 The order is that of the report: findings that make all other numbers meaningless come first.
 """
 
-from foreshock.lint.checks.advantages import NOT_OF_GROUP
+from foreshock.lint.checks.advantages import AGAINST_REWARDS, NOT_OF_GROUP, OUTLIER
 from foreshock.lint.checks.after_id import AFTER_ID
 from foreshock.lint.checks.banned_early import BANNED_EARLY
 from foreshock.lint.checks.clipping import CLIPPED
@@ -53,6 +53,8 @@ _ALL = (
     DUPLICATED,
     CLIPPED,
     NON_FINITE_VALUES,
+    AGAINST_REWARDS,
+    OUTLIER,
     NOT_DECLARED,
     LAG_UNKNOWN,
     GROUPS,

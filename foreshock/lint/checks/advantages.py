@@ -1,18 +1,23 @@
-"""Advantages that are not those of the groups: normalised with the rollouts of other prompts."""
+"""Advantages that do not fit the rewards: of other groups, of the opposite sign, or far too large."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
 
-from foreshock.lint.counting import Counting, Counts, Table
-from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome
+from foreshock.lint.counting import Counting, Counts, Table, largest
+from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome, format_number
 
 _LEAST_SETS, _SHARE = 4, 0.1
 # Rounding of float32 aside, equal rewards give equal advantages.
 _TOLERANCE = 1e-3
+# A correlation of advantage and reward below this, in this share of the groups.
+_AGAINST, _NEARLY_ALL = -0.5, 0.9
+# Generalised advantage estimation with a discount may add some rewards up.
+_LEAST_ROLLOUTS, _TIMES_THE_BOUND = 8, 10.0
 
 
 class EqualRewards(Table):
@@ -22,22 +27,44 @@ class EqualRewards(Table):
     LARGEST = 2
 
 
+class SumsByGroup(Table):
+    """Sums of the rewards r and the advantages A of a prompt group's rollouts."""
+
+    COLUMNS = ("rollouts", "r", "rr", "a", "aa", "ra")
+
+
 @dataclass
 class Advantages(Counts):
-    """The advantages of a group's rollouts with equal rewards."""
+    """The advantages of a step: of a group's rollouts with equal rewards, of its groups, and the largest one."""
 
     sets: EqualRewards = field(default_factory=EqualRewards)
+    groups: SumsByGroup = field(default_factory=SumsByGroup)
+    rewarded: int = 0  # rollouts with a reward
+    most: float = largest()  # |A|, per token too
+    minus_least_reward: float = largest()
+    largest_reward: float = largest()
 
     def add_batch(self, counting: Counting) -> None:
         """Count the advantages of a batch; those per token need not be relative to a group."""
         batch = counting.batch
-        if batch.advantage is None or batch.advantage_per_token or batch.reward is None or batch.group_ids is None:
+        if batch.advantage is None or batch.reward is None:
+            return
+        known, rewards = batch.advantage[np.isfinite(batch.advantage)], batch.reward[np.isfinite(batch.reward)]
+        self.most = max(self.most, float(np.abs(known).max(initial=-np.inf)))
+        self.rewarded += rewards.size
+        self.minus_least_reward = max(self.minus_least_reward, -float(rewards.min(initial=np.inf)))
+        self.largest_reward = max(self.largest_reward, float(rewards.max(initial=-np.inf)))
+        if batch.advantage_per_token or batch.group_ids is None:
             return
         rows = np.flatnonzero(np.isfinite(batch.advantage) & np.isfinite(batch.reward))
         bits = np.ascontiguousarray(batch.reward[rows], np.float32).view(np.uint32).astype(np.uint64)
         advantage = batch.advantage[rows]
         keys = counting.group_keys[rows] ^ (bits << np.uint64(32))
         self.sets += EqualRewards.of(keys, np.ones(rows.size), -advantage, advantage)
+        r, wide = batch.reward[rows].astype(np.float64), advantage.astype(np.float64)
+        self.groups += SumsByGroup.of(
+            counting.group_keys[rows], np.ones(rows.size), r, r * r, wide, wide * wide, r * wide
+        )
 
     def across_steps(self) -> Self:
         """Return no counts: groups are compared within a step only."""
@@ -62,6 +89,54 @@ def _check(judging: Judging) -> Outcome:
     return Finding("info", seen, {"sets": spread.size, "differ": differ})
 
 
+def _check_sign(judging: Judging) -> Outcome:
+    """Check for advantages that fall with the reward within nearly all groups."""
+    count, r, rr, a, aa, ra = judging[Advantages].groups.values.T
+    with np.errstate(all="ignore"):
+        correlation = (ra - r * a / count) / np.sqrt((rr - r * r / count) * (aa - a * a / count))
+    correlation = correlation[np.isfinite(correlation) & (count > 1)]
+    if correlation.size < _LEAST_SETS:
+        return NotChecked("needs reward, group_id and an advantage for each rollout, and groups with a spread")
+    against = int((correlation < _AGAINST).sum())
+    if against < _NEARLY_ALL * correlation.size:
+        return Clean()
+    seen = f"In {against:,} of {correlation.size:,} groups the advantage is lower where the reward is higher."
+    return Finding("warning", seen, {"groups": correlation.size, "against": against})
+
+
+def _check_size(judging: Judging) -> Outcome:
+    """Check for an advantage that neither the range of the rewards nor a normalisation by a deviation can make."""
+    found = judging[Advantages]
+    if found.rewarded < _LEAST_ROLLOUTS or not math.isfinite(found.most):
+        return NotChecked("needs rewards and advantages")
+    spread, normalised = found.largest_reward + found.minus_least_reward, math.sqrt(found.rewarded)
+    if found.most <= _TIMES_THE_BOUND * max(spread, normalised):
+        return Clean()
+    largest = format_number(found.most)
+    seen = (
+        f"|advantage| is up to {largest}. The rewards are within {format_number(spread)} of each other, and if it is "
+        f"normalised by their deviation, that of {found.rewarded:,} rollouts is at most {format_number(normalised)}."
+    )
+    title = f"an advantage of ± {largest}, which these rewards do not make"
+    return Finding("warning", seen, {"largest": found.most, "spread": spread}, title=title)
+
+
+AGAINST_REWARDS = Check(
+    "advantages_against_rewards",
+    "advantages have the opposite sign of their rewards",
+    "Each update makes the rewarded responses less likely.",
+    "Look for a sign in the advantages, or in the loss, and for rewards that are costs.",
+    _check_sign,
+    explains=False,
+)
+OUTLIER = Check(
+    "advantage_outlier",
+    "an advantage is far larger than the rewards can make",
+    "One rollout outweighs all others of its update.",
+    "Look for a deviation near 0 in the normalisation, and for a value function that diverges; clip advantages.",
+    _check_size,
+    explains=False,
+)
 NOT_OF_GROUP = Check(
     "advantages_not_of_group",
     "rollouts of one group with equal rewards have different advantages",

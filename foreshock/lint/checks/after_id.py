@@ -43,6 +43,8 @@ _LARGEST_VOCABULARY = 1 << 22
 _TIMES_THE_OTHERS = 30.0
 _TIMES_THEIR_RATE = 20.0
 _NEAR_SHARE, _TIMES_BEFORE, _SHARE_OF_K3 = 0.5, 10.0, 0.8
+# The other tokens have at most so many times a healthy k3: an engine with FP8 weights counts as clean.
+_CLEAN = 10.0
 # With two prompts, 3 of 2,222 healthy batches have an id that large differences follow by chance.
 _LEAST_HITS, _LEAST_GROUPS, _HIT_SHARE = 3, 3, 0.2
 # If nearly every response has the id, too few other tokens are left to compare with.
@@ -211,7 +213,9 @@ def _finding(judging: Judging, index: int) -> Finding | None:
     # k3 per nat of surprisal compares tokens with equally uncertain ones.
     times_rate = (k3 / max(surprisal, _LEAST_K3)) / (of_others / surprisal_of_others)
     begins_here = mean >= _TIMES_THE_OTHERS * max(of_others, mean_before)
-    if not begins_here or times_rate < _TIMES_THEIR_RATE:
+    # The id explains nothing of what is off without it.
+    is_clean = max(of_others, mean_before) <= _CLEAN * judging.healthy_k3
+    if not begins_here or not is_clean or times_rate < _TIMES_THEIR_RATE:
         return None
     # All other tokens must be at one level, and most of k3 must be after the id.
     if of_others > _TIMES_BEFORE * mean_before or k3 < _SHARE_OF_K3 * pairs.k3:

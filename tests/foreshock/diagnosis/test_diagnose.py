@@ -669,3 +669,44 @@ def test_a_change_that_was_announced_is_told_with_the_reward_that_fell_with_it()
     assert found.parts()["What happened, in order"] == ["Step 20: curriculum easy → hard."]
     earlier = replace(change, step=5)
     assert "before the change" not in diagnose(replace(HEALTHY, reward=reward, changes=(earlier,))).headline
+
+
+def test_a_fault_of_the_learning_signal_that_was_there_before_the_fall_is_its_cause() -> None:
+    fault = replace(
+        FLAT, name="advantages_against_rewards", title="advantages have the opposite sign of their rewards",
+        explains=False, what_to_do="Look for a sign.", evidence={"steps": 20, "first_step": 11},
+    )  # fmt: skip
+    history = replace(HEALTHY, alerts=(COLLAPSE,), causes=(fault,), checkpoints=(5, 15), resumes=(10,))
+    found = diagnose(history)
+    assert found.headline == (
+        "Critical since step 25: the reward fell from 0.85 to 0.03 (found at step 30); the data show: advantages have "
+        "the opposite sign of their rewards since step 11."
+    )
+    assert found.next_steps[0] == (
+        "Stop, or go back to the checkpoint of step 5, the newest from before step 11. Look for a sign."
+    )
+    assert found.parts()["What happened, in order"][0] == "Step 10: the run was resumed."
+    later = replace(fault, evidence={"steps": 5, "first_step": 30})
+    assert "the data show" not in diagnose(replace(history, causes=(later,))).headline
+    assert diagnose(replace(HEALTHY, causes=(fault,))).verdict == "warning"
+
+
+def test_a_jump_is_told_with_the_change_of_its_step() -> None:
+    k3 = SteppedValues(list(STEPS), [2e-4 + 1e-6 * (each % 3) for each in range(20)] + [5e-2] * 20)
+    change = ChangeRecord(step=20, attempt=1, kind="other", before="none", after="fp8", note="rollout", rebaseline=True)
+    found = diagnose(replace(HEALTHY, k3=k3, changes=(change,)))
+    assert ", with a change: announced change none → fp8 (rollout)" in found.causes[0].title
+    assert found.next_steps[0].startswith("Undo the change of step 20 (announced change none → fp8 (rollout))")
+    other = diagnose(replace(HEALTHY, k3=k3, changes=(replace(change, step=19),)))
+    assert other.next_steps[0].startswith("Look at what changed at step 20")
+
+
+def test_what_few_steps_show_stands_below_what_most_show() -> None:
+    seldom = replace(SHIFT, name="mismatch_after_id", title="it begins at one id", evidence={"steps": 1})
+    place = replace(SHIFT, name="mismatch_by_place", title="k3 is in 24 rollouts", evidence={"steps": 7})
+    assert [each.name for each in diagnose(replace(HEALTHY, causes=(seldom, place))).causes] == [
+        "mismatch_by_place",
+        "mismatch_after_id",
+    ]
+    often = replace(seldom, evidence={"steps": 4})
+    assert diagnose(replace(HEALTHY, causes=(often, place))).causes[0].name == "mismatch_after_id"

@@ -36,6 +36,12 @@ def test_what_the_newest_steps_no_longer_show_is_over_unless_a_probe_found_it() 
     assert [(each.name, each.source) for each in told.causes] == [("numerics", "probe")]
 
 
+@pytest.mark.parametrize(("steps", "first", "is_told"), [(4, 3, True), (4, 33, False), (2, 3, False)])
+def test_what_recurs_now_and_then_is_not_over_after_a_few_steps(steps: int, first: int, is_told: bool) -> None:
+    found = replace(SHIFTED, steps=steps, first_step=first, newest_step=45)
+    assert bool(tell_findings([found], NEWEST, lambda first: 60).causes) == is_told
+
+
 @pytest.mark.parametrize(("steps", "is_told"), [(2, False), (14, False), (16, True)])
 def test_an_info_is_told_of_many_steps(steps: int, is_told: bool) -> None:
     info = replace(SHIFTED, severity="info", steps=steps)

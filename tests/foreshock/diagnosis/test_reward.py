@@ -161,7 +161,7 @@ def test_a_share_of_the_fall_is_claimed_only_if_the_reward_is_there(seed: int) -
     for event in events:
         if event.change == "fired":
             is_there = event.value < event.threshold
-            assert ("That is more than" in event.why) == is_there
+            assert ("By then more than" in event.why) == is_there
             assert ("it is within two steps more than" in event.why) == (not is_there)
 
 

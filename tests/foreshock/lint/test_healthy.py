@@ -38,6 +38,8 @@ def test_recorded_run_is_clean_at_every_step_and_as_a_whole() -> None:
     assert [check.name for check in run_checks(whole).not_checked] == [
         "duplicated_rollouts",
         "clipped_before_update",
+        "advantages_against_rewards",
+        "advantage_outlier",
         "groups_not_prompts",
         "no_reward_spread",
         "advantages_not_of_group",
@@ -62,6 +64,9 @@ def test_shared_run_reports_checks_not_made() -> None:
         "temperature_of_trainer": "needs a declared temperature and logprobs_mode=processed_logprobs",
         "k3_per_entropy": "needs entropies, of the tokens or as a scalar of the step",
         "clipped_before_update": "needs both log-probs, and clip_low or clip_high among the batch attributes",
+        "advantages_against_rewards": "needs reward, group_id and an advantage for each rollout, and groups with a "
+        "spread",
+        "advantage_outlier": "needs rewards and advantages",
         "advantages_not_of_group": "needs reward, group_id and an advantage for each rollout",
     }
 

@@ -208,3 +208,33 @@ def test_advantages_by_position_are_told_from_those_of_the_groups(batch: Rollout
     # A baseline of the whole batch, as of REINFORCE++, gives equal rewards equal advantages.
     whole = replace(moved, advantage=moved.reward - moved.reward.mean())
     assert "advantages_not_of_group" not in infos(whole)
+
+
+def test_advantages_of_the_opposite_sign_are_named(batch: RolloutBatch) -> None:
+    given = with_advantages(batch, np.arange(128))
+    assert given.advantage is not None
+    assert "advantages_against_rewards" not in infos(given)
+    turned = replace(given, advantage=-given.advantage)
+    seen = infos(turned)["advantages_against_rewards"]
+    assert seen.endswith("groups the advantage is lower where the reward is higher.")
+    parts = [collect_evidence(turned.select(np.arange(start, 128, 2))) for start in (1, 0)]
+    merged = run_checks(parts[0].merge(parts[1]))
+    assert [each.seen for each in merged.warnings if each.name == "advantages_against_rewards"] == [seen]
+    # Some groups turned are no sign that is wrong everywhere.
+    some = np.where(np.arange(128) < 64, -given.advantage, given.advantage).astype(np.float32)
+    assert "advantages_against_rewards" not in infos(replace(given, advantage=some))
+
+
+@pytest.mark.parametrize(("size", "is_found"), [(2.6, False), (-100.0, False), (-2000.0, True), (2000.0, True)])
+def test_an_advantage_that_the_rewards_cannot_make_is_named(batch: RolloutBatch, size: float, is_found: bool) -> None:
+    given = with_advantages(batch, np.arange(128))
+    assert given.advantage is not None
+    advantage = given.advantage.copy()
+    advantage[7] = size
+    assert ("advantage_outlier" in infos(replace(given, advantage=advantage))) == is_found
+    of_tokens = np.full(batch.num_tokens, 0.5, np.float32)
+    of_tokens[9] = size
+    assert ("advantage_outlier" in infos(replace(given, advantage=of_tokens, advantage_per_token=True))) == is_found
+    # Rewards of the same scale make such advantages.
+    assert given.reward is not None
+    assert "advantage_outlier" not in infos(replace(given, advantage=advantage, reward=given.reward * 3000))
