@@ -9,18 +9,19 @@ OPENING: Final = """
 
 # The closed loop: does acting on the advice help?
 
-**On tiny models, with 2 to 30 locked seeds a setting (asked: 30).** The remedy, which is
-[the loop](early-warning.md#the-control-loop) on the rate and token TIS on the loss, keeps at least 98 % of the reward
-of the best arm without foresight in each of 18 settings and collapses in at most 1 of 30 runs, in `sgd-lag8` 3;
-every arm without the loop fails in at least one setting. **The feedback within a setting is not needed for it**: the decisions of another
-seed (`sham`) do as well in every setting.
+**On tiny models, with 2 to 30 locked seeds a setting (asked: 30).** The remedy, which is [the
+loop](early-warning.md#the-control-loop) on the rate and token TIS on the loss, keeps at least 98 % of the reward of the
+best arm without foresight in each of 18 settings and collapses in at most 1 of 30 runs, in `sgd-lag8` 3; every arm
+without the loop fails in at least one setting. **The feedback within a setting is not needed for it**: the decisions of
+another seed (`sham`) do as well in every setting.
 
 Not shown, or not reached:
 
 - **The loop without a correction**: with lag it is behind token TIS alone in most settings (one seed).
 - **A rate that is far too high from the first step** (`fast`): the first update takes most of the reward: 8 of 26
   runs collapsed, with the warm-up none of 42.
-- **Without logged updates** (`remedy-blind`) the loop sees this too late: all 4 runs of `lag2` and `lag8-fast` collapse.
+- **Without logged updates** (`remedy-blind`) the loop sees this too late: all 4 runs of `lag2` and `lag8-fast`
+  collapse.
 - **Applied from step 40**: too late where constant has collapsed; else 0.87 of the best arm in `surge`, 0.93 in
   `lag16-slow`, at least 0.98 elsewhere (4 seeds).
 - **Lags unknown**: 0.93 in `lag16` and `lag16-slow`, where k3 of step 1 is exactly 0; with an engine's rounding
@@ -38,9 +39,10 @@ Learning rates are a hundred times those of large runs: what helps here need not
 make bench-closed-loop                        # the table below and its bars; SEEDS=30 for more seeds
 ```
 
-An MLP policy of 20,000 parameters adds digits modulo 10 (12 tokens, in `long-lag8` 128; at 256 the remedy has 0.98 of token TIS, 2 seeds): 150 steps take half a second
-of one core. Its trainer logs token versions, `planned_last_step`, and `update_k3` of 16 rollouts. The loop and its
-gains were fixed on seeds 50000 to 50015, the warm-up on 51000 to 51023, before the locked seeds, 80000 and 91000 and up.
+An MLP policy of 20,000 parameters adds digits modulo 10 (12 tokens, in `long-lag8` 128; at 256 the remedy has 0.98 of
+token TIS, 2 seeds): 150 steps take half a second of one core. Its trainer logs token versions, `planned_last_step`, and
+`update_k3` of 16 rollouts. The loop and its gains were fixed on seeds 50000 to 50015, the warm-up on 51000 to 51023,
+before the locked seeds, 80000 and 91000 and up.
 
 Reward of the last fifth of the steps, in brackets the collapses:
 
