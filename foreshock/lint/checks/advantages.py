@@ -117,7 +117,7 @@ def _check_size(judging: Judging) -> Outcome:
         f"|advantage| is up to {largest}. The rewards are within {format_number(spread)} of each other, and if it is "
         f"normalised by their deviation, that of {found.rewarded:,} rollouts is at most {format_number(normalised)}."
     )
-    title = f"an advantage of ± {largest}, which these rewards do not make"
+    title = f"an advantage is ± {largest}, beyond what the rewards can make"
     return Finding("warning", seen, {"largest": found.most, "spread": spread}, title=title)
 
 
