@@ -214,7 +214,7 @@ def test_a_fault_of_some_steps_is_told_with_their_number(http: httpx.Client, app
         run.put_shard(step, make_batch(24, seed=step, reward=reward)).raise_for_status()
     (found,) = [each for each in diagnosis_of(run)["causes"] if each["name"] == "no_reward_spread"]
     assert found["title"] == "no group has a spread of rewards in 7 of 19 steps"
-    assert "(in 7 of 19 steps, 2 to 20)" in found["sentence"]
+    assert "(in 7 of 19 steps since 2)" in found["sentence"]
 
 
 LOGGED = [(step, shard) for step in range(12) if step not in (4, 5) for shard in range(2)]
