@@ -240,6 +240,7 @@ def diagnose(history: History) -> Diagnosis:
     )
 
 
+_NOT_FALLEN: Final = re.compile(r"^the reward, (.+), has not fallen.*")
 _LAST_PARENTHESES: Final = re.compile(r" \([^()]*\)$")
 
 MOST_CHARACTERS: Final = 160
@@ -259,6 +260,7 @@ def _headline(start: str, clauses: Sequence[str], last: int | None = None) -> st
         bare = told[place].removeprefix("the data show: ")
         one = told[place].partition("; ")[0]
         forms = [form for each in (told[place], bare, one) for form in (each, _LAST_PARENTHESES.sub("", each))]
+        forms.append(_NOT_FALLEN.sub(r"the reward is \1", told[place]))
         clause = next((each for each in forms if len(each) + 2 <= room), forms[0])
         if len(clause) + 2 <= room:
             kept[place] = clause

@@ -510,7 +510,10 @@ def test_lengths_that_grew_before_the_newest_steps_are_named() -> None:
         HEALTHY, observed_step=139, k3=SteppedValues(late, [2e-5] * 40), reward=SteppedValues(late, [0.9] * 40),
         length=SteppedValues(late, [450.0] * 40), alerts=(grew,),
     )  # fmt: skip
-    assert "but responses have grown × 15 since step 37" in diagnose(history).headline
+    assert diagnose(history).headline == (
+        "Healthy: the mismatch (k3) is 2.0e-5 in the newest 10 measured steps; the reward is 0.90; but responses have "
+        "grown × 15 since step 37."
+    )
     assert "grown" not in diagnose(replace(history, alerts=())).headline
 
 
