@@ -505,10 +505,10 @@ def test_a_policy_that_changed_before_the_reward_fell_is_told() -> None:
 
 def test_lengths_that_grew_before_the_newest_steps_are_named() -> None:
     grew = PastAlert("length_growth_with_reward", "info", 37, True, "Watching.", evidence={"baseline_length": 30.0})
-    late = [each + 100 for each in STEPS]
+    late, count = [each + 100 for each in range(64)], 64
     history = replace(
-        HEALTHY, observed_step=139, k3=SteppedValues(late, [2e-5] * 40), reward=SteppedValues(late, [0.9] * 40),
-        length=SteppedValues(late, [450.0] * 40), alerts=(grew,),
+        HEALTHY, observed_step=163, k3=SteppedValues(late, [2e-5] * count), reward=SteppedValues(late, [0.9] * count),
+        length=SteppedValues(late, [450.0] * count), alerts=(grew,),
     )  # fmt: skip
     assert diagnose(history).headline == (
         "Healthy: the mismatch (k3) is 2.0e-5 in the newest 10 measured steps; the reward is 0.90; but responses have "
