@@ -52,12 +52,12 @@ LEAST_MEASURED_TOKENS: Final = 1000
 """Fewest measured tokens in the newest steps of a run that is called healthy."""
 
 LEAST_REWARDS: Final = 15
-"""Fewest rewards for the words "has not fallen" in a headline: with fewer the detector finds no fall."""
+"""Fewest rewards for the words "is near its best" in a headline: with fewer the detector finds no fall."""
 
 NEVER_REWARDED: Final = "the reward is 0 in every step"
 
 LITTLE_FALL: Final = 0.1
-"""A reward that is at most this fraction of the way from its best to the floor "has not fallen"."""
+"""A reward that is at most this fraction of the way from its best to the floor "is near its best"."""
 
 REWARD_RULES: Final = frozenset({FALL_RULE, COLLAPSE_RULE})
 
@@ -159,6 +159,7 @@ def diagnose(history: History) -> Diagnosis:
         grave = [began if each is collapse else each for each in grave if each.rule != FALL_RULE]
     named = {each.name for each in history.causes if each.explains}
     fallen = _went_wrong(grave, history)
+    fell = min((each.onset for each in grave if each.rule in REWARD_RULES), default=None)
     found = (
         *history.causes,
         *(_with_change(each, history.changes) for each in _of_course(history, named)),
@@ -166,7 +167,7 @@ def diagnose(history: History) -> Diagnosis:
         *stays_at_zero(history.evaluations, history.reward),
         *outage_of(history.reward),
     )
-    causes = _causes(_confirmed(found), history, fallen)
+    causes = _causes(_confirmed(found), history, fallen, fell)
     told = [each for each in causes if _is_current(each, history)]
     blocking, lesser = _missing(history, alerts, causes, is_judged=bool(grave))
     verdict: Verdict
@@ -176,6 +177,8 @@ def diagnose(history: History) -> Diagnosis:
         verdict = "critical" if worst == "critical" else "warning"
         story = _story(grave)
         since = onset_of(story[0], story)
+        if story[0].rule in REWARD_RULES and (signal := _signal_of(story[0], told)) is not None:
+            since = min(since, int(signal.evidence["first_step"]))
         clauses = _of_alerts(story[0], grave, history, told)
         # Single steps that are over have dates of their own; their alerts wait for some more healthy steps.
         is_past = _is_over(story[0], history, told) and history.odd is not None and not history.odd.recur
@@ -240,7 +243,7 @@ def diagnose(history: History) -> Diagnosis:
     )
 
 
-_NOT_FALLEN: Final = re.compile(r"^the reward, (.+), has not fallen.*")
+_NEAR_BEST: Final = re.compile(r"^the reward, (.+), is near its best.*")
 _LAST_PARENTHESES: Final = re.compile(r" \([^()]*\)$")
 
 MOST_CHARACTERS: Final = 160
@@ -260,7 +263,7 @@ def _headline(start: str, clauses: Sequence[str], last: int | None = None) -> st
         bare = told[place].removeprefix("the data show: ")
         one = told[place].partition("; ")[0]
         forms = [form for each in (told[place], bare, one) for form in (each, _LAST_PARENTHESES.sub("", each))]
-        forms.append(_NOT_FALLEN.sub(r"the reward is \1", told[place]))
+        forms.append(_NEAR_BEST.sub(r"the reward is \1", told[place]))
         clause = next((each for each in forms if len(each) + 2 <= room), forms[0])
         if len(clause) + 2 <= room:
             kept[place] = clause
@@ -663,7 +666,7 @@ def _is_never_rewarded(history: History) -> bool:
 
 
 def _reward_clause(history: History, alerts: Sequence[PastAlert]) -> str:
-    """Return a clause on the reward: "has not fallen" only if no alert is open and its level is near the best."""
+    """Return a clause on the reward: "is near its best" only if no alert is open."""
     reward = history.reward
     if not reward.values:
         return ""
@@ -677,8 +680,9 @@ def _reward_clause(history: History, alerts: Sequence[PastAlert]) -> str:
         return NEVER_REWARDED
     if len(reward.values) < LEAST_REWARDS or fallen or not little:
         return f"the reward is {text}{'' if fallen else _before_change(reward, now, history.changes)}"
-    when = f" in the newest {WINDOW_STEPS} steps" if len(reward.values) >= WINDOW_STEPS else ""
-    return f"the reward, {text}, has not fallen{when}"
+    # It may have fallen in between, and be back.
+    when = f" of the newest {WINDOW_STEPS} steps" if len(reward.values) >= WINDOW_STEPS else ""
+    return f"the reward, {text}, is near its best{when}"
 
 
 def _before_change(reward: SteppedValues, now: float, changes: Sequence[ChangeRecord]) -> str:
@@ -729,7 +733,9 @@ def _confirmed(found: Sequence[DiagnosisCause]) -> list[DiagnosisCause]:
     return [replace(each, evidence={**seen.get(each.name, {}), **each.evidence}) for each in found if not by[each.name]]
 
 
-def _causes(found: Sequence[DiagnosisCause], history: History, wrong: int | None) -> tuple[DiagnosisCause, ...]:
+def _causes(
+    found: Sequence[DiagnosisCause], history: History, wrong: int | None, fell: int | None
+) -> tuple[DiagnosisCause, ...]:
     """Return the causes: those of the mismatch first, proven ones before possible ones, the lint's in their order.
 
     A cause that a probe shows replaces possible ones. A place names no cause: a possible cause that the lint saw in as
@@ -742,14 +748,14 @@ def _causes(found: Sequence[DiagnosisCause], history: History, wrong: int | None
         for each in found
         if not (probed and each.certainty == "possible") and names.isdisjoint(_YIELDS.get(each.name, ()))
     ]
-    kept = [_consequence(each, wrong) if _follows(each, wrong) else each for each in kept]
+    kept = [_consequence(each, wrong) if _follows(each, wrong, fell) else each for each in kept]
     placed = max((_steps_of(each) for each in kept if each.name == _PLACE), default=0)
     most = max((_steps_of(each) for each in kept if each.explains and each.source == "lint"), default=0)
     return tuple(
         sorted(
             kept,
             key=lambda each: (
-                _follows(each, wrong),
+                _follows(each, wrong, fell),
                 not each.explains,
                 not each.title,
                 _rank(each, placed, most),
@@ -787,8 +793,11 @@ def _went_wrong(grave: Sequence[PastAlert], history: History) -> int | None:
     return min(each.onset for each in grave if each.rule in REWARD_RULES)
 
 
-def _follows(cause: DiagnosisCause, wrong: int | None) -> bool:
-    """Return whether a fault that makes no mismatch began when the run went wrong, or later."""
+def _follows(cause: DiagnosisCause, wrong: int | None, fell: int | None) -> bool:
+    """Return whether a fault that makes no mismatch began when the run went wrong, or later, or a mismatch after the
+    reward fell at step `fell`."""
+    if cause.source == "detector" and cause.explains:
+        return fell is not None and int(cause.evidence.get("step", -1)) > fell
     return wrong is not None and not cause.explains and int(cause.evidence.get("first_step", -1)) >= wrong
 
 

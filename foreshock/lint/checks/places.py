@@ -256,7 +256,7 @@ _STATE_BEFORE = (
 )
 _HINTS = {
     "turn": " Look at what the trainer sees between turns: text that is tokenised again, other templates.",
-    "engine": " Compare what this engine holds and how it was started with the others: see the notary's table.",
+    "engine": " Compare what this engine holds, and how it was started, with the others.",
     "lag": " What grows with the lag is staleness and not numerics.",
     "end_of_truncated": " Look at what the engine does near its length limit, such as speculative drafts.",
 }

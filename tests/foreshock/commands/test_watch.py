@@ -107,8 +107,8 @@ def test_a_step_is_printed_with_the_reward_that_its_trainer_reports_after_it(
 
 def test_the_headline_is_repeated_only_if_it_says_something_else(capsys: pytest.CaptureFixture[str]) -> None:
     said = [
-        "Healthy: k3 is 2.1e-5; the reward, 0.97, has not fallen.",
-        "Healthy: k3 is 1.9e-4; the reward, 1, has not fallen.",
+        "Healthy: k3 is 2.1e-5; the reward, 0.97, is near its best.",
+        "Healthy: k3 is 1.9e-4; the reward, 1, is near its best.",
         "Warning since step 12: k3 has risen.",
     ]
     shown = []

@@ -39,7 +39,7 @@ def test_a_healthy_run_gives_its_numbers() -> None:
     assert found.verdict == "healthy"
     assert found.since is None
     assert found.headline == (
-        "Healthy: the mismatch (k3) is 2.0e-5 in the newest 10 measured steps; the reward, 0.90, has not fallen."
+        "Healthy: the mismatch (k3) is 2.0e-5 in the newest 10 measured steps; the reward, 0.90, is near its best."
     )
 
 
@@ -191,7 +191,7 @@ def test_a_reward_below_the_best_of_a_fall_that_is_over_has_fallen() -> None:
     over = replace(COLLAPSE, is_open=False, evidence={"onset_step": 25, "best": 1.2})
     assert diagnose(replace(HEALTHY, alerts=(over,))).headline.endswith("; the reward is 0.90.")
     long = SteppedValues(list(range(64)), [0.9] * 64)
-    assert diagnose(replace(HEALTHY, reward=long)).headline.endswith("has not fallen in the newest 64 steps.")
+    assert diagnose(replace(HEALTHY, reward=long)).headline.endswith("is near its best of the newest 64 steps.")
 
 
 def test_an_undeclared_kind_of_model_is_told_beside_an_alert_of_the_mismatch() -> None:
@@ -213,7 +213,7 @@ def test_what_clients_lost_is_missing() -> None:
 
 def test_too_little_is_unknown_and_says_what_is_missing() -> None:
     no_log_probs = diagnose(replace(HEALTHY, k3=SteppedValues(), tokens=[]))
-    assert no_log_probs.headline == "Unknown: no step has both log-probs; the reward, 0.90, has not fallen."
+    assert no_log_probs.headline == "Unknown: no step has both log-probs; the reward, 0.90, is near its best."
     few = LEAST_MEASURED_STEPS - 1
     young = replace(HEALTHY, k3=SteppedValues(list(range(few)), [2e-5] * few), tokens=[5000] * few)
     assert diagnose(young).headline.startswith(f"Unknown: {few} steps with both log-probs")
@@ -227,13 +227,13 @@ def test_k3_above_the_range_is_not_healthy_before_an_alert_fires() -> None:
     assert (found.verdict, found.since) == ("warning", 5)
     assert found.headline == (
         "Warning since step 5: the mismatch (k3) is 2.0e-3, healthy to 1.0e-3, in each of 40 steps; the reward, 0.90, "
-        "has not fallen."
+        "is near its best."
     )
     assert found.next_steps[-1] == PROBE
     once = diagnose(replace(above, k3=SteppedValues(list(STEPS), [5e-4, *[2e-3] * 39])))
     assert once.headline == (
         "Unknown: the mismatch (k3) is 2.0e-3 in the newest 10 measured steps, healthy to 1.0e-3; more steps will tell "
-        "if it stays; the reward, 0.90, has not fallen."
+        "if it stays; the reward, 0.90, is near its best."
     )
     assert diagnose(replace(above, alerts=(RISE,))).verdict == "warning"
     assert diagnose(replace(above, model_kind="moe")).verdict == "healthy"
@@ -260,7 +260,7 @@ def test_copied_log_probs_are_not_healthy() -> None:
 @pytest.mark.parametrize("rewards", [[0.9] * 20 + [0.5] * 20, [0.0] * 5 + [0.9] * 5])
 def test_a_reward_that_fell_or_is_young_is_only_given(rewards: list[float]) -> None:
     reward = SteppedValues(list(range(len(rewards))), rewards)
-    assert "has not fallen" not in diagnose(replace(HEALTHY, reward=reward)).headline
+    assert "is near its best" not in diagnose(replace(HEALTHY, reward=reward)).headline
 
 
 def test_a_probe_replaces_what_only_looks_like_a_cause() -> None:
@@ -291,7 +291,7 @@ def test_the_headline_names_what_makes_the_mismatch() -> None:
     assert found.headline == "Warning since step 20: k3 has risen fivefold; probably they are shifted."
     assert found.causes[0].name == "shifted_log_probs"
     healthy = diagnose(replace(HEALTHY, causes=(ENTROPY, FLAT)))
-    assert healthy.headline.endswith("has not fallen; but no group has a spread.")
+    assert healthy.headline.endswith("is near its best; but no group has a spread.")
     numerics = DiagnosisCause(name="link", sentence="Numerics: 99 %.", source="probe", title="numerics")
     assert "but" not in diagnose(replace(HEALTHY, causes=(numerics,))).headline
 
@@ -299,7 +299,7 @@ def test_the_headline_names_what_makes_the_mismatch() -> None:
 @pytest.mark.parametrize(
     ("lengths", "cut", "said"),
     [
-        ([100.0] * 40, 0.1, "has not fallen."),
+        ([100.0] * 40, 0.1, "is near its best."),
         (
             np.linspace(90, 720, 40).tolist(), 0.22,
             "; but responses have grown × 4.0 since step 0; and 22 % of the responses are cut.",
@@ -336,8 +336,8 @@ def test_one_token_a_step_does_not_make_a_run_unhealthy() -> None:
 def test_a_small_k3_of_log_probs_that_did_not_sample_is_not_healthy() -> None:
     found = diagnose(replace(HEALTHY, causes=(SHIFT, FLAT)))
     assert found.headline == (
-        "Warning: they are shifted, so that k3 is not the mismatch; no group has a spread; the reward, 0.90, has not "
-        "fallen."
+        "Warning: they are shifted, so that k3 is not the mismatch; no group has a spread; the reward, 0.90, is near "
+        "its best."
     )
     since = diagnose(replace(HEALTHY, causes=(replace(SHIFT, evidence={"first_step": 3}),)))
     assert (since.verdict, since.since) == ("warning", 3)
@@ -469,13 +469,13 @@ def test_a_possible_cause_is_told_while_more_steps_are_awaited() -> None:
     found = diagnose(replace(young, causes=(looks,)))
     assert found.headline == (
         "Unknown: 2 steps with both log-probs (5 needed); mismatch (k3) 5.0e-2 so far, healthy to 1.0e-3; "
-        "probably two temperatures; the reward, 0.90, has not fallen."
+        "probably two temperatures; the reward, 0.90, is near its best."
     )
     assert "probably" not in diagnose(replace(HEALTHY, causes=(looks,))).headline
     above = replace(HEALTHY, k3=SteppedValues(list(STEPS), [5e-4, *[2e-3] * 39]), causes=(looks,))
     assert diagnose(above).headline == (
         "Unknown: the mismatch (k3) is 2.0e-3 in the newest 10 measured steps, healthy to 1.0e-3; probably two "
-        "temperatures; the reward, 0.90, has not fallen."
+        "temperatures; the reward, 0.90, is near its best."
     )
 
 
@@ -600,7 +600,7 @@ def test_a_run_with_many_aborted_responses_is_not_healthy() -> None:
     assert found.verdict == "warning"
     assert found.headline == (
         "Warning: 35 % of the responses were ended by an abort; the mismatch (k3) is 2.0e-5 in the newest 10 measured "
-        "steps; the reward, 0.90, has not fallen."
+        "steps; the reward, 0.90, is near its best."
     )
 
 
@@ -682,7 +682,7 @@ def test_a_fault_of_the_learning_signal_that_was_there_before_the_fall_is_its_ca
     history = replace(HEALTHY, alerts=(COLLAPSE,), causes=(fault,), checkpoints=(5, 15), resumes=(10,))
     found = diagnose(history)
     assert found.headline == (
-        "Critical since step 25: the reward fell from 0.85 to 0.03 (found at step 30); the data show: advantages have "
+        "Critical since step 11: the reward fell from 0.85 to 0.03 (found at step 30); the data show: advantages have "
         "the opposite sign of their rewards since step 11."
     )
     assert found.next_steps[0] == (
@@ -702,6 +702,16 @@ def test_a_jump_is_told_with_the_change_of_its_step() -> None:
     assert found.next_steps[0].startswith("Undo the change of step 20 (announced change none → fp8 (rollout))")
     other = diagnose(replace(HEALTHY, k3=k3, changes=(replace(change, step=19),)))
     assert other.next_steps[0].startswith("Look at what changed at step 20")
+
+
+def test_a_mismatch_that_jumps_after_the_reward_fell_is_a_consequence() -> None:
+    k3 = SteppedValues(list(STEPS), [2e-4 + 1e-6 * (each % 3) for each in range(31)] + [5e-2] * 9)
+    found = diagnose(replace(HEALTHY, k3=k3, alerts=(COLLAPSE,)))
+    (jump,) = [each for each in found.causes if each.name == "mismatch_jump"]
+    assert jump.sentence.endswith("It began after the run went wrong at step 25: a consequence.")
+    assert "rose ×" not in found.headline
+    before = diagnose(replace(HEALTHY, k3=k3, alerts=(replace(COLLAPSE, step=39, evidence={"onset_step": 35}),)))
+    assert "rose ×" in before.headline
 
 
 def test_what_few_steps_show_stands_below_what_most_show() -> None:

@@ -22,7 +22,7 @@ SENTENCES = {
     "one step": "Unknown: 1 step with both log-probs (5 needed)",
     "one rollout": "Unknown: 1 step with both log-probs (5 needed)",
     "only lengths": "Unknown: no step has both log-probs.",
-    "only scalars": "Unknown: no step has both log-probs; the reward, 0.85, has not fallen.",
+    "only scalars": "Unknown: no step has both log-probs; the reward, 0.85, is near its best.",
     "no reward": "Unknown: 979 tokens measured in the newest steps, 1,000 are needed",
     "10,000 scalars": "Unknown: ",
     "NaN everywhere": "Warning since step 1: all rollout_log_probs and trainer_log_probs are NaN or infinite.",

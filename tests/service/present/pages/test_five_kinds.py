@@ -13,7 +13,7 @@ from foreshock.healthy_ranges import required_range
 from tests.service.present.pages.conftest import Fleet
 from tests.service.present.pages.fleet import KINDS, SILENT_FROM, SILENT_RANK
 
-HEALTHY = r"Healthy: the mismatch \(k3\) is \S+ in the newest 10 measured steps; the reward, 0\.\d+, has not fallen\."
+HEALTHY = r"Healthy: the mismatch \(k3\) is \S+ in the newest 10 measured steps; the reward, 0\.\d+, is near its best\."
 VERDICTS = {
     "learning": HEALTHY,
     "learning-rate": r"(Critical|Warning) since step \d+: .*the (smoothed )?reward (has fallen|fell)",
