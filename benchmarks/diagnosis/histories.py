@@ -20,8 +20,9 @@ from foreshock.api.diagnosis import Diagnosis
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.course import causes_of_course
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration, WarningState, advance
-from foreshock.diagnosis.diagnose import MOST_CHARACTERS, diagnose
+from foreshock.diagnosis.diagnose import diagnose
 from foreshock.diagnosis.episodes import episodes_of, is_told
+from foreshock.diagnosis.headline import MOST_CHARACTERS
 from foreshock.diagnosis.history import WINDOW_STEPS, History, PastAlert, SteppedValues
 from foreshock.diagnosis.lags import K3_KEYS, LAG_KEY, TOKENS_KEYS, StepLags
 from foreshock.diagnosis.largest_token import without_largest_token

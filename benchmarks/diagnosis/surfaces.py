@@ -24,7 +24,7 @@ from benchmarks.bars import Line
 from benchmarks.diagnosis.field_kinds import KINDS
 from benchmarks.running_service import service, wait_until
 from foreshock.commands.main import main
-from foreshock.diagnosis.diagnose import MOST_CHARACTERS
+from foreshock.diagnosis.headline import MOST_CHARACTERS
 from foreshock.diagnosis.short_headline import MOST_CHARACTERS as MOST_OF_A_ROW
 from foreshock_service.present.pages.presenters.run_list import RUNS_ON_A_PAGE
 

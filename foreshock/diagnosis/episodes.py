@@ -55,6 +55,11 @@ def family_of(rule: str, evidence: Mapping[str, Any]) -> str:
     return _FAMILIES.get(str(evidence.get("cause")), rule)
 
 
+def is_of_mismatch(alert: SomeAlert) -> bool:
+    """Return whether an alert is one on the mismatch."""
+    return family_of(alert.rule, alert.evidence) == MISMATCH
+
+
 def episodes_of(alerts: Iterable[AlertT]) -> list[list[AlertT]]:
     """Return open alerts by episode, in each the gravest and then the oldest first.
 

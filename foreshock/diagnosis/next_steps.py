@@ -1,0 +1,107 @@
+"""What to do about a run: each advice once, first for a collapse of the reward, then for the causes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from foreshock.api.diagnosis import DiagnosisCause, MissingData
+from foreshock.diagnosis.causes import OF_SIGNAL, PLACE, SET_APART, is_current, signal_of, went_wrong
+from foreshock.diagnosis.episodes import POLICY, episodes_of, family_of
+from foreshock.diagnosis.headline import SAID_BY
+from foreshock.diagnosis.history import NEWEST_STEPS, History, PastAlert
+from foreshock.diagnosis.mismatch_rules import PROBE
+from foreshock.diagnosis.reward import COLLAPSE_RULE, where_to_look
+from foreshock.severity import severity_rank
+
+
+def next_steps(
+    grave: Sequence[PastAlert],
+    causes: Sequence[DiagnosisCause],
+    missing: Sequence[MissingData],
+    history: History,
+) -> tuple[str, ...]:
+    """Return what to do, each advice once: first for a collapse of the reward, then for the causes, for the other
+    alerts (the gravest first) and for what is missing."""
+    ordered = sorted(grave, key=lambda each: (severity_rank(each.severity), each.step, each.rule))
+    wrong = went_wrong(grave, history)
+    collapse = next((each for each in ordered if each.rule == COLLAPSE_RULE), None)
+    setting = _named_setting(causes, history)
+    found, is_said = [], False
+    if collapse is not None and (signal := signal_of(collapse, causes)) is not None:
+        setting, wrong = signal, min(collapse.onset if wrong is None else wrong, int(signal.evidence["first_step"]))
+    if collapse is not None:
+        # After a fall that the mismatch followed, the setting is not the reason of the fall.
+        follows = collapse.evidence.get("first") in _MISMATCH_LATER
+        is_said = setting is not None and (setting.name in OF_SIGNAL or not follows)
+        look = setting.what_to_do if setting is not None and is_said else where_to_look(collapse.evidence)
+        found = [f"{_way_back(collapse, collapse.onset if wrong is None else wrong, history)} {look}"]
+    found += [
+        each.what_to_do
+        for each in causes
+        if not (is_said and each is setting) and (each.name != PLACE or setting is None)
+    ]
+    found += _to_doctor(causes, history)
+    found += [PROBE] if not grave and above_since(history) is not None else []
+    # What follows from the same cause has the same remedy. A fault that the data prove needs no probe to be found.
+    heads = [each[0] for each in episodes_of(grave) if each[0].rule != COLLAPSE_RULE]
+    if collapse is not None:
+        # What to do for a policy that changes asks whether the reward falls.
+        heads = [each for each in heads if family_of(each.rule, each.evidence) != POLICY]
+    advised = {each.name for each in causes if each.what_to_do}
+    of_alerts = [each.what_to_do for each in heads if advised.isdisjoint(SAID_BY.get(each.rule, ()))]
+    found += [each for each in of_alerts if each != PROBE or not _is_known(causes, history)]
+    found += [each.what_to_do for each in missing]
+    return tuple(dict.fromkeys(filter(None, found)))
+
+
+def _is_known(causes: Sequence[DiagnosisCause], history: History) -> bool:
+    """Return whether the lint, the notary or the doctor has proven what makes the mismatch, not only its place."""
+    first = next(iter(causes), None)
+    if first is None or first.certainty != "shown" or not first.explains or first.name in {PLACE, *SET_APART}:
+        return False
+    return first.source in ("lint", "notary", "doctor") and is_current(first, history)
+
+
+def _to_doctor(causes: Sequence[DiagnosisCause], history: History) -> list[str]:
+    """Return the next step after a probe has found the link: which setting it is. None if the mismatch is healthy."""
+    probed = next((each for each in causes if each.source == "probe" and is_current(each, history)), None)
+    is_known = any(each.source == "doctor" and each.certainty == "shown" for each in causes)
+    if probed is None or is_known or not history.judged_k3 > history.healthy_end:
+        return []
+    return [f"Find the setting: `foreshock doctor RUN --step {probed.evidence['step']}` tries what this link may do."]
+
+
+def _named_setting(causes: Sequence[DiagnosisCause], history: History) -> DiagnosisCause | None:
+    """Return the first cause if it is a setting that the doctor names, so that no further look is needed."""
+    first = next(iter(causes), None)
+    if first is None or first.source != "doctor" or first.certainty != "shown" or not first.what_to_do:
+        return None
+    return first if is_current(first, history) else None
+
+
+_MISMATCH_LATER = ("reward", "no rise")
+
+
+def _way_back(collapse: PastAlert, onset: int, history: History) -> str:
+    """Return the checkpoint to go back to; `onset` is the first step of all that went wrong after the run began.
+
+    A checkpoint from between this step and the fall holds weights that are damaged already.
+    """
+    onset = min([onset, *(int(collapse.evidence[name]) for name in _ONSETS if name in collapse.evidence)])
+    earlier = [step for step in history.checkpoints if step < onset]
+    if earlier:
+        where = f"the checkpoint of step {earlier[-1]}, the newest from before step {onset}"
+    else:
+        where = f"a checkpoint from before step {onset}, where it began"
+        where += "; no announced one is so old" if history.checkpoints else ""
+    return f"Stop, or go back to {where}."
+
+
+_ONSETS = ("onset_step", "k3_onset_step")
+
+
+def above_since(history: History) -> int | None:
+    """Return the first step of the window if k3 is above its range in every one of enough steps; None otherwise."""
+    steps, values, _ = history.course
+    is_above = len(steps) >= NEWEST_STEPS and min(values) > history.healthy_end
+    return steps[0] if is_above and history.judged_k3 > history.healthy_end else None
