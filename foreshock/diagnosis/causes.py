@@ -148,7 +148,7 @@ def ordered_causes(
     ]
     kept = [_consequence(each, wrong) if _follows(each, wrong, fell) else each for each in kept]
     placed = max((_steps_of(each) for each in kept if each.name == PLACE), default=0)
-    most = max((_steps_of(each) for each in kept if each.explains and each.source == "lint"), default=0)
+    most = most_steps(kept)
     return tuple(
         sorted(
             kept,
@@ -168,11 +168,21 @@ def _rank(cause: DiagnosisCause, placed: int, most: int) -> int:
 
     What the lint saw in few steps, of the `most` that have a cause, explains little of the mismatch.
     """
-    if cause.source == "lint" and _FEW_STEPS * _steps_of(cause) < most:
+    if is_in_few_steps(cause, most):
         return 4
     if cause.certainty == "shown":
         return 2 if cause.name == PLACE else 0
     return 1 if cause.source == "lint" and _steps_of(cause) >= placed else 3
+
+
+def most_steps(causes: Sequence[DiagnosisCause]) -> int:
+    """Return the largest number of steps in which the lint saw a cause of the mismatch."""
+    return max((_steps_of(each) for each in causes if each.explains and each.source == "lint"), default=0)
+
+
+def is_in_few_steps(cause: DiagnosisCause, most: int) -> bool:
+    """Return whether the lint saw a cause in few of the `most` steps that have one."""
+    return cause.source == "lint" and _FEW_STEPS * _steps_of(cause) < most
 
 
 def _steps_of(cause: DiagnosisCause) -> int:

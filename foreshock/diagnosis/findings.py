@@ -81,8 +81,11 @@ def _order(found: PastFinding) -> tuple[int, int, str]:
 def _is_over(found: PastFinding, newest_steps: Sequence[int]) -> bool:
     if not newest_steps:
         return found.severity == "info" and found.steps < _LEAST_INFO_STEPS
-    # What recurs now and then is over if it has stayed away twice as long as it usually does.
-    gap = (found.newest_step - found.first_step) / (found.steps - 1) if found.steps >= _LEAST_RECURRING else 0.0
+    # A fault that recurs now and then is over if it has stayed away twice as long as it usually does. What makes the
+    # mismatch must be seen in it.
+    check, gap = CHECKS.get(found.name), 0.0
+    if check is not None and not check.explains and found.steps >= _LEAST_RECURRING:
+        gap = (found.newest_step - found.first_step) / (found.steps - 1)
     if newest_steps[-1] - found.newest_step >= max(NEWEST_STEPS, 2.0 * gap):
         return True
     # Estimated number of logged steps since the first one, at the density of the newest steps.

@@ -9,7 +9,15 @@ from typing import Any, Final
 
 from foreshock.api.diagnosis import DiagnosisCause
 from foreshock.api.runs import ChangeRecord
-from foreshock.diagnosis.causes import NOT_MEASURED, PLACE, REWARD_RULES, SET_APART, signal_of
+from foreshock.diagnosis.causes import (
+    NOT_MEASURED,
+    PLACE,
+    REWARD_RULES,
+    SET_APART,
+    is_in_few_steps,
+    most_steps,
+    signal_of,
+)
 from foreshock.diagnosis.collapse import TRAILING_VALUES, floor_of
 from foreshock.diagnosis.episodes import MISMATCH, POLICY, episodes_of, family_of, is_of_mismatch
 from foreshock.diagnosis.history import NEWEST_STEPS, WINDOW_STEPS, History, PastAlert, SteppedValues
@@ -93,7 +101,9 @@ def told_titles(causes: Sequence[DiagnosisCause], said: Collection[str] = ()) ->
 
 def of_mismatch(causes: Sequence[DiagnosisCause], said: Collection[str] = ()) -> str:
     """Return the clause of a headline on what makes the mismatch: proven causes, else the first possible one."""
+    most = most_steps(causes)
     making = [each for each in causes if each.explains and each.title and each.name not in said]
+    making = [each for each in making if not is_in_few_steps(each, most)]
     named = [each for each in making if each.name != PLACE]
     told = told_titles(named) or ([] if making[:1] == named[:1] else told_titles(making))
     if told:

@@ -721,5 +721,9 @@ def test_what_few_steps_show_stands_below_what_most_show() -> None:
         "mismatch_by_place",
         "mismatch_after_id",
     ]
+    possible = replace(place, name="temperature_of_trainer", title="it forgets", certainty="possible")
+    headline = diagnose(replace(HEALTHY, alerts=(COLLAPSE,), causes=(seldom, possible))).headline
+    assert "probably it forgets" in headline
+    assert "the data show" not in headline
     often = replace(seldom, evidence={"steps": 4})
     assert diagnose(replace(HEALTHY, causes=(often, place))).causes[0].name == "mismatch_after_id"

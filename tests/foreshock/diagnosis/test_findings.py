@@ -38,8 +38,10 @@ def test_what_the_newest_steps_no_longer_show_is_over_unless_a_probe_found_it() 
 
 @pytest.mark.parametrize(("steps", "first", "is_told"), [(4, 3, True), (4, 33, False), (2, 3, False)])
 def test_what_recurs_now_and_then_is_not_over_after_a_few_steps(steps: int, first: int, is_told: bool) -> None:
-    found = replace(SHIFTED, steps=steps, first_step=first, newest_step=45)
+    found = replace(SHIFTED, name="advantage_outlier", steps=steps, first_step=first, newest_step=45)
     assert bool(tell_findings([found], NEWEST, lambda first: 60).causes) == is_told
+    # What makes the mismatch is over if the newest steps do not show it.
+    assert not tell_findings([replace(found, name=SHIFTED.name)], NEWEST, lambda first: 60).causes
 
 
 @pytest.mark.parametrize(("steps", "is_told"), [(2, False), (14, False), (16, True)])

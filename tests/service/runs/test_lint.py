@@ -52,7 +52,7 @@ def test_clean_step_has_no_warning_and_lists_unmade_checks(http: httpx.Client) -
     assert states["mean_ratio"] == ("not checked", "the error of mean ρ needs 4 prompt groups, and there are 3")
     page = http.get(f"/runs/{run.run}/steps/1").raise_for_status().text
     assert "Before you read the numbers" not in page
-    assert re.search(r"Semantics: \d of \d+ checks could not be made", page)
+    assert re.search(r"Semantics: \d+ of \d+ checks could not be made", page)
     assert "mean ratio: the error of mean ρ needs 4 prompt groups" in page
 
 
