@@ -26,7 +26,8 @@ def events_of(alerts: Sequence[PastAlert], history: History) -> tuple[DiagnosisE
     An open alert on a single step says nothing beside a graver one on the mismatch, and a past one beside the list of
     all steps that recur.
     """
-    recur = history.odd is not None and history.odd.recur
+    odd = history.odd if any(each.rule == STEP_RULE for each in alerts) else None
+    recur = odd is not None and odd.recur
     is_graver = any(each.is_open and each.severity != "info" and is_of_mismatch(each) for each in alerts)
     alerts = [each for each in alerts if not (is_graver and each.is_open and each.rule == STEP_RULE)]
     heads = {id(episode[0]): episode for episode in episodes_of(each for each in alerts if each.is_open)}

@@ -210,10 +210,12 @@ def _fall_in_words(evidence: Mapping[str, Any], now: float) -> tuple[str, str]:
 
 
 def name_of(alert: PastAlert) -> str:
+    """Return the name of an alert's rule in words."""
     return alert.rule.replace("_", " ")
 
 
 def k3_clause(history: History) -> str:
+    """Return a clause on k3 of the newest measured steps; at lag 0 if lags are mixed."""
     when = f"in the newest {min(NEWEST_STEPS, len(history.k3.steps))} measured steps"
     if history.undeclared:
         when += ", if the logged μ sampled the tokens, which is not declared"

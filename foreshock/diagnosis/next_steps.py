@@ -23,18 +23,19 @@ def next_steps(
     """Return what to do, each advice once: first for a collapse of the reward, then for the causes, for the other
     alerts (the gravest first) and for what is missing."""
     ordered = sorted(grave, key=lambda each: (severity_rank(each.severity), each.step, each.rule))
-    wrong = went_wrong(grave, history)
     collapse = next((each for each in ordered if each.rule == COLLAPSE_RULE), None)
     setting = _named_setting(causes, history)
     found, is_said = [], False
-    if collapse is not None and (signal := signal_of(collapse, causes)) is not None:
-        setting, wrong = signal, min(collapse.onset if wrong is None else wrong, int(signal.evidence["first_step"]))
     if collapse is not None:
+        wrong = went_wrong(grave, history)
+        began = collapse.onset if wrong is None else wrong
+        if (signal := signal_of(collapse, causes)) is not None:
+            setting, began = signal, min(began, int(signal.evidence["first_step"]))
         # After a fall that the mismatch followed, the setting is not the reason of the fall.
         follows = collapse.evidence.get("first") in _MISMATCH_LATER
         is_said = setting is not None and (setting.name in OF_SIGNAL or not follows)
         look = setting.what_to_do if setting is not None and is_said else where_to_look(collapse.evidence)
-        found = [f"{_way_back(collapse, collapse.onset if wrong is None else wrong, history)} {look}"]
+        found = [f"{_way_back(collapse, began, history)} {look}"]
     found += [
         each.what_to_do
         for each in causes

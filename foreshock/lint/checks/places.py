@@ -94,14 +94,16 @@ class Places(Counts):
             of_tokens["turn"] = turns_of_mask(mask, offsets)
             counting.add_example(_OF_MASK, Example(""))
         starts = _starts(offsets, list(of_tokens.values()))
-        table = _sums_of_segments(behaviour[positions], target[positions], mask, starts)
+        keep, uncertain, d = _differences(behaviour[positions], target[positions], mask)
+        begun = _begun_inside(d, uncertain, offsets)
+        table = _sums_of_segments(keep, uncertain, d, starts)
         starts, table = starts[table[:, 0] > 0], table[table[:, 0] > 0]
         of_row = np.searchsorted(offsets, starts, "right") - 1
         near_end = np.minimum(_octave(offsets[of_row + 1] - 1 - starts), _FAR_FROM_END)
         truncated = truncated_rollouts(batch)[0][rows][of_row]
         levels = _levels(table, of_row, rows.size)
         _keep_high(counting, rows, levels)
-        begun = _begun_inside(behaviour[positions], target[positions], mask, offsets) & (levels >= 0)
+        begun &= levels >= 0
         self.begun_inside += BegunInside.of(levels[begun], np.ones(int(begun.sum())))
         codes = {
             "position": _octave(starts - offsets[of_row]),
@@ -134,12 +136,20 @@ def turns_of_mask(mask: Bools, offsets: Ints) -> Ints:
     return turns
 
 
-def _begun_inside(mu: Floats, pi: Floats, mask: Bools | None, offsets: Ints) -> Bools:
-    """Return whether the first uncertain tokens of each rollout agree, by its own mean |d|, and later ones do not."""
-    chosen = are_log_probs(mu) & are_log_probs(pi) & (np.minimum(mu, pi) < np.float32(_UNCERTAIN))
+def _differences(mu: Floats, pi: Floats, mask: Bools | None) -> tuple[Bools, Bools, NDArray[np.float64]]:
+    """Return which tokens are compared, which of these are uncertain, and d, 0 at the others, [T] each."""
+    keep = are_log_probs(mu) & are_log_probs(pi)
     if mask is not None:
-        chosen &= mask
-    d = np.abs(np.subtract(pi, mu, dtype=np.float64)[chosen])
+        keep &= mask
+    d = np.subtract(pi, mu, dtype=np.float64)
+    d[~keep] = 0.0
+    np.clip(d, -LARGEST_D, LARGEST_D, out=d)
+    return keep, keep & (np.minimum(mu, pi) < np.float32(_UNCERTAIN)), d
+
+
+def _begun_inside(d: NDArray[np.float64], chosen: Bools, offsets: Ints) -> Bools:
+    """Return whether the first chosen tokens of each rollout agree, by its own mean |d|, and later ones do not."""
+    d = np.abs(d[chosen])
     ends = np.r_[0, np.cumsum(chosen)][offsets]
     counts = np.diff(ends)
     differs = d >= np.repeat(_OF_MEAN * row_sums(d, ends) / np.maximum(counts, 1), counts)
@@ -172,15 +182,8 @@ def _starts(offsets: Ints, columns: list[Ints]) -> Ints:
     return np.flatnonzero(changes)
 
 
-def _sums_of_segments(mu: Floats, pi: Floats, mask: Bools | None, starts: Ints) -> NDArray[np.float64]:
-    """Return tokens, uncertain tokens, k3 and roots of each segment, [S, 4], of log μ and log π [T]."""
-    keep = are_log_probs(mu) & are_log_probs(pi)
-    if mask is not None:
-        keep &= mask
-    d = np.subtract(pi, mu, dtype=np.float64)
-    d[~keep] = 0.0
-    np.clip(d, -LARGEST_D, LARGEST_D, out=d)
-    uncertain = keep & (np.minimum(mu, pi) < np.float32(_UNCERTAIN))
+def _sums_of_segments(keep: Bools, uncertain: Bools, d: NDArray[np.float64], starts: Ints) -> NDArray[np.float64]:
+    """Return tokens, uncertain tokens, k3 and roots of each segment, [S, 4]; `d` [T] is overwritten."""
     k3 = np.expm1(d)
     k3 -= d
     roots = np.sqrt(np.abs(d, out=d), out=d)
