@@ -35,7 +35,8 @@ _PLAIN = Paint.off()
 def report_of_run(viewing: Viewing, run_id: str, step: int | None, whole: bool, origin: str) -> str:
     """Return one screen about a run; `whole`: all of its page; with `step`: the page of that step.
 
-    On one screen each part of the diagnosis has three sentences, or fewer (at least one) if they do not fit.
+    On one screen each part of the diagnosis has three sentences, or fewer (at least one) if they do not fit; then the
+    last curves are left out.
     Raises RunNotFound, RunDeleted and StepNotFound.
     """
     run, page = get_run(viewing.session, viewing.principal, run_id), run_page(viewing, run_id)
@@ -45,13 +46,14 @@ def report_of_run(viewing: Viewing, run_id: str, step: int | None, whole: bool, 
     if step is not None:
         lines = [*head, "", *_diagnosis(page["diagnosis"]), *_of_step(viewing, run_id, step), "", pages]
         return "\n".join([*lines[:-1], f"{pages}/steps/{step}"])
-    end = [*_curves(panels), *_advice(page["advice"], whole=whole)]
+    end = _advice(page["advice"], whole=whole)
     if whole:
-        lines = [*head, "", *_diagnosis(page["diagnosis"]), *end, *_of_run(viewing, run_id, page)]
+        lines = [*head, "", *_diagnosis(page["diagnosis"]), *_curves(panels), *end, *_of_run(viewing, run_id, page)]
         return "\n".join([*lines, "", pages])
     end += ["", "Tables of steps, links, probes and alerts: --full", pages]
-    for most in (3, 2, 1):
-        lines = [*head, "", *_diagnosis(page["diagnosis"], most), *end]
+    kept = len(panels)
+    for most, kept in [(3, kept), (2, kept), *((1, fewer) for fewer in range(kept, -1, -1))]:
+        lines = [*head, "", *_diagnosis(page["diagnosis"], most), *_curves(panels[:kept]), *end]
         if len(lines) <= SCREEN_LINES:
             break
     return "\n".join(lines)
