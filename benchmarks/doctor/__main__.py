@@ -78,7 +78,8 @@ class Result:
             word: each is not None and abs(float(each[1]) - values[word]) <= 0.05 * abs(values[word])
             for word, each in found.items()
         }
-        return right, sum(each.value.count(",") + 1 if each.cause == "sampling" else 1 for each in causes)
+        numbers = [each for each in causes if any(map(str.isdigit, each.value))]
+        return right, sum(each.value.count(",") + 1 if each.cause == "sampling" else 1 for each in numbers)
 
     @property
     def named(self) -> list[tuple[str, str]]:
@@ -188,9 +189,8 @@ def _run(group: str, name: str, faults: tuple[Fault, ...], kind: str, size: int,
         seconds = time.process_time() - started
     sides = tuple(fault.side for fault in faults)
     wanted = tuple((fault.side, fault.causes) for fault in faults if fault.causes)
-    return Result(
-        group, f"{name} [{kind}, {size}]", sides, wanted, report, budget.replays, seconds, faults[0].values[size]
-    )
+    values = {word: value for fault in faults for word, value in fault.values[size].items()}
+    return Result(group, f"{name} [{kind}, {size}]", sides, wanted, report, budget.replays, seconds, values)
 
 
 def _line(result: Result) -> str:
@@ -228,7 +228,7 @@ def _summary(results: list[Result]) -> int:
             Line("causes", "causes", len({each.wanted for each in faults}), 24 if faults else None, at_least=True),
             Line("first_right", "first right", _share([each.is_first_right for each in faults]), 0.95, at_least=True),
             Line("side_right_nothing_false", "side right, nothing false", side_right, 0.90, at_least=True),
-            Line("pairs_both", "pairs, both named", _share([each.has_all for each in pairs]), 0.85, at_least=True),
+            Line("pairs_both", "pairs, both named", _share([each.has_all for each in pairs]), 0.9, at_least=True),
             Line("together", "parameters together", _share([each.is_right for each in together]), 0.9, at_least=True),
             Line("named_below", "named, share < 0.9", sum(each.is_named_in_part for each in results), 0),
             Line("wrong_sizes", "wrong sizes", sum(each.has_wrong_values for each in results), 0),

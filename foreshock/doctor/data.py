@@ -14,6 +14,8 @@ from foreshock.doctor.evidence import Compared, Float64
 _CLEARLY = 0.05
 """Least difference in nats of a constant from the replay; below it a token may have that very log-prob."""
 _LEAST_REPEATS = 3
+_LEAST_LEFT = 0.1
+"""Least share of tokens that constants leave to be judged; a value of a whole rollout is no constant of some tokens."""
 
 
 def shifted(by: int) -> Callable[[Compared, Float64], Float64 | None]:
@@ -45,7 +47,9 @@ def _sentinels(compared: Compared, log_probs: Float64) -> Float64 | None:
     is_bound = (np.arange(values.size) == 0) & (above < 0.1 * counts)
     suspicious = (counts >= _LEAST_REPEATS) & (of_value >= 0.9 * counts) & (values != 0) & ~is_bound
     marked = suspicious[at] & compared.usable
-    return np.asarray(np.where(marked, compared.logged, log_probs)) if marked.any() else None
+    if not marked.any() or marked.sum() > (1.0 - _LEAST_LEFT) * compared.usable.sum():
+        return None
+    return np.asarray(np.where(marked, compared.logged, log_probs))
 
 
 def _clamped(compared: Compared, log_probs: Float64) -> Float64 | None:

@@ -235,6 +235,14 @@ def test_a_clamp_that_most_tokens_reach_is_no_sentinel(batch: RolloutBatch, lab:
     assert [(each.side, each.cause) for each in report.causes] == [("rollout", "clamp")]
 
 
+def test_one_value_a_rollout_is_no_sentinel(batch: RolloutBatch, lab: FakeExperimenter) -> None:
+    plain = logged(lab)
+    means = np.add.reduceat(plain, batch.response_offsets[:-1]) / np.maximum(batch.response_lengths, 1)
+    report = _examined(batch, plain, np.repeat(means.astype(np.float32), batch.response_lengths))
+
+    assert [(each.side, each.cause) for each in report.causes] == [("trainer", "averaged")]
+
+
 def test_a_shift_is_named_without_any_replay_of_its_own(batch: RolloutBatch, lab: FakeExperimenter) -> None:
     plain = logged(lab)
     report = _examined(batch, plain, np.concatenate([plain[1:], plain[:1]]))
