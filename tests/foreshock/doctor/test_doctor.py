@@ -236,9 +236,9 @@ def test_a_clamp_that_most_tokens_reach_is_no_sentinel(batch: RolloutBatch, lab:
 
 
 def test_one_value_a_rollout_is_no_sentinel(batch: RolloutBatch, lab: FakeExperimenter) -> None:
-    plain = logged(lab)
-    means = np.add.reduceat(plain, batch.response_offsets[:-1]) / np.maximum(batch.response_lengths, 1)
-    report = _examined(batch, plain, np.repeat(means.astype(np.float32), batch.response_lengths))
+    pi = logged(lab, precision="float32").astype(np.float64)
+    sums = np.add.reduceat(pi, batch.response_offsets[:-1]).astype(np.float32)
+    report = _examined(batch, logged(lab), np.repeat(sums, batch.response_lengths))
 
     assert [(each.side, each.cause) for each in report.causes] == [("trainer", "averaged")]
 
