@@ -48,7 +48,7 @@ _YIELDS: Final[Mapping[str, Collection[str]]] = {
         "mismatch_without_updates",
         "mismatch_began",
     ),
-    "temperatures_differ": ("raw_log_probs",),
+    "temperatures_differ": ("raw_log_probs", "weights_not_delivered"),
     "mean_ratio": (
         "temperatures_differ",
         "raw_log_probs",

@@ -38,6 +38,9 @@ _LEAST_HEALTHY, _TIMES_OF_HEALTHY = 2, 5.0
 # Growth still counts while the median of the newest 5 values is at least half of the level that k3 grew to.
 _STILL_THERE, _NEWEST = 0.5, 5
 _HEALTHY_START, _GROWTH = 1e-3, 8.0
+# Growth with noise: from so many values on, none is below this part of the largest before it, and the last third is
+# this multiple of the third before, as a lag of few steps makes no longer.
+_LEAST_NOISY, _LEAST_OF_LARGEST, _STILL_GROWS = 12, 0.6, 1.4
 # Of many values the outer tenths may be noise; of few, heavy tails alone spread k3 of one mismatch over a factor of 2.
 _MANY, _OUTER = 16, 0.1
 _STATIC_OF_MANY, _STATIC_OF_FEW = 1.6, 2.5
@@ -45,6 +48,8 @@ _STATIC_OF_MANY, _STATIC_OF_FEW = 1.6, 2.5
 _LARGEST_OF_PRECISION = 1e-2
 # Other known causes already explain a k3 that is present since the first step.
 _OPEN = ("mismatch_everywhere", "k3_per_entropy")
+# Two temperatures are there from the first step on: they explain no growth.
+_NO_GROWTH = "temperatures_differ"
 
 
 def causes_of_course(
@@ -66,9 +71,13 @@ def causes_of_course(
     if len(at) < _LEAST_STEPS:
         return ()
     jump, other = _jump(at, logs, quantity), None
-    if all(name in _OPEN for name in named):
+    is_open = all(name in _OPEN for name in named)
+    if is_open or all(name in (*_OPEN, _NO_GROWTH) for name in named):
         other = _since_start(*_known((first or {}).items()), at, logs, healthy_end, quantity, is_frozen)
-        other = other if other or jump else _began(at, np.exp(logs), healthy_end, quantity)
+    if not is_open and other is not None and other.name == "static_mismatch":
+        other = None
+    if is_open and other is None and jump is None:
+        other = _began(at, np.exp(logs), healthy_end, quantity)
     return tuple(each for each in (jump, other) if each is not None)
 
 
@@ -240,10 +249,10 @@ def _since_start(
         title = "a difference of one side, not stale weights"
         return _possible("static_mismatch", title, sentence, advice, evidence)
     early = values[: len(first_steps) or FIRST_STEPS]
-    has_grown = first <= _HEALTHY_START and early[-1] >= _GROWTH * first and bool((np.diff(early) > 0).all())
-    if has_grown and float(np.median(values[-_NEWEST:])) >= _STILL_THERE * early[-1]:
+    reached = _grown_to(early, healthy_end)
+    if reached is not None and float(np.median(values[-_NEWEST:])) >= _STILL_THERE * reached:
         last = steps[early.size - 1]
-        grew = f"{quantity} was {number(first)} at step {steps[0]} and grew with every step, to {number(early[-1])} at "
+        grew = f"{quantity} was {number(first)} at step {steps[0]} and grew from step to step, to {number(reached)} at "
         if is_frozen:
             sentence = (
                 f"{grew}step {last}. The logged learning rate is 0 in all steps, so that neither an update nor old "
@@ -258,15 +267,29 @@ def _since_start(
             )
         sentence = (
             f"{grew}step {last}. It looks as if the engine, or a part of it (an adapter, the head, a cache), still "
-            f"held the weights of step {steps[0]}: updates do not arrive, or only in part."
+            f"held the weights of step {steps[0]}: updates do not arrive, or only in part or late."
         )
         advice = (
             "Check that updates reach the engine: compare digests of its weights. `foreshock doctor` with the weights "
             f"of this step and of step {steps[0]} names the part that is old."
         )
-        title = f"updates since step {steps[0]} do not reach the engine, or only in part"
+        title = f"updates since step {steps[0]} do not reach the engine, or only in part or late"
         return _possible("weights_not_delivered", title, sentence, advice, evidence)
     return None
+
+
+def _grown_to(early: NDArray[np.float64], healthy_end: float) -> float | None:
+    """Return the level that k3 grew to in its first steps from a healthy start; None if it did not grow steadily."""
+    first, last = float(early[0]), float(early[-1])
+    if first <= _HEALTHY_START and last >= _GROWTH * first and bool((np.diff(early) > 0).all()):
+        return last
+    third = early.size // 3
+    if early.size < _LEAST_NOISY or first > _HEALTHY_START:
+        return None
+    last, before = float(np.median(early[-third:])), float(np.median(early[-2 * third : -third]))
+    steady = bool((early >= _LEAST_OF_LARGEST * np.maximum.accumulate(early)).all())
+    is_large = last >= max(_GROWTH * first, healthy_end) and last >= _STILL_GROWS * before
+    return last if steady and is_large else None
 
 
 def _possible(name: str, title: str, sentence: str, advice: str, evidence: dict[str, float]) -> DiagnosisCause:

@@ -18,15 +18,19 @@ from foreshock.diagnosis.causes import (
     REWARD_RULES,
     confirmed,
     is_current,
+    is_in_few_steps,
+    most_steps,
     of_course,
     ordered_causes,
     signal_of,
     went_wrong,
     with_change,
 )
+from foreshock.diagnosis.cut_responses import cut_in_fall
 from foreshock.diagnosis.episodes import MISMATCH, episodes_of, family_of, onset_of
 from foreshock.diagnosis.evaluations import fall_of_evaluation, stays_at_zero
 from foreshock.diagnosis.events import _in_order, _of_change, _of_resume, events_of
+from foreshock.diagnosis.frozen_rate import zero_rate
 from foreshock.diagnosis.headline import (
     clauses_of_alerts,
     fitted,
@@ -48,7 +52,7 @@ from foreshock.diagnosis.short_headline import short_of
 from foreshock.diagnosis.wording import number, plural, ranks_in_words
 from foreshock.severity import severity_rank
 
-JUDGE_VERSION: Final = "14"
+JUDGE_VERSION: Final = "15"
 """Increased with each change of the text or the judgement, so that stored diagnoses are computed again."""
 
 LEAST_MEASURED_STEPS: Final = 5
@@ -71,15 +75,19 @@ def diagnose(history: History) -> Diagnosis:
         before = {name: oldest.evidence[name] for name in ("before",) if name in oldest.evidence}
         began = replace(collapse, evidence={**collapse.evidence, **before, "onset_step": oldest.onset})
         grave = [began if each is collapse else each for each in grave if each.rule != FALL_RULE]
-    named = {each.name for each in history.causes if each.explains}
+    most = most_steps(history.causes)
+    named = {each.name for each in history.causes if each.explains and not is_in_few_steps(each, most)}
     fallen = went_wrong(grave, history)
-    fell = min((each.onset for each in grave if each.rule in REWARD_RULES), default=None)
+    fall = min((each for each in grave if each.rule in REWARD_RULES), key=lambda each: each.onset, default=None)
+    fell = None if fall is None else fall.onset
     found = (
         *history.causes,
         *(with_change(each, history.changes) for each in of_course(history, named)),
         *fall_of_evaluation(history.evaluations),
         *stays_at_zero(history.evaluations, history.reward),
         *outage_of(history.reward),
+        *zero_rate(history.rates),
+        *(() if fall is None else cut_in_fall(fall, history)),
     )
     causes = ordered_causes(confirmed(found), history, fallen, fell)
     told = [each for each in causes if is_current(each, history)]

@@ -19,6 +19,7 @@ from foreshock.diagnosis.causes import (
     signal_of,
 )
 from foreshock.diagnosis.collapse import TRAILING_VALUES, floor_of
+from foreshock.diagnosis.cut_responses import MANY_CUT, RESPONSES_CUT
 from foreshock.diagnosis.episodes import MISMATCH, POLICY, episodes_of, family_of, is_of_mismatch
 from foreshock.diagnosis.history import NEWEST_STEPS, WINDOW_STEPS, History, PastAlert, SteppedValues
 from foreshock.diagnosis.mismatch_order import order_in_words
@@ -45,11 +46,11 @@ MUCH_LONGER: Final = 3.0
 _LENGTH_BEFORE: Final = "baseline_length"
 """The evidence of an alert on lengths that holds the length before them."""
 
-MANY_CUT: Final = 0.2
-"""The fraction of cut responses from which a healthy headline names them."""
-
 MOST_TOLD: Final = 2
 """Largest number of causes in a headline."""
+
+ENTROPY_RULE: Final = "entropy_rise"
+PERPLEXITY_RULE: Final = "perplexity_rise"
 
 SAID_BY: Final[Mapping[str, Collection[str]]] = {
     "log_probs_not_finite": ("placeholder_log_probs", "non_finite_log_probs"),
@@ -129,7 +130,7 @@ def clauses_of_alerts(
     told = of_mismatch(causes, said if fall is None else {*said, *_FEW})
     never = NEVER_REWARDED if _is_never_rewarded(history) else ""
     # A cause or the reward says more than when the alert was found, which the event says too.
-    earlier = None if fall is not first else _changed_first(first, grave)
+    earlier = None if fall is not first else changed_first(first, grave, history)
     clauses = [_clause(first, history, "" if told or never or earlier else found_later(first))]
     if same := told_titles([each for each in causes if each.name in said]):
         clauses = same[:1]
@@ -142,6 +143,8 @@ def clauses_of_alerts(
         clauses.append(f"the data show: {signal.title} since step {signal.evidence['first_step']}")
     if told:
         clauses.append(told)
+    cut = [] if fall is None else [each.title for each in causes if each.name == RESPONSES_CUT and each.title]
+    clauses += cut
     if fall is not None and "before" in fall.evidence and family_of(first.rule, first.evidence) != MISMATCH:
         # After the mismatch, the dates of the two tell their order.
         clauses.append(order_in_words(fall.evidence))
@@ -150,7 +153,7 @@ def clauses_of_alerts(
         moved = f"the {what.removesuffix(' rise')} rose" if what.endswith(" rise") else f"{what} came"
         clauses.append(f"{moved} first, from step {earlier.onset}")
     if fall is not None:
-        clauses += of_lengths(history)
+        clauses += [] if cut else of_lengths(history)
     elif said:
         clauses += told_titles([each for each in causes if not each.explains], said)
     clauses.append(never)
@@ -163,10 +166,18 @@ def clauses_of_alerts(
     return clauses
 
 
-def _changed_first(fall: PastAlert, grave: Sequence[PastAlert]) -> PastAlert | None:
-    """Return the oldest alert on the policy or the gradient if it began before the reward fell."""
-    policy = (each for each in grave if family_of(each.rule, each.evidence) == POLICY and each.onset < fall.onset)
-    return min(policy, key=lambda each: each.onset, default=None)
+def changed_first(fall: PastAlert, grave: Sequence[PastAlert], history: History) -> PastAlert | None:
+    """Return the oldest alert on the policy or the gradient if it began before the reward fell.
+
+    A perplexity that rises with the entropy is told as the entropy, which is no reason to call a run unhealthy by
+    itself.
+    """
+    policy = [each for each in grave if family_of(each.rule, each.evidence) == POLICY and each.onset < fall.onset]
+    first = min(policy, key=lambda each: each.onset, default=None)
+    if first is not None and first.rule == PERPLEXITY_RULE:
+        rises = (each for each in history.alerts if each.rule == ENTROPY_RULE and each.onset < fall.onset)
+        return next(rises, first)
+    return first
 
 
 def _is_healthy_mismatch(grave: Sequence[PastAlert], history: History) -> bool:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from foreshock.api.diagnosis import DiagnosisCause, MissingData
 from foreshock.diagnosis.causes import OF_SIGNAL, PLACE, SET_APART, is_current, signal_of, went_wrong
+from foreshock.diagnosis.cut_responses import RESPONSES_CUT
 from foreshock.diagnosis.episodes import POLICY, episodes_of, family_of
-from foreshock.diagnosis.headline import SAID_BY
+from foreshock.diagnosis.headline import ENTROPY_RULE, PERPLEXITY_RULE, SAID_BY, changed_first
 from foreshock.diagnosis.history import NEWEST_STEPS, History, PastAlert
 from foreshock.diagnosis.mismatch_rules import PROBE
 from foreshock.diagnosis.reward import COLLAPSE_RULE, where_to_look
@@ -29,12 +30,21 @@ def next_steps(
     if collapse is not None:
         wrong = went_wrong(grave, history)
         began = collapse.onset if wrong is None else wrong
+        # An alert that was open when the reward fell counts, though it may have cleared since.
+        lasted = (each for each in history.alerts if each.severity != "info" and each.cleared is not None)
+        began = min([began, *(each.onset for each in lasted if each.onset < collapse.onset <= (each.cleared or 0))])
         if (signal := signal_of(collapse, causes)) is not None:
             setting, began = signal, min(began, int(signal.evidence["first_step"]))
+        elif (cut := next((each for each in causes if each.name == RESPONSES_CUT), None)) is not None:
+            setting = cut
         # After a fall that the mismatch followed, the setting is not the reason of the fall.
         follows = collapse.evidence.get("first") in _MISMATCH_LATER
-        is_said = setting is not None and (setting.name in OF_SIGNAL or not follows)
-        look = setting.what_to_do if setting is not None and is_said else where_to_look(collapse.evidence)
+        is_said = setting is not None and (setting.name in {*OF_SIGNAL, RESPONSES_CUT} or not follows)
+        look = where_to_look(collapse.evidence)
+        if setting is not None and is_said:
+            look = setting.what_to_do
+        elif follows and (policy := changed_first(collapse, grave, history)) is not None:
+            look = _OF_POLICY.get(policy.rule, look)
         found = [f"{_way_back(collapse, began, history)} {look}"]
     found += [
         each.what_to_do
@@ -81,6 +91,12 @@ def _named_setting(causes: Sequence[DiagnosisCause], history: History) -> Diagno
 
 
 _MISMATCH_LATER = ("reward", "no rise")
+_TO_NOISE = "The policy went towards noise first: look at the entropy bonus, the clip range and the learning rate."
+_OF_POLICY = {
+    ENTROPY_RULE: _TO_NOISE,
+    PERPLEXITY_RULE: _TO_NOISE,
+    "gradient_rise": "The gradient grew first: look at its batches, its clipping and the learning rate.",
+}
 
 
 def _way_back(collapse: PastAlert, onset: int, history: History) -> str:

@@ -75,22 +75,35 @@ def odd_steps(steps: Sequence[int], k3: Sequence[float], healthy_end: float) -> 
     threshold = max(healthy_end, _TIMES * sorted(values)[len(values) // 4])
     if max(values) <= threshold:
         return None
+    others = [value for value in values if value <= threshold]
+    # Between two groups k3 is back, or they are one: k3 that rises slowly is now above the threshold, now below it.
+    back = math.sqrt(threshold * max(median(others), 0.0)) if others else 0.0
     groups: list[list[int]] = []
     for place, value in enumerate(values):
         if value > threshold:
-            if groups and groups[-1][-1] == place - 1:
-                groups[-1].append(place)
+            if groups and min(values[groups[-1][-1] + 1 : place], default=math.inf) > back:
+                groups[-1].extend(range(groups[-1][-1] + 1, place + 1))
             else:
                 groups.append([place])
-    short = [group for group in groups if len(group) <= _LONGEST]
+    ends = [-1, *(group[-1] for group in groups)]
+    starts = [*(group[0] for group in groups), len(values)]
+    short = [
+        group
+        for before, group, after in zip(ends, groups, starts[1:], strict=False)
+        if len(group) <= _LONGEST and _stand_out(values[before + 1 : group[0]], values[group[-1] + 1 : after], back)
+    ]
     if short and short[-1][-1] == len(values) - 1 and len(short) < LEAST_GROUPS:
         short.pop()
     odd = {place for group in short for place in group}
-    others = [value for value in values if value <= threshold]
     if not odd or len(odd) > _LARGEST_SHARE * len(values):
         return None
     named = tuple(tuple(known[place][0] for place in group) for group in short)
     return OddSteps(named, len(values), median([values[place] for place in odd]), median(others))
+
+
+def _stand_out(before: Sequence[float], after: Sequence[float], back: float) -> bool:
+    """Return whether k3 is back before and after a group, as far as there are such steps: a ramp is no odd step."""
+    return all(not side or min(side) <= back for side in (before, after))
 
 
 def cause_of(odd: OddSteps, healthy_end: float, quantity: str, resumes: Collection[int] = ()) -> DiagnosisCause:

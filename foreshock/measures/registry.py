@@ -286,6 +286,7 @@ STEP_MEASURES: tuple[Measure, ...] = (
     _step("truncated_fraction", "finish reason `length`, or the length of the cap", "1", "0 is healthy"),
     _step("turns_mean", "turns of a rollout", "turns"),
     _step("reward_mean", "reward", "reward", "higher is better"),
+    _step("finished_reward_mean", "reward", "reward", "higher is better", "mean over rollouts that were not cut"),
     _step("entropy_mean", "logged entropy", "nats", "falls as a run goes on", TOKEN_MEAN),
     _step("lag_mean", "trainer weights version − version that sampled", "versions", "0 is on-policy", TOKEN_MEAN),
     _step("lag_max", "trainer weights version − version that sampled", "versions", "0 is on-policy",

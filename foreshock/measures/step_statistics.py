@@ -23,13 +23,14 @@ COUNTS = (
     "turns",
     "turns_known",
     "rewards",
+    "finished_rewards",
     "entropies",
     "lags",
     "lag_sum",
     "nonfinite_rollout_log_probs",
     "nonfinite_trainer_log_probs",
 )
-SUMS = ("reward", "entropy")
+SUMS = ("reward", "finished_reward", "entropy")
 
 _LENGTH_QUANTILES = {f"response_length_p{percent}": percent / 100 for percent in (50, 90, 99)}
 _KIND = "step"
@@ -57,7 +58,7 @@ class StepStatistics:
     def of(cls, batch: RolloutBatch) -> StepStatistics:
         """Return the statistics of a batch's rollouts."""
         counts = dict.fromkeys(COUNTS, 0)
-        reward_sum = entropy_sum = 0.0
+        reward_sum = finished_sum = entropy_sum = 0.0
         max_lag = -math.inf
         lengths = batch.generated_lengths
         tokens = int(lengths.sum())
@@ -67,8 +68,12 @@ class StepStatistics:
         if batch.turn is not None:
             counts["turns"], counts["turns_known"] = int(turns_of_rollouts(batch).sum()), batch.num_rollouts
         if batch.reward is not None:
-            rewards = batch.reward[np.isfinite(batch.reward)].astype(np.float64)
+            rewarded = np.isfinite(batch.reward)
+            rewards, finished = (
+                batch.reward[rows].astype(np.float64) for rows in (rewarded, rewarded & known & ~truncated)
+            )
             counts["rewards"], reward_sum = rewards.size, float(rewards.sum())
+            counts["finished_rewards"], finished_sum = finished.size, float(finished.sum())
         if batch.entropy is not None:
             finite = np.isfinite(batch.entropy) & batch.generated
             counts["entropies"] = int(np.count_nonzero(finite))
@@ -83,7 +88,7 @@ class StepStatistics:
             counts["lags"], counts["lag_sum"], max_lag = lag.size, int(lag.sum()), float(lag.max())
         return cls(
             np.array([counts[name] for name in COUNTS], dtype=np.int64),
-            np.array([reward_sum, entropy_sum]),
+            np.array([reward_sum, finished_sum, entropy_sum]),
             max_lag,
             LengthStatistics.of(lengths),
         )
@@ -115,7 +120,7 @@ class StepStatistics:
     def measures(self) -> dict[str, float]:
         """Return all step measures of the registry by column; NaN if not logged."""
         counts = dict(zip(COUNTS, self.counts.tolist(), strict=True))
-        reward, entropy = self.sums.tolist()
+        reward, of_finished, entropy = self.sums.tolist()
         lengths = self.lengths
         return {
             "num_rollouts": self.rollouts,
@@ -127,6 +132,7 @@ class StepStatistics:
             "truncated_fraction": _ratio(counts["truncated"], counts["truncation_known"]),
             "turns_mean": _ratio(counts["turns"], counts["turns_known"]),
             "reward_mean": _ratio(reward, counts["rewards"]),
+            "finished_reward_mean": _ratio(of_finished, counts["finished_rewards"]),
             "entropy_mean": _ratio(entropy, counts["entropies"]),
             "lag_mean": _ratio(counts["lag_sum"], counts["lags"]),
             "lag_max": self.max_lag if counts["lags"] else math.nan,

@@ -16,6 +16,8 @@ _LEAST_SETS, _SHARE = 4, 0.1
 _TOLERANCE = 1e-3
 # A correlation of advantage and reward below this, in this share of the groups.
 _AGAINST, _NEARLY_ALL = -0.5, 0.9
+# A mean advantage beyond this part of their root mean square is not 0.
+_BESIDE_ZERO = 0.05
 # Generalised advantage estimation with a discount may add some rewards up.
 _LEAST_ROLLOUTS, _TIMES_THE_BOUND = 8, 10.0
 
@@ -81,12 +83,28 @@ def _check(judging: Judging) -> Outcome:
     scale = float(np.maximum(largest, minus_min).max())
     differ = int((spread > _TOLERANCE * scale).sum())
     if differ < max(_LEAST_SETS, _SHARE * spread.size):
-        return Clean()
+        return _baseline(judging[Advantages].groups)
     seen = (
         f"In {differ:,} of {spread.size:,} sets of rollouts with one group and one reward the advantages differ, by up "
         f"to {spread.max():.2g}."
     )
     return Finding("info", seen, {"sets": spread.size, "differ": differ})
+
+
+def _baseline(groups: SumsByGroup) -> Outcome:
+    """Return a finding if groups whose rewards are all equal have advantages: they are relative to the batch."""
+    count, r, rr, a, aa, _ = groups.values.T
+    equal = (count > 1) & (rr * count - r * r <= _TOLERANCE * rr * count)
+    mean = np.abs(a[equal]) / count[equal]
+    scale = math.sqrt(float(aa.sum()) / max(float(count.sum()), 1.0))
+    beside = int((mean > _BESIDE_ZERO * scale).sum())
+    if beside < _LEAST_SETS or beside < _NEARLY_ALL * mean.size:
+        return Clean()
+    seen = (
+        f"In {beside:,} of {mean.size:,} groups whose rewards are all equal the advantages are not 0, but up to "
+        f"{mean.max():.2g}."
+    )
+    return Finding("info", seen, {"groups": mean.size, "beside": beside}, title=_OF_BATCH, remedy=_TO_BATCH)
 
 
 def _check_sign(judging: Judging) -> Outcome:
@@ -136,6 +154,11 @@ OUTLIER = Check(
     "Look for a deviation near 0 in the normalisation, and for a value function that diverges; clip advantages.",
     _check_size,
     explains=False,
+)
+_OF_BATCH = "advantages are relative to the batch, not to their group"
+_TO_BATCH = (
+    "If they should be relative to the group (GRPO), subtract the mean of each group_id, and divide by its deviation. "
+    "With a baseline of the batch (REINFORCE++) it is meant."
 )
 NOT_OF_GROUP = Check(
     "advantages_not_of_group",

@@ -35,6 +35,7 @@ class Declared(Counts):
     bypass: int = 0
     policy: int = 0
     entropy_of_trainer: int = 0
+    entropy_of_engine: int = 0
     versions_alone: int = 0  # with weights versions, and no version of the trainer
     max_temperature: float = largest()
     minus_min_temperature: float = largest()
@@ -70,6 +71,7 @@ class Declared(Counts):
         self.bypass += rollouts * (attributes.trainer_policy == "bypass")
         self.policy += rollouts * (attributes.trainer_policy is not None)
         self.entropy_of_trainer += rollouts * (attributes.entropy_policy == "trainer")
+        self.entropy_of_engine += rollouts * (attributes.entropy_policy == "rollout")
         self.versions_alone += rollouts * (
             batch.weights_version is not None and attributes.trainer_weights_version is None
         )

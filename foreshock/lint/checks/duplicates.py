@@ -163,9 +163,9 @@ def _check(judging: Judging) -> Outcome:
     )
     if log_chance > math.log(FALSE_ALARM / len(_LEVELS)):
         return nothing
-    # A batch logged twice and sampling at temperature 0 look the same.
+    # Copies of rows, a seed for all samples of a prompt, and sampling at temperature 0 look the same.
     one = np.unique(hashes.contents).size == np.unique(hashes.prompts).size < rollouts
-    greedy = "; no prompt has two different responses: if sampling was greedy, declare temperature 0" if one else ""
+    greedy = "; no prompt has two different responses" if one else ""
     probability = format_number(math.exp(level))
     counted = f"; {repeated:,} of these responses have a probability of at most {probability}, where" if level else ";"
     seen = (
@@ -173,6 +173,8 @@ def _check(judging: Judging) -> Outcome:
         f"every bit of log μ{counted} {format_number(expected)} are expected by chance{greedy}."
     )
     numbers = {"repeated": repeated, "expected": expected, "repeated_in_all": in_all, "rollouts": rollouts}
+    if one:
+        return Finding("warning", seen, numbers, title=_ALIKE, remedy=_ONE_SEED)
     return Finding("warning", seen, numbers)
 
 
@@ -185,6 +187,11 @@ def _log_chance(repeated: int, expected: float) -> float:
     return repeated - expected - repeated * math.log(repeated / expected) if repeated > expected else 0.0
 
 
+_ALIKE = "all samples of each prompt are the same response"
+_ONE_SEED = (
+    "Look for one seed for all samples of a prompt, for a cache of generations, and for temperature 0 (declare it, if "
+    "it is meant). Or each rollout is logged more than once: log before batches are padded, and from one rank."
+)
 DUPLICATED = Check(
     "duplicated_rollouts",
     "rollouts are logged more than once",

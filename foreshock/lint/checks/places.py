@@ -263,6 +263,8 @@ _HINTS = {
     "lag": " What grows with the lag is staleness and not numerics.",
     "end_of_truncated": " Look at what the engine does near its length limit, such as speculative drafts.",
 }
+_OF_LATE_TOKENS = " Look at what depends on the position: a window of attention, the scaling of RoPE, a cache."
+_TO_DOCTOR = "`foreshock doctor` with the step's weights tries what could make it."
 
 
 _OLD_WEIGHTS = "like weights of another step"
@@ -315,12 +317,14 @@ def _check(judging: Judging) -> Outcome:
         best = max(named, key=lambda part: part.share, default=best)
     if best is None:
         return _trend(sums, "lag", healthy) or _trend(sums, "position", healthy) or Clean()
+    hint = _HINTS.get(best.dimension, "")
+    if best.dimension == "position" and best.high == best.last:
+        hint = _OF_LATE_TOKENS
     title = (
         f"k3 averages {format_number(best.k3)} {_words(best, judging)}, and {format_number(best.k3_of_rest)} elsewhere"
     )
     seen = (
-        f"{format_percent(best.share_of_tokens, 1)} of the tokens have {format_percent(best.share, 1)} of all k3."
-        f"{_HINTS.get(best.dimension, '')}"
+        f"{format_percent(best.share_of_tokens, 1)} of the tokens have {format_percent(best.share, 1)} of all k3.{hint}"
     )
     where = None
     if best.dimension == "rollout":
@@ -332,15 +336,18 @@ def _check(judging: Judging) -> Outcome:
         inside = int(begun.values[(begun.keys >= best.low) & (begun.keys <= best.high)].sum())
         if inside >= max(_LEAST_INSIDE, _MOSTLY_INSIDE * best.rollouts):
             seen += f" In {inside} of them it begins inside the response: {_LOST_INSIDE}"
-    elif best.dimension == "turn" and judging.evidence.where(_OF_MASK):
-        seen += " The turns are those of the response mask."
+    elif best.dimension == "turn":
+        of_mask = "are those of the response mask, " if judging.evidence.where(_OF_MASK) else "are "
+        seen += f" Turns {of_mask}counted from 0."
     if best.k3_of_rest > healthy:
         seen += " The others are above the healthy range too."
     elif isinstance(two_temperatures(judging), Finding):
         seen += " It looks like another temperature there."
     numbers = {"k3": best.k3, "k3_elsewhere": best.k3_of_rest, "tokens": best.tokens, "share_of_k3": best.share}
     numbers |= {f"{best.dimension}_from": float(best.low), f"{best.dimension}_to": float(best.high)}
-    remedy = _OF_STALENESS if best.dimension == "lag" and best.high == best.last else ""
+    remedy = f"{hint.strip()} {_TO_DOCTOR}" if hint else ""
+    if best.dimension == "lag":
+        remedy = _OF_STALENESS if best.high == best.last else ""
     return Finding("warning", seen, numbers, where=where, title=title, remedy=remedy)
 
 
@@ -531,8 +538,7 @@ BY_PLACE = Check(
     "mismatch_by_place",
     "the mismatch is concentrated in one part of the tokens",
     "Means over all tokens hide it: most of the tokens are as they should be, and few are far off.",
-    "Look at what differs in the part that has the mismatch. The part names no cause: `foreshock doctor` with the "
-    "step's weights tries what could make it.",
+    f"Look at what differs in the part that has the mismatch. The part names no cause: {_TO_DOCTOR}",
     _check,
     unless=if_invalid,
     yields_to=("mismatch_after_id", "banned_early"),

@@ -103,9 +103,11 @@ def _check(judging: Judging) -> Outcome:
         f"None of {groups:,} groups has a spread of rewards ({all_equal}){zero}: the gradient of an advantage relative "
         "to the group is 0."
     )
-    return Finding("info", seen, {"groups": groups, "rewards": total, "least": least, "largest": most})
+    solved = _SOLVED if least == most > 0 else ""
+    return Finding("info", seen, {"groups": groups, "rewards": total, "least": least, "largest": most}, remedy=solved)
 
 
+_SOLVED = "If the prompts are solved, take harder ones; if they are not, check the reward function."
 NO_SPREAD = Check(
     "no_reward_spread",
     "no group has a spread of rewards",

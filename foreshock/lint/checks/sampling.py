@@ -291,7 +291,11 @@ def _test(judging: Judging) -> tuple[Outcome, Outcome]:
         if counts.target_excess / sums.share < _SHARE_OF_BOTH:
             return NotChecked("`entropy` fits neither μ nor π, which are far apart: log that of μ"), other
     if judging[Declared].is_plain and not any(base in raw.seen for base in _BASES):
-        return NotChecked(_CONTRADICTION), _contradiction(raw)
+        sampling, rollouts = judging[Declared], judging[Rollouts].rollouts
+        untruncated = " without truncation" if sampling.plain == rollouts else ""
+        if sampling.entropy_of_engine == rollouts:
+            return _not_as_declared(raw, untruncated), other
+        return NotChecked(_CONTRADICTION), _contradiction(raw, untruncated)
     mean_above_one, _ = judging[Pairs].by_group.mean_and_t("ratio_minus_one")
     if mean_above_one < 0.0 and judging.found("mean_ratio"):
         # The mean is 1 if the trainer leaves out temperature and truncation too, and above 1 if it applies them.
@@ -321,13 +325,26 @@ def _check_raw(judging: Judging) -> Outcome:
     return tested
 
 
-def _contradiction(found: Finding) -> Finding:
+def _contradiction(found: Finding, untruncated: str) -> Finding:
     """Return what the surprisal test means if all rollouts are declared as plain samples: raw log-probs are then μ."""
     seen = (
-        f"{found.seen.rstrip('.')}; but temperature 1 without truncation is declared. Either `entropy` is that of "
-        "another distribution, or the engine did not sample as declared (vLLM applies a model's generation_config)."
+        f"{found.seen.rstrip('.')}; but temperature 1{untruncated} is declared. Either `entropy` is that of another "
+        "distribution, or the engine did not sample as declared (vLLM applies a model's generation_config)."
     )
-    return Finding("warning", seen, found.evidence, title=_CONTRADICTION)
+    remedy = (
+        f"{_COMPARE} If they agree, `entropy` is that of another distribution: if it is the trainer's, declare it "
+        '(batch attribute entropy_policy="trainer").'
+    )
+    return Finding("warning", seen, found.evidence, title=_CONTRADICTION, remedy=remedy)
+
+
+def _not_as_declared(found: Finding, untruncated: str) -> Finding:
+    """Return what the surprisal test means if `entropy` is declared as the engine's, too."""
+    seen = (
+        f"{found.seen.rstrip('.')}; but temperature 1{untruncated} is declared, and `entropy` as the engine's. The "
+        "engine did not sample as declared (vLLM applies a model's generation_config), and logs other log-probs."
+    )
+    return replace(found, seen=seen, title=_NOT_AS_DECLARED, remedy=_COMPARE)
 
 
 def _entropy_of_trainer(sums: SurprisalSums, of_target: float) -> Finding:
@@ -358,6 +375,11 @@ def _check_declared(judging: Judging) -> Outcome:
 
 _NO_TARGET = "needs both log-probs and entropy"
 _CONTRADICTION = "`entropy` contradicts the declared sampling"
+_NOT_AS_DECLARED = "the engine did not sample as declared: the logged μ is not the sampling distribution"
+_COMPARE = (
+    "Compare the temperature, top_p, top_k, min_p and penalties that the engine used (its request log, the model's "
+    "generation_config.json) with what is declared."
+)
 
 RAW = Check(
     "raw_log_probs",

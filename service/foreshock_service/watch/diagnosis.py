@@ -47,7 +47,7 @@ from foreshock_service.runs.steps import missing_shards_of
 WAIT_SECONDS: Final = 30.0
 """A step that waits this long for shards is named in the diagnosis; before the first complete step, at once."""
 
-_OF_STEP = ("reward_mean", "response_length_mean", "truncated_fraction")
+_OF_STEP = ("reward_mean", "response_length_mean", "truncated_fraction", "finished_reward_mean")
 _LAG_KEYS = (*lags.K3_KEYS.values(), *lags.TOKENS_KEYS.values())
 _OF_MISMATCH = ("k3_kl", "tokens", "min_d", "max_d", *(key.partition(":")[2] for key in _LAG_KEYS))
 _MISMATCH_KEYS = tuple(f"{comparisons.TRAINER_ROLLOUT}:{measure}" for measure in _OF_MISMATCH)
@@ -154,8 +154,9 @@ def history_of(session: Session, run_id: str) -> History:
         reward=reward,
         evaluations=evaluations,
         rates=rates,
-        length=_stepped((step, value) for step, _, value, _ in of_steps),
-        truncated=_stepped((step, value) for step, *_, value in of_steps),
+        length=_stepped((step, value) for step, _, value, *_ in of_steps),
+        truncated=_stepped((step, value) for step, *_, value, _ in of_steps),
+        finished_reward=_stepped((step, value) for step, *_, value in of_steps),
         causes=findings.causes,
         undeclared=findings.undeclared,
         unlogged=(*findings.unlogged, *remarks),

@@ -51,6 +51,20 @@ def test_growth_from_the_first_step_looks_like_weights_that_do_not_arrive() -> N
     assert "weights_not_delivered" not in names(np.array([2.9e-4, 3.1e-4, 2.8e-4, 3e-4, 0.01, 0.02]))
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_growth_with_noise_is_told_and_a_lag_of_few_steps_is_not(seed: int) -> None:
+    updates = np.arange(60) / 20
+    grown = noisy(7e-5 + 5e-2 * updates**2 / (1 + updates**2), 0.1, seed)
+    (found,) = causes_of_course(range(1, 61), grown.tolist(), ("temperatures_differ",))
+    assert found.name == "weights_not_delivered"
+    assert "at step 1 and grew from step to step, to" in found.sentence
+    for lag in (1, 4, 8):
+        delayed = noisy(7e-5 + 1e-2 * np.minimum(np.arange(60), lag) / lag, 0.1, seed)
+        assert "weights_not_delivered" not in names(delayed)
+    healthy = noisy(np.geomspace(5e-5, 8e-4, 60), 0.1, seed)
+    assert "weights_not_delivered" not in names(healthy)
+
+
 def test_growth_at_a_learning_rate_of_0_is_no_update_that_does_not_arrive() -> None:
     grown = [2e-4 * 1.3**step for step in range(16)]
     (found,) = causes_of_course(range(1, 17), grown, (), is_frozen=True)

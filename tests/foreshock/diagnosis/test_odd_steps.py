@@ -98,3 +98,17 @@ def test_what_stays_or_wanders_is_no_single_step() -> None:
     random = np.random.default_rng(4)
     for _ in range(50):
         assert odd_steps(range(64), wandering(random, 0.97, 64).tolist(), 1e-3) is None
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_ramp_has_no_odd_steps(seed: int) -> None:
+    ramp = noisy(np.r_[np.full(40, 1e-3), np.geomspace(1e-3, 3.5e-2, 24)], 0.25, seed)
+    late = noisy(np.geomspace(2e-3, 1e-1, 64), 0.25, seed)
+    for values in (ramp, late, late[::-1]):
+        assert odd_steps(range(1, 65), values.tolist(), 1e-3) is None
+    # A single step that is over stands out, however k3 rises before it.
+    single = noisy(np.full(64, 1e-3), 0.25, seed)
+    single[50] = 0.5
+    found = odd_steps(range(1, 65), single.tolist(), 1e-3)
+    assert found is not None
+    assert found.groups == ((51,),)

@@ -43,12 +43,12 @@ def test_groups_are_whole_only_over_all_shards(batch: RolloutBatch) -> None:
 def test_advantages_other_than_0_are_a_signal(batch: RolloutBatch) -> None:
     flat = of_groups(batch, spread=False)
     assert "no_reward_spread" not in infos(replace(flat, advantage=np.linspace(-1, 1, 128, dtype=np.float32)))
-    assert "all 128 advantages are 0" in infos(replace(flat, advantage=np.zeros(128, np.float32)))["no_reward_spread"]
+    assert "all 128 advantages are 0" in infos(replace(flat, advantage=np.zeros_like(solved)))["no_reward_spread"]
 
 
 def test_rollouts_that_are_each_a_group_are_named(batch: RolloutBatch) -> None:
     alone = replace(of_groups(batch, spread=True), group_ids=[f"prompt-{row}" for row in range(128)])
-    flat = replace(alone, advantage=np.zeros(128, np.float32))
+    flat = replace(alone, advantage=np.zeros_like(solved))
     assert "a group of its own; all 128 advantages are 0: there is no gradient" in infos(flat)["no_reward_spread"]
 
 
@@ -208,6 +208,12 @@ def test_advantages_by_position_are_told_from_those_of_the_groups(batch: Rollout
     # A baseline of the whole batch, as of REINFORCE++, gives equal rewards equal advantages.
     whole = replace(moved, advantage=moved.reward - moved.reward.mean())
     assert "advantages_not_of_group" not in infos(whole)
+    # Also in groups whose rewards are all equal, where those of a group are 0.
+    assert moved.group_ids is not None
+    solved = np.array([int(str(group)[-1], 36) % 2 for group in moved.group_ids], dtype=np.float32)
+    equal = replace(moved, reward=solved, advantage=solved - np.float32(solved.mean()))
+    assert "whose rewards are all equal the advantages are not 0" in infos(equal)["advantages_not_of_group"]
+    assert "advantages_not_of_group" not in infos(replace(equal, advantage=np.zeros_like(solved)))
 
 
 def test_advantages_of_the_opposite_sign_are_named(batch: RolloutBatch) -> None:

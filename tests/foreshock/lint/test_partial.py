@@ -216,7 +216,10 @@ def test_equal_responses_of_every_prompt_suggest_temperature_0() -> None:
     batch = healthy_batch(8, groups=8, per_group=1, longest=20)
     again = batch.select(np.repeat(np.arange(8), 4))
     greedy = replace(again, sample_ids=[f"row-{row}" for row in range(32)], attributes=BatchAttributes())
-    assert "declare temperature 0" in only(lint_batch(greedy), "duplicated_rollouts").seen
+    found = only(lint_batch(greedy), "duplicated_rollouts")
+    assert found.title == "all samples of each prompt are the same response"
+    assert "one seed for all samples of a prompt" in found.remedy
+    assert "temperature 0" in found.remedy
     for temperature in (0.0, 1e-6):
         declared = BatchAttributes(temperature=temperature, logprobs_mode="processed_logprobs")
         assert "duplicated_rollouts" not in {

@@ -203,7 +203,7 @@ def test_turns_come_from_the_mask_if_none_are_logged() -> None:
     found = {each.name: each for each in lint_batch(batch_with(later, response_mask=~tool)).warnings}
     finding = found["mismatch_by_place"]
     assert "from turn 1 on" in finding.title
-    assert finding.seen.endswith("The turns are those of the response mask.")
+    assert finding.seen.endswith("Turns are those of the response mask, counted from 0.")
 
 
 def test_a_turn_is_a_run_of_the_models_tokens() -> None:

@@ -51,6 +51,21 @@ def test_raw_log_probs_of_declared_plain_sampling_are_no_cause() -> None:
     assert "generation_config" in warnings["entropy_of_trainer"].seen
 
 
+def test_entropies_of_the_engine_show_that_it_did_not_sample_as_declared() -> None:
+    declared = BatchAttributes(temperature=1.0, logprobs_mode="raw_logprobs", entropy_policy="rollout")
+    warnings = warnings_of(replace(sampled_batch(top_p=0.9), attributes=declared))
+    assert set(warnings) == {"raw_log_probs"}
+    found = warnings["raw_log_probs"]
+    assert found.title == "the engine did not sample as declared: the logged μ is not the sampling distribution"
+    assert "but temperature 1 is declared, and `entropy` as the engine's" in found.seen
+    assert "generation_config.json" in found.remedy
+    assert lint_batch(replace(sampled_batch(), attributes=declared)).is_clean
+    untruncated = replace(declared, top_p=1.0, entropy_policy=None)
+    other = warnings_of(replace(sampled_batch(top_p=0.9), attributes=untruncated))["entropy_of_trainer"]
+    assert "but temperature 1 without truncation is declared" in other.seen
+    assert other.remedy.startswith("Compare the temperature")
+
+
 def test_exact_zeros_here_and_there_are_no_log_probs_and_no_raw_ones() -> None:
     """Speculative decoding that logs 0 for accepted tokens: the surprisals are too small, and sampling is not why."""
     batch = sampled_batch()

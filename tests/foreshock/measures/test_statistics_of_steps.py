@@ -12,6 +12,7 @@ import torch
 
 from foreshock.errors import InvalidRolloutsError
 from foreshock.measures import ComparisonStatistics, StepStatistics, compare, measure_step
+from foreshock.measures.inputs import truncated_rollouts
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from tests.foreshock.batches import compared, random_batch
 from tests.foreshock.measures.direct import direct_lengths
@@ -36,6 +37,9 @@ def test_step_measures_equal_hand_counted_values() -> None:
     assert found["truncated_fraction"] == 10 / 30
     rewards = batch.reward.astype(np.float64)
     assert found["reward_mean"] == pytest.approx(rewards.mean(), rel=1e-14)
+    truncated, known = truncated_rollouts(batch)
+    assert known.all()
+    assert found["finished_reward_mean"] == pytest.approx(rewards[~truncated].mean(), rel=1e-14)
     assert found["entropy_mean"] == pytest.approx(batch.entropy[generated].astype(np.float64).mean(), rel=1e-14)
     assert found["lag_mean"] == pytest.approx((6 - batch.weights_version[generated]).mean(), rel=1e-14)
     assert found["lag_max"] == (6 - batch.weights_version[generated]).max()
@@ -44,7 +48,9 @@ def test_step_measures_equal_hand_counted_values() -> None:
 def test_missing_columns_give_nan() -> None:
     found = StepStatistics.of(RolloutBatch.from_lists(["a"], [[1]], [[1, 2]])).measures()
     missing = {name for name, value in found.items() if math.isnan(value)}
-    assert missing == {"truncated_fraction", "turns_mean", "reward_mean", "entropy_mean", "lag_mean", "lag_max"}
+    assert missing == {
+        "truncated_fraction", "turns_mean", "reward_mean", "finished_reward_mean", "entropy_mean", "lag_mean", "lag_max"
+    }  # fmt: skip
 
 
 def test_missing_rewards_are_ignored() -> None:

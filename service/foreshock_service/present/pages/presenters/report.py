@@ -51,8 +51,8 @@ def report_of_run(viewing: Viewing, run_id: str, step: int | None, whole: bool, 
         lines = [*head, "", *_diagnosis(page["diagnosis"]), *_curves(panels), *end, *_of_run(viewing, run_id, page)]
         return "\n".join([*lines, "", pages])
     end += ["", "Tables of steps, links, probes and alerts: --full", pages]
-    kept = len(panels)
-    for most, kept in [(3, kept), (2, kept), *((1, fewer) for fewer in range(kept, -1, -1))]:
+    every = len(panels)
+    for most, kept in [(3, every), (2, every), *((1, fewer) for fewer in range(every, -1, -1))]:
         lines = [*head, "", *_diagnosis(page["diagnosis"], most), *_curves(panels[:kept]), *end]
         if len(lines) <= SCREEN_LINES:
             break
