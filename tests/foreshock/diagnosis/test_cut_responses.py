@@ -39,9 +39,7 @@ def test_a_fall_of_cut_responses_names_the_length_cap() -> None:
     assert found.next_steps[0].startswith("Stop, or go back to a checkpoint from before step 76")
     assert "Raise the length cap" in found.next_steps[0]
     (cause,) = (each for each in found.causes if each.name == "responses_cut")
-    assert cause.sentence.startswith(
-        "87 % of the responses are cut at the length cap, 4 % before step 76. The others"
-    )
+    assert cause.sentence.startswith("87 % of the responses are cut at the length cap, 4 % before step 76. The others")
 
 
 @pytest.mark.parametrize(

@@ -503,6 +503,31 @@ def test_a_policy_that_changed_before_the_reward_fell_is_told() -> None:
     )
 
 
+def test_a_perplexity_that_rose_with_the_entropy_is_told_as_the_entropy() -> None:
+    perplexity = replace(RISE, rule="perplexity_rise", step=9, why="It rose.", evidence={"cause": "policy"})
+    entropy = replace(perplexity, rule="entropy_rise", severity="info", step=11)
+    found = diagnose(replace(HEALTHY, alerts=(perplexity, entropy, FELL)))
+    assert "the entropy rose first, from step 11" in found.headline
+    assert found.next_steps[0].startswith("Stop, or go back to a checkpoint from before step 9")
+    assert "look at the entropy bonus" in found.next_steps[0]
+    alone = diagnose(replace(HEALTHY, alerts=(perplexity, FELL)))
+    assert "the perplexity rose first, from step 9" in alone.headline
+
+
+@pytest.mark.parametrize(("cleared", "before"), [(27, 9), (24, 25)])
+def test_the_way_back_is_from_before_an_alert_that_was_open_when_the_reward_fell(cleared: int, before: int) -> None:
+    over = replace(RISE, rule="gradient_rise", step=9, is_open=False, cleared=cleared, evidence={"cause": "gradient"})
+    found = diagnose(replace(HEALTHY, alerts=(over, FELL)))
+    assert found.next_steps[0].startswith(f"Stop, or go back to a checkpoint from before step {before},")
+
+
+def test_a_rate_of_0_stands_in_a_healthy_headline() -> None:
+    rates = SteppedValues(range(40), [1e-6] * 20 + [0.0] * 20)
+    found = diagnose(replace(HEALTHY, rates=rates))
+    assert found.verdict == "healthy"
+    assert "but the learning rate is 0 since step 20" in found.headline
+
+
 def test_lengths_that_grew_before_the_newest_steps_are_named() -> None:
     grew = PastAlert("length_growth_with_reward", "info", 37, True, "Watching.", evidence={"baseline_length": 30.0})
     late, count = [each + 100 for each in range(64)], 64

@@ -43,12 +43,12 @@ def test_groups_are_whole_only_over_all_shards(batch: RolloutBatch) -> None:
 def test_advantages_other_than_0_are_a_signal(batch: RolloutBatch) -> None:
     flat = of_groups(batch, spread=False)
     assert "no_reward_spread" not in infos(replace(flat, advantage=np.linspace(-1, 1, 128, dtype=np.float32)))
-    assert "all 128 advantages are 0" in infos(replace(flat, advantage=np.zeros_like(solved)))["no_reward_spread"]
+    assert "all 128 advantages are 0" in infos(replace(flat, advantage=np.zeros(128, np.float32)))["no_reward_spread"]
 
 
 def test_rollouts_that_are_each_a_group_are_named(batch: RolloutBatch) -> None:
     alone = replace(of_groups(batch, spread=True), group_ids=[f"prompt-{row}" for row in range(128)])
-    flat = replace(alone, advantage=np.zeros_like(solved))
+    flat = replace(alone, advantage=np.zeros(128, np.float32))
     assert "a group of its own; all 128 advantages are 0: there is no gradient" in infos(flat)["no_reward_spread"]
 
 
