@@ -69,13 +69,13 @@ def logged(experimenter: FakeExperimenter, temperature: float = 1.0, **change: A
     return found
 
 
-def rollouts(seed: int = 0) -> RolloutBatch:
-    """Return 32 rollouts of 8 prompts, without log-probs."""
+def rollouts(seed: int = 0, number: int = 32) -> RolloutBatch:
+    """Return rollouts of prompts of four each, without log-probs."""
     random = np.random.default_rng(seed)
-    lengths = random.integers(6, 14, 32)
+    lengths = random.integers(6, 14, number)
     return RolloutBatch.from_lists(
-        [f"r{row}" for row in range(32)],
-        [[2, 3, 4]] * 32,
+        [f"r{row}" for row in range(number)],
+        [[2, 3, 4]] * number,
         [random.integers(0, VOCABULARY, length).tolist() for length in lengths],
-        group_ids=[f"g{row // 4}" for row in range(32)],
+        group_ids=[f"g{row // 4}" for row in range(number)],
     )

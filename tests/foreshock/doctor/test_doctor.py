@@ -235,6 +235,19 @@ def test_a_clamp_that_most_tokens_reach_is_no_sentinel(batch: RolloutBatch, lab:
     assert [(each.side, each.cause) for each in report.causes] == [("rollout", "clamp")]
 
 
+def test_the_bias_of_one_id_is_not_called_one_of_all_ids() -> None:
+    batch = rollouts(number=256)
+    lab = FakeExperimenter(batch)
+    logits = lab.logits(Change.of(weights="step_10", precision="autocast")).astype(np.float64)
+    logits[:, 5] += 3.0
+    ids = np.arange(logits.shape[0]), batch.response_token_ids
+    mu = (logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)))[ids].astype(np.float32)
+    report = examine(replace(batch, rollout_log_probs=mu, trainer_log_probs=logged(lab)), lab)
+
+    (cause,) = report.causes
+    assert (cause.cause, cause.value) == ("token_bias", "id 5 +3.00")
+
+
 def test_one_value_a_rollout_is_no_sentinel(batch: RolloutBatch, lab: FakeExperimenter) -> None:
     pi = logged(lab, precision="float32").astype(np.float64)
     sums = np.add.reduceat(pi, batch.response_offsets[:-1]).astype(np.float32)
