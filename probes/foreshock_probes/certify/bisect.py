@@ -117,12 +117,11 @@ def _try(asked: Bisection, release: str, tried: Tried, log: Callable[[str], None
     try:
         if not (folder / _MADE).is_file():
             log(f"{release}: makes its environment")
-            _make(asked, release, folder)
-            (folder / _MADE).write_text(f"{asked.package} {release}\n")
+            make_environment(asked.package, release, folder, asked.setup)
         against = next((["--against", str(asked.work / f"{each}.json")] for each in tried.certificates), [])
         log(f"{release}: certifies")
         words = [*asked.words, "--out", str(out), *against]
-        _run([_python(folder), "-m", "foreshock.commands.main", "certify", *words], _ANSWERS, log)
+        _run([python_of(folder), "-m", "foreshock.commands.main", "certify", *words], _ANSWERS, log)
         certificate = read_certificate(out)
         tried.moved[release] = [
             moved for each in list(tried.certificates.values())[:1] for moved in compare(certificate, each)
@@ -136,20 +135,28 @@ def _try(asked: Bisection, release: str, tried: Tried, log: Callable[[str], None
     return True
 
 
-def _make(asked: Bisection, release: str, folder: Path) -> None:
-    if asked.setup is not None:
-        _run(["sh", "-c", asked.setup], (0,), RELEASE=release, FOLDER=str(folder.resolve()))
+def make_environment(package: str, release: str, folder: Path, setup: str | None = None) -> None:
+    """Make the environment of a release of a package, with this Foreshock in it, unless it is there.
+
+    Raises ConfigurationError if that fails.
+    """
+    if (folder / _MADE).is_file():
         return
-    _run([sys.executable, "-m", "venv", "--clear", str(folder)], (0,))
-    pip = [_python(folder), "-m", "pip", "-q", "--disable-pip-version-check"]
-    # This very Foreshock, from where it came.
-    own = shlex.split(install_command("probes").removeprefix("pip install "))
-    _run([*pip, "install", f"{asked.package}=={release}", *own], (0,))
-    if asked.package in _BESIDE:
-        _run([*pip, "uninstall", "-y", *_BESIDE[asked.package]], (0,))
+    if setup is not None:
+        _run(["sh", "-c", setup], (0,), RELEASE=release, FOLDER=str(folder.resolve()))
+    else:
+        _run([sys.executable, "-m", "venv", "--clear", str(folder)], (0,))
+        pip = [python_of(folder), "-m", "pip", "-q", "--disable-pip-version-check"]
+        # This very Foreshock, from where it came.
+        own = shlex.split(install_command("probes").removeprefix("pip install "))
+        _run([*pip, "install", f"{package}=={release}", *own], (0,))
+        if package in _BESIDE:
+            _run([*pip, "uninstall", "-y", *_BESIDE[package]], (0,))
+    (folder / _MADE).write_text(f"{package} {release}\n")
 
 
-def _python(folder: Path) -> str:
+def python_of(folder: Path) -> str:
+    """Return the interpreter of an environment."""
     return str(folder / ("Scripts" if os.name == "nt" else "bin") / "python")
 
 
