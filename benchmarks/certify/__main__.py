@@ -1,13 +1,16 @@
 """`foreshock certify` on real engines: planted changes, pairs that are the same, repetitions, and its time.
 
     make bench-certify
-    python -m benchmarks.certify planted|same|against|time …
+    python -m benchmarks.certify planted|same|against|time|registry|bisect …
 
 `planted`: one change a certificate, in a patched engine or trainer. The right answer is the doctor's cause, or, for
 changes of which it has no variant, the first layer that departs. `against`: 20 pairs of seven certificates of one
 model and release, which have other seeds of sampling. Their engines run in this process, which imports vLLM once.
 `time` and `same`: certificates by the command, with all conditions and nothing changed; all rows are pairs that are the
 same, and so are those of `against`. Certificates are kept in build/certify, and a second run reads them.
+
+`registry`: each certificate of registry/ against the range of those near to it, without those of the same model.
+`bisect`: five real releases, with a change planted in the third one and in later ones.
 """
 
 from __future__ import annotations
@@ -28,8 +31,12 @@ from benchmarks.bars import Line, report_parts
 from benchmarks.certify.faults import PLANTED
 from benchmarks.certify.faults import planted as planting
 from benchmarks.certify.models import save_model
+from benchmarks.certify.releases import CHANGED, PACKAGE, RELEASES
 from foreshock.certify.certificate import Certificate, read_certificate
 from foreshock.certify.compare import compare
+from foreshock.certify.registry import engine_of, entries, near
+from foreshock.doctor.evidence import RESOLUTION
+from foreshock.model_kind import known_model_kind
 from foreshock.scorers import ENGINE_DECODE, ENGINE_REPLAY, ROUNDED
 from foreshock_probes.certify import explaining, parts
 from foreshock_probes.certify.certification import Asked, Certification
@@ -173,9 +180,53 @@ def seconds() -> Sequence[Line]:
     return [Line("seconds", "seconds of a model of 10 M parameters, all conditions", certificate.seconds, 600)]
 
 
+FACTOR = 2.0
+"""A row agrees with a range if it is at most so many times beyond its ends."""
+
+
+def registry() -> Sequence[Line]:
+    """Compare k3 of each row with the range of the near certificates of other models."""
+    counts: dict[tuple[str, str], list[bool]] = {}
+    for each in entries():
+        others = [other for other in entries() if other.model_digest != each.model_digest]
+        engine, kind = engine_of(each), known_model_kind(each.model_kind)
+        found = near(engine, kind, others) if engine is not None else ()
+        for row in each.rows:
+            known = [size.k3 for other in found if (same := other.row(row.name)) is not None for size in same.sizes[:1]]
+            if not known or not row.sizes:
+                continue
+            low, high = (max(end(known), RESOLUTION) for end in (min, max))
+            is_within = low / FACTOR <= max(row.sizes[0].k3, RESOLUTION) <= high * FACTOR
+            counts.setdefault((row.sizes[0].dtype, row.name), []).append(is_within)
+            if not is_within:
+                where = f"{each.model}, {row.sizes[0].dtype}, {row.name}"
+                print(f"{where}: {row.sizes[0].k3:.1e}, not {low:.1e} to {high:.1e}")
+    for (dtype, name), found_within in sorted(counts.items()):
+        print(f"{dtype:9} {name:21} {sum(found_within):4} of {len(found_within)} within × {FACTOR:g}")
+    within = [each for of_row in counts.values() for each in of_row]
+    return [
+        Line("certificates", "certificates in the registry", len(entries()), 60, at_least=True),
+        Line("left_out", "rows with a near certificate of another model", len(within)),
+        Line("within", "share of them within × 2 of the range", sum(within) / max(len(within), 1), 0.9, at_least=True),
+    ]
+
+
+def bisected() -> Sequence[Line]:
+    """Find the release from which on a change is planted."""
+    setup = f"{sys.executable} -m benchmarks.certify.releases"
+    asked = ["bisect", str(model_of("qwen3")), "--package", PACKAGE, "--from", RELEASES[0], "--to", RELEASES[-1]]
+    options = ["--rows", f"trainer/{ENGINE_REPLAY}", "--setup", setup, "--work", str(BUILD / "bisect")]
+    command = [sys.executable, "-m", "foreshock_probes.certify.command", *asked, *options]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    print(done.stdout, flush=True)
+    found = f"{PACKAGE} {CHANGED} is the first release that changed a row" in done.stdout
+    return [Line("bisected", "bisections over five releases that find the planted one", int(found), 1, at_least=True)]
+
+
 if __name__ == "__main__":
     BUILD.mkdir(parents=True, exist_ok=True)
     if sys.argv[1:] == [EXPERTS]:
         experts()
         sys.exit(0)
-    sys.exit(report_parts({"time": seconds, "planted": planted, "against": against, "same": same}, sys.argv[1:]))
+    found = {"time": seconds, "planted": planted, "against": against, "same": same}
+    sys.exit(report_parts({**found, "registry": registry, "bisect": bisected}, sys.argv[1:]))

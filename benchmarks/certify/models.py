@@ -1,4 +1,4 @@
-"""The benchmark's models: six architectures, randomly initialised, of 0.3 to 10 M parameters."""
+"""The benchmark's models: eight architectures of 0.3 to 10 M parameters, randomly initialised or briefly trained."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "moe": ("Qwen3Moe", _EXPERTS),
     "olmo": ("Olmo2", {}),
+    "gemma": ("Gemma2", {"tie_word_embeddings": True, "query_pre_attn_scalar": 32, "sliding_window": 256}),
+    "mixtral": ("Mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2}),
     "ten_million": (
         "Qwen3",
         {"hidden_size": 320, "intermediate_size": 960, "num_hidden_layers": 6, "vocab_size": 2048},
@@ -37,7 +39,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def save_model(kind: str, folder: Path, seed: int = 0) -> Path:
+_STEPS, _BATCH, _LENGTH, _FOLLOWERS = 300, 16, 64, 8
+
+
+def save_model(kind: str, folder: Path, seed: int = 0, *, trained: bool = False) -> Path:
     """Save a model of a kind in bfloat16, and return its folder. Biases are random too, not 0."""
     import torch
     import transformers
@@ -52,6 +57,27 @@ def save_model(kind: str, folder: Path, seed: int = 0) -> Path:
                 value.normal_(std=0.1)
             elif "norm" in parameter_name:
                 value.add_(0.1 * torch.randn_like(value))
+    if trained:
+        _train(model)
     model.to(torch.bfloat16).save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     return folder
+
+
+def _train(model: Any) -> None:
+    """Train on sequences in which each token has a few followers of unequal probability, for about ten seconds."""
+    import torch
+
+    vocabulary = model.config.vocab_size
+    followers = torch.randint(vocabulary, (vocabulary, _FOLLOWERS))
+    chances = torch.softmax(torch.randn(vocabulary, _FOLLOWERS), -1)
+    optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
+    for _ in range(_STEPS):
+        tokens = torch.randint(vocabulary, (_BATCH, 1))
+        for _ in range(_LENGTH - 1):
+            last = tokens[:, -1]
+            chosen = torch.multinomial(chances[last], 1)
+            tokens = torch.cat([tokens, followers[last].gather(1, chosen)], 1)
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()

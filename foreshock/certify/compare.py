@@ -39,12 +39,15 @@ def compare(new: Certificate, old: Certificate) -> list[Moved]:
 
 
 def check_weights(model: str, digest: str, old: Certificate) -> None:
-    """Raise ConfigurationError if a model's weights are not those of a certificate."""
+    """Raise ConfigurationError if a model's weights are not those of a certificate, or if it has no sums by prompt."""
     if digest != old.model_digest:
         raise ConfigurationError(
             f"the certificate to compare with is of other weights: {old.model} ({old.model_digest[7:19]}), not {model} "
             f"({digest[7:19]}); certify one model with both engines"
         )
+    sizes = [size for row in old.rows for size in row.sizes]
+    if sizes and not any(size.prompts for size in sizes):
+        raise ConfigurationError("the certificate to compare with is one of the registry, which has no sums by prompt")
 
 
 def _moved(row: Row, before: Row, level: float) -> Moved | None:

