@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from foreshock import changes, clock, digests
 from foreshock.api.runs import ChangeRecord, DifferenceRecord, Plain
+from foreshock.fingerprint import Fingerprint
 from foreshock_service.platform import pagination, parameters, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.engine import insert_if_absent, insert_rows, upsert
@@ -141,6 +142,17 @@ def changes_at(session: Session, run_id: str, step: int) -> list[ChangeRecord]:
     """Return the changes at an active step."""
     most = 1 + len(changes.CHANGE_KINDS)
     return [each for each in _changes(session, run_id, _Chosen(most, from_step=step)) if each.step == step]
+
+
+def engine_of_newest_step(session: Session, run_id: str) -> Fingerprint | None:
+    """Return the engine's fingerprint that the newest step with a setup names; None if it names none or several."""
+    active = attempts.active_rows(session, run_id, Step)
+    query = select(Step.setups).where(Step.run_id == run_id, active, Step.setups.is_not(None))
+    numbers = _numbers(session.scalar(query.order_by(Step.step.desc()).limit(1)))
+    of_step = (RunSetup.run_id == run_id, RunSetup.number.in_(numbers))
+    setups: list[Setup] = [json.loads(text) for text in session.scalars(select(RunSetup.setup).where(*of_step))]
+    engines = {digests.canonical_json(each["engine"]): each["engine"] for each in setups if "engine" in each}
+    return Fingerprint.from_dict(*engines.values()) if len(engines) == 1 else None
 
 
 def rebaselined_steps(session: Session, run_id: str) -> list[int]:

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from dashboards.run import run_dashboard as dashboard
+from foreshock.certify.registry import engine_of, entries
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock_service.platform.database.session import Database
@@ -405,6 +406,21 @@ def test_run_page_and_its_curves_tell_of_changes(http: httpx.Client) -> None:
         if "missing" not in figure:
             lines = [each for each in figure["layout"].get("shapes", []) if each.get("line", {}).get("dash") == "dot"]
             assert {each["x0"] for each in lines} == ({1, 2} if plot.over_steps else set())
+
+
+def test_near_certificates_are_a_fact_of_the_page_and_the_report(http: httpx.Client) -> None:
+    """Of the same engine, dtype and hardware only: on other hardware nothing is said."""
+    certified = next(engine for each in entries() if (engine := engine_of(each)) is not None and engine.flags)
+    elsewhere = replace(certified, device_name="NVIDIA H200", flags={}, driver="580.1")
+    for key, engine in (("certified", certified), ("elsewhere", elsewhere)):
+        sender = start_run(http, key=key)
+        sender.put_shard(0, make_batch(attributes=BatchAttributes(engine_fingerprint=engine))).raise_for_status()
+        texts = [http.get(path).text for path in (f"/runs/default/{key}", f"/pages/runs/{sender.run}/text")]
+        assert all("certificates of" not in text for text in texts), "the kind of model is unknown"
+        http.patch(f"/v1/runs/{sender.run}", json={"model_kind": "dense"}).raise_for_status()
+        texts = [http.get(path).text for path in (f"/runs/default/{key}", f"/pages/runs/{sender.run}/text")]
+        told = f"certificates of vllm {certified.engine_version} on"
+        assert all((told in " ".join(text.split())) == (engine is certified) for text in texts)
 
 
 def test_link_chooses_the_run_in_its_dashboard() -> None:

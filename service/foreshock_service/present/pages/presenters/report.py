@@ -80,7 +80,8 @@ def _heading(viewing: Viewing, run: Run, page: Mapping[str, Any], panels: Sequen
     newest = moment(record.updated_at_us)
     lines.append(f"  {plural(len(steps), 'step')} ({between}){received}; newest data {newest}")
     lines += wrap(page["incomplete"], "    ", "  ! ") if page["incomplete"] else []
-    lines += wrap(page["coverage"], "    ", "  ") if page["coverage"] else []
+    for fact in (page["coverage"], page["reference"]):
+        lines += wrap(fact, "    ", "  ") if fact else []
     lines += wrap(page["out_of_date"], "    ", "  ! ") if page["out_of_date"] else []
     if record.last_step is not None:
         ignored = lint_of_step(viewing, run.id, record.last_step, page["attempt"]).ignored

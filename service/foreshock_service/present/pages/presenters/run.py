@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 from foreshock import page_addresses
 from foreshock.api.runs import IncompleteStep, RunRecord, WeightsRecord
 from foreshock.diagnosis.episodes import episodes_of
+from foreshock.diagnosis.references import reference_sentence
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.present.pages import rendering, view_models
 from foreshock_service.present.pages.presenters import advice, alerts, figures
@@ -14,7 +15,7 @@ from foreshock_service.present.pages.presenters.doctor import doctor_of_run
 from foreshock_service.present.pages.presenters.lint import LintPanel, lint_of_run
 from foreshock_service.present.pages.presenters.viewing import Viewing
 from foreshock_service.replay.probes import policies, service
-from foreshock_service.runs import events, measurements, runs, scalars, steps, weights
+from foreshock_service.runs import changes, events, measurements, runs, scalars, steps, weights
 from foreshock_service.runs.attempts import attempts_of_run
 from foreshock_service.watch.diagnosis import diagnosis_of_run
 
@@ -51,6 +52,7 @@ def run_page(viewing: Viewing, run_id: str) -> dict[str, Any]:
         "advice": advice.advice_panel(viewing, run, baseline),
         "incomplete": _incomplete(viewing, run_id, steps.incomplete_steps(session, run_id)),
         "coverage": statistics,
+        "reference": reference_sentence(changes.engine_of_newest_step(session, run_id), run.model_kind),
         "changes": [f"step {mark.step}, {mark.text}" for mark in reversed(alerts.changes_of(viewing, run_id))],
         "engines": _engines_table(weights.weights_of_newest_steps(session, run_id, WEIGHTS_STEPS)),
         "out_of_date": rendering.OUT_OF_DATE if measurements.is_run_out_of_date(session, run_id) else None,
