@@ -67,7 +67,7 @@ def about(certificate: Certificate) -> list[str]:
     ]
 
 
-def _cells(row: Row) -> list[str]:
+def cells(row: Row) -> list[str]:
     """Return the verdict and the sizes of a row in the engine's precision."""
     if not row.sizes:
         return [row.name, row.verdict, "", "", "", "", ""]
@@ -83,13 +83,13 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-_HEADER = ("condition", "verdict", "k3", "floor", f"beyond 1 ± {CLIP}", f"ESS at {ESS_TOKENS:,}", "float32")
+HEADER = ("condition", "verdict", "k3", "floor", f"beyond 1 ± {CLIP}", f"ESS at {ESS_TOKENS:,}", "float32")
 
 
 def certificate_lines(certificate: Certificate, paint: Paint) -> list[str]:
     """Return the certificate as one screen: a table of the rows, then why rows are different or not tried."""
     lines = [*about(certificate), "", paint(headline(certificate), "bold"), ""]
-    head, *body = table(_HEADER, [_cells(row) for row in certificate.rows], left=(0, 1))
+    head, *body = table(HEADER, [cells(row) for row in certificate.rows], left=(0, 1))
     lines += [head, *(body[: -len(certificate.rows)] if len(body) > len(certificate.rows) else [])]
     for row, line in zip(certificate.rows, body[-len(certificate.rows) :], strict=False):
         lines.append(paint(line, _STYLES[row.verdict]))
@@ -104,11 +104,11 @@ def certificate_html(certificate: Certificate) -> str:
     """Return the certificate as one HTML file without other files."""
     rows = "".join(
         f'<tr class="{row.verdict.replace(" ", "-")}"><td title={quoteattr(row.title)}>{escape(row.name)}</td>'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in _cells(row)[1:])
+        + "".join(f"<td>{escape(cell)}</td>" for cell in cells(row)[1:])
         + f"<td>{escape(row.title)}. {escape(' '.join((row.sentence, *row.why)))}</td></tr>\n"
         for row in certificate.rows
     )
-    header = "".join(f"<th>{escape(each)}</th>" for each in (*_HEADER, "what was compared, and why"))
+    header = "".join(f"<th>{escape(each)}</th>" for each in (*HEADER, "what was compared, and why"))
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(certificate.model)}</title>\n'
         "<style>body{font:15px system-ui;margin:2em;max-width:75em}table{border-collapse:collapse}"

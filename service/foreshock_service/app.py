@@ -40,6 +40,7 @@ from foreshock_service.platform.store.tokens import open_store
 from foreshock_service.present.exporter import collector as exporter
 from foreshock_service.present.pages.endpoints import ROUTERS as PAGES
 from foreshock_service.present.pages.sessions import unknown_address
+from foreshock_service.replay import certificates
 from foreshock_service.replay.attribution import service as attribution
 from foreshock_service.replay.leases import endpoints as leases
 from foreshock_service.replay.leases.service import sweep as sweep_leases
@@ -76,7 +77,7 @@ from foreshock_service.watch.notifications.service import notifiers
 _NOUNS: tuple[Any, ...] = (
     *(health, run_endpoints, attempts, steps, ingest, tokens, scalars, changes, checkpoints, curves, lint),
     *(findings, requests, policies, leases, publishing, attribution, workers, exporter, alerts, rules),
-    *(advice, diagnosis, corrections, weights),
+    *(advice, diagnosis, corrections, weights, certificates),
 )
 ROUTERS: tuple[APIRouter, ...] = tuple(noun.router for noun in _NOUNS)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import time
@@ -10,10 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from foreshock.api.records import to_json
 from foreshock.certify.certificate import Certificate, read_certificate
 from foreshock.certify.compare import Moved, check_weights, compare, comparison_lines
 from foreshock.certify.text import certificate_html, certificate_lines, junit_xml
-from foreshock.commands.command import check_output, write_output
+from foreshock.commands.command import add_service_options, check_output, connect, write_output
 from foreshock.commands.option_types import COUNT, whole
 from foreshock.commands.text import Paint
 from foreshock.digests import weights_digest
@@ -80,6 +82,8 @@ class CertifyCommand:
         )  # fmt: skip
         parser.add_argument("--html", type=Path, metavar="FILE", help="write the certificate as one HTML file")
         parser.add_argument("--junit", type=Path, metavar="FILE", help="write the rows as JUnit XML")
+        add_service_options(parser)
+        parser.add_argument("--project", metavar="NAME", help="project of the certificate, if a service keeps it")
         of_bisect = parser.add_argument_group("bisect: the first release of a package that changed a row")
         of_bisect.add_argument("--package", metavar="NAME", help="such as vllm, sglang, transformers, torch")
         of_bisect.add_argument("--from", dest="first", metavar="RELEASE", help="the release to compare with")
@@ -122,6 +126,10 @@ def _report(arguments: argparse.Namespace, found: Certificate, other: Certificat
         write_output("--html", arguments.html, certificate_html(found))
     if arguments.junit is not None:
         write_output("--junit", arguments.junit, junit_xml(found, worse))
+    if arguments.what[0] != _SHOW and (arguments.url or os.environ.get("FORESHOCK_URL")):
+        with connect(arguments) as reader:
+            query = {"project": arguments.project} if arguments.project else None
+            reader.connection.request("POST", "/v1/certificates", query=query, json_body=to_json(found))
     if found.ended == "interrupted" and arguments.what[0] != _SHOW:
         return 130
     return int(bool(worse) if other is not None else any(row.verdict == "different" for row in found.rows))

@@ -9,10 +9,12 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute
 
+from foreshock.api.records import to_json
 from foreshock_service.app import api_routes
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.keys import Scope
 from foreshock_service.present.pages.endpoints import ROUTERS as PAGES
+from tests.foreshock.certify.making import certificate, row
 from tests.service.keys import make_key
 from tests.service.sending import make_batch, start_run
 from tests.service.working import LeaseHolder, announce_checkpoint, ask_for_lease, ask_for_probe
@@ -35,7 +37,10 @@ def theirs(http: httpx.Client, database: Database) -> dict[str, str]:
     announce_checkpoint(sender, 1)
     ask_for_probe(sender, 1).raise_for_status()
     holder = LeaseHolder(http, ask_for_lease(http).raise_for_status().json())
+    body = to_json(certificate(row("prefill", 0.01), model=SECRET))
+    stored = http.post("/v1/certificates", json=body, params={"project": "theirs"}).raise_for_status().json()
     return {
+        "certificate": stored["id"],
         "run": sender.run,
         "lease": holder.lease["lease"],
         "probe": holder.lease["job"]["probe"],
@@ -52,7 +57,7 @@ def calls() -> Iterator[tuple[str, str]]:
     """Yield method and path of every call of the API, and of the pages of runs."""
     pages = [route for router in PAGES for route in router.routes if isinstance(route, APIRoute)]
     for route in (*api_routes(), *pages):
-        if route.path.startswith(("/v1", "/metrics", "/pages", "/runs")):
+        if route.path.startswith(("/v1", "/metrics", "/pages", "/runs", "/certificates")):
             for method in sorted(route.methods):
                 yield method, route.path
 

@@ -16,6 +16,7 @@ from foreshock_service.present.pages import rendering, sessions
 from foreshock_service.present.pages.presenters import (
     alerts,
     attribution,
+    certificates,
     compare,
     figures,
     report,
@@ -25,6 +26,7 @@ from foreshock_service.present.pages.presenters import (
 )
 from foreshock_service.present.pages.presenters.run import probes_part, run_page, scalars_part, semantics_part
 from foreshock_service.present.pages.presenters.step import step_page, worst_tokens
+from foreshock_service.replay.certificates import Identifier
 from foreshock_service.replay.probes import requests, schemas
 from foreshock_service.runs.run_endpoints import RunIdentifier, RunOfPage
 from foreshock_service.runs.runs import RunUpdate, get_run, id_of_key, update_run
@@ -75,6 +77,18 @@ def show_alerts(
 def show_comparison(visitor: sessions.ReaderSession, run: ComparedRuns = ()) -> Response:
     """Return several runs side by side."""
     return visitor.page("compare.html", compare.compare_page, run)
+
+
+@pages.get("/certificates")
+def show_certificates(visitor: sessions.ReaderSession, cursor: pagination.Cursor = None) -> Response:
+    """Return the matrix of certificates and conditions."""
+    return visitor.page("certificates.html", certificates.certificates_page, cursor)
+
+
+@pages.get("/certificates/{certificate}")
+def show_certificate(certificate: Identifier, visitor: sessions.ReaderSession, against: Asked = "") -> Response:
+    """Return the page of a certificate, compared with another one if `against` is its id."""
+    return visitor.page("certificate.html", certificates.certificate_page, certificate, against)
 
 
 @parts.get("/compare/{name}.json")

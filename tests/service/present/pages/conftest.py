@@ -126,6 +126,7 @@ class Fleet:
     http: httpx.Client
     url: str
     ids: dict[str, str]
+    certificates: tuple[str, ...]
 
     def address(self, name: str) -> str:
         """Return the page of a run."""
@@ -159,7 +160,8 @@ def send_fleet(http: httpx.Client) -> Fleet:
     runs.acknowledge(senders["mismatch"])
     runs.replay_as_engine_difference(senders["mismatch"], runs.KINDS["mismatch"])
     runs.wait_until_closed(senders["incomplete"])
-    return Fleet(http, str(http.base_url).rstrip("/"), {name: sender.run for name, sender in senders.items()})
+    ids = {name: sender.run for name, sender in senders.items()}
+    return Fleet(http, str(http.base_url).rstrip("/"), ids, runs.send_certificates(http))
 
 
 @pytest.fixture(scope="package")

@@ -15,8 +15,10 @@ import httpx
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshock.api.records import to_json
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import BatchAttributes, RolloutBatch, ScoreBatch
+from tests.foreshock.certify.making import certificate, not_tried, row
 from tests.service.sending import Sender, start_run
 from tests.service.working import announce_checkpoint, ask_for_probe, take_lease, wait_for_attribution
 from tests.waiting import wait_until
@@ -168,3 +170,15 @@ def replay_as_engine_difference(sender: Sender, kind: Kind) -> None:
 def _nearly(log_probs: NDArray[np.float32], seed: int) -> NDArray[np.float32]:
     noise = np.random.default_rng(seed).normal(0.0, 1e-4, log_probs.size)
     return -np.abs(log_probs + noise).astype(np.float32)
+
+
+def send_certificates(http: httpx.Client) -> tuple[str, ...]:
+    """Send two certificates of a model, of which the newer one has a worse row; return their ids, the newer first."""
+    same = [row(name, 0.01, seed=number) for number, name in enumerate(("batch_8", "restart", "temperature"), 2)]
+    found = []
+    for noise, made_at in ((0.01, "2026-11-28T12:00:00Z"), (0.5, "2026-11-29T12:00:00Z")):
+        first = row("trainer/vllm.prefill", noise, cause="norm_eps", why=("The norms' ε is 1e-5, not 1e-6.",))
+        rows = (first, row("prefill", 0.0, seed=0), *same, not_tried("lora", "the model has no adapter"))
+        body = certificate(*rows, made_at=made_at, fingerprints={"vllm.prefill": ENGINE.to_dict()})
+        found.append(http.post("/v1/certificates", json=to_json(body)).raise_for_status().json()["id"])
+    return tuple(reversed(found))

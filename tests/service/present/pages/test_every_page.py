@@ -27,6 +27,8 @@ PAGES: dict[str, Callable[[Fleet], str]] = {
     "step": lambda fleet: STEP,
     "rollout": lambda fleet: f"{STEP}/rollouts/{REPLAYED_STEP}-0-0",
     "alerts": lambda fleet: "/alerts",
+    "certificates": lambda fleet: "/certificates",
+    "certificate": lambda fleet: "/certificates/{}?against={}".format(*fleet.certificates),
     "compare": lambda fleet: f"/compare?run={fleet.ids['learning']}&run={fleet.ids['mismatch']}",
 }
 # Words that begin within the first screen; those of closed details and of screen readers are not seen.

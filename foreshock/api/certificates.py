@@ -1,0 +1,26 @@
+"""The answers on certificates; the certificate itself is that of `foreshock.certify`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from foreshock.api.records import Record
+
+__all__ = ["CertificateRecord"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertificateRecord(Record):
+    """A stored certificate in short."""
+
+    id: str
+    project: str
+    model: str
+    model_digest: str
+    """only certificates of equal weights can be compared"""
+    engine: str
+    """engine and release, with its dtype"""
+    trainer: str
+    made_at: str
+    headline: str
+    verdicts: Mapping[str, str]
+    """identical, rounding, different or not tried, by condition"""

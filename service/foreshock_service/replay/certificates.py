@@ -1,0 +1,140 @@
+"""Certificates of `foreshock certify`: stored whole, listed in short, and returned as they were made."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from fastapi import Path, Query, Response, status
+from sqlalchemy import select
+from sqlalchemy.orm import Session, defer
+
+from foreshock import page_addresses
+from foreshock.api.certificates import CertificateRecord
+from foreshock.api.records import parse, to_json
+from foreshock.certify.certificate import SCHEMA, Certificate
+from foreshock.certify.registry import engine_of
+from foreshock.certify.text import headline
+from foreshock.clock import now_us
+from foreshock.digests import canonical_json, digest_of_bytes
+from foreshock.errors import ConfigurationError
+from foreshock_service.platform import audit, pagination, parameters, problem, security
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.database.tables import StoredCertificate, new_identifier
+
+router = parameters.api_router(prefix="/v1/certificates", tags=["certificates"])
+Identifier = Annotated[str, Path(max_length=200, pattern=parameters.SEGMENT_PATTERN)]
+
+
+class InvalidCertificate(problem.ProblemError, status=422, problem_type="invalid-certificate"):
+    """A certificate of another schema than this release's, or with a fingerprint that is none."""
+
+
+class CertificateNotFound(problem.ProblemError, status=404, problem_type="certificate-not-found"):
+    """No certificate has this id, or the key may not see its project."""
+
+
+class CertificateRepository:
+    """The queries on certificates, for those that a principal may see."""
+
+    def __init__(self, session: Session, principal: security.Principal) -> None:
+        self._session, self._principal = session, principal
+
+    def add(self, project: str, digest: str, summary: CertificateRecord, body: Certificate) -> tuple[str, bool]:
+        """Store a certificate; return its id, and True if it is new. Raises ScopeMissing for another project."""
+        if not self._principal.sees(project):
+            raise security.ScopeMissing(f"this key is bound to another project than {project!r}")
+        table = StoredCertificate
+        known = self._session.scalar(select(table.id).where(table.project == project, table.digest == digest))
+        if known is not None:
+            return known, False
+        documents = {"summary": to_json(summary), "document": to_json(body)}
+        row = table(id=summary.id, project=project, digest=digest, created_at_us=now_us(), **documents)
+        self._session.add(row)
+        audit.record(self._session, self._principal, "certificate.create", row.id, project=project)
+        return row.id, True
+
+    def get(self, certificate_id: str) -> StoredCertificate:
+        """Return a certificate. Raises CertificateNotFound."""
+        row = self._session.get(StoredCertificate, certificate_id)
+        if row is None or not self._principal.sees(row.project):
+            raise CertificateNotFound(f"there is no certificate {certificate_id[:200]!r}")
+        return row
+
+    def page(self, project: str | None, cursor: str | None, limit: int) -> pagination.Page[CertificateRecord]:
+        """Return certificates in short, the newest first."""
+        table = StoredCertificate
+        query = select(table).options(defer(table.document))
+        query = query.where(*(table.project == each for each in self._principal.projects(project)))
+
+        def read(rows: Sequence[Sequence[StoredCertificate]]) -> list[CertificateRecord]:
+            return [parse(CertificateRecord, row[0].summary) for row in rows]
+
+        return pagination.page_of_query(self._session, query, (table.created_at_us, table.id), cursor, limit, read)
+
+
+@router.post(
+    "",
+    status_code=status.HTTP_201_CREATED,
+    responses={200: {"model": CertificateRecord, "description": "It is stored already"}},
+)
+def create_certificate(
+    body: Certificate,
+    context: Context,
+    principal: security.Ingester,
+    response: Response,
+    project: Annotated[parameters.Name, Query()] = page_addresses.DEFAULT_PROJECT,
+) -> CertificateRecord:
+    """Store a certificate that `foreshock certify` wrote; the same one again changes nothing."""
+    summary = _summary(body, project)
+    digest = digest_of_bytes(canonical_json(to_json(body)).encode())
+
+    def store(session: Session) -> tuple[CertificateRecord, bool]:
+        repository = CertificateRepository(session, principal)
+        found, created = repository.add(project, digest, summary, body)
+        return summary if created else parse(CertificateRecord, repository.get(found).summary), created
+
+    record, created = context.database.write(store)
+    if not created:
+        response.status_code = status.HTTP_200_OK
+    return record
+
+
+@router.get("")
+def list_certificates(
+    context: Context,
+    principal: security.Reader,
+    project: Annotated[parameters.Name | None, Query()] = None,
+    cursor: pagination.Cursor = None,
+    limit: pagination.Limit = pagination.DEFAULT_LIMIT,
+) -> pagination.Page[CertificateRecord]:
+    """List certificates, newest first."""
+    with context.database.read() as session:
+        return CertificateRepository(session, principal).page(project, cursor, limit)
+
+
+@router.get("/{certificate}")
+def read_certificate(certificate: Identifier, context: Context, principal: security.Reader) -> Certificate:
+    """Return a certificate as it was made: a file for `foreshock certify show` and `--against`."""
+    with context.database.read() as session:
+        return certificate_of(CertificateRepository(session, principal).get(certificate))
+
+
+def certificate_of(row: StoredCertificate) -> Certificate:
+    """Return the certificate that a row holds."""
+    return parse(Certificate, row.document)
+
+
+def _summary(body: Certificate, project: str) -> CertificateRecord:
+    if body.schema != SCHEMA:
+        raise InvalidCertificate(
+            f"this is a certificate of schema {body.schema}; this service takes schema {SCHEMA}: make it again"
+        )
+    try:
+        engine = engine_of(body)
+    except ConfigurationError as error:
+        raise InvalidCertificate(f"the certificate's fingerprint: {error}") from None
+    named = (engine.engine, engine.engine_version, engine.dtype) if engine is not None else body.engines
+    return CertificateRecord(
+        id=new_identifier("cert"), project=project, model=body.model, model_digest=body.model_digest,
+        engine=" ".join(each for each in named if each), trainer=body.trainer, made_at=body.made_at,
+        headline=headline(body), verdicts={row.name: row.verdict for row in body.rows},
+    )  # fmt: skip
