@@ -21,11 +21,13 @@ from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import StoredCertificate, new_identifier
 
 router = parameters.api_router(prefix="/v1/certificates", tags=["certificates"])
+_LONGEST_SUMMARY = 10_000
+"""Characters of a certificate in short: 100 conditions."""
 Identifier = Annotated[str, Path(max_length=200, pattern=parameters.SEGMENT_PATTERN)]
 
 
 class InvalidCertificate(problem.ProblemError, status=422, problem_type="invalid-certificate"):
-    """A certificate of another schema than this release's, or with a fingerprint that is none."""
+    """A certificate of another schema than this release's, with a fingerprint that is none, or with names too long."""
 
 
 class CertificateNotFound(problem.ProblemError, status=404, problem_type="certificate-not-found"):
@@ -133,8 +135,11 @@ def _summary(body: Certificate, project: str) -> CertificateRecord:
     except ConfigurationError as error:
         raise InvalidCertificate(f"the certificate's fingerprint: {error}") from None
     named = (engine.engine, engine.engine_version, engine.dtype) if engine is not None else body.engines
-    return CertificateRecord(
+    found = CertificateRecord(
         id=new_identifier("cert"), project=project, model=body.model, model_digest=body.model_digest,
         engine=" ".join(each for each in named if each), trainer=body.trainer, made_at=body.made_at,
         headline=headline(body), verdicts={row.name: row.verdict for row in body.rows},
     )  # fmt: skip
+    if len(canonical_json(to_json(found))) > _LONGEST_SUMMARY:
+        raise InvalidCertificate("the names of model, engine, trainer and conditions are too long to be listed")
+    return found

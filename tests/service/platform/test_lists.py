@@ -24,6 +24,7 @@ BOUNDED = {
     "/v1/measures": "the measures of the registry",
     "/v1/hardware": "the 500 workers seen last",
     "/v1/rules": "the rules of the service, at most 64",
+    "/v1/certificates/{certificate}": "what was sent, at most FORESHOCK_MAX_JSON_BYTES",
     "/v1/runs/{run}/diagnosis": "at most 50 events, the findings of a run, and advice on these",
     "/v1/probes/{probe}": "the scorers, pairs and jobs of one request, whose numbers its schema bounds",
     "/v1/runs/{run}/probe-policy": "at most 32 scorers",

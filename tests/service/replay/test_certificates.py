@@ -58,6 +58,7 @@ def test_list_has_the_newest_first_page_by_page(http: httpx.Client) -> None:
     [
         ({"schema": 2}, "schema 2"),
         ({"rows": "none"}, "rows"),
+        ({"trainer": "t" * 20_000}, "too long to be listed"),
         ({"model_digest": None}, "model_digest"),
         ({"fingerprints": {"vllm.decode": {"dtype": "bfloat16"}}}, "engine"),
     ],
