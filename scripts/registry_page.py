@@ -1,4 +1,4 @@
-"""Write the table of certificates into docs/registry.md: `python -m scripts.registry_page`; `--check` changes nothing."""
+"""Write the table of docs/registry.md: `python -m scripts.registry_page`; with `--check` nothing is changed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _row(found: Sequence[Certificate]) -> list[str]:
 
 
 def _numbers(certificate: Certificate) -> list[float]:
-    """Return what two releases that compute the same have in common, to the last bit: k3 of every row on equal tokens."""
+    """Return k3 of every row, which two releases that compute the same have in common to the last bit."""
     return [size.k3 for row in certificate.rows for size in row.sizes]
 
 

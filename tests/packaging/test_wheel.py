@@ -109,6 +109,12 @@ def test_base_install_needs_three_dependencies_and_imports_no_service_or_probes(
         PWD=str(tmp_path),
     )
     assert names.strip() == "[]"
+
+
+def test_base_install_has_the_certificates_of_the_registry(base_environment: Path, tmp_path: Path) -> None:
+    asked = "from foreshock.certify.registry import entries; print(len(entries()))"
+    found = run(base_environment / "python", "-c", asked, PWD=str(tmp_path))
+    assert int(found) == len(list((REPOSITORY / "registry").glob("*.json"))) > 0
     assert "report" in run(base_environment / "foreshock", "--help", PWD=str(tmp_path))
 
 
