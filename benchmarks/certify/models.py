@@ -39,7 +39,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-_STEPS, _BATCH, _LENGTH, _FOLLOWERS = 300, 16, 64, 8
+_STEPS, _BATCH, _LENGTH, _FOLLOWERS = 150, 16, 64, 8
 
 
 def save_model(kind: str, folder: Path, seed: int = 0, *, trained: bool = False) -> Path:
@@ -68,6 +68,9 @@ def _train(model: Any) -> None:
     """Train on sequences in which each token has a few followers of unequal probability, for about ten seconds."""
     import torch
 
+    # Threads that wait for each other cost more than they save at this size.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     vocabulary = model.config.vocab_size
     followers = torch.randint(vocabulary, (vocabulary, _FOLLOWERS))
     chances = torch.softmax(torch.randn(vocabulary, _FOLLOWERS), -1)
@@ -81,3 +84,4 @@ def _train(model: Any) -> None:
         model(input_ids=tokens, labels=tokens).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+    torch.set_num_threads(threads)
