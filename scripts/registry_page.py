@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -27,8 +28,8 @@ def current_text() -> str:
 
 
 def registry_table(found: Sequence[Certificate]) -> str:
-    """Return a block for each engine and hardware, a line for each model and dtype: its newest release, and how many
-    releases were certified and gave the same numbers."""
+    """Return a block for each engine and hardware, a line for each model and dtype, with the numbers of its newest
+    release, the number of releases, and how many of them gave the same numbers."""
     ordered = sorted(found, key=lambda each: (_where(each), _line(each), _release(each)))
     blocks = []
     for where, of_hardware in groupby(ordered, _where):
@@ -43,7 +44,7 @@ def _row(found: Sequence[Certificate]) -> list[str]:
     assert row is not None
     assert prefill is not None
     size, dtype = row.sizes[0], _line(newest)[2]
-    equal = sum(_numbers(each) == _numbers(newest) for each in found)
+    equal = max(Counter(map(_numbers, found)).values())
     beyond = f"{100 * size.beyond_clip:.2g}%"
     decode = "same" if prefill.verdict == "identical" else number(prefill.sizes[0].k3)
     return [
@@ -52,9 +53,9 @@ def _row(found: Sequence[Certificate]) -> list[str]:
     ]  # fmt: skip
 
 
-def _numbers(certificate: Certificate) -> list[float]:
+def _numbers(certificate: Certificate) -> tuple[float, ...]:
     """Return k3 of every row, which two releases that compute the same have in common to the last bit."""
-    return [size.k3 for row in certificate.rows for size in row.sizes]
+    return tuple(size.k3 for row in certificate.rows for size in row.sizes)
 
 
 def _line(certificate: Certificate) -> tuple[int, str, str]:

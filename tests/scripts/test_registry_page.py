@@ -27,3 +27,5 @@ def test_release_with_another_number_is_not_counted_as_equal() -> None:
     (differs,) = registry_table([one, other]).splitlines()[-2:-1]
     assert same.split()[-2:] == ["2", "2"]
     assert differs.split()[-2:] == ["2", "1"]
+    (most,) = registry_table([one, other, one]).splitlines()[-2:-1]
+    assert most.split()[-2:] == ["3", "2"]
