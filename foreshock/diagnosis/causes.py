@@ -25,6 +25,7 @@ NOT_MEASURED: Final = frozenset(
         "raw_log_probs",
         "processed_log_probs",
         "shifted_log_probs",
+        "rows_exchanged",
         "likelier_token_logged",
     }
 )
@@ -67,6 +68,9 @@ _CONFIRMED_BY: Final[Mapping[str, Collection[str]]] = {
 
 SET_APART: Final = frozenset({"placeholder_log_probs", "non_finite_log_probs", "positive_log_probs"})
 """Faults whose tokens are left out of k3, or hardly off: what makes the k3 of the others is not known by them."""
+
+_EVERYWHERE: Final = "mismatch_everywhere"
+"""A mismatch whose cause is not known: it explains nothing, and is no consequence of the mismatch."""
 
 PLACE: Final = "mismatch_by_place"
 """The finding that says where the mismatch is, not what makes it."""
@@ -206,6 +210,8 @@ def _follows(cause: DiagnosisCause, wrong: int | None, fell: int | None) -> bool
     reward fell at step `fell`."""
     if cause.source == "detector" and cause.explains:
         return fell is not None and int(cause.evidence.get("step", -1)) > fell
+    if cause.name == _EVERYWHERE:
+        return fell is not None and int(cause.evidence.get("first_step", -1)) > fell
     return wrong is not None and not cause.explains and int(cause.evidence.get("first_step", -1)) >= wrong
 
 

@@ -35,6 +35,8 @@ _MOST_DRIFT = 0.35
 _LEAST_STEPS = 4
 # Healthy steps before a mismatch that began, and the least multiple of their largest k3 in each step since.
 _LEAST_HEALTHY, _TIMES_OF_HEALTHY = 2, 5.0
+# A run's first step alone is enough if all later ones are so many times its k3.
+_TIMES_OF_FIRST = 100.0
 # Growth still counts while the median of the newest 5 values is at least half of the level that k3 grew to.
 _STILL_THERE, _NEWEST = 0.5, 5
 _HEALTHY_START, _GROWTH = 1e-3, 8.0
@@ -138,7 +140,9 @@ def _began(steps: Sequence[int], k3: NDArray[np.float64], healthy_end: float, qu
     above = np.flatnonzero(k3 > healthy_end)
     place = int(above[0]) if above.size else 0
     before, after = k3[:place], k3[place:]
-    if before.size < _LEAST_HEALTHY or after.size < _LEAST_STEPS or after.min() < _TIMES_OF_HEALTHY * before.max():
+    if not before.size or after.size < _LEAST_STEPS or after.min() < _TIMES_OF_HEALTHY * before.max():
+        return None
+    if before.size < _LEAST_HEALTHY and (steps[0] > FIRST_STEP or after.min() < _TIMES_OF_FIRST * before.max()):
         return None
     step = steps[place]
     sentence = (
@@ -146,9 +150,10 @@ def _began(steps: Sequence[int], k3: NDArray[np.float64], healthy_end: float, qu
         f"is {number(after.min())} to {number(after.max())} since step {step}. What is there from the first step on, "
         "such as the precision of one side or dropout in the scoring pass, does not make this."
     )
+    first_sync = "the first update and its weight sync, " if before.size < _LEAST_HEALTHY else ""
     advice = (
-        f"Look at what happened at step {step}: a weight sync that failed, a resume, a restart, another setting. "
-        "`foreshock doctor` with the weights of this step and of earlier ones names old weights."
+        f"Look at what happened at step {step}: {first_sync}a weight sync that failed, a resume, a restart, another "
+        "setting. `foreshock doctor` with the weights of this step and of earlier ones names old weights."
     )
     title = f"weights of another step, or a change at step {step}"
     return _possible(

@@ -61,6 +61,9 @@ LEAST_MEASURED_STEPS: Final = 5
 LEAST_MEASURED_TOKENS: Final = 1000
 """Fewest measured tokens in the newest steps of a run that is called healthy."""
 
+_SHORT: Final = 4.0
+"""Tokens: responses shorter than this are named where too few tokens are measured."""
+
 _WAITING: Final = "; more steps will tell if it stays"
 """What a headline says instead of a possible cause."""
 
@@ -138,6 +141,7 @@ def diagnose(history: History) -> Diagnosis:
             blocking[0].sentence.removesuffix(_WAITING) if possible else blocking[0].sentence,
             *told_titles(told, {*NOT_MEASURED, "identical_log_probs"}),
             possible,
+            *of_lengths(history),
             reward_clause(history, alerts),
         ]
         headline = fitted("Unknown", clauses)
@@ -283,6 +287,9 @@ def _untold(
     elif tokens < LEAST_MEASURED_TOKENS:
         sentence = f"{plural(tokens, 'token')} measured in the newest steps, {LEAST_MEASURED_TOKENS:,} are needed"
         advice = "Log more rollouts a step."
+        if history.length.newest() < _SHORT:
+            sentence += f"; the responses have {plural(round(history.length.newest()), 'token')}"
+            advice = "Read some responses: a policy may learn to answer with nothing."
     elif history.newest_lags.hides_numerics and history.k3_now > history.healthy_end:
         sentence = history.newest_lags.untold(history.k3_now)
         advice = "Log some rollouts of the newest weights, or probe a step that has a checkpoint (`foreshock probe`)."

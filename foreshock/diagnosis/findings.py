@@ -19,6 +19,8 @@ LAG: Final = "lag_unknown"
 
 _LEAST_INFO_STEPS, _LEAST_INFO_SHARE = 3, 0.25
 _LEAST_RECURRING = 3
+_SELDOM = 0.25
+"""What makes a mismatch is told with its number of steps if it was seen in less than this share of them."""
 _MOSTLY = 0.9
 """A finding in at least this share of the steps is told in a headline without its number of steps."""
 
@@ -115,7 +117,7 @@ def _of_steps(
     """Return a finding of the lint or the notary; None if it must last to be told and does not."""
     check = CHECKS.get(found.name)
     steps, first, newest = found.steps, found.first_step, found.newest_step
-    when, share = f"in {plural(steps, 'step')}, {first} to {newest}", ""
+    when, share, seldom = f"in {plural(steps, 'step')}, {first} to {newest}", "", False
     if steps == 1:
         when = f"step {first}"
     elif steps == newest - first + 1:
@@ -126,13 +128,14 @@ def _of_steps(
         of_steps = f"in {steps:,} of {checked:,} steps"
         last = "" if newest_steps and newest >= newest_steps[-1] else f", last at {newest}"
         when, share = f"{of_steps} since {first}{last}", of_steps if steps < _MOSTLY * checked else ""
+        seldom = steps < _SELDOM * checked
         if share and check is not None and check.lasting:
             return None
     return DiagnosisCause(
         name=found.name,
         sentence=f"{found.title} ({when}): {found.sentence}",
         source="notary" if found.source == "notary" else "lint",
-        title=_title(found, share),
+        title=_title(found, share, seldom=seldom),
         certainty="shown" if check is None or check.proven else "possible",
         explains=check is None or check.explains,
         what_to_do=found.remedy,
@@ -140,15 +143,16 @@ def _of_steps(
     )
 
 
-def _title(found: PastFinding, share: str) -> str:
+def _title(found: PastFinding, share: str, *, seldom: bool) -> str:
     """Return a finding as a clause of the headline; empty if no headline names it.
 
     What makes a mismatch may go unseen in a step that has it; any other finding is a fact of each step, so the clause
-    gives its `share` of the steps.
+    gives its `share` of the steps. It does so of the former too if it was seen `seldom`.
     """
     if found.source == "notary":
         return found.sentence.rstrip(".").replace(". ", "; ")
     check = CHECKS.get(found.name)
     if check is not None and check.auxiliary:
         return ""
-    return f"{found.title} {share}" if share and check is not None and not check.explains else found.title
+    is_fact = check is not None and not check.explains
+    return f"{found.title} {share}" if share and (is_fact or seldom) else found.title

@@ -16,11 +16,13 @@ from foreshock.lint.checks.missing_engine import WITHOUT_ENGINE
 from foreshock.lint.checks.missing_trainer import PAD_ID, WITHOUT_TRAINER
 from foreshock.lint.checks.not_finite import NON_FINITE_VALUES
 from foreshock.lint.checks.pairs import IDENTICAL
+from foreshock.lint.checks.penalty import PENALTY
 from foreshock.lint.checks.places import BY_PLACE, EVERYWHERE
 from foreshock.lint.checks.ratio import LIKELIER, MEAN_RATIO, PROCESSED
 from foreshock.lint.checks.responses import ABORTED, ALL_TRUNCATED, EMPTY, UNFINISHED
 from foreshock.lint.checks.rewards import NO_SPREAD
 from foreshock.lint.checks.rounding import ROUNDED
+from foreshock.lint.checks.row_order import EXCHANGED
 from foreshock.lint.checks.sampling import ENTROPY_OF_TRAINER, NOT_DECLARED, RAW
 from foreshock.lint.checks.shift import SHIFTED
 from foreshock.lint.checks.sources import UNREWARDED
@@ -33,9 +35,11 @@ _ALL = (
     NON_FINITE,
     IDENTICAL,
     LOG_BASE,
+    EXCHANGED,
     RAW,
     ENTROPY_OF_TRAINER,
     OF_TRAINER,
+    PENALTY,
     DIFFER,
     K3_PER_ENTROPY,
     PROCESSED,

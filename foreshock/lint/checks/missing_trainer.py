@@ -195,4 +195,5 @@ WITHOUT_TRAINER = Check(
     "Check for responses cut at a length and for padded rows: log NaN for a missing value, or mask the tokens.",
     _check_many,
     unless=if_shifted,
+    yields_to=("rows_exchanged",),
 )

@@ -29,6 +29,7 @@ OF_BEHAVIOUR = {
     "likelier_token_logged": "log μ is not that of the sampled tokens",
 }
 _INVALIDATING = OF_BEHAVIOUR | {
+    "rows_exchanged": "the two log-probs belong to different rollouts",
     "tokens_without_trainer": "some tokens have no log π",
     "pad_id_sampled": "some tokens have no log π",
 }

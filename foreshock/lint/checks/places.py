@@ -253,6 +253,8 @@ _EVEN, _MEAN_NEAR, _MEAN_T = 2.0, 0.02, 4.0
 # The usual |d| divided by the mean of −log μ: at least 0.39 for rows of other rollouts, at most 0.25 for FP8, 0.3 to
 # 0.7 for dropout, and 0.4 for weights of seven steps ago.
 _LIKE_OTHER_ROWS = 0.3
+# Nats: dropout of 0.1 to 0.3 makes no more.
+_LARGEST_OF_DROPOUT = 1.0
 _STATE_BEFORE = (
     " It looks as if π and μ had other contexts before the response: another prompt (a token or a template twice or "
     "missing), or a cache of the prompt made with other weights."
@@ -263,7 +265,10 @@ _HINTS = {
     "lag": " What grows with the lag is staleness and not numerics.",
     "end_of_truncated": " Look at what the engine does near its length limit, such as speculative drafts.",
 }
-_OF_LATE_TOKENS = " Look at what depends on the position: a window of attention, the scaling of RoPE, a cache."
+_OF_LATE_TOKENS = (
+    " Look at what depends on the position: a window of attention, the scaling of RoPE, a cache, a penalty on tokens "
+    "that occurred before."
+)
 _TO_DOCTOR = "`foreshock doctor` with the step's weights tries what could make it."
 
 
@@ -271,6 +276,10 @@ _OLD_WEIGHTS = "like weights of another step"
 _TO_OLD_WEIGHTS = (
     "`foreshock doctor` with the weights of this step, of earlier ones and of the next one names those that a side "
     "has. Check when the trainer scores: before its update, or after it."
+)
+_TO_ROUTING = (
+    "Compare the experts that engine and trainer choose (a probe of the kind routing), or replay the engine's choice "
+    "in the trainer. `foreshock doctor` with the weights of this step and of earlier ones tells weights from routing."
 )
 _LOST_INSIDE = "what the two sides have before it is not the same from there on (tokens lost, or tokenised again)."
 _OF_STALENESS = (
@@ -398,14 +407,15 @@ def _trend(sums: SumsByPlace, dimension: str, healthy: float) -> Finding | None:
         first = 2 ** (int(buckets[-1]) - 1)
         seen = (
             f"k3 averages {format_number(k3[0])} at the first token, {format_number(k3[-1])} from token {first} on."
-            f"{'' if rises else _STATE_BEFORE}"
+            f"{_OF_LATE_TOKENS if rises else _STATE_BEFORE}"
         )
     numbers = {"k3_first": float(k3[0]), "k3_last": float(k3[-1])}
     along = "lag" if dimension == "lag" else "position in the response"
+    remedy = _OF_STALENESS if dimension == "lag" else f"{_OF_LATE_TOKENS.strip()} {_TO_DOCTOR}"
     return Finding(
         "warning", seen, numbers,
         title=f"k3 {'rises' if rises else 'falls'} with the {along}",
-        remedy=_OF_STALENESS if dimension == "lag" and rises else "",
+        remedy=remedy if rises else "",
     )  # fmt: skip
 
 
@@ -425,16 +435,20 @@ def _check_everywhere(judging: Judging) -> Outcome:
     if abs(mean) >= _MEAN_NEAR and abs(t) >= _MEAN_T:
         # Not significant enough for `mean_ratio`: with that finding, this check is not made.
         sides = f"mean ρ is {ratio}, which these prompt groups do not tell from 1"
-    looks = _OLD_WEIGHTS
-    if pairs.mean_k3 <= LARGEST_OF_NUMERICS:
-        looks = f"like numerics or {looks}"
+    looks = [_OLD_WEIGHTS]
     if float(np.median(levels)) > _LIKE_OTHER_ROWS * pairs.surprisal / pairs.tokens:
-        looks = "like dropout, like weights of another step or model, or like rows in another order"
-    seen = (
-        f"k3 averages {format_number(pairs.mean_k3)}, at every position about alike, and {sides}. It looks {looks}; "
-        "the data alone do not tell which."
-    )
-    remedy = _TO_OLD_WEIGHTS if looks == _OLD_WEIGHTS else ""
+        looks = ["like weights of another step or model", "like rows in another order"]
+        looks[:0] = ["like dropout"] if pairs.mean_k3 <= _LARGEST_OF_DROPOUT else []
+    elif pairs.mean_k3 <= LARGEST_OF_NUMERICS:
+        looks[:0] = ["like numerics"]
+    if judging.is_mixture:
+        looks[:0] = ["like other experts for some tokens (routing)"]
+    *others, last = looks
+    words = f"{', '.join(others)} or {last}; the data alone do not tell which" if others else last
+    seen = f"k3 averages {format_number(pairs.mean_k3)}, at every position about alike, and {sides}. It looks {words}."
+    remedy = _TO_OLD_WEIGHTS if looks == [_OLD_WEIGHTS] else ""
+    if judging.is_mixture:
+        remedy = _TO_ROUTING
     return Finding("info", seen, {"k3": pairs.mean_k3, "mean_ratio": 1.0 + mean}, remedy=remedy)
 
 
@@ -443,6 +457,7 @@ _EXPLANATIONS = (
     "processed_log_probs",
     "mean_ratio",
     "temperature_of_trainer",
+    "penalty_of_engine",
     "mismatch_after_id",
     "mismatch_by_place",
     "temperatures_differ",
@@ -541,7 +556,7 @@ BY_PLACE = Check(
     f"Look at what differs in the part that has the mismatch. The part names no cause: {_TO_DOCTOR}",
     _check,
     unless=if_invalid,
-    yields_to=("mismatch_after_id", "banned_early"),
+    yields_to=("mismatch_after_id", "banned_early", "penalty_of_engine"),
 )
 EVERYWHERE = Check(
     "mismatch_everywhere",

@@ -215,6 +215,6 @@ DIFFER = Check(
     "lint can tell. Compare with the temperature that the trainer divides its logits by.",
     _check_differ,
     unless=if_invalid,
-    yields_to=("temperature_of_trainer", "processed_log_probs"),
+    yields_to=("temperature_of_trainer", "processed_log_probs", "penalty_of_engine"),
     proven=False,
 )

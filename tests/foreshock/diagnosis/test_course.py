@@ -79,8 +79,12 @@ def test_a_mismatch_after_few_healthy_steps_is_dated_and_no_precision(growth: fl
     assert (found.name, found.certainty, found.evidence["step"]) == ("mismatch_began", "possible", 4)
     assert found.title == "weights of another step, or a change at step 4"
     assert "healthy up to step 3 (2.0e-4 to 4.0e-4)" in found.sentence
-    # A ramp across the range, one healthy step, or a cause that the lint names, is none.
-    for values in (np.geomspace(2e-4, 2e-2, 20).tolist(), k3[2:]):
+    # One healthy step is enough if it is the run's first one and k3 is a hundred times as large since.
+    (since,) = causes_of_course(range(1, 8), k3[2:], ())
+    assert since.evidence["step"] == 2
+    assert "the first update and its weight sync" in since.what_to_do
+    # A ramp across the range, one healthy step of less contrast, or a cause that the lint names, is none.
+    for values in (np.geomspace(2e-4, 2e-2, 20).tolist(), [6e-4, *k3[3:]]):
         others = causes_of_course(range(1, len(values) + 1), values, ())
         assert "mismatch_began" not in [each.name for each in others]
     assert not causes_of_course(range(1, 10), k3, ("shifted_log_probs",))

@@ -521,6 +521,30 @@ def test_the_way_back_is_from_before_an_alert_that_was_open_when_the_reward_fell
     assert found.next_steps[0].startswith(f"Stop, or go back to a checkpoint from before step {before},")
 
 
+def test_responses_of_nothing_are_named_where_too_few_tokens_are_measured() -> None:
+    shrunk = replace(HEALTHY, tokens=[64] * 40, length=SteppedValues(list(STEPS), [90.0] * 30 + [1.0] * 10))
+    found = diagnose(shrunk)
+    assert found.headline.startswith(
+        "Unknown: 640 tokens measured in the newest steps, 1,000 are needed; the responses have 1 token"
+    )
+    assert "responses have shrunk ÷ 90 since step 0" in found.headline
+    assert found.next_steps == ("Read some responses: a policy may learn to answer with nothing.",)
+
+
+def test_a_mismatch_whose_cause_is_unknown_is_no_consequence_of_itself() -> None:
+    everywhere = DiagnosisCause(
+        name="mismatch_everywhere", sentence="It is alike everywhere.", source="lint", certainty="possible",
+        explains=False, evidence={"first_step": 20, "steps": 20},
+    )  # fmt: skip
+    high = replace(HEALTHY, k3=SteppedValues(range(10, 50), [2.0] * 40), causes=(everywhere,))
+    rise = replace(RISE, evidence={"cause": "mismatch", "onset_step": 20})
+    found = diagnose(replace(high, alerts=(rise, FELL)))
+    assert [each.sentence for each in found.causes] == ["It is alike everywhere."]
+    later = replace(everywhere, evidence={"first_step": 30, "steps": 10})
+    found = diagnose(replace(high, alerts=(rise, FELL), causes=(later,)))
+    assert found.causes[0].sentence.endswith("a consequence.")
+
+
 def test_a_rate_of_0_stands_in_a_healthy_headline() -> None:
     rates = SteppedValues(range(40), [1e-6] * 20 + [0.0] * 20)
     found = diagnose(replace(HEALTHY, rates=rates))

@@ -59,6 +59,12 @@ def test_a_fault_that_makes_no_mismatch_gives_its_share_of_the_steps() -> None:
     assert cause.title == "they are shifted"
 
 
+@pytest.mark.parametrize(("steps", "title"), [(14, "they are shifted in 14 of 60 steps"), (15, "they are shifted")])
+def test_what_makes_a_mismatch_gives_its_share_of_the_steps_if_it_is_seldom_seen(steps: int, title: str) -> None:
+    (cause,) = tell_findings([replace(SHIFTED, steps=steps)], NEWEST, lambda first: 60).causes
+    assert cause.title == title
+
+
 def test_a_fault_that_is_often_there_by_chance_must_last() -> None:
     name = next(name for name, each in CHECKS.items() if each.lasting)
     for steps, is_told in ((20, False), (58, True)):
