@@ -55,7 +55,7 @@ def _in_order(events: Sequence[DiagnosisEvent]) -> tuple[DiagnosisEvent, ...]:
 def _event(alert: PastAlert, episode: Sequence[PastAlert], *, recur: bool) -> DiagnosisEvent:
     """Return the event of an alert; `episode` has the alerts of its episode if this alert stands for it."""
     onset = onset_of(alert, episode)
-    where = f"Step {onset}{found_later(alert)}"
+    where = f"Step {onset}{found_later(alert, episode)}"
     sentence = f"{where}: {name_of(alert)}. {alert.why}"
     if len(episode) > 1:
         named = [name_of(each) for each in episode[1 : MOST_FOLDED + 1]]

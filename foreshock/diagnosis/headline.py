@@ -131,7 +131,8 @@ def clauses_of_alerts(
     never = NEVER_REWARDED if _is_never_rewarded(history) else ""
     # A cause or the reward says more than when the alert was found, which the event says too.
     earlier = None if fall is not first else changed_first(first, grave, history)
-    clauses = [_clause(first, history, "" if told or never or earlier else found_later(first))]
+    story = next((each for each in episodes_of(grave) if first in each), [first])
+    clauses = [_clause(first, history, "" if told or never or earlier else found_later(first, story))]
     if same := told_titles([each for each in causes if each.name in said]):
         clauses = same[:1]
     if told and (first.rule == WEIGHTS_DIFFER or is_over(first, history, causes)):
@@ -208,9 +209,15 @@ def _clause(alert: PastAlert, history: History, when: str) -> str:
     return as_clause(first_sentence) + when
 
 
-def found_later(alert: PastAlert) -> str:
-    """Return the step at which an alert was found if that is after its onset, for a clause; else ""."""
-    return f" (found at step {alert.step})" if alert.onset < alert.step else ""
+def found_later(alert: PastAlert, episode: Sequence[PastAlert] = ()) -> str:
+    """Return the step at which an alert was found if that is after its onset, for a clause; else "".
+
+    With an `episode`, the step at which the first of its alerts of the same cause was found.
+    """
+    cause = alert.evidence.get("cause")
+    alike = (each.step for each in episode if each.evidence.get("cause") == cause and each.severity != "info")
+    found = min([alert.step, *alike])
+    return f" (found at step {found})" if alert.onset < found else ""
 
 
 def _fall_in_words(evidence: Mapping[str, Any], now: float) -> tuple[str, str]:

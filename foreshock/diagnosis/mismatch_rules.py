@@ -101,7 +101,7 @@ def _k3_rules(k3: HealthyRange, model: str) -> tuple[ThresholdRule, ...]:
             lag_zero_only=True,
             why=f"The baseline of the mismatch (k3) is above {threshold_number(critical)} nats per token, which is "
             f"critical for {model}. Rules that compare with the baseline cannot see this mismatch.",
-            what_to_do=f'The run started critical: "rise" alerts cannot fire. {PROBE}',
+            what_to_do=f'Most of the first steps are critical, so that "rise" alerts cannot fire. {PROBE}',
             source=k3.source,
         ),
     )

@@ -32,7 +32,13 @@ def next_steps(
         began = collapse.onset if wrong is None else wrong
         # An alert that was open when the reward fell counts, though it may have cleared since.
         lasted = (each for each in history.alerts if each.severity != "info" and each.cleared is not None)
-        began = min([began, *(each.onset for each in lasted if each.onset < collapse.onset <= (each.cleared or 0))])
+        signs = [each.onset for each in lasted if each.onset < collapse.onset <= (each.cleared or 0)]
+        # So does a sign on the policy that is no warning by itself, from the second half of the steps before the fall.
+        of_policy = (each for each in history.alerts if family_of(each.rule, each.evidence) == POLICY)
+        signs += [
+            each.onset for each in of_policy if each.is_open and collapse.onset / 2 <= each.onset < collapse.onset
+        ]
+        began = min([began, *signs])
         if (signal := signal_of(collapse, causes)) is not None:
             setting, began = signal, min(began, int(signal.evidence["first_step"]))
         elif (cut := next((each for each in causes if each.name == RESPONSES_CUT), None)) is not None:

@@ -15,6 +15,7 @@ high from learning (docs/closed-loop.md), so it is advised only if the trainer a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -35,6 +36,9 @@ LEAST_EFFECTIVE: Final = 0.5
 
 LEAST_DRIVEN: Final = 1e-5
 """Nats per token. With a smaller driven part most ρ are within half a percent of 1, and a truncation changes none."""
+
+LEAST_OF_STATIC: Final = 2.0
+"""Least driven part as a multiple of the static one: k3 of other prompts alone is now and then twice that of a step."""
 
 RemedyName = Literal["nothing", "correction", "correction_and_decay", "rollback", "cause"]
 
@@ -80,7 +84,8 @@ def decide_remedy(known: Situation) -> Remedy:
     reasons, driven = [], loop.average or 0.0
     fault = known.fault or ("no step has measured a mismatch" if loop.average is None else "")
     # If the static part is not measured, most of what is above it may be noise.
-    if not fault and driven > (LEAST_DRIVEN if loop.measured_static else loop.set_point(settings)):
+    least = max(LEAST_DRIVEN, LEAST_OF_STATIC * (loop.static or 0.0)) if loop.measured_static else math.inf
+    if not fault and driven > min(least, loop.set_point(settings)):
         reasons.append(f"{number(driven)} nats per token of the mismatch come from lag")
     is_large = loop.update is not None and loop.update > loop.update_point(settings)
     if loop.update is not None and is_large:

@@ -174,7 +174,7 @@ def _check(judging: Judging) -> Outcome:
     )
     numbers = {"repeated": repeated, "expected": expected, "repeated_in_all": in_all, "rollouts": rollouts}
     if one:
-        return Finding("warning", seen, numbers, title=_ALIKE, remedy=_ONE_SEED)
+        return Finding("warning", seen, numbers, title=ALIKE, remedy=_ONE_SEED)
     return Finding("warning", seen, numbers)
 
 
@@ -187,7 +187,7 @@ def _log_chance(repeated: int, expected: float) -> float:
     return repeated - expected - repeated * math.log(repeated / expected) if repeated > expected else 0.0
 
 
-_ALIKE = "all samples of each prompt are the same response"
+ALIKE = "all samples of each prompt are the same response"
 _ONE_SEED = (
     "Look for one seed for all samples of a prompt, for a cache of generations, and for temperature 0 (declare it, if "
     "it is meant). Or each rollout is logged more than once: log before batches are padded, and from one rank."

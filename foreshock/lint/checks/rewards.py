@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.comparisons import TRAINER_ROLLOUT
+from foreshock.lint.checks.duplicates import ALIKE
 from foreshock.lint.checks.responses import OF_A_SAMPLE, Rollouts
 from foreshock.lint.counting import Counting, Counts, Keys, Table, keys_of_groups
 from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome
@@ -97,6 +98,9 @@ def _check(judging: Judging) -> Outcome:
         return NotChecked(f"needs {_LEAST_GROUPS} groups with two rewards, and there are {groups}")
     if with_spread:
         return Clean()
+    repeated = judging.outcome("duplicated_rollouts")
+    if isinstance(repeated, Finding) and repeated.title == ALIKE:
+        return NotChecked(f"{ALIKE}, and so are their rewards")
     least, most = float(-minus_min.max()), float(largest.max())
     all_equal = f"all {total:,} rewards are {most:g}" if least == most else "within each group all rewards are equal"
     seen = (

@@ -521,6 +521,22 @@ def test_the_way_back_is_from_before_an_alert_that_was_open_when_the_reward_fell
     assert found.next_steps[0].startswith(f"Stop, or go back to a checkpoint from before step {before},")
 
 
+@pytest.mark.parametrize(("step", "before"), [(14, 14), (9, 25)])
+def test_the_way_back_is_from_before_a_late_sign_on_the_policy_that_is_no_warning(step: int, before: int) -> None:
+    entropy = replace(RISE, rule="entropy_fall", severity="info", step=step, evidence={"cause": "policy"})
+    found = diagnose(replace(HEALTHY, alerts=(entropy, FELL)))
+    assert found.next_steps[0].startswith(f"Stop, or go back to a checkpoint from before step {before},")
+
+
+def test_an_episode_is_found_when_its_first_alert_is() -> None:
+    early = replace(RISE, rule="mismatch_warning", step=13, evidence={"cause": "mismatch", "onset_step": 8})
+    late = replace(early, rule="mismatch_critical", severity="critical", step=37)
+    high = replace(HEALTHY, k3=SteppedValues(range(10, 50), [2.0] * 40), alerts=(early, late))
+    found = diagnose(high)
+    assert found.headline == "Critical since step 8: the mismatch (k3) is 2.0, healthy to 1.0e-3 (found at step 13)."
+    assert [each.sentence[:25] for each in found.events if each.is_told] == ["Step 8 (found at step 13)"]
+
+
 def test_responses_of_nothing_are_named_where_too_few_tokens_are_measured() -> None:
     shrunk = replace(HEALTHY, tokens=[64] * 40, length=SteppedValues(list(STEPS), [90.0] * 30 + [1.0] * 10))
     found = diagnose(shrunk)

@@ -27,7 +27,7 @@ def test_texts_of_rules_say_what_to_do_and_name_the_command() -> None:
         "Save a checkpoint, then `foreshock probe RUN STEP` names the part that differs."
     )
     assert by_name["mismatch_baseline_critical"].what_to_do.startswith(
-        'The run started critical: "rise" alerts cannot fire.'
+        'Most of the first steps are critical, so that "rise" alerts cannot fire.'
     )
     assert "likelier, or less likely, than the logged entropies predict" in by_name["surprisal_off"].why
     assert WATCHING_REASONS["watching"] == "No reason to lower the rate."

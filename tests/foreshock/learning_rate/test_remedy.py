@@ -60,6 +60,15 @@ def test_lag_beyond_its_set_point_has_the_correction_and_a_lower_rate() -> None:
     assert found.why == "Token TIS at 2 and a lower rate: 2.0e-2 nats per token of the mismatch come from lag."
 
 
+def test_driven_part_of_other_prompts_alone_needs_no_correction() -> None:
+    of_prompts = replace(LAGGING, static=1e-4, driven=1.9e-4, average=1.9e-4)
+    assert decide_remedy(Situation(of_prompts, SETTINGS)).correction is None
+    assert decide_remedy(Situation(replace(of_prompts, average=2.1e-4), SETTINGS)).correction == TIS
+    # A large static part hides no driven one beyond the set point.
+    large = replace(of_prompts, static=2e-2, average=2.5e-2)
+    assert decide_remedy(Situation(large, SETTINGS)).correction == TIS
+
+
 def test_driven_part_above_a_static_one_that_was_not_measured_counts_beyond_its_set_point() -> None:
     unknown = replace(LAGGING, measured_static=False)
     assert decide_remedy(Situation(unknown, SETTINGS)).correction is None

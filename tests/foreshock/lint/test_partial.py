@@ -218,6 +218,9 @@ def test_equal_responses_of_every_prompt_suggest_temperature_0() -> None:
     greedy = replace(again, sample_ids=[f"row-{row}" for row in range(32)], attributes=BatchAttributes())
     found = only(lint_batch(greedy), "duplicated_rollouts")
     assert found.title == "all samples of each prompt are the same response"
+    rewarded = replace(greedy, group_ids=[f"g{row // 4}" for row in range(32)], reward=np.repeat(np.arange(8.0), 4))
+    assert "no_reward_spread" not in [each.name for each in lint_batch(rewarded).warnings]
+    assert not_checked(lint_batch(rewarded))["no_reward_spread"].startswith(found.title)
     assert "one seed for all samples of a prompt" in found.remedy
     assert "temperature 0" in found.remedy
     for temperature in (0.0, 1e-6):
