@@ -13,6 +13,7 @@ causes, in one of two ways:
   other cause leaves as little.
 
 A change of data that leaves no more than the noise is named without nulls: it has no parameter that fits a few tokens.
+Logged sums have the rounding of all their tokens.
 
 A few tokens at which rounding decides can outweigh all others. A trial is therefore also judged with weights that are
 small at such tokens (`evidence.steadiness`), against the rounding of the weighted mean; only with these weights can it
@@ -74,10 +75,11 @@ class Naming:
         """Whether a trial reproduces the side, explains nearly all of its difference, and may be named."""
         if self.mean(trial) > (1 - NAMED_SHARE) * self.mean(self._base):
             return False
-        is_reproduced = self.mean(trial) <= self._rounding[0]
+        times = self._times(trial)
+        is_reproduced = self.mean(trial) <= times * self._rounding[0]
         if is_reproduced and self._is_above_nulls(trial, 0, against_others):
             return True
-        is_reproduced = self.mean(trial, 1) <= self._rounding[1] and bool(trial.rows.all())
+        is_reproduced = self.mean(trial, 1) <= times * self._rounding[1] and bool(trial.rows.all())
         return is_reproduced and self._is_above_nulls(trial, 1, against_others)
 
     def is_clear(self, trial: Trial) -> bool:
@@ -104,7 +106,7 @@ class Naming:
 
     def is_exact(self, trial: Trial) -> bool:
         """Whether a trial is within the noise of other batches."""
-        return self.is_below(trial, self.noise_of(trial))
+        return self.is_below(trial, self.noise_of(trial), self._times(trial))
 
     def is_below(self, trial: Trial, floors: tuple[float, float], times: float = 1.0) -> bool:
         """Whether a trial leaves no more than so many times the floors, without and with weights."""
@@ -113,11 +115,23 @@ class Naming:
     def is_within_one_rounding(self, trial: Trial) -> bool:
         """Whether a trial leaves no more than one rounding, half of what two differ by; then expensive families are not
         tried."""
-        return self.mean(trial) <= self._rounding[0] / 2 and self.mean(trial, 1) <= self._rounding[1]
+        times = self._times(trial)
+        return self.mean(trial) <= times * self._rounding[0] / 2 and self.mean(trial, 1) <= times * self._rounding[1]
 
     def is_beyond(self, kind: Kind) -> bool:
         """Whether the side is beyond ordinary rounding."""
         return mean_range(self._base.halves * self._weights[kind], self._compared)[0] > self._rounding[kind]
+
+    def _times(self, trial: Trial) -> float:
+        """Return how many times the rounding of a token the rounding of a logged value is: sums of tokens have more."""
+        compared = self._compared
+        if not compared.usable.any():
+            return 1.0
+        if "cumulative" in trial.data:
+            return float(compared.position[compared.usable].mean()) + 1.0
+        if "sums" in trial.data:
+            return float(np.bincount(compared.rows)[compared.rows[compared.usable]].mean())
+        return 1.0
 
     def _is_above_nulls(self, trial: Trial, kind: Kind, against_others: bool) -> bool:
         if kind == 0 and trial.data and self._low(trial, 0) >= 0 and self.is_exact(trial):
@@ -133,7 +147,7 @@ class Naming:
             if kind == 0:
                 return low > 0 and self.is_exact(trial)
             least *= min(1.0, self._rounding[1] / max(self.mean(self._base, 1), 1e-300))
-            is_one_rounding = self.mean(trial, 1) <= self._rounding[1] / 2
+            is_one_rounding = self.mean(trial, 1) <= self._times(trial) * self._rounding[1] / 2
             return is_one_rounding and low > least and self._is_alone(trial, against_others)
         explained = 1 - self.mean(trial, kind) / max(self.mean(self._base, kind), 1e-300)
         if not trial.rows.all() or explained <= max(least, ONE_OF_TWO_ROUNDINGS):

@@ -248,6 +248,15 @@ def test_the_bias_of_one_id_is_not_called_one_of_all_ids() -> None:
     assert (cause.cause, cause.value) == ("token_bias", "id 5 +3.00")
 
 
+def test_running_sums_have_the_rounding_of_their_tokens(batch: RolloutBatch, lab: FakeExperimenter) -> None:
+    mu = logged(lab, precision="bfloat16", composition="other").astype(np.float64)
+    starts = np.repeat(batch.response_offsets[:-1], batch.response_lengths)
+    running = np.cumsum(mu)
+    report = _examined(batch, (running - (running - mu)[starts]).astype(np.float32), logged(lab))
+
+    assert [(each.side, each.cause) for each in report.causes] == [("rollout", "cumulative")]
+
+
 def test_one_value_a_rollout_is_no_sentinel(batch: RolloutBatch, lab: FakeExperimenter) -> None:
     pi = logged(lab, precision="float32").astype(np.float64)
     sums = np.add.reduceat(pi, batch.response_offsets[:-1]).astype(np.float32)
