@@ -55,6 +55,7 @@ class Floors:
         self._replays, self._compared, self._announced = replays, compared, announced
         self._whole = View(compared)
         self._noises: dict[str, tuple[float, float]] = {}
+        self._times: dict[Change, float] = {}
         self.healthy: tuple[Float64, ...] = ()
         self.weights = np.ones(compared.rows.size)
         self.precision_shares = (0.0, 0.0)
@@ -193,6 +194,28 @@ class Floors:
                 min(max(TWO_ROUNDINGS * weighted, floor), self.weighted_rounding),
             )
         return self._noises[precision]
+
+    def times_of(self, change: Change) -> float:
+        """Return how many times as far apart two precisions are with a change of the computation; at least 1.
+
+        Numbers that are quantised on the way turn the rounding before them into steps of the coarser type.
+        """
+        if change not in self._times:
+            own = str(self.base.change.get("precision"))
+            other = Change.of(precision=next(each for each in PRECISIONS if each not in (own, _REFERENCE)))
+            some = self._some(_SHARE_FOR_NOISE)
+            sampling = self.base.sampling.at(some.tokens) if some.rows else self.base.sampling
+            plain, changed = (
+                self._upper(
+                    self._replays.log_probs(each, sampling, some),
+                    self._replays.log_probs(each.plus(other), sampling, some),
+                    some,
+                    np.ones(some.compared.rows.size),
+                )
+                for each in (self.base.change, change)
+            )
+            self._times[change] = max(1.0, changed / max(plain, RESOLUTION))
+        return self._times[change]
 
     def decoding(self) -> tuple[float, float]:
         """Return E[d²]/2 between the base and the base decoded token by token, without and with weights.

@@ -123,12 +123,15 @@ class Naming:
         return mean_range(self._base.halves * self._weights[kind], self._compared)[0] > self._rounding[kind]
 
     def _times(self, trial: Trial) -> float:
-        """Return how many times the rounding of a token the rounding of a logged value is: sums of tokens have more."""
+        """Return how many times the usual rounding that of a trial is: sums of tokens have more, and what is quantised
+        on the way."""
         compared = self._compared
         if not compared.usable.any():
             return 1.0
         if "cumulative" in trial.data:
             return float(compared.position[compared.usable].mean()) + 1.0
+        if trial.change.get("activations") and not trial.data:
+            return self._floors.times_of(trial.change)
         if "sums" in trial.data:
             return float(np.bincount(compared.rows)[compared.rows[compared.usable]].mean())
         return 1.0

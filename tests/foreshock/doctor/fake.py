@@ -32,6 +32,8 @@ class FakeExperimenter:
         self.made: list[Change] = []
         self.size_of_positions = 1.0
         self.sizes_of_compositions = {"other": 0.002, "decode": 0.002}
+        self.quantises = False
+        """Whether numbers can be quantised on the way, which makes the noise of a precision eight times as large."""
 
     def logits(self, change: Change, rows: tuple[int, ...] = ()) -> NDArray[np.float32]:
         """Return the logits of `change`, of all rollouts or of `rows`."""
@@ -39,11 +41,14 @@ class FakeExperimenter:
             inside = np.repeat(np.isin(np.arange(self.batch.num_rollouts), rows), self.batch.response_lengths)
             return self.logits(change)[inside]
         self.made.append(change)
-        known = {"weights", "precision", "composition", "positions"}
+        known = {"weights", "precision", "composition", "positions", *(("quantise", "activations") * self.quantises)}
         if set(dict(change.values)) - known:
             raise CannotTryError("the fake has no such change")
         found = self._random(0, change.get("weights")) * 2.0
-        found += ROUNDING.get(change.get("precision"), 0.03) * self._random(1, change.get("precision"))
+        times = 8.0 if change.get("activations") else 1.0
+        found += times * ROUNDING.get(change.get("precision"), 0.03) * self._random(1, change.get("precision"))
+        if kind := change.get("quantise"):
+            found += self._random(4, f"{kind} {change.get('activations')}")
         if change.get("positions"):
             found += self.size_of_positions * self._random(2, change.get("positions"))
         if kind := change.get("composition"):

@@ -248,6 +248,16 @@ def test_the_bias_of_one_id_is_not_called_one_of_all_ids() -> None:
     assert (cause.cause, cause.value) == ("token_bias", "id 5 +3.00")
 
 
+def test_numbers_that_are_quantised_on_the_way_have_a_rounding_of_their_own(batch: RolloutBatch) -> None:
+    lab = FakeExperimenter(batch)
+    lab.quantises = True
+    mu = logged(lab, precision="autocast", quantise="fp8_channel", activations="fp8_channel")
+    mu = np.minimum(mu + np.random.default_rng(0).normal(0, 0.1, mu.size), 0).astype(np.float32)
+    report = examine(replace(batch, rollout_log_probs=mu, trainer_log_probs=logged(lab)), lab)
+
+    assert [(each.side, each.cause) for each in report.causes] == [("rollout", "quantised_activations")]
+
+
 def test_running_sums_have_the_rounding_of_their_tokens(batch: RolloutBatch, lab: FakeExperimenter) -> None:
     # Kernels that no replay has, with less rounding than that between two precisions.
     mu = logged(lab) + np.random.default_rng(0).normal(0, 0.02, batch.num_tokens)
