@@ -72,6 +72,11 @@ SET_APART: Final = frozenset({"placeholder_log_probs", "non_finite_log_probs", "
 _EVERYWHERE: Final = "mismatch_everywhere"
 """A mismatch whose cause is not known: it explains nothing, and is no consequence of the mismatch."""
 
+_TO_ROUTING: Final = (
+    "Compare the experts that engine and trainer choose (a probe of the kind routing), or replay the engine's choice "
+    "in the trainer."
+)
+
 PLACE: Final = "mismatch_by_place"
 """The finding that says where the mismatch is, not what makes it."""
 
@@ -117,6 +122,15 @@ def with_change(cause: DiagnosisCause, changes: Sequence[ChangeRecord]) -> Diagn
         what_to_do=f"Undo the change of step {known[0].step} ({words}), or ask if it may make so much: `foreshock "
         "doctor` with the step's weights.",
     )
+
+
+def of_mixture(cause: DiagnosisCause) -> DiagnosisCause:
+    """Return a mismatch at all positions of a mixture of experts with what is most likely there; the verdict on a step
+    knows no kind of model, which may be declared later."""
+    if cause.name != _EVERYWHERE:
+        return cause
+    sentence = f"{cause.sentence} In a mixture of experts, other experts for some tokens (routing) make it too."
+    return replace(cause, sentence=sentence, what_to_do=f"{_TO_ROUTING} {cause.what_to_do}")
 
 
 def is_current(cause: DiagnosisCause, history: History) -> bool:

@@ -21,6 +21,7 @@ from foreshock.diagnosis.causes import (
     is_in_few_steps,
     most_steps,
     of_course,
+    of_mixture,
     ordered_causes,
     signal_of,
     went_wrong,
@@ -92,6 +93,8 @@ def diagnose(history: History) -> Diagnosis:
         *zero_rate(history.rates),
         *(() if fall is None else cut_in_fall(fall, history)),
     )
+    if history.model_kind == "moe":
+        found = tuple(map(of_mixture, found))
     causes = ordered_causes(confirmed(found), history, fallen, fell)
     told = [each for each in causes if is_current(each, history)]
     blocking, lesser = _missing(history, alerts, causes, is_judged=bool(grave))

@@ -105,7 +105,6 @@ class Judging:
         self.evidence = evidence
         self.entropy = entropy
         self.model_kind: ModelKind = model_kind or "moe"
-        self.is_mixture = model_kind == "moe"
         self._checks = checks
         self._outcomes: dict[str, Outcome] = {}
 

@@ -277,10 +277,6 @@ _TO_OLD_WEIGHTS = (
     "`foreshock doctor` with the weights of this step, of earlier ones and of the next one names those that a side "
     "has. Check when the trainer scores: before its update, or after it."
 )
-_TO_ROUTING = (
-    "Compare the experts that engine and trainer choose (a probe of the kind routing), or replay the engine's choice "
-    "in the trainer. `foreshock doctor` with the weights of this step and of earlier ones tells weights from routing."
-)
 _LOST_INSIDE = "what the two sides have before it is not the same from there on (tokens lost, or tokenised again)."
 _OF_STALENESS = (
     "Let the engine get new weights more often, let fewer updates happen between sampling and training, or correct for "
@@ -441,14 +437,10 @@ def _check_everywhere(judging: Judging) -> Outcome:
         looks[:0] = ["like dropout"] if pairs.mean_k3 <= _LARGEST_OF_DROPOUT else []
     elif pairs.mean_k3 <= LARGEST_OF_NUMERICS:
         looks[:0] = ["like numerics"]
-    if judging.is_mixture:
-        looks[:0] = ["like other experts for some tokens (routing)"]
     *others, last = looks
     words = f"{', '.join(others)} or {last}; the data alone do not tell which" if others else last
     seen = f"k3 averages {format_number(pairs.mean_k3)}, at every position about alike, and {sides}. It looks {words}."
     remedy = _TO_OLD_WEIGHTS if looks == [_OLD_WEIGHTS] else ""
-    if judging.is_mixture:
-        remedy = _TO_ROUTING
     return Finding("info", seen, {"k3": pairs.mean_k3, "mean_ratio": 1.0 + mean}, remedy=remedy)
 
 

@@ -547,6 +547,19 @@ def test_responses_of_nothing_are_named_where_too_few_tokens_are_measured() -> N
     assert found.next_steps == ("Read some responses: a policy may learn to answer with nothing.",)
 
 
+def test_of_a_mixture_of_experts_the_routing_is_named() -> None:
+    everywhere = DiagnosisCause(
+        name="mismatch_everywhere", sentence="It looks like weights of another step.", source="lint",
+        certainty="possible", explains=False, what_to_do="Run the doctor.",
+    )  # fmt: skip
+    high = replace(HEALTHY, k3=SteppedValues(range(10, 50), [0.2] * 40), causes=(everywhere,))
+    found = diagnose(replace(high, model_kind="moe"))
+    assert "other experts for some tokens (routing) make it too." in found.causes[0].sentence
+    assert found.next_steps[0].startswith("Compare the experts that engine and trainer choose")
+    assert found.next_steps[0].endswith("Run the doctor.")
+    assert "routing" not in diagnose(high).causes[0].sentence
+
+
 def test_a_mismatch_whose_cause_is_unknown_is_no_consequence_of_itself() -> None:
     everywhere = DiagnosisCause(
         name="mismatch_everywhere", sentence="It is alike everywhere.", source="lint", certainty="possible",

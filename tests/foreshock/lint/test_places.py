@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foreshock.lint import LintEvidence, collect_evidence, lint_batch, run_checks
+from foreshock.lint import LintEvidence, collect_evidence, lint_batch
 from foreshock.lint.checks.places import Places, turns_of_mask
 from foreshock.lint.checks.token_ids import TokenIds
 from foreshock.rollouts import BatchAttributes, RolloutBatch
@@ -154,14 +154,6 @@ def test_large_mismatch_everywhere_is_an_info_without_a_cause() -> None:
     assert [(each.name, each.severity) for each in report.warnings] == [("mismatch_everywhere", "info")]
     assert "looks like" in report.warnings[0].seen
     assert report.is_clean
-
-
-def test_of_a_mixture_of_experts_the_routing_is_named_first() -> None:
-    evidence = collect_evidence(batch_with(lambda each: np.ones(each.num_tokens), 0.4))
-    mixture, undeclared = (run_checks(evidence, model_kind=kind).warnings[0] for kind in ("moe", None))
-    assert "It looks like other experts for some tokens (routing)" in mixture.seen
-    assert "replay the engine's choice" in mixture.remedy
-    assert "routing" not in undeclared.seen
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -133,3 +134,17 @@ def test_answer_beyond_the_cap_is_refused_and_down_sampling_fits_into_it(
         assert 17 in [step for step, name in zip(columns["step"], columns["name"], strict=True) if name == "loss"]
         assert columns["step"].count(39) == 2
         assert len(columns["step"]) <= 20
+
+
+def test_a_run_whose_curves_are_larger_than_one_answer_has_its_page_and_its_report(
+    settings: Settings, decoders: DecoderPool
+) -> None:
+    app = create_app(settings.model_copy(update={"max_answer_values": 5 * 60}), decoders)
+    with RunningServer(app) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        sender = start_run(http)
+        for step in range(40):
+            sender.put_scalars(step, {"reward": 0.5, "entropy": 1.0, "grad_norm": 1.0}).raise_for_status()
+        report = http.get(f"/pages/runs/{sender.run}/text").raise_for_status().text
+        assert re.search(r"^  Entropy +▄+ +1$", report, re.MULTILINE)
+        figure = http.get(f"/pages/runs/{sender.run}/figures/overview.json").raise_for_status().json()
+        assert [each["x"] for each in figure["data"] if each.get("y") == [0.5] * 40]

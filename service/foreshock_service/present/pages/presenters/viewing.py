@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from sqlalchemy.orm import Session
@@ -60,16 +61,20 @@ def scalar_curves(
     viewing: Viewing, run_id: str, names: Sequence[str], max_points: int | None = MOST_POINTS
 ) -> dict[str, Curve]:
     """Return scalars by name over the active steps; the trainer's value wins over other sources."""
-    active = attempts.active_rows(viewing.session, run_id, Scalar)
-    table = scalars.scalar_table(
-        viewing.session, viewing.context.settings, run_id, active, names=names, max_points=max_points
-    )
-    columns = (table.array("step").tolist(), table.strings("source"), table.strings("name"))
+    active, settings = attempts.active_rows(viewing.session, run_id, Scalar), viewing.context.settings
+    read = partial(scalars.scalar_table, viewing.session, settings, run_id, active, max_points=max_points)
+    try:
+        tables = [read(names=names)]
+    except columnar.AnswerTooLarge:
+        # Of a run of 10^5 steps each curve alone is small enough.
+        tables = [read(names=[name]) for name in names]
     points: dict[str, dict[int, float | None]] = {}
-    for step, source, name, value in zip(*columns, columnar.floats_or_none(table.array("value")), strict=True):
-        of_name = points.setdefault(name, {})
-        if step not in of_name or source == FIRST_SOURCE:
-            of_name[step] = value
+    for table in tables:
+        columns = (table.array("step").tolist(), table.strings("source"), table.strings("name"))
+        for step, source, name, value in zip(*columns, columnar.floats_or_none(table.array("value")), strict=True):
+            of_name = points.setdefault(name, {})
+            if step not in of_name or source == FIRST_SOURCE:
+                of_name[step] = value
     return {
         name: Curve(sorted(of_name), [of_name[step] for step in sorted(of_name)]) for name, of_name in points.items()
     }
