@@ -146,7 +146,7 @@ def _began(steps: Sequence[int], k3: NDArray[np.float64], healthy_end: float, qu
         return None
     step = steps[place]
     sentence = (
-        f"{quantity} was healthy up to step {steps[place - 1]} ({number(before.min())} to {number(before.max())}) and "
+        f"{quantity} was healthy up to step {steps[place - 1]} ({_range(before)}) and "
         f"is {number(after.min())} to {number(after.max())} since step {step}. What is there from the first step on, "
         "such as the precision of one side or dropout in the scoring pass, does not make this."
     )
@@ -159,6 +159,11 @@ def _began(steps: Sequence[int], k3: NDArray[np.float64], healthy_end: float, qu
     return _possible(
         "mismatch_began", title, sentence, advice, {"step": step, "before": before.max(), "after": after.min()}
     )
+
+
+def _range(values: NDArray[np.float64]) -> str:
+    low, high = number(values.min()), number(values.max())
+    return low if low == high else f"{low} to {high}"
 
 
 def _since_jump(before: NDArray[np.float64], after: NDArray[np.float64]) -> str:

@@ -142,9 +142,9 @@ def diagnose(history: History) -> Diagnosis:
         possible = possible_cause(told, history)
         clauses = [
             blocking[0].sentence.removesuffix(_WAITING) if possible else blocking[0].sentence,
+            *of_lengths(history),
             *told_titles(told, {*NOT_MEASURED, "identical_log_probs"}),
             possible,
-            *of_lengths(history),
             reward_clause(history, alerts),
         ]
         headline = fitted("Unknown", clauses)

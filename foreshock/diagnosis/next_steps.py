@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from foreshock.api.diagnosis import DiagnosisCause, MissingData
 from foreshock.diagnosis.causes import OF_SIGNAL, PLACE, SET_APART, is_current, signal_of, went_wrong
 from foreshock.diagnosis.cut_responses import RESPONSES_CUT
-from foreshock.diagnosis.episodes import POLICY, episodes_of, family_of
+from foreshock.diagnosis.episodes import POLICY, episodes_of, family_of, is_of_mismatch
 from foreshock.diagnosis.headline import ENTROPY_RULE, PERPLEXITY_RULE, SAID_BY, changed_first
 from foreshock.diagnosis.history import NEWEST_STEPS, History, PastAlert
 from foreshock.diagnosis.mismatch_rules import PROBE
@@ -47,6 +47,10 @@ def next_steps(
         follows = collapse.evidence.get("first") in _MISMATCH_LATER
         is_said = setting is not None and (setting.name in {*OF_SIGNAL, RESPONSES_CUT} or not follows)
         look = where_to_look(collapse.evidence)
+        earlier = (each for each in grave if is_of_mismatch(each) and each.onset < collapse.onset)
+        if collapse.evidence.get("first") == "unknown" and any(each.severity == "critical" for each in earlier):
+            # Too few steps for an order by k3 alone, but its alert is older than the fall.
+            look = where_to_look({"first": "mismatch"})
         if setting is not None and is_said:
             look = setting.what_to_do
         elif follows and (policy := changed_first(collapse, grave, history)) is not None:

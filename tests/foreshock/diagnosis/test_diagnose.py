@@ -547,6 +547,14 @@ def test_responses_of_nothing_are_named_where_too_few_tokens_are_measured() -> N
     assert found.next_steps == ("Read some responses: a policy may learn to answer with nothing.",)
 
 
+def test_a_mismatch_that_is_older_than_a_fall_is_where_to_look() -> None:
+    fall = replace(FELL, step=9, evidence={"onset_step": 6, "before": 0.82, "now": 0.1, "first": "unknown"})
+    mismatch = replace(RISE, rule="mismatch_critical", severity="critical", step=6)
+    mismatch = replace(mismatch, evidence={"cause": "mismatch", "onset_step": 2})
+    assert "look at the engine" in diagnose(replace(HEALTHY, alerts=(mismatch, fall))).next_steps[0]
+    assert "look at the engine" not in diagnose(replace(HEALTHY, alerts=(fall,))).next_steps[0]
+
+
 def test_of_a_mixture_of_experts_the_routing_is_named() -> None:
     everywhere = DiagnosisCause(
         name="mismatch_everywhere", sentence="It looks like weights of another step.", source="lint",
