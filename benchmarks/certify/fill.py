@@ -75,7 +75,11 @@ def _python(release: str) -> str:
     if release == metadata.version(PACKAGE):
         return sys.executable
     make_environment(PACKAGE, release, ENVIRONMENTS / release)
-    return python_of(ENVIRONMENTS / release)
+    python = python_of(ENVIRONMENTS / release)
+    # At most this transformers: newer ones, which pip chooses for some releases, cannot load every model.
+    trainer = f"transformers<={metadata.version('transformers')}"
+    subprocess.run([python, "-m", "pip", "-q", "install", trainer], check=True, capture_output=True)
+    return python
 
 
 def _certify(python: str, model: Path, dtype: str, out: Path) -> None:
