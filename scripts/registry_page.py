@@ -19,7 +19,7 @@ from foreshock.scorers import ENGINE_DECODE
 
 DOCUMENT: Final = Path(__file__).resolve().parents[1] / "docs" / "registry.md"
 _BLOCK: Final = re.compile(r"(<!-- registry -->\n).*?(<!-- end of registry -->)", re.DOTALL)
-_HEADER: Final = ("model", "M", "dtype", "k3", "floor", "beyond", "decode", "releases", "equal")
+_HEADER: Final = ("model", "M", "dtype", "k3", "floor", "releases", "equal")
 
 
 def current_text() -> str:
@@ -40,17 +40,12 @@ def registry_table(found: Sequence[Certificate]) -> str:
 
 def _row(found: Sequence[Certificate]) -> list[str]:
     newest = found[-1]
-    row, prefill = newest.row(f"trainer/{ENGINE_DECODE}"), newest.row("prefill")
+    row = newest.row(f"trainer/{ENGINE_DECODE}")
     assert row is not None
-    assert prefill is not None
     size, dtype = row.sizes[0], _line(newest)[2]
     equal = max(Counter(map(_numbers, found)).values())
-    beyond = f"{100 * size.beyond_clip:.2g}%"
-    decode = "same" if prefill.verdict == "identical" else number(prefill.sizes[0].k3)
-    return [
-        newest.model, f"{newest.parameters / 1e6:.1f}", dtype, number(size.k3), number(size.floor), beyond, decode,
-        str(len(found)), str(equal),
-    ]  # fmt: skip
+    sizes = [f"{newest.parameters / 1e6:.1f}", dtype, number(size.k3), number(size.floor)]
+    return [newest.model, *sizes, str(len(found)), str(equal)]
 
 
 def _numbers(certificate: Certificate) -> tuple[float, ...]:
