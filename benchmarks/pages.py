@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -98,7 +99,7 @@ def _fleet() -> Iterator[Fleet]:
         surroundings = environment(FORESHOCK_URL=fleet.url, FORESHOCK_SPOOL_DIRECTORY=str(folder / "spool"))
         subprocess.run(command, env=surroundings, check=True, capture_output=True, cwd=folder)
         ids = fleet.ids | {"collapsed": http.get("/v1/runs/collapsed").raise_for_status().json()["id"]}
-        yield Fleet(http, fleet.url, ids)
+        yield replace(fleet, ids=ids)
 
 
 def questions() -> list[Line]:
