@@ -19,7 +19,7 @@ from foreshock.commands.command import add_service_options, check_output, connec
 from foreshock.commands.option_types import COUNT, whole
 from foreshock.commands.text import Paint
 from foreshock.digests import weights_digest
-from foreshock.errors import ConfigurationError
+from foreshock.errors import ConfigurationError, ForeshockError
 from foreshock.scorers import ENGINE_DECODE, ENGINE_REPLAY, ROUNDED, SCORERS
 from foreshock_probes.certify.bisect import Bisection, bisect
 from foreshock_probes.certify.certification import Asked, Certification, given_rollouts
@@ -127,12 +127,22 @@ def _report(arguments: argparse.Namespace, found: Certificate, other: Certificat
     if arguments.junit is not None:
         write_output("--junit", arguments.junit, junit_xml(found, worse))
     if arguments.what[0] != _SHOW and (arguments.url or os.environ.get("FORESHOCK_URL")):
-        with connect(arguments) as reader:
-            query = {"project": arguments.project} if arguments.project else None
-            reader.connection.request("POST", "/v1/certificates", query=query, json_body=to_json(found))
+        _send(arguments, found)
     if found.ended == "interrupted" and arguments.what[0] != _SHOW:
         return 130
     return int(bool(worse) if other is not None else any(row.verdict == "different" for row in found.rows))
+
+
+def _send(arguments: argparse.Namespace, found: Certificate) -> None:
+    """Send a certificate to the service; only if it was asked for by `--url`, an error fails the command."""
+    try:
+        with connect(arguments) as reader:
+            query = {"project": arguments.project} if arguments.project else None
+            reader.connection.request("POST", "/v1/certificates", query=query, json_body=to_json(found))
+    except ForeshockError as error:
+        if arguments.url:
+            raise
+        print(f"the certificate was not sent: {error}", file=sys.stderr)
 
 
 def _certified(arguments: argparse.Namespace, other: Certificate | None) -> Certificate:

@@ -39,12 +39,12 @@ def test_documented_backup_is_restored_after_the_service_was_killed(tmp_path: Pa
         run = start_run(http)
         for step in range(2):
             run.put_shard(step, make_batch(seed=step)).raise_for_status()
-        run_commands(commands("SQLite and a local folder (`sqlite3`"), tmp_path)
+        run_commands(commands("SQLite and a local folder (`.backup`"), tmp_path)
         run.put_shard(2, make_batch(seed=2)).raise_for_status()
         service.process.kill()
         service.process.wait(timeout=60)
     assert (tmp_path / "foreshock-data" / "foreshock.db-wal").stat().st_size, "a kill leaves rows in the -wal"
-    run_commands(commands("SQLite and a local folder: the old folder"), tmp_path)
+    run_commands(commands("With SQLite the old folder goes aside"), tmp_path)
     with service_process(tmp_path) as service, httpx.Client(base_url=service.url, timeout=60) as http:
         steps = http.get(f"/v1/runs/{run.run}/steps").json()["items"]
         assert [step["step"] for step in steps] == [0, 1]
@@ -59,7 +59,7 @@ def test_documented_backup_is_restored_after_the_service_was_killed(tmp_path: Pa
 
 def test_documented_backup_is_private_and_never_overwrites_another(tmp_path: Path) -> None:
     with service_process(tmp_path):
-        lines = commands("SQLite and a local folder (`sqlite3`")
+        lines = commands("SQLite and a local folder (`.backup`")
         run_commands(lines, tmp_path)
         assert (tmp_path / "backup").stat().st_mode & 0o077 == 0
         assert (tmp_path / "backup" / "foreshock.db").stat().st_mode & 0o077 == 0

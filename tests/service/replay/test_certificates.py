@@ -13,11 +13,13 @@ import pytest
 
 from foreshock.api.records import to_json
 from foreshock.certify.certificate import Certificate, read_certificate, write_certificate
+from foreshock.errors import ForeshockError
 from foreshock_probes.certify import command
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.keys import Scope
 from tests.foreshock.certify.making import certificate, not_tried, row
 from tests.foreshock.certify.test_registry import made
+from tests.ports import free_port
 from tests.service.keys import make_key
 
 WHOLE = replace(
@@ -139,3 +141,10 @@ def test_command_sends_its_certificate(
     (stored,) = http.get("/v1/certificates", params={"project": "mine"}).json()["items"]
     assert json.loads(http.get(f"/v1/certificates/{stored['id']}").content) == to_json(WHOLE)
     capsys.readouterr()
+    # A service of the environment that is away takes nothing from the result; one that was asked for does.
+    away = f"http://127.0.0.1:{free_port()}"
+    monkeypatch.setenv("FORESHOCK_URL", away)
+    assert command.certify.run(parser.parse_args(["model"])) == 1
+    assert capsys.readouterr().err.startswith(f"the certificate was not sent: no answer from {away}")
+    with pytest.raises(ForeshockError, match="no answer"):
+        command.certify.run(parser.parse_args(["model", "--url", away]))
