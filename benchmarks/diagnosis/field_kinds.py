@@ -352,7 +352,7 @@ KINDS: dict[str, Kind] = {
     ),
     "dropout or FP8": Kind(off_at(lambda world, _: np.ones(world.ids.size, bool), 0.25, 1.0), (_EVEN,)),
     "stale head": Kind(stale_head, (_PLACE,), (_EVEN, "mean_ratio")),
-    "rows in another order": Kind(other_rows, (_EVEN, "mean_ratio")),
+    "rows in another order": Kind(other_rows, ("rows_exchanged",)),
     "log μ of the likeliest token": Kind(likeliest, ("likelier_token_logged",), ("duplicated_rollouts",)),
     "another temperature in a quarter": Kind(other_temperature, (_PLACE, "temperatures_differ")),
     "top-k, not declared": Kind(top_k, ("processed_log_probs",)),

@@ -482,7 +482,7 @@ UNSEEN_REPORTS = (
     ),
     Report(
         "PrimeIntellect-ai/prime-rl#886", "the engine applies a repetition penalty, the trainer does not",
-        Kind(_repetition_penalty, ("mismatch_by_place", "mismatch_everywhere")),
+        Kind(_repetition_penalty, ("penalty_of_engine",)),
     ),
     Report(
         "vllm-project/vllm#54035", "with an FP8 cache half of the log-probs differ from one block on",
