@@ -73,12 +73,12 @@ def causes_of_course(
     if len(at) < _LEAST_STEPS:
         return ()
     jump, other = _jump(at, logs, quantity), None
-    is_open = all(name in _OPEN for name in named)
-    if is_open or all(name in (*_OPEN, _NO_GROWTH) for name in named):
+    explained = set(named).difference(_OPEN)
+    if explained <= {_NO_GROWTH}:
         other = _since_start(*_known((first or {}).items()), at, logs, healthy_end, quantity, is_frozen)
-    if not is_open and other is not None and other.name == "static_mismatch":
+    if explained and other is not None and other.name == "static_mismatch":
         other = None
-    if is_open and other is None and jump is None:
+    if not explained and other is None and jump is None:
         other = _began(at, np.exp(logs), healthy_end, quantity)
     return tuple(each for each in (jump, other) if each is not None)
 
