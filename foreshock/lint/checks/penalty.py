@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.lint.checks.pairs import NO_PAIRS, Pairs, if_invalid
-from foreshock.lint.counting import Counting, Counts, Table
+from foreshock.lint.counting import Counting, Counts, Piece, Table
 from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome, format_number, format_percent
 from foreshock.rollouts.arrays import row_sums
 from foreshock.rollouts.batch import RolloutBatch
-from foreshock.rollouts.schema import are_log_probs
 
 _MOST_TOKENS = 1 << 15
 _LEAST_MEAN_D = 0.01
@@ -41,38 +40,39 @@ class Occurrences(Counts):
 
     table: ByOccurrence = field(default_factory=ByOccurrence)
 
-    def add_batch(self, counting: Counting) -> None:
-        """Sum d of the first rollouts of a batch, if the two log-probs differ enough."""
-        batch = counting.batch
-        if batch.rollout_log_probs is None or batch.trainer_log_probs is None or not batch.num_tokens:
+    def add_piece(self, piece: Piece, counting: Counting) -> None:
+        """Sum d of the rollouts of a batch's first pieces in which the two log-probs differ enough."""
+        pairs, d = piece.pairs, piece.pairs.d
+        if d is None or pairs.rollout is None or pairs.trainer is None or piece.start >= _MOST_TOKENS:
             return
-        rows = max(1, int(np.searchsorted(batch.response_offsets, _MOST_TOKENS, "right")) - 1)
-        offsets = batch.response_offsets[: rows + 1]
-        stop = int(offsets[-1])
-        mu, pi = batch.rollout_log_probs[:stop], batch.trainer_log_probs[:stop]
-        chosen = are_log_probs(mu) & are_log_probs(pi) & batch.generated[:stop]
-        d = np.subtract(pi, mu, dtype=np.float64)
-        sizes, counts = row_sums(np.where(chosen, np.abs(d), 0.0), offsets), row_sums(chosen, offsets)
-        chosen &= np.repeat(sizes > _LEAST_MEAN_D * counts, np.diff(offsets))
-        if not chosen.any():
+        lengths = np.diff(pairs.offsets)
+        apart = row_sums(np.abs(d), pairs.offsets) > _LEAST_MEAN_D * lengths
+        apart &= piece.start + pairs.offsets[:-1] < _MOST_TOKENS
+        if not apart.any():
             return
-        d = d[chosen]
-        likelihood = -0.5 * np.add(mu, pi, dtype=np.float64)[chosen]
-        keys = 2 * np.searchsorted(_EDGES, likelihood) + _occurred(batch, rows)[chosen]
+        rows = slice(piece.first_row, piece.first_row + int(np.flatnonzero(apart)[-1]) + 1)
+        chosen = np.flatnonzero(np.repeat(apart, lengths))
+        places = chosen if pairs.places is None else pairs.places[chosen] - pairs.start
+        d = d[chosen].astype(np.float64)
+        likelihood = -0.5 * np.add(pairs.rollout[chosen], pairs.trainer[chosen], dtype=np.float64)
+        keys = 2 * np.searchsorted(_EDGES, likelihood) + _occurred(counting.batch, rows)[places]
         self.table += ByOccurrence.of(keys, np.ones(d.size), d, d * d)
 
 
-def _occurred(batch: RolloutBatch, rows: int) -> NDArray[np.bool_]:
-    """Return whether each response token of the first rollouts occurred before in its prompt or response, [T]."""
-    prompts, responses = batch.prompt_offsets[: rows + 1], batch.response_offsets[: rows + 1]
-    of_rows = np.arange(rows)
+def _occurred(batch: RolloutBatch, rows: slice) -> NDArray[np.bool_]:
+    """Return whether each response token of some rollouts occurred before in its prompt or response, [T]."""
+    prompts, responses = (
+        offsets[rows.start : rows.stop + 1] for offsets in (batch.prompt_offsets, batch.response_offsets)
+    )
+    of_rows = np.arange(prompts.size - 1)
     row = np.r_[np.repeat(of_rows, np.diff(prompts)), np.repeat(of_rows, np.diff(responses))].astype(np.int64)
-    ids = np.r_[batch.prompt_token_ids[: prompts[-1]], batch.response_token_ids[: responses[-1]]].astype(np.int64)
+    of_prompts = batch.prompt_token_ids[prompts[0] : prompts[-1]]
+    ids = np.r_[of_prompts, batch.response_token_ids[responses[0] : responses[-1]]].astype(np.int64)
     # Prompts come before responses, so that the first of equal keys is the first occurrence.
     keys = row * (int(ids.max(initial=0)) + 1) + ids
     occurred = np.ones(keys.size, np.bool_)
     occurred[np.unique(keys, return_index=True)[1]] = False
-    return occurred[prompts[-1] :]
+    return occurred[of_prompts.size :]
 
 
 def _check(judging: Judging) -> Outcome:
