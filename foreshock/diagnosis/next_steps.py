@@ -10,8 +10,8 @@ from foreshock.diagnosis.cut_responses import RESPONSES_CUT
 from foreshock.diagnosis.episodes import POLICY, episodes_of, family_of, is_of_mismatch
 from foreshock.diagnosis.headline import ENTROPY_RULE, PERPLEXITY_RULE, SAID_BY, changed_first
 from foreshock.diagnosis.history import NEWEST_STEPS, History, PastAlert
-from foreshock.diagnosis.mismatch_rules import PROBE
-from foreshock.diagnosis.reward import COLLAPSE_RULE, where_to_look
+from foreshock.diagnosis.mismatch_rules import LOWER, PROBE
+from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE, where_to_look
 from foreshock.severity import severity_rank
 
 
@@ -53,8 +53,8 @@ def next_steps(
             look = where_to_look({"first": "mismatch"})
         if setting is not None and is_said:
             look = setting.what_to_do
-        elif follows and (policy := changed_first(collapse, grave, history)) is not None:
-            look = _OF_POLICY.get(policy.rule, look)
+        elif follows and (changed := changed_first(collapse, grave, history)) is not None:
+            look = _OF_POLICY.get(changed.rule, look)
         found = [f"{_way_back(collapse, began, history)} {look}"]
     found += [
         each.what_to_do
@@ -65,12 +65,17 @@ def next_steps(
     found += [PROBE] if not grave and above_since(history) is not None else []
     # What follows from the same cause has the same remedy. A fault that the data prove needs no probe to be found.
     heads = [each[0] for each in episodes_of(grave) if each[0].rule != COLLAPSE_RULE]
-    if collapse is not None:
+    fall = collapse or next((each for each in ordered if each.rule == FALL_RULE), None)
+    if fall is not None:
         # What to do for a policy that changes asks whether the reward falls.
         heads = [each for each in heads if family_of(each.rule, each.evidence) != POLICY]
+        policy = changed_first(fall, grave, history)
+        if policy is not None and fall.rule == FALL_RULE and fall.evidence.get("first") in _MISMATCH_LATER:
+            found += [_OF_POLICY.get(policy.rule, "")]
     advised = {each.name for each in causes if each.what_to_do}
     of_alerts = [each.what_to_do for each in heads if advised.isdisjoint(SAID_BY.get(each.rule, ()))]
-    found += [each for each in of_alerts if each != PROBE or not _is_known(causes, history)]
+    # Neither a probe nor a lower rate helps against a known fault of one side.
+    found += [each for each in of_alerts if each not in {PROBE, LOWER} or not _is_known(causes, history)]
     found += [each.what_to_do for each in missing]
     return tuple(dict.fromkeys(filter(None, found)))
 

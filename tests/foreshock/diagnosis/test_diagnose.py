@@ -14,7 +14,7 @@ from foreshock.api.records import to_json
 from foreshock.api.runs import ChangeRecord
 from foreshock.diagnosis.diagnose import LEAST_MEASURED_STEPS, diagnose
 from foreshock.diagnosis.history import AwaitedShards, History, PastAlert, SteppedValues
-from foreshock.diagnosis.mismatch_rules import K3, PROBE
+from foreshock.diagnosis.mismatch_rules import K3, LOWER, PROBE
 from foreshock.diagnosis.quantities import LARGEST_D_KEY, MEAN_D_KEY
 from foreshock.lint import CHECKS
 
@@ -489,10 +489,13 @@ def test_a_possible_cause_is_told_while_more_steps_are_awaited() -> None:
         ({"explains": False}, True),
     ],
 )
-def test_a_fault_that_the_data_prove_needs_no_probe(changes: dict[str, Any], is_probed: bool) -> None:
-    alert = replace(RISE, what_to_do=PROBE, evidence={"cause": "mismatch"})
-    found = diagnose(replace(HEALTHY, alerts=(alert,), causes=(replace(SHIFT, **changes),)))
-    assert (PROBE in found.next_steps) == is_probed
+def test_a_fault_that_the_data_prove_needs_no_probe_and_no_lower_rate(changes: dict[str, Any], is_probed: bool) -> None:
+    alerts = tuple(
+        replace(RISE, rule=advice, what_to_do=advice, evidence={"cause": cause})
+        for advice, cause in ((PROBE, "mismatch"), (LOWER, "data"))
+    )
+    found = diagnose(replace(HEALTHY, alerts=alerts, causes=(replace(SHIFT, **changes),)))
+    assert [each in found.next_steps for each in (PROBE, LOWER)] == [is_probed, is_probed]
 
 
 def test_a_policy_that_changed_before_the_reward_fell_is_told() -> None:
@@ -512,6 +515,17 @@ def test_a_perplexity_that_rose_with_the_entropy_is_told_as_the_entropy() -> Non
     assert "look at the entropy bonus" in found.next_steps[0]
     alone = diagnose(replace(HEALTHY, alerts=(perplexity, FELL)))
     assert "the perplexity rose first, from step 9" in alone.headline
+
+
+def test_after_a_policy_that_went_towards_noise_a_fall_does_not_ask_for_the_reward() -> None:
+    entropy = replace(RISE, rule="perplexity_rise", step=9, what_to_do="Ask the reward.", evidence={"cause": "policy"})
+    evidence = {"before": 0.85, "now": 0.5, "onset_step": 25, "cause": "reward", "first": "no rise"}
+    fall = replace(FELL, rule="reward_fall", severity="warning", what_to_do="Compare.", evidence=evidence)
+    found = diagnose(replace(HEALTHY, alerts=(entropy, fall)))
+    assert found.next_steps[0].startswith("The policy went towards noise first")
+    assert "Ask the reward." not in found.next_steps
+    later = replace(fall, evidence={**evidence, "first": "mismatch", "k3_onset_step": 20})
+    assert diagnose(replace(HEALTHY, alerts=(entropy, later))).next_steps[0] == "Compare."
 
 
 @pytest.mark.parametrize(("cleared", "before"), [(27, 9), (24, 25)])
