@@ -121,7 +121,8 @@ def _try(asked: Bisection, release: str, tried: Tried, log: Callable[[str], None
         against = next((["--against", str(asked.work / f"{each}.json")] for each in tried.certificates), [])
         log(f"{release}: certifies")
         words = [*asked.words, "--out", str(out), *against]
-        _run([python_of(folder), "-m", "foreshock.commands.main", "certify", *words], _ANSWERS, log)
+        # -P: without it, a checkout that is the current folder would be imported instead of the environment's packages.
+        _run([python_of(folder), "-P", "-m", "foreshock.commands.main", "certify", *words], _ANSWERS, log, out)
         certificate = read_certificate(out)
         tried.moved[release] = [
             moved for each in list(tried.certificates.values())[:1] for moved in compare(certificate, each)
@@ -161,9 +162,16 @@ def python_of(folder: Path) -> str:
 
 
 def _run(
-    command: Sequence[str], statuses: Sequence[int], tell: Callable[[str], None] | None = None, **variables: str
+    command: Sequence[str],
+    statuses: Sequence[int],
+    tell: Callable[[str], None] | None = None,
+    makes: Path | None = None,
+    **variables: str,
 ) -> None:
-    """Run a command and tell its lines of progress. Raises ConfigurationError with its last line for another status."""
+    """Run a command and tell its lines of progress.
+
+    Raises ConfigurationError with its last line for another status, or if the file `makes` is missing then.
+    """
     # An environment of its own: the packages of this one are not to be found there.
     inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     last = "it said nothing"
@@ -179,7 +187,7 @@ def _run(
             last = line.strip() or last
             if tell is not None and _PROGRESS.match(line):
                 tell(line.rstrip())
-    if process.returncode not in statuses:
+    if process.returncode not in statuses or (makes is not None and not makes.is_file()):
         raise ConfigurationError(f"{' '.join(command)[:120]} ended with {process.returncode}: {last[:300]}")
 
 

@@ -107,6 +107,9 @@ class CertifyCommand:
             return _bisect(arguments)
         if any(getattr(arguments, option) is not None for option in _OF_BISECT):
             raise ConfigurationError("--package, --from, --to, --setup and --work belong to `bisect MODEL`")
+        if arguments.what in ([_SHOW], [_BISECT]) and not Path(arguments.what[0]).is_dir():
+            needed = {_SHOW: "FILE, a certificate", _BISECT: "MODEL, a folder of safetensors"}
+            raise ConfigurationError(f"certify {arguments.what[0]} needs {needed[arguments.what[0]]}")
         if arguments.what[0] == _SHOW and len(arguments.what) == 2:
             found = read_certificate(Path(arguments.what[1]))
         elif len(arguments.what) == 1:

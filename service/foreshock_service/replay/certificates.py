@@ -61,6 +61,13 @@ class CertificateRepository:
             raise CertificateNotFound(f"there is no certificate {certificate_id[:200]!r}")
         return row
 
+    def delete(self, certificate_id: str) -> None:
+        """Delete a certificate. Raises CertificateNotFound."""
+        row = self.get(certificate_id)
+        self._session.delete(row)
+        before = {"model": row.summary["model"], "made_at": row.summary["made_at"]}
+        audit.record(self._session, self._principal, "certificate.delete", row.id, project=row.project, before=before)
+
     def page(self, project: str | None, cursor: str | None, limit: int) -> pagination.Page[CertificateRecord]:
         """Return certificates in short, the newest first."""
         table = StoredCertificate
@@ -118,6 +125,12 @@ def read_certificate(certificate: Identifier, context: Context, principal: secur
     """Return a certificate as it was made: a file for `foreshock certify show` and `--against`."""
     with context.database.read() as session:
         return certificate_of(CertificateRepository(session, principal).get(certificate))
+
+
+@router.delete("/{certificate}", status_code=status.HTTP_204_NO_CONTENT)
+def delete_certificate(certificate: Identifier, context: Context, principal: security.Administrator) -> None:
+    """Delete a certificate; the same one can be stored again."""
+    context.database.write(lambda session: CertificateRepository(session, principal).delete(certificate))
 
 
 def certificate_of(row: StoredCertificate) -> Certificate:

@@ -7,6 +7,7 @@ measured by `make bench-certify`.
 from __future__ import annotations
 
 import argparse
+import sys
 import zipfile
 from pathlib import Path
 
@@ -55,6 +56,29 @@ def bisected(given: Path, noises: dict[str, float], *words: str) -> int:
         *("--setup", SETUP.format(given=given), *words),
     )
     return certify.run(parser.parse_args(words))
+
+
+def test_release_runs_with_its_own_packages_inside_a_checkout(
+    given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The interpreter is a real one: `foreshock` of the current folder would be imported without -P."""
+    checkout = tmp_path / "foreshock" / "commands"
+    checkout.mkdir(parents=True)
+    for file in (checkout.parent / "__init__.py", checkout / "__init__.py"):
+        file.touch()
+    (checkout / "main.py").write_text("raise RuntimeError('of the checkout')")
+    own = tmp_path / "own" / "foreshock" / "commands"
+    own.mkdir(parents=True)
+    (own / "main.py").write_text("raise RuntimeError('of the environment')")
+    setup = f"""
+mkdir -p $FOLDER/bin && cat > $FOLDER/bin/python <<END
+#!/bin/sh
+PYTHONPATH={tmp_path}/own exec {sys.executable} -S "\\$@"
+END
+chmod +x $FOLDER/bin/python
+"""
+    with pytest.raises(ConfigurationError, match="ended with 1: RuntimeError: of the environment"):
+        bisected(given, {}, "--setup", setup)
 
 
 @pytest.mark.parametrize("changed", RELEASES[1:])

@@ -262,6 +262,8 @@ def test_a_certificate_of_another_model_is_refused_before_any_work(
         (["MODEL", "--trainer", "torch.trainer:autocast"], "options must be OPTION=VALUE"),
         (["MODEL", "--out", "/nowhere/cert.json"], "cannot be written"),
         (["MODEL", "more"], "give one MODEL, `show`"),
+        (["show"], "certify show needs FILE, a certificate"),
+        (["bisect"], "certify bisect needs MODEL, a folder"),
     ],
 )
 def test_bad_arguments_are_refused(model: Path, words: list[str], message: str) -> None:

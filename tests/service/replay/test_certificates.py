@@ -104,6 +104,20 @@ def test_key_of_a_project_sees_only_its_certificates(http: httpx.Client, databas
     assert http.post("/v1/certificates", json=body, headers=reader).status_code == 403
 
 
+def test_administrator_of_the_project_deletes_a_certificate(http: httpx.Client, database: Database) -> None:
+    found = post(http, to_json(WHOLE), project="own").json()
+    path = f"/v1/certificates/{found['id']}"
+    for scope, project, status in ((Scope.INGEST, "own", 403), (Scope.ADMIN, "other", 404), (Scope.ADMIN, "own", 204)):
+        _, headers = make_key(database, Scope.READ, scope, project=project)
+        assert http.delete(path, headers=headers).status_code == status
+    assert http.delete(path, headers=headers).status_code == 404
+    assert http.get(path, headers=headers).status_code == 404
+    assert http.get("/v1/certificates", headers=headers).json()["items"] == []
+    _, sender = make_key(database, Scope.INGEST, project="own")
+    again = http.post("/v1/certificates", json=to_json(WHOLE), params={"project": "own"}, headers=sender)
+    assert (again.status_code, again.json()["verdicts"]) == (201, found["verdicts"])
+
+
 def test_pages_show_the_matrix_one_and_two_compared(http: httpx.Client) -> None:
     assert "No certificate is stored yet" in http.get("/certificates").raise_for_status().text
     worse = replace(WHOLE, rows=(row("prefill", 0.5, seed=2), *WHOLE.rows[1:]), made_at="2026-11-30T12:00:00Z")
