@@ -10,8 +10,7 @@ from foreshock_service.platform.problem import ProblemError
 
 _HEAD: Final = """# Problem types
 
-The last part of `type` in an error of the [API](../api.md#types-of-problems). The answers of each call are in its
-OpenAPI document too.
+The last part of `type` in an error of the [API](../api.md#types-of-problems).
 
 | type | status | meaning |
 | --- | --- | --- |

@@ -23,7 +23,6 @@ from foreshock_service.platform import (
     health,
     keys,
     logs,
-    openapi,
     problem,
     process,
     request_guards,
@@ -115,7 +114,7 @@ def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastA
         authenticate=partial(security.authenticate, context),
     )
     app.add_middleware(logs.RequestIds, log_requests=settings.log_requests)
-    openapi.document_problems(app, api_routes())
+    problem.document_problems(app)
     return app
 
 

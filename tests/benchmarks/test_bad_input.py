@@ -85,18 +85,18 @@ def test_hostile_queries_of_pages_and_calls_get_documented_answers(name: str, re
 
 def test_undocumented_answers_and_server_errors_are_faults() -> None:
     tally = Tally()
-    declared = {"allOf": [{}, {"properties": {"type": {"enum": ["urn:invalid"]}}}]}
     responses: dict[str, Any] = {
         "200": {"content": {"application/json": {}}},
-        "422": {"content": {"application/problem+json": {"schema": declared}}},
+        "default": {"content": {"application/problem+json": {}}},
     }
+    invalid = b'{"type": "urn:foreshock:problem:invalid-request"}'
     json, problem = {"content-type": "application/json"}, {"content-type": "application/problem+json"}
     operation = ("GET", "/v1/runs")
     tally.judge(operation, responses, 200, json, b"{}", "")
-    tally.judge(operation, responses, 422, problem, b'{"type": "urn:invalid"}', "")
+    tally.judge(operation, responses, 422, problem, invalid, "")
     assert not tally.faults
     tally.judge(operation, responses, 422, problem, b'{"type": "urn:another"}', "")
-    tally.judge(operation, responses, 404, problem, b'{"type": "urn:invalid"}', "")
+    tally.judge(operation, responses, 404, problem, invalid, "")
     tally.judge(operation, responses, 503, json, b"{}", "")
     tally.judge(operation, responses, 404, json, b"{}", "")
     tally.judge(operation, responses, 201, json, b"{}", "")

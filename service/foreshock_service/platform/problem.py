@@ -187,6 +187,32 @@ def install_problem_handlers(app: FastAPI) -> None:
         app.add_exception_handler(error, lambda request, error: _failed(request, error, database_problem(error)))
 
 
+def document_problems(app: FastAPI) -> None:
+    """Declare the problem document as the error of every operation of the API, in place of the framework's 422."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _with_problems(generate())
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _with_problems(document: dict[str, Any]) -> dict[str, Any]:
+    schemas = document["components"]["schemas"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    schema = ProblemDocument.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas |= {**schema.pop("$defs"), "ProblemDocument": schema}
+    content = {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}}
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+            operation["responses"]["default"] = {"description": "Any error", "content": content}
+    return document
+
+
 def storage_problem(error: OSError) -> ProblemError | None:
     """Return the problem for an error of the file system; None if the error is not a failure of storage."""
     if error.errno in _FULL:
