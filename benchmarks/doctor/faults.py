@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.doctor import foreign, healthy, inject
+from benchmarks.doctor import foreign, healthy, inject, reported
 from benchmarks.doctor.case import UNTRAINED, Fault
 
 _QWEN3 = ("random", "tied", "moe", "trained")
+_DENSE = ("random", "tied", "biases", "gemma")
+"""Of a mixture of experts such small faults are within the rounding."""
 
 
 def _firsts(*numbers: float) -> tuple[dict[str, float], ...]:
@@ -173,7 +175,46 @@ FOREIGN: tuple[Fault, ...] = (
     Fault("value heads exchanged", "rollout", (), inject.edited(foreign.values_exchanged), ("random", "moe")),
     Fault("two experts alike", "rollout", (), inject.edited(foreign.experts_alike), ("moe",)),
     Fault("means over three tokens", "trainer", (), inject.changed_data(foreign.smoothed, "trainer")),
-)
+    Fault("no pair twice", "rollout", (), inject.processed(reported.repeated_pairs), _DENSE),
+    Fault("typical-p", "rollout", (), inject.processed(reported.typical), _DENSE),
+    Fault("top-nσ", "rollout", (), inject.processed(reported.near_the_largest), UNTRAINED),
+    Fault("XTC", "rollout", (), inject.processed(reported.top_excluded), UNTRAINED),
+    Fault("guidance", "rollout", (), inject.processed(reported.guided), UNTRAINED),
+    Fault("an end that becomes likelier", "rollout", (), inject.processed(reported.end_grows), UNTRAINED),
+    Fault("a grammar", "rollout", (), inject.processed(reported.grammar), UNTRAINED),
+    Fault("temperature of the entropy", "rollout", (), inject.processed(reported.dynamic_temperature), UNTRAINED),
+    Fault("temperatures of prompts", "rollout", (), inject.processed(reported.temperature_of_prompts), UNTRAINED),
+    Fault("watermark", "rollout", (), inject.processed(reported.watermark), UNTRAINED),
+    Fault("log-probs of the draft", "rollout", (), reported.drafted),
+    Fault("padded vocabulary", "trainer", (), reported.padded_vocabulary, _DENSE),
+    Fault("sinks of attention", "rollout", (), reported.sink, ("random", "tied", "biases")),
+    Fault("four keys a query", "rollout", (), reported.top_keys, ("random", "tied", "biases")),
+    Fault("a layer skipped", "rollout", (), inject.edited(reported.skipped_layer)),
+    Fault("biases twice", "rollout", (), inject.edited(reported.biases_doubled), ("biases",)),
+    Fault("weights in FP4", "rollout", (), inject.edited(reported.four_bit_floats), UNTRAINED),
+    Fault("sparse weights", "rollout", (), inject.edited(reported.sparse), UNTRAINED),
+    Fault("rows of another kernel", "rollout", (), inject.edited(reported.layout_of_kernel), UNTRAINED),
+    Fault("an expert never chosen", "rollout", (), inject.edited(reported.expert_never_chosen), ("moe",)),
+    Fault("noise of the router", "rollout", (), reported.router_noise, ("moe",)),
+    Fault(
+        "first and last keys", "rollout", (),
+        inject.scored("rollout", mask=reported.seen_by(reported.first_and_last)), UNTRAINED,
+    ),
+    Fault(
+        "the prompt both ways", "trainer", (),
+        inject.scored("trainer", mask=reported.seen_by(reported.prompt_both_ways)), UNTRAINED,
+    ),
+    Fault(
+        "halves of a context", "trainer", (),
+        inject.scored("trainer", mask=reported.seen_by(reported.halves)), UNTRAINED,
+    ),
+    Fault("an id tokenized again", "trainer", (), reported.retokenised, UNTRAINED),
+    Fault("log-probs in few bits", "trainer", (), inject.changed_data(reported.grid, "trainer"), _DENSE),
+    Fault("a buffer read early", "rollout", (), inject.changed_data(reported.stale_buffer, "rollout")),
+    Fault("tokens of other rollouts", "rollout", (), inject.changed_data(reported.of_others, "rollout")),
+    Fault("entropies", "trainer", (), reported.entropies, UNTRAINED),
+    Fault("smoothed labels", "trainer", (), reported.smoothed_labels, _DENSE),
+)  # fmt: skip
 """Faults that no row describes: the doctor must not name any cause."""
 
 
