@@ -106,12 +106,14 @@ class _Watch:
         return fresh if judged == k3 else f"{number(k3):<8} lag 0 {fresh}"
 
     def _print_diagnosis(self) -> None:
-        """Print the headline if it says something new: other numbers alone are on each step's line."""
+        """Print the headline and what to do if it says something new: other numbers are on each step's line."""
         found = self.queries.diagnosis()
         said = _NUMBERS.sub("", found.headline)
         if said != self.said:
             self.said = said
             print(self.paint(found.headline, STYLES.get(found.verdict)), flush=True)
+            for step in found.next_steps[:1]:
+                print("\n".join(wrap(step, "       ", "     → ")), flush=True)
 
     def _sparklines(self, run: RunRecord) -> str:
         """Return the curves of the newest steps, read anew: a scalar may come after its step. Raises ServiceError."""
@@ -182,8 +184,7 @@ class WatchCommand:
 
 def _lines_of(alert: AlertRecord, paint: Paint) -> list[str]:
     head = paint(f"{alert.severity.upper()} at step {alert.step}: {alert.rule}", STYLES.get(alert.severity))
-    lines = [head, *(wrap(alert.why, "     ") if alert.why else [])]
-    return lines + (wrap(alert.what_to_do, "       ", "     → ") if alert.what_to_do else [])
+    return [head, *(wrap(alert.why, "     ") if alert.why else [])]
 
 
 command = WatchCommand()

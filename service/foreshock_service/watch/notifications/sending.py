@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import httpx
 
 from foreshock import clock, errors
-from foreshock.api.diagnosis import RunVerdict
+from foreshock.api.diagnosis import Diagnosis
 from foreshock_service.platform.database.tables import Alert, Run, new_identifier
 from foreshock_service.platform.settings import NotificationTarget, load_settings
 from foreshock_service.runs.diagnoses import NOTHING_YET
@@ -30,7 +30,7 @@ ALERTMANAGER_SECONDS = 300
 class Message:
     """An alert that was opened or resolved, or (`alert` None) a run's verdict that changed.
 
-    `page` is the address of the run's page; `said` has the verdict and headline of its diagnosis when this is sent.
+    `page` is the address of the run's page; `said` is its diagnosis when this is sent.
     """
 
     id: str
@@ -38,7 +38,13 @@ class Message:
     alert: Alert | None
     run: Run
     page: str
-    said: RunVerdict
+    said: Diagnosis
+
+    @property
+    def to_do(self) -> str:
+        """The first thing to do by the diagnosis, else by the alert, which knows of no other one."""
+        own = "" if self.alert is None else self.alert.what_to_do
+        return next(iter(self.said.next_steps), own)
 
 
 TIMEOUT_SECONDS = 10.0
@@ -132,7 +138,7 @@ def _text_of(message: Message) -> tuple[str, str, str]:
     where = f"{alert.rule} at step {alert.step} of {key}"
     if message.change == "resolved":
         return f"resolved: {where}", f"{message.said.headline}\n{message.page}", "success"
-    lines = (message.said.headline, alert.why, alert.what_to_do, message.page)
+    lines = (message.said.headline, alert.why, message.to_do, message.page)
     return f"{alert.severity}: {where}", "\n".join(lines), types[alert.severity]
 
 
@@ -150,7 +156,7 @@ def _alertmanager_alert(message: Message, alert: Alert, now_us: int) -> dict[str
         "annotations": {
             "summary": f"{alert.rule} at step {alert.step} of {message.run.key}",
             "description": alert.why,
-            "what_to_do": alert.what_to_do,
+            "what_to_do": message.to_do,
             "diagnosis": message.said.headline,
         },
         "startsAt": _rfc3339(alert.opened_at_us),
@@ -228,7 +234,8 @@ def send_test(name: str) -> None:
         what_to_do="Nothing is to be done.", opened_at_us=now, changed_at_us=now,
     )  # fmt: skip
     run = Run(id="run_test", key="test", project="default")
-    said = replace(NOTHING_YET.summary, verdict="warning", headline="Warning since step 0: a test of this target.")
+    headline = "Warning since step 0: a test of this target."
+    said = replace(NOTHING_YET, next_steps=(), verdict="warning", headline=headline)
     message = Message(new_identifier("notification"), "opened", alert, run, f"{settings.page_root}/", said)
     try:
         send(targets[name], message, now)

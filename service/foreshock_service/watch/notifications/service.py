@@ -25,7 +25,7 @@ from foreshock_service.platform.database.tables import (
 )
 from foreshock_service.platform.jobs import Job, JobRunner
 from foreshock_service.platform.settings import NotificationTarget
-from foreshock_service.runs.diagnoses import verdicts_of_runs
+from foreshock_service.runs.diagnoses import NOTHING_YET, find_diagnosis
 from foreshock_service.runs.runs import ENDED
 from foreshock_service.watch.notifications.sending import Message, SendingFailed, send
 
@@ -86,7 +86,7 @@ def _message(session: Session, row: Notification, page_root: str) -> Message | N
     run = session.get(Run, row.run_id)
     if run is None or run.deleted_at_us is not None or (alert is not None and not _still_says(session, row, alert)):
         return None
-    said = verdicts_of_runs(session, [run.id])[run.id]
+    said = find_diagnosis(session, run.id) or NOTHING_YET
     if of_verdict and said.verdict != row.change.removeprefix(_PREFIX):
         return None
     page = page_root + page_addresses.run_page_path(run.project, run.key)

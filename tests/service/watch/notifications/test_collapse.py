@@ -56,7 +56,8 @@ def test_a_collapse_is_few_messages_and_episodes_and_one_way_back(
     alerts = [AlertRecord(**each) for each in alerting.sender.get("alerts?state=open&limit=100").json()["items"]]
     assert len(alerts) >= 6
     assert len(receiver.bodies) <= 4
-    assert any("reward_collapse" in body["title"] for body in receiver.bodies)
+    collapse = next(body["message"] for body in receiver.bodies if "reward_collapse" in body["title"])
+    assert "go back to the checkpoint of step 45" in collapse
     episodes = episodes_of(alerts)
     assert len(episodes) <= 3
     assert episodes[0][0].rule == "reward_collapse"

@@ -141,7 +141,6 @@ def _of_run(viewing: Viewing, run_id: str, page: Mapping[str, Any]) -> list[str]
             numbers = f"(value {number(alert.value)}, threshold {number(alert.threshold)})"
             lines.append(f"  {alert.severity:<8} {about} {numbers}")
             lines += wrap(alert.why, " " * 8) if alert.why else []
-            lines += wrap(alert.what_to_do, " " * 10, " " * 8 + "→ ") if alert.what_to_do else []
     waiting = [each for each in probes_part(viewing, run_id)["probes"] if each.state != "done"]
     for probe in waiting[:_MOST_PROBES]:
         reason = f": {probe.reason}" if probe.reason else ""
