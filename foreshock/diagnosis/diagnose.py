@@ -51,6 +51,7 @@ from foreshock.diagnosis.reward_outage import outage_of
 from foreshock.diagnosis.rule import CLIENT_LOSSES
 from foreshock.diagnosis.short_headline import short_of
 from foreshock.diagnosis.wording import number, plural, ranks_in_words
+from foreshock.lint.checks.duplicates import ALIKE
 from foreshock.severity import severity_rank
 
 JUDGE_VERSION: Final = "15"
@@ -175,7 +176,7 @@ def diagnose(history: History) -> Diagnosis:
 def _proven_fault(told: Sequence[DiagnosisCause]) -> DiagnosisCause | None:
     """Return the first fault of the data that is proven and that makes a run unhealthy whatever k3 is."""
     shown = (each for each in told if each.certainty == "shown")
-    return next((each for each in shown if each.name in NOT_MEASURED | OF_DATA), None)
+    return next((each for each in shown if each.name in NOT_MEASURED | OF_DATA or each.title.startswith(ALIKE)), None)
 
 
 def _recurs_since(history: History) -> int | None:

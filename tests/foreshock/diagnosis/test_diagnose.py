@@ -17,6 +17,7 @@ from foreshock.diagnosis.history import AwaitedShards, History, PastAlert, Stepp
 from foreshock.diagnosis.mismatch_rules import K3, LOWER, PROBE
 from foreshock.diagnosis.quantities import LARGEST_D_KEY, MEAN_D_KEY
 from foreshock.lint import CHECKS
+from foreshock.lint.checks.duplicates import ALIKE
 
 STEPS = range(40)
 HEALTHY = History(
@@ -702,6 +703,12 @@ def test_a_run_with_many_aborted_responses_is_not_healthy() -> None:
         "Warning: 35 % of the responses were ended by an abort; the mismatch (k3) is 2.0e-5 in the newest 10 measured "
         "steps; the reward, 0.90, is near its best."
     )
+
+
+@pytest.mark.parametrize(("title", "verdict"), [(ALIKE, "warning"), ("rollouts are logged more than once", "healthy")])
+def test_samples_that_are_all_alike_make_a_run_unhealthy(title: str, verdict: str) -> None:
+    found = replace(SHIFT, name="duplicated_rollouts", title=title, explains=False)
+    assert diagnose(replace(HEALTHY, causes=(found,))).verdict == verdict
 
 
 def test_single_bad_steps_that_are_over_are_told_in_place_of_their_alerts() -> None:
