@@ -30,7 +30,7 @@ from unittest.mock import patch
 from benchmarks.bars import Line, report_parts
 from benchmarks.certify.faults import PLANTED
 from benchmarks.certify.faults import planted as planting
-from benchmarks.certify.models import save_model
+from benchmarks.certify.models import model_of
 from benchmarks.certify.releases import CHANGED, PACKAGE, RELEASES
 from foreshock.certify.certificate import Certificate, read_certificate
 from foreshock.certify.compare import compare
@@ -48,17 +48,11 @@ SEED = 3
 ROLLOUTS, TOKENS, LONGEST = 16, 32, 256
 
 
-def model_of(kind: str) -> Path:
-    """Return the folder of the model of a kind."""
-    folder = BUILD / "models" / f"{kind}-{SEED}"
-    return folder if folder.exists() else save_model(kind, folder, SEED)
-
-
 def by_command(name: str, kind: str) -> Certificate:
     """Return the certificate `name`, made by the command unless it is there."""
     out = BUILD / f"{name}.json"
     if not out.exists():
-        model, temporary = model_of(kind), out.with_suffix(".part")
+        model, temporary = model_of(kind, BUILD / "models", SEED), out.with_suffix(".part")
         command = [sys.executable, "-m", "foreshock_probes.certify.command", str(model), "--out", str(temporary)]
         done = subprocess.run([*command, "--longest", str(LONGEST), "--budget", "1h"], capture_output=True, text=True)
         if done.returncode not in (0, 1) or not temporary.exists():
@@ -74,7 +68,8 @@ def in_this_process(name: str, kind: str, rows: Sequence[str], seed: int = 0, fa
         os.environ |= process_variables()
         temporary, scorers = out.with_suffix(".part"), (ENGINE_DECODE, ENGINE_REPLAY)
         asked = Asked(
-            model=model_of(kind), engines={each: {} for each in scorers}, trainer=ROUNDED, trainer_options={},
+            model=model_of(kind, BUILD / "models", SEED),
+            engines={each: {} for each in scorers}, trainer=ROUNDED, trainer_options={},
             rollouts=ROLLOUTS, tokens=TOKENS, longest=LONGEST, seed=seed, budget=3600.0, rows=tuple(rows),
         )  # fmt: skip
         with (
@@ -118,7 +113,7 @@ def planted() -> Sequence[Line]:
         certificate = in_this_process(f"planted {name}", fault.model, fault.rows, fault=name)
         different = [row for row in certificate.rows if row.verdict == "different"]
         causes = sorted({row.cause or "none" for row in different})
-        where = any(fault.place and fault.place in text for row in different for text in row.why)
+        where = any(fault.place and fault.place in text for row in different for text in (row.sentence, *row.why))
         is_right = bool(set(causes) & set(fault.causes)) or where
         found, named = found + bool(different), named + is_right
         print(
@@ -214,7 +209,16 @@ def registry() -> Sequence[Line]:
 def bisected() -> Sequence[Line]:
     """Find the release from which on a change is planted."""
     setup = f"{sys.executable} -m benchmarks.certify.releases"
-    asked = ["bisect", str(model_of("qwen3")), "--package", PACKAGE, "--from", RELEASES[0], "--to", RELEASES[-1]]
+    asked = [
+        "bisect",
+        str(model_of("qwen3", BUILD / "models", SEED)),
+        "--package",
+        PACKAGE,
+        "--from",
+        RELEASES[0],
+        "--to",
+        RELEASES[-1],
+    ]
     options = ["--rows", f"trainer/{ENGINE_REPLAY}", "--setup", setup, "--work", str(BUILD / "bisect")]
     command = [sys.executable, "-m", "foreshock_probes.certify.command", *asked, *options]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)

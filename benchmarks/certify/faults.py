@@ -30,7 +30,7 @@ class Planted:
 
     `overrides` changes the engine's configuration, `arguments` its arguments, `tensors` the weights that it loads,
     `patch` returns a patch of its code; `trainer` the model that the trainer loads. `model`: which of the
-    benchmark's models.
+    benchmark's models. `delivered` is False if the engine does not get the adapter.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Planted:
     tensors: Callable[[Tensors], None] | None = None
     patch: Callable[[], Any] | None = None
     trainer: Callable[[Any], None] | None = None
+    delivered: bool = True
 
 
 @contextlib.contextmanager
@@ -61,7 +62,7 @@ def planted(fault: Planted) -> Iterator[None]:
             arguments["hf_overrides"] = arguments.get("hf_overrides", {}) | fault.overrides(configuration)
         if fault.tensors is not None:
             arguments["model"] = str(_changed_folder(Path(arguments["model"]), fault))
-        start(self, arguments | (fault.arguments or {}), adapter)
+        start(self, arguments | (fault.arguments or {}), adapter if fault.delivered else None)
 
     def changed_load(*arguments: Any, **named: Any) -> Any:
         model = load(*arguments, **named)
@@ -128,6 +129,37 @@ def _stale(value: Any) -> Any:
     return value + (0.01 * value.float().std() * noise).to(value.dtype)
 
 
+def _quantised(value: Any) -> Any:
+    """Return a weight as int8 with a scale for each output channel gives it back."""
+    scale = value.float().abs().amax(1, keepdim=True) / 127
+    return (torch.round(value.float() / scale) * scale).to(value.dtype)
+
+
+def _in_fp8(value: Any) -> Any:
+    """Return a weight as fp8 with a scale for each output channel gives it back."""
+    scale = value.float().abs().amax(1, keepdim=True) / 448
+    return ((value.float() / scale).to(torch.float8_e4m3fn).float() * scale).to(value.dtype)
+
+
+def _stale_half(value: Any) -> Any:
+    """Return a tensor of which the shard of one of two ranks was not updated."""
+    half = value.shape[0] // 2
+    return torch.cat([value[:half], _stale(value)[half:]])
+
+
+def _embeddings_unscaled() -> Any:
+    """Leave out Gemma's scale of embeddings, as a port of a Llama does."""
+    from vllm.model_executor.models.gemma2 import Gemma2Model
+
+    plain = Gemma2Model.__init__
+
+    def start(self: Any, *arguments: Any, **named: Any) -> None:
+        plain(self, *arguments, **named)
+        self.normalizer.fill_(1.0)
+
+    return patch.object(Gemma2Model, "__init__", start)
+
+
 def _attention_scale() -> Any:
     """Scale attention scores by 5 % more, as a port with another size of heads did."""
     from vllm.model_executor.layers.attention.attention import Attention
@@ -167,11 +199,21 @@ def _first_token_lost(prompts: list[Any], parameters: list[Any]) -> None:
             prompts[row] = changed
 
 
-def _penalised(prompts: list[Any], parameters: list[Any]) -> None:
-    """Sample with the repetition penalty of a generation_config.json that nobody asked for."""
+def _sampling_with(**values: Any) -> Callable[[list[Any], list[Any]], None]:
+    """Return a change of what is sampled: settings of a generation_config.json that nobody asked for."""
+
+    def change(prompts: list[Any], parameters: list[Any]) -> None:
+        for each in parameters:
+            if each.temperature > 0:
+                for name, value in values.items():
+                    setattr(each, name, value)
+
+    return change
+
+
+def _warmer(prompts: list[Any], parameters: list[Any]) -> None:
     for each in parameters:
-        if each.temperature > 0:
-            each.repetition_penalty = 1.05
+        each.temperature *= 1.05
 
 
 def _scaled(part: str, factor: float) -> Callable[[Any], None]:
@@ -193,6 +235,9 @@ def _theta_of_trainer(model: Any) -> None:
     rotary = model.model.rotary_emb
     rotary.inv_freq = rotary.inv_freq ** (math.log(1e6) / math.log(1e4))
 
+
+_PENALTY = "as by a repetition, presence or frequency penalty"
+_EMBEDDINGS = "depart first at the embeddings"
 
 PLANTED: dict[str, Planted] = {
     each.name: each
@@ -217,7 +262,7 @@ PLANTED: dict[str, Planted] = {
         ),
         Planted(
             "first token of prompts replaced",
-            (),
+            ("bos", "prompt_start"),
             rows=("prefill", f"trainer/{ENGINE_DECODE}", "sampling"),
             patch=_generate_with(_first_token_lost),
         ),
@@ -232,7 +277,12 @@ PLANTED: dict[str, Planted] = {
             "cache in fp8", ("kv_cache",), rows=(f"trainer/{ENGINE_DECODE}",), arguments={"kv_cache_dtype": "fp8_e5m2"}
         ),
         Planted("rope positions halved", ("rope_scaling", "configuration"), overrides=_interpolated),
-        Planted("no norm of queries and keys", ("qk_norm",), tensors=_of("_norm.weight", torch.ones_like)),
+        Planted(
+            "weights of query and key norms not loaded",
+            (),
+            place="depart first at layers.0",
+            tensors=_of("_norm.weight", torch.ones_like),
+        ),
         Planted("stale head", (), place="No layer", tensors=_of("lm_head", _stale)),
         Planted(
             "one expert a token", ("experts", "configuration"), model="moe", overrides=_field(num_experts_per_tok=1)
@@ -247,7 +297,51 @@ PLANTED: dict[str, Planted] = {
             "repetition penalty 1.05",
             ("repetition_penalty",),
             rows=("temperature", "sampling"),
-            patch=_generate_with(_penalised),
+            place=_PENALTY,
+            patch=_generate_with(_sampling_with(repetition_penalty=1.05)),
+        ),
+        Planted(
+            "presence penalty 0.1",
+            ("presence_penalty", "frequency_penalty"),
+            rows=("temperature", "sampling"),
+            place=_PENALTY,
+            patch=_generate_with(_sampling_with(presence_penalty=0.1)),
+        ),
+        Planted(
+            "top-k 50 that nobody asked for",
+            ("top_k",),
+            rows=("temperature", "sampling"),
+            patch=_generate_with(_sampling_with(top_k=50)),
+        ),
+        Planted(
+            "temperature 5 % higher", ("temperature",), rows=("temperature", "sampling"), patch=_generate_with(_warmer)
+        ),
+        Planted(
+            "soft cap of logits missing",
+            ("softcap", "soft_caps", "configuration"),
+            model="gemma-trained",
+            overrides=_field(final_logit_softcapping=None),
+        ),
+        Planted("embeddings not scaled", ("embedding_scale", "multipliers"), model="gemma", patch=_embeddings_unscaled),
+        Planted(
+            "one weight in int8",
+            (),
+            place="depart first at layers.1",
+            tensors=_of("layers.1.mlp.down_proj", _quantised),
+        ),
+        Planted("MLP in fp8", ("quantised_weights",), tensors=_of("mlp.", _in_fp8)),
+        Planted(
+            "half of a tensor not updated",
+            (),
+            place="depart first at layers.2",
+            tensors=_of("layers.2.self_attn.o_proj", _stale_half),
+        ),
+        Planted("stale embeddings", (), place=_EMBEDDINGS, tensors=_of("embed_tokens", _stale)),
+        Planted(
+            "adapter not delivered",
+            ("other_weights", "update_scaled", "part_of_weights"),
+            model="qwen3-lora",
+            delivered=False,
         ),
         Planted("trainer: norm epsilon 1e-5", ("norm_eps", "configuration"), trainer=_epsilon_of_trainer),
         Planted(

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from benchmarks.certify.models import save_model
+from benchmarks.certify.models import model_of
 from benchmarks.certify.releases import ENVIRONMENTS, PACKAGE
 from foreshock.certify.certificate import read_certificate, write_certificate
 from foreshock.certify.registry import REGISTRY, entry_of
@@ -43,17 +43,6 @@ def wanted() -> Iterator[tuple[str, str, str]]:
     yield from itertools.product(RELEASES, ("float32",), MODELS)
 
 
-def model_of(name: str, folder: Path) -> Path:
-    """Return the folder of a model, made there unless it is there."""
-    made = folder / name
-    if not made.exists():
-        temporary = folder / f"{name}.part"
-        kind, _, trained = name.partition("-")
-        save_model(kind, temporary, SEED, trained=bool(trained))
-        temporary.rename(made)
-    return made
-
-
 def main() -> int:
     """Make what is missing; return 1 if something could not be made."""
     hardware = Environment.of_fingerprint(process_fingerprint("torch", "cpu")).offer_names()[0]
@@ -64,7 +53,7 @@ def main() -> int:
             continue
         print(out.name, flush=True)
         try:
-            _certify(_python(release), model_of(name, ENVIRONMENTS / "models"), dtype, out)
+            _certify(_python(release), model_of(name, ENVIRONMENTS / "models", SEED), dtype, out)
         except (ConfigurationError, subprocess.CalledProcessError) as error:
             failed += 1
             print(f"    {error}", flush=True)

@@ -42,6 +42,39 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 _STEPS, _BATCH, _LENGTH, _FOLLOWERS = 150, 16, 64, 8
 
 
+def model_of(name: str, folder: Path, seed: int) -> Path:
+    """Return the folder of a model below `folder`, made there unless it is there.
+
+    `name`: a kind, with "-trained" if it is, or with "-lora" for an adapter of it.
+    """
+    made = folder / f"{name}-{seed}"
+    if not made.exists():
+        temporary = folder / f"{name}-{seed}.part"
+        kind, _, how = name.partition("-")
+        if how == "lora":
+            _save_adapter(model_of(kind, folder, seed), temporary, seed)
+        else:
+            save_model(kind, temporary, seed, trained=how == "trained")
+        temporary.rename(made)
+    return made
+
+
+def _save_adapter(base: Path, folder: Path, seed: int) -> None:
+    """Save a LoRA adapter of a model, of the size of a few steps of training."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    adapted = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"]))
+    with torch.no_grad():
+        for name, value in adapted.named_parameters():
+            if "lora_B" in name:
+                value.normal_(std=0.01)
+    adapted.save_pretrained(str(folder))
+
+
 def save_model(kind: str, folder: Path, seed: int = 0, *, trained: bool = False) -> Path:
     """Save a model of a kind in bfloat16, and return its folder. Biases are random too, not 0."""
     import torch

@@ -55,6 +55,9 @@ class Size(Record):
     steady: Measured = NAN
     """E[d²]/2 at the tokens at which precisions agree, at the lower end of its interval, and its floor"""
     steady_floor: Measured = NAN
+    repeated: Measured = NAN
+    """mean d at tokens that occurred before, less that at new ones, the end of its interval near 0, and its floor"""
+    repeated_floor: Measured = NAN
     prompts: tuple[Prompt, ...] = ()
 
 

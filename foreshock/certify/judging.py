@@ -2,7 +2,8 @@
 
 The floor is measured on the same tokens: the model is replayed in several precisions that are all right, and two right
 computations may differ by two roundings. Rounding hides at tokens at which it decides little: a second test counts
-tokens by how well the precisions agree on them. `foreshock.doctor.floors` uses both, with the same factors.
+tokens by how well the precisions agree on them. `foreshock.doctor.floors` uses both, with the same factors. A third one
+has a direction: rounding does not know which tokens occurred before, and a penalty of the engine moves only these.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.certify.certificate import CLIP, ESS_TOKENS, Prompt, Size, Verdict
-from foreshock.doctor.evidence import RESOLUTION, Compared, Float64, mean_range, steadiness
+from foreshock.doctor.evidence import LARGEST, RESOLUTION, Compared, Float64, contrast_range, mean_range, steadiness
 from foreshock.doctor.floors import OTHER_KERNELS, TWO_ROUNDINGS
+from foreshock.lint.checks.penalty import occurred
 from foreshock.measures.estimators.bootstrap import nonnegative_intervals
 from foreshock.measures.estimators.token import k3_kl, log_ratio
 from foreshock.rollouts import RolloutBatch
 
 LogProbs = NDArray[np.float32]
+_LEAST_PROMPTS = 8
+"""Prompts that must have a token that occurred before, and as many that must have a new one, to compare the two."""
 
 
 def judged(
@@ -38,11 +42,14 @@ def judged(
     tokens count.
     """
     compared = Compared.of(batch, other)
+    values = [each.astype(np.float64) for each in replays]
     usable = compared.usable if chosen is None else compared.usable & chosen
+    # Whether a token at the edge of a truncation is in it, is a matter of rounding.
+    removed = [np.isneginf(each) for each in values]
+    usable &= np.logical_and.reduce(removed) | ~np.logical_or.reduce(removed)
     compared = compared.having(compared.logged, np.where(usable, 0.0, np.nan))
     wide = one.astype(np.float64)
     halves = compared.halves(wide)
-    values = [each.astype(np.float64) for each in replays]
     weights = steadiness(values, compared) if len(values) > 1 else np.ones(halves.size)
     pairs = list(itertools.combinations(values, 2))
     plain, steady = (
@@ -55,16 +62,38 @@ def judged(
     steady_floor = max(TWO_ROUNDINGS * OTHER_KERNELS * steady, RESOLUTION)
     low, high = mean_range(halves, compared)
     steady_low = mean_range(weights * halves, compared)[0]
-    size = _size(compared, wide, halves, (low, high), dtype, floor, (steady_low, steady_floor))
+    repeated, repeated_floor = _repeated(compared, wide, pairs)
+    size = _size(
+        compared, wide, halves, (low, high), dtype, floor, (steady_low, steady_floor, repeated, repeated_floor)
+    )
     if size.equal == 1.0:
         return "identical", size
-    beyond = low > floor or (not is_float32 and steady_low > steady_floor)
+    beyond = low > floor or (not is_float32 and (steady_low > steady_floor or abs(repeated) > repeated_floor))
     return ("different" if beyond else "rounding"), size
 
 
 def _upper(compared: Compared, weights: Float64, one: Float64, other: Float64) -> float:
     differing = compared.having(one, other)
     return mean_range(weights * differing.halves(other), differing)[1]
+
+
+def _repeated(compared: Compared, one: Float64, pairs: Sequence[tuple[Float64, Float64]]) -> tuple[float, float]:
+    """Return mean d at tokens that occurred before, less that at new ones, at the end nearest to 0, and its floor."""
+    again = occurred(compared.batch, slice(0, compared.batch.num_rollouts))
+    if any(np.unique(compared.groups[compared.usable & each]).size < _LEAST_PROMPTS for each in (again, ~again)):
+        return math.nan, math.nan
+
+    def interval(mine: Float64, logged: Float64) -> tuple[float, float]:
+        having = compared.having(logged, mine)
+        with np.errstate(invalid="ignore"):
+            d = np.where(having.usable, np.clip(mine - logged, -LARGEST, LARGEST), 0.0)
+        return contrast_range(np.nan_to_num(d), again, having)
+
+    low, high = interval(one, compared.logged)
+    floor = math.sqrt(TWO_ROUNDINGS * OTHER_KERNELS) * max(
+        [abs(end) for pair in pairs for end in interval(*pair)], default=0.0
+    )
+    return (low if low > 0 else min(high, 0.0)), floor
 
 
 def _size(
@@ -74,7 +103,7 @@ def _size(
     ends: tuple[float, float],
     dtype: str,
     floor: float,
-    steady: tuple[float, float],
+    others: tuple[float, float, float, float],
 ) -> Size:
     usable = compared.usable & np.isfinite(wide)
     d = log_ratio(wide.astype(np.float32), compared.logged.astype(np.float32))[usable]
@@ -104,8 +133,10 @@ def _size(
         half_square_low=ends[0],
         half_square_high=ends[1],
         floor=floor,
-        steady=steady[0],
-        steady_floor=steady[1],
+        steady=others[0],
+        steady_floor=others[1],
+        repeated=others[2],
+        repeated_floor=others[3],
         prompts=tuple(
             Prompt(name=names[group], tokens=int(sizes[group]), half_squares=float(sums[group]))
             for group in range(number)

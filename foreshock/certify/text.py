@@ -37,6 +37,12 @@ def _of_size(size: Size) -> str:
             f"beyond the floor {number(size.steady_floor)} at the tokens at which precisions agree "
             f"({number(size.steady)}); the floor of all tokens is"
         )
+    elif size.dtype != "float32" and abs(size.repeated) > size.repeated_floor:
+        judged = (
+            f"at tokens that occurred before, d is at least {number(abs(size.repeated))} from that at new ones (floor "
+            f"{number(size.repeated_floor)}), as by a repetition, presence or frequency penalty; all tokens are within "
+            "the floor"
+        )
     else:
         judged = "within the floor"
     ends = between_ends(number(size.k3_low), number(size.k3_high))

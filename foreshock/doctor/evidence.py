@@ -137,6 +137,14 @@ def mean_range(halves: Float64, compared: Compared) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def contrast_range(values: Float64, chosen: NDArray[np.bool_], compared: Compared) -> tuple[float, float]:
+    """Return the 99 % interval over prompts of the mean of `values` at `chosen` usable tokens, less that at others."""
+    sums = [each * factor for each in (compared.usable & chosen, compared.usable & ~chosen) for factor in (values, 1.0)]
+    one, ones, other, others = _resampled(np.stack(sums), compared)
+    low, high = np.quantile(one / np.maximum(ones, 1) - other / np.maximum(others, 1), [0.005, 0.995])
+    return float(low), float(high)
+
+
 def steadiness(replays: list[Float64], compared: Compared) -> Float64:
     """Return the weight of each token: s₀² / (s₀² + s²), s² its squared rounding difference and s₀² the usual one.
 

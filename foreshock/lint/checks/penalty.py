@@ -55,11 +55,11 @@ class Occurrences(Counts):
         places = chosen if pairs.places is None else pairs.places[chosen] - pairs.start
         d = d[chosen].astype(np.float64)
         likelihood = -0.5 * np.add(pairs.rollout[chosen], pairs.trainer[chosen], dtype=np.float64)
-        keys = 2 * np.searchsorted(_EDGES, likelihood) + _occurred(counting.batch, rows)[places]
+        keys = 2 * np.searchsorted(_EDGES, likelihood) + occurred(counting.batch, rows)[places]
         self.table += ByOccurrence.of(keys, np.ones(d.size), d, d * d)
 
 
-def _occurred(batch: RolloutBatch, rows: slice) -> NDArray[np.bool_]:
+def occurred(batch: RolloutBatch, rows: slice) -> NDArray[np.bool_]:
     """Return whether each response token of some rollouts occurred before in its prompt or response, [T]."""
     prompts, responses = (
         offsets[rows.start : rows.stop + 1] for offsets in (batch.prompt_offsets, batch.response_offsets)

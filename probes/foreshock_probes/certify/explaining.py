@@ -20,6 +20,7 @@ from foreshock.scorers import ENGINE_REPLAY, REFERENCE, SCORERS, VARIANTS
 from foreshock_probes.certify.conditions import Condition
 from foreshock_probes.certify.parts import shortened
 from foreshock_probes.doctor.job import PART as DOCTOR
+from foreshock_probes.doctor.job import WITHOUT_ADAPTER
 from foreshock_probes.engines.process import JobAbandonedError, ScoreTask, run_tasks
 from foreshock_probes.layer_divergence.states import PART as LAYERS
 from foreshock_probes.layer_divergence.states import compare_layers
@@ -63,9 +64,10 @@ class Explanations:
     def _cause(self, batch: RolloutBatch, dtype: str) -> tuple[str, list[str]]:
         path, folder = self._files / "doctor.rollouts", self._asked.model
         path.write_bytes(encode_rollouts(batch))
+        is_adapter = folder != self._base
         given: dict[str, Any] = {
-            "folders": {"the model": str(folder)},
-            "bases": {"the model": str(self._base)} if folder != self._base else {},
+            "folders": {"the model": str(folder)} | ({WITHOUT_ADAPTER: str(self._base)} if is_adapter else {}),
+            "bases": {"the model": str(self._base)} if is_adapter else {},
             "versions": {},
             "announced": "the model",
             "unusable": {},

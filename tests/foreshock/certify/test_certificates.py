@@ -15,9 +15,10 @@ from foreshock.api.records import to_json
 from foreshock.certify.certificate import ESS_TOKENS, read_certificate, write_certificate
 from foreshock.certify.compare import compare, comparison_lines
 from foreshock.certify.judging import judged, largest_tokens
-from foreshock.certify.text import certificate_html, certificate_lines, junit_xml
+from foreshock.certify.text import certificate_html, certificate_lines, junit_xml, sentence_of
 from foreshock.commands.text import Paint
 from foreshock.errors import ConfigurationError
+from foreshock.lint.checks.penalty import occurred
 from tests.foreshock.certify.making import PROMPTS, TOKENS, certificate, log_probs, not_tried, replays, row, tokens_of
 
 BATCH = tokens_of()
@@ -59,6 +60,33 @@ def test_rounding_at_unsteady_tokens_hides_no_change_at_steady_ones() -> None:
     verdict, size = judged(BATCH, changed, MU, precisions, "bfloat16")
     assert size.half_square_low < size.floor
     assert verdict == "different"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_small_difference_at_tokens_that_occurred_before_is_a_penalty(seed: int) -> None:
+    """k3 is within the floor, as most of it is noise; the same difference at as many other tokens is noise too."""
+    again = occurred(BATCH, slice(0, PROMPTS))
+    other = np.random.default_rng(seed).permutation(again)
+    noisy = log_probs(seed + 200, 0.01)
+    verdict, size = judged(BATCH, noisy + 0.015 * again.astype(np.float32), MU, replays(0.01), "bfloat16")
+    assert size.half_square_low < size.floor
+    assert size.steady < size.steady_floor
+    assert verdict == "different"
+    assert "as by a repetition, presence or frequency penalty" in sentence_of(verdict, [size])
+    assert judged(BATCH, noisy + 0.015 * other.astype(np.float32), MU, replays(0.01), "bfloat16")[0] == "rounding"
+
+
+def test_tokens_that_one_precision_removes_are_not_compared() -> None:
+    """Top-p removes a token at its edge in one precision; one that all precisions remove counts."""
+    precisions = [each.copy() for each in replays()]
+    precisions[0][7] = -np.inf
+    one = MU + np.float32(0.001)
+    one[7] = -np.inf
+    verdict, size = judged(BATCH, one, MU, precisions, "bfloat16")
+    assert (verdict, size.tokens) == ("rounding", MU.size - 1)
+    for each in precisions:
+        each[7] = -np.inf
+    assert judged(BATCH, one, MU, precisions, "bfloat16")[1].half_square == pytest.approx(12.5 / MU.size, rel=1e-2)
 
 
 def test_float32_has_a_floor_of_its_own() -> None:
