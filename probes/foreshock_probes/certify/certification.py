@@ -111,6 +111,8 @@ class Certification:
             self._ended = f"the budget of {self._asked.budget:g} s was spent"
         except KeyboardInterrupt:
             self._ended = "interrupted"
+        except OSError as error:
+            self._ended = f"the engines' files cannot be written to {self._files.parent} ({error.strerror})"
         found = self.certificate()
         write_certificate(self._out, found)
         return found
@@ -159,10 +161,14 @@ class Certification:
 
     def _conditions(self) -> list[Condition]:
         float32 = self._asked.trainer in plan.REPLAYED_IN_FLOAT32 and self._dtype != _FLOAT32
+        asked, engines = self._asked.rows, tuple(self._asked.engines)
         rows = plan.conditions_of(
-            self._asked.trainer, tuple(self._asked.engines), self._vllm, float32, self._own, adapter=self._is_adapter
+            self._asked.trainer, engines, self._vllm, float32, self._own, adapter=self._is_adapter
         )
-        return [each for each in rows if not self._asked.rows or each.name in self._asked.rows]
+        known = {each.name: each for each in rows}
+        if unknown := set(asked) - set(known):
+            raise ConfigurationError(f"--rows: there is no condition {min(unknown)}; there are {', '.join(known)}")
+        return [each for name, each in known.items() if not asked or name in asked]
 
     def _processes(self) -> list[tuple[Part, ...]]:
         rows = self._conditions()

@@ -98,7 +98,10 @@ class CertifyCommand:
         )  # fmt: skip
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Certify or show; return 1 if a row is different (with `--against`: became worse), 130 if interrupted."""
+        """Certify or show; return 1 if a row is different (with `--against`: became worse) or none was tried.
+
+        130 if interrupted.
+        """
         for option in ("html", "junit", "out"):
             if getattr(arguments, option) is not None:
                 check_output(f"--{option}", getattr(arguments, option))
@@ -133,7 +136,9 @@ def _report(arguments: argparse.Namespace, found: Certificate, other: Certificat
         _send(arguments, found)
     if found.ended == "interrupted" and arguments.what[0] != _SHOW:
         return 130
-    return int(bool(worse) if other is not None else any(row.verdict == "different" for row in found.rows))
+    is_untried = all(row.verdict == "not tried" for row in found.rows)
+    is_different = bool(worse) if other is not None else any(row.verdict == "different" for row in found.rows)
+    return int(is_different or is_untried)
 
 
 def _send(arguments: argparse.Namespace, found: Certificate) -> None:
@@ -180,9 +185,15 @@ def _certified(arguments: argparse.Namespace, other: Certificate | None) -> Cert
         spent = time.monotonic() - start
         print(f"{spent:5.0f} of at most {arguments.budget:.0f} s  {line}", file=sys.stderr, flush=True)
 
-    with tempfile.TemporaryDirectory() as files:
-        given = None if other is None else given_rollouts(other)
-        return Certification(asked, Path(files), out, log, given).run()
+    given = None if other is None else given_rollouts(other)
+    try:
+        with tempfile.TemporaryDirectory() as files:
+            return Certification(asked, Path(files), out, log, given).run()
+    except OSError as error:
+        where = os.environ.get("TMPDIR", "the folder of temporary files")
+        raise ConfigurationError(
+            f"{where} cannot be used for the engines' files ({error.strerror}); set TMPDIR to another folder"
+        ) from None
 
 
 def _bisect(arguments: argparse.Namespace) -> int:

@@ -104,7 +104,8 @@ class Work:
     def problem(self, name: str) -> str | None:
         """Return why a part has no result, in the words of who failed; None if nobody tried."""
         path = _problem(self._folder, name)
-        return path.read_text("utf-8") if path.is_file() else None
+        # A full disk leaves an empty file.
+        return path.read_text("utf-8") or None if path.is_file() else None
 
     def is_done(self, part: Part) -> bool:
         """Return whether a part has a result or a problem."""

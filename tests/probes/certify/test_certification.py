@@ -43,6 +43,7 @@ class Engines:
         self.shift: dict[str, float] = {}
 
     def do(self, work: Work, parts: Sequence[Part], abandoned: Callable[[], bool]) -> None:
+        self.folder = work._folder
         for part in parts:
             self.before(part)
             if abandoned():
@@ -190,6 +191,46 @@ def test_tokens_of_another_certificate_are_scored_again(engines: Engines, model:
     assert again.row("prefill").rollouts == first.row("prefill").rollouts  # type: ignore[union-attr]
     assert again.row("sampling").rollouts != first.row("prefill").rollouts  # type: ignore[union-attr]
     assert "not tried" not in verdicts(again).values()
+
+
+def test_unknown_row_is_refused_before_any_work(engines: Engines, model: Path) -> None:
+    with pytest.raises(ConfigurationError, match="there is no condition prefil; there are trainer/vllm"):
+        certified(engines, model, rows=("prefill", "prefil"))
+    assert engines.done == []
+
+
+def test_full_disk_in_the_middle_leaves_a_whole_certificate(engines: Engines, model: Path) -> None:
+    def fill(part: Part) -> None:
+        if part.name == "restart":
+            raise OSError(28, "No space left on device")
+
+    engines.before = fill
+    found = certified(engines, model)
+    assert found.ended == f"the engines' files cannot be written to {engines.folder.parent} (No space left on device)"
+    left = {row.name: row.sentence for row in found.rows if row.verdict == "not tried"}
+    assert left == dict.fromkeys(("restart", "threads", "seed"), found.ended)
+
+
+def test_full_disk_at_the_start_is_said(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engines: Engines
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setenv("TMPDIR", "/full")
+    monkeypatch.setattr(Work, "add", full)
+    with pytest.raises(ConfigurationError, match=r"^/full cannot be used .*\(No space left on device\); set TMPDIR"):
+        run_command(str(model), "--out", str(tmp_path / "new.json"))
+
+
+def test_status_is_1_if_nothing_was_tried(
+    engines: Engines, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engines.problems = {"base": "the engine refuses the model"}
+    out = tmp_path / "cert.json"
+    assert run_command(str(model), "--out", str(out), "--rows", "restart") == 1
+    assert "the engine refuses the model" in capsys.readouterr().out
+    assert {row.verdict for row in read_certificate(out).rows} == {"not tried"}
 
 
 def test_a_context_without_room_is_refused(engines: Engines, model: Path) -> None:
