@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,8 +64,16 @@ def judged(
     low, high = mean_range(halves, compared)
     steady_low = mean_range(weights * halves, compared)[0]
     repeated, repeated_floor = _repeated(compared, wide, pairs)
-    size = _size(
-        compared, wide, halves, (low, high), dtype, floor, (steady_low, steady_floor, repeated, repeated_floor)
+    size = Size(
+        dtype=dtype,
+        half_square_low=low,
+        half_square_high=high,
+        floor=floor,
+        steady=steady_low,
+        steady_floor=steady_floor,
+        repeated=repeated,
+        repeated_floor=repeated_floor,
+        **_sizes(compared, wide, halves),
     )
     if size.equal == 1.0:
         return "identical", size
@@ -96,15 +105,8 @@ def _repeated(compared: Compared, one: Float64, pairs: Sequence[tuple[Float64, F
     return (low if low > 0 else min(high, 0.0)), floor
 
 
-def _size(
-    compared: Compared,
-    wide: Float64,
-    halves: Float64,
-    ends: tuple[float, float],
-    dtype: str,
-    floor: float,
-    others: tuple[float, float, float, float],
-) -> Size:
+def _sizes(compared: Compared, wide: Float64, halves: Float64) -> dict[str, Any]:
+    """Return the fields of `Size` that no floor decides."""
     usable = compared.usable & np.isfinite(wide)
     d = log_ratio(wide.astype(np.float32), compared.logged.astype(np.float32))[usable]
     count = max(int(usable.sum()), 1)
@@ -119,30 +121,21 @@ def _size(
     for row, group in zip(compared.rows.tolist(), compared.groups.tolist(), strict=True):
         names[group] = names[group] or str((compared.batch.group_ids or compared.batch.sample_ids)[row])
     sums = np.bincount(compared.groups, halves, number)
-    return Size(
-        dtype=dtype,
-        tokens=int(usable.sum()),
-        equal=float((d == 0.0).sum() / count),
-        k3=k3.mean,
-        k3_low=k3.low,
-        k3_high=k3.high,
-        largest=float(np.abs(d).max(initial=0.0)),
-        beyond_clip=float((np.abs(ratios - 1.0) > CLIP).sum() / count),
-        ess=_ess(ratios),
-        half_square=float(halves.sum()) / count,
-        half_square_low=ends[0],
-        half_square_high=ends[1],
-        floor=floor,
-        steady=others[0],
-        steady_floor=others[1],
-        repeated=others[2],
-        repeated_floor=others[3],
-        prompts=tuple(
+    return {
+        "tokens": int(usable.sum()),
+        "equal": float((d == 0.0).sum() / count),
+        "k3": k3.mean,
+        "k3_low": k3.low,
+        "k3_high": k3.high,
+        "largest": float(np.abs(d).max(initial=0.0)),
+        "beyond_clip": float((np.abs(ratios - 1.0) > CLIP).sum() / count),
+        "ess": _ess(ratios),
+        "half_square": float(halves.sum()) / count,
+        "prompts": tuple(
             Prompt(name=names[group], tokens=int(sizes[group]), half_squares=float(sums[group]))
-            for group in range(number)
-            if sizes[group]
+            for group in np.flatnonzero(sizes)
         ),
-    )
+    }
 
 
 def _ess(ratios: Float64) -> float:

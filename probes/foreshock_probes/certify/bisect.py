@@ -122,7 +122,9 @@ def _try(asked: Bisection, release: str, tried: Tried, log: Callable[[str], None
         log(f"{release}: certifies")
         words = [*asked.words, "--out", str(out), *against]
         # -P: without it, a checkout that is the current folder would be imported instead of the environment's packages.
-        _run([python_of(folder), "-P", "-m", "foreshock.commands.main", "certify", *words], _ANSWERS, log, out)
+        last = _run([python_of(folder), "-P", "-m", "foreshock.commands.main", "certify", *words], _ANSWERS, log)
+        if not out.is_file():
+            raise ConfigurationError(f"it made no certificate: {last}")
         certificate = read_certificate(out)
         tried.moved[release] = [
             moved for each in list(tried.certificates.values())[:1] for moved in compare(certificate, each)
@@ -162,16 +164,9 @@ def python_of(folder: Path) -> str:
 
 
 def _run(
-    command: Sequence[str],
-    statuses: Sequence[int],
-    tell: Callable[[str], None] | None = None,
-    makes: Path | None = None,
-    **variables: str,
-) -> None:
-    """Run a command and tell its lines of progress.
-
-    Raises ConfigurationError with its last line for another status, or if the file `makes` is missing then.
-    """
+    command: Sequence[str], statuses: Sequence[int], tell: Callable[[str], None] | None = None, **variables: str
+) -> str:
+    """Run a command, tell its lines of progress and return its last line. Raises ConfigurationError with it."""
     # An environment of its own: the packages of this one are not to be found there.
     inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     last = "it said nothing"
@@ -187,8 +182,9 @@ def _run(
             last = line.strip() or last
             if tell is not None and _PROGRESS.match(line):
                 tell(line.rstrip())
-    if process.returncode not in statuses or (makes is not None and not makes.is_file()):
+    if process.returncode not in statuses:
         raise ConfigurationError(f"{' '.join(command)[:120]} ended with {process.returncode}: {last[:300]}")
+    return last[:300]
 
 
 def _changes(tried: Tried, release: str) -> list[Moved]:

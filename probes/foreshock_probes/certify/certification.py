@@ -73,20 +73,15 @@ class Certification:
         self._vllm = tuple(each for each in asked.engines if engine_of(each) == "vllm")
         self._options: dict[str, Any] = {name: each for one in self._vllm for name, each in asked.engines[one].items()}
         self._dtype = str(self._options.get("dtype", "bfloat16"))
-        self._work = Work(
-            files,
-            ScoreTask(
-                scorer=asked.trainer,
-                weights_folder=str(self._base),
-                adapter=str(asked.model) if self._is_adapter else None,
-                weights_digest=self._digest,
-                rollouts="",
-                result="",
-            ),
-        )
+        adapter = str(asked.model) if self._is_adapter else None
+        task = ScoreTask(
+            scorer=asked.trainer, weights_folder=str(self._base), adapter=adapter, weights_digest=self._digest,
+            rollouts="", result="",
+        )  # fmt: skip
+        self._work = Work(files, task)
         self._own = BASE if given is None else OWN
         self._notes: list[str] = []
-        self._explanations = Explanations(files, asked, self._base, self._digest, self._abandoned)
+        self._explanations = Explanations(files, asked, task, self._abandoned)
         self._why: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._prepare(given)
 

@@ -30,6 +30,7 @@ from foreshock_probes.offers import what_lacks
 _DEFAULT_ENGINES = (ENGINE_DECODE, ENGINE_REPLAY)
 _BUDGET = 600.0
 _SHOW, _BISECT = "show", "bisect"
+_OF_SAMPLING = ("rollouts", "tokens", "longest", "seed", "prompts")
 _OF_BISECT = ("package", "first", "last", "setup", "work")
 
 
@@ -98,10 +99,7 @@ class CertifyCommand:
         )  # fmt: skip
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Certify or show; return 1 if a row is different (with `--against`: became worse) or none was tried.
-
-        130 if interrupted.
-        """
+        """Certify or show; return 1 if no row was tried, or one is different (`--against`: worse); 130: Ctrl-C."""
         for option in ("html", "junit", "out"):
             if getattr(arguments, option) is not None:
                 check_output(f"--{option}", getattr(arguments, option))
@@ -136,9 +134,8 @@ def _report(arguments: argparse.Namespace, found: Certificate, other: Certificat
         _send(arguments, found)
     if found.ended == "interrupted" and arguments.what[0] != _SHOW:
         return 130
-    is_untried = all(row.verdict == "not tried" for row in found.rows)
-    is_different = bool(worse) if other is not None else any(row.verdict == "different" for row in found.rows)
-    return int(is_different or is_untried)
+    verdicts = {row.verdict for row in found.rows}
+    return int(verdicts <= {"not tried"} or (bool(worse) if other is not None else "different" in verdicts))
 
 
 def _send(arguments: argparse.Namespace, found: Certificate) -> None:
@@ -170,14 +167,10 @@ def _certified(arguments: argparse.Namespace, other: Certificate | None) -> Cert
         engines=engines,
         trainer=trainer,
         trainer_options=options,
-        prompts=arguments.prompts,
-        rollouts=arguments.rollouts,
-        tokens=arguments.tokens,
-        longest=arguments.longest,
-        seed=arguments.seed,
-        budget=arguments.budget,
         rows=tuple(arguments.rows),
+        budget=arguments.budget,
         explain=arguments.explain,
+        **{name: getattr(arguments, name) for name in _OF_SAMPLING},
     )
     start = time.monotonic()
 
@@ -204,7 +197,7 @@ def _bisect(arguments: argparse.Namespace) -> int:
         if getattr(arguments, option) is not None:
             raise ConfigurationError(f"--{option} is not for bisect: its certificates are in the folder of --work")
     words = [arguments.what[1], "--explain", "none", "--trainer", arguments.trainer, "--engine", *arguments.engine]
-    for option in ("rollouts", "tokens", "longest", "seed", "prompts"):
+    for option in _OF_SAMPLING:
         if getattr(arguments, option) is not None:
             words += [f"--{option}", str(getattr(arguments, option))]
     words += ["--budget", f"{arguments.budget:.0f}s", *(["--rows", *arguments.rows] if arguments.rows else [])]

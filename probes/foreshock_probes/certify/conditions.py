@@ -164,13 +164,7 @@ def torch_parts(trainer: str, options: Mapping[str, Any], sets: tuple[str, ...],
         for each in sets
     ]
     parts.append(
-        Part(
-            name=_REBATCHED,
-            scorer=trainer,
-            rollouts=BASE,
-            options=dict(options),
-            variant=NOISE_FLOOR_VARIANT,
-        )
+        Part(name=_REBATCHED, scorer=trainer, rollouts=BASE, options=dict(options), variant=NOISE_FLOOR_VARIANT)
     )
     for name, (scorer, own) in PRECISIONS.items():
         parts += [

@@ -37,9 +37,8 @@ Why = tuple[str, tuple[str, ...]]
 class Explanations:
     """Explains rows; two rows with the same log-probs are examined once."""
 
-    def __init__(self, files: Path, asked: Asked, base: Path, digest: str, abandoned: Callable[[], bool]) -> None:
-        self._files, self._asked, self._base, self._digest = files, asked, base, digest
-        self._abandoned = abandoned
+    def __init__(self, files: Path, asked: Asked, task: ScoreTask, abandoned: Callable[[], bool]) -> None:
+        self._files, self._asked, self._task, self._abandoned = files, asked, task, abandoned
         self._layers: dict[str, str] = {}
         self._known: list[tuple[RolloutBatch, Why]] = []
 
@@ -62,12 +61,11 @@ class Explanations:
         return why
 
     def _cause(self, batch: RolloutBatch, dtype: str) -> tuple[str, list[str]]:
-        path, folder = self._files / "doctor.rollouts", self._asked.model
+        path, base, adapter = self._files / "doctor.rollouts", self._task.weights_folder, self._task.adapter
         path.write_bytes(encode_rollouts(batch))
-        is_adapter = folder != self._base
         given: dict[str, Any] = {
-            "folders": {"the model": str(folder)} | ({WITHOUT_ADAPTER: str(self._base)} if is_adapter else {}),
-            "bases": {"the model": str(self._base)} if is_adapter else {},
+            "folders": {"the model": adapter or base} | ({WITHOUT_ADAPTER: base} if adapter else {}),
+            "bases": {"the model": base} if adapter else {},
             "versions": {},
             "announced": "the model",
             "unusable": {},
@@ -75,7 +73,7 @@ class Explanations:
             "in_float32": dtype == "float32",
         }
         arguments = {"given": json.dumps(given), "doing": str(self._files / "doing")}
-        task = self._task(REFERENCE, path, "report.json", DOCTOR, arguments)
+        task = self._of(REFERENCE, path, "report.json", DOCTOR, arguments=arguments)
         try:
             (report,) = run_tasks(
                 [task],
@@ -108,7 +106,7 @@ class Explanations:
         if dtype == "float32":
             options[trainer] = {}
         tasks = [
-            self._task(name, path, f"states-{name}{variant}", LAYERS, {}, variant, options[name])
+            self._of(name, path, f"states-{name}{variant}", LAYERS, variant=variant, options=options[name])
             for name in (ENGINE_REPLAY, trainer)
             for variant in VARIANTS
         ]
@@ -122,28 +120,10 @@ class Explanations:
             self._layers[dtype] = f"Layers could not be compared: {shortened(str(error))}."
         return self._layers[dtype]
 
-    def _task(
-        self,
-        scorer: str,
-        rollouts: Path,
-        result: str,
-        function: str,
-        arguments: dict[str, str],
-        variant: str = "",
-        options: dict[str, Any] | None = None,
-    ) -> ScoreTask:
-        return ScoreTask(
-            scorer=scorer,
-            variant=variant,
-            weights_folder=str(self._base),
-            adapter=None if self._base == self._asked.model else str(self._asked.model),
-            weights_digest=self._digest,
-            options=options or {},
-            rollouts=str(rollouts),
-            result=str(self._files / result),
-            function=function,
-            arguments=arguments,
-        )
+    def _of(self, scorer: str, rollouts: Path, result: str, function: str, **fields: Any) -> ScoreTask:
+        """Return a task of a process for the model."""
+        known = {"scorer": scorer, "rollouts": str(rollouts), "result": str(self._files / result), "function": function}
+        return self._task.model_copy(update=known | fields)
 
 
 def _same(one: RolloutBatch, other: RolloutBatch) -> bool:

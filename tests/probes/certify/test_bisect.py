@@ -77,7 +77,7 @@ PYTHONPATH={tmp_path}/own exec {sys.executable} -S "\\$@"
 END
 chmod +x $FOLDER/bin/python
 """
-    with pytest.raises(ConfigurationError, match="ended with 1: RuntimeError: of the environment"):
+    with pytest.raises(ConfigurationError, match="made no certificate: RuntimeError: of the environment"):
         bisected(given, {}, "--setup", setup)
 
 

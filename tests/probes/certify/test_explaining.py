@@ -18,11 +18,13 @@ from foreshock_probes.certify import explaining
 from foreshock_probes.certify.certification import Asked
 from foreshock_probes.certify.conditions import Condition
 from foreshock_probes.certify.explaining import Explanations
+from foreshock_probes.doctor.job import WITHOUT_ADAPTER
 from foreshock_probes.engines.process import Done, EngineError, JobAbandonedError, ScoreTask
 from tests.probes.tiny import make_rollouts
 
 TRAINER_ROW = Condition("trainer/vllm.prefill", "", "trainer base", "vllm.prefill")
 ENGINE_ROW = Condition("prefix_cache", "", "prefix_cache", "vllm.decode")
+TASK = ScoreTask(scorer="", weights_folder="m", weights_digest="sha256:0", rollouts="", result="")
 CAUSE = Finding("cause", "rollout", "norm_eps", "1e-5", "the log-probs have another ε", 10, 2, share=0.99)
 UNKNOWN = Finding("unknown", "rollout", "unknown", "", "reproduced by no variant. Spread over ids.", 10, 2)
 
@@ -57,7 +59,7 @@ def explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Doct
     def explanations(doctor: Doctor, explain: str = "all") -> Explanations:
         monkeypatch.setattr(explaining, "run_tasks", doctor)
         asked = Asked(Path("m"), {"vllm.prefill": {}}, "torch.bfloat16", {}, explain=explain)
-        return Explanations(tmp_path, asked, Path("m"), "sha256:0", lambda: False)
+        return Explanations(tmp_path, asked, TASK, lambda: False)
 
     return explanations
 
@@ -81,6 +83,18 @@ def test_the_doctor_is_told_the_precision(explained: Callable[[Doctor], Explanat
     doctor = Doctor(CAUSE)
     explained(doctor).of(ENGINE_ROW, batch_with(-1.0, None), dtype)
     assert doctor.given[0]["in_float32"] == (dtype == "float32")
+
+
+def test_the_doctor_knows_the_model_without_its_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that did not get the adapter samples from these weights."""
+    doctor = Doctor(CAUSE)
+    monkeypatch.setattr(explaining, "run_tasks", doctor)
+    asked = Asked(Path("adapter"), {"vllm.prefill": {}}, "torch.bfloat16", {})
+    Explanations(tmp_path, asked, TASK.model_copy(update={"adapter": "adapter"}), lambda: False).of(
+        ENGINE_ROW, batch_with(-1.0, None), "bfloat16"
+    )
+    assert doctor.given[0]["folders"] == {"the model": "adapter", WITHOUT_ADAPTER: "m"}
+    assert doctor.given[0]["bases"] == {"the model": "m"}
 
 
 def test_equal_log_probs_are_examined_once(explained: Callable[[Doctor], Explanations]) -> None:
