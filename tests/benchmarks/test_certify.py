@@ -23,18 +23,21 @@ def test_wanted_certificates_are_more_than_the_bar_and_of_known_models() -> None
     assert {name.partition("-")[0] for _, _, name in found} <= set(KINDS)
 
 
-def test_change_is_planted_from_the_third_release_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("change", list(releases.CHANGES.values()), ids=list(releases.CHANGES))
+def test_change_is_planted_from_the_third_release_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: releases.Change
+) -> None:
     monkeypatch.setattr(releases, "ENVIRONMENTS", tmp_path / "plain")
     monkeypatch.setattr(releases, "make_environment", lambda package, release, folder: None)
-    file = Path("lib", "python3.11", "site-packages", releases._FILE)
+    file = Path("lib", "python3.11", "site-packages", change.file)
     for release in releases.RELEASES:
         plain = tmp_path / "plain" / release / file
         plain.parent.mkdir(parents=True)
-        plain.write_text(f"call({releases._PLAIN})")
-        releases.set_up(release, tmp_path / release)
+        plain.write_text(f"call({change.plain})")
+        releases.set_up(change, release, tmp_path / release)
         is_changed = releases.RELEASES.index(release) >= 2
-        assert ("scale * 1.05" in (tmp_path / release / file).read_text()) == is_changed
-        assert "1.05" not in plain.read_text()
+        assert (change.planted in (tmp_path / release / file).read_text()) == is_changed
+        assert change.planted not in plain.read_text()
 
 
 @pytest.mark.parametrize(("noises", "share"), [((0.01, 0.011), 1.0), ((0.01, 0.1), 0.0)])

@@ -21,7 +21,7 @@ from foreshock.digests import digest_of_bytes, weights_digest
 from foreshock.errors import ConfigurationError
 from foreshock.model_kind import model_kind_of_folder
 from foreshock.rollouts import RolloutBatch, decode_rollouts, encode_rollouts
-from foreshock.scorers import ENGINE_DECODE, REFERENCE, SCORERS
+from foreshock.scorers import ENGINE_DECODE, ENGINE_REPLAY, REFERENCE, SCORERS
 from foreshock_probes.adapters import base_folder_of, is_adapter, merge
 from foreshock_probes.certify import conditions as plan
 from foreshock_probes.certify.conditions import AGAIN, BASE, LONG_PROMPTS, LONG_TOKENS, OWN, PROMPTS, Condition
@@ -308,10 +308,11 @@ class Certification:
 def replace_logged(batch: RolloutBatch, one: LogProbs, other: LogProbs, condition: Condition) -> RolloutBatch:
     """Return the rollouts with the two results as what an engine and a trainer logged.
 
-    A row without a trainer has none: the result under the condition is the engine's.
+    A row without a trainer has none: the engine's is the result under the condition, or of decode against prefill.
     """
     of_trainer = condition.one.startswith("trainer")
-    return replace(batch, rollout_log_probs=other if of_trainer else one, trainer_log_probs=one if of_trainer else None)
+    engine = other if of_trainer or condition.one == ENGINE_REPLAY else one
+    return replace(batch, rollout_log_probs=engine, trainer_log_probs=one if of_trainer else None)
 
 
 def given_rollouts(certificate: Certificate) -> RolloutBatch | None:

@@ -165,9 +165,12 @@ def test_budget_ends_the_rest(engines: Engines, model: Path) -> None:
 
 def test_a_change_is_different_and_is_examined(engines: Engines, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     examined: list[tuple[str, str]] = []
+    logged: dict[str, float] = {}
 
     def of(_: Explanations, row: Condition, batch: RolloutBatch, dtype: str) -> Why:
         examined.append((row.name, dtype))
+        assert batch.rollout_log_probs is not None
+        logged[row.name] = float(np.mean(batch.rollout_log_probs))
         return "x", ("Why.",)
 
     monkeypatch.setattr(Explanations, "of", of)
@@ -179,6 +182,8 @@ def test_a_change_is_different_and_is_examined(engines: Engines, model: Path, mo
     assert ("prefix_cache", "bfloat16") in examined
     assert ("trainer/vllm.prefill", "float32") in examined
     assert found.row("prefix_cache").why == ("Why.",)  # type: ignore[union-attr]
+    # The engine's log-probs are those under the condition; of decode and prefill, those of decode, which samples.
+    assert logged["prefix_cache"] == pytest.approx(logged["prefill"] + 0.2, abs=1e-3)
 
 
 def test_tokens_of_another_certificate_are_scored_again(engines: Engines, model: Path) -> None:
