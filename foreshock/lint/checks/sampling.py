@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -321,7 +322,7 @@ def _check_raw(judging: Judging) -> Outcome:
     if declared.shaped_mode_unknown:
         return NotChecked(f"sampled with {declared.parameters}, and logprobs_mode is not declared; {tested.why}")
     if declared.is_plain or declared.mode_processed == rollouts:
-        return Clean(f"by the declared sampling only; {tested.why}")
+        return Clean(f"{BY_DECLARATION}; {tested.why}")
     return tested
 
 
@@ -372,6 +373,9 @@ def _check_declared(judging: Judging) -> Outcome:
         seen = f"{shaped}, without logprobs_mode and entropies."
     return Finding("info", seen, {"rollouts": rollouts})
 
+
+BY_DECLARATION: Final = "by the declared sampling only"
+"""How the reason begins for which the logged μ counts as the sampling distribution without a test."""
 
 _NO_TARGET = "needs both log-probs and entropy"
 _CONTRADICTION = "`entropy` contradicts the declared sampling"

@@ -11,11 +11,13 @@ from sqlalchemy.orm import Session
 from foreshock import json_values
 from foreshock.api import steps as records
 from foreshock.api.records import parse, to_json
+from foreshock.diagnosis.findings import PastFinding
 from foreshock.diagnosis.history import NEWEST_STEPS as WINDOW_STEPS
 from foreshock.diagnosis.quantities import ENTROPY_KEY, quantities_of
 from foreshock.lint import CHECKS
 from foreshock.lint.checks import sampling
 from foreshock.lint.checks.pairs import IDENTICAL
+from foreshock.lint.judging import Finding
 from foreshock.lint.report import outcome_records
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.severity import severity_rank
@@ -169,17 +171,19 @@ def read_run(
 ) -> records.RunLintRecord:
     """Return the lint of a run, over the active steps or over one attempt."""
     run = runs.get_run(session, principal, run_id)
-    checked, clean, sums = _run_sums(session, run_id, attempt)
+    checked, clean, sums = _run_sums(session, *_chosen(session, run_id, attempt))
     warnings = _by_name(_warned_steps(session, run_id, attempt))
     # The steps are independent parts of one martingale.
     whole, check = outcome_records(CHECKS[_SURPRISAL], sampling.check_surprisal(sums)) if checked else (None, None)
-    seen_in_steps = any(warning.name == _SURPRISAL for warning in warnings)
+    is_known = any(warning.name == _SURPRISAL for warning in warnings)
+    if whole is not None and not is_known:
+        is_known = _is_declared(session, *_chosen(session, run_id, attempt))
     return records.RunLintRecord(
         checked_steps=checked,
         clean_steps=clean,
         warnings=tuple(warnings),
         window=_window(session, run, attempt, known={warning.name for warning in warnings}),
-        whole_run=None if seen_in_steps else whole,
+        whole_run=None if is_known else whole,
         whole_run_check=check,
     )
 
@@ -221,8 +225,27 @@ def _warned_steps(
     return found
 
 
-def _run_sums(session: Session, run_id: str, attempt: int | None) -> tuple[int, int, sampling.SurprisalSums]:
-    """Return (checked steps, clean steps, sums) of the active steps, or of those of one attempt."""
+def found_together(session: Session, run_id: str, first: int, newest: int) -> PastFinding | None:
+    """Return the finding of the surprisal test over the active steps `first` to `newest` together; None if clean."""
+    chosen = StepLint.run_id == run_id, attempts.active_rows(session, run_id, StepLint, first, newest)
+    _, _, sums = _run_sums(session, *chosen)
+    check, found = CHECKS[_SURPRISAL], sampling.check_surprisal(sums)
+    if not isinstance(found, Finding) or _is_declared(session, *chosen):
+        return None
+    return PastFinding(
+        "lint", check.name, found.severity, check.title, found.seen, check.remedy, sums.clusters, first, newest
+    )
+
+
+def _is_declared(session: Session, *chosen: ColumnElement[bool]) -> bool:
+    """Return whether the newest chosen step declares that the logged μ sampled it: `entropy` is in doubt then."""
+    report = session.scalar(select(StepLint.report).where(*chosen).order_by(StepLint.step.desc()).limit(1)) or {}
+    of_checks = {each["name"]: each["why"] for each in report.get("checks", ())}
+    return str(of_checks.get(_SURPRISAL, "")).startswith(sampling.BY_DECLARATION)
+
+
+def _run_sums(session: Session, *chosen: ColumnElement[bool]) -> tuple[int, int, sampling.SurprisalSums]:
+    """Return (checked steps, clean steps, sums) of the chosen steps."""
     excess = StepLint.surprisal - StepLint.entropy
     query = select(
         func.count(),
@@ -234,7 +257,7 @@ def _run_sums(session: Session, run_id: str, attempt: int | None) -> tuple[int, 
         func.sum(StepLint.surprisal_variance),
         func.max(StepLint.largest_surprisal),
         func.sum(excess * excess),
-    ).where(*_chosen(session, run_id, attempt))
+    ).where(*chosen)
     steps, clean, tested, tokens, *sums = session.execute(query).one()
     surprisal, entropy, variance, largest, square_excess = map(json_values.number_or_nan, sums)
     z = (surprisal - entropy) / math.sqrt(square_excess) if square_excess > 0 else math.nan

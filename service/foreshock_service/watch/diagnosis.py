@@ -27,6 +27,7 @@ from foreshock.diagnosis.quantities import (
     quantities_of,
 )
 from foreshock.diagnosis.reward import COLLAPSE_RULE
+from foreshock.lint.checks.sampling import RAW
 from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database import engine, tables
@@ -231,10 +232,13 @@ def _rates(session: Session, run: tables.Run | None, observed: int | None) -> St
 
 def _findings(session: Session, run_id: str, newest_steps: Sequence[int]) -> ToldFindings:
     """Return what was found in a run, in words."""
-    found = (
+    found = [
         PastFinding(remedy=row.remedy or "", **{name: getattr(row, name) for name in _OF_FINDING})
         for row in session.execute(_FINDINGS, {"run_id": run_id})
-    )
+    ]
+    if newest_steps and all(each.name != RAW.name for each in found):
+        together = lint.found_together(session, run_id, newest_steps[0], newest_steps[-1])
+        found += [] if together is None else [together]
     return tell_findings(found, newest_steps, lambda first: lint.checked_steps(session, run_id, first))
 
 

@@ -120,6 +120,12 @@ def test_whole_run_test_warns_when_no_step_does(http: httpx.Client) -> None:
     assert lint["whole_run"]["evidence"]["steps"] == 15
     assert "over 15 steps" in lint["whole_run"]["seen"]
     assert "over 15 steps" in http.get(f"/pages/runs/{run.run}/semantics").text
+    (cause,) = run.get("diagnosis").json()["causes"]
+    assert (cause["name"], cause["certainty"]) == ("raw_log_probs", "shown")
+    declared = BatchAttributes(temperature=1.0, top_p=1.0, top_k=-1)
+    send(run, 16, replace(batch, attributes=declared))
+    assert run.get("lint").json()["whole_run"] is None
+    assert run.get("diagnosis").json()["causes"] == []
 
 
 def test_unchecked_step_has_no_lint(http: httpx.Client, database: Database) -> None:
