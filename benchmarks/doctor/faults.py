@@ -156,6 +156,9 @@ TOGETHER: tuple[Fault, ...] = (
 """Two sampling parameters at 8, 40 and 256 rollouts: one finding, with both."""
 
 
+TRUNCATIONS = ("top_p", "top_k", "min_p", "sampling")
+"""Right names of a truncation that no row describes if what they leave is rounding: they keep the same ids."""
+
 FOREIGN: tuple[Fault, ...] = (
     Fault("noise of logits", "rollout", (), inject.processed(foreign.noisy)),
     Fault("weights of nobody", "rollout", (), foreign.random_updates),
@@ -176,9 +179,9 @@ FOREIGN: tuple[Fault, ...] = (
     Fault("two experts alike", "rollout", (), inject.edited(foreign.experts_alike), ("moe",)),
     Fault("means over three tokens", "trainer", (), inject.changed_data(foreign.smoothed, "trainer")),
     Fault("no pair twice", "rollout", (), inject.processed(reported.repeated_pairs), _DENSE),
-    Fault("typical-p", "rollout", (), inject.processed(reported.typical), _DENSE),
-    Fault("top-nσ", "rollout", (), inject.processed(reported.near_the_largest), UNTRAINED),
-    Fault("XTC", "rollout", (), inject.processed(reported.top_excluded), UNTRAINED),
+    Fault("typical-p", "rollout", TRUNCATIONS, inject.processed(reported.typical), _DENSE),
+    Fault("top-nσ", "rollout", TRUNCATIONS, inject.processed(reported.near_the_largest), UNTRAINED),
+    Fault("XTC", "rollout", TRUNCATIONS, inject.processed(reported.top_excluded), UNTRAINED),
     Fault("guidance", "rollout", (), inject.processed(reported.guided), UNTRAINED),
     Fault("an end that becomes likelier", "rollout", (), inject.processed(reported.end_grows), UNTRAINED),
     Fault("a grammar", "rollout", (), inject.processed(reported.grammar), UNTRAINED),

@@ -71,7 +71,13 @@ def _fit(name: str, says: str, *fits: str, **fixes: str) -> Cause:
         for fit in fits or (name,):
             yield Variant(name, fit, fit=fit)
 
-    return Cause(name, "sampling", says, fixes, fill, confirm="declare it, or set it to its neutral value for one step")
+    confirm = "declare it, or set it to its neutral value for one step"
+    if name in _TRUNCATIONS:
+        confirm += "; a truncation that keeps the same ids (typical-p, top-nσ, a grammar) looks the same"
+    return Cause(name, "sampling", says, fixes, fill, confirm=confirm)
+
+
+_TRUNCATIONS = frozenset({"top_p", "top_k", "min_p", "sampling"})
 
 
 def _changes(
