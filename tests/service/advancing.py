@@ -1,7 +1,5 @@
 """Advance runs until nothing is due, in the thread of the test."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -1,10 +1,8 @@
 """Fixtures of the service's tests: real SQLite and PostgreSQL databases, the application, and a real HTTP server.
 
 `database_url` is parametrised over both databases, and with it everything that is made from it: `database`,
-`settings`, `app`, `server`, `http`.
+`settings`, `app`, `server`, `http`, `sender`.
 """
-
-from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
@@ -15,6 +13,7 @@ import pytest
 from fastapi import FastAPI
 
 from foreshock_service.app import create_app
+from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.opening import upgrade
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Base
@@ -27,7 +26,9 @@ from foreshock_service.watch.advance import Advancing
 from tests.service.advancing import advance_all
 from tests.service.engines import spare_engines
 from tests.service.postgres import PostgresCluster, start_postgres
+from tests.service.sending import Sender, start_run
 from tests.service.server import NO_CERTIFICATES, RunningServer
+from tests.service.watch.recorded import RecordedRun
 
 spare_engines()
 
@@ -94,17 +95,20 @@ def decoders() -> Iterator[DecoderPool]:
     pool.close()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the mark of tests whose service has settings of their own."""
+    config.addinivalue_line("markers", "settings(**changes): the service of this test has these settings")
+
+
 @pytest.fixture
-def settings(database_url: str, tmp_path: Path) -> Settings:
-    """Settings with small caps, so that tests can go beyond them."""
-    return Settings(
-        database_url=database_url,
-        store_url=str(tmp_path / "tokens"),
-        max_body_bytes=1 << 20,
-        max_json_bytes=1 << 18,
-        step_grace_seconds=3600,
-        sweep_interval_seconds=3600,
-    )
+def settings(database_url: str, tmp_path: Path, request: pytest.FixtureRequest) -> Settings:
+    """Settings with small caps, so that tests can go beyond them; the mark `settings` changes them."""
+    usual = Settings(
+        database_url=database_url, store_url=str(tmp_path / "tokens"), max_body_bytes=1 << 20, max_json_bytes=1 << 18,
+        step_grace_seconds=3600, sweep_interval_seconds=3600,
+    )  # fmt: skip
+    marked = request.node.get_closest_marker("settings")
+    return usual.model_copy(update=marked.kwargs) if marked else usual
 
 
 @pytest.fixture
@@ -128,3 +132,22 @@ def http(server: RunningServer) -> Iterator[httpx.Client]:
     """A client of the running server."""
     with httpx.Client(base_url=server.url, timeout=60, verify=NO_CERTIFICATES) as client:
         yield client
+
+
+@pytest.fixture
+def sender(http: httpx.Client) -> Sender:
+    """The first attempt of a new run."""
+    return start_run(http)
+
+
+@pytest.fixture
+def context(app: FastAPI) -> ServiceContext:
+    """The parts of the application."""
+    found: ServiceContext = app.state.context
+    return found
+
+
+@pytest.fixture
+def recorded(database: Database) -> RecordedRun:
+    """A new run whose steps the test closes itself."""
+    return RecordedRun(database).begin()

@@ -5,8 +5,6 @@ A commit that waits for the disk takes 7 ms on SQLite, and no test loses its pow
 either.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from typing import Any
 

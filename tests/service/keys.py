@@ -1,7 +1,5 @@
 """API keys for tests."""
 
-from __future__ import annotations
-
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.keys import Scope, create_key, new_secret
 

@@ -1,7 +1,5 @@
 """A PostgreSQL cluster for tests and benchmarks, started from the machine's programs in a temporary folder."""
 
-from __future__ import annotations
-
 import getpass
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Run a command of the service in a process of its own, as an operator does."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -37,10 +35,6 @@ def foreshock(
     if not before:
         return run_forked(words, environment(folder, **settings), folder)
     return subprocess.run(
-        [*before, sys.executable, "-m", "foreshock.commands.main", *words],
-        env=environment(folder, **settings),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+        [*before, sys.executable, "-m", "foreshock.commands.main", *words], env=environment(folder, **settings),
+        cwd=folder, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip

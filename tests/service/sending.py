@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
 import numpy as np
+from numpy.typing import NDArray
 
 from foreshock.rollouts import BatchAttributes, RolloutBatch, encode_rollouts
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS
@@ -54,6 +56,18 @@ def make_mixed_batch(step: int) -> RolloutBatch:
     )
 
 
+def log_probs_of(batch: RolloutBatch) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return log μ and log π of a batch that has both, [T] each."""
+    assert batch.rollout_log_probs is not None
+    assert batch.trainer_log_probs is not None
+    return batch.rollout_log_probs, batch.trainer_log_probs
+
+
+def copied(batch: RolloutBatch) -> RolloutBatch:
+    """Return the batch of a trainer in bypass mode."""
+    return replace(batch, trainer_log_probs=log_probs_of(batch)[0].copy())
+
+
 @dataclass(frozen=True, slots=True)
 class Sender:
     """Client of one attempt of one run."""
@@ -65,7 +79,6 @@ class Sender:
     def put_shard(
         self, step: int, body: bytes | RolloutBatch, shard: int = 0, shards: int = 1, media_type: str = PARQUET
     ) -> httpx.Response:
-        """Upload a shard."""
         content = body if isinstance(body, bytes) else encode_rollouts(body)
         return self.http.put(
             f"/v1/runs/{self.run}/steps/{step}/rollouts/{shard}",
@@ -74,13 +87,13 @@ class Sender:
             headers={"Content-Type": media_type},
         )
 
+    def put_steps(self, steps: Iterable[int], rollouts: int = 6) -> None:
+        """Upload each step in one shard, with its number as the seed."""
+        for step in steps:
+            self.put_shard(step, make_batch(rollouts, step)).raise_for_status()
+
     def put_statistics(
-        self,
-        step: int,
-        body: bytes | RolloutBatch,
-        shard: int = 0,
-        shards: int = 1,
-        full: FullRollouts = _FEW,
+        self, step: int, body: bytes | RolloutBatch, shard: int = 0, shards: int = 1, full: FullRollouts = _FEW
     ) -> httpx.Response:
         """Upload a shard as statistics, of a batch with `full` of its rollouts in full."""
         content = body if isinstance(body, bytes) else encode_statistics_shard(body, seed="a", full=full)
@@ -92,7 +105,6 @@ class Sender:
         )
 
     def put_scalars(self, step: int, values: dict[str, float | None], source: str = "trainer") -> httpx.Response:
-        """Report scalars."""
         return self.http.put(
             f"/v1/runs/{self.run}/steps/{step}/scalars",
             params={"attempt": self.attempt},
@@ -100,13 +112,43 @@ class Sender:
         )
 
     def get(self, path: str, **query: Any) -> httpx.Response:
-        """Request a path below the run."""
-        return self.http.get(f"/v1/runs/{self.run}/{path}", params=query)
+        # Without a parameter, so that a query in the path stays.
+        return self.http.get(f"/v1/runs/{self.run}/{path}", params=query or None)
+
+    def read(self, path: str, **query: Any) -> Any:
+        """Return the JSON at a path below the run."""
+        return self.get(path, **query).raise_for_status().json()
+
+    def items(self, path: str, **query: Any) -> list[dict[str, Any]]:
+        """Return the items of all pages of a list below the run."""
+        return all_items(self.http, f"/v1/runs/{self.run}/{path}", **query)
+
+    def about(self) -> Any:
+        return self.http.get(f"/v1/runs/{self.run}").raise_for_status().json()
 
     def new_attempt(self, key: str, resume_step: int) -> Sender:
         """Resume the run; return its new attempt."""
         answer = self.http.post(f"/v1/runs/{self.run}/attempts", json={"key": key, "resume_step": resume_step})
         return Sender(self.http, self.run, answer.raise_for_status().json()["attempt"])
+
+
+def problem_of(answer: httpx.Response) -> tuple[int, str]:
+    """Return the status and the kind of a problem document."""
+    assert answer.headers["content-type"] == "application/problem+json", answer.text
+    return answer.status_code, answer.json()["type"].removeprefix("urn:foreshock:problem:")
+
+
+def all_items(http: httpx.Client, path: str, limit: int = 100, **query: Any) -> list[dict[str, Any]]:
+    """Return the items of all pages of a list."""
+    items: list[dict[str, Any]] = []
+    cursor: dict[str, str] = {}
+    while True:
+        page = http.get(path, params={"limit": limit, **query, **cursor}).raise_for_status().json()
+        assert len(page["items"]) <= limit
+        items += page["items"]
+        if page["next_cursor"] is None:
+            return items
+        cursor = {"cursor": page["next_cursor"]}
 
 
 def start_run(http: httpx.Client, key: str = "a-run", **fields: Any) -> Sender:

@@ -1,7 +1,5 @@
 """A worker for tests: works over HTTP, with scores that the test chooses."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +22,6 @@ STEP = 3
 
 
 def announce_checkpoint(sender: Sender, step: int, digest: str = WEIGHTS, **fields: Any) -> httpx.Response:
-    """Announce the weights of a step."""
     body = {"root": "runs", "path": f"step-{step}", "format": "hf_safetensors", "digest": digest, **fields}
     return sender.http.put(
         f"/v1/runs/{sender.run}/checkpoints/{step}", params={"attempt": sender.attempt}, json=body
@@ -62,29 +59,23 @@ class LeaseHolder:
 
     @property
     def url(self) -> str:
-        """Return the URL of the lease."""
         return f"/v1/leases/{self.lease['lease']}"
 
     @property
     def token(self) -> int:
-        """Return the fencing token of the lease."""
         token: int = self.lease["token"]
         return token
 
     def heartbeat(self) -> httpx.Response:
-        """Extend the lease."""
         return self.http.post(f"{self.url}/heartbeat", json={"token": self.token})
 
     def get_rollouts(self) -> httpx.Response:
-        """Request the job's rollouts."""
         return self.http.get(f"{self.url}/rollouts", headers=self._headers)
 
     def rollouts(self) -> RolloutBatch:
-        """Return the job's rollouts."""
         return decode_rollouts(self.get_rollouts().raise_for_status().content)
 
     def put_scores(self, body: bytes | ScoreBatch, scorer: str = "vllm.prefill", variant: str = "") -> httpx.Response:
-        """Upload scores."""
         content = body if isinstance(body, bytes) else encode_scores(body)
         query = {"scorer": scorer, "variant": variant}
         headers = {**self._headers, "Content-Type": PARQUET}
@@ -96,11 +87,9 @@ class LeaseHolder:
         return self.http.put(f"{self.url}/{name}", json=body, headers=self._headers)
 
     def complete(self) -> httpx.Response:
-        """Complete the job."""
         return self.http.post(f"{self.url}/complete", json={"token": self.token})
 
     def fail(self, kind: str, reason: str = "out of memory") -> httpx.Response:
-        """Report why the try failed."""
         return self.http.post(f"{self.url}/fail", json={"token": self.token, "kind": kind, "reason": reason})
 
     @property
@@ -111,17 +100,14 @@ class LeaseHolder:
 def ask_for_lease(
     http: httpx.Client, worker: str = "w1", scorers: Sequence[str] = EVERYTHING, **fields: Any
 ) -> httpx.Response:
-    """Request a job."""
     return http.post("/v1/leases", json=lease_request(worker, scorers, **fields))
 
 
 def lease_request(worker: str = "w1", scorers: Sequence[str] = EVERYTHING, **fields: Any) -> dict[str, Any]:
-    """Return the body of a worker's request for a job."""
     return {"worker": worker, "accelerator": "cpu", "device_name": "a CPU", "scorers": list(scorers), **fields}
 
 
 def take_lease(http: httpx.Client, worker: str = "w1", **fields: Any) -> LeaseHolder:
-    """Lease a job; fail the test if there is none."""
     answer = ask_for_lease(http, worker, **fields)
     assert answer.status_code == 200, answer.text
     return LeaseHolder(http, answer.json())

@@ -6,8 +6,6 @@ do at ingestion. `comparable` returns a run's rows without ids and times, so tha
 was ingested.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -15,37 +13,22 @@ from typing import Any
 from sqlalchemy import Table, select, update
 from sqlalchemy.orm import Session
 
+from foreshock_service.platform.database import tables
 from foreshock_service.platform.database.engine import insert_rows, table_of
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.database.tables import (
-    AdviceDecision,
-    Alert,
-    DetectorSnapshot,
-    MeasurementStatistics,
-    Run,
-    Scalar,
-    Shard,
-    ShardLint,
-    ShardStatistics,
-    Step,
-    StepLint,
-    measurements,
-)
 from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.steps import mark_step
 
 # In an order in which rows may be inserted: those that others refer to come first.
 COPIED: tuple[Table, ...] = (
-    table_of(Step),
-    table_of(Shard),
-    table_of(ShardStatistics),
-    table_of(ShardLint),
-    measurements,
-    table_of(MeasurementStatistics),
-    table_of(StepLint),
-    table_of(Scalar),
+    table_of(tables.Step), table_of(tables.Shard), table_of(tables.ShardStatistics), table_of(tables.ShardLint),
+    tables.measurements, table_of(tables.MeasurementStatistics), table_of(tables.StepLint), table_of(tables.Scalar),
+)  # fmt: skip
+DERIVED: tuple[Table, ...] = (
+    table_of(tables.DetectorSnapshot),
+    table_of(tables.Alert),
+    table_of(tables.AdviceDecision),
 )
-DERIVED: tuple[Table, ...] = (table_of(DetectorSnapshot), table_of(Alert), table_of(AdviceDecision))
 
 STEPS_AT_ONCE = 500
 # The history has the scalars of a step when it closes; ingestion got them afterwards, which changes an alert twice.
@@ -87,14 +70,10 @@ def _rows(session: Session, table: Table, run: str, period: int) -> dict[int, li
 
 
 def _add_steps(
-    rows: Mapping[str, Mapping[int, list[dict[str, Any]]]],
-    period: int,
-    run: str,
-    steps: range,
-    session: Session,
+    rows: Mapping[str, Mapping[int, list[dict[str, Any]]]], period: int, run: str, steps: range, session: Session
 ) -> None:
     # A run without a step of rollouts is watched by its scalars.
-    session.execute(update(Run).where(Run.id == run).values(last_step=steps[-1]))
+    session.execute(update(tables.Run).where(tables.Run.id == run).values(last_step=steps[-1]))
     for step in steps:
         for table in COPIED:
             insert_rows(session, table, [_copy(row, run, step) for row in rows[table.name].get(step % period, ())])

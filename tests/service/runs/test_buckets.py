@@ -1,7 +1,5 @@
 """Conditional maps over HTTP: each token is in the bucket of its condition, for any split into shards."""
 
-from __future__ import annotations
-
 import io
 
 import httpx
@@ -12,19 +10,19 @@ import pytest
 from numpy.typing import NDArray
 
 from foreshock.rollouts import BatchAttributes, RolloutBatch
-from tests.service.sending import Sender, make_batch, start_run
+from tests.service.sending import Sender, log_probs_of, make_batch, start_run
 
 Values = NDArray[np.float64]
 
 
-def full_batch(rollouts: int = 24, seed: int = 5) -> RolloutBatch:
+@pytest.fixture
+def batch() -> RolloutBatch:
     """Return rollouts with all columns that conditions use."""
-    plain = make_batch(rollouts, seed)
-    random = np.random.default_rng(seed)
+    plain, random = make_batch(24, 5), np.random.default_rng(5)
     tokens = plain.num_tokens
     return make_batch(
-        rollouts,
-        seed,
+        24,
+        5,
         entropy=random.exponential(0.5, tokens).astype(np.float32),
         turn=np.concatenate([np.arange(length) // 3 for length in plain.response_lengths]).astype(np.int32),
         weights_version=random.integers(2, 7, tokens).astype(np.int32),
@@ -34,15 +32,8 @@ def full_batch(rollouts: int = 24, seed: int = 5) -> RolloutBatch:
 
 def differences(batch: RolloutBatch) -> Values:
     """Return d = log π − log μ, shape [T]."""
-    assert batch.trainer_log_probs is not None
-    assert batch.rollout_log_probs is not None
-    return np.subtract(batch.trainer_log_probs, batch.rollout_log_probs, dtype=np.float64)
-
-
-@pytest.fixture
-def batch() -> RolloutBatch:
-    """Return the batch of the step."""
-    return full_batch()
+    behaviour, target = log_probs_of(batch)
+    return np.subtract(target, behaviour, dtype=np.float64)
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Changes of a run: read from the rollouts whatever order they arrive in, announced by the trainer, paged by step."""
 
-from __future__ import annotations
-
 import json
 from itertools import permutations
 from typing import Any
@@ -25,14 +23,7 @@ def send(sender: Sender, step: int, device: str | None, shard: int = 0, shards: 
     sender.put_shard(step, batch, shard, shards).raise_for_status()
 
 
-def changes(sender: Sender, **query: Any) -> list[dict[str, Any]]:
-    """Return the changes of the run."""
-    found: list[dict[str, Any]] = sender.get("changes", **query).raise_for_status().json()["items"]
-    return found
-
-
 def announce(sender: Sender, step: int, kind: str, **body: Any) -> httpx.Response:
-    """Announce a change."""
     query = {"attempt": sender.attempt}
     return sender.http.put(f"/v1/runs/{sender.run}/changes/{step}/{kind}", params=query, json=body)
 
@@ -44,20 +35,19 @@ def test_another_gpu_is_a_change_at_its_first_step_in_any_order(http: httpx.Clie
         sender = start_run(http, key=f"order {order}")
         for step in order:
             send(sender, step, devices[step])
-        (change,) = changes(sender)
+        (change,) = sender.items("changes")
         assert (change["step"], change["attempt"], change["kind"], change["rebaseline"]) == (2, 1, "setup", False)
         assert change["differences"] == expected
 
 
-def test_resume_on_other_hardware_is_a_change_at_the_resume_and_the_old_tail_has_none(http: httpx.Client) -> None:
-    sender = start_run(http)
+def test_resume_on_other_hardware_is_a_change_at_the_resume_and_the_old_tail_has_none(sender: Sender) -> None:
     for step, device in enumerate(["H100", "H100", "B200", "H100"]):
         send(sender, step, device)
-    assert [each["step"] for each in changes(sender)] == [2, 3]
+    assert [each["step"] for each in sender.items("changes")] == [2, 3]
     resumed = sender.new_attempt("second", 2)
-    assert changes(sender) == []
+    assert sender.items("changes") == []
     send(resumed, 2, "A100")
-    (change,) = changes(sender)
+    (change,) = sender.items("changes")
     assert (change["step"], change["attempt"]) == (2, 2)
     assert change["differences"][0]["before"] == ["H100"]
 
@@ -69,59 +59,48 @@ def test_resume_with_another_fingerprint_of_its_own_is_a_change_without_any_shar
         fingerprint = {"image": f"v{min(number, 1)}", "flags": flags}
         body = {"key": f"start {number}", "resume_step": 10 + number, "fingerprint": fingerprint}
         http.post(path, json=body).raise_for_status()
-    first, second = changes(sender)
+    first, second = sender.items("changes")
     assert (first["step"], first["attempt"]) == (11, 3)
     assert first["differences"] == [{"name": "attempt.image", "before": ["v0"], "after": ["v1"]}]
     assert second["differences"] == [{"name": "attempt.flags", "before": ['["--eager"]'], "after": ["[]"]}]
 
 
-def test_steps_that_name_nothing_and_open_steps_are_passed_over(http: httpx.Client) -> None:
-    sender = start_run(http)
+def test_steps_that_name_nothing_and_open_steps_are_passed_over(sender: Sender) -> None:
     send(sender, 0, "H100")
     send(sender, 1, None)
     send(sender, 2, "A100", shard=0, shards=2)
-    assert changes(sender) == []
+    assert sender.items("changes") == []
     send(sender, 2, "H100", shard=1, shards=2)
-    (change,) = changes(sender)
+    (change,) = sender.items("changes")
     assert change["differences"] == [{"name": "engine.device_name", "before": ["H100"], "after": ["A100", "H100"]}]
 
 
-def test_a_run_that_names_another_setup_at_each_step_is_bounded(
-    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_with_another_setup_at_each_step_is_bounded(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     most = 5
     monkeypatch.setattr("foreshock_service.runs.changes.MOST_SETUPS", most)
     sender = start_run(http)
     for step in range(most + 3):
         send(sender, step, f"device {step}")
-    found = changes(sender, limit=500)
+    found = sender.items("changes", limit=500)
     assert [each["step"] for each in found] == list(range(1, most))
 
 
-def test_announced_change_is_listed_and_the_newer_words_hold(http: httpx.Client) -> None:
-    sender = start_run(http)
+def test_announced_change_is_listed_and_the_newer_words_hold(sender: Sender) -> None:
     first = announce(sender, 5, "length_cap", before=2048, after=4096)
     assert first.status_code == 201
     again = announce(sender, 5, "length_cap", before=2048, after=8192, note="as planned")
     assert again.status_code == 200
-    assert changes(sender) == [again.json()]
+    assert sender.items("changes") == [again.json()]
     expected = {"step": 5, "attempt": 1, "kind": "length_cap", "note": "as planned", "before": 2048, "after": 8192}
     assert again.json() == {**expected, "differences": [], "rebaseline": True}
 
 
-def test_changes_are_paged_within_a_step(http: httpx.Client) -> None:
-    sender = start_run(http)
+def test_changes_are_paged_within_a_step(sender: Sender) -> None:
     for kind in ("other", "curriculum", "data_mixture"):
         announce(sender, 1, kind).raise_for_status()
     send(sender, 0, "H100")
     send(sender, 1, "A100")
-    found, cursor = [], None
-    while True:
-        page = sender.get("changes", limit=1, **({} if cursor is None else {"cursor": cursor})).json()
-        found += [each["kind"] for each in page["items"]]
-        cursor = page["next_cursor"]
-        if cursor is None:
-            break
+    found = [each["kind"] for each in sender.items("changes", limit=1)]
     assert found == ["curriculum", "data_mixture", "other", "setup"]
 
 
@@ -136,12 +115,9 @@ def test_weights_and_batches_are_no_part_of_an_setup() -> None:
 
 
 def test_loss_and_whose_entropy_are_part_of_a_setup() -> None:
+    assert setup_of(BatchAttributes()) == "{}"
     known = {"entropy_policy": "trainer", "clip_low": 0.2, "clip_high": 0.28, "loss_aggregation": "token-mean"}
     assert json.loads(setup_of(BatchAttributes.from_json(json.dumps(known)))) == {"sampling": known}
-
-
-def test_attributes_that_name_nothing_give_an_empty_setup() -> None:
-    assert setup_of(BatchAttributes()) == "{}"
 
 
 def test_differences_name_the_field_and_the_entry_of_a_mapping() -> None:

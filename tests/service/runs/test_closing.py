@@ -1,12 +1,10 @@
 """Closing a step: one short transaction with a fold prepared outside it, under concurrent changes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 import numpy as np
@@ -16,40 +14,31 @@ from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
+from foreshock.errors import StatisticsError
 from foreshock.rollouts import DecodeLimits, RolloutBatch, encode_rollouts
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import DetectorSnapshot, Shard, Step
-from foreshock_service.runs import shards
+from foreshock_service.runs import shard_decoding, shards
 from foreshock_service.runs.due import WAKE
 from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.judging import judge_step
 from foreshock_service.runs.shard_decoding import decode_shard, fold_step
 from foreshock_service.watch.advance import mark_waiting_runs
 from tests.service.advancing import close_overdue, is_due, paused
-from tests.service.sending import Sender, make_batch, start_run
+from tests.service.sending import Sender, make_batch
 from tests.waiting import wait_until
 
+Folding = Callable[[Callable[[], object]], list[StepKey]]
 TOKENS = {"comparison": "trainer/rollout", "measure": "tokens"}
 
 
-def tokens_of(sender: Sender) -> list[float]:
-    """Return the measured tokens of each closed step."""
-    found: list[float] = sender.get("measurements", **TOKENS).json()["columns"]["tokens"]
-    return found
+def tokens_of(sender: Sender) -> Any:
+    return sender.get("measurements", **TOKENS).json()["columns"]["tokens"]
 
 
 def count_of(app: FastAPI, table: type[Any]) -> int:
-    """Return the number of rows of a table."""
     with app.state.context.database.read() as session:
         return session.scalar(select(func.count()).select_from(table)) or 0
-
-
-def step_of(app: FastAPI, sender: Sender, step: int) -> Step:
-    """Return the row of a step."""
-    with app.state.context.database.read() as session:
-        found: Step | None = session.get(Step, (sender.run, sender.attempt, step))
-    assert found is not None
-    return found
 
 
 @pytest.fixture
@@ -67,7 +56,7 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def during_the_fold(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], list[StepKey]]:
+def during_the_fold(monkeypatch: pytest.MonkeyPatch) -> Folding:
     """Run an action once, after the next fold is prepared and before it is stored; the folds are listed."""
 
     def install(action: Callable[[], object]) -> list[StepKey]:
@@ -112,10 +101,9 @@ def test_fold_of_the_decoder_equals_the_fold_of_stored_statistics(tmp_path: Path
     assert (apart.measured, apart.step) == (decoded.measured, None)
 
 
-def test_step_of_one_shard_is_stored_and_closed_in_one_transaction(
-    http: httpx.Client, app: FastAPI, writes: list[str]
+def test_step_of_one_shard_is_stored_and_closed_in_a_transaction(
+    sender: Sender, app: FastAPI, writes: list[str]
 ) -> None:
-    sender = start_run(http)
     writes.clear()
     with paused(app.state.context.database):
         sender.put_shard(0, make_batch(seed=1)).raise_for_status()
@@ -124,8 +112,7 @@ def test_step_of_one_shard_is_stored_and_closed_in_one_transaction(
     assert len(writes) == 1
 
 
-def test_fold_and_what_follows_are_a_transaction_each(http: httpx.Client, app: FastAPI, writes: list[str]) -> None:
-    sender = start_run(http)
+def test_fold_and_what_follows_are_a_transaction_each(sender: Sender, app: FastAPI, writes: list[str]) -> None:
     with paused(app.state.context.database):
         for shard in range(3):
             sender.put_shard(0, make_batch(seed=shard), shard, 3).raise_for_status()
@@ -135,10 +122,7 @@ def test_fold_and_what_follows_are_a_transaction_each(http: httpx.Client, app: F
     assert len(writes) == 2
 
 
-def test_scalars_cost_one_transaction_before_and_after_their_step_closes(
-    http: httpx.Client, app: FastAPI, writes: list[str]
-) -> None:
-    sender = start_run(http)
+def test_scalars_cost_a_transaction_before_and_after_closing(sender: Sender, app: FastAPI, writes: list[str]) -> None:
     app.state.context.database.session_info.pop(WAKE)
     writes.clear()
     assert sender.put_scalars(0, {"grad_norm": 1.0}).status_code == 204
@@ -148,10 +132,7 @@ def test_scalars_cost_one_transaction_before_and_after_their_step_closes(
     assert len(writes) == 3
 
 
-def test_shard_that_arrives_during_the_fold_repeats_it(
-    http: httpx.Client, app: FastAPI, during_the_fold: Callable[..., list[StepKey]]
-) -> None:
-    sender = start_run(http)
+def test_shard_that_arrives_meanwhile_repeats_the_fold(sender: Sender, app: FastAPI, during_the_fold: Folding) -> None:
     parts = [make_batch(seed=seed) for seed in range(4)]
     sender.put_shard(0, parts[0], 0, 4).raise_for_status()
     assert close_overdue(app.state.context) == 1
@@ -169,12 +150,10 @@ def test_shard_that_arrives_during_the_fold_repeats_it(
     # When the late shard is handled, the step's fold already includes it.
     assert folds == [(sender.run, 1, 0)] * 2
     assert tokens_of(sender) == [sum(part.num_tokens for part in parts[:3])]
-    step = step_of(app, sender, 0)
-    assert (step.received_shards, step.folded_shards) == (3, 3)
+    assert sender.items("steps")[0]["shards"] == 3
 
 
-def test_late_shards_at_once_are_all_folded(http: httpx.Client, app: FastAPI) -> None:
-    sender = start_run(http)
+def test_late_shards_at_once_are_all_folded(sender: Sender, app: FastAPI) -> None:
     parts = [make_batch(seed=seed) for seed in range(8)]
     sender.put_shard(0, parts[0], 0, 9).raise_for_status()
     assert close_overdue(app.state.context) == 1
@@ -184,22 +163,21 @@ def test_late_shards_at_once_are_all_folded(http: httpx.Client, app: FastAPI) ->
     assert mark_waiting_runs(app.state.context) == 0
 
 
-def test_run_deleted_during_the_fold_stays_without_measurements(
-    http: httpx.Client, app: FastAPI, during_the_fold: Callable[..., list[StepKey]]
+def test_run_deleted_during_the_fold_is_not_measured(
+    sender: Sender, http: httpx.Client, app: FastAPI, during_the_fold: Folding
 ) -> None:
-    sender = start_run(http)
     sender.put_shard(0, make_batch(seed=0), 0, 2).raise_for_status()
     folds = during_the_fold(lambda: http.delete(f"/v1/runs/{sender.run}").raise_for_status())
     sender.put_shard(0, make_batch(seed=1), 1, 2).raise_for_status()
     assert len(folds) == 1
-    assert step_of(app, sender, 0).closed_at_us is None
+    with app.state.context.database.read() as session:
+        assert session.scalar(select(Step.closed_at_us)) is None
     assert mark_waiting_runs(app.state.context) == 0
 
 
-def test_step_superseded_during_the_fold_closes_and_is_not_observed(
-    http: httpx.Client, app: FastAPI, during_the_fold: Callable[..., list[StepKey]]
+def test_step_superseded_during_the_fold_is_not_observed(
+    sender: Sender, app: FastAPI, during_the_fold: Folding
 ) -> None:
-    sender = start_run(http)
     sender.put_shard(4, make_batch(seed=0), 0, 2).raise_for_status()
 
     def resume() -> None:
@@ -213,11 +191,9 @@ def test_step_superseded_during_the_fold_closes_and_is_not_observed(
     assert sender.get("steps", attempt=1).json()["items"][0]["closed"] is True
 
 
-def test_step_whose_fold_fails_is_closed_by_a_later_sweep(
-    http: httpx.Client, app: FastAPI, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_step_whose_fold_fails_is_closed_later(
+    sender: Sender, app: FastAPI, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sender = start_run(http)
-
     def fail(*_: object) -> None:
         raise OSError("no memory")
 
@@ -235,8 +211,7 @@ def test_step_whose_fold_fails_is_closed_by_a_later_sweep(
     assert len(tokens_of(sender)) == 2
 
 
-def test_step_without_all_shards_closes_after_the_clock_was_set_back(app: FastAPI, http: httpx.Client) -> None:
-    sender = start_run(http)
+def test_step_without_all_shards_closes_after_the_clock_was_set_back(app: FastAPI, sender: Sender) -> None:
     sender.put_shard(0, make_batch(), 0, 2).raise_for_status()
     context = app.state.context
     assert mark_waiting_runs(context) == 0
@@ -246,11 +221,10 @@ def test_step_without_all_shards_closes_after_the_clock_was_set_back(app: FastAP
     assert sender.get("steps").json()["items"][0]["closed"]
 
 
-def test_step_that_completes_while_another_is_closed_is_closed_in_the_same_turn(
-    http: httpx.Client, app: FastAPI, during_the_fold: Callable[..., list[StepKey]]
+def test_step_that_completes_meanwhile_is_closed_in_the_same_turn(
+    sender: Sender, app: FastAPI, during_the_fold: Folding
 ) -> None:
     """Its mark is read in the turn, so nothing else would make the run due before the next sweep."""
-    sender = start_run(http)
     later = Thread(target=lambda: sender.put_shard(1, make_batch(seed=1), 1, 2).raise_for_status())
 
     def arrive() -> None:
@@ -265,3 +239,16 @@ def test_step_that_completes_while_another_is_closed_is_closed_in_the_same_turn(
         later.join()
     assert not is_due(app.state.advancing)
     assert folds == [(sender.run, 1, 0), (sender.run, 1, 1)]
+
+
+def test_fault_of_the_services_own_statistics_is_not_the_uploads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(batch: RolloutBatch) -> NoReturn:
+        raise StatisticsError("blobs of different settings")
+
+    monkeypatch.setattr(shard_decoding, "measure_step", fail)
+    (tmp_path / "body").write_bytes(encode_rollouts(make_batch(4)))
+    # An InvalidRolloutsError would refuse the upload for good, and its client drop it.
+    with pytest.raises(StatisticsError):
+        shard_decoding.decode_shard(tmp_path / "body", tmp_path / "stored", DecodeLimits(), None)

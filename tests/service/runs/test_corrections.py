@@ -1,7 +1,5 @@
 """Corrections of a step over HTTP: figures equal to the library's, and problems that name the invalid value."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -10,17 +8,16 @@ import numpy as np
 import pytest
 
 from foreshock.rollouts import RolloutBatch
-from tests.service.sending import Sender, make_batch, start_run
+from tests.service.sending import Sender, log_probs_of, make_batch, start_run
 
 
 def mismatched(seed: int) -> RolloutBatch:
     """Return a batch with advantages, and tokens beyond every usual threshold."""
     generator = np.random.default_rng(seed)
-    batch = make_batch(16, seed)
-    assert batch.rollout_log_probs is not None
-    noise = generator.normal(0, 0.01, batch.num_tokens)
+    behaviour, _ = log_probs_of(make_batch(16, seed))
+    noise = generator.normal(0, 0.01, behaviour.size)
     noise[::5] = generator.normal(0, 2.5, noise[::5].size)
-    target = np.minimum(batch.rollout_log_probs + noise, 0.0).astype(np.float32)
+    target = np.minimum(behaviour + noise, 0.0).astype(np.float32)
     return make_batch(16, seed, trainer_log_probs=target, advantage=generator.normal(size=16).astype(np.float32))
 
 
@@ -34,10 +31,8 @@ def sender(http: httpx.Client) -> Sender:
 
 
 def test_query_selects_correction_and_thresholds(sender: Sender) -> None:
-    batch = mismatched(0)
-    assert batch.trainer_log_probs is not None
-    assert batch.rollout_log_probs is not None
-    d = batch.trainer_log_probs.astype(np.float64) - batch.rollout_log_probs
+    behaviour, target = log_probs_of(mismatched(0))
+    d = target.astype(np.float64) - behaviour
     beside = math.exp(float(d[(d > 1.1) & (d < 1.5)][0]))
     query = {"correction": "token_mis", "threshold": ["2", "1e30", f"{beside:.6g}"]}
     two, far, near = sender.get("steps/0/corrections", **query).raise_for_status().json()["items"]
@@ -52,23 +47,18 @@ def test_query_selects_correction_and_thresholds(sender: Sender) -> None:
     assert (at_any[0]["threshold_used"], at_any[0]["exact"]) == ("0.97_1.013", True)
 
 
-NONSENSE: list[tuple[dict[str, Any], str]] = [
-    ({"correction": "token_tiss"}, "query.correction"),
-    (
-        {"correction": "token_tis", "threshold": "0.5"},
-        "query.threshold: expected one ratio of at least 1, such as 2, got 0.5",
-    ),
-    ({"correction": "geo_mis", "threshold": "2_0.5"}, "an upper bound of at least 1"),
-    ({"correction": "token_tis", "threshold": "many"}, "query.threshold"),
-    ({"correction": "token_tis", "threshold": "1e999"}, "query.threshold"),
-    ({"threshold": "2"}, "query.threshold"),
-    ({"correction": ["token_tis", "veto"], "threshold": "2"}, "query.threshold"),
-    ({"comparison": "rollout"}, "query.comparison"),
-]
-
-
 def test_invalid_query_is_refused(sender: Sender) -> None:
-    for query, word in NONSENSE:
+    refusals: list[tuple[dict[str, Any], str]] = [
+        ({"correction": "token_tiss"}, "query.correction"),
+        ({"correction": "token_tis", "threshold": "0.5"}, "expected one ratio of at least 1, such as 2, got 0.5"),
+        ({"correction": "geo_mis", "threshold": "2_0.5"}, "an upper bound of at least 1"),
+        ({"correction": "token_tis", "threshold": "many"}, "query.threshold"),
+        ({"correction": "token_tis", "threshold": "1e999"}, "query.threshold"),
+        ({"threshold": "2"}, "query.threshold"),
+        ({"correction": ["token_tis", "veto"], "threshold": "2"}, "query.threshold"),
+        ({"comparison": "rollout"}, "query.comparison"),
+    ]
+    for query, word in refusals:
         refused = sender.get("steps/0/corrections", **query)
         assert (refused.status_code, refused.headers["content-type"]) == (422, "application/problem+json")
         assert word in refused.json()["detail"]

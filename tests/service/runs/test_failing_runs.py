@@ -1,7 +1,5 @@
 """One run with stored state that cannot be read: every loop over runs does the others, and its page says why."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A step of a long run costs the database as much work as one of a short run: counted, not timed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

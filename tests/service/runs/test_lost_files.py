@@ -1,7 +1,5 @@
 """Token files that are gone or damaged: said, never served, and restored by the same bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +8,7 @@ import pytest
 
 from foreshock.rollouts import encode_rollouts
 from foreshock_service.platform.settings import Settings
-from tests.service.sending import make_batch, start_run
+from tests.service.sending import make_batch, problem_of, start_run
 from tests.service.stored import count_rows, list_files
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -42,7 +40,7 @@ def test_a_lost_file_is_said_and_the_same_bytes_restore_it(
     spoil(path)
 
     answer = http.get(tokens)
-    assert (answer.status_code, answer.json()["type"]) == (status, f"urn:foreshock:problem:{kind}")
+    assert problem_of(answer) == (status, kind)
     assert "shard 0 of step 4" in answer.json()["detail"]
 
     one = http.get(tokens, params={"sample_id": before["items"][0]["sample_id"]})

@@ -1,7 +1,5 @@
 """Runs: get or create, page through them, change them, delete them."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote
 
@@ -14,7 +12,7 @@ from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.keys import Scope
 from foreshock_service.runs.runs import lock_run_for_background
 from tests.service.keys import make_key
-from tests.service.sending import Sender, make_batch, start_run
+from tests.service.sending import Sender, make_batch, problem_of, start_run
 
 
 def test_same_key_returns_same_run(http: httpx.Client) -> None:
@@ -56,8 +54,6 @@ def test_update_changes_only_given_fields(http: httpx.Client) -> None:
     assert (changed["state"], changed["name"]) == ("finished", "before")
     assert changed["updated_at_us"] >= run["updated_at_us"]
     assert http.patch(f"/v1/runs/{run['id']}", json={"name": None}).json()["name"] is None
-    assert http.patch(f"/v1/runs/{run['id']}", json={"state": "paused"}).status_code == 422
-    assert http.patch(f"/v1/runs/{run['id']}", json={"key": "other"}).status_code == 422
 
 
 def test_runs_are_filtered_by_model_kind_state_and_a_part_of_their_name(http: httpx.Client) -> None:
@@ -81,25 +77,12 @@ def test_runs_are_filtered_by_model_kind_state_and_a_part_of_their_name(http: ht
     assert http.get("/v1/runs", params={"state": "asleep"}).status_code == 422
 
 
-def add_run(session: Session) -> None:
-    """Add a run with names of its scalars."""
-    session.add(
-        Run(
-            id="run_a",
-            project="team",
-            key="nightly",
-            name="first",
-            advice_mode="shadow",
-            state="running",
-            scalar_names={"reward": "score"},
-            created_at_us=1,
-            updated_at_us=1,
-        )
-    )
-
-
 def test_a_run_that_was_read_before_is_refreshed_by_its_lock(database: Database) -> None:
-    database.write(add_run)
+    made = Run(
+        id="run_a", project="team", key="nightly", name="first", advice_mode="shadow", state="running",
+        created_at_us=1, updated_at_us=1,
+    )  # fmt: skip
+    database.write(lambda session: session.add(made))
 
     def lock_after_reading(session: Session) -> tuple[bool, str | None]:
         before = session.get(Run, "run_a")
@@ -109,10 +92,7 @@ def test_a_run_that_was_read_before_is_refreshed_by_its_lock(database: Database)
         return run is before, run.name
 
     assert database.write(lock_after_reading) == (True, "changed below the session")
-
-
-def test_there_is_nothing_to_lock_without_the_run(database: Database) -> None:
-    assert database.write(lambda session: lock_run_for_background(session, "run_a")) is None
+    assert database.write(lambda session: lock_run_for_background(session, "run_b")) is None
 
 
 GOOD = {"root": "weights", "path": "run/step_20", "digest": "sha256:" + "0" * 64}
@@ -137,7 +117,6 @@ KEYS = ("nightly", "team/run 7", "100%", "a%2Fb", "größe", "r?x=1#y", "run_1")
 
 
 def new_run(http: httpx.Client, key: str, project: str = "default") -> str:
-    """Return the id of a new run."""
     return str(http.post("/v1/runs", json={"key": key, "project": project}).raise_for_status().json()["id"])
 
 
@@ -168,8 +147,7 @@ def test_key_of_the_form_of_an_id_is_refused(http: httpx.Client) -> None:
 def test_two_projects_with_one_key_need_the_project(http: httpx.Client) -> None:
     first, second = new_run(http, "nightly", "a"), new_run(http, "nightly", "b")
     answer = http.get("/v1/runs/nightly/steps")
-    assert answer.status_code == 409
-    assert answer.json()["type"] == "urn:foreshock:problem:run-key-ambiguous"
+    assert problem_of(answer) == (409, "run-key-ambiguous")
     assert "a, b" in answer.json()["detail"]
     for project, run in (("a", first), ("b", second)):
         assert http.get("/v1/runs/nightly", params={"project": project}).json()["id"] == run

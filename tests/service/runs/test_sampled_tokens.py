@@ -1,7 +1,5 @@
 """A random sample of a step's tokens: of the right ones, the same every time, from a bounded part of the files."""
 
-from __future__ import annotations
-
 import httpx
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ from foreshock.rollouts import RolloutBatch
 from foreshock_service.platform.security import UNRESTRICTED
 from foreshock_service.runs import chosen_tokens
 from foreshock_service.runs.chosen_tokens import MOST_GROUPS_READ, TokenSample, sample_tokens
-from tests.service.sending import Sender, make_batch, start_run
+from tests.service.sending import Sender, log_probs_of, make_batch, start_run
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 ROLLOUTS = 1280
@@ -37,9 +35,7 @@ def numbered(rollouts: int, prefix: str = "a") -> RolloutBatch:
 
 def test_small_step_gives_every_generated_token_with_two_log_probs(app: FastAPI, http: httpx.Client) -> None:
     batch = make_batch(40)
-    assert batch.rollout_log_probs is not None
-    assert batch.trainer_log_probs is not None
-    trainer = batch.trainer_log_probs.copy()
+    behaviour, trainer = (each.copy() for each in log_probs_of(batch))
     trainer[3] = np.nan
     mask = np.ones(batch.num_tokens, dtype=np.uint8)
     mask[::5] = 0
@@ -50,12 +46,11 @@ def test_small_step_gives_every_generated_token_with_two_log_probs(app: FastAPI,
     assert found.drawn_from == wanted.size
     assert found.is_all_read
     pairs = sorted(zip(found.log_behaviour.tolist(), found.d.tolist(), strict=True))
-    d = trainer.astype(np.float64) - batch.rollout_log_probs
-    assert pairs == sorted(zip(batch.rollout_log_probs[wanted].tolist(), d[wanted].tolist(), strict=True))
+    d = trainer.astype(np.float64) - behaviour
+    assert pairs == sorted(zip(behaviour[wanted].tolist(), d[wanted].tolist(), strict=True))
 
 
-def test_large_step_is_sampled_from_some_row_groups_without_repetition(app: FastAPI, http: httpx.Client) -> None:
-    sender = start_run(http)
+def test_large_step_is_sampled_from_some_row_groups_without_repetition(app: FastAPI, sender: Sender) -> None:
     sender.put_shard(1, numbered(ROLLOUTS)).raise_for_status()
     found = sample(app, sender, most=500)
     assert found.d.size == 500
@@ -66,8 +61,7 @@ def test_large_step_is_sampled_from_some_row_groups_without_repetition(app: Fast
     assert found.drawn_from == pytest.approx(64 * MOST_GROUPS_READ * 6.5, rel=0.15)
 
 
-def test_sample_is_the_same_each_time_and_another_at_another_step(app: FastAPI, http: httpx.Client) -> None:
-    sender = start_run(http)
+def test_sample_is_the_same_each_time_and_another_at_another_step(app: FastAPI, sender: Sender) -> None:
     for step in (1, 2):
         sender.put_shard(step, numbered(ROLLOUTS)).raise_for_status()
     first, again, other = sample(app, sender, 1), sample(app, sender, 1), sample(app, sender, 2)
@@ -75,9 +69,8 @@ def test_sample_is_the_same_each_time_and_another_at_another_step(app: FastAPI, 
     assert set(first.log_behaviour.tolist()) != set(other.log_behaviour.tolist())
 
 
-def test_every_token_is_as_likely_as_any_other(app: FastAPI, http: httpx.Client) -> None:
+def test_every_token_is_as_likely_as_any_other(app: FastAPI, sender: Sender) -> None:
     """Over many steps with the same tokens, each is drawn about equally often: χ² of the tenths of the numbers."""
-    sender = start_run(http)
     tokens = make_batch(100).num_tokens
     counts = np.zeros(10)
     for step in range(1, 31):
@@ -89,26 +82,22 @@ def test_every_token_is_as_likely_as_any_other(app: FastAPI, http: httpx.Client)
     assert float(((counts - expected) ** 2 / expected).sum()) < 27.9
 
 
-def test_enough_tokens_end_the_reading(app: FastAPI, http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chosen_tokens, "ENOUGH_TOKENS", 600)
-    sender = start_run(http)
-    sender.put_shard(1, numbered(ROLLOUTS)).raise_for_status()
-    assert sample(app, sender).groups_read == 2
-
-
-def test_step_of_many_files_opens_few(app: FastAPI, http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chosen_tokens, "MOST_GROUPS_READ", 3)
-    sender = start_run(http)
-    for shard in range(6):
-        sender.put_shard(1, numbered(8, prefix=f"{shard}-"), shard, 6).raise_for_status()
-    found = sample(app, sender)
-    assert (found.groups_read, found.is_all_read) == (3, False)
-    assert found.drawn_from == 3 * make_batch(8).num_tokens
-
-
-def test_statistics_shard_gives_tokens_of_the_rollouts_in_full(app: FastAPI, http: httpx.Client) -> None:
-    sender = start_run(http)
+def test_statistics_shard_gives_tokens_of_the_rollouts_in_full(app: FastAPI, sender: Sender) -> None:
     sender.put_statistics(1, numbered(40)).raise_for_status()
     found = sample(app, sender)
     assert found.coverage.text == "3 of 40 rollouts"
     assert 0 < found.drawn_from < make_batch(40).num_tokens
+
+
+def test_reading_ends_with_enough_tokens_or_files(
+    app: FastAPI, sender: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender.put_shard(1, numbered(ROLLOUTS)).raise_for_status()
+    monkeypatch.setattr(chosen_tokens, "ENOUGH_TOKENS", 600)
+    assert sample(app, sender).groups_read == 2
+    monkeypatch.setattr(chosen_tokens, "MOST_GROUPS_READ", 3)
+    for shard in range(6):
+        sender.put_shard(2, numbered(8, prefix=f"{shard}-"), shard, 6).raise_for_status()
+    found = sample(app, sender, 2)
+    assert (found.groups_read, found.is_all_read) == (3, False)
+    assert found.drawn_from == 3 * make_batch(8).num_tokens

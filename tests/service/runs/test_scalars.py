@@ -1,23 +1,18 @@
 """Scalars: kept per source, and passed to the detectors before and after the step closes."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from sqlalchemy.orm import Session
 
 from foreshock.diagnosis.detectors import WarningConfiguration
-from foreshock_service.app import create_app
-from foreshock_service.platform.decoding.pool import DecoderPool
-from foreshock_service.platform.settings import Settings
 from foreshock_service.runs.events import ScalarsLogged, StepClosed, StepEvent
 from foreshock_service.watch.detection.history import WatchedRun, closed_steps_after
-from tests.service.sending import Sender, make_batch, start_run
-from tests.service.server import RunningServer
+from tests.service.sending import Sender, make_batch, problem_of
 
 KEYS = ("scalars:grad_norm", "scalars:loss", "scalars:entropy", "rollout:response_length_mean", "trainer/rollout:k3_kl")
 WATCHED = WatchedRun(
@@ -35,24 +30,21 @@ class Seen:
 
 @pytest.fixture
 def seen() -> list[Seen]:
-    """Events that the handlers received, in order."""
     return []
 
 
 @pytest.fixture
-def sender(settings: Settings, decoders: DecoderPool, seen: list[Seen]) -> Iterator[Sender]:
-    """Start a run in a service with one handler for each event of a closed step."""
+def app(app: FastAPI, seen: list[Seen]) -> FastAPI:
+    """The application with one handler for each event of a closed step."""
 
     def note(session: Session, event: StepEvent) -> None:
         history = closed_steps_after(session, event.run_id, event.step - 1, WATCHED, 10)
         if history:
             seen.append(Seen(event, history[0][0].values))
 
-    app = create_app(settings, decoders)
     for event_type in (StepClosed, ScalarsLogged):
         app.state.context.events.subscribe(event_type, note)
-    with RunningServer(app) as server, httpx.Client(base_url=server.url, timeout=60) as http:
-        yield start_run(http)
+    return app
 
 
 def test_scalars_before_step_closes_are_among_its_values(sender: Sender, seen: list[Seen]) -> None:
@@ -102,49 +94,37 @@ def test_trainer_value_is_preferred_among_sources(sender: Sender, seen: list[See
     assert sender.get("scalars", from_step=1).json()["columns"]["step"] == []
 
 
-def test_failing_handler_rolls_back_shard(settings: Settings, decoders: DecoderPool) -> None:
+def test_failing_handler_rolls_back_shard(app: FastAPI, sender: Sender) -> None:
     def fail(_: Session, closed: StepClosed) -> None:
         raise ArithmeticError(f"step {closed.step}")
 
-    app = create_app(settings, decoders)
     app.state.context.events.subscribe(StepClosed, fail)
-    with RunningServer(app) as server, httpx.Client(base_url=server.url, timeout=60) as http:
-        sender = start_run(http)
-        assert sender.put_shard(0, make_batch()).status_code == 500
-        assert sender.get("steps").json()["items"] == []
-        assert sender.get("measurements").json()["columns"]["step"] == []
+    assert sender.put_shard(0, make_batch()).status_code == 500
+    assert sender.get("steps").json()["items"] == []
+    assert sender.get("measurements").json()["columns"]["step"] == []
 
 
-def test_answer_beyond_the_cap_is_refused_and_down_sampling_fits_into_it(
-    settings: Settings, decoders: DecoderPool
-) -> None:
-    app = create_app(settings.model_copy(update={"max_answer_values": 5 * 60}), decoders)
-    with RunningServer(app) as server, httpx.Client(base_url=server.url, timeout=60) as http:
-        sender = start_run(http)
-        for step in range(40):
-            values: dict[str, float | None] = {"loss": 9.0 if step == 17 else 1.0, "entropy": -step}
-            sender.put_scalars(step, values).raise_for_status()
-        refused = sender.get("scalars")
-        assert refused.status_code == 422
-        assert refused.json()["type"] == "urn:foreshock:problem:answer-too-large"
-        assert "FORESHOCK_MAX_ANSWER_VALUES" in refused.json()["detail"]
-        assert sender.get("scalars", name=["loss"]).json()["columns"]["step"] == list(range(40))
-        assert sender.get("scalars", from_step=20).status_code == 200
-        columns = sender.get("scalars", max_points=10).json()["columns"]
-        assert 17 in [step for step, name in zip(columns["step"], columns["name"], strict=True) if name == "loss"]
-        assert columns["step"].count(39) == 2
-        assert len(columns["step"]) <= 20
+@pytest.mark.settings(max_answer_values=5 * 60)
+def test_answer_beyond_the_cap_is_refused_and_down_sampling_fits(sender: Sender) -> None:
+    for step in range(40):
+        values: dict[str, float | None] = {"loss": 9.0 if step == 17 else 1.0, "entropy": -step}
+        sender.put_scalars(step, values).raise_for_status()
+    refused = sender.get("scalars")
+    assert problem_of(refused) == (422, "answer-too-large")
+    assert "FORESHOCK_MAX_ANSWER_VALUES" in refused.json()["detail"]
+    assert sender.get("scalars", name=["loss"]).json()["columns"]["step"] == list(range(40))
+    assert sender.get("scalars", from_step=20).status_code == 200
+    columns = sender.get("scalars", max_points=10).json()["columns"]
+    assert 17 in [step for step, name in zip(columns["step"], columns["name"], strict=True) if name == "loss"]
+    assert columns["step"].count(39) == 2
+    assert len(columns["step"]) <= 20
 
 
-def test_a_run_whose_curves_are_larger_than_one_answer_has_its_page_and_its_report(
-    settings: Settings, decoders: DecoderPool
-) -> None:
-    app = create_app(settings.model_copy(update={"max_answer_values": 5 * 60}), decoders)
-    with RunningServer(app) as server, httpx.Client(base_url=server.url, timeout=60) as http:
-        sender = start_run(http)
-        for step in range(40):
-            sender.put_scalars(step, {"reward": 0.5, "entropy": 1.0, "grad_norm": 1.0}).raise_for_status()
-        report = http.get(f"/pages/runs/{sender.run}/text").raise_for_status().text
-        assert re.search(r"^  Entropy +▄+ +1$", report, re.MULTILINE)
-        figure = http.get(f"/pages/runs/{sender.run}/figures/overview.json").raise_for_status().json()
-        assert [each["x"] for each in figure["data"] if each.get("y") == [0.5] * 40]
+@pytest.mark.settings(max_answer_values=5 * 60)
+def test_run_whose_curves_exceed_one_answer_has_its_page_and_its_report(sender: Sender, http: httpx.Client) -> None:
+    for step in range(40):
+        sender.put_scalars(step, {"reward": 0.5, "entropy": 1.0, "grad_norm": 1.0}).raise_for_status()
+    report = http.get(f"/pages/runs/{sender.run}/text").raise_for_status().text
+    assert re.search(r"^  Entropy +▄+ +1$", report, re.MULTILINE)
+    figure = http.get(f"/pages/runs/{sender.run}/figures/overview.json").raise_for_status().json()
+    assert [each["x"] for each in figure["data"] if each.get("y") == [0.5] * 40]

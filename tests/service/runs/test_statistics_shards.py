@@ -1,7 +1,5 @@
 """Shards sent as statistics: the same measures as from tokens, however a step is split; counted once; checked."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,35 +25,29 @@ from foreshock_service.maintenance.remeasure import remeasure_step
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import MeasurementStatistics, ShardStatistics
 from foreshock_service.platform.settings import Settings
+from foreshock_service.runs import shard_decoding
 from foreshock_service.runs.events import StepKey
-from foreshock_service.runs.shard_decoding import (
-    FoldedStatistics,
-    MeasuredShard,
-    decode_shard,
-    decode_statistics,
-    fold_step,
-)
 from foreshock_service.runs.shards import StoredPart, shard_versions, statistics_of_step
 from tests.foreshock.batches import random_batch
 from tests.foreshock.measures.test_merging import assert_alike
-from tests.service.sending import Sender, make_batch, start_run
+from tests.service.sending import Sender, make_batch, problem_of, start_run
 from tests.service.stored import count_rows, list_files
 
 _FULL = FullRollouts(3, 1)
 
 
-def measured(batch: RolloutBatch, folder: Path, *, as_statistics: bool) -> MeasuredShard:
+def measured(batch: RolloutBatch, folder: Path, *, as_statistics: bool) -> shard_decoding.MeasuredShard:
     body = folder / "body"
     if as_statistics:
         body.write_bytes(encode_statistics_shard(batch, seed="a", full=_FULL))
-        return decode_statistics(body, folder / "stored", DecodeLimits(), None).measured
+        return shard_decoding.decode_statistics(body, folder / "stored", DecodeLimits(), None).measured
     body.write_bytes(encode_rollouts(batch))
-    return decode_shard(body, folder / "stored", DecodeLimits(), None).measured
+    return shard_decoding.decode_shard(body, folder / "stored", DecodeLimits(), None).measured
 
 
-def folded(shards: Sequence[MeasuredShard]) -> dict[str, FoldedStatistics]:
+def folded(shards: Sequence[shard_decoding.MeasuredShard]) -> dict[str, shard_decoding.FoldedStatistics]:
     parts = [part for shard in shards for part in shard.parts]
-    return {each.comparison: each for each in fold_step(parts)}
+    return {each.comparison: each for each in shard_decoding.fold_step(parts)}
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -65,7 +57,7 @@ def folded(shards: Sequence[MeasuredShard]) -> dict[str, FoldedStatistics]:
     cuts=st.lists(st.integers(0, 40), max_size=5),
     kinds=st.lists(st.booleans(), min_size=6, max_size=6),
 )
-def test_any_split_into_statistics_and_tokens_gives_the_measures_of_full_logging(
+def test_any_split_into_statistics_and_tokens_is_measured_alike(
     tmp_path: Path, seed: int, rollouts: int, cuts: list[int], kinds: list[bool]
 ) -> None:
     batch = random_batch(seed, rollouts)
@@ -131,26 +123,23 @@ def test_shards_of_both_kinds_are_one_step_and_counted_once(http: httpx.Client, 
 
 
 @pytest.mark.parametrize("first_as_statistics", [True, False])
-def test_other_bytes_or_another_kind_under_a_shard_are_refused(
-    http: httpx.Client, settings: Settings, first_as_statistics: bool
+def test_other_bytes_or_kinds_of_a_shard_are_refused(
+    sender: Sender, settings: Settings, first_as_statistics: bool
 ) -> None:
-    run = start_run(http)
     batch = make_batch(30)
-    first = run.put_statistics(0, batch) if first_as_statistics else run.put_shard(0, batch)
+    first = sender.put_statistics(0, batch) if first_as_statistics else sender.put_shard(0, batch)
     first.raise_for_status()
     before = count_rows(settings), list_files(settings)
     for answer in (
-        run.put_shard(0, make_batch(30, 1)),
-        run.put_statistics(0, make_batch(30, 1)),
-        run.put_shard(0, batch) if first_as_statistics else run.put_statistics(0, batch),
+        sender.put_shard(0, make_batch(30, 1)),
+        sender.put_statistics(0, make_batch(30, 1)),
+        sender.put_shard(0, batch) if first_as_statistics else sender.put_statistics(0, batch),
     ):
-        assert answer.status_code == 409
-        assert answer.json()["type"] == "urn:foreshock:problem:shard-conflict"
+        assert problem_of(answer) == (409, "shard-conflict")
     assert (count_rows(settings), list_files(settings)) == before
 
 
-def test_statistics_that_are_not_of_their_rollouts_are_refused(http: httpx.Client, settings: Settings) -> None:
-    run = start_run(http)
+def test_statistics_that_are_not_of_their_rollouts_are_refused(sender: Sender, settings: Settings) -> None:
     batch, other = make_batch(30), make_batch(30, 1)
     assert batch.trainer_log_probs is not None
     moved = replace(batch, trainer_log_probs=batch.trainer_log_probs - np.float32(0.25))
@@ -170,72 +159,57 @@ def test_statistics_that_are_not_of_their_rollouts_are_refused(http: httpx.Clien
         (replace(shard, sampled=25), "the sample first"),
         (replace(shard, full=b"no Parquet"), ""),
     ):
-        answer = run.put_statistics(0, damaged.to_bytes())
+        answer = sender.put_statistics(0, damaged.to_bytes())
         assert answer.status_code == 422, damaged
         assert answer.headers["content-type"] == "application/problem+json"
         assert any(part in answer.json()["detail"] for part in message.split("|"))
     flipped = bytearray(shard.to_bytes())
     flipped[600] ^= 0xFF
-    assert run.put_statistics(0, bytes(flipped)).status_code == 422
-    assert run.put_statistics(0, b"").status_code == 422
+    assert sender.put_statistics(0, bytes(flipped)).status_code == 422
+    assert sender.put_statistics(0, b"").status_code == 422
     assert "shards" not in count_rows(settings)
     assert not list_files(settings)
 
 
-def test_statistics_without_a_comparison_are_stored(http: httpx.Client) -> None:
-    run = start_run(http)
-    answer = run.put_statistics(0, make_batch(30, trainer_log_probs=None))
+def test_statistics_without_a_comparison_are_stored(sender: Sender) -> None:
+    answer = sender.put_statistics(0, make_batch(30, trainer_log_probs=None))
     assert answer.status_code == 201
-    columns = run.get("measurements").json()["columns"]
+    columns = sender.get("measurements").json()["columns"]
     assert columns["comparison"] == [STEP_ROW]
     assert columns["num_rollouts"] == [30]
 
 
-def test_every_answer_says_what_it_rests_on(http: httpx.Client) -> None:
-    run = start_run(http)
-    run.put_statistics(0, make_batch(40), 0, 1, FullRollouts(6, 1)).raise_for_status()
-    step = run.get("steps").json()["items"][0]
+def test_every_answer_says_what_it_rests_on(sender: Sender) -> None:
+    sender.put_statistics(0, make_batch(40), 0, 1, FullRollouts(6, 1)).raise_for_status()
+    step = sender.get("steps").json()["items"][0]
     full = step["full_rollouts"]
     assert 6 <= full <= 7
     words = f"all tokens, in statistics; {full} of 40 rollouts in full"
     assert step["coverage"] == words
     expected = {"step": 0, "attempt": 1, "rollouts": 40, "full_rollouts": full, "text": words}
-    assert run.get("measurements").json()["statistics_steps"] == [expected]
+    assert sender.get("measurements").json()["statistics_steps"] == [expected]
     all_tokens = {"rests_on": "all tokens", "rollouts": 40, "used_rollouts": 40, "full_rollouts": full, "text": words}
     for path in ("buckets", "buckets?by=token_id", "corrections", "theory"):
-        assert run.get(f"steps/0/{path}").json()["coverage"] == all_tokens, path
+        assert sender.get(f"steps/0/{path}").json()["coverage"] == all_tokens, path
     in_full = {"rests_on": "some rollouts", "used_rollouts": full, "text": f"{full} of 40 rollouts"}
-    tokens = run.get("steps/0/tokens").json()
+    tokens = sender.get("steps/0/tokens").json()
     assert tokens["coverage"] == all_tokens | in_full
     # Not the rollouts that were chosen for their large differences: they would be no fair sample for a test.
-    checked = run.get("steps/0/lint").json()
+    checked = sender.get("steps/0/lint").json()
     assert checked["rollouts"] == 6
-    assert checked["coverage"] == all_tokens | {
-        "rests_on": "some rollouts",
-        "used_rollouts": 6,
-        "text": "6 of 40 rollouts",
-    }
-    absent = next(name for name in make_batch(40).sample_ids if name not in {t["sample_id"] for t in _all(run)})
-    missing = run.get("steps/0/tokens", sample_id=absent)
+    assert checked["coverage"] == all_tokens | in_full | {"used_rollouts": 6, "text": "6 of 40 rollouts"}
+    whole = {each["sample_id"] for each in sender.get("steps/0/tokens", worst=1000).json()["items"]}
+    absent = next(name for name in make_batch(40).sample_ids if name not in whole)
+    missing = sender.get("steps/0/tokens", sample_id=absent)
     assert missing.status_code == 404
     assert f"{full} of 40 rollouts" in missing.json()["detail"]
-
-
-def _all(run: Sender) -> list[dict[str, object]]:
-    items: list[dict[str, object]] = run.get("steps/0/tokens", worst=1000).json()["items"]
-    return items
-
-
-def test_pages_say_what_they_rest_on(http: httpx.Client) -> None:
-    run = start_run(http)
-    run.put_statistics(0, make_batch(40), 0, 1, FullRollouts(6, 0)).raise_for_status()
-    words = "all tokens, in statistics; 6 of 40 rollouts in full"
-    page = http.get(f"/runs/{run.run}/steps/0", follow_redirects=True).text
-    assert words in page
-    assert "Semantics: checked on 6 of 40 rollouts." in page
-    assert f"Step 0: {words}." in http.get(f"/runs/{run.run}", follow_redirects=True).text
-    tokens = http.get(f"/pages/runs/{run.run}/steps/0/tokens", follow_redirects=True).text
-    assert "Among 6 of 40 rollouts in full." in tokens
+    for page, said in (
+        ("/runs/default/a-run/steps/0", words),
+        ("/runs/default/a-run/steps/0", "Semantics: checked on 6 of 40 rollouts."),
+        ("/runs/default/a-run", f"Step 0: {words}."),
+        (f"/pages/runs/{sender.run}/steps/0/tokens", f"Among {full} of 40 rollouts in full."),
+    ):
+        assert said in sender.http.get(page).text
 
 
 def of_prompts(*, seed: int, solved: float, with_target: bool = True) -> RolloutBatch:
@@ -262,7 +236,7 @@ def of_prompts(*, seed: int, solved: float, with_target: bool = True) -> Rollout
 def lint_of_sample(batch: RolloutBatch, folder: Path, full: FullRollouts | None = None) -> LintReport:
     body = folder / "body"
     body.write_bytes(encode_statistics_shard(batch, seed="a", full=full or FullRollouts()))
-    lint = decode_statistics(body, folder / "stored", DecodeLimits(), None).measured.lint
+    lint = shard_decoding.decode_statistics(body, folder / "stored", DecodeLimits(), None).measured.lint
     return run_checks(LintEvidence.from_bytes(lint.evidence, lint.examples))
 
 
@@ -291,19 +265,16 @@ def test_what_only_all_rollouts_show_is_not_checked_on_a_sample(tmp_path: Path) 
 
 
 def parts_of(database: Database, key: StepKey) -> list[StoredPart]:
-    """Return the statistics of the step's shards."""
     with database.read() as session:
         return list(statistics_of_step(session, key))
 
 
 def rows(database: Database) -> int:
-    """Return the number of rows that shards have of their own."""
     with database.read() as session:
         return session.scalar(select(func.count()).select_from(ShardStatistics)) or 0
 
 
-def test_statistics_of_the_only_shard_are_those_of_the_step(http: httpx.Client, app: FastAPI) -> None:
-    sender = start_run(http)
+def test_statistics_of_the_only_shard_are_those_of_the_step(sender: Sender, app: FastAPI) -> None:
     sender.put_shard(0, make_batch()).raise_for_status()
     database, key = app.state.context.database, StepKey(sender.run, sender.attempt, 0)
     assert rows(database) == 0
@@ -316,8 +287,7 @@ def test_statistics_of_the_only_shard_are_those_of_the_step(http: httpx.Client, 
         assert shard_versions(session, key) == {(0, STATISTICS_VERSION)}
 
 
-def test_comparisons_of_probes_are_not_of_the_shard(http: httpx.Client, app: FastAPI) -> None:
-    sender = start_run(http)
+def test_comparisons_of_probes_are_not_of_the_shard(sender: Sender, app: FastAPI) -> None:
     sender.put_shard(0, make_batch()).raise_for_status()
     database, key = app.state.context.database, StepKey(sender.run, sender.attempt, 0)
     parts = parts_of(database, key)
@@ -330,8 +300,7 @@ def test_comparisons_of_probes_are_not_of_the_shard(http: httpx.Client, app: Fas
     assert parts_of(database, key) == parts
 
 
-def test_steps_of_several_shards_keep_the_rows_of_each(http: httpx.Client, app: FastAPI) -> None:
-    sender = start_run(http)
+def test_steps_of_several_shards_keep_the_rows_of_each(sender: Sender, app: FastAPI) -> None:
     database, key = app.state.context.database, StepKey(sender.run, sender.attempt, 0)
     sender.put_shard(0, make_batch(seed=1), 1, 2).raise_for_status()
     assert [part.shard for part in parts_of(database, key)] == [1, 1]
@@ -342,8 +311,7 @@ def test_steps_of_several_shards_keep_the_rows_of_each(http: httpx.Client, app: 
     assert parts_of(database, key) == []
 
 
-def test_step_of_another_release_is_measured_again(http: httpx.Client, app: FastAPI) -> None:
-    sender = start_run(http)
+def test_step_of_another_release_is_measured_again(sender: Sender, app: FastAPI) -> None:
     sender.put_shard(0, make_batch()).raise_for_status()
     context, key = app.state.context, StepKey(sender.run, sender.attempt, 0)
     before = sender.get("measurements").json()["columns"]

@@ -1,7 +1,5 @@
 """Single tokens of stored rollouts: the worst of a step, and one rollout."""
 
-from __future__ import annotations
-
 import io
 import tempfile
 from dataclasses import replace
@@ -15,17 +13,13 @@ from fastapi import FastAPI
 
 import foreshock.rollouts.parquet_files
 from foreshock.rollouts import RolloutBatch
-from foreshock_service.app import create_app
 from foreshock_service.platform.database.tables import MeasurementStatistics
-from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings
-from tests.service.sending import Sender, make_batch, start_run
-from tests.service.server import RunningServer
+from tests.service.sending import Sender, make_batch, problem_of, start_run
 from tests.service.stored import list_files
 
 
-def test_one_rollout_is_shown_in_order_of_tokens(http: httpx.Client) -> None:
-    sender = start_run(http)
+def test_one_rollout_is_shown_in_order_of_tokens(sender: Sender) -> None:
     batch = make_batch(seed=2)
     sender.put_shard(2, batch).raise_for_status()
     sample_id = batch.sample_ids[4]
@@ -35,26 +29,17 @@ def test_one_rollout_is_shown_in_order_of_tokens(http: httpx.Client) -> None:
     assert [item["position"] for item in answer["items"]] == list(range(end - start))
     assert answer["prompt_token_ids"] == [4]
     assert answer["scorers"] == ["rollout", "trainer"]
+    part = sender.read("steps/2/tokens", sample_id=sample_id, from_position=1, to_position=2)["items"]
+    assert part == answer["items"][1:3]
+    assert len(answer["items"]) > 3
+    assert sender.read("steps/2/tokens", sample_id=sample_id, from_position=10_000)["items"] == []
     assert sender.get("steps/2/tokens", sample_id="nobody").status_code == 404
     assert sender.get("steps/2/tokens", comparison="no/such").status_code == 422
     assert sender.get("steps/2/tokens", comparison="nonsense").status_code == 422
     assert sender.get("steps/7/tokens").status_code == 404
 
 
-def test_a_part_of_a_rollout_is_shown(http: httpx.Client) -> None:
-    sender = start_run(http)
-    batch = make_batch(seed=2)
-    sender.put_shard(2, batch).raise_for_status()
-    sample_id = batch.sample_ids[4]
-    whole = sender.get("steps/2/tokens", sample_id=sample_id).json()["items"]
-    part = sender.get("steps/2/tokens", sample_id=sample_id, from_position=1, to_position=2).json()["items"]
-    assert len(whole) > 3
-    assert part == whole[1:3]
-    assert sender.get("steps/2/tokens", sample_id=sample_id, from_position=10_000).json()["items"] == []
-
-
-def test_tokens_come_as_csv_and_parquet_too(http: httpx.Client) -> None:
-    sender = start_run(http)
+def test_tokens_come_as_csv_and_parquet_too(sender: Sender, http: httpx.Client) -> None:
     sender.put_shard(2, make_batch(200, seed=2)).raise_for_status()
     plain = sender.get("steps/2/tokens", worst=9)
     parquet = http.get(plain.url, headers={"Accept": "application/vnd.apache.parquet"}).raise_for_status()
@@ -72,24 +57,23 @@ def test_tokens_come_as_csv_and_parquet_too(http: httpx.Client) -> None:
     assert (again.status_code, again.content) == (304, b"")
 
 
-def test_an_answer_beyond_the_cap_says_how_to_ask_for_less(settings: Settings, decoders: DecoderPool) -> None:
-    app = create_app(settings.model_copy(update={"max_answer_values": 24}), decoders)
-    with RunningServer(app) as server, httpx.Client(base_url=server.url, timeout=60) as http:
-        sender, batch = start_run(http), make_batch(seed=2)
-        sender.put_shard(2, batch).raise_for_status()
-        assert batch.response_lengths[4] > 3
-        answer = sender.get("steps/2/tokens", sample_id=batch.sample_ids[4])
-        assert (answer.status_code, answer.json()["type"]) == (422, "urn:foreshock:problem:answer-too-large")
-        assert "from_position" in answer.json()["detail"]
-        part = sender.get("steps/2/tokens", sample_id=batch.sample_ids[4], to_position=2).raise_for_status()
-        assert len(part.json()["items"]) == 3
+@pytest.mark.settings(max_answer_values=24)
+def test_an_answer_beyond_the_cap_says_how_to_ask_for_less(sender: Sender) -> None:
+    batch = make_batch(seed=2)
+    sender.put_shard(2, batch).raise_for_status()
+    assert batch.response_lengths[4] > 3
+    answer = sender.get("steps/2/tokens", sample_id=batch.sample_ids[4])
+    assert problem_of(answer) == (422, "answer-too-large")
+    assert "from_position" in answer.json()["detail"]
+    part = sender.get("steps/2/tokens", sample_id=batch.sample_ids[4], to_position=2).raise_for_status()
+    assert len(part.json()["items"]) == 3
 
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 @on_sqlite
-def test_rollouts_of_all_shards_are_one_file(
+def test_rollouts_of_shards_are_one_file(
     http: httpx.Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # They are joined on the disk of the store: the system's folder may be in memory.
@@ -159,7 +143,7 @@ def expected_places(sizes: np.ndarray[tuple[int, int], np.dtype[np.float64]], wo
 
 @on_sqlite
 @pytest.mark.parametrize("largest", [3, 2000], ids=["with many ties", "with few ties"])
-def test_worst_tokens_are_those_of_a_search_over_all(
+def test_worst_tokens_are_those_over_all(
     http: httpx.Client, app: FastAPI, groups_read: list[int], largest: int
 ) -> None:
     tokens = make_batch(ROLLOUTS, seed=0).num_tokens
@@ -175,9 +159,7 @@ def test_worst_tokens_are_those_of_a_search_over_all(
 
 
 @on_sqlite
-def test_only_row_groups_that_may_hold_one_of_the_worst_tokens_are_read(
-    http: httpx.Client, groups_read: list[int]
-) -> None:
+def test_only_row_groups_that_may_hold_a_worst_token_are_read(http: httpx.Client, groups_read: list[int]) -> None:
     batch = make_batch(ROLLOUTS, seed=0)
     sizes = np.ones((SHARDS, batch.num_tokens))
     # Five tokens of one rollout in the fourth row group of the second shard.
@@ -190,10 +172,7 @@ def test_only_row_groups_that_may_hold_one_of_the_worst_tokens_are_read(
 
 
 @on_sqlite
-def test_step_without_the_scores_is_answered_without_reading_its_tokens(
-    http: httpx.Client, groups_read: list[int]
-) -> None:
-    sender = start_run(http)
+def test_step_without_the_scores_is_answered_without_reading_its_tokens(sender: Sender, groups_read: list[int]) -> None:
     without = make_batch(ROLLOUTS, seed=0, rollout_log_probs=None, trainer_log_probs=None)
     sender.put_shard(1, without).raise_for_status()
     assert sender.get("steps/1/tokens", worst=5).status_code == 404

@@ -1,7 +1,5 @@
 """Weights of engines: reports in any order are judged, a wrong engine is an alert, a finding and a row of the page."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping
 from typing import Any
@@ -49,12 +47,10 @@ def put(sender: Sender, step: int, body: bytes, **query: int) -> httpx.Response:
 
 def sentences(sender: Sender) -> list[str]:
     """Return what is said of the engines that hold other weights."""
-    items = sender.get("weights").raise_for_status().json()["items"]
-    return [each["sentence"] for each in items if not each["is_right"]]
+    return [each["sentence"] for each in sender.items("weights") if not each["is_right"]]
 
 
-def test_engine_with_an_old_tensor_is_named_alerted_and_resolved(http: httpx.Client) -> None:
-    sender = start_run(http)
+def test_engine_with_an_old_tensor_is_named_alerted_and_resolved(sender: Sender) -> None:
     for step in range(7):
         engines = {str(engine): holding(step) for engine in range(8)}
         if step in (3, 4):
@@ -75,8 +71,7 @@ def test_engine_with_an_old_tensor_is_named_alerted_and_resolved(http: httpx.Cli
     assert alert["state"] == "resolved"
 
 
-def test_reports_are_judged_in_any_order_and_again_when_they_are_repeated(http: httpx.Client) -> None:
-    sender = start_run(http)
+def test_reports_are_judged_in_any_order_and_again_when_they_are_repeated(sender: Sender) -> None:
     report(sender, 0, holding(0))
     report(sender, 1, engines={"a": holding(0)})
     assert sentences(sender) == []
@@ -86,8 +81,7 @@ def test_reports_are_judged_in_any_order_and_again_when_they_are_repeated(http: 
     assert sentences(sender) == []
 
 
-def test_superseded_steps_are_no_history_and_their_finding_goes(http: httpx.Client) -> None:
-    sender = start_run(http)
+def test_superseded_steps_are_no_history_and_their_finding_goes(sender: Sender) -> None:
     for step in range(3):
         report(sender, step, holding(step), {"0": holding(step, norm=0)})
     resumed = sender.new_attempt("second", 1)
@@ -105,16 +99,14 @@ def test_old_digests_are_forgotten_and_what_they_told_is_not(http: httpx.Client,
     assert len(sentences(sender)) == 9
 
 
-def test_variant_that_the_trainer_announced_is_named(http: httpx.Client) -> None:
-    sender = start_run(http)
+def test_variant_that_the_trainer_announced_is_named(sender: Sender) -> None:
     twice = {"lm_head.weight": holding(99).tensors["lm_head.weight"]}
     engines = {"0": holding(5, lm_head=99)}
     report(sender, 5, holding(5), engines, {"with the adapter applied twice": twice})
     assert sentences(sender) == ["Engine 0 of 8 holds step 5 with the adapter applied twice, as 1 of 3 tensors show."]
 
 
-def test_answers_to_a_canary_prompt_are_compared(http: httpx.Client) -> None:
-    sender = start_run(http)
+def test_answers_to_a_canary_prompt_are_compared(sender: Sender) -> None:
     answers = {step: [-0.1 * step - 0.01 * place for place in range(12)] for step in range(4)}
     for step, answer in answers.items():
         report(sender, step, Holding(canary=answer), {"0": Holding(canary=answers[min(step, 2)])})
@@ -122,20 +114,16 @@ def test_answers_to_a_canary_prompt_are_compared(http: httpx.Client) -> None:
     assert sentence.startswith("Engine 0 of 8 answers a canary prompt as step 2 does, while the trainer is at step 3")
 
 
-def test_page_of_the_run_has_engines_by_steps(http: httpx.Client) -> None:
-    sender = start_run(http)
+def test_page_of_the_run_has_engines_by_steps(sender: Sender, http: httpx.Client) -> None:
     assert "Weights of" not in http.get(f"/runs/{sender.run}", follow_redirects=True).text
     for step in range(2):
         report(sender, step, holding(step), {"a": holding(step), "b": holding(step, lm_head=0)})
     page = http.get(f"/runs/{sender.run}", follow_redirects=True).text
-    assert "Weights of 2 engines after step 1&#39;s sync: 1 holds others than the trainer&#39;s" in page.replace(
-        "'", "&#39;"
-    )
+    assert "Weights of 2 engines after step 1's sync: 1 holds others than the trainer's" in page.replace("&#39;", "'")
     assert "Engine b of 8 holds step 1, except lm_head, which is of step 0." in page
 
 
-def test_wrong_reports_are_refused(http: httpx.Client) -> None:
-    sender = start_run(http)
+def test_wrong_reports_are_refused(sender: Sender) -> None:
     right = Piece("bfloat16", 1, 1, 1)
     for pieces in ([], [right._replace(rows=-1)], [right._replace(rows=1 << 48)], [right._replace(dtype="")]):
         body = encode_report({"trainer": {"tensors": {"w": pieces, "v": [right]}}}, 1)
@@ -146,21 +134,17 @@ def test_wrong_reports_are_refused(http: httpx.Client) -> None:
     good = encode_report({"trainer": {"tensors": {"w": [right]}}}, 1)
     assert put(sender, 0, good, attempt=7).status_code == 404
     table = pq.read_table(io.BytesIO(good))
-    for metadata in (b"[]", b'{"engines_in_all": 1, "holders": {}}', b"[" * 100_000, b'{"holders": {"trainer": 3}}'):
+    canary = b'{"engines_in_all": 1, "holders": {"trainer": {"canary": [%b]}}}'
+    wrong = (b"[]", b'{"engines_in_all": 1, "holders": {}}', b"[" * 100_000, b'{"holders": {"trainer": 3}}')
+    for metadata in (*wrong, *(canary % value for value in (b"NaN", b"Infinity", b'"x"'))):
         sink = io.BytesIO()
         pq.write_table(table.replace_schema_metadata({METADATA_KEY: metadata}), sink)
-        assert put(sender, 0, sink.getvalue()).status_code == 422
-    for value in (b"NaN", b"Infinity", b'"x"'):
-        sink = io.BytesIO()
-        said = b'{"engines_in_all": 1, "holders": {"trainer": {"canary": [' + value + b"]}}}"
-        pq.write_table(table.replace_schema_metadata({METADATA_KEY: said}), sink)
         assert put(sender, 0, sink.getvalue()).status_code == 422
     assert put(sender, 0, b"no Parquet").status_code == 422
 
 
-def test_mixture_of_experts_is_sent_and_judged(http: httpx.Client) -> None:
+def test_mixture_of_experts_is_sent_and_judged(sender: Sender) -> None:
     """Qwen3-30B-A3B has 18,867 tensors, which are 2 MB of JSON."""
-    sender = start_run(http)
     names = [f"model.layers.{number // 400}.mlp.experts.{number % 400}.gate_proj.weight" for number in range(18_867)]
     held = {name: [Piece("bfloat16", 10**15 + place, 768, 1024)] for place, name in enumerate(names)}
     report(sender, 0, Holding(held), {"0": Holding(held)})

@@ -6,8 +6,6 @@ FUNCTION is the call at which it dies: `commit_shard` (the token file is in plac
 (the shard is committed and its step is not closed).
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

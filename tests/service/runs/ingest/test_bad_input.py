@@ -1,7 +1,5 @@
 """Invalid shards: refused with a problem that names row and column; nothing is stored."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 
@@ -19,7 +17,6 @@ from tests.service.stored import count_rows, list_files
 
 
 def parquet(columns: dict[str, Any]) -> bytes:
-    """Return the columns as a Parquet file."""
     sink = io.BytesIO()
     pq.write_table(pa.table(columns), sink)
     return sink.getvalue()
@@ -27,7 +24,6 @@ def parquet(columns: dict[str, Any]) -> bytes:
 
 @pytest.fixture
 def sender(http: httpx.Client) -> Sender:
-    """Start a run with one attempt and no steps."""
     return start_run(http)
 
 

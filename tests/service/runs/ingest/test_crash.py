@@ -1,7 +1,5 @@
 """Crashes in the middle of an upload: acknowledged data is kept, and unfinished work is resumed or can be retried."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -52,9 +50,7 @@ def service_that_dies_in(function: str, settings: Settings) -> Iterator[httpx.Cl
 
 
 @pytest.mark.slow
-def test_upload_killed_before_its_row_is_an_orphan_file_and_can_be_sent_again(
-    settings: Settings, decoders: DecoderPool
-) -> None:
+def test_upload_killed_before_its_row_is_an_orphan_and_sent_again(settings: Settings, decoders: DecoderPool) -> None:
     body = encode_rollouts(make_batch(40))
     with service_that_dies_in("commit_shard", settings) as http:
         sender = start_run(http)
@@ -75,9 +71,7 @@ def test_upload_killed_before_its_row_is_an_orphan_file_and_can_be_sent_again(
 
 
 @pytest.mark.slow
-def test_step_killed_between_its_last_shard_and_its_fold_is_closed_by_the_next_service(
-    settings: Settings, decoders: DecoderPool
-) -> None:
+def test_step_killed_before_its_fold_is_closed_by_the_next_service(settings: Settings, decoders: DecoderPool) -> None:
     with service_that_dies_in("close_step", settings) as http:
         sender = start_run(http)
         sender.put_shard(0, make_batch(seed=1), 0, 2).raise_for_status()
