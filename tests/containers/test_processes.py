@@ -3,8 +3,6 @@
 Replaced are what only containers have: host names, folders and ports. PostgreSQL is the machine's.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Queries as Grafana sends them, with its variables filled in."""
 
-from __future__ import annotations
-
 import re
 
 SQL_VARIABLE = re.compile(r"\$\{(\w+):sqlstring\}")

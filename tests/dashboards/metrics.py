@@ -1,7 +1,5 @@
 """Metrics of the exporter, and those that no panel of the dashboards shows."""
 
-from __future__ import annotations
-
 import re
 
 from dashboards.generate import dashboards

@@ -4,8 +4,6 @@ The service is on PostgreSQL. It gets steps of the recorded run as its trainer s
 experts; a real worker replays a checkpoint.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

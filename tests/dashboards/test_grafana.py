@@ -1,7 +1,5 @@
 """The checked-in dashboards are current, and every query in them works on a real database and names real metrics."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

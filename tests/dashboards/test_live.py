@@ -1,7 +1,5 @@
 """Every query of the dashboards returns data of real runs, and an alert of a run that goes bad reaches a webhook."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

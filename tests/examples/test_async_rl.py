@@ -1,7 +1,5 @@
 """The asynchronous example runs with a real service, and its lag is in every key that has one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

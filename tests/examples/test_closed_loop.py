@@ -1,7 +1,5 @@
 """The closed loop without an engine: plan, arms, outcomes, and what the document claims."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping
@@ -10,16 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from examples.closed_loop import outcome
 from examples.closed_loop.__main__ import RESULTS, needed_by
 from examples.closed_loop.analyse import DOCUMENT, document
 from examples.closed_loop.arms import control_of, scales_of, sequence_weights, token_weights
-from examples.closed_loop.outcome import (
-    arms_with,
-    compared_seeds,
-    outcome_of,
-    outcomes,
-    paired_interval,
-)
 from examples.closed_loop.plan import ARMS, FIRST_SEED, HARM, SEEDS, SETTINGS, Arm, Plan, plans
 from examples.collapses.grid import SEEDS as SEEDS_OF_THE_GRID
 from examples.collapses.results import Result, read_results
@@ -138,12 +130,12 @@ def test_correction_weights_the_gradient_and_none_leaves_it_as_it_was() -> None:
 
 def test_outcome_is_the_reward_of_the_last_fifth_and_the_share_of_the_learning_rate() -> None:
     plan = Plan(SETTING, "advice", FIRST_SEED)
-    found = outcome_of(plan, result(plan, [0.9] * 120 + [0.6] * 30, [1.0] * 75 + [0.5] * 75))
+    found = outcome.outcome_of(plan, result(plan, [0.9] * 120 + [0.6] * 30, [1.0] * 75 + [0.5] * 75))
     assert found.last_reward == pytest.approx(0.6)
     assert found.learning_rate_share == pytest.approx(0.75)
     assert (found.first_change, found.collapse) == (76, None)
     # Weights that are not finite end a run: what it lacks is no reward.
-    early = outcome_of(plan, result(plan, [0.5] * 130, [1.0] * 130))
+    early = outcome.outcome_of(plan, result(plan, [0.5] * 130, [1.0] * 130))
     assert early.last_reward == pytest.approx(0.5 * 10 / 30)
     assert scales_of(result(plan, HEALTHY)) == [1.0] * 150
 
@@ -157,8 +149,8 @@ def test_arms_are_compared_over_the_seeds_of_the_advice_and_missing_ones_have_no
     found = results({"twin": HEALTHY, "advice": HEALTHY}, 4)
     del found[Plan(SETTING, "sham", FIRST_SEED + 1).name]
     seeds = [FIRST_SEED + n for n in range(4)]
-    assert compared_seeds(outcomes(found, 4), SETTING.name) == seeds
-    assert "sham" not in arms_with(outcomes(found, 4), SETTING.name, seeds)
+    assert outcome.compared_seeds(outcome.outcomes(found, 4), SETTING.name) == seeds
+    assert "sham" not in outcome.arms_with(outcome.outcomes(found, 4), SETTING.name, seeds)
     text = document(found, 4)
     assert row(text, "constant", "the collapsed seeds") == "| `constant` | 0.10 (4) | – | – | – | – | – |"
     assert row(text, "sham", "the collapsed seeds") == "| `sham` | – | – | – | – | – | – |"
@@ -170,11 +162,11 @@ def test_interval_over_seeds_covers_the_mean() -> None:
     random = np.random.default_rng(3)
     covered = 0
     for _ in range(400):
-        low, high = paired_interval(random.normal(0.1, 0.2, size=10))
+        low, high = outcome.paired_interval(random.normal(0.1, 0.2, size=10))
         covered += low <= 0.1 <= high
     # A bootstrap of ten values is a little too narrow.
     assert 0.86 <= covered / 400 <= 0.97
-    assert paired_interval([0.1]) == (-math.inf, math.inf)
+    assert outcome.paired_interval([0.1]) == (-math.inf, math.inf)
 
 
 def test_document_is_that_of_the_committed_results() -> None:

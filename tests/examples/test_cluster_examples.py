@@ -1,7 +1,5 @@
 """The examples for Kubernetes and Slurm are valid and use settings that the worker has."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os
@@ -58,9 +56,7 @@ def test_kubernetes_documents_are_valid(job: dict[str, Any], service: dict[str, 
             validate(wrong)
 
 
-def test_kubernetes_service_fits_its_image_and_its_workers(
-    job: dict[str, Any], service: dict[str, dict[str, Any]]
-) -> None:
+def test_kubernetes_service_fits_image_and_workers(job: dict[str, Any], service: dict[str, dict[str, Any]]) -> None:
     pod = service["Deployment"]["spec"]["template"]
     (container,) = pod["spec"]["containers"]
     variables = {each["name"]: each.get("value") for each in container["env"]}
@@ -129,13 +125,10 @@ def test_the_slurm_script_starts_a_worker_with_its_key_and_a_name_of_its_own(tmp
         program.chmod(0o755)
     (tmp_path / "key").write_text("fsk_key\n")
     environment = {
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "FORESHOCK_URL": "http://foreshock:8765",
-        "FORESHOCK_WEIGHTS_ROOTS": "checkpoints=/mnt/runs",
-        "FORESHOCK_KEY_FILE": str(tmp_path / "key"),
-        "SLURM_JOB_ID": "17",
-        "SLURM_ARRAY_TASK_ID": "3",
-    }
+        "PATH": f"{tmp_path}:{os.environ['PATH']}", "FORESHOCK_URL": "http://foreshock:8765",
+        "FORESHOCK_WEIGHTS_ROOTS": "checkpoints=/mnt/runs", "FORESHOCK_KEY_FILE": str(tmp_path / "key"),
+        "SLURM_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "3",
+    }  # fmt: skip
     done = subprocess.run([SLURM], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "fsk_key slurm-17-3-0 worker --until-idle 600\n"
     del environment["FORESHOCK_URL"]

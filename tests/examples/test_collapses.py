@@ -1,7 +1,5 @@
 """The benchmark of collapses without an engine: grid, split, a baseline of an alarm, result files, the document."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections import Counter

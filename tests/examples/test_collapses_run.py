@@ -1,7 +1,5 @@
 """Runs of a few steps of the benchmark of collapses: a real vLLM, real training."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -74,7 +72,6 @@ def test_runs_repeat_bit_for_bit_and_their_doses_are_as_declared(tmp_path: Path)
     assert not found["other"]
     assert found["interrupted"]
     assert "must be those of its start" in found["refused"]
-
     (path,) = tmp_path.iterdir()
     none = read_result(path)
     assert none.columns["trainer/rollout:max_abs_d"].tolist() == [0.0] * 4

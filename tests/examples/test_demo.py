@@ -1,7 +1,5 @@
 """The demo does its work once, reports errors, and leaves no process behind."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -112,7 +110,6 @@ def test_second_start_of_the_demo_repeats_no_work(tmp_path: Path) -> None:
     worked = (tmp_path / "worker.log").stat().st_mtime_ns
     scores = count(tmp_path, "scores")
     assert scores >= REPLAYED_STEPS * 3
-
     second = start_demo(tmp_path)
     try:
         output = wait_for(second, "The pages stay up until Ctrl-C")

@@ -1,7 +1,5 @@
 """Each recorded run is complete, valid and small, and was sampled by the weights beside it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

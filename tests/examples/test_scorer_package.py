@@ -1,7 +1,5 @@
 """The example of a scorer in a package of its own is installed and scores in an engine's process."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

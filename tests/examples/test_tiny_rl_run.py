@@ -1,7 +1,5 @@
 """The run itself, for a few steps: a real service, a real vLLM, real training."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -62,13 +60,8 @@ print("full", verdict(check))
 
 def run_python(*arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-        cwd=REPOSITORY,
-    )
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=500, check=False, cwd=REPOSITORY,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 
@@ -86,7 +79,6 @@ def test_service_receives_the_recorded_steps(tmp_path: Path) -> None:
         run = find_run(reader, "few-steps")
         curve = RunQueries(reader, run.id).curve("trainer/rollout", ["k3_kl"])
         checkpoints = reader.connection.get_json(f"/v1/runs/{run.id}/checkpoints")["items"]
-
     assert record.steps() == list(curve.steps) == [1, 2, 3]
     assert curve.of("k3_kl") == pytest.approx([scalars[step]["k3"] for step in curve.steps], rel=1e-9)
     assert run.state == "finished"

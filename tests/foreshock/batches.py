@@ -1,7 +1,5 @@
 """Batches of rollouts for tests: random ones with every column, and the recorded runs in ../shared."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path

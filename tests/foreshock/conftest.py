@@ -1,7 +1,5 @@
 """The real service for tests of what talks to it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The real service, `foreshock serve` in a process of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Two environments differ in what their fingerprints tell, and in what they do not tell."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -137,9 +135,7 @@ def test_the_recorded_run_was_sampled_on_a_cpu_of_amd_with_avx2() -> None:
         (Environment(device=CPU, instruction_set="sve256"), ()),
     ],
 )
-def test_an_environment_is_asked_for_by_the_names_that_workers_offer(
-    environment: Environment, names: tuple[str, ...]
-) -> None:
+def test_an_environment_is_asked_for_by_names_of_workers(environment: Environment, names: tuple[str, ...]) -> None:
     assert environment.offer_names() == names
 
 

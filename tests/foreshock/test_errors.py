@@ -1,7 +1,5 @@
 """The tree of errors: its drawing, its page, what the connection raises."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 import re

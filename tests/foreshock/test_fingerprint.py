@@ -1,7 +1,5 @@
 """Fingerprints: canonical JSON, digests and validation."""
 
-from __future__ import annotations
-
 import json
 import platform
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The kind of a model is read from its configuration, whatever the family calls its number of experts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -9,13 +7,7 @@ from typing import Any
 import pytest
 from transformers import CONFIG_MAPPING
 
-from foreshock.model_kind import (
-    ModelKind,
-    judged_as,
-    known_model_kind,
-    model_kind_of_configuration,
-    model_kind_of_folder,
-)
+from foreshock import model_kind
 
 MIXTURES = [
     "dbrx", "deepseek_v2", "deepseek_v3", "ernie4_5_moe", "glm4_moe", "gpt_oss", "granitemoe", "jamba", "jetmoe",
@@ -27,8 +19,8 @@ DENSE = ["gemma2", "gemma3", "glm4", "llama", "mistral", "olmo2", "phi3", "qwen2
 @pytest.mark.parametrize(
     ("family", "kind"), [*((family, "moe") for family in MIXTURES), *((family, "dense") for family in DENSE)]
 )
-def test_kind_of_a_family_is_recognised(family: str, kind: ModelKind) -> None:
-    assert model_kind_of_configuration(CONFIG_MAPPING[family]().to_dict()) == kind
+def test_kind_of_a_family_is_recognised(family: str, kind: model_kind.ModelKind) -> None:
+    assert model_kind.model_kind_of_configuration(CONFIG_MAPPING[family]().to_dict()) == kind
 
 
 @pytest.mark.parametrize(
@@ -50,21 +42,21 @@ def test_kind_of_a_family_is_recognised(family: str, kind: ModelKind) -> None:
         ({"format": "something else"}, None),
     ],
 )
-def test_model_kind_depends_on_the_number_of_experts(configuration: dict[str, Any], kind: ModelKind | None) -> None:
-    assert model_kind_of_configuration(configuration) == kind
+def test_model_kind_follows_from_the_experts(configuration: dict[str, Any], kind: model_kind.ModelKind | None) -> None:
+    assert model_kind.model_kind_of_configuration(configuration) == kind
 
 
 def test_model_kind_of_a_folder_is_read_from_config_json(tmp_path: Path) -> None:
-    assert model_kind_of_folder(tmp_path) is None
+    assert model_kind.model_kind_of_folder(tmp_path) is None
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"model_type": "qwen3_moe", "num_experts": 128}))
-    assert model_kind_of_folder(tmp_path) == "moe"
+    assert model_kind.model_kind_of_folder(tmp_path) == "moe"
     for damaged in ("{", "[1]", "[" * 100_000, '"text"', json.dumps({"model_type": "x" * (1 << 20)})):
         file.write_text(damaged)
-        assert model_kind_of_folder(tmp_path) is None
+        assert model_kind.model_kind_of_folder(tmp_path) is None
 
 
 def test_unknown_model_kind_is_judged_as_dense() -> None:
-    assert [judged_as(kind) for kind in (None, "dense", "moe")] == ["dense", "dense", "moe"]
-    known = [known_model_kind(value) for value in ("dense", "moe", "a new kind", None, 3)]
+    assert [model_kind.judged_as(kind) for kind in (None, "dense", "moe")] == ["dense", "dense", "moe"]
+    known = [model_kind.known_model_kind(value) for value in ("dense", "moe", "a new kind", None, 3)]
     assert known == ["dense", "moe", None, None, None]

@@ -1,7 +1,5 @@
 """Names of comparisons, the order of severities, ranges as words."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import pytest

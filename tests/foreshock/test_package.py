@@ -1,7 +1,5 @@
 """The package: its public names, the cost of importing it, the clock, and the command that installs an extra."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import subprocess

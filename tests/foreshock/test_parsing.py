@@ -1,7 +1,5 @@
 """Texts from outside: whatever is wrong with them is an error that each reader of the library expects."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Retry with backoff: bounds of the delays, and when it gives up."""
 
-from __future__ import annotations
-
 import threading
 import time
 from types import SimpleNamespace
@@ -53,9 +51,7 @@ def is_unavailable(error: Exception) -> bool:
 
 
 @given(first=SECONDS, longest=SECONDS, failures=st.integers(0, 5000), retry_after=st.none() | st.floats(-10, 1e6))
-def test_delay_is_jittered_up_to_a_doubling_ceiling(
-    first: float, longest: float, failures: int, retry_after: float | None
-) -> None:
+def test_delay_is_jittered_below_a_cap(first: float, longest: float, failures: int, retry_after: float | None) -> None:
     first, longest = sorted((first, longest))
     asked = min(max(retry_after or 0.0, 0.0), LONGEST_RETRY_AFTER_SECONDS)
     ceiling = min(longest, first * 2.0 ** min(failures, 60))
@@ -92,13 +88,9 @@ def test_result_comes_after_as_many_waits_as_failures(failures: int, max_attempt
 
     def run() -> int:
         return retry(
-            call,
-            Backoff(1.0, 4.0),
-            is_retryable=is_unavailable,
-            wait=clock.wait,
-            max_attempts=max_attempts,
+            call, Backoff(1.0, 4.0), is_retryable=is_unavailable, wait=clock.wait, max_attempts=max_attempts,
             on_retry=lambda error, delay: retries.append(delay),
-        )
+        )  # fmt: skip
 
     if max_attempts is None or failures < max_attempts:
         assert run() == 42

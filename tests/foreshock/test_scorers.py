@@ -1,7 +1,5 @@
 """The table of scorers: order of the chain, causes of links, noise floors, and the names in one place only."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 from collections.abc import Iterator
@@ -10,61 +8,46 @@ from pathlib import Path
 
 import pytest
 
-from foreshock.scorers import (
-    CHAIN,
-    ENGINES,
-    NOISE_FLOOR_VARIANT,
-    PLACES,
-    REFERENCE,
-    SCORERS,
-    VARIANTS,
-    Scorer,
-    available_scorers,
-    cause_of_link,
-    chain_of,
-    default_scorers,
-    main_comparisons,
-    middle_of_chain,
-    noise_floor_scorers,
-    score_name,
-    split_score_name,
-)
+from foreshock import scorers
 from foreshock.third_party_scorers import ENTRY_POINT_GROUP, Found, rows_of
 from tests.paths import REPOSITORY
 
 
 def test_chain_goes_from_rollout_to_trainer() -> None:
-    assert CHAIN == ("rollout", "vllm.decode", "vllm.prefill", "torch.trainer", "trainer")
-    assert REFERENCE not in CHAIN
+    assert scorers.CHAIN == ("rollout", "vllm.decode", "vllm.prefill", "torch.trainer", "trainer")
+    assert scorers.REFERENCE not in scorers.CHAIN
 
 
-@pytest.mark.parametrize("scorer", SCORERS.values(), ids=SCORERS)
-def test_name_engine_and_implementation_agree(scorer: Scorer) -> None:
+@pytest.mark.parametrize("scorer", scorers.SCORERS.values(), ids=scorers.SCORERS)
+def test_name_engine_and_implementation_agree(scorer: scorers.Scorer) -> None:
     engine, dot, _ = scorer.name.partition(".")
     assert (scorer.engine is None) == (not dot)
-    assert scorer.engine in (None, engine) or ENGINES[str(scorer.engine)].remote
-    assert scorer.engine is None or scorer.engine in ENGINES
+    assert scorer.engine in (None, engine) or scorers.ENGINES[str(scorer.engine)].remote
+    assert scorer.engine is None or scorer.engine in scorers.ENGINES
     assert scorer.implementation is None or scorer.engine is not None
 
 
 def test_every_cause_has_a_short_name() -> None:
-    assert PLACES[0].cause == ""
-    assert all(0 < place.cause.find(": ") < 60 for place in PLACES[1:])
+    assert scorers.PLACES[0].cause == ""
+    assert all(0 < place.cause.find(": ") < 60 for place in scorers.PLACES[1:])
 
 
 def test_missing_scores_name_all_causes_between() -> None:
-    assert cause_of_link("torch.trainer", "trainer") == PLACES[-1].cause
-    joined = cause_of_link("rollout", "vllm.prefill")
+    assert scorers.cause_of_link("torch.trainer", "trainer") == scorers.PLACES[-1].cause
+    joined = scorers.cause_of_link("rollout", "vllm.prefill")
     assert joined.startswith("engine sampling against replay or decode against prefill: ")
     assert joined.endswith("; not told apart, because scores between these two are missing")
-    for pair in (("rollout", "another.scorer"), ("trainer", "rollout"), ("rollout", REFERENCE)):
-        assert cause_of_link(*pair) == f"any difference between {pair[0]} and {pair[1]}"
+    for pair in (("rollout", "another.scorer"), ("trainer", "rollout"), ("rollout", scorers.REFERENCE)):
+        assert scorers.cause_of_link(*pair) == f"any difference between {pair[0]} and {pair[1]}"
 
 
-@pytest.mark.parametrize(("earlier", "later"), list(itertools.combinations(CHAIN, 2)))
+@pytest.mark.parametrize(("earlier", "later"), list(itertools.combinations(scorers.CHAIN, 2)))
 def test_no_explanation_is_cut_off_whichever_scores_are_missing(earlier: str, later: str) -> None:
-    places = [SCORERS[name].place for name in CHAIN[CHAIN.index(earlier) + 1 : CHAIN.index(later) + 1]]
-    cause = cause_of_link(earlier, later)
+    places = [
+        scorers.SCORERS[name].place
+        for name in scorers.CHAIN[scorers.CHAIN.index(earlier) + 1 : scorers.CHAIN.index(later) + 1]
+    ]
+    cause = scorers.cause_of_link(earlier, later)
     for place in places:
         assert place is not None
         name, _, explanation = place.cause.partition(": ")
@@ -76,50 +59,48 @@ REPLAYS_OF_ROLLOUT = ("vllm.decode", "vllm.prefill", "vllm.http", "sglang.http",
 
 
 def test_logged_score_takes_the_noise_of_its_replays() -> None:
-    assert noise_floor_scorers("rollout") == REPLAYS_OF_ROLLOUT
-    assert noise_floor_scorers("trainer") == ("torch.trainer", "torch.own")
-    assert noise_floor_scorers("torch.trainer") == ("torch.trainer",)
-    assert noise_floor_scorers("another.scorer") == ("another.scorer",)
+    assert scorers.noise_floor_scorers("rollout") == REPLAYS_OF_ROLLOUT
+    assert scorers.noise_floor_scorers("trainer") == ("torch.trainer", "torch.own")
+    assert scorers.noise_floor_scorers("torch.trainer") == ("torch.trainer",)
+    assert scorers.noise_floor_scorers("another.scorer") == ("another.scorer",)
 
 
 def test_default_probe_covers_the_available_chain_and_the_reference() -> None:
-    assert default_scorers() == ("vllm.prefill", "torch.trainer", "torch.float32")
-    assert set(default_scorers()) <= set(available_scorers())
+    assert scorers.default_scorers() == ("vllm.prefill", "torch.trainer", "torch.float32")
+    assert set(scorers.default_scorers()) <= set(scorers.available_scorers())
 
 
 def test_main_comparisons_are_the_whole_the_links_and_the_side_branch() -> None:
-    assert main_comparisons() == (
-        "trainer/rollout",
-        "vllm.prefill/rollout",
-        "torch.trainer/vllm.prefill",
-        "trainer/torch.trainer",
-        "torch.float32/vllm.prefill",
-        "torch.float32/torch.trainer",
-    )
+    assert scorers.main_comparisons() == (
+        "trainer/rollout", "vllm.prefill/rollout", "torch.trainer/vllm.prefill", "trainer/torch.trainer",
+        "torch.float32/vllm.prefill", "torch.float32/torch.trainer",
+    )  # fmt: skip
 
 
 def test_middle_of_chain_prefers_replays() -> None:
-    assert middle_of_chain(CHAIN) == ("vllm.prefill", "torch.trainer")
-    assert middle_of_chain(["rollout", "trainer"]) == ("rollout", "trainer")
-    assert middle_of_chain(["rollout", "another.scorer"]) == ("rollout", None)
+    assert scorers.middle_of_chain(scorers.CHAIN) == ("vllm.prefill", "torch.trainer")
+    assert scorers.middle_of_chain(["rollout", "trainer"]) == ("rollout", "trainer")
+    assert scorers.middle_of_chain(["rollout", "another.scorer"]) == ("rollout", None)
 
 
 def test_score_name_splits_into_scorer_and_variant() -> None:
-    for variant in VARIANTS:
-        assert split_score_name(score_name("vllm.prefill", variant)) == ("vllm.prefill", variant)
-    assert score_name("vllm.prefill", NOISE_FLOOR_VARIANT) == "vllm.prefill@rebatched"
+    for variant in scorers.VARIANTS:
+        assert scorers.split_score_name(scorers.score_name("vllm.prefill", variant)) == ("vllm.prefill", variant)
+    assert scorers.score_name("vllm.prefill", scorers.NOISE_FLOOR_VARIANT) == "vllm.prefill@rebatched"
 
 
 def test_new_row_is_in_the_chain_the_default_probe_and_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = SCORERS["vllm.prefill"].place
-    row = Scorer("other.prefill", "another engine", 2, place, "other", "foreshock_probes.scorers.other:score")
-    monkeypatch.setitem(SCORERS, row.name, row)
-    assert row.name in available_scorers()
-    assert chain_of({"rollout", "other.prefill", "trainer"})[2] == "other.prefill"
-    assert cause_of_link("other.prefill", "torch.trainer") == cause_of_link("vllm.prefill", "torch.trainer")
-    assert noise_floor_scorers("rollout") == (*REPLAYS_OF_ROLLOUT, "other.prefill")
+    place = scorers.SCORERS["vllm.prefill"].place
+    row = scorers.Scorer("other.prefill", "another engine", 2, place, "other", "foreshock_probes.scorers.other:score")
+    monkeypatch.setitem(scorers.SCORERS, row.name, row)
+    assert row.name in scorers.available_scorers()
+    assert scorers.chain_of({"rollout", "other.prefill", "trainer"})[2] == "other.prefill"
+    assert scorers.cause_of_link("other.prefill", "torch.trainer") == scorers.cause_of_link(
+        "vllm.prefill", "torch.trainer"
+    )
+    assert scorers.noise_floor_scorers("rollout") == (*REPLAYS_OF_ROLLOUT, "other.prefill")
     # If both engines scored a step, the first row of the table is in the chain.
-    assert chain_of({"vllm.prefill", "other.prefill"})[2] == "vllm.prefill"
+    assert scorers.chain_of({"vllm.prefill", "other.prefill"})[2] == "vllm.prefill"
 
 
 def code_texts(path: Path) -> Iterator[str]:
@@ -138,9 +119,9 @@ def code_texts(path: Path) -> Iterator[str]:
 
 
 def test_names_of_replays_are_written_in_the_table_only() -> None:
-    names = [name for name, scorer in SCORERS.items() if scorer.engine is not None]
+    names = [name for name, scorer in scorers.SCORERS.items() if scorer.engine is not None]
     # A scorer's own file may name it in its errors.
-    modules = {str(scorer.implementation).partition(":")[0] for scorer in SCORERS.values()}
+    modules = {str(scorer.implementation).partition(":")[0] for scorer in scorers.SCORERS.values()}
     own = {
         module.replace(".", "/").replace("foreshock_probes/", "probes/foreshock_probes/") + ".py" for module in modules
     }
@@ -149,7 +130,7 @@ def test_names_of_replays_are_written_in_the_table_only() -> None:
         for part in ("foreshock", "service", "probes", "dashboards", "examples", "benchmarks", "scripts")
         for path in (REPOSITORY / part).rglob("*.py")
         for text in code_texts(path)
-        if any(name in text for name in names) or text == NOISE_FLOOR_VARIANT
+        if any(name in text for name in names) or text == scorers.NOISE_FLOOR_VARIANT
     ]
     elsewhere = [(path, text) for path, text in found if path not in {"foreshock/scorers.py", *own}]
     assert not elsewhere, "read the name from foreshock.scorers"
@@ -173,9 +154,9 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def found(*entries: tuple[str, str]) -> Found[Scorer]:
+def found(*entries: tuple[str, str]) -> Found[scorers.Scorer]:
     points = [EntryPoint(name, value, ENTRY_POINT_GROUP) for name, value in entries]
-    return rows_of(points, Scorer, set(SCORERS), set(ENGINES))
+    return rows_of(points, scorers.Scorer, set(scorers.SCORERS), set(scorers.ENGINES))
 
 
 @pytest.mark.usefixtures("module")

@@ -1,7 +1,5 @@
 """Tests of shards that travel as statistics: which rollouts are in full, how large the body is, damaged bodies."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

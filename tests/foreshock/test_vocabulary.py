@@ -1,7 +1,5 @@
 """The text of each token id, read from a tokenizer's file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

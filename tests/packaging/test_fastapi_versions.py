@@ -1,7 +1,5 @@
 """The service with the newest FastAPI and with the lowest one that it allows: a valid document, a run and a shard."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A client that a generator makes of the OpenAPI document: whole, and it speaks with the service."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The wheel installs and works in clean environments: the base one of a trainer, and the one of the service."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -26,13 +24,9 @@ if machines := os.environ.get("MACHINES_SSL_CERT_FILE"):
 
 def run(*command: str | Path, **environment: str) -> str:
     outcome = subprocess.run(
-        [str(part) for part in command],
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT | environment,
-        cwd=environment.get("PWD"),
-        check=False,
-    )
+        [str(part) for part in command], capture_output=True, text=True, env=ENVIRONMENT | environment,
+        cwd=environment.get("PWD"), check=False,
+    )  # fmt: skip
     assert outcome.returncode == 0, f"{command}\n{outcome.stdout}\n{outcome.stderr}"
     return outcome.stdout
 
@@ -97,9 +91,7 @@ def test_wheel_holds_the_three_packages_and_no_other(wheel: Path) -> None:
     }
 
 
-def test_base_install_needs_three_dependencies_and_imports_no_service_or_probes(
-    base_environment: Path, tmp_path: Path
-) -> None:
+def test_base_install_has_three_dependencies_and_imports_no_service(base_environment: Path, tmp_path: Path) -> None:
     names = run(
         base_environment / "python",
         "-c",
@@ -171,9 +163,7 @@ def test_service_of_the_wheel_takes_an_upload_and_shows_it(service_environment: 
     assert listens.startswith(f"Foreshock listens on {url}")
 
 
-def test_folders_named_service_and_probes_do_not_disturb_the_commands(
-    service_environment: Path, tmp_path: Path
-) -> None:
+def test_folders_named_service_and_probes_disturb_no_command(service_environment: Path, tmp_path: Path) -> None:
     for name in ("service", "probes"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise ImportError('the folder of somebody else')")

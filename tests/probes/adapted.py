@@ -1,7 +1,5 @@
 """A LoRA adapter and what vLLM samples with it: `python -m tests.probes.adapted BASE ADAPTER ROLLOUTS`."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import dataclass

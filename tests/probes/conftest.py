@@ -1,7 +1,5 @@
 """Fixtures of the probes' tests: tiny checkpoints, and a real service in a process of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

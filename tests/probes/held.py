@@ -1,7 +1,5 @@
 """A process held to an environment, for tests that compute with torch."""
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor

@@ -57,15 +57,10 @@ class Asked:
         rollouts = folder / f"{name}.rollouts"
         rollouts.write_bytes(encode_rollouts(self.batch))
         return ScoreTask(
-            scorer=self.scorer,
-            variant=self.variant,
-            weights_folder=str(self.weights),
-            weights_digest=weights_digest(self.weights),
-            options=self.options,
-            rollouts=str(rollouts),
-            result=str(folder / f"{name}.result"),
-            **fields,
-        )
+            scorer=self.scorer, variant=self.variant, weights_folder=str(self.weights),
+            weights_digest=weights_digest(self.weights), options=self.options, rollouts=str(rollouts),
+            result=str(folder / f"{name}.result"), **fields,
+        )  # fmt: skip
 
 
 Score = tuple[NDArray[np.float32], Fingerprint]

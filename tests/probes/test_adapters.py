@@ -1,7 +1,5 @@
 """A replay of a LoRA run loads the adapter as the engine that sampled did, and does not merge it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

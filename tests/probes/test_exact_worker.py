@@ -1,7 +1,5 @@
 """The worker, the service and real engines compare a pair and publish it; a killed worker changes nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,9 +38,7 @@ def exact_of(run: ProbedRun) -> dict[str, Any]:
     return dict(found)
 
 
-def test_killed_worker_publishes_nothing_and_another_one_compares_the_pair(
-    run: ProbedRun, checkpoints: Path, tmp_path: Path
-) -> None:
+def test_pair_of_a_killed_worker_is_compared_by_another(run: ProbedRun, checkpoints: Path, tmp_path: Path) -> None:
     probe = request_exact(run)
     with worker_process(run.service, checkpoints, tmp_path, SCORERS) as (process, _):
         run.wait_for(probe, {"running"})

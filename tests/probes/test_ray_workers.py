@@ -1,7 +1,5 @@
 """Workers on a real, local Ray: placed by accelerator type, restarted when they are killed, stopped by a signal."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

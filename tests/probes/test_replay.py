@@ -6,8 +6,6 @@ scorer in other batches). vLLM's CPU kernels differ by more, because those witho
 bfloat16 and the others round: the bar is then that k3 of the right weights is below a tenth of that of wrong weights.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

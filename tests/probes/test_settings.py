@@ -1,7 +1,5 @@
 """A worker's settings come from FORESHOCK_* variables, are validated, and are logged without secrets."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An announced checkpoint is loaded only if it is inside its root, in safetensors, with the announced digest."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -20,13 +18,7 @@ from torch.distributed.checkpoint import state_dict_saver
 from foreshock.api.leases import JobWeightsRecord
 from foreshock.digests import weights_digest
 from foreshock.errors import WeightsError
-from foreshock_probes.weights import (
-    UnknownRootError,
-    Weights,
-    WeightsGoneError,
-    WeightsLibrary,
-    WeightsRefusedError,
-)
+from foreshock_probes.weights import UnknownRootError, Weights, WeightsGoneError, WeightsLibrary, WeightsRefusedError
 from tests.probes.tiny import save_checkpoint
 
 
@@ -46,11 +38,8 @@ def root(tmp_path: Path) -> Path:
 
 def announce(root: Path, path: str = "run/step_1", **fields: Any) -> JobWeightsRecord:
     values: dict[str, Any] = {
-        "root": "runs",
-        "path": path,
-        "step": 1,
-        "digest": weights_digest(root / "run" / "step_1"),
-    }
+        "root": "runs", "path": path, "step": 1, "digest": weights_digest(root / "run" / "step_1"),
+    }  # fmt: skip
     return JobWeightsRecord(**(values | fields))
 
 
@@ -184,12 +173,8 @@ def make_adapter(root: Path, base: str = "base", **settings: object) -> torch.Te
     prefix = f"base_model.model.{NAME}"
     save_file({f"{prefix}.lora_A.weight": down, f"{prefix}.lora_B.weight": up}, folder / "adapter_model.safetensors")
     described = {
-        "peft_type": "LORA",
-        "base_model_name_or_path": base,
-        "r": 2,
-        "lora_alpha": 8,
-        "target_modules": [NAME],
-    }
+        "peft_type": "LORA", "base_model_name_or_path": base, "r": 2, "lora_alpha": 8, "target_modules": [NAME],
+    }  # fmt: skip
     (folder / "adapter_config.json").write_text(json.dumps({**described, **settings}))
     return 4.0 * (up @ down)
 
@@ -235,9 +220,7 @@ def test_adapter_without_its_base_model_below_the_root_says_where_to_put_it(root
         ({"use_dora": True}, "describe other tensors, such as .*lora_magnitude_vector"),
     ],
 )
-def test_adapter_that_cannot_be_merged_is_skipped_with_the_reason(
-    root: Path, settings: dict[str, Any], reason: str
-) -> None:
+def test_adapter_that_cannot_be_merged_is_skipped_and_said(root: Path, settings: dict[str, Any], reason: str) -> None:
     make_adapter(root, **settings)
     found = find(root)
     with pytest.raises(WeightsGoneError, match=f"needs_conversion: .*{reason}"):

@@ -1,7 +1,5 @@
 """The folder of a worker's files, and what becomes of those that killed workers left."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The worker and the real service: scores arrive, failures have reasons, lost leases are dropped, stops are clean."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -91,11 +89,8 @@ def run(service: RunningService) -> Iterator[ProbedRun]:
 
 def settings(service: RunningService, root: Path, **fields: Any) -> WorkerSettings:
     values: dict[str, Any] = {
-        "url": service.url,
-        "weights_roots": {"runs": root},
-        "accelerator": "cpu",
-        "lease_wait_seconds": 1.0,
-    }
+        "url": service.url, "weights_roots": {"runs": root}, "accelerator": "cpu", "lease_wait_seconds": 1.0,
+    }  # fmt: skip
     return WorkerSettings(**(values | fields))
 
 
@@ -110,9 +105,7 @@ def run_worker(
     return console.getvalue()
 
 
-def test_worker_sends_the_texts_of_the_tokens_that_are_beside_the_weights(
-    service: RunningService, run: ProbedRun, tmp_path: Path
-) -> None:
+def test_worker_sends_texts_of_tokens_with_weights(service: RunningService, run: ProbedRun, tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path / "first", seed=1)
     vocabulary = {f"word{number}": number for number in range(10_000)}
     Tokenizer(WordLevel(vocabulary, unk_token="word0")).save(str(folder / "tokenizer.json"))
@@ -165,9 +158,7 @@ def test_job_is_scored_in_the_requested_environment(service: RunningService, che
     service.http.delete(f"/v1/runs/{run.run}")
 
 
-def test_unusable_weights_end_the_probe_with_a_reason_and_the_worker_continues(
-    service: RunningService, tmp_path: Path
-) -> None:
+def test_unusable_weights_end_the_probe_and_the_worker_continues(service: RunningService, tmp_path: Path) -> None:
     root = tmp_path / "root"
     save_checkpoint(root / "first", seed=1)
     (root / "link").symlink_to("/usr")
@@ -272,12 +263,9 @@ def worker_process(
     log = folder / "worker.log"
     variables = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")}
     variables |= {
-        "FORESHOCK_URL": service.url,
-        "FORESHOCK_WEIGHTS_ROOTS": f"runs={root}",
-        "FORESHOCK_ACCELERATOR": "cpu",
-        "FORESHOCK_LEASE_WAIT_SECONDS": "30",
-        **environment,
-    }
+        "FORESHOCK_URL": service.url, "FORESHOCK_WEIGHTS_ROOTS": f"runs={root}", "FORESHOCK_ACCELERATOR": "cpu",
+        "FORESHOCK_LEASE_WAIT_SECONDS": "30", **environment,
+    }  # fmt: skip
     command = [sys.executable, "-m", "foreshock_probes.commands", "--name", "the-first", "--scorers", ",".join(scorers)]
     with log.open("wb") as sink:
         process = subprocess.Popen(command, env=variables, stdout=sink, stderr=subprocess.STDOUT)
@@ -288,9 +276,7 @@ def worker_process(
         process.wait()
 
 
-def test_stopped_worker_returns_its_job_to_the_queue(
-    service: RunningService, checkpoints: Path, tmp_path: Path
-) -> None:
+def test_stopped_worker_returns_its_job_to_a_queue(service: RunningService, checkpoints: Path, tmp_path: Path) -> None:
     started, probe = long_job(service, checkpoints)
     with worker_process(service, checkpoints, tmp_path, FORESHOCK_SHUTDOWN_GRACE_SECONDS="0.2") as (process, log):
         started.wait_for(probe, {"running"})

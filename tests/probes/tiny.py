@@ -1,7 +1,5 @@
 """A tiny checkpoint and rollouts for the probes' tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,20 +43,10 @@ def save_mixture_of_experts(folder: Path, seed: int, layers: int = 1) -> Path:
 
     torch.manual_seed(seed)
     configuration = Qwen3MoeConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        moe_intermediate_size=32,
-        num_experts=4,
-        num_experts_per_tok=2,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=128,
-        tie_word_embeddings=False,
-        initializer_range=0.3,
-    )
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, moe_intermediate_size=32, num_experts=4,
+        num_experts_per_tok=2, num_hidden_layers=layers, num_attention_heads=2, num_key_value_heads=1, head_dim=32,
+        max_position_embeddings=128, tie_word_embeddings=False, initializer_range=0.3,
+    )  # fmt: skip
     Qwen3MoeForCausalLM(configuration).save_pretrained(folder)
     return folder
 

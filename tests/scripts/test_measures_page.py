@@ -1,7 +1,5 @@
 """The page of measures is current and complete."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Every problem type is on its page, unique, well formed and what an answer says."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The documents' tables of healthy ranges are written from the one table."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from foreshock.healthy_ranges import RANGES

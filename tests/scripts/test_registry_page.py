@@ -1,7 +1,5 @@
 """The table of docs/registry.md is written from the certificates of the registry."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from foreshock.certify.registry import entries

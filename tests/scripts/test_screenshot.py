@@ -1,7 +1,5 @@
 """Pictures of the documents are small, and each is one that the script takes and a document shows."""
 
-from __future__ import annotations
-
 import re
 from io import BytesIO
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Answers as the service serves them and as a client of another release reads them."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Tests of the backtest: every format gives the same steps, definitions hold, and a prefix has the prefix's alarms."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path
@@ -14,14 +12,7 @@ from hypothesis import strategies as st
 
 from foreshock.backtest.readers import UnreadableRun, read_run
 from foreshock.backtest.replay import Episode, RecordedRun, replay_episodes
-from foreshock.backtest.scoring import (
-    ALL_WARNINGS,
-    LOWERS_RATE,
-    lowering_of,
-    score,
-    scores_of,
-    warnings_of,
-)
+from foreshock.backtest.scoring import ALL_WARNINGS, LOWERS_RATE, lowering_of, score, scores_of, warnings_of
 from foreshock.commands.backtest import command
 from foreshock.diagnosis.collapse import collapse_step, hit_window
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration
@@ -111,9 +102,7 @@ def test_every_format_gives_the_same_steps(tmp_path: Path, kind: str) -> None:
         ({"train/gen_kl_error": 4e-4}, "k3_kl", 4e-4),
     ],
 )
-def test_mismatch_that_a_framework_logs_is_read(
-    tmp_path: Path, record: dict[str, float], measure: str, value: float
-) -> None:
+def test_mismatch_of_a_framework_is_read(tmp_path: Path, record: dict[str, float], measure: str, value: float) -> None:
     path = tmp_path / "trainer_state.json"
     path.write_text(json.dumps({"log_history": [{"step": 1, **record}]}))
     assert read_run(path) == [ClosedStep(1, {f"trainer/rollout:{measure}": value})]

@@ -1,7 +1,5 @@
 """The names that frameworks log are read as their quantities; the rest is reported, a run of nothing else refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tests of the reader of TensorBoard event files, against files that TensorBoard and torch write."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Fixtures: a faulty service, and clients that are closed after each test."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tests of the capture: numpy, torch, Arrow, lists and padded arrays give the same batch."""
 
-from __future__ import annotations
-
 import ctypes
 import subprocess
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Tests of the client against a faulty service: it never raises or waits, keeps its data, and counts what it drops."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -63,14 +61,8 @@ def test_scalar_that_no_service_takes_is_left_out_and_the_others_arrive(make: An
     client = make()
     client.start_run()
     wrong = {
-        "a" * 201: 1.0,
-        "": 1.0,
-        "two\nlines": 1.0,
-        "line\n": 1.0,
-        "huge": 10**400,
-        "text": "x",
-        "vector": np.ones(2),
-    }
+        "a" * 201: 1.0, "": 1.0, "two\nlines": 1.0, "line\n": 1.0, "huge": 10**400, "text": "x", "vector": np.ones(2),
+    }  # fmt: skip
     client.log_scalars(1, {"before": 1, **wrong, "after": 2})
     client.log_scalars(2**31, {"x": 1})
     client.log_scalars(3, {f"layer {each}": each for each in range(MOST_SCALARS + 1)})
@@ -90,9 +82,7 @@ def test_tensor_with_a_gradient_is_logged_as_its_number(make: Any, service: Faul
     assert [json.loads(body)["values"] for body in service.bodies("/scalars")] == [{"loss": 0.5}]
 
 
-def test_modes_that_cannot_be_read_are_said_once_and_the_rest_is_delivered(
-    make: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_modes_that_cannot_be_read_are_said_once_and_lose_nothing(make: Any, caplog: pytest.LogCaptureFixture) -> None:
     client = make()
     for step in (1, 2):
         client.start_run(correction_mode="apply", resume_step=step)
@@ -185,9 +175,7 @@ def test_refused_item_does_not_hold_up_the_others(make: Any, service: FaultyServ
     assert (status_now.undelivered, status_now.rejected) == (1, 0)
 
 
-def test_invalid_description_does_not_hold_up_the_rollouts(
-    make: Any, service: FaultyService, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_wrong_description_delays_nothing(make: Any, service: FaultyService, caplog: pytest.LogCaptureFixture) -> None:
     service.always = lambda received: 422 if received.path == "/v1/runs" and "model" in received.json() else None
     client = make()
     client.start_run(model="M" * 300, resume_step=4)

@@ -1,7 +1,5 @@
 """Tests of the client's arguments: invalid ones are counted and logged once, or raise; None is a missing value."""
 
-from __future__ import annotations
-
 import json
 import logging
 from functools import partial
@@ -18,9 +16,7 @@ from tests.foreshock.client.faulty_service import FaultyService
 from tests.foreshock.client.trainer import rollouts
 
 
-def test_invalid_arguments_are_counted_and_logged_once(
-    make: Any, service: FaultyService, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_invalid_arguments_are_logged_once(make: Any, service: FaultyService, caplog: pytest.LogCaptureFixture) -> None:
     client = make()
     wrong = {**rollouts(), "rollout_log_probs": np.zeros(1)}
     client.log_rollouts(1, wrong)

@@ -1,7 +1,5 @@
 """Tests of the client when its process is killed, forks or exits, and after close."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The connection sends its key to the configured address only, and bounds every answer."""
 
-from __future__ import annotations
-
 import base64
 import logging
 import resource
@@ -58,9 +56,7 @@ def test_key_does_not_follow_a_redirect(redirecting: str, service: FaultyService
 
 
 @pytest.mark.parametrize("padded", ["fsk_secret\n", " fsk_secret", "\tfsk_secret\r\n"])
-def test_key_is_sent_without_the_white_space_around_it(
-    padded: str, service: FaultyService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_key_is_sent_without_white_space(padded: str, service: FaultyService, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORESHOCK_API_KEY", padded)
     for key in (padded, configured(service.url, None)[1]):
         with ServiceConnection(service.url, key) as connection:
@@ -91,9 +87,7 @@ def test_key_that_no_header_can_carry_is_refused_without_showing_it(
 
 
 @pytest.mark.parametrize("place", ["{host}", "{host}/path/@team", "{host}/ "])
-def test_password_of_the_address_is_sent_and_not_shown(
-    service: FaultyService, place: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_password_is_sent_and_not_shown(service: FaultyService, place: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     host = service.url.removeprefix("http://")
     address = "http://zoe7:pa%20ss@" + place.format(host=host)
@@ -130,9 +124,7 @@ def test_what_is_no_address_is_refused_without_showing_its_password(url: str) ->
     assert "sec" not in str(raised.value).removeprefix("the service's address")
 
 
-def test_page_that_a_client_prints_has_no_password(
-    service: FaultyService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_shown_page_has_no_password(service: FaultyService, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     client = Client(service.url.replace("//", "//ann:secret@"), run_key="run", spool_directory=tmp_path)
     client.start_run()
     assert client.flush(60)

@@ -1,7 +1,5 @@
 """Tests of the hand-over to the background: its bounds, its waits, and its end."""
 
-from __future__ import annotations
-
 import threading
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The client's tests on every Python of this machine that Foreshock supports, with the base requirements alone."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import tomllib
@@ -15,16 +13,9 @@ FOLDER = "tests/foreshock/client"
 FILES = [
     f"{FOLDER}/test_{name}.py"
     for name in (
-        "client",
-        "client_arguments",
-        "client_lifetime",
-        "connection",
-        "hand_over",
-        "sender",
-        "settings",
-        "spool",
+        "client", "client_arguments", "client_lifetime", "connection", "hand_over", "sender", "settings", "spool",
     )
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("version", found_pythons())

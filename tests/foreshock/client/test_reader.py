@@ -1,7 +1,5 @@
 """The reader against the real service: every method gives what the plain HTTP answer has."""
 
-from __future__ import annotations
-
 import io
 import math
 import os

@@ -1,7 +1,5 @@
 """Tests of what is sent: whose acknowledgements and ends they are."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests of the client's settings and their sources."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import re
@@ -51,9 +49,7 @@ def test_what_travels_may_be_set_by_the_environment(monkeypatch: pytest.MonkeyPa
         ("worst_rollouts", "-1", "worst_rollouts must be a whole number >= 0, got '-1'"),
     ],
 )
-def test_invalid_settings_of_what_travels_are_refused(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
-) -> None:
+def test_invalid_settings_are_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(message)):
         ClientSettings.resolve(**{name: value})
     monkeypatch.setenv(f"FORESHOCK_{name.upper()}", value)

@@ -1,7 +1,5 @@
 """Tests of the spool: complete entries or none, in order, the same bytes, one owner at a time."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -331,9 +329,7 @@ def test_disk_that_is_full_from_the_start_costs_no_descriptor_and_no_file(tmp_pa
     assert bodies(spool_in(tmp_path)) == [b"left"]
 
 
-def test_folder_that_another_client_removes_meanwhile_leaves_nothing_locked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_that_another_client_removes_leaves_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         ended = spool_in(tmp_path / "spool")
         written(ended, delivery(b"x"))

@@ -1,7 +1,5 @@
 """Tests of `Client(mode="statistics")` with the real service: the measures of full logging, through restarts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests of the client and the feed with the real service, through restarts of the service."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -89,9 +87,7 @@ def test_the_model_kind_is_declared_or_read_from_the_checkpoint(make: Callable[.
         make("wrong").start_run(model_kind="sparse")  # type: ignore[arg-type]
 
 
-def test_restart_of_the_service_loses_no_delivery(
-    make: Callable[..., Client], real_service: RunningService, tmp_path: Path
-) -> None:
+def test_restart_loses_no_delivery(make: Callable[..., Client], real_service: RunningService, tmp_path: Path) -> None:
     client = make("restarted")
     for step in range(12):
         client.log_rollouts(step, random_batch(step))
@@ -108,9 +104,7 @@ def test_restart_of_the_service_loses_no_delivery(
     assert client.counters.rejected == client.counters.dropped == 0
 
 
-def test_restart_without_a_resume_step_is_warned_of(
-    make: Callable[..., Client], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_restart_without_its_step_is_warned_of(make: Callable[..., Client], caplog: pytest.LogCaptureFixture) -> None:
     # The third logs from its first step on, in order: what follows step 1 is no first step.
     for attempt, resume_step, first in (("a", 0, 1), ("b", 6, 6), ("c", 0, 0), ("d", 0, 8)):
         client = make("restarted-without-step", attempt_key=attempt)
@@ -144,12 +138,9 @@ def test_launch_that_the_service_missed_does_not_supersede_the_next(
     """The second launch has another API key: it adopts the first one's items after its own attempt is registered."""
     real_service.stop()
     first = Client(
-        real_service.url,
-        api_key="old-key",
-        run_key="missed",
-        spool_directory=tmp_path / "spool",
+        real_service.url, api_key="old-key", run_key="missed", spool_directory=tmp_path / "spool",
         attempt_key="launch-1",
-    )
+    )  # fmt: skip
     first.start_run()
     for step in range(4):
         first.log_rollouts(step, random_batch(step))
@@ -259,9 +250,7 @@ def test_restart_that_asks_for_another_mode_of_a_lever_is_warned_once(
     assert caplog.text.count(f"{name}='{asked}' is not used: the run lever-{lever} exists in mode 'shadow'") == warned
 
 
-def test_restart_by_default_keeps_the_mode_that_an_operator_set(
-    make: Callable[..., Client], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_restart_keeps_the_mode_of_an_operator(make: Callable[..., Client], caplog: pytest.LogCaptureFixture) -> None:
     client = make("switched")
     client.start_run()
     assert client.flush(60)

@@ -1,7 +1,5 @@
 """Helpers of a trainer: clients, random rollouts, waiting for a condition, and what the service or the spool has."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

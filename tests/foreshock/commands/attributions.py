@@ -1,7 +1,5 @@
 """Attributions as the service answers them."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`foreshock advice`, with the real service."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path
@@ -14,9 +12,7 @@ from tests.foreshock.batches import random_batch
 from tests.foreshock.running_service import RunningService
 
 
-def test_every_lever_is_one_sentence(
-    real_service: RunningService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_lever_is_a_line(real_service: RunningService, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Client(real_service.url, run_key="advised", spool_directory=tmp_path) as client:
         client.start_run(correction_mode="apply")
         client.log_rollouts(1, random_batch(1, rollouts=16))

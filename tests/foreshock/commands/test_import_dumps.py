@@ -1,7 +1,5 @@
 """`foreshock import --format` and `--follow` with the real service."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -190,9 +188,7 @@ def write_step(folder: Path, step: int, *, seed_step: int = 45) -> Path:
 
 
 @pytest.mark.slow
-def test_follower_continues_after_it_was_killed_and_imports_nothing_twice(
-    shared_service: RunningService, tmp_path: Path
-) -> None:
+def test_killed_follower_continues_and_imports_nothing_twice(shared_service: RunningService, tmp_path: Path) -> None:
     folder, spool = tmp_path / "dumps", tmp_path / "spool"
     folder.mkdir()
     write_step(folder, 1, seed_step=1)
@@ -221,9 +217,7 @@ def test_follower_continues_after_it_was_killed_and_imports_nothing_twice(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_follower_delivers_before_it_is_stopped(
-    shared_service: RunningService, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_follower_delivers_till_its_end(shared_service: RunningService, tmp_path: Path, number: signal.Signals) -> None:
     folder, key = tmp_path / "dumps", f"stopped-{number.name}"
     folder.mkdir()
     write_step(folder, 1)
@@ -237,9 +231,7 @@ def test_follower_delivers_before_it_is_stopped(
 
 
 @pytest.mark.slow
-def test_follower_waits_for_markers_and_reports_what_it_did_not_import(
-    shared_service: RunningService, tmp_path: Path
-) -> None:
+def test_follower_waits_for_markers_and_reports_what_it_left(shared_service: RunningService, tmp_path: Path) -> None:
     folder = tmp_path / "dumps"
     shutil.copytree(DUMPS / "prime-rl", folder)
     (folder / "token_exports" / "step_45" / "STABLE").unlink()
@@ -271,9 +263,7 @@ def test_files_that_change_after_their_import_are_reported(shared_service: Runni
 
 
 @pytest.mark.slow
-def test_other_content_of_a_stored_step_is_rejected_and_later_steps_are_imported(
-    shared_service: RunningService, tmp_path: Path
-) -> None:
+def test_other_content_of_a_stored_step_is_rejected_and_alone(shared_service: RunningService, tmp_path: Path) -> None:
     folder = tmp_path / "dumps"
     folder.mkdir()
     write_step(folder, 1, seed_step=1)

@@ -1,7 +1,5 @@
 """Tests of the entry point: commands, missing extras, errors and exit status."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -89,10 +87,7 @@ OUT_OF_RANGE: list[tuple[list[str], str]] = [
     (["import", "x", "--run-key", "r", "--step", "-1"], "--step: must be a whole number from 0"),
     (["import", "x", "--run-key", "r", "--step", LARGE], "--step: must be a whole number from 0"),
     (["import", "x", "--run-key", "r", "--length-cap", "0"], "--length-cap: must be a whole number from 1"),
-    (
-        ["import", "x", "--run-key", "r", "--initial-learning-rate", "0"],
-        "--initial-learning-rate: must be a number",
-    ),
+    (["import", "x", "--run-key", "r", "--initial-learning-rate", "0"], "--initial-learning-rate: must be a number"),
     (["import", "x", "--run-key", "r", "--settle", "-1"], "--settle: must be a number from 0"),
     (["import", "x", "--run-key", "r", "--until-idle", "inf"], "--until-idle: must be a number from 0"),
     (["import", "x", "--run-key", " "], "--run-key: must not be empty"),
@@ -133,9 +128,7 @@ def test_value_out_of_range_is_refused_with_the_name_of_its_option(capsys: pytes
         ("vllm.decode:dtype", "options must be OPTION=VALUE, got 'dtype'"),
     ],
 )
-def test_scorer_that_does_not_exist_is_refused_before_the_search(
-    asked: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_scorer_is_refused_before_search(asked: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     assert main(["doctor", "no-such-file", "--engine-weights", "none", "--engine", "torch.float32", asked]) == 1
     assert f"error: --engine: {message}" in capsys.readouterr().err
@@ -145,9 +138,7 @@ def test_scorer_that_does_not_exist_is_refused_before_the_search(
     ("words", "suggested"),
     [(["reprot"], "report"), (["report", "run", "--stpe", "3"], "--step"), (["keys", "craete"], "create")],
 )
-def test_misspelled_command_or_option_gets_a_suggestion(
-    words: list[str], suggested: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_misspelling_gets_a_suggestion(words: list[str], suggested: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 2

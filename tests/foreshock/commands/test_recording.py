@@ -1,7 +1,5 @@
 """Tests of recorded runs on disk: their files, and the errors of unsupported ones."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math
@@ -28,9 +26,7 @@ LINE = {"group": 0, "prompt_token_ids": [1], "response_token_ids": [2, 3], "roll
         (b"sample_id,tokens", "step_0001.parquet is not a Parquet file"),
     ],
 )
-def test_file_that_is_no_parquet_is_named_with_what_to_do_about_a_file(
-    tmp_path: Path, data: bytes, message: str
-) -> None:
+def test_file_that_is_no_parquet_is_named_with_what_to_do(tmp_path: Path, data: bytes, message: str) -> None:
     path = tmp_path / "step_0001.parquet"
     path.write_bytes(data)
     with pytest.raises(InvalidRolloutsError) as raised:

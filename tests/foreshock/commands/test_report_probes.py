@@ -1,7 +1,5 @@
 """The text of comparisons by layer and of routed experts."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests of `foreshock selfcheck`: findings in files, also in invalid ones, and the checks that were not possible."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from dataclasses import replace
@@ -65,9 +63,7 @@ def test_checks_with_one_missing_column_share_a_line(tmp_path: Path, capsys: pyt
     assert "identical_log_probs, wrong_log_base" in text
 
 
-def test_probabilities_in_json_lines_are_reported_as_a_finding(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_probabilities_in_json_lines_are_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     step = recorded_step(40)
     assert step.rollout_log_probs is not None
     path = write_lines(tmp_path / "step_0040.jsonl.gz", step, rollout_log_probs=np.exp(step.rollout_log_probs))
@@ -79,9 +75,7 @@ def test_probabilities_in_json_lines_are_reported_as_a_finding(
     assert max(len(line) for line in out.splitlines()) <= 100
 
 
-def test_parquet_that_the_service_rejects_is_reported_as_a_finding(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_parquet_that_the_service_rejects_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     step = recorded_step(40)
     assert step.trainer_log_probs is not None
     path = tmp_path / "batch.parquet"
@@ -161,9 +155,7 @@ def test_json_holds_everything_and_no_nan(tmp_path: Path, capsys: pytest.Capture
     assert {check["state"] for check in step["checks"]} == {"clean", "not checked"}
 
 
-def test_unreadable_file_is_named_and_the_others_are_checked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreadable_file_is_named_and_others_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "step_0001.parquet").write_bytes(b"not Parquet")
     (tmp_path / "step_0002.parquet").write_bytes(encode_rollouts(healthy_batch(2)))
     assert main(["selfcheck", str(tmp_path)]) == 2

@@ -1,7 +1,5 @@
 """Tests of text for terminals: numbers, sparklines, tables, wrapping."""
 
-from __future__ import annotations
-
 import io
 import math
 

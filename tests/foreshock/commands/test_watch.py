@@ -1,7 +1,5 @@
 """What `foreshock watch` prints of a step, and what is coloured."""
 
-from __future__ import annotations
-
 import io
 import math
 from types import SimpleNamespace
@@ -66,9 +64,7 @@ def test_k3_of_a_step_without_enough_tokens_at_lag_zero_has_no_colour(capsys: py
         assert "\x1b[" not in line
 
 
-def test_a_step_is_printed_with_the_reward_that_its_trainer_reports_after_it(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_step_is_printed_with_the_reward_that_is_reported_after_it(capsys: pytest.CaptureFixture[str]) -> None:
     rewards, newest = {5: 0.5}, 7
 
     def curve(comparison: str, measures: Any, *, from_step: int = 0) -> Curve:

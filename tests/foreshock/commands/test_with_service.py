@@ -1,7 +1,5 @@
 """Tests of the commands with the real service: import, runs, report, watch and probe."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -77,9 +75,7 @@ def test_imported_run_is_complete(imported: RunningService, capsys: pytest.Captu
     assert checkpoint["digest"] == weights_digest(folder)
 
 
-def test_importing_again_changes_nothing(
-    imported: RunningService, capsys: pytest.CaptureFixture[str], recorded: Path
-) -> None:
+def test_importing_twice_is_safe(imported: RunningService, capsys: pytest.CaptureFixture[str], recorded: Path) -> None:
     assert run(imported, *import_words(recorded)) == 0
     assert "30 shards of rollouts imported, 30 of them already stored" in capsys.readouterr().out
 
@@ -92,9 +88,7 @@ def test_importing_other_rollouts_under_the_same_key_is_rejected(
     assert "1 item rejected by the service" in capsys.readouterr().err
 
 
-def test_import_of_nothing_makes_no_run(
-    imported: RunningService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_empty_file_makes_no_run(imported: RunningService, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "step_0001.parquet").write_bytes(b"")
     assert run(imported, "import", str(tmp_path), "--run-key", "nothing") == 1
     assert "step_0001.parquet is empty or cut off: expected a Parquet file" in capsys.readouterr().err
@@ -130,9 +124,7 @@ def test_runs_are_listed(imported: RunningService, capsys: pytest.CaptureFixture
     assert "no runs yet" in capsys.readouterr().out
 
 
-def test_report_as_json_has_the_diagnosis_alerts_and_advice(
-    imported: RunningService, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_report_as_json_has_diagnosis_and_alerts(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(imported, "report", "imported", "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["run"]["key"] == "imported"
@@ -141,9 +133,7 @@ def test_report_as_json_has_the_diagnosis_alerts_and_advice(
     assert {alert["rule"] for alert in report["alerts"]}
 
 
-def test_report_is_one_screen_unless_asked_for_more(
-    imported: RunningService, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_report_is_one_screen_unless_asked(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(imported, "report") == 0, "the newest run is the default"
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 40
@@ -167,9 +157,7 @@ def test_report_is_one_screen_unless_asked_for_more(
     assert "\x1b" not in text
 
 
-def test_page_of_a_run_is_written_as_one_file(
-    imported: RunningService, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_page_of_run_is_one_file(imported: RunningService, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "run.html"
     assert run(imported, "report", "imported", "--html", str(file)) == 0
     assert not capsys.readouterr().out
@@ -215,9 +203,7 @@ def test_watch_beyond_the_end_names_the_newest_step(
     assert f"no step from {first} on: the run has no step yet\n" in capsys.readouterr().out
 
 
-def test_watch_prints_the_steps_that_a_resume_repeats(
-    real_service: RunningService, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_watch_prints_steps_that_are_repeated(real_service: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
     with Reader(real_service.url) as reader, httpx.Client(base_url=real_service.url) as http:
         address = f"/v1/runs/{http.post('/v1/runs', json={'key': 'resumed'}).raise_for_status().json()['id']}"
         watch = _Watch(RunQueries(reader, address.rpartition("/")[2]), Paint(), None, 2, 2)
@@ -241,9 +227,7 @@ def test_watch_prints_the_steps_that_a_resume_repeats(
         assert printed(4, 0, range(1, 4)) == ["2 4.20", "3 4.30"]
 
 
-def test_run_of_scalars_alone_is_watched_and_reported(
-    real_service: RunningService, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_of_scalars_is_watched_and_shown(real_service: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
     body = {"key": "scalars", "model": "M", "model_kind": "dense", "scalar_names": {"reward": "my/score"}}
     with httpx.Client(base_url=real_service.url, timeout=60) as http:
         address = f"/v1/runs/{http.post('/v1/runs', json=body).raise_for_status().json()['id']}"
@@ -269,9 +253,7 @@ def test_run_of_scalars_alone_is_watched_and_reported(
     assert "the run has no rollouts of step 5" in capsys.readouterr().err
 
 
-def test_repeated_probe_request_finds_the_same_probe(
-    imported: RunningService, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_repeated_request_finds_the_same_probe(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["probe", "imported", "20", "--scorer", "torch.trainer", "--scorer", "torch.float32@rebatched"]
     options = ["--trainer-autocast", "none", "--trainer-master-dtype", "bfloat16", "--max-rollouts", "8"]
     assert run(imported, *words, *options, "--no-wait", "--json") == 0
@@ -311,9 +293,7 @@ def test_cancelled_probe_is_shown_with_its_reason(imported: RunningService, caps
     assert "there is no probe probe_none" in capsys.readouterr().err
 
 
-def test_exact_probe_requests_the_pair_beside_the_scorers(
-    imported: RunningService, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_exact_probe_asks_for_pair_and_scorers(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["probe", "imported", "20", "--exact", "--no-wait"]
     assert run(imported, *words, "--json") == 0
     probe = json.loads(capsys.readouterr().out)
@@ -341,9 +321,7 @@ def test_report_of_a_step_without_rollouts_is_an_error(
     assert "the run has no rollouts of step 9999" in shown.err
 
 
-def test_commands_accept_a_key_and_suggest_a_similar_one(
-    imported: RunningService, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_take_a_key_and_suggest_another(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
     with httpx.Client(base_url=imported.url, timeout=60) as http:
         for project in ("a", "b"):
             http.post("/v1/runs", json={"key": "team/nightly", "project": project}).raise_for_status()

@@ -1,7 +1,5 @@
 """Corrections evaluated by a loop over tokens with math.fsum, without code of the library, and by the library."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable
@@ -12,21 +10,17 @@ import numpy as np
 import pytest
 
 from foreshock.corrections import Evaluation, Evaluator, Threshold
-from foreshock.measures.comparison_statistics import ComparisonStatistics
-from foreshock.measures.rollout_summaries import RolloutSummaries
+from foreshock.measures import Comparison
 from foreshock.rollouts import RolloutBatch
+from tests.foreshock.batches import compared
 
 Pairs = list[tuple[float, float]]  # w and ρ
 
 
-def evaluate(
-    name: str,
-    statistics: ComparisonStatistics,
-    summaries: RolloutSummaries,
-    threshold: Threshold | None = None,
-) -> Evaluation:
+def evaluate(name: str, of: RolloutBatch | Comparison, threshold: Threshold | None = None) -> Evaluation:
     """Return what the library finds for one correction."""
-    return Evaluator(statistics, summaries).evaluate(name, threshold)
+    comparison = compared(of) if isinstance(of, RolloutBatch) else of
+    return Evaluator(comparison.statistics, comparison.summaries).evaluate(name, threshold)
 
 
 @dataclass
@@ -136,14 +130,11 @@ def direct_sequences(batch: RolloutBatch, name: str, low: float = 0.0, high: flo
     tokens = sum(len(sequence.d) for sequence in sequences)
     beyond = sum(len(sequence.d) for sequence, stays in zip(sequences, kept, strict=True) if not stays)
     return {
-        "kept_tokens": 1 - beyond / tokens if drops else 1.0,
-        "kept_sequences": sum(kept) / len(kept) if drops else 1.0,
-        "touched_tokens": beyond / tokens,
-        **_of_pairs(pairs),
-        "token_distortion": math.nan if has_ratio else mean(of_tokens),
-        "advantage_distortion": mean(products),
+        "kept_tokens": 1 - beyond / tokens if drops else 1.0, "kept_sequences": sum(kept) / len(kept) if drops else 1.0,
+        "touched_tokens": beyond / tokens, **_of_pairs(pairs),
+        "token_distortion": math.nan if has_ratio else mean(of_tokens), "advantage_distortion": mean(products),
         **_affected(sequences, [not stays for stays in kept]),
-    }
+    }  # fmt: skip
 
 
 def mean(values: list[float]) -> float:
@@ -187,20 +178,13 @@ def flat(evaluation: Evaluation) -> dict[str, float]:
     """Return the figures of an evaluation under the names that the direct evaluation uses."""
     affected = evaluation.affected
     result: dict[str, float] = {
-        "kept_tokens": evaluation.kept_tokens,
-        "kept_sequences": evaluation.kept_sequences,
-        "touched_tokens": evaluation.touched_tokens,
-        "mean": evaluation.weights.mean,
-        "variance": evaluation.weights.variance,
-        "effective_fraction": evaluation.weights.effective_fraction,
-        "distortion": evaluation.distortion,
-        "uncorrected_distortion": evaluation.uncorrected_distortion,
-        "token_distortion": evaluation.token_distortion,
-        "advantage_distortion": evaluation.advantage_distortion,
-        "groups": affected.groups,
-        "groups_touched": affected.groups_touched,
-        "groups_emptied": affected.groups_emptied,
-    }
+        "kept_tokens": evaluation.kept_tokens, "kept_sequences": evaluation.kept_sequences,
+        "touched_tokens": evaluation.touched_tokens, "mean": evaluation.weights.mean,
+        "variance": evaluation.weights.variance, "effective_fraction": evaluation.weights.effective_fraction,
+        "distortion": evaluation.distortion, "uncorrected_distortion": evaluation.uncorrected_distortion,
+        "token_distortion": evaluation.token_distortion, "advantage_distortion": evaluation.advantage_distortion,
+        "groups": affected.groups, "groups_touched": affected.groups_touched, "groups_emptied": affected.groups_emptied,
+    }  # fmt: skip
     for side, population in (("touched", affected.touched), ("untouched", affected.untouched)):
         result[f"{side}_sequences"] = population.sequences
         result[f"{side}_reward"] = population.reward_mean
@@ -223,12 +207,6 @@ def batch_of(d: list[list[float]], behaviour: float = -30.0, **columns: Any) -> 
     assert (pi <= 0).all()
     assert math.isfinite(behaviour)
     return RolloutBatch.from_arrays(
-        [f"sample-{row}" for row in range(len(d))],
-        np.zeros(len(d), np.int32),
-        np.arange(len(d) + 1),
-        np.zeros(int(offsets[-1]), np.int32),
-        offsets,
-        rollout_log_probs=mu,
-        trainer_log_probs=pi,
-        **columns,
-    )
+        [f"sample-{row}" for row in range(len(d))], np.zeros(len(d), np.int32), np.arange(len(d) + 1),
+        np.zeros(int(offsets[-1]), np.int32), offsets, rollout_log_probs=mu, trainer_log_probs=pi, **columns,
+    )  # fmt: skip

@@ -1,7 +1,5 @@
 """Evaluated corrections against verl's own functions: kept fractions and weights are equal."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

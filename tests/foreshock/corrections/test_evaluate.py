@@ -1,7 +1,5 @@
 """Common properties of corrections: catalogue, thresholds, affected sequences, any split of the batch."""
 
-from __future__ import annotations
-
 import math
 from functools import reduce
 
@@ -56,23 +54,11 @@ def test_catalogue_has_every_correction_with_valid_thresholds() -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("token_tis", "0.5"),
-        ("token_tis", "0.5_2"),
-        ("token_tis", "-2"),
-        ("token_tis", "nan"),
-        ("token_tis", "inf"),
-        ("token_tis", ""),
-        ("token_tis", "two"),
-        ("icepop", "0.5_1_2"),
-        ("icepop", "5_0.5"),
-        ("geo_mis", "1.1_1.2"),
-        ("k3_rs_mean", "0"),
-        ("k3_rs_mean", "0.1_0.2"),
-        ("veto", "2"),
-        ("veto", "1e-4_1"),
-        ("none", "2"),
+        ("token_tis", "0.5"), ("token_tis", "0.5_2"), ("token_tis", "-2"), ("token_tis", "nan"), ("token_tis", "inf"),
+        ("token_tis", ""), ("token_tis", "two"), ("icepop", "0.5_1_2"), ("icepop", "5_0.5"), ("geo_mis", "1.1_1.2"),
+        ("k3_rs_mean", "0"), ("k3_rs_mean", "0.1_0.2"), ("veto", "2"), ("veto", "1e-4_1"), ("none", "2"),
     ],
-)
+)  # fmt: skip
 def test_invalid_threshold_is_refused(name: str, text: str) -> None:
     with pytest.raises(InvalidArgumentError) as refused:
         correction_named(name).threshold(text)
@@ -98,15 +84,14 @@ def test_single_bound_of_a_range_is_symmetric_in_logarithm() -> None:
 
 
 def test_unknown_correction_error_lists_known_names() -> None:
-    comparison = compared(random_batch())
     with pytest.raises(InvalidArgumentError, match="geo_mis"):
-        evaluate("token_tiss", comparison.statistics, comparison.summaries)
+        evaluate("token_tiss", random_batch())
 
 
 def test_statistics_and_summaries_of_different_rollouts_are_refused() -> None:
     one, other = compared(random_batch(seed=1)), compared(random_batch(seed=2))
     with pytest.raises(InvalidArgumentError, match="must be of the same rollouts"):
-        evaluate("token_tis", one.statistics, other.summaries)
+        Evaluator(one.statistics, other.summaries).evaluate("token_tis")
 
 
 def test_batch_without_tokens_is_not_estimable() -> None:
@@ -123,8 +108,7 @@ def test_affected_sequences_are_compared_with_the_others() -> None:
         group_ids=["a", "a", "b", "c", "c"],
         turn=np.array([0, 1, 1, 0, 0, 0, 1, 0], np.int16),
     )
-    comparison = compared(batch)
-    found = evaluate("token_mis", comparison.statistics, comparison.summaries).affected
+    found = evaluate("token_mis", batch).affected
     assert (found.touched.sequences, found.touched.length_mean) == (3, 2.0)
     assert found.touched.reward_mean == pytest.approx(2.5 / 3)
     assert (found.untouched.sequences, found.untouched.reward_mean, found.untouched.length_mean) == (2, 0.0, 1.0)
@@ -143,6 +127,6 @@ def test_extreme_ratios_neither_fail_nor_warn(monkeypatch: pytest.MonkeyPatch) -
         if found.not_estimable is None:
             assert 0.0 <= found.kept_tokens <= 1.0
             assert not found.weights.variance < 0.0
-    tis = evaluate("token_mis", comparison.statistics, comparison.summaries)
+    tis = evaluate("token_mis", comparison)
     assert tis.kept_tokens == 0.75
     assert math.isfinite(tis.weights.variance)

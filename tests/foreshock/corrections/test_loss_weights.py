@@ -1,7 +1,5 @@
 """The weights that a loop multiplies its loss by, against the evaluator of the same corrections."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """An experimenter without a model: its logits follow from token, position and change."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A fix of the catalogue mends the cause: it never asks for what the lint reports."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

@@ -1,7 +1,5 @@
 """The doctor names what reproduces the logged log-probs, and nothing else."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -34,7 +32,6 @@ def lab(batch: RolloutBatch) -> FakeExperimenter:
 
 def test_two_precisions_of_the_same_weights_are_expected_rounding(batch: RolloutBatch, lab: FakeExperimenter) -> None:
     report = _examined(batch, logged(lab), logged(lab, precision="float32"))
-
     assert [each.kind for each in report.findings] == ["expected"]
     assert report.findings[0].cause == "rounding"
     assert {each.side: each.precision for each in report.sides} == {"rollout": "bfloat16", "trainer": "float32"}
@@ -43,7 +40,6 @@ def test_two_precisions_of_the_same_weights_are_expected_rounding(batch: Rollout
 def test_rounding_of_an_unknown_kernel_is_no_cause(batch: RolloutBatch, lab: FakeExperimenter) -> None:
     noise = np.random.default_rng(5).normal(0, 0.012, batch.num_tokens).astype(np.float32)
     report = _examined(batch, logged(lab) + noise, logged(lab, precision="autocast"))
-
     assert report.causes == ()
 
 
@@ -65,7 +61,6 @@ def test_forward_pass_is_searched_only_beyond_what_decoding_differs_by(batch: Ro
 
 def test_older_weights_of_the_engine_are_named_on_its_side(batch: RolloutBatch, lab: FakeExperimenter) -> None:
     report = _examined(batch, logged(lab, weights="step_7"), logged(lab))
-
     assert [(each.side, each.cause, each.value) for each in report.causes] == [("rollout", "other_weights", "step_7")]
     assert report.causes[0].share > 0.99
     assert "step_7" in "\n".join(report_lines(report))
@@ -79,25 +74,20 @@ def test_weights_that_both_sides_hold_are_no_lag(batch: RolloutBatch, lab: FakeE
     )
     lab.subject = replace(lab.subject, announced={"rollout": "step_10", "trainer": "step_7"})
     report = examine(logged_batch, lab)
-
     assert [(each.kind, each.cause, each.value) for each in report.findings] == [("cause", "other_weights", "step_7")]
 
 
 def test_a_lag_that_the_rollouts_declare_is_expected(batch: RolloutBatch, lab: FakeExperimenter) -> None:
     declared = replace(batch, weights_version=np.full(batch.num_tokens, 7, np.int32))
     report = _examined(declared, logged(lab, weights="step_7"), logged(lab))
-
     assert report.causes == ()
     assert "a lag, not a fault" in report.findings[0].sentence
 
 
-def test_older_weights_in_some_rollouts_are_named_with_these_rollouts(
-    batch: RolloutBatch, lab: FakeExperimenter
-) -> None:
+def test_older_weights_in_some_rollouts_are_named_with_these(batch: RolloutBatch, lab: FakeExperimenter) -> None:
     rows = np.repeat(np.arange(batch.num_rollouts), batch.response_lengths)
     mixed = np.where(rows % 3 == 0, logged(lab, weights="step_7"), logged(lab))
     finding = _examined(batch, mixed, logged(lab)).causes[0]
-
     assert (finding.cause, finding.rollouts) == ("other_weights", 11)
     assert finding.sample_ids[:3] == ("r0", "r3", "r6")
 
@@ -117,39 +107,31 @@ def test_older_weights_of_all_rollouts_are_no_mixture_with_those_that_fit_some_b
     noise = np.random.default_rng(4).normal(0, 0.02, batch.num_tokens).astype(np.float32)
     mu = np.minimum(logged(lab, weights="step_7") + noise, 0)
     report = examine(replace(batch, rollout_log_probs=mu, trainer_log_probs=logged(lab)), lab)
-
     assert [(each.cause, each.value, each.rollouts) for each in report.causes] == [("other_weights", "step_7", 32)]
 
 
 def test_a_temperature_is_fitted_and_named_on_the_side_that_has_it(batch: RolloutBatch, lab: FakeExperimenter) -> None:
     report = _examined(batch, logged(lab, temperature=0.8), logged(lab))
-
     assert [(each.side, each.cause) for each in report.causes] == [("rollout", "temperature")]
     assert float(report.causes[0].value) == pytest.approx(0.8, abs=0.01)
 
 
-def test_a_repetition_penalty_that_leaves_out_the_prompt_is_named_with_its_interval(
-    batch: RolloutBatch, lab: FakeExperimenter
-) -> None:
+def test_a_repetition_penalty_of_the_response_alone_is_named(batch: RolloutBatch, lab: FakeExperimenter) -> None:
     plain = Compared.of(batch, logged(lab))
     logits = lab.logits(Change.of(weights="step_10", precision="bfloat16"))
     mu = Sampling(repetition_of_response=1.2).log_probs(logits, plain).astype(np.float32)
     report = _examined(batch, mu, logged(lab))
-
     assert [(each.side, each.cause, each.value) for each in report.causes] == [("rollout", "repetition_penalty", "1.2")]
     assert "1.2 ± " in report.causes[0].sentence
     assert "the ids of the response only" in report.causes[0].sentence
 
 
-def test_tokens_of_a_truncated_distribution_with_raw_log_probs_are_named(
-    batch: RolloutBatch, lab: FakeExperimenter
-) -> None:
+def test_tokens_of_truncated_sampling_with_raw_log_probs_are_named(batch: RolloutBatch, lab: FakeExperimenter) -> None:
     logits = lab.logits(Change.of(weights="step_10", precision="bfloat16"))
     kept = np.where(logits < np.sort(logits, axis=1)[:, -3:-2], -np.inf, logits)
     noise = np.random.default_rng(5).gumbel(size=logits.shape)
     batch.response_token_ids[:] = np.argmax(kept + noise, axis=1)
     report = _examined(batch, logged(lab), logged(lab, precision="autocast"))
-
     assert [(each.side, each.cause, each.value) for each in report.causes] == [("rollout", "top_k", "3")]
     assert "are raw" in report.causes[0].sentence
 
@@ -159,7 +141,6 @@ def test_what_an_engine_refuses_is_not_tried_in_its_own_words(batch: RolloutBatc
     lab.subject = replace(lab.subject, engines=asked)
     mu = logged(lab, positions="zero")
     report = examine(replace(batch, rollout_log_probs=mu, trainer_log_probs=logged(lab)), lab)
-
     refused = {each.variant: each.why for each in report.not_tried if "refused" in each.why}
     assert refused == {
         "the engine vllm.decode": "vllm.decode is refused",
@@ -171,18 +152,14 @@ def test_what_an_engine_refuses_is_not_tried_in_its_own_words(batch: RolloutBatc
 def test_a_trainer_without_the_declared_temperature_is_named(batch: RolloutBatch, lab: FakeExperimenter) -> None:
     declared = replace(batch, attributes=BatchAttributes(temperature=0.8, logprobs_mode="processed_logprobs"))
     report = _examined(declared, logged(lab, temperature=0.8), logged(lab))
-
     assert [(each.side, each.cause) for each in report.causes] == [("trainer", "temperature")]
     assert "does not apply it" in report.causes[0].sentence
 
 
-def test_a_fault_that_hides_the_precision_is_named_in_that_precision(
-    batch: RolloutBatch, lab: FakeExperimenter
-) -> None:
+def test_a_fault_that_hides_the_precision_is_named_in_it(batch: RolloutBatch, lab: FakeExperimenter) -> None:
     lab.size_of_positions = 0.06
     pi = logged(lab, positions="zero", precision="bfloat16")
     report = examine(replace(batch, trainer_log_probs=pi), lab)
-
     assert [(each.side, each.cause) for each in report.causes] == [("trainer", "positions")]
     assert [each.precision for each in report.sides] == ["bfloat16"]
     assert report.causes[0].share > 0.99
@@ -205,7 +182,6 @@ def test_a_fault_of_few_prompts_is_named(batch: RolloutBatch, lab: FakeExperimen
 
 def test_each_side_has_its_own_cause(batch: RolloutBatch, lab: FakeExperimenter) -> None:
     report = _examined(batch, logged(lab, temperature=0.7), logged(lab, positions="zero"))
-
     assert {(each.side, each.cause) for each in report.causes} == {("rollout", "temperature"), ("trainer", "positions")}
 
 
@@ -213,25 +189,20 @@ def test_two_causes_of_one_side_are_separated(batch: RolloutBatch, lab: FakeExpe
     mu = logged(lab, positions="restart")
     mu[::5] = -9999.0
     report = _examined(batch, mu, logged(lab))
-
     assert {each.cause for each in report.causes} == {"sentinels", "positions"}
 
 
-def test_a_small_second_cause_is_found_in_rollouts_without_a_mark_of_the_first(
-    batch: RolloutBatch, lab: FakeExperimenter
-) -> None:
+def test_a_small_second_cause_is_found_in_rollouts_without_another(batch: RolloutBatch, lab: FakeExperimenter) -> None:
     lab.size_of_positions = 0.3
     mu = logged(lab, positions="restart")
     marked = np.repeat(np.arange(batch.num_rollouts) < 20, batch.response_lengths)
     mu[marked & (np.arange(mu.size) % 2 == 0)] = 0
     report = examine(replace(batch, rollout_log_probs=mu, trainer_log_probs=logged(lab)), lab)
-
     assert {each.cause for each in report.causes} == {"zeros", "positions"}
 
 
 def test_a_clamp_that_most_tokens_reach_is_no_sentinel(batch: RolloutBatch, lab: FakeExperimenter) -> None:
     report = _examined(batch, np.maximum(logged(lab), np.float32(-1.0)), logged(lab))
-
     assert [(each.side, each.cause) for each in report.causes] == [("rollout", "clamp")]
 
 
@@ -243,7 +214,6 @@ def test_the_bias_of_one_id_is_not_called_one_of_all_ids() -> None:
     ids = np.arange(logits.shape[0]), batch.response_token_ids
     mu = (logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)))[ids].astype(np.float32)
     report = examine(replace(batch, rollout_log_probs=mu, trainer_log_probs=logged(lab)), lab)
-
     (cause,) = report.causes
     assert (cause.cause, cause.value) == ("token_bias", "id 5 +3.00")
 
@@ -254,7 +224,6 @@ def test_numbers_that_are_quantised_on_the_way_have_a_rounding_of_their_own(batc
     mu = logged(lab, precision="autocast", quantise="fp8_channel", activations="fp8_channel")
     mu = np.minimum(mu + np.random.default_rng(0).normal(0, 0.1, mu.size), 0).astype(np.float32)
     report = examine(replace(batch, rollout_log_probs=mu, trainer_log_probs=logged(lab)), lab)
-
     assert [(each.side, each.cause) for each in report.causes] == [("rollout", "quantised_activations")]
 
 
@@ -264,7 +233,6 @@ def test_running_sums_have_the_rounding_of_their_tokens(batch: RolloutBatch, lab
     starts = np.repeat(batch.response_offsets[:-1], batch.response_lengths)
     running = np.cumsum(mu)
     report = _examined(batch, (running - (running - mu)[starts]).astype(np.float32), logged(lab))
-
     assert [(each.side, each.cause) for each in report.causes] == [("rollout", "cumulative")]
 
 
@@ -272,14 +240,12 @@ def test_one_value_a_rollout_is_no_sentinel(batch: RolloutBatch, lab: FakeExperi
     pi = logged(lab, precision="float32").astype(np.float64)
     sums = np.add.reduceat(pi, batch.response_offsets[:-1]).astype(np.float32)
     report = _examined(batch, logged(lab), np.repeat(sums, batch.response_lengths))
-
     assert [(each.side, each.cause) for each in report.causes] == [("trainer", "averaged")]
 
 
 def test_a_shift_is_named_without_any_replay_of_its_own(batch: RolloutBatch, lab: FakeExperimenter) -> None:
     plain = logged(lab)
     report = _examined(batch, plain, np.concatenate([plain[1:], plain[:1]]))
-
     assert [(each.side, each.cause, each.value) for each in report.causes] == [("trainer", "shift", "the token after")]
     assert report.replays <= 8
 
@@ -288,7 +254,6 @@ def test_a_shift_is_named_without_any_replay_of_its_own(batch: RolloutBatch, lab
 def test_a_fault_that_no_variant_reproduces_is_unknown(batch: RolloutBatch, lab: FakeExperimenter, size: float) -> None:
     noise = np.random.default_rng(3).normal(0, size, batch.num_tokens).astype(np.float32)
     report = _examined(batch, np.minimum(logged(lab) + noise, 0), logged(lab))
-
     assert report.causes == ()
     assert [(each.kind, each.side) for each in report.findings] == [("unknown", "rollout")]
     assert report.ruled_out
@@ -312,7 +277,6 @@ def test_a_cause_that_noise_hides_is_not_called_ruled_out(batch: RolloutBatch, l
 
 def test_a_copied_column_is_named_and_only_the_engine_is_explained(batch: RolloutBatch, lab: FakeExperimenter) -> None:
     report = _examined(batch, logged(lab), logged(lab))
-
     assert [each.cause for each in report.findings] == ["bypass"]
     assert [each.side for each in report.sides] == ["rollout"]
 
@@ -329,7 +293,6 @@ def test_equal_log_probs_of_a_collapsed_policy_are_no_copy(batch: RolloutBatch, 
     lab.logits = certain  # type: ignore[method-assign]
     equal = logged(lab)
     report = examine(replace(batch, rollout_log_probs=equal, trainer_log_probs=equal), lab)
-
     assert [(each.kind, each.cause) for each in report.findings] == [("expected", "rounding")]
     assert [each.side for each in report.sides] == ["rollout", "trainer"]
 
@@ -361,7 +324,6 @@ def test_a_budget_is_kept_within_a_replay_and_what_it_left_out_is_reported(
     sides = replace(batch, rollout_log_probs=np.minimum(logged(lab) + noise, 0), trainer_log_probs=logged(lab) + noise)
     slow = _SlowExperimenter(batch)
     report = examine(sides, slow, Budget(seconds=seconds, clock=lambda: slow.seconds))
-
     assert seconds <= slow.seconds < seconds + 1
     assert NotTried(left, "the budget is spent") in report.not_tried
     assert report.ended.startswith("the budget is spent; with more, the next would be ")
@@ -420,24 +382,18 @@ def unsteady(lab: FakeExperimenter) -> FakeExperimenter:
     return lab
 
 
-def test_tokens_at_which_rounding_decides_hide_no_cause_at_the_others(
-    batch: RolloutBatch, unsteady: FakeExperimenter
-) -> None:
+def test_tokens_that_rounding_decides_hide_no_cause_at_others(batch: RolloutBatch, unsteady: FakeExperimenter) -> None:
     mu = logged(unsteady, temperature=0.85)
     report = examine(replace(batch, rollout_log_probs=mu, trainer_log_probs=logged(unsteady)), unsteady)
-
     assert [(each.side, each.cause) for each in report.causes] == [("rollout", "temperature")]
     side = next(each for each in report.sides if each.side == "rollout")
     assert side.before < side.rounding
 
 
-def test_tokens_at_which_rounding_decides_hide_no_unknown_fault_at_the_others(
-    batch: RolloutBatch, unsteady: FakeExperimenter
-) -> None:
+def test_tokens_that_rounding_decides_hide_no_unknown_fault(batch: RolloutBatch, unsteady: FakeExperimenter) -> None:
     noise = np.random.default_rng(3).normal(0, 0.2, batch.num_tokens).astype(np.float32)
     mu = np.minimum(logged(unsteady) + noise, 0)
     report = examine(replace(batch, rollout_log_probs=mu, trainer_log_probs=logged(unsteady)), unsteady)
-
     assert [(each.kind, each.side) for each in report.findings] == [("unknown", "rollout")]
     side = next(each for each in report.sides if each.side == "rollout")
     assert side.before < side.rounding

@@ -1,7 +1,5 @@
 """How much a token counts: by what rounding does to it, whatever a few replays happened to give."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -37,7 +35,6 @@ def test_a_token_at_which_replays_agree_by_chance_counts_as_others_of_its_probab
     for each in replays:
         each[agreed] = replays[0][agreed]
     weights = steadiness(replays, _compared(np.log(probabilities)))
-
     assert weights[agreed] <= 2 * np.median(weights[probabilities == 0.4])
     assert weights[agreed] < 0.1 * np.median(weights[probabilities == 0.999])
 
@@ -48,7 +45,6 @@ def test_a_token_that_the_log_is_uncertain_of_counts_as_an_uncertain_one() -> No
     other = int(np.flatnonzero(probabilities == 0.999)[0])
     logged[other] = np.log(0.4)
     weights = steadiness(_replays(probabilities), _compared(logged))
-
     assert weights[other] < 0.1 * np.median(weights[probabilities == 0.999])
 
 
@@ -58,7 +54,6 @@ def test_a_token_that_rounding_moves_far_counts_less_than_others_of_its_probabil
     moved = int(np.flatnonzero(probabilities == 0.999)[0])
     replays[1][moved] -= 1.0
     weights = steadiness(replays, _compared(np.log(probabilities)))
-
     assert weights[moved] < 1e-3 * np.median(weights[probabilities == 0.999])
 
 
@@ -68,7 +63,6 @@ def test_weights_are_shares_whatever_is_logged(probability: float, noise: float,
     size = rollouts().num_tokens
     compared = _compared(np.full(size, logged))
     weights = steadiness(_replays(np.full(size, probability), noise), compared)
-
     assert np.all((weights > 0) & (weights <= 1))
 
 
@@ -76,7 +70,6 @@ def test_without_a_usable_token_all_count_alike() -> None:
     size = rollouts().num_tokens
     compared = _compared(np.full(size, -1.0))
     unusable = replace(compared, usable=np.zeros(size, np.bool_))
-
     assert np.all(steadiness(_replays(np.full(size, 0.5)), unusable) == 1)
 
 

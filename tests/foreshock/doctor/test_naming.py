@@ -1,7 +1,5 @@
 """Names in a policy that is nearly certain: a few tokens have most of the mismatch, and all others tell the cause."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -68,7 +66,6 @@ def test_weights_of_the_step_before_are_named_if_they_explain_nine_tenths(update
     lab = _CertainPolicy(_rollouts(0), update=update)
     mu, pi = lab.logged(weights="step_7", noise=5), lab.logged(precision="autocast")
     report = examine(replace(lab.batch, rollout_log_probs=mu, trainer_log_probs=pi), lab)
-
     named = [("rollout", "other_weights", "step_7")] if update == 0.1 else []
     assert [(each.side, each.cause, each.value) for each in report.causes] == named
     assert all(each.share >= NAMED_SHARE for each in report.causes)
@@ -78,7 +75,6 @@ def test_other_kernels_with_the_announced_weights_are_rounding() -> None:
     lab = _CertainPolicy(_rollouts(1), update=0.05)
     mu, pi = lab.logged(noise=5), lab.logged(precision="autocast")
     report = examine(replace(lab.batch, rollout_log_probs=mu, trainer_log_probs=pi), lab)
-
     assert [each.kind for each in report.findings] == ["expected"]
 
 
@@ -89,7 +85,6 @@ def test_no_second_cause_is_named_for_what_a_few_tokens_leave_within_rounding() 
     uncertain = int(np.flatnonzero(mu < -1)[0])
     mu[uncertain] -= 0.3
     report = examine(replace(lab.batch, rollout_log_probs=mu, trainer_log_probs=lab.logged(precision="autocast")), lab)
-
     assert [(each.side, each.cause) for each in report.causes] == [("rollout", "other_weights")]
 
 
@@ -100,5 +95,4 @@ def test_zeros_in_a_single_prompt_are_named() -> None:
     in_first_prompt = np.arange(pi.size) < int(lab.batch.response_offsets[16])
     zeroed = np.where(in_first_prompt & (pi < -0.5), np.float32(0), pi)
     report = examine(replace(lab.batch, rollout_log_probs=lab.logged(noise=5), trainer_log_probs=zeroed), lab)
-
     assert [(each.side, each.cause) for each in report.causes] == [("trainer", "zeros")]

@@ -1,7 +1,5 @@
 """Each test of the doctor has a null: what it gives without a fault, and that it can fail."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -22,14 +20,12 @@ from tests.foreshock.doctor.fake import FakeExperimenter, logged, rollouts
 def test_without_a_fault_few_improvements_are_unlikely() -> None:
     random = np.random.default_rng(3)
     chances = np.array([chance_of(random.standard_t(2, 40)) for _ in range(2_000)])
-
     assert (chances < 0.01).mean() < 0.02
     assert 0.4 < np.median(chances) < 0.6
 
 
 def test_an_improvement_of_all_rollouts_is_unlikely_and_of_none_is_not() -> None:
     better = np.arange(1, 41).astype(np.float64)
-
     assert chance_of(better) < 1e-7
     assert chance_of(-better) > 0.99
     assert chance_of(np.zeros(40)) == 1.0
@@ -39,14 +35,12 @@ def test_the_best_of_wrong_causes_hardly_ever_stands_out() -> None:
     random = np.random.default_rng(3)
     draws = [np.sort(random.exponential(0.2, 20)) for _ in range(2_000)]
     found = np.array([expected_by_chance(each[-1], each[:-1].tolist()) for each in draws])
-
     assert (found < 0.01).mean() < 0.02
     assert np.median(found) > 0.3
 
 
 def test_a_cause_stands_out_by_what_it_leaves_and_not_without_others_to_compare() -> None:
     others = [gain_of(share) for share in (0.02, 0.01, 0.3, 0.05, -0.4, 0.03, 0.1, 0.02)]
-
     assert expected_by_chance(gain_of(0.99), others) < 0.01
     assert expected_by_chance(gain_of(0.3), others) > 0.01
     assert expected_by_chance(gain_of(0.99), []) == np.inf
@@ -58,7 +52,6 @@ def test_a_choice_between_equal_replays_explains_no_more_than_by_chance_and_a_mi
     by_chance = chosen_by_chance(whole, np.arange(40), 2, 0.99)
     chosen = [1 - np.minimum(whole, random.permutation(whole)).sum() / whole.sum() for _ in range(500)]
     mixed = np.where(np.arange(40) % 2, whole, whole / 1_000)
-
     assert np.mean(np.array(chosen) > by_chance) < 0.05
     assert chosen_by_chance(mixed, np.arange(40), 2, 0.99) < 1 - (whole / 1_000).sum() / mixed.sum()
 
@@ -95,7 +88,6 @@ def test_noise_of_other_batches_is_never_above_rounding() -> None:
     compared = Compared.of(batch, logged(lab) + noise)
     replays = Replays(lab, Budget(), lambda line: None)
     floors = Floors("rollout", replays, compared, Change.of(weights="step_10"), (Sampling(),))
-
     assert floors.noise_of("bfloat16") == (floors.rounding, floors.weighted_rounding)
 
 
@@ -103,7 +95,6 @@ def test_a_variant_that_removes_one_of_two_roundings_explains_half() -> None:
     random = np.random.default_rng(3)
     of_log, of_replay = random.normal(0, 0.02, (2, 20_000))
     without = 1 - (of_log**2).sum() / ((of_log - of_replay) ** 2).sum()
-
     assert without == pytest.approx(ONE_OF_TWO_ROUNDINGS, abs=0.02)
 
 
@@ -114,7 +105,6 @@ def test_what_explains_no_more_than_a_precision_does_is_not_named() -> None:
     rest = np.random.default_rng(4).normal(0, 0.02, batch.num_tokens).astype(np.float32)
     part = 0.5 * (logged(lab, weights="step_7") - logged(lab))
     report = examine(replace(batch, rollout_log_probs=logged(lab) + part + rest, trainer_log_probs=logged(lab)), lab)
-
     assert [(each.kind, each.side) for each in report.findings] == [("unknown", "rollout")]
 
 
@@ -124,7 +114,6 @@ def test_a_cause_is_named_only_if_it_stands_out_among_others_or_is_alone(monkeyp
     noise = np.random.default_rng(4).normal(0, 0.01, batch.num_tokens).astype(np.float32)
     mu = np.minimum(logged(lab, temperature=0.8) + noise, 0)
     sides = replace(batch, rollout_log_probs=mu, trainer_log_probs=logged(lab))
-
     assert [each.cause for each in examine(sides, lab).causes] == ["temperature"]
     monkeypatch.setattr("foreshock.doctor.naming.expected_by_chance", lambda gain, others: 1.0)
     assert [each.cause for each in examine(sides, lab).causes] == ["temperature"]
@@ -142,7 +131,6 @@ def test_a_variant_that_only_rounds_otherwise_explains_a_healthy_log(precision: 
     floors = Floors("rollout", replays, compared, Change.of(weights="step_10"), (Sampling(),))
     rounds = Variant("kv_cache", "", Change.of(precision=precision))
     wrong = Variant("positions", "", Change.of(positions="zero"))
-
     assert min(healthy_share(replays, floors, (rounds,), View(compared), in_part=False)) > 0.9
     assert healthy_share(replays, floors, (wrong,), View(compared), in_part=False) == (0.0, 0.0)
 
@@ -164,6 +152,5 @@ def test_a_small_cause_that_leaves_no_more_than_other_batches_is_named(share: fl
     noise = np.random.default_rng(4).normal(0, 0.001, batch.num_tokens).astype(np.float32)
     mu, pi = logged(lab, positions="zero") + noise, logged(lab, precision="autocast") + noise
     report = examine(replace(batch, rollout_log_probs=mu, trainer_log_probs=pi), lab)
-
     assert [each.cause for each in report.findings] == [cause]
     assert max(each.before for each in report.sides) < min(each.rounding for each in report.sides)

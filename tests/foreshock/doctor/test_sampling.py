@@ -1,7 +1,5 @@
 """Sampling distributions are those that an engine computes, and fits recover their parameters."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -28,7 +26,6 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it_and_renormalises() -> None
     logits = np.log(np.array([[0.5, 0.3, 0.15, 0.05]], np.float32))
     batch = rollouts().select([0])
     one = Compared.of(batch, np.zeros(batch.num_tokens, np.float32)).at(np.array([0]))
-
     assert np.exp(Sampling(top_p=0.7).log_probs(logits, _with_id(one, 1))) == pytest.approx([0.3 / 0.8])
 
 
@@ -36,14 +33,11 @@ def test_a_sampled_token_is_kept_whatever_rounding_says_of_the_border() -> None:
     logits = np.log(np.array([[0.5, 0.3, 0.15, 0.05]], np.float32))
     batch = rollouts().select([0])
     one = Compared.of(batch, np.zeros(batch.num_tokens, np.float32)).at(np.array([0]))
-
     assert np.exp(Sampling(top_p=0.7).log_probs(logits, _with_id(one, 2))) == pytest.approx([0.15 / 0.95])
 
 
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.7, top_p=0.9), Sampling(repetition=1.3, frequency=0.2)])
-def test_log_probs_do_not_depend_on_how_many_logits_are_converted_at_a_time(
-    sampling: Sampling, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_probs_do_not_depend_on_the_size_of_a_chunk(sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Compared.of(BATCH, logged(LAB))
     whole = sampling.log_probs(LOGITS, plain)
     monkeypatch.setattr("foreshock.doctor.sampling._LOGITS_AT_ONCE", 50)
@@ -72,7 +66,6 @@ def _with_id(compared: Compared, token: int) -> Compared:
 def test_a_fit_recovers_its_parameter(fit: str, sampling: Sampling, value: float) -> None:
     compared = _compared(sampling)
     found = fitted([fit], Fitting(LOGITS, compared), Sampling())
-
     assert found is not None
     assert getattr(found, fit) == pytest.approx(value, rel=0.06)
     assert compared.gap(found.log_probs(LOGITS, compared)) < 1e-6
@@ -81,7 +74,6 @@ def test_a_fit_recovers_its_parameter(fit: str, sampling: Sampling, value: float
 def test_biased_and_banned_ids_are_found() -> None:
     compared = _compared(Sampling(biases=((3, 1.0), (7, -np.inf))))
     found = fitted(["biases"], Fitting(LOGITS, compared), Sampling())
-
     assert found is not None
     biases = dict(found.biases)
     assert biases[7] == -np.inf
@@ -97,7 +89,6 @@ def test_ends_banned_at_first_tokens_are_found(ends: tuple[int, ...]) -> None:
     compared = Compared.of(BATCH, np.where(np.isfinite(values), values, np.nan).astype(np.float32))
     compared.ids[(early.position < 4) & np.isin(early.ids, ends)] = 0
     found = fitted(["banned_until"], Fitting(LOGITS, compared, (1,)), Sampling())
-
     assert found is not None
     assert found.banned_until == (ends, 4)
 
@@ -105,21 +96,17 @@ def test_ends_banned_at_first_tokens_are_found(ends: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     "sampling",
     [
-        Sampling(temperature=0.6, top_p=0.95),
-        Sampling(temperature=1.3, top_k=6),
-        Sampling(temperature=0.7, presence=0.6),
-        Sampling(top_p=0.8, repetition=1.2),
-        Sampling(presence=0.5, frequency=0.3, temperature=0.8),
-        Sampling(presence=1.0, top_p=0.9),
+        Sampling(temperature=0.6, top_p=0.95), Sampling(temperature=1.3, top_k=6),
+        Sampling(temperature=0.7, presence=0.6), Sampling(top_p=0.8, repetition=1.2),
+        Sampling(presence=0.5, frequency=0.3, temperature=0.8), Sampling(presence=1.0, top_p=0.9),
     ],
-)
+)  # fmt: skip
 def test_parameters_are_chosen_and_fitted_together(sampling: Sampling) -> None:
     compared = _compared(sampling)
     known = ("temperature", "top_p", "top_k", "repetition", "presence", "frequency")
     wanted = {each for each in known if getattr(sampling, each) != getattr(Sampling(), each)}
     names = selected(Fitting(LOGITS, compared), Sampling())
     found = fitted(names, Fitting(LOGITS, compared), Sampling())
-
     assert found is not None
     assert set(names) == wanted
     for name in wanted:
@@ -154,13 +141,10 @@ def test_noise_and_one_parameter_choose_no_further_ones() -> None:
 @pytest.mark.parametrize(
     ("name", "sampling"),
     [
-        ("top_k", Sampling(top_k=4)),
-        ("top_p", Sampling(top_p=0.7)),
-        ("min_p", Sampling(min_p=0.2)),
-        (None, Sampling(temperature=0.6)),
-        (None, Sampling()),
+        ("top_k", Sampling(top_k=4)), ("top_p", Sampling(top_p=0.7)), ("min_p", Sampling(min_p=0.2)),
+        (None, Sampling(temperature=0.6)), (None, Sampling()),
     ],
-)
+)  # fmt: skip
 def test_tokens_show_what_raw_log_probs_do_not(name: str | None, sampling: Sampling) -> None:
     plain = Compared.of(BATCH, logged(LAB))
     values = LOGITS.astype(np.float64) / sampling.temperature
@@ -173,7 +157,6 @@ def test_tokens_show_what_raw_log_probs_do_not(name: str | None, sampling: Sampl
     drawn_at = np.random.default_rng(6).random(plain.ids.size)[:, None] * running[:, -1:]
     sampled = (drawn_at > running).sum(axis=1)
     found = drawn(Fitting(LOGITS, replace(plain, ids=sampled.astype(np.int32))), Sampling())
-
     assert (found[0] if found else None) == name
     if found is not None:
         assert getattr(found[1], found[0]) == pytest.approx(getattr(sampling, found[0]), rel=0.1)

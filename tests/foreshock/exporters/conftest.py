@@ -1,7 +1,5 @@
 """Clients of the real service that export."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The trainer's side: nothing waits, nothing raises, and errors name what to do."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -4,8 +4,6 @@ MLflow and trackio need other versions of packages than vLLM's, so they are in a
 (scripts/setup_environment.sh), and their tests run in a process that has it on its path.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

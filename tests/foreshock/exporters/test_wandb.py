@@ -1,7 +1,5 @@
 """W&B itself, offline: the file of the run is read back."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable, Iterator

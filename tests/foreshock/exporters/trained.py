@@ -1,7 +1,5 @@
 """A short training run that is exported: step 2 closes after steps 3 to 5, because its second shard comes late."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from foreshock import Client

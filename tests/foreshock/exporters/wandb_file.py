@@ -1,7 +1,5 @@
 """Reader of the file that W&B writes offline: records of protobuf in LevelDB's log format."""
 
-from __future__ import annotations
-
 import json
 import struct
 import time

@@ -7,8 +7,6 @@ Only the writers run: what they import and is not installed (megatron, ray, wand
 by empty modules, whose names are printed. The figures in `figures.json` are computed by the frameworks' own formulas.
 """
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.machinery
 import json
@@ -31,29 +29,12 @@ STEPS = (1, 45)
 ROLLOUTS = 8
 PAD = 0
 _ABSENT = (
-    "beartype",
-    "jaxtyping",
-    "matplotlib",
-    "megatron",
-    "miles.backends.training_utils.parallel",
-    "mlflow",
-    "nemo_rl.data.interfaces",
-    "nemo_rl.data.multimodal_utils",
-    "nemo_rl.data.packing",
-    "nemo_rl.distributed.collectives",
-    "nemo_rl.models",
-    "prime_rl.configs",
-    "prime_rl.utils.utils",
-    "ray",
-    "skyrl._compat",
-    "skyrl.backends.skyrl_train.distributed",
-    "skyrl.train.dataset.dataset",
-    "slime.backends",
-    "slime.utils.misc",
-    "swanlab",
-    "torch.utils.tensorboard",
-    "wandb",
-)
+    "beartype", "jaxtyping", "matplotlib", "megatron", "miles.backends.training_utils.parallel", "mlflow",
+    "nemo_rl.data.interfaces", "nemo_rl.data.multimodal_utils", "nemo_rl.data.packing",
+    "nemo_rl.distributed.collectives", "nemo_rl.models", "prime_rl.configs", "prime_rl.utils.utils", "ray",
+    "skyrl._compat", "skyrl.backends.skyrl_train.distributed", "skyrl.train.dataset.dataset", "slime.backends",
+    "slime.utils.misc", "swanlab", "torch.utils.tensorboard", "wandb",
+)  # fmt: skip
 
 
 class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -131,7 +112,6 @@ def write_prime_rl(rows: list[dict[str, Any]], step: int, folder: Path) -> dict[
         "prime_rl.trainer.rl.loss", "compute_importance_ratio_and_mismatch_kl"
     )
     TokenExporter = own("prime_rl.trainer.rl.token_export", "TokenExporter")
-
     kls = []
     exporters = [TokenExporter(folder, rank) for rank in range(2)]
     for rank, exporter in enumerate(exporters):
@@ -175,7 +155,6 @@ def write_nemo_rl(rows: list[dict[str, Any]], step: int, folder: Path) -> dict[s
     calculate_kl = own("nemo_rl.algorithms.utils", "calculate_kl")
     masked_mean = own("nemo_rl.algorithms.utils", "masked_mean")
     Logger = own("nemo_rl.utils.logger", "Logger")
-
     logger = Logger.__new__(Logger)
     logger.base_log_dir, logger.gpu_monitor = str(folder), None
     mask, mu, pi = (padded(rows, name, before=0) for name in ("mask", "mu", "pi"))
@@ -234,7 +213,6 @@ def write_slime(rows: list[dict[str, Any]], step: int, folder: Path) -> dict[str
     save_debug_rollout_data = own("slime.observability.rollout_data_utils", "save_debug_rollout_data")
     save_debug_train_data = own("slime.observability.train_data_utils", "save_debug_train_data")
     Sample = own("slime.utils.types", "Sample")
-
     mpu = own("megatron.core", "mpu")
     mpu.get_tensor_model_parallel_rank = mpu.get_context_parallel_rank = lambda: 0
     mpu.get_data_parallel_rank = lambda with_context_parallel: 0
@@ -261,7 +239,6 @@ def write_miles(rows: list[dict[str, Any]], step: int, folder: Path) -> dict[str
     save_debug_rollout_data = own("miles.ray.rollout.debug_data", "save_debug_rollout_data")
     save_debug_train_data_for_rank = own("miles.utils.train_dump_utils", "save_debug_train_data_for_rank")
     Sample = own("miles.utils.types", "Sample")
-
     arguments = Namespace(save_debug_rollout_data=f"{folder}/rollout_data/{{rollout_id}}.pt", qkv_format="thd",
                           save_debug_train_data=f"{folder}/train_data/{{rollout_id}}_{{rank}}.pt",
                           save_debug_trajectory_data=None)  # fmt: skip
@@ -281,7 +258,6 @@ def write_skyrl(rows: list[dict[str, Any]], step: int, folder: Path) -> dict[str
     convert_prompts_responses_to_batch_tensors = own(
         "skyrl.train.dataset.preprocess", "convert_prompts_responses_to_batch_tensors"
     )
-
     sequences, attention, responses, _, loss_mask, mu, _ = convert_prompts_responses_to_batch_tensors(
         PAD, [row["prompt"] for row in rows], [row["response"] for row in rows],
         [[0.0] * (len(row["response"]) - 1) + [row["reward"]] for row in rows],
@@ -307,12 +283,9 @@ def write_skyrl(rows: list[dict[str, Any]], step: int, folder: Path) -> dict[str
 
 
 WRITERS = {
-    "prime-rl": ("prime-rl/src", write_prime_rl),
-    "nemo-rl": ("RL", write_nemo_rl),
-    "slime": ("slime", write_slime),
-    "miles": ("miles", write_miles),
-    "skyrl": ("SkyRL", write_skyrl),
-}
+    "prime-rl": ("prime-rl/src", write_prime_rl), "nemo-rl": ("RL", write_nemo_rl), "slime": ("slime", write_slime),
+    "miles": ("miles", write_miles), "skyrl": ("SkyRL", write_skyrl),
+}  # fmt: skip
 
 
 def main() -> None:

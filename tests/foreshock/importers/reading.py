@@ -1,7 +1,5 @@
 """The recorded dumps, and what they must give."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Dumps written by the frameworks' own writers are read as the rollouts that they were written from."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An invalid dump gives one error with file, line and field; a damaged one never crashes the importer."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

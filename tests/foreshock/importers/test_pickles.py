@@ -1,7 +1,5 @@
 """A pickle runs no code, whatever it contains: any name but those of tensors and plain data is refused."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

@@ -1,7 +1,5 @@
 """A connection to the service that the frameworks' runs are logged to."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import httpx

@@ -6,8 +6,6 @@ Each FOLDER has a release's files. What the framework imports and is not install
 trainer's own functions run, models and engines do not.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib.abc
 import importlib.machinery
@@ -215,7 +213,6 @@ def openrlhf() -> None:
         response_length=torch.tensor([3, 5]), truncated=torch.tensor([False, False]),
         info={"reward": torch.tensor([1.0, 0.0])},
     )  # fmt: skip
-
     run = connecting.Connection("openrlhf", run_key="openrlhf", model="m", initial_learning_rate=RATE)
     run.log_rollouts(7, [experience])
     run.log_metrics(7, BasePPOTrainer._compute_rollout_stats(None, [experience]))
@@ -285,7 +282,6 @@ def areal() -> None:
             used.append(self.param_groups[0]["lr"])
 
     optimizer = Optimizer([torch.nn.Parameter(torch.zeros(1))], lr=RATE)
-
     # AReaL's engines hand the actor's configuration of the trainer on to the actor.
     config = SimpleNamespace(
         path="m", optimizer=SimpleNamespace(lr=RATE), overlong_reward_penalty=False, use_decoupled_loss=True,
@@ -321,10 +317,7 @@ def areal() -> None:
 
     trainer = PPOTrainer.__new__(PPOTrainer)
     sampling = GenerationHyperparameters(max_new_tokens=8)
-    trainer.actor, trainer.config = (
-        Actor(),
-        SimpleNamespace(actor=config, gconfig=sampling, total_train_steps=8),
-    )
+    trainer.actor, trainer.config = (Actor(), SimpleNamespace(actor=config, gconfig=sampling, total_train_steps=8))
     trainer.stats_logger = SimpleNamespace(commit=lambda epoch, step, global_step, data: None)
     connecting.connect(trainer, run_key="areal")
     trainer.actor.ppo_update(trainer.actor.compute_advantages([batch]))

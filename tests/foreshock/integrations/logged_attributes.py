@@ -1,7 +1,5 @@
 """What an integration logged beside the tokens, read from the service's store."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs that a framework trained, as the service has them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What an operator does to a run while a framework trains it in this process."""
 
-from __future__ import annotations
-
 import gc
 import os
 from typing import Any

@@ -6,8 +6,6 @@ reads one JSON line a request from stdin, and answers each with the exit statuse
 because the parent starts no thread and computes nothing.
 """
 
-from __future__ import annotations
-
 import atexit
 import importlib
 import json

@@ -8,8 +8,6 @@ a package that can be installed without SGLang and GPUs: the modules below (thei
 calls of a training step, the keys of `rollout_data`, and slime's formulas of k3 and of the differences of log-probs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import importlib

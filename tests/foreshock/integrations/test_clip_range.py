@@ -1,7 +1,5 @@
 """The clip range of a framework's settings becomes `clip_low` and `clip_high` of its batches."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

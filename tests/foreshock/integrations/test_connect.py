@@ -1,7 +1,5 @@
 """Frameworks that `connect` observes: their released code, and the shapes of their batches."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

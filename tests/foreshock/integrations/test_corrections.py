@@ -1,7 +1,5 @@
 """Corrections in the frameworks' settings: set in mid-run, taken back, or refused with what to configure."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,9 +63,7 @@ def test_first_releases_of_trl_have_an_upper_bound_only() -> None:
         (trl_trainer(loss_type="vespo"), MIS, "VESPO"),
     ],
 )
-def test_trl_refuses_what_it_cannot_change_in_mid_run(
-    trainer: SimpleNamespace, correction: Correction, refused: str
-) -> None:
+def test_trl_refuses_what_it_cannot_change_now(trainer: SimpleNamespace, correction: Correction, refused: str) -> None:
     before = dict(vars(trainer))
     assert refused in (trl_correction.Settings(trainer).apply(correction) or "")
     assert vars(trainer) == before

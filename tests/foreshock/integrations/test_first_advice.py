@@ -1,7 +1,5 @@
 """The wait of a resumed run for its first scale."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Observers see calls and results, and never change or break what they observe."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

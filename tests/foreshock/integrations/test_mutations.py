@@ -1,7 +1,5 @@
 """What TRL's and verl's trainers give to the hooks, changed: logged rightly, or refused with a sentence."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """The table of releases, against the releases' own sources (`scripts/release_sources.py`)."""
 
-from __future__ import annotations
-
 import ast
 import os
 import sys

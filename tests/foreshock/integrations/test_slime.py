@@ -3,8 +3,6 @@
 What of slime is real and what is written after its documented schema is told in `slime_runs.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -213,9 +211,7 @@ def test_rank_without_a_client_joins_its_context_group(launch: Callable[..., tup
     assert "could not be observed, training continues" in output
 
 
-def test_rank_that_observes_nothing_takes_the_scale_of_the_others(
-    launch: Callable[..., tuple[list[Any], str]],
-) -> None:
+def test_rank_that_observes_nothing_takes_the_scale_of_the_others(launch: Callable[..., tuple[list[Any], str]]) -> None:
     logs, output = launch("unobserved", 2, FORESHOCK_RUN_KEY="slime-unobserved")
     assert [len(log["rates"]) for log in logs] == [STEPS] * 2
     assert logs[0]["rates"] == logs[1]["rates"]
@@ -272,12 +268,9 @@ def test_hooks_outside_of_a_training_process_warn_once(caplog: pytest.LogCapture
 def test_removed_samples_with_tool_output_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
     """Their mask of zeros does not tell tool output from sampled tokens."""
     data = {
-        "tokens": [np.arange(5), np.arange(5, 9)],
-        "total_lengths": [5, 4],
-        "response_lengths": [3, 3],
-        "loss_masks": [np.array([1, 0, 1]), np.array([0, 0, 0])],
-        "sample_indices": [4, 9],
-    }
+        "tokens": [np.arange(5), np.arange(5, 9)], "total_lengths": [5, 4], "response_lengths": [3, 3],
+        "loss_masks": [np.array([1, 0, 1]), np.array([0, 0, 0])], "sample_indices": [4, 9],
+    }  # fmt: skip
     scores = {"rollout_log_probs": np.arange(6, dtype=np.float32)}
     columns = columns_of(data, scores, step=0, samples_per_prompt=4, log=LogOnce("foreshock.test_slime"))
     assert columns["response_token_ids"].tolist() == [2, 3, 4]

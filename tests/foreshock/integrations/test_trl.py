@@ -1,7 +1,5 @@
 """Real TRL trainers with real vLLM, connected by `ForeshockCallback` to a real service."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """How a TRL trainer starts, resumes and agrees over its ranks, with real trainers and a real service, without vLLM."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

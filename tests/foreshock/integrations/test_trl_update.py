@@ -1,7 +1,5 @@
 """`update_k3` of TRL's hook: what is scored again, and what it gives."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """verl's own `RayPPOTrainer.fit`, observed through its plugin mechanism, logged to a real service."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -168,9 +166,7 @@ def test_advice_reaches_the_optimizer_of_the_workers(halved: Run) -> None:
 
 
 @pytest.mark.parametrize(("module", "base"), [("verl_runs", RATE), ("verl_v1_runs", 1.0)])
-def test_first_update_after_a_resume_is_scaled(
-    train: Callable[..., Run], halved: Run, module: str, base: float
-) -> None:
+def test_first_update_of_a_resume_is_scaled(train: Callable[..., Run], halved: Run, module: str, base: float) -> None:
     settings = {"FORESHOCK_ADVICE_MODE": "apply", "FORESHOCK_RUN_KEY": "verl-halved"}
     resumed = train("decoupled", module, VERL_RUNS_RESUMED_FROM=str(STEPS), **settings)
     assert resumed.id == halved.id

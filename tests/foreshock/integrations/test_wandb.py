@@ -1,7 +1,5 @@
 """A real W&B run, offline, is mirrored by one line: its scalars, its tables of rollouts, its end."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,9 +61,7 @@ def test_scalars_and_tables_of_rollouts_arrive_and_the_run_ends_with_that_of_wan
     assert all(value > 0 for value in measured["k3_kl"])
 
 
-def test_step_is_the_row_without_a_step_and_nothing_raises_into_the_trainer(
-    run: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_step_is_the_row_without_a_step_and_nothing_is_raised(run: Any, caplog: pytest.LogCaptureFixture) -> None:
     client = foreshock.watch_wandb(run)
     wandb.log({"reward": 0.5})
     wandb.log({"reward": 0.75, "rollouts": table_of(1, "prompt_token_ids")})

@@ -3,8 +3,6 @@
 python -m tests.foreshock.integrations.trl_runs FOLDER ALGORITHM ENGINE SCENARIO STEPS HALVED_AT
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from functools import partial

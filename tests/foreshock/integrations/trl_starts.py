@@ -3,8 +3,6 @@
 python -m tests.foreshock.integrations.trl_starts FOLDER SCENARIO
 """
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import os

@@ -7,8 +7,6 @@ what `verl_runs` keeps of verl. Stand-ins besides those of `verl_runs`: the roll
 and its weight sync, which need Ray actors.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json

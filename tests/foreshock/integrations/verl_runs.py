@@ -7,8 +7,6 @@ metrics, `Tracking`, and `TrainingWorker.train_mini_batch` with a torch optimize
 for them: the worker groups' processes, generation (random tokens), the forward pass (log-probs with known noise).
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -58,18 +56,13 @@ class Generation:
         scores[torch.arange(size), lengths - 1] = torch.randint(0, 2, (size,), generator=random).float()
         return DataProto.from_dict(
             tensors={
-                "prompts": prompts,
-                "responses": responses,
-                "input_ids": torch.cat([prompts, responses], dim=1),
-                "attention_mask": attention,
-                "position_ids": (attention.cumsum(dim=1) - 1).clamp(min=0),
-                "response_mask": response_mask,
-                "rollout_log_probs": log_probs,
-                "rm_scores": scores,
+                "prompts": prompts, "responses": responses, "input_ids": torch.cat([prompts, responses], dim=1),
+                "attention_mask": attention, "position_ids": (attention.cumsum(dim=1) - 1).clamp(min=0),
+                "response_mask": response_mask, "rollout_log_probs": log_probs, "rm_scores": scores,
             },
             non_tensors={"multi_modal_inputs": np.array([{}] * size, dtype=object)},
             meta_info={"timing": {}},
-        )
+        )  # fmt: skip
 
 
 class Engine:

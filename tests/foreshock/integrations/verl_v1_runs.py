@@ -7,8 +7,6 @@ correction, advantages, metrics and `Tracking`. Stand-ins: the TransferQueue's s
 (the real one needs its own Ray actors), generation, the forward pass and the worker groups, which need GPUs.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from types import SimpleNamespace

@@ -7,8 +7,6 @@ Real: verl's `CheckpointEngineManager`, `ActorRolloutRefWorker.update_weights`, 
 transport of tensors to vLLM; both engines are one vLLM, which is loaded before it is asked.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib.metadata
 import os

@@ -1,7 +1,5 @@
 """Advice: order of answers, tolerance of other releases, evaluation at any step, and what was applied of it."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any
@@ -58,12 +56,9 @@ def test_shadow_and_unknown_modes_scale_by_one(mode: str) -> None:
 
 
 @given(
-    surge=st.integers(1, 500),
-    period=st.integers(1, 500),
-    halvings=st.integers(0, 5),
-    mode=st.sampled_from(["apply", "shadow"]),
-    step=st.integers(0, 3000),
-)
+    surge=st.integers(1, 500), period=st.integers(1, 500), halvings=st.integers(0, 5),
+    mode=st.sampled_from(["apply", "shadow"]), step=st.integers(0, 3000),
+)  # fmt: skip
 def test_json_round_trip_keeps_every_field(surge: int, period: int, halvings: int, mode: str, step: int) -> None:
     advice = Advice(
         run="run-1",

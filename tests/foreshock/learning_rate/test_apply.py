@@ -1,7 +1,5 @@
 """Tests of apply_scale: the rate is the base rate of any scheduler times the scale, and never compounds."""
 
-from __future__ import annotations
-
 import copy
 import io
 import math
@@ -28,13 +26,7 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
-from foreshock.learning_rate import (
-    applied_learning_rates,
-    applied_scales,
-    apply_scale,
-    base_learning_rates,
-    restore_base,
-)
+from foreshock import learning_rate
 
 
 class PlainOptimizer:
@@ -95,21 +87,21 @@ def test_repeated_application_never_compounds(rate: float, actions: list[tuple[s
     for action, value in actions:
         if action == "apply":
             scale = value
-            apply_scale(optimizer, scale)
+            learning_rate.apply_scale(optimizer, scale)
         elif action == "again":
-            apply_scale(optimizer, scale)
+            learning_rate.apply_scale(optimizer, scale)
         elif action == "schedule":
             base = float.fromhex(value.hex())
             optimizer.param_groups[0]["lr"] = base
         elif action == "restore":
-            restore_base(optimizer)
+            learning_rate.restore_base(optimizer)
             assert optimizer.param_groups[0]["lr"] == base
         else:
             loaded = PlainOptimizer()
             loaded.param_groups = torch.load(saved(optimizer.param_groups), weights_only=True)
             optimizer = loaded
-        assert base_learning_rates(optimizer) == [base]
-    apply_scale(optimizer, scale)
+        assert learning_rate.base_learning_rates(optimizer) == [base]
+    learning_rate.apply_scale(optimizer, scale)
     assert optimizer.param_groups[0]["lr"] == base * scale
 
 
@@ -125,9 +117,9 @@ def test_rate_after_any_torch_scheduler_is_base_times_scale(name: str) -> None:
     plain, scaled = sgd(groups=3), sgd(groups=3)
     plain_scheduler, scaled_scheduler = SCHEDULERS[name](plain), SCHEDULERS[name](scaled)
     for step in range(12):
-        apply_scale(scaled, scale_at(step))
+        learning_rate.apply_scale(scaled, scale_at(step))
         expected = [rate * scale_at(step) for rate in rates(plain)]
-        assert applied_learning_rates(scaled) == pytest.approx(expected, rel=1e-12)
+        assert learning_rate.applied_learning_rates(scaled) == pytest.approx(expected, rel=1e-12)
         assert rates_in_step(scaled) == pytest.approx(expected, rel=1e-12)
         plain.step()
         plain_scheduler.step()
@@ -153,8 +145,8 @@ def test_skipped_optimizer_step_does_not_compound() -> None:
     plain, scaled = sgd(1.0), sgd(1.0)
     schedulers = [ExponentialLR(optimizer, 0.9) for optimizer in (plain, scaled)]
     for step in range(8):
-        apply_scale(scaled, 0.5)
-        assert base_learning_rates(scaled) == pytest.approx(rates(plain), rel=1e-12)
+        learning_rate.apply_scale(scaled, 0.5)
+        assert learning_rate.base_learning_rates(scaled) == pytest.approx(rates(plain), rel=1e-12)
         for optimizer, scheduler in zip((plain, scaled), schedulers, strict=True):
             if step % 2:
                 optimizer.step()
@@ -165,27 +157,27 @@ def test_skipped_optimizer_step_does_not_compound() -> None:
 def test_load_apply_and_scheduler_step_does_not_compound() -> None:
     first = sgd(1.0)
     scheduler = ExponentialLR(first, 0.9)
-    apply_scale(first, 0.5)
+    learning_rate.apply_scale(first, 0.5)
     first.step()
     scheduler.step()
     resumed = sgd(1.0)
     later = ExponentialLR(resumed, 0.9)
     resumed.load_state_dict(first.state_dict())
     later.load_state_dict(scheduler.state_dict())
-    apply_scale(resumed, 0.5)
+    learning_rate.apply_scale(resumed, 0.5)
     later.step()
-    apply_scale(resumed, 0.5)
-    assert applied_learning_rates(resumed) == pytest.approx([0.5 * 0.81])
+    learning_rate.apply_scale(resumed, 0.5)
+    assert learning_rate.applied_learning_rates(resumed) == pytest.approx([0.5 * 0.81])
 
 
 def test_every_optimizer_step_until_the_next_call_is_scaled() -> None:
     optimizer = sgd(1.0)
     parameter = optimizer.param_groups[0]["params"][0]
-    apply_scale(optimizer, 0.25)
+    learning_rate.apply_scale(optimizer, 0.25)
     for _ in range(3):
         optimizer.step()
     assert parameter.tolist() == [1 - 3 * 0.25] * 2
-    assert applied_scales(optimizer) == [0.25]
+    assert learning_rate.applied_scales(optimizer) == [0.25]
 
 
 def test_tensor_rate_is_changed_in_place() -> None:
@@ -193,33 +185,33 @@ def test_tensor_rate_is_changed_in_place() -> None:
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))], lr=rate, capturable=False, foreach=False)
     same = optimizer.param_groups[0]["lr"]
     for _ in range(3):
-        apply_scale(optimizer, 0.3)
+        learning_rate.apply_scale(optimizer, 0.3)
     assert optimizer.param_groups[0]["lr"] is same
     assert float(same) == pytest.approx(0.03, rel=1e-6)
-    restore_base(optimizer)
+    learning_rate.restore_base(optimizer)
     assert float(same) == pytest.approx(0.1, rel=1e-7)
 
 
 @pytest.mark.parametrize("after_step", [True, False])
 def test_resumed_optimizer_keeps_its_base(after_step: bool) -> None:
     optimizer = sgd(1.0, groups=2)
-    apply_scale(optimizer, 0.5)
+    learning_rate.apply_scale(optimizer, 0.5)
     if after_step:
         optimizer.step()
     state = torch.load(saved(optimizer.state_dict()), weights_only=True)
     resumed = sgd(123.0, groups=2)
     resumed.load_state_dict(state)
-    apply_scale(resumed, 0.25)
+    learning_rate.apply_scale(resumed, 0.25)
     assert rates_in_step(resumed) == [0.25, 0.125]
-    assert base_learning_rates(resumed) == [1.0, 0.5]
+    assert learning_rate.base_learning_rates(resumed) == [1.0, 0.5]
 
 
 def test_copied_optimizer_gets_its_own_hooks() -> None:
     optimizer = sgd(1.0)
     scheduler = ExponentialLR(optimizer, 0.5)
-    apply_scale(optimizer, 0.5)
+    learning_rate.apply_scale(optimizer, 0.5)
     copied = copy.deepcopy(optimizer)
-    apply_scale(copied, 0.5)
+    learning_rate.apply_scale(copied, 0.5)
     assert rates_in_step(copied) == [0.5]
     assert rates(copied) == [1.0]
     del scheduler
@@ -230,7 +222,7 @@ def test_wrapped_torch_optimizer_is_scaled() -> None:
     scheduler: LRScheduler = ExponentialLR(inner, 0.5)
     wrapper = Wrapper(inner)
     for step in range(4):
-        apply_scale(wrapper, 0.5)
+        learning_rate.apply_scale(wrapper, 0.5)
         assert rates_in_step(inner) == [0.5**step * 0.5]
         scheduler.step()
 
@@ -267,10 +259,10 @@ def test_optimizers_in_a_container_are_scaled(wrap: Any) -> None:
     optimizer = wrap(container)
     for step in range(4):
         bases = [0.5**step, 0.5 * 0.5**step]
-        assert apply_scale(optimizer, 0.1)
-        assert base_learning_rates(optimizer) == bases
-        assert applied_learning_rates(optimizer) == pytest.approx([base * 0.1 for base in bases])
-        assert applied_scales(optimizer) == [0.1, 0.1]
+        assert learning_rate.apply_scale(optimizer, 0.1)
+        assert learning_rate.base_learning_rates(optimizer) == bases
+        assert learning_rate.applied_learning_rates(optimizer) == pytest.approx([base * 0.1 for base in bases])
+        assert learning_rate.applied_scales(optimizer) == [0.1, 0.1]
         parameters = [each.param_groups[0]["params"][0] for each in inner]
         before = [parameter.tolist()[0] for parameter in parameters]
         container.step()
@@ -278,16 +270,16 @@ def test_optimizers_in_a_container_are_scaled(wrap: Any) -> None:
         assert moved == pytest.approx([base * 0.1 for base in bases], rel=1e-5)
         for scheduler in schedulers:
             scheduler.step()
-    restore_base(optimizer)
+    learning_rate.restore_base(optimizer)
     assert rates(inner[0]) == [0.5**4]
 
 
 def test_container_that_cannot_be_read_is_left_alone_and_reported(caplog: pytest.LogCaptureFixture) -> None:
     container: Any = PlainOptimizer(1.0)
     container.optimizers = {"actor": sgd(1.0)}
-    assert [apply_scale(container, 0.1) for _ in range(2)] == [False, False]
+    assert [learning_rate.apply_scale(container, 0.1) for _ in range(2)] == [False, False]
     assert container.param_groups == [{"lr": 1.0}]
-    assert applied_scales(container) == [1.0]
+    assert learning_rate.applied_scales(container) == [1.0]
     assert len(caplog.records) == 1
     assert "PlainOptimizer has `optimizers` without param groups" in caplog.text
 
@@ -296,7 +288,7 @@ def test_container_that_cannot_be_read_is_left_alone_and_reported(caplog: pytest
 def test_invalid_scale_is_refused_and_nothing_is_written(scale: float) -> None:
     optimizer = PlainOptimizer(1.0)
     with pytest.raises(ValueError, match="finite number"):
-        apply_scale(optimizer, scale)
+        learning_rate.apply_scale(optimizer, scale)
     assert optimizer.param_groups == [{"lr": 1.0}]
 
 

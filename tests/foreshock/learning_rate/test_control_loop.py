@@ -1,7 +1,5 @@
 """The law of the control loop: what counts as driven, where the scale goes, and what bad input does to it."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -77,9 +75,7 @@ def test_static_part_is_subtracted_and_does_not_hide_a_driven_part_of_its_size()
 
 
 @pytest.mark.parametrize(("length", "of_tokens"), [(12.0, 1.0), (64.0, 0.5), (256.0, 0.25)])
-def test_set_point_of_a_token_falls_and_that_of_a_response_rises_with_the_length(
-    length: float, of_tokens: float
-) -> None:
+def test_set_point_of_a_token_falls_and_of_a_response_rises_with_the_length(length: float, of_tokens: float) -> None:
     state = after([START, Reading(k3=1e-3, lag=8.0, length=length)])
     point = state.set_point(SETTINGS)
     assert point == pytest.approx(of_tokens * SETTINGS.set_point)

@@ -1,7 +1,5 @@
 """Tests of the advice decisions: single cases, then a state machine with events in any order."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

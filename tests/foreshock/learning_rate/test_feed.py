@@ -1,7 +1,5 @@
 """Tests of the feed: `scale` never waits, whatever the service answers and in any order."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time
@@ -58,9 +56,7 @@ def test_scale_is_one_before_the_first_answer() -> None:
         (advice(mode="shadow"), [1.0] * 4),
     ],
 )
-def test_trainer_that_asks_for_apply_mode_has_a_warm_up(
-    answer: dict[str, Any] | None, expected: list[float], tmp_path: Path
-) -> None:
+def test_trainer_in_apply_mode_warms_up(answer: dict[str, Any] | None, expected: list[float], tmp_path: Path) -> None:
     with Client(_DOWN, run_key="warms", spool_directory=tmp_path) as client:
         client.start_run(advice_mode="apply")
         with AdviceFeed(client) as fed:
@@ -208,9 +204,7 @@ def test_saved_advice_of_another_run_is_dropped_while_the_service_is_away(caplog
         assert known(fed) == ("apply", 57, 0.25)
 
 
-def test_advice_of_a_checkpoint_is_not_carried_into_a_run_with_another_key(
-    service: FaultyService, tmp_path: Any
-) -> None:
+def test_advice_of_a_checkpoint_is_not_carried_into_another_run(service: FaultyService, tmp_path: Any) -> None:
     service.set_advice(advice(57, attempt=1, run="run-a"))
     with Client(service.url, run_key="a", spool_directory=tmp_path) as first, AdviceFeed(first) as fed:
         first.start_run()
@@ -246,9 +240,7 @@ def test_answers_for_other_attempts_are_ignored(service: FaultyService, caplog: 
         assert (fed.revision, fed.scale(400)) == (2, 0.25)
 
 
-def test_feed_of_a_client_waits_for_registration_and_sets_its_checkpoint_request(
-    service: FaultyService, tmp_path: Any
-) -> None:
+def test_feed_of_a_client_waits_for_registration_and_asks_for_weights(service: FaultyService, tmp_path: Any) -> None:
     service.set_advice(advice(1, run="run-k"))
     client = Client(service.url, run_key="k", spool_directory=tmp_path)
     with AdviceFeed(client) as fed:
@@ -309,9 +301,7 @@ def test_acknowledgements_are_sent_in_order(service: FaultyService) -> None:
     assert [json.loads(body)["step"] for body in service.bodies("/ack")] == list(range(5))
 
 
-def test_full_queue_drops_the_oldest_acknowledgement_and_no_newer_one(
-    service: FaultyService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_queue_drops_the_oldest_acknowledgements(service: FaultyService, monkeypatch: pytest.MonkeyPatch) -> None:
     # Its own deque: one that the feed has taken is no longer in the queue, so a full queue cannot shift it.
     monkeypatch.setattr(feed, "_MAX_ACKNOWLEDGEMENTS", 8)
     service.set_advice(advice(1))
@@ -343,9 +333,7 @@ def followed(service: FaultyService) -> list[tuple[int, int | None]]:
     return [(body["step"], body["attempt"]) for body in bodies]
 
 
-def test_step_far_ahead_of_what_was_logged_or_acknowledged_is_not_reported_as_done(
-    service: FaultyService, tmp_path: Any
-) -> None:
+def test_step_far_ahead_of_the_logged_ones_is_not_reported_as_done(service: FaultyService, tmp_path: Any) -> None:
     service.set_advice(advice(1, observed_step=-1, run="run-k"))
     client = Client(service.url, run_key="k", spool_directory=tmp_path)
     with AdviceFeed(client, wait_seconds=0.1) as of_client, AdviceFeed(service.url, "run-k", wait_seconds=0.1) as alone:
@@ -418,9 +406,7 @@ def test_step_past_the_requested_one_is_polled_once(service: FaultyService) -> N
         assert asked().count("0") == 1
 
 
-def test_close_interrupts_a_long_poll_that_is_not_sent_yet(
-    service: FaultyService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_close_interrupts_a_poll_that_is_not_sent_yet(service: FaultyService, monkeypatch: pytest.MonkeyPatch) -> None:
     service.set_advice(advice(1))
     fed = AdviceFeed(service.url, "run-1", wait_seconds=20)
     wait_until(lambda: service.requests >= 2)
@@ -492,9 +478,7 @@ def test_last_decisions_stay_while_the_service_is_away_for_100_steps(service: Fa
     ("outcome", "refused"),
     [(None, None), (False, "the trainer's callback refuses it"), (OSError("gone"), "OSError: gone")],
 )
-def test_callback_is_called_once_for_a_proposal_and_its_outcome_is_reported(
-    service: FaultyService, outcome: Any, refused: str | None
-) -> None:
+def test_callback_is_called_once_and_reported(service: FaultyService, outcome: Any, refused: str | None) -> None:
     called = []
 
     def go_back(found: Rollback) -> Any:

@@ -1,7 +1,5 @@
 """The levers beside the rate: values, points, and the log of decisions on them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,8 +1,6 @@
 """Tests of the reason of an advice: "would" for what is not applied or not corroborated, nothing after the end; and
 what is said of a surge is not said of later decisions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -11,14 +9,7 @@ import pytest
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration, WarningState
 from foreshock.learning_rate.advice import OperatorKind
 from foreshock.learning_rate.control_loop import LoopState
-from foreshock.learning_rate.decisions import (
-    AdviceState,
-    Decision,
-    Observation,
-    decide,
-    decide_as_operator,
-    fold,
-)
+from foreshock.learning_rate.decisions import AdviceState, Decision, Observation, decide, decide_as_operator, fold
 from foreshock.learning_rate.modes import AdviceMode
 from foreshock.learning_rate.reasons import NO_SIGNAL, RUN_HAS_ENDED, SHADOW, advice_reason
 from tests.foreshock.diagnosis.curves import LENGTH, closed_steps, watch

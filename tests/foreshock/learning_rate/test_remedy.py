@@ -1,7 +1,5 @@
 """What is decided beside the rate, where the truth is known."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -101,9 +99,7 @@ def test_static_mismatch_beyond_the_set_point_is_a_cause_to_find() -> None:
 
 
 @pytest.mark.parametrize(("spread", "expected"), [(0.1, MIS), (0.5, TIS)])
-def test_sequence_correction_needs_a_trainer_that_asks_and_a_sample_that_is_left(
-    spread: float, expected: Correction
-) -> None:
+def test_sequence_correction_needs_a_trainer_that_asks_and_a_sample(spread: float, expected: Correction) -> None:
     found = decide_remedy(Situation(DRIVEN, SETTINGS, asked_ess=sample_left(spread), asked=MIS))
     assert found.correction == expected
     assert ("which the trainer asks for, would leave" in found.why) is (expected == TIS)

@@ -1,7 +1,5 @@
 """The advised scale over random histories, with late steps and polls, rises only slowly, by the loop."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import pairwise
@@ -9,14 +7,8 @@ from itertools import pairwise
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from foreshock.diagnosis import detectors
 from foreshock.diagnosis.default_rules import default_rules
-from foreshock.diagnosis.detectors import (
-    ClosedStep,
-    WarningConfiguration,
-    WarningState,
-    advance,
-    holding_signals,
-)
 from foreshock.diagnosis.mismatch_rules import K3
 from foreshock.diagnosis.quantities import LENGTH_KEY, REWARD_KEY
 from foreshock.learning_rate.control_loop import LARGEST_RISE, LoopSettings
@@ -27,15 +19,15 @@ from foreshock.learning_rate.length_decay import ScheduleSettings
 HOLDING = tuple(replace(rule, effect="hold") if rule.name == "mismatch_rise" else rule for rule in default_rules())
 
 
-def configured(floor: float, step: int) -> WarningConfiguration:
+def configured(floor: float, step: int) -> detectors.WarningConfiguration:
     """Return the configuration in force at a step; ``floor`` is that of the loop, and of the last schedule."""
     loop = LoopSettings(floor=floor)
     if step < 50:
-        return WarningConfiguration(loop=loop)
+        return detectors.WarningConfiguration(loop=loop)
     if step < 90:
         first = ScheduleSettings(multiplier=0.5, factor=0.8, floor=0.3, minimum_period=4)
-        return WarningConfiguration(rules=HOLDING, schedule=first, loop=loop)
-    return WarningConfiguration(schedule=ScheduleSettings(minimum_period=6, floor=floor), loop=loop)
+        return detectors.WarningConfiguration(rules=HOLDING, schedule=first, loop=loop)
+    return detectors.WarningConfiguration(schedule=ScheduleSettings(minimum_period=6, floor=floor), loop=loop)
 
 
 LEVELS = st.lists(
@@ -52,16 +44,16 @@ LEVELS = st.lists(
 
 def replay(
     values: dict[int, dict[str, float]],
-    states: dict[int, WarningState],
+    states: dict[int, detectors.WarningState],
     changed: int,
-    configuration: WarningConfiguration,
-) -> WarningState:
+    configuration: detectors.WarningConfiguration,
+) -> detectors.WarningState:
     """Return the state after the history; `states` are those after its steps, which hold before `changed`."""
     for step in [each for each in states if each >= changed]:
         del states[step]
-    state = states[max(states)] if states else WarningState()
+    state = states[max(states)] if states else detectors.WarningState()
     for step in sorted(each for each in values if each >= changed):
-        states[step] = state = advance(state, ClosedStep(step, values[step]), configuration)[0]
+        states[step] = state = detectors.advance(state, detectors.ClosedStep(step, values[step]), configuration)[0]
     return state
 
 
@@ -70,18 +62,14 @@ def replay(
 # The loop is at its floor of 0.1 when a surge comes whose schedule has a floor of 0.3.
 @example(
     [
-        (9, 4000.0, 0.5, 1e-4),
-        (18, 500.0, 0.1, 1e-4),
-        (5, 200.0, 0.1, 5e-2),
-        (18, 1200.0, 0.9, 1e-4),
-        (18, 4000.0, 0.1, 5e-2),
-        (20, 4000.0, 0.1, 5e-2),
+        (9, 4000.0, 0.5, 1e-4), (18, 500.0, 0.1, 1e-4), (5, 200.0, 0.1, 5e-2), (18, 1200.0, 0.9, 1e-4),
+        (18, 4000.0, 0.1, 5e-2), (20, 4000.0, 0.1, 5e-2),
     ],
     0,
     28,
     0.1,
     130,
-)
+)  # fmt: skip
 # The surge is retracted while the loop is at a floor below the usual one.
 @example([(65, 500.0, 0.5, 1e-4), (45, 1500.0, 0.5, 1e-1)], 0, 200, 0.02, 128)
 def test_scale_of_consecutive_steps_rises_slowly_at_most(
@@ -94,7 +82,7 @@ def test_scale_of_consecutive_steps_rises_slowly_at_most(
     ]
     known: dict[int, dict[str, float]] = {}
     late: dict[int, dict[str, float]] = {}
-    states: dict[int, WarningState] = {}
+    states: dict[int, detectors.WarningState] = {}
     log: list[Decision] = []
     given_out: list[float] = []
     for step, row in enumerate(rows, start=30):
@@ -117,7 +105,7 @@ def test_scale_of_consecutive_steps_rises_slowly_at_most(
         seen = Observation(
             1, max(known), step, surge, at_us=step,
             schedule=configuration.schedule,
-            holds=holding_signals(state, configuration),
+            holds=detectors.holding_signals(state, configuration),
             loop=state.loop,
             loop_settings=configuration.loop,
         )  # fmt: skip

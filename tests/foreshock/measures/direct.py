@@ -285,13 +285,10 @@ def direct_lengths(batch: RolloutBatch) -> np.ndarray:
 
 
 VALUE_OF: dict[str, Callable[[Token], float]] = {
-    "probability": lambda token: token.log_behaviour,
-    "position": lambda token: token.position,
-    "turn": lambda token: token.turn,
-    "length": lambda token: token.length,
-    "entropy": lambda token: token.entropy,
+    "probability": lambda token: token.log_behaviour, "position": lambda token: token.position,
+    "turn": lambda token: token.turn, "length": lambda token: token.length, "entropy": lambda token: token.entropy,
     "lag": lambda token: token.lag,
-}
+}  # fmt: skip
 
 
 class DirectSums(NamedTuple):

@@ -1,7 +1,5 @@
 """Exact divergences for tests: computed in float64 from random distributions over a small vocabulary."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Comparison with verl's own functions: agreement, and verl's numerical errors with both numbers."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Statistics as bytes: round trips, and refusal of damage, of other kinds and of other versions."""
 
-from __future__ import annotations
-
 import json
 import random
 import zlib

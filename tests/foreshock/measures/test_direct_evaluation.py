@@ -1,7 +1,5 @@
 """The library's measures equal a direct float64 evaluation of the formulas to 1e-9 relative."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

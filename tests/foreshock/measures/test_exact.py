@@ -1,7 +1,5 @@
 """Measures of exact divergences against direct formulas, and against the sampled estimator that they replace."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -24,14 +22,10 @@ def test_means_are_token_means_in_float64() -> None:
     found = measure_exact(exact, OFFSETS, group_ids=GROUPS)
     d = exact["target_log_probs"].astype(np.float64) - exact["behaviour_log_probs"]
     expected: dict[str, NDArray[Any]] = {
-        "kl": exact["kl"],
-        "reverse_kl": exact["reverse_kl"],
-        "tv": exact["tv"],
-        "top1_flip": exact["top1_flip"],
-        "target_entropy": exact["target_entropy"],
-        "behaviour_entropy": exact["behaviour_entropy"],
+        "kl": exact["kl"], "reverse_kl": exact["reverse_kl"], "tv": exact["tv"], "top1_flip": exact["top1_flip"],
+        "target_entropy": exact["target_entropy"], "behaviour_entropy": exact["behaviour_entropy"],
         "k3_kl": np.expm1(d) - d,
-    }
+    }  # fmt: skip
     for name, values in expected.items():
         assert getattr(found, name).mean == pytest.approx(values.astype(np.float64).mean(), rel=1e-12), name
     assert found.delta_max == float(exact["tv"].max())

@@ -1,7 +1,5 @@
 """The code for other frameworks on the page of measures runs, in two ranks that exchange tensors."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import subprocess
@@ -43,16 +41,10 @@ def whole_batch() -> RolloutBatch:
     offsets = np.concatenate([[0], np.cumsum(random.integers(1, WIDTH, ROLLOUTS))])
     target, behaviour = random_log_probs(random, int(offsets[-1]))
     return RolloutBatch.from_arrays(
-        [f"rollout {row}" for row in range(ROLLOUTS)],
-        [],
-        np.zeros(ROLLOUTS + 1, np.int64),
-        random.integers(0, 1000, int(offsets[-1])),
-        offsets,
-        response_mask=np.ones(int(offsets[-1]), np.uint8),
-        rollout_log_probs=behaviour,
-        trainer_log_probs=target,
-        group_ids=[str(row // 2) for row in range(ROLLOUTS)],
-    )
+        [f"rollout {row}" for row in range(ROLLOUTS)], [], np.zeros(ROLLOUTS + 1, np.int64),
+        random.integers(0, 1000, int(offsets[-1])), offsets, response_mask=np.ones(int(offsets[-1]), np.uint8),
+        rollout_log_probs=behaviour, trainer_log_probs=target, group_ids=[str(row // 2) for row in range(ROLLOUTS)],
+    )  # fmt: skip
 
 
 def measures_of(measurement: StepMeasurement) -> dict[str, float]:

@@ -1,7 +1,5 @@
 """Merging shards: any split and any order give the same step, to the rounding of sums."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -70,9 +68,7 @@ def assert_same_sums(merged: ComparisonStatistics, alone: ComparisonStatistics, 
     largest=st.sampled_from([1e-4, 1.0, 30.0]),
     chunk=st.sampled_from([16, 200, numpy_pass.CHUNK_TOKENS]),
 )
-def test_any_split_in_any_order_gives_the_same_numbers(
-    seed: int, cuts: list[int], order: object, largest: float, chunk: int
-) -> None:
+def test_any_split_and_order_sums_alike(seed: int, cuts: list[int], order: object, largest: float, chunk: int) -> None:
     batch = random_batch(seed, 30, 50, 1e-6, largest)
     assert batch.advantage is not None
     whole = measure_step(batch)

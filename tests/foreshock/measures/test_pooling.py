@@ -1,7 +1,5 @@
 """Pooled means: Σ sums / Σ tokens over a window, with each prompt of each step as a cluster."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """The registry names every measure once, and each is computed."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

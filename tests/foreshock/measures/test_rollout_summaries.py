@@ -1,7 +1,5 @@
 """Rollout summaries: sums per rollout, metadata, and the intervals that need rows."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable
@@ -18,14 +16,11 @@ from tests.foreshock.batches import compared, random_batch
 from tests.foreshock.measures.direct import Token, k3, measured_sequences
 
 TERMS: dict[str, Callable[[Token], float]] = {
-    "sum_d": lambda token: token.d,
-    "sum_abs_d": lambda token: abs(token.d),
-    "sum_ratio_minus_one": lambda token: math.expm1(token.d),
-    "sum_k3": lambda token: k3(token.d),
-    "sum_chi2": lambda token: math.expm1(token.d) ** 2,
-    "sum_tv": lambda token: max(-math.expm1(token.d), 0.0),
+    "sum_d": lambda token: token.d, "sum_abs_d": lambda token: abs(token.d),
+    "sum_ratio_minus_one": lambda token: math.expm1(token.d), "sum_k3": lambda token: k3(token.d),
+    "sum_chi2": lambda token: math.expm1(token.d) ** 2, "sum_tv": lambda token: max(-math.expm1(token.d), 0.0),
     "sum_abs_probability_difference": lambda token: token.gap,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("largest", [1e-5, 1.0, 30.0])
@@ -64,13 +59,10 @@ def test_intervals_stay_within_the_range_of_the_measure() -> None:
     gaps = [[1.5, -0.5], *([[1e-6, -1e-6]] * 7)]
     comparison = compared(
         RolloutBatch.from_lists(
-            [f"rollout-{row}" for row in range(8)],
-            prompt_token_ids=[[1]] * 8,
-            response_token_ids=[[2, 3]] * 8,
-            rollout_log_probs=[[-2.0, -2.0]] * 8,
-            trainer_log_probs=[[-2.0 + d for d in row] for row in gaps],
+            [f"rollout-{row}" for row in range(8)], prompt_token_ids=[[1]] * 8, response_token_ids=[[2, 3]] * 8,
+            rollout_log_probs=[[-2.0, -2.0]] * 8, trainer_log_probs=[[-2.0 + d for d in row] for row in gaps],
         )
-    )
+    )  # fmt: skip
     measures, of_rows = comparison.measures(), comparison.summaries.k3_interval()
     assert (measures["k3_kl_low"], measures["k3_kl_high"]) == pytest.approx((of_rows.low, of_rows.high))
     for name in WITH_INTERVAL:

@@ -1,7 +1,5 @@
 """Measures of routed experts against direct counts, at known routings, and under what must not change them."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Statistics of a step and of a comparison: hand-counted values, array types, sizes, and names of groups."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any
@@ -129,21 +127,15 @@ def test_groups_may_be_named_by_integers() -> None:
 @pytest.mark.parametrize(
     ("wrong", "column"),
     [
-        ({"target": TARGET[:2]}, "target"),
-        ({"target": [[-1.0, -2.0], [-3.0]]}, "target"),
-        ({"behaviour": ["a", "b", "c"]}, "behaviour"),
-        ({"behaviour": np.array(BEHAVIOUR, complex)}, "behaviour"),
-        ({"offsets": [0.0, 2.0, 3.0]}, "offsets"),
-        ({"mask": [1, 0]}, "response_mask"),
-        ({"entropy": [None, 1.0, 2.0]}, "entropy"),
-        ({"turn": [0.0, 1.5, 2.0]}, "turn"),
-        ({"lag": [0.0, np.nan, 2.0]}, "lag"),
-        ({"token_ids": [1.0, 2.0, 3.0]}, "response_token_ids"),
-        ({"advantage": [1.0]}, "advantage"),
-        ({"group_ids": ["a"]}, "group_id"),
+        ({"target": TARGET[:2]}, "target"), ({"target": [[-1.0, -2.0], [-3.0]]}, "target"),
+        ({"behaviour": ["a", "b", "c"]}, "behaviour"), ({"behaviour": np.array(BEHAVIOUR, complex)}, "behaviour"),
+        ({"offsets": [0.0, 2.0, 3.0]}, "offsets"), ({"mask": [1, 0]}, "response_mask"),
+        ({"entropy": [None, 1.0, 2.0]}, "entropy"), ({"turn": [0.0, 1.5, 2.0]}, "turn"),
+        ({"lag": [0.0, np.nan, 2.0]}, "lag"), ({"token_ids": [1.0, 2.0, 3.0]}, "response_token_ids"),
+        ({"advantage": [1.0]}, "advantage"), ({"group_ids": ["a"]}, "group_id"),
         ({"group_ids": ["a", "b", "c"]}, "group_id"),
     ],
-)
+)  # fmt: skip
 def test_invalid_columns_are_named(wrong: dict[str, Any], column: str) -> None:
     given: dict[str, Any] = {"target": TARGET, "behaviour": BEHAVIOUR, "offsets": OFFSETS} | wrong
     with pytest.raises(InvalidRolloutsError) as raised:

@@ -15,15 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "FULL_CORRECTION",
-    "OURS",
-    "Padded",
-    "VerlMissingError",
-    "correct",
-    "debug_metrics",
-    "off_policy_metrics",
+    "FULL_CORRECTION", "OURS", "Padded", "VerlMissingError", "correct", "debug_metrics", "off_policy_metrics",
     "require",
-]
+]  # fmt: skip
 
 INSTALL = "pip install --no-deps verl==0.9.1 && pip install 'foreshock[bench]' torch transformers"
 
@@ -32,34 +26,19 @@ OURS = {
     **{
         name: name
         for name in (
-            "training_ppl",
-            "training_log_ppl",
-            "rollout_ppl",
-            "rollout_log_ppl",
-            "kl",
-            "k3_kl",
-            "log_ppl_diff",
-            "log_ppl_abs_diff",
-            "log_ppl_diff_max",
-            "log_ppl_diff_min",
-            "ppl_ratio",
-            "rollout_probs_diff_mean",
-            "rollout_probs_diff_max",
-            "rollout_probs_diff_std",
-            "rollout_actor_probs_pearson_corr",
+            "training_ppl", "training_log_ppl", "rollout_ppl", "rollout_log_ppl", "kl", "k3_kl", "log_ppl_diff",
+            "log_ppl_abs_diff", "log_ppl_diff_max", "log_ppl_diff_min", "ppl_ratio", "rollout_probs_diff_mean",
+            "rollout_probs_diff_max", "rollout_probs_diff_std", "rollout_actor_probs_pearson_corr",
         )
     },
     "chi2_token": "verl_chi2_token",
     "chi2_seq": "verl_chi2_seq",
-}
+}  # fmt: skip
 
 # Options of verl's full report: truncated token weights; rejection by sequence, by its largest token and by token.
 FULL_CORRECTION: dict[str, Any] = {
-    "rollout_is": "token",
-    "rollout_is_threshold": 2.0,
-    "rollout_rs": "seq_mean_k3",
-    "rollout_rs_threshold": "0.01",
-}
+    "rollout_is": "token", "rollout_is_threshold": 2.0, "rollout_rs": "seq_mean_k3", "rollout_rs_threshold": "0.01",
+}  # fmt: skip
 
 
 class VerlMissingError(RuntimeError):

@@ -1,7 +1,5 @@
 """A tiny model's weights over steps, an engine that holds them in tensor-parallel shards, and what can go wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The notary names what an engine holds: which step, which tensors are others and how; the sentence says it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import replace

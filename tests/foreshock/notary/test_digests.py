@@ -1,7 +1,5 @@
 """Digests of tensors: a whole has the digest that its parts give, and any bit, place or dtype changes it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Batches of rollouts in memory: construction and selection."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -93,9 +91,7 @@ def test_select_indexes_like_numpy() -> None:
     most=st.one_of(st.none(), st.integers(1, 400)),
     seed=st.one_of(st.none(), st.text(max_size=5)),
 )
-def test_a_sample_is_the_same_each_time_and_keeps_the_lengths_spread(
-    lengths: list[int], most: int | None, seed: str | None
-) -> None:
+def test_a_sample_is_the_same_each_time_and_spread(lengths: list[int], most: int | None, seed: str | None) -> None:
     ids = [f"sample-{number}" for number in range(len(lengths))]
     array = np.array(lengths, dtype=np.int64)
     chosen = select_rollouts(ids, array, most, seed)

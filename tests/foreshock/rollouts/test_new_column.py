@@ -1,7 +1,5 @@
 """A new column of the rollout table is a line in schema.py and a field in batch.py; all else derives from these."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -123,13 +121,9 @@ def test_new_column_touches_schema_and_batch_only(tmp_path: Path) -> None:
     insert_after(schema, "ROLLOUT_COLUMNS: tuple[ColumnSpec, ...] = (\n", NEW_COLUMNS)
     insert_after(batch, "    min_p: NDArray[np.float32] | None = None  # [N]\n", NEW_FIELDS)
     done = subprocess.run(
-        [sys.executable, "-c", EXERCISE, str(tmp_path)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        [sys.executable, "-c", EXERCISE, str(tmp_path)], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
 
 

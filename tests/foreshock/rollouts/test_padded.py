@@ -1,7 +1,5 @@
 """Padded arrays of any padding side and framework give the same batch as flat arrays."""
 
-from __future__ import annotations
-
 import dataclasses
 import tracemalloc
 from typing import Any
@@ -20,16 +18,8 @@ from tests.foreshock.batches import assert_equal_fields, random_batch
 
 OF_TOKENS = ("rollout_log_probs", "trainer_log_probs", "entropy", "turn", "weights_version", "advantage")
 OF_ROLLOUTS = (
-    "group_ids",
-    "data_sources",
-    "engine_ids",
-    "reward",
-    "finish_reasons",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-)
+    "group_ids", "data_sources", "engine_ids", "reward", "finish_reasons", "temperature", "top_p", "top_k", "min_p",
+)  # fmt: skip
 
 
 def cells(batch: RolloutBatch, kind: str, seed: int) -> NDArray[np.bool_]:
@@ -126,14 +116,10 @@ def test_response_mask_alone_gives_start_and_end_of_response(seed: int, kind: st
     whole = random_batch(seed, 8, 20)
     inside = cells(whole, kind, seed)
     found = RolloutBatch.from_padded(
-        padded(whole.response_token_ids, inside),
-        mask_in(whole, inside) == 1,
-        prompt_token_ids=whole.prompt_token_ids.reshape(8, 5),
-        prompt_padding_mask=np.ones((8, 5)),
-        sample_ids=whole.sample_ids,
-        attributes=whole.attributes,
-        **padded_columns(whole, inside),
-    )
+        padded(whole.response_token_ids, inside), mask_in(whole, inside) == 1,
+        prompt_token_ids=whole.prompt_token_ids.reshape(8, 5), prompt_padding_mask=np.ones((8, 5)),
+        sample_ids=whole.sample_ids, attributes=whole.attributes, **padded_columns(whole, inside),
+    )  # fmt: skip
     assert_same(found, from_first_to_last_sampled(whole))
 
 

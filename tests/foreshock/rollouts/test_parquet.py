@@ -1,7 +1,5 @@
 """The Parquet codec: batches and scores round-trip, as plain Parquet that any reader reads."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 
@@ -141,16 +139,11 @@ def rollouts(count: int = 130) -> RolloutBatch:
     tokens = count * 5
     log_probs = -random.exponential(0.5, tokens).astype(np.float32)
     return RolloutBatch.from_arrays(
-        [f"rollout {number}" for number in range(count)],
-        prompt_offsets=np.arange(count + 1),
-        prompt_token_ids=random.integers(0, 99, count),
-        response_offsets=np.arange(count + 1) * 5,
-        response_token_ids=random.integers(0, 99, tokens),
-        rollout_log_probs=log_probs,
-        trainer_log_probs=log_probs,
-        reward=random.random(count).astype(np.float32),
-        finish_reasons=["stop"] * count,
-    )
+        [f"rollout {number}" for number in range(count)], prompt_offsets=np.arange(count + 1),
+        prompt_token_ids=random.integers(0, 99, count), response_offsets=np.arange(count + 1) * 5,
+        response_token_ids=random.integers(0, 99, tokens), rollout_log_probs=log_probs, trainer_log_probs=log_probs,
+        reward=random.random(count).astype(np.float32), finish_reasons=["stop"] * count,
+    )  # fmt: skip
 
 
 def keeps(body: bytes) -> bool:
@@ -171,15 +164,12 @@ def test_what_encode_rollouts_returns_has_the_own_layout(count: int) -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        {"row_group_size": 100},
-        {"compression": "snappy"},
-        {"use_byte_stream_split": False},
-        {"use_dictionary": True, "use_byte_stream_split": False},
-        {"write_statistics": True},
+        {"row_group_size": 100}, {"compression": "snappy"}, {"use_byte_stream_split": False},
+        {"use_dictionary": True, "use_byte_stream_split": False}, {"write_statistics": True},
         {"write_page_checksum": False},
     ],
     ids=lambda changed: next(iter(changed)),
-)
+)  # fmt: skip
 def test_body_of_another_layout_is_encoded_again(changed: dict[str, Any]) -> None:
     table = pq.read_table(io.BytesIO(encode_rollouts(rollouts())))
     assert not keeps(written(table, **changed))

@@ -1,7 +1,5 @@
 """Some rollouts of a file are read without the rest of it, and what is read is checked."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Rollouts from files of any writer, with reproducible ids."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Invalid rollouts are refused with row, column and remedy; unusual valid ones are accepted."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -93,18 +91,14 @@ def test_empty_table_is_refused() -> None:
 @pytest.mark.parametrize(
     ("limits", "column"),
     [
-        (DecodeLimits(max_rollouts=2), None),
-        (DecodeLimits(max_tokens=5), "response_token_ids"),
+        (DecodeLimits(max_rollouts=2), None), (DecodeLimits(max_tokens=5), "response_token_ids"),
         (DecodeLimits(max_response_tokens=2), "response_token_ids"),
-        (DecodeLimits(max_prompt_tokens=1), "prompt_token_ids"),
-        (DecodeLimits(max_uncompressed_bytes=10), None),
-        (DecodeLimits(max_body_bytes=10), None),
-        (DecodeLimits(max_row_groups=0), None),
-        (DecodeLimits(max_footer_bytes=10), None),
-        (DecodeLimits(max_metadata_bytes=10), None),
+        (DecodeLimits(max_prompt_tokens=1), "prompt_token_ids"), (DecodeLimits(max_uncompressed_bytes=10), None),
+        (DecodeLimits(max_body_bytes=10), None), (DecodeLimits(max_row_groups=0), None),
+        (DecodeLimits(max_footer_bytes=10), None), (DecodeLimits(max_metadata_bytes=10), None),
         (DecodeLimits(max_identifier_bytes=0), "sample_id"),
     ],
-)
+)  # fmt: skip
 def test_every_limit_can_be_reached(limits: DecodeLimits, column: str | None) -> None:
     error = refusal(body(), limits)
     assert type(error) is LimitExceededError

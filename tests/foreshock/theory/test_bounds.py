@@ -1,7 +1,5 @@
 """Bounds on the bias of a gradient: formulas, conditions, and vacuous cases."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 
@@ -102,14 +100,11 @@ def test_sequence_chi2_extrapolates_independent_tokens() -> None:
 @pytest.mark.parametrize(
     ("call", "argument"),
     [
-        (lambda: horizon_bound(10.0, 1.5), "delta_max"),
-        (lambda: horizon_bound(10.0, math.nan), "delta_max"),
-        (lambda: horizon_bound(-1.0), "length"),
-        (lambda: pinsker_bound(-0.1), "chi2"),
-        (lambda: sequence_chi2(-0.1, 5.0), "chi2_token"),
-        (lambda: sequence_chi2(0.1, math.nan), "length"),
+        (lambda: horizon_bound(10.0, 1.5), "delta_max"), (lambda: horizon_bound(10.0, math.nan), "delta_max"),
+        (lambda: horizon_bound(-1.0), "length"), (lambda: pinsker_bound(-0.1), "chi2"),
+        (lambda: sequence_chi2(-0.1, 5.0), "chi2_token"), (lambda: sequence_chi2(0.1, math.nan), "length"),
     ],
-)
+)  # fmt: skip
 def test_invalid_argument_is_refused_by_name(call: object, argument: str) -> None:
     assert callable(call)
     with pytest.raises(InvalidArgumentError) as refused:

@@ -1,7 +1,5 @@
 """Gradient noise from norms, and its cost for a step."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -52,14 +50,11 @@ def test_halving_learning_rate_quarters_noise_exactly(rate: float, variance: flo
 @pytest.mark.parametrize(
     ("norms", "argument"),
     [
-        (GradientNorms(-1.0, 1.0, 1, 8), "micro_batch"),
-        (GradientNorms(1.0, math.nan, 1, 8), "batch"),
-        (GradientNorms(1e200, 1.0, 1, 8), "micro_batch"),
-        (GradientNorms(1.0, 1.0, 0, 8), "micro_batch_prompts"),
-        (GradientNorms(1.0, 1.0, 8, 8), "batch_prompts"),
-        (GradientNorms(1.0, 1.0, 8, math.inf), "batch_prompts"),
+        (GradientNorms(-1.0, 1.0, 1, 8), "micro_batch"), (GradientNorms(1.0, math.nan, 1, 8), "batch"),
+        (GradientNorms(1e200, 1.0, 1, 8), "micro_batch"), (GradientNorms(1.0, 1.0, 0, 8), "micro_batch_prompts"),
+        (GradientNorms(1.0, 1.0, 8, 8), "batch_prompts"), (GradientNorms(1.0, 1.0, 8, math.inf), "batch_prompts"),
     ],
-)
+)  # fmt: skip
 def test_invalid_norms_are_refused_by_name(norms: GradientNorms, argument: str) -> None:
     with pytest.raises(InvalidArgumentError) as refused:
         gradient_noise(norms)

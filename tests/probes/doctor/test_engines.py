@@ -1,7 +1,5 @@
 """Real engines are asked by the doctor, and what they refuse is reported in their words after one try."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +31,6 @@ def test_options_that_vllm_refuses_are_reported_in_its_words_after_one_try(
     of_engines = EngineReplays(batch, folder, tmp_path)
     experimenter = TorchExperimenter.of_folders(batch, folder, folder, [], 1, of_engines, asked)
     report = examine(batch, experimenter, Budget(seconds=math.inf, most_replays=8))
-
     assert report.causes == ()
     why = {each.variant: each.why for each in report.not_tried}
     if "avx512f" not in Path("/proc/cpuinfo").read_text():

@@ -1,7 +1,5 @@
 """The torch experimenter replays what a plain forward pass computes, and says what it cannot try."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re
@@ -50,7 +48,6 @@ def _log_probs(experimenter: TorchExperimenter, batch: RolloutBatch, **change: A
 def test_a_float32_replay_is_the_plain_forward_pass(folders: tuple[Path, Path]) -> None:
     batch = _rollouts()
     experimenter = TorchExperimenter.of_folders(batch, folders[0], folders[0], [folders[1]])
-
     for folder in folders:
         replay = _log_probs(experimenter, batch, weights=folder.name, precision="float32")
         assert replay == pytest.approx(one_by_one(folder, batch), abs=2e-5)
@@ -63,7 +60,6 @@ def test_older_weights_are_found_from_two_folders(folders: tuple[Path, Path]) ->
     batch = _rollouts()
     logged = _rollouts(rollout_log_probs=one_by_one(folders[1], batch), trainer_log_probs=one_by_one(folders[0], batch))
     report = examine(logged, TorchExperimenter.of_folders(logged, folders[0], folders[0], [folders[1]]))
-
     assert [(each.side, each.cause, each.value) for each in report.causes] == [
         ("rollout", "other_weights", "step_0007")
     ]
@@ -71,14 +67,12 @@ def test_older_weights_are_found_from_two_folders(folders: tuple[Path, Path]) ->
 
 def test_ids_beyond_the_vocabulary_are_another_tokenizer(folders: tuple[Path, Path]) -> None:
     batch = RolloutBatch.from_lists(["a"], [[1, 2]], [[VOCABULARY + 3, 1]])
-
     with pytest.raises(CannotTryError, match="another tokenizer"):
         TorchExperimenter.of_folders(batch, folders[0], folders[0])
 
 
 def test_a_change_that_the_model_does_not_have_says_so(folders: tuple[Path, Path]) -> None:
     experimenter = TorchExperimenter.of_folders(_rollouts(), folders[0], folders[0])
-
     with pytest.raises(CannotTryError, match="num_experts"):
         experimenter.logits(Change.of(weights="step_0010", config=("num_experts_per_tok", 3)))
 
@@ -90,7 +84,6 @@ def test_packing_is_named_with_one_folder_of_weights(save: Callable[[Path, int],
     plain = TorchExperimenter.of_folders(batch, folder, folder)
     logged = _log_probs(plain, batch, weights="step_0010", **packing).astype(np.float32)
     report = examine(_rollouts(rollout_log_probs=logged), TorchExperimenter.of_folders(batch, folder, folder))
-
     assert [(each.side, each.cause) for each in report.causes] == [("rollout", "packing")]
 
 
@@ -123,7 +116,6 @@ def test_layers_keep_their_windows_under_another_mask(kind: str, fields: dict[st
         with torch.no_grad():
             padded.append(model(torch.from_numpy(ids[None]).long(), use_cache=False).logits[0, longest - 1 : -1])
     experimenter = TorchExperimenter.of_folders(batch, tmp_path, tmp_path)
-
     found = experimenter.logits(Change.of(weights=tmp_path.name, precision="float32", visible="pads"))
     assert found == pytest.approx(torch.cat(padded).numpy(), abs=1e-4)
 
@@ -146,7 +138,6 @@ def test_another_base_of_one_kind_of_layer_is_named(tmp_path: Path) -> None:
     mu, pi = (one_by_one(folder, _rollouts()) for folder in reversed(folders))
     batch = _rollouts(rollout_log_probs=mu, trainer_log_probs=pi)
     report = examine(batch, TorchExperimenter.of_folders(batch, folders[0], folders[0]))
-
     assert [(each.side, each.cause) for each in report.causes] == [("rollout", "rope_theta")]
     assert "full_attention" in report.causes[0].value
 
@@ -154,13 +145,10 @@ def test_another_base_of_one_kind_of_layer_is_named(tmp_path: Path) -> None:
 def test_responses_without_a_prompt_can_be_packed(folders: tuple[Path, Path]) -> None:
     batch = RolloutBatch.from_lists(["a", "b"], [[], [1, 2]], [[3, 4], [5]])
     experimenter = TorchExperimenter.of_folders(batch, folders[0], folders[0])
-
     assert experimenter.logits(Change.of(weights="step_0010", packed=(2, True))).shape == (3, VOCABULARY)
 
 
-def test_an_error_of_the_doctors_own_code_is_no_finding(
-    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_the_doctor_is_no_finding(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise TypeError("a fault of the doctor")
 
@@ -191,7 +179,6 @@ def test_another_prompt_of_the_engine_is_named(
     batch = replace(_with_prompts(plain, prompts), rollout_log_probs=mu, trainer_log_probs=pi)
     experimenter = TorchExperimenter.of_folders(batch, folders[0], folders[0])
     report = examine(batch, experimenter)
-
     assert [(each.side, each.cause) for each in report.causes] == [("rollout", cause)]
     assert f" {prompt[1]} " in report.causes[0].value
     with pytest.raises(CannotTryError, match="a prompt would have no token"):
@@ -216,7 +203,6 @@ def test_quantised_gate_and_up_projections_are_named(folders: tuple[Path, Path],
     pi, mu = one_by_one(held.parent, batch), one_by_one(folders[0], batch)
     batch = _rollouts(trainer_log_probs=pi, rollout_log_probs=mu)
     report = examine(batch, TorchExperimenter.of_folders(batch, folders[0], folders[0]))
-
     assert [(each.side, each.cause, each.value) for each in report.causes] == [
         ("trainer", "quantised_weights", "fp8 per channel of gate and up")
     ]
@@ -243,7 +229,6 @@ def test_a_replay_ends_in_its_middle_when_the_budget_is_spent(folders: tuple[Pat
 def test_other_weights_of_another_shape_cannot_be_tried(folders: tuple[Path, Path], tmp_path: Path) -> None:
     other = save_checkpoint(tmp_path / "wider", 1, intermediate_size=96)
     experimenter = TorchExperimenter.of_folders(_rollouts(), folders[0], folders[0], [other])
-
     for change in ({"part": ("wider", "layers")}, {"delta": ("wider", 2.0)}):
         with pytest.raises(CannotTryError, match=r"wider has no tensor .*_proj\.weight of the announced"):
             experimenter.logits(Change.of(weights="step_0010", **change))
@@ -268,7 +253,6 @@ def test_a_field_in_which_the_configurations_of_both_sides_differ_is_named(
     batch = _rollouts()
     batch = _rollouts(rollout_log_probs=one_by_one(engine, batch), trainer_log_probs=one_by_one(trainer, batch))
     report = examine(batch, TorchExperimenter.of_folders(batch, engine, trainer))
-
     assert [(each.side, each.cause) for each in report.causes] == [("both", "configuration")]
     assert report.causes[0].value.startswith(f"{field} = ")
 
@@ -303,7 +287,6 @@ def test_an_adapter_that_is_missing_or_applied_with_another_scale_is_named(
     merged = one_by_one(tmp_path / "merged", batch)
     batch = _rollouts(rollout_log_probs=one_by_one(engine, batch), trainer_log_probs=merged)
     report = examine(batch, TorchExperimenter.of_folders(batch, adapter, adapter))
-
     assert [each.side for each in report.causes] == ["rollout"]
     assert re.fullmatch(cause, f"{report.causes[0].cause} {report.causes[0].value}")
 
@@ -318,19 +301,14 @@ def _save_adapter(folder: Path, scale: float) -> Path:
     folder.mkdir()
     save_file({f"{name}.lora_A.weight": down, f"{name}.lora_B.weight": up}, folder / "adapter_model.safetensors")
     described = {
-        "peft_type": "LORA",
-        "base_model_name_or_path": "base",
-        "r": 2,
-        "lora_alpha": 2 * scale,
+        "peft_type": "LORA", "base_model_name_or_path": "base", "r": 2, "lora_alpha": 2 * scale,
         "target_modules": ["model.layers.0.mlp.down_proj"],
-    }
+    }  # fmt: skip
     (folder / "adapter_config.json").write_text(json.dumps(described))
     return folder
 
 
-def test_logits_that_do_not_fit_are_refused_with_a_number_of_rollouts(
-    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_beyond_the_memory_are_refused(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     batch = _rollouts()
     monkeypatch.setattr(experimenter, "_MOST_BYTES", 4 * batch.num_tokens * VOCABULARY // 3)
     with pytest.raises(CannotTryError, match=rf"about {batch.num_rollouts // 3} rollouts \(--rollouts, max_rollouts\)"):
@@ -350,7 +328,6 @@ def test_the_command_reads_files_and_prints_the_report(
     tmp_path: Path, folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     logged = _rollouts(trainer_log_probs=one_by_one(folders[0], _rollouts()))
-
     assert _command(logged, tmp_path, "--engine-weights", *map(str, folders)) == 0
     assert "ordinary rounding" in capsys.readouterr().out
 
@@ -389,7 +366,6 @@ def test_weights_that_cannot_be_replayed_end_with_a_sentence(
     held = shutil.copytree(folders[0], tmp_path / "held")
     edit(held)
     batch = _rollouts(trainer_log_probs=one_by_one(folders[0], _rollouts()))
-
     assert _command(batch, tmp_path, "--engine-weights", str(held), *words) == 1
     assert "foreshock doctor: cannot try anything: " in capsys.readouterr().err
     # The folder of the other side alone:
@@ -410,7 +386,6 @@ def test_few_rollouts_short_prompts_and_long_responses_are_reported(
     values = np.nan_to_num(one_by_one(folder, plain), nan=-1.0)
     noise = random.normal(0, 0.5, plain.num_tokens).astype(np.float32)
     batch = replace(plain, rollout_log_probs=np.minimum(values + noise, 0), trainer_log_probs=values)
-
     assert _command(batch, tmp_path, "--engine-weights", str(folder), "--budget", "8s") == 0
     said = capsys.readouterr().out
     assert "unknown: the engine's logged log-probs" in said

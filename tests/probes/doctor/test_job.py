@@ -1,7 +1,5 @@
 """A worker examines a step of the real service by real replays, and the service says what the engine held."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -84,9 +82,7 @@ def test_stale_weights_are_found_unless_they_are_gone(
 
 
 def test_two_runs_are_compared_by_replays_with_the_weights_of_the_other(
-    service: RunningService,
-    checkpoints: Path,
-    capsys: pytest.CaptureFixture[str],
+    service: RunningService, checkpoints: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The engines of both runs hold the weights of the second one."""
     rollouts = make_rollouts(24)

@@ -1,7 +1,5 @@
 """Edits of tensors are what they are named for."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,11 +17,8 @@ CONFIG = SimpleNamespace(
 def _state(seed: int) -> State:
     random = torch.Generator().manual_seed(seed)
     shapes = {
-        "self_attn.q_proj": (16, 8),
-        "self_attn.o_proj": (8, 16),
-        "mlp.gate_proj": (12, 8),
-        "mlp.up_proj": (12, 8),
-    }
+        "self_attn.q_proj": (16, 8), "self_attn.o_proj": (8, 16), "mlp.gate_proj": (12, 8), "mlp.up_proj": (12, 8),
+    }  # fmt: skip
     found: dict[str, tuple[int, ...]] = {
         f"model.layers.{n}.{name}.weight": shape for n in range(2) for name, shape in shapes.items()
     }
@@ -46,13 +41,10 @@ def _are_equal(one: State, other: State) -> bool:
 @pytest.mark.parametrize(
     "edits",
     [
-        [("exchanged", 0, 1)] * 2,
-        [("gate_and_up",)] * 2,
-        [("rotary_pairs", False), ("rotary_pairs", True)],
-        [("query_heads", True, r"\d+")] * 2,
-        [("norms_plus_one",), ("norms_minus_one",)],
+        [("exchanged", 0, 1)] * 2, [("gate_and_up",)] * 2, [("rotary_pairs", False), ("rotary_pairs", True)],
+        [("query_heads", True, r"\d+")] * 2, [("norms_plus_one",), ("norms_minus_one",)],
     ],
-)
+)  # fmt: skip
 def test_an_edit_and_its_inverse_leave_the_weights(edits: list[tuple[Any, ...]]) -> None:
     first = _edited(_state(1), tensors=edits[0])
     assert not _are_equal(first, _state(1))

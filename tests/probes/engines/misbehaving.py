@@ -1,7 +1,5 @@
 """Engines that die, hang or leave rubbish, as tasks of a process; and a forward pass of `torch.own` that dies."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import signal

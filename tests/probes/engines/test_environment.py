@@ -1,7 +1,5 @@
 """Tests of the environment that an engine's process is held to."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 
@@ -89,9 +87,7 @@ def test_error_for_unknown_instruction_set_lists_the_known_ones(monkeypatch: pyt
         process_variables()
 
 
-def test_engines_inherit_the_instruction_set_of_their_worker_as_an_upper_bound(
-    fake_cpu: FakeCpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_engines_inherit_the_instruction_set_as_a_bound(fake_cpu: FakeCpu, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_cpu("GenuineIntel", tuple(InstructionSet))
     assert VARIABLE not in process_variables()
     monkeypatch.setenv(VARIABLE, "avx512")
@@ -103,9 +99,7 @@ def test_engines_inherit_the_instruction_set_of_their_worker_as_an_upper_bound(
         process_variables(EngineEnvironment(InstructionSet.AMX))
 
 
-def test_variables_set_by_hand_are_in_the_fingerprint_and_leave_the_instruction_set_unknown(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_variables_set_by_hand_are_recorded_and_the_instruction_set_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", VARIABLE):
         monkeypatch.delenv(name, raising=False)
     assert hand_set_variables() == {}
@@ -125,9 +119,7 @@ def test_variables_set_by_hand_are_in_the_fingerprint_and_leave_the_instruction_
         (None, {"mkl_kernels": "of the future"}, None),
     ],
 )
-def test_mkl_kernels_are_read_from_the_fingerprint(
-    device: str | None, flags: dict[str, str], kernels: MklKernels | None
-) -> None:
+def test_fingerprint_has_mkl_kernels(device: str | None, flags: dict[str, str], kernels: MklKernels | None) -> None:
     made_by = Fingerprint(engine="torch", device_name=device, cpu_isa="AVX2", flags=flags)
     assert EngineEnvironment.of_fingerprint(made_by) == EngineEnvironment(InstructionSet.AVX2, kernels)
 
@@ -141,10 +133,7 @@ def test_mkl_kernels_are_read_from_the_fingerprint(
     ],
 )
 def test_nearest_environment_is_available(
-    fake_cpu: FakeCpu,
-    vendor: str,
-    sets: tuple[InstructionSet, ...],
-    nearest: EngineEnvironment,
+    fake_cpu: FakeCpu, vendor: str, sets: tuple[InstructionSet, ...], nearest: EngineEnvironment
 ) -> None:
     fake_cpu(vendor, sets)
     found = RECORDED_ON_AMD.nearest()

@@ -1,7 +1,5 @@
 """Tests of real engine processes: scoring, death, hang, rubbish, abandoned job and end of the worker."""
 
-from __future__ import annotations
-
 import importlib
 import multiprocessing.spawn
 import signal
@@ -109,12 +107,9 @@ def test_abandoned_job_ends_its_process(tmp_path: Path, checkpoints: Path) -> No
     seen: list[int] = []
     with pytest.raises(JobAbandonedError):
         run_tasks(
-            [long_task(tmp_path, checkpoints / "first")],
-            never_read,
-            tmp_path,
-            report=seen.append,
+            [long_task(tmp_path, checkpoints / "first")], never_read, tmp_path, report=seen.append,
             abandoned=lambda: len(seen) > 5,
-        )
+        )  # fmt: skip
     assert not [each for each in psutil.Process().children() if "foreshock_probes.score" in each.cmdline()]
 
 

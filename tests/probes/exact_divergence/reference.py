@@ -1,7 +1,5 @@
 """Textbook definitions in extended precision, and logits that are hard to reduce."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -33,15 +31,11 @@ def _row(target: NDArray[np.longdouble], behaviour: NDArray[np.longdouble]) -> d
         either = of_mu | of_pi
         apart = pi - mu
         return {
-            "kl": (mu * (log_mu - log_pi))[of_mu].sum(),
-            "reverse_kl": (pi * (log_pi - log_mu))[of_pi].sum(),
-            "tv": np.abs(pi - mu).sum() / 2,
-            "chi2": (apart / mu * apart)[either].sum(),
-            "reverse_chi2": (apart / pi * apart)[either].sum(),
-            "target_entropy": -(pi * log_pi)[of_pi].sum(),
-            "behaviour_entropy": -(mu * log_mu)[of_mu].sum(),
-            "mean_ratio": pi[of_mu].sum(),
-        }
+            "kl": (mu * (log_mu - log_pi))[of_mu].sum(), "reverse_kl": (pi * (log_pi - log_mu))[of_pi].sum(),
+            "tv": np.abs(pi - mu).sum() / 2, "chi2": (apart / mu * apart)[either].sum(),
+            "reverse_chi2": (apart / pi * apart)[either].sum(), "target_entropy": -(pi * log_pi)[of_pi].sum(),
+            "behaviour_entropy": -(mu * log_mu)[of_mu].sum(), "mean_ratio": pi[of_mu].sum(),
+        }  # fmt: skip
 
 
 def likeliest(logits: torch.Tensor) -> list[int]:

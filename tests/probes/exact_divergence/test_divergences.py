@@ -1,7 +1,5 @@
 """The reduction equals textbook definitions, for any sizes of chunks and numbers of threads."""
 
-from __future__ import annotations
-
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 

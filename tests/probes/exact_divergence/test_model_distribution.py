@@ -1,7 +1,5 @@
 """The distribution of a real model, computed from its states and its head, is that of all its logits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,19 +3,11 @@
 The model is called as vLLM's model runners call theirs.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 
-from foreshock_probes.exact_divergence import GivenLogits, LogitSource, exact_divergences
-from foreshock_probes.exact_divergence.observed_logits import (
-    NotReproducedError,
-    PromptLogitsHook,
-    RolloutReduction,
-    check_reproduced,
-)
+from foreshock_probes.exact_divergence import GivenLogits, LogitSource, exact_divergences, observed_logits
 
 WIDTH, VOCABULARY = 6, 11
 
@@ -53,7 +45,7 @@ class Observed:
 @torch.no_grad()
 def test_only_slices_of_the_models_output_are_observed() -> None:
     model, observed = Model(), Observed()
-    PromptLogitsHook(observed.add).attach(model)
+    observed_logits.PromptLogitsHook(observed.add).attach(model)
     tokens = torch.randint(0, VOCABULARY, (9,))
     whole = model.embeddings(tokens) + 0.1 * torch.arange(9)[:, None]
     for start, stop in ((0, 4), (4, 9)):
@@ -73,7 +65,7 @@ def test_only_slices_of_the_models_output_are_observed() -> None:
 @torch.no_grad()
 def test_states_without_known_positions_are_not_observed() -> None:
     model, observed = Model(), Observed()
-    PromptLogitsHook(observed.add).attach(model)
+    observed_logits.PromptLogitsHook(observed.add).attach(model)
     tokens, three_axes = torch.arange(4), torch.arange(4).expand(3, -1)
     model.compute_logits(model(input_ids=tokens, positions=three_axes)[:4])
     model.compute_logits(model(tokens, torch.arange(4))[:4])
@@ -82,11 +74,11 @@ def test_states_without_known_positions_are_not_observed() -> None:
 
 def test_log_probs_of_other_logits_raise() -> None:
     observed = np.array([-0.1, -30.0, -np.inf, np.nan])
-    check_reproduced(3, observed, observed.astype(np.float32).astype(np.float64) + 1e-6)
-    with pytest.raises(NotReproducedError, match="token 1 of rollout 3"):
-        check_reproduced(3, observed, observed + np.array([0.0, 1e-3, 0.0, 0.0]))
-    with pytest.raises(NotReproducedError, match="1 of 4 tokens differ"):
-        check_reproduced(3, observed, np.array([-0.1, -30.0, -np.inf, -1.0]))
+    observed_logits.check_reproduced(3, observed, observed.astype(np.float32).astype(np.float64) + 1e-6)
+    with pytest.raises(observed_logits.NotReproducedError, match="token 1 of rollout 3"):
+        observed_logits.check_reproduced(3, observed, observed + np.array([0.0, 1e-3, 0.0, 0.0]))
+    with pytest.raises(observed_logits.NotReproducedError, match="1 of 4 tokens differ"):
+        observed_logits.check_reproduced(3, observed, np.array([-0.1, -30.0, -np.inf, -1.0]))
 
 
 def test_states_missing_repeated_or_out_of_order_raise() -> None:
@@ -97,8 +89,8 @@ def test_states_missing_repeated_or_out_of_order_raise() -> None:
     expected = exact_divergences(target, GivenLogits(logits[3:6]), token_ids=tokens[4:])
     assert expected.behaviour_log_probs is not None
 
-    def reduce(*chunks: slice) -> RolloutReduction:
-        reduction = RolloutReduction()
+    def reduce(*chunks: slice) -> observed_logits.RolloutReduction:
+        reduction = observed_logits.RolloutReduction()
         reduction.start_rollout(target, tokens, prompt=4)
         for chunk in chunks:
             reduction.add_logits(np.arange(7)[chunk], logits[chunk])
@@ -108,7 +100,7 @@ def test_states_missing_repeated_or_out_of_order_raise() -> None:
         found = reduce(*chunks).finish_rollout(0, expected.behaviour_log_probs)
         np.testing.assert_allclose(found.kl, expected.kl, rtol=1e-5)
     for chunks in ([], [slice(0, 5)], [slice(0, 6), slice(4, 6)], [slice(4, 6), slice(3, 4)]):
-        with pytest.raises(NotReproducedError, match="expected each of its 3 once and in order"):
+        with pytest.raises(observed_logits.NotReproducedError, match="expected each of its 3 once and in order"):
             reduce(*chunks).finish_rollout(0, expected.behaviour_log_probs)
-    with pytest.raises(NotReproducedError, match="rollout 5"):
+    with pytest.raises(observed_logits.NotReproducedError, match="rollout 5"):
         reduce(slice(0, 7)).finish_rollout(5, expected.behaviour_log_probs[::-1])

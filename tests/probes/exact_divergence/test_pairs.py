@@ -1,7 +1,5 @@
 """An exact pair in real engines: its values against distributions that the test computes itself, in float64."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +14,7 @@ from safetensors.torch import save_file
 from foreshock.digests import weights_digest
 from foreshock.fingerprint import Fingerprint
 from foreshock.measures.exact import measure_exact
-from foreshock.rollouts import (
-    BatchAttributes,
-    RolloutBatch,
-    decode_scores,
-)
+from foreshock.rollouts import BatchAttributes, RolloutBatch, decode_scores
 from foreshock.scorers import EXACT_PAIRS
 from foreshock_probes.engines.process import ScoreTask, run_tasks
 from foreshock_probes.exact_divergence.pairs import run_part
@@ -149,14 +143,11 @@ def check_against(exact: Values, target: Float64, behaviour: Float64, chosen: ND
     """Compare divergences with the sums of the definitions; the two sides know μ up to the rounding of float32."""
     pi, mu, rows = np.exp(target), np.exp(behaviour), np.arange(chosen.size)
     expected = {
-        "kl": (mu * (behaviour - target)).sum(1),
-        "reverse_kl": (pi * (target - behaviour)).sum(1),
-        "tv": 0.5 * np.abs(pi - mu).sum(1),
-        "target_entropy": -(pi * target).sum(1),
-        "behaviour_entropy": -(mu * behaviour).sum(1),
-        "target_log_probs": target[rows, chosen],
+        "kl": (mu * (behaviour - target)).sum(1), "reverse_kl": (pi * (target - behaviour)).sum(1),
+        "tv": 0.5 * np.abs(pi - mu).sum(1), "target_entropy": -(pi * target).sum(1),
+        "behaviour_entropy": -(mu * behaviour).sum(1), "target_log_probs": target[rows, chosen],
         "behaviour_log_probs": behaviour[rows, chosen],
-    }
+    }  # fmt: skip
     assert np.nanmean(expected["kl"]) > 1e-6
     for name, values in expected.items():
         found = exact[name].astype(np.float64)

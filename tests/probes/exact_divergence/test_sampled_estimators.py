@@ -4,8 +4,6 @@ Every mean must lie within a few standard errors of the exact value. If the logg
 sampling distribution, the estimators must miss the exact value in the known way.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -148,9 +146,7 @@ def test_comparison_measures_are_the_means_of_the_estimators(distributions: tupl
     assert abs(measures["surprisal_z"]) < ERRORS
 
 
-def test_tail_asymmetry_is_the_difference_of_the_tails(
-    distributions: tuple[torch.Tensor, torch.Tensor],
-) -> None:
+def test_tail_asymmetry_is_a_difference_of_tails(distributions: tuple[torch.Tensor, torch.Tensor]) -> None:
     target, behaviour = distributions
     sampled, threshold = draw(behaviour, target, behaviour), 1.0
     log_pi, log_mu = (torch.log_softmax(logits, -1) for logits in distributions)
@@ -161,9 +157,7 @@ def test_tail_asymmetry_is_the_difference_of_the_tails(
     assert sampled.measures["tail_asymmetry_1"] == pytest.approx(terms.mean(), rel=1e-9, abs=1e-12)
 
 
-def test_k3_misses_the_mass_outside_the_sampling_support(
-    distributions: tuple[torch.Tensor, torch.Tensor],
-) -> None:
+def test_k3_misses_the_mass_outside_the_sampling_support(distributions: tuple[torch.Tensor, torch.Tensor]) -> None:
     """Processed log-probs under top-p: KL(μ‖π) and E ρ < 1 are estimated, and E[k3] = KL − (1 − E ρ)."""
     target, behaviour = distributions[0], top_p(distributions[1], 0.9)
     truth, sampled = exact(target, behaviour), draw(behaviour, target, behaviour)
@@ -191,9 +185,7 @@ def test_raw_log_probs_of_shaped_sampling_are_detected_by_surprisal_only(context
     assert abs(measures["surprisal_z"]) > 2 * ERRORS
 
 
-def test_delta_max_is_the_maximum_over_states_and_differs_from_sampled_ratios(
-    distributions: tuple[torch.Tensor, torch.Tensor],
-) -> None:
+def test_delta_max_is_a_maximum_over_states_not_of_samples(distributions: tuple[torch.Tensor, torch.Tensor]) -> None:
     target, behaviour = distributions
     truth = exact(target, behaviour)
     by_hand = (torch.softmax(target, -1) - torch.softmax(behaviour, -1)).abs().sum(-1).max().item() / 2

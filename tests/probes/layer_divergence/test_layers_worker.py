@@ -1,7 +1,5 @@
 """A comparison by layer through the command, the real service, a worker and a real engine process."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,9 +26,7 @@ def run(service: RunningService, checkpoints: Path) -> Iterator[ProbedRun]:
     service.http.delete(f"/v1/runs/{started.run}")
 
 
-def test_command_shows_where_bfloat16_departs_from_float32(
-    run: ProbedRun, checkpoints: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_shows_the_departure(run: ProbedRun, checkpoints: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["probe", run.run, "1", "--layers", "--url", run.service.url]
     assert main([*command, "--no-wait", "--json"]) == 0
     probe = json.loads(capsys.readouterr().out)

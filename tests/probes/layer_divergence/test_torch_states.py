@@ -1,7 +1,5 @@
 """Hidden states of real torch models by layer: against transformers' own, and which layer is named first."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

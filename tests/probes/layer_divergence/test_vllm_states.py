@@ -1,7 +1,5 @@
 """Hidden states of vLLM's prefill by layer: against torch's with the same weights, and with those of another layer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

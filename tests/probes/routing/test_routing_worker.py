@@ -1,7 +1,5 @@
 """The worker, the service and the command compare the routes of a real mixture of experts end to end."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Routes in torch equal those of the model's own router logits; a known perturbation shows in its layer."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +15,7 @@ from foreshock.probe_kinds import ROUTING
 from foreshock.rollouts import RolloutBatch
 from foreshock.scorers import SCORERS
 from foreshock_probes.offers import load_scorer
-from foreshock_probes.routing.recorded import (
-    RecordedRoutes,
-    RoutesDifferError,
-    compare_routes,
-    empty_routes,
-    read_routes,
-    run_part,
-)
+from foreshock_probes.routing import recorded
 from foreshock_probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel
 from tests.probes.tiny import each_sequence, make_rollouts, save_checkpoint, save_mixture_of_experts
 
@@ -43,14 +34,16 @@ def request_of(folder: Path, rollouts: RolloutBatch, scorer: str, variant: str, 
 
 def record(
     tmp_path: Path, folder: Path, rollouts: RolloutBatch, scorer: str, variant: str = "", **options: Any
-) -> RecordedRoutes:
+) -> recorded.RecordedRoutes:
     request = request_of(folder, rollouts, scorer, variant, options)
-    run_part(request, {}, tmp_path / "routes", WarmModel(), lambda tokens: None)
-    return read_routes(tmp_path / "routes")
+    recorded.run_part(request, {}, tmp_path / "routes", WarmModel(), lambda tokens: None)
+    return recorded.read_routes(tmp_path / "routes")
 
 
-def compared(rollouts: RolloutBatch, target: RecordedRoutes, behaviour: RecordedRoutes) -> RoutingMeasures:
-    return compare_routes(rollouts, target, behaviour, ("target", "behaviour")).measures
+def compared(
+    rollouts: RolloutBatch, target: recorded.RecordedRoutes, behaviour: recorded.RecordedRoutes
+) -> RoutingMeasures:
+    return recorded.compare_routes(rollouts, target, behaviour, ("target", "behaviour")).measures
 
 
 @pytest.mark.parametrize(
@@ -147,10 +140,10 @@ def test_other_layers_or_counts_are_not_compared(tmp_path: Path, weights: Path) 
         replace(found, experts=found.experts[:, :, :1]),
     )
     for other in others:
-        with pytest.raises(RoutesDifferError, match="cannot be compared"):
-            compare_routes(rollouts, found, other, ("torch.trainer", "vllm.prefill"))
+        with pytest.raises(recorded.RoutesDifferError, match="cannot be compared"):
+            recorded.compare_routes(rollouts, found, other, ("torch.trainer", "vllm.prefill"))
 
 
 def test_routes_that_would_fill_memory_are_refused() -> None:
     with pytest.raises(UnsupportedScoreError, match=r"need 732 MiB.*max_rollouts"):
-        empty_routes(1_000_000, 48, 8)
+        recorded.empty_routes(1_000_000, 48, 8)

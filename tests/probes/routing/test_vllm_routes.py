@@ -1,7 +1,5 @@
 """vLLM's routes, recorded in a real engine, agree with torch's in float32 and are those of its log-probs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Devices are counted, and more than there are is refused with the numbers."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

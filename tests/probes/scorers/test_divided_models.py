@@ -1,7 +1,5 @@
 """Models that transformers divides: by `device_map` in one process, by `tp_plan` among processes of torchrun."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

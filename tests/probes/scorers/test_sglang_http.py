@@ -1,7 +1,5 @@
 """SGLang's scorers on answers that no healthy server gives; `test_sglang_server.py` runs a real one."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 The model is a mixture of experts; `make bench-engines` has a dense one.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -99,9 +97,7 @@ def test_temperature_is_followed_by_decode_and_refused_by_prefill(checkpoints: P
         score(checkpoints / "first", rollouts, "sglang.http")
 
 
-def test_checkpoints_go_through_one_server_that_may_load_them(
-    checkpoints: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoints_go_through_one_server_that_loads_them(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rollouts = make_rollouts(10)
     with pytest.raises(UnsupportedScoreError, match="start it on the checkpoint's folder"):
         score(checkpoints / "second", rollouts, "sglang.http")

@@ -1,7 +1,5 @@
 """A batch composition contains every row once, and the variant `rebatched` groups rows differently."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,12 +17,9 @@ def test_rows_keep_their_order_and_fill_batches() -> None:
 
 
 @given(
-    lengths=st.lists(st.integers(0, 400), max_size=60),
-    batch_size=st.integers(1, 50),
-    batch_tokens=st.none() | st.integers(1, 2000),
-    variant=st.sampled_from(VARIANTS),
-    packed=st.booleans(),
-)
+    lengths=st.lists(st.integers(0, 400), max_size=60), batch_size=st.integers(1, 50),
+    batch_tokens=st.none() | st.integers(1, 2000), variant=st.sampled_from(VARIANTS), packed=st.booleans(),
+)  # fmt: skip
 def test_batches_in_order_keep_within_their_tokens(
     lengths: list[int], batch_size: int, batch_tokens: int | None, variant: str, packed: bool
 ) -> None:

@@ -1,7 +1,5 @@
 """Torch's scorers equal an independent forward pass; memory bound, precision and refusals."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`torch.own` calls the function of the worker's configuration in any order, and checks its answer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Each option of `torch.trainer` gives the log-probs of a forward pass that is set up so by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

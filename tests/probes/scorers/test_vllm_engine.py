@@ -1,7 +1,5 @@
 """The options of vLLM's scorers become arguments of the engine; what is not chosen is vLLM's default."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -61,9 +59,7 @@ def test_memory_bounds_a_larger_request(checkpoints: Path) -> None:
         ({"intermediate_size": 65}, 2, "intermediate_size=65"),
     ],
 )
-def test_models_that_cannot_be_divided_are_refused(
-    tmp_path: Path, configuration: dict[str, int], size: int, words: str
-) -> None:
+def test_indivisible_models_are_refused(tmp_path: Path, configuration: dict[str, int], size: int, words: str) -> None:
     with pytest.raises(UnsupportedScoreError, match=words):
         arguments(configured(tmp_path, **configuration), tensor_parallel_size=size)
 
@@ -125,16 +121,11 @@ def test_divisors_are_the_temperatures_of_the_logged_distribution(
 @pytest.mark.parametrize(
     ("attributes", "columns", "words"),
     [
-        ({"top_p": 0.9}, {}, "rollout 0 .* top_p"),
-        ({"top_k": 20}, {}, "top_k"),
-        ({"min_p": 0.1}, {}, "min_p"),
-        ({"temperature": 0.0}, {}, "greedily"),
-        ({}, {"top_p": [1.0, 1.0, 0.5]}, "rollout 2 .* top_p"),
+        ({"top_p": 0.9}, {}, "rollout 0 .* top_p"), ({"top_k": 20}, {}, "top_k"), ({"min_p": 0.1}, {}, "min_p"),
+        ({"temperature": 0.0}, {}, "greedily"), ({}, {"top_p": [1.0, 1.0, 0.5]}, "rollout 2 .* top_p"),
     ],
-)
-def test_processed_log_probs_of_truncated_distribution_raise(
-    attributes: dict[str, Any], columns: dict[str, Any], words: str
-) -> None:
+)  # fmt: skip
+def test_processed_log_probs_of_cut_ones_raise(attributes: dict[str, Any], columns: dict[str, Any], words: str) -> None:
     rollouts = make_rollouts(3, attributes=BatchAttributes(**PROCESSED, **attributes), **columns)
     with pytest.raises(UnsupportedScoreError, match=f"{words}.*raw_logprobs"):
         divisors(rollouts)

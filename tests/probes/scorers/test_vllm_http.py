@@ -1,7 +1,5 @@
 """`vllm.http` on a real vLLM server: its log-probs are the model's, and a server with other weights is refused."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -136,9 +134,7 @@ def test_wrong_key_names_the_setting(configured: Path, monkeypatch: pytest.Monke
         score(configured, make_rollouts(2), "vllm.http")
 
 
-def test_server_that_is_down_is_a_reason_to_retry(
-    configured: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_server_that_is_down_is_asked_again(configured: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FORESHOCK_ENGINE_SERVERS", "vllm=http://127.0.0.1:9")
     with pytest.raises(EngineError, match="correct FORESHOCK_ENGINE_SERVERS") as raised:
         scored(tmp_path, Asked(make_rollouts(2), configured, "vllm.http"))

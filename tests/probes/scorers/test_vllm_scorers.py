@@ -1,7 +1,5 @@
 """vLLM's scorers: their log-probs are those of the model, and what they refuse."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,14 +30,11 @@ ASKED: dict[Key, Any] = {
         (scorer, name, variant): (batch, "first", scorer, variant, {})
         for scorer in ("vllm.prefill", "vllm.decode")
         for name, batch, variant in (
-            ("plain", PLAIN, ""),
-            ("plain", PLAIN, "rebatched"),
-            ("hot", HOT, ""),
-            ("hot", HOT, "rebatched"),
+            ("plain", PLAIN, ""), ("plain", PLAIN, "rebatched"), ("hot", HOT, ""), ("hot", HOT, "rebatched"),
             ("empty", EMPTY, ""),
         )
     },
-}
+}  # fmt: skip
 # Each needs a start of vLLM of its own.
 IN_ENGINES_OF_THEIR_OWN: dict[Key, Any] = {
     ("vllm.prefill", "chunked", ""): (PLAIN, "first", "vllm.prefill", "", CHUNKED),

@@ -1,7 +1,5 @@
 """A model divided among two real processes of vLLM has the same log-probs; a process that dies fails the job."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

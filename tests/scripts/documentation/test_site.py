@@ -1,7 +1,5 @@
 """The documentation site builds strictly, has every document, loads nothing from other hosts, and can be searched."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Documents keep their links in the site, and generated pages have every name that the code has."""
 
-from __future__ import annotations
-
 import importlib.metadata
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Attribution to a chain: links telescope, shares add to one, links of missing scores are merged."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

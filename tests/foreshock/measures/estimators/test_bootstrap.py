@@ -1,7 +1,5 @@
 """The bootstrap-t by prompt group: coverage of skewed means, reproducibility, and undefined cases."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -120,9 +118,7 @@ def test_resamples_do_not_depend_on_the_block_size(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("seed", "of_groups", "of_each"), [(0, 24, 4), (4, 8, 8)])
-def test_rounding_of_the_matrix_product_does_not_show(
-    monkeypatch: pytest.MonkeyPatch, seed: int, of_groups: int, of_each: int
-) -> None:
+def test_rounding_does_not_show(monkeypatch: pytest.MonkeyPatch, seed: int, of_groups: int, of_each: int) -> None:
     """A few rollouts dominate the means, so that most terms of a resample's error cancel."""
     random = np.random.default_rng(seed)
     tokens = random.integers(50, 800, of_groups * of_each)

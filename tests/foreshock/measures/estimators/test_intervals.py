@@ -1,7 +1,5 @@
 """Clustered intervals: Student's t against tables, nominal coverage, dependence within groups."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -13,15 +11,10 @@ from foreshock.measures.estimators.intervals import Interval, clustered_interval
 @pytest.mark.parametrize(
     ("degrees", "table"),
     [
-        (1, 12.706205),
-        (2, 4.302653),
-        (5, 2.570582),
-        (10, 2.228139),
-        (30, 2.042272),
-        (120, 1.979930),
+        (1, 12.706205), (2, 4.302653), (5, 2.570582), (10, 2.228139), (30, 2.042272), (120, 1.979930),
         (100_000, 1.959988),
     ],
-)
+)  # fmt: skip
 def test_student_t_quantiles_equal_published_tables(degrees: int, table: float) -> None:
     assert student_t_quantile(0.975, degrees) == pytest.approx(table, rel=1e-6)
 

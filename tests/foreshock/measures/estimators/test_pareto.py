@@ -1,7 +1,5 @@
 """The tail shape k̂: known shapes are recovered at any scale, and undefined cases give NaN."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -3,8 +3,6 @@
 The policy is a softmax over 48 tokens whose entropies spread like a language model's, from almost 0 to almost uniform.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

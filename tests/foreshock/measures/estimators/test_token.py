@@ -1,7 +1,5 @@
 """Per-token formulas at the ends of their range, and with precomputed parts."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Running the compiled pass: column types, numba's cache, processes without numba, and verl's metrics."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import pickle
@@ -86,13 +84,9 @@ def test_table_of_token_ids_is_bounded_for_any_ids(largest: int) -> None:
 def in_another_process(code: str, **environment: str) -> str:
     root = str(Path(compiled.__file__).parents[3])
     answer = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"PYTHONPATH": root} | environment,
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd="/",
-    )
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": root} | environment, capture_output=True,
+        text=True, check=True, cwd="/",
+    )  # fmt: skip
     return answer.stdout.strip()
 
 

@@ -1,7 +1,5 @@
 """The compiled pass equals the numpy reference, as one property over random batches."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """The numpy pass: unchanged inputs, little memory, independence of chunks."""
 
-from __future__ import annotations
-
 import dataclasses
 import tracemalloc
 

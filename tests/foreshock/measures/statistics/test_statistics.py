@@ -1,7 +1,5 @@
 """Bins, bucket tables, tails and sums by token id equal a direct evaluation, in any order of merging."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from fractions import Fraction
@@ -12,31 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreshock.measures import ComparisonStatistics, compare
-from foreshock.measures.statistics.conditions import (
-    BUCKET_EDGES,
-    CONDITIONS,
-)
+from foreshock.measures.statistics import conditions
 from foreshock.measures.statistics.histograms import LENGTH_GRID, LOG_RATIO_GRID, WEIGHT_GRID, LengthStatistics
 from foreshock.measures.statistics.tails import LARGEST_VALUES, REGIONS, TAIL_LEVELS, TAIL_SUMS
 from foreshock.measures.statistics.token_ids import KEPT_TOKEN_IDS, TokenIdSums
 from foreshock.rollouts import RolloutBatch
 from tests.foreshock.batches import compared, random_batch
-from tests.foreshock.measures.direct import (
-    DirectSums,
-    Sequence,
-    broken_batch,
-    direct_condition,
-    direct_token_ids,
-    measured_sequences,
-    tail_terms,
-)
+from tests.foreshock.measures import direct
 
 SIZES = st.sampled_from([(1e-6, 1e-4), (1e-6, 1.0), (1e-3, 3.0), (1e-6, 30.0), (5.0, 30.0)])
 
 
-def measured(batch: RolloutBatch) -> tuple[ComparisonStatistics, Sequence]:
+def measured(batch: RolloutBatch) -> tuple[ComparisonStatistics, direct.Sequence]:
     """Return the library's statistics, and the tokens for a direct evaluation."""
-    sequences, _ = measured_sequences(batch)
+    sequences, _ = direct.measured_sequences(batch)
     statistics = compared(batch).statistics
     return statistics, [token for sequence in sequences for token in sequence]
 
@@ -47,21 +34,21 @@ def assert_sums(found: np.ndarray, expected: list[float], absolute: list[float])
         assert value == pytest.approx(exact, rel=1e-12, abs=1e-12 * scale)
 
 
-def absolute_of(sums: DirectSums) -> list[float]:
+def absolute_of(sums: direct.DirectSums) -> list[float]:
     return [sums.sums[0], sums.sums[0], sums.sums[2], sums.sums[3]]
 
 
 @settings(deadline=None, max_examples=15)
 @given(seed=st.integers(0, 100_000), rollouts=st.integers(1, 20), sizes=SIZES)
 def test_every_table_equals_a_direct_evaluation(seed: int, rollouts: int, sizes: tuple[float, float]) -> None:
-    statistics, tokens = measured(broken_batch(seed, rollouts, sizes))
+    statistics, tokens = measured(direct.broken_batch(seed, rollouts, sizes))
     for name, buckets in statistics.conditions.items():
-        expected = direct_condition(name, tokens)
+        expected = direct.direct_condition(name, tokens)
         assert buckets.tokens.tolist() == [bucket.tokens for bucket in expected], name
         assert buckets.max_abs_d.tolist() == [bucket.largest for bucket in expected], name
         for sums, bucket in zip(buckets.sums, expected, strict=True):
             assert_sums(sums, bucket.sums, absolute_of(bucket))
-    of_ids = direct_token_ids(tokens)
+    of_ids = direct.direct_token_ids(tokens)
     assert statistics.token_ids.ids.tolist() == list(of_ids)
     assert statistics.token_ids.tokens.tolist() == [sums.tokens for sums in of_ids.values()]
     for sums, wanted_id in zip(statistics.token_ids.sums, of_ids.values(), strict=True):
@@ -71,10 +58,8 @@ def test_every_table_equals_a_direct_evaluation(seed: int, rollouts: int, sizes:
 
 @settings(deadline=None, max_examples=15)
 @given(seed=st.integers(0, 100_000), rollouts=st.integers(1, 20), sizes=SIZES)
-def test_tails_weights_and_largest_values_equal_a_direct_evaluation(
-    seed: int, rollouts: int, sizes: tuple[float, float]
-) -> None:
-    statistics, tokens = measured(broken_batch(seed, rollouts, sizes))
+def test_tails_and_largest_values_equal_direct_ones(seed: int, rollouts: int, sizes: tuple[float, float]) -> None:
+    statistics, tokens = measured(direct.broken_batch(seed, rollouts, sizes))
     d = [token.d for token in tokens]
     assert statistics.largest_d.tolist() == sorted(d, reverse=True)[:LARGEST_VALUES]
     assert statistics.largest_minus_d.tolist() == sorted((-value for value in d), reverse=True)[:LARGEST_VALUES]
@@ -84,24 +69,24 @@ def test_tails_weights_and_largest_values_equal_a_direct_evaluation(
     assert len(edges) == REGIONS
     for side in (0, 1):
         in_side = [token for token in tokens if (token.d > 0) == bool(side)]
-        regions: list[Sequence] = [[] for _ in edges]
+        regions: list[direct.Sequence] = [[] for _ in edges]
         for token in in_side:
             key = (abs(token.d), 0.5)
             regions[sum(edge <= key for edge in edges) - 1].append(token)
         assert statistics.region_tokens[side].tolist() == [len(region) for region in regions]
         for found, region in zip(statistics.region_sums[side], regions, strict=True):
-            columns = list(zip(*map(tail_terms, region), strict=True)) if region else [()] * 4
+            columns = list(zip(*map(direct.tail_terms, region), strict=True)) if region else [()] * 4
             assert_sums(found, [math.fsum(c) for c in columns], [math.fsum(map(abs, c)) for c in columns])
         for level in TAIL_LEVELS:
-            terms = [tail_terms(token) for token in in_side if abs(token.d) > level]
+            terms = [direct.tail_terms(token) for token in in_side if abs(token.d) > level]
             assert statistics.tail_count(side, level) == len(terms)
             beyond = statistics.tail_sum(side, level, TAIL_SUMS[0])
             assert beyond == pytest.approx(math.fsum(term[0] for term in terms), rel=1e-12)
 
 
-@pytest.mark.parametrize("name", sorted(CONDITIONS))
+@pytest.mark.parametrize("name", sorted(conditions.CONDITIONS))
 def test_edges_rise_and_every_value_has_a_bucket(name: str) -> None:
-    condition = CONDITIONS[name]
+    condition = conditions.CONDITIONS[name]
     assert (np.diff(condition.edges) > 0).all()
     assert condition.meaning
     assert condition.unit
@@ -113,7 +98,7 @@ def test_edges_rise_and_every_value_has_a_bucket(name: str) -> None:
 
 def test_positions_and_lengths_go_to_128k_and_beyond() -> None:
     for name in ("position", "length"):
-        assert CONDITIONS[name].edges[-2] > 131_072
+        assert conditions.CONDITIONS[name].edges[-2] > 131_072
 
 
 def test_condition_without_a_logged_column_has_no_table() -> None:
@@ -148,10 +133,10 @@ def test_infinite_ratio_with_zero_advantage_is_not_nan() -> None:
 
 
 def test_edges_are_half_decades_from_1e_8_to_1() -> None:
-    assert BUCKET_EDGES[0] == 0.0
-    assert BUCKET_EDGES[1] == pytest.approx(1e-8)
-    assert BUCKET_EDGES[-1] == 1.0
-    np.testing.assert_allclose(np.diff(np.log10(BUCKET_EDGES[1:])), 0.5, rtol=1e-12)
+    assert conditions.BUCKET_EDGES[0] == 0.0
+    assert conditions.BUCKET_EDGES[1] == pytest.approx(1e-8)
+    assert conditions.BUCKET_EDGES[-1] == 1.0
+    np.testing.assert_allclose(np.diff(np.log10(conditions.BUCKET_EDGES[1:])), 0.5, rtol=1e-12)
 
 
 def test_without_tokens_of_low_probability_their_mean_is_undefined() -> None:
@@ -245,9 +230,7 @@ def exact_k3(columns: Columns) -> dict[int, Fraction]:
     limits=st.lists(st.integers(1, 30), min_size=7, max_size=7),
     order=st.randoms(use_true_random=False),
 )
-def test_true_sum_of_every_id_lies_within_its_bound(
-    seed: int, cuts: list[int], limits: list[int], order: object
-) -> None:
+def test_true_sum_of_an_id_lies_within_its_bound(seed: int, cuts: list[int], limits: list[int], order: object) -> None:
     """Parts are cut before merging, and sometimes in between, as stored shards and steps are."""
     columns = random_columns(seed, 400, 60)
     parts = [part.kept(limit) for part, limit in zip(parts_of(columns, cuts), limits, strict=False)]
