@@ -24,7 +24,7 @@ from tests.monitoring import ask, program, running_prometheus
 from tests.paths import PROMETHEUS, REPOSITORY
 from tests.ports import free_port
 from tests.service.postgres import start_postgres
-from tests.service.sending import Sender, make_batch
+from tests.service.sending import make_batch, start_run
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -124,13 +124,11 @@ def bucket(running: Running) -> S3Store:
 
 
 def test_tokens_of_an_upload_are_in_the_bucket(running: Running) -> None:
-    run = running.http.post("/v1/runs", json={"key": "compose"}).raise_for_status().json()["id"]
-    running.http.post(f"/v1/runs/{run}/attempts", json={"key": "first"}).raise_for_status()
-    Sender(running.http, run).put_shard(1, make_batch(4)).raise_for_status()
+    sender = start_run(running.http, "compose")
+    sender.put_shard(1, make_batch(4)).raise_for_status()
     names = [item["path"] for items in obstore.list(bucket(running)) for item in items]
-    assert [name for name in names if name.startswith(f"tokens/{run}/")]
-    tokens = running.http.get(f"/v1/runs/{run}/steps/1/tokens", params={"worst": 2})
-    assert tokens.status_code == 200
+    assert [name for name in names if name.startswith(f"tokens/{sender.run}/")]
+    assert sender.get("steps/1/tokens", worst=2).status_code == 200
 
 
 def test_object_store_asks_for_its_password(running: Running) -> None:

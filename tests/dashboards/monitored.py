@@ -22,12 +22,13 @@ from dashboards.generate import dashboards
 from examples.tiny_rl.record import RunRecord
 from examples.tiny_rl.run_log import WEIGHTS_ROOT, start_run
 from foreshock import AdviceFeed, Client
-from foreshock.rollouts import RolloutBatch, encode_rollouts
+from foreshock.rollouts import RolloutBatch
 from foreshock_probes.console import WorkerConsole
 from foreshock_probes.settings import WorkerSettings
 from foreshock_probes.worker import Worker
 from tests.monitoring import running_alertmanager, running_prometheus
 from tests.paths import PROMETHEUS, REPOSITORY
+from tests.service import sending
 from tests.service.postgres import start_postgres
 from tests.service.sending import make_batch
 from tests.service.watch.notifications.receiver import Receiver
@@ -35,7 +36,7 @@ from tests.waiting import wait_until
 
 RECORD = RunRecord(REPOSITORY / "examples" / "tiny_rl" / "recorded")
 STEPS = (1, 2, 3)
-READER_PASSWORD = "of-the-reader"
+READER_PASSWORD = "it's a secret"
 READER_SQL = REPOSITORY / "dashboards" / "grafana" / "reader.sql"
 TORCH = ("torch.trainer", "torch.bfloat16", "torch.float32")
 
@@ -104,15 +105,9 @@ def probe(service: httpx.Client, url: str, run: str) -> None:
 
 
 def send_step(service: httpx.Client, key: str, batch: RolloutBatch, **fields: Any) -> str:
-    run = str(service.post("/v1/runs", json={"key": key, **fields}).raise_for_status().json()["id"])
-    service.post(f"/v1/runs/{run}/attempts", json={"key": "first"}).raise_for_status()
-    service.put(
-        f"/v1/runs/{run}/steps/1/rollouts/0",
-        params={"attempt": 1, "shards": 1},
-        content=encode_rollouts(batch),
-        headers={"Content-Type": "application/vnd.apache.parquet"},
-    ).raise_for_status()
-    return run
+    sender = sending.start_run(service, key, **fields)
+    sender.put_shard(1, batch).raise_for_status()
+    return sender.run
 
 
 def broken_batch() -> RolloutBatch:

@@ -1,9 +1,7 @@
 """The checked-in dashboards are current, and every query in them works on a real database and names real metrics."""
 
-import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,11 +22,11 @@ from foreshock_service.platform.database.opening import upgrade
 from foreshock_service.present.pages.endpoints import pages
 from tests.dashboards.filling import filled
 from tests.dashboards.metrics import LABELS, METRIC, REASONS, metrics_without_panel
+from tests.dashboards.monitored import READER_PASSWORD, make_reader
 from tests.paths import REPOSITORY
 from tests.service.postgres import PostgresCluster, start_postgres
 
 PROVISIONING = REPOSITORY / "dashboards" / "grafana" / "provisioning"
-READER_SQL = REPOSITORY / "dashboards" / "grafana" / "reader.sql"
 DASHBOARDS = {dashboard.uid: dashboard.render() for dashboard in dashboards()}
 
 
@@ -187,16 +185,8 @@ def database_url(cluster: PostgresCluster) -> str:
     """A migrated database with a run that was resumed once, and the reader's role, made twice."""
     url = cluster.new_database()
     upgrade(url)
-    psql = shutil.which("psql")
-    assert psql is not None, "psql comes with PostgreSQL"
     for _ in range(2):
-        done = subprocess.run(
-            [psql, "--no-psqlrc", "--set=ON_ERROR_STOP=1", f"--file={READER_SQL}", url],
-            env={"READER_PASSWORD": "it's a secret", "PATH": os.environ["PATH"]},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
+        make_reader(url)
     with psycopg.connect(url) as connection:
         connection.execute(
             "INSERT INTO runs (id, project, key, advice_mode, state, last_step, created_at_us, updated_at_us) "
@@ -232,7 +222,7 @@ def database_url(cluster: PostgresCluster) -> str:
 @pytest.fixture
 def reader(database_url: str) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
     """A connection with the role that Grafana has."""
-    with psycopg.connect(database_url, user="foreshock_reader", password="it's a secret") as connection:
+    with psycopg.connect(database_url, user="foreshock_reader", password=READER_PASSWORD) as connection:
         yield connection
 
 

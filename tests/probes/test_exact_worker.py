@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,19 +26,8 @@ def run(service: RunningService, checkpoints: Path) -> Iterator[ProbedRun]:
     service.http.delete(f"/v1/runs/{started.run}")
 
 
-def request_exact(run: ProbedRun) -> str:
-    body = {"step": 1, "exact_pairs": [PAIR.key], "options": IN_FLOAT32, "environment": "any"}
-    answer = run.service.http.post(f"/v1/runs/{run.run}/probes", json=body).raise_for_status()
-    return str(answer.json()["id"])
-
-
-def exact_of(run: ProbedRun) -> dict[str, Any]:
-    (found,) = run.service.http.get(f"/v1/runs/{run.run}/steps/1/exact").raise_for_status().json()["items"]
-    return dict(found)
-
-
 def test_pair_of_a_killed_worker_is_compared_by_another(run: ProbedRun, checkpoints: Path, tmp_path: Path) -> None:
-    probe = request_exact(run)
+    probe = run.probe(exact_pairs=[PAIR.key], options=IN_FLOAT32, environment="any")
     with worker_process(run.service, checkpoints, tmp_path, SCORERS) as (process, _):
         run.wait_for(probe, {"running"})
         process.kill()
@@ -50,7 +38,7 @@ def test_pair_of_a_killed_worker_is_compared_by_another(run: ProbedRun, checkpoi
     assert (job["state"], job["worker"], job["attempts"]) == ("done", "the-second", 2), log
     assert "lease expired" in job["reasons"][0]
     assert f"{PAIR.name}: " in log
-    exact, rollouts = exact_of(run), make_rollouts(12)
+    (exact,), rollouts = run.get("steps/1/exact")["items"], make_rollouts(12)
     assert (exact["tokens"], exact["non_finite"]) == (rollouts.num_tokens, 0)
     # The same weights in float32 on both sides.
     assert 0.0 <= exact["kl"]["mean"] < 1e-10

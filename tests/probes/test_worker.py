@@ -22,13 +22,16 @@ from tokenizers.models import WordLevel
 
 from foreshock.digests import weights_digest
 from foreshock.fingerprint import Fingerprint
-from foreshock.rollouts import RolloutBatch, encode_rollouts
+from foreshock.rollouts import RolloutBatch
 from foreshock_probes.console import WorkerConsole
 from foreshock_probes.engines.environment import EngineEnvironment, offered_environments
 from foreshock_probes.settings import WorkerSettings
 from foreshock_probes.worker import Worker
 from tests.probes.conftest import LEASE_SECONDS, RunningService
 from tests.probes.tiny import make_rollouts, save_checkpoint
+from tests.service import sending
+from tests.service.sending import Sender
+from tests.service.working import announce_checkpoint, ask_for_probe
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -43,40 +46,31 @@ class ProbedRun:
     service: RunningService
     run: str
 
-    def announce(self, digest: str, path: str = "first", root: str = "runs", **fields: Any) -> None:
-        body = {"root": root, "path": path, "format": "hf_safetensors", "digest": digest, **fields}
-        answer = self.service.http.put(f"/v1/runs/{self.run}/checkpoints/1", params={"attempt": 1}, json=body)
-        answer.raise_for_status()
+    def announce(self, digest: str, path: str = "first", step: int = 1) -> None:
+        announce_checkpoint(Sender(self.service.http, self.run), step, digest, path=path)
 
-    def probe(self, *scorers: str, options: dict[str, Any] | None = None) -> str:
-        body = {"step": 1, "scorers": [{"scorer": name} for name in scorers], "options": options or {}}
-        answer = self.service.http.post(f"/v1/runs/{self.run}/probes", json=body)
-        answer.raise_for_status()
-        return str(answer.json()["id"])
+    def probe(self, *scorers: str, **fields: Any) -> str:
+        """Request a probe; a scorer is written `name` or `name@variant`."""
+        answer = ask_for_probe(Sender(self.service.http, self.run), 1, scorers, **fields)
+        return str(answer.raise_for_status().json()["id"])
+
+    def get(self, path: str) -> Any:
+        """Return what is at a path below the run."""
+        return self.service.http.get(f"/v1/runs/{self.run}/{path}").raise_for_status().json()
 
     def read(self, probe: str) -> dict[str, Any]:
         found: dict[str, Any] = self.service.http.get(f"/v1/probes/{probe}").raise_for_status().json()
         return found
 
     def wait_for(self, probe: str, states: set[str], seconds: float = 180.0) -> dict[str, Any]:
-        deadline = time.monotonic() + seconds
-        while (found := self.read(probe))["state"] not in states and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert found["state"] in states, found
-        return found
+        wait_until(lambda: self.read(probe)["state"] in states, seconds, lambda: self.read(probe))
+        return self.read(probe)
 
 
 def start_run(service: RunningService, rollouts: RolloutBatch, project: str = "default") -> ProbedRun:
-    body = {"key": uuid.uuid4().hex, "project": project}
-    run = service.http.post("/v1/runs", json=body).raise_for_status().json()["id"]
-    service.http.post(f"/v1/runs/{run}/attempts", json={"key": "first"}).raise_for_status()
-    service.http.put(
-        f"/v1/runs/{run}/steps/1/rollouts/0",
-        params={"attempt": 1, "shards": 1},
-        content=encode_rollouts(rollouts),
-        headers={"Content-Type": "application/vnd.apache.parquet"},
-    ).raise_for_status()
-    return ProbedRun(service, run)
+    sender = sending.start_run(service.http, uuid.uuid4().hex, project=project)
+    sender.put_shard(1, rollouts).raise_for_status()
+    return ProbedRun(service, sender.run)
 
 
 @pytest.fixture
@@ -120,10 +114,8 @@ def test_worker_sends_texts_of_tokens_with_weights(service: RunningService, run:
 
 def test_probe_is_scored_and_its_links_are_measured(service: RunningService, run: ProbedRun, checkpoints: Path) -> None:
     run.announce(weights_digest(checkpoints / "first"))
-    scorers = [{"scorer": "torch.trainer"}, {"scorer": "torch.float32"}]
-    scorers.append({"scorer": "torch.float32", "variant": "rebatched"})
-    body = {"step": 1, "scorers": scorers, "options": {"torch.trainer": {"batch_size": 4}}}
-    probe = service.http.post(f"/v1/runs/{run.run}/probes", json=body).raise_for_status().json()["id"]
+    scorers = ("torch.trainer", "torch.float32", "torch.float32@rebatched")
+    probe = run.probe(*scorers, options={"torch.trainer": {"batch_size": 4}})
     # Two, if a worker of another test offers one of the scorers only.
     jobs = len(run.read(probe)["jobs"])
     output = run_worker(service, checkpoints, jobs)
@@ -145,8 +137,7 @@ def test_job_is_scored_in_the_requested_environment(service: RunningService, che
     logged = [np.full(length, -1.0, np.float32) for length in lengths]
     run = start_run(service, make_rollouts(12, rollout_log_probs=logged))
     run.announce(weights_digest(checkpoints / "first"))
-    body = {"step": 1, "scorers": [{"scorer": "torch.trainer"}], "environment": name}
-    probe = service.http.post(f"/v1/runs/{run.run}/probes", json=body).raise_for_status().json()["id"]
+    probe = run.probe("torch.trainer", environment=name)
     output = run_worker(service, checkpoints)
     (job,) = run.read(probe)["jobs"]
     assert (job["state"], job["environment"]) == ("done", name), output
@@ -164,7 +155,7 @@ def test_unusable_weights_end_the_probe_and_the_worker_continues(service: Runnin
     (root / "link").symlink_to("/usr")
     (root / "pickled").mkdir()
     (root / "pickled" / "pytorch_model.bin").write_bytes(b"\x80\x04.")
-    cases: tuple[tuple[dict[str, str], str, str], ...] = (
+    cases: tuple[tuple[dict[str, Any], str, str], ...] = (
         ({"digest": "sha256:" + "0" * 64}, "failed", "not the announced ones"),
         ({"path": "gone"}, "skipped", "moved or deleted"),
         ({"path": "link"}, "failed", "symbolic link"),

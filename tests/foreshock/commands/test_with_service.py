@@ -312,15 +312,6 @@ def test_probe_without_weights_shows_the_reason(imported: RunningService, capsys
     assert not re.search(r"\b(GET|PUT|POST)\b|/v1/", shown.err)
 
 
-def test_report_of_a_step_without_rollouts_is_an_error(
-    imported: RunningService, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(imported, "report", "imported", "--step", "9999") == 1
-    shown = capsys.readouterr()
-    assert not shown.out
-    assert "the run has no rollouts of step 9999" in shown.err
-
-
 def test_commands_take_a_key_and_suggest_another(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
     with httpx.Client(base_url=imported.url, timeout=60) as http:
         for project in ("a", "b"):

@@ -72,13 +72,12 @@ def logged(experimenter: FakeExperimenter, temperature: float = 1.0, **change: A
     return found
 
 
-def rollouts(seed: int = 0, number: int = 32) -> RolloutBatch:
-    """Return rollouts of prompts of four each, without log-probs."""
+def rollouts(seed: int = 0, number: int = 32, of_each: int = 4, lengths: tuple[int, int] = (6, 14)) -> RolloutBatch:
+    """Return rollouts without log-probs, `of_each` prompt."""
     random = np.random.default_rng(seed)
-    lengths = random.integers(6, 14, number)
     return RolloutBatch.from_lists(
         [f"r{row}" for row in range(number)],
         [[2, 3, 4]] * number,
-        [random.integers(0, VOCABULARY, length).tolist() for length in lengths],
-        group_ids=[f"g{row // 4}" for row in range(number)],
+        [random.integers(0, VOCABULARY, length).tolist() for length in random.integers(*lengths, number)],
+        group_ids=[f"g{row // of_each}" for row in range(number)],
     )

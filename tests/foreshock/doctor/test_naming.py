@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from foreshock.doctor import Change, examine
 from foreshock.doctor.naming import NAMED_SHARE
 from foreshock.rollouts import RolloutBatch
-from tests.foreshock.doctor.fake import VOCABULARY, FakeExperimenter
+from tests.foreshock.doctor.fake import FakeExperimenter, rollouts
 
 _CERTAIN = 0.97
 _MARGIN = 14.0
@@ -51,13 +51,7 @@ class _CertainPolicy(FakeExperimenter):
 
 
 def _rollouts(seed: int) -> RolloutBatch:
-    random = np.random.default_rng(seed)
-    return RolloutBatch.from_lists(
-        [f"r{row}" for row in range(128)],
-        [[2, 3, 4]] * 128,
-        [random.integers(0, VOCABULARY, length).tolist() for length in random.integers(20, 28, 128)],
-        group_ids=[f"g{row // 16}" for row in range(128)],
-    )
+    return rollouts(seed, 128, of_each=16, lengths=(20, 28))
 
 
 @pytest.mark.parametrize("update", [0.1, 0.05])

@@ -2,10 +2,11 @@
 
 import json
 import struct
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from tests.waiting import wait_until
 
 _HEADER_BYTES = 7
 _BLOCK_BYTES = 32 * 1024
@@ -33,17 +34,12 @@ def _finished(folder: Path) -> list[Any]:
     from wandb.proto import wandb_internal_pb2
 
     (file,) = folder.glob("offline-run-*/run-*.wandb")
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        records = []
-        for data in _records(file.read_bytes()):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
-            records.append(record)
-        if records and records[-1].WhichOneof("record_type") == "exit":
-            return records
-        time.sleep(0.1)
-    raise AssertionError("the run was not finished in time")
+
+    def read() -> list[Any]:
+        records = [wandb_internal_pb2.Record.FromString(data) for data in _records(file.read_bytes())]
+        return records if records and records[-1].WhichOneof("record_type") == "exit" else []
+
+    return wait_until(read)
 
 
 def _records(data: bytes) -> Iterator[bytes]:

@@ -24,6 +24,7 @@ from omegaconf import OmegaConf
 from verl import DataProto
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.utils import tensordict_utils
+from verl.utils.tracking import Tracking
 from verl.workers.engine_workers import TrainingWorker
 
 from tests.foreshock.integrations.operators import halve_learning_rate
@@ -230,15 +231,13 @@ def process_group() -> Iterator[None]:
 
 def note_metrics() -> None:
     """Keep what verl logs in `logged`."""
-    from verl.utils import tracking
-
-    own_log = tracking.Tracking.log
+    own_log = Tracking.log
 
     def note(self: Any, data: Any, step: int, backend: Any = None) -> None:
-        logged.append({name: float(value) for name, value in data.items() if isinstance(value, int | float)})
+        logged.append({name: float(each) for name, each in data.items() if isinstance(each, int | float | np.number)})
         own_log(self, data, step, backend)
 
-    tracking.Tracking.log = note
+    Tracking.log = note
 
 
 def main() -> None:

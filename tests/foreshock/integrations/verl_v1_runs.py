@@ -12,13 +12,12 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 import transfer_queue
 from tensordict import NonTensorStack, TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
-from verl.utils import tensordict_utils, tracking
+from verl.utils import tensordict_utils
 
 from tests.foreshock.integrations import verl_runs
 from tests.foreshock.integrations.verl_runs import (
@@ -30,7 +29,6 @@ from tests.foreshock.integrations.verl_runs import (
     validate,
 )
 
-logged: list[dict[str, float]] = []
 random = torch.Generator().manual_seed(7)
 
 
@@ -161,18 +159,10 @@ def main() -> None:
     transfer_queue.kv_batch_put = storage.put
     transfer_queue.kv_batch_get = storage.get
     transfer_queue.kv_clear = storage.clear
-    own_log = tracking.Tracking.log
-
-    def note(self: Any, data: Any, step: int, backend: Any = None) -> None:
-        logged.append(
-            {name: float(value) for name, value in data.items() if isinstance(value, int | float | np.number)}
-        )
-        own_log(self, data, step, backend)
-
-    tracking.Tracking.log = note
+    verl_runs.note_metrics()
     trainer = new_trainer(sys.argv[1], int(sys.argv[2]))
     trainer.fit(None)
-    print("LOG " + json.dumps({"metrics": logged, "rates": trainer.actor_rollout_wg.scales}))
+    print("LOG " + json.dumps({"metrics": verl_runs.logged, "rates": trainer.actor_rollout_wg.scales}))
 
 
 if __name__ == "__main__":

@@ -45,6 +45,9 @@ def test_scale_is_one_before_the_first_answer() -> None:
         assert [fed.scale(step) for step in range(1000)] == [1.0] * 1000
         assert time.perf_counter() - started < 30
         assert (fed.mode, fed.revision, fed.alerts, fed.want_weights_at_step) == ("shadow", 0, (), None)
+        assert fed.state_dict() == {"advice": None}
+        fed.load_state_dict({"advice": None})
+        assert fed.scale(1) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -139,24 +142,6 @@ def test_late_and_repeated_answers_change_nothing(revisions: list[tuple[int, int
 
 
 _DOWN = f"http://127.0.0.1:{free_port()}"
-
-
-def test_resumed_trainer_starts_at_its_saved_scale(service: FaultyService) -> None:
-    service.set_advice(advice(4))
-    with AdviceFeed(service.url, "run-1") as fed:
-        wait_until(lambda: fed.revision == 4)
-        state = json.loads(json.dumps(fed.state_dict()))
-    with AdviceFeed(_DOWN, "run-1", attempt=2) as resumed:
-        resumed.load_state_dict(state)
-        assert resumed.scale(400) == 0.25
-        assert resumed.revision == 4
-
-
-def test_state_before_the_first_answer_is_empty() -> None:
-    with AdviceFeed(_DOWN, "run-1") as fed:
-        assert fed.state_dict() == {"advice": None}
-        fed.load_state_dict({"advice": None})
-        assert fed.scale(1) == 1.0
 
 
 RUN_A, RUN_B = f"run_{'a' * 26}", f"run_{'b' * 26}"
@@ -458,9 +443,10 @@ def test_correction_and_rollback_of_a_step_are_none_in_shadow_mode(service: Faul
         service.set_advice(of_levers(4, "shadow", **points))
         wait_until(lambda: fed.revision == 4)
         assert (fed.correction(25), fed.rollback(35), fed.scale(400)) == (None, None, 0.25)
+    assert not service.bodies("/advice/ack"), "without a callback a rollback is only told"
 
 
-def test_last_decisions_stay_while_the_service_is_away_for_100_steps(service: FaultyService) -> None:
+def test_last_decisions_stay_while_the_service_is_away_and_in_a_resumed_trainer(service: FaultyService) -> None:
     service.set_advice(of_levers(3, correction=[{"step": 20, "value": TIS}]))
     with AdviceFeed(service.url, "run-1") as fed:
         wait_until(lambda: fed.revision == 3)
@@ -469,9 +455,9 @@ def test_last_decisions_stay_while_the_service_is_away_for_100_steps(service: Fa
         assert scales == sorted(scales, reverse=True)
         assert {fed.correction(step) for step in range(25, 125)} == {Correction("token_tis", "2")}
         assert fed.rollback(124) is None
-    with AdviceFeed(_DOWN, "run-1") as resumed:
+    with AdviceFeed(_DOWN, "run-1", attempt=2) as resumed:
         resumed.load_state_dict(json.loads(json.dumps(fed.state_dict())))
-        assert resumed.correction(25) == Correction("token_tis", "2")
+        assert (resumed.revision, resumed.scale(400), resumed.correction(25)) == (3, 0.25, Correction("token_tis", "2"))
 
 
 @pytest.mark.parametrize(
@@ -504,14 +490,6 @@ def test_callback_is_called_once_and_reported(service: FaultyService, outcome: A
     reports = [item.json() for item in service.received if item.path.endswith("/advice/ack")]
     expected = {"revision": 3, "step": 30, "attempt": 1, "lever": "rollback", "done": None if refused else BACK}
     assert reports[0] == expected | ({} if refused is None else {"refused": refused})
-
-
-def test_rollback_without_a_callback_is_only_told(service: FaultyService) -> None:
-    service.set_advice(of_levers(3, rollback=[{"step": 30, "value": BACK}]))
-    with AdviceFeed(service.url, "run-1") as fed:
-        wait_until(lambda: fed.revision == 3)
-        assert fed.rollback(30) == Rollback(**BACK)
-    assert not [item for item in service.received if item.path.endswith("/advice/ack")]
 
 
 def test_report_of_a_lever_is_sent_when_it_changes(service: FaultyService) -> None:

@@ -122,26 +122,6 @@ def test_entropies_of_the_trainer_give_no_surprisal() -> None:
     np.testing.assert_equal(found, expected)
 
 
-@settings(deadline=None, max_examples=15)
-@given(
-    seed=st.integers(0, 100_000),
-    rollouts=st.integers(1, 20),
-    largest=st.sampled_from([1e-4, 1.0, 30.0]),
-    kind=st.sampled_from(["a rollout", "a token", "some", "none"]),
-)
-def test_measures_of_advantages_equal_their_formulas(seed: int, rollouts: int, largest: float, kind: str) -> None:
-    batch = random_batch(seed, rollouts, 60, 1e-6, largest)
-    generator = np.random.default_rng(seed)
-    advantage = generator.normal(1.0, 1.0, rollouts if kind == "a rollout" else batch.num_tokens).astype(np.float32)
-    if kind in ("some", "none"):
-        advantage[generator.random(advantage.size) < (0.3 if kind == "some" else 2)] = math.nan
-    advantage[::7] = 0.0 if kind != "none" else math.nan
-    batch = dataclasses.replace(batch, advantage=advantage, advantage_per_token=kind != "a rollout")
-    expected = {name: value for name, value in direct_measures(batch).items() if "advantage" in name or "bad" in name}
-    assert len(expected) == 5
-    assert_equal(measured(batch), expected, cancelling(batch))
-
-
 def test_advantages_are_unambiguous_with_one_token_per_rollout() -> None:
     batch = RolloutBatch.from_lists(
         ["a", "b", "c"], [[1]] * 3, [[1, 2], [], [3]],

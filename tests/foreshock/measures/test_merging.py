@@ -66,7 +66,7 @@ def assert_same_sums(merged: ComparisonStatistics, alone: ComparisonStatistics, 
     cuts=st.lists(st.integers(1, 29), max_size=6, unique=True).map(sorted),
     order=st.randoms(use_true_random=False),
     largest=st.sampled_from([1e-4, 1.0, 30.0]),
-    chunk=st.sampled_from([16, 200, numpy_pass.CHUNK_TOKENS]),
+    chunk=st.sampled_from([1, 16, 200, numpy_pass.CHUNK_TOKENS]),
 )
 def test_any_split_and_order_sums_alike(seed: int, cuts: list[int], order: object, largest: float, chunk: int) -> None:
     batch = random_batch(seed, 30, 50, 1e-6, largest)

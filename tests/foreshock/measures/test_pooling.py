@@ -49,12 +49,6 @@ def test_interval_is_that_of_the_clusters_sums() -> None:
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high), rel=1e-9)
 
 
-def test_order_of_rollouts_does_not_change_the_interval() -> None:
-    step = summaries(3)
-    shuffled = RolloutSummaries(step.table.take(np.random.default_rng(0).permutation(step.num_rollouts)))
-    assert pool_summaries([step], ["k3_kl"]) == pool_summaries([shuffled], ["k3_kl"])
-
-
 def test_means_of_steps_are_weighted_by_tokens() -> None:
     found = pool_over_steps(np.array([1.0, 3.0, math.nan]), np.array([100.0, 300.0, 50.0]))
     assert (found.mean, found.clusters) == (2.5, 2)

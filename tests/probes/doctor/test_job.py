@@ -1,7 +1,6 @@
 """A worker examines a step of the real service by real replays, and the service says what the engine held."""
 
 import shutil
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,26 +14,17 @@ from tests.probes.conftest import RunningService
 from tests.probes.scorers.test_torch_forward import score
 from tests.probes.test_worker import ProbedRun, run_worker, start_run
 from tests.probes.tiny import make_rollouts
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
 
-def announce(run: ProbedRun, step: int, path: str, digest: str) -> None:
-    """Announce the weights of a step."""
-    body = {"root": "runs", "path": path, "digest": digest}
-    address = f"/v1/runs/{run.run}/checkpoints/{step}"
-    run.service.http.put(address, params={"attempt": 1}, json=body).raise_for_status()
-
-
 def _asked(run: ProbedRun, command: Future[int]) -> str:
     """Return the probe that a command requests. It ends only when a worker has done it."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not command.done():
-        items = run.service.http.get(f"/v1/runs/{run.run}/probes").raise_for_status().json()["items"]
-        if items:
-            return str(items[0]["id"])
-        time.sleep(0.1)
-    raise AssertionError(f"no examination was requested: {command.result(timeout=1)}")
+    wait_until(lambda: command.done() or run.get("probes")["items"], 120)
+    items = run.get("probes")["items"]
+    assert items, f"no examination was requested: {command.result(timeout=1)}"
+    return str(items[0]["id"])
 
 
 def test_run_without_weights_says_what_to_announce(service: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,8 +48,8 @@ def test_stale_weights_are_found_unless_they_are_gone(
     log_probs = score(tmp_path / "second", rollouts, "torch.float32").log_probs
     sampled = make_rollouts(24, rollout_log_probs=np.split(log_probs, rollouts.response_offsets[1:-1]))
     run = start_run(service, sampled)
-    announce(run, 1, "first", weights_digest(tmp_path / "first"))
-    announce(run, 0, "second", weights_digest(tmp_path / "second"))
+    for step, path in ((1, "first"), (0, "second")):
+        run.announce(weights_digest(tmp_path / path), path, step)
     if not with_true_weights:
         shutil.rmtree(tmp_path / "second")
     address = f"/v1/runs/{run.run}/steps/1/doctor"
@@ -90,7 +80,7 @@ def test_two_runs_are_compared_by_replays_with_the_weights_of_the_other(
     sampled = make_rollouts(24, rollout_log_probs=np.split(log_probs, rollouts.response_offsets[1:-1]))
     run, other = start_run(service, sampled), start_run(service, sampled)
     for each, path in ((run, "first"), (other, "second")):
-        announce(each, 1, path, weights_digest(checkpoints / path))
+        each.announce(weights_digest(checkpoints / path), path)
     title = service.http.get(f"/v1/runs/{other.run}").raise_for_status().json()["key"]
     words = ["doctor", run.run, "--against", other.run, "--budget", "20s", "--url", service.url]
     with ThreadPoolExecutor(1) as pool:
@@ -110,12 +100,8 @@ def test_rollouts_of_another_tokenizer_fail_at_once(service: RunningService, che
     logged = np.split(np.full(plain.num_tokens, -1.0, np.float32), plain.response_offsets[1:-1])
     batch = make_rollouts(4, rollout_log_probs=logged)
     run = start_run(service, replace(batch, response_token_ids=np.full(batch.num_tokens, 100_000, np.int32)))
-    announce(run, 1, "first", weights_digest(checkpoints / "first"))
-    probe = (
-        service.http.post(f"/v1/runs/{run.run}/probes", json={"step": 1, "kind": "doctor"})
-        .raise_for_status()
-        .json()["id"]
-    )
+    run.announce(weights_digest(checkpoints / "first"))
+    probe = run.probe(kind="doctor")
     run_worker(service, checkpoints)
     found = run.read(probe)
     assert (found["state"], found["jobs"][0]["attempts"]) == ("failed", 1)

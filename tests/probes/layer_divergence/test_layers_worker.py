@@ -37,7 +37,7 @@ def test_command_shows_the_departure(run: ProbedRun, checkpoints: Path, capsys: 
     shown = capsys.readouterr().out
     assert "Hidden states of torch.trainer against torch.float32" in shown
     assert "torch.trainer and torch.float32 depart first at layers.0: " in " ".join(shown.split())
-    (item,) = run.service.http.get(f"/v1/runs/{run.run}/steps/1/layers").raise_for_status().json()["items"]
+    (item,) = run.get("steps/1/layers")["items"]
     assert (item["states"], item["non_finite"], item["groups"]) == (ROLLOUTS.num_tokens, 0, 8)
     assert item["layers"][0]["distance"]["relative_l2"]["mean"] == 0.0
     assert item["compared_fingerprint"]["autocast"] == "bfloat16"

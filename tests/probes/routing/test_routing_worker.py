@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -37,12 +36,6 @@ def run(service: RunningService, root: Path) -> Iterator[ProbedRun]:
     service.http.delete(f"/v1/runs/{started.run}")
 
 
-def request(run: ProbedRun, *scorers: str, **fields: Any) -> str:
-    named = [{"scorer": name} for name in scorers]
-    body = {"step": 1, "kind": "routing", "scorers": named, "environment": "any", **fields}
-    return str(run.service.http.post(f"/v1/runs/{run.run}/probes", json=body).raise_for_status().json()["id"])
-
-
 def read(run: ProbedRun) -> tuple[RoutingComparison, ...]:
     with Reader(run.service.url) as reader:
         return reader.routing(run.run, 1)
@@ -52,7 +45,7 @@ def test_equal_precision_agrees_and_bfloat16_which_the_command_asks_for_does_not
     run: ProbedRun, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rollouts = make_rollouts(40)
-    same = request(run, "torch.trainer", "torch.float32", options=IN_FLOAT32)
+    same = run.probe("torch.trainer", "torch.float32", kind="routing", environment="any", options=IN_FLOAT32)
     log = run_worker(run.service, root)
     assert run.read(same)["state"] == "done", log
     (found,) = read(run)

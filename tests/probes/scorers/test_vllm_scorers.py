@@ -7,11 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foreshock.digests import weights_digest
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from foreshock_probes.engines.process import EngineError
-from foreshock_probes.offers import load_scorer
-from foreshock_probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel
 from tests.probes.replaying import Asked, Score, scored
 from tests.probes.scorers.test_torch_forward import score
 from tests.probes.tiny import VOCABULARY, make_rollouts
@@ -89,14 +86,6 @@ def test_fingerprint_names_the_numerics(found: Found, found_apart: Found) -> Non
     assert plain.batch_composition != rebatched.batch_composition
     assert found_apart["vllm.prefill", "chunked", ""][1].flags["max_num_batched_tokens"] == "20"
     assert found_apart["vllm.prefill", "second", ""][1].weights_digest != plain.weights_digest
-
-
-def test_truncated_distributions_are_refused(checkpoints: Path) -> None:
-    folder = checkpoints / "first"
-    cut = make_rollouts(3, attributes=BatchAttributes(logprobs_mode="processed_logprobs", top_p=0.9))
-    request = ScoreRequest("vllm.prefill", "", cut, folder, weights_digest(folder))
-    with pytest.raises(UnsupportedScoreError, match="top_p"):
-        load_scorer("vllm.prefill")(request, WarmModel(), lambda tokens: None)
 
 
 def test_what_vllm_refuses_fails_for_good_in_its_words(checkpoints: Path, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.statistics.clusters import CLUSTER_COLUMNS, ClusterSums
 
 Float64 = NDArray[np.float64]
@@ -54,10 +53,3 @@ def test_surprisal_is_standard_normal_for_the_sampling_distribution(groups: int)
     assert beyond < 0.075
     assert beyond > 0.025 or groups < 12
     assert np.abs(found).max() <= math.sqrt(groups)
-
-
-def test_surprisal_of_few_groups_is_bounded() -> None:
-    found = ComparisonStatistics.of(
-        np.full(40, -9.0), np.full(40, -9.0), np.arange(0, 41, 10), entropy=np.full(40, 0.1)
-    ).measures()
-    assert found["surprisal_z"] == pytest.approx(math.sqrt(4))

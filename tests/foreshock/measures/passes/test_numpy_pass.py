@@ -4,12 +4,9 @@ import dataclasses
 import tracemalloc
 
 import numpy as np
-import pytest
 
 from foreshock.measures.inputs import TokenInputs
-from foreshock.measures.passes import numpy_pass
 from foreshock.measures.passes.numpy_pass import sum_rollouts_numpy
-from foreshock.measures.statistics.rollout_sums import TOKEN_SUMS, RolloutSums
 from foreshock.rollouts.arrays import offsets_of_lengths
 from tests.foreshock.batches import random_log_probs
 
@@ -57,26 +54,3 @@ def test_memory_is_at_most_twice_the_input() -> None:
     finally:
         tracemalloc.stop()
     assert peak < 2 * sum(column.nbytes for column in columns(inputs))
-
-
-@pytest.mark.parametrize("chunk", [1, 700, 1 << 20])
-def test_sums_do_not_depend_on_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = inputs_of([40, 0, 1000, 3, 0, 600, 0])
-    usual = sum_rollouts_numpy(inputs)
-    monkeypatch.setattr(numpy_pass, "CHUNK_TOKENS", chunk)
-    found = sum_rollouts_numpy(inputs)
-    for name in ("tokens", "generated", "min_d", "max_d", "entropy_tokens", "advantage_tokens", "turns", "histogram"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(usual, name))
-    np.testing.assert_allclose(found.sums, usual.sums, rtol=1e-14, atol=0.0)
-    np.testing.assert_array_equal(found.largest_d, usual.largest_d)
-    np.testing.assert_allclose(found.region_sums, usual.region_sums, rtol=1e-13, atol=0.0)
-
-
-def test_empty_inputs_give_empty_sums() -> None:
-    for rollouts in (0, 3):
-        found, empty = sum_rollouts_numpy(inputs_of([0] * rollouts)), RolloutSums.empty(rollouts)
-        assert found.sums.shape == (rollouts, len(TOKEN_SUMS))
-        assert not found.sums.any()
-        np.testing.assert_array_equal(found.tokens, empty.tokens)
-        np.testing.assert_array_equal(found.min_d, empty.min_d)
-        assert found.largest_d.size == found.token_ids.ids.size == 0
