@@ -45,8 +45,9 @@ def cut_in_fall(fall: PastAlert, history: History) -> tuple[DiagnosisCause, ...]
             source="detector",
             title=title,
             explains=False,
-            what_to_do="Raise the length cap, or find out why responses grow. Leave cut responses out of the update "
-            "instead of calling them wrong.",
+            what_to_do="Read some of the cut responses. If they repeat themselves, the policy degenerates and no cap "
+            "helps. Else raise the length cap, and leave cut responses out of the update instead of calling them "
+            "wrong.",
             evidence={"cut": cut, "reward_of_others": others, "before": before, "now": now},
         ),
     )

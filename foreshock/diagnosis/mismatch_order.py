@@ -17,14 +17,15 @@ CLEAR_ORDER = 3
 
 
 def mismatch_at_fall(
-    steps: Sequence[int], mismatch: Sequence[float | None], onset: int
+    steps: Sequence[int], mismatch: Sequence[float | None], onset: int, healthy_end: float = 0.0
 ) -> dict[str, float | int | str]:
     """Return k3 before, at and after the onset of a fall, the run's own baseline and range, and which came first.
 
     The baseline is the median of the first half of the values before the onset (at least ten), the range that of their
     medians of three. k3 rises at the first median of three that is above twice the baseline and above the range, if all
-    later ones are too. ``first`` is "mismatch", "reward", "together", "no rise", "zero" (k3 is exactly 0 in all
-    steps, as with copied log-probs), "not logged" or "unknown".
+    later ones are too. A rise up to ``healthy_end``, the largest healthy k3, makes no reward fall. ``first`` is
+    "mismatch", "reward", "together", "healthy" (k3 rose before and was healthy when the reward fell), "no rise", "zero"
+    (k3 is exactly 0 in all steps, as with copied log-probs), "not logged" or "unknown".
     """
     known = [(place, each) for place, each in enumerate(mismatch) if each is not None]
     before = [value for place, value in known if place < onset]
@@ -58,6 +59,8 @@ def mismatch_at_fall(
     # The first of the three values that is above: the median follows k3 by one value.
     place = known[lasting + len(levels)][0]
     place = next(at for at, value in known if at >= place and value > above)
+    if place < onset + CLEAR_ORDER and max(_levels([*before, *after[:MISMATCH_VALUES]])[len(levels) :]) <= healthy_end:
+        return found | {"first": "healthy"}
     found["k3_onset_step"] = steps[place]
     if place <= onset - CLEAR_ORDER:
         return found | {"first": "mismatch"}
@@ -77,6 +80,8 @@ def order_in_words(evidence: Mapping[str, Any]) -> str:
         return f"the mismatch rose after it, from step {evidence['k3_onset_step']}"
     if first == "together":
         return "the mismatch rose at the same steps, so that it cannot be told which came first"
+    if first == "healthy":
+        return f"the mismatch was healthy then (k3 {number(float(evidence['k3_at']))})"
     if first == "no rise":
         until = f"by step {evidence['k3_newest_step']}" if "k3_newest_step" in evidence else "then"
         return f"the mismatch had not risen {until}"

@@ -105,7 +105,7 @@ def _named_setting(causes: Sequence[DiagnosisCause], history: History) -> Diagno
     return first if is_current(first, history) else None
 
 
-_MISMATCH_LATER = ("reward", "no rise")
+_MISMATCH_LATER = ("reward", "no rise", "healthy")
 _TO_NOISE = "The policy went towards noise first: look at the entropy bonus, the clip range and the learning rate."
 _OF_POLICY = {
     ENTROPY_RULE: _TO_NOISE,

@@ -56,6 +56,10 @@ def _per_entropy(model_kind: ModelKind | None) -> float:
     return critical
 
 
+def _healthy_k3(model_kind: ModelKind | None) -> float:
+    return required_range("k3_kl", model_kind).warning or math.inf
+
+
 @dataclass(frozen=True, slots=True)
 class RewardSettings:
     """The constants of the detectors. Falls are fractions of best − floor, deviations are of the noise."""
@@ -119,13 +123,15 @@ class RewardSettings:
     """A slow fall is at least so many times what a curve that rises and then falls leaves of the means of blocks."""
     per_entropy: float = _per_entropy(None)
     """k3 / entropy that is critical."""
+    healthy_k3: float = _healthy_k3(None)
+    """The largest healthy k3, in nats per token."""
     floor: float | None = None
     """The reward of a policy that learned nothing. None: that of `floor_of` if no reward was below −1, else best − the
     larger of |best| and best − lowest level."""
 
     @classmethod
     def for_model(cls, model_kind: ModelKind | None) -> RewardSettings:
-        return cls(per_entropy=_per_entropy(model_kind))
+        return cls(per_entropy=_per_entropy(model_kind), healthy_k3=_healthy_k3(model_kind))
 
 
 class Block(NamedTuple):
@@ -567,6 +573,7 @@ _WHERE_TO_LOOK: Mapping[object, str] = {
     "mismatch": "The mismatch rose first: look at the engine and at stale weights.",
     "reward": "The mismatch rose later: look at the learning rate and the data.",
     "no rise": "The mismatch had not risen: look at the learning rate and the data.",
+    "healthy": "The mismatch was healthy then: look at the learning rate and the data.",
 }
 """Advice after a collapse, by ``first`` of `mismatch_at_fall`."""
 
@@ -617,7 +624,7 @@ def _event(
         evidence["onset_step"] = fall.window.steps[fall.onset]
         if math.isfinite(fall.z):
             evidence["deviations"] = fall.z
-        evidence |= mismatch_at_fall(fall.window.steps, fall.window.mismatch, fall.onset)
+        evidence |= mismatch_at_fall(fall.window.steps, fall.window.mismatch, fall.onset, settings.healthy_k3)
     order, mismatch = order_in_words(evidence), mismatch_in_words(evidence)
     headline = f"The reward fell from {reward_number(before)} to {reward_number(now)} by step {state.steps[-1]}"
     headline += order and f"; {order}"

@@ -12,7 +12,7 @@ from foreshock.lint.counting import Counting, Counts, Example, Table
 from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome
 from foreshock.measures.statistics.clusters import keys_of_texts
 
-_LEAST_GROUPS, _TAIL = 8, 0.025
+_LEAST_GROUPS, _TAIL = 4, 0.025
 _CODES = 1 << 32
 
 

@@ -37,7 +37,7 @@ def test_a_fall_of_cut_responses_names_the_length_cap() -> None:
     found = diagnose(fallen(0.61))
     assert "; 87 % of the responses are cut, the others get 0.61" in found.headline
     assert found.next_steps[0].startswith("Stop, or go back to a checkpoint from before step 76")
-    assert "Raise the length cap" in found.next_steps[0]
+    assert "Else raise the length cap" in found.next_steps[0]
     (cause,) = (each for each in found.causes if each.name == "responses_cut")
     assert cause.sentence.startswith("87 % of the responses are cut at the length cap, 4 % before step 76. The others")
 

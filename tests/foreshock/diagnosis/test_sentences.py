@@ -52,6 +52,17 @@ def test_an_order_that_is_not_known_is_not_told(measured: int, words: str) -> No
     assert order_in_words({}) == ""
 
 
+@pytest.mark.parametrize(("healthy_end", "first"), [(1e-3, "healthy"), (3e-4, "mismatch")])
+def test_a_rise_within_the_healthy_range_comes_first_of_nothing(healthy_end: float, first: str) -> None:
+    k3 = [2e-5] * 15 + [5e-4] * 25
+    found = mismatch_at_fall(range(40), k3, 30, healthy_end)
+    assert found["first"] == first
+    assert ("k3_onset_step" in found) == (first == "mismatch")
+    assert order_in_words(found).startswith(
+        "the mismatch " + ("was healthy then (k3 5.0e-4)" if first == "healthy" else "rose")
+    )
+
+
 def test_a_part_with_all_of_the_mismatch_is_told_without_an_interval() -> None:
     found = [each.sentence for each in conclude_links(evidence_of(attributed((0.0, 0.1, 0.0))), [])]
     assert any(

@@ -160,7 +160,7 @@ def test_a_data_source_without_a_reward_is_named_with_its_interval(
 
 
 def test_few_prompts_or_rare_rewards_of_the_others_show_no_data_source_without_reward(batch: RolloutBatch) -> None:
-    few = np.arange(128) // 8 < 4
+    few = np.arange(128) // 8 < 3
     rare = np.arange(128) // 8 % 2 == 1
     for code, reward in ((few, ~few), (rare, np.arange(128) == 0), (rare, np.zeros(128))):
         named: list[str | None] = ["code" if each else "math" for each in code]
