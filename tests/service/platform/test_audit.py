@@ -1,7 +1,5 @@
 """The audit: one line in the log for each change that a person or a key makes."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Iterator
@@ -14,11 +12,11 @@ import pytest
 from foreshock_service.maintenance import keys as console
 from foreshock_service.platform.audit import on_stderr, record
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.database.tables import Alert
 from foreshock_service.platform.keys import Scope
 from foreshock_service.platform.security import SERVICE
 from tests.service.keys import make_key
 from tests.service.sending import Sender, make_batch, start_run
+from tests.service.stored import add_alert
 from tests.service.working import announce_checkpoint, ask_for_probe
 
 STEP = 3
@@ -30,17 +28,6 @@ def log() -> Iterator[io.StringIO]:
     written = io.StringIO()
     with redirect_stderr(written), on_stderr("json"):
         yield written
-
-
-def add_alert(database: Database, run: str) -> str:
-    """Store an open alert of the run."""
-    alert = Alert(
-        id="alert_00000000000000000000000000", run_id=run, attempt=1, rule="k3_high", step=3, severity="warning",
-        value=1.0, threshold=0.5, why="", what_to_do="", moves_learning_rate=False, evidence={}, state="open",
-        cleared_step=None, changed_by="detector", version=1, opened_at_us=1, changed_at_us=1,
-    )  # fmt: skip
-    database.write(lambda session: session.add(alert))
-    return "alert_00000000000000000000000000"
 
 
 @pytest.fixture
@@ -55,7 +42,7 @@ def run(http: httpx.Client, database: Database) -> Sender:
 
 
 def test_every_change_by_a_person_or_key_logs_one_line(run: Sender, database: Database, log: io.StringIO) -> None:
-    alert, probe = add_alert(database, run.run), ask_for_probe(run, STEP).json()["id"]
+    alert, probe = add_alert(database, run.run, STEP), ask_for_probe(run, STEP).json()["id"]
     decision = {"kind": "hold", "reason": "we look at it"}
     made: list[tuple[str, str, Any, str, str]] = [
         ("PATCH", "", {"advice_mode": "apply", "name": "n"}, "run.update", run.run),
@@ -103,7 +90,7 @@ def test_refused_and_rolled_back_changes_are_not_logged(run: Sender, database: D
     assert log.getvalue() == ""
 
 
-def test_changes_of_keys_at_the_console_are_on_stderr(
+def test_changes_of_keys_are_on_stderr(
     database_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FORESHOCK_DATABASE_URL", database_url)

@@ -1,7 +1,5 @@
 """Every error over every route is a problem document of a documented type."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any
@@ -15,7 +13,7 @@ from benchmarks.bad_input.answers import is_known
 from foreshock_service.app import api_routes, create_app
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings
-from tests.service.sending import start_run
+from tests.service.sending import Sender
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
@@ -53,13 +51,8 @@ def test_bad_paths_queries_and_bodies_are_problems_on_every_route(http: httpx.Cl
                     (b'{"a": [1', "application/vnd.apache.parquet"),
                 ):
                     query = {
-                        "cursor": "?",
-                        "limit": "0",
-                        "attempt": "x",
-                        "from_step": "-5",
-                        "wait": "soon",
-                        "scorer": "",
-                    }
+                        "cursor": "?", "limit": "0", "attempt": "x", "from_step": "-5", "wait": "soon", "scorer": "",
+                    }  # fmt: skip
                     answer = http.request(
                         method, path, params=query, content=content, headers={"Content-Type": media_type}
                     )
@@ -72,8 +65,7 @@ def test_bad_paths_queries_and_bodies_are_problems_on_every_route(http: httpx.Cl
     assert asked > 100
 
 
-def test_invalid_json_bodies_are_problems(http: httpx.Client) -> None:
-    sender = start_run(http)
+def test_invalid_json_bodies_are_problems(sender: Sender, http: httpx.Client) -> None:
     wrong: tuple[Any, ...] = (
         [],
         "text",

@@ -1,6 +1,6 @@
-"""Requests for other hosts, from other sites' pages or with hidden sizes are refused before anything is done."""
+"""Requests for other hosts, from other sites' pages or with hidden sizes are refused; each request has an id."""
 
-from __future__ import annotations
+import re
 
 import httpx
 import pytest
@@ -48,3 +48,18 @@ def test_head_answers_as_get_does_without_the_body(http: httpx.Client) -> None:
         assert abs(length - of_head) <= (64 if path == "/metrics" else 0)
         assert answer.content == b""
         assert http.get("/livez").status_code == 200, "the connection is still good"
+
+
+def test_valid_id_is_kept_and_others_are_replaced(http: httpx.Client) -> None:
+    assert http.get("/livez", headers={"X-Request-Id": "job-7.a:1"}).headers["X-Request-Id"] == "job-7.a:1"
+    made = set()
+    for wrong in ("", "a b", "x" * 65, "a\tb", '"><script>'):
+        answer = http.get("/livez", headers={"X-Request-Id": wrong})
+        assert re.fullmatch("[0-9a-f]{32}", answer.headers["X-Request-Id"])
+        made.add(answer.headers["X-Request-Id"])
+    assert len(made) == 5
+
+
+def test_refused_host_has_the_id(http: httpx.Client) -> None:
+    answer = http.get("/livez", headers={"X-Request-Id": "abc", "Host": "elsewhere"})
+    assert (answer.status_code, answer.json()["request_id"]) == (400, "abc")

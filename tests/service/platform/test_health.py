@@ -1,7 +1,5 @@
 """Readiness: every check answers in time, and one that fails says which."""
 
-from __future__ import annotations
-
 import sqlite3
 import subprocess
 import sys
@@ -18,9 +16,7 @@ from tests.service.postgres import PostgresCluster
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_frozen_database_makes_the_service_unready_and_leaves_it_alive(
-    http: httpx.Client, postgres: PostgresCluster
-) -> None:
+def test_frozen_database_makes_the_service_unready_and_not_dead(http: httpx.Client, postgres: PostgresCluster) -> None:
     with postgres.frozen():
         begin = time.monotonic()
         answer = http.get("/readyz")

@@ -1,7 +1,5 @@
 """A key of one project reaches nothing of another one, by any call of the API, with any scope."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -40,17 +38,10 @@ def theirs(http: httpx.Client, database: Database) -> dict[str, str]:
     body = to_json(certificate(row("prefill", 0.01), model=SECRET))
     stored = http.post("/v1/certificates", json=body, params={"project": "theirs"}).raise_for_status().json()
     return {
-        "certificate": stored["id"],
-        "run": sender.run,
-        "lease": holder.lease["lease"],
-        "probe": holder.lease["job"]["probe"],
-        "token": str(holder.token),
-        "step": "1",
-        "shard": "0",
-        "attempt": "1",
-        "client": "c",
-        "alert": "alert_00000000000000000000000000",
-    }
+        "certificate": stored["id"], "run": sender.run, "lease": holder.lease["lease"],
+        "probe": holder.lease["job"]["probe"], "token": str(holder.token), "step": "1", "shard": "0", "attempt": "1",
+        "client": "c", "alert": "alert_00000000000000000000000000",
+    }  # fmt: skip
 
 
 def calls() -> Iterator[tuple[str, str]]:

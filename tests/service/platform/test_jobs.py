@@ -1,7 +1,5 @@
 """Background jobs: of several processes one does a job at a time, and a failure is no end."""
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,8 +1,6 @@
 """Keys expire, are rotated, note their last use, and have limits; sessions end with them."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
@@ -12,21 +10,9 @@ from sqlalchemy import event
 from foreshock import Client
 from foreshock.clock import now_us
 from foreshock.errors import ConfigurationError
-from foreshock_service.app import create_app
+from foreshock_service.platform import keys
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import ApiKey, RetiredSecret
-from foreshock_service.platform.decoding.pool import DecoderPool
-from foreshock_service.platform.keys import (
-    KeyLimits,
-    Scope,
-    TooManyRequests,
-    create_key,
-    find_key_by_secret,
-    new_secret,
-    revoke_key,
-    rotate_key,
-    was_ever_a_secret,
-)
 from foreshock_service.platform.security import SESSION_COOKIE, sign_session
 from foreshock_service.platform.settings import Settings
 from foreshock_service.serving import prepare_keys
@@ -36,11 +22,13 @@ from tests.service.server import RunningServer
 HOUR = 3600.0
 
 
-def make_key(database: Database, *scopes: Scope, expires_at_us: int | None = None) -> tuple[str, str]:
+def make_key(database: Database, *scopes: keys.Scope, expires_at_us: int | None = None) -> tuple[str, str]:
     """Make a key of every project; return its id and its secret."""
-    secret = new_secret()
-    chosen = scopes or (Scope.ADMIN,)
-    key = database.write(lambda session: create_key(session, secret, "test", None, chosen, expires_at_us=expires_at_us))
+    secret = keys.new_secret()
+    chosen = scopes or (keys.Scope.ADMIN,)
+    key = database.write(
+        lambda session: keys.create_key(session, secret, "test", None, chosen, expires_at_us=expires_at_us)
+    )
     return key.id, secret
 
 
@@ -49,8 +37,8 @@ def status_of(http: httpx.Client, secret: str) -> int:
 
 
 def rotate(database: Database, key_id: str, overlap_seconds: float) -> str:
-    secret = new_secret()
-    database.write(lambda session: rotate_key(session, key_id, secret, overlap_seconds))
+    secret = keys.new_secret()
+    database.write(lambda session: keys.rotate_key(session, key_id, secret, overlap_seconds))
     return secret
 
 
@@ -68,7 +56,7 @@ def test_rotated_key_accepts_both_secrets_during_the_overlap(http: httpx.Client,
     assert (status_of(http, first), status_of(http, second)) == (200, 200)
     third = rotate(database, key_id, 0.0)
     assert [status_of(http, secret) for secret in (first, second, third)] == [401, 401, 200]
-    database.write(lambda session: revoke_key(session, key_id))
+    database.write(lambda session: keys.revoke_key(session, key_id))
     assert status_of(http, third) == 401
     with pytest.raises(ConfigurationError, match="revoked or expired"):
         rotate(database, key_id, 0.0)
@@ -79,7 +67,7 @@ def test_no_secret_is_stored_after_a_rotation(database: Database) -> None:
     second = rotate(database, key_id, HOUR)
     with database.read() as session:
         stored = repr([vars(row) for row in (*session.query(ApiKey), *session.query(RetiredSecret))])
-        assert was_ever_a_secret(session, first)
+        assert keys.was_ever_a_secret(session, first)
     assert first not in stored
     assert second not in stored
 
@@ -110,9 +98,7 @@ def test_rotation_ends_the_sessions_of_the_key(app: FastAPI, http: httpx.Client,
     assert answers == [401, 200]
 
 
-def test_last_use_is_written_by_the_sweeper_at_most_once_a_minute(
-    app: FastAPI, http: httpx.Client, database: Database
-) -> None:
+def test_sweeper_writes_last_use_at_most_once_a_minute(app: FastAPI, http: httpx.Client, database: Database) -> None:
     key_id, secret = make_key(database)
     uses = app.state.context.key_uses
 
@@ -140,8 +126,6 @@ def test_last_use_is_written_by_the_sweeper_at_most_once_a_minute(
 
 
 class Clock:
-    """A clock that tests move."""
-
     def __init__(self) -> None:
         self.now = 100.0
 
@@ -149,72 +133,51 @@ class Clock:
         return self.now
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-def test_requests_beyond_the_rate_are_refused_until_the_bucket_fills_again(clock: Clock) -> None:
-    limits = KeyLimits(2.0, clock)
+def test_requests_beyond_the_rate_are_refused_until_the_bucket_fills_again() -> None:
+    clock = Clock()
+    limits = keys.KeyLimits(2.0, clock)
     for _ in range(10):
         limits.admit("key_1")
-    with pytest.raises(TooManyRequests) as refused:
+    with pytest.raises(keys.TooManyRequests) as refused:
         limits.admit("key_1")
     assert refused.value.headers == {"Retry-After": "1"}
     limits.admit("key_2")
     clock.now += 1.0
     limits.admit("key_1")
     limits.admit("key_1")
-    with pytest.raises(TooManyRequests):
+    with pytest.raises(keys.TooManyRequests):
         limits.admit("key_1")
-
-
-def test_rate_below_one_request_in_five_seconds_admits_some(clock: Clock) -> None:
-    limits = KeyLimits(0.01, clock)
-    limits.admit("key_1")
-    with pytest.raises(TooManyRequests) as refused:
-        limits.admit("key_1")
+    # A rate below one request in five seconds admits one.
+    slow = keys.KeyLimits(0.01, clock)
+    slow.admit("key_1")
+    with pytest.raises(keys.TooManyRequests) as refused:
+        slow.admit("key_1")
     assert refused.value.headers == {"Retry-After": "100"}
 
 
-Limited = Callable[..., RunningServer]
-
-
-@pytest.fixture
-def limited(settings: Settings, decoders: DecoderPool) -> Limited:
-    """Return a server with limits of keys, to be entered."""
-
-    def serve(**limits: float) -> RunningServer:
-        return RunningServer(create_app(settings.model_copy(update=limits), decoders))
-
-    return serve
-
-
+@pytest.mark.settings(key_requests_per_second=0.5)
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_client_that_is_limited_loses_nothing(
-    limited: Limited, database: Database, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    _, secret = make_key(database, Scope.INGEST, Scope.READ)
-    with limited(key_requests_per_second=0.5) as server:
-        client = Client(server.url, api_key=secret, run_key="run", spool_directory=tmp_path_factory.mktemp("spool"))
-        for step in range(6):
-            client.log_rollouts(step, random_batch(step))
-        status = client.flush(60)
-        counters = client.counters.snapshot()
-        client.close()
+def test_limited_client_loses_nothing(server: RunningServer, database: Database, tmp_path: Path) -> None:
+    _, secret = make_key(database, keys.Scope.INGEST, keys.Scope.READ)
+    client = Client(server.url, api_key=secret, run_key="run", spool_directory=tmp_path / "spool")
+    for step in range(6):
+        client.log_rollouts(step, random_batch(step))
+    status = client.flush(60)
+    counters = client.counters.snapshot()
+    client.close()
     assert status.complete
     assert counters.failed_requests > 0, "the limit was reached"
     assert counters.rejected == counters.dropped == 0
     assert counters.delivered >= 6
 
 
+@pytest.mark.settings(key_requests_per_second=0.2)
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_refusal_by_a_limit_is_a_429_with_retry_after(limited: Limited, database: Database) -> None:
+def test_refusal_by_a_limit_is_a_429_with_retry_after(http: httpx.Client, database: Database) -> None:
     _, secret = make_key(database)
-    with limited(key_requests_per_second=0.2) as server, httpx.Client(base_url=server.url, timeout=60) as http:
-        statuses = [status_of(http, secret) for _ in range(2)]
-        answer = http.get("/v1/runs", headers={"Authorization": f"Bearer {secret}"})
-        assert http.get("/livez").status_code == 200
+    statuses = [status_of(http, secret) for _ in range(2)]
+    answer = http.get("/v1/runs", headers={"Authorization": f"Bearer {secret}"})
+    assert http.get("/livez").status_code == 200
     assert statuses == [200, 429]
     assert answer.json()["type"] == "urn:foreshock:problem:too-many-requests"
     assert int(answer.headers["retry-after"]) >= 1
@@ -228,7 +191,7 @@ def test_key_is_looked_up_by_its_hash_so_that_a_guess_tells_nothing_of_it(databa
         connection = session.connection()
         event.listen(connection, "before_cursor_execute", lambda *call: asked.append(f"{call[2]} {call[3]}"))
         for guess in (secret[:-1] + "-", secret[: len(secret) // 2], secret):
-            assert (find_key_by_secret(session, guess) is not None) == (guess == secret)
+            assert (keys.find_key_by_secret(session, guess) is not None) == (guess == secret)
     assert len(asked) >= 3
     parts = [secret[place : place + 8] for place in range(len(secret) - 7)]
     assert not [text for text in asked if any(part in text for part in parts)]

@@ -1,7 +1,5 @@
 """No answer grows without bound: each array of the API is paged, capped by a setting, or explained here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,29 +85,15 @@ def test_every_array_is_paged_or_capped_or_explained(app: FastAPI) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_attempts_and_decisions_come_in_pages(http: httpx.Client) -> None:
-    sender = start_run(http)
+def test_attempts_and_decisions_come_in_pages(sender: Sender, http: httpx.Client) -> None:
     for number in range(4):
         sender.new_attempt(f"again-{number}", 0)
         decision = {"kind": "hold" if number % 2 == 0 else "release", "reason": "a test"}
         http.post(f"/v1/runs/{sender.run}/advice/decisions", json=decision).raise_for_status()
-    assert [each["attempt"] for each in pages(sender, "attempts", 2)] == [1, 2, 3, 4, 5]
-    revisions = [each["revision"] for each in pages(sender, "lr-advice/decisions", 3)]
+    assert [each["attempt"] for each in sender.items("attempts", limit=2)] == [1, 2, 3, 4, 5]
+    revisions = [each["revision"] for each in sender.items("lr-advice/decisions", limit=3)]
     assert len(revisions) >= 4
     assert revisions == sorted(set(revisions))
-
-
-def pages(sender: Sender, path: str, limit: int) -> list[dict[str, Any]]:
-    """Return all items of a list, read page by page."""
-    items: list[dict[str, Any]] = []
-    cursor = None
-    while True:
-        page = sender.get(path, limit=limit, **({"cursor": cursor} if cursor else {})).raise_for_status().json()
-        assert len(page["items"]) <= limit
-        items += page["items"]
-        cursor = page["next_cursor"]
-        if cursor is None:
-            return items
 
 
 def test_forged_cursors_and_groups_are_no_failure(http: httpx.Client) -> None:

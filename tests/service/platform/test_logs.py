@@ -1,7 +1,5 @@
 """Lines of the log: no raw control character, no secret, a request id where there is a request."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

@@ -1,7 +1,5 @@
 """Query parameters that a route of the API does not declare are errors with a suggestion."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -1,7 +1,5 @@
 """Bodies of requests: no encoding, no body without a key, and answers that stay small."""
 
-from __future__ import annotations
-
 import json
 
 import httpx
@@ -14,7 +12,7 @@ from foreshock_service.platform.request_guards import ReceivedBody
 from tests.service.keys import make_key
 from tests.service.sending import PARQUET, start_run
 
-sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 def problem_of(answer: httpx.Response, status: int, name: str) -> str:
@@ -24,7 +22,6 @@ def problem_of(answer: httpx.Response, status: int, name: str) -> str:
     return str(answer.json()["detail"])
 
 
-@sqlite
 def test_body_with_a_content_encoding_is_refused_with_what_to_send(http: httpx.Client) -> None:
     path = f"/v1/runs/{start_run(http).run}/steps/1"
     for encoding in ("gzip", "zstd", "br", "gzip, zstd", "none"):
@@ -39,7 +36,6 @@ def test_body_with_a_content_encoding_is_refused_with_what_to_send(http: httpx.C
     assert http.put(f"{path}/scalars", content=content, headers=headers).status_code == 204
 
 
-@sqlite
 @pytest.mark.parametrize("secret", [None, "fsk_wrong"])
 def test_body_without_a_valid_key_is_not_read(
     http: httpx.Client, database: Database, monkeypatch: pytest.MonkeyPatch, secret: str | None
@@ -57,13 +53,11 @@ def test_body_without_a_valid_key_is_not_read(
         problem_of(answer, 401, "authentication-required")
 
 
-@sqlite
 def test_form_of_a_page_has_a_cap_of_its_own(http: httpx.Client) -> None:
     answer = http.post("/login", data={"api_key": "a" * 100_000})
     assert "65,536" in problem_of(answer, 413, "limit-exceeded")
 
 
-@sqlite
 def test_problem_of_many_faults_shows_the_first_and_the_count(http: httpx.Client) -> None:
     path = f"/v1/runs/{start_run(http, 'run').run}/steps/1/scalars"
     answer = http.put(path, json={"values": {f"name-{number}": "text" for number in range(900)}})
@@ -73,7 +67,6 @@ def test_problem_of_many_faults_shows_the_first_and_the_count(http: httpx.Client
     assert "at most 1,000 values, got 5,000" in problem_of(answer, 422, "invalid-request")
 
 
-@sqlite
 def test_problem_of_a_long_parameter_is_short(http: httpx.Client) -> None:
     for query in ("a" * 30_000 + "=1", "&".join(f"name{number}=1" for number in range(4_000))):
         answer = http.get(f"/v1/runs?{query}")
@@ -88,20 +81,17 @@ def refused(http: httpx.Client, body: bytes, status: int) -> str:
     return detail
 
 
-@sqlite
 def test_body_that_is_not_utf_8_names_its_first_byte(http: httpx.Client) -> None:
     detail = refused(http, b'{"key":\n "caf\xe9 "}', 400)
     assert detail == "the body is not UTF-8: byte 13 cannot be read; send JSON in UTF-8"
 
 
-@sqlite
 @pytest.mark.parametrize("opening", [b"[", b'{"[":'])
 def test_body_that_is_nested_too_deep_is_refused(http: httpx.Client, opening: bytes) -> None:
     detail = refused(http, b'{"a": "[{[{",\n "b": ' + opening * 20_000, 400)
     assert detail == "the arrays and objects of the body are nested too deep; no call takes more than 16 levels"
 
 
-@sqlite
 @pytest.mark.parametrize("sign", [b"", b"-"])
 def test_integer_with_thousands_of_digits_is_refused(http: httpx.Client, sign: bytes) -> None:
     body = b'{"key": "' + b"1" * 6_000 + b'",\n"length_cap": ' + sign + b"9" * 5_000 + b"}"
@@ -110,7 +100,6 @@ def test_integer_with_thousands_of_digits_is_refused(http: httpx.Client, sign: b
     )
 
 
-@sqlite
 @pytest.mark.parametrize(
     ("body", "fault"),
     [

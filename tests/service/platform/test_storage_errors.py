@@ -1,7 +1,5 @@
 """Failures of storage: nothing is stored, the answer says when to try again, and the same bytes are stored then."""
 
-from __future__ import annotations
-
 import base64
 import errno
 import hashlib
@@ -30,7 +28,7 @@ from foreshock_service.platform.problem import database_problem, storage_problem
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.tokens import LocalTokenStore
 from foreshock_service.runs import shard_decoding
-from tests.service.sending import PARQUET, Sender, make_batch, start_run
+from tests.service.sending import PARQUET, Sender, make_batch, problem_of, start_run
 from tests.service.stored import count_rows, list_files
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -50,35 +48,17 @@ def assert_sent_again(sender: Sender, settings: Settings, body: bytes) -> None:
 
 
 @on_sqlite
-@pytest.mark.parametrize(
-    ("owner", "name", "rollouts"),
-    [(LocalTokenStore, "temporary_file", 4_000), (LocalTokenStore, "publish", 3)],
-    ids=["receiving", "publishing"],
-)
-@pytest.mark.parametrize(
-    ("number", "status", "kind"),
-    [
-        (errno.ENOSPC, 507, "storage-full"),
-        (errno.EDQUOT, 507, "storage-full"),
-        (errno.EROFS, 503, "storage-unavailable"),
-    ],
-)
+@pytest.mark.parametrize(("name", "rollouts"), [("temporary_file", 4_000), ("publish", 3)])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
 def test_a_store_that_fails_keeps_nothing_and_says_when_to_come_again(
-    http: httpx.Client,
-    settings: Settings,
-    monkeypatch: pytest.MonkeyPatch,
-    owner: type,
-    name: str,
-    rollouts: int,
-    number: int,
-    status: int,
-    kind: str,
+    sender: Sender, settings: Settings, monkeypatch: pytest.MonkeyPatch, name: str, rollouts: int, number: int
 ) -> None:
-    sender, body = start_run(http), encode_rollouts(make_batch(rollouts))
+    body = encode_rollouts(make_batch(rollouts))
     with monkeypatch.context() as broken:
-        broken.setattr(owner, name, failing(number))
+        broken.setattr(LocalTokenStore, name, failing(number))
         answer = sender.put_shard(7, body)
-    assert (answer.status_code, answer.json()["type"]) == (status, f"urn:foreshock:problem:{kind}")
+    status, kind = (503, "storage-unavailable") if number == errno.EROFS else (507, "storage-full")
+    assert problem_of(answer) == (status, kind)
     assert answer.headers["Retry-After"] == "30"
     assert "shards" not in count_rows(settings)
     assert not list_files(settings)
@@ -86,7 +66,7 @@ def test_a_store_that_fails_keeps_nothing_and_says_when_to_come_again(
 
 
 @on_sqlite
-def test_a_decoder_that_cannot_write_its_file_is_a_full_store(
+def test_decoder_without_room_is_a_full_store(
     http: httpx.Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Another layout than the store's: a body that has it is stored as it came, and nothing is written.
@@ -105,13 +85,13 @@ def test_a_decoder_that_cannot_write_its_file_is_a_full_store(
         broken.setattr(LocalTokenStore, "temporary_file", second_is_full)
         broken.setattr(Path, "unlink", lambda path, **_: None if str(path) == "/dev/full" else os.unlink(path))
         answer = sender.put_shard(7, body)
-    assert (answer.status_code, answer.json()["type"]) == (507, "urn:foreshock:problem:storage-full")
+    assert problem_of(answer) == (507, "storage-full")
     assert_sent_again(sender, settings, body)
 
 
 @on_sqlite
 @pytest.mark.parametrize("missing", [1, 5_000])
-def test_upload_whose_last_block_does_not_fit_is_no_invalid_upload(
+def test_upload_whose_last_block_does_not_fit_is_not_invalid(
     http: httpx.Client, settings: Settings, missing: int
 ) -> None:
     sender, body = start_run(http), encode_rollouts(make_batch(10_000))
@@ -122,13 +102,13 @@ def test_upload_whose_last_block_does_not_fit_is_no_invalid_upload(
         answer = sender.put_shard(7, body)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
-    assert (answer.status_code, answer.json()["type"]) == (507, "urn:foreshock:problem:storage-full")
+    assert problem_of(answer) == (507, "storage-full")
     assert not list((settings.store_folder / "temporary").iterdir())
     assert_sent_again(sender, settings, body)
 
 
 @on_sqlite
-def test_refusal_of_a_file_that_the_disk_changed_is_not_final(
+def test_refusal_of_a_changed_file_is_not_final(
     http: httpx.Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sender, body = start_run(http), encode_rollouts(make_batch())
@@ -142,7 +122,7 @@ def test_refusal_of_a_file_that_the_disk_changed_is_not_final(
     with monkeypatch.context() as broken:
         broken.setattr(DecoderPool, "run", lambda pool, *arguments: damaged(partial(run, pool), *arguments))
         answer = sender.put_shard(7, body)
-    assert (answer.status_code, answer.json()["type"]) == (503, "urn:foreshock:problem:storage-unavailable")
+    assert problem_of(answer) == (503, "storage-unavailable")
     assert_sent_again(sender, settings, body)
 
 
@@ -153,7 +133,7 @@ def test_body_of_another_digest_than_was_sent_is_sent_again(http: httpx.Client, 
     path = f"/v1/runs/{sender.run}/steps/7/rollouts/0"
     http.headers["Content-Type"] = PARQUET
     answer = http.put(path, content=body, headers={"Content-Digest": f"sha-256=:{other}:"})
-    assert (answer.status_code, answer.json()["type"]) == (400, "urn:foreshock:problem:upload-incomplete")
+    assert problem_of(answer) == (400, "upload-incomplete")
     assert not list_files(settings)
     own = base64.b64encode(hashlib.sha256(body).digest()).decode()
     assert http.put(path, content=body, headers={"Content-Digest": f"sha-256=:{own}:"}).status_code == 201

@@ -1,7 +1,5 @@
 """Uploads that wait for a decoder leave the threads of other requests free; more than fit are asked to come again."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """A new SQLite file, and what SQLite keeps beside it, is readable by its user only."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterator

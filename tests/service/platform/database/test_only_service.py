@@ -1,7 +1,5 @@
 """Two services on one SQLite file: the second one says what to do, and a killed one leaves nothing in the way."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

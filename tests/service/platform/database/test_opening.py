@@ -3,8 +3,6 @@
 Each test runs the real command in a process of its own.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
@@ -26,7 +24,6 @@ COMMANDS = (("serve",), ("keys", "list"), ("remeasure", "--dry-run"))
 
 
 def refusal_of(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the one paragraph of a refusal."""
     assert done.returncode == 1, done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     line, rest = done.stderr.split("\n", 1)
@@ -34,10 +31,7 @@ def refusal_of(done: subprocess.CompletedProcess[str]) -> str:
     return line
 
 
-OF_ANOTHER_VERSION = (
-    "UPDATE alembic_version SET version_num = '0048'",
-    "ALTER TABLE runs DROP COLUMN note",
-)
+OF_ANOTHER_VERSION = ("UPDATE alembic_version SET version_num = '0048'", "ALTER TABLE runs DROP COLUMN note")
 
 
 def change(url: str, statement: str) -> None:
@@ -76,7 +70,7 @@ def dump(url: str) -> list[str]:
 
 
 @pytest.mark.parametrize("statement", OF_ANOTHER_VERSION)
-def test_postgresql_database_of_an_unreleased_version_is_refused_and_left_unchanged(
+def test_postgresql_of_an_unreleased_version_is_refused_and_unchanged(
     postgres: PostgresCluster, statement: str
 ) -> None:
     url = postgres.new_database()

@@ -1,7 +1,5 @@
 """Reads store nothing; a written result is durable, a failing unit of work rolls back alone, many run at once."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 from collections import Counter
@@ -42,15 +40,9 @@ def test_changes_of_objects_are_not_stored(database: Database) -> None:
     with database.read() as session:
         row = session.scalars(select(EndedSession)).one()
         row.expires_at_us = 2
+    assert row.expires_at_us == 2, "it stays readable"
     with database.read() as session:
         assert session.scalars(select(EndedSession)).one().expires_at_us == 1
-
-
-def test_objects_stay_readable_after_it(database: Database) -> None:
-    database.write(store)
-    with database.read() as session:
-        row = session.scalars(select(EndedSession)).one()
-    assert row.expires_at_us == 1
 
 
 def test_connection_can_write_after_an_error_in_it(database: Database) -> None:
@@ -140,14 +132,8 @@ def add_key(session: Session, name: str, *, fail: bool = False) -> str:
 
 
 def names(database: Database) -> set[str]:
-    """Return the names of all keys."""
     with database.read() as session:
         return set(session.scalars(select(ApiKey.name)))
-
-
-def test_written_row_can_be_read_after_write_returns(database: Database) -> None:
-    assert database.write(lambda session: add_key(session, "one")) == "one"
-    assert names(database) == {"one"}
 
 
 def test_a_unit_that_raises_rolls_back_alone(database: Database) -> None:

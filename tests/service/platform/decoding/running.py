@@ -1,7 +1,5 @@
 """The decoders that run."""
 
-from __future__ import annotations
-
 import psutil
 
 

@@ -1,7 +1,5 @@
 """Decoders compile the pass over tokens before the service is ready, and fall back to numpy."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -14,11 +12,8 @@ from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.passes import compiled
 from foreshock.rollouts import encode_rollouts
 from foreshock_service.app import create_app
+from foreshock_service.platform.decoding import worker
 from foreshock_service.platform.decoding.pool import DecoderPool
-from foreshock_service.platform.decoding.worker import (
-    COMPILED,
-    prepare_token_pass,
-)
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.tokens import LocalFile
 from foreshock_service.runs.shard_decoding import PRELOAD, measure_stored
@@ -29,7 +24,7 @@ from tests.waiting import wait_until
 
 def test_without_numba_numpy_is_used_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numba", None)
-    found = prepare_token_pass(COMPILED)
+    found = worker.prepare_token_pass(worker.COMPILED)
     assert found.startswith("numpy, several times slower: numba is not installed")
     assert "[fast]" in found
 
@@ -39,7 +34,10 @@ def test_numba_that_rejects_this_numpy_falls_back_to_numpy(monkeypatch: pytest.M
         raise ImportError("Numba needs NumPy 2.3 or less")
 
     monkeypatch.setattr(compiled, "prepare", refuse)
-    assert prepare_token_pass(COMPILED) == "numpy, several times slower: ImportError: Numba needs NumPy 2.3 or less"
+    assert (
+        worker.prepare_token_pass(worker.COMPILED)
+        == "numpy, several times slower: ImportError: Numba needs NumPy 2.3 or less"
+    )
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -65,7 +63,7 @@ def test_readyz_reports_starting_decoders_until_they_are_ready(settings: Setting
 
 @pytest.mark.slow
 @pytest.mark.full
-def test_decoders_compile_before_they_take_a_task_and_measure_within_its_limits(
+def test_decoders_compile_before_a_task_and_measure_in_its_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cache is empty, and compiling takes longer than a task may."""
@@ -83,7 +81,7 @@ def test_decoders_compile_before_they_take_a_task_and_measure_within_its_limits(
     try:
         pool.warm_up()
         parts = {part.comparison: part for part in pool.run(measure_stored, stored).parts}
-        assert pool.token_pass == COMPILED
+        assert pool.token_pass == worker.COMPILED
         assert list((tmp_path / "cache").rglob("*.nbi"))
     finally:
         pool.close()

@@ -1,7 +1,5 @@
 """A token store in a real S3 server: whole objects, ranges, refusals that heal, and nothing acknowledged lost."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections.abc import Iterator
@@ -24,7 +22,7 @@ from foreshock_service.platform.store import objects
 from foreshock_service.platform.store.objects import ObjectFile, ObjectTokenStore
 from foreshock_service.platform.store.removal import remove_orphans
 from foreshock_service.platform.store.tokens import open_store, shard_file_name
-from tests.service.object_store import ACCESS_KEY, SECRET_KEY, ObjectStoreServer, RefusingServer
+from tests.service.object_store import ACCESS_KEY, SECRET_KEY, ObjectStoreServer, refusing_server
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.server import RunningServer
 from tests.waiting import wait_until
@@ -34,7 +32,6 @@ _DIGEST = "sha256:" + "ab" * 32
 
 @pytest.fixture(scope="module")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStoreServer]:
-    """A SeaweedFS server."""
     server = ObjectStoreServer(tmp_path_factory.mktemp("s3"))
     yield server
     server.kill()
@@ -50,22 +47,15 @@ def settings(s3: ObjectStoreServer, sqlite_template: Path, tmp_path: Path) -> Se
 def settings_of(endpoint: str, folder: Path, secret: str = SECRET_KEY) -> Settings:
     """Return settings of a store at an endpoint."""
     return Settings(
-        database_url=f"sqlite:///{folder / 'foreshock.db'}",
-        store_url=f"s3://tokens/{folder.name}",
-        store_endpoint=endpoint,
-        store_access_key_id=SecretStr(ACCESS_KEY),
-        store_secret_access_key=SecretStr(secret),
-        store_timeout_seconds=3,
-        store_temporary_folder=str(folder / "temporary"),
-        max_body_bytes=1 << 26,
-        step_grace_seconds=3600,
-        sweep_interval_seconds=3600,
-    )
+        database_url=f"sqlite:///{folder / 'foreshock.db'}", store_url=f"s3://tokens/{folder.name}",
+        store_endpoint=endpoint, store_access_key_id=SecretStr(ACCESS_KEY), store_secret_access_key=SecretStr(secret),
+        store_timeout_seconds=3, store_temporary_folder=str(folder / "temporary"), max_body_bytes=1 << 26,
+        step_grace_seconds=3600, sweep_interval_seconds=3600,
+    )  # fmt: skip
 
 
 @pytest.fixture
 def store(settings: Settings) -> ObjectTokenStore:
-    """An empty store."""
     found = open_store(settings)
     assert isinstance(found, ObjectTokenStore)
     found.check_writable()
@@ -73,7 +63,6 @@ def store(settings: Settings) -> ObjectTokenStore:
 
 
 def put(store: ObjectTokenStore, name: str, data: bytes) -> None:
-    """Publish a file."""
     temporary = store.temporary_file()
     temporary.write_bytes(data)
     store.publish(temporary, name)
@@ -150,8 +139,7 @@ def test_a_name_outside_the_prefix_is_refused(store: ObjectTokenStore, name: str
         store.file(name)
 
 
-def test_a_service_stores_reads_and_sweeps(http: httpx.Client, server: RunningServer, store: ObjectTokenStore) -> None:
-    sender = start_run(http)
+def test_a_service_stores_reads_and_sweeps(sender: Sender, server: RunningServer, store: ObjectTokenStore) -> None:
     for step in range(3):
         assert sender.put_shard(step, encode_rollouts(make_batch(20, seed=step))).status_code == 201
     assert sender.get("steps/1/tokens").status_code == 200
@@ -170,9 +158,8 @@ def test_a_service_stores_reads_and_sweeps(http: httpx.Client, server: RunningSe
 
 
 def test_a_store_that_goes_away_loses_nothing_acknowledged_and_heals_by_itself(
-    http: httpx.Client, s3: ObjectStoreServer
+    sender: Sender, http: httpx.Client, s3: ObjectStoreServer
 ) -> None:
-    sender = start_run(http)
     acknowledged: list[int] = []
     answers: list[httpx.Response] = []
     stop = threading.Event()
@@ -221,8 +208,8 @@ def test_refusals_are_answered_with_a_time_to_try_again(
     settings: Settings, tmp_path: Path, decoders: DecoderPool, status: int, code: str, answered: int
 ) -> None:
     with (
-        RefusingServer(status, code) as refusing,
-        RunningServer(create_app(settings_of(refusing.url, tmp_path), decoders)) as server,
+        refusing_server(status, code) as refusing,
+        RunningServer(create_app(settings_of(refusing, tmp_path), decoders)) as server,
         httpx.Client(base_url=server.url, timeout=60) as http,
     ):
         sender = start_run(http)

@@ -1,7 +1,5 @@
 """Orphans: files that no catalogue row names are removed, and never one of a stored shard."""
 
-from __future__ import annotations
-
 import errno
 import os
 import threading
@@ -19,31 +17,17 @@ from foreshock.rollouts import encode_rollouts
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.settings import Settings
-from foreshock_service.platform.store import removal
+from foreshock_service.platform.store import removal, tokens
 from foreshock_service.platform.store.removal import give_up_files, remove_due_files, remove_orphans
-from foreshock_service.platform.store.tokens import (
-    LocalTokenStore,
-    parse_name,
-    score_file_name,
-    shard_file_name,
-)
 from foreshock_service.runs import ingest
-from tests.service.sending import make_batch, start_run
-from tests.service.server import RunningServer
+from tests.service.sending import Sender, make_batch, problem_of, start_run
 from tests.service.stored import list_files
 
 _DIGEST = "sha256:" + "0123456789abcdef" * 4
 _HOUR = 3600.0
 
 
-@pytest.fixture
-def context(server: RunningServer) -> ServiceContext:
-    """The parts of the running application."""
-    found: ServiceContext = server.app.state.context
-    return found
-
-
-def put_file(store: LocalTokenStore, name: str, age_seconds: float) -> Path:
+def put_file(store: tokens.LocalTokenStore, name: str, age_seconds: float) -> Path:
     """Publish a file that no row names, and make it older."""
     temporary = store.temporary_file()
     temporary.write_bytes(b"tokens")
@@ -54,7 +38,7 @@ def put_file(store: LocalTokenStore, name: str, age_seconds: float) -> Path:
     return path
 
 
-def make_older(store: LocalTokenStore, age_seconds: float) -> None:
+def make_older(store: tokens.LocalTokenStore, age_seconds: float) -> None:
     """Make every file of the store older."""
     then = time.time() - age_seconds
     for file in store.list_files():
@@ -63,31 +47,30 @@ def make_older(store: LocalTokenStore, age_seconds: float) -> None:
 
 @pytest.mark.parametrize("whose", [7, "job_abc"])
 def test_names_are_read_back(whose: Any) -> None:
-    make: Callable[..., str] = shard_file_name if whose == 7 else score_file_name
-    found = parse_name(make("run_01abc", 2, 30, whose, _DIGEST))
+    make: Callable[..., str] = tokens.shard_file_name if whose == 7 else tokens.score_file_name
+    found = tokens.parse_name(make("run_01abc", 2, 30, whose, _DIGEST))
     assert found is not None
     assert (found.run_id, found.attempt, found.step, found.digest) == ("run_01abc", 2, 30, "0123456789abcdef")
     assert whose in (found.shard, found.job_id)
-    assert parse_name("run_1/notes.txt") is None
+    assert tokens.parse_name("run_1/notes.txt") is None
 
 
-def test_old_orphans_are_removed_and_everything_else_stays(
-    http: httpx.Client, context: ServiceContext, settings: Settings
+def test_old_orphans_are_removed_and_all_else_stays(
+    sender: Sender, context: ServiceContext, settings: Settings
 ) -> None:
-    sender = start_run(http)
     for step in range(3):
         assert sender.put_shard(step, encode_rollouts(make_batch(2, seed=step))).status_code == 201
     store = context.store
-    assert isinstance(store, LocalTokenStore)
+    assert isinstance(store, tokens.LocalTokenStore)
     make_older(store, 2 * _HOUR)
     kept = set(list_files(settings))
     assert len(kept) == 3
     old = [
-        put_file(store, shard_file_name(sender.run, 1, 1, 0, _DIGEST), 2 * _HOUR),
-        put_file(store, shard_file_name("run_unknown", 1, 1, 0, _DIGEST), 2 * _HOUR),
-        put_file(store, score_file_name(sender.run, 1, 1, "job_1", _DIGEST), 2 * _HOUR),
+        put_file(store, tokens.shard_file_name(sender.run, 1, 1, 0, _DIGEST), 2 * _HOUR),
+        put_file(store, tokens.shard_file_name("run_unknown", 1, 1, 0, _DIGEST), 2 * _HOUR),
+        put_file(store, tokens.score_file_name(sender.run, 1, 1, "job_1", _DIGEST), 2 * _HOUR),
     ]
-    young = put_file(store, shard_file_name(sender.run, 1, 2, 0, _DIGEST), 0.5 * _HOUR)
+    young = put_file(store, tokens.shard_file_name(sender.run, 1, 2, 0, _DIGEST), 0.5 * _HOUR)
     foreign = put_file(store, "notes/of-an-operator.txt", 100 * _HOUR)
     assert remove_orphans(store, context.database, _HOUR) == 3
     assert not any(path.exists() for path in old)
@@ -102,16 +85,16 @@ def test_an_upload_whose_file_was_taken_is_refused_and_stored_when_it_is_sent_ag
     http: httpx.Client, context: ServiceContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sender, body = start_run(http), encode_rollouts(make_batch(2, seed=1))
-    publish = LocalTokenStore.publish
+    publish = tokens.LocalTokenStore.publish
 
-    def sweep_before_commit(store: LocalTokenStore, temporary: Path, name: str) -> None:
+    def sweep_before_commit(store: tokens.LocalTokenStore, temporary: Path, name: str) -> None:
         publish(store, temporary, name)
         assert remove_orphans(store, context.database, -1.0) == 1
 
     with monkeypatch.context() as patched:
-        patched.setattr(LocalTokenStore, "publish", sweep_before_commit)
+        patched.setattr(tokens.LocalTokenStore, "publish", sweep_before_commit)
         refused = sender.put_shard(0, body)
-    assert (refused.status_code, refused.json()["type"].rpartition(":")[2]) == (503, "storage-unavailable")
+    assert problem_of(refused) == (503, "storage-unavailable")
     assert sender.put_shard(0, body).status_code == 201
     assert sender.get("steps/0/tokens").status_code == 200
 
@@ -144,31 +127,31 @@ def test_a_sweep_of_another_process_waits_for_a_commit_in_progress(
 
 def test_files_that_were_given_up_wait_for_their_removal(context: ServiceContext) -> None:
     store = context.store
-    assert isinstance(store, LocalTokenStore)
-    name = shard_file_name("run_1", 1, 1, 0, _DIGEST)
+    assert isinstance(store, tokens.LocalTokenStore)
+    name = tokens.shard_file_name("run_1", 1, 1, 0, _DIGEST)
     path = put_file(store, name, 48 * _HOUR)
     context.database.write(lambda session: give_up_files(session, [(name, 6)], "retention", 3600))
     assert remove_orphans(store, context.database, _HOUR) == 0
     assert path.exists()
 
 
-def test_a_file_that_cannot_be_removed_is_tried_again_later_and_stops_no_other(
+def test_file_that_cannot_be_removed_is_tried_later_alone(
     context: ServiceContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, database = context.store, context.database
-    assert isinstance(store, LocalTokenStore)
-    names = [shard_file_name("run_1", 1, 1, shard, _DIGEST) for shard in range(5)]
+    assert isinstance(store, tokens.LocalTokenStore)
+    names = [tokens.shard_file_name("run_1", 1, 1, shard, _DIGEST) for shard in range(5)]
     paths = [put_file(store, name, 48 * _HOUR) for name in names]
     database.write(lambda session: give_up_files(session, [(name, 6) for name in names[:3]], "retention", -1))
-    remove = LocalTokenStore.remove
+    remove = tokens.LocalTokenStore.remove
 
-    def refuse(store: LocalTokenStore, name: str) -> None:
+    def refuse(store: tokens.LocalTokenStore, name: str) -> None:
         if name in (names[0], min(names[3:])):
             raise PermissionError(errno.EACCES, "refused")
         remove(store, name)
 
     with monkeypatch.context() as patched:
-        patched.setattr(LocalTokenStore, "remove", refuse)
+        patched.setattr(tokens.LocalTokenStore, "remove", refuse)
         for sweep in (remove_due_files, partial(remove_orphans, grace_seconds=_HOUR)):
             with pytest.raises(PermissionError):
                 sweep(database=database, store=store)
