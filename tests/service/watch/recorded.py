@@ -102,12 +102,10 @@ class RecordedRun:
         self.alert_versions.append(max(versions, default=0))
 
     def close_all(self, series: Mapping[str, Iterable[float]], steps: Iterable[int]) -> None:
-        """Close one step after the other."""
         for step, *row in zip(steps, *series.values(), strict=False):
             self.close(step, dict(zip(series, row, strict=True)))
 
     def log(self, step: int, values: Mapping[str, float | None], attempt: int | None = None) -> None:
-        """Put scalars of a step."""
         number = self.attempt if attempt is None else attempt
         body = ScalarsPut(values=dict(values))
         self.database.write(
@@ -115,12 +113,10 @@ class RecordedRun:
         )
 
     def announce(self, step: int, kind: ChangeKind) -> None:
-        """Announce a change of the newest attempt."""
         key = StepKey(self.run, self.attempt, step)
         self.database.write(lambda session: announce_change(session, UNRESTRICTED, key, kind, ChangePut()))
 
     def alerts(self) -> list[Alert]:
-        """Every alert, by step and rule."""
         with self.database.read() as session:
             query = select(Alert).where(Alert.run_id == self.run).order_by(Alert.step, Alert.attempt, Alert.rule)
             return list(session.scalars(query))
@@ -130,7 +126,6 @@ class RecordedRun:
         return {(alert.rule, alert.step): alert.state for alert in self.alerts()}
 
     def snapshots(self) -> list[DetectorSnapshot]:
-        """Return the stored snapshots of the detectors, by step."""
         with self.database.read() as session:
             query = select(DetectorSnapshot).where(DetectorSnapshot.run_id == self.run)
             return list(session.scalars(query.order_by(DetectorSnapshot.step)))
@@ -148,6 +143,5 @@ class RecordedRun:
             return state
 
     def decisions(self) -> list[str]:
-        """The kinds of the decisions in order."""
         with self.database.read() as session:
             return [decision.kind for decision in advice.log_of(session, self.run)]

@@ -1,7 +1,5 @@
 """Whatever disturbs a worker, a run ends as if its data had come in order and nobody had disturbed it."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
@@ -13,19 +11,13 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from sqlalchemy import Table, event, select, update
-from sqlalchemy.engine import Engine
+from sqlalchemy import Table, select, update
 from sqlalchemy.orm import Session
 
 from foreshock_service.platform.compression import zstd
+from foreshock_service.platform.database import tables
 from foreshock_service.platform.database.engine import table_of
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.database.tables import (
-    AdviceDecision,
-    DetectorSnapshot,
-    FoldedAdvice,
-    StoredDiagnosis,
-)
 from foreshock_service.platform.security import UNRESTRICTED
 from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.runs import RunUpdate, update_run
@@ -35,6 +27,7 @@ from foreshock_service.watch.detection import derivation
 from foreshock_service.watch.detection.derivation import mark_outdated
 from foreshock_service.watch.detection.states import NEWEST_STATES, STEPS_OF_A_BLOCK
 from tests.service.advancing import advance_all, is_due, paused
+from tests.service.statements import Executed, executed
 from tests.service.watch.recorded import K3, LENGTH, SURGE, SURGE_STEPS, RecordedRun
 
 STEPS = 90
@@ -108,33 +101,19 @@ def close_steps(run: RecordedRun, *steps: int) -> None:
         run.close(step, values_at(step))
 
 
-@pytest.mark.parametrize(
-    ("disturb", "changed", "steps"),
-    [
-        (lambda run: close_steps(run, 80), (80,), STEPS),
-        (lambda run: close_steps(run, 4), (4,), STEPS),
-        (lambda run: close_steps(run, STEPS + 1, STEPS + 2), (), STEPS + 2),
-    ],
-    ids=["a later step changes", "an earlier step changes", "steps close"],
-)
+@pytest.mark.parametrize("closing", [(80,), (4,), (STEPS + 1, STEPS + 2)], ids=["a later", "an earlier", "new ones"])
 def test_change_during_a_derivation_is_taken_in(
-    database: Database,
-    monkeypatch: pytest.MonkeyPatch,
-    disturb: Callable[[RecordedRun], None],
-    changed: tuple[int, ...],
-    steps: int,
+    database: Database, monkeypatch: pytest.MonkeyPatch, closing: tuple[int, ...]
 ) -> None:
-    expected = outcome_in_order(database, steps)
-    late = late_run(database, *changed)
-    disturbed_by(monkeypatch, lambda: disturb(late))
+    expected = outcome_in_order(database, max(STEPS, *closing))
+    late = late_run(database, *(step for step in closing if step <= STEPS))
+    disturbed_by(monkeypatch, lambda: close_steps(late, *closing))
     with paused(database):
         advance_all(late.advancing)
     assert outcome(late) == expected
 
 
-def test_resume_during_a_derivation_takes_back_what_it_superseded(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_during_a_derivation_takes_back_the_rest(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     straight = closed_run(database, "in order", {})
     straight.resume(60)
     late = late_run(database)
@@ -161,9 +140,7 @@ PARTS = ["derivation.go_on", "alerts.reconcile_alerts", "diagnosis.diagnosis_to_
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_worker_that_dies_in_a_part_ends_in_the_same(
-    database: Database, monkeypatch: pytest.MonkeyPatch, part: str
-) -> None:
+def test_worker_that_dies_ends_in_the_same(database: Database, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     expected = outcome_in_order(database)
     late = late_run(database)
 
@@ -226,16 +203,14 @@ def test_alert_that_clears_long_after_late_data_stays_cleared(database: Database
 
 
 @pytest.mark.parametrize("form", ["fewer values", "other names", "damaged", "a list"])
-def test_state_of_another_release_is_derived_again_and_never_an_error(
-    http: httpx.Client, app: FastAPI, form: str
-) -> None:
+def test_state_of_another_release_is_derived_again(http: httpx.Client, app: FastAPI, form: str) -> None:
     database: Database = app.state.context.database
     run = closed_run(database, "a-run", {}, 60)
     expected = outcome(run)
     advice = http.get(f"/v1/runs/{run.run}/lr-advice").json()
 
     def damage(session: Session) -> None:
-        for row in session.scalars(select(DetectorSnapshot)):
+        for row in session.scalars(select(tables.DetectorSnapshot)):
             state = json.loads(zstd.decompress(row.state))
             state["rules"]["rules"] = {name: values[:4] for name, values in state["rules"]["rules"].items()}
             forms = {"fewer values": state, "other names": {"step": row.step}, "a list": [1, 2]}
@@ -252,21 +227,21 @@ def test_state_of_another_release_is_derived_again_and_never_an_error(
 
 def test_step_that_closes_after_an_upgrade_derives_the_run_again(database: Database) -> None:
     run = closed_run(database, "a-run", {}, STEPS)
-    database.write(lambda session: session.execute(update(DetectorSnapshot).values(configuration_digest="older")))
+    database.write(
+        lambda session: session.execute(update(tables.DetectorSnapshot).values(configuration_digest="older"))
+    )
     run.close(STEPS + 1, values_at(STEPS + 1))
     assert outcome(run) == outcome_in_order(database, STEPS + 1)
 
 
 @pytest.mark.parametrize("other", [{"configuration_digest": "older"}, {"state": b"of an older release"}])
 @pytest.mark.parametrize(("state", "outdated"), [("running", 1), ("finished", 0)])
-def test_upgrade_derives_the_runs_that_go_on(
-    database: Database, state: str, outdated: int, other: dict[str, Any]
-) -> None:
+def test_upgrade_derives_runs_that_go_on(database: Database, state: str, outdated: int, other: dict[str, Any]) -> None:
     run = closed_run(database, "a-run", {}, 5)
     assert mark_outdated(database) == 0
     changes = RunUpdate(state=state)  # type: ignore[arg-type]
     database.write(lambda session: update_run(session, run.events, UNRESTRICTED, run.run, changes))
-    database.write(lambda session: session.execute(update(DetectorSnapshot).values(**other)))
+    database.write(lambda session: session.execute(update(tables.DetectorSnapshot).values(**other)))
     assert mark_outdated(database) == outdated
 
 
@@ -301,7 +276,7 @@ def test_closing_a_step_takes_no_more_statements_after_many_resumes(database: Da
         often.close(step, values_at(step))
     counts = []
     for run in (once, often):
-        with statements() as seen:
+        with executed() as seen:
             run.database.write(lambda session, run=run: publish(run, session))  # type: ignore[misc]
         counts.append(len(seen))
     # One more: the diagnosis reads the newest steps, of which some are of earlier attempts.
@@ -314,47 +289,30 @@ def publish(run: RecordedRun, session: Session) -> None:
 
 
 @contextmanager
-def statements() -> Iterator[list[tuple[str, int]]]:
-    """Collect the SQL statements that any engine executes, each with its number of rows of parameters."""
-    seen: list[tuple[str, int]] = []
-
-    def note(connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
-        seen.append((statement, len(parameters) if many else 1))
-
-    event.listen(Engine, "before_cursor_execute", note)
-    try:
-        yield seen
-    finally:
-        event.remove(Engine, "before_cursor_execute", note)
-
-
-@contextmanager
-def writes() -> Iterator[list[tuple[str, int]]]:
+def writes() -> Iterator[list[Executed]]:
     """Collect the statements of transactions that write, on SQLite."""
-    found: list[tuple[str, int]] = []
-    with statements() as seen:
+    found: list[Executed] = []
+    with executed() as seen:
         yield found
     writing = False
-    for statement, rows in seen:
-        if statement.startswith("BEGIN"):
-            writing = statement == "BEGIN IMMEDIATE"
+    for each in seen:
+        if each.text.startswith("BEGIN"):
+            writing = each.text == "BEGIN IMMEDIATE"
         if writing:
-            found.append((statement, rows))
+            found.append(each)
 
 
 BAD_STATE: dict[str, tuple[Table, dict[str, Any]]] = {
-    "detectors": (table_of(DetectorSnapshot), {"state": b"of another release"}),
-    "advice": (table_of(FoldedAdvice), {"state": {}}),
-    "decisions": (table_of(AdviceDecision), {"decision": {"kind": "of another release"}}),
-    "diagnosis": (table_of(StoredDiagnosis), {"document": {"form": "of another release"}}),
+    "detectors": (table_of(tables.DetectorSnapshot), {"state": b"of another release"}),
+    "advice": (table_of(tables.FoldedAdvice), {"state": {}}),
+    "decisions": (table_of(tables.AdviceDecision), {"decision": {"kind": "of another release"}}),
+    "diagnosis": (table_of(tables.StoredDiagnosis), {"document": {"form": "of another release"}}),
 }
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("bad", [("detectors",), ("advice", "decisions"), ("diagnosis",)], ids=lambda each: each[0])
-def test_run_with_state_that_cannot_be_read_harms_no_other(
-    http: httpx.Client, app: FastAPI, bad: tuple[str, ...]
-) -> None:
+def test_run_with_unreadable_state_harms_no_other(http: httpx.Client, app: FastAPI, bad: tuple[str, ...]) -> None:
     database: Database = app.state.context.database
     runs = [RecordedRun(database).begin(key, advice_mode="apply") for key in ("first", "bad", "last")]
     for run in runs:

@@ -1,7 +1,5 @@
 """The diagnosis of runs: stored by the transaction that changes it, and read as it is stored."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +8,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from fastapi import FastAPI
 from sqlalchemy import delete, update
 
 from foreshock.api.records import to_json
@@ -20,134 +17,118 @@ from foreshock_service.platform.database.tables import Run, Step, StoredDiagnosi
 from foreshock_service.runs.runs import mark_stale_runs
 from foreshock_service.watch import diagnosis
 from foreshock_service.watch.advance import mark_waiting_runs
-from tests.service.sending import Sender, make_batch, start_run
+from tests.service.sending import Sender, log_probs_of, make_batch, start_run
 from tests.service.working import announce_checkpoint, ask_for_probe, work_off
 
 
-def context_of(app: FastAPI) -> ServiceContext:
-    context: ServiceContext = app.state.context
-    return context
+def diagnosis_of(sender: Sender) -> Any:
+    return sender.get("diagnosis").raise_for_status().json()
 
 
-def diagnosis_of(sender: Sender) -> dict[str, Any]:
-    found: dict[str, Any] = sender.get("diagnosis").raise_for_status().json()
-    return found
-
-
-def stored(app: FastAPI, run: str) -> StoredDiagnosis | None:
-    with context_of(app).database.read() as session:
+def stored(context: ServiceContext, run: str) -> StoredDiagnosis | None:
+    with context.database.read() as session:
         return session.get(StoredDiagnosis, run)
 
 
-def test_a_new_run_is_unknown_and_reading_stores_nothing(http: httpx.Client, app: FastAPI) -> None:
-    run = start_run(http)
-    read = diagnosis_of(run)
+def test_a_new_run_is_unknown_and_reading_stores_nothing(sender: Sender, context: ServiceContext) -> None:
+    read = diagnosis_of(sender)
     assert (read["verdict"], read["headline"], read["revision"]) == ("unknown", "Unknown: no step is complete yet.", 0)
-    assert stored(app, run.run) is None
+    assert stored(context, sender.run) is None
 
 
-def test_a_closing_step_stores_the_diagnosis_with_a_revision(http: httpx.Client, app: FastAPI) -> None:
-    run = start_run(http)
-    run.put_shard(1, make_batch(12, seed=1)).raise_for_status()
-    first = diagnosis_of(run)
+def test_a_closing_step_stores_the_diagnosis_with_a_revision(sender: Sender, context: ServiceContext) -> None:
+    sender.put_shard(1, make_batch(12, seed=1)).raise_for_status()
+    first = diagnosis_of(sender)
     assert first["headline"].startswith("Unknown: 1 step with both log-probs (5 needed)")
     assert (first["revision"], first["observed_step"]) == (1, 1)
-    run.put_shard(1, make_batch(12, seed=1)).raise_for_status()
-    assert diagnosis_of(run) == first
-    run.put_shard(2, make_batch(12, seed=2)).raise_for_status()
-    assert diagnosis_of(run)["revision"] == 2
-    found = stored(app, run.run)
+    sender.put_shard(1, make_batch(12, seed=1)).raise_for_status()
+    assert diagnosis_of(sender) == first
+    sender.put_shard(2, make_batch(12, seed=2)).raise_for_status()
+    assert diagnosis_of(sender)["revision"] == 2
+    found = stored(context, sender.run)
     assert found is not None
-    assert (found.verdict, found.headline) == ("unknown", diagnosis_of(run)["headline"])
+    assert (found.verdict, found.headline) == ("unknown", diagnosis_of(sender)["headline"])
 
 
-def test_missing_shards_of_the_first_step_are_named_at_once_and_only_once(http: httpx.Client, app: FastAPI) -> None:
-    run = start_run(http)
+def test_missing_shards_of_the_first_step_are_named_at_once_and_only_once(sender: Sender) -> None:
     for shard in (0, 1):
-        run.put_shard(0, make_batch(12, seed=shard), shard=shard, shards=4).raise_for_status()
-    read = diagnosis_of(run)
+        sender.put_shard(0, make_batch(12, seed=shard), shard=shard, shards=4).raise_for_status()
+    read = diagnosis_of(sender)
     assert read["headline"].startswith("Unknown: step 0 is waiting for ranks 2 and 3 of 4 since ")
     assert len(read["missing"]) == 1
-    run.put_shard(0, make_batch(12, seed=2), shard=2, shards=4).raise_for_status()
-    assert "for rank 3 of 4 since" in diagnosis_of(run)["headline"]
-    run.put_shard(0, make_batch(12, seed=3), shard=3, shards=4).raise_for_status()
-    assert "waiting" not in str(diagnosis_of(run))
+    sender.put_shard(0, make_batch(12, seed=2), shard=2, shards=4).raise_for_status()
+    assert "for rank 3 of 4 since" in diagnosis_of(sender)["headline"]
+    sender.put_shard(0, make_batch(12, seed=3), shard=3, shards=4).raise_for_status()
+    assert "waiting" not in str(diagnosis_of(sender))
 
 
-def test_missing_shards_of_a_later_step_are_named_after_a_while(http: httpx.Client, app: FastAPI) -> None:
-    run = start_run(http)
-    run.put_shard(0, make_batch(12, seed=1)).raise_for_status()
-    run.put_shard(1, make_batch(12, seed=2), shard=0, shards=2).raise_for_status()
-    assert mark_waiting_runs(context_of(app)) == 0
+def test_missing_shards_of_a_later_step_are_named_after_a_while(sender: Sender, context: ServiceContext) -> None:
+    sender.put_shard(0, make_batch(12, seed=1)).raise_for_status()
+    sender.put_shard(1, make_batch(12, seed=2), shard=0, shards=2).raise_for_status()
+    assert mark_waiting_runs(context) == 0
     a_while_ago = Step.last_shard_at_us - int(diagnosis.WAIT_SECONDS * 1e6) - 1
-    context_of(app).database.write(lambda session: session.execute(update(Step).values(last_shard_at_us=a_while_ago)))
-    assert mark_waiting_runs(context_of(app)) == 1
-    assert "step 1 is waiting for rank 1 of 2 since" in str(diagnosis_of(run)["missing"])
-    assert mark_waiting_runs(context_of(app)) == 0
-    run.put_shard(1, make_batch(12, seed=3), shard=1, shards=2).raise_for_status()
-    assert "waiting" not in str(diagnosis_of(run))
+    context.database.write(lambda session: session.execute(update(Step).values(last_shard_at_us=a_while_ago)))
+    assert mark_waiting_runs(context) == 1
+    assert "step 1 is waiting for rank 1 of 2 since" in str(diagnosis_of(sender)["missing"])
+    assert mark_waiting_runs(context) == 0
+    sender.put_shard(1, make_batch(12, seed=3), shard=1, shards=2).raise_for_status()
+    assert "waiting" not in str(diagnosis_of(sender))
 
 
-def test_a_stale_run_an_answered_alert_and_a_resume_change_it(http: httpx.Client, app: FastAPI) -> None:
-    run = start_run(http)
+def test_a_stale_run_an_answered_alert_and_a_resume_change_it(
+    sender: Sender, http: httpx.Client, context: ServiceContext
+) -> None:
     for step in range(3):
-        run.put_shard(step, make_batch(12, seed=step)).raise_for_status()
-    context = context_of(app)
+        sender.put_shard(step, make_batch(12, seed=step)).raise_for_status()
     context.database.write(lambda session: session.execute(update(Run).values(seen_at_us=1)))
     assert mark_stale_runs(context, 0) == 1
-    read = diagnosis_of(run)
+    read = diagnosis_of(sender)
     assert "no client of the run gave a sign of life" in read["headline"]
-    (alert,) = [each for each in run.get("alerts", state="open").json()["items"] if each["rule"] == "stale_run"]
-    http.post(f"/v1/runs/{run.run}/alerts/{alert['id']}/resolve").raise_for_status()
-    assert "sign of life" not in diagnosis_of(run)["headline"]
-    run.new_attempt("again", resume_step=0)
-    assert diagnosis_of(run)["headline"] == "Unknown: no step is complete yet."
+    (alert,) = [each for each in sender.get("alerts", state="open").json()["items"] if each["rule"] == "stale_run"]
+    http.post(f"/v1/runs/{sender.run}/alerts/{alert['id']}/resolve").raise_for_status()
+    assert "sign of life" not in diagnosis_of(sender)["headline"]
+    sender.new_attempt("again", resume_step=0)
+    assert diagnosis_of(sender)["headline"] == "Unknown: no step is complete yet."
 
 
-def test_a_missing_row_and_one_of_another_judge_are_computed_in_the_background(
-    http: httpx.Client, app: FastAPI, monkeypatch: pytest.MonkeyPatch
+def test_missing_row_or_one_of_another_judge_is_computed(
+    sender: Sender, context: ServiceContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = start_run(http)
-    run.put_shard(1, make_batch(12, seed=1)).raise_for_status()
-    want = diagnosis_of(run)
-    context = context_of(app)
+    sender.put_shard(1, make_batch(12, seed=1)).raise_for_status()
+    want = diagnosis_of(sender)
     context.database.write(lambda session: session.execute(delete(StoredDiagnosis)))
-    assert diagnosis_of(run)["headline"] == want["headline"]
+    assert diagnosis_of(sender)["headline"] == want["headline"]
     assert mark_waiting_runs(context) == 1
-    assert diagnosis_of(run)["headline"] == want["headline"]
+    assert diagnosis_of(sender)["headline"] == want["headline"]
     context.database.write(
         lambda session: session.execute(update(StoredDiagnosis).values(judged_by="older", headline="old"))
     )
     assert mark_waiting_runs(context) == 1
     assert mark_waiting_runs(context) == 0
-    found = stored(app, run.run)
+    found = stored(context, sender.run)
     assert found is not None
     assert found.headline == want["headline"]
 
 
-def test_a_run_that_has_ended_keeps_its_diagnosis_after_an_upgrade(http: httpx.Client, app: FastAPI) -> None:
+def test_a_run_that_has_ended_keeps_its_diagnosis_after_an_upgrade(http: httpx.Client, context: ServiceContext) -> None:
     run = start_run(http)
     run.put_shard(1, make_batch(12, seed=1)).raise_for_status()
     http.patch(f"/v1/runs/{run.run}", json={"state": "finished"}).raise_for_status()
     older = update(StoredDiagnosis).values(judged_by="older", headline="old")
-    context_of(app).database.write(lambda session: session.execute(older))
-    assert mark_waiting_runs(context_of(app)) == 0
-    found = stored(app, run.run)
+    context.database.write(lambda session: session.execute(older))
+    assert mark_waiting_runs(context) == 0
+    found = stored(context, run.run)
     assert found is not None
     assert found.headline == "old"
 
 
-def test_a_judge_that_raises_stops_no_upload_and_says_so(
-    http: httpx.Client, app: FastAPI, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = start_run(http)
-
+def test_judge_that_raises_stops_no_upload(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(history: object) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr(diagnosis, "diagnose", fail)
-    run.put_shard(1, make_batch(12, seed=1)).raise_for_status()
-    assert diagnosis_of(run)["headline"] == "Unknown: this run could not be diagnosed."
+    sender.put_shard(1, make_batch(12, seed=1)).raise_for_status()
+    assert diagnosis_of(sender)["headline"] == "Unknown: this run could not be diagnosed."
 
 
 def content(read: dict[str, Any]) -> dict[str, Any]:
@@ -157,32 +138,26 @@ def content(read: dict[str, Any]) -> dict[str, Any]:
 def shifted(step: int, shard: int = 0) -> RolloutBatch:
     """Return rollouts whose log π belongs to the next token: a critical mismatch with a cause."""
     batch = make_batch(24, seed=7 * step + shard, prefix=f"{step}-{shard}")
-    mu = batch.rollout_log_probs
-    assert mu is not None
-    return replace(batch, trainer_log_probs=np.roll(mu, -1))
+    return replace(batch, trainer_log_probs=np.roll(log_probs_of(batch)[0], -1))
 
 
 @pytest.mark.parametrize("rows", [24, 6])
-def test_the_headline_says_if_only_a_part_of_the_rollouts_is_concerned(http: httpx.Client, rows: int) -> None:
-    run = start_run(http)
+def test_the_headline_says_if_only_a_part_of_the_rollouts_is_concerned(sender: Sender, rows: int) -> None:
     batch = make_batch(24, seed=5)
-    assert batch.rollout_log_probs is not None
-    assert batch.trainer_log_probs is not None
-    copied = np.where(np.arange(batch.num_tokens) < batch.response_offsets[rows], batch.rollout_log_probs, 0)
-    target = np.where(copied < 0, copied, batch.trainer_log_probs).astype(np.float32)
+    behaviour, target = log_probs_of(batch)
+    target = np.where(np.arange(batch.num_tokens) < batch.response_offsets[rows], behaviour, target)
     for step in range(3):
-        run.put_shard(step, replace(batch, trainer_log_probs=target)).raise_for_status()
-    (title,) = [each["title"] for each in diagnosis_of(run)["causes"] if each["name"] == "identical_log_probs"]
+        sender.put_shard(step, replace(batch, trainer_log_probs=target)).raise_for_status()
+    (title,) = [each["title"] for each in diagnosis_of(sender)["causes"] if each["name"] == "identical_log_probs"]
     assert title.endswith("in a part of the rollouts") == (rows < 24)
 
 
 @pytest.mark.parametrize("k3", [3e-4, 0.4])
-def test_a_run_of_scalars_whose_k3_contradicts_its_differences(http: httpx.Client, app: FastAPI, k3: float) -> None:
-    run = start_run(http)
+def test_a_run_of_scalars_whose_k3_contradicts_its_differences(sender: Sender, k3: float) -> None:
     names = ("sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max")
     for step in range(1, 12):
-        run.put_scalars(step, {"reward": 0.5, "k3": k3, **dict(zip(names, (0.004, 0.3), strict=True))})
-    read = diagnosis_of(run)
+        sender.put_scalars(step, {"reward": 0.5, "k3": k3, **dict(zip(names, (0.004, 0.3), strict=True))})
+    read = diagnosis_of(sender)
     said = f"k3 of {k3:.1e}".replace("e-04", "e-4") if k3 < 0.1 else "k3 of 0.40"
     assert said in read["missing"][0]["sentence"]
     assert ("contradicts" in read["missing"][0]["sentence"]) == (k3 == 0.4)
@@ -193,26 +168,24 @@ def test_a_run_of_scalars_whose_k3_contradicts_its_differences(http: httpx.Clien
     )
 
 
-def test_an_evaluation_that_falls_while_the_reward_rises_is_named(http: httpx.Client, app: FastAPI) -> None:
-    run = start_run(http)
+def test_an_evaluation_that_falls_while_the_reward_rises_is_named(sender: Sender, context: ServiceContext) -> None:
     for step in range(1, 33):
-        run.put_shard(step, make_batch(24, seed=step)).raise_for_status()
+        sender.put_shard(step, make_batch(24, seed=step)).raise_for_status()
         scored = {"val/test_score/code": (0.3 + 0.002 * step if step < 20 else 0.1) + 0.004 * (step % 4)}
-        run.put_scalars(step, {"lr": 1e-6, "val/response_length/mean": 9.0, **(scored if step % 2 == 0 else {})})
-    again = run.new_attempt("again", resume_step=32)
+        sender.put_scalars(step, {"lr": 1e-6, "val/response_length/mean": 9.0, **(scored if step % 2 == 0 else {})})
+    again = sender.new_attempt("again", resume_step=32)
     again.put_scalars(32, {"lr": 1e-6}).raise_for_status()
-    (found,) = [each for each in diagnosis_of(run)["causes"] if each["name"] == "evaluation_fall"]
-    with context_of(app).database.read() as session:
-        assert list(diagnosis.history_of(session, run.run).evaluations) == ["val/test_score/code"]
+    (found,) = [each for each in diagnosis_of(sender)["causes"] if each["name"] == "evaluation_fall"]
+    with context.database.read() as session:
+        assert list(diagnosis.history_of(session, sender.run).evaluations) == ["val/test_score/code"]
     assert found["title"] == "val/test_score/code fell from 0.33 to 0.11 since step 20"
 
 
-def test_a_fault_of_some_steps_is_told_with_their_number(http: httpx.Client, app: FastAPI) -> None:
-    run = start_run(http)
+def test_a_fault_of_some_steps_is_told_with_their_number(sender: Sender) -> None:
     for step in range(1, 21):
         reward = np.ones(24, np.float32) if step % 3 == 2 else np.tile([0, 1], 12).astype(np.float32)
-        run.put_shard(step, make_batch(24, seed=step, reward=reward)).raise_for_status()
-    (found,) = [each for each in diagnosis_of(run)["causes"] if each["name"] == "no_reward_spread"]
+        sender.put_shard(step, make_batch(24, seed=step, reward=reward)).raise_for_status()
+    (found,) = [each for each in diagnosis_of(sender)["causes"] if each["name"] == "no_reward_spread"]
     assert found["title"] == "no group has a spread of rewards in 7 of 19 steps"
     assert "(in 7 of 19 steps since 2)" in found["sentence"]
 
@@ -222,8 +195,8 @@ RESUMED_AT = 8
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_gaps_late_shards_and_a_resume_give_the_same_in_any_order_of_arrival(
-    http: httpx.Client, app: FastAPI, seed: int
+def test_gaps_late_shards_and_a_resume_are_the_same_in_any_order(
+    http: httpx.Client, context: ServiceContext, seed: int
 ) -> None:
     """The first attempt's steps from 8 on are superseded, also those that come after the second began."""
     found = []
@@ -240,7 +213,7 @@ def test_gaps_late_shards_and_a_resume_give_the_same_in_any_order_of_arrival(
             sender.put_shard(step, body, shard=shard, shards=2).raise_for_status()
             if shard:
                 sender.put_scalars(step, {"grad_norm": 1.0 + step}).raise_for_status()
-        mark_waiting_runs(context_of(app))
+        mark_waiting_runs(context)
         found.append(content(diagnosis_of(first)))
     assert found[0]["verdict"] == "critical"
     assert found[0]["observed_step"] == 11
@@ -248,8 +221,8 @@ def test_gaps_late_shards_and_a_resume_give_the_same_in_any_order_of_arrival(
     assert found[1] == found[0]
 
 
-def test_the_first_steps_are_read_beside_the_newest_ones(
-    http: httpx.Client, app: FastAPI, monkeypatch: pytest.MonkeyPatch
+def test_first_steps_are_read_beside_the_newest(
+    http: httpx.Client, context: ServiceContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(diagnosis, "WINDOW_STEPS", 4)
     monkeypatch.setattr(diagnosis, "FIRST_STEPS", 3)
@@ -259,7 +232,7 @@ def test_the_first_steps_are_read_beside_the_newest_ones(
     again = run.new_attempt("again", resume_step=3)
     for step in range(3, 11):
         again.put_shard(step, make_batch(24, seed=10 + step)).raise_for_status()
-    with context_of(app).database.read() as session:
+    with context.database.read() as session:
         history = diagnosis.history_of(session, run.run)
     assert history.k3.steps == [7, 8, 9, 10]
     assert history.first_k3.steps == [1, 2, 3]
@@ -286,14 +259,13 @@ def announce_and_score(run: Sender) -> None:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_leaves_no_old_sentence(http: httpx.Client, app: FastAPI, change: str) -> None:
-    run = start_run(http)
+def test_a_change_leaves_no_old_sentence(sender: Sender, context: ServiceContext, change: str) -> None:
     for step in range(8):
         shards = 2 if step == 2 else 1
-        run.put_shard(step, shifted(step), shards=shards).raise_for_status()
-        run.put_scalars(step, {"grad_norm": 1.0, "score": 0.5}).raise_for_status()
-    answer = CHANGES[change](run)
+        sender.put_shard(step, shifted(step), shards=shards).raise_for_status()
+        sender.put_scalars(step, {"grad_norm": 1.0, "score": 0.5}).raise_for_status()
+    answer = CHANGES[change](sender)
     assert answer is None or answer.is_success, answer.text
-    with context_of(app).database.read() as session:
-        fresh = to_json(diagnosis.judge(diagnosis.history_of(session, run.run)))
-    assert content(diagnosis_of(run)) == content(fresh)
+    with context.database.read() as session:
+        fresh = to_json(diagnosis.judge(diagnosis.history_of(session, sender.run)))
+    assert content(diagnosis_of(sender)) == content(fresh)

@@ -1,7 +1,5 @@
 """Long polls share queries, hear of other processes' changes, and miss none."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter
@@ -19,7 +17,7 @@ from tests.service.keys import make_key
 from tests.service.watch.recorded import K3, RecordedRun
 
 WAITERS = 200
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 def version_of(database: Database, run_id: str) -> RunVersion:
@@ -33,7 +31,6 @@ async def wait_for_change(polls: LongPolls, run_id: str, known: RunVersion, seco
     return time.monotonic() - begin
 
 
-@on_sqlite
 def test_a_look_is_one_query_however_many_wait(database: Database) -> None:
     runs = [RecordedRun(database).begin(f"run-{number}") for number in range(4)]
     known = {run.run: version_of(database, run.run) for run in runs}
@@ -65,7 +62,6 @@ def test_a_look_is_one_query_however_many_wait(database: Database) -> None:
     assert 1 < sum(looks) <= lasted / LOOK_SECONDS + 2
 
 
-@on_sqlite
 def test_change_between_the_answer_and_the_next_poll_is_not_missed(database: Database) -> None:
     run = RecordedRun(database).begin()
     known = version_of(database, run.run).of_advice
@@ -82,7 +78,6 @@ def test_change_between_the_answer_and_the_next_poll_is_not_missed(database: Dat
     assert asyncio.run(poll()) < 30
 
 
-@on_sqlite
 def test_wait_goes_on_after_a_look_that_fails(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RecordedRun(database).begin()
     known = version_of(database, run.run)
@@ -106,7 +101,6 @@ def test_wait_goes_on_after_a_look_that_fails(database: Database, monkeypatch: p
     assert 2 * LOOK_SECONDS < asyncio.run(wait()) < 30
 
 
-@on_sqlite
 def test_release_ends_waits_now_and_later(database: Database) -> None:
     run = RecordedRun(database).begin()
     known = version_of(database, run.run)
@@ -121,7 +115,6 @@ def test_release_ends_waits_now_and_later(database: Database) -> None:
     assert max(asyncio.run(release())) < 30
 
 
-@on_sqlite
 @pytest.mark.parametrize("noun", ["lr-advice", "alerts"])
 def test_polls_need_a_valid_key_that_sees_the_run(http: httpx.Client, app: FastAPI, noun: str) -> None:
     database: Database = app.state.context.database
@@ -137,7 +130,6 @@ def test_polls_need_a_valid_key_that_sees_the_run(http: httpx.Client, app: FastA
     assert http.get(address, headers=reader).status_code == 200
 
 
-@on_sqlite
 def test_poll_reads_nothing_by_itself_before_it_waits(database: Database) -> None:
     run = RecordedRun(database).begin()
     known = version_of(database, run.run).of_advice

@@ -1,7 +1,5 @@
 """The file of rules of a service: read at the start, the same for all runs, and derived again after a restart."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise

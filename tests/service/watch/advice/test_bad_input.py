@@ -1,8 +1,6 @@
 """A trainer with the shipped client and feed, and a real service, whose input is bad: it goes on with the last
 decisions, never jumps up, and what it refuses is told with its reason."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -25,7 +23,7 @@ from foreshock.learning_rate.length_decay import HORIZON
 from foreshock.learning_rate.levers import Rollback
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from foreshock_service.app import create_app
-from tests.service.sending import make_batch
+from tests.service.sending import log_probs_of, make_batch
 from tests.service.server import NO_CERTIFICATES, RunningServer
 from tests.waiting import wait_until
 
@@ -38,10 +36,9 @@ Log = Callable[[int], Values]
 def lagging(step: int, rollouts: int = 160, **columns: Any) -> RolloutBatch:
     """Return rollouts with the weights of up to eight steps ago, and a large mismatch; `columns` override."""
     batch, random = make_batch(rollouts, seed=step), np.random.default_rng(step)
-    assert batch.rollout_log_probs is not None
     moved = (0.02 if step == 1 else 0.4) * random.choice([-1.0, 1.0], batch.num_tokens)
     known: dict[str, Any] = {
-        "trainer_log_probs": np.minimum(batch.rollout_log_probs + moved, 0.0).astype(np.float32),
+        "trainer_log_probs": np.minimum(log_probs_of(batch)[0] + moved, 0.0).astype(np.float32),
         "weights_version": np.full(batch.num_tokens, max(step - 8, 1), np.int32),
         "attributes": BatchAttributes(trainer_weights_version=step),
     }
@@ -138,9 +135,7 @@ def test_correction_that_the_trainer_refuses_is_told_and_the_rate_goes_on(traine
     assert_no_jump(trainer.scales)
 
 
-def test_rollback_to_a_checkpoint_that_is_gone_is_told_once_and_training_goes_on(
-    trainer: Trainer, tmp_path: Path
-) -> None:
+def test_rollback_to_a_lost_checkpoint_is_told_once_and_training_goes_on(trainer: Trainer, tmp_path: Path) -> None:
     called: list[int] = []
 
     def go_back(found: Rollback) -> None:
@@ -167,9 +162,7 @@ def test_rollback_to_a_checkpoint_that_is_gone_is_told_once_and_training_goes_on
     assert_no_jump(trainer.scales[49:])
 
 
-def test_of_two_trainers_of_one_run_the_newer_one_is_advised_and_the_older_one_stays(
-    trainer: Trainer, tmp_path: Path
-) -> None:
+def test_of_two_trainers_of_a_run_the_newer_is_advised_and_the_older_stays(trainer: Trainer, tmp_path: Path) -> None:
     trainer.train(range(1, STEPS), lambda _: {})
     before = trainer.feed.revision
     newer = Trainer(trainer.url, tmp_path / "newer", first=STEPS)

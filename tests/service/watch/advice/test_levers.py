@@ -1,7 +1,5 @@
 """The levers over HTTP: decided, switched, held, polled, acknowledged or refused; and input that is missing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx
@@ -31,7 +29,6 @@ def run(http: httpx.Client, app: FastAPI) -> RecordedRun:
 
 
 def announce(run: RecordedRun, step: int, expires_at_us: int | None = None) -> None:
-    """Announce the weights that sample a step."""
     row = {"run_id": run.run, "attempt": run.attempt, "step": step, "root": "runs", "path": f"checkpoint-{step - 1}"}
     rest = {"format": "hf_safetensors", "digest": f"sha256:{step:064x}", "announced_at_us": 1}
     known = {"expires_at_us": expires_at_us, "model_kind": None, "weights_version": None}
@@ -44,9 +41,8 @@ def collapse(run: RecordedRun, last: int = LAST) -> None:
         run.close(step, {**step_of(step), REWARD: 0.6 + 0.01 * (step % 3) if step < COLLAPSE_FROM else 0.0})
 
 
-def read(http: httpx.Client, run: RecordedRun, **query: Any) -> dict[str, Any]:
-    answer: dict[str, Any] = http.get(f"/v1/runs/{run.run}/advice", params=query).raise_for_status().json()
-    return answer
+def read(http: httpx.Client, run: RecordedRun, **query: Any) -> Any:
+    return http.get(f"/v1/runs/{run.run}/advice", params=query).raise_for_status().json()
 
 
 def switch(http: httpx.Client, run: RecordedRun, **modes: str) -> None:
@@ -62,7 +58,9 @@ def acknowledge(http: httpx.Client, run: RecordedRun, **body: Any) -> httpx.Resp
 
 
 def test_lag_switches_token_tis_on_and_the_rate_is_that_of_lr_advice(http: httpx.Client, run: RecordedRun) -> None:
-    for step in range(1, 6):
+    run.close(1, step_of(1))
+    assert (read(http, run)["remedy"], read(http, run)["why"]) == ("nothing", "")
+    for step in range(2, 6):
         run.close(step, step_of(step))
     found = read(http, run, step=6)
     assert found["remedy"] == "correction_and_decay"
@@ -187,9 +185,7 @@ def test_run_without_versions_is_advised_as_far_as_is_known(http: httpx.Client, 
     assert found["rate"]["advised_scale"] == 1.0
 
 
-def test_first_start_chooses_modes_and_the_correction_that_is_asked_for(
-    server: RunningServer, http: httpx.Client, tmp_path: Any
-) -> None:
+def test_first_start_chooses_modes_and_the_correction(server: RunningServer, http: httpx.Client, tmp_path: Any) -> None:
     def start(**options: Any) -> dict[str, Any]:
         with Client(server.url, run_key="asks", spool_directory=tmp_path) as client:
             client.start_run(resume_step=1, **options)
@@ -204,9 +200,7 @@ def test_first_start_chooses_modes_and_the_correction_that_is_asked_for(
     assert (again["correction"]["mode"], again["rollback"]["mode"]) == ("apply", "apply")
 
 
-def test_two_trainers_that_poll_one_run_go_back_once(
-    server: RunningServer, http: httpx.Client, run: RecordedRun
-) -> None:
+def test_two_trainers_of_one_run_go_back_once(server: RunningServer, http: httpx.Client, run: RecordedRun) -> None:
     announce(run, 31)
     collapse(run)
     switch(http, run, correction_mode="apply", rollback_mode="apply")

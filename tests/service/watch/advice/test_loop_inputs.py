@@ -13,7 +13,7 @@ import pytest
 from foreshock.clock import now_us
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from foreshock_service.watch.advice import service
-from tests.service.sending import make_batch, start_run
+from tests.service.sending import Sender, log_probs_of, make_batch, start_run
 from tests.service.watch.recorded import K3, RecordedRun
 
 LAG = "rollout:lag_mean"
@@ -56,7 +56,7 @@ def test_the_newest_attempt_counts_if_two_trainers_log_one_run(recorded: Recorde
 
 
 @pytest.mark.parametrize("jump_us", [-(10**12), 10**15])
-def test_clock_that_jumps_changes_no_scale(
+def test_jump_of_the_clock_changes_no_scale(
     recorded: RecordedRun, monkeypatch: pytest.MonkeyPatch, jump_us: int
 ) -> None:
     other = RecordedRun(recorded.database).begin("another-run")
@@ -68,16 +68,14 @@ def test_clock_that_jumps_changes_no_scale(
 
 
 def shifted(batch: RolloutBatch) -> np.ndarray:
-    assert batch.trainer_log_probs is not None
-    found = batch.trainer_log_probs.copy()
+    found = log_probs_of(batch)[1].copy()
     for first, end in pairwise(batch.response_offsets):
         found[first:end] = np.roll(found[first:end], 1)
     return found
 
 
-def copied(batch: RolloutBatch) -> np.ndarray:
-    assert batch.rollout_log_probs is not None
-    return batch.rollout_log_probs
+def same(batch: RolloutBatch) -> np.ndarray:
+    return log_probs_of(batch)[0]
 
 
 def levers_of(http: httpx.Client, column: Column, scalars: dict[str, float], **declared: Any) -> dict[str, Any]:
@@ -106,11 +104,11 @@ def test_k3_of_log_probs_that_the_lint_proves_wrong_moves_no_lever(http: httpx.C
     ("column", "declared", "why"),
     [
         (shifted, {}, "the two log-probs are shifted by one token"),
-        (copied, {}, "the two log-probs are the same numbers"),
-        (copied, {"trainer_policy": "bypass"}, "the two log-probs are the same numbers"),
+        (same, {}, "the two log-probs are the same numbers"),
+        (same, {"trainer_policy": "bypass"}, "the two log-probs are the same numbers"),
     ],
 )
-def test_no_correction_is_advised_by_log_probs_that_show_no_mismatch(
+def test_log_probs_without_mismatch_advise_no_correction(
     http: httpx.Client, column: Column, declared: dict[str, Any], why: str, lag: float
 ) -> None:
     levers = levers_of(http, column, {**LARGE_UPDATE, "rollout/lag_mean": lag}, **declared)
@@ -124,12 +122,11 @@ def test_no_correction_is_advised_by_log_probs_that_show_no_mismatch(
     assert healthy.get("advice").json()["correction"]["advised"] is not None
 
 
-def test_no_correction_is_advised_to_a_run_that_measures_no_mismatch(http: httpx.Client) -> None:
-    run = start_run(http)
+def test_no_correction_is_advised_to_a_run_that_measures_no_mismatch(sender: Sender) -> None:
     for step in range(1, 9):
-        assert run.put_shard(step, make_batch(160, seed=step, trainer_log_probs=None)).status_code == 201
-        assert run.put_scalars(step, {"learning_rate": 1e-6, **LARGE_UPDATE}).status_code == 204
-    found = run.get("advice").json()
+        assert sender.put_shard(step, make_batch(160, seed=step, trainer_log_probs=None)).status_code == 201
+        assert sender.put_scalars(step, {"learning_rate": 1e-6, **LARGE_UPDATE}).status_code == 204
+    found = sender.get("advice").json()
     assert (found["correction"]["advised"], found["remedy"]) == (None, "cause")
     assert found["why"].endswith("No correction is advised: no step has measured a mismatch.")
 

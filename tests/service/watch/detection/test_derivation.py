@@ -1,7 +1,5 @@
 """Alerts follow the active history, whatever order it arrived in; late data takes back what it contradicts."""
 
-from __future__ import annotations
-
 import pytest
 
 from foreshock_service.platform.security import UNRESTRICTED
@@ -121,9 +119,7 @@ def test_late_step_replays_from_the_snapshot_before_it(recorded: RecordedRun) ->
     assert [step for step in before if again[step] != before[step]] == [72, 73, 74, 75]
 
 
-def test_resume_supersedes_alerts_and_decisions(
-    recorded: RecordedRun,
-) -> None:
+def test_resume_supersedes_alerts_and_decisions(recorded: RecordedRun) -> None:
     recorded.close_all({LENGTH: SURGE}, STEPS)
     recorded.resume(40)
     assert recorded.states() == {("length_surge", 44): "resolved"}

@@ -1,7 +1,5 @@
 """Extreme scalars and detectors that raise, through the whole service: one run's trouble stops no other."""
 
-from __future__ import annotations
-
 import httpx
 import pytest
 

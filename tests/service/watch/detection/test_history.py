@@ -1,27 +1,23 @@
 """The history that detectors replay is what was ingested: measurements of closed steps and their scalars."""
 
-from __future__ import annotations
-
-import httpx
 import pytest
 from fastapi import FastAPI
 
 from foreshock.diagnosis.detectors import WarningConfiguration
 from foreshock.diagnosis.quantities import REWARD_KEY
 from foreshock_service.watch.detection.history import closed_steps_after, watched_run
-from tests.service.sending import make_batch, start_run
+from tests.service.sending import Sender, make_batch
 from tests.service.watch.recorded import K3, RecordedRun
 
 KEYS = WarningConfiguration().keys
 
 
-def test_history_equals_the_api(http: httpx.Client, app: FastAPI) -> None:
-    run = start_run(http)
+def test_history_equals_the_api(sender: Sender, app: FastAPI) -> None:
     for step in (3, 5):
-        assert run.put_shard(step, make_batch(seed=step)).status_code == 201
-        assert run.put_scalars(step, {"grad_norm": 0.5 + step, "reward": 1.0}, source="engine").status_code == 204
-        assert run.put_scalars(step, {"grad_norm": 0.25 + step, "kl": None}).status_code == 204
-    columns = run.get("measurements").json()["columns"]
+        assert sender.put_shard(step, make_batch(seed=step)).status_code == 201
+        assert sender.put_scalars(step, {"grad_norm": 0.5 + step, "reward": 1.0}, source="engine").status_code == 204
+        assert sender.put_scalars(step, {"grad_norm": 0.25 + step, "kl": None}).status_code == 204
+    columns = sender.get("measurements").json()["columns"]
     expected: dict[int, dict[str, float]] = {3: {"scalars:grad_norm": 3.25}, 5: {"scalars:grad_norm": 5.25}}
     for row, (step, comparison) in enumerate(zip(columns["step"], columns["comparison"], strict=True)):
         for name, values in columns.items():
@@ -29,24 +25,23 @@ def test_history_equals_the_api(http: httpx.Client, app: FastAPI) -> None:
             if key in KEYS and values[row] is not None:
                 expected[step][key] = values[row]
     with app.state.context.database.read() as session:
-        history = closed_steps_after(session, run.run, -1, watched_run(session, run.run), 10)
+        history = closed_steps_after(session, sender.run, -1, watched_run(session, sender.run), 10)
     assert [(closed.step, attempt) for closed, attempt in history] == [(3, 1), (5, 1)]
     for closed, _ in history:
         assert "trainer/rollout:k3_kl" in closed.values
         assert dict(closed.values) == {key: value for key, value in expected[closed.step].items() if key in KEYS}
 
 
-def test_late_scalars_reach_the_detectors(http: httpx.Client) -> None:
-    run = start_run(http)
+def test_late_scalars_reach_the_detectors(sender: Sender) -> None:
     for step in range(1, 15):
-        assert run.put_shard(step, make_batch(seed=step)).status_code == 201
-        assert run.put_scalars(step, {"grad_norm": 0.4 if step <= 10 else 4.0}).status_code == 204
-    alerts = {alert["rule"]: alert for alert in run.get("alerts").json()["items"]}
+        assert sender.put_shard(step, make_batch(seed=step)).status_code == 201
+        assert sender.put_scalars(step, {"grad_norm": 0.4 if step <= 10 else 4.0}).status_code == 204
+    alerts = {alert["rule"]: alert for alert in sender.get("alerts").json()["items"]}
     assert (alerts["gradient_rise"]["step"], alerts["gradient_rise"]["value"]) == (13, 4.0)
     assert alerts["gradient_rise"]["evidence"]["baseline"] == pytest.approx(0.4)
     # The trainer corrects the value: the alert is retracted.
-    assert run.put_scalars(12, {"grad_norm": 0.4}).status_code == 204
-    again = {alert["rule"]: alert["state"] for alert in run.get("alerts").json()["items"]}
+    assert sender.put_scalars(12, {"grad_norm": 0.4}).status_code == 204
+    again = {alert["rule"]: alert["state"] for alert in sender.get("alerts").json()["items"]}
     assert again["gradient_rise"] == "retracted"
 
 

@@ -1,7 +1,5 @@
 """A run of 50,000 steps without rollouts costs the database as much as one of 500: counted, not timed."""
 
-from __future__ import annotations
-
 import math
 import time
 from functools import partial
@@ -50,9 +48,7 @@ def run_of(app: FastAPI, http: httpx.Client, database: Database, steps: int) -> 
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_run_of_many_scalar_steps_takes_no_more_instructions(
-    app: FastAPI, http: httpx.Client, database: Database
-) -> None:
+def test_many_scalar_steps_take_no_more_instructions(app: FastAPI, http: httpx.Client, database: Database) -> None:
     executed = Instructions(app.state.context.database)
     run = run_of(app, http, database, SHORT)
     short = {address: least_instructions(executed, run, address) for address in (None, *READ)}

@@ -1,8 +1,6 @@
 """Targets, a run with an alert, and a context in which the outbox is filled and emptied by hand."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,20 +22,22 @@ def receiver() -> Iterator[Receiver]:
     running.close()
 
 
-@pytest.fixture
-def target(receiver: Receiver) -> Callable[..., NotificationTarget]:
-    def make(**fields: Any) -> NotificationTarget:
-        return NotificationTarget(**{"name": "team", "url": f"json://{receiver.host}/hooks/secret-token"} | fields)
-
-    return make
-
-
 @dataclass(frozen=True, slots=True)
 class Alerting:
-    """A run whose only alert is opened by `open` and resolved by `resolve`."""
+    """A run whose only alert is opened by `open` and resolved by `resolve`, and who hears of it."""
 
     sender: Sender
     context: ServiceContext
+    receiver: Receiver
+
+    def target(self, **fields: Any) -> NotificationTarget:
+        """Return the target of the receiver; `fields` override."""
+        own = {"name": "team", "url": f"json://{self.receiver.host}/hooks/secret-token"}
+        return NotificationTarget(**own | fields)
+
+    @property
+    def titles(self) -> list[str]:
+        return [body["title"] for body in self.receiver.bodies]
 
     def open(self) -> str:
         """Lose an item, so that an alert is opened; return its id."""
@@ -49,7 +49,6 @@ class Alerting:
         return str(alert["id"])
 
     def change(self, alert: str, action: str) -> None:
-        """Acknowledge or resolve the alert as a person does."""
         self.sender.http.post(f"/v1/runs/{self.sender.run}/alerts/{alert}/{action}").raise_for_status()
 
     def notify(self, target: NotificationTarget) -> None:
@@ -60,5 +59,5 @@ class Alerting:
 
 
 @pytest.fixture
-def alerting(http: httpx.Client, app: FastAPI) -> Alerting:
-    return Alerting(start_run(http, project="team-a", key="my run"), app.state.context)
+def alerting(http: httpx.Client, app: FastAPI, receiver: Receiver) -> Alerting:
+    return Alerting(start_run(http, project="team-a", key="my run"), app.state.context, receiver)

@@ -1,7 +1,5 @@
 """A real HTTP receiver of webhooks: keeps what it got, and answers as it is told."""
 
-from __future__ import annotations
-
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -41,11 +39,9 @@ class Receiver:
 
     @property
     def bodies(self) -> list[Any]:
-        """The bodies, oldest first."""
         return [body for _, _, body in self.requests]
 
     def close(self) -> None:
-        """Stop."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

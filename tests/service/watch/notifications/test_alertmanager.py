@@ -1,7 +1,5 @@
 """A real Alertmanager takes the alerts, groups them as one, and ends them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,9 +29,7 @@ def alertmanager(receiver: Receiver, tmp_path: Path) -> Iterator[str]:
         yield url
 
 
-def test_alertmanager_gets_the_alert_keeps_it_and_is_told_its_end(
-    alerting: Alerting, alertmanager: str, receiver: Receiver
-) -> None:
+def test_alertmanager_gets_keeps_and_ends_the_alert(alerting: Alerting, alertmanager: str, receiver: Receiver) -> None:
     target = NotificationTarget.model_validate(
         {"name": "am", "url": f"alertmanager{alertmanager.removeprefix('http')}/"}
     )

@@ -1,17 +1,11 @@
 """A collapse by mismatch, as its alerts open: few messages, few episodes, and the way back to a good checkpoint."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
 from foreshock.api.watch import AlertRecord
 from foreshock.diagnosis.episodes import episodes_of
-from foreshock_service.platform.settings import NotificationTarget
 from tests.service.watch.notifications.conftest import Alerting
-from tests.service.watch.notifications.receiver import Receiver
 from tests.service.watch.recorded import K3, RecordedRun
 from tests.service.working import announce_checkpoint
 
@@ -39,24 +33,22 @@ def collapsing() -> dict[str, np.ndarray]:
 
 
 @pytest.fixture
-def collapsed(alerting: Alerting, target: Callable[..., NotificationTarget]) -> RecordedRun:
+def collapsed(alerting: Alerting) -> RecordedRun:
     """The run after its collapse; its checkpoints are announced, and the target is told as it goes."""
     run = RecordedRun(alerting.context.database, run=alerting.sender.run)
     for step, *row in zip(STEPS, *collapsing().values(), strict=True):
         run.close(step, dict(zip(collapsing(), row, strict=True)))
         if step % 20 == 5:
             announce_checkpoint(alerting.sender, step)
-        alerting.notify(target())
+        alerting.notify(alerting.target())
     return run
 
 
-def test_a_collapse_is_few_messages_and_episodes_and_one_way_back(
-    collapsed: RecordedRun, alerting: Alerting, receiver: Receiver
-) -> None:
+def test_collapse_is_few_messages_and_one_way_back(collapsed: RecordedRun, alerting: Alerting) -> None:
     alerts = [AlertRecord(**each) for each in alerting.sender.get("alerts?state=open&limit=100").json()["items"]]
     assert len(alerts) >= 6
-    assert len(receiver.bodies) <= 4
-    collapse = next(body["message"] for body in receiver.bodies if "reward_collapse" in body["title"])
+    assert len(alerting.receiver.bodies) <= 4
+    collapse = next(body["message"] for body in alerting.receiver.bodies if "reward_collapse" in body["title"])
     assert "go back to the checkpoint of step 45" in collapse
     episodes = episodes_of(alerts)
     assert len(episodes) <= 3

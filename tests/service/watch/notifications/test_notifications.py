@@ -1,15 +1,12 @@
 """One message per episode, retried and leased; no secret and no redirect."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import logging
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,16 +20,8 @@ from sqlalchemy.orm import Session
 from foreshock.errors import ConfigurationError
 from foreshock_service.maintenance.delete_runs import delete_rows_of_deleted_runs
 from foreshock_service.platform.context import ServiceContext
-from foreshock_service.platform.database.tables import (
-    Alert,
-    DetectorSnapshot,
-    Notification,
-    Run,
-    Step,
-    StoredDiagnosis,
-    measurements,
-)
-from foreshock_service.platform.settings import NotificationTarget, load_settings
+from foreshock_service.platform.database import tables
+from foreshock_service.platform.settings import load_settings
 from foreshock_service.runs.runs import mark_stale_runs
 from foreshock_service.serving import serve
 from foreshock_service.watch.advance import mark_waiting_runs
@@ -42,36 +31,28 @@ from foreshock_service.watch.notifications.service import fill_outbox, notifiers
 from tests.ports import free_port
 from tests.service.sending import make_batch
 from tests.service.watch.notifications.conftest import Alerting
-from tests.service.watch.notifications.receiver import Receiver
 from tests.service.watch.recorded import K3, RecordedRun
 from tests.waiting import wait_until
 
-Make = Callable[..., NotificationTarget]
 
-
-def outbox(alerting: Alerting) -> list[Notification]:
+def outbox(alerting: Alerting) -> list[tables.Notification]:
+    made = tables.Notification
     with alerting.context.database.read() as session:
-        return list(session.scalars(select(Notification).order_by(Notification.created_at_us, Notification.id)))
-
-
-def titles(receiver: Receiver) -> list[str]:
-    return [body["title"] for body in receiver.bodies]
+        return list(session.scalars(select(made).order_by(made.created_at_us, made.id)))
 
 
 def make_due(alerting: Alerting) -> None:
     """Let the time of the backoff, or of a lease, pass."""
     values = {"due_at_us": 0, "leased_until_us": 0}
-    alerting.context.database.write(lambda session: session.execute(update(Notification).values(**values)))
+    alerting.context.database.write(lambda session: session.execute(update(tables.Notification).values(**values)))
 
 
-def test_an_alert_is_sent_once_when_it_opens_and_once_when_it_is_resolved(
-    alerting: Alerting, target: Make, receiver: Receiver
-) -> None:
-    told = target(resolved=True)
+def test_an_alert_is_sent_once_when_it_opens_and_once_when_it_is_resolved(alerting: Alerting) -> None:
+    told = alerting.target(resolved=True)
     alert = alerting.open()
     for _ in range(3):
         alerting.notify(told)
-    ((path, _, body),) = receiver.requests
+    ((path, _, body),) = alerting.receiver.requests
     assert path == "/hooks/secret-token"
     assert (body["title"], body["type"]) == ("warning: client_losses at step 1 of my run", "warning")
     headline, *_, address = body["message"].splitlines()
@@ -81,68 +62,53 @@ def test_an_alert_is_sent_once_when_it_opens_and_once_when_it_is_resolved(
     assert alerting.sender.http.get(page.removeprefix(alerting.context.settings.page_root)).status_code == 200
     alerting.change(alert, "acknowledge")
     alerting.notify(told)
-    assert len(receiver.requests) == 1
+    assert len(alerting.receiver.requests) == 1
     alerting.change(alert, "resolve")
     for _ in range(3):
         alerting.notify(told)
-    assert titles(receiver)[1:] == ["resolved: client_losses at step 1 of my run"]
-    assert receiver.bodies[1]["type"] == "success"
+    assert alerting.titles[1:] == ["resolved: client_losses at step 1 of my run"]
+    assert alerting.receiver.bodies[1]["type"] == "success"
 
 
-def test_the_end_is_sent_only_to_targets_that_ask_for_it(alerting: Alerting, target: Make, receiver: Receiver) -> None:
+def test_target_chooses_alerts_by_severity_and_project_and_whether_it_hears_their_end(alerting: Alerting) -> None:
     alert = alerting.open()
-    alerting.notify(target())
+    alerting.notify(alerting.target(name="a", severity="critical", verdicts=True))
+    alerting.notify(alerting.target(name="b", projects=("team-b",)))
+    assert alerting.receiver.requests == []
+    alerting.notify(alerting.target(name="c", severity="info", projects=("team-a",)))
+    assert len(alerting.receiver.requests) == 1
     alerting.change(alert, "resolve")
-    alerting.notify(target())
-    assert titles(receiver) == ["warning: client_losses at step 1 of my run"]
+    alerting.notify(alerting.target(name="c"))
+    # Nor is an alert that ended before it was seen.
+    alerting.notify(alerting.target(name="d", resolved=True))
+    assert len(alerting.receiver.requests) == 1
 
 
-def test_severity_and_project_choose_the_alerts(alerting: Alerting, target: Make, receiver: Receiver) -> None:
-    alerting.open()
-    alerting.notify(target(name="a", severity="critical"))
-    alerting.notify(target(name="b", projects=("team-b",)))
-    assert receiver.requests == []
-    alerting.notify(target(name="c", severity="info", projects=("team-a",)))
-    assert len(receiver.requests) == 1
-
-
-def test_an_alert_that_ended_before_it_was_seen_is_not_sent(
-    alerting: Alerting, target: Make, receiver: Receiver
-) -> None:
-    alerting.change(alerting.open(), "resolve")
-    alerting.notify(target(resolved=True))
-    assert receiver.requests == []
-
-
-def test_a_refused_message_is_sent_again_later(
-    alerting: Alerting, target: Make, receiver: Receiver, caplog: pytest.LogCaptureFixture
-) -> None:
-    receiver.answers = [500, 429]
+def test_a_refused_message_is_sent_again_later(alerting: Alerting, caplog: pytest.LogCaptureFixture) -> None:
+    alerting.receiver.answers = [500, 429]
     alerting.open()
     with caplog.at_level(logging.DEBUG):
         for tries in (1, 2):
-            alerting.notify(target())
+            alerting.notify(alerting.target())
             (row,) = outbox(alerting)
             assert (row.state, row.tries) == ("pending", tries)
             assert row.due_at_us > row.created_at_us
             make_due(alerting)
-        alerting.notify(target())
+        alerting.notify(alerting.target())
     assert outbox(alerting)[0].state == "sent"
-    assert len(receiver.requests) == 3
+    assert len(alerting.receiver.requests) == 3
     assert "target team did not take a message, it is sent again: Failed to send JSON POST notification" in caplog.text
     assert "error=500" in caplog.text
     assert "secret-token" not in caplog.text
 
 
-def test_a_message_is_given_up_after_a_day(
-    alerting: Alerting, target: Make, receiver: Receiver, caplog: pytest.LogCaptureFixture
-) -> None:
-    receiver.answers = [404] * 5
+def test_a_message_is_given_up_after_a_day(alerting: Alerting, caplog: pytest.LogCaptureFixture) -> None:
+    alerting.receiver.answers = [404] * 5
     alerting.open()
-    fill_outbox(alerting.context, target())
-    old = update(Notification).values(created_at_us=Notification.created_at_us - 24 * 3600 * 1_000_000)
+    fill_outbox(alerting.context, alerting.target())
+    old = update(tables.Notification).values(created_at_us=tables.Notification.created_at_us - 24 * 3600 * 1_000_000)
     alerting.context.database.write(lambda session: session.execute(old))
-    send_next(alerting.context, target())
+    send_next(alerting.context, alerting.target())
     assert outbox(alerting)[0].state == "failed"
     assert "it is given up: Failed to send JSON POST notification" in caplog.text
 
@@ -172,68 +138,59 @@ def test_answer_in_an_encoding_is_not_decoded() -> None:
     assert len(shown) <= 200
 
 
-def test_a_redirect_is_not_followed(alerting: Alerting, target: Make, receiver: Receiver) -> None:
-    receiver.answers = [302]
+def test_a_redirect_is_not_followed(alerting: Alerting) -> None:
+    alerting.receiver.answers = [302]
     alerting.open()
-    alerting.notify(target())
-    assert [path for path, _, _ in receiver.requests] == ["/hooks/secret-token"]
+    alerting.notify(alerting.target())
+    assert [path for path, _, _ in alerting.receiver.requests] == ["/hooks/secret-token"]
     assert "error=302" in str(outbox(alerting)[0].error)
     # Neither by a parameter of the URL, nor for an Alertmanager.
-    receiver.answers = [302, 302]
-    alerting.notify(target(name="b", url=f"json://{receiver.host}/hooks/b?redirect=yes"))
-    alerting.notify(target(name="c", url=f"alertmanager://{receiver.host}/hooks"))
-    assert [path for path, _, _ in receiver.requests[1:]] == ["/hooks/b", "/hooks/api/v2/alerts"]
+    alerting.receiver.answers = [302, 302]
+    alerting.notify(alerting.target(name="b", url=f"json://{alerting.receiver.host}/hooks/b?redirect=yes"))
+    alerting.notify(alerting.target(name="c", url=f"alertmanager://{alerting.receiver.host}/hooks"))
+    assert [path for path, _, _ in alerting.receiver.requests[1:]] == ["/hooks/b", "/hooks/api/v2/alerts"]
     assert "redirects" in str(outbox(alerting)[-1].error)
 
 
-def test_a_target_that_does_not_answer_ends_in_a_timeout(
-    alerting: Alerting, target: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_target_that_does_not_answer_ends_in_a_timeout(alerting: Alerting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sending, "TIMEOUT_SECONDS", 0.3)
     alerting.open()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         host = f"127.0.0.1:{silent.getsockname()[1]}"
-        alerting.notify(target(name="a", url=f"json://{host}/secret-token"))
-        alerting.notify(target(name="b", url=f"alertmanager://{host}/secret-token"))
+        alerting.notify(alerting.target(name="a", url=f"json://{host}/secret-token"))
+        alerting.notify(alerting.target(name="b", url=f"alertmanager://{host}/secret-token"))
     first, second = outbox(alerting)
     assert (first.state, second.state) == ("pending", "pending")
     assert str(first.error).startswith("A Connection error occurred")
     assert str(second.error).startswith("ReadTimeout")
 
 
-def test_the_outbox_survives_a_process_that_died_while_sending(
-    alerting: Alerting, target: Make, receiver: Receiver
-) -> None:
+def test_the_outbox_survives_a_process_that_died_while_sending(alerting: Alerting) -> None:
     alerting.open()
-    fill_outbox(alerting.context, target())
+    fill_outbox(alerting.context, alerting.target())
     held = {"lease": "of a dead process", "leased_until_us": 2**62}
-    alerting.context.database.write(lambda session: session.execute(update(Notification).values(**held)))
-    assert not send_next(alerting.context, target())
+    alerting.context.database.write(lambda session: session.execute(update(tables.Notification).values(**held)))
+    assert not send_next(alerting.context, alerting.target())
     make_due(alerting)
-    assert send_next(alerting.context, target())
-    assert len(receiver.requests) == 1
+    assert send_next(alerting.context, alerting.target())
+    assert len(alerting.receiver.requests) == 1
 
 
-def test_several_processes_send_a_message_once(alerting: Alerting, target: Make, receiver: Receiver) -> None:
+def test_several_processes_send_a_message_once(alerting: Alerting) -> None:
     alerting.open()
-    threads = [threading.Thread(target=alerting.notify, args=(target(),)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(receiver.requests) == 1
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(alerting.notify, [alerting.target()] * 8))
+    assert len(alerting.receiver.requests) == 1
 
 
-def test_no_part_of_the_url_is_logged_or_stored(
-    alerting: Alerting, target: Make, receiver: Receiver, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_part_of_the_url_is_logged_or_stored(alerting: Alerting, caplog: pytest.LogCaptureFixture) -> None:
     hidden = ("secret-user", "secret-password", "secret-path", "secret-header", "secret-bearer")
-    url = f"json://secret-user:secret-password@{receiver.host}/secret-path?+X-Token=secret-header"
-    receiver.answers = [500, 401, 500, 401]
+    url = f"json://secret-user:secret-password@{alerting.receiver.host}/secret-path?+X-Token=secret-header"
+    alerting.receiver.answers = [500, 401, 500, 401]
     alerting.open()
     told = (
-        target(name="a", url=url, resolved=True),
-        target(name="b", url=f"alertmanager://{receiver.host}/secret-path", token="secret-bearer"),
+        alerting.target(name="a", url=url, resolved=True),
+        alerting.target(name="b", url=f"alertmanager://{alerting.receiver.host}/secret-path", token="secret-bearer"),
     )
     with caplog.at_level(logging.DEBUG):
         for each in told * 3:
@@ -242,32 +199,33 @@ def test_no_part_of_the_url_is_logged_or_stored(
             assert not [secret for secret in hidden if secret in " ".join(stored) + caplog.text]
             make_due(alerting)
     assert [row.error for row in outbox(alerting)] == [None, None]
-    headers = {path: headers for path, headers, _ in receiver.requests}
+    headers = {path: headers for path, headers, _ in alerting.receiver.requests}
     assert headers["/secret-path"]["x-token"] == "secret-header"
     assert headers["/secret-path/api/v2/alerts"]["authorization"] == "Bearer secret-bearer"
 
 
-def test_a_deleted_run_sends_nothing(alerting: Alerting, target: Make, receiver: Receiver) -> None:
+def test_a_deleted_run_sends_nothing(alerting: Alerting) -> None:
     alerting.open()
-    fill_outbox(alerting.context, target())
+    fill_outbox(alerting.context, alerting.target())
     alerting.sender.http.delete(f"/v1/runs/{alerting.sender.run}").raise_for_status()
-    alerting.notify(target())
-    assert receiver.requests == []
+    alerting.notify(alerting.target())
+    assert alerting.receiver.requests == []
     assert outbox(alerting)[0].state == "dropped"
 
 
-def test_the_service_sends_by_itself(alerting: Alerting, target: Make, receiver: Receiver) -> None:
-    settings = alerting.context.settings.model_copy(update={"notifications": (target(), target(name="b"))})
+def test_the_service_sends_by_itself(alerting: Alerting) -> None:
+    told = (alerting.target(), alerting.target(name="b"))
+    settings = alerting.context.settings.model_copy(update={"notifications": told})
     threads = notifiers(replace(alerting.context, settings=settings))
     alerting.open()
     for thread in threads:
         thread.start()
     try:
-        wait_until(lambda: len(receiver.requests) >= 2)
+        wait_until(lambda: len(alerting.receiver.requests) >= 2)
     finally:
         for thread in threads:
             thread.stop()
-    assert len(receiver.requests) == 2
+    assert len(alerting.receiver.requests) == 2
 
 
 def configure(monkeypatch: pytest.MonkeyPatch, *targets: dict[str, Any]) -> None:
@@ -291,10 +249,7 @@ def test_settings_show_the_name_and_never_the_address(monkeypatch: pytest.Monkey
         ({"url": "alertmanager://user:xyz@host/"}, "must not hold a user or password"),
         ({"token": "xyz"}, "token is for Alertmanager only"),
         ({"severity": "high"}, "Input should be 'info', 'warning' or 'critical'"),
-        (
-            {"adress": "xyz"},
-            "FORESHOCK_NOTIFICATIONS: target 2: adress is unknown; a target has name, url, token,",
-        ),
+        ({"adress": "xyz"}, "target 2: adress is unknown; a target has name, url, token,"),
         ({"url": None}, "FORESHOCK_NOTIFICATIONS: target 2: url is required"),
         ({"projects": ["xyz", 1]}, "FORESHOCK_NOTIFICATIONS: target 2: projects.1: Input should be a valid string"),
     ],
@@ -335,14 +290,14 @@ def test_two_targets_of_one_name_and_broken_json_are_errors(monkeypatch: pytest.
 
 
 def test_the_command_sends_a_test_message(
-    monkeypatch: pytest.MonkeyPatch, receiver: Receiver, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, alerting: Alerting, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    configure(monkeypatch, {"name": "team", "url": f"json://{receiver.host}/x"}, SLACK)
+    configure(monkeypatch, {"name": "team", "url": f"json://{alerting.receiver.host}/x"}, SLACK)
     sending.show_targets()
     assert capsys.readouterr().out == "team\twarning\tevery project\noncall\twarning\tevery project\n"
     sending.send_test("team")
     assert capsys.readouterr().out == "team took the message\n"
-    assert titles(receiver) == ["warning: test at step 0 of test"]
+    assert alerting.titles == ["warning: test at step 0 of test"]
     with pytest.raises(ConfigurationError, match="there is no target nobody; targets: team, oncall"):
         sending.send_test("nobody")
     configure(monkeypatch, {"name": "away", "url": f"json://127.0.0.1:{free_port()}/secret-token"})
@@ -351,69 +306,62 @@ def test_the_command_sends_a_test_message(
     assert "secret-token" not in str(raised.value)
 
 
-def test_one_message_for_an_episode_unless_it_grows_worse(alerting: Alerting, target: Make, receiver: Receiver) -> None:
+def test_one_message_for_an_episode_unless_it_grows_worse(alerting: Alerting) -> None:
     run = RecordedRun(alerting.context.database).begin("mismatch")
     # The baseline is half of the level that is critical: the rules on k3 fire one after the other, for one cause.
     run.close_all({K3: [5e-3] * 20}, range(1, 21))
-    alerting.notify(target())
+    alerting.notify(alerting.target())
     run.close_all({K3: [0.3] * 20}, range(21, 41))
     for _ in range(2):
-        alerting.notify(target())
+        alerting.notify(alerting.target())
     rules = {alert.rule: alert.severity for alert in run.alerts()}
     assert len(rules) >= 4
-    assert [body["type"] for body in receiver.bodies] == ["warning", "failure"]
+    assert [body["type"] for body in alerting.receiver.bodies] == ["warning", "failure"]
     # A new episode has a message of its own.
     run.close_all({K3: [1e-4] * 8 + [0.3] * 60}, range(41, 109))
-    alerting.notify(target())
-    assert [body["type"] for body in receiver.bodies] == ["warning", "failure", "failure"]
+    alerting.notify(alerting.target())
+    assert [body["type"] for body in alerting.receiver.bodies] == ["warning", "failure", "failure"]
 
 
-def test_a_changed_verdict_is_told_once_with_its_headline_to_targets_that_ask(
-    alerting: Alerting, target: Make, receiver: Receiver
-) -> None:
-    told = target(verdicts=True, resolved=True)
+def test_a_changed_verdict_is_told_once_with_its_headline_to_targets_that_ask(alerting: Alerting) -> None:
+    told = alerting.target(verdicts=True, resolved=True)
     alert = alerting.open()
     for _ in range(3):
         alerting.notify(told)
-    assert sorted(titles(receiver)) == ["warning: client_losses at step 1 of my run", "warning: my run"]
+    assert sorted(alerting.titles) == ["warning: client_losses at step 1 of my run", "warning: my run"]
     said = alerting.sender.get("diagnosis").json()
-    (verdict,) = [each for each in receiver.bodies if each["title"] == "warning: my run"]
+    (verdict,) = [each for each in alerting.receiver.bodies if each["title"] == "warning: my run"]
     assert verdict["message"].splitlines()[0] == said["headline"]
     # A later step changes the diagnosis and not its verdict.
     alerting.sender.put_shard(2, make_batch(seed=2)).raise_for_status()
     alerting.notify(told)
-    assert len(receiver.requests) == 2
+    assert len(alerting.receiver.requests) == 2
     alerting.change(alert, "resolve")
     for _ in range(2):
         alerting.notify(told)
-    assert sorted(titles(receiver)[2:]) == ["resolved: client_losses at step 1 of my run", "unknown: my run"]
+    assert sorted(alerting.titles[2:]) == ["resolved: client_losses at step 1 of my run", "unknown: my run"]
 
 
-def test_each_silence_of_a_run_is_told(alerting: Alerting, target: Make, receiver: Receiver) -> None:
+def test_each_silence_of_a_run_is_told(alerting: Alerting) -> None:
     sender, context = alerting.sender, alerting.context
     # A run that logs scalars only: each silence is at the same step.
     sender.put_scalars(1, {"reward": 1.0}).raise_for_status()
-    told = target(resolved=True)
+    told = alerting.target(resolved=True)
     for _ in range(3):
-        heartbeat = sender.http.put(f"/v1/runs/{sender.run}/attempts/1/clients/a", json={})
-        heartbeat.raise_for_status()
+        sender.http.put(f"/v1/runs/{sender.run}/attempts/1/clients/a", json={}).raise_for_status()
         alerting.notify(told)
-        context.database.write(lambda session: session.execute(update(Run).values(seen_at_us=0)))
+        context.database.write(lambda session: session.execute(update(tables.Run).values(seen_at_us=0)))
         mark_stale_runs(context, 0)
         alerting.notify(told)
-    assert titles(receiver) == [
-        "warning: stale_run at step 0 of my run",
-        "resolved: stale_run at step 0 of my run",
-    ] * 2 + ["warning: stale_run at step 0 of my run"]
+    stale = [f"{word}: stale_run at step 0 of my run" for word in ("warning", "resolved")]
+    assert alerting.titles == [*stale, *stale, stale[0]]
 
 
-def test_verdict_that_was_obsolete_before_it_was_sent_is_told_when_it_returns(
-    alerting: Alerting, target: Make, receiver: Receiver
-) -> None:
-    told = target(verdicts=True, severity="warning")
+def test_verdict_that_was_obsolete_before_it_was_sent_is_told_when_it_returns(alerting: Alerting) -> None:
+    told = alerting.target(verdicts=True, severity="warning")
 
     def verdicts() -> list[str]:
-        return [title for title in titles(receiver) if title.endswith(": my run")]
+        return [title for title in alerting.titles if title.endswith(": my run")]
 
     alert = alerting.open()
     fill_outbox(alerting.context, told)
@@ -428,36 +376,32 @@ def test_verdict_that_was_obsolete_before_it_was_sent_is_told_when_it_returns(
     assert verdicts() == ["warning: my run"]
 
 
-def test_message_is_kept_as_long_as_its_run(alerting: Alerting, target: Make, receiver: Receiver) -> None:
-    told = target(name="am", url=f"alertmanager://{receiver.host}")
+def test_message_is_kept_as_long_as_its_run(alerting: Alerting) -> None:
+    told = alerting.target(name="am", url=f"alertmanager://{alerting.receiver.host}")
     alerting.open()
     alerting.notify(told)
-    old = update(Notification).values(created_at_us=0, due_at_us=0)
+    old = update(tables.Notification).values(created_at_us=0, due_at_us=0)
     alerting.context.database.write(lambda session: session.execute(old))
     alerting.sender.put_shard(2, make_batch(seed=2), shard=0, shards=2).raise_for_status()
-    alerting.context.database.write(lambda session: session.execute(update(Step).values(last_shard_at_us=0)))
+    alerting.context.database.write(lambda session: session.execute(update(tables.Step).values(last_shard_at_us=0)))
     # Another alert, whose message is added to the outbox.
     mark_waiting_runs(alerting.context)
     alerting.notify(told)
-    names = [each["labels"]["alertname"] for body in receiver.bodies for each in body]
+    names = [each["labels"]["alertname"] for body in alerting.receiver.bodies for each in body]
     assert sorted(names) == ["ForeshockClientLosses", "ForeshockClientLosses", "ForeshockIncompleteStep"]
     alerting.sender.http.delete(f"/v1/runs/{alerting.sender.run}").raise_for_status()
     delete_rows_of_deleted_runs(alerting.context)
     assert outbox(alerting) == []
 
 
-def test_a_target_hears_nothing_old_of_runs_that_have_ended(
-    alerting: Alerting, target: Make, receiver: Receiver
-) -> None:
+def test_a_target_hears_nothing_old_of_runs_that_have_ended(alerting: Alerting) -> None:
     alerting.open()
     alerting.sender.http.patch(f"/v1/runs/{alerting.sender.run}", json={"state": "failed"}).raise_for_status()
-    assert fill_outbox(alerting.context, target(verdicts=True)) == 0
+    assert fill_outbox(alerting.context, alerting.target(verdicts=True)) == 0
 
 
-def test_what_happened_just_before_the_service_died_is_told_by_the_next_one(
-    alerting: Alerting, target: Make, receiver: Receiver
-) -> None:
-    told = target(verdicts=True)
+def test_what_happened_just_before_the_service_died_is_told_by_the_next_one(alerting: Alerting) -> None:
+    told = alerting.target(verdicts=True)
     assert fill_outbox(alerting.context, told) == 0
     # The service dies before its next look, and the run has ended.
     alerting.open()
@@ -465,35 +409,35 @@ def test_what_happened_just_before_the_service_died_is_told_by_the_next_one(
     settings = alerting.context.settings.model_copy(update={"notifications": (told,)})
     (thread,) = notifiers(replace(alerting.context, settings=settings))
     thread.run_round()
-    assert len(receiver.requests) == 2
+    assert len(alerting.receiver.requests) == 2
 
 
 def judge_again(context: ServiceContext) -> None:
     """Start as after an upgrade: every state and diagnosis is of an earlier release."""
 
     def work(session: Session) -> None:
-        session.execute(update(DetectorSnapshot).values(configuration_digest="older"))
-        session.execute(update(StoredDiagnosis).values(judged_by="older"))
+        session.execute(update(tables.DetectorSnapshot).values(configuration_digest="older"))
+        session.execute(update(tables.StoredDiagnosis).values(judged_by="older"))
 
     context.database.write(work)
     mark_outdated(context.database)
     mark_waiting_runs(context)
 
 
-def test_an_upgrade_tells_nobody(alerting: Alerting, target: Make, receiver: Receiver) -> None:
-    context, told = alerting.context, target(resolved=True, verdicts=True, severity="info")
+def test_an_upgrade_tells_nobody(alerting: Alerting) -> None:
+    context, told = alerting.context, alerting.target(resolved=True, verdicts=True, severity="info")
     missed, gone = RecordedRun(context.database).begin("missed"), RecordedRun(context.database).begin("gone")
     for run in (missed, gone):
         run.close_all({K3: [1e-4] * 20 + [0.3] * 20}, range(1, 41))
     alerting.notify(told)
-    before = len(receiver.requests)
-    assert {"critical: gone", "critical: missed"} <= set(titles(receiver))
+    before = len(alerting.receiver.requests)
+    assert {"critical: gone", "critical: missed"} <= set(alerting.titles)
 
     def as_an_earlier_release_judged(session: Session) -> None:
         # It found nothing in one run, and something in the other that this release does not find.
-        for table in (Notification, Alert, StoredDiagnosis):
+        for table in (tables.Notification, tables.Alert, tables.StoredDiagnosis):
             session.execute(delete(table).where(table.run_id == missed.run))
-        low = measurements.update().where(measurements.c.run_id == gone.run).values(k3_kl=1e-4)
+        low = tables.measurements.update().where(tables.measurements.c.run_id == gone.run).values(k3_kl=1e-4)
         session.execute(low)
 
     context.database.write(as_an_earlier_release_judged)
@@ -502,20 +446,12 @@ def test_an_upgrade_tells_nobody(alerting: Alerting, target: Make, receiver: Rec
     assert {alert.state for alert in gone.alerts()} == {"retracted"}
     for _ in range(2):
         alerting.notify(told)
-    assert len(receiver.requests) == before
+    assert len(alerting.receiver.requests) == before
     # What new steps show is told.
     gone.close_all({K3: [0.3] * 20}, range(41, 61))
     missed.close_all({K3: [1e-4] * 40 + [0.3] * 20}, range(41, 101))
     alerting.notify(told)
-    new = titles(receiver)[before:]
+    new = alerting.titles[before:]
     for key in ("gone", "missed"):
         assert f"critical: {key}" in new
         assert [title for title in new if title.startswith("critical: mismatch") and title.endswith(key)]
-
-
-def test_a_verdict_below_the_severity_of_the_target_is_not_told(
-    alerting: Alerting, target: Make, receiver: Receiver
-) -> None:
-    alerting.open()
-    alerting.notify(target(verdicts=True, severity="critical"))
-    assert receiver.requests == []
