@@ -15,7 +15,6 @@ from foreshock.certify.registry import engine_of, entries
 from foreshock.commands.text import table
 from foreshock.diagnosis.wording import number
 from foreshock.environment import Environment
-from foreshock.scorers import ENGINE_DECODE
 
 DOCUMENT: Final = Path(__file__).resolve().parents[1] / "docs" / "registry.md"
 _BLOCK: Final = re.compile(r"(<!-- registry -->\n).*?(<!-- end of registry -->)", re.DOTALL)
@@ -40,9 +39,7 @@ def registry_table(found: Sequence[Certificate]) -> str:
 
 def _row(found: Sequence[Certificate]) -> list[str]:
     newest = found[-1]
-    row = newest.row(f"trainer/{ENGINE_DECODE}")
-    assert row is not None
-    size, dtype = row.sizes[0], _line(newest)[2]
+    size, dtype = newest.rows[0].sizes[0], _line(newest)[2]
     equal = max(Counter(map(_numbers, found)).values())
     sizes = [f"{newest.parameters / 1e6:.1f}", dtype, number(size.k3), number(size.floor)]
     return [newest.model, *sizes, str(len(found)), str(equal)]

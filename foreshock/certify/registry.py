@@ -17,19 +17,18 @@ from foreshock.certify.certificate import Certificate, read_certificate
 from foreshock.environment import Environment, differences
 from foreshock.fingerprint import Fingerprint
 from foreshock.model_kind import ModelKind
-from foreshock.scorers import ENGINE_DECODE, ENGINE_REPLAY
 
 _HERE = Path(__file__).resolve().parent
 REGISTRY: Final = next(path for path in (_HERE / "certificates", _HERE.parents[1] / "registry") if path.is_dir())
 """The folder of certificates: at the top of the repository; a wheel carries it inside this package."""
-_KEPT = (ENGINE_DECODE, ENGINE_REPLAY, "trainer base")
 _FARTHEST_MINOR = 1
 
 
 def entry_of(certificate: Certificate) -> Certificate:
     """Return a certificate as the registry keeps it: without tokens, and without the sums of single prompts."""
     rows = (replace(row, sizes=tuple(replace(size, prompts=()) for size in row.sizes)) for row in certificate.rows)
-    fingerprints = {name: each for name, each in certificate.fingerprints.items() if name in _KEPT}
+    kept = (*_scorers(certificate), "trainer base")
+    fingerprints = {name: each for name, each in certificate.fingerprints.items() if name in kept}
     return replace(certificate, rows=tuple(rows), fingerprints=fingerprints, token_sets={})
 
 
@@ -41,8 +40,14 @@ def entries() -> tuple[Certificate, ...]:
 
 def engine_of(certificate: Certificate) -> Fingerprint | None:
     """Return the fingerprint of the engine that was certified; None if no row could be tried."""
-    found = next((each for name, each in certificate.fingerprints.items() if name in _KEPT[:2]), None)
+    known = _scorers(certificate)
+    found = next((each for name, each in certificate.fingerprints.items() if name in known), None)
     return None if found is None else Fingerprint.from_dict(found)
+
+
+def _scorers(certificate: Certificate) -> tuple[str, ...]:
+    """Return the scorers of the engine, without their options."""
+    return tuple(each.partition(":")[0] for each in certificate.engines)
 
 
 def near(engine: Fingerprint, model_kind: ModelKind | None, among: Iterable[Certificate]) -> Sequence[Certificate]:

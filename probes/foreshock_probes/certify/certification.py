@@ -209,7 +209,9 @@ class Certification:
         one, other = (each for each in found if each is not None)
         verdicts: list[Verdict] = []
         sizes: list[Size] = []
-        pairs = [(condition.dtype or self._dtype, one, other)]
+        scored = self._work.scores(condition.other) if condition.other in self._asked.engines else None
+        of_engine = scored[1].dtype if scored is not None else None
+        pairs = [(condition.dtype or of_engine or self._dtype, one, other)]
         if condition.float32 is not None:
             twins = [self._work.scores(each) for each in condition.float32]
             if twins[0] is not None and twins[1] is not None:
