@@ -77,6 +77,9 @@ _TO_ROUTING: Final = (
     "in the trainer."
 )
 
+_OF_GROWTH: Final = frozenset({"weights_not_delivered", "mismatch_without_updates"})
+"""Causes seen in a growth from the first step on: a place says where, and not why."""
+
 PLACE: Final = "mismatch_by_place"
 """The finding that says where the mismatch is, not what makes it."""
 
@@ -190,7 +193,8 @@ def _rank(cause: DiagnosisCause, placed: int, most: int) -> int:
         return 4
     if cause.certainty == "shown":
         return 2 if cause.name == PLACE else 0
-    return 1 if cause.source == "lint" and _steps_of(cause) >= placed else 3
+    says_more = cause.name in _OF_GROWTH or (cause.source == "lint" and _steps_of(cause) >= placed)
+    return 1 if says_more else 3
 
 
 def most_steps(causes: Sequence[DiagnosisCause]) -> int:

@@ -50,8 +50,8 @@ _STATIC_OF_MANY, _STATIC_OF_FEW = 1.6, 2.5
 _LARGEST_OF_PRECISION = 1e-2
 # Other known causes already explain a k3 that is present since the first step.
 _OPEN = ("mismatch_everywhere", "k3_per_entropy")
-# Two temperatures are there from the first step on: they explain no growth.
-_NO_GROWTH = "temperatures_differ"
+# Two temperatures are there from the first step on: they explain no growth. Nor does a place.
+_NO_GROWTH = frozenset({"temperatures_differ", "mismatch_by_place"})
 
 
 def causes_of_course(
@@ -74,7 +74,7 @@ def causes_of_course(
         return ()
     jump, other = _jump(at, logs, quantity), None
     explained = set(named).difference(_OPEN)
-    if explained <= {_NO_GROWTH}:
+    if explained <= _NO_GROWTH:
         other = _since_start(*_known((first or {}).items()), at, logs, healthy_end, quantity, is_frozen)
     if explained and other is not None and other.name == "static_mismatch":
         other = None

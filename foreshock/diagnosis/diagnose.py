@@ -50,6 +50,7 @@ from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE
 from foreshock.diagnosis.reward_outage import outage_of
 from foreshock.diagnosis.rule import CLIENT_LOSSES
 from foreshock.diagnosis.short_headline import short_of
+from foreshock.diagnosis.tool_answers import tools_in_fall
 from foreshock.diagnosis.wording import number, plural, ranks_in_words
 from foreshock.lint.checks.duplicates import ALIKE
 from foreshock.severity import severity_rank
@@ -92,7 +93,7 @@ def diagnose(history: History) -> Diagnosis:
         *stays_at_zero(history.evaluations, history.reward),
         *outage_of(history.reward),
         *zero_rate(history.rates),
-        *(() if fall is None else cut_in_fall(fall, history)),
+        *(() if fall is None else (*tools_in_fall(fall, history), *cut_in_fall(fall, history))),
     )
     if history.model_kind == "moe":
         found = tuple(map(of_mixture, found))

@@ -26,6 +26,7 @@ from foreshock.diagnosis.mismatch_order import order_in_words
 from foreshock.diagnosis.odd_steps import ODD_STEPS
 from foreshock.diagnosis.reward import level_after_fall
 from foreshock.diagnosis.reward_outage import outage_of
+from foreshock.diagnosis.tool_answers import TOOLS_CHANGED
 from foreshock.diagnosis.weights import WEIGHTS_DIFFER
 from foreshock.diagnosis.wording import as_clause, number, percent, plural, reward_number
 
@@ -51,6 +52,9 @@ MOST_TOLD: Final = 2
 
 ENTROPY_RULE: Final = "entropy_rise"
 PERPLEXITY_RULE: Final = "perplexity_rise"
+
+OF_FALL: Final = (TOOLS_CHANGED, RESPONSES_CUT)
+"""Causes of a fall of the reward that are no mismatch; the first one found is told."""
 
 SAID_BY: Final[Mapping[str, Collection[str]]] = {
     "log_probs_not_finite": ("placeholder_log_probs", "non_finite_log_probs"),
@@ -109,7 +113,10 @@ def of_mismatch(causes: Sequence[DiagnosisCause], said: Collection[str] = ()) ->
     told = told_titles(named) or ([] if making[:1] == named[:1] else told_titles(making))
     if told:
         return f"the data show: {'; '.join(told)}"
-    return f"probably {as_clause(making[0].title).removeprefix('it looks as if ')}" if making else ""
+    if not making:
+        return ""
+    place = next((f"; {each.title}" for each in making[1:] if each.name == PLACE), "")
+    return f"probably {as_clause(making[0].title).removeprefix('it looks as if ')}{place}"
 
 
 def possible_cause(causes: Sequence[DiagnosisCause], history: History) -> str:
@@ -144,8 +151,8 @@ def clauses_of_alerts(
         clauses.append(f"the data show: {signal.title} since step {signal.evidence['first_step']}")
     if told:
         clauses.append(told)
-    cut = [] if fall is None else [each.title for each in causes if each.name == RESPONSES_CUT and each.title]
-    clauses += cut
+    of_fall = [] if fall is None else [each.title for each in causes if each.name in OF_FALL and each.title][:1]
+    clauses += of_fall
     if fall is not None and "before" in fall.evidence and family_of(first.rule, first.evidence) != MISMATCH:
         # After the mismatch, the dates of the two tell their order.
         clauses.append(order_in_words(fall.evidence))
@@ -154,7 +161,7 @@ def clauses_of_alerts(
         moved = f"the {what.removesuffix(' rise')} rose" if what.endswith(" rise") else f"{what} came"
         clauses.append(f"{moved} first, from step {earlier.onset}")
     if fall is not None:
-        clauses += [] if cut else of_lengths(history)
+        clauses += [] if of_fall else of_lengths(history)
     elif said:
         clauses += told_titles([each for each in causes if not each.explains], said)
     clauses.append(never)

@@ -81,7 +81,7 @@ class History:
     the largest token of each step (absent: the same); `reported` has the newest k3 that the trainer reports, with its
     |d|, if no step has both log-probs. `first_k3`, with `first_lags`, is that of the run's first steps, if they are not
     among the newest. `reward` and `length` are means of a step, `truncated` is the fraction of responses that were cut,
-    `finished_reward` the mean reward of the others.
+    `finished_reward` the mean reward of the others, `tool_tokens` the masked tokens of a rollout.
     `evaluations` are the rewards of evaluations by the name of their scalar, `rates` the logged learning rates.
     `newest_step` is the newest one with rollouts. `causes` come from the lint, in the order of its catalogue, and from
     probes, whose evidence has a `step`. `undeclared` is what must be declared before the lint can find more.
@@ -105,6 +105,7 @@ class History:
     length: SteppedValues = SteppedValues()
     truncated: SteppedValues = SteppedValues()
     finished_reward: SteppedValues = SteppedValues()
+    tool_tokens: SteppedValues = SteppedValues()
     causes: tuple[DiagnosisCause, ...] = ()
     undeclared: tuple[MissingData, ...] = ()
     unlogged: tuple[MissingData, ...] = ()

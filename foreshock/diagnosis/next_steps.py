@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from foreshock.api.diagnosis import DiagnosisCause, MissingData
 from foreshock.diagnosis.causes import OF_SIGNAL, PLACE, SET_APART, is_current, signal_of, went_wrong
-from foreshock.diagnosis.cut_responses import RESPONSES_CUT
 from foreshock.diagnosis.episodes import POLICY, episodes_of, family_of, is_of_mismatch
-from foreshock.diagnosis.headline import ENTROPY_RULE, PERPLEXITY_RULE, SAID_BY, changed_first
+from foreshock.diagnosis.headline import ENTROPY_RULE, OF_FALL, PERPLEXITY_RULE, SAID_BY, changed_first
 from foreshock.diagnosis.history import NEWEST_STEPS, History, PastAlert
 from foreshock.diagnosis.mismatch_rules import LOWER, PROBE
 from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE, where_to_look
@@ -41,11 +40,11 @@ def next_steps(
         began = min([began, *signs])
         if (signal := signal_of(collapse, causes)) is not None:
             setting, began = signal, min(began, int(signal.evidence["first_step"]))
-        elif (cut := next((each for each in causes if each.name == RESPONSES_CUT), None)) is not None:
-            setting = cut
+        elif (of_fall := next((each for each in causes if each.name in OF_FALL), None)) is not None:
+            setting = of_fall
         # After a fall that the mismatch followed, the setting is not the reason of the fall.
         follows = collapse.evidence.get("first") in _MISMATCH_LATER
-        is_said = setting is not None and (setting.name in {*OF_SIGNAL, RESPONSES_CUT} or not follows)
+        is_said = setting is not None and (setting.name in {*OF_SIGNAL, *OF_FALL} or not follows)
         look = where_to_look(collapse.evidence)
         earlier = (each for each in grave if is_of_mismatch(each) and each.onset < collapse.onset)
         if collapse.evidence.get("first") == "unknown" and any(each.severity == "critical" for each in earlier):

@@ -175,7 +175,7 @@ def place_in_response(judging: Judging, first: int, last: int, total: int) -> st
     if last >= NEARLY_ALL * total:
         return ", each the last token of its response: the end of sequence"
     if first >= NEARLY_ALL * total:
-        return ", each the first token of its response: the prompt's last token, or one cut too early"
+        return ", each the first token of its response"
     return ""
 
 

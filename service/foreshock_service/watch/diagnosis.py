@@ -48,7 +48,10 @@ from foreshock_service.runs.steps import missing_shards_of
 WAIT_SECONDS: Final = 30.0
 """A step that waits this long for shards is named in the diagnosis; before the first complete step, at once."""
 
-_OF_STEP = ("reward_mean", "response_length_mean", "truncated_fraction", "finished_reward_mean")
+_OF_STEP = (
+    "reward_mean", "response_length_mean", "truncated_fraction", "finished_reward_mean", "num_tool_tokens",
+    "num_rollouts",
+)  # fmt: skip
 _LAG_KEYS = (*lags.K3_KEYS.values(), *lags.TOKENS_KEYS.values())
 _OF_MISMATCH = ("k3_kl", "tokens", "min_d", "max_d", *(key.partition(":")[2] for key in _LAG_KEYS))
 _MISMATCH_KEYS = tuple(f"{comparisons.TRAINER_ROLLOUT}:{measure}" for measure in _OF_MISMATCH)
@@ -155,9 +158,10 @@ def history_of(session: Session, run_id: str) -> History:
         reward=reward,
         evaluations=evaluations,
         rates=rates,
-        length=_stepped((step, value) for step, _, value, *_ in of_steps),
-        truncated=_stepped((step, value) for step, *_, value, _ in of_steps),
-        finished_reward=_stepped((step, value) for step, *_, value in of_steps),
+        length=_stepped((step, length) for step, _, length, *_ in of_steps),
+        truncated=_stepped((step, cut) for step, _, _, cut, *_ in of_steps),
+        finished_reward=_stepped((step, value) for step, *_, value, _, _ in of_steps),
+        tool_tokens=_stepped((step, tokens / rollouts) for step, *_, tokens, rollouts in of_steps if rollouts),
         causes=findings.causes,
         undeclared=findings.undeclared,
         unlogged=(*findings.unlogged, *remarks),
