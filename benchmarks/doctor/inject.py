@@ -362,6 +362,13 @@ def swap(case: Case, tensors: dict[str, torch.Tensor]) -> None:
             other.copy_(kept)
 
 
+def skipped_layer(case: Case, tensors: dict[str, torch.Tensor]) -> None:
+    """The second layer adds nothing (an early exit)."""
+    for name, value in tensors.items():
+        if "layers.1." in name and ("o_proj" in name or "down_proj" in name):
+            value.zero_()
+
+
 def scored(side: str, **how: Callable[[Case], Any]) -> Callable[[Case], None]:
     """Return a side that scores by a pass whose fields are functions of the case."""
     return lambda case: case.rescored(Pass(**{name: value(case) for name, value in how.items()}), side=side)

@@ -148,13 +148,6 @@ def top_keys(case: Case) -> None:
     case.rescored(Pass())
 
 
-def skipped_layer(case: Case, tensors: dict[str, torch.Tensor]) -> None:
-    """The second layer adds nothing (an early exit)."""
-    for name, value in tensors.items():
-        if "layers.1." in name and ("o_proj" in name or "down_proj" in name):
-            value.zero_()
-
-
 def biases_doubled(case: Case, tensors: dict[str, torch.Tensor]) -> None:
     """Each of two ranks adds the bias (text-generation-inference#1036)."""
     for name, value in tensors.items():
