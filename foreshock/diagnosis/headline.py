@@ -51,6 +51,7 @@ MOST_TOLD: Final = 2
 """Largest number of causes in a headline."""
 
 ENTROPY_RULE: Final = "entropy_rise"
+ENTROPY_FALL: Final = "entropy_fall"
 PERPLEXITY_RULE: Final = "perplexity_rise"
 
 OF_FALL: Final = (TOOLS_CHANGED, RESPONSES_CUT)
@@ -159,6 +160,7 @@ def clauses_of_alerts(
     if earlier is not None:
         what = name_of(earlier)
         moved = f"the {what.removesuffix(' rise')} rose" if what.endswith(" rise") else f"{what} came"
+        moved = "the entropy fell" if earlier.rule == ENTROPY_FALL else moved
         clauses.append(f"{moved} first, from step {earlier.onset}")
     if fall is not None:
         clauses += [] if of_fall else of_lengths(history)
@@ -178,14 +180,15 @@ def changed_first(fall: PastAlert, grave: Sequence[PastAlert], history: History)
     """Return the oldest alert on the policy or the gradient if it began before the reward fell.
 
     A perplexity that rises with the entropy is told as the entropy, which is no reason to call a run unhealthy by
-    itself.
+    itself. Nor is an entropy that has fallen to a fifth: it is told if nothing else changed before.
     """
     policy = [each for each in grave if family_of(each.rule, each.evidence) == POLICY and each.onset < fall.onset]
     first = min(policy, key=lambda each: each.onset, default=None)
-    if first is not None and first.rule == PERPLEXITY_RULE:
-        rises = (each for each in history.alerts if each.rule == ENTROPY_RULE and each.onset < fall.onset)
-        return next(rises, first)
-    return first
+    if first is not None and first.rule != PERPLEXITY_RULE:
+        return first
+    wanted = ENTROPY_FALL if first is None else ENTROPY_RULE
+    infos = (each for each in history.alerts if each.is_open and each.rule == wanted and each.onset < fall.onset)
+    return next(infos, first)
 
 
 def _is_healthy_mismatch(grave: Sequence[PastAlert], history: History) -> bool:

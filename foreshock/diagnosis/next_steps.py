@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from foreshock.api.diagnosis import DiagnosisCause, MissingData
 from foreshock.diagnosis.causes import OF_SIGNAL, PLACE, SET_APART, is_current, signal_of, went_wrong
 from foreshock.diagnosis.episodes import POLICY, episodes_of, family_of, is_of_mismatch
-from foreshock.diagnosis.headline import ENTROPY_RULE, OF_FALL, PERPLEXITY_RULE, SAID_BY, changed_first
+from foreshock.diagnosis.headline import ENTROPY_FALL, ENTROPY_RULE, OF_FALL, PERPLEXITY_RULE, SAID_BY, changed_first
 from foreshock.diagnosis.history import NEWEST_STEPS, History, PastAlert
 from foreshock.diagnosis.mismatch_rules import LOWER, PROBE
 from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE, where_to_look
@@ -55,6 +55,10 @@ def next_steps(
         elif follows and (changed := changed_first(collapse, grave, history)) is not None:
             look = _OF_POLICY.get(changed.rule, look)
         found = [f"{_way_back(collapse, began, history)} {look}"]
+    fall = collapse or next((each for each in ordered if each.rule == FALL_RULE), None)
+    if fall is not None and fall is not collapse and fall.evidence.get("first") in _MISMATCH_LATER:
+        led = changed_first(fall, grave, history)
+        found = [] if led is None else [_OF_POLICY.get(led.rule, "")]
     found += [
         each.what_to_do
         for each in causes
@@ -64,13 +68,9 @@ def next_steps(
     found += [PROBE] if not grave and above_since(history) is not None else []
     # What follows from the same cause has the same remedy. A fault that the data prove needs no probe to be found.
     heads = [each[0] for each in episodes_of(grave) if each[0].rule != COLLAPSE_RULE]
-    fall = collapse or next((each for each in ordered if each.rule == FALL_RULE), None)
     if fall is not None:
         # What to do for a policy that changes asks whether the reward falls.
         heads = [each for each in heads if family_of(each.rule, each.evidence) != POLICY]
-        policy = changed_first(fall, grave, history)
-        if policy is not None and fall.rule == FALL_RULE and fall.evidence.get("first") in _MISMATCH_LATER:
-            found += [_OF_POLICY.get(policy.rule, "")]
     advised = {each.name for each in causes if each.what_to_do}
     of_alerts = [each.what_to_do for each in heads if advised.isdisjoint(SAID_BY.get(each.rule, ()))]
     # Neither a probe nor a lower rate helps against a known fault of one side.
@@ -109,6 +109,8 @@ _TO_NOISE = "The policy went towards noise first: look at the entropy bonus, the
 _OF_POLICY = {
     ENTROPY_RULE: _TO_NOISE,
     PERPLEXITY_RULE: _TO_NOISE,
+    ENTROPY_FALL: "The entropy had collapsed before: look at the entropy bonus, the upper clip range, and how many "
+    "groups still have a spread of rewards.",
     "gradient_rise": "The gradient grew first: look at its batches, its clipping and the learning rate.",
 }
 

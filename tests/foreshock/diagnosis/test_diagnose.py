@@ -529,6 +529,19 @@ def test_after_a_policy_that_went_towards_noise_a_fall_does_not_ask_for_the_rewa
     assert diagnose(replace(HEALTHY, alerts=(entropy, later))).next_steps[0] == "Compare."
 
 
+def test_an_entropy_that_had_collapsed_is_told_if_nothing_else_changed_before_the_reward_fell() -> None:
+    entropy = replace(RISE, rule="entropy_fall", severity="info", step=12, evidence={"cause": "policy"})
+    evidence = {"before": 0.85, "now": 0.5, "onset_step": 25, "cause": "reward", "first": "healthy", "k3_at": 5e-4}
+    fall = replace(FELL, rule="reward_fall", severity="warning", what_to_do="Compare.", evidence=evidence)
+    found = diagnose(replace(HEALTHY, alerts=(entropy, fall)))
+    assert found.headline.endswith("; the mismatch was healthy then (k3 5.0e-4); the entropy fell first, from step 12.")
+    assert found.next_steps[0].startswith("The entropy had collapsed before")
+    gradient = replace(RISE, rule="gradient_rise", step=14, evidence={"cause": "gradient"})
+    led = diagnose(replace(HEALTHY, alerts=(entropy, gradient, fall)))
+    assert led.next_steps[0].startswith("The gradient grew first")
+    assert "the entropy fell" not in diagnose(replace(HEALTHY, alerts=(replace(entropy, is_open=False), fall))).headline
+
+
 @pytest.mark.parametrize(("cleared", "before"), [(27, 9), (24, 25)])
 def test_the_way_back_is_from_before_an_alert_that_was_open_when_the_reward_fell(cleared: int, before: int) -> None:
     over = replace(RISE, rule="gradient_rise", step=9, is_open=False, cleared=cleared, evidence={"cause": "gradient"})
