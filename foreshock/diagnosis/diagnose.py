@@ -44,6 +44,7 @@ from foreshock.diagnosis.headline import (
     told_titles,
 )
 from foreshock.diagnosis.history import NEWEST_STEPS, AwaitedShards, History, PastAlert
+from foreshock.diagnosis.lag_growth import growing_lag
 from foreshock.diagnosis.mismatch_rules import K3, STEP_RULE
 from foreshock.diagnosis.next_steps import above_since, next_steps
 from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE
@@ -93,6 +94,7 @@ def diagnose(history: History) -> Diagnosis:
         *stays_at_zero(history.evaluations, history.reward),
         *outage_of(history.reward),
         *zero_rate(history.rates),
+        *growing_lag(history),
         *(() if fall is None else (*tools_in_fall(fall, history), *cut_in_fall(fall, history))),
     )
     if history.model_kind == "moe":
