@@ -7,7 +7,7 @@ from typing import Final
 
 from foreshock.api.diagnosis import DiagnosisCause
 from foreshock.diagnosis.history import NEWEST_STEPS, History
-from foreshock.diagnosis.lags import MIXED
+from foreshock.diagnosis.lags import MIXED, StepLags
 from foreshock.diagnosis.wording import number
 
 LAG_GROWS: Final = "lag_grows"
@@ -22,7 +22,7 @@ _K3_TIMES: Final = 2.0
 def growing_lag(history: History) -> tuple[DiagnosisCause, ...]:
     """Return the lag as a cause if that of the newest ten steps is three times that of the first ten known ones."""
     steps = [*history.first_k3.steps, *history.k3.steps]
-    lags = [0.5 if each.name == MIXED else float(each.name) for each in (*history.first_lags, *history.lags)]
+    lags = [_mean_of(each) for each in (*history.first_lags, *history.lags)]
     k3 = [*history.first_k3.values, *history.k3.values]
     if len(steps) < 3 * NEWEST_STEPS or len(lags) != len(steps):
         return ()
@@ -39,7 +39,7 @@ def growing_lag(history: History) -> tuple[DiagnosisCause, ...]:
     # The steps between the run's first ones and the newest are not known.
     is_exact = steps[since] <= steps[since - 1] + NEWEST_STEPS
     when = f"{'since' if is_exact else 'by'} step {steps[since]}"
-    title = f"the lag has grown from {before:g} to {now:g} versions {when}"
+    title = f"the lag has grown from about {before:.0f} to {now:.0f} versions {when}"
     with_it = f", and k3 of all tokens with it, from {number(was)} to {number(grown)}" if follows else ""
     return (
         DiagnosisCause(
@@ -53,3 +53,16 @@ def growing_lag(history: History) -> tuple[DiagnosisCause, ...]:
             evidence={"before": before, "now": now, "k3_before": was, "k3_now": grown},
         ),
     )
+
+
+def _mean_of(lags: StepLags) -> float:
+    """Return the mean lag of a step's tokens, of those of a bucket its middle; without them that of its name."""
+    if not lags.tokens:
+        return 0.5 if lags.name == MIXED else float(lags.name)
+    total = sum(tokens * _middle(lag) for lag, tokens in lags.tokens.items())
+    return total / sum(lags.tokens.values())
+
+
+def _middle(lag: str) -> float:
+    first, _, last = lag.removesuffix("+").partition("-")
+    return (float(first) + float(last or first)) / 2
