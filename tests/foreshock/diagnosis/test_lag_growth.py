@@ -41,7 +41,8 @@ def test_a_lag_that_grows_is_told_with_its_step_and_the_mismatch() -> None:
 
 def test_the_lag_is_that_of_the_tokens_where_it_is_known() -> None:
     history = of_lags([1] * 30 + [8] * 30)
-    of_tokens = [StepLags("mixed", {"1": 50.0} if step < 30 else {"5-8": 30.0, "9-16": 10.0}, {}) for step in range(60)]
+    early, late = {"1": 50.0}, {"5-8": 30.0, "9-16": 10.0}
+    of_tokens = [StepLags("mixed", tokens, dict.fromkeys(tokens, 1e-3)) for tokens in (early,) * 30 + (late,) * 30]
     (cause,) = (each for each in diagnose(replace(history, lags=of_tokens)).causes if each.name == "lag_grows")
     assert cause.title.startswith("the lag has grown from about 1 to 8 versions since step 30")
 
