@@ -1,7 +1,5 @@
 """Backup as docs/operations.md has it: the database first, then the files, while uploads and removals go on."""
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 import subprocess

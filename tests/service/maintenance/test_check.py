@@ -1,7 +1,5 @@
 """`foreshock check` finds every way in which files and catalogue can differ, and changes nothing."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time
@@ -16,7 +14,7 @@ from foreshock_service.maintenance.check import check, check_store
 from foreshock_service.maintenance.stored_files import maintenance_context
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.tokens import score_file_name
-from tests.service.sending import Sender, make_batch, start_run
+from tests.service.sending import Sender, make_batch, problem_of, start_run
 from tests.service.stored import list_files
 
 
@@ -31,7 +29,6 @@ def sender(http: httpx.Client) -> Sender:
 
 @pytest.fixture
 def files(sender: Sender, settings: Settings) -> list[Path]:
-    """The token files of the steps."""
     return [Path(settings.store_url) / name for name in list_files(settings)]
 
 
@@ -81,7 +78,7 @@ def test_each_file_that_differs_is_named_until_the_same_shard_is_sent_again(
     assert problems_of(settings)[0].startswith("holds ")
     files[1].write_bytes(whole[:100])
     answer = http.get(f"/v1/runs/{sender.run}/steps/1/tokens")
-    assert (answer.status_code, answer.json()["type"]) == (500, "urn:foreshock:problem:tokens-damaged")
+    assert problem_of(answer) == (500, "tokens-damaged")
 
 
 def test_size_that_differs_from_the_row_is_named(files: list[Path], settings: Settings) -> None:
@@ -102,7 +99,7 @@ def test_an_orphan_is_named_and_one_in_its_grace_is_not(sender: Sender, files: l
     assert old.exists()
 
 
-def test_files_that_went_with_their_run_and_foreign_ones_are_no_fault(
+def test_files_of_no_run_are_no_fault(
     http: httpx.Client, sender: Sender, files: list[Path], settings: Settings
 ) -> None:
     (Path(settings.store_url) / "notes.txt").write_text("of an operator")

@@ -1,7 +1,5 @@
 """A run whose step waits to be probed."""
 
-from __future__ import annotations
-
 import httpx
 import pytest
 

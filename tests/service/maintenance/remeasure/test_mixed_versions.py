@@ -1,8 +1,7 @@
 """A database with statistics of another release: the service runs, reports missing data and closes its steps."""
 
-from __future__ import annotations
-
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -16,55 +15,41 @@ from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Shard
 from foreshock_service.runs.events import StepKey
 from tests.service.advancing import close_overdue
-from tests.service.maintenance.remeasure.old_release import VERSION, make_old, put_step, stored_bytes
+from tests.service.maintenance.remeasure.old_release import VERSION, make_old, put_steps, stored_bytes
 from tests.service.sending import Sender, start_run
 from tests.service.server import RunningServer
 
 
-def columns(sender: Sender) -> dict[str, list[object]]:
-    """Return the measurements of the run."""
-    found: dict[str, list[object]] = sender.get("measurements").json()["columns"]
-    return found
+def columns(sender: Sender) -> Any:
+    return sender.read("measurements")["columns"]
 
 
-def lose_tokens(app: FastAPI, beside: Database, run: str, shard: int) -> None:
-    """Delete a shard's token file."""
-    with beside.read() as session:
+def lose_tokens(app: FastAPI, database: Database, run: str, shard: int) -> None:
+    with database.read() as session:
         name = session.scalars(select(Shard.file).where(Shard.run_id == run, Shard.shard == shard)).one()
     Path(app.state.context.store.path_of(name)).unlink()
 
 
-def test_a_step_that_was_open_during_the_upgrade_closes_with_all_its_rollouts(
-    http: httpx.Client, beside: Database
-) -> None:
+def test_step_that_was_open_during_the_upgrade_closes_with_all_rollouts(http: httpx.Client, database: Database) -> None:
     sender, twin = start_run(http), start_run(http, "twin")
-    put_step(sender, 3, [0])
-    make_old(beside, sender, 3, [0])
-    put_step(sender, 3, [1])
-    put_step(twin, 3)
+    put_steps(sender, 3, shards=[0])
+    make_old(database, sender, 3, shards=[0])
+    put_steps(sender, 3, shards=[1])
+    put_steps(twin, 3)
     assert columns(sender) == columns(twin)
     assert sender.get("steps/3/lint").json() == twin.get("steps/3/lint").json()
-    assert {version for version, _, _ in stored_bytes(beside).values()} == {STATISTICS_VERSION}
+    assert {version for version, _, _ in stored_bytes(database).values()} == {STATISTICS_VERSION}
 
 
-def test_the_sweeper_closes_a_step_of_another_release(http: httpx.Client, app: FastAPI, beside: Database) -> None:
-    sender, twin = start_run(http), start_run(http, "twin")
-    for each in (sender, twin):
-        put_step(each, 3, [0])
-    make_old(beside, sender, 3, [0])
-    assert close_overdue(app.state.context) == 2
-    assert columns(sender) == columns(twin)
-
-
-def test_step_without_its_old_tokens_closes_with_the_rest_and_reports_it(
-    http: httpx.Client, app: FastAPI, beside: Database, caplog: pytest.LogCaptureFixture
+def test_step_without_its_old_tokens_reports_it(
+    http: httpx.Client, app: FastAPI, database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     sender, twin = start_run(http), start_run(http, "twin")
-    put_step(sender, 3, [0])
-    make_old(beside, sender, 3, [0])
-    lose_tokens(app, beside, sender.run, 0)
-    put_step(sender, 3, [1])
-    put_step(twin, 3, [1])
+    put_steps(sender, 3, shards=[0])
+    make_old(database, sender, 3, shards=[0])
+    lose_tokens(app, database, sender.run, 0)
+    put_steps(sender, 3, shards=[1])
+    put_steps(twin, 3, shards=[1])
     assert sender.get("steps").json()["items"][0]["closed"] is True
     assert close_overdue(app.state.context) == 1
     found, whole = columns(sender), columns(twin)
@@ -74,37 +59,32 @@ def test_step_without_its_old_tokens_closes_with_the_rest_and_reports_it(
     assert "foreshock remeasure" in caplog.text
 
 
-def test_step_that_cannot_be_measured_is_closed(http: httpx.Client, app: FastAPI, beside: Database) -> None:
-    sender = start_run(http)
-    put_step(sender, 3, [0])
-    make_old(beside, sender, 3, [0])
-    lose_tokens(app, beside, sender.run, 0)
+def test_step_that_cannot_be_measured_is_closed(sender: Sender, app: FastAPI, database: Database) -> None:
+    put_steps(sender, 3, shards=[0])
+    make_old(database, sender, 3, shards=[0])
+    lose_tokens(app, database, sender.run, 0)
     assert close_overdue(app.state.context) == 1
     assert sender.get("steps").json()["items"][0]["closed"] is True
     assert columns(sender)["step"] == []
     assert sender.get("steps/3/buckets").status_code == 404
 
 
-def test_fold_of_all_shards_is_not_replaced_by_a_partial_fold(
-    http: httpx.Client, app: FastAPI, beside: Database
-) -> None:
-    sender = start_run(http)
-    put_step(sender, 3, [0])
+def test_fold_of_all_shards_is_not_replaced_by_a_part(sender: Sender, app: FastAPI, database: Database) -> None:
+    put_steps(sender, 3, shards=[0])
     assert close_overdue(app.state.context) == 1
     before = columns(sender)
-    make_old(beside, sender, 3, [0])
-    lose_tokens(app, beside, sender.run, 0)
-    put_step(sender, 3, [1])
+    make_old(database, sender, 3, shards=[0])
+    lose_tokens(app, database, sender.run, 0)
+    put_steps(sender, 3, shards=[1])
     assert columns(sender)["num_rollouts"] == before["num_rollouts"]
 
 
-def test_views_of_old_statistics_name_the_command_to_run_and_curves_stay(
-    http: httpx.Client, app: FastAPI, beside: Database
+def test_views_of_old_statistics_name_the_command(
+    sender: Sender, http: httpx.Client, app: FastAPI, database: Database
 ) -> None:
-    sender = start_run(http)
-    put_step(sender, 3)
+    put_steps(sender, 3)
     k3 = columns(sender)["k3_kl"]
-    make_old(beside, sender, 3)
+    make_old(database, sender, 3)
     refused = sender.get("steps/3/buckets")
     assert (refused.status_code, refused.headers["content-type"]) == (409, "application/problem+json")
     problem = refused.json()
@@ -128,11 +108,10 @@ def test_views_of_old_statistics_name_the_command_to_run_and_curves_stay(
 
 
 def test_report_names_old_statistics_and_shows_the_rest(
-    http: httpx.Client, server: RunningServer, beside: Database, capsys: pytest.CaptureFixture[str]
+    sender: Sender, server: RunningServer, database: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sender = start_run(http)
-    put_step(sender, 3)
-    make_old(beside, sender, 3)
+    put_steps(sender, 3)
+    make_old(database, sender, 3)
     assert main(["report", "a-run", "--full", "--url", server.url]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "need `foreshock remeasure`" in text

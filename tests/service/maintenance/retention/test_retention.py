@@ -1,7 +1,5 @@
 """Retention: tokens of old steps are purged, aggregates stay, and readers say why tokens are missing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import httpx
@@ -11,13 +9,13 @@ from sqlalchemy import update
 from foreshock_service.maintenance.remeasure import check_step, remeasure_step
 from foreshock_service.maintenance.retention import purge, purge_all, retention
 from foreshock_service.platform.context import ServiceContext
-from foreshock_service.platform.database.tables import Alert, Attribution
+from foreshock_service.platform.database.tables import Attribution
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.removal import remove_due_files
 from foreshock_service.replay.attribution.service import compute_stale_attributions
 from foreshock_service.runs.events import StepKey
-from tests.service.sending import Sender, make_batch, start_run
-from tests.service.stored import list_files
+from tests.service.sending import Sender, make_batch, problem_of, start_run
+from tests.service.stored import add_alert, list_files
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, work_off
 
 KEEP_TWO = {"retention_last_steps": 2, "retention_alert_steps": 0}
@@ -38,21 +36,15 @@ def log(http: httpx.Client, steps: int, key: str = "a-run") -> Sender:
 
 
 def steps_with_tokens(settings: Settings) -> set[int]:
-    """Return the steps that have a file in the store."""
     return {int(name.split("/")[2]) for name in list_files(settings)}
 
 
-def test_purge_keeps_the_last_steps_and_those_around_alerts(
+def test_purge_keeps_last_steps_and_those_by_alerts(
     http: httpx.Client, context: ServiceContext, settings: Settings
 ) -> None:
     sender = log(http, 12)
     context = replace(context, settings=settings.model_copy(update={"retention_alert_steps": 1}))
-    row = Alert(
-        id="alert_x", run_id=sender.run, attempt=1, rule="mismatch_warning", step=8, severity="warning",
-        value=1.0, threshold=0.5, why="", what_to_do="", moves_learning_rate=False, evidence={}, state="resolved",
-        cleared_step=None, changed_by="detector", version=1, opened_at_us=1, changed_at_us=1,
-    )  # fmt: skip
-    context.database.write(lambda session: session.add(row))
+    add_alert(context.database, sender.run, 8, "resolved")
     before = sender.get("measurements").json()
     (planned,) = purge(context, dry_run=True)
     assert steps_with_tokens(settings) == set(range(1, 13))
@@ -70,7 +62,7 @@ def test_purge_keeps_the_last_steps_and_those_around_alerts(
     assert [each.steps for each in purge(context)] == [0]
 
 
-def test_purged_tokens_are_gone_with_a_reason_and_summaries_stay(
+def test_purged_tokens_are_gone_and_summaries_stay(
     http: httpx.Client, context: ServiceContext, settings: Settings
 ) -> None:
     sender = log(http, 4)
@@ -85,7 +77,7 @@ def test_purged_tokens_are_gone_with_a_reason_and_summaries_stay(
     assert steps_with_tokens(settings) == {3, 4}
 
     gone = sender.get("steps/1/tokens")
-    assert (gone.status_code, gone.json()["type"]) == (410, "urn:foreshock:problem:tokens-purged")
+    assert problem_of(gone) == (410, "tokens-purged")
     assert "tokens purged by retention" in gone.json()["detail"]
     assert sender.get("steps/1/corrections").status_code == 200
     assert sender.get("steps/1/buckets").status_code == 200
@@ -121,10 +113,9 @@ def test_stale_attribution_of_a_purged_step_is_settled(http: httpx.Client, conte
     assert sender.get("steps/1/attribution").json() == before
 
 
-def test_late_shard_of_a_purged_step_is_stored_and_purged_again(
-    http: httpx.Client, context: ServiceContext, settings: Settings
+def test_late_shard_of_a_purged_step_is_purged_again(
+    sender: Sender, context: ServiceContext, settings: Settings
 ) -> None:
-    sender = start_run(http)
     sender.put_shard(1, make_batch(seed=1), 0, 2).raise_for_status()
     for step in (2, 3, 4):
         sender.put_shard(step, make_batch(seed=step)).raise_for_status()
@@ -136,7 +127,7 @@ def test_late_shard_of_a_purged_step_is_stored_and_purged_again(
     assert steps_with_tokens(settings) == {3, 4}
 
 
-def test_resumed_run_keeps_the_last_steps_of_its_newest_attempt(
+def test_resumed_run_keeps_steps_of_its_newest_attempt(
     http: httpx.Client, context: ServiceContext, settings: Settings
 ) -> None:
     sender = log(http, 10)

@@ -1,7 +1,5 @@
 """A run with checkpoints, and probes that are answered with chosen log-probs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The attribution that the service computes when scores are published, against the bare formulas."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 
@@ -19,16 +17,10 @@ from foreshock.statistics_shards import FullRollouts, StatisticsShard, encode_st
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.replay.attribution.service import compute_stale_attributions, mark_attribution_stale
 from foreshock_service.replay.results.publishing import ScoresPublished
+from tests.service import working
 from tests.service.advancing import close_overdue
 from tests.service.replay.attribution.replaying import replay, start
-from tests.service.sending import make_batch, start_run
-from tests.service.working import (
-    announce_checkpoint,
-    ask_for_probe,
-    noisy,
-    take_lease,
-    work_off,
-)
+from tests.service.sending import Sender, make_batch, problem_of, start_run
 
 Values = NDArray[np.float32]
 CHAIN = ["vllm.prefill", "torch.trainer"]
@@ -45,7 +37,7 @@ def test_links_add_up_to_the_whole_and_equal_the_formulas(http: httpx.Client) ->
     assert batch.rollout_log_probs is not None
     assert batch.trainer_log_probs is not None
     run = start(http, batch)
-    prefill, trainer = noisy(batch, 1, 0.01), noisy(batch, 2, 0.03)
+    prefill, trainer = working.noisy(batch, 1, 0.01), working.noisy(batch, 2, 0.03)
     replay(run, {"vllm.prefill": prefill, "torch.trainer": trainer}, batch)
 
     read = run.get("steps/1/attribution").json()
@@ -72,8 +64,8 @@ def test_replayed_comparisons_become_measurements(http: httpx.Client) -> None:
     batch = make_batch(10)
     run = start(http, batch)
     before = run.get("measurements", comparison="trainer/rollout").json()
-    prefill = noisy(batch, 1)
-    replay(run, {"vllm.prefill": prefill, "torch.trainer": noisy(batch, 2)}, batch)
+    prefill = working.noisy(batch, 1)
+    replay(run, {"vllm.prefill": prefill, "torch.trainer": working.noisy(batch, 2)}, batch)
     columns = run.get("measurements").json()["columns"]
     assert set(columns["comparison"]) == {
         "rollout",
@@ -98,12 +90,12 @@ def test_replayed_comparisons_become_measurements(http: httpx.Client) -> None:
 def test_scores_of_two_probes_join_in_one_chain(http: httpx.Client) -> None:
     batch = make_batch(6)
     run = start(http, batch)
-    replay(run, {"vllm.prefill": noisy(batch, 1)}, batch)
+    replay(run, {"vllm.prefill": working.noisy(batch, 1)}, batch)
     first = run.get("steps/1/attribution").json()
     assert first["chain"] == ["rollout", "vllm.prefill", "trainer"]
     assert first["links"][1]["cause"].startswith("numerics between engine and trainer or trainer against replay: ")
     assert "not told apart" in first["links"][1]["cause"]
-    replay(run, {"torch.trainer": noisy(batch, 2)}, batch)
+    replay(run, {"torch.trainer": working.noisy(batch, 2)}, batch)
     assert run.get("steps/1/attribution").json()["chain"] == ["rollout", *CHAIN, "trainer"]
 
 
@@ -114,11 +106,13 @@ def test_sample_is_marked_as_one(http: httpx.Client, as_statistics: bool) -> Non
         run = start_run(http)
         body = encode_statistics_shard(batch, seed="a", full=FullRollouts(10, 3))
         run.put_statistics(1, body).raise_for_status()
-        announce_checkpoint(run, 1)
+        working.announce_checkpoint(run, 1)
         batch = decode_rollouts(StatisticsShard.from_bytes(body).full).select(range(10))
     else:
         run = start(http, batch)
-    replay(run, {"vllm.prefill": noisy(batch, 1), "torch.trainer": noisy(batch, 2)}, batch, max_rollouts=10)
+    replay(
+        run, {"vllm.prefill": working.noisy(batch, 1), "torch.trainer": working.noisy(batch, 2)}, batch, max_rollouts=10
+    )
     read = run.get("steps/1/attribution").json()
     assert (read["rollouts"], read["of_rollouts"], read["from_sample"]) == (10, 40, True)
     columns = run.get("measurements").json()["columns"]
@@ -132,7 +126,7 @@ def test_sample_is_marked_as_one(http: httpx.Client, as_statistics: bool) -> Non
 def test_moments_are_over_the_rollouts_that_all_scores_share(http: httpx.Client) -> None:
     batch = make_batch(20)
     run = start(http, batch)
-    prefill, trainer = noisy(batch, 1), noisy(batch, 2)
+    prefill, trainer = working.noisy(batch, 1), working.noisy(batch, 2)
     replay(run, {"vllm.prefill": prefill}, batch)
     replay(run, {"torch.trainer": trainer}, batch, max_rollouts=5)
     read = run.get("steps/1/attribution").json()
@@ -147,7 +141,7 @@ def test_the_noise_floor_is_halved_and_never_clamped(http: httpx.Client) -> None
     batch = make_batch(30)
     assert batch.rollout_log_probs is not None
     run = start(http, batch)
-    prefill, trainer = noisy(batch, 1, 0.02), noisy(batch, 2, 0.02)
+    prefill, trainer = working.noisy(batch, 1, 0.02), working.noisy(batch, 2, 0.02)
     again = np.minimum(prefill + np.float32(0.5), 0).astype(np.float32)
     third = np.minimum(trainer - np.float32(0.25), 0).astype(np.float32)
     replay(
@@ -181,49 +175,48 @@ def test_the_noise_floor_is_halved_and_never_clamped(http: httpx.Client) -> None
 def test_step_without_published_scores_is_not_found(http: httpx.Client) -> None:
     run = start(http, make_batch(4))
     answer = run.get("steps/1/attribution")
-    assert (answer.status_code, answer.json()["type"]) == (404, "urn:foreshock:problem:attribution-not-found")
-    ask_for_probe(run, 1).raise_for_status()
-    take_lease(http)
+    assert problem_of(answer) == (404, "attribution-not-found")
+    working.ask_for_probe(run, 1).raise_for_status()
+    working.take_lease(http)
     assert run.get("steps/1/attribution").status_code == 404
     assert run.get("steps/9/attribution").status_code == 404
 
 
-def test_late_rollouts_make_the_attribution_stale(http: httpx.Client, app: FastAPI) -> None:
-    run = start_run(http)
+def test_late_rollouts_make_the_attribution_stale(sender: Sender, app: FastAPI) -> None:
     batch = make_batch(6)
-    run.put_shard(1, batch, shards=2).raise_for_status()
+    sender.put_shard(1, batch, shards=2).raise_for_status()
     close_overdue(app.state.context)
-    announce_checkpoint(run, 1)
-    replay(run, {"vllm.prefill": noisy(batch, 1), "torch.trainer": noisy(batch, 2)}, batch)
-    before = run.get("steps/1/attribution").json()
+    working.announce_checkpoint(sender, 1)
+    replay(sender, {"vllm.prefill": working.noisy(batch, 1), "torch.trainer": working.noisy(batch, 2)}, batch)
+    before = sender.get("steps/1/attribution").json()
     assert (before["rollouts"], before["of_rollouts"], before["from_sample"]) == (6, 6, False)
-    run.put_shard(1, make_batch(4, seed=9), shard=1, shards=2).raise_for_status()
+    sender.put_shard(1, make_batch(4, seed=9), shard=1, shards=2).raise_for_status()
     # Reading computes nothing: until the worker has, it gives what is stored.
-    assert run.get("steps/1/attribution").json() == {**before, "stale": True, "incomplete": None}
+    assert sender.get("steps/1/attribution").json() == {**before, "stale": True, "incomplete": None}
     assert compute_stale_attributions(app.state.context) == 1
-    after = run.get("steps/1/attribution").json()
+    after = sender.get("steps/1/attribution").json()
     assert (before["stale"], after["stale"]) == (False, False)
     assert (after["rollouts"], after["of_rollouts"], after["from_sample"]) == (6, 10, True)
     assert after["links"] == before["links"]
-    assert run.get("measurements", comparison="vllm.prefill/rollout").json()["columns"]["from_sample"] == [True]
+    assert sender.get("measurements", comparison="vllm.prefill/rollout").json()["columns"]["from_sample"] == [True]
 
 
 def test_without_log_probs_of_the_trainer_the_chain_is_shorter_or_absent(http: httpx.Client) -> None:
     partial = dataclasses.replace(make_batch(4), trainer_log_probs=None)
     run = start(http, partial)
-    replay(run, {"torch.float32": noisy(partial, 1)}, partial)
+    replay(run, {"torch.float32": working.noisy(partial, 1)}, partial)
     answer = run.get("steps/1/attribution")
-    assert (answer.status_code, answer.json()["type"]) == (404, "urn:foreshock:problem:attribution-not-possible")
+    assert problem_of(answer) == (404, "attribution-not-possible")
     assert "the scores of step 1 (torch.float32)" in answer.json()["detail"]
-    replay(run, {"vllm.prefill": noisy(partial, 1)}, partial)
+    replay(run, {"vllm.prefill": working.noisy(partial, 1)}, partial)
     assert run.get("steps/1/attribution").json()["chain"] == ["rollout", "vllm.prefill"]
 
 
 def test_reading_never_writes(http: httpx.Client, app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = make_batch(6)
     run = start(http, batch)
-    probe = ask_for_probe(run, 1, CHAIN).raise_for_status().json()["id"]
-    assert work_off(http) == 2
+    probe = working.ask_for_probe(run, 1, CHAIN).raise_for_status().json()["id"]
+    assert working.work_off(http) == 2
     context: ServiceContext = app.state.context
     context.database.write(lambda session: mark_attribution_stale(session, ScoresPublished(run.run, 1, 1, now_us())))
 
@@ -241,13 +234,13 @@ def test_reading_never_writes(http: httpx.Client, app: FastAPI, monkeypatch: pyt
 
 def test_worker_computes_what_a_crash_left(http: httpx.Client, app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
     run = start(http, make_batch(6))
-    ask_for_probe(run, 1, CHAIN).raise_for_status()
+    working.ask_for_probe(run, 1, CHAIN).raise_for_status()
     with monkeypatch.context() as patched:
         # The process dies between the commit of the scores and the computation.
         patched.setattr("foreshock_service.replay.attribution.service.try_to_compute", lambda *_: False)
-        assert work_off(http) == 2
+        assert working.work_off(http) == 2
     pending = run.get("steps/1/attribution")
-    assert (pending.status_code, pending.json()["type"]) == (503, "urn:foreshock:problem:attribution-pending")
+    assert problem_of(pending) == (503, "attribution-pending")
     assert pending.headers["Retry-After"] == "5"
     with Reader(str(http.base_url), retry_seconds=0.0) as reader:
         queries = RunQueries(reader, run.run)

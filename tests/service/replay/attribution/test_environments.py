@@ -1,7 +1,5 @@
 """Attributions of scores from several environments: which of them count, and what the conclusions say of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx
@@ -21,9 +19,8 @@ TRAINED = Fingerprint(engine="torch", engine_version="2.13.0", **AVX2)  # type: 
 KNOWN = BatchAttributes(engine_fingerprint=SAMPLED, trainer_fingerprint=TRAINED)
 
 
-def read(run: Sender, step: int = 1) -> dict[str, Any]:
-    found: dict[str, Any] = run.get(f"steps/{step}/attribution").raise_for_status().json()
-    return found
+def read(run: Sender, step: int = 1) -> Any:
+    return run.get(f"steps/{step}/attribution").raise_for_status().json()
 
 
 def kinds(found: dict[str, Any]) -> list[tuple[str, str | None]]:
@@ -52,7 +49,7 @@ def test_replay_in_another_environment_is_said_and_names_no_cause(http: httpx.Cl
 
 
 @pytest.mark.parametrize("order", [("amx", "avx2"), ("avx2", "amx")])
-def test_scores_of_two_environments_coexist_and_that_of_the_run_counts(
+def test_of_two_environments_that_of_the_run_counts(
     http: httpx.Client, batch: RolloutBatch, order: tuple[str, str]
 ) -> None:
     run = start(http, batch)

@@ -3,14 +3,11 @@
 In any order of events no job counts twice, every job ends, and only the holder of the newest token changes a job.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
 import pytest
-from fastapi import FastAPI
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -26,20 +23,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from foreshock.api.leases import LeaseRecord
-from foreshock.clock import now_us
 from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database import tables
 from foreshock_service.platform.database.engine import insert_if_absent
-from foreshock_service.platform.database.tables import (
-    Attempt,
-    Lease,
-    Probe,
-    ProbeJob,
-    Run,
-    Score,
-    ScoreFile,
-    Step,
-    new_identifier,
-)
 from foreshock_service.platform.keys import Scope
 from foreshock_service.platform.security import Principal
 from foreshock_service.replay.leases import service as leases
@@ -49,21 +35,11 @@ from foreshock_service.replay.probes import service as probes
 from foreshock_service.replay.probes.jobs import JobState, Outcome, new_jobs
 from foreshock_service.replay.probes.schemas import ScorerRequest
 from foreshock_service.replay.results import publishing
+from tests.service.replay.leases.conftest import Clock
 
 Result = TypeVar("Result")
 ENGINES = ("torch", "vllm")
 SCORERS = {"torch": "torch.float32", "vllm": "vllm.prefill"}
-
-
-class Clock:
-    """The database's time, moved by the test."""
-
-    def __init__(self) -> None:
-        self.now = now_us()
-
-    def read(self, _: Session) -> int:
-        """Return the time of the test."""
-        return self.now
 
 
 class LeaseMachine(RuleBasedStateMachine):
@@ -74,7 +50,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def __init__(self, context: ServiceContext, clock: Clock) -> None:
         super().__init__()
         self.context, self.clock = context, clock
-        self.project = new_identifier("project")
+        self.project = tables.new_identifier("project")
         self.principal = Principal(None, self.project, frozenset(Scope))
         self.jobs: dict[str, str] = {}  # job id → its probe's id
         self.holder: dict[str, LeaseRecord] = {}
@@ -86,22 +62,22 @@ class LeaseMachine(RuleBasedStateMachine):
         context.database.write(self._set_up)
 
     def _set_up(self, session: Session) -> None:
-        run = new_identifier("run")
+        run = tables.new_identifier("run")
         values = dict.fromkeys(
             ("name", "model", "trainer", "engine", "hardware", "initial_learning_rate", "length_cap")
         )
         session.add(
-            Run(
+            tables.Run(
                 id=run, project=self.project, key="k", advice_mode="shadow", state="running", last_step=1,
                 created_at_us=1, updated_at_us=1, deleted_at_us=None, **values,
             )
         )  # fmt: skip
         session.flush()
-        session.add(Attempt(run_id=run, attempt=1, key="a", resume_step=0, fingerprint={}, created_at_us=1))
+        session.add(tables.Attempt(run_id=run, attempt=1, key="a", resume_step=0, fingerprint={}, created_at_us=1))
         session.flush()
         sizes = dict.fromkeys(("expected_shards", "received_shards", "folded_shards", "rollouts", "tokens"), 1)
         times = dict.fromkeys(("first_shard_at_us", "last_shard_at_us", "closed_at_us"), 1)
-        session.add(Step(run_id=run, attempt=1, step=1, **sizes, **times))
+        session.add(tables.Step(run_id=run, attempt=1, step=1, **sizes, **times))
         session.flush()
         for number in range(2):
             probe = _probe(run, f"request-{number}", self.clock.now + number)
@@ -175,7 +151,7 @@ class LeaseMachine(RuleBasedStateMachine):
         body = FailBody(token=lease.token, reason="why", kind=kind)  # type: ignore[arg-type]
         if not self._holds(lease):
             with self.context.database.read() as session:
-                ended = session.get(Lease, lease.lease)
+                ended = session.get(tables.Lease, lease.lease)
                 is_repeated = ended is not None and ended.outcome == Outcome(kind)
             if is_repeated:
                 self._write(leases.fail, lease.lease, body)
@@ -198,7 +174,7 @@ class LeaseMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1, 30, 61, 200]))
     def time_passes(self, seconds: int) -> None:
         """Time passes without any request."""
-        self.clock.now += seconds * 1_000_000
+        self.clock.pass_seconds(seconds)
 
     @rule()
     def sweep(self) -> None:
@@ -229,8 +205,12 @@ class LeaseMachine(RuleBasedStateMachine):
     def the_database_agrees(self) -> None:
         """States, tokens and published scores are those of the model."""
         with self.context.database.read() as session:
-            rows = {row.id: row for row in session.scalars(select(ProbeJob).where(ProbeJob.id.in_(self.jobs)))}
-            published = {row.job_id: row.token for row in session.scalars(select(Score)) if row.job_id in self.jobs}
+            rows = {
+                row.id: row for row in session.scalars(select(tables.ProbeJob).where(tables.ProbeJob.id.in_(self.jobs)))
+            }
+            published = {
+                row.job_id: row.token for row in session.scalars(select(tables.Score)) if row.job_id in self.jobs
+            }
             for job, row in rows.items():
                 running = JobState.RUNNING if job in self.holder else JobState.QUEUED
                 assert row.state == self.ended.get(job, running)
@@ -240,13 +220,13 @@ class LeaseMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Let good workers do the rest: every job ends."""
-        self.clock.now += 1_000_000_000
+        self.clock.pass_seconds(1000)
         request = LeaseRequest(worker="good", scorers=list(SCORERS.values()))
         while (lease := self._write(leases.claim, request)) is not None:
             self.context.database.write(partial(_send_scores, lease=lease))
             self._publish(lease)
         with self.context.database.read() as session:
-            states = session.scalars(select(ProbeJob.state).where(ProbeJob.id.in_(self.jobs))).all()
+            states = session.scalars(select(tables.ProbeJob.state).where(tables.ProbeJob.id.in_(self.jobs))).all()
         assert set(states) <= {JobState.DONE, JobState.FAILED, JobState.SKIPPED}
 
     @property
@@ -263,7 +243,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     def _engine(self, job: str) -> str:
         with self.context.database.read() as session:
-            row = session.get(ProbeJob, job)
+            row = session.get(tables.ProbeJob, job)
             assert row is not None
             return row.engine
 
@@ -281,37 +261,28 @@ class LeaseMachine(RuleBasedStateMachine):
             self.ended[job] = JobState.FAILED
 
 
-def _probe(run: str, request: str, created_at_us: int) -> Probe:
-    return Probe(
-        id=new_identifier("probe"), run_id=run, attempt=1, step=1, kind="exact", request_digest=request, scorers=[],
-        exact_pairs=[], options={}, accelerator=None, max_rollouts=None, checkpoint_expires_at_us=None, selection=[],
+def _probe(run: str, request: str, created_at_us: int) -> tables.Probe:
+    return tables.Probe(
+        id=tables.new_identifier("probe"), run_id=run, attempt=1, step=1, kind="exact", request_digest=request,
+        scorers=[], exact_pairs=[], options={}, accelerator=None, max_rollouts=None, checkpoint_expires_at_us=None,
+        selection=[],
         rollouts=1, tokens=1, rollout_set_digest=request, from_sample=False, created_at_us=created_at_us,
         checkpoint={"root": "r", "path": "p", "format": "f", "digest": "d", "step": 1, "weights_version": None},
     )  # fmt: skip
 
 
 def _send_scores(session: Session, lease: LeaseRecord) -> None:
-    """Add the catalogue row of an upload."""
     for asked in lease.job.scorers:
         row = {
             "job_id": lease.job.id, "token": lease.token, "scorer": asked.scorer, "variant": asked.variant,
             "digest": "d", "body_bytes": 1, "file": "f", "rollouts": 1, "tokens": 1,
             "fingerprint_digest": f"{lease.job.id}", "fingerprint": {}
         }  # fmt: skip
-        insert_if_absent(session, ScoreFile, row)
+        insert_if_absent(session, tables.ScoreFile, row)
 
 
 @pytest.mark.slow
-def test_leases_hold_in_any_order_of_events(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    for module in (
-        "foreshock_service.replay.leases.service",
-        "foreshock_service.replay.results.publishing",
-        "foreshock_service.replay.probes.requests",
-        "foreshock_service.replay.probes.service",
-    ):
-        monkeypatch.setattr(f"{module}.database_now_us", clock.read)
-    context: ServiceContext = app.state.context
+def test_leases_hold_in_any_order_of_events(context: ServiceContext, clock: Clock) -> None:
     run_state_machine_as_test(
         lambda: LeaseMachine(context, clock),  # type: ignore[arg-type]  # any factory will do
         settings=settings(
@@ -321,9 +292,8 @@ def test_leases_hold_in_any_order_of_events(app: FastAPI, monkeypatch: pytest.Mo
     context.database.close()
 
 
-def test_jobs_of_a_probe_are_locked_in_one_order(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
-    context: ServiceContext = app.state.context
-    machine = LeaseMachine(context, Clock())
+def test_jobs_of_a_probe_are_locked_in_one_order(context: ServiceContext, clock: Clock) -> None:
+    machine = LeaseMachine(context, clock)
     probe = next(iter(machine.jobs.values()))
     locked = context.database.write(lambda session: [job.id for job in probes.lock_jobs(session, probe)])
     assert locked == sorted(job for job, of in machine.jobs.items() if of == probe)

@@ -3,8 +3,6 @@
 The precision that a run declares for its trainer is the default of `torch.trainer` in its probes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx
@@ -12,14 +10,7 @@ import pytest
 
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import BatchAttributes
-from foreshock_service.replay.probes.environments import (
-    WantedEnvironment,
-    declared_precision,
-    precision_in_words,
-    run_fingerprints,
-    wanted_environments,
-    with_declared_precision,
-)
+from foreshock_service.replay.probes import environments
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, take_lease
 
@@ -46,28 +37,31 @@ def job_of(run: Sender, probe: dict[str, Any]) -> dict[str, Any]:
 
 def test_fingerprints_of_a_run_come_from_its_batches_and_else_from_its_attempt() -> None:
     batch = BatchAttributes(engine_fingerprint=OF_AMD, trainer_fingerprint=ON_INTEL)
-    assert run_fingerprints(batch, {"engine": "sglang"}) == {"rollout": OF_AMD, "trainer": ON_INTEL}
+    assert environments.run_fingerprints(batch, {"engine": "sglang"}) == {"rollout": OF_AMD, "trainer": ON_INTEL}
     named = {"rollout": OF_AMD.to_dict(), "trainer": ON_INTEL.to_dict()}
-    assert run_fingerprints(BatchAttributes(), named) == {"rollout": OF_AMD, "trainer": ON_INTEL}
-    assert run_fingerprints(BatchAttributes(), OF_AMD.to_dict()) == {"rollout": OF_AMD, "trainer": None}
-    assert run_fingerprints(BatchAttributes(), ON_INTEL.to_dict()) == {"rollout": None, "trainer": ON_INTEL}
+    assert environments.run_fingerprints(BatchAttributes(), named) == {"rollout": OF_AMD, "trainer": ON_INTEL}
+    assert environments.run_fingerprints(BatchAttributes(), OF_AMD.to_dict()) == {"rollout": OF_AMD, "trainer": None}
+    assert environments.run_fingerprints(BatchAttributes(), ON_INTEL.to_dict()) == {
+        "rollout": None,
+        "trainer": ON_INTEL,
+    }
     for nothing in ({}, {"gpu": "H100"}, {"rollout": {"engine": 3}}):
-        assert run_fingerprints(BatchAttributes(), nothing) == {"rollout": None, "trainer": None}
+        assert environments.run_fingerprints(BatchAttributes(), nothing) == {"rollout": None, "trainer": None}
 
 
 def test_each_side_wants_its_own_environment_and_the_other_one_if_its_own_is_unknown() -> None:
-    both = wanted_environments(None, {"rollout": OF_AMD, "trainer": ON_INTEL})
+    both = environments.wanted_environments(None, {"rollout": OF_AMD, "trainer": ON_INTEL})
     assert {name: each.names for name, each in both.items()} == {
         "vllm": NAMES,
         "torch": ("avx2",),
         # A server that runs elsewhere has the environment that it has.
         "http": (),
     }
-    one = wanted_environments("run", {"rollout": OF_AMD, "trainer": None})
-    assert {one["vllm"], one["torch"]} == {WantedEnvironment(NAMES, is_required=True)}
+    one = environments.wanted_environments("run", {"rollout": OF_AMD, "trainer": None})
+    assert {one["vllm"], one["torch"]} == {environments.WantedEnvironment(NAMES, is_required=True)}
     assert one["http"].names == ()
-    assert {each.names for each in wanted_environments("any", {"rollout": OF_AMD}).values()} == {()}
-    assert {each.names for each in wanted_environments(None, {}).values()} == {()}
+    assert {each.names for each in environments.wanted_environments("any", {"rollout": OF_AMD}).values()} == {()}
+    assert {each.names for each in environments.wanted_environments(None, {}).values()} == {()}
 
 
 def test_worker_is_asked_for_the_environment_of_the_run(run: Sender) -> None:
@@ -103,8 +97,7 @@ def test_requests_for_different_environments_are_different_probes(run: Sender) -
     assert len(ids) == 4
 
 
-def test_environment_of_a_run_without_fingerprints_cannot_be_required(http: httpx.Client) -> None:
-    sender = start_run(http)
+def test_environment_of_a_run_without_fingerprints_cannot_be_required(sender: Sender) -> None:
     sender.put_shard(3, make_batch(4)).raise_for_status()
     announce_checkpoint(sender, 3)
     answer = ask_for_probe(sender, 3, environment="run")
@@ -127,7 +120,7 @@ def test_environment_of_a_run_without_fingerprints_cannot_be_required(http: http
     ],
 )
 def test_fingerprint_declares_the_options(fields: dict[str, str], options: dict[str, str | None]) -> None:
-    assert declared_precision(Fingerprint("torch", **fields)) == options  # type: ignore[arg-type]
+    assert environments.declared_precision(Fingerprint("torch", **fields)) == options  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -140,25 +133,24 @@ def test_fingerprint_declares_the_options(fields: dict[str, str], options: dict[
     ],
 )
 def test_declared_precision_in_words(declared: dict[str, str | None], words: str | None) -> None:
-    assert precision_in_words(declared) == words
+    assert environments.precision_in_words(declared) == words
 
 
 def test_requested_precision_is_kept() -> None:
     trainer = Fingerprint("torch", dtype="float32")
     asked = {"torch.trainer": {"autocast": "bfloat16"}}
-    assert with_declared_precision(asked, {"torch.trainer"}, trainer) == asked
-    batched = with_declared_precision({"torch.trainer": {"batch_size": 8}}, {"torch.trainer"}, trainer)
+    assert environments.with_declared_precision(asked, {"torch.trainer"}, trainer) == asked
+    batched = environments.with_declared_precision({"torch.trainer": {"batch_size": 8}}, {"torch.trainer"}, trainer)
     assert batched == {"torch.trainer": {**FLOAT32, "batch_size": 8}}
-    assert with_declared_precision({}, {"vllm.prefill"}, trainer) == {}
-    assert with_declared_precision({}, {"torch.trainer"}, None) == {}
+    assert environments.with_declared_precision({}, {"vllm.prefill"}, trainer) == {}
+    assert environments.with_declared_precision({}, {"torch.trainer"}, None) == {}
 
 
-def test_probe_of_a_run_with_a_declared_precision_has_it(http: httpx.Client) -> None:
-    run = start_run(http)
-    attempt = run.new_attempt("declared", resume_step=1)
+def test_probe_of_a_run_with_a_declared_precision_has_it(sender: Sender, http: httpx.Client) -> None:
+    attempt = sender.new_attempt("declared", resume_step=1)
     body = {"key": "declared-2", "resume_step": 1, "fingerprint": {"trainer": {"engine": "torch", "dtype": "float32"}}}
-    number = http.post(f"/v1/runs/{run.run}/attempts", json=body).raise_for_status().json()["attempt"]
-    declared = type(attempt)(http, run.run, number)
+    number = http.post(f"/v1/runs/{sender.run}/attempts", json=body).raise_for_status().json()["attempt"]
+    declared = type(attempt)(http, sender.run, number)
     declared.put_shard(1, make_batch(4)).raise_for_status()
     announce_checkpoint(declared, 1)
     probe = ask_for_probe(declared, 1, ["vllm.prefill", "torch.trainer"]).raise_for_status().json()

@@ -1,13 +1,10 @@
 """Policies of automatic probes: which steps they choose, once each, and with which sample."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from fastapi import FastAPI
 
 from foreshock.rollouts.sampling import select_rollouts
 from foreshock.scorers import default_scorers
@@ -15,22 +12,14 @@ from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.session import Database
 from foreshock_service.replay.probes.policies import UNFINISHED_AT_ONCE, make_automatic_probes
 from tests.service.advancing import close_overdue
-from tests.service.replay.probes.test_service import add_alert
-from tests.service.sending import Sender, make_batch, start_run
+from tests.service.sending import Sender, make_batch, problem_of, start_run
+from tests.service.stored import add_alert
 from tests.service.working import announce_checkpoint, run_to_probe, take_lease, work_off
 
 
 @pytest.fixture
 def run(http: httpx.Client) -> Sender:
-    """A run with closed steps and their checkpoints."""
     return run_to_probe(http, 2, 3, 5, 14, 21)
-
-
-@pytest.fixture
-def context(app: FastAPI) -> ServiceContext:
-    """The service's own parts, to do its background work at once."""
-    found: ServiceContext = app.state.context
-    return found
 
 
 def log_steps(sender: Sender, *steps: int) -> None:
@@ -47,7 +36,6 @@ def set_policy(sender: Sender, **fields: Any) -> dict[str, Any]:
 
 
 def probes_of(sender: Sender) -> list[dict[str, Any]]:
-    """The run's probes, the oldest first."""
     return list(reversed(sender.get("probes").json()["items"]))
 
 
@@ -63,7 +51,7 @@ def test_a_run_has_no_policy_until_one_is_set(run: Sender, context: ServiceConte
     assert probes_of(run) == []
 
 
-def test_the_first_step_with_a_checkpoint_of_each_interval_is_probed_once(
+def test_first_checkpoint_of_each_interval_is_probed_once(
     http: httpx.Client, run: Sender, context: ServiceContext
 ) -> None:
     set_policy(run, every_steps=10, rollouts=4, scorers=[{"scorer": "vllm.prefill"}])
@@ -80,7 +68,7 @@ def test_the_first_step_with_a_checkpoint_of_each_interval_is_probed_once(
     assert "Automatic probes are on." in http.get(f"/pages/runs/{run.run}/probes").text
 
 
-def test_a_late_shard_gives_a_step_no_second_automatic_probe(
+def test_late_shard_gives_no_second_probe(
     http: httpx.Client, context: ServiceContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sender = start_run(http, "late")
@@ -148,4 +136,4 @@ def test_a_step_that_cannot_be_probed_is_counted_and_not_tried_again(run: Sender
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_policy_with_an_unknown_scorer_is_refused(run: Sender) -> None:
     answer = run.http.put(f"/v1/runs/{run.run}/probe-policy", json={"scorers": [{"scorer": "vllm.prefil"}]})
-    assert (answer.status_code, answer.json()["type"]) == (422, "urn:foreshock:problem:unknown-scorer")
+    assert problem_of(answer) == (422, "unknown-scorer")

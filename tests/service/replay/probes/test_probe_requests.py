@@ -1,7 +1,5 @@
 """Requests for probes: equal requests, impossible requests, waiting jobs, and the rollouts of a sample."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +16,7 @@ from foreshock_service.maintenance.retention import purge
 from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.replay.probes.pinned_rollouts import RolloutCount
 from tests.service.advancing import close_overdue
-from tests.service.sending import Sender, make_batch, start_run
+from tests.service.sending import Sender, make_batch, problem_of, start_run
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, take_lease
 
 
@@ -37,11 +35,10 @@ def test_a_probe_has_one_job_for_each_engine(run: Sender) -> None:
 
 
 def waiting_reasons(probe: dict[str, Any]) -> dict[tuple[str, ...], str | None]:
-    """The reason of each job, by the names of its scorers."""
     return {tuple(each["scorer"] for each in job["scorers"]): job["reason"] for job in probe["jobs"]}
 
 
-def test_queued_job_names_the_scorers_that_no_live_worker_offers(
+def test_queued_job_names_scorers_nobody_offers(
     run: Sender, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Takes no job: there is none yet.
@@ -89,9 +86,7 @@ def test_scorer_that_no_live_worker_offers_does_not_hold_up_the_others(run: Send
     assert take_lease(http, "w2", scorers=["torch.float32"]).lease["job"]["probe"] == probe["id"]
 
 
-def test_scorer_with_a_new_row_in_the_table_can_be_probed(
-    run: Sender, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scorer_with_a_new_row_can_be_probed(run: Sender, http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     place = SCORERS["vllm.prefill"].place
     row = Scorer("sglang.http", "SGLang over HTTP", 2, place, "sglang", "foreshock_probes.scorers.http_servers:score")
     monkeypatch.setitem(SCORERS, row.name, row)
@@ -175,19 +170,18 @@ def test_probes_are_listed_newest_first_in_pages(run: Sender) -> None:
 
 def test_unknown_probe_is_not_found_and_one_of_a_deleted_run_is_gone(run: Sender) -> None:
     missing = run.http.get("/v1/probes/probe_nothing")
-    assert (missing.status_code, missing.json()["type"]) == (404, "urn:foreshock:problem:probe-not-found")
+    assert problem_of(missing) == (404, "probe-not-found")
     probe = ask_for_probe(run, 3).json()["id"]
     run.http.delete(f"/v1/runs/{run.run}").raise_for_status()
     assert run.http.get(f"/v1/probes/{probe}").status_code == 410
 
 
-def test_a_sample_of_several_shards_is_handed_out_as_one_table(http: httpx.Client) -> None:
-    run = start_run(http)
+def test_a_sample_of_several_shards_is_handed_out_as_one_table(sender: Sender, http: httpx.Client) -> None:
     shards = [make_batch(10, seed=seed, prefix=f"s{seed}") for seed in range(3)]
     for number, shard in enumerate(shards):
-        run.put_shard(1, shard, shard=number, shards=3).raise_for_status()
-    announce_checkpoint(run, 1)
-    probe = ask_for_probe(run, 1, max_rollouts=7).json()
+        sender.put_shard(1, shard, shard=number, shards=3).raise_for_status()
+    announce_checkpoint(sender, 1)
+    probe = ask_for_probe(sender, 1, max_rollouts=7).json()
     assert (probe["rollouts"], probe["from_sample"]) == (7, True)
     holder = take_lease(http)
     rollouts = holder.rollouts()
@@ -201,9 +195,7 @@ def test_a_sample_of_several_shards_is_handed_out_as_one_table(http: httpx.Clien
     }
 
 
-def test_late_shards_do_not_change_what_a_probe_pinned(
-    http: httpx.Client, app: FastAPI, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_late_shards_change_no_pinned_probe(http: httpx.Client, app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = start_run(http, "late")
     sent.put_shard(1, make_batch(4), shards=2).raise_for_status()
     close_overdue(app.state.context)
@@ -215,23 +207,21 @@ def test_late_shards_do_not_change_what_a_probe_pinned(
     assert ask_for_probe(sent, 1).json()["rollouts"] == 7
 
 
-def test_sample_id_in_two_shards_cannot_be_scored(http: httpx.Client) -> None:
-    run = start_run(http)
+def test_sample_id_in_two_shards_cannot_be_scored(sender: Sender, http: httpx.Client) -> None:
     for number in range(2):
-        run.put_shard(1, make_batch(4), shard=number, shards=2).raise_for_status()
-    announce_checkpoint(run, 1)
-    answer = ask_for_probe(run, 1)
+        sender.put_shard(1, make_batch(4), shard=number, shards=2).raise_for_status()
+    announce_checkpoint(sender, 1)
+    answer = ask_for_probe(sender, 1)
     assert answer.status_code == 422
     assert answer.json()["column"] == "sample_id"
     assert ask_for_lease(http).status_code == 204
 
 
-def test_a_step_of_statistics_is_replayed_on_its_sample_and_says_so(http: httpx.Client) -> None:
-    run = start_run(http)
-    run.put_statistics(1, make_batch(40), 0, 2, FullRollouts(6, 3)).raise_for_status()
-    run.put_shard(1, make_batch(10, 1), 1, 2).raise_for_status()
-    announce_checkpoint(run, 1)
-    probe = ask_for_probe(run, 1).raise_for_status().json()
+def test_a_step_of_statistics_is_replayed_on_its_sample_and_says_so(sender: Sender) -> None:
+    sender.put_statistics(1, make_batch(40), 0, 2, FullRollouts(6, 3)).raise_for_status()
+    sender.put_shard(1, make_batch(10, 1), 1, 2).raise_for_status()
+    announce_checkpoint(sender, 1)
+    probe = ask_for_probe(sender, 1).raise_for_status().json()
     # The rollouts that were chosen for their large differences would bias every figure of the replay.
     assert (probe["rollouts"], probe["from_sample"]) == (16, True)
 
@@ -253,7 +243,7 @@ def test_probes_of_all_runs_are_listed_newest_first_and_filtered(run: Sender, ht
     assert http.get("/v1/probes", params={"kind": "weights"}).json()["items"] == []
 
 
-def test_a_request_whose_rollouts_change_while_it_is_checked_is_refused(
+def test_request_whose_rollouts_change_meanwhile_is_refused(
     run: Sender, app: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = app.state.context
@@ -268,5 +258,5 @@ def test_a_request_whose_rollouts_change_while_it_is_checked_is_refused(
 
     monkeypatch.setattr(context.decoders, "run", purge_first)
     refused = ask_for_probe(run, 3)
-    assert (refused.status_code, refused.json()["type"]) == (422, "urn:foreshock:problem:probe-not-possible")
+    assert problem_of(refused) == (422, "probe-not-possible")
     assert "were purged or arrived while the request was checked" in refused.json()["detail"]

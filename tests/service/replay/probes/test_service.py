@@ -1,17 +1,15 @@
 """What changes a probe that exists: its priority, an alert near its step, and DELETE, which cancels it."""
 
-from __future__ import annotations
-
 import httpx
 import pytest
 
 from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.database.tables import Alert
 from foreshock_service.replay.probes import workers as service
 from foreshock_service.replay.probes.jobs import HEAD_START_US
 from foreshock_service.replay.probes.service import ALERT_WINDOW_STEPS
-from tests.service.sending import Sender
+from tests.service.sending import Sender, problem_of
+from tests.service.stored import add_alert
 from tests.service.working import ask_for_lease, ask_for_probe, noisy, run_to_probe, scores_of, take_lease
 
 
@@ -19,16 +17,6 @@ from tests.service.working import ask_for_lease, ask_for_probe, noisy, run_to_pr
 def run(http: httpx.Client) -> Sender:
     """A run with four closed steps and their checkpoints."""
     return run_to_probe(http, 1, 2, 3, 40, rollouts=3)
-
-
-def add_alert(database: Database, run: str, step: int, state: str = "open") -> None:
-    """Store an alert of the run."""
-    alert = Alert(
-        id=f"alert_{step}", run_id=run, attempt=1, rule="k3_high", step=step, severity="warning", value=1.0,
-        threshold=0.5, why="", what_to_do="", moves_learning_rate=False, evidence={}, state=state, cleared_step=None,
-        changed_by="detector", version=1, opened_at_us=1, changed_at_us=1,
-    )  # fmt: skip
-    database.write(lambda session: session.add(alert))
 
 
 def leased_steps(http: httpx.Client) -> list[int]:
@@ -48,7 +36,7 @@ def test_jobs_are_leased_by_priority_and_then_by_age(http: httpx.Client, run: Se
     assert leased_steps(http) == [3, 40, 1, 2]
 
 
-def test_a_step_near_an_open_alert_is_urgent_unless_another_priority_is_requested(
+def test_step_near_an_open_alert_is_urgent_unless_it_is_requested(
     http: httpx.Client, run: Sender, database: Database
 ) -> None:
     add_alert(database, run.run, 40 - ALERT_WINDOW_STEPS)
@@ -74,7 +62,7 @@ def test_a_retried_probe_keeps_its_priority(http: httpx.Client, run: Sender) -> 
     assert leased_steps(http) == [1, 2]
 
 
-def test_a_job_is_leased_before_urgent_ones_that_came_a_day_later(
+def test_job_is_leased_before_urgent_ones_a_day_later(
     http: httpx.Client, run: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask_for_probe(run, 1)
@@ -106,7 +94,7 @@ def test_worker_of_a_cancelled_job_is_refused_and_its_scores_do_not_count(http: 
     holder.put_scores(scores_of(rollouts, noisy(rollouts, 1))).raise_for_status()
     assert {job["state"] for job in http.delete(f"/v1/probes/{probe}").json()["jobs"]} == {"skipped"}
     for answer in (holder.heartbeat(), holder.complete(), holder.fail("retry")):
-        assert (answer.status_code, answer.json()["type"]) == (409, "urn:foreshock:problem:lease-lost")
+        assert problem_of(answer) == (409, "lease-lost")
     assert run.get("steps/3/attribution").status_code == 404
 
 
@@ -126,7 +114,7 @@ def test_ended_and_unknown_probes_are_refused(http: httpx.Client, run: Sender) -
     probe = ask_for_probe(run, 3).json()["id"]
     take_lease(http).fail("final", "no such folder").raise_for_status()
     ended = http.delete(f"/v1/probes/{probe}")
-    assert (ended.status_code, ended.json()["type"]) == (409, "urn:foreshock:problem:probe-has-ended")
+    assert problem_of(ended) == (409, "probe-has-ended")
     assert "ended as failed" in ended.json()["detail"]
     assert http.delete("/v1/probes/probe_none").status_code == 404
 

@@ -1,7 +1,5 @@
 """The doctor over HTTP: what is requested, what a worker sends, when it counts, and where its causes stand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -13,18 +11,12 @@ from foreshock.api.doctor import DoctorReport, Finding, NotTried, RuledOut, Side
 from foreshock.api.records import parse, to_json
 from foreshock.clock import now_us
 from foreshock.probe_kinds import DOCTOR
+from tests.service import working
 from tests.service.runs.test_weights import holding, report
-from tests.service.sending import Sender, make_batch, start_run
-from tests.service.working import (
-    EVERYTHING,
-    LeaseHolder,
-    announce_checkpoint,
-    run_to_probe,
-    take_lease,
-)
+from tests.service.sending import Sender, make_batch, problem_of, start_run
 
 STEP = 60
-ABLE = (*EVERYTHING, DOCTOR.capability)
+ABLE = (*working.EVERYTHING, DOCTOR.capability)
 SENTENCE = "the engine's logged log-probs (μ) are those of the weights step 1"
 
 
@@ -35,18 +27,17 @@ def digest(number: int) -> str:
 @pytest.fixture
 def run(http: httpx.Client) -> Sender:
     """A run with one closed step and the checkpoints of six steps."""
-    sender = run_to_probe(http, STEP)
+    sender = working.run_to_probe(http, STEP)
     for step in (1, 20, 40, 59, 80):
-        announce_checkpoint(sender, step, digest(step))
+        working.announce_checkpoint(sender, step, digest(step))
     return sender
 
 
 def ask(run: Sender, **fields: Any) -> httpx.Response:
-    """Request an examination."""
     return run.http.post(f"/v1/runs/{run.run}/probes", json={"step": STEP, "kind": DOCTOR.name, **fields})
 
 
-def found(holder: LeaseHolder, share: float = 0.998) -> dict[str, Any]:
+def found(holder: working.LeaseHolder, share: float = 0.998) -> dict[str, Any]:
     """Return a worker's report: the weights of step 1 reproduce μ."""
     counted = holder.lease["job"]["rollouts"]
     finding = Finding(
@@ -77,7 +68,7 @@ def found(holder: LeaseHolder, share: float = 0.998) -> dict[str, Any]:
 def examined(run: Sender, **fields: Any) -> None:
     """Ask for an examination and answer as a worker."""
     ask(run, **fields).raise_for_status()
-    holder = take_lease(run.http, scorers=ABLE)
+    holder = working.take_lease(run.http, scorers=ABLE)
     holder.put_document(found(holder)).raise_for_status()
     holder.complete().raise_for_status()
 
@@ -85,7 +76,7 @@ def examined(run: Sender, **fields: Any) -> None:
 def test_examination_is_one_job_with_the_nearest_and_the_first_checkpoints(run: Sender, http: httpx.Client) -> None:
     probe = ask(run, max_candidates=3, budget_seconds=90).raise_for_status().json()
     assert (probe["kind"], len(probe["jobs"])) == ("doctor", 1)
-    job = take_lease(http, scorers=ABLE).lease["job"]
+    job = working.take_lease(http, scorers=ABLE).lease["job"]
     assert [each["step"] for each in job["candidates"]] == [59, 1, 40]
     assert (job["checkpoint"]["step"], job["budget_seconds"]) == (STEP, 90.0)
     assert job["candidates"][0]["digest"] == digest(59)
@@ -104,9 +95,9 @@ def test_checksums_of_the_engines_stand_beside_the_cause(run: Sender, app: FastA
 def test_weights_of_another_run_are_tried_first(run: Sender, http: httpx.Client) -> None:
     other = start_run(http, "another")
     for step in (30, STEP - 5, STEP + 5):
-        announce_checkpoint(other, step, digest(step))
+        working.announce_checkpoint(other, step, digest(step))
     ask(run, max_candidates=1, against=other.run).raise_for_status()
-    first, second = take_lease(http, scorers=ABLE).lease["job"]["candidates"]
+    first, second = working.take_lease(http, scorers=ABLE).lease["job"]["candidates"]
     title = http.get(f"/v1/runs/{other.run}").raise_for_status().json()["key"]
     assert (first["step"], first["run"]) == (STEP - 5, title)
     assert (second["step"], second["run"]) == (59, "")
@@ -114,7 +105,7 @@ def test_weights_of_another_run_are_tried_first(run: Sender, http: httpx.Client)
 
 def test_a_run_without_weights_is_nothing_to_compare_with(run: Sender, http: httpx.Client) -> None:
     other = start_run(http, "another")
-    announce_checkpoint(other, STEP + 5, digest(1))
+    working.announce_checkpoint(other, STEP + 5, digest(1))
     refused = ask(run, against=other.run)
     assert (refused.status_code, refused.json()["type"]) == (422, ask(run, against=run.run).json()["type"])
     assert f"no announced weights up to step {STEP}" in refused.json()["detail"]
@@ -125,22 +116,21 @@ def test_equal_request_is_the_same_probe_until_other_checkpoints_are_announced(r
     first, again = ask(run), ask(run)
     assert (first.status_code, again.status_code) == (201, 200)
     assert first.json()["id"] == again.json()["id"]
-    announce_checkpoint(run, 58, digest(58))
+    working.announce_checkpoint(run, 58, digest(58))
     assert ask(run).status_code == 201
 
 
-def test_a_step_without_earlier_checkpoints_can_be_examined(http: httpx.Client) -> None:
-    run = start_run(http)
-    run.put_shard(STEP, make_batch(4)).raise_for_status()
-    announce_checkpoint(run, STEP)
-    announce_checkpoint(run, 59, digest(59), expires_at_us=now_us() - 1)
-    ask(run).raise_for_status()
-    assert take_lease(http, scorers=ABLE).lease["job"]["candidates"] == []
+def test_a_step_without_earlier_checkpoints_can_be_examined(sender: Sender, http: httpx.Client) -> None:
+    sender.put_shard(STEP, make_batch(4)).raise_for_status()
+    working.announce_checkpoint(sender, STEP)
+    working.announce_checkpoint(sender, 59, digest(59), expires_at_us=now_us() - 1)
+    ask(sender).raise_for_status()
+    assert working.take_lease(http, scorers=ABLE).lease["job"]["candidates"] == []
 
 
 def test_a_heartbeat_says_what_is_being_tried(run: Sender, http: httpx.Client) -> None:
     probe = ask(run).raise_for_status().json()["id"]
-    holder = take_lease(http, scorers=ABLE)
+    holder = working.take_lease(http, scorers=ABLE)
     doing = "other_weights, step 1: E[d²]/2 1.1e-04"
     http.post(f"{holder.url}/heartbeat", json={"token": holder.token, "doing": doing}).raise_for_status()
     assert http.get(f"/v1/probes/{probe}").json()["jobs"][0]["doing"] == doing
@@ -149,10 +139,10 @@ def test_a_heartbeat_says_what_is_being_tried(run: Sender, http: httpx.Client) -
 
 def test_published_report_is_read(run: Sender, http: httpx.Client) -> None:
     answer = run.get(f"steps/{STEP}/doctor")
-    assert (answer.status_code, answer.json()["type"].rpartition(":")[2]) == (404, "result-not-found")
+    assert problem_of(answer) == (404, "result-not-found")
     assert run.get("steps/7/doctor").status_code == 404
     ask(run).raise_for_status()
-    holder = take_lease(http, scorers=ABLE)
+    holder = working.take_lease(http, scorers=ABLE)
     holder.put_document(found(holder, share=0.5)).raise_for_status()
     holder.put_document(found(holder)).raise_for_status()
     holder.complete().raise_for_status()
@@ -198,7 +188,7 @@ def test_invalid_requests_and_reports_are_refused(run: Sender, http: httpx.Clien
     for fields in probes:
         assert http.post(f"/v1/runs/{run.run}/probes", json={"step": STEP, **fields}).status_code == 422, fields
     ask(run).raise_for_status()
-    holder = take_lease(http, scorers=ABLE)
+    holder = working.take_lease(http, scorers=ABLE)
     changes: list[dict[str, Any]] = [
         {"tokens": 1}, {"ended": "a\x00b"}, {"ended": "a" * 2_001}, {"replays": None},
         {"findings": [{"kind": "guess"}]},
@@ -209,23 +199,22 @@ def test_invalid_requests_and_reports_are_refused(run: Sender, http: httpx.Clien
         assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json"), change
 
 
-def test_examination_needs_log_probs_and_weights(http: httpx.Client) -> None:
-    run = start_run(http)
+def test_examination_needs_log_probs_and_weights(sender: Sender) -> None:
     batch = replace(make_batch(4), rollout_log_probs=None, trainer_log_probs=None)
-    run.put_shard(STEP, batch).raise_for_status()
-    assert "no checkpoint is announced for step 60" in ask(run).json()["detail"]
-    announce_checkpoint(run, STEP)
-    answer = ask(run)
-    assert (answer.status_code, answer.json()["type"].rpartition(":")[2]) == (422, "probe-not-possible")
+    sender.put_shard(STEP, batch).raise_for_status()
+    assert "no checkpoint is announced for step 60" in ask(sender).json()["detail"]
+    working.announce_checkpoint(sender, STEP)
+    answer = ask(sender)
+    assert problem_of(answer) == (422, "probe-not-possible")
     assert "neither rollout_log_probs nor trainer_log_probs" in answer.json()["detail"]
 
 
 def test_candidates_are_those_that_led_to_the_step(run: Sender, http: httpx.Client) -> None:
     resumed = run.new_attempt("second", 50)
     resumed.put_shard(STEP, make_batch(12, seed=1)).raise_for_status()
-    announce_checkpoint(resumed, STEP, digest(1060))
-    announce_checkpoint(resumed, 55, digest(1055))
+    working.announce_checkpoint(resumed, STEP, digest(1060))
+    working.announce_checkpoint(resumed, 55, digest(1055))
     ask(resumed).raise_for_status()
-    job = take_lease(http, scorers=ABLE).lease["job"]
+    job = working.take_lease(http, scorers=ABLE).lease["job"]
     # Step 59 of the first attempt was superseded.
     assert sorted(each["digest"] for each in job["candidates"]) == sorted(map(digest, (1, 20, 40, 1055)))

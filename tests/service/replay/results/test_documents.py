@@ -1,7 +1,5 @@
 """What holds for the document of every kind of probe: who gets its job, whose counts and when, and what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +9,7 @@ import pytest
 from foreshock.probe_kinds import DOCTOR, EXACT, LAYERS, PROBE_KINDS, ROUTING
 from foreshock.scorers import EXACT_PAIRS
 from tests.service.replay.results import test_doctor, test_exact, test_layers, test_routing
-from tests.service.sending import Sender
+from tests.service.sending import Sender, problem_of
 from tests.service.working import EVERYTHING, PAIR, STEP, LeaseHolder, ask_for_lease, take_lease
 
 DOCUMENTS: dict[str, Callable[[LeaseHolder], dict[str, Any]]] = {
@@ -22,11 +20,6 @@ DOCUMENTS: dict[str, Callable[[LeaseHolder], dict[str, Any]]] = {
 }
 # What a request of the kind asks for, and a worker offers, besides scorers and capabilities.
 PAIRS = {EXACT.name: {"exact_pairs": [PAIR]}}
-
-
-def problem(answer: httpx.Response) -> tuple[int, str]:
-    assert answer.headers["content-type"] == "application/problem+json"
-    return answer.status_code, answer.json()["type"].rpartition(":")[2]
 
 
 @pytest.fixture(params=DOCUMENTS)
@@ -55,10 +48,10 @@ def test_document_counts_when_the_job_of_its_own_try_is_complete(http: httpx.Cli
     document = DOCUMENTS[kind](late)
     assert late.put_document(document).status_code == 204
     assert late.fail("retry").status_code == 204
-    assert problem(late.put_document(document)) == (409, "lease-lost")
+    assert problem_of(late.put_document(document)) == (409, "lease-lost")
     holder = take_lease(http, "w2", **able)
     # The first try's document is not that of the second.
-    assert problem(holder.complete()) == (409, "result-incomplete")
+    assert problem_of(holder.complete()) == (409, "result-incomplete")
     # One that is sent again replaces the first.
     assert [holder.put_document(document).status_code for _ in range(2)] == [204, 204]
     assert run.get(address).status_code == 404
@@ -72,4 +65,4 @@ def test_job_of_another_kind_takes_no_document(http: httpx.Client, run: Sender, 
     other = {"step": STEP, "scorers": [{"scorer": "vllm.prefill"}]}
     http.post(f"/v1/runs/{run.run}/probes", json=other).raise_for_status()
     holder = take_lease(http)
-    assert problem(holder.put_document(DOCUMENTS[kind](holder), kind)) == (422, "result-not-asked")
+    assert problem_of(holder.put_document(DOCUMENTS[kind](holder), kind)) == (422, "result-not-asked")

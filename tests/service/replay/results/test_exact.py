@@ -1,7 +1,5 @@
 """Exact divergences through the service: requested, leased, sent by the worker, published and read."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx
@@ -11,7 +9,7 @@ from foreshock.api.records import to_json
 from foreshock.measures.exact import measure_exact
 from foreshock.rollouts import RolloutBatch
 from tests.foreshock.measures.exact_values import random_exact
-from tests.service.sending import Sender, make_batch
+from tests.service.sending import Sender, make_batch, problem_of
 from tests.service.working import PAIR, WEIGHTS, LeaseHolder, ask_for_probe, run_to_probe, take_lease, work_off
 
 NAME = "exact(torch.trainer, vllm.prefill)"
@@ -25,7 +23,6 @@ def run(http: httpx.Client) -> Sender:
 
 @pytest.fixture
 def holder(run: Sender) -> LeaseHolder:
-    """A worker that holds the job of an exact probe."""
     ask_for_probe(run, 1, (), exact_pairs=[PAIR]).raise_for_status()
     return take_lease(run.http, exact_pairs=[PAIR])
 
@@ -40,7 +37,6 @@ def exact_for(rollouts: RolloutBatch, seed: int = 1, **fingerprint: object) -> d
 
 
 def publish(run: Sender, exact: dict[str, Any] | None = None, **probe: object) -> dict[str, Any]:
-    """Probe step 1 and answer with this comparison."""
     ask_for_probe(run, 1, (), exact_pairs=[PAIR], **probe).raise_for_status()
     holder = take_lease(run.http, exact_pairs=[PAIR])
     sent = exact_for(holder.rollouts()) if exact is None else exact
@@ -94,7 +90,7 @@ def test_comparisons_that_do_not_fit_are_refused(holder: LeaseHolder) -> None:
         ({"target_fingerprint": {"engine": "torch", "weights_digest": "sha256:" + "00" * 32}}, "those of the probe"),
     ):
         answer = holder.put_document(good | changed)
-        assert (answer.status_code, answer.json()["type"]) == (422, "urn:foreshock:problem:result-not-asked"), changed
+        assert problem_of(answer) == (422, "result-not-asked"), changed
         assert said in answer.json()["detail"]
     assert holder.complete().json()["type"] == "urn:foreshock:problem:result-incomplete"
     assert holder.put_document(good).status_code == 204
@@ -109,7 +105,7 @@ def test_values_without_an_estimate_are_null(run: Sender) -> None:
 
 def test_steps_without_divergences_name_the_request_that_makes_them(run: Sender) -> None:
     answer = run.get("steps/1/exact")
-    assert (answer.status_code, answer.json()["type"]) == (404, "urn:foreshock:problem:result-not-found")
+    assert problem_of(answer) == (404, "result-not-found")
     assert f"foreshock probe {run.run} 1 --exact" in answer.json()["detail"]
 
 

@@ -1,24 +1,14 @@
 """Comparisons by layer over HTTP: what is requested, what a worker sends, when it counts, and what is shown of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx
 import pytest
 
+from foreshock import layer_divergence
 from foreshock.api.records import to_json
-from foreshock.layer_divergence import (
-    Distance,
-    LayerComparison,
-    Mean,
-    compared_layer,
-    departure_in_words,
-    departure_of,
-    names_of_places,
-)
 from foreshock.probe_kinds import LAYERS
-from tests.service.sending import Sender
+from tests.service.sending import Sender, problem_of
 from tests.service.working import EVERYTHING, STEP, WEIGHTS, take_lease
 
 ABLE = (*EVERYTHING, LAYERS.capability)
@@ -26,36 +16,32 @@ PAIR = ("torch.trainer", "torch.float32")
 
 
 def ask(run: Sender, *scorers: str, **fields: Any) -> httpx.Response:
-    """Request a comparison."""
     body = {"step": STEP, "kind": "layers", "scorers": [{"scorer": name} for name in scorers], **fields}
     return run.http.post(f"/v1/runs/{run.run}/probes", json=body)
 
 
-def distance(mean: float) -> Distance:
-    return Distance(Mean(mean, 0.9 * mean, 1.1 * mean), 2 * mean)
+def distance(mean: float) -> layer_divergence.Distance:
+    return layer_divergence.Distance(layer_divergence.Mean(mean, 0.9 * mean, 1.1 * mean), 2 * mean)
 
 
 def found(*levels: float, **changes: Any) -> dict[str, Any]:
     """Return a worker's result: the distances of the places, with noise floors of 1e-7."""
     floor = distance(1e-7)
     layers = tuple(
-        compared_layer(name, distance(level), floor, floor)
-        for name, level in zip(names_of_places(len(levels) - 2), levels, strict=True)
+        layer_divergence.compared_layer(name, distance(level), floor, floor)
+        for name, level in zip(layer_divergence.names_of_places(len(levels) - 2), levels, strict=True)
     )
     prints = ({"engine": "torch", "dtype": "bfloat16", "weights_digest": WEIGHTS}, {"engine": "torch"})
-    comparison = LayerComparison(
+    comparison = layer_divergence.LayerComparison(
         step=STEP, pair="/".join(PAIR), compared=PAIR[0], reference=PAIR[1], rollouts=12, groups=6, tokens=80,
-        states=80, non_finite=0, departure=departure_of(layers), sentence=departure_in_words(layers, *PAIR, 6),
-        layers=layers, compared_fingerprint=prints[0], reference_fingerprint=prints[1],
+        states=80, non_finite=0, departure=layer_divergence.departure_of(layers),
+        sentence=layer_divergence.departure_in_words(layers, *PAIR, 6), layers=layers,
+        compared_fingerprint=prints[0], reference_fingerprint=prints[1],
     )  # fmt: skip
     return to_json(comparison) | changes
 
 
 DEPARTING = (1e-8, 1e-7, 1e-3, 4e-3)
-
-
-def problem(answer: httpx.Response) -> tuple[int, str]:
-    return answer.status_code, answer.json()["type"].rpartition(":")[2]
 
 
 def test_published_comparison_is_read(run: Sender, http: httpx.Client) -> None:
@@ -74,14 +60,14 @@ def test_published_comparison_is_read(run: Sender, http: httpx.Client) -> None:
     assert item["layers"][2]["distance"]["relative_l2"] == found(*DEPARTING)["layers"][2]["distance"]["relative_l2"]
     assert item["compared_fingerprint"]["dtype"] == "bfloat16"
     other = run.get(f"steps/{STEP}/layers", pair="torch.float32/torch.trainer")
-    assert problem(other) == (404, "result-not-found")
+    assert problem_of(other) == (404, "result-not-found")
 
 
 def test_scores_are_not_asked_of_a_comparison(run: Sender, http: httpx.Client) -> None:
     ask(run).raise_for_status()
     holder = take_lease(http, scorers=ABLE)
     answer = holder.put_scores(b"", PAIR[0])
-    assert problem(answer) == (422, "result-not-asked")
+    assert problem_of(answer) == (422, "result-not-asked")
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -1,7 +1,5 @@
 """Comparisons of routed experts over HTTP: requested, sent by a worker, published with their job, read by step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx
@@ -13,7 +11,7 @@ from foreshock.fingerprint import Fingerprint
 from foreshock.measures.routing import measure_routing
 from foreshock.probe_kinds import ROUTING
 from foreshock.routing import MOST_LAYERS, RoutingComparison
-from tests.service.sending import Sender, make_batch
+from tests.service.sending import Sender, make_batch, problem_of
 from tests.service.working import EVERYTHING, STEP, WEIGHTS, announce_checkpoint, take_lease
 
 ABLE = (*EVERYTHING, ROUTING.capability)
@@ -42,11 +40,6 @@ def comparison(seed: int = 0, target: str = "torch.trainer", behaviour: str = "v
     )  # fmt: skip
 
 
-def problem(answer: httpx.Response) -> tuple[int, str]:
-    assert answer.headers["content-type"] == "application/problem+json"
-    return answer.status_code, answer.json()["type"].rpartition(":")[2]
-
-
 def test_comparison_is_one_job_of_two_scorers_in_the_requested_order(run: Sender, http: httpx.Client) -> None:
     probe = ask(run).raise_for_status().json()
     assert [(job["engine"], len(job["scorers"])) for job in probe["jobs"]] == [("routing", 2)]
@@ -61,7 +54,7 @@ def test_comparison_is_one_job_of_two_scorers_in_the_requested_order(run: Sender
 
 
 def test_published_comparison_is_read(run: Sender, http: httpx.Client) -> None:
-    assert problem(run.get(f"steps/{STEP}/routing")) == (404, "result-not-found")
+    assert problem_of(run.get(f"steps/{STEP}/routing")) == (404, "result-not-found")
     ask(run).raise_for_status()
     holder = take_lease(http, scorers=ABLE)
     sent = comparison(1)
@@ -101,7 +94,7 @@ def test_result_of_other_scorers_weights_or_form_is_refused(run: Sender, http: h
         {"target_fingerprint": wrong_weights},
     ]
     for change in refused:
-        assert problem(holder.put_document(good | change)) == (422, "result-not-asked"), change
+        assert problem_of(holder.put_document(good | change)) == (422, "result-not-asked"), change
     layers = good["measures"]["layers"]
     malformed: list[dict[str, Any]] = [
         {"layers": []},
