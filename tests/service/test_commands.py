@@ -1,7 +1,5 @@
 """`foreshock serve` and `foreshock keys` as an operator runs them, in separate processes."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import subprocess

@@ -1,28 +1,22 @@
 """Requests as bytes: headers are bounded, slow ones delay nobody, what is no HTTP is refused. What a start prints."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 
 import httpx
 import pytest
 
 from foreshock_service import serving
-from foreshock_service.app import create_app
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.health import resident_bytes
 from foreshock_service.platform.keys import Scope
-from foreshock_service.platform.settings import Settings
 from foreshock_service.serving import MOST_HEADER_BYTES
 from tests.service import receiving
 from tests.service.keys import make_key
-from tests.service.operation.processes import read_answer
+from tests.service.operation.processes import answer_of
 from tests.service.server import RunningServer
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -31,28 +25,15 @@ MEBIBYTE = 1 << 20
 BEGIN = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
 
-@pytest.fixture
-def server(settings: Settings, decoders: DecoderPool) -> Iterator[RunningServer]:
-    """A server of the application."""
-    with RunningServer(create_app(settings, decoders)) as running:
-        yield running
-
-
-def test_start_prints_what_it_waits_for_and_when_it_is_ready(
+def test_start_prints_what_it_waits_for(
     database_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     states = iter(["starting", "starting", "ok"])
 
-    class Readiness(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+    class Readiness(receiving.QuietHandler):
+        def do_GET(self) -> None:  # noqa: N802
             body = json.dumps({"checks": {"token_store": "ok", "decoders": next(states)}}).encode()
-            self.send_response(503)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
+            self.answer(503, body)
 
     monkeypatch.setattr(serving, "_READY_POLL_SECONDS", 0.01)
     with receiving.serving(Readiness) as url:
@@ -64,7 +45,7 @@ def test_start_prints_what_it_waits_for_and_when_it_is_ready(
 
 
 @pytest.mark.parametrize("scheme", ["https", "http", None])
-def test_session_behind_a_proxy_with_tls_is_for_tls_only(
+def test_session_behind_a_tls_proxy_is_for_tls_only(
     server: RunningServer, database: Database, scheme: str | None
 ) -> None:
     """The proxy is another container: uvicorn takes the scheme from a proxy on its own machine only."""
@@ -150,20 +131,16 @@ def test_what_is_no_http_is_refused(server: RunningServer, sent: bytes) -> None:
 def test_second_host_header_is_refused(server: RunningServer) -> None:
     with connect(server) as connection:
         connection.sendall(b"GET /v1/runs HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: evil.example\r\n\r\n")
-        answer = read_answer(connection)
-        assert answer is not None
+        answer = answer_of(connection)
         assert answer.status == 400
 
 
 @pytest.mark.parametrize("key", ["", "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"])
 @pytest.mark.parametrize(("path", "host", "status"), [("/livez", "127.0.0.1", 200), ("/livez", "evil.example", 400)])
-def test_request_for_a_websocket_is_served_as_http(
-    server: RunningServer, key: str, path: str, host: str, status: int
-) -> None:
+def test_websocket_is_served_as_http(server: RunningServer, key: str, path: str, host: str, status: int) -> None:
     upgrade = f"Connection: Upgrade\r\nUpgrade: websocket\r\n{key}\r\n"
     with connect(server) as connection:
         connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n{upgrade}".encode())
-        answer = read_answer(connection)
-        assert answer is not None
+        answer = answer_of(connection)
         assert answer.status == status
         assert status == 200 or answer.json()["type"] == "urn:foreshock:problem:host-not-allowed"

@@ -1,7 +1,5 @@
 """Clients of two projects, each with a key of its own, share a spool folder and never hold each other up."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -63,9 +61,7 @@ def test_spool_of_another_projects_key_holds_nothing_up(
         assert not list(spool.glob("*/*.item"))
 
 
-def test_next_key_of_the_project_sends_what_a_revoked_one_left(
-    server: RunningServer, database: Database, tmp_path: Path
-) -> None:
+def test_next_key_of_the_project_sends_what_was_left(server: RunningServer, database: Database, tmp_path: Path) -> None:
     (old_id, old_key), (_, new_key) = key_of(database, "ours"), key_of(database, "ours")
     leave_behind(server.url, tmp_path / "spool", "ours", old_key)
     database.write(lambda session: revoke_key(session, old_id))

@@ -1,7 +1,5 @@
 """Real service processes, and raw sockets that speak HTTP to them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -29,11 +27,9 @@ class ServiceProcess:
 
     @property
     def url(self) -> str:
-        """Return its address."""
         return f"http://127.0.0.1:{self.port}"
 
     def connect(self) -> socket.socket:
-        """Return a new connection."""
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=60)
         self.connections.append(connection)
         return connection
@@ -67,24 +63,20 @@ def service_process(folder: Path, port: int | None = None, /, **settings: str) -
 
 @dataclass(frozen=True)
 class RawAnswer:
-    """An answer as it came over a socket."""
-
     status: int
     headers: dict[str, str]
     body: bytes
 
     def json(self) -> Any:
-        """Return the body as JSON."""
         return json.loads(self.body)
 
 
-def read_answer(connection: socket.socket) -> RawAnswer | None:
-    """Read one answer; None if the connection was closed without one."""
+def answer_of(connection: socket.socket) -> RawAnswer:
+    """Read one answer."""
     received = b""
     while b"\r\n\r\n" not in received:
         block = connection.recv(65536)
-        if not block:
-            return None
+        assert block, "the connection was closed without an answer"
         received += block
     head, _, body = received.partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")

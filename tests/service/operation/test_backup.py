@@ -1,7 +1,5 @@
 """The commands of docs/operations.md for a backup and a restore, word for word, around a service that is killed."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """SIGTERM: long polls end at once, uploads in flight are finished, the process ends with status 0."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import time
@@ -11,7 +9,7 @@ import httpx
 import pytest
 
 from foreshock.rollouts import encode_rollouts
-from tests.service.operation.processes import ServiceProcess, read_answer, service_process
+from tests.service.operation.processes import ServiceProcess, answer_of, service_process
 from tests.service.sending import make_batch, start_run
 
 pytestmark = pytest.mark.slow
@@ -51,18 +49,15 @@ def test_sigterm_ends_polls_at_once_and_finishes_uploads(tmp_path: Path) -> None
         time.sleep(1)
         begin = time.monotonic()
         service.process.send_signal(signal.SIGTERM)
-        answers = [read_answer(connection) for connection in polls]
+        answers = [answer_of(connection) for connection in polls]
         assert time.monotonic() - begin < 25
-        assert {answer.status for answer in answers if answer is not None} == {304}
-        assert len([answer for answer in answers if answer is not None]) == 2 * POLLS
-        leased = read_answer(leasing)
-        assert leased is not None
+        assert [answer.status for answer in answers] == [304] * 2 * POLLS
+        leased = answer_of(leasing)
         assert leased.status < 500
         # The rest of the body comes after the signal.
         time.sleep(1)
         upload.sendall(body[len(body) // 2 :])
-        stored = read_answer(upload)
-        assert stored is not None
+        stored = answer_of(upload)
         assert stored.status == 201
         assert service.process.wait(timeout=60) == 0
         assert time.monotonic() - begin < 25
@@ -71,7 +66,7 @@ def test_sigterm_ends_polls_at_once_and_finishes_uploads(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("second", [None, signal.SIGTERM, signal.SIGINT])
-def test_upload_that_stalls_is_given_up_after_the_setting_and_a_second_signal_ends_sooner(
+def test_stalled_upload_is_given_up_and_a_second_signal_ends_sooner(
     tmp_path: Path, second: signal.Signals | None
 ) -> None:
     with service_process(tmp_path, FORESHOCK_SHUTDOWN_SECONDS="2" if second is None else "60") as service:
@@ -112,6 +107,6 @@ def test_several_processes_end_with_status_0(tmp_path: Path, migrated_postgres: 
         time.sleep(1)
         begin = time.monotonic()
         service.process.send_signal(signal.SIGTERM)
-        assert [answer.status for answer in map(read_answer, polls) if answer is not None] == [304] * POLLS
+        assert [answer.status for answer in map(answer_of, polls)] == [304] * POLLS
         assert service.process.wait(timeout=60) == 0
         assert time.monotonic() - begin < 25

@@ -1,7 +1,5 @@
 """Clients that stop sending in the middle of a request: they are told so, and take nothing from the others."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import time
@@ -15,7 +13,7 @@ from foreshock_service.app import create_app
 from foreshock_service.platform import request_guards
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings
-from tests.service.operation.processes import RawAnswer, read_answer
+from tests.service.operation.processes import answer_of
 from tests.service.sending import make_batch, start_run
 from tests.service.server import RunningServer
 
@@ -33,13 +31,6 @@ def impatient(settings: Settings, decoders: DecoderPool, monkeypatch: pytest.Mon
         yield server
 
 
-@pytest.fixture
-def server(settings: Settings, decoders: DecoderPool) -> Iterator[RunningServer]:
-    """A server that waits for bytes as long as by default."""
-    with RunningServer(create_app(settings, decoders)) as running:
-        yield running
-
-
 def connect(server: RunningServer) -> socket.socket:
     return socket.create_connection(("127.0.0.1", server.port), timeout=60)
 
@@ -48,14 +39,6 @@ def head(path: str, length: int, media_type: str, method: str = "PUT") -> bytes:
     return (
         f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {media_type}\r\nContent-Length: {length}\r\n\r\n"
     ).encode()
-
-
-def check_refused(answer: RawAnswer | None, connection: socket.socket) -> None:
-    assert answer is not None
-    assert (answer.status, answer.headers["content-type"]) == (408, "application/problem+json")
-    assert answer.json()["type"] == "urn:foreshock:problem:request-timeout"
-    assert answer.headers["connection"] == "close"
-    assert connection.recv(1) == b""
 
 
 def test_slow_answer_is_no_stall(impatient: RunningServer) -> None:
@@ -81,12 +64,14 @@ def test_body_that_stops_coming_is_refused(impatient: RunningServer, path: str, 
     begin = time.monotonic()
     with connect(impatient) as connection:
         connection.sendall(head(path, 1000, media_type, method) + b"{")
-        answer = read_answer(connection)
+        answer = answer_of(connection)
         if path == "/nowhere":
-            assert answer is not None
             assert answer.status == 404
             return
-        check_refused(answer, connection)
+        assert (answer.status, answer.headers["content-type"]) == (408, "application/problem+json")
+        assert answer.json()["type"] == "urn:foreshock:problem:request-timeout"
+        assert answer.headers["connection"] == "close"
+        assert connection.recv(1) == b""
     assert SECONDS * 0.9 <= time.monotonic() - begin < 30
 
 
@@ -98,8 +83,7 @@ def test_length_above_the_cap_is_refused_before_any_byte_of_the_body(
     begin = time.monotonic()
     with connect(server) as connection:
         connection.sendall(head("/v1/runs", length, media_type, "POST"))
-        answer = read_answer(connection)
-        assert answer is not None
+        answer = answer_of(connection)
         assert answer.status == 413
         assert f"{length:,}" in answer.json()["detail"]
     assert time.monotonic() - begin < 25, "it does not wait for the body, for 30 s"
@@ -112,12 +96,11 @@ def test_client_that_writes_on_after_the_refusal_gets_the_answer(server: Running
             for _ in range(100):
                 time.sleep(0.02)
                 connection.sendall(bytes(65_536))
-        answer = read_answer(connection)
-        assert answer is not None
+        answer = answer_of(connection)
         assert answer.status == 413
 
 
-def test_stalled_uploads_take_nothing_from_other_requests(
+def test_stalled_uploads_delay_no_others(
     settings: Settings, decoders: DecoderPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_guards, "STALL_SECONDS", 10.0)
@@ -135,9 +118,9 @@ def test_stalled_uploads_take_nothing_from_other_requests(
             begin = time.monotonic()
             assert http.get(path).status_code == 200
             assert time.monotonic() - begin < 8
-        answers = [read_answer(connection) for connection in connections]
+        answers = [answer_of(connection) for connection in connections]
         for connection in connections:
             connection.close()
         # Those that had a place ran into the timeout; the others were refused at once.
-        assert {answer.status for answer in answers if answer is not None} == {408, 503}
+        assert {answer.status for answer in answers} == {408, 503}
         assert sender.put_shard(1, body).status_code == 201

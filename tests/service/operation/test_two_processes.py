@@ -1,29 +1,29 @@
-"""Two service processes on one PostgreSQL: nothing is done twice, and one that dies is replaced."""
-
-from __future__ import annotations
+"""Several service processes on one PostgreSQL: nothing is done twice, connections are shared, the dead are replaced."""
 
 import json
 import re
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import httpx
 import psutil
+import psycopg
 import pytest
 
 from foreshock_service.platform.database.opening import upgrade
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.health import JOB_LAST_RUN
+from foreshock_service.platform.settings import Settings
 from tests.service.advancing import is_due, paused
 from tests.service.operation.processes import ServiceProcess, service_process
 from tests.service.postgres import PostgresCluster
-from tests.service.receiving import serving
+from tests.service.receiving import QuietHandler, serving
 from tests.service.watch.recorded import K3, RecordedRun
 from tests.waiting import wait_until
 
@@ -35,17 +35,13 @@ def webhook() -> Iterator[tuple[str, Counter[str]]]:
     """A target of notifications: its address, and how often it got each message."""
     received: Counter[str] = Counter()
 
-    class Receiver(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
+    class Receiver(QuietHandler):
+        def do_POST(self) -> None:  # noqa: N802
             self.rfile.read(int(self.headers["Content-Length"]))
             received[self.headers["Idempotency-Key"]] += 1
             # Long enough for another process to look for the same message.
             time.sleep(0.3)
-            self.send_response(200)
-            self.end_headers()
-
-        def log_request(self, code: object = "-", size: object = "-") -> None:
-            """Log nothing."""
+            self.answer(200)
 
     with serving(Receiver) as address:
         yield f"{address}/hook", received
@@ -112,11 +108,7 @@ def test_two_processes_share_the_work_and_one_that_is_killed_is_replaced(
 
 def test_log_of_a_service_has_no_raw_bytes_of_clients_and_no_secrets(tmp_path: Path) -> None:
     secret = "fsk_" + "s" * 43
-    settings = {
-        "FORESHOCK_BOOTSTRAP_KEY": secret,
-        "FORESHOCK_LOG_FORMAT": "json",
-        "FORESHOCK_LOG_REQUESTS": "true",
-    }
+    settings = {"FORESHOCK_BOOTSTRAP_KEY": secret, "FORESHOCK_LOG_FORMAT": "json", "FORESHOCK_LOG_REQUESTS": "true"}
     attack = "\x1b]0;x\x07\x1b[2J"
     with service_process(tmp_path, **settings) as service, httpx.Client(base_url=service.url, timeout=60) as http:
         http.headers["Authorization"] = f"Bearer {secret}"
@@ -142,9 +134,7 @@ def test_log_of_a_service_has_no_raw_bytes_of_clients_and_no_secrets(tmp_path: P
     assert (served["second"]["method"], served["second"]["path"]) == ("POST", "/v1/runs")
 
 
-def test_processes_end_with_a_killed_supervisor_and_a_restart_has_its_port(
-    tmp_path: Path, migrated_postgres: str
-) -> None:
+def test_processes_end_with_a_killed_supervisor_and_free_its_port(tmp_path: Path, migrated_postgres: str) -> None:
     settings = {"FORESHOCK_PROCESSES": "2", "FORESHOCK_DATABASE_URL": migrated_postgres}
     with service_process(tmp_path, **settings) as service:
         # It is ready as soon as one of its processes is: two of the service, and a decoder of each.
@@ -155,3 +145,51 @@ def test_processes_end_with_a_killed_supervisor_and_a_restart_has_its_port(
         with service_process(tmp_path, service.port, **settings) as restarted:
             assert httpx.get(f"{restarted.url}/livez", timeout=60).status_code == 200
             assert psutil.wait_procs(started, timeout=60)[1] == []
+
+
+PROCESSES, CONNECTIONS, REQUESTS = 4, 12, 600
+
+
+@pytest.mark.parametrize(("processes", "connections", "each"), [(1, 60, 60), (4, 60, 15), (8, 100, 12), (4, 2, 1)])
+def test_processes_share_the_connections(processes: int, connections: int, each: int) -> None:
+    settings = Settings(
+        database_url="postgresql://localhost/foreshock", processes=processes, database_connections=connections
+    )
+    assert settings.connections_per_process == each
+
+
+@pytest.mark.slow
+def test_busy_processes_stay_within_their_connections_and_answer(tmp_path: Path, postgres: PostgresCluster) -> None:
+    url = postgres.new_database()
+    counts, done = [0], threading.Event()
+
+    def watch() -> None:
+        query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid != pg_backend_pid()"
+        with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
+            while not done.wait(0.01):
+                counts.append(connection.execute(query).fetchone()[0])  # type: ignore[index]
+
+    with (
+        service_process(
+            tmp_path,
+            FORESHOCK_DATABASE_URL=url,
+            FORESHOCK_PROCESSES=str(PROCESSES),
+            FORESHOCK_DATABASE_CONNECTIONS=str(CONNECTIONS),
+        ) as service,
+        httpx.Client(base_url=service.url, timeout=60, limits=httpx.Limits(max_connections=60)) as http,
+        ThreadPoolExecutor(61) as threads,
+    ):
+        watching = threads.submit(watch)
+
+        def ask(number: int) -> httpx.Response:
+            return http.get("/v1/runs") if number % 3 else http.post("/v1/runs", json={"key": f"run {number}"})
+
+        answers = list(threads.map(ask, range(REQUESTS)))
+        done.set()
+        watching.result(60)
+    assert {answer.text for answer in answers if answer.is_error} == set()
+    assert sum(answer.status_code == httpx.codes.CREATED for answer in answers) == REQUESTS // 3
+    # Each process has two more, which hear of changes and hold the names of background work.
+    assert max(counts) <= CONNECTIONS + 2 * PROCESSES
+    # The bound was reached, not just never approached.
+    assert max(counts) > CONNECTIONS // 2

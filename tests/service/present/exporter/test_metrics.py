@@ -1,7 +1,5 @@
 """/metrics: what it shows, what drops out, what is cut, and that no label grows without bound."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import threading
@@ -24,8 +22,10 @@ from foreshock_service.present.exporter import collector
 from foreshock_service.present.exporter.collector import newest_closed_steps, newest_measurements
 from foreshock_service.present.exporter.collector import scrape as read_samples
 from foreshock_service.present.exporter.families import FAMILIES
+from tests import monitoring
 from tests.paths import PROMETHEUS
 from tests.service.sending import Sender, make_batch, make_mixed_batch, start_run
+from tests.service.statements import executed
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, take_lease, work_off
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -41,6 +41,12 @@ def settings(settings: Settings) -> Settings:
     return settings.model_copy(update={"exporter_max_runs": 2})
 
 
+@pytest.fixture(scope="session")
+def promtool() -> str:
+    """Prometheus's own checker."""
+    return monitoring.promtool()
+
+
 def scrape(http: httpx.Client) -> Samples:
     """Every sample by name and labels."""
     text = http.get("/metrics").raise_for_status().text
@@ -52,7 +58,6 @@ def scrape(http: httpx.Client) -> Samples:
 
 
 def value(samples: Samples, metric: str, /, **labels: str) -> float | None:
-    """One sample's value."""
     return samples.get((metric, frozenset(labels.items())))
 
 
@@ -78,37 +83,35 @@ def test_running_run_is_exported_with_its_measures(http: httpx.Client) -> None:
     assert value(samples, "foreshock_learning_rate_advised_scale", run=run.run) == 1
 
 
-def test_ranges_are_compared_with_the_tokens_at_lag_zero(http: httpx.Client) -> None:
+def test_ranges_are_compared_with_the_tokens_at_lag_zero(sender: Sender, http: httpx.Client) -> None:
     """Three quarters of the tokens are at lag 8: what the diagnosis judges is what Prometheus compares with a range."""
-    run = start_run(http)
     for step in range(10, 16):
-        run.put_shard(step, make_mixed_batch(step)).raise_for_status()
+        sender.put_shard(step, make_mixed_batch(step)).raise_for_status()
     samples, comparison = scrape(http), "trainer/rollout"
-    whole = value(samples, "foreshock_k3_kl_nats", run=run.run, comparison=comparison)
-    fresh = value(samples, "foreshock_lag_zero_k3_kl_nats", run=run.run, comparison=comparison)
-    columns = run.get("measurements", comparison=comparison, measure="k3_kl_lag_0").json()["columns"]
+    whole = value(samples, "foreshock_k3_kl_nats", run=sender.run, comparison=comparison)
+    fresh = value(samples, "foreshock_lag_zero_k3_kl_nats", run=sender.run, comparison=comparison)
+    columns = sender.get("measurements", comparison=comparison, measure="k3_kl_lag_0").json()["columns"]
     assert whole is not None
     assert whole > 0.01
     assert fresh == columns["k3_kl_lag_0"][-1] < 1e-3
-    assert value(samples, "foreshock_lag_zero_tail_2_ratio", run=run.run, comparison=comparison) is None
-    assert value(samples, "foreshock_diagnosis_verdict", run=run.run, verdict="healthy") == 1, run.get(
+    assert value(samples, "foreshock_lag_zero_tail_2_ratio", run=sender.run, comparison=comparison) is None
+    assert value(samples, "foreshock_diagnosis_verdict", run=sender.run, verdict="healthy") == 1, sender.get(
         "diagnosis"
     ).json()
 
 
-def test_buckets_add_up_to_the_tokens_of_the_step(http: httpx.Client) -> None:
-    run = start_run(http)
+def test_buckets_add_up_to_the_tokens_of_the_step(sender: Sender, http: httpx.Client) -> None:
     batch = make_batch(8)
-    run.put_shard(1, batch).raise_for_status()
+    sender.put_shard(1, batch).raise_for_status()
     samples = scrape(http)
     buckets = {labels: each for (name, labels), each in samples.items() if name == "foreshock_bucket_tokens"}
     assert sum(buckets.values()) == batch.num_tokens
     k3 = {labels: each for (name, labels), each in samples.items() if name == "foreshock_bucket_k3_kl_nats"}
-    whole = value(samples, "foreshock_k3_kl_nats", run=run.run, comparison="trainer/rollout")
+    whole = value(samples, "foreshock_k3_kl_nats", run=sender.run, comparison="trainer/rollout")
     total = sum(k3[labels] * count for labels, count in buckets.items() if count) / batch.num_tokens
     assert total == pytest.approx(whole, rel=1e-9)
     # The second scrape reads the tables from memory; a late shard is seen all the same.
-    run.put_shard(2, make_batch(3, seed=9)).raise_for_status()
+    sender.put_shard(2, make_batch(3, seed=9)).raise_for_status()
     later = scrape(http)
     assert sum(each for (name, _), each in later.items() if name == "foreshock_bucket_tokens") != batch.num_tokens
 
@@ -134,17 +137,13 @@ def test_runs_beyond_the_limit_are_cut_and_counted(http: httpx.Client) -> None:
     assert value(samples, "foreshock_exporter_runs_exported") == 2
     assert value(samples, "foreshock_exporter_runs_cut") == 2
     # Those with the newest data are kept.
-    assert {dict(labels)["run"] for name, labels in samples if name == "foreshock_step"} == {
-        runs[0].run,
-        runs[3].run,
-    }
+    assert {dict(labels)["run"] for name, labels in samples if name == "foreshock_step"} == {runs[0].run, runs[3].run}
 
 
-def test_probes_links_and_workers_are_exported(http: httpx.Client) -> None:
-    run = start_run(http)
-    run.put_shard(1, make_batch(6)).raise_for_status()
-    announce_checkpoint(run, 1)
-    ask_for_probe(run, 1, ["vllm.prefill", "torch.trainer"]).raise_for_status()
+def test_probes_links_and_workers_are_exported(sender: Sender, http: httpx.Client) -> None:
+    sender.put_shard(1, make_batch(6)).raise_for_status()
+    announce_checkpoint(sender, 1)
+    ask_for_probe(sender, 1, ["vllm.prefill", "torch.trainer"]).raise_for_status()
     waiting = scrape(http)
     assert value(waiting, "foreshock_probe_jobs", accelerator="any", state="queued") == 2
     oldest = value(waiting, "foreshock_probe_job_oldest_waiting_seconds", accelerator="any")
@@ -156,11 +155,11 @@ def test_probes_links_and_workers_are_exported(http: httpx.Client) -> None:
     assert value(samples, "foreshock_probe_jobs", accelerator="any", state="done") == 2
     assert value(samples, "foreshock_probe_job_failures_total", accelerator="cpu") == 1
     assert value(samples, "foreshock_workers", accelerator="cpu") == 1
-    assert value(samples, "foreshock_attributed_step", run=run.run) == 1
+    assert value(samples, "foreshock_attributed_step", run=sender.run) == 1
     shares = [each for (name, _), each in samples.items() if name == "foreshock_link_share_ratio"]
     assert len(shares) == 3
     assert sum(shares) == pytest.approx(1, abs=1e-12)
-    assert value(samples, "foreshock_k3_kl_nats", run=run.run, comparison="vllm.prefill/rollout") is not None
+    assert value(samples, "foreshock_k3_kl_nats", run=sender.run, comparison="vllm.prefill/rollout") is not None
 
 
 def test_counter_of_failures_does_not_fall_when_a_run_is_deleted(http: httpx.Client, app: FastAPI) -> None:
@@ -211,41 +210,39 @@ def test_scale_of_a_run_without_rollouts_is_that_of_its_next_step(http: httpx.Cl
     assert value(scrape(http), "foreshock_learning_rate_advised_scale", run=run.run) == 0.5
 
 
-def test_each_comparison_is_exported_at_its_newest_step(http: httpx.Client) -> None:
-    run = start_run(http)
+def test_each_comparison_is_exported_at_its_newest_step(sender: Sender, http: httpx.Client) -> None:
     for step in (1, 2, 3):
-        run.put_shard(step, make_batch(6, seed=step)).raise_for_status()
-    announce_checkpoint(run, 1)
-    ask_for_probe(run, 1, ["vllm.prefill", "torch.trainer"]).raise_for_status()
+        sender.put_shard(step, make_batch(6, seed=step)).raise_for_status()
+    announce_checkpoint(sender, 1)
+    ask_for_probe(sender, 1, ["vllm.prefill", "torch.trainer"]).raise_for_status()
     assert work_off(http) == 2
-    resumed = run.new_attempt("resumed", 3)
+    resumed = sender.new_attempt("resumed", 3)
     resumed.put_shard(3, make_batch(6, seed=9, trainer_log_probs=None)).raise_for_status()
 
     samples = scrape(http)
-    k3 = run.get("measurements", measure="k3_kl").json()["columns"]
+    k3 = sender.get("measurements", measure="k3_kl").json()["columns"]
     known = {(step, name): value for step, name, value in zip(k3["step"], k3["comparison"], k3["k3_kl"], strict=True)}
     # Step 3 of the first attempt is superseded.
     for step, name in ((2, "trainer/rollout"), (1, "vllm.prefill/rollout"), (1, "trainer/torch.trainer")):
-        assert value(samples, "foreshock_k3_kl_nats", run=run.run, comparison=name) == known[step, name]
+        assert value(samples, "foreshock_k3_kl_nats", run=sender.run, comparison=name) == known[step, name]
     lengths = resumed.get("measurements", attempt=2, measure="response_length_mean").json()["columns"]
-    shown = value(samples, "foreshock_response_length_mean_tokens", run=run.run)
+    shown = value(samples, "foreshock_response_length_mean_tokens", run=sender.run)
     assert [shown] == lengths["response_length_mean"]
-    assert value(samples, "foreshock_step", run=run.run) == 3
+    assert value(samples, "foreshock_step", run=sender.run) == 3
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_no_scrape_reads_the_measurements_of_every_step(http: httpx.Client, database: Database) -> None:
-    run = start_run(http)
-    run.put_shard(1, make_batch(6)).raise_for_status()
-    announce_checkpoint(run, 1)
-    ask_for_probe(run, 1).raise_for_status()
+def test_no_scrape_reads_the_measurements_of_every_step(sender: Sender, http: httpx.Client, database: Database) -> None:
+    sender.put_shard(1, make_batch(6)).raise_for_status()
+    announce_checkpoint(sender, 1)
+    ask_for_probe(sender, 1).raise_for_status()
     work_off(http)
     with database.read() as session:
         asked: list[tuple[str, Any]] = []
         connection = session.connection()
         event.listen(connection, "before_cursor_execute", lambda *call: asked.append((call[2], call[3])))
-        assert len(newest_measurements(session, [run.run], ["k3_kl"])) > 2
-        assert len(newest_closed_steps(session, [run.run])) == 1
+        assert len(newest_measurements(session, [sender.run], ["k3_kl"])) > 2
+        assert len(newest_closed_steps(session, [sender.run])) == 1
         plans = [
             row.detail
             for query, values in list(asked)
@@ -261,15 +258,14 @@ def test_no_scrape_reads_the_measurements_of_every_step(http: httpx.Client, data
     assert all("(run_id=? AND attempt=? AND step=?" in plan for plan in looked_up), plans
 
 
-def test_non_finite_values_are_counted_and_never_exported(http: httpx.Client) -> None:
-    run = start_run(http)
+def test_non_finite_values_are_counted_and_never_exported(sender: Sender, http: httpx.Client) -> None:
     batch = make_batch(2)
     assert batch.rollout_log_probs is not None
     spoiled = batch.rollout_log_probs.copy()
     spoiled[0] = np.nan
-    run.put_shard(1, make_batch(2, rollout_log_probs=spoiled)).raise_for_status()
+    sender.put_shard(1, make_batch(2, rollout_log_probs=spoiled)).raise_for_status()
     samples = scrape(http)
-    assert value(samples, "foreshock_nonfinite_log_probs", run=run.run) == 1
+    assert value(samples, "foreshock_nonfinite_log_probs", run=sender.run) == 1
     assert np.isfinite(list(samples.values())).all()
 
 
@@ -311,9 +307,8 @@ def test_both_formats_are_served(http: httpx.Client, accept: str) -> None:
     assert answer.text.endswith("# EOF\n") == (accept == "application/openmetrics-text")
 
 
-def test_promtool_accepts_the_metrics(http: httpx.Client, promtool: str) -> None:
-    run = start_run(http)
-    run.put_shard(1, make_batch(4)).raise_for_status()
+def test_promtool_accepts_the_metrics(sender: Sender, http: httpx.Client, promtool: str) -> None:
+    sender.put_shard(1, make_batch(4)).raise_for_status()
     text = http.get("/metrics").text
     checked = subprocess.run([promtool, "check", "metrics"], input=text, text=True, capture_output=True, check=False)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
@@ -344,27 +339,17 @@ def test_the_scrape_configuration_is_valid(promtool: str, tmp_path: Path) -> Non
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_number_of_queries_does_not_depend_on_the_number_of_runs(
-    http: httpx.Client, app: FastAPI, settings: Settings
-) -> None:
+def test_queries_do_not_depend_on_the_number_of_runs(http: httpx.Client, app: FastAPI, settings: Settings) -> None:
     context = replace(app.state.context, settings=settings.model_copy(update={"exporter_max_runs": 100}))
     counts = []
     for number in range(2):
         for each in range(1 + 3 * number):
             run = start_run(http, f"run-{number}-{each}")
             run.put_shard(1, make_batch(2)).raise_for_status()
-        asked: list[str] = []
-
-        def note(*call: Any, asked: list[str] = asked, thread: int = threading.get_ident()) -> None:
-            # Threads of the background ask too.
-            if threading.get_ident() == thread:
-                asked.append(call[2])
-
-        with context.database.read() as session:
-            engine = session.get_bind()
-        event.listen(engine, "before_cursor_execute", note)
-        exported = {metric.name: metric.samples for metric in read_samples(context, "0", None).collect()}
-        event.remove(engine, "before_cursor_execute", note)
+        thread = threading.get_ident()
+        # Threads of the background ask too.
+        with executed(lambda of=thread: threading.get_ident() == of) as asked:  # type: ignore[misc]
+            exported = {metric.name: metric.samples for metric in read_samples(context, "0", None).collect()}
         counts.append(len(asked))
         assert len(exported["foreshock_k3_kl_nats"]) == 1 + 4 * number
     assert counts[0] == counts[1] < 20
@@ -387,40 +372,24 @@ def test_accelerators_beyond_the_cap_share_one_label(http: httpx.Client, monkeyp
     assert value(samples, "foreshock_workers", accelerator="h200") == 1
 
 
-def test_metrics_show_the_newest_active_step_as_the_api_does(http: httpx.Client) -> None:
-    run = start_run(http)
-
+def test_metrics_show_the_newest_active_step_as_the_api_does(sender: Sender, http: httpx.Client) -> None:
     def is_shown(step: int) -> bool:
-        samples, of_run = scrape(http), {"run": run.run}
-        columns = run.get("measurements", comparison="trainer/rollout", measure="k3_kl").json()["columns"]
+        samples, of_run = scrape(http), {"run": sender.run}
+        columns = sender.get("measurements", comparison="trainer/rollout", measure="k3_kl").json()["columns"]
         shown = value(samples, "foreshock_k3_kl_nats", **of_run, comparison="trainer/rollout")
         return (value(samples, "foreshock_step", **of_run), shown) == (step, columns["k3_kl"][-1])
 
-    for step in range(6):
-        run.put_shard(step, make_batch(4, seed=step)).raise_for_status()
+    # The first one comes late.
+    sender.put_steps((1, 2, 3, 4, 5, 0), 4)
     # An older launch, whose data stayed in a spool, is registered later; its steps are superseded.
     older = {"key": "older", "age_seconds": 3600}
-    attempt = http.post(f"/v1/runs/{run.run}/attempts", json=older).raise_for_status().json()["attempt"]
+    attempt = http.post(f"/v1/runs/{sender.run}/attempts", json=older).raise_for_status().json()["attempt"]
     for step in range(3):
-        Sender(http, run.run, attempt).put_shard(step, make_batch(4, seed=50 + step)).raise_for_status()
+        Sender(http, sender.run, attempt).put_shard(step, make_batch(4, seed=50 + step)).raise_for_status()
     assert is_shown(5)
-    resumed = run.new_attempt("resumed", 4)
+    resumed = sender.new_attempt("resumed", 4)
     assert is_shown(3)
     resumed.put_shard(4, make_batch(4, seed=60)).raise_for_status()
     assert is_shown(4)
-    run.new_attempt("from the start", 0)
-    assert value(scrape(http), "foreshock_step", run=run.run) is None
-
-
-def test_a_late_shard_of_an_older_step_does_not_replace_the_newest_values(http: httpx.Client) -> None:
-    run = start_run(http)
-    for step in (1, 2):
-        run.put_shard(step, make_batch(4, seed=step)).raise_for_status()
-    before = scrape(http)
-    run.put_shard(0, make_batch(4, seed=7)).raise_for_status()
-    after = scrape(http)
-    for name in ("foreshock_k3_kl_nats", "foreshock_bucket_tokens", "foreshock_step"):
-        assert {key: each for key, each in before.items() if key[0] == name} == {
-            key: each for key, each in after.items() if key[0] == name
-        }
-    assert value(after, "foreshock_ingested_rollouts_total", run=run.run) == 12
+    sender.new_attempt("from the start", 0)
+    assert value(scrape(http), "foreshock_step", run=sender.run) is None
