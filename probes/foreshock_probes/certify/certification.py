@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import textwrap
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ from foreshock_probes.adapters import base_folder_of, is_adapter, merge
 from foreshock_probes.certify import conditions as plan
 from foreshock_probes.certify.conditions import AGAIN, BASE, LONG_PROMPTS, LONG_TOKENS, OWN, PROMPTS, Condition
 from foreshock_probes.certify.explaining import Explanations
-from foreshock_probes.certify.parts import Part, Work, names_of
+from foreshock_probes.certify.parts import Part, Work
 from foreshock_probes.certify.prompts import batch_of, long_prompts, prompts_of
 from foreshock_probes.engines.process import JobAbandonedError, ScoreTask
 from foreshock_probes.offers import engine_of
@@ -94,7 +95,8 @@ class Certification:
                 parts = [part for part in planned if part.rollouts in made or self._work.rollouts(part.rollouts)]
                 if not parts:
                     continue
-                self._log(f"{number} of {len(processes)}, {engine_of(parts[0].scorer)}: {names_of(parts)}")
+                names = textwrap.shorten(", ".join(part.name for part in parts), 100, placeholder=" …")
+                self._log(f"{number} of {len(processes)}, {engine_of(parts[0].scorer)}: {names}")
                 self._work.do(parts, self._abandoned)
                 write_certificate(self._out, self.certificate())
             found = self.certificate()

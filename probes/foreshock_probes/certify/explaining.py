@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from foreshock.api.doctor import DoctorReport
 from foreshock.api.records import parse
 from foreshock.certify.judging import largest_tokens
@@ -40,25 +38,24 @@ class Explanations:
     def __init__(self, files: Path, asked: Asked, task: ScoreTask, abandoned: Callable[[], bool]) -> None:
         self._files, self._asked, self._task, self._abandoned = files, asked, task, abandoned
         self._layers: dict[str, str] = {}
-        self._known: list[tuple[RolloutBatch, Why]] = []
+        self._known: dict[bytes, Why] = {}
 
     def of(self, condition: Condition, batch: RolloutBatch, dtype: str) -> Why:
         """Return the name of the cause, and sentences, also on what could not be examined.
 
         `batch` has the log-probs of the engine and, if the row has one, of the trainer.
         """
-        for known, why in self._known:
-            if _same(known, batch):
-                return why
+        mine, theirs = batch.rollout_log_probs, batch.trainer_log_probs
+        key = b"".join(each.tobytes() for each in (mine, theirs) if each is not None)
+        if key in self._known:
+            return self._known[key]
         cause, found = self._cause(batch, dtype)
         if condition.name.startswith("trainer/") and self._asked.explain == "all":
             found.append(self._layer(batch, dtype))
-        mine, theirs = batch.rollout_log_probs, batch.trainer_log_probs
         if mine is not None and theirs is not None:
             found.append(largest_tokens(batch, mine, theirs))
-        why = cause, tuple(found)
-        self._known.append((batch, why))
-        return why
+        self._known[key] = cause, tuple(found)
+        return self._known[key]
 
     def _cause(self, batch: RolloutBatch, dtype: str) -> tuple[str, list[str]]:
         path, base, adapter = self._files / "doctor.rollouts", self._task.weights_folder, self._task.adapter
@@ -124,14 +121,3 @@ class Explanations:
         """Return a task of a process for the model."""
         known = {"scorer": scorer, "rollouts": str(rollouts), "result": str(self._files / result), "function": function}
         return self._task.model_copy(update=known | fields)
-
-
-def _same(one: RolloutBatch, other: RolloutBatch) -> bool:
-    """Return whether two batches have the same log-probs of the engine and of the trainer."""
-    pairs = (
-        (one.rollout_log_probs, other.rollout_log_probs),
-        (one.trainer_log_probs, other.trainer_log_probs),
-    )
-    return all(
-        mine is theirs if mine is None or theirs is None else np.array_equal(mine, theirs) for mine, theirs in pairs
-    )

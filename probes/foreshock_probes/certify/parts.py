@@ -8,8 +8,7 @@ and a new process does the rest.
 from __future__ import annotations
 
 import os
-import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -268,8 +267,3 @@ def _result(folder: Path, name: str) -> Path:
 
 def _problem(folder: Path, name: str) -> Path:
     return folder / f"{name}.problem"
-
-
-def names_of(parts: Iterable[Part]) -> str:
-    """Return the names of parts, for a line of progress."""
-    return textwrap.shorten(", ".join(part.name for part in parts), 100, placeholder=" …")
