@@ -330,6 +330,7 @@ PLANTED: dict[str, Planted] = {
             tensors=_of("layers.1.mlp.down_proj", _quantised),
         ),
         Planted("MLP in fp8", ("quantised_weights",), tensors=_of("mlp.", _in_fp8)),
+        Planted("attention in fp8", ("quantised_weights",), model="llama", tensors=_of("self_attn.", _in_fp8)),
         Planted(
             "half of a tensor not updated",
             (),

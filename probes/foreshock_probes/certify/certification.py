@@ -298,14 +298,22 @@ class Certification:
         in_float32 = condition.float32 is not None and any(
             size.dtype == _FLOAT32 and size.half_square_low > size.floor for size in row.sizes
         )
-        pair = condition.float32 if in_float32 and condition.float32 else (condition.one, condition.other)
         batch = self._work.rollouts(condition.rollouts)
         assert batch is not None
-        one, other = (self._log_probs(each, batch, condition) for each in pair)
-        assert one is not None
-        assert other is not None
-        dtype = _FLOAT32 if in_float32 else condition.dtype or self._dtype
-        self._why[row.name] = self._explanations.of(condition, replace_logged(batch, one, other, condition), dtype)
+
+        def logged(pair: tuple[str, str]) -> RolloutBatch:
+            one, other = (self._log_probs(each, batch, condition) for each in pair)
+            assert one is not None
+            assert other is not None
+            return replace_logged(batch, one, other, condition)
+
+        own, dtype = logged((condition.one, condition.other)), condition.dtype or self._dtype
+        if in_float32 and condition.float32 is not None:
+            usual = own if row.sizes[0].half_square_low > row.sizes[0].floor else None
+            found = self._explanations.of(condition, logged(condition.float32), _FLOAT32, usual)
+        else:
+            found = self._explanations.of(condition, own, dtype)
+        self._why[row.name] = found
         write_certificate(self._out, self.certificate())
 
 

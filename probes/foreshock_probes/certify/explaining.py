@@ -40,16 +40,20 @@ class Explanations:
         self._layers: dict[str, str] = {}
         self._known: dict[bytes, Why] = {}
 
-    def of(self, condition: Condition, batch: RolloutBatch, dtype: str) -> Why:
+    def of(self, condition: Condition, batch: RolloutBatch, dtype: str, usual: RolloutBatch | None = None) -> Why:
         """Return the name of the cause, and sentences, also on what could not be examined.
 
-        `batch` has the log-probs of the engine and, if the row has one, of the trainer.
+        `batch` has the log-probs of the engine and, if the row has one, of the trainer; `usual` those in the engine's
+        own precision, if `batch` is in float32: a variant may reproduce them, and not the last bits of float32.
         """
         mine, theirs = batch.rollout_log_probs, batch.trainer_log_probs
         key = b"".join(each.tobytes() for each in (mine, theirs) if each is not None)
         if key in self._known:
             return self._known[key]
         cause, found = self._cause(batch, dtype)
+        if cause in ("", "unknown") and usual is not None:
+            again = self._cause(usual, "")
+            cause, found = (cause, found) if again[0] in ("", "unknown") else again
         if condition.name.startswith("trainer/") and self._asked.explain == "all":
             found.append(self._layer(batch, dtype))
         if mine is not None and theirs is not None:

@@ -167,7 +167,7 @@ def test_a_change_is_different_and_is_examined(engines: Engines, model: Path, mo
     examined: list[tuple[str, str]] = []
     logged: dict[str, float] = {}
 
-    def of(_: Explanations, row: Condition, batch: RolloutBatch, dtype: str) -> Why:
+    def of(_: Explanations, row: Condition, batch: RolloutBatch, dtype: str, usual: RolloutBatch | None = None) -> Why:
         examined.append((row.name, dtype))
         assert batch.rollout_log_probs is not None
         logged[row.name] = float(np.mean(batch.rollout_log_probs))

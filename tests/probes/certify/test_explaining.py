@@ -107,6 +107,25 @@ def test_equal_log_probs_are_examined_once(explained: Callable[[Doctor], Explana
     assert len(doctor.given) == 2
 
 
+def test_cause_that_float32_does_not_show_is_sought_in_the_usual_precision(
+    explained: Callable[[Doctor], Explanations],
+) -> None:
+    """Weights that were quantised and rounded again: a variant explains all of it but the last bits of float32."""
+    doctor = Doctor(UNKNOWN)
+    explanations = explained(doctor)
+
+    def answer(tasks: Sequence[ScoreTask], *more: Any, **named: Any) -> Done[Any]:
+        is_float32 = json.loads(tasks[0].arguments["given"])["in_float32"]
+        doctor.findings = (UNKNOWN,) if is_float32 else (CAUSE,)
+        return doctor(tasks, *more, **named)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(explaining, "run_tasks", answer)
+        usual = batch_with(-1.1, None)
+        assert explanations.of(ENGINE_ROW, batch_with(-1.0, None), "float32", usual)[0] == "norm_eps"
+        assert explanations.of(ENGINE_ROW, batch_with(-2.0, None), "float32")[0] == "unknown"
+
+
 def test_a_doctor_that_fails_is_said(explained: Callable[[Doctor], Explanations]) -> None:
     doctor = Doctor(error=EngineError("the logits take 90 GB", "final"))
     assert explained(doctor).of(ENGINE_ROW, batch_with(-1.0, None), "bfloat16") == (
