@@ -44,7 +44,9 @@ def _of_size(size: Size) -> str:
             "the floor"
         )
     else:
-        judged = "within the floor"
+        # A token that is removed on one side alone lifts the mean; the interval without its prompt does not.
+        few = "" if size.half_square <= size.floor else f"at least {number(size.half_square_low)} without few prompts, "
+        judged = f"{few}within the floor"
     ends = between_ends(number(size.k3_low), number(size.k3_high))
     return (
         f"In {size.dtype} k3 is {number(size.k3)} ({RANGE} {ends}); E[d²]/2 {number(size.half_square)}, {judged} "

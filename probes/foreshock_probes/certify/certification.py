@@ -295,9 +295,7 @@ class Certification:
         condition = next(each for each in self._conditions() if each.name == row.name)
         if row.name in plan.UNEXPLAINED:
             return
-        in_float32 = condition.float32 is not None and any(
-            size.dtype == _FLOAT32 and size.half_square_low > size.floor for size in row.sizes
-        )
+        beyond = {size.dtype for size in row.sizes if size.half_square_low > size.floor}
         batch = self._work.rollouts(condition.rollouts)
         assert batch is not None
 
@@ -308,12 +306,12 @@ class Certification:
             return replace_logged(batch, one, other, condition)
 
         own, dtype = logged((condition.one, condition.other)), condition.dtype or self._dtype
-        if in_float32 and condition.float32 is not None:
-            usual = own if row.sizes[0].half_square_low > row.sizes[0].floor else None
-            found = self._explanations.of(condition, logged(condition.float32), _FLOAT32, usual)
+        if _FLOAT32 in beyond and condition.float32 is not None:
+            usual = own if dtype in beyond else None
+            why = self._explanations.of(condition, logged(condition.float32), _FLOAT32, usual)
         else:
-            found = self._explanations.of(condition, own, dtype)
-        self._why[row.name] = found
+            why = self._explanations.of(condition, own, dtype)
+        self._why[row.name] = why
         write_certificate(self._out, self.certificate())
 
 
