@@ -37,7 +37,13 @@ _FEW_STEPS: Final = 3
 OF_SIGNAL: Final = frozenset({"advantages_against_rewards", "advantage_outlier", "non_finite_values"})
 """Faults of the learning signal: a reward may fall by them."""
 
-OF_DATA: Final = OF_SIGNAL | {"aborted_responses", "unfinished_responses", "groups_not_prompts"}
+OF_DATA: Final = OF_SIGNAL | {
+    "aborted_responses",
+    "unfinished_responses",
+    "groups_not_prompts",
+    "tokens_not_sampled",
+    "same_response",
+}
 """Faults of the data that leave k3 as it is; with one of them a run is not healthy."""
 
 _YIELDS: Final[Mapping[str, Collection[str]]] = {

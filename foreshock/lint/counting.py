@@ -123,6 +123,8 @@ class Table:
 
     def __add__(self, other: Self) -> Self:
         """Return the rows of both."""
+        if not self.keys.size or not other.keys.size:
+            return other if other.keys.size else self
         return self._of_rows(np.concatenate([self.keys, other.keys]), np.concatenate([self.values, other.values]))
 
     def column(self, name: str) -> NDArray[np.float64]:

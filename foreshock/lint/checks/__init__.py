@@ -15,6 +15,7 @@ from foreshock.lint.checks.masked import MASKED
 from foreshock.lint.checks.missing_engine import WITHOUT_ENGINE
 from foreshock.lint.checks.missing_trainer import PAD_ID, WITHOUT_TRAINER
 from foreshock.lint.checks.not_finite import NON_FINITE_VALUES
+from foreshock.lint.checks.not_sampled import NOT_SAMPLED
 from foreshock.lint.checks.pairs import IDENTICAL
 from foreshock.lint.checks.penalty import PENALTY
 from foreshock.lint.checks.places import BY_PLACE, EVERYWHERE
@@ -23,6 +24,7 @@ from foreshock.lint.checks.responses import ABORTED, ALL_TRUNCATED, EMPTY, UNFIN
 from foreshock.lint.checks.rewards import NO_SPREAD
 from foreshock.lint.checks.rounding import ROUNDED
 from foreshock.lint.checks.row_order import EXCHANGED
+from foreshock.lint.checks.same_response import SAME_RESPONSE
 from foreshock.lint.checks.sampling import ENTROPY_OF_TRAINER, NOT_DECLARED, RAW
 from foreshock.lint.checks.shift import SHIFTED
 from foreshock.lint.checks.sources import UNREWARDED
@@ -54,7 +56,9 @@ _ALL = (
     WITHOUT_ENGINE,
     WITHOUT_TRAINER,
     MASKED,
+    NOT_SAMPLED,
     DUPLICATED,
+    SAME_RESPONSE,
     CLIPPED,
     NON_FINITE_VALUES,
     AGAINST_REWARDS,

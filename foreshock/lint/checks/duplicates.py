@@ -21,21 +21,24 @@ from foreshock.rollouts.batch import RolloutBatch
 
 # Repeats are counted among all responses, and among those whose log μ is at most this, in nats.
 _LEVELS = (0.0, -1.0, -2.0, -4.0, -6.0, -8.0, -12.0, -16.0, -32.0, -64.0)
+_LOG_CHANCE = math.log(FALSE_ALARM / len(_LEVELS))
+# An answer in tags has 8 tokens, the usual refusal 11.
+LEAST_GENERATED = 10
 
 
 class Hashes(Table):
-    """Hashes of N rollouts as keys [N, 4], and log μ of the whole response as values [N, 1].
+    """Hashes of N rollouts as keys [N, 5], and log μ of the whole response as values [N, 1].
 
     The keys are hashes of the prompt; of the prompt, the response and the bits of its log μ; of the sample id, which
-    gives an order independent of the other two; and of the group.
+    gives an order independent of the other two; of the group; and of the response, 0 if it is short.
     """
 
     COLUMNS = ("log_probs",)
-    KEY_SHAPE = (None, 4)
+    KEY_SHAPE = (None, 5)
 
     @classmethod
     def _of_rows(cls, keys: Keys, rows: NDArray[np.float64]) -> Self:
-        return cls(keys.reshape(-1, 4), rows)
+        return cls(keys.reshape(-1, 5), rows)
 
     @property
     def prompts(self) -> Keys:
@@ -51,6 +54,11 @@ class Hashes(Table):
     def groups(self) -> Keys:
         """The keys of the groups, [N]."""
         return np.asarray(self.keys[:, 3])
+
+    @property
+    def responses(self) -> Keys:
+        """The hashes of the responses, [N]; 0 for those of fewer than `LEAST_GENERATED` generated tokens."""
+        return np.asarray(self.keys[:, 4])
 
     def are_distinct(self) -> bool:
         """Return True if no rollout repeats another one; `repeats` then counts 0 at every level."""
@@ -100,10 +108,11 @@ class Repeats(Counts):
             return
         generated = behaviour if batch.response_mask is None else np.where(batch.response_mask != 0, behaviour, 0)
         log_probs = row_sums(generated, batch.response_offsets)
-        prompts, contents = _digests(batch, np.ascontiguousarray(generated, np.float32))
+        prompts, contents, responses = _digests(batch, np.ascontiguousarray(generated, np.float32))
+        responses = np.where(batch.generated_lengths >= LEAST_GENERATED, responses, np.uint64(0))
         # Two empty responses are equal for any policy.
         kept = (batch.response_lengths > 0) & np.isfinite(log_probs)
-        columns = (prompts, contents, keys_of_texts(batch.sample_ids), counting.group_keys)
+        columns = (prompts, contents, keys_of_texts(batch.sample_ids), counting.group_keys, responses)
         found = Hashes(np.stack(columns, axis=1)[kept], log_probs[kept][:, None])
         self.hashes += found
         if not found.are_distinct():
@@ -125,20 +134,23 @@ def _add_examples(hashes: Hashes, rows: NDArray[np.int64], counting: Counting) -
         counting.add_example("duplicated_rollouts", Example(sample_ids[rows[index]], -1, text))
 
 
-def _digests(batch: RolloutBatch, log_probs: Floats) -> tuple[Keys, Keys]:
-    """Return a digest of each prompt, and one of each prompt, response and log-probs, shape [N]."""
-    prompt_ids = np.ascontiguousarray(batch.prompt_token_ids, np.int32)
-    response_ids = np.ascontiguousarray(batch.response_token_ids, np.int32)
-    prompts, contents = [], []
+def _digests(batch: RolloutBatch, log_probs: Floats) -> tuple[Keys, Keys, Keys]:
+    """Return digests of each prompt, of each response, prompt and log-probs, and of each response, shape [N]."""
+    prompt_ids = np.ascontiguousarray(batch.prompt_token_ids, np.int32).data
+    response_ids = np.ascontiguousarray(batch.response_token_ids, np.int32).data
+    values = log_probs.data
+    prompts, contents, responses = [], [], []
     of_prompts, of_responses = batch.prompt_offsets.tolist(), batch.response_offsets.tolist()
     for begin, end, first, last in zip(of_prompts, of_prompts[1:], of_responses, of_responses[1:], strict=False):
-        prompt = sha256(prompt_ids[begin:end].data).digest()[:8]
-        content = sha256(prompt)  # CPUs have instructions for it: twice as fast as blake2b
-        content.update(response_ids[first:last].data)
-        content.update(log_probs[first:last].data)
+        prompt = sha256(prompt_ids[begin:end]).digest()[:8]
+        content = sha256(response_ids[first:last])  # CPUs have instructions for it: twice as fast as blake2b
+        responses.append(content.digest()[:8])
+        content.update(prompt)
+        content.update(values[first:last])
         prompts.append(prompt)
         contents.append(content.digest()[:8])
-    return np.frombuffer(b"".join(prompts), np.uint64), np.frombuffer(b"".join(contents), np.uint64)
+    joined = [np.frombuffer(b"".join(each), np.uint64) for each in (prompts, contents, responses)]
+    return joined[0], joined[1], joined[2]
 
 
 def _check(judging: Judging) -> Outcome:
@@ -156,13 +168,10 @@ def _check(judging: Judging) -> Outcome:
     nothing: Outcome = NotChecked(OF_A_SAMPLE) if judging[Rollouts].unseen else Clean()
     if hashes.are_distinct():
         return nothing
-    of_levels = hashes.repeats(*_LEVELS)
-    in_all, rollouts = of_levels[0][0], len(hashes.keys)
-    log_chance, level, repeated, expected = min(
-        (_log_chance(*repeats), level, *repeats) for level, repeats in zip(_LEVELS, of_levels, strict=True)
-    )
-    if log_chance > math.log(FALSE_ALARM / len(_LEVELS)):
+    log_chance, level, repeated, expected, in_all = _least_likely(hashes)
+    if log_chance > _LOG_CHANCE:
         return nothing
+    rollouts = len(hashes.keys)
     # Copies of rows, a seed for all samples of a prompt, and sampling at temperature 0 look the same.
     one = np.unique(hashes.contents).size == np.unique(hashes.prompts).size < rollouts
     greedy = "; no prompt has two different responses" if one else ""
@@ -176,6 +185,19 @@ def _check(judging: Judging) -> Outcome:
     if one:
         return Finding("warning", seen, numbers, title=ALIKE, remedy=_ONE_SEED)
     return Finding("warning", seen, numbers)
+
+
+def has_copies(hashes: Hashes) -> bool:
+    """Return True if more rollouts are equal than chance explains, if log μ is the sampling distribution."""
+    return not hashes.are_distinct() and _least_likely(hashes)[0] <= _LOG_CHANCE
+
+
+def _least_likely(hashes: Hashes) -> tuple[float, float, int, float, int]:
+    """Return the log-chance of the repeats of the least likely level, the level, these repeats, those expected, and all
+    repeats."""
+    of_levels = hashes.repeats(*_LEVELS)
+    least = min((_log_chance(*repeats), level, *repeats) for level, repeats in zip(_LEVELS, of_levels, strict=True))
+    return (*least, of_levels[0][0])
 
 
 def _log_chance(repeated: int, expected: float) -> float:

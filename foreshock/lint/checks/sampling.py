@@ -263,6 +263,8 @@ def unreliable_surprisal(evidence: LintEvidence, found: Collection[str]) -> str:
         return "the log-probs are processed, and `entropy` may be that of the distribution before processing"
     if why := next((why for name, why in OF_BEHAVIOUR.items() if name in found), ""):
         return why
+    if "tokens_not_sampled" in found:
+        return "the model did not sample some of the tokens"
     # The tokens without a log μ may all be ends of sequences: the remaining tokens are then a biased sample.
     values = evidence[RolloutValues]
     too_many = values.non_finite + values.placeholders > _MOST_WITHOUT * values.logged
@@ -270,7 +272,7 @@ def unreliable_surprisal(evidence: LintEvidence, found: Collection[str]) -> str:
 
 
 def _unreliable(judging: Judging) -> str:
-    names = ("processed_log_probs", *OF_BEHAVIOUR)
+    names = ("processed_log_probs", "tokens_not_sampled", *OF_BEHAVIOUR)
     return unreliable_surprisal(judging.evidence, [name for name in names if judging.found(name)])
 
 

@@ -37,6 +37,7 @@ def test_recorded_run_is_clean_at_every_step_and_as_a_whole() -> None:
     assert found(whole) == []
     assert [check.name for check in run_checks(whole).not_checked] == [
         "duplicated_rollouts",
+        "same_response",
         "clipped_before_update",
         "advantages_against_rewards",
         "advantage_outlier",
