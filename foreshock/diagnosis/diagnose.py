@@ -56,7 +56,7 @@ from foreshock.diagnosis.wording import number, plural, ranks_in_words
 from foreshock.lint.checks.duplicates import ALIKE
 from foreshock.severity import severity_rank
 
-JUDGE_VERSION: Final = "16"
+JUDGE_VERSION: Final = "17"
 """Increased with each change of the text or the judgement, so that stored diagnoses are computed again."""
 
 LEAST_MEASURED_STEPS: Final = 5
