@@ -39,7 +39,7 @@ FULL: Final = re.compile(
             r"tests/service/platform/store/test_objects",
             r"tests/service/watch/notifications/test_alertmanager",
             # Every kind of run on every page.
-            r"tests/service/present/pages/test_(accessibility|bad_runs|every_page|five_kinds)",
+            r"tests/service/present/pages/test_(accessibility|bad_runs|every_page)",
         )
     )
 )

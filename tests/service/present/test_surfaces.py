@@ -1,14 +1,9 @@
 """Every surface says the same sentence of a run, byte for byte, and none says an old one."""
 
-from __future__ import annotations
-
 import html
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import httpx
 import pytest
@@ -22,13 +17,9 @@ from foreshock.clock import now_us
 from foreshock.commands.main import main
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import Run, Step
-from foreshock_service.platform.security import UNRESTRICTED
 from foreshock_service.platform.settings import NotificationTarget
 from foreshock_service.runs import due
-from foreshock_service.runs.diagnoses import find_diagnosis
 from foreshock_service.runs.events import RunBecameStale
-from foreshock_service.watch.alerts import acknowledge, resolve
-from foreshock_service.watch.diagnosis import history_of, judge
 from foreshock_service.watch.notifications import service as notifications
 from foreshock_service.watch.notifications.sending import Message
 from tests.service.watch.recorded import K3, LENGTH, RecordedRun
@@ -77,7 +68,6 @@ def go_silent(run: RecordedRun) -> None:
 
 
 def record(app: FastAPI, number: int) -> RecordedRun:
-    """Record the history of this number."""
     draw, kind = random.Random(number), KINDS[number % len(KINDS)]
     run = RecordedRun(app.state.context.database).begin(f"{kind} <{number}> & more")
     steps = list(range(1, STEPS + 1))
@@ -98,7 +88,6 @@ def record(app: FastAPI, number: int) -> RecordedRun:
 
 @pytest.fixture
 def recorded(app: FastAPI, database_url: str) -> list[RecordedRun]:
-    """The histories, in one service."""
     return [record(app, number) for number in range(HISTORIES[database_url.partition(":")[0]])]
 
 
@@ -174,40 +163,3 @@ def list_pages(http: httpx.Client) -> dict[str, str]:
         more = re.search(r'href="([^"]+)" rel="next"', page)
         address = html.unescape(more[1]) if more else None
     return rows
-
-
-def answer_alert(answer: Any, run: str, alert: str, session: Session) -> None:
-    """Acknowledge or resolve an alert."""
-    answer(session, UNRESTRICTED, run, alert)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_no_change_of_data_leaves_an_old_sentence(app: FastAPI, seed: int) -> None:
-    draw = random.Random(seed)
-    run = RecordedRun(app.state.context.database).begin(f"changing {seed}")
-    kind, closed = draw.choice(KINDS), 0
-    for number in range(30):
-        change = draw.choice(("close", "close", "close", "late", "scalars", "answer", "resume", "silent", "wait"))
-        standing = [alert for alert in run.alerts() if alert.state == "open"]
-        if change in ("close", "late"):
-            step = draw.randint(1, closed) if change == "late" and closed else closed + 1
-            closed = max(closed, step)
-            run.close(step, values_of(draw.choice((kind, "mismatch")), step, draw))
-        elif change == "scalars":
-            run.log(max(closed, 1), {"grad_norm": draw.uniform(0.1, 50.0)})
-        elif change == "answer" and standing:
-            alert, answer = draw.choice(standing).id, draw.choice((acknowledge, resolve))
-            run.database.write(partial(answer_alert, answer, run.run, alert))
-        elif change == "resume":
-            closed = draw.randint(0, closed)
-            run.resume(closed + 1)
-        elif change == "silent":
-            go_silent(run)
-        elif change == "wait":
-            closed += 1
-            wait_for_shards(run, closed)
-        with run.database.read() as session:
-            stored = find_diagnosis(session, run.run)
-            fresh = judge(history_of(session, run.run))
-        if stored is not None:
-            assert replace(stored, revision=0, computed_at_us=0) == fresh, (number, change)

@@ -1,7 +1,5 @@
 """Runs with little, odd or broken data, each sent as its trainer would send it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any

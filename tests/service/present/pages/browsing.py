@@ -1,7 +1,5 @@
 """A page in Chromium with what went wrong on it, and what axe-core finds there."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

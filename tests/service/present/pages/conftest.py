@@ -1,7 +1,5 @@
 """A run behind the pages: rollouts and scalars as a trainer would send them, measured by the service itself."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator
@@ -65,12 +63,10 @@ class SentRun:
 
     @property
     def address(self) -> str:
-        """The page that other pages link to."""
         return f"/runs/default/{quote(self.key, safe='')}"
 
     @property
     def forms(self) -> str:
-        """Start of the addresses of the page's forms."""
         return f"/runs/{self.id}"
 
 
@@ -109,10 +105,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path, decode
     folder = tmp_path_factory.mktemp("site")
     shutil.copy(sqlite_template, folder / "foreshock.db")
     settings = Settings(database_url=f"sqlite:///{folder / 'foreshock.db'}", store_url=str(folder / "tokens"))
-    with (
-        RunningServer(create_app(settings, decoders)) as server,
-        httpx.Client(base_url=server.url, timeout=60) as http,
-    ):
+    with RunningServer(create_app(settings, decoders)) as server, httpx.Client(base_url=server.url, timeout=60) as http:
         run = send_run(http, "healthy", "a healthy run")
         replayed = send_run(http, "replayed", "a replayed run", steps=3)
         replay(http, replayed, step=3)
@@ -129,15 +122,12 @@ class Fleet:
     certificates: tuple[str, ...]
 
     def address(self, name: str) -> str:
-        """Return the page of a run."""
         return f"/runs/default/{name}"
 
     def get(self, name: str, path: str, **query: Any) -> Any:
-        """Return an answer of the API about a run."""
         return self.http.get(f"/v1/runs/{self.ids[name]}/{path}", params=query).raise_for_status().json()
 
     def measured(self, name: str, comparison: str, measure: str) -> dict[int, float]:
-        """Return a measure of a run by step."""
         columns = self.get(name, "measurements", comparison=comparison, measure=measure)["columns"]
         return dict(zip(columns["step"], columns[measure], strict=True))
 

@@ -5,8 +5,6 @@ healthy mismatch. mismatch: log-probs of the trainer drift from step 30 on, the 
 step 50. experts: a mixture of experts with the mismatch of one. incomplete: one rank of four is silent from step 12 on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,7 +89,6 @@ KINDS: Mapping[str, Kind] = {
 
 
 def rollouts_of(kind: Kind, step: int, rank: int = 0) -> RolloutBatch:
-    """Return the rollouts of a rank at a step."""
     random = np.random.default_rng((step, rank))
     rollouts = GROUPS * RESPONSES // kind.ranks
     lengths = np.maximum(random.normal(kind.length(step), 2.0, rollouts).round().astype(int), 2)

@@ -4,8 +4,6 @@ The pages are those of `test_every_page`. The runs are the five kinds, the ten r
 the runs with bad data; under each picture stands the first sentence of its page. With `--serve` the service stays up.
 """
 
-from __future__ import annotations
-
 import html
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """Curves in Chromium: one x axis and one zoom for all, kept in the address; a point opens its step; plots are saved."""
 
-from __future__ import annotations
-
 import csv
 import re
 from pathlib import Path
@@ -15,7 +13,7 @@ from tests.service.present.pages.conftest import STEPS, Site, send_run
 
 MISMATCH = '[data-figure$="/mismatch.json"]'
 LENGTH = '[data-figure$="/length.json"]'
-browsed = pytest.mark.slow
+pytestmark = pytest.mark.slow
 
 
 def range_of(page: Page, figure: str) -> list[float]:
@@ -32,7 +30,6 @@ def zoom(page: Page, low: float, high: float) -> None:
     )
 
 
-@browsed
 def test_zoom_moves_all_curves_and_survives_a_reload(visit: Visit, site: Site) -> None:
     page = visit.open(site.url, site.run.address, unfold=True)
     zoom(page, 3, 7.5)
@@ -47,7 +44,6 @@ def test_zoom_moves_all_curves_and_survives_a_reload(visit: Visit, site: Site) -
     visit.assert_clean()
 
 
-@browsed
 def test_zoom_survives_the_refresh_of_a_live_run(visit: Visit, site: Site) -> None:
     send_run(site.http, "zoomed", steps=4)
     page = visit.open_live(site.url, "/runs/default/zoomed", seconds=5)
@@ -58,7 +54,6 @@ def test_zoom_survives_the_refresh_of_a_live_run(visit: Visit, site: Site) -> No
     assert range_of(page, MISMATCH) == [1.5, 3.5]
 
 
-@browsed
 def test_axis_smoothing_and_scale_are_chosen_and_kept_in_the_address(visit: Visit, site: Site) -> None:
     page = visit.open(site.url, site.run.address, unfold=True)
     page.locator("#curves").get_by_label("Over").select_option("over hours")
@@ -81,14 +76,12 @@ def test_axis_smoothing_and_scale_are_chosen_and_kept_in_the_address(visit: Visi
     visit.assert_clean()
 
 
-@browsed
 def test_axis_that_is_not_logged_leaves_the_curves_over_steps(visit: Visit, site: Site) -> None:
     page = visit.open(site.url, f"{site.run.address}?x=lr", unfold=True)
     assert page.locator("#curves").get_by_label("Over").input_value() == "step"
     assert page.locator(MISMATCH).evaluate("e => e.data[0].x[0]") == 1
 
 
-@browsed
 def test_pointing_at_a_step_shows_its_values_in_all_curves_in_view(visit: Visit, site: Site) -> None:
     page = visit.open(site.url, site.run.address, unfold=True)
     page.set_viewport_size({"width": 1280, "height": 6000})
@@ -104,7 +97,6 @@ def test_pointing_at_a_step_shows_its_values_in_all_curves_in_view(visit: Visit,
     visit.assert_clean()
 
 
-@browsed
 def test_scalars_are_filtered_by_name(visit: Visit, site: Site) -> None:
     run = send_run(site.http, "scalars", steps=2)
     values = {f"<b>group {number % 3}<b>/loss {number}": float(number) for number in range(30)}
@@ -114,10 +106,7 @@ def test_scalars_are_filtered_by_name(visit: Visit, site: Site) -> None:
     part = page.locator("#scalars")
     part.locator("> summary").click()
     part.get_by_text("31 of 31 scalars").wait_for()
-    assert part.locator(".group").all_inner_texts() == [
-        *(f"<b>group {n}<b>" for n in range(3)),
-        "without a group",
-    ]
+    assert part.locator(".group").all_inner_texts() == [*(f"<b>group {n}<b>" for n in range(3)), "without a group"]
     part.get_by_label("Filter").fill("LOSS 13")
     part.get_by_text(re.compile("^1 of 31 scalars")).wait_for()
     page.wait_for_function("() => document.querySelectorAll('#scalars g.trace').length === 1")
@@ -126,7 +115,6 @@ def test_scalars_are_filtered_by_name(visit: Visit, site: Site) -> None:
     visit.assert_clean()
 
 
-@browsed
 def test_click_on_a_point_opens_its_step(visit: Visit, site: Site) -> None:
     page = visit.open(site.url, site.run.address, unfold=True)
     point = page.locator(f"{MISMATCH} g.trace path.point").nth(4)
@@ -137,7 +125,6 @@ def test_click_on_a_point_opens_its_step(visit: Visit, site: Site) -> None:
     page.wait_for_url(f"**{site.run.address}/steps/5")
 
 
-@browsed
 def test_plot_and_its_data_are_saved(visit: Visit, site: Site, tmp_path: Path) -> None:
     page = visit.open(site.url, site.run.address, unfold=True)
     with page.expect_download() as saved:

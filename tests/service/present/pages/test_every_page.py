@@ -1,24 +1,24 @@
 """Every page on phones and on wide screens, light and dark: nothing is cut, found by axe-core, or out of reach."""
 
-from __future__ import annotations
-
+import html
+import re
+import statistics
 from collections.abc import Callable
 from typing import Literal
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Browser, Page
 
+from foreshock.healthy_ranges import required_range
 from tests.service.present.pages.browsing import COLOUR_RULES, Visit, serious
 from tests.service.present.pages.conftest import Fleet
-from tests.service.present.pages.fleet import KINDS, REPLAYED_STEP
+from tests.service.present.pages.fleet import KINDS, REPLAYED_STEP, SILENT_FROM, SILENT_RANK
 
 pytestmark = pytest.mark.slow
 SIZES = {390: 844, 768: 1024, 1440: 900, 2560: 1440}
 # Each with the rules of axe-core that are looked at; () for all.
 SCHEMES: dict[Literal["light", "dark"], tuple[str, ...]] = {"light": (), "dark": COLOUR_RULES}
-MOST_SCREENS = 5
-LONGEST = {"run": 3.0, "step": 3.0}
-"""Screens of a page at 1440 px."""
+MOST_SCREENS = {390: 5.0, 1440: 3.0}
 MOST_WORDS = 120
 STEP = f"/runs/default/mismatch/steps/{REPLAYED_STEP}"
 PAGES: dict[str, Callable[[Fleet], str]] = {
@@ -90,16 +90,10 @@ def test_nothing_is_cut_on_a_wide_screen(visit: Visit, fleet: Fleet, name: str) 
     assert page.evaluate(CUT) == []
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_phone_scrolls_less_than_five_screens(visit: Visit, fleet: Fleet, name: str) -> None:
-    page = opened(visit, fleet, PAGES[name](fleet), 390)
-    assert page.evaluate("document.documentElement.scrollHeight / innerHeight") < MOST_SCREENS
-
-
-@pytest.mark.parametrize("name", LONGEST)
-def test_wide_page_is_short(visit: Visit, fleet: Fleet, name: str) -> None:
-    page = opened(visit, fleet, PAGES[name](fleet), 1440)
-    assert page.evaluate("document.documentElement.scrollHeight / innerHeight") <= LONGEST[name]
+@pytest.mark.parametrize(("name", "width"), [*((name, 390) for name in PAGES), ("run", 1440), ("step", 1440)])
+def test_page_is_few_screens(visit: Visit, fleet: Fleet, name: str, width: int) -> None:
+    page = opened(visit, fleet, PAGES[name](fleet), width)
+    assert page.evaluate("document.documentElement.scrollHeight / innerHeight") < MOST_SCREENS[width]
 
 
 @pytest.mark.parametrize("width", [390, 1440])
@@ -134,3 +128,47 @@ def test_folded_part_opens_by_keyboard_and_is_drawn(visit: Visit, fleet: Fleet) 
     page.keyboard.press("Enter")
     plot.locator("svg.main-svg").first.wait_for()
     visit.assert_clean()
+
+
+HEALTHY = r"Healthy: the mismatch \(k3\) is \S+ in the newest 10 measured steps; the reward, 0\.\d+, is near its best\."
+VERDICTS = {
+    "learning": HEALTHY,
+    "learning-rate": r"(Critical|Warning) since step \d+: .*the (smoothed )?reward (has fallen|fell)",
+    "mismatch": r"(Critical|Warning) since step \d+: .*",
+    "experts": HEALTHY,
+    "incomplete": rf"Warning since step {SILENT_FROM}: rank {SILENT_RANK} sent nothing in \d+ steps, ",
+}
+
+
+def test_mixture_of_experts_is_judged_by_its_own_range(fleet: Fleet) -> None:
+    page = fleet.http.get(fleet.address("experts")).text
+    overview = fleet.http.get(f"/pages/runs/{fleet.ids['experts']}/figures/overview.json").json()
+    k3 = statistics.median(list(fleet.measured("experts", "trainer/rollout", "k3_kl").values())[-10:])
+    dense, experts = required_range("k3_kl", "dense"), required_range("k3_kl", "moe")
+    assert (dense.verdict(k3), experts.verdict(k3)) == ("warning", "healthy")
+    assert f"{experts.healthy} is healthy" in overview["caption"]
+    assert "No open alert" in page
+
+
+def test_list_marks_what_is_ill_and_nothing_else(fleet: Fleet) -> None:
+    page = fleet.http.get("/").raise_for_status().text
+    rows = {name: re.search(rf'aria-label="Compare {name}".*?</tr>', page, re.S) for name in KINDS}
+    texts = {name: found[0] for name, found in rows.items() if found is not None}
+    for name, text in texts.items():
+        assert fleet.get(name, "diagnosis")["headline"] in html.unescape(text)
+    assert "steps incomplete" in texts["incomplete"]
+    for name in ("learning", "experts"):
+        assert 'class="dot healthy' in texts[name]
+
+
+def test_verdict_is_on_the_first_screen_without_javascript(fleet: Fleet, browser: Browser) -> None:
+    context = browser.new_context(java_script_enabled=False, viewport={"width": 390, "height": 844})
+    page = context.new_page()
+    for name in KINDS:
+        page.goto(fleet.url + fleet.address(name))
+        verdict = page.locator(".verdict strong")
+        box = verdict.bounding_box()
+        assert re.match(VERDICTS[name], verdict.inner_text())
+        assert box is not None
+        assert box["y"] + box["height"] < 844
+    context.close()

@@ -1,7 +1,5 @@
 """Figures say what the curves say, and say in words what they cannot draw."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence
@@ -19,23 +17,11 @@ from foreshock.measures.estimators.attribution import attribute
 from foreshock.measures.statistics.conditions import BucketTable
 from foreshock.measures.statistics.token_ids import TokenIdTable
 from foreshock.model_kind import ModelKind
-from foreshock_service.present.pages.figures import Curve, Figure, Missing
+from foreshock_service.present.pages.figures import Curve, Figure, Missing, overview
 from foreshock_service.present.pages.figures.attribution import attribution_figure, token_figure
 from foreshock_service.present.pages.figures.buckets import BY, bucket_figure, token_id_figure
 from foreshock_service.present.pages.figures.drawing import scientific
 from foreshock_service.present.pages.figures.mismatch import mismatch_figure
-from foreshock_service.present.pages.figures.overview import (
-    MOST_CHANGES,
-    MOST_COLUMNS,
-    MOST_STAIRS,
-    Mark,
-    Panel,
-    ScaleCurve,
-    columns_of,
-    learning_rate_figure,
-    marked,
-    overview_figure,
-)
 from tests.foreshock.commands.attributions import attribution_of
 from tests.service.sending import make_batch, start_run
 
@@ -55,9 +41,7 @@ def trace_named(figure: Figure, name: str) -> dict[str, Any]:
 
 class TestMismatch:
     @pytest.mark.parametrize(("kind", "warning", "critical"), [(None, 1e-3, 1e-2), ("moe", 1e-2, 1e-1)])
-    def test_the_bands_are_the_published_ranges_and_cover_the_plot(
-        self, kind: ModelKind | None, warning: float, critical: float
-    ) -> None:
+    def test_bands_are_the_published_ranges(self, kind: ModelKind | None, warning: float, critical: float) -> None:
         figure = drawn(mismatch_figure({"trainer/rollout": Curve([1, 2], [1e-5, 2e-5])}, kind))
         bands = [(shape["y0"], shape["y1"]) for shape in figure.layout["shapes"]]
         low, high = (10**edge for edge in figure.layout["yaxis"]["range"])
@@ -93,7 +77,7 @@ class TestMismatch:
         least, largest, mean = figure.traces
         assert (min(least["y"]), max(largest["y"])) == (1e-5, 1e-3)
         assert 1e-5 < max(mean["y"]) < 1e-3
-        assert len(mean["y"]) <= MOST_COLUMNS
+        assert len(mean["y"]) <= overview.MOST_COLUMNS
         assert "bands: their range" in figure.caption
 
     def test_the_summary_gives_the_newest_value_and_the_extremes(self) -> None:
@@ -102,8 +86,8 @@ class TestMismatch:
 
     @given(st.lists(st.floats(-1, 1), min_size=1, max_size=1000), st.integers(1, 50))
     def test_columns_keep_the_extremes_and_the_mean_lies_between(self, values: list[float], stride: int) -> None:
-        steps, means, low, high = columns_of(Curve(range(0, stride * len(values), stride), values))
-        assert len(steps) == len(means) <= max(MOST_COLUMNS, 1)
+        steps, means, low, high = overview.columns_of(Curve(range(0, stride * len(values), stride), values))
+        assert len(steps) == len(means) <= max(overview.MOST_COLUMNS, 1)
         assert (min(low), max(high)) == (min(values), max(values))
         assert all(a - 1e-12 <= mean <= b + 1e-12 for a, mean, b in zip(low, means, high, strict=True))
         assert list(steps) == sorted(set(steps))
@@ -113,7 +97,7 @@ class TestLearningRate:
     STAIRS = ((0, 1.0), (198, 0.5), (396, 0.25), (594, 0.125), (792, 0.1))
 
     def test_past_scale_is_solid_and_planned_scale_is_dotted(self) -> None:
-        figure = drawn(learning_rate_figure(ScaleCurve(self.STAIRS, now=240, end=900, shadow=False)))
+        figure = drawn(overview.learning_rate_figure(overview.ScaleCurve(self.STAIRS, now=240, end=900, shadow=False)))
         past, plan = figure.traces
         assert list(zip(past["x"], past["y"], strict=True)) == [(0, 1.0), (198, 0.5), (240, 0.5)]
         assert list(zip(plan["x"], plan["y"], strict=True)) == [
@@ -123,14 +107,16 @@ class TestLearningRate:
         assert figure.summary == "Scale 0.5 at step 240. Next change: 0.25 from step 396."
 
     def test_shadow_mode_is_in_the_caption(self) -> None:
-        figure = drawn(learning_rate_figure(ScaleCurve(self.STAIRS, now=240, end=900, shadow=True)))
+        figure = drawn(overview.learning_rate_figure(overview.ScaleCurve(self.STAIRS, now=240, end=900, shadow=True)))
         assert "the trainer gets 1.0" in figure.caption
 
     def test_many_stairs_are_thinned_and_keep_the_lowest_and_the_highest_of_each_column(self) -> None:
         stairs = [(step, 0.5 + 0.4 * math.sin(step / 300) + 0.05 * (step % 7 == 0)) for step in range(20_000)]
-        past = drawn(learning_rate_figure(ScaleCurve(stairs, now=19_999, end=20_019, shadow=False))).traces[0]
+        past = drawn(
+            overview.learning_rate_figure(overview.ScaleCurve(stairs, now=19_999, end=20_019, shadow=False))
+        ).traces[0]
         points = list(zip(past["x"], past["y"], strict=True))
-        assert len(points) <= 4 * MOST_COLUMNS
+        assert len(points) <= 4 * overview.MOST_COLUMNS
         assert points == sorted(points)
         assert set(points) <= set(stairs)
         assert (points[0], points[-1]) == (stairs[0], stairs[-1])
@@ -138,11 +124,15 @@ class TestLearningRate:
         for each in (points, stairs):
             columns: dict[int, list[float]] = {}
             for step, scale in each:
-                columns.setdefault(step * MOST_COLUMNS // len(stairs), []).append(scale)
+                columns.setdefault(step * overview.MOST_COLUMNS // len(stairs), []).append(scale)
             ends_of.append([(min(scales), max(scales)) for scales in columns.values()])
         assert ends_of[0] == ends_of[1]
-        few = stairs[: MOST_STAIRS - 1]
-        past = drawn(learning_rate_figure(ScaleCurve(few, now=MOST_STAIRS - 2, end=2000, shadow=False))).traces[0]
+        few = stairs[: overview.MOST_STAIRS - 1]
+        past = drawn(
+            overview.learning_rate_figure(
+                overview.ScaleCurve(few, now=overview.MOST_STAIRS - 2, end=2000, shadow=False)
+            )
+        ).traces[0]
         assert list(zip(past["x"], past["y"], strict=True))[: len(few)] == few
 
 
@@ -187,9 +177,7 @@ class TestBuckets:
     @pytest.mark.parametrize(
         ("tokens", "dtick"), [([1, 2, 3], "D2"), ([1, 2000, 3], 2), ([1, 3_000_000, 20], 3), ([0, 7, 0], "D2")]
     )
-    def test_an_axis_over_many_decades_has_no_more_labels_than_it_has_room_for(
-        self, tokens: list[int], dtick: int | str
-    ) -> None:
+    def test_axis_over_many_decades_has_no_more_labels_than_fit(self, tokens: list[int], dtick: int | str) -> None:
         table = bucket_table([0.0, 0.1, 0.2, 1.0], tokens, [0.1] * 3, [1e300, math.inf, 1e-300])
         layout = drawn(bucket_figure_of(table)).layout
         assert layout["yaxis2"]["dtick"] == dtick
@@ -293,14 +281,18 @@ def test_non_finite_values_never_reach_the_browser(value: float) -> None:
 class TestChanges:
     def test_each_of_the_newest_changes_is_a_line_and_the_caption_says_what_changed(self) -> None:
         figure = Figure("k3", "Caption.", "summary", [], {"shapes": [{"type": "rect"}]})
-        marks = [Mark(step, f"engine.dtype {step} → {step + 1}") for step in range(MOST_CHANGES + 2)]
-        found = drawn(marked(figure, marks, []))
-        assert [shape.get("x0") for shape in found.layout["shapes"]] == [None, *range(2, MOST_CHANGES + 2)]
+        marks = [overview.Mark(step, f"engine.dtype {step} → {step + 1}") for step in range(overview.MOST_CHANGES + 2)]
+        found = drawn(overview.marked(figure, marks, []))
+        assert [shape.get("x0") for shape in found.layout["shapes"]] == [None, *range(2, overview.MOST_CHANGES + 2)]
         assert found.caption.startswith("Caption. Dotted: changes at step 49, engine.dtype 49 → 50; ")
 
     def test_alerts_are_marks_on_the_axis_the_gravest_above_the_others(self) -> None:
-        marks = [Mark(5, "rise", "critical"), Mark(5, "rise", "warning"), Mark(9, "rise", "warning")]
-        found = drawn(marked(Figure("k3", "Caption.", "", []), marks, [Mark(3, "attempt 2")]))
+        marks = [
+            overview.Mark(5, "rise", "critical"),
+            overview.Mark(5, "rise", "warning"),
+            overview.Mark(9, "rise", "warning"),
+        ]
+        found = drawn(overview.marked(Figure("k3", "Caption.", "", []), marks, [overview.Mark(3, "attempt 2")]))
         ticks = [shape for shape in found.layout["shapes"] if shape.get("y1") != 1]
         colours = {tick["x0"]: tick["line"]["color"] for tick in ticks}
         assert colours == {5: "var(--critical)", 9: "var(--warning)"}
@@ -311,10 +303,13 @@ class TestChanges:
 class TestOverview:
     def test_panels_share_the_steps_and_say_their_newest_value(self) -> None:
         panels = [
-            Panel("Reward", Curve([1, 2], [0.1, 0.25])), Panel("Entropy", EMPTY),
-            Panel("k3", Curve([1, 2], [1e-5, 0.0]), logarithmic=True, lines={"warning": (1e-4, "var(--warning)")}),
+            overview.Panel("Reward", Curve([1, 2], [0.1, 0.25])), overview.Panel("Entropy", EMPTY),
+            overview.Panel("k3", Curve([1, 2], [1e-5, 0.0]), logarithmic=True,
+                           lines={"warning": (1e-4, "var(--warning)")}),
         ]  # fmt: skip
-        figure = drawn(overview_figure("All", "Caption.", panels, [Mark(2, "x", "critical")], why_missing=""))
+        figure = drawn(
+            overview.overview_figure("All", "Caption.", panels, [overview.Mark(2, "x", "critical")], why_missing="")
+        )
         assert figure.layout["panels"] == 2
         assert figure.layout["xaxis2"]["matches"] == "x"
         assert [each["text"] for each in figure.layout["annotations"]] == [
@@ -328,8 +323,8 @@ class TestOverview:
     @pytest.mark.parametrize(("largest", "shown"), [(0.15, [0.01, 0.1]), (0.005, [0.01]), (0.0001, [])])
     def test_a_threshold_is_drawn_where_the_curve_comes_near_it(self, largest: float, shown: list[float]) -> None:
         lines = {"warning": (0.01, "var(--warning)"), "critical": (0.1, "var(--critical)")}
-        panel = Panel("F(2)", Curve([1, 2], [0.0, largest]), lines=lines)
-        figure = drawn(overview_figure("Tails", "", [panel], [], why_missing=""))
+        panel = overview.Panel("F(2)", Curve([1, 2], [0.0, largest]), lines=lines)
+        figure = drawn(overview.overview_figure("Tails", "", [panel], [], why_missing=""))
         assert [shape["y0"] for shape in figure.layout["shapes"]] == shown
 
 

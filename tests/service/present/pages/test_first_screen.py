@@ -1,7 +1,5 @@
 """The first screen of a run shows what was measured, and operators' actions only where they mean something."""
 
-from __future__ import annotations
-
 import html
 import re
 from dataclasses import replace

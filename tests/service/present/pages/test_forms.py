@@ -1,7 +1,5 @@
 """Forms of the pages: they ask for a reason, need the token of their session, and do what the API does."""
 
-from __future__ import annotations
-
 import re
 
 import httpx

@@ -1,7 +1,5 @@
 """Pages over several runs: the list with its filters, the comparison, the alerts."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -1,7 +1,5 @@
 """The measures of a step in groups: known names, intervals, tones, and words where nothing was logged."""
 
-from __future__ import annotations
-
 import html
 import math
 import re
@@ -13,35 +11,35 @@ import pytest
 from foreshock.corrections import CORRECTIONS
 from foreshock.measures.registry import measure_named
 from foreshock.model_kind import ModelKind
-from foreshock_service.present.pages.presenters.attribution import (
-    GROUPS,
-    MeasureGroup,
-    Values,
-    measure_groups,
-    measures_at_a_glance,
-)
+from foreshock_service.present.pages.presenters import attribution
 from foreshock_service.present.pages.view_models import Value
 from tests.service.present.pages.conftest import SentRun, Site
-from tests.service.sending import make_batch, start_run
+from tests.service.sending import Sender, make_batch
 
 WHOLE = "trainer/rollout"
 
 
-def value_of(name: str, values: Values, model_kind: ModelKind | None = None) -> Value:
-    """Return the row of one measure of one comparison."""
-    rows = {row.name: row for group in measure_groups({WHOLE: values}, [WHOLE], model_kind) for row in group.rows}
+def value_of(name: str, values: attribution.Values, model_kind: ModelKind | None = None) -> Value:
+    rows = {
+        row.name: row
+        for group in attribution.measure_groups({WHOLE: values}, [WHOLE], model_kind)
+        for row in group.rows
+    }
     (value,) = rows[name].values
     return value
 
 
-def group_called(title: str, values: Values, model_kind: ModelKind | None = None) -> MeasureGroup:
-    """One of the groups."""
-    (found,) = [group for group in measure_groups({WHOLE: values}, [WHOLE], model_kind) if group.title == title]
+def group_called(
+    title: str, values: attribution.Values, model_kind: ModelKind | None = None
+) -> attribution.MeasureGroup:
+    (found,) = [
+        group for group in attribution.measure_groups({WHOLE: values}, [WHOLE], model_kind) if group.title == title
+    ]
     return found
 
 
 def test_every_measure_is_registered_and_shown_once() -> None:
-    names = [name for group in GROUPS for name in group.measures]
+    names = [name for group in attribution.GROUPS for name in group.measures]
     assert len(set(names)) == len(names)
     assert all(measure_named(name).name == name for name in names)
 
@@ -67,7 +65,7 @@ def test_interval_is_of_the_bootstrap_or_labelled_students_t() -> None:
         ("k3_kl", {"k3_kl": 0.02}, "critical"),
     ],
 )
-def test_a_tone_is_of_a_published_range(name: str, values: Values, tone: str) -> None:
+def test_a_tone_is_of_a_published_range(name: str, values: attribution.Values, tone: str) -> None:
     assert value_of(name, values).tone == tone
 
 
@@ -77,7 +75,7 @@ def test_the_tone_follows_the_kind_of_model() -> None:
     assert value_of("tail(2)", {"tail_2": 0.2}, "moe").tone == "critical"
 
 
-MIXED: Values = {
+MIXED: attribution.Values = {
     "k3_kl": 0.066, "tail_2": 0.2, "tokens": 1000, "tokens_lag_0": 250, "tokens_lag_5_8": 750, "k3_kl_lag_0": 5e-4,
     "k3_kl_lag_5_8": 0.088, "pareto_k": 0.8, "max_d": 2.0,
 }  # fmt: skip
@@ -97,7 +95,7 @@ def test_of_mixed_lags_the_range_judges_the_tokens_at_lag_zero() -> None:
 
 def test_of_mixed_lags_k3_at_lag_zero_comes_first() -> None:
     for values, first in ((MIXED, ["k3_kl(lag 0)", "k3_kl"]), ({"k3_kl": 5e-4, "tail_2": 0.0}, ["k3_kl", "max_abs_d"])):
-        rows = measures_at_a_glance(measure_groups({WHOLE: values}, [WHOLE], None), values)
+        rows = attribution.measures_at_a_glance(attribution.measure_groups({WHOLE: values}, [WHOLE], None), values)
         assert [row.name for row in rows][:2] == first
 
 
@@ -122,7 +120,6 @@ def test_no_token_of_any_lag_is_no_table_of_lags() -> None:
 
 
 def part_of(http: httpx.Client, run: SentRun, step: int) -> str:
-    """The part as text."""
     return html.unescape(http.get(f"/pages/runs/{run.id}/steps/{step}/corrections").raise_for_status().text)
 
 
@@ -171,8 +168,7 @@ def test_logged_norms_give_the_gradient_noise(http: httpx.Client, own_run: SentR
     assert "η = 1e-4 (the run's initial learning rate, because the step has none of its own)" in part
 
 
-def test_step_without_two_scores_has_a_text_instead_of_corrections(http: httpx.Client) -> None:
-    sender = start_run(http)
+def test_step_without_two_scores_has_a_text_instead_of_corrections(sender: Sender, http: httpx.Client) -> None:
     sender.put_shard(0, make_batch(trainer_log_probs=None)).raise_for_status()
     run = SentRun(sender.run, "a-run", "one score")
     assert "has no trainer/rollout" in part_of(http, run, 0)
@@ -181,8 +177,7 @@ def test_step_without_two_scores_has_a_text_instead_of_corrections(http: httpx.C
     assert "No token of this step" in part_of(http, run, 1)
 
 
-def test_turns_and_advantages_are_shown_if_logged(http: httpx.Client) -> None:
-    sender = start_run(http)
+def test_turns_and_advantages_are_shown_if_logged(sender: Sender, http: httpx.Client) -> None:
     tokens = make_batch().num_tokens
     batch = make_batch(turn=np.zeros(tokens, np.int16), advantage=np.ones(tokens, np.float32))
     sender.put_shard(0, batch).raise_for_status()

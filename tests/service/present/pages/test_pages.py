@@ -1,7 +1,5 @@
 """The pages over HTTP: what they show, what they say when there is nothing, and what they refuse."""
 
-from __future__ import annotations
-
 import html
 import re
 from dataclasses import replace
@@ -99,6 +97,8 @@ def test_run_without_a_step_has_texts_instead_of_plots(http: httpx.Client) -> No
 
 
 def test_a_step_shows_measures_neighbours_and_worst_tokens(site: Site) -> None:
+    assert "first step" in site.http.get(f"{site.run.address}/steps/1").text
+    assert "last step" in site.http.get(f"{site.run.address}/steps/12").text
     page = site.http.get(f"{site.run.address}/steps/5").raise_for_status().text
     assert re.search(
         r'<th scope="row">k3_kl</th>.*?[\d.]+e-5<br><span class="interval">range: [\d.]+e-5 to [\d.]+e-5<',
@@ -138,11 +138,6 @@ def test_step_says_what_changed_since_the_step_before(http: httpx.Client) -> Non
     assert row is not None
     assert [row[1], row[2]] == [number(each) for each in rewards[1:]]
     assert "token ids with the largest share of k3" in pages[4]
-
-
-def test_the_first_and_the_last_step_have_one_neighbour(site: Site) -> None:
-    assert "first step" in site.http.get(f"{site.run.address}/steps/1").text
-    assert "last step" in site.http.get(f"{site.run.address}/steps/12").text
 
 
 @pytest.mark.parametrize(
@@ -309,7 +304,7 @@ class TestSessions:
     def sign_in(self, http: httpx.Client, secret: str, next_path: str = "/") -> httpx.Response:
         return http.post("/login", data={"api_key": secret, "next": next_path})
 
-    def test_page_without_a_session_redirects_to_login_and_back(
+    def test_page_without_a_session_leads_to_login_and_back(
         self, http: httpx.Client, secrets: dict[Scope, str]
     ) -> None:
         answer = http.get("/runs/run_1?x=1")
@@ -423,14 +418,12 @@ def test_near_certificates_are_a_fact_of_the_page_and_the_report(http: httpx.Cli
         assert all((told in " ".join(text.split())) == (engine is certified) for text in texts)
 
 
-def test_link_chooses_the_run_in_its_dashboard() -> None:
-    settings = Settings(grafana_url="https://grafana.example/")
+def test_link_chooses_the_run_in_its_dashboard(site: Site) -> None:
     built = dashboard()
     assert "run" in [variable.name for variable in built.variables]
-    assert run_dashboard(settings, "run_1") == f"https://grafana.example/d/{built.uid}?var-run=run_1"
-
-
-def test_without_an_address_there_is_no_link(site: Site) -> None:
+    linked = run_dashboard(Settings(grafana_url="https://grafana.example/"), "run_1")
+    assert linked == f"https://grafana.example/d/{built.uid}?var-run=run_1"
+    # Without an address there is no link.
     assert run_dashboard(Settings(), "run_1") is None
     for path in (site.run.address, f"{site.run.address}/steps/5"):
         assert "Grafana" not in site.http.get(path).raise_for_status().text

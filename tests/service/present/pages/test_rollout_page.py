@@ -1,7 +1,5 @@
 """The page of a rollout: tokens as text, coloured by d, with every scorer's log-prob, by mouse and by keyboard."""
 
-from __future__ import annotations
-
 import html
 import re
 from dataclasses import replace
@@ -15,13 +13,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from foreshock.rollouts import RolloutBatch
 from foreshock.vocabulary import digest_of_texts
-from foreshock_service.present.pages.tokenizers import (
-    announced_names,
-    configured_vocabulary,
-    known_tokenizers,
-    texts_of,
-    unknown_in,
-)
+from foreshock_service.present.pages import tokenizers
 from tests.service.present.pages.browsing import Visit
 from tests.service.present.pages.conftest import SentRun, Site, rollouts
 from tests.service.sending import Sender, start_run
@@ -44,19 +36,12 @@ def long_rollout(tokens: int, d_at: int) -> RolloutBatch:
     mask = np.ones(tokens, np.uint8)
     mask[100:120] = 0
     return RolloutBatch(
-        sample_ids=[SAMPLE],
-        prompt_token_ids=np.array([3, 5, 7], np.int32),
-        prompt_offsets=np.array([0, 3]),
-        response_token_ids=random.integers(1, 100, tokens).astype(np.int32),
-        response_offsets=np.array([0, tokens]),
-        rollout_log_probs=behaviour,
-        trainer_log_probs=trainer,
-        response_mask=mask,
-        entropy=np.full(tokens, 0.5, np.float32),
-        turn=np.repeat(np.arange(4, dtype=np.int16), tokens // 4),
-        reward=np.array([1.0], np.float32),
-        attributes=rollouts(1, 0.1).attributes,
-    )
+        sample_ids=[SAMPLE], prompt_token_ids=np.array([3, 5, 7], np.int32), prompt_offsets=np.array([0, 3]),
+        response_token_ids=random.integers(1, 100, tokens).astype(np.int32), response_offsets=np.array([0, tokens]),
+        rollout_log_probs=behaviour, trainer_log_probs=trainer, response_mask=mask,
+        entropy=np.full(tokens, 0.5, np.float32), turn=np.repeat(np.arange(4, dtype=np.int16), tokens // 4),
+        reward=np.array([1.0], np.float32), attributes=rollouts(1, 0.1).attributes,
+    )  # fmt: skip
 
 
 def send(site: Site, key: str, batch: RolloutBatch) -> str:
@@ -114,9 +99,7 @@ def test_keyboard_moves_through_the_tokens(visit: Visit, site: Site, long_addres
 
 
 @pytest.mark.slow
-def test_turns_and_masked_tokens_are_marked_and_the_prompt_is_beside_them(
-    visit: Visit, site: Site, long_address: str
-) -> None:
+def test_turns_and_masked_tokens_are_marked_beside_the_prompt(visit: Visit, site: Site, long_address: str) -> None:
     page = visit.open(site.url, f"{long_address}#token-105")
     assert page.locator(".lines .masked").count() == 20
     assert "not sampled by the model" in page.locator(".rollout .token").inner_text()
@@ -169,14 +152,16 @@ def tokenizer_below(root: Path, name: str) -> None:
 
 def test_tokens_are_text_by_the_announced_tokenizer_of_the_configured_folder(tmp_path: Path) -> None:
     tokenizer_below(tmp_path, "owner/tiny")
-    vocabulary = configured_vocabulary(str(tmp_path), announced_names([{"tokenizer": "owner/tiny"}], None))
+    vocabulary = tokenizers.configured_vocabulary(
+        str(tmp_path), tokenizers.announced_names([{"tokenizer": "owner/tiny"}], None)
+    )
     assert vocabulary is not None
-    texts = texts_of(vocabulary, [0, 1, 9])
+    texts = tokenizers.texts_of(vocabulary, [0, 1, 9])
     assert texts == {0: " hello", 1: "world", 9: "‹9›"}
-    assert unknown_in(texts) == 1
-    assert announced_names([{}], "owner/tiny") == ["owner/tiny"]
+    assert tokenizers.unknown_in(texts) == 1
+    assert tokenizers.announced_names([{}], "owner/tiny") == ["owner/tiny"]
     (tmp_path / "owner/tiny/tokenizer.json").write_text('{"no": "tokenizer"}')
-    assert configured_vocabulary(str(tmp_path), ["owner/tiny"]) is None
+    assert tokenizers.configured_vocabulary(str(tmp_path), ["owner/tiny"]) is None
 
 
 def test_texts_are_those_that_a_worker_sent_and_ids_beyond_them_are_counted(site: Site) -> None:
@@ -213,6 +198,6 @@ def test_texts_are_those_that_a_worker_sent_and_ids_beyond_them_are_counted(site
 def test_name_of_a_tokenizer_never_becomes_a_path(tmp_path: Path, name: str) -> None:
     tokenizer_below(tmp_path / "root", "owner/tiny")
     tokenizer_below(tmp_path, "outside")
-    assert configured_vocabulary(str(tmp_path / "root"), [name]) is None
-    assert list(known_tokenizers(str(tmp_path / "root"))) == ["owner/tiny"]
-    assert known_tokenizers("") == {}
+    assert tokenizers.configured_vocabulary(str(tmp_path / "root"), [name]) is None
+    assert list(tokenizers.known_tokenizers(str(tmp_path / "root"))) == ["owner/tiny"]
+    assert tokenizers.known_tokenizers("") == {}

@@ -1,7 +1,5 @@
 """The page of a run as one file: opened from disk without a network, it shows what the service's page shows."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from tests.service.keys import make_key
 from tests.service.present.pages.browsing import Visit
 from tests.service.present.pages.conftest import STEPS, Fleet, SentRun, Site
 from tests.service.present.pages.fleet import KINDS
+from tests.service.sending import problem_of
 
 LARGEST_BYTES = 2_000_000
 
@@ -42,7 +41,7 @@ def traces_of(page: Page) -> dict[str, list[object]]:
     return found
 
 
-def test_file_shows_the_plots_of_the_page_without_a_network(
+def test_file_shows_the_plots_of_the_page_offline(
     visit: Visit, window: BrowserContext, site: Site, tmp_path: Path
 ) -> None:
     file = saved(site, site.replayed, tmp_path)
@@ -115,9 +114,7 @@ def lines_of(site: Site | Fleet, run_id: str, **query: object) -> list[str]:
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("query", [{}, {"whole": "true"}])
-def test_report_of_every_kind_of_run_says_its_diagnosis_within_its_width(
-    fleet: Fleet, name: str, query: dict[str, object]
-) -> None:
+def test_report_of_each_run_says_its_diagnosis_in_its_width(fleet: Fleet, name: str, query: dict[str, object]) -> None:
     found = fleet.get(name, "diagnosis")
     lines = lines_of(fleet, fleet.ids[name], **query)
     assert found["headline"] in lines
@@ -153,7 +150,7 @@ def test_report_of_a_step_has_its_measures_and_buckets(site: Site) -> None:
     assert header.split()[-4:] == ["|d|", "largest", "|d|", "tokens"]
     assert lines[-1].endswith(f"/steps/{STEPS}")
     missing = site.http.get(f"/pages/runs/{site.run.id}/text", params={"step": STEPS + 1})
-    assert (missing.status_code, missing.json()["type"]) == (404, "urn:foreshock:problem:step-not-found")
+    assert problem_of(missing) == (404, "step-not-found")
 
 
 def test_screen_counts_the_sentences_that_it_leaves_out() -> None:

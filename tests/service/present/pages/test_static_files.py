@@ -1,7 +1,5 @@
 """Static files: compressed, kept by their version, and only those that are named."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
