@@ -4,7 +4,8 @@ Tuning seeds are 0 … 999: thresholds were chosen on them. Locked seeds are use
 (only at the smallest size), 3,000 … 3,239, 4,000 … 4,239, 5,500 … 5,742, 6,000 … 6,242, 6,500 … 6,746, 8,000 … 8,246,
 and 5,000 … 5,065 only for faults. 7,000 … 7,746 were used in part and changed rules. 9,000 … 9,317 are in
 `results/doctor.txt`, 9,500 … 9,700 were used in part. 10,000 … 10,035 (parameters together), 10,100 … 10,346 and
-10,300 … 10,359 were used in part, as were 11,000 … 11,002, and 12,000 … 15,010. The next ones are 16,000 and beyond.
+10,300 … 10,359 were used in part, as were 11,000 … 11,002, 12,000 … 15,010 and, foreign ones only,
+16,000 … 16,045. The next ones are 17,000 and beyond.
 `--seed 0` runs tuning cases, `--only NAME` one fault, `--sizes 0` the smallest size of each. The undeclared cases have
 only the rollouts and two folders of weights. A replay of some rollouts counts as their share of the tokens, a decode
 counts twice.
@@ -33,7 +34,7 @@ from foreshock.doctor import Budget, DoctorReport, examine
 from foreshock.rollouts import BatchAttributes
 from foreshock_probes.doctor.experimenter import TorchExperimenter
 
-LOCKED = 16_000
+LOCKED = 17_000
 PAIRS = 30
 
 
