@@ -9,13 +9,14 @@ thirty hardly changes.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.healthy_ranges import LARGEST_OF_NUMERICS
+from foreshock.healthy_ranges import LARGEST_OF_NUMERICS, required_range
 from foreshock.lint.checks.pairs import NO_PAIRS, Pairs, PairsByGroup, if_invalid
 from foreshock.lint.checks.temperature import two_temperatures
 from foreshock.lint.checks.token_ids import by_token_id
@@ -26,7 +27,11 @@ from foreshock.measures.statistics.clusters import keys_of_texts
 from foreshock.rollouts.arrays import row_sums, take_rows
 from foreshock.rollouts.schema import are_log_probs
 
-_DIMENSIONS = ("turn", "position", "end_of_truncated", "end_of_stopped", "lag", "rollout", "data_source", "engine")
+_PLACES = ("turn", "position", "end_of_truncated", "end_of_stopped", "lag", "rollout", "data_source", "engine")
+# Lengths: of the prompt, and up to a token, with the prompt and without; summed only if k3 is large enough. The buckets
+# are 2^n steps of an octave.
+_STEPS = {"prompt_length": 5, "context": 2, "response": 2}
+_DIMENSIONS = (*_PLACES, *_STEPS)
 # The dimensions whose buckets are names, and their batch fields. The names are kept as examples.
 _NAMED = {"data_source": "data_sources", "engine": "engine_ids"}
 # Buckets of a dimension are 0 to 999; a key is 1000 times the dimension's number plus the bucket.
@@ -39,6 +44,9 @@ _UNCERTAIN = -0.1
 _FAR_FROM_END = 5
 # Under this name an example says that turns were derived from the mask.
 _OF_MASK = "turns_of_mask"
+_DENSE = required_range("k3_kl", "dense").warning
+assert _DENSE is not None
+_LEAST_K3 = _DENSE / 4.0
 # Half octaves above the median from which on a level is far above most.
 _HIGH = 4
 # A rollout is wrong inside if so many uncertain tokens come first, each with a |d| below a tenth of its mean. Of
@@ -56,10 +64,33 @@ class SumsByPlace(Table):
 
     COLUMNS = ("tokens", "uncertain", "rollouts", "groups", "k3", "roots")
 
+    @classmethod
+    def of_codes(cls, codes: Mapping[str, Ints], table: NDArray[np.float64], of_row: Ints, of_group: Ints) -> Self:
+        """Return the sums of S segments with the bucket `codes` [S] of each dimension; a code of −1 is left out.
+
+        `table` [S, 4] comes from `_sums_of_segments`; `of_row` and `of_group` number the rollout and the group of each
+        segment, from 0.
+        """
+        places = np.array(
+            [np.where(code < 0, -1, _WIDTH * _DIMENSIONS.index(name) + code) for name, code in codes.items()]
+        )
+        of_dimension, segment = np.nonzero(places >= 0)
+        keys, slots = np.unique(places[of_dimension, segment], return_inverse=True)
+        distinct = []
+        for numbers in (of_row, of_group):
+            width = int(numbers.max(initial=0)) + 1
+            distinct.append(np.bincount(np.unique(slots * width + numbers[segment]) // width, minlength=keys.size))
+        tokens, uncertain, k3, roots = (np.bincount(slots, column[segment], keys.size) for column in table.T)
+        return cls.of(keys, tokens, uncertain, *distinct, k3, roots)
+
     def of_dimension(self, dimension: str) -> tuple[Ints, NDArray[np.float64]]:
         """Return the buckets [B] of a dimension and their rows [B, 6]."""
         chosen = self.rows(self.keys // _WIDTH == _DIMENSIONS.index(dimension))
         return (chosen.keys % _WIDTH).astype(np.int64), chosen.values
+
+
+class SumsByLength(SumsByPlace):
+    """The sums by length, of the batches with a large k3."""
 
 
 class BegunInside(Table):
@@ -73,6 +104,7 @@ class Places(Counts):
     """Sums by place over an even sample of the rollouts."""
 
     sums: SumsByPlace = field(default_factory=SumsByPlace)
+    by_length: SumsByLength = field(default_factory=SumsByLength)
     begun_inside: BegunInside = field(default_factory=BegunInside)
 
     def add_batch(self, counting: Counting) -> None:
@@ -116,8 +148,11 @@ class Places(Counts):
             if (named := _codes_of_names(counting, name, rows)) is not None:
                 codes[name] = named[of_row]
         _, groups = np.unique(counting.group_keys[rows], return_inverse=True)
-        keys = [np.where(code < 0, -1, _WIDTH * _DIMENSIONS.index(name) + code) for name, code in codes.items()]
-        self.sums += _add_up(np.array(keys), table, of_row, groups[of_row])
+        self.sums += SumsByPlace.of_codes(codes, table, of_row, groups[of_row])
+        if table[:, 2].sum() > _LEAST_K3 * table[:, 0].sum():
+            prompts = np.diff(batch.prompt_offsets)[rows]
+            differences = _differences(behaviour[positions], target[positions], mask)
+            self.by_length += _sums_by_length(prompts, offsets, differences, groups)
 
     def across_steps(self) -> Self:
         """Return the sums without levels of rollouts, which are compared within a step only."""
@@ -192,9 +227,36 @@ def _sums_of_segments(keep: Bools, uncertain: Bools, d: NDArray[np.float64], sta
     return np.stack([*counts, *(np.add.reduceat(column, starts) for column in (k3, roots))], axis=1)
 
 
-def _octave(values: Ints) -> Ints:
+def _octave(values: Any) -> Ints:
     """Return 0 for 0, 1 for 1, 2 for 2 and 3, 3 for 4 to 7, and so on."""
-    return np.frexp(values.astype(np.float64))[1].astype(np.int64)
+    return np.frexp(np.asarray(values, np.float64))[1].astype(np.int64)
+
+
+def _sums_by_length(
+    prompts: Ints, offsets: Ints, differences: tuple[Bools, Bools, NDArray[np.float64]], groups: Ints
+) -> SumsByLength:
+    """Return the sums by length of rollouts with prompts of these lengths [N], of these groups [N]."""
+    at = np.arange(offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets))
+    context, response = _step_of(at + np.repeat(prompts, np.diff(offsets)), "context"), _step_of(at, "response")
+    starts = _starts(offsets, [context, response])
+    table = _sums_of_segments(*differences, starts)
+    starts, table = starts[table[:, 0] > 0], table[table[:, 0] > 0]
+    of_row = np.searchsorted(offsets, starts, "right") - 1
+    of_prompts = _step_of(prompts, "prompt_length")[of_row]
+    codes = {"prompt_length": of_prompts, "context": context[starts], "response": response[starts]}
+    return SumsByLength.of_codes(codes, table, of_row, groups[of_row])
+
+
+def _step_of(lengths: Any, dimension: str) -> Ints:
+    """Return the step of each length: the length itself at first, then so many for each octave."""
+    octaves = np.maximum(_octave(lengths) - 1 - _STEPS[dimension], 0)
+    return np.asarray((octaves << _STEPS[dimension]) + (lengths >> octaves))
+
+
+def _first_of_step(steps: Any, dimension: str) -> Ints:
+    """Return the least length of each step."""
+    octaves = np.maximum((steps >> _STEPS[dimension]) - 1, 0)
+    return np.asarray((steps - (octaves << _STEPS[dimension])) << octaves)
 
 
 def _levels(table: NDArray[np.float64], of_row: Ints, rows: int) -> Ints:
@@ -219,22 +281,6 @@ def _codes_of_names(counting: Counting, dimension: str, rows: Ints) -> Ints | No
     return np.array([codes[name] for name in names], np.int64)
 
 
-def _add_up(places: Ints, table: NDArray[np.float64], of_row: Ints, of_group: Ints) -> SumsByPlace:
-    """Return the sums of S segments with the keys `places` [D, S]; a key of −1 is left out.
-
-    `table` [S, 4] comes from `_sums_of_segments`; `of_row` and `of_group` number the rollout and the group of each
-    segment, from 0.
-    """
-    of_dimension, segment = np.nonzero(places >= 0)
-    keys, slots = np.unique(places[of_dimension, segment], return_inverse=True)
-    distinct = []
-    for numbers in (of_row, of_group):
-        width = int(numbers.max(initial=0)) + 1
-        distinct.append(np.bincount(np.unique(slots * width + numbers[segment]) // width, minlength=keys.size))
-    tokens, uncertain, k3, roots = (np.bincount(slots, column[segment], keys.size) for column in table.T)
-    return SumsByPlace.of(keys, tokens, uncertain, *distinct, k3, roots)
-
-
 # The part has this share of all k3, and a mean this many times that of the rest: in k3, and in (mean √|d|)².
 _SHARE, _TIMES, _TIMES_OF_ROOTS = 0.6, 10.0, 3.0
 _MOST_TOKENS_SHARE, _LEAST_UNCERTAIN, _LEAST_GROUPS = 0.9, 20, 3
@@ -242,7 +288,10 @@ _MOST_ROLLOUTS = 0.6
 _MOST_ROLLOUTS_NAMED = 12
 # Rollouts with this share of the tokens of their prompts are all those of these prompts.
 _NEARLY_ALL = 0.9
-_BY_CHANCE = 1e-3
+_BY_CHANCE = 2e-3
+# A length is named instead of another place if it separates the tokens so many times as well, or nearly as well as the
+# rollouts, which are chosen by their own k3.
+_BETTER, _AS_ROLLOUTS = 1.1, 0.9
 # Rollouts differ a lot in healthy runs. Affected rollouts stand apart: few others have a level within a factor of 2.8
 # in |d| below theirs, such as rollouts of which only the last tokens are affected.
 _GAP, _BETWEEN = 3, 0.25
@@ -260,6 +309,7 @@ _STATE_BEFORE = (
     "missing), or a cache of the prompt made with other weights."
 )
 _HINTS = {
+    "prompt_length": " One side may cut prompts, or pad them in another way.",
     "turn": " Look at what the trainer sees between turns: text that is tokenised again, other templates.",
     "engine": " Compare what this engine holds, and how it was started, with the others.",
     "lag": " What grows with the lag is staleness and not numerics.",
@@ -298,10 +348,17 @@ class _Part:
     k3_of_rest: float
     share: float
     share_of_tokens: float
+    separation: float  # how much likelier √|d| is by two exponential distributions than by one, in nats
 
     @property
     def times(self) -> float:
         return self.k3 / max(self.k3_of_rest, 1e-9)
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """The least and the largest length of a part by length."""
+        first = _first_of_step(np.array([self.low, self.high + 1]), self.dimension)
+        return int(first[0]), int(first[1]) - 1
 
 
 def _check(judging: Judging) -> Outcome:
@@ -313,17 +370,18 @@ def _check(judging: Judging) -> Outcome:
         return of_ids
     # A single rollout is a place if the step is beyond its range by it.
     of_rollouts = 1 if judging[Pairs].mean_k3 > healthy else _LEAST_GROUPS
-    least = dict.fromkeys(_DIMENSIONS, _LEAST_GROUPS) | {"rollout": of_rollouts}
-    found = [part for name in _DIMENSIONS for part in _parts(sums, name, least[name]) if part.k3 > healthy]
+    least = dict.fromkeys(_PLACES, _LEAST_GROUPS) | {"rollout": of_rollouts}
+    found = [part for name in _PLACES for part in _parts(sums, name, least[name]) if part.k3 > healthy]
     best = max(found, key=lambda part: (part.share >= 0.9, part.times * part.share), default=None)
     if best is not None and best.dimension == "rollout":
         # Prefer a data source or an engine that names the same rollouts.
         named = (part for part in found if part.dimension in _NAMED and part.share >= 0.9 * best.share)
         best = max(named, key=lambda part: part.share, default=best)
+    best = _by_length(best, judging) or best
     if best is None:
         return _trend(sums, "lag", healthy) or _trend(sums, "position", healthy) or Clean()
     hint = _HINTS.get(best.dimension, "")
-    if best.dimension == "position" and best.high == best.last:
+    if best.dimension in ("position", "context", "response") and best.high == best.last:
         hint = _OF_LATE_TOKENS
     title = (
         f"k3 averages {format_number(best.k3)} {_words(best, judging)}, and {format_number(best.k3_of_rest)} elsewhere"
@@ -335,8 +393,7 @@ def _check(judging: Judging) -> Outcome:
     if best.dimension == "rollout":
         where = _rollouts_of(best, judging)
         seen += f" It is {where[0].sample_id}." if len(where) == best.rollouts == 1 else ""
-        prompts, of_prompts = _prompts_of(best, judging[Pairs].by_group, where)
-        title, seen = title + prompts, seen + of_prompts
+        title += _prompts_of(best, judging[Pairs].by_group, where)
         begun = judging[Places].begun_inside
         inside = int(begun.values[(begun.keys >= best.low) & (begun.keys <= best.high)].sum())
         if inside >= max(_LEAST_INSIDE, _MOSTLY_INSIDE * best.rollouts):
@@ -349,11 +406,31 @@ def _check(judging: Judging) -> Outcome:
     elif isinstance(two_temperatures(judging), Finding):
         seen += " It looks like another temperature there."
     numbers = {"k3": best.k3, "k3_elsewhere": best.k3_of_rest, "tokens": best.tokens, "share_of_k3": best.share}
-    numbers |= {f"{best.dimension}_from": float(best.low), f"{best.dimension}_to": float(best.high)}
+    ends = best.lengths if best.dimension in _STEPS else (best.low, best.high)
+    numbers |= {f"{best.dimension}_from": float(ends[0]), f"{best.dimension}_to": float(ends[1])}
     remedy = f"{hint.strip()} {_TO_DOCTOR}" if hint else ""
     if best.dimension == "lag":
         remedy = _OF_STALENESS if best.high == best.last else ""
     return Finding("warning", seen, numbers, where=where, title=title, remedy=remedy)
+
+
+def _by_length(best: _Part | None, judging: Judging) -> _Part | None:
+    """Return the part by a length that separates the tokens better than `best`, the best of other places."""
+    sums, prompts = judging[Places].by_length, judging[Pairs].by_group.column("prompt_tokens")
+    names = _STEPS if prompts.min(initial=np.inf) < prompts.max(initial=0) else ("response",)
+    parts = [part for name in names for part in _parts(sums, name, _LEAST_GROUPS) if part.k3 > judging.healthy_k3]
+    # A position in the response needs no prompts to explain it.
+    found = max(
+        parts, key=lambda part: part.separation * (_BETTER if part.dimension == "response" else 1.0), default=None
+    )
+    if found is None or (best is not None and found.share < _NEARLY_ALL * best.share):
+        return None
+    if found.dimension == "prompt_length":
+        inside = int(((prompts >= found.lengths[0]) & (prompts <= found.lengths[1])).sum())
+        if math.comb(prompts.size, inside) * _BY_CHANCE < 1.0:
+            return None
+    times = 0.0 if best is None else _AS_ROLLOUTS if best.dimension == "rollout" else _BETTER
+    return found if best is None or found.separation > times * best.separation else None
 
 
 def _rollouts_of(part: _Part, judging: Judging) -> tuple[Example, ...]:
@@ -362,23 +439,16 @@ def _rollouts_of(part: _Part, judging: Judging) -> tuple[Example, ...]:
     return tuple(kept)[:_MOST_ROLLOUTS_NAMED]
 
 
-def _prompts_of(part: _Part, groups: PairsByGroup, where: tuple[Example, ...]) -> tuple[str, str]:
-    """Return the prompts of the part's rollouts in words, if these prompts have few other rollouts, and what they have
-    in common."""
+def _prompts_of(part: _Part, groups: PairsByGroup, where: tuple[Example, ...]) -> str:
+    """Return the prompts of the part's rollouts in words, if these prompts have few other rollouts."""
     tokens, k3 = groups.column("tokens"), groups.column("k3")
     affected = k3 > math.sqrt(part.k3 * max(part.k3_of_rest, 1e-9)) * np.maximum(tokens, 1)
     count, share = int(affected.sum()), float(tokens[affected].sum() / max(tokens.sum(), 1))
     if count == tokens.size or count >= part.rollouts or part.share_of_tokens < _NEARLY_ALL * share:
-        return "", ""
+        return ""
     names = sorted({each.text for each in where if each.text})
     named = f" ({', '.join(names)}{', …' if len(names) < count else ''})" if names else ""
-    lengths = groups.column("prompt_tokens")
-    are_longest = lengths == lengths.max()
-    common = ""
-    by_chance = math.comb(int(are_longest.sum()), count) / math.comb(lengths.size, count)
-    if are_longest[affected].all() and by_chance < _BY_CHANCE:
-        common = f" Their prompts are the longest ones, of {int(lengths.max()):,} tokens: one side may cut prompts."
-    return f": all those of {count} prompt{'s' if count > 1 else ''}{named}", common
+    return f": all those of {count} prompt{'s' if count > 1 else ''}{named}"
 
 
 def _trend(sums: SumsByPlace, dimension: str, healthy: float) -> Finding | None:
@@ -491,7 +561,7 @@ def _part(
 ) -> _Part | None:
     inside = table[start:stop].sum(axis=0)
     # A group may be in several buckets: the largest number in one bucket is a lower bound.
-    groups = inside[3] if dimension == "rollout" else table[start:stop, 3].max()
+    groups = inside[3] if dimension in ("rollout", "prompt_length") else table[start:stop, 3].max()
     outside = everything - inside
     tokens, uncertain, k3, roots = inside[0], inside[1], inside[4], inside[5]
     if (
@@ -509,9 +579,13 @@ def _part(
     roots_rest = (max(outside[5], 0.0) / outside[1]) ** 2
     if share < _SHARE or k3 / tokens < _TIMES * rest or (roots / uncertain) ** 2 < _TIMES_OF_ROOTS * roots_rest:
         return None
+    of_all, of_inside, of_rest = (
+        count * math.log(max(total / count, 1e-9))
+        for _, count, _, _, _, total in (everything, inside, np.maximum(outside, 0.0))
+    )
     return _Part(
         dimension, int(buckets[start]), int(buckets[stop - 1]), int(buckets[-1]), tokens, inside[2], k3 / tokens, rest,
-        share, tokens / everything[0],
+        share, tokens / everything[0], of_all - of_inside - of_rest,
     )  # fmt: skip
 
 
@@ -531,6 +605,14 @@ def _words(part: _Part, judging: Judging) -> str:
         if high == part.last:
             return f"from {about}token {first} of a response on"
         return f"at {about}the first {last + 1} tokens of a response"
+    if part.dimension in _STEPS:
+        least, most = part.lengths
+        to_the_end = high == part.last
+        if part.dimension == "prompt_length":
+            which = f"longer than about {least - 1}" if to_the_end else f"of at most about {most}"
+            return f"in the {int(part.rollouts):,} rollouts with prompts {which} tokens"
+        of = "a response" if part.dimension == "response" else "the context (prompt included)"
+        return f"from about token {least} of {of} on" if to_the_end else f"at about the first {most + 1} tokens of {of}"
     if part.dimension == "rollout":
         return "in 1 rollout" if part.rollouts == 1 else f"in {int(part.rollouts):,} rollouts"
     if part.dimension in _NAMED:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foreshock.lint import LintEvidence, collect_evidence, lint_batch
+from foreshock.lint import LintEvidence, collect_evidence, lint_batch, run_checks
 from foreshock.lint.checks.places import Places, turns_of_mask
 from foreshock.lint.checks.token_ids import TokenIds
 from foreshock.rollouts import BatchAttributes, RolloutBatch
@@ -124,17 +124,44 @@ def test_rollouts_that_go_wrong_inside_are_told_from_those_that_are_wrong_from_t
     assert "inside" not in only(lint_batch(off(batch, some, 2.0)), "mismatch_by_place").seen
 
 
-@pytest.mark.parametrize("longest", [True, False])
-def test_prompts_that_are_the_longest_are_named_so(longest: bool) -> None:
-    batch = healthy_batch(3, Policy(sharpness=2.0), groups=32, per_group=8)
-    group = np.arange(batch.num_rollouts) // 8
-    lengths = np.where((group % 4 == 1) & longest, 14, 5 + group % 3)
-    ids = np.repeat(group, lengths).astype(np.int32)
-    prompts = {"prompt_token_ids": ids, "prompt_offsets": np.r_[0, np.cumsum(lengths)]}
-    cut = off(replace(batch, **prompts), lambda each: (group % 4 == 1)[rows(each)])
-    found = only(lint_batch(cut), "mismatch_by_place")
-    assert "all those of 8 prompts" in found.title
-    assert ("the longest ones, of 14 tokens" in found.seen) == longest
+def with_prompts(lengths: Any, **sizes: int) -> RolloutBatch:
+    """Return a healthy batch of prompts of these lengths, 8 rollouts of each."""
+    batch = healthy_batch(3, Policy(sharpness=2.0), groups=len(lengths), per_group=8, **sizes)
+    of_rollouts = np.repeat(np.asarray(lengths), 8)
+    ids = np.repeat(np.arange(batch.num_rollouts) // 8, of_rollouts).astype(np.int32)
+    return replace(batch, prompt_token_ids=ids, prompt_offsets=np.r_[0, np.cumsum(of_rollouts)])
+
+
+def prompts_of(batch: RolloutBatch) -> Any:
+    return np.repeat(np.diff(batch.prompt_offsets), batch.response_lengths)
+
+
+VARIED = 4 + np.arange(32) * 7 % 23
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        (lambda each: prompts_of(each) > 12, "rollouts with prompts longer than about 12 tokens, and"),
+        (lambda each: prompts_of(each) <= 9, "rollouts with prompts of at most about 9 tokens, and"),
+        (
+            lambda each: prompts_of(each) + positions(each) >= 40,
+            "from about token 40 of the context (prompt included) on",
+        ),
+        (lambda each: positions(each) >= 20, "from about token 20 of a response on"),
+        (lambda each: (rows(each) // 8) % 5 == 1, "56 rollouts, and 1.3e−4 elsewhere: all those of 7 prompts"),
+    ],
+)
+def test_length_that_separates_best_is_named(where: Where, words: str) -> None:
+    batch = off(with_prompts(VARIED, longest=60), where)
+    assert words in only(lint_batch(batch), "mismatch_by_place").title
+    parts = [collect_evidence(batch.select(np.arange(part, 256, 3))) for part in range(3)]
+    assert words in only(run_checks(reduce(LintEvidence.merge, parts)), "mismatch_by_place").title
+
+
+def test_prompts_of_one_length_are_not_told_by_it() -> None:
+    batch = off(with_prompts([14] * 32), lambda each: (rows(each) // 8) % 4 == 1)
+    assert "all those of 8 prompts" in only(lint_batch(batch), "mismatch_by_place").title
 
 
 def test_rise_with_lag_is_staleness() -> None:
