@@ -237,7 +237,6 @@ def _theta_of_trainer(model: Any) -> None:
 
 
 _PENALTY = "as by a repetition, presence or frequency penalty"
-_EMBEDDINGS = "depart first at the embeddings"
 
 PLANTED: dict[str, Planted] = {
     each.name: each
@@ -337,7 +336,7 @@ PLANTED: dict[str, Planted] = {
             place="depart first at layers.2",
             tensors=_of("layers.2.self_attn.o_proj", _stale_half),
         ),
-        Planted("stale embeddings", (), place=_EMBEDDINGS, tensors=_of("embed_tokens", _stale)),
+        Planted("stale embeddings", (), place="depart first at embeddings", tensors=_of("embed_tokens", _stale)),
         Planted(
             "adapter not delivered",
             ("other_weights", "update_scaled", "part_of_weights"),
