@@ -18,7 +18,7 @@ from foreshock.environment import Environment
 
 DOCUMENT: Final = Path(__file__).resolve().parents[1] / "docs" / "registry.md"
 _BLOCK: Final = re.compile(r"(<!-- registry -->\n).*?(<!-- end of registry -->)", re.DOTALL)
-_HEADER: Final = ("model", "M", "dtype", "k3", "floor", "releases", "equal")
+_HEADER: Final = ("model", "M", "dtype", "k3", "floor", "equal")
 
 
 def current_text() -> str:
@@ -33,8 +33,8 @@ def registry_table(found: Sequence[Certificate]) -> str:
     blocks = []
     for where, of_hardware in groupby(ordered, _where):
         rows = [_row(list(of_line)) for _, of_line in groupby(of_hardware, _line)]
-        blocks += [f"{where}:", "", "```", *(each.rstrip() for each in table(_HEADER, rows, left=(0, 2))), "```"]
-    return "\n".join(blocks)
+        blocks += [f"{where}:", "", "```", *(each.rstrip() for each in table(_HEADER, rows, left=(0, 2))), "```", ""]
+    return "\n".join(blocks[:-1])
 
 
 def _row(found: Sequence[Certificate]) -> list[str]:
@@ -42,7 +42,7 @@ def _row(found: Sequence[Certificate]) -> list[str]:
     size, dtype = newest.rows[0].sizes[0], _line(newest)[2]
     equal = max(Counter(map(_numbers, found)).values())
     sizes = [f"{newest.parameters / 1e6:.1f}", dtype, number(size.k3), number(size.floor)]
-    return [newest.model, *sizes, str(len(found)), str(equal)]
+    return [newest.model, *sizes, f"{equal}/{len(found)}"]
 
 
 def _numbers(certificate: Certificate) -> tuple[float, ...]:

@@ -16,8 +16,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from benchmarks.certify.models import model_of
 from benchmarks.certify.releases import ENVIRONMENTS, PACKAGE
@@ -93,7 +95,23 @@ def _certify_sglang(model: Path, dtype: str, out: Path) -> None:
         with running_sglang(model, Path(folder) / "server.log", *options) as server:
             words = ["--engine", *SGLANG, *trainer, *(f"trainer/{each}" for each in SGLANG), "--against", str(against)]
             servers = {"FORESHOCK_ENGINE_SERVERS": f"sglang={server.base_url}"}
-            _keep(_certified(sys.executable, model, words, **servers), out)
+            _keep(_of_this_machine(_certified(sys.executable, model, words, **servers)), out)
+
+
+def _of_this_machine(certificate: Certificate) -> Certificate:
+    """Return the certificate of a server that ran here with the hardware in its fingerprints, which it does not know.
+
+    The folder of the model is left out.
+    """
+    trainer = certificate.fingerprints["trainer base"]
+    hardware = {name: trainer[name] for name in ("device_name", "cpu_isa", "driver", "library_versions")}
+    kernels = {name: trainer["flags"][name] for name in ("cpu_features", "mkl_kernels")}
+    found: dict[str, Any] = {"trainer base": trainer}
+    for name in SGLANG:
+        server = certificate.fingerprints[name]
+        flags = {name: each for name, each in server["flags"].items() if name != "model"}
+        found[name] = {**server, **hardware, "flags": flags | kernels}
+    return replace(certificate, fingerprints=found)
 
 
 def _certified(python: str, model: Path, words: Sequence[str], **variables: str) -> Certificate:

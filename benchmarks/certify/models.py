@@ -47,9 +47,9 @@ def model_of(name: str, folder: Path, seed: int) -> Path:
 
     `name`: a kind, with "-trained" if it is, or with "-lora" for an adapter of it.
     """
-    made = folder / f"{name}-{seed}"
+    made = folder / name
     if not made.exists():
-        temporary = folder / f"{name}-{seed}.part"
+        temporary = folder / f"{name}.part"
         kind, _, how = name.partition("-")
         if how == "lora":
             _save_adapter(model_of(kind, folder, seed), temporary, seed)
