@@ -1,7 +1,8 @@
 """Tokens that the model did not sample, such as an appended end or a forced `</think>`, and that are not masked.
 
 If log μ is that of the sampler, a token is some id i with μ(i) ≤ ε with a chance of at most ε, whatever came before. Of
-T tokens at most T·ε are expected, and Freedman's bound limits the chance of more, for each id and level ε.
+T tokens at most T·ε are expected, and Chernoff's bound limits the chance of more. That any id has so many is 1/ε times
+as likely at most: the chances of all ids add up to 1 at each token. At first tokens T is the number of rollouts.
 """
 
 from __future__ import annotations
@@ -24,14 +25,13 @@ from foreshock.lint.judging import FALSE_ALARM, Check, Clean, Finding, Judging, 
 from foreshock.rollouts.schema import LEAST_LOG_PROB
 
 _LEVELS = np.array([-4.0, -6.0, -8.0, -10.0, -14.0])  # log ε
-_LARGEST_VOCABULARY = 1 << 20
-_LOG_CHANCE = math.log(FALSE_ALARM / (_LEVELS.size * _LARGEST_VOCABULARY))
+_LOG_CHANCE = math.log(FALSE_ALARM / (2 * _LEVELS.size))  # of all tokens, and of first ones
 _LEAST_TOKENS, _ROLLOUTS_SHARE, _TOKENS_SHARE = 8, 0.05, 0.01
 _MOST_ROWS, _IDS_NAMED = 32, 4
 # Without the tokens that were not sampled, −log μ is at most so many times the entropy.
 _EXPLAINED = 1.05
 _OTHER = "log μ may not be the sampling distribution"
-# The key of the row of all tokens; the key of another row is its id times the number of levels, plus the level.
+# The key of the row of all tokens and rollouts; that of another is its id times the number of levels, plus the level.
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
@@ -64,19 +64,25 @@ class Unlikely(Table):
         return self.rows(np.sort(ranked[: _MOST_ROWS + 1]))
 
     @property
-    def expected(self) -> NDArray[np.float64]:
-        """T·ε of each row, the largest expected number of tokens."""
-        levels = np.where(self.keys == _ALL, 0.0, _LEVELS[(self.keys % np.uint64(_LEVELS.size)).astype(np.int64)])
-        tokens = self.column("tokens")[self.keys == _ALL].sum()
-        found: NDArray[np.float64] = np.maximum(tokens * np.exp(levels), 1e-300)
+    def levels(self) -> NDArray[np.float64]:
+        """log ε of each row."""
+        found: NDArray[np.float64] = _LEVELS[(self.keys % np.uint64(_LEVELS.size)).astype(np.int64)]
         return found
 
     @property
+    def expected(self) -> NDArray[np.float64]:
+        """T·ε of each row, the largest expected number of tokens."""
+        of_all = self.keys == _ALL
+        tokens, rollouts = (self.column(name)[of_all].sum() for name in ("tokens", "rollouts"))
+        of_row = np.where(self.column("first") == self.column("tokens"), rollouts, tokens)
+        return np.asarray(np.maximum(of_row * np.exp(self.levels), 1e-300))
+
+    @property
     def log_chances(self) -> NDArray[np.float64]:
-        """The bound of the log-probability of so many tokens (Freedman 1975), 0 for no more than expected."""
+        """The bound of the log-probability that any id has so many tokens; 0 for no more than expected."""
         tokens, expected = self.column("tokens"), self.expected
-        excess = tokens - expected - tokens * np.log(np.maximum(tokens, 1.0) / expected)
-        return np.where(tokens > expected, excess, 0.0)
+        excess = tokens - expected - tokens * np.log(np.maximum(tokens, 1.0) / expected) - self.levels
+        return np.where(tokens > expected, np.minimum(excess, 0.0), 0.0)
 
     def not_sampled(self, rollouts: int) -> NDArray[np.int64]:
         """Return the significant rows, the least likely one of each id, the least likely id first."""
@@ -117,9 +123,8 @@ class UnlikelyTokens(Counts):
         fresh[np.unique(keys * batch.num_rollouts + rows, return_index=True)[1]] = 1.0
         log_probs, at = mu[places].astype(np.float64), places - begins
         columns = (np.ones(keys.size), fresh, log_probs, at == 0, places + 1 == ends, before_masked, log_probs, at, -at)
-        everything = Unlikely(
-            np.array([_ALL]), np.array([[batch.generated_lengths.sum(), *[0.0] * (len(Unlikely.COLUMNS) - 1)]])
-        )
+        counts = [batch.generated_lengths.sum(), batch.num_rollouts, *[0.0] * (len(Unlikely.COLUMNS) - 2)]
+        everything = Unlikely(np.array([_ALL]), np.array([counts]))
         self.table = everything + Unlikely.of(keys, *columns)
         for row in self.table.not_sampled(batch.num_rollouts)[:1].tolist():
             for place in places[keys == self.table.keys[row]][:3].tolist():
@@ -161,9 +166,9 @@ def _check(judging: Judging) -> Outcome:
     tokens, token_id, at_most = int(of_id["tokens"]), int(ids[0]), format_number(float(_LEVELS[levels[0]]))
     expected = float(table.expected[found[0]])
     where = {
+        ", each time at the first token": of_id["first"] == tokens,
         ", each time before masked tokens": of_id["before_masked"] == tokens,
         ", each time at the end of the response": of_id["last"] == tokens,
-        ", each time at the first token": of_id["first"] == tokens,
         f", each time at token {of_id['position']:.0f} of the response": of_id["position"] == -of_id["minus_position"],
     }
     named = ", ".join(map(str, ids[1 : _IDS_NAMED + 1].tolist()))

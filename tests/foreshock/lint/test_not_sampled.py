@@ -56,6 +56,15 @@ def test_forced_token_before_tool_output_and_at_one_position_are_told() -> None:
     assert "each time before masked tokens" in only(masked, NAME).seen
 
 
+def test_first_tokens_are_compared_with_the_number_of_rollouts() -> None:
+    batch = healthy_batch(1, longest=60)
+    few = np.arange(0, 128, 4)
+    found = only(lint_batch(forced(batch, batch.response_offsets[few], -7.0)), NAME)
+    assert "each time at the first token; at most" in found.seen
+    assert found.evidence["expected"] < 1.001 * 128 * np.exp(-6)
+    assert NAME not in {each.name for each in lint_batch(forced(batch, ends(batch)[few], -7.0)).warnings}
+
+
 def test_masked_tokens_are_no_finding() -> None:
     batch = healthy_batch(1)
     mask = np.ones(batch.num_tokens, np.uint8)
