@@ -1,8 +1,9 @@
 """Judge checks: each from the evidence and, if it depends on them, from the outcomes of others.
 
 A healthy run of a thousand steps should give no warning. Checks for a pattern that sampling cannot produce (a copied
-column, one dropped id, a rounded type) have a negligible chance of a false alarm. The four that test a number
-(surprisal, mean ratio, shift, duplicates) have a chance of FALSE_ALARM per step, and also require a minimum effect.
+column, one dropped id, a rounded type) have a negligible chance of a false alarm. The five that test a number
+(surprisal, mean ratio, shift, duplicates, tokens not sampled) have a chance of FALSE_ALARM per step, and also require a
+minimum effect.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from foreshock.severity import Severity
 
 _Kind = TypeVar("_Kind", bound=Counts)
 
-# The chance of a false alarm of one statistical check at a healthy step. Four checks over 1000 steps: 0.4 %.
+# The chance of a false alarm of one statistical check at a healthy step. Five checks over 1000 steps: 0.5 %.
 FALSE_ALARM = 1e-6
 # With fewer groups Student's t has no power at such small chances.
 LEAST_GROUPS = 4
