@@ -94,11 +94,19 @@ def _reversed(compared: Compared, log_probs: Float64) -> Float64 | None:
     return np.asarray(log_probs[offsets[:-1][compared.rows] + lengths - 1 - compared.position])
 
 
+_SHORT, _FEW = 2, 0.1
+"""Tokens of a short rollout, and the largest share of all tokens that those have together."""
+
+
 def _permuted(compared: Compared, log_probs: Float64) -> Float64 | None:
-    """Give each rollout the log-probs of the rollout of the same length that its logged ones fit best."""
+    """Give each rollout the log-probs of the rollout of the same length that its logged ones fit best.
+
+    One or two values fit some rollout of many by chance: so short ones count only if they are few.
+    """
     offsets = compared.batch.response_offsets
     lengths, found = np.diff(offsets), log_probs.copy()
-    for length in np.unique(lengths[lengths > 2]).tolist():
+    are_few = lengths[lengths <= _SHORT].sum() <= _FEW * lengths.sum()
+    for length in np.unique(lengths[lengths > (0 if are_few else _SHORT)]).tolist():
         rows = np.flatnonzero(lengths == length)
         places = offsets[rows][:, None] + np.arange(length)
         distance = np.abs(compared.logged[places][:, None] - log_probs[places][None]).mean(axis=2)

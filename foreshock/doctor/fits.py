@@ -93,6 +93,10 @@ def fitted(names: Sequence[str], fitting: Fitting, base: Sampling) -> Sampling |
     return found
 
 
+_AROUND_ONE, _OFF_ONE = ("temperature", "repetition", "repetition_of_response"), 0.005
+"""Parameters that are 1 where they change nothing, and the least distance from 1 that is worth a name."""
+
+
 def selected(fitting: Fitting, base: Sampling) -> tuple[str, ...]:
     """Return the parameters that together explain the logged log-probs best, the first alone explains most.
 
@@ -106,8 +110,9 @@ def selected(fitting: Fitting, base: Sampling) -> tuple[str, ...]:
         heated = FITS["temperature"](fitting, found)
         if heated is not None:
             others, other = _chosen(fitting, coarse, heated, ("temperature",))
-            names = others if fitting.gap(other) < _CLEARLY_LESS * fitting.gap(best) else names
-    return names
+            if fitting.gap(other) < _CLEARLY_LESS * fitting.gap(best):
+                names, best = others, other
+    return tuple(each for each in names if each not in _AROUND_ONE or abs(getattr(best, each) - 1.0) >= _OFF_ONE)
 
 
 def _chosen(

@@ -129,6 +129,12 @@ def test_a_bias_of_each_id_is_found() -> None:
     assert compared.gap(found.log_probs(LOGITS, compared)) < 1e-4
 
 
+def test_a_temperature_of_1_is_not_named_beside_another_parameter() -> None:
+    values = _compared(Sampling(biases=((3, 1.0),), temperature=1.002)).logged
+    names = selected(Fitting(LOGITS, Compared.of(BATCH, values.astype(np.float32))), Sampling())
+    assert "temperature" not in names
+
+
 def test_noise_and_one_parameter_choose_no_further_ones() -> None:
     noise = np.random.default_rng(4).normal(0, 0.01, BATCH.num_tokens)
     for sampling in (Sampling(), Sampling(temperature=0.8)):
