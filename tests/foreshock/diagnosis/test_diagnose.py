@@ -702,9 +702,10 @@ def test_the_cause_has_room_in_the_headline() -> None:
         assert len(found.headline) <= 160
 
 
-def test_a_run_with_many_aborted_responses_is_not_healthy() -> None:
+@pytest.mark.parametrize("name", ["aborted_responses", "tokens_not_sampled", "same_response"])
+def test_a_run_with_a_fault_of_the_data_is_not_healthy(name: str) -> None:
     aborted = DiagnosisCause(
-        name="aborted_responses",
+        name=name,
         title="35 % of the responses were ended by an abort",
         sentence="",
         source="lint",
