@@ -39,7 +39,7 @@ def _check(judging: Judging) -> Outcome:
 SAME_RESPONSE = Check(
     "same_response",
     "most responses are the same text, whatever the prompt",
-    "The mismatch is that of one text, and the policy has stopped to answer its prompts.",
+    "The mismatch is that of one text, and the policy no longer answers its prompts.",
     "Read some responses. Look for a reward that one text satisfies (reward hacking), at the entropy bonus and the KL "
     "penalty, and check that the engine receives the prompts.",
     _check,
