@@ -112,6 +112,10 @@ def diagnose(history: History) -> Diagnosis:
         if story[0].rule in REWARD_RULES and (signal := signal_of(story[0], told)) is not None:
             since = min(since, int(signal.evidence["first_step"]))
         clauses = clauses_of_alerts(story[0], grave, history, told)
+        fault = _proven_fault(told)
+        if fault is not None and verdict == "warning" and family_of(story[0].rule, story[0].evidence) == "length":
+            # Lengths are told after what is wrong with the data.
+            clauses, since = [fault.title, *clauses], min(since, int(fault.evidence.get("first_step", since)))
         # Single steps that are over have dates of their own; their alerts wait for some more healthy steps.
         is_past = is_over(story[0], history, told) and history.odd is not None and not history.odd.recur
         when = "" if is_past else f" since step {since}"

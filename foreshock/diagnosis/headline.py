@@ -79,10 +79,11 @@ def fitted(start: str, clauses: Sequence[str], last: int | None = None) -> str:
     kept = {0: _shortened(told[0], room)}
     room -= len(kept[0])
     for place in order:
-        # What stands in parentheses may be left out, that the data show it, and a second cause.
+        # What stands in parentheses may be left out, that the data show it, a second cause, and what is added by "and".
         bare = told[place].removeprefix("the data show: ")
         one = told[place].partition("; ")[0]
         forms = [form for each in (told[place], bare, one) for form in (each, _LAST_PARENTHESES.sub("", each))]
+        forms.append(one.removeprefix("the data show: ").partition(", and ")[0])
         forms.append(_NEAR_BEST.sub(r"the reward is \1", told[place]))
         clause = next((each for each in forms if len(each) + 2 <= room), forms[0])
         if len(clause) + 2 <= room:

@@ -38,7 +38,7 @@ def growing_lag(history: History) -> tuple[DiagnosisCause, ...]:
     follows = grown >= _K3_TIMES * was
     # The steps between the run's first ones and the newest are not known.
     is_exact = steps[since] <= steps[since - 1] + NEWEST_STEPS
-    when = f"{'since' if is_exact else 'by'} step {steps[since]}"
+    when = f"since {'' if is_exact else 'before '}step {steps[since]}"
     title = f"the lag has grown from about {before:.0f} to {now:.0f} versions {when}"
     with_it = f", and k3 of all tokens with it, from {number(was)} to {number(grown)}" if follows else ""
     return (

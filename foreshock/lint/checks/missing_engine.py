@@ -124,7 +124,15 @@ def _check(judging: Judging) -> Outcome:
         f"{format_number(found.log_pi / found.tokens)}{place}. Without them k3 is {without}."
     )
     numbers = {"no_mu": found.tokens, "no_mu_first": found.first, "no_mu_last": found.last}
-    return Finding("critical", seen, {**numbers, "no_mu_trailing": found.trailing})
+    numbers["no_mu_trailing"] = found.trailing
+    if values == ["0"] and found.first >= NEARLY_ALL * found.tokens:
+        # A token that the engine may not choose has a log-prob of 0, too.
+        return Finding("critical", seen, numbers, title=_OF_FIRST, remedy=f"{_FORCED} {WITHOUT_ENGINE.remedy}")
+    return Finding("critical", seen, numbers)
+
+
+_OF_FIRST = "log μ is 0 at the first token of responses: the engine did not score it, or forced it"
+_FORCED = "If the engine forces it (a template's tag, a grammar), set the response mask to 0 there."
 
 
 WITHOUT_ENGINE = Check(

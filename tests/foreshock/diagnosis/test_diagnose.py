@@ -752,6 +752,26 @@ def test_the_lint_says_of_invalid_values_what_their_alert_does_not() -> None:
     assert (found.next_steps[0], alert.what_to_do in found.next_steps) == ("Mend it.", False)
 
 
+def test_a_fault_of_the_data_is_told_before_the_lengths() -> None:
+    alert = replace(RISE, rule="truncation_high", evidence={"cause": "length"}, why="More than half are cut.")
+    title = "tokens of id 3 were not sampled by the model"
+    fault = replace(SHIFT, name="tokens_not_sampled", title=title, explains=False, evidence={"first_step": 4})
+    assert diagnose(replace(HEALTHY, alerts=(alert,), causes=(fault,))).headline.startswith(
+        f"Warning since step 4: {title}; more than half are cut"
+    )
+    graver = replace(alert, rule="mismatch_warning", evidence={"cause": "mismatch"})
+    assert title not in diagnose(replace(HEALTHY, alerts=(graver,), causes=(fault,))).headline.partition(";")[0]
+
+
+def test_a_clause_that_does_not_fit_leaves_out_what_it_adds() -> None:
+    title = (
+        f"k3 averages 1.49 in the 24 rollouts with prompts longer than about 14 tokens, and 3.6e−4 {'elsewhere ' * 3}"
+    )
+    place = replace(SHIFT, name="mismatch_by_place", title=title)
+    high = replace(HEALTHY, k3=SteppedValues(list(STEPS), [0.83] * 40), alerts=(RISE,), causes=(place,))
+    assert "; k3 averages 1.49 in the 24 rollouts with prompts longer than about 14 tokens" in diagnose(high).headline
+
+
 def test_responses_that_are_all_cut_are_told_with_the_rewards_that_follow() -> None:
     alert = replace(RISE, rule="truncation_high", evidence={"cause": "length"}, why="More than half are cut.")
     cut = replace(SHIFT, name="all_truncated", title="every response was cut off", explains=False)

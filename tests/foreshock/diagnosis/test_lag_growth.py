@@ -49,7 +49,7 @@ def test_the_lag_is_that_of_the_tokens_where_it_is_known() -> None:
 
 def test_a_lag_that_grew_in_steps_that_are_not_known_is_told_as_before_them() -> None:
     (cause,) = diagnose(of_lags([9] * 40, [1] * 16, start=100)).causes
-    assert cause.title.startswith("the lag has grown from about 1 to 9 versions by step 100")
+    assert cause.title.startswith("the lag has grown from about 1 to 9 versions since before step 100")
 
 
 @pytest.mark.parametrize(
