@@ -148,7 +148,9 @@ def test_missing_log_mu_at_one_end_is_placed(end: str, words: str) -> None:
     places = batch.response_offsets[:-1] if end == "first" else batch.response_offsets[1:] - 1
     zero = real_mu(batch).copy()
     zero[places] = 0
-    assert words in only(lint_batch(replace(batch, rollout_log_probs=zero)), "tokens_without_engine").seen
+    without = only(lint_batch(replace(batch, rollout_log_probs=zero)), "tokens_without_engine")
+    assert words in without.seen
+    assert ("or forced it" in without.title) == (end == "first")
     lost = np.where(zero == 0, np.float32(np.nan), zero)
     warning = only(lint_batch(replace(batch, rollout_log_probs=lost)), "non_finite_log_probs")
     assert f"each at the {end} token of its response" in warning.seen
