@@ -29,7 +29,7 @@ from foreshock.certify.registry import REGISTRY, entry_of
 from foreshock.environment import Environment
 from foreshock.errors import ConfigurationError
 from foreshock.process_fingerprint import process_fingerprint
-from foreshock.scorers import ENGINE_DECODE, ENGINE_REPLAY, REFERENCE, ROUNDED
+from foreshock.scorers import ENGINE_DECODE, ENGINE_REPLAY, REFERENCE, ROUNDED, SCORERS
 from foreshock_probes.certify.bisect import make_environment, python_of
 
 RELEASES = ("0.32.0", "0.31.0", "0.27.0", "0.30.0", "0.28.0", "0.29.0", "0.27.1")
@@ -38,7 +38,9 @@ MODELS = ("qwen3", "tied", "qwen2", "gemma", "mixtral", "olmo")
 MORE = ("llama", "moe", "ten_million", "qwen3-trained", "olmo-trained", "mixtral-trained", "gemma-trained")
 """Further models of the first release: the ranges are of more than one size and of trained models too."""
 SEED = 3
-SGLANG, SGLANG_RELEASE = ("sglang.decode", "sglang.http"), "0.5.23"
+SGLANG_RELEASE = "0.5.23"
+SGLANG = tuple(sorted(name for name in SCORERS if name.startswith("sglang.")))
+"""Decode, which samples, comes first."""
 ROWS = (f"trainer/{ENGINE_DECODE}", f"trainer/{ENGINE_REPLAY}", "prefill")
 
 

@@ -39,14 +39,16 @@ def growing_lag(history: History) -> tuple[DiagnosisCause, ...]:
     # The steps between the run's first ones and the newest are not known.
     is_exact = steps[since] <= steps[since - 1] + NEWEST_STEPS
     when = f"since {'' if is_exact else 'before '}step {steps[since]}"
-    title = f"the lag has grown from about {before:.0f} to {now:.0f} versions {when}"
+    grew = f"has grown from about {before:.0f} to {now:.0f} versions {when}"
     with_it = f", and k3 of all tokens with it, from {number(was)} to {number(grown)}" if follows else ""
     return (
         DiagnosisCause(
             name=LAG_GROWS,
-            sentence=f"{title}{with_it}. The engines, or the queue before the trainer, fall behind.",
+            sentence=f"the lag {grew}{with_it}. The engines, or the queue before the trainer, fall behind.",
             source="detector",
-            title=f"{title}{', and the mismatch with it' if follows else ''}",
+            title=f"the lag, which {grew}" if follows else f"the lag {grew}",
+            # That both grew does not exclude another cause of the mismatch.
+            certainty="possible" if follows else "shown",
             explains=follows,
             what_to_do=f"Find what slowed the engines or filled the queue {'at' if is_exact else 'before'} step "
             f"{steps[since]}, or bound the staleness: wait for newer rollouts, or leave the oldest out.",

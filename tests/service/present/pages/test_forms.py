@@ -13,7 +13,6 @@ class TestForms:
     def test_alert_is_acknowledged_and_resolved_by_form(self, http: httpx.Client) -> None:
         run = send_run(http, "bad", steps=20, noise=0.4)
         page = http.get(run.address).text
-        assert "What to do:" in page
         (form, *_) = re.findall(rf'action="({run.forms}/alerts/\w+)/acknowledge"', page)
         answer = http.post(f"{form}/acknowledge", data={"csrf_token": token_of(page)})
         assert (answer.status_code, answer.headers["location"]) == (303, run.address)
