@@ -54,6 +54,9 @@ ENTROPY_RULE: Final = "entropy_rise"
 ENTROPY_FALL: Final = "entropy_fall"
 PERPLEXITY_RULE: Final = "perplexity_rise"
 
+MISMATCH_LATER: Final = ("reward", "no rise", "healthy")
+"""What `mismatch_at_fall` finds first if the mismatch is no reason of a fall."""
+
 OF_FALL: Final = (TOOLS_CHANGED, RESPONSES_CUT)
 """Causes of a fall of the reward that are no mismatch; the first one found is told."""
 
@@ -187,6 +190,8 @@ def changed_first(fall: PastAlert, grave: Sequence[PastAlert], history: History)
     first = min(policy, key=lambda each: each.onset, default=None)
     if first is not None and first.rule != PERPLEXITY_RULE:
         return first
+    if first is None and fall.evidence.get("first") not in MISMATCH_LATER:
+        return None  # entropy falls as a run learns, and the mismatch may be the reason
     wanted = ENTROPY_FALL if first is None else ENTROPY_RULE
     infos = (each for each in history.alerts if each.is_open and each.rule == wanted and each.onset < fall.onset)
     return next(infos, first)

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from foreshock.api.diagnosis import DiagnosisCause, MissingData
 from foreshock.diagnosis.causes import OF_SIGNAL, PLACE, SET_APART, is_current, signal_of, went_wrong
 from foreshock.diagnosis.episodes import POLICY, episodes_of, family_of, is_of_mismatch
-from foreshock.diagnosis.headline import ENTROPY_FALL, ENTROPY_RULE, OF_FALL, PERPLEXITY_RULE, SAID_BY, changed_first
+from foreshock.diagnosis.headline import (
+    ENTROPY_FALL,
+    ENTROPY_RULE,
+    MISMATCH_LATER,
+    OF_FALL,
+    PERPLEXITY_RULE,
+    SAID_BY,
+    changed_first,
+)
 from foreshock.diagnosis.history import NEWEST_STEPS, History, PastAlert
 from foreshock.diagnosis.mismatch_rules import LOWER, PROBE
 from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE, where_to_look
@@ -43,7 +51,7 @@ def next_steps(
         elif (of_fall := next((each for each in causes if each.name in OF_FALL), None)) is not None:
             setting = of_fall
         # After a fall that the mismatch followed, the setting is not the reason of the fall.
-        follows = collapse.evidence.get("first") in _MISMATCH_LATER
+        follows = collapse.evidence.get("first") in MISMATCH_LATER
         is_said = setting is not None and (setting.name in {*OF_SIGNAL, *OF_FALL} or not follows)
         look = where_to_look(collapse.evidence)
         earlier = (each for each in grave if is_of_mismatch(each) and each.onset < collapse.onset)
@@ -56,7 +64,7 @@ def next_steps(
             look = _OF_POLICY.get(changed.rule, look)
         found = [f"{_way_back(collapse, began, history)} {look}"]
     fall = collapse or next((each for each in ordered if each.rule == FALL_RULE), None)
-    if fall is not None and fall is not collapse and fall.evidence.get("first") in _MISMATCH_LATER:
+    if fall is not None and fall is not collapse and fall.evidence.get("first") in MISMATCH_LATER:
         led = changed_first(fall, grave, history)
         found = [] if led is None else [_OF_POLICY.get(led.rule, "")]
     found += [
@@ -104,7 +112,6 @@ def _named_setting(causes: Sequence[DiagnosisCause], history: History) -> Diagno
     return first if is_current(first, history) else None
 
 
-_MISMATCH_LATER = ("reward", "no rise", "healthy")
 _TO_NOISE = "The policy went towards noise first: look at the entropy bonus, the clip range and the learning rate."
 _OF_POLICY = {
     ENTROPY_RULE: _TO_NOISE,
