@@ -22,7 +22,7 @@ from foreshock.diagnosis.collapse import TRAILING_VALUES, floor_of
 from foreshock.diagnosis.cut_responses import MANY_CUT, RESPONSES_CUT
 from foreshock.diagnosis.episodes import MISMATCH, POLICY, episodes_of, family_of, is_of_mismatch
 from foreshock.diagnosis.history import NEWEST_STEPS, WINDOW_STEPS, History, PastAlert, SteppedValues
-from foreshock.diagnosis.mismatch_order import order_in_words
+from foreshock.diagnosis.mismatch_order import MISMATCH_LATER, order_in_words
 from foreshock.diagnosis.odd_steps import ODD_STEPS
 from foreshock.diagnosis.reward import level_after_fall
 from foreshock.diagnosis.reward_outage import outage_of
@@ -54,9 +54,6 @@ ENTROPY_RULE: Final = "entropy_rise"
 ENTROPY_FALL: Final = "entropy_fall"
 PERPLEXITY_RULE: Final = "perplexity_rise"
 
-MISMATCH_LATER: Final = ("reward", "no rise", "healthy")
-"""What `mismatch_at_fall` finds first if the mismatch is no reason of a fall."""
-
 OF_FALL: Final = (TOOLS_CHANGED, RESPONSES_CUT)
 """Causes of a fall of the reward that are no mismatch; the first one found is told."""
 
@@ -65,6 +62,8 @@ SAID_BY: Final[Mapping[str, Collection[str]]] = {
     "truncation_high": ("all_truncated",),
 }
 """Rule → the causes that say what its alert says, and more."""
+
+_MOVES: Final[Mapping[str, str]] = {"rise": "rose", "fall": "fell"}
 
 _FEW: Final = SET_APART - {"non_finite_log_probs"}
 
@@ -162,9 +161,8 @@ def clauses_of_alerts(
         # After the mismatch, the dates of the two tell their order.
         clauses.append(order_in_words(fall.evidence))
     if earlier is not None:
-        what = name_of(earlier)
-        moved = f"the {what.removesuffix(' rise')} rose" if what.endswith(" rise") else f"{what} came"
-        moved = "the entropy fell" if earlier.rule == ENTROPY_FALL else moved
+        what, _, move = name_of(earlier).rpartition(" ")
+        moved = f"the {what} {_MOVES[move]}" if move in _MOVES else f"{name_of(earlier)} came"
         clauses.append(f"{moved} first, from step {earlier.onset}")
     if fall is not None:
         clauses += [] if of_fall else of_lengths(history)

@@ -7,7 +7,6 @@ from typing import Final
 
 from foreshock.api.diagnosis import DiagnosisCause
 from foreshock.diagnosis.history import NEWEST_STEPS, History
-from foreshock.diagnosis.lags import MIXED, StepLags
 from foreshock.diagnosis.wording import number
 
 LAG_GROWS: Final = "lag_grows"
@@ -22,7 +21,7 @@ _K3_TIMES: Final = 2.0
 def growing_lag(history: History) -> tuple[DiagnosisCause, ...]:
     """Return the lag as a cause if that of the newest ten steps is three times that of the first ten known ones."""
     steps = [*history.first_k3.steps, *history.k3.steps]
-    lags = [_mean_of(each) for each in (*history.first_lags, *history.lags)]
+    lags = [each.mean for each in (*history.first_lags, *history.lags)]
     k3 = [*history.first_k3.values, *history.k3.values]
     if len(steps) < 3 * NEWEST_STEPS or len(lags) != len(steps):
         return ()
@@ -55,16 +54,3 @@ def growing_lag(history: History) -> tuple[DiagnosisCause, ...]:
             evidence={"before": before, "now": now, "k3_before": was, "k3_now": grown},
         ),
     )
-
-
-def _mean_of(lags: StepLags) -> float:
-    """Return the mean lag of a step's tokens, of those of a bucket its middle; without them that of its name."""
-    if not lags.tokens:
-        return 0.5 if lags.name == MIXED else float(lags.name)
-    total = sum(tokens * _middle(lag) for lag, tokens in lags.tokens.items())
-    return total / sum(lags.tokens.values())
-
-
-def _middle(lag: str) -> float:
-    first, _, last = lag.removesuffix("+").partition("-")
-    return (float(first) + float(last or first)) / 2

@@ -74,6 +74,13 @@ class StepLags:
         return bool(self.tokens) and list(self.tokens) != [AT_LAG_ZERO]
 
     @property
+    def mean(self) -> float:
+        """The mean lag of the tokens, in versions, of a bucket its middle; without tokens that of the name."""
+        if not self.tokens:
+            return 0.5 if self.name == MIXED else float(self.name)
+        return sum(tokens * _middle(lag) for lag, tokens in self.tokens.items()) / sum(self.tokens.values())
+
+    @property
     def numerics(self) -> float | None:
         """k3 of the tokens at lag 0, in nats per token; None if they are too few to judge."""
         enough = self.tokens.get(AT_LAG_ZERO, 0.0) >= LEAST_TOKENS["k3_kl"]
@@ -82,6 +89,11 @@ class StepLags:
     def share(self, lags: Sequence[str]) -> float:
         """Return the share of the step's tokens at these lags; NaN if it is unknown."""
         return sum(self.tokens[lag] for lag in lags) / sum(self.tokens.values()) if self.tokens else math.nan
+
+
+def _middle(lag: str) -> float:
+    first, _, last = lag.removesuffix("+").partition("-")
+    return (float(first) + float(last or first)) / 2
 
 
 def lags_in_words(lags: Sequence[str]) -> str:

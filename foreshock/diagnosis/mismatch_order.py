@@ -12,6 +12,9 @@ MISMATCH_VALUES = 3
 LEAST_REFERENCE = 10
 """Values of k3 before the onset that its own baseline needs."""
 
+MISMATCH_LATER = ("reward", "no rise", "healthy")
+"""What is found first if the mismatch is no reason of a fall."""
+
 CLEAR_ORDER = 3
 """Least steps between two onsets whose order is known: each onset is exact to one or two steps."""
 

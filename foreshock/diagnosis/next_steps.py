@@ -10,13 +10,13 @@ from foreshock.diagnosis.episodes import POLICY, episodes_of, family_of, is_of_m
 from foreshock.diagnosis.headline import (
     ENTROPY_FALL,
     ENTROPY_RULE,
-    MISMATCH_LATER,
     OF_FALL,
     PERPLEXITY_RULE,
     SAID_BY,
     changed_first,
 )
 from foreshock.diagnosis.history import NEWEST_STEPS, History, PastAlert
+from foreshock.diagnosis.mismatch_order import MISMATCH_LATER
 from foreshock.diagnosis.mismatch_rules import LOWER, PROBE
 from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE, where_to_look
 from foreshock.severity import severity_rank
@@ -31,7 +31,9 @@ def next_steps(
     """Return what to do, each advice once: first for a collapse of the reward, then for the causes, for the other
     alerts (the gravest first) and for what is missing."""
     ordered = sorted(grave, key=lambda each: (severity_rank(each.severity), each.step, each.rule))
-    collapse = next((each for each in ordered if each.rule == COLLAPSE_RULE), None)
+    collapse, fall = (
+        next((each for each in ordered if each.rule == rule), None) for rule in (COLLAPSE_RULE, FALL_RULE)
+    )
     setting = _named_setting(causes, history)
     found, is_said = [], False
     if collapse is not None:
@@ -63,8 +65,7 @@ def next_steps(
         elif follows and (changed := changed_first(collapse, grave, history)) is not None:
             look = _OF_POLICY.get(changed.rule, look)
         found = [f"{_way_back(collapse, began, history)} {look}"]
-    fall = collapse or next((each for each in ordered if each.rule == FALL_RULE), None)
-    if fall is not None and fall is not collapse and fall.evidence.get("first") in MISMATCH_LATER:
+    elif fall is not None and fall.evidence.get("first") in MISMATCH_LATER:
         led = changed_first(fall, grave, history)
         found = [] if led is None else [_OF_POLICY.get(led.rule, "")]
     found += [
@@ -76,7 +77,7 @@ def next_steps(
     found += [PROBE] if not grave and above_since(history) is not None else []
     # What follows from the same cause has the same remedy. A fault that the data prove needs no probe to be found.
     heads = [each[0] for each in episodes_of(grave) if each[0].rule != COLLAPSE_RULE]
-    if fall is not None:
+    if collapse is not None or fall is not None:
         # What to do for a policy that changes asks whether the reward falls.
         heads = [each for each in heads if family_of(each.rule, each.evidence) != POLICY]
     advised = {each.name for each in causes if each.what_to_do}

@@ -50,7 +50,7 @@ WAIT_SECONDS: Final = 30.0
 
 _OF_STEP = (
     "reward_mean", "response_length_mean", "truncated_fraction", "finished_reward_mean", "num_tool_tokens",
-    "num_rollouts",
+    "num_rollouts", "entropy_mean",
 )  # fmt: skip
 _LAG_KEYS = (*lags.K3_KEYS.values(), *lags.TOKENS_KEYS.values())
 _OF_MISMATCH = ("k3_kl", "tokens", "min_d", "max_d", *(key.partition(":")[2] for key in _LAG_KEYS))
@@ -123,10 +123,13 @@ def history_of(session: Session, run_id: str) -> History:
     rows = measurements.newest_rows(session, run_id, columns, WINDOW_STEPS) if has_rollouts else []
     first = 2 + len(_OF_STEP)
     of_start = _of_start(session, run_id, rows)
-    of_steps = [(row[0], *row[2:first]) for row in rows if row[1] == comparisons.STEP_ROW]
+    of_steps = [
+        (row[0], dict(zip(_OF_STEP, row[2:first], strict=True))) for row in rows if row[1] == comparisons.STEP_ROW
+    ]
     measured = [(row[0], row[first:]) for row in rows if row[1] != comparisons.STEP_ROW and row[first] is not None]
     of_others = [_of_others(values) for _, values in measured]
-    reward, reported = _stepped((step, value) for step, value, *_ in of_steps), dict[str, float]()
+    series = {name: _stepped((step, values[name]) for step, values in of_steps) for name in _OF_STEP}
+    reward, reported = series["reward_mean"], dict[str, float]()
     if observed is not None and not (reward.values and measured):
         of_scalars = _reported(session, run, observed)
         if not reward.values:
@@ -134,7 +137,9 @@ def history_of(session: Session, run_id: str) -> History:
         if not measured:
             reported = next((each for each in reversed(of_scalars.values()) if mismatch_rules.K3 in each), {})
     evaluations, rates = _evaluations(session, run, observed), _rates(session, run, observed)
-    findings = _findings(session, run_id, [row[0] for row in of_steps])
+    findings = _findings(
+        session, run_id, [step for step, _ in of_steps], has_entropy=bool(series["entropy_mean"].values)
+    )
     remarks = [MissingData(sentence=each.rstrip(".")) for each in attempts.remarks_of_hooks(session, run_id)]
     # Alerts of active steps: the open ones, then the newest resolved ones.
     alerts = tuple(
@@ -158,10 +163,14 @@ def history_of(session: Session, run_id: str) -> History:
         reward=reward,
         evaluations=evaluations,
         rates=rates,
-        length=_stepped((step, length) for step, _, length, *_ in of_steps),
-        truncated=_stepped((step, cut) for step, _, _, cut, *_ in of_steps),
-        finished_reward=_stepped((step, value) for step, *_, value, _, _ in of_steps),
-        tool_tokens=_stepped((step, tokens / rollouts) for step, *_, tokens, rollouts in of_steps if rollouts),
+        length=series["response_length_mean"],
+        truncated=series["truncated_fraction"],
+        finished_reward=series["finished_reward_mean"],
+        tool_tokens=_stepped(
+            (step, values["num_tool_tokens"] / values["num_rollouts"])
+            for step, values in of_steps
+            if values["num_rollouts"]
+        ),
         causes=findings.causes,
         undeclared=findings.undeclared,
         unlogged=(*findings.unlogged, *remarks),
@@ -234,13 +243,13 @@ def _rates(session: Session, run: tables.Run | None, observed: int | None) -> St
     return found
 
 
-def _findings(session: Session, run_id: str, newest_steps: Sequence[int]) -> ToldFindings:
-    """Return what was found in a run, in words."""
+def _findings(session: Session, run_id: str, newest_steps: Sequence[int], *, has_entropy: bool) -> ToldFindings:
+    """Return what was found in a run, in words; only with entropies may the steps together show more than each."""
     found = [
         PastFinding(remedy=row.remedy or "", **{name: getattr(row, name) for name in _OF_FINDING})
         for row in session.execute(_FINDINGS, {"run_id": run_id})
     ]
-    if newest_steps and all(each.name != RAW.name for each in found):
+    if newest_steps and has_entropy and all(each.name != RAW.name for each in found):
         together = lint.found_together(session, run_id, newest_steps[0], newest_steps[-1])
         found += [] if together is None else [together]
     return tell_findings(found, newest_steps, lambda first: lint.checked_steps(session, run_id, first))
