@@ -1,7 +1,7 @@
 """The table of kinds of probes: what a request may ask for, what a worker must offer, and which code does the job.
 
 The service, the worker and `foreshock probe` read it. To add a kind, add its row here, the worker's code that the row
-names, and a file for its result in `service/foreshock_service/replay/results`, with its name.
+names, and a row of `DOCUMENTS` in `service/foreshock_service/replay/results/documents.py` for its result.
 """
 
 from dataclasses import dataclass

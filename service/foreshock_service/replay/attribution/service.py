@@ -27,7 +27,7 @@ from foreshock_service.replay.attribution import compute
 from foreshock_service.replay.attribution import document as documents
 from foreshock_service.replay.probes import pinned_rollouts, service
 from foreshock_service.replay.results import files, publishing
-from foreshock_service.replay.results.exact import exact_of_step
+from foreshock_service.replay.results.documents import exact_of_step
 from foreshock_service.replay.results.scores import newest_scores, stored_score
 from foreshock_service.runs import attempts, due, events, measurements, runs, steps
 from foreshock_service.runs.failing_runs import RunIsolated

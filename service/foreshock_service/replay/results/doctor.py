@@ -2,52 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 
-from fastapi import status
-from sqlalchemy import select
+from sqlalchemy import ColumnElement
 from sqlalchemy.orm import Session
 
 from foreshock.api import doctor, records, runs
 from foreshock.diagnosis.wording import as_sentence
 from foreshock.doctor.findings import explained, fix_of
-from foreshock.probe_kinds import DOCTOR
-from foreshock_service.platform import parameters, security
-from foreshock_service.platform.context import Context
-from foreshock_service.platform.database.tables import Probe, ProbeJob, ProbeResult
-from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
-from foreshock_service.replay.results.documents import DocumentKind
+from foreshock_service.platform import parameters
+from foreshock_service.platform.database.tables import Probe, ProbeResult
+from foreshock_service.replay.results.documents import DOCTOR
 from foreshock_service.runs import attempts, events, findings, weights
 
 router = parameters.api_router(prefix="/v1")
 
-MOST_FINDINGS = 32
-MOST_VARIANTS = 4_000
-_LONGEST_TEXT = 2_000
 _MOST_STEPS = 200
 """The newest reports of a run, which are read for its causes."""
-
-
-def _check(body: doctor.DoctorReport, job: ProbeJob, probe: Probe) -> str | None:
-    if body.tokens != probe.tokens:  # rollouts without a token are left out
-        return f"got a report on {body.tokens} tokens, expected one on the {probe.tokens} of the job"
-    if len(body.findings) > MOST_FINDINGS or len(body.ruled_out) + len(body.not_tried) > MOST_VARIANTS:
-        return f"a report has at most {MOST_FINDINGS} findings and {MOST_VARIANTS} other variants"
-    texts = [body.ended, *(text for each in body.not_tried for text in (each.variant, each.why))]
-    texts += [each.variant for each in body.ruled_out]
-    texts += [text for each in body.findings for text in (each.sentence, each.value, each.cause, each.side)]
-    if any(len(text) > _LONGEST_TEXT for text in texts):
-        return f"texts of a report have at most {_LONGEST_TEXT} characters"
-    return None
-
-
-KIND = DocumentKind(probe=DOCTOR, noun="examination by the doctor", check=_check, findings="doctor")
-
-
-@router.put("/leases/{lease}/doctor", status_code=status.HTTP_204_NO_CONTENT, tags=["leases"])
-def put_report(
-    lease: LeaseIdentifier, token: LeaseToken, body: doctor.DoctorReport, context: Context, principal: security.Worker
-) -> None:
-    """Store a report of the doctor; it counts when the job is complete."""
-    KIND.store(context, principal, lease, token, body)
 
 
 @router.get("/runs/{run}/steps/{step}/doctor", tags=["doctor"])
@@ -56,7 +25,7 @@ def read_report(asked: attempts.StepOfRequest) -> doctor.DoctorStepRecord:
 
     404 `result-not-found`: the step was not examined; request a probe of the kind `doctor`.
     """
-    _, found = KIND.of_step(asked, 1)
+    _, found = DOCTOR.of_step(asked)
     with asked.context.database.read() as session:
         return report_record(session, *found[0])
 
@@ -77,11 +46,13 @@ def report_record(session: Session, row: ProbeResult, probe: Probe) -> doctor.Do
 
 def causes_of_run(session: Session, run_id: str) -> list[findings.FindingOfSteps]:
     """Return the causes named by the newest reports of active steps, each with its newest sentence."""
-    query = select(ProbeResult).where(ProbeResult.run_id == run_id, ProbeResult.kind == DOCTOR.name)
-    query = query.where(ProbeResult.published_at_us.is_not(None))
-    order = (ProbeResult.step.desc(), ProbeResult.published_at_us.desc(), ProbeResult.job_id)
+    query = (
+        DOCTOR.published(ProbeResult.run_id == run_id)
+        .order_by(None)
+        .order_by(ProbeResult.step.desc(), ProbeResult.published_at_us.desc(), ProbeResult.job_id)
+    )
     reports: dict[int, tuple[Mapping[str, object], tuple[str, ...]]] = {}
-    for row in session.scalars(query.order_by(*order).limit(_MOST_STEPS)):
+    for row in session.scalars(query.limit(_MOST_STEPS)):
         key = events.StepKey(run_id, row.attempt, row.step)
         if attempts.is_active(session, key):
             reports.setdefault(row.step, (row.document, weights.checksums_of_step(session, key)))
@@ -105,9 +76,7 @@ def _finding(cause: doctor.Finding, checksums: Sequence[str]) -> findings.Findin
     )
 
 
-def newest_of_run(session: Session, run_id: str) -> Sequence[doctor.DoctorStepRecord]:
-    """Return the report of the newest examined step of a run, as a list of at most one."""
-    query = select(ProbeResult, Probe).join(ProbeJob, ProbeJob.id == ProbeResult.job_id).join(Probe)
-    query = query.where(ProbeResult.run_id == run_id, ProbeResult.kind == DOCTOR.name)
-    query = query.where(ProbeResult.published_at_us.is_not(None)).order_by(ProbeResult.published_at_us.desc()).limit(1)
-    return [report_record(session, row, probe) for row, probe in session.execute(query)]
+def newest_report(session: Session, *of: ColumnElement[bool]) -> doctor.DoctorStepRecord | None:
+    """Return the newest published report for which these conditions on its row hold."""
+    found = session.execute(DOCTOR.published(*of).limit(1)).first()
+    return None if found is None else report_record(session, *found)

@@ -1,30 +1,39 @@
 """The errors of all kinds of results, and results that are one JSON document: stored by try, published with the job.
 
-Documents of all kinds are rows of one table. A document that is sent again replaces the first one. Each kind is a file
-in this folder with its name, a `KIND` and a `router` of its two routes.
+Documents of all kinds are rows of one table. A document that is sent again replaces the first one. `DOCUMENTS` has a
+row for each kind; `doctor.py` reads the reports of the doctor.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import BaseModel
-from sqlalchemy import select, update
+from fastapi import Query, status
+from sqlalchemy import ColumnElement, Select, select, update
 from sqlalchemy.orm import Session
 
-from foreshock.api import records, runs
-from foreshock.probe_kinds import ProbeKind
+from foreshock import comparisons, layer_divergence, probe_kinds, routing, scorers
+from foreshock.api import doctor, records, replays, runs
+from foreshock.json_values import number_or_nan
+from foreshock.measures.estimators.intervals import Interval
 from foreshock_service.platform import parameters, problem, security
-from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import of_step, upsert
 from foreshock_service.platform.database.tables import Probe, ProbeJob, ProbeResult
+from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
 from foreshock_service.replay.leases.service import hold
+from foreshock_service.replay.probes.schemas import PairKey
 from foreshock_service.runs import attempts, events
 from foreshock_service.runs.due import mark
 
+router = parameters.api_router(prefix="/v1")
 Body = TypeVar("Body")
-# Most documents of a step that are read, newest first.
-_MOST_READ = 100
+# Most documents of a step that are read, newest first, and most pairs of a step that are shown.
+_MOST_READ, _MOST_PAIRS = 100, 16
+MOST_LAYERS = 1_000
+MOST_FINDINGS = 32
+MOST_VARIANTS = 4_000
+_LONGEST_TEXT = 2_000
 
 
 class ResultNotAsked(problem.ProblemError, status=422, problem_type="result-not-asked"):
@@ -41,17 +50,16 @@ class ResultIncomplete(problem.ProblemError, status=409, problem_type="result-in
 
 @dataclass(frozen=True, slots=True)
 class DocumentKind(Generic[Body]):
-    """A kind of probe whose result is a document.
+    """A kind of probe whose result is a document of the type `body`; `noun` is its name in messages.
 
-    `probe` is the kind of its probes, `noun` its name in messages. `check` returns why a document does not belong to
-    its job, None if it does. `asked` returns whether a job has such a result. `pair` returns the comparison that a
+    `check` returns why a document does not belong to its job, None if it does. `pair` returns the comparison that a
     document measures.
     """
 
-    probe: ProbeKind
+    probe: probe_kinds.ProbeKind
     noun: str
+    body: type[Body]
     check: Callable[[Body, ProbeJob, Probe], str | None]
-    asked: Callable[[ProbeJob], bool] = lambda job: True
     pair: Callable[[Body], str] = lambda body: ""
     findings: runs.FindingSource | None = None
 
@@ -59,7 +67,7 @@ class DocumentKind(Generic[Body]):
         self, context: ServiceContext, principal: security.Principal, lease_id: str, token: int, body: Body
     ) -> None:
         """Store the document of a leased job. Raises LeaseNotFound, LeaseLost, ResultNotAsked, InvalidRequest."""
-        document = body.model_dump(mode="json") if isinstance(body, BaseModel) else records.to_json(body)
+        document = records.to_json(body)
         try:
             parameters.storable_json(document)
         except ValueError as error:
@@ -72,18 +80,9 @@ class DocumentKind(Generic[Body]):
             why = self.check(body, job, probe)
             if why is not None:
                 raise ResultNotAsked(why)
-            row = {
-                "job_id": job.id,
-                "token": token,
-                "run_id": probe.run_id,
-                "attempt": probe.attempt,
-                "step": probe.step,
-                "kind": probe.kind,
-                "pair": self.pair(body),
-                "document": document,
-                "published_at_us": None,
-            }
-            upsert(session, ProbeResult, [row], ("job_id", "token"))
+            step = events.StepKey(probe.run_id, probe.attempt, probe.step)._asdict()
+            row = {"job_id": job.id, "token": token, "kind": probe.kind, "pair": self.pair(body), **step}
+            upsert(session, ProbeResult, [{**row, "document": document, "published_at_us": None}], ("job_id", "token"))
 
         context.database.write(store)
 
@@ -98,41 +97,248 @@ class DocumentKind(Generic[Body]):
         if self.findings is not None:
             mark(session, probe.run_id, source=self.findings)
 
-    def newest(
-        self, session: Session, key: events.StepKey, limit: int = _MOST_READ, pair: str | None = None
-    ) -> list[tuple[ProbeResult, Probe]]:
-        """Return at most `limit` published documents of a step with their probes, newest first."""
+    def published(self, *conditions: ColumnElement[bool]) -> Select[ProbeResult, Probe]:
+        """Return the query for published documents with their probes, the newest first."""
         query = select(ProbeResult, Probe).join(ProbeJob, ProbeJob.id == ProbeResult.job_id).join(Probe)
-        query = query.where(of_step(ProbeResult, key))
-        if pair is not None:
-            query = query.where(ProbeResult.pair == pair)
-        query = query.where(ProbeResult.kind == self.probe.name, ProbeResult.published_at_us.is_not(None))
-        order = (ProbeResult.published_at_us.desc(), ProbeResult.job_id)
-        return [(row, probe) for row, probe in session.execute(query.order_by(*order).limit(limit))]
+        of_kind = (ProbeResult.kind == self.probe.name, ProbeResult.published_at_us.is_not(None), *conditions)
+        return query.where(*of_kind).order_by(ProbeResult.published_at_us.desc(), ProbeResult.job_id)
 
     def of_step(
-        self, asked: attempts.AskedStep, most: int, pair: str | None = None
+        self, asked: attempts.AskedStep, pair: str | None = None
     ) -> tuple[events.StepKey, list[tuple[ProbeResult, Probe]]]:
-        """Return the newest document of each pair at a step, at most `most` of them.
+        """Return the newest document of each pair (None: of all pairs) at a step.
 
         Raises ResultNotFound, RunNotFound, RunDeleted.
         """
+        of_pair = () if pair is None else (ProbeResult.pair == pair,)
+        found: dict[str, tuple[ProbeResult, Probe]] = {}
         with asked.context.database.read() as session:
             key = attempts.key_of(session, asked)
-            found: dict[str, tuple[ProbeResult, Probe]] = {}
-            for row, probe in self.newest(session, key, pair=pair):
+            query = self.published(of_step(ProbeResult, key), *of_pair)
+            for row, probe in session.execute(query.limit(_MOST_READ)):
                 found.setdefault(row.pair, (row, probe))
         if not found:
             raise ResultNotFound(
                 f"no {self.noun} of step {key.step} of attempt {key.attempt} is done: request one with "
                 f"foreshock probe {key.run_id} {key.step} --{self.probe.name}"
             )
-        return key, list(found.values())[:most]
+        return key, list(found.values())[:_MOST_PAIRS]
 
 
-def foreign_weights(fingerprints: Iterable[Mapping[str, Any]], probe: Probe) -> str | None:
+def _foreign_weights(fingerprints: Iterable[Mapping[str, Any]], probe: Probe) -> str | None:
     """Return why fingerprints do not match the probe's weights; None if no fingerprint names other weights."""
     expected = probe.checkpoint["digest"]
     used = (fingerprint.get("weights_digest") for fingerprint in fingerprints)
     other = next((digest for digest in used if digest not in (None, expected)), None)
     return None if other is None else f"a fingerprint has the weights {other}, expected {expected}, those of the probe"
+
+
+def _check_exact(body: replays.ExactComparison, job: ProbeJob, probe: Probe) -> str | None:
+    if [body.pair] != job.exact_pairs:
+        return f"got divergences of {body.pair}, expected those of {', '.join(job.exact_pairs) or 'no pair'}"
+    if min(body.tokens, body.non_finite, body.rollouts, body.groups) < 0:
+        return "counts must be at least 0"
+    if body.tokens + body.non_finite > probe.tokens or body.rollouts > probe.rollouts:
+        return (
+            f"got {body.tokens + body.non_finite} states of {body.rollouts} rollouts, expected at most the "
+            f"{probe.tokens} of {probe.rollouts} of the job"
+        )
+    # In a body null is None.
+    shares = [number_or_nan(each) for each in (body.tv.mean, body.top1_flip.mean, body.delta_max)]
+    of_nats = (body.kl, body.reverse_kl, body.target_entropy, body.behaviour_entropy, body.k3_kl)
+    nats = [number_or_nan(each.mean) for each in of_nats]
+    if any(value < 0 for value in (*shares, *nats)) or any(value > 1 for value in shares):
+        return "divergences and entropies must be at least 0, total variations and shares at most 1"
+    return _foreign_weights((body.target_fingerprint, body.behaviour_fingerprint), probe)
+
+
+def _check_layers(body: layer_divergence.LayerComparison, job: ProbeJob, probe: Probe) -> str | None:
+    asked = [each["scorer"] for each in job.scorers]
+    if (body.step, [body.compared, body.reference], body.pair) != (probe.step, asked, "/".join(asked)):
+        return (
+            f"got step {body.step} of {body.compared} and {body.reference}, expected step {probe.step} of "
+            f"{' and '.join(asked)}"
+        )
+    if not 3 <= len(body.layers) <= MOST_LAYERS + 2:
+        return f"a comparison has 3 to {MOST_LAYERS + 2} places, got {len(body.layers)}"
+    expected = layer_divergence.names_of_places(len(body.layers) - 2)
+    if tuple(layer.name for layer in body.layers) != expected:
+        return f"layers must be {expected[0]}, {expected[1]}, … {expected[-1]} in this order"
+    return _foreign_weights((body.compared_fingerprint, body.reference_fingerprint), probe)
+
+
+def _check_routing(body: routing.RoutingComparison, job: ProbeJob, probe: Probe) -> str | None:
+    asked = [scorers.score_name(each["scorer"], each["variant"]) for each in job.scorers]
+    if [body.target, body.behaviour] != asked:
+        return f"got routes of {body.target} and {body.behaviour}, expected those of {' and '.join(asked)}"
+    measures = body.measures
+    layers = [each.layer for each in measures.layers]
+    if not 1 <= len(layers) <= routing.MOST_LAYERS or layers != sorted(set(layers)):
+        return f"a comparison has 1 to {routing.MOST_LAYERS} layers in rising order, each once"
+    shares = [measures.any_difference, measures.k3_share]
+    shares += [share for each in measures.layers for share in (each.agreement, each.overlap, each.first_differences)]
+    parts = (measures.all_tokens, measures.agreeing, measures.differing)
+    nats = [interval for part in parts for interval in (part.k3_kl, part.abs_d)]
+    if max(_bounds(shares)) > 1 or min(_bounds([*shares, *nats])) < 0:
+        return "shares must be from 0 to 1, means in nats at least 0"
+    if min(measures.top_k, *layers, measures.groups, measures.excluded, *(part.tokens for part in parts)) < 0:
+        return "counts must be at least 0"
+    return _foreign_weights((body.target_fingerprint, body.behaviour_fingerprint), probe)
+
+
+def _bounds(intervals: Iterable[Interval]) -> list[float]:
+    values = (value for each in intervals for value in (each.mean, each.low, each.high, 0.0))
+    return [value for value in values if value is not None]
+
+
+def _check_report(body: doctor.DoctorReport, job: ProbeJob, probe: Probe) -> str | None:
+    if body.tokens != probe.tokens:  # rollouts without a token are left out
+        return f"got a report on {body.tokens} tokens, expected one on the {probe.tokens} of the job"
+    if len(body.findings) > MOST_FINDINGS or len(body.ruled_out) + len(body.not_tried) > MOST_VARIANTS:
+        return f"a report has at most {MOST_FINDINGS} findings and {MOST_VARIANTS} other variants"
+    texts = [body.ended, *(text for each in body.not_tried for text in (each.variant, each.why))]
+    texts += [each.variant for each in body.ruled_out]
+    texts += [text for each in body.findings for text in (each.sentence, each.value, each.cause, each.side)]
+    if any(len(text) > _LONGEST_TEXT for text in texts):
+        return f"texts of a report have at most {_LONGEST_TEXT} characters"
+    return None
+
+
+EXACT = DocumentKind(
+    probe_kinds.EXACT,
+    "comparison over the whole vocabulary",
+    replays.ExactComparison,
+    _check_exact,
+    pair=lambda body: body.pair,
+)
+LAYERS = DocumentKind(
+    probe_kinds.LAYERS,
+    "comparison by layer",
+    layer_divergence.LayerComparison,
+    _check_layers,
+    pair=lambda body: body.pair,
+)
+ROUTING = DocumentKind(
+    probe_kinds.ROUTING,
+    "comparison of routed experts",
+    routing.RoutingComparison,
+    _check_routing,
+    pair=lambda body: comparisons.comparison_name(body.target, body.behaviour),
+)
+DOCTOR = DocumentKind(
+    probe_kinds.DOCTOR, "examination by the doctor", doctor.DoctorReport, _check_report, findings="doctor"
+)
+DOCUMENTS: dict[str, DocumentKind[Any]] = {kind.probe.name: kind for kind in (EXACT, LAYERS, ROUTING, DOCTOR)}
+"""The kinds of results that are documents, by kind of probe; scores are files."""
+
+
+def _add_put(kind: DocumentKind[Any]) -> None:
+    def put(lease: LeaseIdentifier, token: LeaseToken, body: Any, context: Context, principal: security.Worker) -> None:
+        kind.store(context, principal, lease, token, body)
+
+    put.__annotations__["body"] = kind.body
+    router.put(
+        f"/leases/{{lease}}/{kind.probe.name}",
+        name=f"put_{kind.probe.name}",
+        description=f"Store the {kind.noun}; it counts when the job is complete.",
+        status_code=status.HTTP_204_NO_CONTENT,
+        tags=["leases"],
+    )(put)
+
+
+for each in DOCUMENTS.values():
+    _add_put(each)
+
+
+@router.get("/runs/{run}/steps/{step}/exact", tags=["exact divergences"])
+def read_exact(asked: attempts.StepOfRequest) -> replays.ExactStepRecord:
+    """Return the exact divergences of the step's pairs; 404 `result-not-found` if none are published."""
+    key, _ = EXACT.of_step(asked)
+    with asked.context.database.read() as session:
+        items = tuple(exact_of_step(session, key))
+    return replays.ExactStepRecord(**_step(key), items=items)
+
+
+def exact_of_step(session: Session, key: events.StepKey) -> list[replays.ExactRecord]:
+    """Return the newest divergences of each pair at a step, by pair.
+
+    Of those with the newest fingerprints they are the ones of most rollouts: a later sample hides no whole step.
+    """
+    chosen: dict[str, replays.ExactRecord] = {}
+    for row, probe in session.execute(EXACT.published(of_step(ProbeResult, key)).limit(_MOST_READ)):
+        pair = scorers.EXACT_PAIRS.get(row.pair) or scorers.ExactPair(*row.pair.split("/", 1))
+        names = {"name": pair.name, "target": pair.target, "behaviour": pair.behaviour}
+        shown = {"from_sample": probe.from_sample, "published_at_us": row.published_at_us}
+        found = records.parse(replays.ExactRecord, {**row.document, **names, **shown})
+        best = chosen.setdefault(found.pair, found)
+        same = found.target_fingerprint == best.target_fingerprint
+        same &= found.behaviour_fingerprint == best.behaviour_fingerprint
+        if same and found.rollouts > best.rollouts:
+            chosen[found.pair] = found
+    return [chosen[pair] for pair in sorted(chosen)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayersStepRecord(records.Record):
+    """The newest comparison of each pair of a step, the newest first."""
+
+    run: str
+    attempt: int
+    step: int
+    items: tuple[layer_divergence.LayerComparison, ...]
+
+
+@router.get("/runs/{run}/steps/{step}/layers", tags=["layers"])
+def read_layers(
+    asked: attempts.StepOfRequest,
+    pair: Annotated[PairKey | None, Query(description="`compared/reference`; absent: the newest pairs")] = None,
+) -> LayersStepRecord:
+    """Return the newest comparison by layer of each pair at a step: where in the network two scorers depart.
+
+    404 `result-not-found`: none is done; request a probe of the kind `layers`.
+    """
+    key, found = LAYERS.of_step(asked, pair)
+    items = tuple(records.parse(layer_divergence.LayerComparison, row.document) for row, _ in found)
+    return LayersStepRecord(**_step(key), items=items)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingRecord(routing.RoutingComparison):
+    """A published comparison, and how it was made."""
+
+    rollouts: int
+    """rollouts of the probe"""
+    tokens: int
+    """response tokens of the probe"""
+    from_sample: bool
+    """a part of the step's rollouts"""
+    published_at_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingStepRecord(records.Record):
+    """The newest comparison of each pair of scores at a step, the newest first."""
+
+    run: str
+    attempt: int
+    step: int
+    items: tuple[RoutingRecord, ...]
+
+
+@router.get("/runs/{run}/steps/{step}/routing", tags=["routing"])
+def read_routing(asked: attempts.StepOfRequest) -> RoutingStepRecord:
+    """Return the newest comparison of routed experts of each pair of scorers at a step.
+
+    404 `result-not-found`: none is done; request a probe of the kind `routing`.
+    """
+    key, found = ROUTING.of_step(asked)
+    items = []
+    for row, probe in found:
+        made = {name: getattr(probe, name) for name in ("rollouts", "tokens", "from_sample")}
+        published = {**row.document, **made, "published_at_us": row.published_at_us}
+        items.append(records.parse(RoutingRecord, published))
+    return RoutingStepRecord(**_step(key), items=tuple(items))
+
+
+def _step(key: events.StepKey) -> dict[str, Any]:
+    return {"run": key.run_id, "attempt": key.attempt, "step": key.step}

@@ -1,24 +1,21 @@
-"""The table of kinds of results, and their publication: all results of a job are published at once, on completion."""
+"""The publication of results: all results of a job are published at once, on completion."""
 
-import importlib
 from dataclasses import dataclass
-from typing import Any
 
 from fastapi import status
 from sqlalchemy.orm import Session
 
-from foreshock import probe_kinds
 from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.replay.leases import endpoints, service
 from foreshock_service.replay.probes import jobs
-from foreshock_service.replay.results import documents, scores, vocabulary
+from foreshock_service.replay.results import doctor, documents, scores, vocabulary
 from foreshock_service.runs import events
 
 router = parameters.api_router()
 # As routes, not as a router: FastAPI 0.165 keeps included routers apart, and `api_routes` has each route.
-router.routes.extend([*scores.router.routes, *vocabulary.router.routes])
+router.routes.extend([route for each in (scores, vocabulary, documents, doctor) for route in each.router.routes])
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +26,6 @@ class ScoresPublished(events.StepEvent):
     """
 
     at_us: int
-
-
-DOCUMENTS: dict[str, documents.DocumentKind[Any]] = {}
-"""The kinds of results that are documents, by kind of probe; scores are files."""
-for each in probe_kinds.PROBE_KINDS:
-    module = importlib.import_module(f"{__package__}.{each}")
-    DOCUMENTS[each] = module.KIND
-    router.routes.extend(module.router.routes)
 
 
 @router.post("/v1/leases/{lease}/complete", status_code=status.HTTP_204_NO_CONTENT, tags=["leases"])
@@ -59,8 +48,9 @@ def publish_job(
         return
     service.check_held(lease, job, token)
     now = database_now_us(session)
-    kind = DOCUMENTS.get(probe.kind)
-    if kind is not None and kind.asked(job):
+    kind = documents.DOCUMENTS[probe.kind]
+    # A probe of scores alone is of the kind `exact`, and has no document.
+    if kind is not documents.EXACT or job.exact_pairs:
         kind.publish(session, job, probe, token, now)
     if scores.publish_scores(session, lease, job, probe, now):
         context.events.publish(session, ScoresPublished(probe.run_id, probe.attempt, probe.step, now))

@@ -8,6 +8,8 @@ from foreshock.api.probes import ProbeRecord
 from foreshock.diagnosis.wording import as_sentence, plural
 from foreshock.doctor.findings import tried_in_words
 from foreshock_service.platform import keys
+from foreshock_service.platform.database.engine import of_step
+from foreshock_service.platform.database.tables import ProbeResult
 from foreshock_service.present.pages.presenters.viewing import Viewing
 from foreshock_service.replay.probes.service import find_checkpoint, list_probes
 from foreshock_service.replay.results import doctor
@@ -23,18 +25,17 @@ def doctor_of_step(viewing: Viewing, key: events.StepKey) -> dict[str, Any]:
     asked = next(
         (each for each in probes if each.kind == probe_kinds.DOCTOR.name and each.attempt == key.attempt), None
     )
-    found = doctor.KIND.newest(viewing.session, key, 1)
     can_ask = find_checkpoint(viewing.session, *key) is not None and (asked is None or asked.state != "running")
     may_ask = can_ask and viewing.principal.may(keys.Scope.INGEST)
     action = f"/runs/{key.run_id}/steps/{key.step}/doctor" if may_ask else None
-    record = doctor.report_record(viewing.session, *found[0]) if found else None
+    record = doctor.newest_report(viewing.session, of_step(ProbeResult, key))
     return _panel(record, key.step, _examination_in_words(asked), action, is_possible=can_ask or asked is not None)
 
 
 def doctor_of_run(viewing: Viewing, run_id: str) -> dict[str, Any] | None:
     """Return the newest report on any step of a run; None without one."""
-    found = doctor.newest_of_run(viewing.session, run_id)
-    return _panel(found[0], found[0].step, "", None) if found else None
+    found = doctor.newest_report(viewing.session, ProbeResult.run_id == run_id)
+    return _panel(found, found.step, "", None) if found is not None else None
 
 
 def _panel(
