@@ -51,8 +51,7 @@ class Mean:
         return self.low is not None and other.high is not None and self.low > other.high
 
 
-@dataclass(frozen=True, slots=True)
-class Distance(Record):
+class Distance(Record, kw_only=False):
     """The distances of two sets of states h and r at one place."""
 
     relative_l2: Mean
@@ -61,8 +60,7 @@ class Distance(Record):
     """0.99 quantile of ‖h − r‖/‖r‖ over states"""
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedLayer(Record):
+class ComparedLayer(Record, kw_only=False):
     """One place: `embeddings`, the output of `layers.N` (from 0), or `norm`, the input of the head."""
 
     name: str
@@ -76,7 +74,6 @@ class ComparedLayer(Record):
     """the interval of `relative_l2` lies above those of both noise floors"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerComparison(Record):
     """A comparison of two scorers by layer, from the embeddings to the input of the head."""
 

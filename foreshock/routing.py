@@ -4,7 +4,6 @@ The experts of all tokens are larger than their log-probs, by the number of laye
 token. They stay on the worker, which computes the measures and sends only these.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 from foreshock.api.records import Record
@@ -14,7 +13,6 @@ MOST_LAYERS = 512
 """Largest number of layers in a comparison, which bounds its size."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingComparison(Record):
     """A comparison of the routed experts of two scores at one step, as a worker sends it."""
 

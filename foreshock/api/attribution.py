@@ -1,7 +1,7 @@
 """The attribution of a step: the links of its chain of scores, noise floors, environments and conclusions."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from foreshock.api.records import NAN, Measured, Record, described
@@ -12,7 +12,6 @@ from foreshock.interval_names import RANGE, RANGE_NOTE
 _SHARE_INTERVAL = described(f"bootstrap-t by prompt group: a {RANGE}. {RANGE_NOTE}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LinkRecord(Record):
     """A comparison `target/behaviour` of the chain, in nats per token; null if it cannot be estimated."""
 
@@ -36,7 +35,6 @@ class LinkRecord(Record):
         return self.cause.partition(":")[0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SideBranchRecord(Record):
     """Every score against the float32 forward pass: whether the engine or the trainer is nearer to it."""
 
@@ -62,7 +60,6 @@ class SideBranchRecord(Record):
         return next((link.k3_kl for link in self.links if link.name == f"{self.reference}/{score}"), NAN)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseFloorRecord(Record):
     """The noise floor of a scorer: the scorer again with other batches. Half of its k3 is in each comparison of it."""
 
@@ -75,7 +72,6 @@ class NoiseFloorRecord(Record):
     tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreSourceRecord(Record):
     """A replayed score that the attribution uses, with its fingerprint."""
 
@@ -88,7 +84,6 @@ class ScoreSourceRecord(Record):
     rollouts: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentRecord(Record):
     """Environment that computed a score; null: unknown. `words` describe the hardware."""
 
@@ -107,7 +102,6 @@ class EnvironmentRecord(Record):
     settings: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentLinkRecord(Record):
     """A scorer in two environments, `second` against `first`, that of the chain; in nats per token."""
 
@@ -130,7 +124,6 @@ class EnvironmentLinkRecord(Record):
     excess_high: Measured
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AttributionDocument(Record):
     """The causes of a step's mismatch: the chain of scores from the logged `rollout` to the logged `trainer`."""
 
@@ -166,7 +159,6 @@ class AttributionDocument(Record):
     computed_at_us: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ConclusionRecord(Record):
     """A sentence that the stored numbers support."""
 
@@ -178,7 +170,6 @@ class ConclusionRecord(Record):
     """true only if the sentence blames something"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ExactOfLinkRecord(ExactRecord):
     """The exact divergences of a link of the chain."""
 
@@ -186,7 +177,6 @@ class ExactOfLinkRecord(ExactRecord):
     """fields of the fingerprints in which its scorers differ from the link's scores, except batches"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AttributionRecord(AttributionDocument):
     """The stored attribution of a step, and the conclusions from it."""
 

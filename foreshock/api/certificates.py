@@ -1,14 +1,12 @@
 """The answers on certificates; the certificate itself is that of `foreshock.certify`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from foreshock.api.records import Record
 
 __all__ = ["CertificateRecord"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CertificateRecord(Record):
     """A stored certificate in short."""
 

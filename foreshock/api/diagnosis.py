@@ -1,7 +1,7 @@
 """The diagnosis of a run: the one answer to "how is it", which the service stores and every surface renders."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final, Literal
 
 from foreshock.api.records import Record, from_attributes, parse
@@ -27,7 +27,6 @@ Certainty = Literal["shown", "possible"]
 """`shown`: the data prove it. `possible`: it "looks like" it, and yields to a probe."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DiagnosisEvent(Record):
     """An alert in the order of what happened: `onset` is where it began, `step` where it was found."""
 
@@ -47,7 +46,6 @@ class DiagnosisEvent(Record):
         return self.is_open if self.is_told is None else self.is_told
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DiagnosisCause(Record):
     """A cause that the data name."""
 
@@ -63,7 +61,6 @@ class DiagnosisCause(Record):
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MissingData(Record):
     """Data that the diagnosis lacks, and what to do about it."""
 
@@ -71,7 +68,6 @@ class MissingData(Record):
     what_to_do: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunVerdict(Record):
     """The diagnosis in one sentence, as lists of runs have it."""
 
@@ -88,7 +84,6 @@ class RunVerdict(Record):
     """grows with each change of the content"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis(RunVerdict):
     """The diagnosis of a run."""
 

@@ -1,7 +1,7 @@
 """The doctor's report on a batch: its findings, trials that are not named, what could not be tried, and the cost."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from foreshock.api.records import NAN, Measured, Record
@@ -9,8 +9,7 @@ from foreshock.api.records import NAN, Measured, Record
 FindingKind = Literal["cause", "expected", "unknown"]
 
 
-@dataclass(frozen=True, slots=True)
-class Finding(Record):
+class Finding(Record, kw_only=False):
     """One cause of a side, or that none is known.
 
     `kind`: "cause"; "expected" (ordinary rounding, a declared lag); "unknown". `cause` is a row of the catalogue,
@@ -39,8 +38,7 @@ class Finding(Record):
     confirm: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SideReport(Record):
+class SideReport(Record, kw_only=False):
     """How a side was explained: the precision of its replay, what it left before and after, and the two floors.
 
     `noise`: the same replay in other batches. `rounding`: replays in other precisions; both are E[d²]/2 in nats².
@@ -54,8 +52,7 @@ class SideReport(Record):
     rounding: Measured
 
 
-@dataclass(frozen=True, slots=True)
-class RuledOut(Record):
+class RuledOut(Record, kw_only=False):
     """A variant that was tried and not named, as it does not reproduce a side alone, and the share of E[d²] that it
     explains. It may be the cause all the same, beside another one."""
 
@@ -63,8 +60,7 @@ class RuledOut(Record):
     share: Measured
 
 
-@dataclass(frozen=True, slots=True)
-class NotTried(Record):
+class NotTried(Record, kw_only=False):
     """What could not be tried, and why. `variant` ends with its side, such as "[rollout]", if it was not left out for
     both."""
 
@@ -72,8 +68,7 @@ class NotTried(Record):
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class DoctorReport(Record):
+class DoctorReport(Record, kw_only=False):
     """All findings of one batch, gravest first.
 
     `ruled_out`: variants that were tried and are no cause, those that explain most first. Variants end with the side
@@ -96,7 +91,6 @@ class DoctorReport(Record):
         return tuple(each for each in self.findings if each.kind == "cause")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorStepRecord(Record):
     """The newest report of the doctor on a step."""
 

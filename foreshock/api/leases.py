@@ -1,7 +1,7 @@
 """Leases: a job, its weights and rollouts, as a worker gets them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from foreshock.api.probes import ScorerRecord
@@ -9,7 +9,6 @@ from foreshock.api.records import Record
 from foreshock.probe_kinds import DOCTOR_SECONDS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobWeightsRecord(Record):
     """The place of the weights: `path` below a root that the worker's own configuration names."""
 
@@ -23,7 +22,6 @@ class JobWeightsRecord(Record):
     """the title of the run that announced them, if it is another one"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobRolloutsRecord(Record):
     """The rollouts to score."""
 
@@ -34,7 +32,6 @@ class JobRolloutsRecord(Record):
     """digest of the set of their sample ids"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LeasedJobRecord(Record):
     """The job of a lease."""
 
@@ -63,7 +60,6 @@ class LeasedJobRecord(Record):
     rollouts: JobRolloutsRecord
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRecord(Record):
     """A lease of a job. The worker sends `token` with each later request; heartbeats extend the lease."""
 

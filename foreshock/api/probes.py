@@ -1,7 +1,7 @@
 """Probes: their jobs, the policy of automatic ones, the hardware that they run on."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from foreshock.api.records import Record
@@ -10,7 +10,6 @@ JobStateName = Literal["queued", "running", "done", "failed", "skipped"]
 PriorityName = Literal["normal", "urgent"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ScorerRecord(Record):
     """A scorer and its variant: empty, or `rebatched` for its noise floor."""
 
@@ -23,7 +22,6 @@ class ScorerRecord(Record):
         return f"{self.scorer} ({self.variant})" if self.variant else self.scorer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord(Record):
     """A part of a probe that one worker does; `attempts` counts its tries."""
 
@@ -50,7 +48,6 @@ class JobRecord(Record):
     """what it is trying at the moment, as its worker's last heartbeat has it"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRecord(Record):
     """A probe with its jobs. Its state and reason follow from theirs. `run` is the id of its run."""
 
@@ -76,7 +73,6 @@ class ProbeRecord(Record):
     created_at_us: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbePolicyRecord(Record):
     """The policy of a run's automatic probes."""
 
@@ -97,7 +93,6 @@ class ProbePolicyRecord(Record):
     """null: it was never set"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRecord(Record):
     """A worker that asked for jobs."""
 
@@ -113,7 +108,6 @@ class WorkerRecord(Record):
     """its last request for a job, or heartbeat"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareRecord(Record):
     """The workers, the one seen last first, at most 500."""
 

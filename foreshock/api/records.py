@@ -14,7 +14,6 @@ import sys
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from foreshock.json_values import Measured, json_value, number_or_nan
@@ -25,12 +24,19 @@ NAN = math.nan
 Kind = TypeVar("Kind")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@typing.dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
+@dataclasses.dataclass(frozen=True)
 class Record:
-    """An answer, or a part of one. The docstring of a field is its description in the OpenAPI document."""
+    """An answer, or a part of one: each subclass is a frozen dataclass.
+
+    The docstring of a field is its description in the OpenAPI document.
+    """
 
     # A default is for older answers: this service always sends the field.
     __pydantic_config__: ClassVar[Mapping[str, Any]] = {"json_schema_serialization_defaults_required": True}
+
+    def __init_subclass__(cls, *, kw_only: bool = True) -> None:
+        dataclasses.dataclass(frozen=True, kw_only=kw_only)(cls)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:

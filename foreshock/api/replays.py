@@ -1,12 +1,11 @@
 """Exact divergences. Attributions: `attribution`."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from foreshock.api.records import Measured, Record, described
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MeanRecord(Record):
     """A token mean with its bootstrap-t interval by prompt group; null if it cannot be estimated."""
 
@@ -15,7 +14,6 @@ class MeanRecord(Record):
     high: Measured
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ExactMeasures(Record):
     """Token means over the whole vocabulary at the states before model-generated tokens, μ the behaviour, π the target.
 
@@ -38,7 +36,6 @@ class ExactMeasures(Record):
     non_finite: int = field(metadata=described("states left out because a value of them is NaN or infinite"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ExactComparison(ExactMeasures):
     """The exact divergences of a pair at a step, as a worker sends them, with the fingerprints of both scorers."""
 
@@ -47,7 +44,6 @@ class ExactComparison(ExactMeasures):
     behaviour_fingerprint: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ExactRecord(ExactComparison):
     """Published exact divergences."""
 
@@ -59,7 +55,6 @@ class ExactRecord(ExactComparison):
     published_at_us: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ExactStepRecord(Record):
     """The exact divergences of a step: the newest of each pair."""
 

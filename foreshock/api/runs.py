@@ -1,7 +1,7 @@
 """Runs and what belongs to them: attempts, steps, changes, checkpoints, measures."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from foreshock.api.diagnosis import RunVerdict
@@ -31,7 +31,6 @@ MOST_SCALARS = 1000
 """In one request."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord(Record):
     """A run."""
 
@@ -75,7 +74,6 @@ class RunRecord(Record):
         return self.name or self.key
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRecord(Record):
     """An attempt: a start or resume of a run; its number counts from 1 in each run."""
 
@@ -86,7 +84,6 @@ class AttemptRecord(Record):
     created_at_us: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord(Record):
     """A step of one attempt."""
 
@@ -105,7 +102,6 @@ class StepRecord(Record):
     """what the measures of the step rest on"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class IncompleteStep(Record):
     """A step that closed without some of its shards: its measurements are of the rollouts that arrived."""
 
@@ -115,7 +111,6 @@ class IncompleteStep(Record):
     expected_shards: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OfStep(Record):
     """What every answer about one step says of its shards."""
 
@@ -125,7 +120,6 @@ class OfStep(Record):
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage(Record):
     """What an answer rests on: all tokens of the step, or some of its rollouts."""
 
@@ -139,7 +133,6 @@ class Coverage(Record):
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StatisticsStep(Record):
     """A step with shards that were sent as statistics: measured over all tokens, with some rollouts in full."""
 
@@ -150,7 +143,6 @@ class StatisticsStep(Record):
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardReceipt(Record):
     """The receipt of a stored shard: `stored` by this upload, or `duplicate` of an earlier upload of the same bytes."""
 
@@ -164,7 +156,6 @@ class ShardReceipt(Record):
     """rollouts that are stored in full; below `rollouts` if sent as statistics"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DifferenceRecord(Record):
     """A field of the setup, such as `engine.dtype`, and its values before and after."""
 
@@ -173,7 +164,6 @@ class DifferenceRecord(Record):
     after: tuple[Plain, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeRecord(Record):
     """A change at a step: announced by the trainer, or of the setup that its rollouts name."""
 
@@ -190,7 +180,6 @@ class ChangeRecord(Record):
     """whether the baselines of the detectors begin anew at this step"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRecord(Record):
     """Announced weights, below a root that workers configure by name."""
 
@@ -209,7 +198,6 @@ class CheckpointRecord(Record):
     announced_at_us: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureRecord(Record):
     """A registered measure: its meaning and its source."""
 
@@ -224,7 +212,6 @@ class MeasureRecord(Record):
     source: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ConfidenceRecord(Record):
     """How sure a named cause is: the share of the mismatch that its link has, with its interval."""
 
@@ -234,7 +221,6 @@ class ConfidenceRecord(Record):
     high: Measured = NAN
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsRecord(Record):
     """What one engine held after the weight sync of a step, as the notary found it."""
 
@@ -247,7 +233,6 @@ class WeightsRecord(Record):
     verdict: Verdict
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FindingRecord(Record):
     """What is concluded from a run's stored data: a cause by an attribution or the doctor, a warning of the lint or of
     the notary."""

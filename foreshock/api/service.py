@@ -1,12 +1,10 @@
 """The service itself."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from foreshock.api.records import Record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadinessRecord(Record):
     """The outcome of each check: `ok`, or the reason why it fails."""
 
@@ -16,7 +14,6 @@ class ReadinessRecord(Record):
     """`token_pass`: `compiled`, or numpy and why"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceRecord(Record):
     """The release of the service, and what it accepts."""
 

@@ -1,7 +1,7 @@
 """Answers about one step: lint, corrections, theory, buckets."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from foreshock.api.records import NAN, Measured, Record
@@ -12,7 +12,6 @@ LintSeverity = Literal["critical", "warning", "info"]
 CheckState = Literal["clean", "warned", "not checked"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LintExampleRecord(Record):
     """One example of a warning."""
 
@@ -26,7 +25,6 @@ class LintExampleRecord(Record):
         return f"{place}: {self.text}" if self.text else place
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LintWarningRecord(Record):
     """Named warning with its evidence."""
 
@@ -43,7 +41,6 @@ class LintWarningRecord(Record):
     """recommended action"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckRecord(Record):
     """One check: its state (made or not) and its result."""
 
@@ -53,7 +50,6 @@ class CheckRecord(Record):
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LintRecord(OfStep):
     """Verdict on a step, over all of its shards with stored evidence."""
 
@@ -71,7 +67,6 @@ class LintRecord(OfStep):
     """the rollouts that were checked"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunWarningRecord(Record):
     """A warning of one or more steps of the run."""
 
@@ -84,7 +79,6 @@ class RunWarningRecord(Record):
     newest_step: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunLintRecord(Record):
     """Lint of a run: the warnings of its closed steps, and the test over all steps together."""
 
@@ -100,7 +94,6 @@ class RunLintRecord(Record):
     """result of that test; null if no step was checked"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PopulationRecord(Record):
     """Population of sequences, with the means of their logged values."""
 
@@ -114,7 +107,6 @@ class PopulationRecord(Record):
     """weights versions"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AffectedRecord(Record):
     """Sequences that would be dropped or truncated, and the others."""
 
@@ -129,7 +121,6 @@ class AffectedRecord(Record):
     """fraction of groups in which every sequence is touched"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CorrectionRecord(Record):
     """Effect of one correction at one threshold; null if not estimable."""
 
@@ -174,7 +165,6 @@ class CorrectionRecord(Record):
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CorrectionsRecord(OfStep):
     """Effects of corrections on a step, by correction and threshold. Nothing is applied."""
 
@@ -189,7 +179,6 @@ class CorrectionsRecord(OfStep):
     items: tuple[CorrectionRecord, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BiasRecord(Record):
     """Bound ‖bias of the uncorrected gradient‖ ≤ B·E_μ[|ρ_seq − 1|·T·|R|], for B = 1."""
 
@@ -213,7 +202,6 @@ class BiasRecord(Record):
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HorizonRecord(Record):
     """Horizon bound 2·Δmax·T², for B = 1 and |R| ≤ 1, T the longest sequence: with exact Δmax only."""
 
@@ -226,7 +214,6 @@ class HorizonRecord(Record):
     not_estimable: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PinskerRecord(Record):
     """Bound D_TV ≤ ½√χ², of the token mean of χ²(π‖μ); valid if μ is the sampling distribution and covers π."""
 
@@ -237,7 +224,6 @@ class PinskerRecord(Record):
     """reason, if the estimate exceeds the bound"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceChi2Record(Record):
     """Extrapolation (1 + χ²)^T of E ρ_seq², for independent tokens that all have the mean χ². Not a bound."""
 
@@ -250,7 +236,6 @@ class SequenceChi2Record(Record):
     kind: str = "independent-token extrapolation"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GradientRecord(Record):
     """Variance V̂ = (‖g_b‖² − ‖g_B‖²)/(1/b − 1/B); estimates may be negative by chance and are not clamped."""
 
@@ -265,7 +250,6 @@ class GradientRecord(Record):
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepNoiseRecord(Record):
     """Noise (η²/2)·[Var + ‖Bias‖²] of the SGA lemma, for L = 1: halving η quarters it."""
 
@@ -277,7 +261,6 @@ class StepNoiseRecord(Record):
     """‖Bias‖ in the sum; 0: variance only"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TheoryRecord(OfStep):
     """Values of the papers' bounds at this step."""
 
@@ -300,7 +283,6 @@ class TheoryRecord(OfStep):
     """present if `gradient_bound` was given and the bias is estimable"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BucketColumns(Record):
     """Columns with one entry per bucket; null if the bucket has no tokens."""
 
@@ -312,7 +294,6 @@ class BucketColumns(Record):
     mean_abs_probability_difference: tuple[Measured, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BucketsRecord(OfStep):
     """Tokens in buckets: bucket i holds edges[i] ≤ value < edges[i + 1], the first all below and the last all above."""
 
@@ -326,7 +307,6 @@ class BucketsRecord(OfStep):
     columns: BucketColumns
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenIdColumns(Record):
     """Columns with one entry per token id, largest Σ k3 first."""
 
@@ -341,7 +321,6 @@ class TokenIdColumns(Record):
     """upper bound of the part of Σ k3 that was omitted; null: no bound"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenIdsRecord(OfStep):
     """Tokens by id. Each shard keeps the ids with the largest Σ k3; the omitted part is bounded."""
 
@@ -354,7 +333,6 @@ class TokenIdsRecord(OfStep):
     columns: TokenIdColumns
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRecord(Record):
     """Response token with each scorer's log-prob; null if it is missing or not finite."""
 
@@ -370,7 +348,6 @@ class TokenRecord(Record):
     log_probs: Mapping[str, Measured]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TokensRecord(OfStep):
     """Tokens of one step: the worst by |d|, or one rollout in order."""
 

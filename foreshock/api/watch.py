@@ -22,7 +22,6 @@ def onset_of(step: int, evidence: Mapping[str, Any]) -> int:
     return min(int(evidence.get("onset_step", step)), step)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AlertRecord(Record):
     """A rule that fired: the measured value, the reason, what to do.
 
@@ -55,7 +54,6 @@ class AlertRecord(Record):
         return onset_of(self.step, self.evidence)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AlertOfRun(AlertRecord):
     """An alert in a list over runs, with its run."""
 
@@ -108,7 +106,6 @@ def _report(lever: BesideTheRate, value: Mapping[str, Any]) -> LeverReport:
     return LeverReport(int(value["step"]), value_of(lever, value.get("done")), value.get("refused"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionRecord(Record):
     """One entry of the append-only log of decisions on the learning rate."""
 
@@ -124,7 +121,6 @@ class DecisionRecord(Record):
     """the value from the step on: of the control loop's scale, of a correction or of a rollback"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RuleRecord(Record):
     """A rule: what it reads, its thresholds and their source; docs/early-warning.md has the fields."""
 
@@ -155,7 +151,6 @@ class RuleRecord(Record):
     effect: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RulesRecord(Record):
     """The rules that watch runs of a kind of model."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -18,7 +18,6 @@ Verdict = Literal["identical", "rounding", "different", "not tried"]
 VERDICTS: Final[tuple[Verdict, ...]] = ("identical", "rounding", "different", "not tried")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt(Record):
     """The sums of one prompt: the tokens, and d²/2 over them, in nats²."""
 
@@ -27,7 +26,6 @@ class Prompt(Record):
     half_squares: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Size(Record):
     """The size of a difference d of two log-probs of the same tokens, and the floor that it is judged by."""
 
@@ -65,7 +63,6 @@ CLIP: Final = 0.2
 ESS_TOKENS: Final = 1000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Row(Record):
     """A condition: what was compared, the verdict, and if it is "different", why."""
 
@@ -83,7 +80,6 @@ class Row(Record):
     """sentences: the cause, the first layer that departs, the tokens"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate(Record):
     """All rows of a model, with the fingerprints of the computations that were compared."""
 

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -13,14 +13,12 @@ from pydantic import TypeAdapter
 from foreshock.api.records import NAN, Measured, Record, from_attributes, parse, to_json
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Part(Record):
     name: str
     share: Measured = NAN
     """E[d²]"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Whole(Record):
     """An answer."""
 

@@ -278,7 +278,6 @@ def exact_of_step(session: Session, key: events.StepKey) -> list[replays.ExactRe
     return [chosen[pair] for pair in sorted(chosen)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LayersStepRecord(records.Record):
     """The newest comparison of each pair of a step, the newest first."""
 
@@ -302,7 +301,6 @@ def read_layers(
     return LayersStepRecord(**_step(key), items=items)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingRecord(routing.RoutingComparison):
     """A published comparison, and how it was made."""
 
@@ -315,7 +313,6 @@ class RoutingRecord(routing.RoutingComparison):
     published_at_us: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingStepRecord(records.Record):
     """The newest comparison of each pair of scores at a step, the newest first."""
 
