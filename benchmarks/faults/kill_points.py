@@ -37,7 +37,7 @@ class KillPoint(NamedTuple):
 _INGEST, _STEPS = "foreshock_service.runs.ingest", "foreshock_service.runs.shards"
 _STORE, _DATABASE = "foreshock_service.platform.store.tokens", "foreshock_service.platform.database.session"
 _SCORES, _FILES = "foreshock_service.replay.results.publishing", "foreshock_service.replay.results.scores"
-_SPOOL, _SENDER, _REGISTRAR = (f"foreshock.client.{name}" for name in ("spool", "sender", "registrar"))
+_SPOOL, _SENDER = "foreshock.client.spool", "foreshock.client.sender"
 
 ADVANCE = "advance.statement"
 SERVICE_POINTS = {
@@ -64,7 +64,7 @@ CLIENT_POINTS = {
     "client.item-written": KillPoint(_SPOOL, "write_whole", "after"),
     "client.spooled": KillPoint(_SPOOL, "Spool.append", "after"),
     "client.synced": KillPoint(_SPOOL, "Spool.sync", "after"),
-    "client.before-send": KillPoint(_REGISTRAR, "Registrar.send", "before"),
+    "client.before-send": KillPoint(_SENDER, "Sender._request", "before"),
     "client.answered": KillPoint(_SENDER, "Sender._delivered", "before"),
     "client.removed": KillPoint(_SPOOL, "Spool.remove", "after"),
 }

@@ -1,6 +1,6 @@
 """The background of one client: two threads with the spool between them, and their end.
 
-    trainer ── HandOver ──> encoder's thread ── Spool (a folder) ──> sender's thread ──> service
+    trainer ── a bounded queue ──> encoder's thread ── Spool (a folder) ──> sender's thread ──> service
 
 The encoder writes each item into the spool, and the sender sends what is there. Encoding has a thread of its own so
 that a service that is silent for a minute does not keep a minute of steps in memory only, where a kill would lose them.
@@ -23,10 +23,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
 
 from foreshock.client.connection import run_url
 from foreshock.client.deliveries import Delivery, Registration
-from foreshock.client.hand_over import HandOver, Make, Work
 from foreshock.client.reporting import Counters, DeliveryStatus, LogOnce
 from foreshock.client.sender import Sender
 from foreshock.client.settings import ClientSettings
@@ -34,6 +35,19 @@ from foreshock.client.spool import Spool
 from foreshock.errors import RolloutsError, ServiceError, WeightsError
 
 _SECONDS_BETWEEN_ADVICE_POLLS = 5.0
+
+Make = Callable[[], Delivery]
+"""A function that encodes an item."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One captured item: `make` encodes it. It is slow if it reads gigabytes: it must not delay the items behind it."""
+
+    what: str
+    size: int
+    make: Make
+    is_slow: bool
 
 
 class Background:
@@ -50,52 +64,70 @@ class Background:
         self._closed = False
         self._disabled_by_fork = False
         self._address_of: Registration | None = None
-        self._feed_attached = False
         self._own: Registration | None = None
         self._own_has_begun = False
+        self._feed_attached = False
         self._next_advice_poll = 0.0
         self._invalid: str | None = None
         self.want_weights_at_step: int | None = None
         """The step whose weights the service requests, None if none are."""
-        self._hand_over = HandOver(max_items=settings.max_queue_items, max_bytes=settings.max_queue_bytes)
+        self._works: SimpleQueue[_Work | None] = SimpleQueue()
+        # Items and bytes that are being copied, wait, or are being encoded.
+        self._held_items = self._held_bytes = 0
+        self._room = threading.Condition()
         self._spool = Spool(settings, project, counters, log)
-        self._sender = Sender(
+        self.sender = Sender(
             settings, self._spool, counters, log, status=self.status, after_delivery=self._after_delivery
         )
-        self.registrar = self._sender.registrar
         self._encoder = threading.Thread(target=self._encode_all, name="foreshock-encoder", daemon=True)
         _open_backgrounds.add(self)
         self._spool.adopt()
         self._encoder.start()
-        self._sender.start()
+        self.sender.start()
 
     def take(
         self, what: str, size: int, capture: Callable[[], Make], *, needed: bool = False, is_slow: bool = False
     ) -> bool:
         """Take an item of `size` bytes if there is room for it; without room, count it as dropped and return False.
 
-        `capture` is called at once and returns the function that encodes the item in the background. `needed` items
-        are small and others depend on them: they always fit.
+        `capture` is called at once and returns the function that encodes the item in the background. A full queue
+        costs no copy. `needed` items are small and others depend on them: they always fit.
         """
         if self._disabled_by_fork or self._closed:
             self._counters.add(dropped_closed=1, dropped_bytes=size)
             self._log.warning("closed", f"{what} is dropped: the client was closed, or its process forked")
             return False
-        if not self._hand_over.reserve(size, needed=needed, block=self._block_when_full):
-            self._counters.add(dropped_queue_full=1, dropped_bytes=size)
-            self._log.warning(
-                "queue full",
-                f"{what} is dropped: the queue is full, encoding is slower than logging; see client.counters",
-            )
-            return False
+        with self._room:
+            if self._block_when_full:
+                self._room.wait_for(lambda: needed or self._closed or self._fits(size))
+            if not (needed or self._fits(size)):
+                self._counters.add(dropped_queue_full=1, dropped_bytes=size)
+                self._log.warning(
+                    "queue full",
+                    f"{what} is dropped: the queue is full, encoding is slower than logging; see client.counters",
+                )
+                return False
+            self._hold(1, size)
         try:
             make = capture()
         except BaseException:
-            self._hand_over.release(size)
+            self._hold(-1, -size)
             raise
         self._counters.add(accepted=1)
-        self._hand_over.put(Work(what, size, make, is_slow))
+        self._works.put(_Work(what, size, make, is_slow))
         return True
+
+    def _fits(self, size: int) -> bool:
+        """Return whether there is room; an item larger than the bound fits if it is alone, or it never would."""
+        settings = self._settings
+        is_within = self._held_items < settings.max_queue_items and self._held_bytes + size <= settings.max_queue_bytes
+        return is_within or not self._held_items
+
+    def _hold(self, items: int, size: int) -> None:
+        with self._room:
+            self._held_items += items
+            self._held_bytes += size
+            self._room.notify_all()
 
     def begin(self, registration: Registration, shard: int | None) -> None:
         """Set the attempt that this client logs; `shard` names the rank, if it is known.
@@ -106,11 +138,7 @@ class Background:
         self._own, self._own_has_begun = registration, False
         if not shard:
             self._address_of = registration
-        self._sender.heartbeats.start(registration, shard)
-
-    def tell_remarks_of(self, hook: LogOnce) -> None:
-        """Tell the service what the log of a framework's hook has said."""
-        self._sender.heartbeats.tell_remarks_of(hook)
+        self.sender.begin(registration, shard)
 
     def note_invalid(self, kind: str, sentence: str, count: int = 1) -> None:
         """Count items or rollouts that are not sent since they are invalid; log the first sentence of a kind."""
@@ -134,15 +162,15 @@ class Background:
             dropped = self._counters.dropped_closed
             return DeliveryStatus(dropped=dropped, reason="the client belongs to the parent process")
         now = self._counters.snapshot()
-        undelivered = len(self._hand_over) + len(self._spool)
-        reason = self._sender.reason if undelivered or now.rejected else None
+        undelivered = self._held_items + len(self._spool)
+        reason = self.sender.reason if undelivered or now.rejected else None
         reason = reason or (self._invalid if now.invalid else None)
         return DeliveryStatus(undelivered, now.rejected, now.dropped, now.invalid, reason)
 
     def flush(self, timeout_seconds: float) -> DeliveryStatus:
         """Wait until everything is delivered, rejected or dropped, or until the timeout; return what is missing."""
         if not self._disabled_by_fork:
-            self._sender.wait(self._idle, timeout_seconds)
+            self.sender.wait(self._idle, timeout_seconds)
         return self.status()
 
     def close(self, timeout_seconds: float | None = None) -> DeliveryStatus:
@@ -161,24 +189,18 @@ class Background:
             self._counters.add(internal_errors=1)
             self._log.exception("close", "closing the client failed", error)
 
+    def _is_encoded(self) -> bool:
+        return not self._held_items
+
     def _idle(self) -> bool:
-        return not len(self._hand_over) and not len(self._spool)
+        return self._is_encoded() and not len(self._spool)
 
-    def _deliver(self, seconds: float) -> None:
-        """Deliver for up to `seconds`; stop if all the rest has failed, as the disk keeps it."""
-
-        def gains_nothing() -> bool:
-            return not len(self._hand_over) and self._sender.next()[0] > 0.0
-
-        self._sender.wait(lambda: self._idle() or gains_nothing(), seconds)
-
-    def _end(self, deadline: float) -> None:
-        """Write the rest to disk and end the threads, until `deadline` of `time.monotonic`."""
-        self._sender.stop(deadline)
-        self._spool.close()
+    def _is_settled(self) -> bool:
+        """Return whether everything is encoded, and delivered or failed: the disk keeps the rest."""
+        return self._is_encoded() and self.sender.next()[0] > 0.0
 
     def _encode_all(self) -> None:
-        while (work := self._hand_over.get()) is not None:
+        while (work := self._works.get()) is not None:
             if work.is_slow:
                 # No thread can be started while the interpreter ends.
                 with contextlib.suppress(RuntimeError):
@@ -186,7 +208,7 @@ class Background:
                     continue
             self._encode(work)
 
-    def _encode(self, work: Work) -> None:
+    def _encode(self, work: _Work) -> None:
         try:
             self._spool.append(work.make())
         except (RolloutsError, WeightsError) as error:
@@ -195,42 +217,39 @@ class Background:
             self._counters.add(internal_errors=1, invalid=1)
             self._log.exception(f"encoding {type(error).__name__}", f"{work.what} could not be encoded", error)
         finally:
-            self._hand_over.release(work.size)
-        self._sender.wake()
+            self._hold(-1, -work.size)
+        self.sender.wake()
 
     def _after_delivery(self, delivery: Delivery) -> None:
         """Print the run's address once; ask for wanted weights after rollouts. Called by the sender's thread."""
         wanted = self._address_of
-        if wanted is not None and self.registrar.run_id(wanted) is not None:
+        if wanted is not None and self.sender.run_id(wanted) is not None:
             self._address_of = None
             with contextlib.suppress(OSError, ValueError):
                 address = run_url(self._settings.url, wanted.run["project"], wanted.run["key"])
                 print(f"foreshock: {address}", file=sys.stderr, flush=True)
-        if not delivery.is_shard:
+        if delivery.kind not in ("rollouts", "statistics"):
             return
         self._warn_of_a_start_at_0(delivery)
         if self._feed_attached or time.monotonic() < self._next_advice_poll:
             return
         self._next_advice_poll = time.monotonic() + _SECONDS_BETWEEN_ADVICE_POLLS
         with contextlib.suppress(ServiceError):
-            run = self.registrar.run_id(delivery.registration)
-            answer = self._sender.connection.get_json(f"/v1/runs/{run}/lr-advice")
+            run = self.sender.run_id(delivery.registration)
+            answer = self.sender.connection.get_json(f"/v1/runs/{run}/lr-advice")
             step = answer.get("want_weights_at_step") if isinstance(answer, dict) else None
             self.want_weights_at_step = step if isinstance(step, int) else None
 
     def _warn_of_a_start_at_0(self, delivery: Delivery) -> None:
         """Warn if a restart did not pass `resume_step`: what earlier attempts logged is superseded then.
 
-        The first delivered shard of this client's attempt decides. Attempts are compared by identity, since each item
-        read from disk has a registration of its own; items that other processes left there do not count.
+        The first delivered shard of this client's attempt decides, not an item that another process left.
         """
-        own = self._own
-        registration = delivery.registration
-        if own is None or self._own_has_begun or registration.attempt_identity != own.attempt_identity:
+        registration, step = delivery.registration, int(delivery.place["step"])
+        if self._own_has_begun or not registration.same_attempt(self._own):
             return
         self._own_has_begun = True
-        attempt = self.registrar.attempt_number(registration)
-        step = delivery.step
+        attempt = self.sender.attempt_number(registration)
         if (attempt or 0) > 1 and step > 1 and not registration.attempt.get("resume_step"):
             self._log.warning(
                 "start at 0",
@@ -281,34 +300,33 @@ def close_together(backgrounds: Sequence[Background], timeout_seconds: float | N
         longest = max(each._settings.exit_seconds for each in closing)
         seconds = longest - min(_waited_in_vain.get(each._settings.url, 0.0) for each in closing)
     end = begin + max(seconds, 0.0)
-    delivered_before = [each._counters.delivered for each in closing]
     for each in closing:
         each._closed = True
-        each._sender.try_now()
-    for each, delivered in zip(closing, delivered_before, strict=True):
+        each._hold(0, 0)
+    for each in closing:
+        delivered, url = each._counters.delivered, each._settings.url
         with each._never_raises():
             left = end - min(_MOST_END_SECONDS, max(seconds, 0.0) / 2) - time.monotonic()
-            each._deliver(left)
-        url = each._settings.url
+            each.sender.wait(each._is_settled, left)
         in_vain = not each._idle() and each._counters.delivered == delivered
         _waited_in_vain[url] = _waited_in_vain.get(url, 0.0) + time.monotonic() - begin if in_vain else 0.0
-    for each in closing:
-        each._sender.begin_stop()
-        each._hand_over.close()
-    # Beyond the deadline if necessary: items that are only in memory would be lost.
+    # Beyond the deadline if necessary: items that are only in memory would be lost. Each phase is begun for all before
+    # one is waited for: an answer without an end keeps a thread at work.
     now = time.monotonic()
     end = max(end, now + _LEAST_END_SECONDS)
     for each in closing:
-        with each._never_raises():
-            # The encoder ends when everything that was handed over is encoded.
-            each._encoder.join(max(0.0, (now + end) / 2 - time.monotonic()))
-    # All of them before the first is waited for: an answer without an end keeps its thread at work.
+        with each._never_raises(), each._room:
+            each._room.wait_for(each._is_encoded, (now + end) / 2 - time.monotonic())
+        each._works.put(None)
+        each.sender.stop()
+    for each in closing:
+        each.sender.join((now + 3 * end) / 4)
+        each.sender.connection.interrupt()
     for each in closing:
         with each._never_raises():
-            each._sender.end_request((now + 3 * end) / 4)
-    for each in closing:
-        with each._never_raises():
-            each._end(end)
+            each.sender.join(end)
+            each.sender.connection.close()
+            each._spool.close()
         _open_backgrounds.discard(each)
         status = each.status()
         if not status.complete:

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from foreshock.client.deliveries import ATTEMPT, PARQUET, Delivery, Registration
+from foreshock.client.deliveries import Delivery, Registration
 from foreshock.client.reporting import LogOnce
 from foreshock.client.settings import ClientSettings
 from foreshock.errors import InvalidRolloutsError
@@ -32,7 +32,7 @@ from foreshock.rollouts.lengths import without_unequal
 from foreshock.rollouts.parquet import decode_rollouts, encode_rollouts_view
 from foreshock.rollouts.schema import ROLLOUT_COLUMNS
 from foreshock.rollouts.validation import validate_rollouts
-from foreshock.statistics_shards import MEDIA_TYPE, FullRollouts, encode_statistics_shard
+from foreshock.statistics_shards import FullRollouts, encode_statistics_shard
 
 # pyarrow ships no types: its classes are Any to a type checker.
 Rollouts = RolloutBatch | Mapping[str, Any] | Any
@@ -146,18 +146,16 @@ def encode_shard(
     Call it in the background. Raises InvalidRolloutsError.
     """
     step, shard, shards = int(step), int(rank[0]), int(rank[1])
-    query = {**ATTEMPT, "shards": str(shards)}
-    folder = f"/v1/runs/{{run}}/steps/{step}"
+    place = {"step": step, "shard": shard, "shards": shards}
     if settings.mode == "tokens":
-        body = encode_rollouts_view(captured())
-        return Delivery("rollouts", registration, "PUT", f"{folder}/rollouts/{shard}", query, PARQUET, body)
+        return Delivery("rollouts", registration, place, encode_rollouts_view(captured()))
     if not prepare_token_pass():
         log.warning("numpy pass", _NUMPY_PASS)
     full = FullRollouts(settings.full_rollouts, settings.worst_rollouts, settings.max_step_bytes)
     # The sample of full rollouts depends only on run, step and shard: the same shard gives the same bytes.
     seed = "/".join((*registration.run_identity, str(step), str(shard), str(shards)))
     measured = encode_statistics_shard(captured(), seed=seed, full=full.of_shard(shard, shards))
-    return Delivery("statistics", registration, "PUT", f"{folder}/statistics/{shard}", query, MEDIA_TYPE, measured)
+    return Delivery("statistics", registration, place, measured)
 
 
 def prepare_token_pass() -> bool:

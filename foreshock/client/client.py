@@ -30,11 +30,10 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from foreshock.changes import ChangeKind
 from foreshock.client import deliveries
-from foreshock.client.background import Background
+from foreshock.client.background import Background, Make
 from foreshock.client.capture import Rollouts, capture_rollouts, encode_shard, size_of
 from foreshock.client.connection import TRAINER_ANSWER_BYTES, ServiceConnection
 from foreshock.client.deliveries import Delivery, Registration
-from foreshock.client.hand_over import Make
 from foreshock.client.launch import find_launch
 from foreshock.client.reporting import Counters, DeliveryStatus, Failures, LogOnce, never_raises
 from foreshock.client.settings import ClientSettings
@@ -127,13 +126,13 @@ class Client:
     def run_id(self) -> str | None:
         """The run's id at the service, None until the run is registered."""
         registration = self._registration
-        return self._background.registrar.run_id(registration) if registration is not None else None
+        return self._background.sender.run_id(registration) if registration is not None else None
 
     @property
     def attempt(self) -> int | None:
         """The number of this attempt, None until the attempt is registered."""
         registration = self._registration
-        return self._background.registrar.attempt_number(registration) if registration is not None else None
+        return self._background.sender.attempt_number(registration) if registration is not None else None
 
     @property
     def attempt_key(self) -> str | None:
@@ -156,7 +155,7 @@ class Client:
 
     def tell_remarks_of(self, hook: LogOnce) -> None:
         """Let the run's page repeat what a framework's hook says in its log: what it refuses, and why."""
-        self._background.tell_remarks_of(hook)
+        self._background.sender.hook = hook
 
     def new_connection(self, *, timeout_seconds: float | None = None) -> ServiceConnection:
         """Return another connection with this client's address and key, for another thread."""

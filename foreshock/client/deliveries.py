@@ -10,7 +10,7 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any, Literal
 
@@ -33,7 +33,6 @@ from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS
 
 PARQUET = "application/vnd.apache.parquet"
-ATTEMPT = {"attempt": "{attempt}"}
 BEGAN = "began_at_us"
 """Field with the time at which an attempt began, by this node's clock. The request sends its age instead."""
 
@@ -42,27 +41,20 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _SLICE_BYTES = 256 * 1024
 _LONGEST_REFUSAL = 200
 
-Kind = Literal[
-    "register", "rollouts", "statistics", "scalars", "checkpoint", "change", "weights", "state", "acknowledgement"
-]
-
-_STEP = r"/v1/runs/\{run\}/steps/\d+"
-_STEP_OF = re.compile(r"/v1/runs/\{run\}/steps/(\d+)/")
-_REQUESTS: Mapping[Kind, re.Pattern[str]] = {
-    "register": re.compile(""),
-    "rollouts": re.compile(rf"PUT {_STEP}/rollouts/\d+"),
-    "statistics": re.compile(rf"PUT {_STEP}/statistics/\d+"),
-    "scalars": re.compile(rf"PUT {_STEP}/scalars"),
-    "checkpoint": re.compile(r"PUT /v1/runs/\{run\}/checkpoints/\d+"),
-    "change": re.compile(rf"PUT /v1/runs/\{{run\}}/changes/\d+/({'|'.join(CHANGE_KINDS)})"),
-    "weights": re.compile(rf"PUT {_STEP}/weights"),
-    "state": re.compile(r"PATCH /v1/runs/\{run\}"),
-    "acknowledgement": re.compile(r"POST /v1/runs/\{run\}/(lr-)?advice/ack"),
+_RUN, _STEP = "/v1/runs/{run}", "/v1/runs/{run}/steps/{step}"
+_JSON = "application/json"
+_REQUESTS: Mapping[str, tuple[str, str, str]] = {
+    "rollouts": ("PUT", f"{_STEP}/rollouts/{{shard}}", PARQUET),
+    "statistics": ("PUT", f"{_STEP}/statistics/{{shard}}", STATISTICS),
+    "scalars": ("PUT", f"{_STEP}/scalars", _JSON),
+    "checkpoint": ("PUT", f"{_RUN}/checkpoints/{{step}}", _JSON),
+    "change": ("PUT", f"{_RUN}/changes/{{step}}/{{change}}", _JSON),
+    "weights": ("PUT", f"{_STEP}/weights", PARQUET),
+    "state": ("PATCH", _RUN, _JSON),
+    "rate": ("POST", f"{_RUN}/lr-advice/ack", _JSON),
+    "lever": ("POST", f"{_RUN}/advice/ack", _JSON),
 }
-"""Method and path of each kind. No other request is read back from a disk: files in a folder may be planted."""
-
-_QUERY = {"attempt": re.compile(r"\{attempt\}"), "shards": re.compile(r"\d+")}
-_CONTENT_TYPES = frozenset({"application/json", PARQUET, STATISTICS})
+"""Method, path and content type of each kind, but for "register". Files in a spool name no other request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +78,14 @@ class Registration:
         """Project, client key of the run, and client key of the attempt."""
         return (*self.run_identity, str(self.attempt["key"]))
 
+    def same_attempt(self, other: Registration | None) -> bool:
+        """Return whether both name one attempt: each item that is read from disk has a registration of its own."""
+        return other is not None and other.attempt_identity == self.attempt_identity
+
     def attempt_body(self, at_us: int) -> dict[str, Any]:
         """Return the attempt with its age in seconds at a time, in place of the time when it began."""
         body = dict(self.attempt)
-        began = body.pop(BEGAN, None)
-        # Not in an item of an earlier build.
-        return body if type(began) is not int else body | {"age_seconds": max(0, at_us - began) / 1e6}
+        return body | {"age_seconds": max(0, at_us - int(body.pop(BEGAN, at_us))) / 1e6}
 
     @property
     def identified(self) -> Registration:
@@ -103,63 +97,48 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One request. `path` and the values of `query` may hold `{run}` and `{attempt}`, filled in when sending."""
+    """One request: its kind, the run and attempt, the numbers in its path (`step`, `shard`, `shards`), and its body.
 
-    kind: Kind
+    The kind is "register", which has no request of its own, or one of `_REQUESTS`.
+    """
+
+    kind: str
     registration: Registration
-    method: str = ""
-    path: str = ""
-    query: Mapping[str, str] = field(default_factory=dict)
-    content_type: str = "application/json"
+    place: Mapping[str, int | str] = field(default_factory=dict)
     body: bytes | memoryview = b""
 
-    def of_attempt(self, attempt: int) -> Delivery:
-        """Return the delivery with the attempt's number, which an acknowledgement and the end of a run must name.
+    def request(self, run: str, attempt: int) -> dict[str, Any]:
+        """Return the arguments of `ServiceConnection.request`.
 
-        The number is unknown when the delivery is logged.
+        The body is in slices of 256 KiB, so that no step of sending holds the GIL for long. An acknowledgement and the
+        end of a run name the attempt, whose number is unknown when they are logged, in their JSON.
         """
-        if self.kind not in ("acknowledgement", "state"):
-            return self
-        try:
-            return replace(self, body=json_bytes({**parse_json(bytes(self.body)), "attempt": attempt}))
-        except (TypeError, ValueError):
-            # Another program wrote it into the spool: the service will report the error.
-            return self
-
-    def slices(self) -> Iterator[memoryview]:
-        """Yield the body in slices of 256 KiB, so that no step of sending holds the GIL for long."""
-        view = memoryview(self.body)
-        for start in range(0, len(view), _SLICE_BYTES):
-            yield view[start : start + _SLICE_BYTES]
+        method, path, content_type = _REQUESTS[self.kind]
+        body = memoryview(self.body)
+        if method != "PUT":
+            body = memoryview(bytes(body).removesuffix(b"}") + b', "attempt": %d}' % attempt)
+        return {
+            "method": method,
+            "path": path.format(run=run, **self.place),
+            "query": {"attempt": attempt, "shards": self.place.get("shards")} if method == "PUT" else None,
+            "content": (body[start : start + _SLICE_BYTES] for start in range(0, len(body), _SLICE_BYTES)),
+            "headers": {"Content-Type": content_type, "Content-Length": str(len(body))},
+        }
 
     @property
     def needed(self) -> bool:
         """True for small deliveries that others depend on: no bound on size drops them."""
         return self.kind in ("register", "state", "checkpoint", "change")
 
-    @property
-    def is_shard(self) -> bool:
-        """True for a shard of rollouts, sent as tokens or as statistics."""
-        return self.kind in ("rollouts", "statistics")
-
-    @property
-    def step(self) -> int:
-        """The step in its path, −1 without one."""
-        found = _STEP_OF.match(self.path)
-        return -1 if found is None else int(found[1])
-
     def describe(self) -> str:
         """Return a short description for log messages."""
-        return f"{self.kind} ({self.method} {self.path})" if self.path else f"{self.kind} of the run"
+        return " ".join([self.kind, *(f"{name} {value}" for name, value in self.place.items())])
 
     def metadata(self) -> dict[str, Any]:
         """Return everything except the body as JSON values, with the body's checksum."""
         return {
             "kind": self.kind,
-            "method": self.method,
-            "path": self.path,
-            "query": dict(self.query),
-            "content_type": self.content_type,
+            "place": dict(self.place),
             "run": dict(self.registration.run),
             "attempt": dict(self.registration.attempt),
             "crc32": zlib.crc32(self.body),
@@ -176,30 +155,15 @@ class Delivery:
             values = parse_json(text)
             if values["size"] != len(body) or values["crc32"] != zlib.crc32(body):
                 raise ValueError("the size or the checksum of the bytes differs from the recorded one")
-            delivery = cls(
-                kind=values["kind"],
-                registration=Registration(run=dict(values["run"]), attempt=dict(values["attempt"])),
-                method=values["method"],
-                path=values["path"],
-                query=dict(values["query"]),
-                content_type=values["content_type"],
-                body=body,
-            )
-            delivery._check_request()
+            registration = Registration(dict(values["run"]), dict(values["attempt"]))
+            delivery = cls(values["kind"], registration, dict(values["place"]), body)
+            if not all(type(each) is int or each in CHANGE_KINDS for each in delivery.place.values()):
+                raise ValueError(f"{delivery.describe()} is no request of this client")
+            # They raise KeyError for what is missing.
+            _ = registration.attempt_identity, delivery.kind == "register" or delivery.request("", 0)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"the metadata is incomplete: {error}") from error
         return delivery
-
-    def _check_request(self) -> None:
-        request = f"{self.method} {self.path}".strip()
-        known = _REQUESTS[self.kind].fullmatch(request) is not None and self.content_type in _CONTENT_TYPES
-        known = known and all(_QUERY[name].fullmatch(value) is not None for name, value in self.query.items())
-        if (
-            not known
-            or not {"project", "key"} <= self.registration.run.keys()
-            or "key" not in self.registration.attempt
-        ):
-            raise ValueError(f"{request!r} is no request of this client")
 
 
 def registration(
@@ -284,11 +248,10 @@ def scalars(
 ) -> Iterator[Delivery]:
     """Yield deliveries of numbers by name, filled up to what one request takes. Raises ConfigurationError."""
     check_whole_number("step", step)
-    path = f"/v1/runs/{{run}}/steps/{int(step)}/scalars"
     for start in range(0, len(numbers), MOST_SCALARS):
         values = dict(islice(numbers.items(), start, start + MOST_SCALARS))
         body = json_bytes({"source": source, "values": values})
-        yield Delivery("scalars", registration, "PUT", path, ATTEMPT, body=body)
+        yield Delivery("scalars", registration, {"step": int(step)}, body)
 
 
 def checkpoint(
@@ -308,7 +271,7 @@ def checkpoint(
         if "digest" not in found:
             found["digest"] = weights_digest(os.fspath(local_folder))
     body = json_bytes({"format": "hf_safetensors"} | given(found))
-    return Delivery("checkpoint", registration, "PUT", f"/v1/runs/{{run}}/checkpoints/{int(step)}", ATTEMPT, body=body)
+    return Delivery("checkpoint", registration, {"step": int(step)}, body)
 
 
 def change(registration: Registration, step: int, kind: str, body: Mapping[str, Any]) -> Delivery:
@@ -316,8 +279,7 @@ def change(registration: Registration, step: int, kind: str, body: Mapping[str, 
     check_whole_number("step", step)
     if kind not in CHANGE_KINDS:
         raise ConfigurationError(f"kind must be one of {', '.join(CHANGE_KINDS)}, got {kind!r}")
-    path = f"/v1/runs/{{run}}/changes/{int(step)}/{kind}"
-    return Delivery("change", registration, "PUT", path, ATTEMPT, body=json_bytes(given(body)))
+    return Delivery("change", registration, {"step": int(step), "change": kind}, json_bytes(given(body)))
 
 
 def weights(
@@ -339,9 +301,7 @@ def weights(
     announced = {} if trainer is None else trainer.wholes
     holders |= {f"engine:{name}": _said(held, announced) for name, held in engines.items()}
     body = encode_report(holders, engines_in_all or len(engines) or None)
-    return Delivery(
-        "weights", registration, "PUT", f"/v1/runs/{{run}}/steps/{int(step)}/weights", ATTEMPT, PARQUET, body
-    )
+    return Delivery("weights", registration, {"step": int(step)}, body)
 
 
 def _said(holding: Holding, announced: Mapping[str, Any]) -> dict[str, Any]:
@@ -356,7 +316,7 @@ def _said(holding: Holding, announced: Mapping[str, Any]) -> dict[str, Any]:
 
 def state(registration: Registration, state: Literal["finished", "failed"]) -> Delivery:
     """Return the delivery that marks the end of the run."""
-    return Delivery("state", registration, "PATCH", "/v1/runs/{run}", body=json_bytes({"state": state}))
+    return Delivery("state", registration, body=json_bytes({"state": state}))
 
 
 def acknowledgement_body(
@@ -398,8 +358,7 @@ def lever_report_body(
 
 def acknowledgement(registration: Registration, body: Mapping[str, Any]) -> Delivery:
     """Return the delivery that reports what was applied: the learning rate, or with a `lever` another one."""
-    path = f"/v1/runs/{{run}}/{'advice' if 'lever' in body else 'lr-advice'}/ack"
-    return Delivery("acknowledgement", registration, "POST", path, body=json_bytes(body))
+    return Delivery("lever" if "lever" in body else "rate", registration, body=json_bytes(body))
 
 
 def check_whole_number(name: str, value: object) -> None:

@@ -1,7 +1,6 @@
 """Files and folders of this user that no one else may write: the files in a spool are sent with the API key."""
 
 import contextlib
-import ctypes
 import os
 import secrets
 import stat
@@ -116,18 +115,6 @@ def sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def sync_file_system(path: Path) -> bool:
-    """Sync the file system of a folder by one call; False if this system has none (`syncfs`: Linux)."""
-    call = getattr(ctypes.CDLL(None), "syncfs", None)
-    if call is None:
-        return False
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return int(call(handle)) == 0
     finally:
         os.close(handle)
 

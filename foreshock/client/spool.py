@@ -41,7 +41,6 @@ from foreshock.client.private_files import (
     read_own,
     require_private,
     sync,
-    sync_file_system,
     write_whole,
 )
 from foreshock.client.reporting import Counters, LogOnce
@@ -53,7 +52,6 @@ from foreshock.parsing import parse_json
 _ITEM, _REJECTED = ".item", ".rejected"
 _LOCK = "lock"
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
-_MOST_SYNCS = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -177,19 +175,21 @@ class Spool:
         """
         with self._lock, as_spool_error(self.directory):
             kept = sum(file.stat().st_size for file in self.directory.glob(f"*{_REJECTED}"))
-            if kept + item.size > self._settings.max_rejected_bytes:
-                path = None
-                self._delete(item)
-            else:
-                path = self._keep_rejected(item)
+            path = None
+            if kept + item.size <= self._settings.max_rejected_bytes:
+                stem = f"{item.number:012d}" if item.path is None else item.path.stem
+                path = self.directory / f"{now_us()}-{stem}{_REJECTED}"
+                if item.path is not None:
+                    item.path.replace(path)
+                elif item.delivery is not None:
+                    make_private(self.directory)
+                    write_whole(path, *_content(item.delivery))
+            self._delete(item)
             self._items.remove(item)
         return path
 
     def sync(self) -> None:
-        """Write what is in memory only, and make everything on disk survive a loss of power. Called by the sender.
-
-        A few are synced one by one, more by one sync of their file system: a disk commits a hundred files a second.
-        """
+        """Write what is in memory only, and make everything on disk survive a loss of power. Called by the sender."""
         with self._lock:
             for item in self._items:
                 if item.delivery is not None and not self._write(item):
@@ -200,11 +200,10 @@ class Spool:
         # Not under the lock: a disk may take milliseconds for each.
         try:
             with as_spool_error(self.directory):
-                if len(waiting) <= _MOST_SYNCS or not sync_file_system(self.directory):
-                    paths = [item.path for item in waiting if item.path is not None]
-                    for path in [*paths, *{path.parent for path in paths}]:
-                        with contextlib.suppress(FileNotFoundError):
-                            sync(path)
+                paths = [item.path for item in waiting if item.path is not None]
+                for path in [*paths, *{path.parent for path in paths}]:
+                    with contextlib.suppress(FileNotFoundError):
+                        sync(path)
         except SpoolError as error:
             self._log.warning("spool", str(error))
             return
@@ -255,20 +254,6 @@ class Spool:
         self.size += item.size
         item.path, item.delivery = path, None
         return True
-
-    def _keep_rejected(self, item: Item) -> Path:
-        stem = f"{item.number:012d}" if item.path is None else item.path.stem
-        path = self.directory / f"{now_us()}-{stem}{_REJECTED}"
-        if item.path is not None:
-            item.path.replace(path)
-            self.size -= item.size
-        elif item.delivery is not None:
-            make_private(self.directory)
-            write_whole(path, *_content(item.delivery))
-        with contextlib.suppress(OSError):
-            sync(path)
-            sync(self.directory)
-        return path
 
     def _delete(self, item: Item) -> None:
         if item.path is not None:
@@ -338,17 +323,16 @@ def _items_of(folder: Path) -> Iterator[Item]:
 
 def _lock_of(folder: Path) -> int | None:
     """Return the locked file of a folder, None if its process is still running or it is not the folder of a process."""
-    try:
-        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    is_held = False
-    try:
-        is_held = _try_lock(lock)
-    finally:
-        if not is_held:
-            os.close(lock)
-    return lock if is_held else None
+    with contextlib.ExitStack() as unless_held:
+        try:
+            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        unless_held.callback(os.close, lock)
+        if not _try_lock(lock):
+            return None
+        unless_held.pop_all()
+        return lock
 
 
 def _try_lock(lock: int) -> bool:

@@ -362,7 +362,7 @@ def test_full_spool_drops_the_newest_and_counts_them(make: Any, tmp_path: Path) 
     client = make(url=f"http://127.0.0.1:{port}", max_spool_bytes=4000, max_memory_bytes=2000)
     for step in range(10):
         client.log_rollouts(step, rollouts(step))
-    wait_until(lambda: client.counters.dropped_spool_full > 0 and not len(client._background._hand_over))
+    wait_until(lambda: client.counters.dropped_spool_full > 0 and not client._background._held_items)
     lost = client.counters.dropped
     with faulty_service(port=port) as service:
         assert client.flush(60).undelivered == 0

@@ -13,7 +13,7 @@ FOLDER = "tests/foreshock/client"
 FILES = [
     f"{FOLDER}/test_{name}.py"
     for name in (
-        "client", "client_arguments", "client_lifetime", "connection", "hand_over", "sender", "settings", "spool",
+        "client", "client_arguments", "client_lifetime", "connection", "sender", "settings", "spool",
     )
 ]  # fmt: skip
 

@@ -3,9 +3,6 @@
 import json
 from typing import Any
 
-import pytest
-
-from foreshock.client.deliveries import Delivery, Registration
 from tests.foreshock.client.faulty_service import FaultyService
 from tests.waiting import wait_until
 
@@ -31,10 +28,3 @@ def test_acknowledgement_and_end_say_whose_they_are_also_those_that_an_earlier_p
     assert end == {"state": "failed", "attempt": 1}
     before = len(service.bodies("/clients/"))
     wait_until(lambda: len(service.bodies("/clients/")) > before, 20)
-
-
-@pytest.mark.parametrize("body", [b"no JSON", b"[1]", b"\xff"])
-def test_spooled_acknowledgement_that_is_none_is_left_to_the_service(body: bytes) -> None:
-    registration = Registration({"project": "default", "key": "run"}, {"key": "first"})
-    delivery = Delivery("acknowledgement", registration, "POST", "/v1/runs/{run}/lr-advice/ack", body=body)
-    assert delivery.of_attempt(2) == delivery

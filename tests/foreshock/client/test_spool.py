@@ -26,14 +26,7 @@ REGISTRATION = Registration(
 
 
 def delivery(body: bytes, kind: str = "scalars") -> Delivery:
-    return Delivery(
-        kind,  # type: ignore[arg-type]
-        REGISTRATION,
-        method="PUT",
-        path="/v1/runs/{run}/steps/1/scalars",
-        query={"attempt": "{attempt}"},
-        body=body,
-    )
+    return Delivery(kind, REGISTRATION, {"step": 1}, body)
 
 
 def spool_in(
@@ -94,23 +87,15 @@ def test_written_items_are_read_back_by_the_next_process(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("count", "calls"), [(5, 6), (3_000, 0)], ids=["each and the folder", "the file system"])
-def test_what_waits_is_synced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, calls: int) -> None:
+def test_what_waits_is_synced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spool = spool_in(tmp_path)
-    for _ in range(count):
+    for _ in range(5):
         written(spool, delivery(b"x"))
     synced: list[int] = []
-    whole: list[Path] = []
-
-    def sync_file_system(folder: Path) -> bool:
-        whole.append(folder)
-        return True
-
     monkeypatch.setattr(os, "fsync", synced.append)
-    monkeypatch.setattr(spool_module, "sync_file_system", sync_file_system)
     spool.sync()
     spool.sync()
-    assert (len(synced), whole) == (calls, [] if calls else [tmp_path])
+    assert len(synced) == 6
 
 
 def test_items_of_another_service_are_left_to_its_clients(tmp_path: Path) -> None:
@@ -190,7 +175,7 @@ def test_item_beyond_the_limit_is_kept_in_memory_and_then_dropped_but_for_needed
 
 
 def test_rejected_items_are_kept_as_they_are_within_the_limit(tmp_path: Path) -> None:
-    spool = spool_in(tmp_path, max_spool_bytes=1000, max_memory_bytes=1, max_rejected_bytes=1500)
+    spool = spool_in(tmp_path, max_spool_bytes=1000, max_memory_bytes=1, max_rejected_bytes=1200)
     whole = written(spool, delivery(b"x" * 60)).read_bytes()
     path = spool.set_aside(items(spool)[0])
     assert path is not None
@@ -231,18 +216,17 @@ def test_files_are_readable_by_their_user_only(tmp_path: Path) -> None:
     assert opened.stat().st_mode & 0o777 == 0o700
 
 
-PLANTED = [
-    {"method": "PUT", "path": "http://thief.example/v1/runs/{run}/steps/1/scalars"},
-    {"method": "DELETE", "path": "/v1/runs/{run}"},
-    {"method": "PUT", "path": "/v1/runs/other/steps/1/scalars"},
-    {"method": "PUT", "path": "/v1/runs/{run.__class__}/steps/1/scalars"},
-    {"kind": "state", "method": "DELETE", "path": "/v1/runs/{run}"},
-    {"kind": "register", "method": "POST", "path": "/v1/runs"},
-    {"query": {"attempt": "{attempt}", "x": "1"}},
-    {"query": {"attempt": "1"}},
-    {"content_type": "text/html"},
+PLANTED: list[dict[str, object]] = [
+    {"place": {"step": "../../other"}},
+    {"place": {"step": "1"}},
+    {"place": {"step": 1.5}},
+    {"place": {"step": 1, "shards": "{attempt}"}},
+    {"place": {}},
+    {"place": [1]},
+    {"kind": "rollouts"},
+    {"kind": "DELETE"},
     {"run": {}},
-    {"kind": "new"},
+    {"attempt": {}},
 ]
 
 
