@@ -6,9 +6,10 @@ A thread fetches each closed step from the service and writes it as `foreshock/k
 exporter waits in, or raises into, the training thread. docs/exporters.md has the series of each step.
 """
 
-from foreshock.exporters.exporter import DEFAULT_MEASURES, ExportedRun, Exporter, StepValues
 from foreshock.exporters.exports import make_exporters
 from foreshock.exporters.trackers import (
+    DEFAULT_MEASURES,
+    Exporter,
     MlflowExporter,
     TensorBoardExporter,
     TrackioExporter,
@@ -17,10 +18,8 @@ from foreshock.exporters.trackers import (
 
 __all__ = [
     "DEFAULT_MEASURES",
-    "ExportedRun",
     "Exporter",
     "MlflowExporter",
-    "StepValues",
     "TensorBoardExporter",
     "TrackioExporter",
     "WandbExporter",

@@ -13,21 +13,27 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from foreshock.api.watch import STANDING, AlertRecord
+from foreshock.client.columns import Measurements
 from foreshock.client.connection import run_url
 from foreshock.client.reader import Reader
 from foreshock.client.reporting import DeliveryStatus, LogOnce
+from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.errors import ConfigurationError
-from foreshock.exporters.exporter import ExportedRun, Exporter
-from foreshock.exporters.step_values import StepSource
 from foreshock.exporters.trackers import (
+    Exporter,
     MlflowExporter,
     TensorBoardExporter,
     TrackioExporter,
     WandbExporter,
 )
+from foreshock.learning_rate.advice import Advice
+from foreshock.severity import SEVERITIES
 
 if TYPE_CHECKING:
     from foreshock.client.client import Client
@@ -47,7 +53,6 @@ Export = str | Exporter | Iterable[str | Exporter]
 _EXPORTERS: dict[str, type[Exporter]] = {
     each.name: each for each in (WandbExporter, TensorBoardExporter, MlflowExporter, TrackioExporter)
 }
-NAMES = tuple(_EXPORTERS)
 
 
 class Exports:
@@ -58,33 +63,35 @@ class Exports:
 
         Raises ConfigurationError for the argument; an error in the environment is logged, since rollouts matter more.
         """
-        self._client = client
-        self._log = LogOnce("foreshock.exporters")
-        self._exporters: list[Exporter] = []
-        self._threads: list[_ExportThread] = []
+        log, exporters = LogOnce("foreshock.exporters"), list[Exporter]()
         try:
-            self._exporters = make_exporters(os.environ.get(_VARIABLE, "") if export is None else export)
+            exporters = make_exporters(os.environ.get(_VARIABLE, "") if export is None else export)
         except ConfigurationError as error:
             if export is not None:
                 raise
-            self._log.warning("environment", f"{_VARIABLE} is ignored, nothing is exported: {error}")
+            log.warning("environment", f"{_VARIABLE} is ignored, nothing is exported: {error}")
+        self._threads = [_ExportThread(each, client, log) for each in exporters]
+        self._pid = os.getpid()
 
     def note_step(self, step: int) -> None:
         """Export `step` once it has closed; returns at once."""
-        if self._exporters and not self._threads:
-            self._threads = [_ExportThread(each, self._client, self._log) for each in self._exporters]
-            atexit.register(self._close_at_exit)
+        if self._pid != os.getpid():
+            return
         for thread in self._threads:
+            if thread.ident is None:
+                thread.start()
+                atexit.register(self._close_at_exit)
             thread.note_step(step)
 
     def close(self, timeout_seconds: float, status: DeliveryStatus) -> None:
         """Write the steps that the service has, within the timeout; do not wait if items are undelivered."""
-        threads, self._threads, self._exporters = self._threads, [], []
+        started = [thread for thread in self._threads if thread.ident is not None and self._pid == os.getpid()]
+        self._threads = []
         atexit.unregister(self._close_at_exit)
-        for thread in threads:
+        for thread in started:
             thread.begin_close(0.0 if status.undelivered else timeout_seconds)
-        for thread in threads:
-            thread.join()
+        for thread in started:
+            thread.end()
 
     def _close_at_exit(self) -> None:
         self.close(2.0, DeliveryStatus())
@@ -95,13 +102,15 @@ def make_exporters(export: Export) -> list[Exporter]:
 
     Raises ConfigurationError for an unknown name, for one that is named twice, and if a package is missing.
     """
-    entries = [export] if isinstance(export, str | Exporter) else list(export)
     made: list[Exporter] = []
-    for entry in entries:
+    for entry in [export] if isinstance(export, str | Exporter) else export:
         if isinstance(entry, Exporter):
             made.append(entry)
-        else:
-            made += [_named(name.strip()) for name in entry.split(",") if name.strip()]
+            continue
+        for name in filter(None, map(str.strip, entry.split(","))):
+            if name not in _EXPORTERS:
+                raise ConfigurationError(f"unknown exporter {name!r}; exporters: {', '.join(_EXPORTERS)}")
+            made.append(_EXPORTERS[name]())
     names = [each.name for each in made]
     for name in names:
         if names.count(name) > 1:
@@ -109,36 +118,26 @@ def make_exporters(export: Export) -> list[Exporter]:
     return made
 
 
-def _named(name: str) -> Exporter:
-    if name not in _EXPORTERS:
-        raise ConfigurationError(f"unknown exporter {name!r}; exporters: {', '.join(NAMES)}")
-    return _EXPORTERS[name]()
-
-
-class _ExportThread:
-    """Exports one run to one tracker. `note_step` never waits and never raises; `join` waits up to the timeout."""
+class _ExportThread(threading.Thread):
+    """Exports one run to one tracker. `note_step` never waits and never raises; `end` waits up to the timeout."""
 
     def __init__(self, exporter: Exporter, client: Client, log: LogOnce) -> None:
+        super().__init__(name=f"foreshock-export-{exporter.name}", daemon=True)
         self._exporter = exporter
         self._client = client
         self._log = log
-        self._written = 0
         self._pending: dict[int, float] = {}
         self._done: set[int] = set()
+        # The rules that have fired so far: each has a series.
+        self._rules: set[str] = set()
         self._lock = threading.Lock()
         self._noted = threading.Event()
         self._closing = threading.Event()
         self._deadline = math.inf
         self._reader: Reader | None = None
-        self._source: StepSource | None = None
-        self._pid = os.getpid()
-        self._thread = threading.Thread(target=self._work, name=f"foreshock-export-{exporter.name}", daemon=True)
-        self._thread.start()
 
     def note_step(self, step: int) -> None:
         """Export `step` once it has closed. Called in the trainer's thread."""
-        if self._pid != os.getpid() or self._closing.is_set():
-            return
         try:
             if not self._exporter.ready:
                 self._exporter.attach()
@@ -155,102 +154,36 @@ class _ExportThread:
         self._closing.set()
         self._noted.set()
 
-    def join(self) -> None:
+    def end(self) -> None:
         """Wait until the thread has ended, at most until the deadline; log what was not written."""
-        if self._pid != os.getpid():
-            return
-        self._thread.join(max(_LEAST_CLOSE_SECONDS, self._deadline - time.monotonic()))
-        if self._thread.is_alive() and self._reader is not None:
+        self.join(max(_LEAST_CLOSE_SECONDS, self._deadline - time.monotonic()))
+        if self.is_alive() and self._reader is not None:
             self._reader.connection.interrupt()
-            self._thread.join(_LEAST_CLOSE_SECONDS)
-        with self._lock:
-            left = len(self._pending)
-        if left:
+            self.join(_LEAST_CLOSE_SECONDS)
+        if left := len(self._pending):
             reason = f": {self._exporter.missing}" if not self._exporter.ready else "; the service has them"
             self._warn("left", f"{left} steps were not exported{reason}")
 
-    def _work(self) -> None:
+    def run(self) -> None:
+        """Write the pending steps until the client closes, then those that close before the deadline."""
         delay = _FIRST_SECONDS
-        try:
-            while not self._closing.is_set():
-                if self._noted.is_set() or not self._pending:
-                    self._noted.wait()
-                    self._noted.clear()
-                    delay = _FIRST_SECONDS
-                if self._closing.wait(delay):
-                    break
-                delay = _FIRST_SECONDS if self._export(closing=False) else min(2 * delay, _LONGEST_SECONDS)
-            delay = _FIRST_SECONDS_CLOSING
-            while self._pending and self._client.attempt is not None:
-                self._export(closing=True)
-                left = self._deadline - time.monotonic()
-                if left <= 0.0:
-                    break
-                if self._pending:
-                    time.sleep(min(delay, left))
-                    delay = min(2 * delay, _FIRST_SECONDS)
-        finally:
-            self._finish()
-
-    def _export(self, *, closing: bool) -> bool:
-        """Write the pending steps that have closed; return True if there were any."""
-        written = self._written
-        try:
-            self._export_closed_steps(closing=closing)
-        except Exception as error:
-            self._warn(f"export {type(error).__name__}", f"writing a step failed and is tried again: {error}")
-        self._give_up_old()
-        return self._written > written
-
-    def _export_closed_steps(self, *, closing: bool) -> None:
-        if self._client.attempt is None or not self._exporter.ready:
-            return
-        source = self._source or self._begin()
-        with self._lock:
-            pending = sorted(self._pending)
-        while pending:
-            first = pending[0]
-            reached = [step for step in pending if step < first + _STEPS_PER_READ]
-            pending = pending[len(reached) :]
-            for step in source.read(first, reached[-1]):
-                if step.step not in reached or (closing and time.monotonic() > self._deadline):
-                    continue
-                if not self._exporter.write(step, closing=closing):
-                    return
-                with self._lock:
-                    self._done.add(step.step)
-                    self._pending.pop(step.step, None)
-                self._written += 1
-
-    def _begin(self) -> StepSource:
-        """Start the exporter with the registered run; return the source of its steps."""
-        client, settings = self._client, self._client.settings
-        run_id, attempt = client.run_id, client.attempt
-        assert run_id is not None
-        assert attempt is not None
-        page = run_url(settings.url, client.project, client.run_key)
-        self._exporter.start(ExportedRun(client.project, client.run_key, run_id, attempt, page))
-        # It asks once, since steps are tried again, and has the limit of answers in a trainer.
-        self._reader = Reader(
-            settings.url,
-            api_key=settings.api_key,
-            timeout_seconds=settings.timeout_seconds,
-            retry_seconds=0.0,
-            max_answer_bytes=_MOST_ANSWER_BYTES,
-        )
-        self._source = StepSource(self._reader, run_id, attempt, self._exporter.measures)
-        return self._source
-
-    def _give_up_old(self) -> None:
-        oldest = time.monotonic() - _GIVE_UP_SECONDS
-        with self._lock:
-            old = [step for step, noted in self._pending.items() if noted < oldest]
-            for step in old:
-                del self._pending[step]
-        if old:
-            self._warn("old", f"step {old[0]} is not exported: it was not written within an hour")
-
-    def _finish(self) -> None:
+        while not self._closing.is_set():
+            if self._noted.is_set() or not self._pending:
+                self._noted.wait()
+                self._noted.clear()
+                delay = _FIRST_SECONDS
+            if self._closing.wait(delay):
+                break
+            delay = _FIRST_SECONDS if self._export(closing=False) else min(2 * delay, _LONGEST_SECONDS)
+        delay = _FIRST_SECONDS_CLOSING
+        while self._pending and self._client.attempt is not None:
+            self._export(closing=True)
+            left = self._deadline - time.monotonic()
+            if left <= 0.0:
+                break
+            if self._pending:
+                time.sleep(min(delay, left))
+                delay = min(2 * delay, _FIRST_SECONDS)
         with contextlib.suppress(Exception):
             if self._reader is not None:
                 self._reader.close()
@@ -259,5 +192,105 @@ class _ExportThread:
         except Exception as error:
             self._warn("close", f"closing failed: {error!r}")
 
+    def _export(self, *, closing: bool) -> bool:
+        """Write the pending steps that have closed; return True if there were any. Gives up old ones."""
+        written = len(self._done)
+        try:
+            self._export_closed_steps(closing=closing)
+        except Exception as error:
+            self._warn(f"export {type(error).__name__}", f"writing a step failed and is tried again: {error}")
+        with self._lock:
+            oldest = time.monotonic() - _GIVE_UP_SECONDS
+            old = [step for step, noted in self._pending.items() if noted < oldest]
+            for step in old:
+                del self._pending[step]
+        if old:
+            self._warn("old", f"step {old[0]} is not exported: it was not written within an hour")
+        return len(self._done) > written
+
+    def _export_closed_steps(self, *, closing: bool) -> None:
+        if self._client.attempt is None or not self._exporter.ready:
+            return
+        reader = self._reader or self._begin()
+        with self._lock:
+            pending = sorted(self._pending)
+        while pending:
+            reached = [step for step in pending if step < pending[0] + _STEPS_PER_READ]
+            pending = pending[len(reached) :]
+            for step, values in self._read(reader, reached[0], reached[-1]).items():
+                if step not in reached or (closing and time.monotonic() > self._deadline):
+                    continue
+                if not self._exporter.write(step, values, closing=closing):
+                    return
+                with self._lock:
+                    self._done.add(step)
+                    self._pending.pop(step, None)
+
+    def _begin(self) -> Reader:
+        """Start the exporter with the page of the registered run; return the reader of its steps."""
+        client, settings = self._client, self._client.settings
+        self._exporter.start(run_url(settings.url, client.project, client.run_key))
+        # It asks once, since steps are tried again, and has the limit of answers in a trainer.
+        self._reader = Reader(
+            settings.url,
+            api_key=settings.api_key,
+            timeout_seconds=settings.timeout_seconds,
+            retry_seconds=0.0,
+            max_answer_bytes=_MOST_ANSWER_BYTES,
+        )
+        return self._reader
+
+    def _read(self, reader: Reader, first: int, last: int) -> dict[int, dict[str, float]]:
+        """Return the values of the closed steps with first ≤ step ≤ last, in step order. Raises ServiceError."""
+        run, attempt, measures = self._client.run_id, self._client.attempt, self._exporter.measures
+        assert run is not None
+        comparisons = (TRAINER_ROLLOUT, STEP_ROW)
+        measured = reader.measurements(
+            run, measures=measures, comparisons=comparisons, from_step=first, to_step=last, attempt=attempt
+        )
+        if not measured.columns.rows:
+            return {}
+        alerts = tuple(reader.alerts(run, states=(*STANDING, "resolved")))
+        advice = reader.advice(run).advice
+        return step_values(measured, alerts, advice if advice.attempt == attempt else None, measures, self._rules)
+
     def _warn(self, key: str, message: str) -> None:
         self._log.warning(f"{self._exporter.name} {key}", f"export to {self._exporter.name}: {message}")
+
+
+def step_values(
+    measured: Measurements,
+    alerts: Sequence[AlertRecord],
+    advice: Advice | None,
+    measures: Sequence[str],
+    rules: set[str],
+) -> dict[int, dict[str, float]]:
+    """Return the values of each measured step by name, in step order.
+
+    `rules` has the rules that fired so far: each has a series that is 1 while it fires, else 0.
+    """
+    columns = measured.columns
+    found: dict[int, dict[str, float]] = {int(step): {} for step in np.unique(columns["step"])}
+    for name in measures:
+        for step, value in zip(columns["step"].tolist(), columns.get(name, ()), strict=False):
+            if np.isfinite(value):
+                found[step][name] = float(value)
+    missing = {each.step: float(each.expected_shards - each.shards) for each in measured.incomplete_steps}
+    rules |= {alert.rule for alert in alerts}
+    for step, values in found.items():
+        values["missing_shards"] = missing.get(step, 0.0)
+        firing = [alert for alert in alerts if _fires_at(alert, step)]
+        for severity in SEVERITIES:
+            values[f"alerts/{severity}"] = float(sum(alert.severity == severity for alert in firing))
+        named = {alert.rule for alert in firing}
+        values |= {f"alert/{rule}": float(rule in named) for rule in rules}
+        if advice is not None:
+            values |= {"lr_scale": advice.scale(step), "lr_scale_advised": advice.advised_scale(step)}
+    return found
+
+
+def _fires_at(alert: AlertRecord, step: int) -> bool:
+    """Return True if the alert fires at `step`; one that a person resolved has no step at which it cleared."""
+    if alert.step > step:
+        return False
+    return step < alert.cleared_step if alert.cleared_step is not None else alert.state in STANDING

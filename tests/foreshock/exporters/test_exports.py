@@ -4,7 +4,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,8 +15,8 @@ from foreshock.api.watch import AlertRecord
 from foreshock.client.columns import Measurements
 from foreshock.client.columns import measurements as parse_measurements
 from foreshock.errors import ConfigurationError
-from foreshock.exporters import DEFAULT_MEASURES, ExportedRun, Exporter, StepValues, exporter, make_exporters
-from foreshock.exporters.step_values import step_values
+from foreshock.exporters import DEFAULT_MEASURES, Exporter, make_exporters, trackers
+from foreshock.exporters.exports import step_values
 from foreshock.learning_rate.advice import Advice
 from foreshock.learning_rate.length_decay import Point
 from foreshock.measures.registry import MEASURES
@@ -33,23 +33,24 @@ class Recorder(Exporter):
     module: ClassVar[str] = "json"
 
     def __init__(self) -> None:
-        super().__init__()
-        self.steps: list[StepValues] = []
+        super().__init__("a run")
+        self.steps: dict[int, Mapping[str, float]] = {}
         self.failures = 0
         self.hanging = threading.Event()
         self.hang = False
         self.closed = False
 
-    def start(self, run: ExportedRun) -> None:
-        self.run = run
+    def start(self, page: str) -> None:
+        self.page = page
 
-    def write(self, step: StepValues, *, closing: bool) -> bool:
+    def write(self, step: int, values: Mapping[str, float], *, closing: bool) -> bool:
         if self.failures:
             self.failures -= 1
             raise OSError("the tracker is away")
         if self.hang:
             self.hanging.wait(120)
-        self.steps.append(step)
+        assert step not in self.steps, "each step once"
+        self.steps[step] = values
         return True
 
     def close(self) -> None:
@@ -73,10 +74,10 @@ def test_a_tracker_that_fails_gets_each_step_once_later(make: Callable[..., Clie
     client = make("fails", export=recorder)
     train(client, lambda step: None)
     assert client.close()
-    assert sorted(each.step for each in recorder.steps) == list(STEPS)
-    assert {each.step: each.values["k3_kl"] for each in recorder.steps} == pytest.approx(curve(client, "k3_kl"))
+    assert sorted(recorder.steps) == list(STEPS)
+    assert {step: values["k3_kl"] for step, values in recorder.steps.items()} == pytest.approx(curve(client, "k3_kl"))
     assert recorder.closed
-    assert recorder.run.page == f"{client.settings.url}/runs/default/fails"
+    assert recorder.page == f"{client.settings.url}/runs/default/fails"
 
 
 @pytest.mark.slow
@@ -95,7 +96,7 @@ def test_a_hanging_tracker_delays_neither_training_nor_the_end(make: Callable[..
     started = time.monotonic()
     client.close(2)
     assert time.monotonic() - started < 30
-    assert [each.step for each in other.steps] == [1, 2]
+    assert list(other.steps) == [1, 2]
     recorder.hanging.set()
 
 
@@ -109,7 +110,7 @@ def test_a_step_that_is_logged_again_is_exported_once(make: Callable[..., Client
     client.log_rollouts(1, random_batch(1))
     assert client.flush(300)
     assert client.close()
-    assert [each.step for each in recorder.steps] == [1]
+    assert list(recorder.steps) == [1]
 
 
 @pytest.mark.slow
@@ -120,7 +121,7 @@ def test_other_ranks_export_nothing(make: Callable[..., Client]) -> None:
     client.log_rollouts(1, random_batch(1))
     assert client.flush(300)
     client.close()
-    assert recorder.steps == []
+    assert recorder.steps == {}
 
 
 def test_a_dead_service_costs_the_trainer_nothing(tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ def test_a_dead_service_costs_the_trainer_nothing(tmp_path: Path) -> None:
     started = time.monotonic()
     client.close(1)
     assert time.monotonic() - started < 60
-    assert recorder.steps == []
+    assert recorder.steps == {}
 
 
 def test_wrong_names_say_what_is_known(tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ def test_wrong_names_say_what_is_known(tmp_path: Path) -> None:
 
 
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(exporter, "_is_installed", lambda module: False)
+    monkeypatch.setattr(trackers, "_is_installed", lambda module: False)
     with pytest.raises(ConfigurationError, match=r"pip install .*\[mlflow\]'"):
         Client(spool_directory=tmp_path, export="mlflow")
 
@@ -176,34 +177,35 @@ def measured(*incomplete: dict[str, int], **columns: list[Any]) -> Measurements:
 
 def test_rows_of_both_comparisons_join_in_their_step() -> None:
     read = measured(step=[1, 2, 1], k3_kl=[0.1, None, None], reward_mean=[None, None, 0.5], other=[1, 1, 1])
-    first, second = step_values(read, [], None, ("k3_kl", "reward_mean"), set())
-    assert (first.step, first.values["k3_kl"], first.values["reward_mean"]) == (1, 0.1, 0.5)
-    assert "k3_kl" not in second.values
-    assert "other" not in first.values
+    found = step_values(read, [], None, ("k3_kl", "reward_mean"), set())
+    assert list(found) == [1, 2]
+    assert (found[1]["k3_kl"], found[1]["reward_mean"]) == (0.1, 0.5)
+    assert "k3_kl" not in found[2]
+    assert "other" not in found[1]
 
 
 def test_an_alert_counts_from_its_step_until_it_clears() -> None:
     read = measured(step=[1, 2, 3, 4])
     rules: set[str] = set()
     steps = step_values(read, [alert(2, state="resolved", cleared_step=4)], None, (), rules)
-    assert [each.values["alerts/warning"] for each in steps] == [0, 1, 1, 0]
-    assert [each.values["alert/k3_high"] for each in steps] == [0, 1, 1, 0]
-    (later,) = step_values(measured(step=[5]), [], None, (), rules)
-    assert later.values["alert/k3_high"] == 0, "a rule that fired once keeps its series"
+    assert [values["alerts/warning"] for values in steps.values()] == [0, 1, 1, 0]
+    assert [values["alert/k3_high"] for values in steps.values()] == [0, 1, 1, 0]
+    later = step_values(measured(step=[5]), [], None, (), rules)[5]
+    assert later["alert/k3_high"] == 0, "a rule that fired once keeps its series"
 
 
 def test_an_alert_that_a_person_resolved_does_not_fire() -> None:
-    (step,) = step_values(measured(step=[3]), [alert(2, state="resolved")], None, (), set())
-    assert step.values["alerts/warning"] == 0
+    found = step_values(measured(step=[3]), [alert(2, state="resolved")], None, (), set())
+    assert found[3]["alerts/warning"] == 0
 
 
 def test_an_incomplete_step_shows_its_missing_shards() -> None:
     read = measured({"attempt": 1, "step": 2, "shards": 1, "expected_shards": 4}, step=[1, 2])
-    assert [each.values["missing_shards"] for each in step_values(read, [], None, (), set())] == [0, 3]
+    assert [each["missing_shards"] for each in step_values(read, [], None, (), set()).values()] == [0, 3]
 
 
 def test_advice_gives_the_scale_of_each_step_in_either_mode() -> None:
     advice = Advice(run="run-1", attempt=1, revision=1, mode="shadow", points=(Point(2, 1),))
-    first, second = step_values(measured(step=[1, 2]), [], advice, (), set())
-    assert (first.values["lr_scale"], first.values["lr_scale_advised"]) == (1.0, 1.0)
-    assert (second.values["lr_scale"], second.values["lr_scale_advised"]) == (1.0, 0.5)
+    found = step_values(measured(step=[1, 2]), [], advice, (), set())
+    assert (found[1]["lr_scale"], found[1]["lr_scale_advised"]) == (1.0, 1.0)
+    assert (found[2]["lr_scale"], found[2]["lr_scale_advised"]) == (1.0, 0.5)
