@@ -1,38 +1,33 @@
 """Findings of runs: what the service has concluded from their stored data, by run, source and name.
 
-A source adds the findings of a new step in the transaction that stores them. What may remove findings (a late shard, a
-repeated measurement, a resume) marks the run's source as due, and its findings are read again when the run is advanced.
+What may change the findings of a source (a step that closes, a late shard, a resume) marks it as due for the run; they
+are then read from the stored data when the run is advanced.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Annotated, Any, NamedTuple, cast
 
 from fastapi import Query
-from sqlalchemy import ColumnElement, case, delete, select
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from foreshock.api.records import from_attributes, to_json
 from foreshock.api.runs import ConfidenceRecord, FindingRecord, FindingSource
 from foreshock.clock import now_us
-from foreshock.severity import SEVERITIES, Severity, severity_rank
+from foreshock.severity import Severity, severity_rank
 from foreshock_service.platform import pagination, parameters, security
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.database.engine import insert_for, table_of, upsert
+from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import Run, StoredFinding
-from foreshock_service.runs import attempts, due, events, run_endpoints, runs
+from foreshock_service.runs import due, events, run_endpoints, runs
 
 router = parameters.api_router(prefix="/v1", tags=["findings"])
 
 _Several = Query(max_length=20, description="absent: all")
 _KEY = ("run_id", "source", "name")
+_CHANGES = ("severity", "steps", "first_step", "newest_step")
 _ORDER = (StoredFinding.changed_at_us, StoredFinding.run_id, StoredFinding.source, StoredFinding.name)
-
-
-Read = Callable[[Session, str], Sequence["FindingOfSteps"]]
-"""A function that reads the findings of a run from a source."""
 
 
 class FindingFilter(NamedTuple):
@@ -46,8 +41,8 @@ class FindingFilter(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class FindingOfStep:
-    """A finding at one step."""
+class Finding:
+    """A finding over the active steps of a run: the content of its newest step, with the worst severity."""
 
     name: str
     severity: Severity
@@ -55,16 +50,13 @@ class FindingOfStep:
     sentence: str
     remedy: str | None = None
     confidence: ConfidenceRecord | None = None
+    steps: int = 1
+    first_step: int = 0
+    newest_step: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class FindingOfSteps:
-    """A finding over the active steps of a run; `newest` is that of its newest step, with the worst severity."""
-
-    newest: FindingOfStep
-    steps: int
-    first_step: int
-    newest_step: int
+Read = Callable[[Session, str], Sequence[Finding]]
+"""A function that reads the findings of a run from a source."""
 
 
 @router.get("/runs/{run}/findings")
@@ -135,60 +127,6 @@ def findings_of_runs(
     return pagination.page_of_query(session, query, _ORDER, cursor, limit, read)
 
 
-def add_step(
-    session: Session,
-    key: events.StepKey,
-    source: FindingSource,
-    before: Mapping[str, str],
-    found: Sequence[FindingOfStep],
-) -> None:
-    """Add the findings of a step to those of its run, which the caller has locked.
-
-    `before` has the severities of the step's previous findings, by name. If one of these is gone or has another
-    severity, or if the run's findings will be read again anyway, they are read again with this step's.
-    """
-    if not attempts.is_active(session, key):
-        return
-    now = {each.name: each.severity for each in found}
-    changed = any(now.get(name) != severity for name, severity in before.items())
-    if changed or (found and due.is_source_due(session, key.run_id, source)):
-        due.mark(session, key.run_id, source=source)
-        return
-    if not found:
-        return
-    # `steps` is 0 if the step is counted already.
-    rows = [
-        _row(key.run_id, source, FindingOfSteps(each, int(each.name not in before), key.step, key.step))
-        for each in found
-    ]
-    session.execute(_adding(insert_for(session, table_of(StoredFinding))), rows)
-
-
-# Cached: the statement takes longer to build than to execute.
-@cache
-def _adding(statement: Any) -> Any:
-    table = table_of(StoredFinding)
-    added = statement.excluded
-    is_newest = added.newest_step >= table.c.newest_step
-    is_worse = _rank(added.severity) < _rank(table.c.severity)
-    changed = {
-        "severity": case((is_worse, added.severity), else_=table.c.severity),
-        "sentence": case((is_newest, added.sentence), else_=table.c.sentence),
-        "confidence": case((is_newest, added.confidence), else_=table.c.confidence),
-        "title": added.title,
-        "remedy": added.remedy,
-        "steps": table.c.steps + added.steps,
-        "first_step": case((added.first_step < table.c.first_step, added.first_step), else_=table.c.first_step),
-        "newest_step": case((is_newest, added.newest_step), else_=table.c.newest_step),
-        "changed_at_us": case((added.steps > 0, added.changed_at_us), else_=table.c.changed_at_us),
-    }
-    return statement.on_conflict_do_update(index_elements=_KEY, set_=changed)
-
-
-def _rank(severity: ColumnElement[str]) -> ColumnElement[int]:
-    return case({each: severity_rank(each) for each in SEVERITIES}, value=severity)
-
-
 def forget_superseded(session: Session, started: events.AttemptStarted) -> None:
     """Mark the findings as due that include steps which the new attempt supersedes."""
     query = select(StoredFinding.source).where(
@@ -198,53 +136,28 @@ def forget_superseded(session: Session, started: events.AttemptStarted) -> None:
         due.mark(session, started.run_id, source=cast(FindingSource, source))
 
 
-def replace_findings(session: Session, run_id: str, source: FindingSource, found: Sequence[FindingOfSteps]) -> None:
-    """Replace the findings of a run's source; unchanged ones keep their time of change."""
+def replace_findings(session: Session, run_id: str, source: FindingSource, found: Sequence[Finding]) -> None:
+    """Replace the findings of a run's source; those of the same steps and severity keep their time of change."""
     of_source = (StoredFinding.run_id == run_id, StoredFinding.source == source)
     known = {each.name: each for each in session.scalars(select(StoredFinding).where(*of_source))}
-    rows = [_row(run_id, source, each) for each in found]
-    gone = known.keys() - {row["name"] for row in rows}
+    gone = known.keys() - {each.name for each in found}
     if gone:
         session.execute(delete(StoredFinding).where(*of_source, StoredFinding.name.in_(gone)))
-    changed = [
-        row
-        for row in rows
-        if (stored := known.get(row["name"])) is None
-        or any(getattr(stored, name) != value for name, value in row.items() if name != "changed_at_us")
-    ]
-    upsert(session, StoredFinding, changed, _KEY)
+    rows = []
+    for each in found:
+        stored = known.get(each.name)
+        is_same = stored is not None and all(getattr(stored, name) == getattr(each, name) for name in _CHANGES)
+        at_us = stored.changed_at_us if stored is not None and is_same else now_us()
+        rows.append({"run_id": run_id, "source": source, **to_json(each), "changed_at_us": at_us})
+    upsert(session, StoredFinding, rows, _KEY)
 
 
-def of_steps(steps: Sequence[int], severities: Sequence[str], newest: FindingOfStep) -> FindingOfSteps:
-    """Return a finding over the steps that have it, in order, with the worst of their severities."""
-    worst = cast(Severity, min(severities, key=severity_rank))
-    return FindingOfSteps(replace(newest, severity=worst), len(steps), steps[0], steps[-1])
-
-
-def newest_of_steps(found: Iterable[tuple[int, Iterable[FindingOfStep]]]) -> list[FindingOfSteps]:
+def newest_of_steps(found: Iterable[tuple[int, Iterable[Finding]]]) -> list[Finding]:
     """Return each finding of these steps, which are given newest first, with the content of its newest step."""
-    newest: dict[str, FindingOfStep] = {}
-    steps: defaultdict[str, list[int]] = defaultdict(list)
+    newest: dict[str, Finding] = {}
     for step, of_step in found:
         for each in of_step:
-            newest.setdefault(each.name, each)
-            steps[each.name].insert(0, step)
-    return [of_steps(steps[name], [each.severity], each) for name, each in newest.items()]
-
-
-def _row(run_id: str, source: FindingSource, found: FindingOfSteps) -> dict[str, Any]:
-    newest = found.newest
-    return {
-        "run_id": run_id,
-        "source": source,
-        "name": newest.name,
-        "severity": newest.severity,
-        "title": newest.title,
-        "sentence": newest.sentence,
-        "remedy": newest.remedy,
-        "steps": found.steps,
-        "first_step": found.first_step,
-        "newest_step": found.newest_step,
-        "confidence": None if newest.confidence is None else to_json(newest.confidence),
-        "changed_at_us": now_us(),
-    }
+            known = newest.get(each.name, replace(each, steps=0, newest_step=step))
+            worst = min(known.severity, each.severity, key=severity_rank)
+            newest[each.name] = replace(known, severity=worst, steps=known.steps + 1, first_step=step)
+    return list(newest.values())

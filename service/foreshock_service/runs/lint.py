@@ -1,11 +1,11 @@
 """Lint of stored rollouts: evidence for each shard, a verdict for each closed step, a summary for each run."""
 
+import json
 import math
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import cast
+from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, Text, cast, func, select
 from sqlalchemy.orm import Session
 
 from foreshock import json_values
@@ -25,13 +25,13 @@ from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import Run, ShardLint, StepLint
-from foreshock_service.runs import attempts, events, findings, judging, run_endpoints, runs, scalars, steps
+from foreshock_service.runs import attempts, due, events, findings, judging, run_endpoints, runs, scalars, steps
 
 router = parameters.api_router(prefix="/v1/runs/{run}", tags=["lint"])
 
 _STEP_KEY = ("run_id", "attempt", "step")
 _SURPRISAL = "raw_log_probs"
-_SHOWN = ("name", "severity", "title", "seen", "remedy")
+_SHOWN = ("title", "seen", "remedy")
 _SUMS = ("surprisal_tokens", "surprisal", "entropy", "surprisal_variance", "largest_surprisal")
 # Evidence of a shard is read in about 0.3 ms.
 _MOST_WINDOW_SHARDS = 256
@@ -82,8 +82,6 @@ def evidence_of_step(session: Session, key: events.StepKey) -> list[judging.Lint
 def store_verdict(session: Session, key: events.StepKey, verdict: judging.StepVerdict, *, again: bool) -> None:
     """Store the verdict on a step, or overwrite an older one; `again`: the step may have one. The run is locked."""
     warnings = verdict.report.warnings
-    stored = select(StepLint.warnings).filter_by(**key._asdict())
-    before = (session.scalar(stored) or {}) if again else {}
     worst = warnings[0].severity if warnings else "info"
     row = {
         **key._asdict(),
@@ -93,24 +91,20 @@ def store_verdict(session: Session, key: events.StepKey, verdict: judging.StepVe
         **{name: getattr(verdict, name) for name in _SUMS},
     }
     upsert(session, StepLint, [row], _STEP_KEY)
-    if before or warnings:
-        found = [findings.FindingOfStep(*(getattr(warning, name) for name in _SHOWN)) for warning in warnings]
-        findings.add_step(session, key, "lint", before, found)
+    if again or warnings:
+        due.mark(session, key.run_id, source="lint")
 
 
-def findings_of_run(session: Session, run_id: str) -> list[findings.FindingOfSteps]:
+def findings_of_run(session: Session, run_id: str) -> list[findings.Finding]:
     """Return the warnings of the run's active steps, each with the evidence of the newest step that has it."""
     found = []
-    warned = _warned_steps(session, run_id, None, infos=True)
-    for name, having in warned.items():
-        key = attempts.resolve_step(session, run_id, max(having), None)
-        stored = session.get(StepLint, tuple(key))
-        # If a verdict has changed since the steps were read, the findings are not stored but read again.
+    for name, warned in _warned_steps(session, run_id, None, infos=True).items():
+        stored = session.get(StepLint, tuple(attempts.resolve_step(session, run_id, warned.newest_step, None)))
+        # If a verdict has changed since the steps were read, the findings are read again.
         warnings = [] if stored is None else stored.report["warnings"]
-        warning = next((each for each in warnings if each["name"] == name), None)
-        if warning is not None:
-            newest = findings.FindingOfStep(*(warning[each] for each in _SHOWN))
-            found.append(findings.of_steps(list(having), list(having.values()), newest))
+        newest = next(({key: each[key] for key in _SHOWN} for each in warnings if each["name"] == name), None)
+        if newest is not None:
+            found.append(findings.Finding(name, sentence=newest.pop("seen"), **newest, **warned._asdict()))
     return found
 
 
@@ -172,7 +166,11 @@ def read_run(
     """Return the lint of a run, over the active steps or over one attempt."""
     run = runs.get_run(session, principal, run_id)
     checked, clean, sums = _run_sums(session, *_chosen(session, run_id, attempt))
-    warnings = _by_name(_warned_steps(session, run_id, attempt))
+    warnings = [
+        records.RunWarningRecord(name=name, title=CHECKS[name].title if name in CHECKS else name, **warned._asdict())
+        for name, warned in _warned_steps(session, run_id, attempt).items()
+    ]
+    warnings.sort(key=lambda each: (severity_rank(each.severity), -each.newest_step, each.name))
     # The steps are independent parts of one martingale.
     whole, check = outcome_records(CHECKS[_SURPRISAL], sampling.check_surprisal(sums)) if checked else (None, None)
     is_known = any(warning.name == _SURPRISAL for warning in warnings)
@@ -210,18 +208,35 @@ def _logged_entropy(session: Session, run: Run, key: events.StepKey) -> float | 
     return quantities_of(positive, run.scalar_names or {}).get(ENTROPY_KEY)
 
 
-def _warned_steps(
-    session: Session, run_id: str, attempt: int | None, *, infos: bool = False
-) -> dict[str, dict[int, str]]:
-    """Return warning → step → severity, in order, of the active steps or of one attempt; `infos`: with infos."""
-    query = select(StepLint.step, StepLint.warnings).where(*_chosen(session, run_id, attempt))
+class _Warned(NamedTuple):
+    """The steps that have a warning, and its worst severity in them."""
+
+    severity: records.LintSeverity
+    steps: int
+    first_step: int
+    newest_step: int
+
+
+def _warned_steps(session: Session, run_id: str, attempt: int | None, *, infos: bool = False) -> dict[str, _Warned]:
+    """Return each warning's steps among the active ones or those of one attempt; `infos`: with infos."""
+    # Steps mostly have the same warnings, so that few groups are read.
+    text = cast(StepLint.warnings, Text)
+    query = select(text, func.count(), func.min(StepLint.step), func.max(StepLint.step)).group_by(text)
+    query = query.where(*_chosen(session, run_id, attempt))
     if not infos:
         query = query.where(StepLint.severity.is_not(None))
-    found: dict[str, dict[int, str]] = {}
-    for step, warnings in session.execute(query.order_by(StepLint.step)):
-        for name, severity in warnings.items():
+    found: dict[str, _Warned] = {}
+    for warnings, *numbers in session.execute(query):
+        for name, severity in json.loads(warnings).items():
             if infos or severity != "info":
-                found.setdefault(name, {})[step] = severity
+                new = _Warned(severity, *numbers)
+                old = found.get(name, new._replace(steps=0))
+                found[name] = _Warned(
+                    min(old.severity, new.severity, key=severity_rank),
+                    old.steps + new.steps,
+                    min(old.first_step, new.first_step),
+                    max(old.newest_step, new.newest_step),
+                )
     return found
 
 
@@ -267,19 +282,3 @@ def _run_sums(session: Session, *chosen: ColumnElement[bool]) -> tuple[int, int,
 
 def _chosen(session: Session, run_id: str, attempt: int | None) -> tuple[ColumnElement[bool], ...]:
     return StepLint.run_id == run_id, attempts.rows_of_steps(session, run_id, attempt, StepLint)
-
-
-def _by_name(warned: Mapping[str, Mapping[int, str]]) -> list[records.RunWarningRecord]:
-    """Return the warnings of all steps by name, each with the severity of its worst step."""
-    warnings = [
-        records.RunWarningRecord(
-            name=name,
-            severity=cast(records.LintSeverity, min(having.values(), key=severity_rank)),
-            title=CHECKS[name].title if name in CHECKS else name,
-            steps=len(having),
-            first_step=min(having),
-            newest_step=max(having),
-        )
-        for name, having in warned.items()
-    ]
-    return sorted(warnings, key=lambda each: (severity_rank(each.severity), -each.newest_step, each.name))

@@ -5,7 +5,7 @@ of engines that hold other weights is a scalar of the step, which a rule watches
 results of probes, reports belong to no job of a worker.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -182,10 +182,8 @@ def _store_verdicts(
     for name, each in judged.items():
         verdict = {"verdict": each.verdict, "is_right": each.is_right}
         session.execute(update(table).where(*of_step, table.holder == f"{_ENGINE}{name}").values(verdict))
-    off = [each.sentence for each in judged.values() if not each.is_right]
-    findings.add_step(session, key, "notary", {WEIGHTS_DIFFER: "critical"} if was_wrong else {}, _findings(off))
-    if off or was_wrong:
-        due.mark(session, key.run_id)
+    if was_wrong or not all(each.is_right for each in judged.values()):
+        due.mark(session, key.run_id, source="notary")
     # Old reports are cleared; that of the first step stays.
     first = select(table.step).where(table.run_id == key.run_id).order_by(table.step).limit(1).scalar_subquery()
     old = (table.run_id == key.run_id, table.step < key.step - KEPT_STEPS, table.step > first)
@@ -230,21 +228,16 @@ def checksums_of_step(session: Session, key: StepKey) -> tuple[str, ...]:
     return tuple(_record(row).sentence for row in _rows_of_step(session, key) if row.verdict is not None)
 
 
-def findings_of_run(session: Session, run_id: str) -> Sequence[findings.FindingOfSteps]:
+def findings_of_run(session: Session, run_id: str) -> list[findings.Finding]:
     """Return the finding of engines that hold other weights, over the newest active steps."""
-    by_step: dict[int, list[WeightsRecord]] = {}
+    wrong: dict[int, list[str]] = {}
     for record in weights_of_newest_steps(session, run_id, FINDING_STEPS):
-        by_step.setdefault(record.step, []).append(record)
+        if not record.is_right:
+            wrong.setdefault(record.step, []).append(record.sentence)
     return findings.newest_of_steps(
-        (step, _findings([each.sentence for each in by_step[step] if not each.is_right]))
-        for step in sorted(by_step, reverse=True)
+        (step, [findings.Finding(WEIGHTS_DIFFER, "critical", TITLE, " ".join(wrong[step]), WHAT_TO_DO)])
+        for step in sorted(wrong, reverse=True)
     )
-
-
-def _findings(sentences: Sequence[str]) -> list[findings.FindingOfStep]:
-    if not sentences:
-        return []
-    return [findings.FindingOfStep(WEIGHTS_DIFFER, "critical", TITLE, " ".join(sentences), WHAT_TO_DO)]
 
 
 def _rows_of_step(session: Session, key: StepKey) -> list[WeightsReport]:

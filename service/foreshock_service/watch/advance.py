@@ -61,7 +61,7 @@ class _Found:
     marks: Collection[due.Mark]
     derived: derivation.Derivation | None = None
     can_be_stored: bool = True
-    of_sources: dict[FindingSource, Sequence[findings.FindingOfSteps]] = field(default_factory=dict)
+    of_sources: dict[FindingSource, Sequence[findings.Finding]] = field(default_factory=dict)
 
     @property
     def is_whole(self) -> bool:

@@ -13,7 +13,7 @@ from foreshock.severity import Severity
 from foreshock_service.maintenance.remeasure import remeasure_step
 from foreshock_service.platform.database.session import Database
 from foreshock_service.runs.events import StepKey
-from foreshock_service.runs.findings import FindingOfStep, FindingOfSteps, replace_findings
+from foreshock_service.runs.findings import Finding, replace_findings
 from foreshock_service.runs.judging import LintPart, judge_step, lint_shard
 from foreshock_service.runs.lint import findings_of_run, store_verdict
 from foreshock_service.runs.shards import close_step
@@ -175,10 +175,10 @@ def store_wrong_verdict(database: Database, run: Sender, step: int) -> None:
     database.write(lambda session: store_verdict(session, StepKey(run.run, 1, step), verdict, again=True))
 
 
-def test_measuring_again_takes_a_finding_away(sender: Sender, app: FastAPI, database: Database) -> None:
+def test_measuring_again_takes_a_finding_away(sender: Sender, app: FastAPI) -> None:
     for step in (1, 2):
         send(sender, step, healthy_batch(step))
-        store_wrong_verdict(database, sender, step)
+        store_wrong_verdict(app.state.context.database, sender, step)
     assert steps_of(sender) == [(CHECK, 2, 1, 2)]
     assert remeasure_step(app.state.context, StepKey(sender.run, 1, 2)).left is None
     assert steps_of(sender) == [(CHECK, 1, 1, 1)]
@@ -193,7 +193,7 @@ def test_step_closed_while_findings_are_read_is_kept(
         send(sender, step, copied(healthy_batch(step)))
     reads = 0
 
-    def read_late(session: Session, run_id: str) -> Sequence[FindingOfSteps]:
+    def read_late(session: Session, run_id: str) -> Sequence[Finding]:
         nonlocal reads
         found = findings_of_run(session, run_id)
         reads += 1
@@ -211,7 +211,7 @@ def test_step_closed_while_findings_are_read_is_kept(
 
 def store(database: Database, run: Sender, names: Sequence[str], severity: Severity = "warning") -> None:
     """Store findings of a run, as the lint would."""
-    found = [FindingOfSteps(FindingOfStep(name, severity, f"title of {name}", "seen", "do"), 3, 1, 9) for name in names]
+    found = [Finding(name, severity, f"title of {name}", "seen", "do", None, 3, 1, 9) for name in names]
     database.write(lambda session: replace_findings(session, run.run, "lint", found))
 
 

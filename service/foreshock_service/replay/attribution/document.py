@@ -118,12 +118,12 @@ _TITLES: dict[conclusion.ConclusionKind, str] = {
 }
 
 
-def causes_of_run(session: Session, run_id: str) -> list[findings.FindingOfSteps]:
+def causes_of_run(session: Session, run_id: str) -> list[findings.Finding]:
     """Return the causes named by the newest attributions of active steps, each with its newest sentence."""
     computed = tables.Attribution.computed_at_us.is_not(None)
     rows = newest_documents(session, run_id, MOST_STEPS, computed)
     read = [(key, parse(answers.AttributionDocument, stored) if stored is not None else None) for key, stored in rows]
-    found: list[tuple[int, list[findings.FindingOfStep]]] = []
+    found: list[tuple[int, list[findings.Finding]]] = []
     for place, (key, document) in enumerate(read):
         if document is None:
             continue
@@ -135,9 +135,9 @@ def causes_of_run(session: Session, run_id: str) -> list[findings.FindingOfSteps
     return findings.newest_of_steps(found)
 
 
-def _finding(document: answers.AttributionDocument, cause: conclusion.Conclusion) -> findings.FindingOfStep:
+def _finding(document: answers.AttributionDocument, cause: conclusion.Conclusion) -> findings.Finding:
     link = next((link for link in document.links if link.name == cause.link), None)
     if cause.kind != "cause" or link is None:
-        return findings.FindingOfStep(cause.kind, "info", _TITLES.get(cause.kind, cause.kind), cause.sentence)
+        return findings.Finding(cause.kind, "info", _TITLES.get(cause.kind, cause.kind), cause.sentence)
     confidence = runs.ConfidenceRecord(share=link.share, low=link.share_low, high=link.share_high)
-    return findings.FindingOfStep(link.name, "info", link.short_cause, cause.sentence, confidence=confidence)
+    return findings.Finding(link.name, "info", link.short_cause, cause.sentence, confidence=confidence)

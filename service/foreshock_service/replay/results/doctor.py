@@ -44,7 +44,7 @@ def report_record(session: Session, row: ProbeResult, probe: Probe) -> doctor.Do
     )
 
 
-def causes_of_run(session: Session, run_id: str) -> list[findings.FindingOfSteps]:
+def causes_of_run(session: Session, run_id: str) -> list[findings.Finding]:
     """Return the causes named by the newest reports of active steps, each with its newest sentence."""
     query = (
         DOCTOR.published(ProbeResult.run_id == run_id)
@@ -62,11 +62,11 @@ def causes_of_run(session: Session, run_id: str) -> list[findings.FindingOfSteps
     )
 
 
-def _finding(cause: doctor.Finding, checksums: Sequence[str]) -> findings.FindingOfStep:
+def _finding(cause: doctor.Finding, checksums: Sequence[str]) -> findings.Finding:
     sentence = ": ".join(filter(None, (cause.sentence, explained(cause))))
     if cause.side == "rollout" and checksums:
         sentence += f"; checksums: {' '.join(checksums)}"
-    return findings.FindingOfStep(
+    return findings.Finding(
         name=f"{cause.cause}/{cause.side}",
         severity="info",
         title=cause.sentence.rstrip("."),
