@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-import re
 import socket
 import subprocess
 import sys
@@ -165,10 +164,8 @@ def _spooled(spool: Path) -> Iterator[tuple[Spooled, str]]:
     for path in spool.glob("*/*.item"):
         head, _, body = path.read_bytes().partition(b"\n")
         values = json.loads(head)
-        step = re.search(r"/steps/(\d+)/", values["path"])
-        if step is not None:
-            key = (str(values["attempt"]["key"]), str(values["kind"]), int(step.group(1)))
-            yield key, digest_of_bytes(body)
+        if values["kind"] in ("rollouts", "scalars"):
+            yield (values["attempt"]["key"], values["kind"], values["place"]["step"]), digest_of_bytes(body)
 
 
 def _verify(totals: Totals, served: Served, spool: Path, expected: dict[Spooled, str]) -> None:
