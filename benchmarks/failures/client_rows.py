@@ -139,14 +139,14 @@ def _restart() -> Outcome:
 
 
 def _nan_rate() -> Outcome:
-    """Report a rate that is NaN, and one that is None, and then a number, through a feed without a client."""
+    """Report a rate that is NaN, and one that is None, and then a number, through a feed."""
     program = """
         import json, sys, time
         from foreshock import AdviceFeed, Client
         client = Client(sys.argv[1], run_key="nan", spool_directory=sys.argv[2])
         client.log_scalars(1, {"reward": 1.0})
         client.flush(60)
-        with AdviceFeed(sys.argv[1], client.run_id, attempt=1) as feed:
+        with AdviceFeed(client) as feed:
             for step, rate in ((1, float("nan")), (2, None), (3, 1e-6)):
                 feed.acknowledge(step, rate)
             answer, end = None, time.monotonic() + 30

@@ -403,8 +403,9 @@ class Client:
         self, revision: int, step: int, applied_learning_rate: float, applied_scale: float | None = None
     ) -> None:
         """Report the learning rate used at `step`, the scale in it, and the revision of the advice that it followed."""
-        body = deliveries.acknowledgement_body(revision, step, applied_learning_rate, applied_scale)
-        self._log_delivery("an acknowledgement", deliveries.acknowledgement(self._started(), body))
+        registration = self._started()
+        delivery = deliveries.acknowledgement(registration, revision, step, applied_learning_rate, applied_scale)
+        self._log_delivery("an acknowledgement", delivery)
         self.newest_step = max(self.newest_step, int(step))
 
     @never_raises
@@ -412,8 +413,8 @@ class Client:
         self, revision: int, step: int, lever: BesideTheRate, done: Value | None = None, refused: str | None = None
     ) -> None:
         """Report the value of a lever that is used at `step`, or why the advised one is refused."""
-        body = deliveries.lever_report_body(revision, step, lever, done, refused)
-        self._log_delivery("an acknowledgement", deliveries.acknowledgement(self._started(), body))
+        delivery = deliveries.lever_report(self._started(), revision, step, lever, done, refused)
+        self._log_delivery("an acknowledgement", delivery)
 
     @never_raises
     def finish(self, *, failed: bool = False) -> None:

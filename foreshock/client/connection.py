@@ -219,7 +219,7 @@ class ServiceConnection:
         return self.decoded(self.request("GET", path, query=query))
 
     def interrupt(self) -> None:
-        """Make a request that is waiting in another thread fail at once. Safe from any thread."""
+        """Make the request of another thread, and later ones, fail at once. Safe from any thread."""
         self.is_interrupted = True
         if self._socket is not None:
             with contextlib.suppress(OSError):
@@ -245,6 +245,8 @@ class ServiceConnection:
             # Only the socket itself can wake a thread that waits in a read.
             self._socket = stream.get_extra_info("socket")
             stream.read, stream.write = self._in_time(stream.read), self._in_time(stream.write)
+            if self.is_interrupted:
+                self.interrupt()
 
     def _in_time(self, transfer: Callable[..., Any]) -> Callable[..., Any]:
         """Return a read or write of a stream that ends at the deadline of the request.

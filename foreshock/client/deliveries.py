@@ -319,10 +319,10 @@ def state(registration: Registration, state: Literal["finished", "failed"]) -> D
     return Delivery("state", registration, body=json_bytes({"state": state}))
 
 
-def acknowledgement_body(
-    revision: int, step: int, learning_rate: float, scale: float | None = None, attempt: int | None = None
-) -> dict[str, int | float]:
-    """Return the report of what a trainer applied at a step, without scale and attempt if these are None.
+def acknowledgement(
+    registration: Registration, revision: int, step: int, learning_rate: float, scale: float | None = None
+) -> Delivery:
+    """Return the report of the learning rate that a trainer applied at a step, and of the scale in it if it is known.
 
     Raises ConfigurationError for what is no number, NaN and ±inf.
     """
@@ -335,30 +335,18 @@ def acknowledgement_body(
             body[name] = math.nan
         if not math.isfinite(body[name]):
             raise ConfigurationError(f"{name} must be a finite number, got {value!r}")
-    if attempt is not None:
-        body["attempt"] = int(attempt)
-    return body
+    return Delivery("rate", registration, body=json_bytes(body))
 
 
-def lever_report_body(
-    revision: int,
-    step: int,
-    lever: BesideTheRate,
-    done: Value | None,
-    refused: str | None,
-    attempt: int | None = None,
-) -> dict[str, Any]:
-    """Return the report of what a trainer did with a lever at a step; the attempt only if it is given."""
+def lever_report(
+    registration: Registration, revision: int, step: int, lever: BesideTheRate, done: Value | None, refused: str | None
+) -> Delivery:
+    """Return the report of what a trainer did with a lever at a step."""
     used = None if done is None else asdict(done)
-    body = {"revision": int(revision), "step": int(step), "lever": lever, "done": used}
     # One line, as the service takes it: a reason may be the text of an exception.
     reason = None if refused is None else " ".join(refused.split())[:_LONGEST_REFUSAL] or "no reason given"
-    return body | given({"refused": reason, "attempt": attempt})
-
-
-def acknowledgement(registration: Registration, body: Mapping[str, Any]) -> Delivery:
-    """Return the delivery that reports what was applied: the learning rate, or with a `lever` another one."""
-    return Delivery("lever" if "lever" in body else "rate", registration, body=json_bytes(body))
+    body = {"revision": int(revision), "step": int(step), "lever": lever, "done": used, **given({"refused": reason})}
+    return Delivery("lever", registration, body=json_bytes(body))
 
 
 def check_whole_number(name: str, value: object) -> None:

@@ -7,23 +7,16 @@ collective. While the service is unavailable, the last answer stays: `scale` eva
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import re
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
-from foreshock.client.connection import ServiceConnection
-from foreshock.client.deliveries import acknowledgement_body, lever_report_body
 from foreshock.client.reporting import LogOnce
-from foreshock.client.settings import ClientSettings
-from foreshock.errors import ConfigurationError, ServiceError, ServiceUnavailable, WrongService
+from foreshock.errors import ServiceError, ServiceUnavailable, WrongService
 from foreshock.learning_rate.advice import Advice, AdviceAlert
 from foreshock.learning_rate.length_decay import DECAY_FLOOR, warmed
 from foreshock.learning_rate.levers import Correction, Rollback, Value
@@ -38,76 +31,44 @@ __all__ = ["AdviceFeed"]
 _FIRST_RETRY_SECONDS = 1.0
 _LONGEST_RETRY_SECONDS = 30.0
 _MIN_SECONDS_BETWEEN_POLLS = 0.2
-_MAX_ACKNOWLEDGEMENTS = 256
 _MAX_CLOSE_SECONDS = 2.0
 # A trainer asks one or two steps ahead of what it has logged.
 _STEPS_AHEAD = 2
-_RUN_ID = re.compile(r"run_[0-9a-zA-Z]{26}")
 
 
 class AdviceFeed:
-    """The advice of one run. Its methods never wait and never raise, apart from a callback of `on_rollback`.
+    """The advice of a client's run. Its methods never wait and never raise, apart from a callback of `on_rollback`.
 
     `scale` accepts any step, for example for a plot. It reports the step to the service as the trainer's present one
     only if it is at most two beyond the newest one that was logged, acknowledged, or seen by the service.
 
-    Create it from a Client (polling starts when the run is registered), or from the service's address and a run's id.
-    Each lever has its mode. The default is shadow mode: advice is shown, `scale()` returns 1.0, `correction()` and
-    `rollback()` None. `attempt` is the number of this trainer's
-    attempt; answers for other attempts are ignored. Save `state_dict()` in the trainer's checkpoint: a resumed trainer
-    then starts at the same scale, even if the service is unavailable. A state of another run is dropped.
+    Polling starts when the run is registered. Each lever has its mode. The default is shadow mode: advice is shown,
+    `scale()` returns 1.0, `correction()` and `rollback()` None. Answers for other attempts are ignored. Save
+    `state_dict()` in the trainer's checkpoint: a resumed trainer then starts at the same scale, even if the service is
+    unavailable. A state of another run is dropped.
     """
 
-    def __init__(
-        self,
-        source: Client | str | None = None,
-        run: str | None = None,
-        *,
-        attempt: int | None = None,
-        api_key: str | None = None,
-        wait_seconds: float = 20.0,
-    ) -> None:
-        """Start polling. `source` is a Client, or the service's address (None: FORESHOCK_URL).
-
-        `wait_seconds` is the timeout of a long poll. Raises ConfigurationError.
-        """
-        self._client: Client | None = None
-        self._run = run
-        if source is None or isinstance(source, str):
-            if run is None:
-                raise ConfigurationError(
-                    "AdviceFeed needs a Client, or the service's address and a run's id; got no run"
-                )
-            settings = ClientSettings.resolve(source, api_key)
-            self._new_connection: Callable[[], ServiceConnection] = functools.partial(
-                ServiceConnection, settings.url, settings.api_key
-            )
-        else:
-            self._client = source
-            self._new_connection = source.new_connection
-        self._attempt = attempt
+    def __init__(self, client: Client, *, wait_seconds: float = 20.0) -> None:
+        """Start polling; `wait_seconds` is the timeout of a long poll."""
+        self._client = client
         self._wait_seconds = wait_seconds
-        self._connection = self._new_connection()
+        self._connection = client.new_connection()
         self._log = LogOnce("foreshock.learning_rate")
         self._advice: Advice | None = None
         self._advice_lock = threading.Lock()
-        # The id of the advised run; if `run` is a key, None until the client or the service reports the id.
-        self._known_run = run if run is not None and _RUN_ID.fullmatch(run) else None
-        # The trainer's newest step, and the newest acknowledged one if there is no client that knows it.
+        # The id of the run that is polled.
+        self._run: str | None = None
+        # The trainer's newest step.
         self._step: int | None = None
-        self._attempt_key = None if self._client is None else self._client.attempt_key
-        self._acknowledged_step = -1
+        self._attempt_key = client.attempt_key
         self._followed_step: int | None = None
         self._polled_past_request_at: int | None = None
         self._etag: str | None = None
         self._stop = threading.Event()
-        self._acknowledgements: deque[tuple[str, dict[str, Any]]] = deque(maxlen=_MAX_ACKNOWLEDGEMENTS)
         self._reported: dict[BesideTheRate, tuple[Value | None, str | None]] = {}
         self._roll_back: Callable[[Rollback], object] | None = None
         # Attempt and first step of the rollback that the callback got last.
         self._called_back: tuple[int, int] | None = None
-        self._acknowledgement_added = threading.Event()
-        self._acknowledger: threading.Thread | None = None
         self._poller = threading.Thread(target=self._poll_until_stopped, name="foreshock-advice", daemon=True)
         self._poller.start()
 
@@ -118,7 +79,7 @@ class AdviceFeed:
         """
         advice = self._advice_at(step)
         scale = 1.0 if advice is None else advice.scale(int(step))
-        if self._client is None or not self._client.asks_to_apply or (advice is not None and advice.mode != "apply"):
+        if not self._client.asks_to_apply or (advice is not None and advice.mode != "apply"):
             return scale
         return warmed(scale, int(step), DECAY_FLOOR if advice is None else advice.floor)
 
@@ -167,14 +128,9 @@ class AdviceFeed:
 
         What was reported before is not sent again.
         """
-        if self._reported.get(lever) == (done, refused):
-            return
-        self._reported[lever] = done, refused
-        if self._client is not None:
+        if self._reported.get(lever) != (done, refused):
+            self._reported[lever] = done, refused
             self._client.report_lever(self.revision, step, lever, done, refused)
-            return
-        body = lever_report_body(self.revision, step, lever, done, refused, self._attempt)
-        self._queue("advice/ack", body)
 
     @property
     def advice(self) -> Advice | None:
@@ -203,59 +159,28 @@ class AdviceFeed:
 
     def acknowledge(self, step: int, applied_learning_rate: float, applied_scale: float | None = None) -> None:
         """Report the learning rate used at `step`, and the scale in it if known, to the service, in the background."""
-        if self._client is not None:
-            self._client.acknowledge(self.revision, step, applied_learning_rate, applied_scale)
-            return
-        try:
-            body = acknowledgement_body(self.revision, step, applied_learning_rate, applied_scale, self._attempt)
-        except ConfigurationError as error:
-            self._log.warning("invalid", f"the applied learning rate is not reported: {error}")
-            return
-        self._acknowledged_step = max(self._acknowledged_step, int(step))
-        self._queue("lr-advice/ack", body)
-
-    def _queue(self, path: str, body: dict[str, Any]) -> None:
-        self._acknowledgements.append((path, body))
-        if self._acknowledger is None:
-            self._acknowledger = threading.Thread(
-                target=self._acknowledge_until_stopped, name="foreshock-acknowledgements", daemon=True
-            )
-            self._acknowledger.start()
-        self._acknowledgement_added.set()
+        self._client.acknowledge(self.revision, step, applied_learning_rate, applied_scale)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the newest answer as plain JSON values, for the trainer's checkpoint; it names its run."""
-        if self._advice is None:
-            return {"advice": None}
-        return {"advice": self._advice.to_json(), "run_key": self._run_key}
+        return {"advice": self._advice and self._advice.to_json(), "run_key": self._run_key}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load `state_dict()`, unless it is of another run, or a newer answer is already known."""
         if state.get("advice") is None:
             return
-        saved, key = Advice.from_json(state["advice"]), state.get("run_key")
-        if key is not None and self._run_key is not None and list(key) != self._run_key:
+        saved = Advice.from_json(state["advice"])
+        if list(state.get("run_key") or self._run_key) != self._run_key:
             self._log_dropped(saved)
         else:
             self._take(saved)
 
     def close(self) -> None:
-        """Send waiting acknowledgements for up to two seconds, and stop polling.
-
-        `scale` continues with the newest answer.
-        """
+        """Stop polling. `scale` continues with the newest answer."""
         self._stop.set()
-        self._acknowledgement_added.set()
-        deadline = time.monotonic() + _MAX_CLOSE_SECONDS
-        for thread in (self._poller, self._acknowledger):
-            if thread is None or thread is threading.current_thread():
-                continue
-            while thread.is_alive() and time.monotonic() < deadline:
-                # Repeatedly: a request that is not on its socket yet cannot be interrupted.
-                self._connection.interrupt()
-                thread.join(0.05)
-        if not self._poller.is_alive():
-            self._connection.close()
+        self._connection.interrupt()
+        self._poller.join(_MAX_CLOSE_SECONDS)
+        self._connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -267,28 +192,27 @@ class AdviceFeed:
 
     def _advice_at(self, step: int) -> Advice | None:
         step, advice = int(step), self._advice
-        if self._client is not None and self._client.attempt_key != self._attempt_key:
+        if self._client.attempt_key != self._attempt_key:
             # A restart in this process, which may begin at an earlier step.
             self._attempt_key = self._client.attempt_key
             self._step = self._followed_step = None
             self._reported = {}
-        logged = self._acknowledged_step if self._client is None else self._client.newest_step
-        reached = max(logged, -1 if advice is None else advice.observed_step)
+        reached = max(self._client.newest_step, -1 if advice is None else advice.observed_step)
         # Decisions never change steps up to a followed one, so following a step far ahead would stop all advice.
         if step <= reached + _STEPS_AHEAD:
             self._step = step if self._step is None else max(self._step, step)
         return advice
 
     @property
-    def _run_key(self) -> list[str] | None:
-        """Project and key of the client's run, which are known before its id is."""
-        return None if self._client is None else [self._client.project, self._client.run_key]
+    def _run_key(self) -> list[str]:
+        """Project and key of the run, which are known before its id is."""
+        return [self._client.project, self._client.run_key]
 
     def _take(self, advice: Advice) -> bool:
         """Make `advice` the newest; False if it is older than the newest one, or of another run."""
         with self._advice_lock:
             newest = self._advice
-            if self._known_run not in (None, advice.run):
+            if self._run not in (None, advice.run):
                 self._log_dropped(advice)
                 return False
             if newest is not None and newest.run == advice.run and advice.order < newest.order:
@@ -297,11 +221,11 @@ class AdviceFeed:
         return True
 
     def _know_run(self, run: str) -> None:
-        """Set the run's id, from the client or the service, and drop the advice of another run."""
+        """Set the run's id, and drop the advice of another run."""
         with self._advice_lock:
-            if run == self._known_run:
+            if run == self._run:
                 return
-            self._known_run = run
+            self._run = run
             self._etag = self._followed_step = self._polled_past_request_at = None
             newest = self._advice
             if newest is not None and newest.run != run:
@@ -320,24 +244,20 @@ class AdviceFeed:
         while not self._stop.is_set():
             started = time.monotonic()
             try:
-                polled = self._poll()
+                run = self._client.run_id
+                if run is not None:
+                    self._know_run(run)
+                    self._poll(run)
+                    backoff.reset()
+                    self._log.forget("poll")
             except Exception as error:
                 if not self._stop.is_set():
                     self._log.warning("poll", f"polling the advice failed, the last schedule stays in use: {error}")
                 self._stop.wait(backoff.next_delay(getattr(error, "retry_after_seconds", None)))
-                continue
-            if polled and backoff.failures:
-                backoff.reset()
-                self._log.forget("poll")
             self._stop.wait(max(0.0, _MIN_SECONDS_BETWEEN_POLLS - (time.monotonic() - started)))
 
-    def _poll(self) -> bool:
-        """Poll once; False if the run is not registered yet. Raises ServiceError."""
-        run = self._run if self._client is None else self._client.run_id
-        if run is None:
-            return False
-        if self._client is not None:
-            self._know_run(run)
+    def _poll(self, run: str) -> None:
+        """Poll once. Raises ServiceError."""
         step = self._step
         if step is not None and step != self._followed_step:
             self._follow(run, step)
@@ -350,32 +270,28 @@ class AdviceFeed:
             timeout_seconds=self._wait_seconds + 15.0,
         )
         if response.status_code == httpx.codes.NOT_MODIFIED:
-            return True
+            return
         try:
             advice = Advice.from_json(self._connection.decoded(response))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise WrongService(f"{self._connection.url} sent invalid advice: {error!r}; check its release") from error
         self._know_run(advice.run)
         self._etag = response.headers.get("ETag")
-        if self._is_ours(advice) and self._take(advice) and self._client is not None:
+        if self._is_ours(advice) and self._take(advice):
             self._client.set_checkpoint_request(advice.want_weights_at_step)
-        return True
 
     def _follow(self, run: str, step: int) -> None:
         """Report the trainer's step, so that later decisions do not change steps up to it."""
-        attempt = self._own_attempt()
-        if attempt is None and self._client is not None:
+        attempt = self._client.attempt
+        if attempt is None:
             # Not registered yet: the step would count for the previous attempt.
             return
-        body = {"step": step, "attempt": attempt}
         try:
-            answer = self._connection.request("POST", f"/v1/runs/{run}/lr-advice/follow", json_body=body)
-            taken = self._connection.decoded(answer) if answer.content else None
-            if isinstance(taken, dict) and "newest_attempt" in taken:
-                newest = taken["newest_attempt"]
-                if newest is None or (attempt is not None and newest < attempt):
-                    # This attempt has not begun at the service yet: the report did not count.
-                    return
+            path = f"/v1/runs/{run}/lr-advice/follow"
+            answer = self._connection.request("POST", path, json_body={"step": step, "attempt": attempt})
+            if answer.content and (self._connection.decoded(answer).get("newest_attempt") or 0) < attempt:
+                # This attempt has not begun at the service yet: the report did not count.
+                return
         except ServiceUnavailable:
             raise
         except ServiceError as error:
@@ -392,46 +308,10 @@ class AdviceFeed:
         self._polled_past_request_at = step
         return True
 
-    def _own_attempt(self) -> int | None:
-        return self._client.attempt if self._attempt is None and self._client is not None else self._attempt
-
     def _is_ours(self, advice: Advice) -> bool:
-        own = self._own_attempt()
-        if own is None or advice.attempt == own:
-            return True
-        if advice.attempt > own:
+        own = self._client.attempt
+        if own is not None and advice.attempt > own:
             self._log.warning(
                 "attempt", f"attempt {advice.attempt} has taken over the run; its advice is ignored by attempt {own}"
             )
-        return False
-
-    def _acknowledge_until_stopped(self) -> None:
-        backoff = Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS)
-        with contextlib.closing(self._new_connection()) as connection:
-            while self._acknowledgements or not self._stop.is_set():
-                self._acknowledgement_added.wait()
-                if not self._stop.is_set():
-                    self._acknowledgement_added.clear()
-                while self._acknowledgements:
-                    # Taken out before it is sent: while it is sent, a full queue may drop its oldest entry.
-                    if not self._send_acknowledgement(connection, backoff, self._acknowledgements.popleft()):
-                        return
-
-    def _send_acknowledgement(
-        self, connection: ServiceConnection, backoff: Backoff, acknowledgement: tuple[str, dict[str, Any]]
-    ) -> bool:
-        """Send it until the service takes or refuses it; False if the feed was closed before."""
-        path, body = acknowledgement
-        while True:
-            try:
-                connection.request("POST", f"/v1/runs/{self._run}/{path}", json_body=body)
-            except ServiceError as error:
-                self._log.warning("acknowledge", f"reporting what was applied failed: {error}")
-                # 404: the run or the attempt is not registered yet.
-                if isinstance(error, ServiceUnavailable) or error.status == httpx.codes.NOT_FOUND:
-                    if self._stop.is_set():
-                        return False
-                    self._stop.wait(backoff.next_delay(error.retry_after_seconds))
-                    continue
-            backoff.reset()
-            return True
+        return own in (None, advice.attempt)

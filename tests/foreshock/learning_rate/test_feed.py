@@ -1,9 +1,12 @@
 """Tests of the feed: `scale` never waits, whatever the service answers and in any order."""
 
+import contextlib
 import json
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreshock.client import Client
-from foreshock.errors import ConfigurationError
 from foreshock.learning_rate import Advice, AdviceFeed, feed
 from foreshock.learning_rate.levers import Correction, Rollback
 from tests.foreshock.client.faulty_service import FaultyService, faulty_service
@@ -23,6 +25,20 @@ from tests.waiting import wait_until
 
 def advice(revision: int = 1, attempt: int = 1, **changes: Any) -> dict[str, Any]:
     return {**ANSWER, "attempt": attempt, "revision": revision, **changes}
+
+
+_DOWN = f"http://127.0.0.1:{free_port()}"
+
+
+@contextmanager
+def following(url: str, *, starts: bool = True, **options: Any) -> Iterator[AdviceFeed]:
+    """Yield the feed of a client whose run has the id "run-1" once it has started."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as ended:
+        client = Client(url, run_key="1", spool_directory=folder, exit_seconds=0.5, heartbeat_seconds=1e6)
+        ended.callback(client.close)
+        if starts:
+            client.start_run()
+        yield ended.enter_context(AdviceFeed(client, **options))
 
 
 @pytest.fixture
@@ -40,12 +56,12 @@ def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_scale_is_one_before_the_first_answer() -> None:
-    with AdviceFeed(f"http://127.0.0.1:{free_port()}", "run-1") as fed:
+    with following(f"http://127.0.0.1:{free_port()}") as fed:
         started = time.perf_counter()
         assert [fed.scale(step) for step in range(1000)] == [1.0] * 1000
         assert time.perf_counter() - started < 30
         assert (fed.mode, fed.revision, fed.alerts, fed.want_weights_at_step) == ("shadow", 0, (), None)
-        assert fed.state_dict() == {"advice": None}
+        assert fed.state_dict()["advice"] is None
         fed.load_state_dict({"advice": None})
         assert fed.scale(1) == 1.0
 
@@ -69,7 +85,7 @@ def test_trainer_in_apply_mode_warms_up(answer: dict[str, Any] | None, expected:
 
 def test_newest_answer_is_followed(service: FaultyService) -> None:
     service.set_advice(advice(1, points=[]))
-    with AdviceFeed(service.url, "run-1") as fed:
+    with following(service.url) as fed:
         wait_until(lambda: fed.revision == 1)
         assert fed.scale(400) == 1.0
         service.set_advice(advice(2))
@@ -84,7 +100,7 @@ def test_newest_answer_is_followed(service: FaultyService) -> None:
 
 def test_long_polls_send_step_and_etag(service: FaultyService) -> None:
     service.set_advice(advice(1))
-    with AdviceFeed(service.url, "run-1", wait_seconds=0.3) as fed:
+    with following(service.url, wait_seconds=0.3) as fed:
         wait_until(lambda: fed.revision == 1)
         fed.scale(17)
         wait_until(lambda: service.requests >= 5 and bool(service.bodies("/follow")))
@@ -100,7 +116,7 @@ def test_long_polls_send_step_and_etag(service: FaultyService) -> None:
 
 def test_schedule_continues_while_the_service_is_away(service: FaultyService) -> None:
     service.set_advice(advice(1))
-    with AdviceFeed(service.url, "run-1") as fed:
+    with following(service.url) as fed:
         wait_until(lambda: fed.revision == 1)
         service.stop()
         assert [fed.scale(step) for step in (197, 198, 396, 594, 792)] == [1.0, 0.5, 0.25, 0.125, 0.1]
@@ -110,83 +126,45 @@ def test_schedule_continues_while_the_service_is_away(service: FaultyService) ->
         assert fed.scale(197) == 0.5
 
 
-@pytest.mark.parametrize("fault", [500, 404, 410, "reset", "half", "html"])
-def test_feed_recovers_from_service_faults(service: FaultyService, fault: Any) -> None:
-    service.set_advice(advice(1))
-    service.faults.extend([fault] * 3)
-    with AdviceFeed(service.url, "run-1") as fed:
-        assert fed.scale(400) == 1.0
-        wait_until(lambda: fed.scale(400) == 0.25)
-
-
 def test_invalid_answer_is_ignored(service: FaultyService) -> None:
     service.set_advice({**ANSWER, "revision": 5, "schedule": {"surge_step": "soon"}, "mode": "apply"})
-    with AdviceFeed(service.url, "run-1") as fed:
+    with following(service.url) as fed:
         wait_until(lambda: service.requests >= 2)
         assert fed.scale(400) == 1.0
         service.set_advice(advice(6))
         wait_until(lambda: fed.revision == 6)
 
 
-@settings(max_examples=50, deadline=None)
-@given(revisions=st.lists(st.tuples(st.integers(1, 2), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=12))
-def test_late_and_repeated_answers_change_nothing(revisions: list[tuple[int, int, int]]) -> None:
-    with AdviceFeed(_DOWN, "run-1") as fed:
-        newest = None
-        for attempt, revision, observed in revisions:
-            answer = Advice.from_json(advice(revision, attempt, observed_step=observed))
-            fed.load_state_dict({"advice": answer.to_json()})
-            newest = answer if newest is None or answer.order >= newest.order else newest
-            assert fed.advice == newest
-            assert fed.revision == newest.revision
+def test_late_and_repeated_answers_change_nothing() -> None:
+    with following(_DOWN, starts=False) as fed:
+
+        @settings(max_examples=50, deadline=None)
+        @given(revisions=st.lists(st.tuples(st.integers(1, 2), st.integers(0, 9), st.integers(0, 9)), min_size=1))
+        def repeated(revisions: list[tuple[int, int, int]]) -> None:
+            fed._advice = newest = None
+            for attempt, revision, observed in revisions:
+                answer = Advice.from_json(advice(revision, attempt, observed_step=observed))
+                fed.load_state_dict({"advice": answer.to_json()})
+                newest = answer if newest is None or answer.order >= newest.order else newest
+                assert fed.advice == newest
+                assert fed.revision == newest.revision
+
+        repeated()
 
 
-_DOWN = f"http://127.0.0.1:{free_port()}"
-
-
-RUN_A, RUN_B = f"run_{'a' * 26}", f"run_{'b' * 26}"
-_OF_A = advice(57, attempt=3, run=RUN_A)
-_OF_B = advice(1, attempt=1, run=RUN_B, mode="shadow", points=[])
-
-
-def state_of(answer: dict[str, Any]) -> dict[str, Any]:
-    state: dict[str, Any] = json.loads(json.dumps({"advice": Advice.from_json(answer).to_json()}))
-    return state
+@pytest.mark.parametrize("fault", [500, 404, 410, "reset", "half", "html"])
+def test_feed_recovers_from_service_faults(service: FaultyService, fault: Any) -> None:
+    service.set_advice(advice(1))
+    faults = [fault] * 3
+    service.always = lambda received: faults.pop() if received.path.endswith("/advice") and faults else None
+    with following(service.url) as fed:
+        assert fed.scale(400) == 1.0
+        wait_until(lambda: fed.scale(400) == 0.25)
+    assert not faults
 
 
 def known(fed: AdviceFeed) -> tuple[str, int, float]:
     return fed.mode, fed.revision, fed.scale(400)
-
-
-@pytest.mark.parametrize(("saved", "served"), [(_OF_A, _OF_B), (_OF_B, _OF_A)], ids=["A in B", "B in A"])
-@pytest.mark.parametrize("named_by", ["id", "key"])
-def test_saved_advice_of_another_run_is_dropped_and_logged(
-    service: FaultyService,
-    caplog: pytest.LogCaptureFixture,
-    saved: dict[str, Any],
-    served: dict[str, Any],
-    named_by: str,
-) -> None:
-    service.set_advice(served)
-    run = served["run"] if named_by == "id" else "a-key"
-    expected = Advice.from_json(served)
-    with AdviceFeed(service.url, run) as fed:
-        # Before the first answer, and after it.
-        for _ in range(2):
-            fed.load_state_dict(state_of(saved))
-            wait_until(lambda: fed.advice == expected)
-        assert known(fed) == (expected.mode, expected.revision, expected.scale(400))
-        assert fed.state_dict()["advice"]["run"] == served["run"]
-    assert f"advice of the run {saved['run']} is dropped" in caplog.text
-
-
-def test_saved_advice_of_another_run_is_dropped_while_the_service_is_away(caplog: pytest.LogCaptureFixture) -> None:
-    with AdviceFeed(_DOWN, RUN_B) as fed:
-        fed.load_state_dict(state_of(_OF_A))
-        assert known(fed) == ("shadow", 0, 1.0)
-        assert "is dropped" in caplog.text
-        fed.load_state_dict(state_of({**_OF_A, "run": RUN_B}))
-        assert known(fed) == ("apply", 57, 0.25)
 
 
 def test_advice_of_a_checkpoint_is_not_carried_into_another_run(service: FaultyService, tmp_path: Any) -> None:
@@ -204,19 +182,32 @@ def test_advice_of_a_checkpoint_is_not_carried_into_another_run(service: FaultyS
         client.close(0.1)
 
 
-def test_replaced_database_of_the_service_is_followed(service: FaultyService, caplog: pytest.LogCaptureFixture) -> None:
-    service.set_advice(_OF_A)
-    with AdviceFeed(service.url, "a-key", wait_seconds=0.2) as fed:
+def test_advice_of_another_run_and_of_a_replaced_database_is_dropped(
+    service: FaultyService, caplog: pytest.LogCaptureFixture
+) -> None:
+    service.set_advice(advice(57))
+    with following(service.url, wait_seconds=0.2) as fed:
         wait_until(lambda: fed.revision == 57)
-        service.set_advice(_OF_B)
+        saved = {"advice": Advice.from_json(advice(99, run="run-2")).to_json()}
+        fed.load_state_dict(saved)
+        assert known(fed) == ("apply", 57, 0.25)
+        assert "advice of the run run-2 is dropped" in caplog.text
+        # Registered anew, the run has another id.
+        client = fed._client
+        assert isinstance(client, Client)
+        client._background.sender._runs[("default", "1")] = "run-2"
+        service.set_advice(advice(1, run="run-2", mode="shadow", points=[]))
         wait_until(lambda: known(fed) == ("shadow", 1, 1.0))
     assert "the service's database was replaced" in caplog.text
 
 
 def test_answers_for_other_attempts_are_ignored(service: FaultyService, caplog: pytest.LogCaptureFixture) -> None:
-    service.set_advice(advice(1, attempt=1))
-    with AdviceFeed(service.url, "run-1", attempt=2) as fed:
-        wait_until(lambda: service.requests >= 2)
+    with following(service.url) as fed:
+        fed._client.start_run(resume_step=1)
+        wait_until(lambda: fed._client.attempt == 2)
+        service.set_advice(advice(1, attempt=1))
+        before = service.requests
+        wait_until(lambda: service.requests >= before + 2)
         assert fed.advice is None
         service.set_advice(advice(2, attempt=2))
         wait_until(lambda: fed.revision == 2)
@@ -242,15 +233,6 @@ def test_feed_of_a_client_waits_for_registration_and_asks_for_weights(service: F
     assert acknowledged.json() == {"revision": 1, "step": 400, "applied_lr": 2.5e-7, "attempt": 1}
 
 
-def test_feed_without_a_client_acknowledges_for_the_attempt_that_it_was_given(service: FaultyService) -> None:
-    service.set_advice(advice(1, attempt=3))
-    for attempt in (None, 3):
-        with AdviceFeed(service.url, "run-1", attempt=attempt) as fed:
-            fed.acknowledge(5, 1e-6, 0.5)
-    sent = [json.loads(body) for body in service.bodies("/ack")]
-    assert [each.get("attempt") for each in sent] == [None, 3]
-
-
 def test_restart_in_one_process_reports_its_own_steps(service: FaultyService, tmp_path: Path) -> None:
     client = Client(service.url, run_key="k", spool_directory=tmp_path)
     with AdviceFeed(client, wait_seconds=0.1) as fed:
@@ -263,49 +245,10 @@ def test_restart_in_one_process_reports_its_own_steps(service: FaultyService, tm
     client.close()
 
 
-@pytest.mark.parametrize("bad", [(1, float("nan"), None), (1, None, None), (1, 1e-6, float("inf")), (None, 1e-6, None)])
-def test_acknowledgement_that_is_no_number_is_left_out_and_the_next_is_sent(
-    service: FaultyService, bad: tuple[Any, Any, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    with AdviceFeed(service.url, "run-k") as fed:
-        fed.acknowledge(*bad)
-        fed.acknowledge(2, 1e-6)
-        wait_until(lambda: bool(service.bodies("/ack")))
-    assert [json.loads(body)["step"] for body in service.bodies("/ack")] == [2]
-    assert "the applied learning rate is not reported" in caplog.text
-
-
-def test_acknowledgements_are_sent_in_order(service: FaultyService) -> None:
-    service.set_advice(advice(1))
-    with AdviceFeed(service.url, "run-1") as fed:
-        wait_until(lambda: fed.revision == 1)
-        service.faults.extend([500, "reset"])
-        for step in range(5):
-            fed.acknowledge(step, 1e-6)
-        wait_until(lambda: len(service.bodies("/ack")) == 5)
-    assert [json.loads(body)["step"] for body in service.bodies("/ack")] == list(range(5))
-
-
-def test_full_queue_drops_the_oldest_acknowledgements(service: FaultyService, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Its own deque: one that the feed has taken is no longer in the queue, so a full queue cannot shift it.
-    monkeypatch.setattr(feed, "_MAX_ACKNOWLEDGEMENTS", 8)
-    service.set_advice(advice(1))
-    service.always = lambda received: "held" if received.path.endswith("/ack") else None
-    with AdviceFeed(service.url, "run-1") as fed:
-        fed.acknowledge(0, 1e-6)
-        wait_until(lambda: not fed._acknowledgements)
-        for step in range(1, 30):
-            fed.acknowledge(step, 1e-6)
-        service.always = None
-        service.released.set()
-        wait_until(lambda: len(service.bodies("/ack")) == 9)
-    assert [json.loads(body)["step"] for body in service.bodies("/ack")] == [0, *range(22, 30)]
-
-
 def test_key_that_may_only_read_gets_advice(service: FaultyService) -> None:
     service.set_advice(advice(1))
     service.always = lambda received: 403 if received.path.endswith("/follow") else None
-    with AdviceFeed(service.url, "run-1", wait_seconds=0.3) as fed:
+    with following(service.url, wait_seconds=0.3) as fed:
         wait_until(lambda: fed.revision == 1)
         fed.scale(17)
         wait_until(lambda: any(item.query.get("step") == "17" for item in service.received))
@@ -318,23 +261,31 @@ def followed(service: FaultyService) -> list[tuple[int, int | None]]:
     return [(body["step"], body["attempt"]) for body in bodies]
 
 
-def test_step_far_ahead_of_the_logged_ones_is_not_reported_as_done(service: FaultyService, tmp_path: Any) -> None:
-    service.set_advice(advice(1, observed_step=-1, run="run-k"))
-    client = Client(service.url, run_key="k", spool_directory=tmp_path)
-    with AdviceFeed(client, wait_seconds=0.1) as of_client, AdviceFeed(service.url, "run-k", wait_seconds=0.1) as alone:
-        client.start_run(resume_step=30)
-        wait_until(lambda: of_client.revision == alone.revision == 1)
-        for fed, attempt in ((of_client, 1), (alone, None)):
-            fed.acknowledge(30, 1e-6)
-            del service.received[:]
-            assert fed.scale(31) == 1.0
-            assert [fed.scale(10_000), fed.advised_scale(10_000)] == [0.1, 0.1]
-            wait_until(lambda: len([item for item in service.received if item.query.get("step")]) >= 2)
-            assert followed(service) == [(31, attempt)]
-        client.log_scalars(40, {"grad_norm": 0.3})
-        of_client.scale(41)
+def test_step_far_ahead_of_the_logged_ones_is_not_reported_as_done(service: FaultyService) -> None:
+    service.set_advice(advice(1, observed_step=-1))
+    with following(service.url, wait_seconds=0.1) as fed:
+        wait_until(lambda: fed.revision == 1)
+        fed.acknowledge(30, 1e-6)
+        assert fed.scale(31) == 1.0
+        assert [fed.scale(10_000), fed.advised_scale(10_000)] == [0.1, 0.1]
+        wait_until(lambda: len([item for item in service.received if item.query.get("step")]) >= 2)
+        assert followed(service) == [(31, 1)]
+        fed._client.log_scalars(40, {"grad_norm": 0.3})
+        fed.scale(41)
         wait_until(lambda: followed(service)[-1] == (41, 1))
-    client.close()
+
+
+def test_step_that_does_not_count_is_reported_again(service: FaultyService) -> None:
+    service.set_advice(advice(1))
+    service.not_counted = 0
+    with following(service.url, wait_seconds=0.1) as fed:
+        fed.scale(2)
+        wait_until(lambda: len(followed(service)) >= 2)
+        service.not_counted = None
+        wait_until(lambda: followed(service)[-1] == (2, 1))
+        del service.received[:]
+        wait_until(lambda: len([item for item in service.received if item.method == "GET"]) >= 3)
+        assert followed(service) in ([], [(2, 1)])
 
 
 def test_step_is_reported_when_its_attempt_has_begun(service: FaultyService, tmp_path: Any) -> None:
@@ -352,34 +303,9 @@ def test_step_is_reported_when_its_attempt_has_begun(service: FaultyService, tmp
     client.close()
 
 
-def test_reports_of_a_feed_without_a_client_wait_for_their_run_and_attempt(service: FaultyService) -> None:
-    service.set_advice(advice(1, attempt=3))
-    service.always = lambda received: 404 if received.path.endswith("/ack") else None
-    service.not_counted = 2
-    with AdviceFeed(service.url, "run-1", attempt=3, wait_seconds=0.1) as fed:
-        fed.acknowledge(5, 1e-6)
-        fed.scale(5)
-        wait_until(lambda: len(followed(service)) >= 2)
-        service.always = service.not_counted = None
-        wait_until(lambda: len(service.bodies("/ack")) == 1)
-        del service.received[:]
-        wait_until(lambda: len([item for item in service.received if item.method == "GET"]) >= 3)
-        assert followed(service) in ([], [(5, 3)])
-
-
-def test_acknowledgements_queued_at_close_are_sent(service: FaultyService) -> None:
-    service.set_advice(advice(1))
-    for attempt in range(3):
-        with AdviceFeed(service.url, "run-1") as fed:
-            for step in range(5):
-                fed.acknowledge(10 * attempt + step, 1e-6)
-    sent = [json.loads(body)["step"] for body in service.bodies("/ack")]
-    assert sent == [10 * attempt + step for attempt in range(3) for step in range(5)]
-
-
 def test_step_past_the_requested_one_is_polled_once(service: FaultyService) -> None:
     service.set_advice(advice(1, want_weights_at_step=10))
-    with AdviceFeed(service.url, "run-1", wait_seconds=0.5) as fed:
+    with following(service.url, wait_seconds=0.5) as fed:
         wait_until(lambda: fed.want_weights_at_step == 10)
         fed.scale(12)
 
@@ -393,8 +319,12 @@ def test_step_past_the_requested_one_is_polled_once(service: FaultyService) -> N
 
 def test_close_interrupts_a_poll_that_is_not_sent_yet(service: FaultyService, monkeypatch: pytest.MonkeyPatch) -> None:
     service.set_advice(advice(1))
-    fed = AdviceFeed(service.url, "run-1", wait_seconds=20)
-    wait_until(lambda: service.requests >= 2)
+    with contextlib.ExitStack() as ended:
+        close_late(service, ended.enter_context(following(service.url)), monkeypatch)
+
+
+def close_late(service: FaultyService, fed: AdviceFeed, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_until(lambda: fed.revision == 1)
     request, interrupt = fed._connection.request, fed._connection.interrupt
     on_its_way, interrupted = threading.Event(), threading.Event()
 
@@ -415,11 +345,6 @@ def test_close_interrupts_a_poll_that_is_not_sent_yet(service: FaultyService, mo
     assert not fed._poller.is_alive()
 
 
-def test_address_without_run_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="run's id"):
-        AdviceFeed("http://127.0.0.1:1")
-
-
 TIS = {"kind": "token_tis", "threshold": "2"}
 BACK: dict[str, Any] = {"step": 41, "root": "runs", "path": "checkpoint-40", "command": "resume"}
 
@@ -434,9 +359,9 @@ def of_levers(revision: int, mode: str = "apply", **points: Any) -> dict[str, An
 def test_correction_and_rollback_of_a_step_are_none_in_shadow_mode(service: FaultyService) -> None:
     points: dict[str, Any] = {"correction": [{"step": 20, "value": TIS}], "rollback": [{"step": 30, "value": BACK}]}
     service.set_advice(of_levers(3, **points))
-    with AdviceFeed("http://127.0.0.1:1", "run-1") as fed:
+    with following("http://127.0.0.1:1") as fed:
         assert (fed.correction(25), fed.rollback(35)) == (None, None)
-    with AdviceFeed(service.url, "run-1") as fed:
+    with following(service.url) as fed:
         wait_until(lambda: fed.revision == 3)
         assert (fed.correction(19), fed.correction(20)) == (None, Correction("token_tis", "2"))
         assert (fed.rollback(29), fed.rollback(30)) == (None, Rollback(**BACK))
@@ -448,14 +373,14 @@ def test_correction_and_rollback_of_a_step_are_none_in_shadow_mode(service: Faul
 
 def test_last_decisions_stay_while_the_service_is_away_and_in_a_resumed_trainer(service: FaultyService) -> None:
     service.set_advice(of_levers(3, correction=[{"step": 20, "value": TIS}]))
-    with AdviceFeed(service.url, "run-1") as fed:
+    with following(service.url) as fed:
         wait_until(lambda: fed.revision == 3)
         service.stop()
         scales = [fed.scale(step) for step in range(25, 125)]
         assert scales == sorted(scales, reverse=True)
         assert {fed.correction(step) for step in range(25, 125)} == {Correction("token_tis", "2")}
         assert fed.rollback(124) is None
-    with AdviceFeed(_DOWN, "run-1", attempt=2) as resumed:
+    with following(_DOWN) as resumed:
         resumed.load_state_dict(json.loads(json.dumps(fed.state_dict())))
         assert (resumed.revision, resumed.scale(400), resumed.correction(25)) == (3, 0.25, Correction("token_tis", "2"))
 
@@ -474,7 +399,7 @@ def test_callback_is_called_once_and_reported(service: FaultyService, outcome: A
         return outcome
 
     service.set_advice(of_levers(3, rollback=[{"step": 30, "value": BACK}]))
-    with AdviceFeed(service.url, "run-1", attempt=1) as fed:
+    with following(service.url) as fed:
         fed.on_rollback(go_back)
         wait_until(lambda: fed.revision == 3)
         for step in range(28, 40):
@@ -493,7 +418,7 @@ def test_callback_is_called_once_and_reported(service: FaultyService, outcome: A
 
 
 def test_report_of_a_lever_is_sent_when_it_changes(service: FaultyService) -> None:
-    with AdviceFeed(service.url, "run-1", attempt=1) as fed:
+    with following(service.url) as fed:
         for step in range(5):
             fed.report("correction", step, Correction("token_tis", "2"))
         fed.report("correction", 5, None, "not in\nthis release")
