@@ -27,7 +27,7 @@ from benchmarks.truth.case import Outcome, Sentence
 from foreshock import Client
 from foreshock.client.connection import ServiceConnection
 from foreshock.client.reader import Reader
-from foreshock.commands.queries import RunQueries, find_run
+from foreshock.commands.queries import find_run, wait_for_attribution
 from foreshock.digests import weights_digest
 from foreshock.errors import Rejected
 from foreshock.probe_kinds import DOCTOR
@@ -156,7 +156,7 @@ class Bench:
         if probe["state"] != "done":
             raise RuntimeError(f"the probe of step {step} is {probe['state']}: {probe.get('reason')}\n{said}")
         if probe["kind"] != DOCTOR.name:
-            RunQueries(self.reader, run).wait_for_attribution(step)
+            wait_for_attribution(self.reader, run, step)
         return probe
 
     def score(
@@ -211,7 +211,7 @@ class Bench:
         seen = {sentence.kind for sentence in sentences}
         together = [*over_run["window"], *([over_run["whole_run"]] if over_run["whole_run"] else [])]
         sentences += [Sentence.of_lint(each) for each in together if each["name"] not in seen]
-        found = RunQueries(self.reader, run).diagnosis()
+        found = self.reader.diagnosis(run)
         sentences.append(Sentence("diagnosis", found.headline, names_cause=False))
         return Outcome(tuple(sentences), found.verdict)
 

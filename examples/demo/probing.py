@@ -13,7 +13,7 @@ from examples.demo.errors import DemoError
 from examples.tiny_rl.record import Manifest, RunRecord
 from examples.tiny_rl.sglang_sampler import IN_BFLOAT16, running_sglang
 from foreshock.client.reader import Reader
-from foreshock.commands.queries import RunQueries
+from foreshock.commands.queries import wait_for_attribution
 from foreshock.scorers import SCORERS, VARIANTS, default_scorers
 
 PATIENCE_SECONDS = 900.0
@@ -119,7 +119,7 @@ def wait_for_probes(
         time.sleep(0.3)
         probes = [reader.connection.get_json(f"/v1/probes/{probe['id']}") for probe in probes]
     for probe in (each for each in probes if each["kind"] == "exact"):
-        RunQueries(reader, probe["run"]).wait_for_attribution(probe["step"])
+        wait_for_attribution(reader, probe["run"], probe["step"])
     _wait_until_settled(reader, sorted({probe["run"] for probe in probes}), deadline)
     report(0)
     return probes

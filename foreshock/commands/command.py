@@ -6,9 +6,10 @@ import argparse
 import errno
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
 from foreshock.client.connection import DEFAULT_URL
 from foreshock.errors import ConfigurationError, did_you_mean
@@ -44,20 +45,17 @@ def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
                 yield from _options(command)
 
 
-class Command(Protocol):
-    """A command of `foreshock`: an object behind an entry point of the group `foreshock.commands`.
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of `foreshock`, behind an entry point of the group `foreshock.commands`.
 
-    Import large packages inside `run`: the module of every command is imported for `foreshock --help`.
+    `help` is one line for `foreshock --help`. `run` returns the exit status; a ForeshockError is printed as one line,
+    with exit status 1. Import large packages inside it: the module of every command is imported for `--help`.
     """
 
     help: str
-    """One line for `foreshock --help`."""
-
-    def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Add the command's arguments."""
-
-    def run(self, arguments: argparse.Namespace) -> int:
-        """Run the command and return its exit status. A ForeshockError is printed as one line, with exit status 1."""
+    configure: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
 
 
 def add_service_options(parser: argparse.ArgumentParser) -> None:

@@ -23,7 +23,7 @@ from foreshock.api.runs import LARGEST_STEP
 from foreshock.client.client import Client
 from foreshock.client.connection import run_url
 from foreshock.client.reader import Reader
-from foreshock.commands.command import add_service_options, connect
+from foreshock.commands.command import Command, add_service_options, connect
 from foreshock.commands.import_dumps import (
     add_dump_options,
     add_sampling_options,
@@ -194,138 +194,133 @@ _DESCRIBED = ("name", "model", "trainer", "engine", "hardware")
 _ATTEMPT_KEY = "import"
 
 
-class ImportCommand:
-    """Reads files, logs them, and waits until the service has stored them."""
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a run's folder, or files of rollouts")
+    parser.add_argument("--run-key", required=True, type=filled, help="your permanent name for the run")
+    parser.add_argument("--project", default=DEFAULT_PROJECT)
+    for name in _DESCRIBED:
+        parser.add_argument(f"--{name}", help=f"the run's {name}")
+    parser.add_argument(
+        "--model-kind", choices=MODEL_KINDS, help="whose healthy ranges hold (default: the checkpoint's)"
+    )
+    parser.add_argument("--initial-learning-rate", type=POSITIVE, metavar="RATE")
+    parser.add_argument("--length-cap", type=COUNT, metavar="TOKENS", help="longest response that generation allowed")
+    parser.add_argument("--step", type=STEP, metavar="N", help="the step of a file without a step in its name")
+    parser.add_argument(
+        "--map", action="append", default=[], type=_renamed, metavar="NAME=COLUMN",
+        help="read the column NAME of the files as COLUMN of the rollout table, `group` or `step`; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--weights-root",
+        metavar="NAME=FOLDER",
+        help="announce checkpoints below FOLDER, which workers know as NAME",
+    )
+    add_sampling_options(parser)
+    parser.add_argument("--unfinished", action="store_true", help="do not mark the run as finished")
+    add_dump_options(parser)
+    add_service_options(parser)
 
-    help = "log a recorded run (step_NNNN.jsonl.gz or .parquet, metrics.jsonl, checkpoints) or a framework's dumps"
 
-    def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Add the arguments."""
-        parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a run's folder, or files of rollouts")
-        parser.add_argument("--run-key", required=True, type=filled, help="your permanent name for the run")
-        parser.add_argument("--project", default=DEFAULT_PROJECT)
-        for name in _DESCRIBED:
-            parser.add_argument(f"--{name}", help=f"the run's {name}")
-        parser.add_argument(
-            "--model-kind", choices=MODEL_KINDS, help="whose healthy ranges hold (default: the checkpoint's)"
-        )
-        parser.add_argument("--initial-learning-rate", type=POSITIVE, metavar="RATE")
-        parser.add_argument(
-            "--length-cap", type=COUNT, metavar="TOKENS", help="longest response that generation allowed"
-        )
-        parser.add_argument("--step", type=STEP, metavar="N", help="the step of a file without a step in its name")
-        parser.add_argument(
-            "--map", action="append", default=[], type=_renamed, metavar="NAME=COLUMN",
-            help="read the column NAME of the files as COLUMN of the rollout table, `group` or `step`; may be repeated",
-        )  # fmt: skip
-        parser.add_argument(
-            "--weights-root",
-            metavar="NAME=FOLDER",
-            help="announce checkpoints below FOLDER, which workers know as NAME",
-        )
-        add_sampling_options(parser)
-        parser.add_argument("--unfinished", action="store_true", help="do not mark the run as finished")
-        add_dump_options(parser)
-        add_service_options(parser)
-
-    def run(self, arguments: argparse.Namespace) -> int:
-        """Import. Raises ConfigurationError, RolloutsError, ServiceError."""
-        attributes = sampling_attributes(arguments, length_cap=arguments.length_cap)
-        chosen = chosen_format(arguments)
-        if chosen is not None:
-            if not arguments.follow:
-                # Check them before a run is made for them.
-                find_dumps(chosen.name, arguments.paths[0])
-            with connect(arguments) as reader:
-                client = self._client(reader, arguments)
-                start = partial(self._start, client, attributes, arguments, trainer=chosen.framework)
-                return import_dumps(client, reader, chosen, attributes, arguments, start)
-        recording = find_recording(arguments.paths, step=arguments.step, renamed=dict(arguments.map))
-        root = _weights_root(arguments.weights_root)
+def run(arguments: argparse.Namespace) -> int:
+    """Import. Raises ConfigurationError, RolloutsError, ServiceError."""
+    attributes = sampling_attributes(arguments, length_cap=arguments.length_cap)
+    chosen = chosen_format(arguments)
+    if chosen is not None:
+        if not arguments.follow:
+            # Check them before a run is made for them.
+            find_dumps(chosen.name, arguments.paths[0])
         with connect(arguments) as reader:
-            client = self._client(reader, arguments)
-            with closing_import(client, reader, unfinished=arguments.unfinished):
-                self._log(client, recording, attributes, arguments, root)
+            client = _client(reader, arguments)
+            start = partial(_start, client, attributes, arguments, trainer=chosen.framework)
+            return import_dumps(client, reader, chosen, attributes, arguments, start)
+    recording = find_recording(arguments.paths, step=arguments.step, renamed=dict(arguments.map))
+    root = _weights_root(arguments.weights_root)
+    with connect(arguments) as reader:
+        client = _client(reader, arguments)
+        with closing_import(client, reader, unfinished=arguments.unfinished):
+            _log(client, recording, attributes, arguments, root)
+            wait_for_delivery(client)
+            if not arguments.unfinished:
+                client.finish()
                 wait_for_delivery(client)
-                if not arguments.unfinished:
-                    client.finish()
-                    wait_for_delivery(client)
-            counters = client.counters.snapshot()
-            print(
-                f"{plural(len(recording.shards), 'shard')} of rollouts imported, {counters.duplicates} of them already "
-                f"stored; run {client.run_id}: {run_url(reader.connection.url, client.project, client.run_key)}"
-            )
-        return 0
-
-    def _client(self, reader: Reader, arguments: argparse.Namespace) -> Client:
-        # Without a service the import fails at once instead of spooling.
-        reader.connection.request("GET", "/livez")
-        return Client(
-            arguments.url,
-            arguments.project,
-            arguments.run_key,
-            api_key=arguments.api_key,
-            attempt_key=_ATTEMPT_KEY,
-            strict=True,
-            block_when_full=True,
-            max_queue_items=64,
-            export="",
+        counters = client.counters.snapshot()
+        print(
+            f"{plural(len(recording.shards), 'shard')} of rollouts imported, {counters.duplicates} of them already "
+            f"stored; run {client.run_id}: {run_url(reader.connection.url, client.project, client.run_key)}"
         )
+    return 0
 
-    def _start(
-        self, client: Client, attributes: BatchAttributes, arguments: argparse.Namespace, *, trainer: str | None = None
-    ) -> None:
-        description: dict[str, Any] = {name: getattr(arguments, name) for name in _DESCRIBED}
-        client.start_run(
-            **{**description, "trainer": arguments.trainer or trainer},
-            initial_learning_rate=arguments.initial_learning_rate,
-            length_cap=arguments.length_cap,
-            model_kind=arguments.model_kind,
-            attributes=attributes,
-        )
 
-    def _log(
-        self,
-        client: Client,
-        recording: Recording,
-        attributes: BatchAttributes,
-        arguments: argparse.Namespace,
-        root: tuple[str, Path] | None,
-    ) -> None:
-        # Before a run is made: files that cannot be read must not leave an empty one, which would be the newest.
-        scalars = [each for path in recording.scalars for each in read_scalars(path)]
-        left_out: list[tuple[int, str]] = []
-        read = partial(
-            read_shard,
-            attributes=attributes,
-            note=functools.cache(print),
-            note_left_out=lambda count, sentence: left_out.append((count, sentence)),
-            renamed=dict(arguments.map),
-        )
-        for skipped in recording.unread:
-            print(f"not read: {skipped.name}, whose step is unknown; use --step, or write its step into the name")
-        first = read(recording.shards[0])
-        paths = [_below(root[1], folder) for _, folder in recording.checkpoints] if root is not None else []
-        if scalars:
-            names = recognised(name for _, values in scalars for name in values)
-            print("\n".join(names_read("metrics.jsonl", *names)))
-        self._start(client, attributes, arguments)
-        for step, values in scalars:
-            client.log_scalars(step, values)
-        if root is not None:
-            for (step, folder), path in zip(recording.checkpoints, paths, strict=True):
-                client.log_checkpoint(step, root=root[0], path=path, local_folder=folder)
-        elif recording.checkpoints:
-            print(f"not announced: {plural(len(recording.checkpoints), 'checkpoint')}; use --weights-root NAME=FOLDER")
-        progress = Progress("reading rollouts", len(recording.shards))
-        for index, file in enumerate(recording.shards):
-            batch = read(file) if index else first
-            while left_out:
-                count, sentence = left_out.pop()
-                print(sentence)
-                client.note_left_out(count, sentence)
-            client.log_rollouts(file.step, batch, shard=file.shard, shards=file.shards, copy=False)
-            progress.show(index + 1)
+def _client(reader: Reader, arguments: argparse.Namespace) -> Client:
+    # Without a service the import fails at once instead of spooling.
+    reader.connection.request("GET", "/livez")
+    return Client(
+        arguments.url,
+        arguments.project,
+        arguments.run_key,
+        api_key=arguments.api_key,
+        attempt_key=_ATTEMPT_KEY,
+        strict=True,
+        block_when_full=True,
+        max_queue_items=64,
+        export="",
+    )
+
+
+def _start(
+    client: Client, attributes: BatchAttributes, arguments: argparse.Namespace, *, trainer: str | None = None
+) -> None:
+    description: dict[str, Any] = {name: getattr(arguments, name) for name in _DESCRIBED}
+    client.start_run(
+        **{**description, "trainer": arguments.trainer or trainer},
+        initial_learning_rate=arguments.initial_learning_rate,
+        length_cap=arguments.length_cap,
+        model_kind=arguments.model_kind,
+        attributes=attributes,
+    )
+
+
+def _log(
+    client: Client,
+    recording: Recording,
+    attributes: BatchAttributes,
+    arguments: argparse.Namespace,
+    root: tuple[str, Path] | None,
+) -> None:
+    # Before a run is made: files that cannot be read must not leave an empty one, which would be the newest.
+    scalars = [each for path in recording.scalars for each in read_scalars(path)]
+    left_out: list[tuple[int, str]] = []
+    read = partial(
+        read_shard,
+        attributes=attributes,
+        note=functools.cache(print),
+        note_left_out=lambda count, sentence: left_out.append((count, sentence)),
+        renamed=dict(arguments.map),
+    )
+    for skipped in recording.unread:
+        print(f"not read: {skipped.name}, whose step is unknown; use --step, or write its step into the name")
+    first = read(recording.shards[0])
+    paths = [_below(root[1], folder) for _, folder in recording.checkpoints] if root is not None else []
+    if scalars:
+        names = recognised(name for _, values in scalars for name in values)
+        print("\n".join(names_read("metrics.jsonl", *names)))
+    _start(client, attributes, arguments)
+    for step, values in scalars:
+        client.log_scalars(step, values)
+    if root is not None:
+        for (step, folder), path in zip(recording.checkpoints, paths, strict=True):
+            client.log_checkpoint(step, root=root[0], path=path, local_folder=folder)
+    elif recording.checkpoints:
+        print(f"not announced: {plural(len(recording.checkpoints), 'checkpoint')}; use --weights-root NAME=FOLDER")
+    progress = Progress("reading rollouts", len(recording.shards))
+    for index, file in enumerate(recording.shards):
+        batch = read(file) if index else first
+        while left_out:
+            count, sentence = left_out.pop()
+            print(sentence)
+            client.note_left_out(count, sentence)
+        client.log_rollouts(file.step, batch, shard=file.shard, shards=file.shards, copy=False)
+        progress.show(index + 1)
 
 
 def _renamed(text: str) -> tuple[str, str]:
@@ -356,4 +351,8 @@ def _below(root: Path, folder: Path) -> str:
         ) from error
 
 
-command = ImportCommand()
+command = Command(
+    "log a recorded run (step_NNNN.jsonl.gz or .parquet, metrics.jsonl, checkpoints) or a framework's dumps",
+    configure,
+    run,
+)

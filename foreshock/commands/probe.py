@@ -13,9 +13,9 @@ from typing import Any, get_args
 
 from foreshock.api.probes import PriorityName
 from foreshock.client.reader import Reader
-from foreshock.commands.command import add_run_argument, add_service_options, connect
+from foreshock.commands.command import Command, add_run_argument, add_service_options, connect
 from foreshock.commands.option_types import COUNT, SECONDS, STEP
-from foreshock.commands.queries import RunQueries, find_run
+from foreshock.commands.queries import find_run, wait_for_attribution
 from foreshock.commands.text import table, wrap
 from foreshock.comparisons import comparison_name
 from foreshock.errors import ConfigurationError, ServiceUnavailable
@@ -30,93 +30,88 @@ _WORKER_SECONDS = 5.0
 """Time for a worker that was started just before."""
 
 
-class ProbeCommand:
-    """Requests a probe; repeating the request finds the same probe."""
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_run_argument(parser, required=True)
+    parser.add_argument(
+        "step",
+        type=_step_or_probe,
+        metavar="STEP",
+        help=f"a step with an announced checkpoint; `foreshock probe {_CANCEL} ID` cancels the probe with this id",
+    )
+    parser.add_argument(
+        "--scorer",
+        action="append",
+        metavar="NAME[@VARIANT]",
+        help=f"may be repeated (default: {', '.join(default_scorers())})",
+    )
+    parser.add_argument("--accelerator", help="run only on workers with this accelerator, such as cpu or H100")
+    parser.add_argument(
+        "--environment",
+        metavar="NAME",
+        help="score in this environment only: a name that workers offer, such as avx2; run: the run's own; any: as "
+        "the worker is (default: the run's own if the worker offers it, else any)",
+    )
+    parser.add_argument(
+        "--priority",
+        choices=get_args(PriorityName),
+        help="which probe workers take first (default: urgent near an open alert, else normal)",
+    )
+    parser.add_argument("--max-rollouts", type=COUNT, metavar="N", help="score a sample of N rollouts")
+    parser.add_argument(
+        "--trainer-autocast", choices=("bfloat16", "none"), help=f"how {_TRAINER_REPLAY} runs its forward pass"
+    )
+    parser.add_argument(
+        "--trainer-master-dtype",
+        choices=("float32", "bfloat16"),
+        help="dtype of the trainer's weights in the forward pass",
+    )
+    for kind in PROBE_KINDS.values():
+        parser.add_argument(f"--{kind.name}", action="store_true", help=kind.flag_help())
+    parser.add_argument("--no-wait", action="store_true", help="do not wait for the result")
+    parser.add_argument(
+        "--timeout",
+        type=SECONDS,
+        default=600.0,
+        metavar="SECONDS",
+        help="longest wait for the result (default: 600)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    add_service_options(parser)
 
-    help = "replay a step with a checkpoint through engine and trainer, to find the cause of its mismatch"
 
-    def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Add the arguments."""
-        add_run_argument(parser, required=True)
-        parser.add_argument(
-            "step",
-            type=_step_or_probe,
-            metavar="STEP",
-            help=f"a step with an announced checkpoint; `foreshock probe {_CANCEL} ID` cancels the probe with this id",
-        )
-        parser.add_argument(
-            "--scorer",
-            action="append",
-            metavar="NAME[@VARIANT]",
-            help=f"may be repeated (default: {', '.join(default_scorers())})",
-        )
-        parser.add_argument("--accelerator", help="run only on workers with this accelerator, such as cpu or H100")
-        parser.add_argument(
-            "--environment",
-            metavar="NAME",
-            help="score in this environment only: a name that workers offer, such as avx2; run: the run's own; any: as "
-            "the worker is (default: the run's own if the worker offers it, else any)",
-        )
-        parser.add_argument(
-            "--priority",
-            choices=get_args(PriorityName),
-            help="which probe workers take first (default: urgent near an open alert, else normal)",
-        )
-        parser.add_argument("--max-rollouts", type=COUNT, metavar="N", help="score a sample of N rollouts")
-        parser.add_argument(
-            "--trainer-autocast", choices=("bfloat16", "none"), help=f"how {_TRAINER_REPLAY} runs its forward pass"
-        )
-        parser.add_argument(
-            "--trainer-master-dtype",
-            choices=("float32", "bfloat16"),
-            help="dtype of the trainer's weights in the forward pass",
-        )
-        for kind in PROBE_KINDS.values():
-            parser.add_argument(f"--{kind.name}", action="store_true", help=kind.flag_help())
-        parser.add_argument("--no-wait", action="store_true", help="do not wait for the result")
-        parser.add_argument(
-            "--timeout",
-            type=SECONDS,
-            default=600.0,
-            metavar="SECONDS",
-            help="longest wait for the result (default: 600)",
-        )
-        parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-        add_service_options(parser)
-
-    def run(self, arguments: argparse.Namespace) -> int:
-        """Request, wait, print. Exit status 1 if the probe failed, was skipped or took too long."""
-        if isinstance(arguments.step, str):
-            return _cancel(arguments)
-        with connect(arguments) as reader:
-            run = find_run(reader, arguments.run)
-            body = _request(arguments)
-            answer = reader.connection.request("POST", f"/v1/runs/{run.id}/probes", json_body=body)
-            probe = reader.connection.decoded(answer)
-            if not arguments.no_wait:
-                probe = wait_for_probe(reader, probe, arguments.timeout)
-            kind = _kind(arguments)
-            is_done = probe["state"] == "done"
-            result: list[str] = []
-            if is_done and kind.report:
-                path = f"/v1/runs/{run.id}/steps/{probe['step']}/{kind.name}"
-                query = {"attempt": probe["attempt"]}
-                if kind is LAYERS:
-                    query["pair"] = comparison_name(*(each["scorer"] for each in probe["scorers"]))
-                module, _, function = kind.report.partition(":")
-                found = reader.connection.get_json(path, query=query)
-                result = getattr(importlib.import_module(module), function)(found, probe)
-            elif is_done:
-                # The attribution is computed after the last job is done: `foreshock report` comes next.
-                attribution = RunQueries(reader, run.id).wait_for_attribution(arguments.step)
-                if arguments.exact and attribution is not None:
-                    result = [""]
-                    for conclusion in attribution.conclusions:
-                        result += wrap(conclusion.sentence, "    ", "  → ")
-        if is_done and not kind.report and not arguments.no_wait:
-            result += ["", f"foreshock report {run.id} --step {arguments.step}   shows the result"]
-        _print(probe, arguments, result)
-        return 0 if arguments.no_wait or is_done else 1
+def run(arguments: argparse.Namespace) -> int:
+    """Request, wait, print. Exit status 1 if the probe failed, was skipped or took too long."""
+    if isinstance(arguments.step, str):
+        return _cancel(arguments)
+    with connect(arguments) as reader:
+        run = find_run(reader, arguments.run)
+        body = _request(arguments)
+        answer = reader.connection.request("POST", f"/v1/runs/{run.id}/probes", json_body=body)
+        probe = reader.connection.decoded(answer)
+        if not arguments.no_wait:
+            probe = wait_for_probe(reader, probe, arguments.timeout)
+        kind = _kind(arguments)
+        is_done = probe["state"] == "done"
+        result: list[str] = []
+        if is_done and kind.report:
+            path = f"/v1/runs/{run.id}/steps/{probe['step']}/{kind.name}"
+            query = {"attempt": probe["attempt"]}
+            if kind is LAYERS:
+                query["pair"] = comparison_name(*(each["scorer"] for each in probe["scorers"]))
+            module, _, function = kind.report.partition(":")
+            found = reader.connection.get_json(path, query=query)
+            result = getattr(importlib.import_module(module), function)(found, probe)
+        elif is_done:
+            # The attribution is computed after the last job is done: `foreshock report` comes next.
+            attribution = wait_for_attribution(reader, run.id, arguments.step)
+            if arguments.exact and attribution is not None:
+                result = [""]
+                for conclusion in attribution.conclusions:
+                    result += wrap(conclusion.sentence, "    ", "  → ")
+    if is_done and not kind.report and not arguments.no_wait:
+        result += ["", f"foreshock report {run.id} --step {arguments.step}   shows the result"]
+    _print(probe, arguments, result)
+    return 0 if arguments.no_wait or is_done else 1
 
 
 def _kind(arguments: argparse.Namespace) -> ProbeKind:
@@ -243,4 +238,6 @@ def probe_lines(probe: dict[str, Any]) -> list[str]:
     return lines + [f"  {note}" for note in sorted(notes)]
 
 
-command = ProbeCommand()
+command = Command(
+    "replay a step with a checkpoint through engine and trainer, to find the cause of its mismatch", configure, run
+)

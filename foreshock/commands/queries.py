@@ -3,61 +3,22 @@
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import httpx
 
 from foreshock.api.attribution import AttributionRecord
-from foreshock.api.diagnosis import Diagnosis
-from foreshock.api.runs import AttemptRecord, RunRecord
-from foreshock.api.watch import AdviceRecord, AlertRecord
+from foreshock.api.runs import RunRecord
+from foreshock.api.watch import AlertRecord
 from foreshock.client.client import Client
 from foreshock.client.reader import Reader
 from foreshock.commands.text import Progress
 from foreshock.comparisons import STEP_ROW
-from foreshock.diagnosis.lags import LAG_KEY
 from foreshock.diagnosis.quantities import FIRST_SOURCE, NAMES, names_of, preferred_values
 from foreshock.diagnosis.wording import plural
 from foreshock.errors import ConfigurationError, Rejected, RunNotFound, ServiceError, ServiceUnavailable, did_you_mean
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """Measures of one comparison over the active steps; `values` has one number per step."""
-
-    comparison: str
-    steps: tuple[int, ...]
-    values: Mapping[str, tuple[float, ...]]
-    reported: tuple[str, ...] = ()
-    """Measures that the rollouts lack: the values are the trainer's own scalars."""
-
-    def of(self, measure: str) -> tuple[float, ...]:
-        """Return one number per step; all NaN if the service does not know the measure."""
-        return self.values.get(measure, (math.nan,) * len(self.steps))
-
-    def known(self, measure: str) -> bool:
-        """Return True if any step has a finite value of the measure."""
-        return any(math.isfinite(value) for value in self.of(measure))
-
-    @property
-    def has_rollouts(self) -> bool:
-        """Return False if every step has only scalars."""
-        return bool(self.steps) and not (self.reported and all(each in self.reported for each in self.values))
-
-
-def values_of_steps(mismatch: Curve, rollouts: Curve) -> list[dict[str, float]]:
-    """Return the finite values of each step of `mismatch` by `comparison:measure`, with the lag of its rollouts."""
-    lags = dict(zip(rollouts.steps, rollouts.of("lag_mean"), strict=True))
-    found = []
-    for index, step in enumerate(mismatch.steps):
-        values = {f"{mismatch.comparison}:{name}": series[index] for name, series in mismatch.values.items()}
-        values[LAG_KEY] = lags.get(step, math.nan)
-        found.append({key: value for key, value in values.items() if math.isfinite(value)})
-    return found
-
 
 _STALLED_SECONDS = 120.0
 
@@ -170,88 +131,69 @@ def _advanced(reader: Reader, run: RunRecord) -> RunRecord:
     return run
 
 
-class RunQueries:
-    """Queries about one run. All methods raise ServiceError and return None if there is no result yet."""
+Rows = dict[int, dict[str, float]]
+"""Step → measure → value; a value that is missing or not finite is absent."""
 
-    def __init__(self, reader: Reader, run: str) -> None:
-        self._reader = reader
-        self._run = run
 
-    def curve(self, comparison: str, measures: Sequence[str], *, from_step: int = 0) -> Curve:
-        """Return measures of a comparison from a step on."""
-        answer = self._reader.measurements(self._run, measures=measures, comparisons=[comparison], from_step=from_step)
-        columns = answer.columns
-        return Curve(
-            comparison,
-            tuple(columns["step"].tolist()),
-            {name: tuple(columns[name].tolist()) for name in measures if name in columns},
-        )
+def measured(reader: Reader, run_id: str, comparison: str, measures: Sequence[str], from_step: int = 0) -> Rows:
+    """Return measures of a comparison at the active steps from a step on."""
+    answer = reader.measurements(run_id, measures=measures, comparisons=[comparison], from_step=from_step)
+    values = {name: answer.columns[name].tolist() for name in measures if name in answer.columns}
+    return {
+        step: {name: column[at] for name, column in values.items() if math.isfinite(column[at])}
+        for at, step in enumerate(answer.columns["step"].tolist())
+    }
 
-    def rollouts(self, run: RunRecord, measures: Sequence[str], *, from_step: int = 0) -> Curve:
-        """Return measures of the rollouts; for those that they lack, the scalars that the trainer reports.
 
-        `run`: this run as it is now. If it has no rollouts, the steps are those of the scalars.
-        """
-        curve = self.curve(STEP_ROW, measures, from_step=from_step)
-        keys = {each: f"{STEP_ROW}:{each}" for each in measures if not curve.known(each)}
-        declared = run.scalar_names or {}
-        names = {each: names_of([key], declared) for each, key in keys.items() if key in NAMES}
-        if not names or (run.last_step is not None and not curve.steps):
-            return curve
-        scalars = self._scalars([name for known in names.values() for name in known], from_step)
-        found = {each: preferred_values(scalars, known) for each, known in names.items()}
-        found = {each: by_step for each, by_step in found.items() if by_step}
-        steps = curve.steps or tuple(sorted({step for by_step in found.values() for step in by_step}))
-        reported = {each: tuple(by_step.get(step, math.nan) for step in steps) for each, by_step in found.items()}
-        values = {**curve.values, **reported} if curve.steps else reported
-        return replace(curve, steps=steps, values=values, reported=tuple(reported))
+def measured_or_reported(reader: Reader, run: RunRecord, measures: Sequence[str], from_step: int = 0) -> Rows:
+    """Return measures of the rollouts; for those that they lack, the scalars that the trainer reports.
 
-    def _scalars(self, names: Sequence[str], from_step: int) -> dict[str, dict[int, float]]:
-        """Return name → step → finite value, each from its preferred source."""
-        columns = self._reader.scalars(self._run, names=names, from_step=from_step).columns
-        found: dict[str, dict[int, float]] = {}
-        rows = zip(*(columns[each].tolist() for each in ("name", "source", "step", "value")), strict=True)
-        for name, source, step, value in rows:
-            of_name = found.setdefault(name, {})
-            if math.isfinite(value) and (step not in of_name or source == FIRST_SOURCE):
-                of_name[step] = value
-        return found
+    `run`: as it is now. If it has no rollouts, the steps are those of the scalars.
+    """
+    rows, declared = measured(reader, run.id, STEP_ROW, measures, from_step), run.scalar_names or {}
+    known = {name for values in rows.values() for name in values}
+    keys = {each: f"{STEP_ROW}:{each}" for each in measures if each not in known}
+    names = {each: names_of([key], declared) for each, key in keys.items() if key in NAMES}
+    if not names or (run.last_step is not None and not rows):
+        return rows
+    of_scalars = [name for known in names.values() for name in known]
+    columns = reader.scalars(run.id, names=of_scalars, from_step=from_step).columns
+    reported: dict[str, dict[int, float]] = {}
+    for name, source, step, value in zip(*map(columns.get, ("name", "source", "step", "value")), strict=True):
+        of_name = reported.setdefault(name, {})
+        if math.isfinite(value) and (step not in of_name or source == FIRST_SOURCE):
+            of_name[int(step)] = float(value)
+    values = {each: preferred_values(reported, known) for each, known in names.items()}
+    steps = [*rows] or sorted({step for of_measure in values.values() for step in of_measure})
+    of_steps = {step: {each: found[step] for each, found in values.items() if step in found} for step in steps}
+    return {step: rows.get(step, {}) | of_steps[step] for step in steps}
 
-    def wait_for_attribution(self, step: int, timeout_seconds: float = 60.0) -> AttributionRecord | None:
-        """Wait until the stored attribution is of all published scores of the step; return the newest, None without."""
-        deadline = time.monotonic() + timeout_seconds
-        found: AttributionRecord | None = None
-        while True:
-            try:
-                found = _optional(lambda: self._reader.attribution(self._run, step))
-                if found is None or not found.stale:
-                    return found
-            except ServiceUnavailable as error:
-                if not str(error.problem.get("type")).endswith(":attribution-pending"):
-                    raise
-            if time.monotonic() >= deadline:
+
+def sorted_alerts(reader: Reader, run_id: str) -> list[AlertRecord]:
+    """Return all alerts of a run, ordered by step."""
+    return sorted(reader.alerts(run_id), key=lambda alert: (alert.step, alert.rule))
+
+
+def wait_for_attribution(
+    reader: Reader, run_id: str, step: int, timeout_seconds: float = 60.0
+) -> AttributionRecord | None:
+    """Wait until the stored attribution is of all published scores of the step; return the newest, None without."""
+    deadline = time.monotonic() + timeout_seconds
+    found: AttributionRecord | None = None
+    while True:
+        try:
+            found = if_any(lambda: reader.attribution(run_id, step))
+            if found is None or not found.stale:
                 return found
-            time.sleep(_POLL_SECONDS)
-
-    def attempts(self) -> tuple[AttemptRecord, ...]:
-        """Return all attempts, in the order in which they were registered."""
-        return tuple(self._reader.attempts(self._run))
-
-    def diagnosis(self) -> Diagnosis:
-        """Return the diagnosis."""
-        return self._reader.diagnosis(self._run)
-
-    def alerts(self) -> tuple[AlertRecord, ...]:
-        """Return all alerts, ordered by step."""
-        alerts = self._reader.alerts(self._run)
-        return tuple(sorted(alerts, key=lambda alert: (alert.step, alert.rule)))
-
-    def advice(self) -> AdviceRecord | None:
-        """Return the learning-rate advice."""
-        return _optional(lambda: self._reader.advice(self._run))
+        except ServiceUnavailable as error:
+            if not str(error.problem.get("type")).endswith(":attribution-pending"):
+                raise
+        if time.monotonic() >= deadline:
+            return found
+        time.sleep(_POLL_SECONDS)
 
 
-def _optional(read: Callable[[], Answer]) -> Answer | None:
+def if_any(read: Callable[[], Answer]) -> Answer | None:
     """Return what `read` returns, None if the service has no such result yet."""
     try:
         return read()

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from foreshock.api.runs import RunRecord
 from foreshock.api.watch import STANDING, AlertOfRun
-from foreshock.commands.command import add_service_options, connect
+from foreshock.commands.command import Command, add_service_options, connect
 from foreshock.commands.option_types import COUNT
 from foreshock.commands.text import count, table
 from foreshock.severity import Severity, severity_rank
@@ -17,32 +17,27 @@ from foreshock.severity import Severity, severity_rank
 _LONGEST_KEY, _WIDTH = 30, 80
 
 
-class RunsCommand:
-    """Prints each run with its verdict and, below, its diagnosis in one sentence, in 80 columns."""
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--project", help="only the runs of this project")
+    parser.add_argument("--limit", type=COUNT, default=50, metavar="N", help="at most N runs (default: 50)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    add_service_options(parser)
 
-    help = "list the runs of a service"
 
-    def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Add the arguments."""
-        parser.add_argument("--project", help="only the runs of this project")
-        parser.add_argument("--limit", type=COUNT, default=50, metavar="N", help="at most N runs (default: 50)")
-        parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-        add_service_options(parser)
-
-    def run(self, arguments: argparse.Namespace) -> int:
-        """Print the list."""
-        with connect(arguments) as reader:
-            runs = list(itertools.islice(reader.runs(), arguments.limit))
-            open_alerts = {} if arguments.json or not runs else _alerts_by_run(reader.alerts_of_runs(states=STANDING))
-        if arguments.json:
-            print(json.dumps([dataclasses.asdict(run) for run in runs], indent=2, ensure_ascii=False))
-        elif runs:
-            rows = [_row(run, open_alerts.get(run.id, "–")) for run in runs]
-            header, *lines = table(_HEADER, rows, left=(0, 1, 4, 5), indent="")
-            print("\n".join([header, *itertools.chain(*zip(lines, map(_news, runs), strict=True))]))
-        else:
-            print(f"{arguments.project or reader.connection.url}: no runs yet")
-        return 0
+def run(arguments: argparse.Namespace) -> int:
+    """Print the list."""
+    with connect(arguments) as reader:
+        runs = list(itertools.islice(reader.runs(), arguments.limit))
+        open_alerts = {} if arguments.json or not runs else _alerts_by_run(reader.alerts_of_runs(states=STANDING))
+    if arguments.json:
+        print(json.dumps([dataclasses.asdict(run) for run in runs], indent=2, ensure_ascii=False))
+    elif runs:
+        rows = [_row(run, open_alerts.get(run.id, "–")) for run in runs]
+        header, *lines = table(_HEADER, rows, left=(0, 1, 4, 5), indent="")
+        print("\n".join([header, *itertools.chain(*zip(lines, map(_news, runs), strict=True))]))
+    else:
+        print(f"{arguments.project or reader.connection.url}: no runs yet")
+    return 0
 
 
 def _alerts_by_run(alerts: Iterable[AlertOfRun]) -> dict[str, str]:
@@ -76,4 +71,4 @@ def _short(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
-command = RunsCommand()
+command = Command("list the runs of a service", configure, run)

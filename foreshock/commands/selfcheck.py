@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from foreshock.api.steps import LintWarningRecord
-from foreshock.commands.command import add_fail_on, exit_status
+from foreshock.commands.command import Command, add_fail_on, exit_status
 from foreshock.commands.import_dumps import (
     add_format_options,
     add_sampling_options,
@@ -169,49 +169,44 @@ def _not_checked(steps: Sequence[CheckedStep], together: CheckedStep | None) -> 
 _UNREADABLE = 2
 
 
-class SelfcheckCommand:
-    """Reads files, lints each step and all steps together, prints the findings."""
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "Exit status: 1 a critical finding or k3 (see --fail-on), 2 a file could not be read, else 0."
+    parser.add_argument("paths", nargs="+", type=Path, metavar="FILE", help="rollouts, a run's folder, or dumps")
+    parser.add_argument(
+        "--step", type=STEP, default=0, metavar="N", help="the step of files without a step in their name"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    add_fail_on(parser)
+    add_format_options(parser)
+    add_sampling_options(parser)
 
-    help = "check the meaning of logged log-probs: shifted, rounded, truncated, duplicated, … (needs no service)"
 
-    def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Add the arguments."""
-        parser.epilog = "Exit status: 1 a critical finding or k3 (see --fail-on), 2 a file could not be read, else 0."
-        parser.add_argument("paths", nargs="+", type=Path, metavar="FILE", help="rollouts, a run's folder, or dumps")
-        parser.add_argument(
-            "--step", type=STEP, default=0, metavar="N", help="the step of files without a step in their name"
-        )
-        parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-        add_fail_on(parser)
-        add_format_options(parser)
-        add_sampling_options(parser)
-
-    def run(self, arguments: argparse.Namespace) -> int:
-        """Print the findings. Exit status 1 if something is critical, 2 if a file could not be read, else 0."""
-        try:
-            attributes = sampling_attributes(arguments)
-            chosen = chosen_format(arguments)
-            if chosen is None:
-                parts = _shards(find_recording(arguments.paths, step=arguments.step).shards, attributes)
-            else:
-                parts = _dumps(chosen, arguments.paths[0], read_options(arguments, attributes))
-        except (ConfigurationError, OSError) as error:
-            print(f"foreshock: error: {error}", file=sys.stderr)
-            return _UNREADABLE
-        unreadable: list[dict[str, str]] = []
-        steps = list(_checked(parts, unreadable))
-        together = _together(steps)
-        if arguments.json:
-            print(json.dumps(_to_json(steps, together, unreadable), indent=2, ensure_ascii=False, allow_nan=False))
+def run(arguments: argparse.Namespace) -> int:
+    """Print the findings. Exit status 1 if something is critical, 2 if a file could not be read, else 0."""
+    try:
+        attributes = sampling_attributes(arguments)
+        chosen = chosen_format(arguments)
+        if chosen is None:
+            parts = _shards(find_recording(arguments.paths, step=arguments.step).shards, attributes)
         else:
-            print("\n".join(render(steps, together, Paint())))
-        for each in unreadable:
-            print(f"foreshock: cannot read {each['file']}: {each['error']}", file=sys.stderr)
-        if unreadable:
-            return _UNREADABLE
-        reports = [step.report for step in (*steps, *([] if together is None else [together]))]
-        severities = [warning.severity for report in reports for warning in report.warnings]
-        return exit_status(arguments, [*severities, Mismatch.of(steps).verdict])
+            parts = _dumps(chosen, arguments.paths[0], read_options(arguments, attributes))
+    except (ConfigurationError, OSError) as error:
+        print(f"foreshock: error: {error}", file=sys.stderr)
+        return _UNREADABLE
+    unreadable: list[dict[str, str]] = []
+    steps = list(_checked(parts, unreadable))
+    together = _together(steps)
+    if arguments.json:
+        print(json.dumps(_to_json(steps, together, unreadable), indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        print("\n".join(render(steps, together, Paint())))
+    for each in unreadable:
+        print(f"foreshock: cannot read {each['file']}: {each['error']}", file=sys.stderr)
+    if unreadable:
+        return _UNREADABLE
+    reports = [step.report for step in (*steps, *([] if together is None else [together]))]
+    severities = [warning.severity for report in reports for warning in report.warnings]
+    return exit_status(arguments, [*severities, Mismatch.of(steps).verdict])
 
 
 # Step, file, and the function that reads its batches or raises RolloutsError.
@@ -279,4 +274,8 @@ def _to_json(
     }
 
 
-command = SelfcheckCommand()
+command = Command(
+    "check the meaning of logged log-probs: shifted, rounded, truncated, duplicated, … (needs no service)",
+    configure,
+    run,
+)

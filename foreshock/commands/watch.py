@@ -9,13 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from foreshock.api.runs import RunRecord
-from foreshock.api.watch import STANDING, AlertRecord
-from foreshock.commands.command import add_run_argument, add_service_options, connect
+from foreshock.api.watch import STANDING
+from foreshock.client.reader import Reader
+from foreshock.commands.command import Command, add_run_argument, add_service_options, connect
 from foreshock.commands.option_types import POSITIVE, STEP
-from foreshock.commands.queries import Curve, RunQueries, find_run, values_of_steps
+from foreshock.commands.queries import Rows, find_run, measured, measured_or_reported, sorted_alerts
 from foreshock.commands.text import STYLES, WIDTH, Paint, number, sparkline, wrap
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.lag_zero import LAG_ZERO_COLUMNS, at_lag_zero
+from foreshock.diagnosis.lags import LAG_KEY
 from foreshock.errors import ServiceUnavailable
 from foreshock.healthy_ranges import verdict_of
 from foreshock.model_kind import UNDECLARED_NOTE, ModelKind
@@ -34,7 +36,8 @@ class _Watch:
     `seen_step` is the newest step at the last look; `has_rewards` whether the newest printed step has a reward.
     """
 
-    queries: RunQueries
+    reader: Reader
+    run_id: str
     paint: Paint
     model_kind: ModelKind | None
     first_step: int
@@ -51,46 +54,48 @@ class _Watch:
         The newest step of a run that goes on is left for later if its scalars may still arrive.
         """
         self._go_back_to_resumes()
-        rollouts = self.queries.rollouts(run, _ROLLOUTS, from_step=self.next_step)
-        mismatch = self.queries.curve(TRAINER_ROLLOUT, LAG_ZERO_COLUMNS, from_step=self.next_step)
-        of_steps = dict(zip(mismatch.steps, values_of_steps(mismatch, rollouts), strict=True))
-        steps = rollouts.steps
-        if steps and not is_last and self._awaits_scalars(rollouts):
-            steps = steps[:-1]
-        if rollouts.steps:
-            self.seen_step = rollouts.steps[-1]
-        for index, step in enumerate(steps):
-            values = of_steps.get(step, {})
-            k3, size = (values.get(f"{TRAINER_ROLLOUT}:{name}", math.nan) for name in _MISMATCH)
-            length, truncated, reward, entropy, _ = (rollouts.of(name)[index] for name in _ROLLOUTS)
+        rows = measured_or_reported(self.reader, run, _ROLLOUTS, self.next_step)
+        mismatch = measured(self.reader, self.run_id, TRAINER_ROLLOUT, LAG_ZERO_COLUMNS, self.next_step)
+        steps = [*rows]
+        if steps and not is_last and self._awaits_scalars(run, rows):
+            steps.pop()
+        self.seen_step = max(rows, default=self.seen_step)
+        for step in steps:
+            row, of_tokens = rows[step], mismatch.get(step, {})
+            length, truncated, reward, entropy, lag = map(row.get, _ROLLOUTS)
+            values = {f"{TRAINER_ROLLOUT}:{name}": value for name, value in of_tokens.items()}
+            k3 = self._k3(of_tokens.get("k3_kl", math.nan), values if lag is None else values | {LAG_KEY: lag})
             print(
-                f"step {step:<5} k3 {self._k3(k3, values)} |d| {number(size):<8} "
+                f"step {step:<5} k3 {k3} |d| {number(of_tokens.get('mean_abs_d')):<8} "
                 f"len {number(length):<6} cut {number(truncated, 2):<6} reward {number(reward):<6} "
                 f"entropy {number(entropy)}".rstrip(),
                 flush=True,
             )
-            self.has_rewards = not math.isnan(reward)
+            self.has_rewards = reward is not None
         if steps:
             self.next_step = steps[-1] + 1
             print(self._sparklines(run), flush=True)
         self._print_diagnosis()
-        for alert in self.queries.alerts():
+        for alert in sorted_alerts(self.reader, self.run_id):
             if alert.id not in self.alerts and alert.state in STANDING:
                 self.alerts.add(alert.id)
-                print("\n".join(_lines_of(alert, self.paint)), flush=True)
+                head = f"{alert.severity.upper()} at step {alert.step}: {alert.rule}"
+                why = wrap(alert.why, "     ") if alert.why else []
+                print("\n".join([self.paint(head, STYLES.get(alert.severity)), *why]), flush=True)
 
-    def _awaits_scalars(self, rollouts: Curve) -> bool:
+    def _awaits_scalars(self, run: RunRecord, rows: Rows) -> bool:
         """Return whether scalars of the newest step may still arrive: always in a run without rollouts.
 
         A trainer reports its reward after the rollouts, which close the step. A reward is awaited until the next step
         closes if the step before has one, else until the next look.
         """
-        may_come = self.has_rewards or rollouts.steps[-1] != self.seen_step
-        return not rollouts.has_rollouts or (may_come and math.isnan(rollouts.of("reward_mean")[-1]))
+        newest = max(rows)
+        may_come = self.has_rewards or newest != self.seen_step
+        return run.last_step is None or (may_come and "reward_mean" not in rows[newest])
 
     def _go_back_to_resumes(self) -> None:
         """Go back to the first step that a new attempt repeats, as it has other rollouts. Raises ServiceError."""
-        attempts = self.queries.attempts()
+        attempts = list(self.reader.attempts(self.run_id))
         for attempt in attempts[self.attempts :] if self.attempts else ():
             if attempt.resume_step < self.next_step:
                 print(f"attempt {attempt.attempt} begins at step {attempt.resume_step}", flush=True)
@@ -107,7 +112,7 @@ class _Watch:
 
     def _print_diagnosis(self) -> None:
         """Print the headline and what to do if it says something new: other numbers are on each step's line."""
-        found = self.queries.diagnosis()
+        found = self.reader.diagnosis(self.run_id)
         said = _NUMBERS.sub("", found.headline)
         if said != self.said:
             self.said = said
@@ -117,13 +122,14 @@ class _Watch:
 
     def _sparklines(self, run: RunRecord) -> str:
         """Return the curves of the newest steps, read anew: a scalar may come after its step. Raises ServiceError."""
-        start, stop = max(0, self.next_step - _SHOWN_STEPS), self.next_step
-        rollouts = self.queries.rollouts(run, _ROLLOUTS, from_step=start)
-        mismatch = self.queries.curve(TRAINER_ROLLOUT, _MISMATCH, from_step=start)
-        k3_of = dict(zip(mismatch.steps, mismatch.of("k3_kl"), strict=True))
-        count = sum(step < stop for step in rollouts.steps)
-        k3 = [k3_of.get(step, math.nan) for step in rollouts.steps[:count]]
-        lengths, rewards = (rollouts.of(name)[:count] for name in ("response_length_mean", "reward_mean"))
+        start = max(0, self.next_step - _SHOWN_STEPS)
+        found = measured_or_reported(self.reader, run, _ROLLOUTS, start)
+        mismatch = measured(self.reader, self.run_id, TRAINER_ROLLOUT, ("k3_kl",), start)
+        steps = [step for step in found if step < self.next_step]
+        k3 = [mismatch.get(step, {}).get("k3_kl", math.nan) for step in steps]
+        lengths, rewards = (
+            [found[step].get(name, math.nan) for step in steps] for name in ("response_length_mean", "reward_mean")
+        )
         width = (WIDTH - 26) // 3
         return (
             f"  k3 {sparkline(k3, width, logarithmic=True)}  length {sparkline(lengths, width)}  "
@@ -131,60 +137,48 @@ class _Watch:
         )
 
 
-class WatchCommand:
-    """Prints the steps and alerts of a run until it ends."""
-
-    help = "follow a run: a line per new step, and its alerts"
-
-    def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Add the arguments."""
-        add_run_argument(parser, required=False)
-        parser.add_argument("--from-step", type=STEP, metavar="N", help="start at step N (default: the last 10 steps)")
-        parser.add_argument(
-            "--interval", type=POSITIVE, default=2.0, metavar="SECONDS", help="between polls (default: 2)"
-        )
-        parser.add_argument("--once", action="store_true", help="print the present state and exit")
-        add_service_options(parser)
-
-    def run(self, arguments: argparse.Namespace) -> int:
-        """Print until the run has ended, or Ctrl-C."""
-        with connect(arguments) as reader:
-            run = find_run(reader, arguments.run)
-            queries, from_step, last = RunQueries(reader, run.id), arguments.from_step, run.last_step
-            if last is None:
-                last = max(queries.rollouts(run, _ROLLOUTS).steps, default=None)
-            if from_step is None:
-                from_step = max(0, (last or 0) - 9)
-            watch = _Watch(queries, Paint(), run.model_kind, arguments.from_step or 0, from_step)
-            print(f"{run.title} ({run.id}), {run.state}")
-            if from_step > (last or 0):
-                newest = "no step yet" if last is None else f"newest step {last}"
-                print(f"no step from {from_step} on: the run has {newest}")
-            if run.model_kind is None:
-                print("\n".join(wrap(UNDECLARED_NOTE, "  ", "  ")))
-            unavailable = False
-            while True:
-                try:
-                    run = find_run(reader, run.id)
-                    has_ended = arguments.once or run.state != "running"
-                    watch.print_new(run, is_last=has_ended)
-                    unavailable = False
-                except ServiceUnavailable as error:
-                    if arguments.once:
-                        raise
-                    if not unavailable:
-                        print(f"{error}; retrying", file=sys.stderr)
-                    unavailable = True
-                else:
-                    if has_ended:
-                        print(f"the run is {run.state}")
-                        return 0
-                time.sleep(arguments.interval)
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_run_argument(parser, required=False)
+    parser.add_argument("--from-step", type=STEP, metavar="N", help="start at step N (default: the last 10 steps)")
+    parser.add_argument("--interval", type=POSITIVE, default=2.0, metavar="SECONDS", help="between polls (default: 2)")
+    parser.add_argument("--once", action="store_true", help="print the present state and exit")
+    add_service_options(parser)
 
 
-def _lines_of(alert: AlertRecord, paint: Paint) -> list[str]:
-    head = paint(f"{alert.severity.upper()} at step {alert.step}: {alert.rule}", STYLES.get(alert.severity))
-    return [head, *(wrap(alert.why, "     ") if alert.why else [])]
+def run(arguments: argparse.Namespace) -> int:
+    """Print until the run has ended, or Ctrl-C."""
+    with connect(arguments) as reader:
+        run = find_run(reader, arguments.run)
+        from_step, last = arguments.from_step, run.last_step
+        if last is None:
+            last = max(measured_or_reported(reader, run, _ROLLOUTS), default=None)
+        if from_step is None:
+            from_step = max(0, (last or 0) - 9)
+        watch = _Watch(reader, run.id, Paint(), run.model_kind, arguments.from_step or 0, from_step)
+        print(f"{run.title} ({run.id}), {run.state}")
+        if from_step > (last or 0):
+            newest = "no step yet" if last is None else f"newest step {last}"
+            print(f"no step from {from_step} on: the run has {newest}")
+        if run.model_kind is None:
+            print("\n".join(wrap(UNDECLARED_NOTE, "  ", "  ")))
+        unavailable = False
+        while True:
+            try:
+                run = find_run(reader, run.id)
+                has_ended = arguments.once or run.state != "running"
+                watch.print_new(run, is_last=has_ended)
+                unavailable = False
+            except ServiceUnavailable as error:
+                if arguments.once:
+                    raise
+                if not unavailable:
+                    print(f"{error}; retrying", file=sys.stderr)
+                unavailable = True
+            else:
+                if has_ended:
+                    print(f"the run is {run.state}")
+                    return 0
+            time.sleep(arguments.interval)
 
 
-command = WatchCommand()
+command = Command("follow a run: a line per new step, and its alerts", configure, run)

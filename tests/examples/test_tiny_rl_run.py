@@ -9,7 +9,7 @@ import pytest
 from examples.demo.service_child import running_service
 from examples.tiny_rl.record import RECORDED, RunRecord
 from foreshock.client.reader import Reader
-from foreshock.commands.queries import RunQueries, find_run
+from foreshock.commands.queries import find_run, measured
 from tests.paths import REPOSITORY
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
@@ -77,14 +77,14 @@ def test_service_receives_the_recorded_steps(tmp_path: Path) -> None:
         record = RunRecord(output)
         scalars = record.scalars()
         run = find_run(reader, "few-steps")
-        curve = RunQueries(reader, run.id).curve("trainer/rollout", ["k3_kl"])
+        k3 = {step: values["k3_kl"] for step, values in measured(reader, run.id, "trainer/rollout", ["k3_kl"]).items()}
         checkpoints = reader.connection.get_json(f"/v1/runs/{run.id}/checkpoints")["items"]
-    assert record.steps() == list(curve.steps) == [1, 2, 3]
-    assert curve.of("k3_kl") == pytest.approx([scalars[step]["k3"] for step in curve.steps], rel=1e-9)
+    assert record.steps() == list(k3) == [1, 2, 3]
+    assert list(k3.values()) == pytest.approx([scalars[step]["k3"] for step in k3], rel=1e-9)
     assert run.state == "finished"
     # It applies the advice, with its warm-up.
     assert run.initial_learning_rate is not None
-    rates = [scalars[step]["lr"] for step in curve.steps]
+    rates = [scalars[step]["lr"] for step in k3]
     assert rates == pytest.approx([run.initial_learning_rate * share for share in (1 / 3, 2 / 3, 1)])
     announced = {each["step"]: each["digest"] for each in checkpoints}
     assert announced == {each.step: each.digest for each in record.manifest().checkpoints}

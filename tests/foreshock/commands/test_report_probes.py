@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from foreshock.commands.probe import ProbeCommand, _request
+from foreshock.commands.probe import _request, command
 from foreshock.commands.report_probes import layers_lines, routing_lines
 from foreshock.errors import ConfigurationError
 from foreshock.measures.routing import measure_routing
@@ -91,7 +91,6 @@ def test_text_of_equal_routes_says_so() -> None:
 
 def request(*options: str) -> dict[str, Any]:
     """Return the request for `foreshock probe RUN 60 OPTIONS`."""
-    command = ProbeCommand()
     parser = argparse.ArgumentParser()
     command.configure(parser)
     return _request(parser.parse_args(["run", "60", *options]))

@@ -1,7 +1,6 @@
 """What `foreshock watch` prints of a step, and what is coloured."""
 
 import io
-import math
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,7 +8,9 @@ import pytest
 
 from foreshock.api.diagnosis import Diagnosis
 from foreshock.api.runs import RunRecord
-from foreshock.commands.queries import Curve, RunQueries
+from foreshock.client.columns import Measurements
+from foreshock.client.columns import measurements as parse_measurements
+from foreshock.client.reader import Reader
 from foreshock.commands.text import Paint
 from foreshock.commands.watch import _Watch
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
@@ -25,19 +26,31 @@ class Terminal(io.StringIO):
         return True
 
 
+def reading(values: dict[str, dict[int, dict[str, float]]], headline: str = "Healthy.") -> Reader:
+    """Return a reader of these values, by comparison and step."""
+
+    def measurements(_: str, *, measures: Any, comparisons: list[str], from_step: int) -> Measurements:
+        rows = {step: row for step, row in values[comparisons[0]].items() if step >= from_step}
+        columns = {name: [row.get(name) for row in rows.values()] for name in measures}
+        return parse_measurements({"columns": {"step": [*rows], **columns}, "incomplete_steps": []})
+
+    def scalars(_: str, *, names: Any, from_step: int) -> SimpleNamespace:
+        return SimpleNamespace(columns={"name": [], "source": [], "step": [], "value": []})
+
+    found = Diagnosis(verdict="healthy", headline=headline)
+    reader = SimpleNamespace(
+        measurements=measurements, scalars=scalars, diagnosis=lambda _: found, alerts=lambda _: [],
+        attempts=lambda _: [],
+    )  # fmt: skip
+    return cast(Reader, reader)
+
+
+RUN = cast(RunRecord, SimpleNamespace(id="run_1", scalar_names=None, last_step=100))
+
+
 def line_of(values: dict[str, float], capsys: pytest.CaptureFixture[str], lag: float = 0.0) -> str:
-    def curve(comparison: str, measures: Any, *, from_step: int = 0) -> Curve:
-        known = {"lag_mean": lag} if comparison == STEP_ROW else values
-        assert comparison in (STEP_ROW, TRAINER_ROLLOUT)
-        return Curve(comparison, (7,), {name: (known.get(name, math.nan),) for name in measures})
-
-    def rollouts(_: RunRecord, measures: Any, *, from_step: int = 0) -> Curve:
-        return curve(STEP_ROW, measures, from_step=from_step)
-
-    found = Diagnosis(verdict="healthy", headline="Healthy.")
-    queries = SimpleNamespace(curve=curve, rollouts=rollouts, diagnosis=lambda: found, alerts=list, attempts=list)
-    watched = cast(RunRecord, SimpleNamespace())
-    _Watch(cast(RunQueries, queries), Paint(Terminal()), None, 7, 7).print_new(watched, is_last=True)
+    reader = reading({STEP_ROW: {7: {"lag_mean": lag}}, TRAINER_ROLLOUT: {7: values}})
+    _Watch(reader, "run_1", Paint(Terminal()), None, 7, 7).print_new(RUN, is_last=True)
     return next(line for line in capsys.readouterr().out.splitlines() if line.startswith("step 7"))
 
 
@@ -67,22 +80,14 @@ def test_k3_of_a_step_without_enough_tokens_at_lag_zero_has_no_colour(capsys: py
 def test_a_step_is_printed_with_the_reward_that_is_reported_after_it(capsys: pytest.CaptureFixture[str]) -> None:
     rewards, newest = {5: 0.5}, 7
 
-    def curve(comparison: str, measures: Any, *, from_step: int = 0) -> Curve:
-        steps = tuple(range(from_step, newest + 1))
-        columns = {name: (math.nan,) * len(steps) for name in measures}
-        return Curve(comparison, steps, columns | {"reward_mean": tuple(rewards.get(step, math.nan) for step in steps)})
-
     def look(*, is_last: bool = False) -> list[str]:
-        watch.print_new(cast(RunRecord, SimpleNamespace()), is_last=is_last)
+        rows = {step: {"reward_mean": rewards[step]} if step in rewards else {} for step in range(newest + 1)}
+        watch.reader = reading({STEP_ROW: rows, TRAINER_ROLLOUT: {}})
+        watch.print_new(RUN, is_last=is_last)
         lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
         return [f"{line.split()[1]} {line.partition('reward ')[2].split()[0]}" for line in lines]
 
-    found = Diagnosis(verdict="healthy", headline="Healthy.")
-    queries = SimpleNamespace(
-        curve=curve, rollouts=lambda _, *words, **named: curve(STEP_ROW, *words, **named), diagnosis=lambda: found,
-        alerts=list, attempts=list,
-    )  # fmt: skip
-    watch = _Watch(cast(RunQueries, queries), Paint(Terminal()), None, 5, 5)
+    watch = _Watch(reading({}), "run_1", Paint(Terminal()), None, 5, 5)
     # Step 6 has no reward, as there is a later one; that of step 7 may come.
     assert look() == ["5 0.500", "6 –"]
     # It did not come until the next look, and the step before has none.
@@ -108,11 +113,9 @@ def test_the_headline_is_repeated_only_if_it_says_something_else(capsys: pytest.
         "Warning since step 12: k3 has risen.",
     ]
     shown = []
-    watched: _Watch | None = None
+    watched = _Watch(reading({}), "run_1", Paint.off(), None, 7, 7)
     for headline in said:
-        queries = SimpleNamespace(diagnosis=lambda text=headline: Diagnosis(verdict="healthy", headline=text))
-        watched = watched or _Watch(cast(RunQueries, queries), Paint.off(), None, 7, 7)
-        watched.queries = cast(RunQueries, queries)
+        watched.reader = reading({}, headline)
         watched._print_diagnosis()
         shown.append(capsys.readouterr().out.strip())
     assert shown == [said[0], "", said[2]]

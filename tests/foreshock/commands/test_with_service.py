@@ -10,7 +10,7 @@ import pytest
 
 from foreshock.client.reader import Reader
 from foreshock.commands.main import main
-from foreshock.commands.queries import RunQueries, find_run
+from foreshock.commands.queries import find_run
 from foreshock.commands.text import WIDTH, Paint
 from foreshock.commands.watch import _Watch
 from foreshock.digests import weights_digest
@@ -206,7 +206,7 @@ def test_watch_beyond_the_end_names_the_newest_step(
 def test_watch_prints_steps_that_are_repeated(real_service: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
     with Reader(real_service.url) as reader, httpx.Client(base_url=real_service.url) as http:
         address = f"/v1/runs/{http.post('/v1/runs', json={'key': 'resumed'}).raise_for_status().json()['id']}"
-        watch = _Watch(RunQueries(reader, address.rpartition("/")[2]), Paint(), None, 2, 2)
+        watch = _Watch(reader, address.rpartition("/")[2], Paint(), None, 2, 2)
 
         def printed(attempt: int, resume_step: int, steps: range) -> list[str]:
             body = {"key": f"of {attempt}", "resume_step": resume_step}

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from foreshock.client.reader import Reader
 from foreshock.clock import now_us
-from foreshock.commands.queries import RunQueries
+from foreshock.commands.queries import wait_for_attribution
 from foreshock.rollouts import decode_rollouts
 from foreshock.statistics_shards import FullRollouts, StatisticsShard, encode_statistics_shard
 from foreshock_service.platform.context import ServiceContext
@@ -243,8 +243,7 @@ def test_worker_computes_what_a_crash_left(http: httpx.Client, app: FastAPI, mon
     assert problem_of(pending) == (503, "attribution-pending")
     assert pending.headers["Retry-After"] == "5"
     with Reader(str(http.base_url), retry_seconds=0.0) as reader:
-        queries = RunQueries(reader, run.run)
-        assert queries.wait_for_attribution(1, timeout_seconds=0.0) is None
+        assert wait_for_attribution(reader, run.run, 1, timeout_seconds=0.0) is None
     figure = http.get(f"/pages/runs/{run.run}/figures/attribution.json").json()
     assert figure["missing"] == "The attribution of step 1 is being computed: retry in 5 s."
     assert run.get("measurements", comparison="vllm.prefill/rollout").json()["columns"]["step"] == []
