@@ -5,9 +5,11 @@ common case, a run that names only one setup, this takes one query.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Annotated, Any, NamedTuple, cast
+from itertools import pairwise
+from typing import Annotated, Any, cast
 
 from fastapi import Response, status
 from pydantic import BaseModel, Field, StringConstraints
@@ -42,14 +44,6 @@ class ChangePut(BaseModel):
     note: Text | None = Field(default=None, description="what changed, in words")
     before: Text | float | None = Field(default=None, description="such as the old length cap")
     after: Text | float | None = None
-
-
-class _Chosen(NamedTuple):
-    """Selects up to `limit` changes from `from_step` on: the oldest ones, or the newest if `newest`."""
-
-    limit: int
-    from_step: int = 0
-    newest: bool = False
 
 
 @router.put(
@@ -87,12 +81,9 @@ def list_changes(
     """List changes by step: announced ones, and those of the setup that the rollouts name."""
     with context.database.read() as session:
         runs.get_run(session, principal, run)
-        after = (
-            cast("tuple[int, str]", pagination.decode_cursor(cursor, (int, str))) if cursor is not None else (-1, "")
-        )
-        # The page before may have ended within a step.
-        found = _changes(session, run, _Chosen(limit + 2 + len(changes.CHANGE_KINDS), from_step=max(after[0], 0)))
-    return pagination.page_of([change for change in found if _key_of(change) > after][: limit + 1], limit, _key_of)
+        after = pagination.decode_cursor(cursor, (int, str)) if cursor is not None else (-1, "")
+        found = [change for change in _changes(session, run) if _key_of(change) > after]
+    return pagination.page_of(found[: limit + 1], limit, _key_of)
 
 
 def note_setup(session: Session, step: Step, setup: str) -> None:
@@ -135,13 +126,12 @@ def announce_change(
 
 def newest_changes(session: Session, run_id: str, limit: int) -> list[ChangeRecord]:
     """Return the newest `limit` changes at active steps, in order."""
-    return _changes(session, run_id, _Chosen(limit, newest=True))[-limit:]
+    return _changes(session, run_id)[-limit:]
 
 
 def changes_at(session: Session, run_id: str, step: int) -> list[ChangeRecord]:
     """Return the changes at an active step."""
-    most = 1 + len(changes.CHANGE_KINDS)
-    return [each for each in _changes(session, run_id, _Chosen(most, from_step=step)) if each.step == step]
+    return [each for each in _changes(session, run_id) if each.step == step]
 
 
 def engine_of_newest_step(session: Session, run_id: str) -> Fingerprint | None:
@@ -169,64 +159,35 @@ def _rebaselined(ranges: int) -> Select[Any]:
     return query.distinct().order_by(AnnouncedChange.step)
 
 
-def _changes(session: Session, run_id: str, chosen: _Chosen) -> list[ChangeRecord]:
-    """Return the chosen changes of both kinds, which may be more than the limit, by step and kind."""
-    table = AnnouncedChange
-    active = attempts.active_rows(session, run_id, table, chosen.from_step)
-    query = select(table).where(table.run_id == run_id, active)
-    order = (table.step.desc(), table.kind.desc()) if chosen.newest else (table.step, table.kind)
-    announced = [_announced(each) for each in session.scalars(query.order_by(*order).limit(chosen.limit))]
-    return sorted([*_observed(session, run_id, chosen), *announced], key=_key_of)
+def _changes(session: Session, run_id: str) -> list[ChangeRecord]:
+    """Return the changes of both kinds, by step and kind."""
+    active = attempts.active_rows(session, run_id, AnnouncedChange)
+    announced = session.scalars(select(AnnouncedChange).where(AnnouncedChange.run_id == run_id, active))
+    return sorted([*_observed(session, run_id), *map(_announced, announced)], key=_key_of)
 
 
-def _observed(session: Session, run_id: str, chosen: _Chosen) -> Iterator[ChangeRecord]:
-    """Yield the changes of the setup: between the fingerprints of attempts, and between shards of closed steps."""
-    query = select(RunSetup.number, RunSetup.setup).where(RunSetup.run_id == run_id)
-    setups: dict[int, str] = {row.number: row.setup for row in session.execute(query)}
-    ranges = attempts.active_ranges(attempts.attempts_of_run(session, run_id))[::-1]
-    found_fingerprints = attempts.fingerprints_of_attempts(session, run_id, [each.attempt for each in ranges])
-    fingerprints = {attempt: digests.canonical_json({"attempt": each}) for attempt, each in found_fingerprints.items()}
-    before: tuple[str | None, int] | None = None
-    for active in ranges:
-        named = select(Step.step, Step.setups).where(*_naming_setups(run_id, active)).limit(1)
-        first = session.execute(named.order_by(Step.step)).first() if setups else None
-        if before is not None:
-            older_setups, older = before
-            found = {active.first: _differences((fingerprints[older],), (fingerprints[active.attempt],))}
-            if first is not None and older_setups is not None:
-                found[first.step] = [*found.get(first.step, []), *_between(setups, older_setups, first.setups)]
-            for step, fields in found.items():
-                if fields and step >= chosen.from_step:
-                    yield _of_setup(step, active.attempt, fields)
-        if len(setups) > 1:
-            yield from _within(session, run_id, active, chosen, setups)
-        last = session.execute(named.order_by(Step.step.desc())).first() if setups else None
-        before = (last.setups if last is not None else before[0] if before is not None else None, active.attempt)
-
-
-def _within(
-    session: Session, run_id: str, active: attempts.ActiveRange, chosen: _Chosen, setups: dict[int, str]
-) -> Iterator[ChangeRecord]:
-    """Yield the changes at closed steps of one range whose shards name other setups than those of the step before."""
-    previous = func.lag(Step.setups).over(order_by=Step.step).label("previous")
-    steps = select(Step.step, Step.setups, previous).where(*_naming_setups(run_id, active)).subquery().c
-    query = select(steps.step, steps.previous, steps.setups).where(
-        steps.setups != steps.previous, steps.step >= chosen.from_step
-    )
-    for step, before, after in session.execute(
-        query.order_by(steps.step.desc() if chosen.newest else steps.step).limit(chosen.limit)
-    ):
-        fields = _between(setups, before, after)
-        if fields:
-            yield _of_setup(step, active.attempt, fields)
-
-
-def _naming_setups(run_id: str, active: attempts.ActiveRange) -> list[Any]:
-    return [Step.run_id == run_id, *active.contains(Step), Step.closed_at_us.is_not(None), Step.setups.is_not(None)]
-
-
-def _of_setup(step: int, attempt: int, fields: list[DifferenceRecord]) -> ChangeRecord:
-    return ChangeRecord(step=step, attempt=attempt, kind="setup", differences=tuple(fields), rebaseline=False)
+def _observed(session: Session, run_id: str) -> list[ChangeRecord]:
+    """Return the changes of the setup: between the fingerprints of attempts, and between shards of closed steps."""
+    found: defaultdict[tuple[int, int], list[DifferenceRecord]] = defaultdict(list)
+    ranges = attempts.ranges_of_run(session, run_id)[::-1]
+    if len(ranges) > 1:
+        own = attempts.fingerprints_of_attempts(session, run_id, [each.attempt for each in ranges])
+        for older, newer in pairwise(ranges):
+            sides = ({"attempt": own[each.attempt]} for each in (older, newer))
+            found[newer.first, newer.attempt] += differences(*([side] for side in sides))
+    numbered = select(RunSetup.number, RunSetup.setup).where(RunSetup.run_id == run_id)
+    setups = {row.number: row.setup for row in session.execute(numbered)}
+    if len(setups) > 1:
+        before = func.lag(Step.setups).over(order_by=Step.step).label("before")
+        naming = (Step.run_id == run_id, attempts.in_ranges(ranges, Step), Step.closed_at_us.is_not(None))
+        steps = select(Step.step, Step.attempt, before, Step.setups).where(*naming, Step.setups.is_not(None)).subquery()
+        for step, attempt, old, new in session.execute(select(steps).where(steps.c.before != steps.c.setups)):
+            found[step, attempt] += _between(setups, old, new)
+    return [
+        ChangeRecord(step=step, attempt=attempt, kind="setup", differences=tuple(fields), rebaseline=False)
+        for (step, attempt), fields in found.items()
+        if fields
+    ]
 
 
 def _between(setups: dict[int, str], before: str, after: str) -> list[DifferenceRecord]:
@@ -289,5 +250,5 @@ def _numbers(setups: str | None) -> list[int]:
     return [int(number) for number in setups.split(",")] if setups else []
 
 
-def _key_of(change: ChangeRecord) -> tuple[int, str]:
+def _key_of(change: ChangeRecord) -> pagination.CursorKey:
     return (change.step, change.kind)
