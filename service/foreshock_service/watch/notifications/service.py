@@ -1,7 +1,6 @@
 """Notifications: which alerts and changed verdicts are sent to which target, and when."""
 
 import logging
-import secrets
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, cast
@@ -96,7 +95,6 @@ def _message(session: Session, row: Notification, page_root: str) -> Message | N
 _SECOND_US = 1_000_000
 _HORIZON_US = 24 * 3600 * _SECOND_US
 """Alerts that changed longer ago are not looked for. A message that could not be sent for this long is given up."""
-_LEASE_US = 60 * _SECOND_US
 _SEND_AGAIN_US = 60 * _SECOND_US
 _FIRST_RETRY_SECONDS = 5.0
 _LONGEST_RETRY_SECONDS = 600.0
@@ -120,10 +118,12 @@ def notifiers(context: ServiceContext) -> list[JobRunner]:
 
 
 def notify(context: ServiceContext, target: NotificationTarget) -> None:
-    """Fill the outbox of a target and send what is due, until the service stops."""
-    fill_outbox(context, target)
-    while not context.stopping.is_set() and send_next(context, target):
-        pass
+    """Fill the outbox of a target and send what is due, until the service stops; one process at a time does it."""
+    with context.database.exclusive(f"notify {target.name}") as is_alone:
+        if is_alone:
+            fill_outbox(context, target)
+        while is_alone and not context.stopping.is_set() and send_next(context, target):
+            pass
 
 
 def fill_outbox(context: ServiceContext, target: NotificationTarget) -> int:
@@ -164,19 +164,30 @@ def _known_since_us(context: ServiceContext, target: NotificationTarget) -> int:
 
 
 def send_next(context: ServiceContext, target: NotificationTarget) -> bool:
-    """Send the message that is due first; return False if none is due."""
-    leased = context.database.write(lambda session: _lease(session, context, target))
-    if leased is None:
-        return False
-    notification, message, now_us = leased
-    if message is None:
-        return True
+    """Send the message that is due first; return False if none is due. No other process sends to the target."""
+    with context.database.read() as session:
+        now_us = database_now_us(session)
+        due = (Notification.target == target.name, Notification.state == "pending", Notification.due_at_us <= now_us)
+        order = (Notification.due_at_us, Notification.id)
+        row = session.scalar(select(Notification).where(*due).order_by(*order).limit(1))
+        if row is None:
+            return False
+        message = _message(session, row, context.settings.page_root)
     failure: SendingFailed | None = None
-    try:
-        send(target, message, now_us)
-    except SendingFailed as error:
-        failure = error
-    context.database.write(lambda session: _settle(session, target, notification, failure))
+    if message is not None:
+        try:
+            send(target, message, now_us)
+        except SendingFailed as error:
+            failure = error
+
+    def settle(session: Session) -> None:
+        sent = session.get(Notification, row.id)
+        if sent is not None and message is None:
+            sent.state = "sent" if sent.sent_at_us is not None else "dropped"
+        elif sent is not None:
+            _settle(target, sent, failure, database_now_us(session))
+
+    context.database.write(settle)
     return True
 
 
@@ -194,35 +205,6 @@ def _add(session: Session, target: NotificationTarget, found: Sequence[Change]) 
             add(session, target.name, change, now_us)
 
 
-def _lease(
-    session: Session, context: ServiceContext, target: NotificationTarget
-) -> tuple[Notification, Message | None, int] | None:
-    """Lease the message that is due first and return it with the time; None if none is due."""
-    now_us = database_now_us(session)
-    query = (
-        select(Notification)
-        .where(
-            Notification.target == target.name,
-            Notification.state == "pending",
-            Notification.due_at_us <= now_us,
-            Notification.leased_until_us <= now_us,
-        )
-        .order_by(Notification.due_at_us, Notification.id)
-        .limit(1)
-        .with_for_update(skip_locked=True)
-        .execution_options(populate_existing=True)
-    )
-    row = session.scalar(query)
-    if row is None:
-        return None
-    row.lease, row.leased_until_us, row.tries = secrets.token_hex(8), now_us + _LEASE_US, row.tries + 1
-    session.flush()
-    message = _message(session, row, context.settings.page_root)
-    if message is None:
-        row.state = "sent" if row.sent_at_us is not None else "dropped"
-    return row, message, now_us
-
-
 def _still_says(session: Session, row: Notification, alert: Alert) -> bool:
     """Return whether the alert is still in the state that the row reports, of the same opening."""
     if row.occurrence != alert.opened_at_us:
@@ -235,14 +217,8 @@ def _still_says(session: Session, row: Notification, alert: Alert) -> bool:
     return alert.state != "retracted"
 
 
-def _settle(session: Session, target: NotificationTarget, sent: Notification, failure: SendingFailed | None) -> None:
-    # Only if the row is still under this lease.
-    query = select(Notification).where(Notification.id == sent.id, Notification.lease == str(sent.lease))
-    row = session.scalar(query.with_for_update().execution_options(populate_existing=True))
-    if row is None:
-        return
-    now_us = database_now_us(session)
-    row.lease, row.leased_until_us = None, 0
+def _settle(target: NotificationTarget, row: Notification, failure: SendingFailed | None, now_us: int) -> None:
+    row.tries += 1
     row.error = None if failure is None else str(failure)
     if failure is None:
         row.sent_at_us = row.sent_at_us or now_us
@@ -332,7 +308,7 @@ def add(session: Session, target: str, change: Change, now_us: int, state: str =
     """Add a message to the outbox unless it is already there."""
     row = {
         "id": new_identifier("notification"), "target": target, **change._asdict(), "state": state, "tries": 0,
-        "due_at_us": now_us, "lease": None, "leased_until_us": 0, "error": None,
+        "due_at_us": now_us, "error": None,
         "created_at_us": now_us, "sent_at_us": None,
     }  # fmt: skip
     insert_if_absent(session, Notification, row)

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.settings import NotificationTarget
-from foreshock_service.watch.notifications.service import fill_outbox, send_next
+from foreshock_service.watch.notifications.service import notify
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.watch.notifications.receiver import Receiver
 
@@ -53,9 +53,7 @@ class Alerting:
 
     def notify(self, target: NotificationTarget) -> None:
         """Fill the outbox and send what is due."""
-        fill_outbox(self.context, target)
-        while send_next(self.context, target):
-            pass
+        notify(self.context, target)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""One message per episode, retried and leased; no secret and no redirect."""
+"""One message per episode, retried; no secret and no redirect."""
 
 import gzip
 import json
@@ -26,7 +26,7 @@ from foreshock_service.runs.runs import mark_stale_runs
 from foreshock_service.serving import serve
 from foreshock_service.watch.advance import mark_waiting_runs
 from foreshock_service.watch.detection.derivation import mark_outdated
-from foreshock_service.watch.notifications import sending
+from foreshock_service.watch.notifications import sending, service
 from foreshock_service.watch.notifications.service import fill_outbox, notifiers, send_next
 from tests.ports import free_port
 from tests.service.sending import make_batch
@@ -42,9 +42,8 @@ def outbox(alerting: Alerting) -> list[tables.Notification]:
 
 
 def make_due(alerting: Alerting) -> None:
-    """Let the time of the backoff, or of a lease, pass."""
-    values = {"due_at_us": 0, "leased_until_us": 0}
-    alerting.context.database.write(lambda session: session.execute(update(tables.Notification).values(**values)))
+    """Let the time of the backoff pass."""
+    alerting.context.database.write(lambda session: session.execute(update(tables.Notification).values(due_at_us=0)))
 
 
 def test_an_alert_is_sent_once_when_it_opens_and_once_when_it_is_resolved(alerting: Alerting) -> None:
@@ -165,17 +164,25 @@ def test_a_target_that_does_not_answer_ends_in_a_timeout(alerting: Alerting, mon
     assert str(second.error).startswith("ReadTimeout")
 
 
-def test_the_outbox_survives_a_process_that_died_while_sending(alerting: Alerting) -> None:
+def test_the_outbox_survives_a_process_that_dies_while_sending(
+    alerting: Alerting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die(*_: object) -> None:
+        raise Killed
+
     alerting.open()
-    fill_outbox(alerting.context, alerting.target())
-    held = {"lease": "of a dead process", "leased_until_us": 2**62}
-    alerting.context.database.write(lambda session: session.execute(update(tables.Notification).values(**held)))
-    assert not send_next(alerting.context, alerting.target())
-    make_due(alerting)
-    assert send_next(alerting.context, alerting.target())
+    with monkeypatch.context() as patch:
+        patch.setattr(service, "send", die)
+        with pytest.raises(Killed):
+            alerting.notify(alerting.target())
+    alerting.notify(alerting.target())
     assert len(alerting.receiver.requests) == 1
 
 
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_several_processes_send_a_message_once(alerting: Alerting) -> None:
     alerting.open()
     with ThreadPoolExecutor(8) as threads:

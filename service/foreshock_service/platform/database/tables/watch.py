@@ -325,8 +325,7 @@ class Notification(Base):
     """A message to one target: an alert was opened or resolved, or a run has another verdict; at most one for each.
 
     `occurrence` tells the openings of one alert apart by its `opened_at_us`, and verdicts by the diagnosis's revision.
-    `state` is `pending`, `sent`, `dropped` (it is obsolete) or `failed`. While a process sends it, `leased_until_us` is
-    in the future and `lease` is a random name of this try.
+    `state` is `pending`, `sent`, `dropped` (it is obsolete) or `failed`.
     """
 
     __tablename__ = "notifications"
@@ -344,8 +343,6 @@ class Notification(Base):
     state: Mapped[str]
     tries: Mapped[int]
     due_at_us: Mapped[int]
-    lease: Mapped[str | None]
-    leased_until_us: Mapped[int]
     error: Mapped[str | None]
     created_at_us: Mapped[int]
     sent_at_us: Mapped[int | None]
