@@ -1,7 +1,7 @@
 """The input of importers: dumps of a training framework, one per step, and their JSON lines."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -60,25 +60,23 @@ class ReadOptions:
         return replace(self.attributes, **lacking)
 
 
+@dataclass(frozen=True, slots=True)
 class DumpFormat:
-    """A format of dumps; `foreshock.importers.FORMATS` has all of them."""
+    """A format of dumps; `foreshock.importers.FORMATS` has all of them.
+
+    Args:
+        name: the value of `foreshock import --format`.
+        framework: the trainer's name for the description of the run.
+        layout: the files, in words, for error messages.
+        find: returns the dumps at or below a path by step; none if there are no files of this format.
+        read: reads a finished dump. Raises RolloutsError naming file, line or row, and field.
+    """
 
     name: str
-    """The value of `foreshock import --format`."""
     framework: str
-    """The trainer's name for the description of the run."""
     layout: str
-    """The files, in words, for error messages."""
-    pickled = False
-    """True if the files are pickles, which are read only if the user asks for it."""
-
-    def find(self, path: Path) -> list[Dump]:
-        """Return the dumps at or below `path` by step; none if there are no files of this format."""
-        raise NotImplementedError
-
-    def read(self, dump: Dump, options: ReadOptions) -> ImportedStep:
-        """Read a finished dump. Raises RolloutsError naming file, line or row, and field."""
-        raise NotImplementedError
+    find: Callable[[Path], list[Dump]]
+    read: Callable[[Dump, ReadOptions], ImportedStep]
 
 
 def refusal(place: str, field: str | None, problem: str) -> InvalidRolloutsError:

@@ -35,29 +35,23 @@ _SWITCHED_ON_BY = {
 }
 
 
-class NemoRlFormat(DumpFormat):
-    """The format `nemo-rl`."""
+def _find(path: Path) -> list[Dump]:
+    """Return the steps in `path`: a file, the folder of the files, or a log folder with one experiment below."""
+    return find_numbered(path, _NAME) or (_in_experiment(path) if path.is_dir() else [])
 
-    name = "nemo-rl"
-    framework = "NeMo-RL"
-    layout = "train_data_stepN.jsonl"
 
-    def find(self, path: Path) -> list[Dump]:
-        """Return the steps in `path`: a file, the folder of the files, or a log folder with one experiment below."""
-        return find_numbered(path, _NAME) or (_in_experiment(path) if path.is_dir() else [])
-
-    def read(self, dump: Dump, options: ReadOptions) -> ImportedStep:
-        """Read a step."""
-        attributes = options.attributes_or(trainer_policy="recomputed_old")
-        masked = 0
-        rows = []
-        for row, weight in _rows(dump, options):
-            rows.append(row)
-            masked += weight == 0
-        batch, notes = make_batch(rows, attributes, _SWITCHED_ON_BY, _FIELDS)
-        if masked:
-            notes.append(f"{masked} rollouts that NeMo-RL masks (`sample_loss_mask` 0) are measured too")
-        return ImportedStep(dump.step, (batch,), {}, tuple(notes))
+def _read(dump: Dump, options: ReadOptions) -> ImportedStep:
+    """Read a step."""
+    attributes = options.attributes_or(trainer_policy="recomputed_old")
+    masked = 0
+    rows = []
+    for row, weight in _rows(dump, options):
+        rows.append(row)
+        masked += weight == 0
+    batch, notes = make_batch(rows, attributes, _SWITCHED_ON_BY, _FIELDS)
+    if masked:
+        notes.append(f"{masked} rollouts that NeMo-RL masks (`sample_loss_mask` 0) are measured too")
+    return ImportedStep(dump.step, (batch,), {}, tuple(notes))
 
 
 def _in_experiment(path: Path) -> list[Dump]:
@@ -106,3 +100,6 @@ def _unsliced(value: Any) -> Any:
 def _only(value: Any) -> Any:
     """Return the number of one rollout from a slice [1] of the batch."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+FORMAT = DumpFormat("nemo-rl", "NeMo-RL", "train_data_stepN.jsonl", _find, _read)

@@ -1,8 +1,7 @@
 """Read a pickle or a `.pt` file in a process of its own, with limits on memory and time.
 
 The child gets the open file as its stdin and an empty environment. It unpickles tensors, arrays and plain data only
-(`unpickling.py`: any other name is refused) and returns a table of numbers as Arrow IPC, which is validated here.
-Neither torch nor the framework is needed.
+(`unpickling.py`: any other name is refused) and returns JSON lines. Neither torch nor the framework is needed.
 """
 
 import os
@@ -14,14 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import pyarrow as pa
-
 from foreshock.errors import ConfigurationError, InvalidRolloutsError, LimitExceededError
-from foreshock.importers.unpickling import METADATA_KEY
 from foreshock.parsing import parse_json
 from foreshock.rollouts.schema import DecodeLimits
 
-_CHILD = "foreshock.importers.pickle_process"
+_CHILD = "foreshock.importers.unpickling"
 _CPU_SECONDS = 300
 _WALL_SECONDS = 600
 _MEMORY_BYTES = 8 << 30
@@ -30,8 +26,8 @@ _LONGEST_REASON = 500
 
 def read_pickled(
     path: Path, kind: Literal["pt", "pickle"], columns: Sequence[str], limits: DecodeLimits, *, allowed: bool
-) -> tuple[pa.Table, dict[str, Any]]:
-    """Return the named columns of a dump, one row per rollout, and its own numbers.
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the named columns of each rollout of a dump, and the dump's own numbers.
 
     `kind` is "pt" for a file of `torch.save`, "pickle" for a pickle. Raises ConfigurationError unless `allowed`,
     InvalidRolloutsError or LimitExceededError naming the file.
@@ -73,7 +69,14 @@ def read_pickled(
             deadline.cancel()
     if process.returncode != 0:
         raise InvalidRolloutsError(f"{path.name} cannot be imported: {reason or _ending(process.returncode)}")
-    return _validated(written, path)
+    try:
+        # The child is not trusted.
+        head, *rows = map(parse_json, written.splitlines())
+        if not all(isinstance(each, dict) for each in (head, *rows)):
+            raise ValueError("a line is no JSON object")
+    except ValueError as error:
+        raise InvalidRolloutsError(f"{path.name}: the process that reads it returned no table: {error}") from error
+    return rows, head
 
 
 def _ending(status: int) -> str:
@@ -82,15 +85,3 @@ def _ending(status: int) -> str:
     if status == -signal.SIGXCPU:
         return f"reading took more than {_CPU_SECONDS} s of computing"
     return f"the process that reads it ended with status {status}"
-
-
-def _validated(written: bytes, path: Path) -> tuple[pa.Table, dict[str, Any]]:
-    """Return the table and its metadata; the child is not trusted."""
-    try:
-        with pa.ipc.open_stream(pa.BufferReader(written)) as stream:
-            table = stream.read_all()
-        table.validate(full=True)
-        metadata = parse_json((table.schema.metadata or {})[METADATA_KEY])
-    except (pa.ArrowException, ValueError, KeyError) as error:
-        raise InvalidRolloutsError(f"{path.name}: the process that reads it returned no table: {error}") from error
-    return table, metadata

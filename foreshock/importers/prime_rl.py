@@ -34,37 +34,31 @@ _SWITCHED_ON_BY = {
 }
 
 
-class PrimeRlFormat(DumpFormat):
-    """The format `prime-rl`."""
+def _find(path: Path) -> list[Dump]:
+    """Return the steps below `path`: the run's folder, `token_exports`, or one `step_N`."""
+    folders = (
+        [path] if _STEP.fullmatch(path.name) else [*path.glob("step_*")] or [*path.rglob("token_exports/**/step_*")]
+    )
+    folders = [folder for folder in folders if _STEP.fullmatch(folder.name) and [*folder.glob("rank_*.jsonl")]]
+    parents = sorted({folder.parent for folder in folders})
+    if len(parents) > 1:
+        names = ", ".join(str(parent) for parent in parents)
+        raise ConfigurationError(f"{path} has the exports of several runs: import one of them: {names}")
+    return sorted((_dump(folder) for folder in folders), key=lambda dump: dump.step)
 
-    name = "prime-rl"
-    framework = "prime-rl"
-    layout = "token_exports/step_N/rank_R.jsonl with step_N/STABLE"
 
-    def find(self, path: Path) -> list[Dump]:
-        """Return the steps below `path`: the run's folder, `token_exports`, or one `step_N`."""
-        folders = (
-            [path] if _STEP.fullmatch(path.name) else [*path.glob("step_*")] or [*path.rglob("token_exports/**/step_*")]
-        )
-        folders = [folder for folder in folders if _STEP.fullmatch(folder.name) and [*folder.glob("rank_*.jsonl")]]
-        parents = sorted({folder.parent for folder in folders})
-        if len(parents) > 1:
-            names = ", ".join(str(parent) for parent in parents)
-            raise ConfigurationError(f"{path} has the exports of several runs: import one of them: {names}")
-        return sorted((_dump(folder) for folder in folders), key=lambda dump: dump.step)
-
-    def read(self, dump: Dump, options: ReadOptions) -> ImportedStep:
-        """Read a step, one shard per rank."""
-        attributes = options.attributes_or(trainer_policy="current", entropy_policy="trainer")
-        batches: list[RolloutBatch] = []
-        notes: list[str] = []
-        numbers: _Numbers = defaultdict(list)
-        for file in dump.files:
-            rows = list(_rows(file, dump.step, options, numbers, notes))
-            batch, remarks = make_batch(rows, attributes, _SWITCHED_ON_BY, _FIELDS)
-            batches.append(batch)
-            notes += remarks
-        return ImportedStep(dump.step, tuple(batches), _means(numbers), tuple(dict.fromkeys(notes)))
+def _read(dump: Dump, options: ReadOptions) -> ImportedStep:
+    """Read a step, one shard per rank."""
+    attributes = options.attributes_or(trainer_policy="current", entropy_policy="trainer")
+    batches: list[RolloutBatch] = []
+    notes: list[str] = []
+    numbers: _Numbers = defaultdict(list)
+    for file in dump.files:
+        rows = list(_rows(file, dump.step, options, numbers, notes))
+        batch, remarks = make_batch(rows, attributes, _SWITCHED_ON_BY, _FIELDS)
+        batches.append(batch)
+        notes += remarks
+    return ImportedStep(dump.step, tuple(batches), _means(numbers), tuple(dict.fromkeys(notes)))
 
 
 def _dump(folder: Path) -> Dump:
@@ -137,3 +131,6 @@ def _name(line: dict[str, Any], place: str) -> str | None:
     if name is not None and not isinstance(name, str):
         raise InvalidRolloutsError(f"{place}, field `env_name`: expected a string or null, got {type(name).__name__}")
     return name
+
+
+FORMAT = DumpFormat("prime-rl", "prime-rl", "token_exports/step_N/rank_R.jsonl with step_N/STABLE", _find, _read)

@@ -35,43 +35,32 @@ _SWITCHED_ON_BY = {
 }
 
 
-class SkyRlFormat(DumpFormat):
-    """The format `skyrl`."""
+def _find(path: Path) -> list[Dump]:
+    """Return the steps: a file, the folder `dumped_data`, or the export path above it."""
+    return find_numbered(path, _NAME) or find_numbered(path / "dumped_data", _NAME)
 
-    name = "skyrl"
-    framework = "SkyRL"
-    layout = "dumped_data/global_step_N_training_input.pkl"
-    pickled = True
-    ending = b"."
 
-    def find(self, path: Path) -> list[Dump]:
-        """Return the steps: a file, the folder `dumped_data`, or the export path above it."""
-        return find_numbered(path, _NAME) or find_numbered(path / "dumped_data", _NAME)
-
-    def read(self, dump: Dump, options: ReadOptions) -> ImportedStep:
-        """Read a step, in a process of its own."""
-        (file,) = dump.files
-        table, metadata = read_pickled(file, "pickle", _COLUMNS, options.limits, allowed=options.allow_pickle)
-        lacking = [name for name in _COLUMNS[:3] if table.column(name).null_count == table.num_rows]
-        if metadata.get("kind") != "tensor batch" or lacking or not table.num_rows:
-            raise InvalidRolloutsError(
-                f"{file.name} is no training input of SkyRL: it lacks {', '.join(lacking) or 'rollouts'}; "
-                f"fields: {', '.join(metadata.get('fields', []))}"
-            )
-        own = metadata.get("metadata") or {}
-        padded = own.get("pad_size") or 0
-        if not isinstance(padded, int) or not 0 <= padded < table.num_rows:
-            raise InvalidRolloutsError(f"{file.name}: pad_size must be 0 to {table.num_rows - 1}, got {padded!r}")
-        groups = _groups(own.get("policy_prompt_boundaries"), table.num_rows - padded)
-        columns = {name: table.column(name) for name in _COLUMNS if table.column(name).null_count < table.num_rows}
-        rows = []
-        for index in range(table.num_rows - padded):
-            values = {name: column[index].values.to_numpy(zero_copy_only=False) for name, column in columns.items()}
-            rows.append(_row(values, f"{file.name}, row {index}", dump.step, index, groups))
-        attributes = options.attributes_or(trainer_policy="recomputed_old")
-        batch, notes = make_batch(rows, attributes, _SWITCHED_ON_BY, _FIELDS)
-        scalars = {name: float(value) for name, value in (own.get("metrics") or {}).items() if _is_number(value)}
-        return ImportedStep(dump.step, (batch,), scalars, tuple(notes))
+def _read(dump: Dump, options: ReadOptions) -> ImportedStep:
+    """Read a step, in a process of its own."""
+    (file,) = dump.files
+    rows, metadata = read_pickled(file, "pickle", _COLUMNS, options.limits, allowed=options.allow_pickle)
+    lacking = [name for name in _COLUMNS[:3] if rows and name not in rows[0]]
+    if metadata.get("kind") != "tensor batch" or lacking or not rows:
+        raise InvalidRolloutsError(
+            f"{file.name} is no training input of SkyRL: it lacks {', '.join(lacking) or 'rollouts'}; "
+            f"fields: {', '.join(metadata.get('fields', []))}"
+        )
+    own = metadata.get("metadata") or {}
+    padded = own.get("pad_size") or 0
+    if not isinstance(padded, int) or not 0 <= padded < len(rows):
+        raise InvalidRolloutsError(f"{file.name}: pad_size must be 0 to {len(rows) - 1}, got {padded!r}")
+    real = rows[: len(rows) - padded]
+    groups = _groups(own.get("policy_prompt_boundaries"), len(real))
+    made = [_row(row, f"{file.name}, row {number}", dump.step, number, groups) for number, row in enumerate(real)]
+    attributes = options.attributes_or(trainer_policy="recomputed_old")
+    batch, notes = make_batch(made, attributes, _SWITCHED_ON_BY, _FIELDS)
+    scalars = {name: float(value) for name, value in (own.get("metrics") or {}).items() if _is_number(value)}
+    return ImportedStep(dump.step, (batch,), scalars, tuple(notes))
 
 
 def _row(values: dict[str, Any], place: str, step: int, index: int, groups: list[int] | None) -> Row:
@@ -112,3 +101,6 @@ def _groups(boundaries: Any, rows: int) -> list[int] | None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+FORMAT = DumpFormat("skyrl", "SkyRL", "dumped_data/global_step_N_training_input.pkl", _find, _read)

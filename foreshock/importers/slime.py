@@ -36,15 +36,17 @@ from foreshock.importers.rows import (
     prompt_group,
     rows_of,
 )
-from foreshock.parsing import parse_json
 
 _NAME = re.compile(r"(?:.*?\D)??(?P<step>\d+)(?:_(?P<rank>\d+))?\.pt")
 _ROLLOUT_FOLDER, _TRAIN_FOLDER = "rollout_data", "train_data"
-_ROLLOUT_COLUMNS = ("tokens", "response_length", "loss_mask", "rollout_log_probs", "reward", "group_index", "index",
-                    "status", "weight_versions")  # fmt: skip
-_TRAIN_COLUMNS = ("tokens", "response_lengths", "loss_masks", "rollout_log_probs", "log_probs", "advantages", "entropy",
-                  "sample_index", "rollout_position", "sample_indices", "truncated", "megatron_log_probs", "raw_reward",
-                  "response_token_ids")  # fmt: skip
+_COLUMNS = (
+    # of rollouts
+    "tokens", "response_length", "loss_mask", "rollout_log_probs", "reward", "group_index", "index", "status",
+    "weight_versions",
+    # of training data
+    "response_lengths", "loss_masks", "log_probs", "advantages", "entropy", "sample_index", "rollout_position",
+    "sample_indices", "truncated", "megatron_log_probs", "raw_reward", "response_token_ids",
+)  # fmt: skip
 _JOINED = ("log_probs", "advantages", "entropy")
 _FINISH_REASONS = {"completed": "stop", "truncated": "length", "aborted": "abort", "failed": "error"}
 _SWITCHED_ON_BY = {
@@ -55,56 +57,46 @@ _SWITCHED_ON_BY = {
 Sample = dict[str, Any]
 
 
-class SlimeFormat(DumpFormat):
-    """The format `slime`, which miles writes too."""
+def _find(path: Path) -> list[Dump]:
+    """Return the steps: a file, a folder of `.pt` files, or a folder with `rollout_data` and `train_data`."""
+    folders = [path / name for name in (_ROLLOUT_FOLDER, _TRAIN_FOLDER) if (path / name).is_dir()]
+    if not folders:
+        return [Dump(step, tuple(files)) for step, files in sorted(_files(path).items())]
+    rollouts, trained = _files(path / _ROLLOUT_FOLDER), _files(path / _TRAIN_FOLDER)
+    dumps = []
+    for step in sorted({*rollouts, *trained}):
+        missing = [] if step in trained else [f"{_TRAIN_FOLDER}/{step}.pt"]
+        missing += [] if step in rollouts else [f"{_ROLLOUT_FOLDER}/{step}.pt"]
+        dumps.append(Dump(step, (*rollouts.get(step, ()), *trained.get(step, ())), missing=tuple(missing)))
+    return dumps
 
-    name = "slime"
-    framework = "slime"
-    layout = (
-        "{rollout_id}.pt of --save-debug-rollout-data, --save-debug-train-data or --save-logprob-comparison-data, or "
-        "the folder of --dump-details"
-    )
-    pickled = True
 
-    def find(self, path: Path) -> list[Dump]:
-        """Return the steps: a file, a folder of `.pt` files, or a folder with `rollout_data` and `train_data`."""
-        folders = [path / name for name in (_ROLLOUT_FOLDER, _TRAIN_FOLDER) if (path / name).is_dir()]
-        if not folders:
-            return [Dump(step, tuple(files)) for step, files in sorted(_files(path).items())]
-        rollouts, trained = _files(path / _ROLLOUT_FOLDER), _files(path / _TRAIN_FOLDER)
-        dumps = []
-        for step in sorted({*rollouts, *trained}):
-            missing = [] if step in trained else [f"{_TRAIN_FOLDER}/{step}.pt"]
-            missing += [] if step in rollouts else [f"{_ROLLOUT_FOLDER}/{step}.pt"]
-            dumps.append(Dump(step, (*rollouts.get(step, ()), *trained.get(step, ())), missing=tuple(missing)))
-        return dumps
-
-    def read(self, dump: Dump, options: ReadOptions) -> ImportedStep:
-        """Read a step, in a process of its own."""
-        rollouts: list[Sample] = []
-        trained: list[Sample] = []
-        notes = [f"step {dump.step} has no {name}" for name in dump.missing]
-        for file in dump.files:
-            is_trained, samples = _samples(file, dump.step, options)
-            (trained if is_trained else rollouts).extend(samples)
-        if trained:
-            trained, repeated = _distinct(trained)
-            if repeated:
-                notes.append("training data of ranks that hold the same samples (tensor parallelism) were read once")
-        samples = _joined(rollouts, trained) if rollouts and trained else rollouts or trained
-        if any(len(_version_names(sample.get("weight_versions"))) > 1 for sample in samples):
-            notes.append(
-                "rollouts that several versions of the weights sampled are read without versions: the dump does not "
-                "say which tokens each sampled"
-            )
-        rows, left_out = rows_of(samples, lambda sample: _row(sample, dump.step, options))
-        attributes = (
-            options.attributes_or(trainer_policy="recomputed_old", entropy_policy="trainer")
-            if trained
-            else options.attributes
+def _read(dump: Dump, options: ReadOptions) -> ImportedStep:
+    """Read a step, in a process of its own."""
+    rollouts: list[Sample] = []
+    trained: list[Sample] = []
+    notes = [f"step {dump.step} has no {name}" for name in dump.missing]
+    for file in dump.files:
+        is_trained, samples = _samples(file, dump.step, options)
+        (trained if is_trained else rollouts).extend(samples)
+    if trained:
+        trained, repeated = _distinct(trained)
+        if repeated:
+            notes.append("training data of ranks that hold the same samples (tensor parallelism) were read once")
+    samples = _joined(rollouts, trained) if rollouts and trained else rollouts or trained
+    if any(len(_version_names(sample.get("weight_versions"))) > 1 for sample in samples):
+        notes.append(
+            "rollouts that several versions of the weights sampled are read without versions: the dump does not "
+            "say which tokens each sampled"
         )
-        batch, remarks = make_batch(rows, attributes, _SWITCHED_ON_BY, _TOKEN_FIELDS)
-        return ImportedStep(dump.step, (batch,), {}, tuple(dict.fromkeys(notes + remarks)), tuple(left_out))
+    rows, left_out = rows_of(samples, lambda sample: _row(sample, dump.step, options))
+    attributes = (
+        options.attributes_or(trainer_policy="recomputed_old", entropy_policy="trainer")
+        if trained
+        else options.attributes
+    )
+    batch, remarks = make_batch(rows, attributes, _SWITCHED_ON_BY, _TOKEN_FIELDS)
+    return ImportedStep(dump.step, (batch,), {}, tuple(dict.fromkeys(notes + remarks)), tuple(left_out))
 
 
 def _files(path: Path) -> dict[int, list[Path]]:
@@ -119,8 +111,7 @@ def _files(path: Path) -> dict[int, list[Path]]:
 
 def _samples(file: Path, step: int, options: ReadOptions) -> tuple[bool, list[Sample]]:
     """Return whether a file has training data, not rollouts, and its samples."""
-    columns = [*dict.fromkeys((*_ROLLOUT_COLUMNS, *_TRAIN_COLUMNS))]
-    table, metadata = read_pickled(file, "pt", columns, options.limits, allowed=options.allow_pickle)
+    rows, metadata = read_pickled(file, "pt", _COLUMNS, options.limits, allowed=options.allow_pickle)
     if metadata.get("rollout_id") != step:
         raise InvalidRolloutsError(
             f"{file.name} has rollout_id {metadata.get('rollout_id')!r}, but its name says {step}: "
@@ -134,20 +125,12 @@ def _samples(file: Path, step: int, options: ReadOptions) -> tuple[bool, list[Sa
     fields = metadata.get("fields", [])
     compared = "megatron_log_probs" in fields
     trained = compared or metadata["kind"] == "rollout_data" or "log_probs" in fields or "loss_masks" in fields
-    names = {name: table.column(name) for name in columns if table.column(name).null_count < table.num_rows}
-    samples = []
-    for row in range(table.num_rows):
-        sample = {name: _python(column[row]) for name, column in names.items()}
-        if compared:
-            sample |= {"log_probs": sample.get("megatron_log_probs"), "reward": sample.get("raw_reward")}
-        samples.append({**sample, "place": f"{file.name}, sample {row}"})
+    samples = [{**row, "place": f"{file.name}, sample {number}"} for number, row in enumerate(rows)]
+    for sample in samples if compared else ():
+        sample |= {"log_probs": sample.get("megatron_log_probs"), "reward": sample.get("raw_reward")}
     if trained:
         _add_raw_rewards(samples, metadata.get("raw_reward"))
     return trained, samples
-
-
-def _python(value: Any) -> Any:
-    return value.values.to_numpy(zero_copy_only=False) if hasattr(value, "values") and value.is_valid else value.as_py()
 
 
 def _add_raw_rewards(samples: list[Sample], rewards: Any) -> None:
@@ -241,8 +224,6 @@ def _group(sample: Sample, step: int, prompt: NDArray[np.int64]) -> str:
 
 def _reward(value: Any, place: str, key: str | None) -> float | None:
     """Return a reward; if there are several by name, that of --reward-key, None without it."""
-    if isinstance(value, str) and value.startswith("{"):
-        value = parse_json(value)
     if isinstance(value, Mapping):
         if key is None:
             return None
@@ -261,10 +242,22 @@ def _finish_reason(sample: Sample) -> str | None:
 def _version(versions: Any, length: int) -> NDArray[np.int64] | None:
     """Return the weights version of each token; None if several sampled them, as the dump does not say which."""
     distinct = _version_names(versions)
-    if len(distinct) != 1 or not (name := str(distinct.pop())).isdecimal():
+    if len(distinct) != 1 or not (name := distinct.pop()).isdecimal():
         return None
     return np.full(length, int(name), np.int64)
 
 
-def _version_names(versions: Any) -> set[Any]:
-    return set(parse_json(versions)) if isinstance(versions, str) and versions.startswith("[") else set()
+def _version_names(versions: Any) -> set[str]:
+    return set(map(str, versions)) if isinstance(versions, list) else set()
+
+
+FORMAT = DumpFormat(
+    "slime",
+    "slime",
+    (
+        "{rollout_id}.pt of --save-debug-rollout-data, --save-debug-train-data or --save-logprob-comparison-data, or "
+        "the folder of --dump-details"
+    ),
+    _find,
+    _read,
+)

@@ -1,4 +1,8 @@
-"""Unpickle tensors, arrays and plain data only. No function that a pickle names is ever called.
+"""Unpickle tensors, arrays and plain data only, in a process of its own. No function that a pickle names is called.
+
+`python -m foreshock.importers.unpickling FORMAT MEMORY_BYTES CPU_SECONDS COLUMN…` reads a file on stdin and writes JSON
+lines: the dump's own numbers, then the named columns of each rollout. It ends with status 3 and one line on stderr if
+the file cannot be read. The limits keep a damaged file from taking the machine.
 
 `Unpickler.find_class` is the only way from a pickle to code. It knows the few names below and returns replacements
 written here, also for rebuild functions of torch and numpy that would do more than needed. Instances of the frameworks'
@@ -12,16 +16,20 @@ from __future__ import annotations
 
 import collections
 import io
+import json
+import os
 import pickle
+import resource
+import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-METADATA_KEY = b"foreshock.dump"
-"""The key of a dump's own numbers, as JSON, in the schema of the table that the process writes."""
+_REFUSED = 3
+_LONGEST_REASON = 200
 
 # Classes of these packages are data of the frameworks that Foreshock does not need, such as the images of a prompt.
 _OPAQUE_PACKAGES = frozenset({"slime", "miles", "skyrl", "skyrl_train", "PIL", "pathlib", "datetime", "uuid", "enum"})
@@ -267,3 +275,92 @@ _KNOWN: dict[tuple[str, str], Any] = {
         ("numeric", "_frombuffer", _from_buffer),
     )
 }
+
+
+def main() -> int:
+    """Set the limits, read the file, and write the rollouts."""
+    kind, memory, seconds, *columns = sys.argv[1:]
+    output = os.fdopen(os.dup(1), "wb", buffering=1 << 20)
+    os.dup2(2, 1)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds)))
+    if sys.platform == "linux":
+        resource.setrlimit(resource.RLIMIT_AS, (int(memory), int(memory)))
+    try:
+        with open(0, "rb", closefd=False) as file:
+            lines = json_lines(load_pt(file) if kind == "pt" else load_pickle(file), columns)
+    except UnsafePickleError as error:
+        return _refuse(f"it has {error}; only tensors, arrays and plain data are read")
+    except MemoryError:
+        return _refuse(f"it needs more than {int(memory) >> 30} GiB of memory")
+    except zipfile.BadZipFile:
+        return _refuse("it is no complete file of torch.save: half-written, or damaged")
+    except RecursionError:
+        return _refuse("its values are nested too deeply")
+    except Exception as error:
+        return _refuse(f"it is damaged: {type(error).__name__}: {str(error)[:_LONGEST_REASON]}")
+    output.writelines(line.encode() + b"\n" for line in lines)
+    output.flush()
+    return 0
+
+
+def _refuse(reason: str) -> int:
+    os.write(2, " ".join(reason.split()).encode(errors="replace") + b"\n")
+    return _REFUSED
+
+
+def json_lines(value: Any, columns: Sequence[str]) -> list[str]:
+    """Return the dump's own numbers, then the named columns of each rollout, as JSON. Raises UnsafePickleError."""
+    rows: Sequence[Any]
+    if isinstance(value, TensorBatch):
+        state = value.state or {}
+        batch = state.get("batch_dict")
+        if not isinstance(batch, Mapping):
+            raise UnsafePickleError("no batch_dict, so no SkyRL batch of a known version")
+        rows = _rows_of({name: _skyrl_array(batch.get(name)) for name in columns})
+        head = {"kind": "tensor batch", "fields": sorted(map(str, batch)), "metadata": state.get("metadata")}
+    elif isinstance(value, Mapping) and isinstance(value.get("samples"), Sequence):
+        rows = value["samples"]
+        if not all(isinstance(row, Mapping) for row in rows):
+            raise UnsafePickleError("`samples` that are not mappings")
+        head = {"kind": "samples", "fields": sorted({str(name) for row in rows for name in row})}
+    elif isinstance(value, Mapping) and isinstance(value.get("rollout_data"), Mapping):
+        data = value["rollout_data"]
+        # The rewards are of the whole batch, not of these rollouts.
+        rows = _rows_of({name: _plain(data.get(name)) for name in columns if name != "raw_reward"})
+        head = {"kind": "rollout_data", "fields": sorted(map(str, data))}
+    else:
+        raise UnsafePickleError(f"a {type(value).__name__} at the top, where a known dump has its rollouts")
+    if isinstance(value, Mapping) and not isinstance(value, TensorBatch):
+        rewards = value.get("rollout_data", value).get("raw_reward")
+        head |= {"rollout_id": value.get("rollout_id"), "cp_size": value.get("cp_size"), "raw_reward": rewards}
+    found = [{name: row[name] for name in columns if row.get(name) is not None} for row in rows]
+    return [json.dumps(each, default=_plain, skipkeys=True) for each in (head, *found)]
+
+
+def _skyrl_array(value: Any) -> Any:
+    """Return a tensor of SkyRL's `__getstate__` as an array [N, L]; any other value as `_plain` does."""
+    if isinstance(value, Mapping) and isinstance(value.get("data"), bytes):
+        if "dtype" in value:
+            return numpy_array(value["data"], str(value["dtype"])).reshape(tuple(value["shape"]))
+        value = load_pt(io.BytesIO(value["data"]))  # a dtype that numpy lacks
+    return _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    """Return a list for a tensor or an array, the number for a scalar; lists stay, anything else is None."""
+    value = value.array() if isinstance(value, Tensor) else value.values if isinstance(value, Array) else value
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist() if value.dtype.kind in "iufb" else None
+    return value if isinstance(value, list | tuple) else None
+
+
+def _rows_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    known = {name: values for name, values in columns.items() if values is not None}
+    lengths = {name: len(values) for name, values in known.items()}
+    if len(set(lengths.values())) > 1:
+        raise UnsafePickleError(f"columns that differ in their number of rollouts: {lengths}")
+    return [dict(zip(known, row, strict=True)) for row in zip(*known.values(), strict=True)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -107,10 +107,10 @@ def test_tensors_are_read_as_torch_reads_them(tmp_path: Path, dtype: str) -> Non
     tensors = [base[1], base.t()[2], base[0, :0], base[3, 1::2]]
     path = tmp_path / "1.pt"
     torch.save({"rollout_id": 1, "samples": [{"tokens": tensor} for tensor in tensors]}, path)
-    table, metadata = read_pickled(path, "pt", ["tokens"], LIMITS, allowed=True)
+    rows, metadata = read_pickled(path, "pt", ["tokens"], LIMITS, allowed=True)
     assert metadata["rollout_id"] == 1
     expected = [tensor.to(torch.float64).tolist() for tensor in tensors]
-    assert [[float(item) for item in row] for row in table.column("tokens").to_pylist()] == expected
+    assert [[float(item) for item in row] for row in (each["tokens"] for each in rows)] == expected
 
 
 def test_numpy_arrays_and_unknown_objects_of_a_framework_are_read_around(tmp_path: Path) -> None:
@@ -123,8 +123,8 @@ def test_numpy_arrays_and_unknown_objects_of_a_framework_are_read_around(tmp_pat
     }
     path = tmp_path / "1.pt"
     torch.save({"rollout_id": 1, "samples": [sample]}, path)
-    table, _ = read_pickled(path, "pt", ["tokens", "reward"], LIMITS, allowed=True)
-    assert table.to_pylist() == [{"tokens": [0, 1, 2, 3, 4], "reward": 0.5}]
+    rows, _ = read_pickled(path, "pt", ["tokens", "reward"], LIMITS, allowed=True)
+    assert rows == [{"tokens": [0, 1, 2, 3, 4], "reward": 0.5}]
 
 
 def test_memory_of_the_process_is_limited(tmp_path: Path) -> None:
@@ -155,8 +155,7 @@ def test_half_written_files_are_refused_as_such(tmp_path: Path) -> None:
 
 MUTATIONS = """
 import io, random, sys, warnings
-from foreshock.importers import pickle_process
-from foreshock.importers.unpickling import load_pickle, load_pt
+from foreshock.importers.unpickling import json_lines, load_pickle, load_pt
 
 warnings.simplefilter("ignore")
 paths = sys.argv[1:]
@@ -176,7 +175,7 @@ for seed in range(1000):
             content[where:where] = content[: source.randrange(50)]
     load = load_pt if paths[seed % len(paths)].endswith(".pt") else load_pickle
     try:
-        pickle_process._table(load(io.BytesIO(bytes(content))), ["tokens", "log_probs", "sequences", "loss_mask"])
+        json_lines(load(io.BytesIO(bytes(content))), ["tokens", "log_probs", "sequences", "loss_mask"])
         counts["read"] += 1
     except Exception:
         counts["refused"] += 1
